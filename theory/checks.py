@@ -1,0 +1,81 @@
+"""Arguments of the theory: float64 arrays inside the domain that a statement needs, or a ValueError.
+
+Every function takes scalars or anything array-like, returns a new or shared float64 array of the same shape,
+and otherwise says which argument was wrong, what it was and what is allowed.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+
+
+def margins(value: ArrayLike, name: str = "margin") -> Array:
+    """Normalized margins ε with 0 < ε ≤ 1 (Luan et al. 2021, Definition 2.1, for a correctly ordered pair)."""
+    array = _numbers(value, name)
+    return _require(array, (array > 0) & (array <= 1), name, "in (0, 1]")
+
+
+def dimensions(value: ArrayLike, name: str = "k") -> Array:
+    """Dimensions k ≥ 1, finite; not necessarily whole, since the exact laws extend to real k."""
+    array = _numbers(value, name)
+    return _require(array, (array >= 1) & np.isfinite(array), name, "finite and at least 1")
+
+
+def probability(value: ArrayLike, name: str = "beta") -> Array:
+    """Probabilities strictly inside (0, 1): error levels, for which a finite positive k exists."""
+    array = _numbers(value, name)
+    return _require(array, (array > 0) & (array < 1), name, "in (0, 1)")
+
+
+def positive(value: ArrayLike, name: str) -> Array:
+    """Finite numbers > 0: temperatures, constants of a bound, squared norms."""
+    array = _numbers(value, name)
+    return _require(array, (array > 0) & np.isfinite(array), name, "finite and greater than 0")
+
+
+def whole(value: ArrayLike, name: str, least: float = 1, most: float = np.inf) -> Array:
+    """Whole numbers least ≤ n ≤ most: ranks, counts of documents, sample sizes."""
+    array = _numbers(value, name)
+    allowed = f"a whole number of at least {least:g}" + (
+        f" and at most {most:g}" if np.isfinite(most) else ""
+    )
+    whole = np.isfinite(array) & (array == np.floor(array))
+    return _require(array, whole & (array >= least) & (array <= most), name, allowed)
+
+
+def vector(value: ArrayLike, name: str, *, axes: int | None = None, nonzero: bool = True) -> Array:
+    """Vectors on the last axis, [..., v]: finite, v ≥ 1 and, unless `nonzero` is False, none of them zero.
+
+    `axes` fixes the number of axes: 1 for one vector, 2 for a matrix of row vectors.
+    """
+    array = _numbers(value, name)
+    if array.ndim == 0 or array.shape[-1] == 0 or (axes is not None and array.ndim != axes):
+        wanted = "at least one axis" if axes is None else f"{axes} axes"
+        raise ValueError(f"{name} has shape {array.shape}; allowed: {wanted}, the last of length at least 1")
+    _require(array, np.isfinite(array), name, "finite numbers only")
+    if nonzero and not np.any(array != 0, axis=-1).all():
+        raise ValueError(f"{name} is a zero vector or contains one; allowed: non-zero vectors")
+    return array
+
+
+def plain(value: Any) -> Any:
+    """The result as callers want it: a Python float for a 0-axis array, otherwise the array itself."""
+    return float(value) if np.ndim(value) == 0 else value
+
+
+def _numbers(value: ArrayLike, name: str) -> Array:
+    try:
+        return np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} = {value!r} cannot be read as an array of numbers") from error
+
+
+def _require(array: Array, allowed: NDArray[np.bool_], name: str, domain: str) -> Array:
+    if not np.all(allowed):
+        wrong = array[~allowed].ravel()
+        found = f"= {wrong[0]:.6g}" if array.ndim == 0 else f"contains {wrong[0]:.6g} ({wrong.size} such)"
+        raise ValueError(f"{name} {found}; allowed: {domain}")
+    return array
