@@ -13,7 +13,7 @@ Array = NDArray[np.float64]
 
 
 def margins(value: ArrayLike, name: str = "margin") -> Array:
-    """Normalized margins ε with 0 < ε ≤ 1 (Luan et al. 2021, Definition 2.1, for a correctly ordered pair)."""
+    """Normalized margins ε with 0 < ε ≤ 1 of a correctly ordered pair (Luan et al. 2021, Definition 2.1)."""
     array = _numbers(value, name)
     return _require(array, (array > 0) & (array <= 1), name, "in (0, 1]")
 
