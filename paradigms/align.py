@@ -1,0 +1,179 @@
+"""A and Z of rel(d, q) = 1/Z · Σ(DᵀQ ⊙ A): every alignment and normaliser that needs no decoder.
+
+Alignments are functions (S, valid, documents, queries, *, knobs) -> A with S, valid and A of shape
+[b, n, i, j]. Hard ones return 0/1 without a gradient; `entropic` is differentiable. Padding is −∞ before
+any max or top-k: a masked place never wins, not even against negative similarities. Salience is not
+applied here but by `core.interact`, for every alignment alike.
+
+`ALIGNMENTS` and `NORMALISERS` are the registries: a new paradigm adds its function and a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from paradigms.core import Pairs, Tokens, Valid
+from paradigms.relax import entropic_topk
+
+# --- A ----------------------------------------------------------------------------------------------
+
+
+def all_pairs(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+    """A = 1: with one vector on each side, the inner product of DPR (Karpukhin et al. 2020)."""
+    return valid.to(S.dtype)
+
+
+def query_to_document(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+    """A_ij = 1 iff i = argmax_i' S_i'j: each query token takes its best document token (MaxSim).
+
+    ColBERT (Khattab & Zaharia 2020); with a single query vector ME-BERT (Luan et al. 2021); MVDR (q→d)
+    of Wu et al. 2024, Eq. 6.
+    """
+    return _argmax(S, valid, axis=-2)
+
+
+def document_to_query(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+    """A_ij = 1 iff j = argmax_j' S_ij': each document token takes its best query token.
+
+    MVDR (q←d) of Wu et al. 2024, Table 5: for reranking, as no index answers it.
+    """
+    return _argmax(S, valid, axis=-1)
+
+
+def equal_ids(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+    """A_ij = 1 iff i = argmax_i' S_i'j over id(i') = id(j): exact match (COIL, Gao et al. 2021)."""
+    if documents.ids is None or queries.ids is None:
+        raise ValueError("the alignment equal_ids needs token ids on both sides; Tokens.ids is None")
+    same = documents.ids[..., :, None] == queries.ids[..., None, :]
+    return _argmax(S, valid & same, axis=-2)
+
+
+def pool_top_k(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens, *, k: int) -> Pairs:
+    """A_ij = 1 iff i = argmax_i' S_i'j and S_ij is among the k largest of token j over the whole pool.
+
+    XTR's in-batch token retrieval (Lee et al. 2023, Eq. 2); the pool is the n candidates at hand. The
+    max is over retrieved similarities only (−∞ elsewhere). Ties at the k-th place are all retrieved.
+    """
+    return _argmax(S, retrieved_tokens(S, valid, k), axis=-2)
+
+
+def top_k(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens, *, k: int) -> Pairs:
+    """A_ij = 1 iff S_ij is among the k largest of column j in its document (Qian et al. 2022, §3.1)."""
+    if k < 1:
+        raise ValueError(f"top_k needs k >= 1, got {k}")
+    return _largest(S, valid, torch.full_like(documents.mask[..., 0], k, dtype=torch.long))
+
+
+def top_p(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens, *, p: float) -> Pairs:
+    """top_k with k = max(⌊p·m⌋, 1), m the document's real length (Qian et al. 2022, §3.1)."""
+    if not 0 < p <= 1:
+        raise ValueError(f"top_p needs 0 < p <= 1, a share of the document's tokens, got {p}")
+    return _largest(S, valid, (p * documents.mask.sum(-1)).floor().long().clamp(min=1))
+
+
+def entropic(
+    S: Pairs,
+    valid: Valid,
+    documents: Tokens,
+    queries: Tokens,
+    *,
+    k: float,
+    eps: float,
+    iterations: int | None = None,
+) -> Pairs:
+    """A_·j = argmax_λ S_·jᵀλ + ε H(λ), 1ᵀλ = k, λ ∈ [0, 1]: a differentiable top-k (ibid., Eq. 9)."""
+    columns, real = S.transpose(-1, -2), valid.transpose(-1, -2)
+    return entropic_topk(columns, k, eps, real, iterations).transpose(-1, -2)
+
+
+def retrieved_tokens(S: Pairs, valid: Valid, k: int) -> Valid:
+    """Â of XTR: which pairs are among query token j's k most similar tokens of the whole pool."""
+    if k < 1:
+        raise ValueError(f"token retrieval needs k >= 1, got {k}")
+    pool = S.detach().masked_fill(~valid, -torch.inf).movedim(-1, 1).flatten(2)  # [b, j, n·i]
+    if pool.shape[-1] <= k:
+        return valid
+    threshold = pool.topk(k).values[..., -1]
+    return valid & (S.detach() >= threshold[:, None, None, :])
+
+
+def _argmax(S: Pairs, valid: Valid, axis: int) -> Pairs:
+    best = S.detach().masked_fill(~valid, -torch.inf).max(axis, keepdim=True).indices
+    return torch.zeros_like(S).scatter(axis, best, 1.0) * valid
+
+
+def _largest(S: Pairs, valid: Valid, k: Int[Tensor, "x n"]) -> Pairs:
+    most = min(int(k.max()) if k.numel() else 1, S.shape[-2])
+    best = S.detach().masked_fill(~valid, -torch.inf).topk(most, dim=-2).indices
+    within = torch.arange(most, device=S.device)[:, None] < k[..., None, None]
+    return torch.zeros_like(S).scatter(-2, best, within.to(S.dtype).expand_as(best)) * valid
+
+
+# --- Z ----------------------------------------------------------------------------------------------
+
+SMALLEST = 1e-6  # stands in for a Z of 0, whose sum is 0 as well: nothing aligned, rel = 0
+
+
+def one(A: Pairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
+    """Z = 1."""
+    return A.new_ones(A.shape[:2])
+
+
+def query_tokens(A: Pairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
+    """Z = N, the query's real tokens: changes no ranking, but the scale that a loss sees."""
+    return queries.mask.sum(-1).clamp(min=1).to(A.dtype).expand(A.shape[:2])
+
+
+def document_tokens(A: Pairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
+    """Z = M, the document's real tokens."""
+    return documents.mask.sum(-1).clamp(min=1).to(A.dtype).expand(A.shape[:2])
+
+
+def total(A: Pairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
+    """Z = Σ A (Qian et al. 2022, Eq. 1), at least 1e-6: where nothing is aligned rel is 0, not 0/0."""
+    return A.sum((-2, -1)).clamp(min=SMALLEST)
+
+
+def retrieved(A: Pairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
+    """Z = |{j : A_ij > 0 for some i}|, the query tokens that retrieved one of d's (Lee et al. 2023, Eq. 2)."""
+    return (A > 0).any(-2).sum(-1).to(A.dtype).clamp(min=SMALLEST)
+
+
+# --- registries -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """An alignment function and what it may read; a test perturbs everything else and sees A unchanged."""
+
+    function: Callable[..., Pairs]
+    reads: frozenset[str]  # of: similarity, ids, pool (the other candidates), lengths
+
+
+def _reading(function: Callable[..., Pairs], *reads: str) -> Alignment:
+    return Alignment(function, frozenset(reads))
+
+
+ALIGNMENTS: dict[str, Alignment] = {
+    "all_pairs": _reading(all_pairs),
+    "query_to_document": _reading(query_to_document, "similarity"),
+    "document_to_query": _reading(document_to_query, "similarity"),
+    "equal_ids": _reading(equal_ids, "similarity", "ids"),
+    "pool_top_k": _reading(pool_top_k, "similarity", "pool"),
+    "top_k": _reading(top_k, "similarity"),
+    "top_p": _reading(top_p, "similarity", "lengths"),
+    "entropic": _reading(entropic, "similarity"),
+}
+
+NORMALISERS = {
+    "one": one,
+    "query_tokens": query_tokens,
+    "document_tokens": document_tokens,
+    "total": total,
+    "retrieved": retrieved,
+}

@@ -1,0 +1,29 @@
+"""rel(d, q) = 1/Z · Σᵢⱼ Sᵢⱼ Ãᵢⱼ u_dᵢ u_qⱼ, Z = Σ A: sparse alignment with unary salience.
+
+Qian et al. 2022 (arXiv:2211.01267), Eq. 1 to 4: ALIGNER. Ã is the pairwise alignment (top-k, top-p or
+entropic; reads S), u the salience of each token (reads that token's own vector and, through the budget of
+the gate, the scores of the text's other tokens). The paper trains with top-1 and α^q = .5, α^d = .4,
+ε = .002. Where every salience of a text is 0, so is Z, and rel is defined as 0.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from paradigms.model import Paradigm
+
+
+def aligner(
+    backbone: str | Path, align: str = "top_k", align_knobs: dict[str, Any] | None = None, **settings: Any
+) -> Paradigm:
+    """ALIGNER over `backbone`: `align` is top_k (k), top_p (p) or entropic (k, eps), knobs beside it."""
+    return Paradigm.build(
+        backbone,
+        {"salience": "entropic"} | settings,
+        name="aligner",
+        align=align,
+        align_knobs={"k": 1} if align_knobs is None else align_knobs,
+        normalise="total",
+        temperature=0.02,
+    )

@@ -1,0 +1,116 @@
+"""rel(d, q) = 1/Z · Σᵢⱼ (DᵀQ ⊙ A)ᵢⱼ: the one formula of every paradigm here.
+
+D ∈ R^{h×M} are a document's token vectors, Q ∈ R^{h×N} a query's, A ∈ R^{M×N} the alignment and Z a
+normaliser (Wu et al. 2024, arXiv:2404.00684, Eq. 1; as sparse alignment with Z = Σ A: Qian et al. 2022,
+Eq. 1). A paradigm is a choice of where D and Q come from, what A may read, and Z.
+
+Axes, everywhere: b queries, n candidate documents, i document tokens, j query tokens, h features.
+
+`rel` is the readable slow twin: every faster path of the library states which `rel` it equals and is
+tested against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Pairs: TypeAlias = Float[Tensor, "b n i j"]
+Valid: TypeAlias = Bool[Tensor, "b n i j"]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """D or Q of the formula, for many texts at once: token vectors, padded, with their mask.
+
+    Queries have x = b and n = 1. Documents have x = 1 when they do not depend on the query (in-batch
+    training, anything indexable) and x = b when each query brings its own candidates.
+    """
+
+    vectors: Float[Tensor, "x n l h"]
+    mask: Bool[Tensor, "x n l"]  # True = a token that counts
+    ids: Int[Tensor, "x n l"] | None = None  # vocabulary ids, where an alignment matches them (COIL)
+    salience: Float[Tensor, "x n l"] | None = None  # u of ALIGNER, >= 0; None = 1 everywhere
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Tokens:
+        """The same tokens with `function` applied to every tensor that is there."""
+        present = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Tokens(**{name: None if t is None else function(t) for name, t in present.items()})
+
+    def to(self, device: torch.device | str) -> Tokens:
+        return self.map(lambda t: t.to(device))
+
+    def __getitem__(self, texts: slice) -> Tokens:
+        """The tokens of queries `texts`: a slice of the first axis."""
+        return self.map(lambda t: t[texts])
+
+
+# A of the formula: (S, valid, documents, queries) -> A, of S's shape. Hard alignments are 0/1 and carry
+# no gradient, which makes the gradient of rel exactly that of max or top-k; soft ones are differentiable.
+Align: TypeAlias = Callable[[Pairs, Valid, Tokens, Tokens], Pairs]
+# Z of the formula: (A, documents, queries) -> Z.
+Normalise: TypeAlias = Callable[[Pairs, Tokens, Tokens], Float[Tensor, "b n"]]
+
+
+@dataclass(frozen=True)
+class Interaction:
+    """The three parts of the formula for given pairs, whatever the paradigm."""
+
+    similarity: Pairs  # S = DᵀQ; 0 where either token is padding
+    alignment: Pairs  # A
+    normaliser: Float[Tensor, "b n"]  # Z
+
+    @property
+    def rel(self) -> Float[Tensor, "b n"]:
+        return (self.similarity * self.alignment).sum((-2, -1)) / self.normaliser
+
+
+def similarity(documents: Tokens, queries: Tokens) -> tuple[Pairs, Valid]:
+    """S = DᵀQ and which of its entries are pairs of real tokens; padded entries of S are 0."""
+    valid = documents.mask[..., :, None] & queries.mask[..., None, :]
+    S = torch.einsum("bnih,bmjh->bnij", documents.vectors, queries.vectors)
+    return S.where(valid, 0), valid
+
+
+def salience(documents: Tokens, queries: Tokens) -> Float[Tensor, "#b #n i j"] | None:
+    """u_d u_qᵀ, the unary part of A (Qian et al. 2022, Eq. 2; Wu et al. 2024, Eq. 23); None when it is 1."""
+    d, q = documents.salience, queries.salience
+    if d is None and q is None:
+        return None
+    one = torch.ones((), device=documents.mask.device)
+    return (one if d is None else d[..., :, None]) * (one if q is None else q[..., None, :])
+
+
+def interact(documents: Tokens, queries: Tokens, align: Align, normalise: Normalise) -> Interaction:
+    """S, A and Z of every query against every candidate.
+
+    A = Ã ⊙ u_d u_qᵀ: what `align` chose, weighted by salience where tokens carry it.
+    """
+    S, valid = similarity(documents, queries)
+    A = align(S, valid, documents, queries).where(valid, 0)
+    unary = salience(documents, queries)
+    if unary is not None:
+        A = A * unary
+    return Interaction(S, A, normalise(A, documents, queries))
+
+
+def rel(documents: Tokens, queries: Tokens, align: Align, normalise: Normalise) -> Float[Tensor, "b n"]:
+    """rel(d, q) = 1/Z · Σᵢⱼ (DᵀQ ⊙ A)ᵢⱼ for every query and candidate.
+
+    A document or query without tokens aligns nothing: its rel is 0.
+    """
+    return interact(documents, queries, align, normalise).rel
+
+
+def pad_tokens(tokens: Tokens, length: int) -> Tokens:
+    """The same tokens with masked places appended up to `length`: changes no rel."""
+    extra = length - tokens.mask.shape[-1]
+    if extra <= 0:
+        return tokens
+    padded = tokens.map(lambda t: torch.nn.functional.pad(t, (0, extra)) if t.ndim == 3 else t)
+    return replace(padded, vectors=torch.nn.functional.pad(tokens.vectors, (0, 0, 0, extra)))

@@ -1,0 +1,21 @@
+"""rel(d, q) = dᵀq: dense passage retrieval, one vector on each side.
+
+Karpukhin et al. 2020 (EMNLP). A is the 1×1 one and reads nothing; Z = 1. The paper uses two BERT towers,
+[CLS] and the raw inner product; here the tower is shared and similarities are cosines by default, which
+with mean pooling is also what the sentence-transformers family trains.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from paradigms.model import Paradigm
+
+
+def dpr(backbone: str | Path, **settings: Any) -> Paradigm:
+    """DPR over `backbone`; settings are fields of `encode.EncoderSettings`."""
+    defaults = {"query_vectors": "pooled", "document_vectors": "pooled", "dim": None}
+    return Paradigm.build(
+        backbone, defaults | settings, name="dpr", align="all_pairs", normalise="one", temperature=0.05
+    )

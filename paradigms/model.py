@@ -1,0 +1,126 @@
+"""A paradigm = encoder + A + Z, as one trainable, savable module."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from paradigms.align import ALIGNMENTS, NORMALISERS
+from paradigms.core import Interaction, Tokens, interact, rel
+from paradigms.encode import Batch, EncoderSettings, Side, TextEncoder, read_settings
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What makes a paradigm besides its encoder: plain data, saved beside the weights."""
+
+    name: str
+    align: str  # a key of align.ALIGNMENTS
+    normalise: str  # a key of align.NORMALISERS
+    align_knobs: Mapping[str, Any] = field(default_factory=dict)
+    # How an index scores: "gather" loads every token of a candidate and computes rel; "impute" has only
+    # the tokens that a token search retrieved and fills in the missing similarities (XTR).
+    search: Literal["gather", "impute"] = "gather"
+    search_tokens: int = 1000  # k': document tokens retrieved per query token, where search = "impute"
+    temperature: float = 0.05  # of the softmax over rel in training
+
+    def __post_init__(self) -> None:
+        for kind, name, known in (
+            ("alignment", self.align, ALIGNMENTS),
+            ("normaliser", self.normalise, NORMALISERS),
+        ):
+            if name not in known:
+                raise ValueError(f"unknown {kind} {name!r} of {self.name}; there are {', '.join(known)}")
+
+
+class Paradigm(nn.Module):
+    """rel(d, q) = 1/Z · Σ(DᵀQ ⊙ A) with a text encoder for D and Q: encode, score, explain, save."""
+
+    def __init__(self, recipe: Recipe, encoder: TextEncoder) -> None:
+        super().__init__()
+        self.recipe = recipe
+        self.encoder = encoder
+        self.align = partial(ALIGNMENTS[recipe.align].function, **recipe.align_knobs)
+        self.normalise = NORMALISERS[recipe.normalise]
+
+    @classmethod
+    def build(cls, backbone: str | Path, settings: Mapping[str, Any], **recipe: Any) -> Paradigm:
+        """From a backbone's name or folder, `EncoderSettings` as a mapping, and a `Recipe`'s fields."""
+        return cls(Recipe(**recipe), TextEncoder(backbone, EncoderSettings(**settings)))
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """What A may read: similarity, ids, pool, lengths, salience."""
+        salience = {"salience"} if self.encoder.settings.salience != "none" else set()
+        return ALIGNMENTS[self.recipe.align].reads | salience
+
+    def with_alignment(self, align: str, **knobs: Any) -> Paradigm:
+        """The same encoder under another A: ALIGNER's test-time alignments, MVDR (q←d) of a ColBERT."""
+        return Paradigm(replace(self.recipe, align=align, align_knobs=knobs), self.encoder)
+
+    def forward(self, queries: Batch, documents: Batch) -> tuple[Tokens, Tokens]:
+        """(Q, D) of tokenised texts; in one call, as DistributedDataParallel wants it."""
+        return self.encoder(queries, "query"), self.encoder(documents, "document")
+
+    def encode(self, texts: Sequence[str], side: Side) -> Tokens:
+        """Tokens of raw texts, without gradients and without dropout."""
+        with self.evaluating(), torch.inference_mode():
+            return self.encoder(self.encoder.tokenize(texts, side).to(self.encoder.device), side)
+
+    def encode_queries(self, texts: Sequence[str]) -> Tokens:
+        """Q of x queries: axes [x, 1, l, h]."""
+        return self.encode(texts, "query")
+
+    def encode_documents(self, texts: Sequence[str]) -> Tokens:
+        """D of x documents: axes [1, x, l, h]."""
+        return self.encode(texts, "document")
+
+    def interact(self, documents: Tokens, queries: Tokens) -> Interaction:
+        """S, A and Z of every query against every candidate."""
+        return interact(documents, queries, self.align, self.normalise)
+
+    def score(self, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
+        """rel of every query against every candidate."""
+        return rel(documents, queries, self.align, self.normalise)
+
+    @contextmanager
+    def evaluating(self):
+        """Dropout off inside, and the mode found restored after."""
+        training = self.training
+        self.eval()
+        try:
+            yield
+        finally:
+            self.train(training)
+
+    # --- files --------------------------------------------------------------------------------------
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the whole paradigm; the folder appears complete or not at all."""
+        folder = Path(folder)
+        partial_folder = folder.with_name(f".{folder.name}.partial")
+        shutil.rmtree(partial_folder, ignore_errors=True)
+        partial_folder.mkdir(parents=True)
+        self.encoder.save(partial_folder)
+        (partial_folder / "paradigm.json").write_text(json.dumps(asdict(self.recipe), indent=2) + "\n")
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(partial_folder, folder)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> Paradigm:
+        """What `save_pretrained` wrote, bit for bit. Weights are safetensors: no code is loaded."""
+        folder = Path(folder)
+        recipe = read_settings(Recipe, folder / "paradigm.json")
+        return cls(recipe, TextEncoder.load(folder))

@@ -1,0 +1,75 @@
+"""max_λ sᵀλ + ε H(λ)  s.t.  1ᵀλ = k, λ ∈ [0, 1]^m: the entropy-regularised top-k.
+
+Source: Qian et al. 2022 (ALIGNER), Eq. 4, where λ gates token salience, and Eq. 9, where it aligns. The
+maximiser is the capped softmax λᵢ = min(1, exp((sᵢ + a)/ε)) with a such that the budget k is met.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+def entropic_topk(
+    scores: Float[Tensor, "*batch m"],
+    k: float | Tensor,
+    eps: float,
+    mask: Bool[Tensor, "*batch m"] | None = None,
+    iterations: int | None = None,
+) -> Float[Tensor, "*batch m"]:
+    """λ* = argmax sᵀλ + ε H(λ), 1ᵀλ = k, λ ∈ [0, 1]^m, for every row of scores.
+
+    k: a number, or a tensor with one per row (shape `*batch`); fractions are allowed; at k >= the row's
+    real length λ is 1, at k <= 0 it is 0. eps > 0, in the unit of the scores. mask: True = real; λ is 0
+    elsewhere. iterations: None solves exactly in O(m log m); T runs T steps of the paper's Eq. 5 from
+    a = b = 0, which undershoots the budget (it converges linearly, at rate n1/k with n1 the number of
+    entries at 1), and is here for fidelity to the paper.
+
+    Computed in float32 or wider whatever autocast says: at the paper's ε = .002 bfloat16 cannot tell
+    neighbouring scores apart. Differentiable in scores and k; with n1 held fixed, autograd through the
+    softmax gives exactly the Jacobian of the maximiser.
+    """
+    if eps <= 0:
+        raise ValueError(f"eps must be positive, got {eps}; for eps -> 0 use a hard top-k alignment")
+    if iterations is not None and iterations < 1:
+        raise ValueError(f"iterations must be at least 1, or None for the exact solution, got {iterations}")
+    mask = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
+    with torch.autocast(scores.device.type, enabled=False):
+        wide = scores if scores.dtype == torch.float64 else scores.float()
+        s = (wide / eps).masked_fill(~mask, -torch.inf)
+        length = mask.sum(-1)
+        budget = torch.as_tensor(k, dtype=s.dtype, device=s.device).expand(length.shape).clamp(min=0)
+        solve = _exact if iterations is None else _iterate
+        # Rows whose budget covers everything or nothing are settled apart; the solver sees a budget that
+        # keeps it finite there, and its answer for them is thrown away.
+        proper = (budget > 0) & (budget < length)
+        inside = solve(s, budget.where(proper, 0.5), mask & proper[..., None], iterations or 0)
+        everything = (mask & (budget >= length)[..., None]).to(s.dtype)
+        return torch.where(proper[..., None], inside, everything).where(mask, 0).to(scores.dtype)
+
+
+def _exact(s: Tensor, k: Tensor, mask: Tensor, _: int) -> Tensor:
+    """Find n1, the number of entries at 1; the others share the rest of the budget by a softmax."""
+    ordered, order = s.detach().sort(dim=-1, descending=True)
+    rest = ordered.flip(-1).logcumsumexp(-1).flip(-1)  # [n] = LSE of all but the n largest
+    n = torch.arange(s.shape[-1], device=s.device)
+    left = k.detach()[..., None] - n
+    # a(n)/ε = ln(k − n) − LSE_{i>n}; the smallest n that keeps every other entry at most 1 is n1.
+    fits = (ordered + left.clamp(min=torch.finfo(s.dtype).tiny).log() - rest <= 0) & (left > 0)
+    last = left.ceil().clamp(min=1)[..., 0].long() - 1  # at the largest n < k it always fits
+    n1 = torch.where(fits.any(-1), fits.float().argmax(-1), last)
+    capped = torch.zeros_like(mask).scatter(-1, order, n < n1[..., None]) & mask
+    open_ = mask & ~capped
+    share = s.masked_fill(~open_, torch.finfo(s.dtype).min).softmax(-1).where(open_, 0)
+    return capped.to(s.dtype) + (k - n1)[..., None] * share
+
+
+def _iterate(s: Tensor, k: Tensor, mask: Tensor, iterations: int) -> Tensor:
+    """a ← ε ln k − ε LSE((s + b)/ε), b ← min(−s − a, 0); λ = exp((s + a + b)/ε). All divided by ε here."""
+    s = s.masked_fill(~mask, torch.finfo(s.dtype).min)
+    b = torch.zeros_like(s)
+    for _ in range(iterations):
+        a = k.log()[..., None] - (s + b).logsumexp(-1, keepdim=True)
+        b = (-s - a).clamp(max=0)
+    return (s + a + b).exp()
