@@ -1,0 +1,335 @@
+"""Entropy-regularised top-k: max sᵀλ + εH(λ) over 1ᵀλ = k, λ ∈ [0,1]^m  (Qian et al. 2022, Eq. 4, 5, 9).
+
+The solution is a softmax with a cap, λ_i = min(1, exp((s_i + a)/ε)): the n1 largest scores are capped at 1
+and the rest U share the remaining budget, λ_U = (k − n1)·softmax(s_U/ε). H(λ) = −Σ λ_i ln λ_i.
+
+Everywhere below: scores s are [..., m]; a score of −inf, or a False in `mask` [..., m], is padding, takes
+λ = 0 and does not count towards the length; k and ε broadcast against the leading axes [...]; a budget k of
+at least the length means λ = 1 on every token. The alignment of Eq. 9 is the same problem, once per row.
+
+Misprints of the paper kept beside the corrections: the KKT line has +ε1ᵀλ where the objective has −ε1ᵀλ, the
+dual lacks a factor ε, and the "descent" of A.1 ascends.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import xlogy
+
+from theory import checks
+from theory.checks import Array
+
+Mask = NDArray[np.bool_] | None
+
+
+class Solution(NamedTuple):
+    """λ = min(1, exp((s + a)/ε)), with what the derivatives need.
+
+    gates [..., m] is λ; shift [...] is a (−inf at k = 0, +inf when everything is capped); capped [...] is n1,
+    the number of tokens held at 1 by the constraint; free [..., m] marks U.
+    """
+
+    gates: Array
+    shift: Array
+    capped: NDArray[np.int64]
+    free: NDArray[np.bool_]
+
+
+class Iterates(NamedTuple):
+    """Eq. 5 after 1, 2, …, T iterations: gates [T, ..., m] and the dual variables shift a [T, ...] and
+    caps b [T, ..., m]."""
+
+    gates: Array
+    shift: Array
+    caps: Array
+
+
+def solve(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Solution:
+    """λ = argmax sᵀλ + εH(λ), 1ᵀλ = k, 0 ≤ λ ≤ 1, exactly, in O(m log m).
+
+    Sort s descending; a(n) = ε[ln(k−n) − LSE_{i>n}(s_(i)/ε)] meets the budget when the first n are capped,
+    and n1 is the least n with s_(n+1) + a(n) ≤ 0. Exact counterpart of Qian et al. 2022, Eq. 5.
+
+    scores [..., m], k ≥ 0 and ε > 0 broadcast against [...]. ValueError for NaN or +inf scores, k < 0 or not
+    finite, ε ≤ 0 or not finite (`hard_top_k` is the limit ε → 0), or a mask of another shape.
+    """
+    s, budget, temperature = _arguments(scores, k, epsilon, mask)
+    x = s / temperature[..., None]
+    length = np.isfinite(x).sum(-1)
+    descending = -np.sort(-x, axis=-1)
+    rest = np.logaddexp.accumulate(descending[..., ::-1], axis=-1)[..., ::-1]  # LSE over i > n, n = 0 … m−1
+    n = np.arange(x.shape[-1])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        left = np.log(np.maximum(budget[..., None] - n, 0))
+        fits = (descending + left - rest <= 0) & (n < length[..., None])
+        first = np.where(fits.any(-1), fits.argmax(-1), 0)
+        scaled_shift = np.take_along_axis(left - rest, first[..., None], -1)[..., 0]
+    everything = budget >= length
+    capped = np.where(everything, length, first)
+    scaled_shift = np.where(everything, np.inf, scaled_shift)
+    rank = np.argsort(np.argsort(-x, axis=-1, kind="stable"), axis=-1)
+    free = (rank >= capped[..., None]) & np.isfinite(x)
+    with np.errstate(invalid="ignore"):
+        share = np.exp(np.minimum(x + scaled_shift[..., None], 0))
+    gates = np.where(free, share, np.isfinite(x).astype(float))
+    return Solution(gates, scaled_shift * temperature, capped, free)
+
+
+def entropic_top_k(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Array:
+    """λ [..., m] = argmax sᵀλ + εH(λ), 1ᵀλ = k, 0 ≤ λ ≤ 1; ε = 0 gives the hard limit.
+
+    Qian et al. 2022, Eq. 4 (salience) and, per row, Eq. 9 (alignment). Arguments and errors as in `solve`,
+    but ε may be 0, for all rows at once.
+    """
+    if np.all(np.asarray(epsilon) == 0):
+        return hard_top_k(scores, k, mask)
+    return solve(scores, k, epsilon, mask).gates
+
+
+def hard_top_k(scores: ArrayLike, k: ArrayLike, mask: Mask = None) -> Array:
+    """lim_{ε→0} of the entropic top-k: 1 above the k-th score, tokens tied with it share what is left.
+
+    For whole k without a tie this is the 0/1 indicator of the k largest. Arguments and errors as in `solve`.
+    """
+    s, budget, _ = _arguments(scores, k, 1.0, mask)
+    real = np.isfinite(s)
+    place = np.clip(np.ceil(budget), 1, np.maximum(real.sum(-1), 1)).astype(int) - 1
+    threshold = np.take_along_axis(-np.sort(-s, axis=-1), place[..., None], -1)
+    above, tied = real & (s > threshold), real & (s == threshold)
+    left = np.clip(budget - above.sum(-1), 0, None)
+    share = np.minimum(left / np.maximum(tied.sum(-1), 1), 1)
+    return np.where(above, 1.0, np.where(tied, share[..., None], 0.0))
+
+
+def jacobian(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Array:
+    """J_ij = ∂λ_i/∂s_j = (1/ε)(λ_i 1[i=j] − λ_i λ_j / r) for i, j ∈ U with r = k − n1; 0 elsewhere.
+
+    Symmetric, positive semidefinite, rows sum to 0. [..., m, m]; arguments and errors as in `solve`. Where
+    a score sits exactly at the cap λ is not differentiable, and this is the derivative with it uncapped.
+    Autograd through the masked softmax with U held fixed gives the same matrix.
+    """
+    gates, share = _free_gates(scores, k, epsilon, mask)
+    temperature = np.asarray(epsilon, dtype=float)[..., None, None]
+    diagonal = gates[..., :, None] * np.eye(gates.shape[-1])
+    return (diagonal - gates[..., :, None] * share[..., None, :]) / temperature
+
+
+def budget_gradient(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Array:
+    """∂λ/∂k = λ_U / (k − n1) = softmax(s_U/ε), 0 elsewhere: [..., m], sums to 1 while anything is free.
+
+    Arguments and errors as in `solve`; at k = 0 the right derivative, at k ≥ m zero.
+    """
+    return _free_gates(scores, k, epsilon, mask)[1]
+
+
+def temperature_gradient(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Array:
+    """∂λ/∂ε = −(λ_U/ε²)(s − s̄), s̄ = Σ_U λ_i s_i / (k − n1), 0 elsewhere: [..., m], sums to 0.
+
+    Arguments and errors as in `solve`.
+    """
+    gates, share = _free_gates(scores, k, epsilon, mask)
+    s = np.where(
+        gates > 0, np.asarray(scores, dtype=float), 0.0
+    )  # gates are 0 on padding, where s may be −inf
+    mean = (share * s).sum(-1, keepdims=True)
+    return -gates * (s - mean) / np.asarray(epsilon, dtype=float)[..., None] ** 2
+
+
+def iterate(
+    scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, iterations: int, mask: Mask = None
+) -> Iterates:
+    """Eq. 5, T times from a = b = 0: a ← ε ln k − ε LSE((s+b)/ε), b ← min(−s−a, 0), λ = exp((s+b+a)/ε).
+
+    Coordinate ascent on the dual (the paper says descent); every iterate is kept. a grows towards the exact
+    shift, so a truncated run undershoots: Σλ_T ≤ k. In w = exp(−a/ε) one iteration is w ← (1/k)Σ min(w,
+    e^{s_i/ε}), hence exactly linear at rate n1/k once the capped set is right, and never slower
+    (`contraction`).
+
+    Arguments and errors as in `solve`, and iterations ≥ 1.
+    """
+    s, budget, temperature = _arguments(scores, k, epsilon, mask)
+    steps = int(checks.whole(iterations, "iterations"))
+    shape = (steps, *s.shape)
+    gates, caps, shift = np.empty(shape), np.empty(shape), np.empty(shape[:-1])
+    b = np.zeros_like(s)
+    with np.errstate(divide="ignore"):
+        log_budget = np.log(budget)
+        for step in range(steps):
+            total = np.logaddexp.reduce((s + b) / temperature[..., None], axis=-1)
+            a = temperature * (
+                log_budget - np.where(np.isneginf(total), 0.0, total)
+            )  # nothing but padding: a = ε ln k
+            b = np.where(np.isfinite(s), np.minimum(-s - a[..., None], 0), 0.0)
+            gates[step] = np.exp((s + b + a[..., None]) / temperature[..., None])
+            caps[step], shift[step] = b, a
+    return Iterates(gates, shift, caps)
+
+
+def convergence_rate(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Array:
+    """ρ = n1/k [...]: the factor by which one iteration of Eq. 5 shrinks exp((a* − a)/ε) − 1 in the end.
+
+    Derived here: the map of `iterate` in w is concave and piecewise linear, of slope n1/k at its fixed point.
+    0 < k < m is needed (otherwise nothing iterates); arguments and further errors as in `solve`.
+    """
+    s, budget, _ = _arguments(scores, k, epsilon, mask)
+    if not np.all((budget > 0) & (budget < np.isfinite(s).sum(-1))):
+        raise ValueError(f"k = {k!r} has no rate; allowed: 0 < k < the number of real scores")
+    return solve(scores, k, epsilon, mask).capped / budget
+
+
+def contraction(
+    scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, iterations: int, mask: Mask = None
+) -> Array:
+    """e_{t+1}/e_t, e_t = exp((a* − a_t)/ε) − 1: the measured rate of every step of Eq. 5, [iterations − 1,
+    ...].
+
+    At most n1/k at every step (concavity), equal to it in the end. NaN where e_t is within rounding of 0 or
+    beyond the float64 range. Arguments and errors as in `convergence_rate`, and iterations ≥ 2.
+    """
+    checks.whole(iterations, "iterations", least=2)
+    convergence_rate(scores, k, epsilon, mask)
+    gap = solve(scores, k, epsilon, mask).shift - iterate(scores, k, epsilon, iterations, mask).shift
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        excess = np.expm1(gap / np.asarray(epsilon, dtype=float))
+        rate = excess[1:] / excess[:-1]
+    return np.where((excess[1:] > 1e-6) & np.isfinite(excess[:-1]), rate, np.nan)
+
+
+def sufficient_iterations(
+    scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, tolerance: float, mask: Mask = None
+) -> Array:
+    """T with Σλ_T ≥ (1 − tolerance)k for Eq. 5: T = 1 + ⌈ln(e_1/tolerance) / ln(k/n1)⌉, [...].
+
+    From 1 − Σλ_T/k ≤ e_T ≤ (n1/k)^{T−1} e_1, with e_t as in `contraction`. e_1 = exp((a* − a_1)/ε) − 1
+    grows exponentially with the spread of s over ε, so "a few iterations" holds only for scores within a
+    few ε of one another. Arguments and errors as in `convergence_rate`, and 0 < tolerance < 1.
+    """
+    allowed = checks.probability(tolerance, "tolerance")
+    rate = np.asarray(convergence_rate(scores, k, epsilon, mask))
+    gap = solve(scores, k, epsilon, mask).shift - iterate(scores, k, epsilon, 1, mask).shift[0]
+    scaled = np.maximum(gap / np.asarray(epsilon, dtype=float), np.finfo(float).tiny)
+    log_excess = scaled + np.log(-np.expm1(-scaled))  # ln(e^x − 1) without overflow
+    with np.errstate(divide="ignore"):
+        steps = (log_excess - np.log(allowed)) / -np.log(rate)
+    return 1 + np.ceil(np.maximum(steps, 0))
+
+
+def primal(scores: ArrayLike, gates: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Array:
+    """sᵀλ + εH(λ) [...], the objective of Eq. 4, with 0 ln 0 = 0.
+
+    gates λ [..., m] ≥ 0; other arguments and errors as in `solve`.
+    """
+    s, _, temperature = _arguments(scores, 0, epsilon, mask)
+    weights = np.asarray(gates, dtype=float)
+    if not np.all(weights >= 0):
+        raise ValueError("gates contain a negative number or NaN; allowed: λ ≥ 0")
+    linear = np.where(np.isfinite(s), s, 0.0) * weights
+    return (linear - temperature[..., None] * xlogy(weights, weights)).sum(-1)
+
+
+def dual(
+    scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, shift: ArrayLike, caps: ArrayLike, mask: Mask = None
+) -> Array:
+    """g(a, b) = ka + 1ᵀb − ε 1ᵀexp((s+a+b)/ε) [...], to be maximised over a ∈ ℝ, b ≤ 0.
+
+    Qian et al. 2022, A.1, with the ε that the substitution of λ leaves in front of the last term. At the
+    optimum −g − εk equals the primal. shift a [...], caps b [..., m]; other arguments and errors as in
+    `solve`.
+    """
+    return _dual(scores, k, epsilon, shift, caps, mask, factor=np.asarray(epsilon, dtype=float))
+
+
+def dual_as_printed(
+    scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, shift: ArrayLike, caps: ArrayLike, mask: Mask = None
+) -> Array:
+    """ka + 1ᵀb − 1ᵀexp((s+a+b)/ε) [...], the dual as Qian et al. 2022 print it in A.1, without the ε.
+
+    Its maximiser over a has Σλ = εk instead of k: not the dual of Eq. 4, and not what Eq. 5 ascends.
+    """
+    return _dual(scores, k, epsilon, shift, caps, mask, factor=np.asarray(1.0))
+
+
+def stationarity(
+    scores: ArrayLike, gates: ArrayLike, epsilon: ArrayLike, shift: ArrayLike, caps: ArrayLike
+) -> Array:
+    """∂/∂λ of the Lagrangian −sᵀλ − εH(λ) − ε1ᵀλ + a(k − 1ᵀλ) + bᵀ(1 − λ) = −s + ε ln λ − a − b, [..., m].
+
+    0 at the solution λ = exp((s+a+b)/ε): the KKT line of Qian et al. 2022, A.1, with the sign of its Eq. 6.
+    scores and gates [..., m] finite, gates > 0; shift a [...], caps b [..., m].
+    """
+    s = checks.vector(scores, "scores", nonzero=False)
+    weights = checks.positive(gates, "gates")
+    temperature = checks.positive(epsilon, "epsilon")[..., None]
+    return -s + temperature * np.log(weights) - np.asarray(shift)[..., None] - np.asarray(caps)
+
+
+def stationarity_as_printed(
+    scores: ArrayLike, gates: ArrayLike, epsilon: ArrayLike, shift: ArrayLike, caps: ArrayLike
+) -> Array:
+    """The same derivative with the +ε1ᵀλ of the KKT line as printed: 2ε, not 0, at λ = exp((s+a+b)/ε)."""
+    temperature = checks.positive(epsilon, "epsilon")[..., None]
+    return stationarity(scores, gates, epsilon, shift, caps) + 2 * temperature
+
+
+def _dual(
+    scores: ArrayLike,
+    k: ArrayLike,
+    epsilon: ArrayLike,
+    shift: ArrayLike,
+    caps: ArrayLike,
+    mask: Mask,
+    *,
+    factor: Array,
+) -> Array:
+    s, budget, temperature = _arguments(scores, k, epsilon, mask)
+    a, b = np.asarray(shift, dtype=float), np.asarray(caps, dtype=float)
+    if not np.all(b <= 0):
+        raise ValueError("caps contain a positive number or NaN; allowed: b ≤ 0")
+    weights = np.exp((s + a[..., None] + b) / temperature[..., None])
+    return budget * a + b.sum(-1) - factor * weights.sum(-1)
+
+
+def _free_gates(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask) -> tuple[Array, Array]:
+    """λ on U (0 elsewhere) and softmax(s_U/ε), its share of the remaining budget (which may be 0)."""
+    solution = solve(scores, k, epsilon, mask)
+    s, _, temperature = _arguments(scores, k, epsilon, mask)
+    x = np.where(solution.free, s / temperature[..., None], -np.inf)
+    top = x.max(-1, keepdims=True)
+    weights = np.exp(x - np.where(np.isfinite(top), top, 0.0))
+    share = weights / np.maximum(
+        weights.sum(-1, keepdims=True), 1.0
+    )  # the largest weight is 1 unless U is empty
+    return np.where(solution.free, solution.gates, 0.0), share
+
+
+def _arguments(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask) -> tuple[Array, Array, Array]:
+    """s with −inf as padding, and k and ε broadcast to its leading axes; ValueError otherwise."""
+    s = np.asarray(scores, dtype=np.float64)
+    if s.ndim == 0 or s.shape[-1] == 0:
+        raise ValueError(f"scores has shape {s.shape}; allowed: [..., m] with m of at least 1")
+    if np.isnan(s).any() or np.isposinf(s).any():
+        raise ValueError("scores contains NaN or +inf; allowed: finite numbers, and -inf for padding")
+    if mask is not None:
+        keep = np.asarray(mask)
+        if keep.dtype != bool or keep.shape != s.shape:
+            raise ValueError(
+                f"mask has shape {keep.shape} and type {keep.dtype}; allowed: booleans of shape {s.shape}"
+            )
+        s = np.where(keep, s, -np.inf)
+    budget = np.asarray(k, dtype=np.float64)
+    if not np.all((budget >= 0) & np.isfinite(budget)):
+        raise ValueError(f"k = {k!r}; allowed: finite and at least 0")
+    temperature = checks.positive(epsilon, "epsilon")
+    try:
+        lead = np.broadcast_shapes(s.shape[:-1], budget.shape, temperature.shape)
+    except ValueError as error:
+        raise ValueError(
+            f"k {budget.shape} and epsilon {temperature.shape} do not broadcast against the leading axes of "
+            f"scores {s.shape}"
+        ) from error
+    return (
+        np.broadcast_to(s, (*lead, s.shape[-1])),
+        np.broadcast_to(budget, lead),
+        np.broadcast_to(temperature, lead),
+    )
