@@ -1,0 +1,303 @@
+"""Scoring a document from its retrieved tokens only: rel = (1/Z) Σ_i max over the retrieved j of P_ij  (XTR).
+
+Lee et al. 2023 (XTR). P_ij = q_iᵀd_j are similarities of n query tokens to every token of a pool, all
+documents one after another; Â_ij = 1 where j is among the k largest of row i over the whole pool; the score
+of a document uses only its own columns.
+
+Everywhere below: `similarities` P is [n, t], finite; `owners` [t] gives the document 0 … C−1 of each
+column, and every document owns at least one. Readable rather than fast: this is what fast paths are tested
+against.
+"""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import logsumexp, softmax
+
+from theory import checks
+from theory.checks import Array
+
+CLIPPED_NORMALISER = 1e-6  # the paper's "small number" in place of Z = 0
+
+
+def retrieved(similarities: ArrayLike, k: int) -> NDArray[np.bool_]:
+    """Â [n, t]: exactly the min(k, t) largest similarities of each row, ties to the earlier column.
+
+    Lee et al. 2023, §3.1 (k_train, over the batch) and Eq. 3 (k', over the corpus), under exact search.
+    ValueError for k < 1 or not whole, or similarities that are not a finite matrix.
+    """
+    P = checks.vector(similarities, "similarities", axes=2, nonzero=False)
+    kept = int(checks.whole(k, "k"))
+    order = np.argsort(-P, axis=1, kind="stable")[:, :kept]
+    found = np.zeros(P.shape, dtype=bool)
+    np.put_along_axis(found, order, True, axis=1)
+    return found
+
+
+def colbert_scores(similarities: ArrayLike, owners: ArrayLike) -> Array:
+    """f_ColBERT = (1/n) Σ_i max_j P_ij for every document, [C]. Lee et al. 2023, Eq. 1."""
+    P, owner = _pool(similarities, owners)
+    return _row_maxima(P, owner).mean(0)
+
+
+def xtr_scores(similarities: ArrayLike, owners: ArrayLike, k: int) -> Array:
+    """f_XTR = (1/Z) Σ_i max{P_ij : j retrieved} over rows that retrieved a token of the document, [C].
+
+    Lee et al. 2023, Eq. 2, with unretrieved similarities at −∞ before the maximum. Z is the number of such
+    rows, clipped to a small number when there is none, where f_XTR = 0. Errors as in `retrieved`.
+    """
+    best, seen = _retrieved_maxima(similarities, owners, k)
+    return np.where(seen, best, 0.0).sum(0) / _normaliser(seen)
+
+
+def xtr_scores_as_printed(similarities: ArrayLike, owners: ArrayLike, k: int) -> Array:
+    """(1/Z) Σ_i max_j Â_ij P_ij, [C]: Eq. 2 of Lee et al. 2023 taken literally.
+
+    An unretrieved token enters the maximum as 0 and beats every negative retrieved similarity.
+    """
+    P, owner = _pool(similarities, owners)
+    found = retrieved(P, k)
+    return _row_maxima(P * found, owner).sum(0) / _normaliser(_row_maxima(found, owner))
+
+
+def imputed_similarities(similarities: ArrayLike, k: int) -> Array:
+    """m_i = the k'-th largest similarity of each query token (the last, when the pool is smaller), [n].
+
+    Lee et al. 2023, §3.2. Errors as in `retrieved`.
+    """
+    P = checks.vector(similarities, "similarities", axes=2, nonzero=False)
+    return np.where(retrieved(P, k), P, np.inf).min(1)
+
+
+def imputed_scores(similarities: ArrayLike, owners: ArrayLike, k: int) -> Array:
+    """f_XTR' = (1/n) Σ_i (max over retrieved j of P_ij, or m_i when row i retrieved nothing), [C].
+
+    Lee et al. 2023, Eq. 4, with m_i as in `imputed_similarities`, whatever its sign. Defined for every
+    document; retrieval ranks only candidates (`candidates`). Errors as in `retrieved`.
+    """
+    best, seen = _retrieved_maxima(similarities, owners, k)
+    return np.where(seen, best, imputed_similarities(similarities, k)[:, None]).mean(0)
+
+
+def imputed_scores_as_printed(similarities: ArrayLike, owners: ArrayLike, k: int) -> Array:
+    """(1/n) Σ_i max_j [Â_ij P_ij + (1 − Â_ij) m_i], [C]: Eq. 4 of Lee et al. 2023 taken literally.
+
+    The same number as `imputed_scores`, since no retrieved similarity is below m_i, and without the condition
+    m_i ≥ 0 that the paper attaches.
+    """
+    P, owner = _pool(similarities, owners)
+    filled = np.where(retrieved(P, k), P, imputed_similarities(P, k)[:, None])
+    return _row_maxima(filled, owner).mean(0)
+
+
+def candidates(similarities: ArrayLike, owners: ArrayLike, k: int) -> NDArray[np.bool_]:
+    """Documents with a token that some query token retrieved, [C]. Lee et al. 2023, Eq. 3."""
+    _, seen = _retrieved_maxima(similarities, owners, k)
+    return np.any(seen, axis=0)
+
+
+def imputation_gap(similarities: ArrayLike, owners: ArrayLike, k: int) -> Array:
+    """f_XTR' − f_ColBERT = (1/n) Σ_{i missing} (m_i − max_j P_ij) ≥ 0, [C].
+
+    Derived here from Eq. 1 and 4 of Lee et al. 2023. Assumes exact search: then a missing row's maximum is
+    at most m_i, and a present row's maximum is itself retrieved. 0 when every row retrieved a token of the
+    document.
+    """
+    P, owner = _pool(similarities, owners)
+    _, seen = _retrieved_maxima(P, owner, k)
+    shortfall = imputed_similarities(P, k)[:, None] - _row_maxima(P, owner)
+    return np.where(seen, 0.0, shortfall).mean(0)
+
+
+def non_candidate_bound(similarities: ArrayLike, k: int) -> float:
+    """(1/n) Σ_i m_i: no document outside the candidates has a larger f_ColBERT. Assumes exact search.
+
+    A candidate whose f_ColBERT reaches this is therefore ahead of everything that was not retrieved.
+    """
+    return float(imputed_similarities(similarities, k).mean())
+
+
+def cross_entropy(scores: ArrayLike, positive: int, temperature: float = 1.0) -> float:
+    """L_CE = −ln P⁺, P⁺ = softmax(f/τ) of the positive document; scores f [C]. Lee et al. 2023, §2.1 (τ = 1).
+
+    ValueError for a positive outside 0 … C−1 or τ ≤ 0.
+    """
+    scaled = _scaled(scores, positive, temperature)
+    return float(logsumexp(scaled) - scaled[positive])
+
+
+def colbert_gradient(
+    similarities: ArrayLike, owners: ArrayLike, positive: int, temperature: float = 1.0
+) -> Array:
+    """∂L_CE/∂P [n, t] under f_ColBERT: −(1−P⁺)/(nτ) on the positive's row maxima, +P⁻/(nτ) on each
+    negative's.
+
+    Lee et al. 2023, appendix A (τ = 1). Ties go to the earlier column. Errors as in `cross_entropy`.
+    """
+    P, owner = _pool(similarities, owners)
+    everything = np.ones(P.shape, dtype=bool)
+    return _gradient(P, owner, everything, colbert_scores(P, owner), positive, temperature)
+
+
+def xtr_gradient(
+    similarities: ArrayLike, owners: ArrayLike, k: int, positive: int, temperature: float = 1.0
+) -> Array:
+    """∂L_CE/∂P [n, t] under f_XTR: −(1−P⁺)/(Z⁺τ) on the positive's retrieved maxima, +P⁻/(Z⁻τ) on a
+    negative's.
+
+    Lee et al. 2023, appendix A (τ = 1), with the set of retrieved tokens, hence Z, locally constant. A
+    document without a retrieved token has f_XTR = 0 and gradient 0 (the paper: undefined). Errors as in
+    `cross_entropy`.
+    """
+    P, owner = _pool(similarities, owners)
+    return _gradient(P, owner, retrieved(P, k), xtr_scores(P, owner, k), positive, temperature)
+
+
+def gradient_mass(gradient: ArrayLike, owners: ArrayLike) -> Array:
+    """Σ |∂L_CE/∂P_ij| over each document's columns, [C].
+
+    (1−P⁺)/τ for the positive and P⁻/τ for a negative, whatever n or Z: in-batch token retrieval does not push
+    harder on a document of which little was retrieved (as the paper's appendix A may be read), it spreads the
+    same mass over fewer entries. 0 where nothing was retrieved.
+    """
+    P, owner = _pool(gradient, owners)
+    return np.asarray(np.bincount(owner, weights=np.abs(P).sum(0)), dtype=np.float64)
+
+
+def positive_probability_limit(batch: ArrayLike, temperature: ArrayLike = 1.0) -> float | Array:
+    """max P⁺ = 1 / (1 + (B−1) e^{−2/τ}) when all scores lie in [−1, 1] (cosines), B documents in the batch.
+
+    Derived here for the loss of Lee et al. 2023, §2.1, which has no temperature. B counts the positive. B ≥
+    2 and τ > 0 broadcast; float for scalars. ValueError outside.
+    """
+    negatives = checks.whole(batch, "batch", least=2) - 1
+    return checks.plain(1 / (1 + negatives * np.exp(-2 / checks.positive(temperature, "temperature"))))
+
+
+def largest_temperature(batch: ArrayLike, probability: ArrayLike) -> float | Array:
+    """τ = 2 / ln((B−1) P/(1−P)), above which cosines cannot give the positive the probability P.
+
+    Inverse of `positive_probability_limit`; +inf where even τ → ∞ leaves P reachable (P ≤ 1/B). B ≥ 2 and
+    P in (0, 1) broadcast; float for scalars.
+    """
+    negatives = checks.whole(batch, "batch", least=2) - 1
+    wanted = checks.probability(probability, "probability")
+    margin = np.log(negatives * wanted / (1 - wanted))
+    with np.errstate(divide="ignore"):
+        return checks.plain(np.where(margin > 0, 2 / np.maximum(margin, 0), np.inf))
+
+
+def level_loss(
+    batch: ArrayLike, positive: ArrayLike = 0.8, negative: ArrayLike = 0.2, temperature: ArrayLike = 1.0
+) -> float | Array:
+    """L_CE = ln(1 + (B−1) e^{(f⁻−f⁺)/τ}) when the positive scores f⁺ and the B−1 negatives f⁻ each.
+
+    The failure case of Lee et al. 2023, §3: at f⁺ = .8, f⁻ = .2 the paper has it close to 0, which needs a
+    small τ. All arguments broadcast; float for scalars. ValueError for B < 2, τ ≤ 0 or scores that are not
+    finite.
+    """
+    negatives = checks.whole(batch, "batch", least=2) - 1
+    gap = _finite(negative, "negative") - _finite(positive, "positive")
+    return checks.plain(np.log1p(negatives * np.exp(gap / checks.positive(temperature, "temperature"))))
+
+
+def scoring_cost(
+    query_tokens: int = 16,
+    retrieved_tokens: int = 1000,
+    document_tokens: float = 55,
+    dimension: int = 128,
+    tokens_per_candidate: float = 2.5,
+    *,
+    consistent: bool = True,
+) -> dict[str, float]:
+    """FLOPs of the scoring stage for n query tokens, k' retrieved tokens each, m̄ tokens a document, d
+    dimensions.
+
+    Lee et al. 2023, appendix B and Table 1, whose settings are the defaults. The paper (consistent=False)
+    counts C = nk' candidates with r̄ retrieved tokens for every query token: ColBERT C·n(2m̄d + m̄ + 1),
+    XTR C·n(r̄ + 1). Both cannot hold, because nk' tokens are retrieved in all. Consistent: r̄ tokens a
+    candidate over the whole query make C = nk'/r̄ candidates, and XTR reads r̄ numbers and adds n: C(r̄ +
+    n).
+
+    Returns candidates, colbert, xtr (FLOPs), ratio, and gathered_bytes: the float32 vectors that ColBERT
+    loads. ValueError for anything below 1, or fewer than 1 token per candidate.
+    """
+    n = float(checks.whole(query_tokens, "query_tokens"))
+    tokens = float(checks.whole(retrieved_tokens, "retrieved_tokens"))
+    d = float(checks.whole(dimension, "dimension"))
+    m, r = (
+        float(checks.dimensions(value, name))
+        for value, name in (
+            (document_tokens, "document_tokens"),
+            (tokens_per_candidate, "tokens_per_candidate"),
+        )
+    )
+    count = n * tokens / r if consistent else n * tokens
+    colbert = count * n * (2 * m * d + m + 1)
+    xtr = count * (r + n) if consistent else count * n * (r + 1)
+    return {
+        "candidates": count,
+        "colbert": colbert,
+        "xtr": xtr,
+        "ratio": colbert / xtr,
+        "gathered_bytes": 4 * count * m * d,
+    }
+
+
+def _pool(similarities: ArrayLike, owners: ArrayLike) -> tuple[Array, NDArray[np.int64]]:
+    P = checks.vector(similarities, "similarities", axes=2, nonzero=False)
+    owner = checks.whole(owners, "owners", least=0).astype(np.int64)
+    if owner.shape != P.shape[1:]:
+        raise ValueError(
+            f"owners has shape {owner.shape}; allowed: one document for each of {P.shape[1]} columns"
+        )
+    if np.unique(owner).size != owner.max() + 1:
+        raise ValueError(
+            "owners leaves out a document; allowed: every number from 0 to the largest, at least once"
+        )
+    return P, owner
+
+
+def _row_maxima(values: NDArray, owner: NDArray[np.int64]) -> NDArray:
+    """Per row and document, the maximum over the document's columns: [n, C]."""
+    return np.stack([values[:, owner == document].max(1) for document in range(owner.max() + 1)], axis=1)
+
+
+def _retrieved_maxima(similarities: ArrayLike, owners: ArrayLike, k: int) -> tuple[Array, NDArray[np.bool_]]:
+    """Per row and document, the maximum over retrieved columns (−inf when none), and whether there is one."""
+    P, owner = _pool(similarities, owners)
+    best = _row_maxima(np.where(retrieved(P, k), P, -np.inf), owner)
+    return best, np.isfinite(best)
+
+
+def _normaliser(seen: NDArray[np.bool_]) -> Array:
+    return np.maximum(seen.sum(0), CLIPPED_NORMALISER)
+
+
+def _gradient(
+    P: Array,
+    owner: NDArray[np.int64],
+    usable: NDArray[np.bool_],
+    scores: Array,
+    positive: int,
+    temperature: float,
+) -> Array:
+    """Chain rule through the scores: ∂L/∂f spread evenly over each document's usable row maxima."""
+    slope = softmax(_scaled(scores, positive, temperature))
+    slope[positive] -= 1
+    gradient = np.zeros_like(P)
+    for document, d_score in enumerate(slope / temperature):
+        columns = np.flatnonzero(owner == document)
+        visible = np.where(usable[:, columns], P[:, columns], -np.inf)
+        rows = np.flatnonzero(usable[:, columns].any(1))
+        gradient[rows, columns[visible[rows].argmax(1)]] = d_score / max(rows.size, 1)
+    return gradient
+
+
+def _scaled(scores: ArrayLike, positive: int, temperature: float) -> Array:
+    f = checks.vector(scores, "scores", axes=1, nonzero=False)
+    checks.whole(positive, "positive", least=0, most=f.size - 1)
+    return f / checks.positive(temperature, "temperature")
+
+
+def _finite(value: ArrayLike, name: str) -> Array:
+    return checks.vector(np.atleast_1d(value), name, nonzero=False).reshape(np.shape(value))
