@@ -1,0 +1,57 @@
+"""Collections of documents, queries and judgements from wherever they lie, in one form.
+
+    collection = load("pydocs")                      # the built-in one, or
+    collection = load("path/to/scifact")             # a folder in BEIR layout
+    collection = load("hf:BeIR/scifact")             # a dataset of the Hugging Face hub
+    collection = load("irds:beir/scifact/test")      # an identifier of ir_datasets
+    test = collection.split("test")                  # .queries, .judgements
+    print(collection.problems)                       # what was wrong with the data, counted
+
+This package imports nothing else of the project.
+"""
+
+from pathlib import Path
+
+from paradigms.data.beir import read_folder, write_folder
+from paradigms.data.collection import Collection, Corpus, Judgements, Problems, Run, Split
+from paradigms.data.hub import read_hub, read_irds
+from paradigms.data.pydocs import read_pydocs
+from paradigms.data.trec import read_judgements, read_run, write_judgements, write_run
+
+__all__ = [
+    "Collection",
+    "Corpus",
+    "Judgements",
+    "Problems",
+    "Run",
+    "Split",
+    "load",
+    "read_judgements",
+    "read_run",
+    "write_folder",
+    "write_judgements",
+    "write_run",
+]
+
+
+def load(name: str | Path, *, documents: int | None = None) -> Collection:
+    """Collection by name: "pydocs", "hf:owner/name[:prefix]", "irds:identifier", or else a folder's path.
+
+    documents: size of a fixed subset, for "pydocs" only. Nothing is printed; what was wrong with the data
+    without making it unusable is in `collection.problems`.
+    """
+    if name == "pydocs":
+        return read_pydocs(documents)
+    if documents is not None:
+        raise ValueError(f"documents={documents} goes with load('pydocs') only, not with {str(name)!r}")
+    if isinstance(name, str) and name.startswith("irds:"):
+        return read_irds(name.removeprefix("irds:"))
+    if isinstance(name, str) and name.startswith("hf:"):
+        path, _, prefix = name.removeprefix("hf:").partition(":")
+        return read_hub(path, prefix or None)
+    if not Path(name).is_dir():
+        raise FileNotFoundError(
+            f"no collection {str(name)!r}: expected 'pydocs', 'hf:owner/name', 'irds:identifier' "
+            "or a folder in BEIR layout (corpus.jsonl, queries.jsonl, qrels/<split>.tsv)"
+        )
+    return read_folder(name)

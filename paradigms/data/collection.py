@@ -1,0 +1,209 @@
+"""A retrieval collection: documents, and for each split its queries with graded judgements.
+
+Every source (folder, hub, ir_datasets, the built-in one) is a stream of documents, a stream of queries and
+the judgements of each split; `assemble` makes the collection from these and counts what is wrong with them.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+import numpy as np
+
+Judgements = dict[str, dict[str, int]]
+"""Query id -> document id -> grade; a grade above 0 is relevant."""
+Run = dict[str, dict[str, float]]
+"""Query id -> document id -> score; higher is better."""
+
+EXAMPLES = 3
+
+
+class Corpus(Sequence[str]):
+    """Documents by position, corpus[i], and by id, corpus[corpus.position(id)].
+
+    `texts` may be a list or any sequence that reads on demand; the corpus keeps no second copy.
+    """
+
+    def __init__(self, ids: list[str], texts: Sequence[str]):
+        if len(ids) != len(texts):
+            raise ValueError(f"a corpus needs one id per text, not {len(ids)} ids for {len(texts)} texts")
+        self.ids = ids
+        self._texts = texts
+        self._positions = {id: i for i, id in enumerate(ids)}
+        if len(self._positions) != len(ids):
+            raise ValueError("the ids of a corpus must differ from each other")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self._texts[i] for i in range(*index.indices(len(self)))]
+        return self._texts[int(index)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def position(self, id: str) -> int:
+        """The i with ids[i] == id. KeyError names an unknown id."""
+        try:
+            return self._positions[id]
+        except KeyError:
+            raise KeyError(f"no document {id!r} among the {len(self)} of this corpus") from None
+
+
+@dataclass(frozen=True)
+class Split:
+    """The queries of one split and their judgements: both have the same query ids."""
+
+    queries: dict[str, str]
+    judgements: Judgements
+
+
+@dataclass
+class Problems:
+    """What was wrong with the data without stopping the load: per kind a count and the first few cases."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, kind: str, example: str) -> None:
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        shown = self.examples.setdefault(kind, [])
+        if len(shown) < EXAMPLES:
+            shown.append(example)
+
+    def lines(self) -> list[str]:
+        """One line per kind: "judgement for an absent document (left out): 12, e.g. …"."""
+        return [f"{kind}: {n:,}, e.g. {'; '.join(self.examples[kind])}" for kind, n in self.counts.items()]
+
+    def __bool__(self) -> bool:
+        return bool(self.counts)
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+@dataclass(frozen=True)
+class Collection:
+    """A named corpus with its splits.
+
+    `fingerprint` (sha256) changes with any document, query or judgement and with the documents' order, so that
+    whatever was computed by document position under one fingerprint stays valid under it.
+    """
+
+    name: str
+    corpus: Corpus
+    splits: dict[str, Split]
+    problems: Problems
+    fingerprint: str
+
+    def split(self, name: str) -> Split:
+        """The split of this name. ValueError names a wrong one and lists those that exist."""
+        if name not in self.splits:
+            raise ValueError(f"{self.name} has no split {name!r}; it has {', '.join(self.splits)}")
+        return self.splits[name]
+
+
+def joined(title: str, text: str) -> str:
+    """A document's text as BEIR has it: title and text with a space between, no space without a title."""
+    return f"{title} {text}".strip()
+
+
+def grade(value: object) -> int:
+    """A judgement's grade as an integer, from 1, "1" or "1.0". ValueError for anything else."""
+    number = float(value)  # type: ignore[arg-type]
+    if not number.is_integer():
+        raise ValueError(f"the grade {value!r} is not an integer")
+    return int(number)
+
+
+class Digest:
+    """sha256 of a stream of strings that keeps their boundaries: ("ab", "c") differs from ("a", "bc")."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+
+    def add(self, *parts: str) -> None:
+        for part in parts:
+            data = part.encode("utf-8", "surrogatepass")
+            self._hash.update(len(data).to_bytes(8, "little") + data)
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()
+
+
+def assemble(
+    name: str,
+    documents: Iterable[tuple[str, str]],
+    queries: Iterable[tuple[str, str]],
+    judgements: dict[str, Iterable[tuple[str, str, int]]],
+    *,
+    problems: Problems | None = None,
+    stored: Callable[[np.ndarray], Sequence[str]] | None = None,
+) -> Collection:
+    """Collection from streams of (id, text), (id, text) and per split (query id, document id, grade).
+
+    Of equal ids the first counts. A judgement for an absent document or query is left out; what remains names
+    only documents that can be retrieved. An empty text stays. Each of these is counted in `problems`.
+    `stored` maps the positions of the kept documents in the stream to a sequence of their texts that reads on
+    demand; without it the texts are kept in memory.
+    """
+    problems = Problems() if problems is None else problems
+    digest = Digest()
+    kept: list[int] = []
+    ids: dict[str, None] = {}
+    texts: list[str] = []
+    for position, (id, text) in enumerate(documents):
+        if id in ids:
+            problems.add("duplicate document id (first one kept)", id)
+            continue
+        if not text.strip():
+            problems.add("document with empty text (kept)", id)
+        ids[id] = None
+        digest.add(id, text)
+        if stored is None:
+            texts.append(text)
+        else:
+            kept.append(position)
+    if not ids:
+        raise ValueError(f"{name}: the corpus holds no document")
+    corpus = Corpus(list(ids), texts if stored is None else stored(np.array(kept, dtype=np.int64)))
+
+    every: dict[str, str] = {}
+    for id, text in queries:
+        if id in every:
+            problems.add("duplicate query id (first one kept)", id)
+            continue
+        if not text.strip():
+            problems.add("query with empty text (kept)", id)
+        every[id] = text
+
+    splits = {}
+    for split, rows in judgements.items():
+        judged: Judgements = {}
+        for query, document, value in rows:
+            if query not in every:
+                problems.add("judgement for an absent query (left out)", f"{split}: {query}")
+            elif document not in ids:
+                problems.add("judgement for an absent document (left out)", f"{split}: {query} -> {document}")
+            elif document in judged.get(query, {}):
+                problems.add("repeated judgement (first one kept)", f"{split}: {query} -> {document}")
+            else:
+                judged.setdefault(query, {})[document] = value
+        # In the order of the queries, so that two ways of writing the same judgements give the same split.
+        judged = {query: judged[query] for query in every if query in judged}
+        splits[split] = Split({query: every[query] for query in judged}, judged)
+        digest.add(split, str(len(judged)))
+        for query, grades in judged.items():
+            digest.add(query, every[query], str(len(grades)))
+            for document in sorted(grades):
+                digest.add(document, str(grades[document]))
+    if not any(split.queries for split in splits.values()):
+        raise ValueError(f"{name}: no split holds a judged query" + (f"\n{problems}" if problems else ""))
+    return Collection(name, corpus, splits, problems, digest.hexdigest())

@@ -1,0 +1,164 @@
+"""Collections through other libraries: `datasets` (Hugging Face hub or a local folder) and `ir_datasets`."""
+
+import importlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from paradigms.data.collection import Collection, Problems, assemble, grade, joined
+
+# The hub says "validation" where BEIR's folders and papers say "dev".
+RENAMED = {"validation": "dev"}
+
+
+class Rows(Sequence[str]):
+    """Texts of the documents of a `datasets.Dataset`, which stays memory-mapped on disk."""
+
+    def __init__(self, dataset: Any, positions: np.ndarray):
+        self._dataset = dataset
+        self._positions = positions
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __getitem__(self, index: Any) -> Any:
+        return _text(self._dataset[int(self._positions[index])])
+
+    def __iter__(self) -> Iterator[str]:
+        kept = self._dataset if len(self) == len(self._dataset) else self._dataset.select(self._positions)
+        return map(_text, kept)
+
+
+def read_hub(path: str, prefix: str | None = None) -> Collection:
+    """Collection of a hub dataset, or of a local folder that `datasets` reads, in a BEIR hub layout.
+
+    Corpus and queries are the configurations "corpus" and "queries"; judgements (query-id, corpus-id, score) are
+    "qrels" or "default" of the same dataset (as mteb/* has them) or the dataset <path>-qrels (as BeIR/* has them).
+    With a prefix such as "de", the configurations are "de-corpus" or "corpus-de" and so on. ValueError says
+    which configurations were looked for and which exist.
+    """
+    import datasets
+
+    name = f"hf:{path}" + (f":{prefix}" if prefix else "")
+    problems = Problems()
+    with _quiet(datasets):
+        configurations = datasets.get_dataset_config_names(path)
+        corpus, queries = (
+            _rows(datasets, path, _configuration(name, configurations, part, prefix))
+            for part in ("corpus", "queries")
+        )
+        qrels = next((c for c in _candidates("qrels", prefix) if c in configurations), None)
+        judged = (
+            datasets.load_dataset(path, qrels) if qrels else datasets.load_dataset(f"{path}-qrels", prefix)
+        )
+    return assemble(
+        name,
+        ((_id(row, name), _text(row)) for row in corpus),
+        ((_id(row, name), row.get("text") or "") for row in queries),
+        {RENAMED.get(split, split): _judgements(rows, split, problems) for split, rows in judged.items()},
+        problems=problems,
+        stored=lambda kept: Rows(corpus, kept),
+    )
+
+
+def read_irds(identifier: str) -> Collection:
+    """Collection of an `ir_datasets` identifier: "beir/scifact/test" has the split test, its parent
+    "beir/scifact" those of its train, dev and test that exist.
+
+    Documents are held in memory. ImportError says how to install the library.
+    """
+    try:
+        ir_datasets = importlib.import_module("ir_datasets")
+    except ImportError as error:
+        raise ImportError(
+            f"irds:{identifier} needs ir_datasets, which is not installed: "
+            "pip install 'retrieval-paradigms[ir-datasets]'"
+        ) from error
+    try:
+        dataset = ir_datasets.load(identifier)
+    except KeyError:
+        raise ValueError(f"irds:{identifier}: ir_datasets knows no such identifier") from None
+    if dataset.has_qrels():
+        last = identifier.rsplit("/", 1)[-1]
+        parts = {last if last in ("train", "dev", "test") else "test": dataset}
+    else:
+        parts = {}
+        for split in ("train", "dev", "test"):
+            try:
+                parts[split] = ir_datasets.load(f"{identifier}/{split}")
+            except KeyError:
+                continue
+        if not parts:
+            raise ValueError(
+                f"irds:{identifier} has no judgements, nor has {identifier}/train, /dev or /test"
+            )
+    queries = {query.query_id: _plain_text(query) for part in parts.values() for query in part.queries_iter()}
+    return assemble(
+        f"irds:{identifier}",
+        ((document.doc_id, _plain_text(document)) for document in dataset.docs_iter()),
+        queries.items(),
+        {
+            split: ((row.query_id, row.doc_id, int(row.relevance)) for row in part.qrels_iter())
+            for split, part in parts.items()
+        },
+    )
+
+
+@contextmanager
+def _quiet(datasets: Any) -> Iterator[None]:
+    shown = datasets.utils.logging.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
+
+
+def _candidates(part: str, prefix: str | None) -> list[str]:
+    """The configuration names under which the hub keeps a part of a collection, the likeliest first."""
+    names = [part, "default"] if part == "qrels" else [part]
+    if prefix is None:
+        return names
+    both = [form for name in names for form in (f"{prefix}-{name}", f"{name}-{prefix}")]
+    return [*both, prefix] if part == "qrels" else both
+
+
+def _configuration(name: str, existing: Sequence[str], part: str, prefix: str | None) -> str:
+    for candidate in _candidates(part, prefix):
+        if candidate in existing:
+            return candidate
+    wanted = " or ".join(map(repr, _candidates(part, prefix)))
+    raise ValueError(f"{name} has no configuration {wanted}; it has {', '.join(map(repr, existing))}")
+
+
+def _rows(datasets: Any, path: str, configuration: str) -> Any:
+    parts = list(datasets.load_dataset(path, configuration).values())
+    return parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
+
+
+def _id(row: dict, name: str) -> str:
+    id = row.get("_id", row.get("id"))
+    if id is None or id == "":
+        raise ValueError(f'{name}: a row has neither "_id" nor "id": {str(row)[:100]}')
+    return str(id)
+
+
+def _text(row: dict) -> str:
+    return joined(row.get("title") or "", row.get("text") or "")
+
+
+def _judgements(rows: Iterable[dict], split: str, problems: Problems) -> Iterator[tuple[str, str, int]]:
+    for number, row in enumerate(rows):
+        try:
+            yield str(row["query-id"]), str(row["corpus-id"]), grade(row["score"])
+        except (KeyError, TypeError, ValueError) as error:
+            problems.add("malformed judgement (left out)", f"{split}, row {number}: {error!r}")
+
+
+def _plain_text(record: Any) -> str:
+    if hasattr(record, "text"):
+        return joined(getattr(record, "title", "") or "", record.text or "")
+    return record.default_text().strip()

@@ -1,0 +1,60 @@
+"""Near copies among texts, found exactly: a set-similarity join over word triples."""
+
+import re
+
+import numpy as np
+
+BITS = 21  # of a word's number: three of them fit an int64
+
+
+def words(text: str) -> list[str]:
+    """The text's words in lower case, without punctuation: what copies are compared by."""
+    return re.findall(r"\w+", text.lower())
+
+
+def near_copies(texts: list[str], threshold: float) -> list[bool]:
+    """For each text, whether its set of word triples has J = |x ∩ y| / |x ∪ y| ≥ threshold with an earlier text
+    that is itself no copy.
+
+    Exact, by prefix filtering (Chaudhuri et al., "A Primitive Operator for Similarity Joins", ICDE 2006): J ≥ t
+    implies |x ∩ y| ≥ t·|x|, so that two such sets, ordered alike, meet in the first |x| − ⌈t·|x|⌉ + 1 elements;
+    with the rarest first, few others do. Texts of fewer than three words have no triple and are no copies.
+    """
+    shingles = _word_triples(texts)
+    codes, ranks, counts = np.unique(
+        np.concatenate([*shingles, np.empty(0, np.int64)]), return_inverse=True, return_counts=True
+    )
+    del codes
+    order = np.empty(len(counts), dtype=np.int64)
+    order[np.lexsort((np.arange(len(counts)), counts))] = np.arange(len(counts))
+    ends = np.cumsum([len(triples) for triples in shingles])
+    by_rarity = [np.sort(order[part]) for part in np.split(ranks, ends[:-1])] if texts else []
+
+    holders: dict[int, list[int]] = {}
+    copies: list[bool] = []
+    for text, triples in enumerate(by_rarity):
+        size = len(triples)
+        prefix = triples[: size - int(np.ceil(threshold * size)) + 1].tolist()
+        copy = False
+        for other in {holder for triple in prefix for holder in holders.get(triple, ())}:
+            shared = len(np.intersect1d(triples, by_rarity[other], assume_unique=True))
+            if shared >= threshold * (size + len(by_rarity[other]) - shared):
+                copy = True
+                break
+        copies.append(copy)
+        if not copy:
+            for triple in prefix:
+                holders.setdefault(triple, []).append(text)
+    return copies
+
+
+def _word_triples(texts: list[str]) -> list[np.ndarray]:
+    """Per text the distinct triples of words that follow each other, each as one integer."""
+    numbers: dict[str, int] = {}
+    triples = []
+    for text in texts:
+        row = np.array([numbers.setdefault(word, len(numbers)) for word in words(text)], dtype=np.int64)
+        triples.append(np.unique(row[:-2] << 2 * BITS | row[1:-1] << BITS | row[2:]))
+    if len(numbers) >= 1 << BITS:
+        raise ValueError(f"{len(numbers):,} different words are more than {BITS} bits number")
+    return triples

@@ -1,0 +1,82 @@
+"""TREC files: runs "query Q0 document rank score tag" and judgements "query 0 document grade", plain or .gz.
+
+Both formats are columns between white space (trec_eval), so an id with white space in it cannot be written, and
+a query without a line does not exist in the file.
+"""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from paradigms.data.collection import Judgements, Run, grade
+from paradigms.data.files import atomic_text, numbered_lines
+
+
+def read_run(path: str | Path) -> Run:
+    """Run of a six-column file. ValueError names the file and line of anything else, NaN and repeats included."""
+    run: Run = {}
+    for where, (query, _, document, _, text, _) in _rows(path, 6, "query Q0 document rank score tag"):
+        try:
+            score = float(text)
+        except ValueError:
+            raise ValueError(f"{where}: the score {text!r} is not a number") from None
+        if math.isnan(score):
+            raise ValueError(f"{where}: the score is NaN, which has no rank")
+        if document in run.setdefault(query, {}):
+            raise ValueError(f"{where}: document {document!r} appears twice for query {query!r}")
+        run[query][document] = score
+    return run
+
+
+def write_run(path: str | Path, run: Run, *, tag: str = "run") -> None:
+    """Write a run, each query's documents by falling score and equal scores by document id.
+
+    Scores are written in full, so that reading gives the same floats. The file appears whole or not at all.
+    """
+    _writable(tag, "tag")
+    with atomic_text(path) as stream:
+        for query, scores in run.items():
+            _writable(query, "query id")
+            if any(math.isnan(score) for score in scores.values()):
+                raise ValueError(f"query {query!r}: a score is NaN, which has no rank")
+            ranked = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
+            for rank, (document, score) in enumerate(ranked, 1):
+                _writable(document, "document id")
+                stream.write(f"{query} Q0 {document} {rank} {float(score)!r} {tag}\n")
+
+
+def read_judgements(path: str | Path) -> Judgements:
+    """Judgements of a four-column file. ValueError names the file and line of anything else."""
+    judgements: Judgements = {}
+    for where, (query, _, document, text) in _rows(path, 4, "query 0 document grade"):
+        try:
+            value = grade(text)
+        except (ValueError, OverflowError):
+            raise ValueError(f"{where}: the grade {text!r} is not an integer") from None
+        if document in judgements.setdefault(query, {}):
+            raise ValueError(f"{where}: document {document!r} is judged twice for query {query!r}")
+        judgements[query][document] = value
+    return judgements
+
+
+def write_judgements(path: str | Path, judgements: Judgements) -> None:
+    """Write judgements, whole or not at all."""
+    with atomic_text(path) as stream:
+        for query, grades in judgements.items():
+            _writable(query, "query id")
+            for document, value in grades.items():
+                _writable(document, "document id")
+                stream.write(f"{query} 0 {document} {int(value)}\n")
+
+
+def _rows(path: str | Path, columns: int, form: str) -> Iterator[tuple[str, list[str]]]:
+    for number, line in numbered_lines(path):
+        parts = line.split()
+        if len(parts) != columns:
+            raise ValueError(f"{path}, line {number}: {len(parts)} columns where {columns} belong ({form})")
+        yield f"{path}, line {number}", parts
+
+
+def _writable(word: str, what: str) -> None:
+    if not word or word.split() != [word]:
+        raise ValueError(f"the {what} {word!r} cannot stand in a TREC file: it is empty or holds white space")
