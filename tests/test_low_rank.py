@@ -1,0 +1,124 @@
+"""Lemma 5.1 as printed and corrected; rank-one errors and stable rank against the singular values."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from theory import low_rank
+
+
+@st.composite
+def factors(draw):
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    heads, M, N, h = (draw(st.integers(1, top)) for top in (3, 9, 7, 5))
+    scale = draw(st.sampled_from([0.05, 1.0, 8.0]))
+    return (
+        scale * rng.normal(size=(heads, M, h)),
+        rng.normal(size=(heads, N, h)),
+        rng.normal(size=(heads, h, h)),
+    )
+
+
+def test_golden_identity():
+    S = low_rank.attention_scores(np.eye(2), np.eye(2))
+    assert low_rank.spread(S) == pytest.approx(1)
+    report = low_rank.report(S)
+    assert report["row_error"] == pytest.approx(0.46211716, rel=1e-7)
+    assert report["row_bound"] == pytest.approx(0.48983732, rel=1e-7)
+    assert low_rank.norm_bound(np.eye(2), np.eye(2)) == pytest.approx(0.5)
+
+
+def test_low_rank_is_not_inherent():
+    A = low_rank.alignment(5 * np.eye(16))
+    assert low_rank.best_rank_one(A)[1] == pytest.approx(0.96, abs=0.005)
+    assert low_rank.stable_rank(A) > 10
+
+
+@given(factors())
+def test_corrected_bounds(problem):
+    documents, queries, weight = problem
+    S = low_rank.attention_scores(documents, queries, weight)
+    difference = low_rank.alignment(S) - low_rank.rank_one(S)
+    delta, slack = low_rank.spread(S), 1e-12
+    assert np.all(low_rank.row_norm(difference) <= low_rank.row_bound(delta) + slack)
+    frobenius = np.linalg.norm(difference, axis=(-2, -1))
+    assert np.all(frobenius <= low_rank.frobenius_bound(delta, S.shape[-2]) + slack)
+    assert np.all(low_rank.row_bound(delta) <= low_rank.norm_bound(documents, queries, weight) + slack)
+
+
+@given(factors())
+def test_rank_one_by_its_definition(problem):
+    documents, queries, weight = problem
+    S = low_rank.attention_scores(documents, queries, weight)
+    mean = documents.mean(1)
+    for head in range(len(documents)):
+        r = mean[head] @ weight[head] @ queries[head].T
+        expected = np.exp(r - r.max()) / np.exp(r - r.max()).sum()
+        np.testing.assert_allclose(low_rank.rank_one(S)[head], np.tile(expected, (S.shape[1], 1)))
+        np.testing.assert_allclose(low_rank.rank_one_as_printed(S)[head, 0], r, atol=1e-12)
+
+
+@given(factors())
+def test_report_is_the_same_from_log_probabilities(problem):
+    S = low_rank.attention_scores(*problem)
+    logs = S - np.log(np.exp(S - S.max(-1, keepdims=True)).sum(-1, keepdims=True)) - S.max(-1, keepdims=True)
+    ours, theirs = low_rank.report(S), low_rank.report(logs)
+    for name, value in ours.items():
+        np.testing.assert_allclose(theirs[name], value, rtol=1e-7, atol=1e-7)
+        assert np.shape(value) == (len(S),)
+    assert np.all(np.asarray(ours["best_error"]) <= np.asarray(ours["softmax_error"]) + 1e-9)
+
+
+@given(factors())
+def test_best_rank_one_and_stable_rank(problem):
+    A = low_rank.alignment(low_rank.attention_scores(*problem))
+    best, error = low_rank.best_rank_one(A)
+    measured = np.linalg.norm(A - best, axis=(-2, -1)) / np.linalg.norm(A, axis=(-2, -1))
+    np.testing.assert_allclose(measured, error, atol=1e-7)
+    assert np.all(np.linalg.matrix_rank(best) == 1)
+    np.testing.assert_allclose(np.sqrt(np.maximum(1 - 1 / low_rank.stable_rank(A), 0)), error, atol=1e-7)
+
+
+def test_misprint_gamma_is_free():
+    S = low_rank.attention_scores(np.eye(3), np.eye(3))
+    A = low_rank.alignment(S)
+    for reference in (low_rank.rank_one(S), np.zeros((3, 3)), np.full((3, 3), 1e6)):
+        gamma = low_rank.gamma_as_printed(A, reference, np.eye(3))
+        assert low_rank.row_norm(A - reference) == pytest.approx(4 * gamma * low_rank.row_norm(np.eye(3)))
+
+
+def test_misprint_reference_is_not_normalised():
+    S = low_rank.attention_scores(np.eye(3), np.eye(3), np.zeros((3, 3)))  # the printed bound is 4γ·0
+    A = low_rank.alignment(S)
+    assert low_rank.row_norm(A - low_rank.rank_one_as_printed(S)) == pytest.approx(1)
+    np.testing.assert_allclose(A, low_rank.rank_one(S))
+    assert low_rank.row_bound(low_rank.spread(S)) == 0
+
+
+def test_row_bound_is_attained():
+    delta = 3.0  # two outcomes, the log-odds moved from −δ/2 to +δ/2
+    x = np.array([delta / 2, 0.0])
+    A, R = low_rank.alignment([x]), low_rank.alignment([[0.0, delta / 2]])
+    assert low_rank.row_norm(A - R) == pytest.approx(low_rank.row_bound(delta))
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: low_rank.alignment([1.0, 2.0]), "scores"),
+        (lambda: low_rank.alignment([[1.0, np.nan]]), "scores"),
+        (lambda: low_rank.attention_scores(np.eye(2), np.eye(3)), "documents"),
+        (lambda: low_rank.attention_scores(np.eye(2), np.eye(2), np.eye(3)), "weight"),
+        (lambda: low_rank.row_bound(-1), "spread"),
+        (lambda: low_rank.row_bound(np.nan), "spread"),
+        (lambda: low_rank.frobenius_bound(1, 0), "rows"),
+        (lambda: low_rank.gamma_as_printed(np.eye(2), np.eye(2), np.zeros((2, 2))), "weight"),
+        (lambda: low_rank.stable_rank(np.zeros((2, 2))), "matrix"),
+        (lambda: low_rank.best_rank_one(np.zeros((2, 2, 2))), "matrix"),
+        (lambda: low_rank.row_norm(np.zeros((0, 2))), "matrix"),
+    ],
+)
+def test_bad_arguments(call, named):
+    with pytest.raises(ValueError, match=named):
+        call()

@@ -1,0 +1,185 @@
+"""How near an attention matrix is to rank one: A = softmax_j(S), S_ij = d_iᵀWq_j, against R = 1·softmax(r)ᵀ.
+
+Wu et al. 2024, Lemma 5.1, says ‖A − R‖ ≤ 4γ‖W‖ with γ "depending on the matrix entries" and, in its proof,
+R = 1rᵀ. γ is free, so that the statement excludes nothing (`gamma_as_printed`), and 1rᵀ is not normalised.
+Corrected here, without conditions: with S̄_j = mean_i S_ij, R = 1·softmax(S̄)ᵀ and
+δ = max_i (max_j E_ij − min_j E_ij) for E = S − 1S̄ᵀ,
+
+‖A − R‖_∞ ≤ 2 tanh(δ/4) ≤ ½ max_i ‖d_i − d̄‖ · diam(Q) · ‖W‖₂,    ‖A − R‖_F ≤ √(2M) tanh(δ/4),
+
+where ‖·‖_∞ is the largest row sum of absolute values. Everything is a function of S; ln A serves as well as
+S, because constants per row cancel.
+
+Everywhere below: S and A are [..., M, N] (leading axes: heads, layers, examples; cut padding off first),
+documents D [..., M, h], queries Q [..., N, h], W [..., h, h] (identity when left out); all finite.
+"""
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import softmax
+
+from theory import checks
+from theory.checks import Array
+
+
+def attention_scores(documents: ArrayLike, queries: ArrayLike, weight: ArrayLike | None = None) -> Array:
+    """S_ij = d_iᵀWq_j [..., M, N]. Wu et al. 2024, Lemma 5.1."""
+    D, Q, W = _factors(documents, queries, weight)
+    return D @ W @ np.swapaxes(Q, -1, -2)
+
+
+def alignment(scores: ArrayLike) -> Array:
+    """A = softmax over query tokens, rows sum to 1, [..., M, N]. Wu et al. 2024, Lemma 5.1."""
+    return softmax(_matrix(scores, "scores"), axis=-1)
+
+
+def rank_one(scores: ArrayLike) -> Array:
+    """R = 1·softmax(r)ᵀ, r_j = mean_i S_ij = d̄ᵀWq_j, [..., M, N]: what every row would be at the mean
+    document token. Lemma 5.1 of Wu et al. 2024 with R normalised as A is.
+    """
+    S = _matrix(scores, "scores")
+    return np.broadcast_to(softmax(S.mean(-2, keepdims=True), axis=-1), S.shape)
+
+
+def rank_one_as_printed(scores: ArrayLike) -> Array:
+    """R = 1rᵀ, r_j = mean_i S_ij, [..., M, N]: the R of the printed proof of Lemma 5.1 (Wu et al. 2024, B).
+
+    Not near A even at W = 0, where R = 0, A = 1/N, and the printed bound 4γ‖W‖ is 0 for every γ.
+    """
+    S = _matrix(scores, "scores")
+    return np.broadcast_to(S.mean(-2, keepdims=True), S.shape)
+
+
+def spread(scores: ArrayLike) -> float | Array:
+    """δ = max_i (max_j E_ij − min_j E_ij), E = S − 1·mean_i(S): how far rows differ beyond a constant,
+    [...].
+    """
+    S = _matrix(scores, "scores")
+    return checks.plain(np.ptp(S - S.mean(-2, keepdims=True), axis=-1).max(-1))
+
+
+def row_bound(spread: ArrayLike) -> float | Array:
+    """‖A − R‖_∞ ≤ 2 tanh(δ/4), [...]. Corrected Lemma 5.1.
+
+    Derived here: softmax(x) and softmax(x + e) differ by at most tanh(δ/4) in total variation when the
+    entries of e lie within δ of one another. ValueError for δ < 0 or not finite.
+    """
+    return checks.plain(2 * np.tanh(_spread(spread) / 4))
+
+
+def frobenius_bound(spread: ArrayLike, rows: ArrayLike) -> float | Array:
+    """‖A − R‖_F ≤ √(2M) tanh(δ/4), [...], for M rows. Corrected Lemma 5.1.
+
+    A difference of two distributions at total variation t has Euclidean norm at most √2·t. ValueError for δ
+    < 0 or not finite, or M not a whole number ≥ 1.
+    """
+    return checks.plain(np.sqrt(2 * checks.whole(rows, "rows")) * np.tanh(_spread(spread) / 4))
+
+
+def norm_bound(documents: ArrayLike, queries: ArrayLike, weight: ArrayLike | None = None) -> float | Array:
+    """2 tanh(δ/4) ≤ ½ max_i ‖d_i − d̄‖ · diam(Q) · ‖W‖₂, [...]: the corrected Lemma 5.1 in terms of norms.
+
+    From tanh x ≤ x and δ = max (d_i − d̄)ᵀW(q_j − q_l). diam(Q) is the largest distance between query tokens.
+    """
+    D, Q, W = _factors(documents, queries, weight)
+    radius = np.linalg.norm(D - D.mean(-2, keepdims=True), axis=-1).max(-1)
+    diameter = np.linalg.norm(Q[..., :, None, :] - Q[..., None, :, :], axis=-1).max((-1, -2))
+    return checks.plain(radius * diameter * np.linalg.norm(W, ord=2, axis=(-2, -1)) / 2)
+
+
+def gamma_as_printed(alignment: ArrayLike, reference: ArrayLike, weight: ArrayLike) -> float | Array:
+    """γ = ‖A − R‖_∞ / (4‖W‖_∞), [...]: the least γ with which Lemma 5.1 as printed holds, for any R whatever.
+
+    Finite whenever W ≠ 0, hence the printed statement is vacuous. ValueError for W = 0, where no γ does
+    unless A = R.
+    """
+    difference = _matrix(alignment, "alignment") - _matrix(reference, "reference")
+    size = row_norm(weight)
+    if not np.all(np.asarray(size) > 0):
+        raise ValueError("weight contains a zero matrix; allowed: W ≠ 0")
+    return checks.plain(row_norm(difference) / (4 * np.asarray(size)))
+
+
+def row_norm(matrix: ArrayLike) -> float | Array:
+    """‖X‖_∞ = max_i Σ_j |X_ij|, [...], of X [..., M, N]."""
+    return checks.plain(np.abs(_matrix(matrix, "matrix")).sum(-1).max(-1))
+
+
+def best_rank_one(matrix: ArrayLike) -> tuple[Array, float | Array]:
+    """argmin ‖X − R‖_F over R of rank one, and its relative error ‖X − R‖_F / ‖X‖_F: [..., M, N] and [...].
+
+    By the singular value decomposition (Eckart and Young): R = σ₁u₁v₁ᵀ, error √(1 − σ₁²/Σσ²), the quantity of
+    Figure 4(b) of Wu et al. 2024. X must not be zero.
+    """
+    X = _nonzero(matrix)
+    left, values, right = np.linalg.svd(X, full_matrices=False)
+    best = values[..., :1, None] * left[..., :, :1] * right[..., :1, :]
+    tail, total = (values[..., 1:] ** 2).sum(-1), (values**2).sum(-1)
+    return best, checks.plain(np.sqrt(tail / total))
+
+
+def stable_rank(matrix: ArrayLike) -> float | Array:
+    """‖X‖_F² / ‖X‖₂², [...], of X [..., M, N]: between 1 and rank X, and insensitive to tiny singular values.
+
+    1 exactly for rank one; best_rank_one's error is √(1 − 1/stable rank). X must not be zero.
+    """
+    X = _nonzero(matrix)
+    values = np.linalg.svd(X, compute_uv=False)
+    return checks.plain((values**2).sum(-1) / values[..., 0] ** 2)
+
+
+def report(scores: ArrayLike) -> dict[str, float | Array]:
+    """Per leading index of S (per head, say): how far A = softmax(S) is from rank one, and what is proved
+    of it.
+
+    best_error: relative Frobenius error of the best rank-one matrix; softmax_error: that of R =
+    1·softmax(r)ᵀ; stable_rank; spread δ; row_error ‖A − R‖_∞ and its row_bound. Wu et al. 2024, §7.4, with
+    Lemma 5.1 corrected. Values are [...], float for one matrix. Given attention weights A > 0 only, pass ln
+    A.
+    """
+    S = _matrix(scores, "scores")
+    A, delta = alignment(S), spread(S)
+    difference = A - rank_one(S)
+    norm = np.linalg.norm(A, axis=(-2, -1))
+    return {
+        "best_error": best_rank_one(A)[1],
+        "softmax_error": checks.plain(np.linalg.norm(difference, axis=(-2, -1)) / norm),
+        "stable_rank": stable_rank(A),
+        "spread": delta,
+        "row_error": row_norm(difference),
+        "row_bound": row_bound(delta),
+    }
+
+
+def _matrix(value: ArrayLike, name: str) -> Array:
+    matrix = checks.vector(value, name, nonzero=False)
+    if matrix.ndim < 2 or matrix.shape[-2] == 0:
+        raise ValueError(f"{name} has shape {matrix.shape}; allowed: [..., M, N] with M and N of at least 1")
+    return matrix
+
+
+def _nonzero(value: ArrayLike) -> Array:
+    matrix = _matrix(value, "matrix")
+    if not np.any(matrix != 0, axis=(-2, -1)).all():
+        raise ValueError("matrix is a zero matrix or contains one; allowed: non-zero matrices")
+    return matrix
+
+
+def _spread(value: ArrayLike) -> Array:
+    delta = np.asarray(value, dtype=np.float64)
+    if not np.all((delta >= 0) & np.isfinite(delta)):
+        raise ValueError(f"spread = {value!r}; allowed: finite and at least 0")
+    return delta
+
+
+def _factors(
+    documents: ArrayLike, queries: ArrayLike, weight: ArrayLike | None
+) -> tuple[Array, Array, Array]:
+    D, Q = _matrix(documents, "documents"), _matrix(queries, "queries")
+    W = np.eye(D.shape[-1], Q.shape[-1]) if weight is None else _matrix(weight, "weight")
+    if W.shape[-2:] != (D.shape[-1], Q.shape[-1]) or (weight is None and D.shape[-1] != Q.shape[-1]):
+        raise ValueError(
+            f"documents {D.shape}, weight {W.shape} and queries {Q.shape} do not fit; "
+            "allowed: [..., M, h], [..., h, h] and [..., N, h]"
+        )
+    return D, Q, W
