@@ -1,0 +1,56 @@
+"""Measure runs, test differences, and show results: tables, pictures and the report."""
+
+from paradigms.evaluate.measures import (
+    CUTOFFS,
+    MEASURES,
+    Interval,
+    PerQuery,
+    bootstrap_interval,
+    bootstrap_intervals,
+    per_query,
+    recall_curve,
+    seeds_interval,
+)
+from paradigms.evaluate.pictures import alignment_picture, recall_picture
+from paradigms.evaluate.report import AlignmentExample, Report, SystemAlignment, write_report
+from paradigms.evaluate.significance import Comparison, compare, holm, paired_test
+from paradigms.evaluate.table import (
+    Cell,
+    ResultRow,
+    ResultTable,
+    csv_table,
+    markdown_table,
+    result_table,
+    rich_table,
+    write_per_query,
+)
+
+__all__ = [
+    "CUTOFFS",
+    "MEASURES",
+    "AlignmentExample",
+    "Cell",
+    "Comparison",
+    "Interval",
+    "PerQuery",
+    "Report",
+    "ResultRow",
+    "ResultTable",
+    "SystemAlignment",
+    "alignment_picture",
+    "bootstrap_interval",
+    "bootstrap_intervals",
+    "compare",
+    "csv_table",
+    "holm",
+    "markdown_table",
+    "paired_test",
+    "per_query",
+    "recall_curve",
+    "recall_picture",
+    "result_table",
+    "rich_table",
+    "seeds_interval",
+    "write_per_query",
+    "write_report",
+]

@@ -1,0 +1,174 @@
+"""A run and judgements -> one value per judged query and measure, and intervals for their means.
+
+The measures are ir_measures' (nDCG with linear gains and log2 discounts, as in trec_eval and BEIR). What a
+comparison additionally needs is settled here: every judged query counts, ties have one order whichever
+library computes the measure, and intervals come from resampling queries (and training seeds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import isnan
+from typing import NamedTuple
+
+import ir_measures
+import numpy as np
+from jaxtyping import Float
+
+from paradigms.data import Judgements, Run
+
+MEASURES = ("nDCG@10", "RR@10", "R@1", "R@10", "R@100")
+CUTOFFS = (1, 2, 5, 10, 20, 50, 100)
+
+
+@dataclass(frozen=True)
+class PerQuery:
+    """measure -> value of each query: `values[measure][x]` belongs to `queries[x]`.
+
+    `missing` counts the queries that the run does not hold (they are scored 0), `without_relevant` the judged
+    queries left out because no document is relevant to them, so that no measure is defined.
+    """
+
+    queries: list[str]
+    values: dict[str, Float[np.ndarray, " queries"]]
+    missing: int = 0
+    without_relevant: int = 0
+
+    def mean(self, measure: str) -> float:
+        return float(self.values[measure].mean())
+
+
+class Interval(NamedTuple):
+    """A mean and the limits of its interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def per_query(run: Run, judgements: Judgements, measures: Sequence[str] = MEASURES) -> PerQuery:
+    """value[measure][q] for each judged query q that has a relevant document, in the order of `judgements`.
+
+    Queries that the run does not hold score 0, and queries that are not judged are ignored. Documents are
+    ordered by descending score, ties by ascending document id: scores are replaced by ranks before
+    ir_measures sees them, because its providers break ties differently from each other and compare scores in
+    single precision. `measures` are ir_measures' names, such as "nDCG@10", "RR@10" (also "MRR@10"), "R@100".
+    Raises ValueError for an unknown measure, a score that is not a number, or no query to measure.
+    """
+    parsed = {name: _parse(name) for name in measures}
+    judged = {
+        query: grades for query, grades in judgements.items() if any(grade > 0 for grade in grades.values())
+    }
+    if not judged:
+        raise ValueError(
+            f"none of the {len(judgements)} judged queries has a relevant document: no measure is defined"
+        )
+    ranked = {query: _ranks(query, run[query]) for query in judged if query in run}
+    row = {query: x for x, query in enumerate(judged)}
+    arrays = {measure: np.zeros(len(judged)) for measure in parsed.values()}
+    for query, measure, value in ir_measures.iter_calc(list(arrays), judged, ranked):
+        arrays[measure][row[query]] = value
+    return PerQuery(
+        queries=list(judged),
+        values={name: arrays[measure] for name, measure in parsed.items()},
+        missing=len(judged) - len(ranked),
+        without_relevant=len(judgements) - len(judged),
+    )
+
+
+def recall_curve(run: Run, judgements: Judgements, cutoffs: Sequence[int] = CUTOFFS) -> dict[int, float]:
+    """k -> mean Recall@k over the judged queries."""
+    results = per_query(run, judgements, [f"R@{k}" for k in cutoffs])
+    return {k: results.mean(f"R@{k}") for k in cutoffs}
+
+
+def bootstrap_interval(
+    values: Float[np.ndarray, " queries"], *, level: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> Interval:
+    """Percentile bootstrap interval of mean(values), queries drawn with replacement.
+
+    One query, or equal values, give an interval of width 0. Raises ValueError without values or with NaN.
+    """
+    return bootstrap_intervals(values[None], level=level, resamples=resamples, seed=seed)[0]
+
+
+def bootstrap_intervals(
+    values: Float[np.ndarray, "rows queries"],
+    *,
+    level: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> list[Interval]:
+    """`bootstrap_interval` of each row; all rows (measures, say) share the same resampled queries."""
+    means = _resampled_means(values, resamples, seed)
+    low, high = np.quantile(means, _tails(level), axis=0)
+    return [Interval(*map(float, row)) for row in zip(values.mean(axis=1), low, high, strict=True)]
+
+
+def seeds_interval(
+    values: Float[np.ndarray, "seeds queries"],
+    *,
+    level: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> Interval:
+    """Percentile bootstrap interval of the mean over training seeds and queries, both drawn with replacement.
+
+    Every drawn seed is measured on the same drawn queries, as in the experiment. Resampling S seeds shows
+    (S - 1)/S of the variance between seeds, so the interval is too narrow for very few of them.
+    """
+    seeds = len(values)
+    means = _resampled_means(values, resamples, seed)
+    drawn = np.random.default_rng([seed, 1]).multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
+    low, high = np.quantile((means * drawn).sum(axis=1) / seeds, _tails(level))
+    return Interval(float(values.mean()), float(low), float(high))
+
+
+def _parse(name: str) -> ir_measures.Measure:
+    try:
+        return ir_measures.parse_measure(name)
+    except (NameError, ValueError, KeyError) as error:
+        known = ", ".join(MEASURES)
+        raise ValueError(
+            f"{name!r} is not a measure of ir_measures ({error}); known are, for example, {known}"
+        ) from None
+
+
+def _ranks(query: str, scores: dict[str, float]) -> dict[str, float]:
+    """document -> a score that falls by 1 with the rank: a strict order that single precision keeps."""
+    for document, score in scores.items():
+        if isnan(score):
+            raise ValueError(f"the score of document {document!r} for query {query!r} is NaN: it has no rank")
+    order = sorted(scores, key=lambda document: (-scores[document], document))
+    return {document: float(len(order) - rank) for rank, document in enumerate(order)}
+
+
+def _tails(level: float) -> list[float]:
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie in (0, 1), not {level}")
+    return [(1 - level) / 2, (1 + level) / 2]
+
+
+def _resampled_means(
+    values: Float[np.ndarray, "rows queries"], resamples: int, seed: int
+) -> Float[np.ndarray, "resamples rows"]:
+    """Mean of each row over each resample of the queries: counts of the draws times values, as a product."""
+    rows, queries = values.shape
+    if not rows or not queries:
+        raise ValueError(f"no values to resample: shape {values.shape}")
+    if np.isnan(values).any():
+        raise ValueError("a value is NaN: the mean is not defined")
+    sums = np.concatenate([counts @ values.T for counts in _draws(queries, resamples, seed)])
+    return sums / queries
+
+
+def _draws(queries: int, resamples: int, seed: int) -> Iterator[Float[np.ndarray, "chunk queries"]]:
+    """How often each resample draws each query, in chunks of about 8 MB."""
+    generator = np.random.default_rng(seed)
+    chunk = max(1, 1_000_000 // queries)
+    for start in range(0, resamples, chunk):
+        count = min(chunk, resamples - start)
+        drawn = generator.integers(queries, size=(count, queries)) + queries * np.arange(count)[:, None]
+        counts = np.bincount(drawn.ravel(), minlength=count * queries)
+        yield counts.reshape(count, queries).astype(np.float64)

@@ -1,0 +1,143 @@
+"""Matplotlib pictures of A and of recall, for trackers and PNG files. Nothing here opens a window."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paradigms.evaluate.report import PALETTE, AlignmentExample, recall_range, spread
+
+if TYPE_CHECKING:
+    import matplotlib.figure
+
+MOST_DOCUMENT_TOKENS = 60
+MOST_QUERY_TOKENS = 32
+
+
+def alignment_picture(example: AlignmentExample, system: str) -> matplotlib.figure.Figure:
+    """Heat map of A ⊙ S (query tokens down, document tokens across) of one system of an example.
+
+    Beyond 60 document or 32 query tokens only those with the largest sum of |A ⊙ S| are shown, in their
+    order, and the picture says so. Save it with `figure.savefig(path)`.
+    """
+    found = [alignment for alignment in example.systems if alignment.system == system]
+    if not found:
+        names = ", ".join(alignment.system for alignment in example.systems)
+        raise ValueError(f"no system {system!r} in this example; it holds: {names}")
+    alignment = found[0]
+    product = np.zeros((len(alignment.query_tokens), len(alignment.document_tokens)))
+    for i, j, s, a in alignment.links:
+        product[j, i] = s * a
+    rows = _most_used(np.abs(product).sum(axis=1), MOST_QUERY_TOKENS)
+    columns = _most_used(np.abs(product).sum(axis=0), MOST_DOCUMENT_TOKENS)
+    shown = product[np.ix_(rows, columns)]
+
+    from matplotlib.figure import Figure
+
+    figure = Figure(
+        figsize=(max(5.0, 1.6 + 0.2 * len(columns)), max(2.4, 1.9 + 0.2 * len(rows))),
+        dpi=110,
+        layout="constrained",
+    )
+    axes = figure.add_subplot()
+    relevant = "relevant" if example.relevant else "not relevant"
+    heading = f"{system}: query {example.query_id}, document {example.document_id} ({relevant})"
+    figure.suptitle(
+        _shortened(heading, 20 + 2 * len(columns)), fontsize=10, x=0.01, ha="left", parse_math=False
+    )
+    facts = f"rel = {alignment.rel:.4g}, Z = {alignment.Z:.4g}, {len(alignment.links)} links"
+    cropped = [
+        f"the {len(kept)} of {total} {side} tokens used most"
+        for kept, total, side in ((columns, product.shape[1], "document"), (rows, product.shape[0], "query"))
+        if len(kept) < total
+    ]
+    if cropped:
+        facts += "\nshown: " + ", ".join(cropped)
+    axes.set_title(facts, fontsize=8, loc="left", color="0.35")
+    if not shown.size:
+        axes.set_axis_off()
+        axes.text(0.5, 0.5, "no tokens", ha="center", va="center", color="0.35")
+        return figure
+    limit = np.abs(shown).max() or 1.0
+    signed = shown.min() < 0
+    image = axes.imshow(
+        shown,
+        cmap="PuOr" if signed else "Blues",
+        vmin=-limit if signed else 0.0,
+        vmax=limit,
+        aspect="auto" if len(columns) * len(rows) < 20 else "equal",
+        interpolation="nearest",
+    )
+    document = [_shortened(alignment.document_tokens[i], 16) for i in columns]
+    query = [_shortened(alignment.query_tokens[j], 16) for j in rows]
+    axes.set_xticks(range(len(columns)), document, rotation=90, fontsize=7, parse_math=False)
+    axes.set_yticks(range(len(rows)), query, fontsize=7, parse_math=False)
+    axes.set_xticks(np.arange(len(columns) + 1) - 0.5, minor=True)
+    axes.set_yticks(np.arange(len(rows) + 1) - 0.5, minor=True)
+    axes.grid(which="minor", color="0.92", linewidth=0.5)
+    axes.tick_params(which="both", length=0)
+    axes.spines[:].set_visible(False)
+    bar = figure.colorbar(image, ax=axes, shrink=0.8, pad=0.01, aspect=18)
+    bar.set_label("A ⊙ S", fontsize=8)
+    bar.ax.tick_params(labelsize=7)
+    bar.outline.set_visible(False)
+    return figure
+
+
+def recall_picture(curves: dict[str, dict[int, float]]) -> matplotlib.figure.Figure:
+    """Recall@k over log k, one line a system, labelled at its end."""
+    from matplotlib.figure import Figure
+
+    curves = {system: curve for system, curve in curves.items() if curve}
+    if not curves:
+        raise ValueError("no recall curve to draw")
+    figure = Figure(figsize=(7.5, 4.0), dpi=110, layout="constrained")
+    axes = figure.add_subplot()
+    cutoffs = sorted({k for curve in curves.values() for k in curve})
+    low, high = recall_range(curves)
+    labels = spread([curve[max(curve)] for curve in curves.values()], 0.055 * (high - low), low, high)
+    for index, ((system, curve), label) in enumerate(zip(curves.items(), labels, strict=True)):
+        color, style = PALETTE[index % len(PALETTE)], ("-", "--", ":", "-.")[index // len(PALETTE) % 4]
+        ks = sorted(curve)
+        axes.plot(
+            ks,
+            [curve[k] for k in ks],
+            color=color,
+            linestyle=style,
+            linewidth=1.8,
+            marker="o",
+            markersize=3.5,
+        )
+        axes.annotate(
+            _shortened(system, 24),
+            (ks[-1], curve[ks[-1]]),
+            (1.02, (label - low) / (high - low)),
+            textcoords="axes fraction",
+            color=color,
+            va="center",
+            fontsize=9,
+            annotation_clip=False,
+            parse_math=False,
+        )
+    axes.set_xscale("log")
+    axes.set_xticks(cutoffs, [str(k) for k in cutoffs])
+    axes.minorticks_off()
+    axes.set_ylim(low, high)
+    axes.set_xlabel("k")
+    axes.set_ylabel("Recall@k")
+    axes.grid(color="0.92")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _most_used(use: np.ndarray, most: int) -> np.ndarray:
+    """Positions of the `most` largest, in their order (the earlier of equals)."""
+    return np.sort(np.argsort(-use, kind="stable")[:most])
+
+
+def _shortened(text: str, most: int) -> str:
+    """One line that matplotlib can set: it raises on lone surrogates."""
+    text = " ".join(text.encode("utf-8", errors="replace").decode().split())
+    return text if len(text) <= most else text[: most - 1] + "…"

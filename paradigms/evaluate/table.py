@@ -1,0 +1,204 @@
+"""One row structure for results, shown in the terminal, in Markdown, in CSV and in the report."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paradigms.evaluate.measures import PerQuery, bootstrap_intervals
+from paradigms.evaluate.significance import BETTER, WORSE, Comparison, compare
+
+if TYPE_CHECKING:
+    import rich.table
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Mean over the queries, the limits of its interval, the mark of significance ("" where not tested)."""
+
+    mean: float
+    low: float
+    high: float
+    mark: str = ""
+
+
+@dataclass(frozen=True)
+class ResultRow:
+    """One system's cells by measure."""
+
+    system: str
+    cells: dict[str, Cell]
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """Systems × measures of one stage ("retrieve", "rerank"); `note` says how to read intervals and marks."""
+
+    title: str
+    measures: list[str]
+    rows: list[ResultRow]
+    comparisons: list[Comparison]
+    note: str
+
+    def best(self, measure: str) -> float:
+        """The highest mean of a measure."""
+        return max(row.cells[measure].mean for row in self.rows)
+
+    def limits(self, measure: str) -> tuple[float, float]:
+        """The lowest and highest limit of a measure's intervals: the scale on which to draw them."""
+        cells = [row.cells[measure] for row in self.rows]
+        return min(cell.low for cell in cells), max(cell.high for cell in cells)
+
+
+def result_table(
+    title: str,
+    systems: Mapping[str, PerQuery],
+    *,
+    baseline: str | None = None,
+    primary: Sequence[str] = ("nDCG@10",),
+    method: str = "permutation",
+    alpha: float = 0.05,
+    level: float = 0.95,
+    seed: int = 0,
+) -> ResultTable:
+    """system -> values per query, as a table: means, intervals, and marks against the baseline.
+
+    Only the `primary` measures are tested, as one family (see `compare`). Without a baseline nothing is.
+    """
+    if not systems:
+        raise ValueError(f"the table {title!r} has no system")
+    first = next(iter(systems.values()))
+    measures = list(first.values)
+    comparisons = (
+        compare(systems, baseline, primary, method=method, alpha=alpha, level=level, seed=seed)
+        if baseline is not None
+        else []
+    )
+    marks = {(row.system, row.measure): row.mark for row in comparisons}
+    rows = []
+    for system, results in systems.items():
+        stacked = np.stack([results.values[measure] for measure in measures])
+        intervals = bootstrap_intervals(stacked, level=level, seed=seed)
+        cells = {
+            measure: Cell(*interval, marks.get((system, measure), ""))
+            for measure, interval in zip(measures, intervals, strict=True)
+        }
+        rows.append(ResultRow(system, cells))
+    note = f"Mean over {len(first.queries):,} queries with its {level:.0%} bootstrap interval."
+    if comparisons:
+        test = {"permutation": "paired permutation test", "t": "paired t-test"}[method]
+        times = f"{len(comparisons)} comparison{'s' if len(comparisons) > 1 else ''}"
+        note += (
+            f" {BETTER} better, {WORSE} worse than {baseline} on {', '.join(primary)} ({test}, p < {alpha:g} "
+            f"after Holm's correction for {times})."
+        )
+    if first.without_relevant:
+        note += f" Left out: {first.without_relevant:,} judged queries without a relevant document."
+    for system, results in systems.items():
+        if results.missing:
+            note += f" {system} returned nothing for {results.missing:,} queries, scored 0."
+    return ResultTable(title, measures, rows, comparisons, note)
+
+
+def rich_table(table: ResultTable) -> rich.table.Table:
+    """The table for a terminal; print it with rich's `print` or `Console`."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(
+        title=Text(table.title), caption=Text(table.note), caption_justify="left", title_justify="left"
+    )
+    shown.add_column("system", no_wrap=True)
+    for measure in table.measures:
+        shown.add_column(Text(measure), justify="right")
+    for row in table.rows:
+        cells = []
+        for measure in table.measures:
+            cell = row.cells[measure]
+            text = Text(
+                f"{cell.mean:.3f}{cell.mark or ' '}", "bold" if cell.mean == table.best(measure) else ""
+            )
+            cells.append(text.append(f"\n{cell.low:.3f}–{cell.high:.3f} ", "dim not bold"))
+        shown.add_row(Text(row.system), *cells)
+    return shown
+
+
+def markdown_table(table: ResultTable) -> str:
+    """The table in Markdown (GitHub's dialect): title, rows with the best mean in bold, note."""
+    lines = [
+        f"**{_escape(table.title)}**",
+        "",
+        "| system | " + " | ".join(map(_escape, table.measures)) + " |",
+        "|---|" + "---:|" * len(table.measures),
+    ]
+    for row in table.rows:
+        cells = []
+        for measure in table.measures:
+            cell = row.cells[measure]
+            mean = f"**{cell.mean:.3f}**" if cell.mean == table.best(measure) else f"{cell.mean:.3f}"
+            cells.append(f"{mean}{cell.mark} [{cell.low:.3f}, {cell.high:.3f}]")
+        lines.append(f"| {_escape(row.system)} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", _escape(table.note), ""])
+
+
+def csv_table(table: ResultTable) -> str:
+    """The table in CSV, one line per system and measure, values unrounded; p only where tested."""
+    tests = {(row.system, row.measure): row for row in table.comparisons}
+    lines: list[list[object]] = []
+    for row in table.rows:
+        for measure, cell in row.cells.items():
+            test = tests.get((row.system, measure))
+            tested = [test.difference, test.p, test.p_adjusted] if test else ["", "", ""]
+            lines.append(
+                [table.title, row.system, measure, cell.mean, cell.low, cell.high, cell.mark, *tested]
+            )
+    header = ["stage", "system", "measure", "mean", "low", "high", "mark", "difference", "p", "p_adjusted"]
+    return _csv(header, lines)
+
+
+def write_per_query(path: str | Path, stages: Mapping[str, Mapping[str, PerQuery]]) -> None:
+    """stage -> system -> values, to CSV with the columns system, stage, query, measure, value; atomic."""
+    lines: list[list[object]] = [
+        [system, stage, query, measure, value]
+        for stage, systems in stages.items()
+        for system, results in systems.items()
+        for measure, values in results.values.items()
+        for query, value in zip(results.queries, values.tolist(), strict=True)
+    ]
+    write_atomically(path, _csv(["system", "stage", "query", "measure", "value"], lines))
+
+
+def write_atomically(path: str | Path, text: str) -> None:
+    """Write UTF-8 text to a temporary name beside `path`, then move it into place.
+
+    Characters that UTF-8 cannot hold (lone surrogates from broken input) become "?".
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(text.encode("utf-8", errors="replace"))
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _csv(header: list[str], lines: list[list[object]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def _escape(text: str) -> str:
+    """Text that Markdown shows as it is, in one cell of a table."""
+    return re.sub(r"([\\|*_`\[\]]|<(?=[a-zA-Z/!?]))", r"\\\1", " ".join(text.split()))

@@ -1,0 +1,286 @@
+"""Measures against hand-computed values, intervals against coverage, tests against enumeration."""
+
+import csv
+import io
+from itertools import product
+from math import log2
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paradigms.evaluate import (
+    MEASURES,
+    PerQuery,
+    bootstrap_interval,
+    bootstrap_intervals,
+    compare,
+    csv_table,
+    holm,
+    markdown_table,
+    paired_test,
+    per_query,
+    recall_curve,
+    result_table,
+    rich_table,
+    seeds_interval,
+    write_per_query,
+)
+
+JUDGEMENTS = {
+    "graded": {"a": 2, "b": 1, "c": 0},
+    "late": {"d": 1},
+    "absent": {"a": 1},
+    "nothing": {"a": 0},
+}
+RUN = {
+    "graded": {"x": 9.0, "b": 8.0, "y": 7.0, "a": 6.0},
+    "late": {**{f"n{n:02}": 100.0 - n for n in range(10)}, "d": 1.0},
+    "unjudged": {"a": 1.0},
+}
+
+
+def test_measures_equal_hand_computed_values():
+    results = per_query(RUN, JUDGEMENTS)
+    assert results.queries == ["graded", "late", "absent"]
+    ideal = 2 / log2(2) + 1 / log2(3)
+    expected = {
+        "nDCG@10": [(1 / log2(3) + 2 / log2(5)) / ideal, 0, 0],
+        "RR@10": [1 / 2, 0, 0],
+        "R@1": [0, 0, 0],
+        "R@10": [1, 0, 0],
+        "R@100": [1, 1, 0],
+    }
+    assert list(results.values) == list(MEASURES)
+    for measure, values in expected.items():
+        np.testing.assert_allclose(results.values[measure], values, atol=1e-12, err_msg=measure)
+    assert (results.missing, results.without_relevant) == (1, 1)
+    assert results.mean("R@100") == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("measure", ["nDCG@10", "RR@10", "R@1"])
+def test_ties_are_broken_by_document_id_in_every_measure(measure):
+    """Also scores that differ only beyond single precision keep their order."""
+    for first, second in [("a", "b"), ("b", "a")]:
+        tied = per_query({"q": {second: 1.0, first: 1.0}}, {"q": {first: 1}}, [measure])
+        assert (tied.mean(measure) == 1.0) == (first == "a")
+        close = per_query({"q": {second: 1.0, first: 1.0 + 1e-12}}, {"q": {first: 1}}, [measure])
+        assert close.mean(measure) == 1.0
+
+
+def test_measure_names_are_kept_and_bad_ones_named():
+    assert list(per_query(RUN, JUDGEMENTS, ["MRR@10", "AP", "P(rel=2)@5"]).values) == [
+        "MRR@10",
+        "AP",
+        "P(rel=2)@5",
+    ]
+    with pytest.raises(ValueError, match=r"'recall@ten' is not a measure"):
+        per_query(RUN, JUDGEMENTS, ["recall@ten"])
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="document 'a' for query 'q' is NaN"):
+        per_query({"q": {"a": float("nan")}}, {"q": {"a": 1}})
+    with pytest.raises(ValueError, match="none of the 1 judged queries"):
+        per_query({}, {"q": {"a": 0}})
+    with pytest.raises(ValueError, match="no values"):
+        bootstrap_interval(np.zeros(0))
+    with pytest.raises(ValueError, match="NaN"):
+        bootstrap_interval(np.array([0.0, np.nan]))
+    with pytest.raises(ValueError, match="level"):
+        bootstrap_interval(np.ones(3), level=95.0)
+
+
+def test_empty_run_scores_zero_everywhere():
+    results = per_query({}, JUDGEMENTS)
+    assert results.missing == 3
+    assert all(not values.any() and len(values) == 3 for values in results.values.values())
+
+
+def test_recall_curve_is_the_mean_recall():
+    assert recall_curve(RUN, JUDGEMENTS, [1, 2, 4, 11]) == pytest.approx(
+        {1: 0, 2: 1 / 6, 4: 1 / 3, 11: 2 / 3}
+    )
+
+
+def test_bootstrap_agrees_with_scipy():
+    from scipy import stats
+
+    values = np.random.default_rng(0).beta(0.3, 0.5, size=150)
+    ours = bootstrap_interval(values, resamples=20_000)
+    theirs = stats.bootstrap(
+        (values,), np.mean, n_resamples=20_000, method="percentile", rng=np.random.default_rng(1)
+    )
+    assert ours.mean == pytest.approx(values.mean())
+    assert (ours.low, ours.high) == pytest.approx(tuple(theirs.confidence_interval), abs=0.002)
+
+
+def test_bootstrap_covers_the_true_mean():
+    generator = np.random.default_rng(7)
+    covered = 0
+    for seed in range(300):
+        interval = bootstrap_interval(generator.beta(0.5, 1.0, size=60), resamples=500, seed=seed)
+        covered += interval.low <= 1 / 3 <= interval.high
+    # 95% nominal; percentile intervals of 60 skewed values fall a little short. 4 standard errors = .05.
+    assert 0.88 <= covered / 300 <= 0.99
+
+
+def test_degenerate_intervals_have_no_width():
+    assert bootstrap_interval(np.array([0.25])) == pytest.approx((0.25, 0.25, 0.25))
+    assert bootstrap_interval(np.full(40, 0.7)) == pytest.approx((0.7, 0.7, 0.7))
+    assert seeds_interval(np.array([[0.5]])) == pytest.approx((0.5, 0.5, 0.5))
+
+
+def test_intervals_of_rows_are_the_intervals_of_each_row():
+    values = np.random.default_rng(3).random((4, 30))
+    together = bootstrap_intervals(values, resamples=400)
+    assert together == [pytest.approx(bootstrap_interval(row, resamples=400)) for row in values]
+
+
+def test_seeds_interval_counts_both_sources_of_variance():
+    generator = np.random.default_rng(5)
+    queries = generator.normal(0, 1, size=200)
+    same = np.tile(queries, (8, 1))
+    width = lambda interval: interval.high - interval.low  # noqa: E731
+    only_queries = bootstrap_interval(queries)
+    assert width(seeds_interval(same)) == pytest.approx(width(only_queries), rel=0.05)
+    effects = generator.normal(0, 0.2, size=(8, 1))
+    # Independent sources: variances of the mean add. var(effects)/8 with the bootstrap's 1/n variance.
+    expected = 2 * 1.96 * np.sqrt(queries.var() / 200 + effects.var() / 8)
+    assert width(seeds_interval(same + effects)) == pytest.approx(expected, rel=0.06)
+
+
+def test_permutation_test_enumerates_small_cases():
+    a = np.array([0.9, 0.4, 0.8, 0.5, 0.7, 0.2])
+    b = np.array([0.1, 0.5, 0.3, 0.5, 0.2, 0.1])
+    difference = a - b
+    sums = [abs(np.dot(signs, difference)) for signs in product([-1, 1], repeat=6)]
+    exact = np.mean(np.array(sums) >= abs(difference.sum()) - 1e-12)
+    assert paired_test(a, b) == pytest.approx(exact)
+    assert paired_test(b, a) == pytest.approx(exact)
+
+
+def test_paired_tests_of_many_queries():
+    generator = np.random.default_rng(2)
+    b = generator.random(400)
+    a = b + generator.normal(0.02, 0.2, size=400)
+    permutation, student = paired_test(a, b), paired_test(a, b, method="t")
+    assert permutation == paired_test(a, b)  # seeded
+    assert permutation == pytest.approx(student, abs=0.02)
+    assert paired_test(b + 0.1, b) == pytest.approx(1 / 5000)  # the least of 9999 resamples, two-sided
+    assert paired_test(b, b) == paired_test(b, b, method="t") == 1.0
+    assert paired_test(np.ones(3), np.zeros(3), method="t") == 0.0
+    assert paired_test(np.ones(1), np.zeros(1), method="t") == 1.0
+    with pytest.raises(ValueError, match="same queries"):
+        paired_test(a, b[:-1])
+    with pytest.raises(ValueError, match="method"):
+        paired_test(a, b, method="sign")
+
+
+def test_p_is_uniform_when_nothing_differs():
+    generator = np.random.default_rng(11)
+    p = [paired_test(generator.random(25), generator.random(25), resamples=199, seed=s) for s in range(400)]
+    assert np.mean(np.array(p) <= 0.05) == pytest.approx(0.05, abs=4 * np.sqrt(0.05 * 0.95 / 400))
+
+
+def test_holm_on_a_hand_example():
+    # sorted .005 .01 .03 .04, times 4 3 2 1 = .02 .03 .06 .04, running maximum .02 .03 .06 .06
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+    with pytest.raises(ValueError, match="p-values"):
+        holm([0.5, float("nan")])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_holm_lies_between_p_and_bonferroni_and_keeps_the_order(p):
+    adjusted = holm(p)
+    assert all(x <= y <= min(1, x * len(p)) + 1e-12 for x, y in zip(p, adjusted, strict=True))
+    order = np.argsort(p, kind="stable")
+    assert (np.diff(np.array(adjusted)[order]) >= 0).all()
+
+
+def systems(queries=120, seed=0):
+    generator = np.random.default_rng(seed)
+    base = generator.random(queries)
+    shifts = {"BM25": 0.0, "same": 0.0, "good": 0.15, "bad": -0.15}
+    return {
+        name: PerQuery(
+            [f"q{x}" for x in range(queries)],
+            {
+                measure: np.clip(base + shift + generator.normal(0, 0.1, queries), 0, 1)
+                for measure in ("nDCG@10", "R@10")
+            },
+        )
+        for name, shift in shifts.items()
+    }
+
+
+def test_compare_marks_better_and_worse():
+    rows = {(row.system, row.measure): row for row in compare(systems(), "BM25")}
+    assert {system: row.mark for (system, _), row in rows.items()} == {"same": "", "good": "†", "bad": "‡"}
+    good = rows["good", "nDCG@10"]
+    assert good.low < good.difference < good.high
+    assert good.p_adjusted == pytest.approx(3 * good.p)
+    assert len(compare(systems(), "BM25", ["nDCG@10", "R@10"])) == 6
+    with pytest.raises(ValueError, match="'BM26' is not among the systems: BM25, same"):
+        compare(systems(), "BM26")
+    with pytest.raises(
+        ValueError, match="'other' and the baseline 'BM25' were not measured on the same queries"
+    ):
+        compare({**systems(), "other": systems(queries=119)["good"]}, "BM25")
+
+
+def test_tables_show_the_same_rows_everywhere():
+    table = result_table("Re|rank", {**systems(), "od|d *one*": systems()["good"]}, baseline="BM25")
+    cell = table.rows[2].cells["nDCG@10"]
+    assert cell.mark == "†"
+    assert table.rows[2].cells["R@10"].mark == ""  # not tested
+    markdown = markdown_table(table)
+    assert f"| good | **{cell.mean:.3f}**† [{cell.low:.3f}, {cell.high:.3f}] |" in markdown
+    assert r"od\|d \*one\*" in markdown
+    assert "Holm's correction for 4 comparisons" in markdown
+    lines = list(csv.DictReader(io.StringIO(csv_table(table))))
+    assert len(lines) == 5 * 2
+    assert float(lines[4]["mean"]) == cell.mean
+    assert lines[4]["mark"] == "†"
+    assert float(lines[4]["p_adjusted"]) < 0.05
+    assert lines[5]["p"] == ""
+
+    from rich.console import Console
+
+    console = Console(width=120, file=io.StringIO(), record=True)
+    console.print(rich_table(table))
+    shown = console.export_text()
+    assert f"{cell.mean:.3f}†" in shown
+    assert f"{cell.low:.3f}–{cell.high:.3f}" in shown
+    assert "Re|rank" in shown
+
+
+def test_table_without_baseline_and_with_gaps():
+    results = per_query(RUN, JUDGEMENTS)
+    table = result_table("retrieve", {"one": results})
+    assert table.comparisons == []
+    assert "better" not in table.note
+    assert "Left out: 1 judged queries without a relevant document." in table.note
+    assert "one returned nothing for 1 queries, scored 0." in table.note
+    with pytest.raises(ValueError, match="no system"):
+        result_table("retrieve", {})
+
+
+def test_per_query_csv_round_trips(tmp_path):
+    results = per_query(RUN, JUDGEMENTS)
+    path = tmp_path / "new" / "per_query.csv"
+    write_per_query(path, {"retrieve": {'quo"ted, system': results}, "rerank": {"b": results}})
+    lines = list(csv.DictReader(path.open(newline="")))
+    assert len(lines) == 2 * 5 * 3
+    assert lines[0] == {
+        "system": 'quo"ted, system',
+        "stage": "retrieve",
+        "query": "graded",
+        "measure": "nDCG@10",
+        "value": repr(float(results.values["nDCG@10"][0])),
+    }
+    assert [path.name for path in path.parent.iterdir()] == ["per_query.csv"]
