@@ -140,7 +140,7 @@ def total(A: Pairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
 
 
 def retrieved(A: Pairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
-    """Z = |{j : A_ij > 0 for some i}|, the query tokens that retrieved one of d's (Lee et al. 2023, Eq. 2)."""
+    """Z = |{j : A_ij > 0 for some i}|, query tokens that retrieved one of d's (Lee et al. 2023, Eq. 2)."""
     return (A > 0).any(-2).sum(-1).to(A.dtype).clamp(min=SMALLEST)
 
 

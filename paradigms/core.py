@@ -12,8 +12,8 @@ tested against it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -39,8 +39,9 @@ class Tokens:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Tokens:
         """The same tokens with `function` applied to every tensor that is there."""
-        present = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Tokens(**{name: None if t is None else function(t) for name, t in present.items()})
+        ids = None if self.ids is None else function(self.ids)
+        salience = None if self.salience is None else function(self.salience)
+        return Tokens(function(self.vectors), function(self.mask), ids, salience)
 
     def to(self, device: torch.device | str) -> Tokens:
         return self.map(lambda t: t.to(device))
@@ -114,3 +115,16 @@ def pad_tokens(tokens: Tokens, length: int) -> Tokens:
         return tokens
     padded = tokens.map(lambda t: torch.nn.functional.pad(t, (0, extra)) if t.ndim == 3 else t)
     return replace(padded, vectors=torch.nn.functional.pad(tokens.vectors, (0, 0, 0, extra)))
+
+
+def concatenate(parts: Sequence[Tokens]) -> Tokens:
+    """Queries in several parts as one, padded to the longest."""
+    length = max(part.mask.shape[-1] for part in parts)
+    padded = [pad_tokens(part, length) for part in parts]
+
+    def join(name: str) -> Tensor | None:
+        tensors = [getattr(part, name) for part in padded]
+        return None if tensors[0] is None else torch.cat(tensors)
+
+    vectors, mask = torch.cat([p.vectors for p in padded]), torch.cat([p.mask for p in padded])
+    return Tokens(vectors, mask, join("ids"), join("salience"))

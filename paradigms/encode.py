@@ -86,8 +86,8 @@ class TextEncoder(nn.Module):
         self.settings = settings
         backbone = offline_encoder() if backbone == "offline" else backbone
         self.tokenizer = AutoTokenizer.from_pretrained(backbone)
-        self.backbone = _load_backbone(backbone)
-        width = self.backbone.config.hidden_size
+        self.backbone: Any = _load_backbone(backbone)
+        width: int = self.backbone.config.hidden_size  # type: ignore[union-attr, assignment]
         # Rows orthonormal: a random projection, which keeps the pretrained geometry up to the error that
         # theory/projections.py bounds, so training starts from similarities that already mean something.
         self.projection = _orthogonal(width, settings.dim) if settings.dim else None
@@ -239,8 +239,8 @@ class TextEncoder(nn.Module):
         return scores * entropic_topk(scores, budget, s.eps, counts, s.iterations)
 
     def _ids_of(self, characters: str) -> list[int]:
-        ids = [self.tokenizer.convert_tokens_to_ids(c) for c in sorted(set(characters))]
-        return sorted({i for i in ids if i is not None and i != self.tokenizer.unk_token_id})
+        vocabulary = self.tokenizer.get_vocab()
+        return sorted({vocabulary[c] for c in characters if c in vocabulary})
 
     # --- files --------------------------------------------------------------------------------------
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -19,6 +16,7 @@ from torch import Tensor, nn
 from paradigms.align import ALIGNMENTS, NORMALISERS
 from paradigms.core import Interaction, Tokens, interact, rel
 from paradigms.encode import Batch, EncoderSettings, Side, TextEncoder, read_settings
+from paradigms.files import new_folder, write_json
 
 
 @dataclass(frozen=True)
@@ -108,15 +106,13 @@ class Paradigm(nn.Module):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the whole paradigm; the folder appears complete or not at all."""
-        folder = Path(folder)
-        partial_folder = folder.with_name(f".{folder.name}.partial")
-        shutil.rmtree(partial_folder, ignore_errors=True)
-        partial_folder.mkdir(parents=True)
-        self.encoder.save(partial_folder)
-        (partial_folder / "paradigm.json").write_text(json.dumps(asdict(self.recipe), indent=2) + "\n")
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.replace(partial_folder, folder)
+        with new_folder(folder) as temporary:
+            self.write(temporary)
+
+    def write(self, folder: Path) -> None:
+        """The files of `save_pretrained`, into a folder that exists."""
+        self.encoder.save(folder)
+        write_json(folder / "paradigm.json", asdict(self.recipe))
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Paradigm:

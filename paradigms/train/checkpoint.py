@@ -1,0 +1,57 @@
+"""Everything a training run needs to go on exactly where it was, without a pickle.
+
+A checkpoint folder holds the paradigm (`Paradigm.write`), optimizer.safetensors (AdamW's moments by
+parameter name), random_R.safetensors (the generator states of process R) and progress.json.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.optim import Optimizer
+
+
+def save_optimizer(optimizer: Optimizer, model: nn.Module, file: Path) -> None:
+    """The optimizer's per-parameter tensors as PARAMETER/KEY."""
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"{name}/{key}"] = torch.as_tensor(value).detach().cpu().contiguous()
+    save_file(tensors, file)
+
+
+def load_optimizer(optimizer: Optimizer, model: nn.Module, file: Path) -> None:
+    """Put back what `save_optimizer` wrote, onto each parameter's device; AdamW's step count stays on CPU."""
+    parameters = dict(model.named_parameters())
+    for full, value in load_file(file).items():
+        name, key = full.rsplit("/", 1)
+        if name not in parameters:
+            raise ValueError(f"{file} holds the optimizer state of {name}, which this model does not have")
+        where = torch.device("cpu") if key == "step" else parameters[name].device
+        optimizer.state[parameters[name]][key] = value.to(where)
+
+
+def save_random(file: Path) -> None:
+    """This process's torch generator states: what dropout draws from."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    save_file(states, file)
+
+
+def load_random(file: Path) -> None:
+    states = load_file(file)
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def read_progress(folder: Path) -> dict[str, Any] | None:
+    """progress.json of a checkpoint, or None where there is no checkpoint."""
+    file = folder / "progress.json"
+    return json.loads(file.read_text()) if file.is_file() else None

@@ -1,0 +1,52 @@
+"""D of all processes, with exact gradients: what makes every process's documents negatives of all."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paradigms.core import Tokens, pad_tokens
+
+
+def gather_documents(documents: Tokens) -> Tokens:
+    """[1, n, i, h] of this process → [1, W·n, i', h] of all W, in rank order, i' the longest i.
+
+    The backward pass sums the gradients that every process has for this one's documents. With each
+    process's loss the mean over its own queries, the mean over processes that DistributedDataParallel
+    takes is then exactly the gradient of the one-process loss on the whole batch. Every process must bring
+    the same number of documents.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return documents
+    shape = torch.tensor(documents.mask.shape[1:], device=documents.mask.device)
+    shapes = _all_gather(shape)
+    if any(int(s[0]) != int(shape[0]) for s in shapes):
+        raise ValueError(f"processes bring different numbers of documents: {[int(s[0]) for s in shapes]}")
+    padded = pad_tokens(documents, max(int(s[1]) for s in shapes))
+    return padded.map(gather)
+
+
+def gather(t: Tensor) -> Tensor:
+    """The tensors of all processes, joined along axis 1; differentiable for floating-point ones."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return _Gather.apply(t) if t.is_floating_point() else torch.cat(_all_gather(t), 1)
+    return t
+
+
+def _all_gather(t: Tensor) -> list[Tensor]:
+    parts = [torch.empty_like(t, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, t.contiguous())
+    return parts
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, t: Tensor) -> Tensor:
+        return torch.cat(_all_gather(t), 1)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient)
+        return gradient.chunk(dist.get_world_size(), 1)[dist.get_rank()]

@@ -1,0 +1,304 @@
+"""min_θ of a loss over rel: the training loop, on one process or many, through accelerate."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from paradigms.data import Corpus
+from paradigms.files import new_folder, settle, write_json, write_text
+from paradigms.model import Paradigm
+from paradigms.progress import progress_bar
+from paradigms.train import checkpoint
+from paradigms.train.distributed import gather, gather_documents
+from paradigms.train.examples import Example, Examples, StepSampler, TrainingBatch, collate
+from paradigms.train.losses import contrastive
+from paradigms.train.scoring import in_batch_rel
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Settings of one run. Batch sizes are per process, steps are optimizer steps."""
+
+    steps: int = 1000
+    batch_size: int = 32
+    accumulation: int = 1  # batches per optimizer step; each has its own in-batch negatives
+    learning_rate: float = 2e-5
+    head_learning_rate: float | None = None  # of projections and salience heads; None = learning_rate
+    weight_decay: float = 0.01
+    warmup: float = 0.1  # share of the steps over which the rate rises; it then falls linearly to 0
+    max_grad_norm: float = 1.0
+    temperature: float | None = None  # None = the paradigm's own
+    seed: int = 0
+    evaluate_every: int = 0  # steps between dev measures; 0 = only at the end
+    save_every: int = 0  # steps between checkpoints; 0 = with every dev measure
+    log_every: int = 10
+    workers: int = 0  # processes that tokenise ahead; 0 = in the training process
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "accumulation", "log_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.warmup <= 1:
+            raise ValueError(f"warmup is a share of the steps, in [0, 1], got {self.warmup}")
+        if self.temperature is not None and self.temperature <= 0:
+            raise ValueError(f"temperature must be positive, got {self.temperature}")
+
+
+def train(
+    paradigm: Paradigm,
+    corpus: Corpus,
+    examples: Sequence[Example],
+    settings: TrainingSettings,
+    folder: Path,
+    *,
+    accelerator: Accelerator | None = None,
+    dev: Callable[[Paradigm], float] | None = None,
+    progress: bool = True,
+) -> Paradigm:
+    """Train; return the paradigm that was best by `dev` (higher is better), or the last without `dev`.
+
+    folder/last is the newest checkpoint, from which the same call goes on exactly; folder/best the best
+    paradigm; folder/history.jsonl the loss curve and the dev measures. A loss that is not finite stops the
+    run and leaves the checkpoints as they are. Every process calls this with the same arguments.
+    """
+    accelerator = accelerator or Accelerator()
+    run = _Run(paradigm, settings, folder, accelerator)
+    start = run.resume()
+    micro = settings.accumulation
+    sampler = StepSampler(
+        len(examples),
+        settings.batch_size,
+        settings.steps * micro,
+        start=start * micro,
+        rank=accelerator.process_index,
+        world=accelerator.num_processes,
+        seed=settings.seed,
+    )
+    loader: DataLoader[TrainingBatch] = DataLoader(
+        Examples(examples),
+        batch_sampler=sampler,
+        collate_fn=collate(paradigm.encoder, corpus),
+        num_workers=settings.workers,
+        generator=torch.Generator(),  # opening a loader must not draw from the generator of the dropout
+    )
+    batches = iter(loader)
+    with progress_bar(progress and accelerator.is_main_process) as bar:
+        task = bar.add_task(f"train {paradigm.recipe.name}", total=settings.steps, completed=start)
+        if start == 0 and dev is not None:
+            run.measure(0, dev)
+        for step in range(start, settings.steps):
+            loss = run.step(step, batches)
+            bar.update(task, completed=step + 1, description=f"train {paradigm.recipe.name} loss {loss:.3f}")
+            done, last = step + 1, step + 1 == settings.steps
+            if dev is not None and (last or _due(done, settings.evaluate_every)):
+                run.measure(done, dev)
+            if last or _due(done, settings.save_every or settings.evaluate_every):
+                run.save(done)
+    accelerator.wait_for_everyone()
+    return Paradigm.from_pretrained(folder / "best") if dev is not None else paradigm
+
+
+def training_seconds(folder: Path) -> float:
+    """Seconds spent in training steps, over all interruptions, of the run in `folder`."""
+    progress = checkpoint.read_progress(folder / "last")
+    return float(progress["seconds"]) if progress else math.nan
+
+
+def batch_loss(
+    model: torch.nn.Module, paradigm: Paradigm, batch: TrainingBatch, temperature: float
+) -> Tensor:
+    """The mean contrastive loss of this process's queries over the documents of all processes.
+
+    `model` is the paradigm as accelerate wrapped it: its forward is where gradients are averaged.
+    """
+    queries, documents = model(batch.queries, batch.documents)
+    b = len(batch.relevant)
+    positions = gather(batch.positions[None])[0]
+    pool = gather_documents(documents)
+    scores = in_batch_rel(pool, queries, paradigm.align, paradigm.normalise)
+    first = (
+        len(batch.positions) * torch.distributed.get_rank() if len(positions) > len(batch.positions) else 0
+    )
+    target = torch.arange(first, first + b, device=scores.device)
+    return contrastive(scores, target, batch.excluded(positions), temperature)
+
+
+class _Run:
+    """The state of a training run: what a checkpoint holds."""
+
+    def __init__(
+        self, paradigm: Paradigm, s: TrainingSettings, folder: Path, accelerator: Accelerator
+    ) -> None:
+        self.paradigm, self.settings, self.folder, self.accelerator = paradigm, s, folder, accelerator
+        self.temperature = s.temperature or paradigm.recipe.temperature
+        accelerator.gradient_accumulation_steps = s.accumulation
+        torch.manual_seed(s.seed * 1_000_003 + accelerator.process_index)
+        heads = [p for n, p in paradigm.named_parameters() if p.requires_grad and ".backbone." not in f".{n}"]
+        body = [p for n, p in paradigm.named_parameters() if p.requires_grad and ".backbone." in f".{n}"]
+        rate = s.learning_rate if s.head_learning_rate is None else s.head_learning_rate
+        groups = [{"params": body, "lr": s.learning_rate}, {"params": heads, "lr": rate}]
+        optimizer = torch.optim.AdamW([g for g in groups if g["params"]], weight_decay=s.weight_decay)
+        self.model, self.optimizer = accelerator.prepare(paradigm, optimizer)
+        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.best, self.best_step, self.seconds = -math.inf, 0, 0.0
+
+    @property
+    def _signature(self) -> dict[str, Any]:
+        """What must be equal for a checkpoint to be gone on with."""
+        return {
+            "settings": asdict(self.settings),
+            "recipe": asdict(self.paradigm.recipe),
+            "encoder": asdict(self.paradigm.encoder.settings),
+            "processes": self.accelerator.num_processes,
+        }
+
+    def resume(self) -> int:
+        """Load folder/last where there is one, and return the step to go on from."""
+        last = self.folder / "last"
+        if self.accelerator.is_main_process:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            settle(last)
+            settle(self.folder / "best")
+        self.accelerator.wait_for_everyone()
+        found = checkpoint.read_progress(last)
+        if found is None:
+            if self.accelerator.is_main_process:
+                (self.folder / "history.jsonl").unlink(missing_ok=True)
+            return 0
+        signature = json.loads(json.dumps(self._signature))
+        if found["signature"] != signature:
+            changed = _differences(found["signature"], signature)
+            raise ValueError(
+                f"{last} was trained with other settings ({changed}); choose another folder, or delete it "
+                "to start again"
+            )
+        self.paradigm.load_state_dict(Paradigm.from_pretrained(last).state_dict())
+        optimizer = self.optimizer.optimizer
+        checkpoint.load_optimizer(optimizer, self.paradigm, last / "optimizer.safetensors")
+        checkpoint.load_random(last / f"random_{self.accelerator.process_index}.safetensors")
+        if self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(found["scaler"])
+        self.best, self.best_step, self.seconds = found["best"], found["best_step"], found["seconds"]
+        if self.accelerator.is_main_process:
+            self._cut_history(found["step"])
+        return int(found["step"])
+
+    def step(self, step: int, batches: Any) -> float:
+        """One optimizer step; the mean loss of its batches on this process."""
+        began = time.perf_counter()
+        self.model.train()
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * _schedule(step, self.settings)
+        losses = []
+        for _ in range(self.settings.accumulation):
+            batch = next(batches).to(self.accelerator.device)
+            with self.accelerator.accumulate(self.model):
+                loss = batch_loss(self.model, self.paradigm, batch, self.temperature)
+                if not torch.isfinite(loss):
+                    raise FloatingPointError(
+                        f"the loss is {loss.item()} at step {step + 1}; the checkpoint before it is kept. A "
+                        "smaller learning_rate, a larger temperature or precision 'no' usually helps"
+                    )
+                self.accelerator.backward(loss)
+                if self.accelerator.sync_gradients:
+                    norm = self.accelerator.clip_grad_norm_(
+                        self.model.parameters(), self.settings.max_grad_norm
+                    )
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            losses.append(loss.detach())
+        mean = torch.stack(losses).mean()
+        self.seconds += time.perf_counter() - began
+        if _due(step + 1, self.settings.log_every) or step == 0:
+            overall = self.accelerator.reduce(mean, "mean")
+            rate = self.optimizer.param_groups[0]["lr"]
+            self._log(step + 1, {"loss": overall.item(), "gradient_norm": float(norm), "learning_rate": rate})
+        return float(mean)
+
+    def measure(self, step: int, dev: Callable[[Paradigm], float]) -> None:
+        """The dev measure, by the main process; a new best is saved."""
+        if self.accelerator.is_main_process:
+            value = dev(self.paradigm)
+            self._log(step, {"dev": value})
+            if value > self.best:
+                self.best, self.best_step = value, step
+                self.paradigm.save_pretrained(self.folder / "best")
+        self.accelerator.wait_for_everyone()
+
+    def save(self, step: int) -> None:
+        """Replace folder/last by the state after `step` steps."""
+        temporary = self.folder / ".random"
+        temporary.mkdir(exist_ok=True)
+        checkpoint.save_random(temporary / f"random_{self.accelerator.process_index}.safetensors")
+        self.accelerator.wait_for_everyone()
+        if self.accelerator.is_main_process:
+            with new_folder(self.folder / "last") as folder:
+                self.paradigm.write(folder)
+                checkpoint.save_optimizer(
+                    self.optimizer.optimizer, self.paradigm, folder / "optimizer.safetensors"
+                )
+                for file in temporary.iterdir():
+                    file.rename(folder / file.name)
+                temporary.rmdir()
+                scaler = self.accelerator.scaler
+                write_json(
+                    folder / "progress.json",
+                    {
+                        "step": step,
+                        "best": self.best,
+                        "best_step": self.best_step,
+                        "seconds": self.seconds,
+                        "scaler": None if scaler is None else scaler.state_dict(),
+                        "signature": self._signature,
+                    },
+                )
+        self.accelerator.wait_for_everyone()
+
+    def _log(self, step: int, values: dict[str, float]) -> None:
+        name = self.paradigm.recipe.name
+        # Not tracker steps, which only rise: several paradigms train in one run, each from step 0.
+        self.accelerator.log({f"{name}/{key}": value for key, value in (values | {"step": step}).items()})
+        if self.accelerator.is_main_process:
+            with (self.folder / "history.jsonl").open("a") as file:
+                file.write(json.dumps({"step": step, **values}) + "\n")
+
+    def _cut_history(self, step: int) -> None:
+        """Forget what was logged after the checkpoint: the steps are about to be taken again."""
+        file = self.folder / "history.jsonl"
+        lines = file.read_text().splitlines() if file.is_file() else []
+        write_text(file, "".join(line + "\n" for line in lines if json.loads(line)["step"] <= step))
+
+
+def _schedule(step: int, s: TrainingSettings) -> float:
+    """Linear warm-up over warmup·steps, then linear decay to 0; the first step's rate is not 0."""
+    rise = max(1, round(s.warmup * s.steps))
+    if step < rise:
+        return (step + 1) / rise
+    return (s.steps - step) / max(1, s.steps - rise)
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any]) -> str:
+    names = []
+    for part in new:
+        a, b = old.get(part), new[part]
+        if isinstance(a, dict) and isinstance(b, dict):
+            keys = sorted(k for k in a.keys() | b.keys() if a.get(k) != b.get(k))
+            names += [f"{k}: {a.get(k)} then, {b.get(k)} now" for k in keys]
+        elif a != b:
+            names.append(f"{part}: {a} then, {b} now")
+    return "; ".join(names)
