@@ -1,0 +1,208 @@
+"""theory.recall: golden values, explicit projections, the order of the bounds, Lemma 2's assumptions."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+
+from theory import recall as R
+from theory.projections import pairwise_error, required_dimension
+
+MARGINS = st.lists(st.floats(0.02, 0.95), min_size=3, max_size=30)
+
+
+def collection(documents=40, vocabulary=60, seed=0):
+    """A query, its best document, and the documents below it: sparse, non-negative, like bags of words."""
+    rng = np.random.default_rng(seed)
+    matrix = rng.poisson(0.15, (documents + 1, vocabulary)) * rng.gamma(2.0, size=vocabulary)
+    query = np.zeros(vocabulary)
+    query[:4] = 1
+    matrix[:, :4] += rng.gamma(1.0, size=(documents + 1, 4)) * 0.5
+    best = np.argmax(matrix @ query)
+    return query, matrix[best], np.delete(matrix, best, axis=0)
+
+
+def orthogonal(margins):
+    """Documents whose differences from the origin are orthogonal outside the query."""
+    mu = np.asarray(margins)
+    others = np.zeros((len(mu), len(mu) + 1))
+    others[:, 0] = -mu
+    others[np.arange(len(mu)), np.arange(len(mu)) + 1] = -np.sqrt(1 - mu**2)
+    return np.eye(len(mu) + 1)[0], np.zeros(len(mu) + 1), others
+
+
+def test_golden_orthogonal_competitors():
+    three = [0.1, 0.2, 0.3]
+    for k, values in (
+        (32, (0.4032276686, 0.0525230482, 0.0018219163)),
+        (64, (0.2593903395, 0.0135701142, 0.0001046332)),
+    ):
+        for r, value in enumerate(values, start=1):
+            # The reference gives ten decimals, so the smallest values allow seven significant digits at most.
+            assert R.orthogonal_recall_failure(k, three, r) == pytest.approx(value, rel=1e-7, abs=5e-11)
+    hundred = [0.2] * 100
+    assert R.orthogonal_recall_failure(64, hundred, 1) == pytest.approx(0.9889941693, rel=1e-9)
+    assert R.orthogonal_recall_failure(64, hundred, 10) == pytest.approx(0.0776218833, rel=1e-8)
+    assert R.orthogonal_recall_failure(256, hundred, 1) == pytest.approx(0.0596459264, rel=1e-8)
+
+
+@given(st.floats(0.02, 0.99), st.floats(1, 3000))
+def test_one_competitor_is_the_pairwise_law(margin, k):
+    assert R.orthogonal_recall_failure(k, [margin], 1) == pytest.approx(
+        pairwise_error(k, margin), rel=1e-8, abs=1e-14
+    )
+
+
+def test_sampled_law_equals_quadrature():
+    margins = [0.1, 0.2, 0.3]
+    thresholds = R.recall_thresholds(*orthogonal(margins), [1, 2, 3], samples=20_000, seed=4)
+    for r in (1, 2, 3):
+        value, error = R.recall_failure(np.array([8, 32, 40]), thresholds[r - 1])
+        exact = [R.orthogonal_recall_failure(k, margins, r) for k in (8, 32, 40)]
+        assert np.all(np.abs(value - exact) < 4 * error)
+
+
+def test_sampled_law_equals_explicit_projections():
+    query, better, others = collection()
+    draws, k = 20_000, 32
+    rng = np.random.default_rng(9)
+    lost = np.concatenate(
+        [
+            (lambda a: np.sum((a @ query)[:, None] @ (a @ (others - better).T) >= 0, axis=(1, 2)))(
+                rng.standard_normal((500, k, len(query)))
+            )
+            for _ in range(draws // 500)
+        ]
+    )
+    thresholds = R.recall_thresholds(query, better, others, range(1, 41), samples=4000, seed=1)
+    for r in (1, 3, 10):
+        value, error = R.recall_failure(k, thresholds[r - 1])
+        explicit = np.mean(lost >= r)
+        assert abs(value - explicit) < 4 * math.hypot(error, math.sqrt(explicit * (1 - explicit) / draws))
+
+
+def test_sparse_dense_and_blocks_agree(monkeypatch):
+    query, better, others = collection(seed=3)
+    dense = R.recall_thresholds(query, better, others, [1, 10], samples=50, seed=2)
+    rows = [sparse.csr_array(np.atleast_2d(x)) for x in (query, better, others)]
+    np.testing.assert_allclose(R.recall_thresholds(*rows, [1, 10], samples=50, seed=2), dense, rtol=1e-10)
+    padded = np.pad(others, ((0, 0), (0, 500)))
+    wide = R.recall_thresholds(
+        np.pad(query, (0, 500)), np.pad(better, (0, 500)), padded, [1, 10], samples=50, seed=2
+    )
+    np.testing.assert_allclose(wide, dense, rtol=1e-10)
+    monkeypatch.setattr(R, "_BLOCK", 600)
+    blocked = R.recall_thresholds(query, better, others, [1, 10], samples=4000, seed=2)
+    whole = R.recall_thresholds(query, better, others, [1, 10], samples=4000, seed=3)
+    for r in range(2):
+        (a, da), (b, db) = R.recall_failure(24, blocked[r]), R.recall_failure(24, whole[r])
+        assert abs(a - b) < 4 * math.hypot(da, db)
+
+
+@settings(max_examples=40)
+@given(MARGINS, st.integers(1, 3), st.floats(2, 600))
+def test_bounds_are_ordered_and_hold(margins, r, k):
+    values = {name: bound(k, margins, r) for name, bound in R.BOUNDS.items()}
+    exact = R.orthogonal_recall_failure(k, margins, r)
+    slack = 1 + 1e-9
+    assert exact <= values["markov_union"] * slack + 1e-14
+    assert values["markov_union"] <= values["t_union"] * slack
+    assert values["t_union"] <= values["lemma1_sum"] * slack
+    assert values["lemma1_sum"] <= values["eq3"] * slack
+    assert values["independent"] <= values["markov_union"] * slack + 1e-15
+
+
+def test_bounds_hold_for_dependent_documents():
+    query, better, others = collection(documents=200, seed=5)
+    unit = query / np.linalg.norm(query)
+    delta = better - others
+    margins = delta @ unit / np.linalg.norm(delta, axis=1)
+    thresholds = R.recall_thresholds(query, better, others, [1, 10], samples=2000)
+    for r, row in zip((1, 10), thresholds, strict=True):
+        k, error = R.required_dimension_recall_exact(row)
+        needed = {name: R.required_dimension_recall(margins, r, method=name) for name in R.BOUNDS}
+        assert needed["eq3"] >= needed["lemma1_sum"] >= needed["t_union"] >= needed["markov_union"]
+        assert needed["markov_union"] > k - 4 * error
+        value, _ = R.recall_failure(k, row)
+        assert value == pytest.approx(0.05, rel=1e-9)
+        assert R.quick_required_dimension(row) == pytest.approx(k, rel=0.05)
+        for name in ("t_union", "markov_union", "lemma1_sum", "independent"):
+            assert R.BOUNDS[name](needed[name], margins, r) == pytest.approx(0.05, rel=1e-9)
+
+
+def test_eq3_is_lemma2_solved():
+    margins = np.linspace(0.05, 0.5, 50)
+    for r in (1, 10, 50):
+        k = R.eq3_required_dimension(margins[r - 1], 50, r)
+        assert R.lemma2_bound(k, margins, r) == pytest.approx(0.05, rel=1e-12)
+        assert R.required_dimension_recall(margins, r, method="eq3") == pytest.approx(k, rel=1e-14)
+
+
+def test_one_document_is_the_pair():
+    for name in ("t_union", "markov_union", "independent"):
+        real = required_dimension(0.1, method="exact_real")
+        assert R.required_dimension_recall([0.1], 1, method=name) == pytest.approx(real, rel=1e-10)
+
+
+def test_several_queries_are_averaged():
+    rows = np.stack(
+        [
+            R.recall_thresholds(*orthogonal([m, 0.3]), [1], samples=8000, seed=i)[0]
+            for i, m in enumerate((0.1, 0.4))
+        ]
+    )
+    value, error = R.recall_failure(32, rows)
+    exact = np.mean([R.orthogonal_recall_failure(32, [m, 0.3], 1) for m in (0.1, 0.4)])
+    assert abs(value - exact) < 4 * error
+    assert value == pytest.approx(np.mean([R.recall_failure(32, row)[0] for row in rows]), rel=1e-12)
+    k, _ = R.required_dimension_recall_exact(rows)
+    assert R.recall_failure(k, rows)[0] == pytest.approx(0.05, rel=1e-9)
+
+
+def test_standard_error_of_k_is_the_spread_of_k():
+    sets = [
+        R.recall_thresholds(*orthogonal([0.1, 0.15, 0.2, 0.3]), [2], samples=400, seed=i)[0]
+        for i in range(60)
+    ]
+    k, error = np.array([R.required_dimension_recall_exact(row) for row in sets]).T
+    assert np.std(k, ddof=1) == pytest.approx(error.mean(), rel=0.4)
+
+
+def test_nothing_to_lose():
+    """Competitors that lie on the query's line cannot overtake."""
+    thresholds = R.recall_thresholds([1.0, 0], [3.0, 0], [[1.0, 0], [2.0, 0]], [1], samples=10)
+    assert np.all(thresholds < 1e-7)
+    assert R.required_dimension_recall_exact(thresholds[0])[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: R.lemma2_bound(8, [0.1, 0.2], 3),
+            "r = 3; allowed: a whole number of at least 1 and at most 2",
+        ),
+        (lambda: R.lemma2_bound(8, [0.1, 0.0], 1), "margins contains 0"),
+        (lambda: R.t_union_bound(0.5, [0.1], 1), "k = 0.5"),
+        (lambda: R.t_union_bound(8, [[0.1]], 1), "one axis"),
+        (lambda: R.eq3_required_dimension(0.1, 5, 6), "r = 6"),
+        (lambda: R.required_dimension_recall([0.1], 1, method="exact"), "allowed: eq3"),
+        (lambda: R.required_dimension_recall([0.1], 1, beta=1.0), "beta = 1"),
+        (lambda: R.recall_thresholds([1.0, 0], [0, 1.0], [[1.0, 0]], [1]), "1 of others do not score below"),
+        (lambda: R.recall_thresholds([0.0, 0], [0, 1.0], [[1.0, 0]], [1]), "query is a zero vector"),
+        (lambda: R.recall_thresholds([1.0, 0], [math.nan, 1.0], [[1.0, 0]], [1]), "better"),
+        (lambda: R.recall_thresholds([1.0, 0], [1.0, 0], [[0.0, 1]], [2]), "ranks contains 2"),
+        (lambda: R.rank_thresholds([1.0, 2.0], [[1.0]], [1]), "[n, samples]"),
+        (lambda: R.rank_thresholds([0.0], [[1.0]], [1]), "gains contains 0"),
+        (lambda: R.recall_failure(8, [1.0]), "at least two samples"),
+        (lambda: R.recall_failure(8, [1.0, -1.0]), "not negative"),
+        (lambda: R.orthogonal_recall_failure(0, [0.1], 1), "k = 0"),
+    ],
+)
+def test_bad_arguments_say_what_is_allowed(call, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call()

@@ -1,0 +1,145 @@
+"""Does cutting documents into segments, one vector each, need fewer dimensions than one vector for the whole?
+
+Luan et al., TACL 2021, section 3, Theorem 1 (the case for ME-BERT). d1 = Σ_i d1^(i), d2 = Σ_i d2^(i), in m
+segments; a multi-vector encoder projects each, and scores a document by max_i ⟨Aq, Ad^(i)⟩.
+
+Theorem 1: if segments i and j ≠ i are orthogonal (within and across both documents), ⟨q, d1⟩ ≥ ⟨q, d2⟩,
+⟨q, d1^(i)⟩ = ⟨q, d1⟩ and ⟨q, d2^(i)⟩ ≤ ⟨q, d2⟩, then μ(q, d1^(i), d2^(i)) ≥ μ(q, d1, d2). True; but
+max-scoring also compares segment i of d1 with every segment j ≠ i of d2, and of those cross pairs the theorem
+says nothing. Their margins can be far below μ(q, d1, d2), so a smaller k does not follow: `COUNTEREXAMPLE`.
+Segments are rows of [m, v].
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from theory import checks
+from theory.checks import Array
+from theory.projections import normalized_margin, pairwise_error
+
+# All conditions hold with i = 0, single-vector margin 1/√2, same-segment margin 1, cross margin 1/√201.
+COUNTEREXAMPLE: dict[str, Array] = {
+    "query": np.array([1.0, 0.0, 0.0]),
+    "better": np.array([[1.0, 10.0, 0.0], [0.0, 0.0, 9.0]]),
+    "worse": np.array([[0.0, 10.0, 0.0], [0.0, 0.0, 10.0]]),
+}
+
+
+def broken_conditions(
+    query: ArrayLike, better: ArrayLike, worse: ArrayLike, segment: int, tolerance: float = 1e-9
+) -> list[str]:
+    """Which conditions of Theorem 1 fail for segment i = `segment`? An empty list: the theorem applies.
+
+    `query` [v], `better` and `worse` [m, v]: the segments of d1 and d2. Equalities are judged relative to the
+    norms involved, within `tolerance`. ⟨q, d1⟩ ≥ ⟨q, d2⟩ is in the paper's definition of a margin and needed.
+    """
+    q, first, second = _segments(query, better, worse)
+    index = int(checks.whole(segment, "segment", least=0, most=len(first) - 1))
+    size = np.linalg.norm
+    broken = []
+    both = np.stack([first, second])
+    inner = np.abs(np.einsum("aiv,bjv->abij", both, both))
+    allowed = tolerance * np.multiply.outer(size(both, axis=-1), size(both, axis=-1)).transpose(0, 2, 1, 3)
+    for i, j in zip(*np.nonzero(np.triu((inner > allowed).any(axis=(0, 1)), k=1)), strict=True):
+        broken.append(f"segments {i} and {j} are not orthogonal")
+    slack = tolerance * size(q) * (size(first, axis=1).sum() + size(second, axis=1).sum())
+    total1, total2 = q @ first.sum(axis=0), q @ second.sum(axis=0)
+    if total1 < total2 - slack:
+        broken.append(f"⟨q, d1⟩ = {total1:.6g} is below ⟨q, d2⟩ = {total2:.6g}")
+    if abs(q @ first[index] - total1) > slack:
+        broken.append(f"⟨q, d1^({index})⟩ = {q @ first[index]:.6g} is not ⟨q, d1⟩ = {total1:.6g}")
+    if q @ second[index] > total2 + slack:
+        broken.append(f"⟨q, d2^({index})⟩ = {q @ second[index]:.6g} exceeds ⟨q, d2⟩ = {total2:.6g}")
+    return broken
+
+
+def segment_margins(
+    query: ArrayLike, better: ArrayLike, worse: ArrayLike, segment: int
+) -> tuple[float, float]:
+    """(μ(q, d1^(i), d2^(i)), μ(q, d1, d2)): the two sides of Theorem 1, first ≥ second where it applies.
+
+    Arguments as in `broken_conditions`, which this does not call. Raises ValueError where d1 = d2 or
+    d1^(i) = d2^(i), for which there is no margin.
+    """
+    q, first, second = _segments(query, better, worse)
+    index = int(checks.whole(segment, "segment", least=0, most=len(first) - 1))
+    same = normalized_margin(q, first[index], second[index])
+    return float(same), float(normalized_margin(q, first.sum(axis=0), second.sum(axis=0)))
+
+
+def cross_margins(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> Array:
+    """μ(q, d1^(i), d2^(j)) for all i, j: [m, m']. 0 where two segments are equal, since they always tie.
+
+    `better` [m, v] and `worse` [m', v] may have different numbers of segments.
+    """
+    q, first, second = _segments(query, better, worse, equal=False)
+    result = np.zeros((len(first), len(second)))
+    i, j = np.nonzero((first[:, None] != second).any(axis=-1))
+    if i.size:
+        result[i, j] = normalized_margin(q, first[i], second[j])
+    return result
+
+
+def maxscore_margin(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> float:
+    """max_i min_j μ(q, d1^(i), d2^(j)): the margin that max-scoring really needs to keep d1 above d2.
+
+    Some one segment of d1 must beat every segment of d2, and the hardest of these pairs sets the dimension.
+    Not positive if d1 does not win by its best segment. Its role in the error: `maxscore_error_bound`.
+    """
+    return float(cross_margins(query, better, worse).min(axis=1).max())
+
+
+def maxscore_error_bound(k: float, query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> float:
+    """P(max_i ⟨Aq, Ad1^(i)⟩ ≤ max_j ⟨Aq, Ad2^(j)⟩) ≤ min_i Σ_j p(k, μ_ij), over i with all μ_ij > 0.
+
+    Gaussian A; union bound over the segments of d2, for the best fixed segment of d1. Raises ValueError if no
+    segment of d1 beats all of d2 before the projection.
+    """
+    margins = cross_margins(query, better, worse)
+    ahead = margins[(margins > 0).all(axis=1)]
+    if len(ahead) == 0:
+        raise ValueError(
+            "no segment of better beats every segment of worse; allowed: a pair that it does win"
+        )
+    return float(np.sum(np.atleast_2d(pairwise_error(k, ahead)), axis=1).min())
+
+
+def simulated_maxscore_error(
+    k: float, query: ArrayLike, better: ArrayLike, worse: ArrayLike, *, samples: int = 100_000, seed: int = 0
+) -> tuple[float, float]:
+    """P(max_i ⟨Aq, Ad1^(i)⟩ ≤ max_j ⟨Aq, Ad2^(j)⟩) under a Gaussian A: estimate and standard error.
+
+    From the joint law of all scores, χ_k ⟨q̄, d⟩ + ⟨z, d⟩ with z ⊥ q (`theory.recall`), so that the cost does
+    not depend on k. Arguments as in `cross_margins`.
+    """
+    q, first, second = _segments(query, better, worse, equal=False)
+    count = int(checks.whole(samples, "samples", least=2))
+    rng = np.random.default_rng(seed)
+    chi = np.sqrt(rng.chisquare(float(checks.dimensions(k)), count))
+    unit = q / np.linalg.norm(q)
+    documents = np.concatenate([first, second])
+    along = documents @ unit
+    # ⟨z, d⟩ is Gaussian with this covariance; its factor is far smaller than v for a few segments.
+    beyond = documents - along[:, None] * unit
+    factor = np.linalg.qr(beyond.T)[1].T
+    scores = along[:, None] * chi + factor @ rng.standard_normal((factor.shape[1], count))
+    lost = scores[: len(first)].max(axis=0) <= scores[len(first) :].max(axis=0)
+    estimate = float(lost.mean())
+    return estimate, float(np.sqrt(estimate * (1 - estimate) / count))
+
+
+def _segments(query: Any, better: Any, worse: Any, equal: bool = True) -> tuple[Array, Array, Array]:
+    q = checks.vector(query, "query", axes=1)
+    first, second = (
+        checks.vector(x, n, axes=2, nonzero=False) for x, n in ((better, "better"), (worse, "worse"))
+    )
+    if not (q.shape[-1] == first.shape[-1] == second.shape[-1]) or 0 in (len(first), len(second)):
+        raise ValueError(
+            f"query {q.shape}, better {first.shape}, worse {second.shape}; "
+            "allowed: [v], [m, v], [m, v] with m ≥ 1"
+        )
+    if equal and len(first) != len(second):
+        raise ValueError(f"better has {len(first)} segments and worse {len(second)}; allowed: equally many")
+    return q, first, second

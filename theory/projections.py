@@ -1,0 +1,358 @@
+"""How often does a random projection A to k dimensions swap two documents, and how large must k be?
+
+Luan, Eisenstein, Toutanova, Collins, "Sparse, Dense, and Attentional Representations for Text Retrieval",
+TACL 2021, section 2. The query q scores documents by ⟨q, d⟩; after the projection by ⟨Aq, Ad⟩, where A is
+k × v with independent entries, N(0, 1/k) ("gaussian") or ±1/√k ("rademacher"). Write δ = d1 − d2, bars for
+unit vectors, ε = ⟨q̄, δ̄⟩ for the normalized margin, h(ε) = ε²/2 − ε³/3. A ranking error is
+⟨Aq, Ad1⟩ ≤ ⟨Aq, Ad2⟩ for a pair with ε > 0. Under the Gaussian a tie has probability 0; under Rademacher it
+has not, so there the functions say whether they count it.
+
+The bounds are the paper's. The exact laws are not in it: given Aq, the rows of A restricted to the orthogonal
+complement of q are still independent Gaussians, so a Gaussian error is an event about one Student variable.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
+from theory import checks
+from theory.checks import Array
+
+Ensemble = Literal["gaussian", "rademacher"]
+
+# Gauss-Laguerre nodes for the deep tail, where the integrand is analytic far around the origin.
+_LAGUERRE_NODES, _LAGUERRE_WEIGHTS = np.polynomial.laguerre.laggauss(40)
+_DEEP = 1e-290
+_SCAN_LIMIT = 10_000_000
+
+
+def normalized_margin(query: Any, better: Any, worse: Any) -> Any:
+    """μ(q, d1, d2) = ⟨q, d1 − d2⟩ / (‖q‖ ‖d1 − d2‖): the cosine that decides how easily a pair is swapped.
+
+    Definition 2.1. Positive when `better` does score higher, negative when it does not; unchanged by scaling
+    q or δ, but not by q → Sq, d → S⁻¹d, which keeps every score.
+    Dense: `query`, `better`, `worse` [..., v], broadcast against each other; returns [...].
+    scipy sparse: `query` and `better` one row or n rows, `worse` n rows, each [rows, v]; returns [n].
+    Raises ValueError for a zero query, equal documents, or numbers that are not finite.
+    """
+    if any(hasattr(x, "tocsr") for x in (query, better, worse)):
+        return _sparse_margin(query, better, worse)
+    query = checks.vector(query, "query")
+    better, worse = (checks.vector(x, n, nonzero=False) for x, n in ((better, "better"), (worse, "worse")))
+    difference = better - worse
+    if not np.any(difference != 0, axis=-1).all():
+        raise ValueError("better and worse are equal; allowed: two different documents (d1 ≠ d2)")
+    query, difference = _power_of_two_scaled(query), _power_of_two_scaled(difference)
+    cosine = np.sum(query * difference, axis=-1)
+    cosine = cosine / (np.linalg.norm(query, axis=-1) * np.linalg.norm(difference, axis=-1))
+    return checks.plain(np.clip(cosine, -1.0, 1.0))
+
+
+def _power_of_two_scaled(vectors: Array) -> Array:
+    """Entries below 1, so that no square overflows; a power of two keeps exact ties exact."""
+    return np.ldexp(vectors, -np.frexp(np.max(np.abs(vectors), axis=-1, keepdims=True))[1])
+
+
+def _sparse_margin(query: Any, better: Any, worse: Any) -> Array:
+    from scipy import sparse
+
+    query, better, worse = (sparse.csr_array(x, dtype=np.float64) for x in (query, better, worse))
+    for matrix, name in ((query, "query"), (better, "better"), (worse, "worse")):
+        if not np.isfinite(matrix.data).all():
+            raise ValueError(f"{name} contains numbers that are not finite; allowed: finite numbers only")
+    rows = max(query.shape[0], better.shape[0], worse.shape[0])
+    query, better, worse = (
+        m if m.shape[0] == rows else m[np.zeros(rows, dtype=np.int64)] for m in (query, better, worse)
+    )
+    difference = better - worse
+    norms = np.sqrt(query.power(2).sum(axis=1)), np.sqrt(difference.power(2).sum(axis=1))
+    if not norms[0].all():
+        raise ValueError("query is a zero vector or contains one; allowed: non-zero vectors")
+    if not norms[1].all():
+        raise ValueError("better and worse are equal in a row; allowed: two different documents (d1 ≠ d2)")
+    cosine = np.asarray(query.multiply(difference).sum(axis=1)).ravel() / (norms[0] * norms[1])
+    return np.clip(cosine, -1.0, 1.0)
+
+
+def distortion(margin: ArrayLike) -> Any:
+    """h(ε) = ε²/2 − ε³/3, the rate in the exponent of the paper's bounds (Eq. 1)."""
+    margin = checks.margins(margin)
+    return checks.plain(margin**2 * (0.5 - margin / 3))
+
+
+def pairwise_error_bound(k: ArrayLike, margin: ArrayLike, constant: float = 4) -> Any:
+    """P(error) ≤ c · exp(−(k/2) h(ε)), for both ensembles, ties counted as errors.
+
+    Lemma 1 with c = 4 as printed. c = 2 holds as well, since a ranking error is a deviation to one side: pass
+    `constant=2`. Often larger than 1, and then empty; it is not clipped. `k` and `margin` broadcast.
+    """
+    k, constant = checks.dimensions(k), float(checks.positive(constant, "constant"))
+    return checks.plain(constant * np.exp(-0.5 * k * distortion(margin)))
+
+
+def pairwise_error(k: ArrayLike, margin: ArrayLike) -> Any:
+    """p(k, ε) = P(t_k > √k ε / √(1 − ε²)): the exact error of a Gaussian projection.
+
+    Equal to ½ I_{1−ε²}(k/2, ½). Accurate down to the smallest normal numbers; `log_pairwise_error` goes on
+    below. Real k ≥ 1 are allowed. `k` and `margin` broadcast.
+    """
+    k, margin = checks.dimensions(k), checks.margins(margin)
+    with np.errstate(divide="ignore"):
+        return checks.plain(special.stdtr(k, -margin * np.sqrt(k / ((1 - margin) * (1 + margin)))))
+
+
+def _log_squared_sine(margin: Array) -> Array:
+    """ln(1 − ε²) without cancellation at either end."""
+    with np.errstate(divide="ignore"):
+        return np.where(margin < 0.7, np.log1p(-(margin**2)), np.log((1 - margin) * (1 + margin)))
+
+
+def log_pairwise_error(k: ArrayLike, margin: ArrayLike) -> Any:
+    """ln p(k, ε) for the exact Gaussian error, also where p itself is far below the smallest number.
+
+    Where p < 1e-290, by quadrature of
+    p = (1−ε²)^{k/2} / (k B(k/2, ½)) · ∫₀^∞ e^{−w} dw / √(1 − (1−ε²) e^{−2w/k}).
+    ε = 1 gives −inf. `k` and `margin` broadcast.
+    """
+    k, margin = np.broadcast_arrays(checks.dimensions(k), checks.margins(margin))
+    error = np.asarray(pairwise_error(k, margin))
+    deep = error < _DEEP
+    with np.errstate(divide="ignore"):
+        result = np.log(error)
+        if deep.any():
+            n, log_sine = k[deep], _log_squared_sine(margin[deep])
+            root = np.sqrt(-np.expm1(log_sine[..., None] - 2 * _LAGUERRE_NODES / n[..., None]))
+            integral = np.sum(_LAGUERRE_WEIGHTS / root, axis=-1)
+            result = np.asarray(result)
+            result[deep] = 0.5 * n * log_sine - np.log(n) - special.betaln(0.5 * n, 0.5) + np.log(integral)
+    return checks.plain(result)
+
+
+def decreasing_root(function: Callable[[Array], Any], low: ArrayLike, high: ArrayLike) -> Array:
+    """The x in [low, high] with f(x) = 0 for a decreasing f, per element; `low` if f(low) ≤ 0 already.
+
+    Bracketing by false position with the Anderson-Björck weights: no derivative, superlinear, never outside
+    the bracket; good to about 1e-12 relative. `function` maps an array to an array of the same shape, and
+    f(high) ≤ 0 is required, else ValueError.
+    """
+    low, high = (np.array(x, dtype=np.float64) for x in np.broadcast_arrays(low, high))
+    at_low, at_high = np.asarray(function(low)), np.asarray(function(high))
+    if np.any((at_high > 0) & (at_low > 0)):
+        raise ValueError(
+            "the function is still positive at `high`; allowed: a bracket that contains its root"
+        )
+    done = at_low <= 0
+    high, at_high = np.where(done, low, high), np.where(done, 0.0, at_high)
+    for step in range(200):
+        done = done | (at_high == 0) | (high - low <= 1e-12 * high)
+        if np.all(done):
+            break
+        with np.errstate(invalid="ignore", divide="ignore"):
+            point = (low * at_high - high * at_low) / (at_high - at_low)
+            # Every fourth step halves, which bounds the work where f is flat or infinite at one end.
+            point = np.where(np.isfinite(point) & (step % 4 < 3), point, 0.5 * (low + high))
+            # A point a hair inside the nearer end lets the bracket close from the other side.
+            point = np.where(done, high, np.clip(point, low + 4e-13 * high, high - 4e-13 * high))
+            value = np.asarray(function(point))
+            above = value > 0
+            kept = 1 - value / np.where(above, at_low, at_high)
+            kept = np.where(kept > 0, kept, 0.5)
+            at_low, at_high = np.where(above, value, at_low * kept), np.where(above, at_high * kept, value)
+        low, high = np.where(~done & above, point, low), np.where(~done & ~above, point, high)
+        at_high = np.where(done, 0.0, at_high)
+    return high
+
+
+def _exact_real(margin: Array, beta: Array) -> Array:
+    margin, beta = np.broadcast_arrays(margin, beta)
+    log_beta = np.log(beta)
+
+    def excess(k: Array) -> Array:
+        return np.asarray(log_pairwise_error(k, margin)) - log_beta
+
+    # p ≤ ½ (1−ε²)^{k/2} bounds the root from above; the approximation mostly lies within 1 of it.
+    with np.errstate(divide="ignore"):
+        most = np.maximum(1.0, -2 * np.log(np.maximum(1.0, 0.5 / beta)) / _log_squared_sine(margin))
+    guess = np.clip(_approximation(margin, beta), 1.0, most)
+    low, high = np.maximum(guess - 1, 1.0), np.minimum(guess + 1, most)
+    low, high = np.where(excess(low) > 0, low, 1.0), np.where(excess(high) <= 0, high, most)
+    return decreasing_root(excess, low, high)
+
+
+def _exact(margin: Array, beta: Array) -> Array:
+    root = _exact_real(margin, beta)
+    # The root is good to its last digits only, so the whole number is settled by the law itself.
+    below = np.maximum(1.0, np.round(root))
+    enough = np.asarray(pairwise_error(below, margin)) <= beta
+    return np.where(enough, below, np.maximum(np.ceil(root), below + 1))
+
+
+def _approximation(margin: Array, beta: Array) -> Array:
+    z_squared = special.ndtri(beta) ** 2
+    return np.asarray(z_squared * (1 - margin**2) / margin**2 + (z_squared + 1) / 2)
+
+
+def _lemma1(margin: Array, beta: Array) -> Array:
+    return np.asarray(2 / distortion(margin) * np.log(4 / beta))
+
+
+def _corollary1(margin: Array, beta: Array) -> Array:
+    return np.asarray(12 / margin**2 * np.log(4 / beta))
+
+
+METHODS: dict[str, Callable[[Array, Array], Array]] = {
+    "exact": _exact,
+    "exact_real": _exact_real,
+    "approximation": _approximation,
+    "lemma1": _lemma1,
+    "corollary1": _corollary1,
+}
+
+
+def required_dimension(margin: ArrayLike, beta: ArrayLike = 0.05, method: str = "exact") -> Any:
+    """The k at which a pair of margin ε is swapped with probability at most β.
+
+    "exact": the smallest whole k with p(k, ε) ≤ β for a Gaussian projection (this is the paper's k*).
+    "exact_real": the real k ≥ 1 with p(k, ε) = β, or 1 where p(1, ε) ≤ β; for ratios and slopes.
+    "approximation": z²(1−ε²)/ε² + (z²+1)/2, z = Φ⁻¹(1−β), β < ½; off by under .01 for ε ≤ .1, .06 at ε = .4.
+    "lemma1": 2 ln(4/β) / h(ε), Eq. 2: every k from there on suffices, for both ensembles.
+    "corollary1": 12 ε⁻² ln(4/β), weaker than Eq. 2. The printed strict inequality is not needed.
+    The last three are real thresholds, not rounded. `margin` and `beta` broadcast.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method = {method!r}; allowed: {', '.join(METHODS)}")
+    beta = checks.probability(beta)
+    if method == "approximation" and not np.all(beta < 0.5):
+        raise ValueError(f"beta = {np.max(beta):.6g} with method 'approximation'; allowed: in (0, 0.5)")
+    return checks.plain(METHODS[method](checks.margins(margin), beta))
+
+
+def boolean_margin(query_terms: ArrayLike, document_terms: ArrayLike) -> Any:
+    """ε = 1/√(2 L_Q L_D): the smallest positive margin between Boolean vectors, L unique terms at most.
+
+    Proof of Corollary 2 (A.4): scores differ by at least 1, ‖q‖² ≤ L_Q, ‖δ‖² ≤ 2 L_D. Attained by documents
+    without a common term, of which one holds a single query term and the other none.
+    """
+    product = 2 * checks.whole(query_terms, "query_terms") * checks.whole(document_terms, "document_terms")
+    return checks.plain(1 / np.sqrt(product))
+
+
+def boolean_required_dimension(
+    query_terms: ArrayLike, document_terms: ArrayLike, beta: ArrayLike = 0.05, method: str = "exact"
+) -> Any:
+    """The k that keeps any one Boolean pair in order with probability 1 − β, at worst-case margin.
+
+    "corollary2": 24 L_Q L_D ln(4/β), as printed; any method of `required_dimension` otherwise, at
+    `boolean_margin`. A statement about each pair, not about all pairs of a collection at once.
+    """
+    margin = boolean_margin(query_terms, document_terms)
+    return required_dimension(margin, beta, "corollary1" if method == "corollary2" else method)
+
+
+def concentration(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> Any:
+    """κ = Σ_j q̄_j² δ̄_j²: what a Rademacher projection depends on beside k and ε.
+
+    Dense [..., v], broadcast; errors as in `normalized_margin`.
+    """
+    normalized_margin(query, better, worse)  # the same demands on the arguments
+    q, difference = (
+        np.asarray(query, np.float64),
+        np.asarray(better, np.float64) - np.asarray(worse, np.float64),
+    )
+    q, difference = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, difference))
+    return checks.plain(np.sum((q * difference) ** 2, axis=-1))
+
+
+def rademacher_error_normal(k: ArrayLike, margin: ArrayLike, kappa: ArrayLike) -> Any:
+    """P(error) ≈ Φ(−√k ε / √(1 + ε² − 2κ)) for a Rademacher projection: the central limit of ⟨Aq, Aδ⟩.
+
+    Each row contributes mean ε and variance 1 + ε² − 2κ, with κ = `concentration`; κ = 0 is the Gaussian
+    variance. An approximation, blind to the lattice on which sparse vectors put ⟨Aq, Aδ⟩. κ must lie in
+    [0, (1 + ε²)/2]; at the upper end the inner product is certain and the error 0.
+    """
+    k, margin, kappa = checks.dimensions(k), checks.margins(margin), np.asarray(kappa, dtype=np.float64)
+    variance = 1 + margin**2 - 2 * kappa
+    if not (np.all(kappa >= 0) and np.all(variance >= -1e-12)):
+        raise ValueError(f"kappa = {kappa}; allowed: from 0 to (1 + margin²)/2")
+    with np.errstate(divide="ignore"):
+        return checks.plain(special.ndtr(-np.sqrt(k / np.maximum(variance, 0)) * margin))
+
+
+def rademacher_error_two_sparse(k: ArrayLike, margin: ArrayLike, *, ties: bool = True) -> Any:
+    """P(error) of a Rademacher projection for q̄ = e1, δ̄ = (ε, √(1−ε²)): exact.
+
+    A row contributes (ε ± √(1−ε²))/k with equal chance, so the error is a binomial tail: not monotone in k,
+    and zero for ε > 1/√2. `ties` counts ⟨Aq, Ad1⟩ = ⟨Aq, Ad2⟩ as an error, as Lemma 1 does. k must be whole.
+    """
+    k, margin = checks.whole(k, "k"), checks.margins(margin)
+    with np.errstate(divide="ignore"):
+        ratio = margin / np.sqrt(1 - margin**2)
+    # An error: the number B of plus signs satisfies 2B − k ≤ −k ε/√(1−ε²).
+    limit = 0.5 * k * np.maximum(1 - ratio, -1.0)
+    nearest = np.round(limit)
+    tied = np.abs(limit - nearest) <= 1e-12 * k
+    most = np.where(tied, nearest - (0 if ties else 1), np.floor(limit))
+    return checks.plain(np.where(most < 0, 0.0, special.bdtr(np.maximum(most, 0), k.astype(np.int64), 0.5)))
+
+
+def rademacher_required_dimension(
+    margin: float, beta: float = 0.05, definition: Literal["first", "stable"] = "stable"
+) -> int:
+    """k* of the two-sparse Rademacher pair, whose error is not monotone in k, so that k* needs a definition.
+
+    "first": the smallest k with error ≤ β. "stable": the smallest k from which on the error stays ≤ β; this
+    one is what a bound of the form "every k ≥ ... suffices" bounds. Ties count as errors. Scalars only; every
+    k is tried up to 2 ln(1/β)(1−ε²)/ε², beyond which Hoeffding's inequality gives error ≤ β.
+    """
+    if definition not in ("first", "stable"):
+        raise ValueError(f"definition = {definition!r}; allowed: first, stable")
+    epsilon, level = float(checks.margins(margin)), float(checks.probability(beta))
+    last = int(np.ceil(max(1.0, -2 * np.log(level) * (1 - epsilon**2) / epsilon**2)))
+    if last > _SCAN_LIMIT:
+        raise ValueError(f"margin = {epsilon:.6g} needs a scan of {last} dimensions; allowed: {_SCAN_LIMIT}")
+    k = np.arange(1, last + 1)
+    good = rademacher_error_two_sparse(k, epsilon) <= level
+    if definition == "first":
+        return int(k[np.argmax(good)])
+    return 1 if good.all() else int(k[~good][-1]) + 1
+
+
+def simulated_error(
+    k: int,
+    query: ArrayLike,
+    better: ArrayLike,
+    worse: ArrayLike,
+    *,
+    ensemble: Ensemble = "rademacher",
+    ties: bool = True,
+    samples: int = 10_000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """P(error) for explicit k × v projections: the estimate and its standard error, from `samples` matrices.
+
+    Coordinates in which q and δ are both zero never matter and are not drawn. Rademacher entries are ±1, so
+    vectors of small whole numbers are projected exactly and `ties` means what it says. One-axis vectors [v].
+    """
+    size = int(checks.whole(k, "k"))
+    count = int(checks.whole(samples, "samples", least=2))
+    if ensemble not in ("gaussian", "rademacher"):
+        raise ValueError(f"ensemble = {ensemble!r}; allowed: gaussian, rademacher")
+    normalized_margin(query, better, worse)
+    q, difference = (
+        np.asarray(query, np.float64),
+        np.asarray(better, np.float64) - np.asarray(worse, np.float64),
+    )
+    pair: NDArray[np.float64] = np.stack([q, difference], axis=-1)[(q != 0) | (difference != 0)]
+    rng, errors = np.random.default_rng(seed), 0
+    block = max(1, 4_000_000 // (size * len(pair)))
+    for start in range(0, count, block):
+        shape = (min(block, count - start), size, len(pair))
+        rows = rng.standard_normal(shape) if ensemble == "gaussian" else 2.0 * rng.integers(0, 2, shape) - 1
+        projected = rows @ pair
+        inner = np.sum(projected[..., 0] * projected[..., 1], axis=-1)
+        errors += int(np.sum(inner <= 0 if ties else inner < 0))
+    estimate = errors / count
+    return estimate, float(np.sqrt(estimate * (1 - estimate) / count))

@@ -1,0 +1,282 @@
+"""With what probability does a random projection push the best document out of the first r?
+
+Luan et al., TACL 2021, section 2.1.1. A query q, its best document d1, and n competitors d2 with margins
+μ(q, d1, d2) > 0 (`theory.projections`); one k × v projection A is shared by all of them, and
+R = #{d2 : ⟨Aq, Ad1⟩ ≤ ⟨Aq, Ad2⟩}. d1 is lost from the first r exactly if R ≥ r. Competitors that tie with d1
+before the projection (μ = 0) are outside these statements: leave them out.
+
+Bounds need the margins only. The exact Gaussian law needs the vectors, since competitors err together: given
+Aq, the scores of all documents are, up to one common positive factor, χ_k ⟨q̄, d⟩ + ⟨z, d⟩, with z ~ N(0, I)
+projected on the complement of q and an independent chi variable χ_k. So with t(d2) = −⟨z, δ⟩ / ⟨q̄, δ⟩ and T_r
+the r-th largest t, R ≥ r if and only if χ_k ≤ T_r, and
+
+    P(R ≥ r) = E_z[ F_{χ²_k}( max(T_r, 0)² ) ].
+
+No k × v matrix is drawn, k enters only through a smooth distribution function, and one set of z serves every
+k and every r. The law is this package's; the bounds named eq3 and lemma1_sum are the paper's.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import sparse, special
+
+from theory import checks
+from theory.checks import Array
+from theory.projections import decreasing_root, distortion, pairwise_error, pairwise_error_bound
+
+_BLOCK = 2_000_000
+
+
+def lemma2_bound(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
+    """P(R ≥ r) ≤ 4 (n − r + 1) exp(−(k/2) h(ε)), ε the r-th smallest of the n margins [n].
+
+    Lemma 2, both ensembles. Not clipped at 1. `k` number or array; returns its shape, as every bound here.
+    """
+    ordered = _ordered(margins, r)
+    count = len(ordered) - r + 1
+    return checks.plain(count * np.asarray(pairwise_error_bound(k, ordered[r - 1])))
+
+
+def eq3_required_dimension(
+    margin: ArrayLike, documents: ArrayLike, r: ArrayLike, beta: ArrayLike = 0.05
+) -> Any:
+    """k = (2/h(ε)) ln(4 (n − r + 1)/β): from there on Lemma 2 gives P(R ≥ r) ≤ β. Eq. 3; a real threshold.
+
+    `margin` is the r-th smallest of `documents` = n margins. Everything broadcasts.
+    """
+    r, documents = checks.whole(r, "r"), checks.whole(documents, "documents")
+    if not np.all(r <= documents):
+        raise ValueError(
+            f"r = {np.max(r):g}; allowed: at most the number of documents, {np.min(documents):g}"
+        )
+    count = 4 * (documents - r + 1)
+    return checks.plain(2 / distortion(margin) * np.log(count / checks.probability(beta)))
+
+
+def lemma1_sum_bound(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
+    """P(R ≥ r) ≤ Σ_{i≥r} 4 exp(−(k/2) h(μ_(i))): Lemma 2's proof before its last step. Margins [n]."""
+    ordered = _ordered(margins, r)
+    return _per_dimension(lambda n: np.sum(pairwise_error_bound(n, ordered[r - 1 :])), k)
+
+
+def t_union_bound(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
+    """P(R ≥ r) ≤ Σ_{i≥r} p(k, μ_(i)), with the exact Gaussian pairwise error p. Margins [n].
+
+    R ≥ r needs an error outside the r − 1 smallest margins; then the union bound.
+    """
+    ordered = _ordered(margins, r)
+    return _per_dimension(lambda n: np.sum(pairwise_error(n, ordered[r - 1 :])), k)
+
+
+def markov_union_bound(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
+    """P(R ≥ r) ≤ min_{0≤s<r} Σ_{i>s} p(k, μ_(i)) / (r − s), never above the t-union bound. Margins [n].
+
+    R ≥ r needs r − s errors outside the s smallest margins, and Markov's inequality bounds that. Gaussian.
+    """
+    ordered = _ordered(margins, r)
+
+    def bound(n: float) -> float:
+        errors = np.asarray(pairwise_error(n, ordered))
+        beyond = np.cumsum(errors[::-1])[::-1][:r]
+        return float(np.min(beyond / (r - np.arange(r))))
+
+    return _per_dimension(bound, k)
+
+
+def independent_documents(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
+    """P(R ≥ r) if the n errors were independent with chances p(k, μ_i): an approximation, not a bound.
+
+    One shared projection makes the errors dependent, mostly positively: too large at r = 1, too small at
+    large r. Margins [n].
+    """
+    ordered = _ordered(margins, r)
+    return _per_dimension(lambda n: _at_least(np.asarray(pairwise_error(n, ordered)), r), k)
+
+
+BOUNDS: dict[str, Callable[[ArrayLike, ArrayLike, int], Any]] = {
+    "eq3": lemma2_bound,
+    "lemma1_sum": lemma1_sum_bound,
+    "t_union": t_union_bound,
+    "markov_union": markov_union_bound,
+    "independent": independent_documents,
+}
+
+
+def required_dimension_recall(
+    margins: ArrayLike, r: int, beta: float = 0.05, method: str = "markov_union"
+) -> float:
+    """The real k ≥ 1 at which a bound on P(R ≥ r) falls to β, from the n margins [n] alone.
+
+    Methods: eq3 (the paper's), lemma1_sum, t_union, markov_union (each at most the one before; sufficient for
+    the Gaussian, the first two for Rademacher too) and independent (a guess). 1 where k = 1 already does. The
+    k of the exact law is `required_dimension_recall_exact`.
+    """
+    if method not in BOUNDS:
+        raise ValueError(f"method = {method!r}; allowed: {', '.join(BOUNDS)}")
+    ordered, log_beta = _ordered(margins, r), np.log(checks.probability(beta))
+    high = max(1.0, eq3_required_dimension(ordered[r - 1], len(ordered), r, beta))
+    if method == "eq3":
+        return high
+
+    def excess(k: Array) -> Array:
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(BOUNDS[method](k, ordered, r)) - log_beta)
+
+    return float(decreasing_root(excess, 1.0, high))
+
+
+def rank_thresholds(gains: ArrayLike, noise: ArrayLike, ranks: Sequence[int]) -> Array:
+    """max(T_r, 0) for each r in `ranks`, T_r the r-th largest of −noise/gains over the documents.
+
+    `gains` [n] = ⟨q̄, δ⟩ > 0, `noise` [n, samples] = ⟨z, δ⟩, z ⊥ q. Returns [ranks, samples]. The step that
+    many queries or many parts of one collection can share products ⟨z, d⟩ for; else `recall_thresholds`.
+    """
+    gains, noise = np.asarray(checks.positive(gains, "gains")), np.asarray(noise, dtype=np.float64)
+    if gains.ndim != 1 or noise.ndim != 2 or len(noise) != len(gains) or len(gains) == 0:
+        raise ValueError(f"gains {gains.shape} and noise {noise.shape}; allowed: [n] and [n, samples], n ≥ 1")
+    order = checks.whole(ranks, "ranks", most=len(gains)).astype(np.int64).ravel()
+    ratios = noise / gains[:, None]
+    ratios.partition(np.unique(order) - 1, axis=0)
+    return np.maximum(-ratios[order - 1], 0.0)
+
+
+def recall_thresholds(
+    query: Any,
+    better: Any,
+    others: Any,
+    ranks: Sequence[int],
+    *,
+    samples: int = 1000,
+    seed: int = 0,
+) -> Array:
+    """Samples of max(T_r, 0), from which `recall_failure` reads P(R ≥ r) at every k: [ranks, samples].
+
+    `query` [v], `better` [v], `others` [n, v]: dense, or scipy sparse with one row, one row and n rows. Every
+    other document must score below `better` (else ValueError: drop it, or count it as a tie). Only columns in
+    which something is non-zero are drawn; memory stays near 50 MB beside the inputs, whatever `samples` is.
+    """
+    query, better, others = (
+        sparse.csr_array(
+            np.atleast_2d(x) if isinstance(x, np.ndarray | list | tuple) else x, dtype=np.float64
+        )
+        for x in (query, better, others)
+    )
+    for matrix, name in ((query, "query"), (better, "better"), (others, "others")):
+        if not np.isfinite(matrix.data).all():
+            raise ValueError(f"{name} contains numbers that are not finite; allowed: finite numbers only")
+    total = int(checks.whole(samples, "samples", least=2))
+    norm = float(np.sqrt(query.power(2).sum()))
+    if norm == 0:
+        raise ValueError("query is a zero vector; allowed: non-zero vectors")
+    documents = sparse.vstack([better, others], format="csc")
+    columns = np.union1d(query.indices, np.flatnonzero(np.diff(documents.indptr)))
+    documents, unit = documents[:, columns].tocsr(), query[:, columns].toarray().ravel() / norm
+    scores = documents @ unit
+    gains = scores[0] - scores[1:]
+    if not np.all(gains > 0):
+        raise ValueError(f"{np.sum(gains <= 0)} of others do not score below better; allowed: smaller scores")
+    rng = np.random.default_rng(seed)
+    block = max(1, _BLOCK // max(documents.shape))
+    parts = []
+    for start in range(0, total, block):
+        gaussians = rng.standard_normal((len(columns), min(block, total - start)))
+        gaussians -= unit[:, None] * (unit @ gaussians)
+        products = documents @ gaussians
+        parts.append(rank_thresholds(gains, products[0] - products[1:], ranks))
+    return np.concatenate(parts, axis=1)
+
+
+def recall_failure(k: ArrayLike, thresholds: ArrayLike) -> tuple[Any, Any]:
+    """P(R ≥ r) at each k, and its standard error, from samples of the threshold at one rank.
+
+    `thresholds` [samples], or [queries, samples] for the mean over queries of independent samples each.
+    Returns two arrays of k's shape (floats for a scalar k). The law is exact; the error is that of E_z only.
+    """
+    k, squares = checks.dimensions(k), _squares(thresholds)
+    values = np.array([special.gammainc(0.5 * n, 0.5 * squares) for n in k.ravel()])
+    values = values.reshape(k.shape + squares.shape)
+    errors = np.sqrt(np.sum(np.var(values, axis=-1, ddof=1), axis=-1) / squares.shape[1]) / squares.shape[0]
+    return checks.plain(values.mean(axis=(-2, -1))), checks.plain(errors)
+
+
+def required_dimension_recall_exact(thresholds: ArrayLike, beta: float = 0.05) -> tuple[float, float]:
+    """The real k ≥ 1 with P(R ≥ r) = β by the exact law, and its standard error: the k for recall@r ≥ 1 − β.
+
+    `thresholds` as in `recall_failure`: for several queries it is their mean recall that reaches 1 − β. 1
+    where k = 1 already does. The standard error is that of P(R ≥ r) at k over the slope there.
+    """
+    squares, level = _squares(thresholds), float(checks.probability(beta))
+    # Laurent and Massart: P(χ²_k ≤ k − 2√(k t)) ≤ e^{−t}; at this k the largest sample alone gives at most β.
+    t = np.log(1 / level)
+    high = (np.sqrt(t) + np.sqrt(t + squares.max())) ** 2
+    root = float(
+        decreasing_root(lambda k: np.asarray(recall_failure(k, thresholds)[0]) - level, 1.0, max(1.0, high))
+    )
+    step = 1e-4 * root
+    here, above = recall_failure(root, thresholds), recall_failure(root + step, thresholds)
+    slope = (here[0] - above[0]) / step
+    return root, float(here[1] / slope) if slope > 0 else 0.0
+
+
+def quick_required_dimension(thresholds: ArrayLike, beta: float = 0.05) -> float:
+    """k ≈ ½ + Q_{1−β}(T_r)²: the exact law's k with χ_k replaced by its centre √(k − ½). No root to find."""
+    quantile = np.quantile(np.sqrt(_squares(thresholds)), 1 - checks.probability(beta))
+    return float(0.5 + quantile**2)
+
+
+def orthogonal_recall_failure(k: float, margins: ArrayLike, r: int) -> float:
+    """P(R ≥ r) for competitors whose δ are orthogonal outside q: exact by quadrature, no sampling.
+
+    Then ⟨z, δ_i⟩ are independent, so given χ_k the errors are independent with chances
+    Φ(−χ_k μ_i/√(1−μ_i²)), and R is a Poisson binomial variable. Margins [n]; Gaussian projection.
+    """
+    ordered, n = _ordered(margins, r), float(checks.dimensions(k))
+    # In y = χ^¼ the integrand is smooth at 0 for fractional k as well.
+    edges = np.linspace(0.0, np.sqrt(n) + 12, int(np.sqrt(n)) + 13) ** 0.25
+    nodes, weights = np.polynomial.legendre.leggauss(24)
+    half = 0.5 * np.diff(edges)[:, None]
+    root = (edges[:-1, None] + half * (nodes + 1)).ravel()
+    chi = root**4
+    log_density = (1 - n / 2) * np.log(2) + (n - 1) * np.log(chi) - chi**2 / 2 - special.gammaln(n / 2)
+    with np.errstate(divide="ignore"):
+        slopes = ordered / np.sqrt((1 - ordered) * (1 + ordered))
+    lost = _at_least(special.ndtr(-slopes[:, None] * chi), r)
+    return float(np.sum((half * weights).ravel() * 4 * root**3 * np.exp(log_density) * lost))
+
+
+def _at_least(chances: Array, r: int) -> Array:
+    """P(at least r successes) of independent trials with chances [n, ...]; no cancellation in small tails."""
+    state = np.zeros((r, *chances.shape[1:]))
+    state[0] = 1.0
+    reached = np.zeros(chances.shape[1:])
+    for chance in chances:
+        reached = reached + state[-1] * chance
+        state[1:] = state[1:] * (1 - chance) + state[:-1] * chance
+        state[0] = state[0] * (1 - chance)
+    return reached
+
+
+def _ordered(margins: ArrayLike, r: int) -> Array:
+    array = checks.margins(margins, "margins")
+    if array.ndim != 1 or array.size == 0:
+        raise ValueError(f"margins has shape {array.shape}; allowed: one axis of at least one margin")
+    checks.whole(r, "r", most=array.size)
+    return np.sort(array)
+
+
+def _per_dimension(bound: Callable[[float], Any], k: ArrayLike) -> Any:
+    k = checks.dimensions(k)
+    return checks.plain(np.array([float(bound(n)) for n in k.ravel()]).reshape(k.shape))
+
+
+def _squares(thresholds: ArrayLike) -> Array:
+    array = np.atleast_2d(np.asarray(thresholds, dtype=np.float64))
+    if array.ndim != 2 or array.shape[1] < 2 or not (np.isfinite(array).all() and np.all(array >= 0)):
+        raise ValueError(
+            f"thresholds has shape {np.shape(thresholds)}; "
+            "allowed: [samples] or [queries, samples], at least two samples, finite and not negative"
+        )
+    return array**2
