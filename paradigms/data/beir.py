@@ -1,8 +1,8 @@
 """Collections in the BEIR folder layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv, plain or .gz.
 
 Thakur et al., "BEIR: A Heterogeneous Benchmark for Zero-shot Evaluation of Information Retrieval Models",
-NeurIPS 2021 (Datasets and Benchmarks). A plain corpus.jsonl stays on disk and only the offsets of its lines are
-kept (8 bytes a document beside the id); a .gz cannot be entered in the middle and is read into memory.
+NeurIPS 2021 (Datasets and Benchmarks). A plain corpus.jsonl stays on disk and only the offsets of its lines
+are kept (8 bytes a document beside the id); a .gz cannot be entered in the middle and is read into memory.
 """
 
 import json

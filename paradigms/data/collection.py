@@ -93,7 +93,7 @@ class Problems:
 class Collection:
     """A named corpus with its splits.
 
-    `fingerprint` (sha256) changes with any document, query or judgement and with the documents' order, so that
+    `fingerprint` (sha256) changes with any document, query or judgement and with the documents' order:
     whatever was computed by document position under one fingerprint stays valid under it.
     """
 

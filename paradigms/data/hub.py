@@ -34,10 +34,10 @@ class Rows(Sequence[str]):
 def read_hub(path: str, prefix: str | None = None) -> Collection:
     """Collection of a hub dataset, or of a local folder that `datasets` reads, in a BEIR hub layout.
 
-    Corpus and queries are the configurations "corpus" and "queries"; judgements (query-id, corpus-id, score) are
-    "qrels" or "default" of the same dataset (as mteb/* has them) or the dataset <path>-qrels (as BeIR/* has them).
-    With a prefix such as "de", the configurations are "de-corpus" or "corpus-de" and so on. ValueError says
-    which configurations were looked for and which exist.
+    Corpus and queries are the configurations "corpus" and "queries"; judgements (query-id, corpus-id, score)
+    are "qrels" or "default" of the same dataset (as mteb/* has them) or the dataset <path>-qrels (as BeIR/*
+    has them). With a prefix such as "de", the configurations are "de-corpus" or "corpus-de" and so on.
+    ValueError says which configurations were looked for and which exist.
     """
     import datasets
 

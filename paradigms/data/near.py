@@ -13,22 +13,20 @@ def words(text: str) -> list[str]:
 
 
 def near_copies(texts: list[str], threshold: float) -> list[bool]:
-    """For each text, whether its set of word triples has J = |x ∩ y| / |x ∪ y| ≥ threshold with an earlier text
-    that is itself no copy.
+    """For each text, whether J = |x ∩ y| / |x ∪ y| ≥ threshold with an earlier text y that is no copy itself.
 
-    Exact, by prefix filtering (Chaudhuri et al., "A Primitive Operator for Similarity Joins", ICDE 2006): J ≥ t
-    implies |x ∩ y| ≥ t·|x|, so that two such sets, ordered alike, meet in the first |x| − ⌈t·|x|⌉ + 1 elements;
-    with the rarest first, few others do. Texts of fewer than three words have no triple and are no copies.
+    x and y are the texts' sets of word triples. Exact, by prefix filtering (Chaudhuri et al., "A Primitive
+    Operator for Similarity Joins in Data Cleaning", ICDE 2006): J ≥ t implies |x ∩ y| ≥ t·max(|x|, |y|), so
+    that two such sets in the same order meet within the first |x| − ⌈t·|x|⌉ + 1 elements of x and as many of
+    y; with the rarest first, few other sets do. A text of fewer than three words has no triple and no copy.
     """
-    shingles = _word_triples(texts)
-    codes, ranks, counts = np.unique(
-        np.concatenate([*shingles, np.empty(0, np.int64)]), return_inverse=True, return_counts=True
-    )
-    del codes
-    order = np.empty(len(counts), dtype=np.int64)
-    order[np.lexsort((np.arange(len(counts)), counts))] = np.arange(len(counts))
-    ends = np.cumsum([len(triples) for triples in shingles])
-    by_rarity = [np.sort(order[part]) for part in np.split(ranks, ends[:-1])] if texts else []
+    triples_of = _word_triples(texts)
+    every = np.concatenate([*triples_of, np.empty(0, np.int64)])
+    _, numbered, counts = np.unique(every, return_inverse=True, return_counts=True)
+    rank = np.empty(len(counts), dtype=np.int64)
+    rank[np.lexsort((np.arange(len(counts)), counts))] = np.arange(len(counts))
+    ends = np.cumsum([len(triples) for triples in triples_of])
+    by_rarity = [np.sort(rank[part]) for part in np.split(numbered, ends[:-1])] if texts else []
 
     holders: dict[int, list[int]] = {}
     copies: list[bool] = []

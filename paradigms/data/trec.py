@@ -1,7 +1,7 @@
 """TREC files: runs "query Q0 document rank score tag" and judgements "query 0 document grade", plain or .gz.
 
-Both formats are columns between white space (trec_eval), so an id with white space in it cannot be written, and
-a query without a line does not exist in the file.
+Both formats are columns between white space (trec_eval), so an id with white space in it cannot be written,
+and a query without a line does not exist in the file.
 """
 
 import math
@@ -13,7 +13,7 @@ from paradigms.data.files import atomic_text, numbered_lines
 
 
 def read_run(path: str | Path) -> Run:
-    """Run of a six-column file. ValueError names the file and line of anything else, NaN and repeats included."""
+    """Run of a six-column file. ValueError names the file and line of anything else, NaN or a repeat too."""
     run: Run = {}
     for where, (query, _, document, _, text, _) in _rows(path, 6, "query Q0 document rank score tag"):
         try:
