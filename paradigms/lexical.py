@@ -2,11 +2,11 @@
 
 w(d, t) = log(1 + (N − f_t + ½)/(f_t + ½)) · n_d(t) / (n_d(t) + k1·(1 − b + b·|d|/mean|d|)), with N documents,
 f_t of them holding t, n_d(t) and n_q(t) counts and |d| a document's number of words: Robertson et al., "Okapi
-at TREC-3", 1994, as Lucene computes it (Kamphuis et al., "Which BM25 Do You Mean?", ECIR 2020), with the k1 = .9
-and b = .4 of the published BEIR runs. The weights come from bm25s.
+at TREC-3", 1994, as Lucene computes it (Kamphuis et al., "Which BM25 Do You Mean?", ECIR 2020), with k1 = .9
+and b = .4 as in the published BEIR runs. The weights come from bm25s.
 
-Words: lower case, runs of letters, digits and underscores, without Lucene's 33 English stop words. There is no
-stemming, which the published runs have: no dependency brings a stemmer.
+Words: lower case, runs of letters, digits and underscores, without Lucene's 33 English stop words. There is
+no stemming, which the published runs have: no dependency brings a stemmer.
 """
 
 import json
@@ -21,11 +21,13 @@ import scipy.sparse
 from paradigms.data import Run
 from paradigms.data.files import atomic_folder
 
-STOPWORDS = tuple(
-    "a an and are as at be but by for if in into is it no not of on or such that the their then there these "
-    "they this to was will with".split()  # noqa: SIM905 (a line of words reads better than 33 lines)
-)
 WORD = re.compile(r"\w+")
+STOPWORDS = tuple(
+    WORD.findall(
+        "a an and are as at be but by for if in into is it no not of on or such that the their then there "
+        "these they this to was will with"
+    )
+)
 
 
 class BM25:

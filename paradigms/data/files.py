@@ -14,11 +14,11 @@ from typing import IO, BinaryIO, cast
 BROKEN_GZIP = (EOFError, gzip.BadGzipFile, zlib.error)
 
 
-def open_binary(path: str | Path) -> BinaryIO:
+def open_binary(path: str | Path) -> io.BufferedIOBase:
     """Open for reading, through gzip when the name ends in .gz. FileNotFoundError names the path."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path}: no such file")
-    return cast(BinaryIO, gzip.open(path, "rb")) if Path(path).suffix == ".gz" else open(path, "rb")
+    return gzip.GzipFile(path, "rb") if Path(path).suffix == ".gz" else open(path, "rb")
 
 
 def numbered_lines(path: str | Path) -> Iterator[tuple[int, str]]:
