@@ -18,8 +18,8 @@ MOST_QUERY_TOKENS = 32
 def alignment_picture(example: AlignmentExample, system: str) -> matplotlib.figure.Figure:
     """Heat map of A ⊙ S (query tokens down, document tokens across) of one system of an example.
 
-    Beyond 60 document or 32 query tokens only those with the largest sum of |A ⊙ S| are shown, in their
-    order, and the picture says so. Save it with `figure.savefig(path)`.
+    Of more than 60 document or 32 query tokens only those with the largest sum of |A ⊙ S| are shown, in their
+    order and without the unused ones, and the picture says so. Save it with `figure.savefig(path)`.
     """
     found = [alignment for alignment in example.systems if alignment.system == system]
     if not found:
@@ -35,26 +35,23 @@ def alignment_picture(example: AlignmentExample, system: str) -> matplotlib.figu
 
     from matplotlib.figure import Figure
 
-    figure = Figure(
-        figsize=(max(5.0, 1.6 + 0.2 * len(columns)), max(2.4, 1.9 + 0.2 * len(rows))),
-        dpi=110,
-        layout="constrained",
-    )
-    axes = figure.add_subplot()
+    width, height = max(5.5, 1.8 + 0.2 * len(columns)), max(2.0, 1.7 + 0.2 * len(rows))
+    figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
+    axes = figure.add_subplot(anchor="W")
     relevant = "relevant" if example.relevant else "not relevant"
-    heading = f"{system}: query {example.query_id}, document {example.document_id} ({relevant})"
-    figure.suptitle(
-        _shortened(heading, 20 + 2 * len(columns)), fontsize=10, x=0.01, ha="left", parse_math=False
-    )
-    facts = f"rel = {alignment.rel:.4g}, Z = {alignment.Z:.4g}, {len(alignment.links)} links"
+    heading = f"{system}: {example.query_id} → {example.document_id} ({relevant})"
+    links = len(alignment.links)
+    lines = [
+        _shortened(heading, int(12 * width)),
+        f"rel = {alignment.rel:.4g}, Z = {alignment.Z:.4g}, {links} link{'' if links == 1 else 's'}",
+    ]
     cropped = [
-        f"the {len(kept)} of {total} {side} tokens used most"
+        f"{len(kept)} of {total} {side} tokens, those used most"
         for kept, total, side in ((columns, product.shape[1], "document"), (rows, product.shape[0], "query"))
         if len(kept) < total
     ]
-    if cropped:
-        facts += "\nshown: " + ", ".join(cropped)
-    axes.set_title(facts, fontsize=8, loc="left", color="0.35")
+    lines += ["shown: " + "; ".join(cropped)] if cropped else []
+    axes.set_title("\n".join(lines), fontsize=8.5, loc="left", linespacing=1.5, parse_math=False)
     if not shown.size:
         axes.set_axis_off()
         axes.text(0.5, 0.5, "no tokens", ha="center", va="center", color="0.35")
@@ -66,7 +63,6 @@ def alignment_picture(example: AlignmentExample, system: str) -> matplotlib.figu
         cmap="PuOr" if signed else "Blues",
         vmin=-limit if signed else 0.0,
         vmax=limit,
-        aspect="auto" if len(columns) * len(rows) < 20 else "equal",
         interpolation="nearest",
     )
     document = [_shortened(alignment.document_tokens[i], 16) for i in columns]
@@ -78,7 +74,7 @@ def alignment_picture(example: AlignmentExample, system: str) -> matplotlib.figu
     axes.grid(which="minor", color="0.92", linewidth=0.5)
     axes.tick_params(which="both", length=0)
     axes.spines[:].set_visible(False)
-    bar = figure.colorbar(image, ax=axes, shrink=0.8, pad=0.01, aspect=18)
+    bar = figure.colorbar(image, ax=axes, shrink=0.8, pad=0.01, aspect=18, panchor=False)
     bar.set_label("A ⊙ S", fontsize=8)
     bar.ax.tick_params(labelsize=7)
     bar.outline.set_visible(False)
@@ -133,8 +129,11 @@ def recall_picture(curves: dict[str, dict[int, float]]) -> matplotlib.figure.Fig
 
 
 def _most_used(use: np.ndarray, most: int) -> np.ndarray:
-    """Positions of the `most` largest, in their order (the earlier of equals)."""
-    return np.sort(np.argsort(-use, kind="stable")[:most])
+    """All positions when they fit; else those of the `most` largest uses above 0, in their order."""
+    if len(use) <= most:
+        return np.arange(len(use))
+    order = np.argsort(-use, kind="stable")[:most]
+    return np.sort(order[use[order] > 0]) if use.any() else np.sort(order)
 
 
 def _shortened(text: str, most: int) -> str:

@@ -88,7 +88,11 @@ def write_report(path: str | Path, report: Report) -> None:
         lstrip_blocks=True,
     )
     environment.filters["number"] = format_number
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    environment.policies["json.dumps_kwargs"] = {
+        "separators": (",", ":"),
+        "allow_nan": False,
+        "ensure_ascii": False,
+    }
     page = environment.get_template("report.html.j2").render(
         report=report,
         chart=recall_chart(report.curves) if any(report.curves.values()) else None,
@@ -137,9 +141,9 @@ def recall_range(curves: dict[str, dict[int, float]]) -> tuple[float, float]:
     return (float(low), float(high)) if high > low else (max(0.0, float(low) - 0.1), float(high) + 0.1)
 
 
-def recall_chart(curves: dict[str, dict[int, float]], width: int = 860, height: int = 380) -> dict:
+def recall_chart(curves: dict[str, dict[int, float]], width: int = 640, height: int = 330) -> dict:
     """The geometry of the recall curves in SVG user units: log k to the right, recall upwards."""
-    left, right, top, bottom = 44, 128, 14, 40
+    left, right, top, bottom = 38, 118, 10, 40
     cutoffs = sorted({k for curve in curves.values() for k in curve})
     low, high = recall_range(curves)
     span = log(cutoffs[-1] / cutoffs[0]) or 1.0
@@ -151,7 +155,9 @@ def recall_chart(curves: dict[str, dict[int, float]], width: int = 860, height: 
         return round(top + (height - top - bottom) * (high - recall) / (high - low), 1)
 
     drawn = {system: curve for system, curve in curves.items() if curve}
-    labels = spread([y(curve[max(curve)]) for curve in drawn.values()], 16.0, top, height - bottom)
+    labels = spread(
+        [y(curve[max(curve)]) for curve in drawn.values()], 16.0, float(top), float(height - bottom)
+    )
     lines = []
     for index, ((system, curve), label) in enumerate(zip(drawn.items(), labels, strict=True)):
         points = [{"k": k, "value": curve[k], "x": x(k), "y": y(curve[k])} for k in sorted(curve)]
