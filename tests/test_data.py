@@ -1,0 +1,354 @@
+"""Collections from folders and TREC files: what is read, what is refused and what is counted."""
+
+import gzip
+import json
+import math
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paradigms.data import (
+    Corpus,
+    load,
+    read_judgements,
+    read_run,
+    write_folder,
+    write_judgements,
+    write_run,
+)
+from paradigms.data.beir import JsonLines
+from paradigms.data.files import atomic_folder, atomic_text
+
+SHARED = Path(__file__).parents[1].parent / "shared" / "data"
+DOCUMENTS = [
+    {"_id": "a", "title": "Title", "text": "body of é ☃"},
+    {"_id": "b", "text": "no title", "metadata": {"x": 1}},
+    {"_id": "c", "title": "", "text": "empty title"},
+    {"_id": "4", "title": None, "text": "line\nbreak"},
+]
+QUERIES = [{"_id": "q1", "text": "one"}, {"_id": "q2", "text": "two"}, {"_id": "q3", "text": "three"}]
+QRELS = {"test": "q2\ta\t2\nq1\tb\t1\nq1\tc\t0\n", "train": "q3\t4\t1\n"}
+TEXTS = ["Title body of é ☃", "no title", "empty title", "line\nbreak"]
+
+
+def beir(
+    folder: Path,
+    documents: Sequence[dict | str] = DOCUMENTS,
+    queries: Sequence[dict | str] = QUERIES,
+    qrels: dict[str, str] = QRELS,
+    *,
+    packed: bool = False,
+    header: str = "query-id\tcorpus-id\tscore\n",
+) -> Path:
+    (folder / "qrels").mkdir(parents=True)
+    for name, rows in (("corpus", documents), ("queries", queries)):
+        data = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows).encode()
+        path = folder / (f"{name}.jsonl.gz" if packed else f"{name}.jsonl")
+        path.write_bytes(gzip.compress(data) if packed else data)
+    for split, lines in qrels.items():
+        (folder / "qrels" / f"{split}.tsv").write_text(header + lines, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_folder_in_beir_layout(tmp_path: Path, packed: bool) -> None:
+    collection = load(beir(tmp_path / "tiny", packed=packed))
+    assert collection.name == "tiny"
+    assert list(collection.corpus) == TEXTS
+    assert collection.corpus.ids == ["a", "b", "c", "4"]
+    assert list(collection.splits) == ["train", "test"]
+    test = collection.split("test")
+    assert test.queries == {"q1": "one", "q2": "two"}
+    assert test.judgements == {"q2": {"a": 2}, "q1": {"b": 1, "c": 0}}
+    assert collection.split("train").judgements == {"q3": {"4": 1}}
+    assert not collection.problems
+    assert str(collection.problems) == ""
+    with pytest.raises(ValueError, match="tiny has no split 'dev'; it has train, test"):
+        collection.split("dev")
+
+
+def test_a_plain_corpus_stays_on_disk(tmp_path: Path) -> None:
+    corpus = load(beir(tmp_path / "tiny")).corpus
+    assert isinstance(corpus._texts, JsonLines)
+    assert corpus._texts._offsets.dtype == np.int64
+    assert [corpus[i] for i in (3, 0, -1, np.int64(1))] == [TEXTS[3], TEXTS[0], TEXTS[3], TEXTS[1]]
+    assert corpus[1:3] == TEXTS[1:3]
+    assert corpus[corpus.position("c")] == "empty title"
+    with pytest.raises(KeyError, match="no document 'zzz'"):
+        corpus.position("zzz")
+    with pytest.raises(IndexError):
+        corpus[4]
+    assert list(pickle.loads(pickle.dumps(corpus))) == TEXTS  # as worker processes receive it
+
+
+def test_a_line_without_a_line_end_is_a_line(tmp_path: Path) -> None:
+    folder = beir(tmp_path / "tiny")
+    path = folder / "corpus.jsonl"
+    path.write_bytes(b"\n" + path.read_bytes().replace(b"\n", b"\r\n\n").rstrip())
+    assert list(load(folder).corpus) == TEXTS
+
+
+def test_corpus_refuses_repeated_ids_and_missing_texts() -> None:
+    with pytest.raises(ValueError, match="must differ"):
+        Corpus(["a", "a"], ["x", "y"])
+    with pytest.raises(ValueError, match="1 ids for 2 texts"):
+        Corpus(["a"], ["x", "y"])
+
+
+def test_problems_are_counted_with_examples(tmp_path: Path) -> None:
+    documents = [*DOCUMENTS, {"_id": "a", "text": "second a"}, {"_id": "e", "text": " "}]
+    queries = [*QUERIES, {"_id": "q1", "text": "second q1"}, {"_id": "q4", "text": ""}]
+    qrels = {
+        "test": "q1\tb\t1\nq1\tb\t2\nq1\tabsent\t1\nq9\ta\t1\nq1 c 1\nq1\tc\tmuch\nq1\tc\t0.5\nq4\te\t1.0\n",
+        "dev": "".join(f"q1\tabsent{i}\t1\n" for i in range(9)),
+    }
+    collection = load(beir(tmp_path / "tiny", documents, queries, qrels))
+    assert collection.corpus[collection.corpus.position("a")] == TEXTS[0]
+    assert collection.corpus[-1] == ""
+    test = collection.split("test")
+    assert test.queries == {"q1": "one", "q4": ""}
+    assert test.judgements == {"q1": {"b": 1}, "q4": {"e": 1}}
+    assert collection.split("dev").queries == {}
+    assert collection.problems.counts == {
+        "duplicate document id (first one kept)": 1,
+        "document with empty text (kept)": 1,
+        "duplicate query id (first one kept)": 1,
+        "query with empty text (kept)": 1,
+        "judgement for an absent document (left out)": 10,
+        "judgement for an absent query (left out)": 1,
+        "repeated judgement (first one kept)": 1,
+        "malformed judgement line (left out)": 3,
+    }
+    shown = str(collection.problems)
+    assert "judgement for an absent document (left out): 10, e.g. dev: q1 -> absent0" in shown
+    assert shown.count("absent1") == 1
+    assert "absent5" not in shown
+    assert "test.tsv, line 6: 'q1 c 1'" in shown
+    assert len(collection.problems.lines()) == 8
+
+
+def test_judgements_without_a_header_are_all_read(tmp_path: Path) -> None:
+    collection = load(beir(tmp_path / "tiny", header=""))
+    assert collection.split("test").judgements["q2"] == {"a": 2}
+    assert not collection.problems
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"_id": "x", "text": ', "bad JSON"),
+        ('["x"]', "bad JSON"),
+        ('{"text": "no id"}', 'no usable "_id"'),
+        ('{"_id": null, "text": "no id"}', 'no usable "_id"'),
+        ('{"_id": "x", "text": 5}', "'text' is not a string but 5"),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("file", ["corpus", "queries"])
+def test_a_bad_line_stops_with_file_and_number(
+    tmp_path: Path, line: str, message: str, packed: bool, file: str
+) -> None:
+    documents = [*DOCUMENTS[:2], line] if file == "corpus" else DOCUMENTS
+    queries = [*QUERIES[:2], line] if file == "queries" else QUERIES
+    folder = beir(tmp_path / "tiny", documents, queries, packed=packed)
+    with pytest.raises(ValueError, match=rf"{file}\.jsonl(\.gz)?, line 3: .*{message}"):
+        load(folder)
+
+
+@pytest.mark.parametrize("missing", ["corpus.jsonl", "queries.jsonl", "qrels/test.tsv"])
+def test_a_missing_file_stops_and_is_named(tmp_path: Path, missing: str) -> None:
+    folder = beir(tmp_path / "tiny", qrels={"test": QRELS["test"]})
+    (folder / missing).unlink()
+    with pytest.raises(FileNotFoundError, match=r"qrels/<split>\.tsv" if "qrels" in missing else missing):
+        load(folder)
+
+
+def test_broken_gzip_and_broken_text_are_named(tmp_path: Path) -> None:
+    folder = beir(tmp_path / "tiny", packed=True)
+    corpus = folder / "corpus.jsonl.gz"
+    corpus.write_bytes(corpus.read_bytes()[:-12])
+    with pytest.raises(ValueError, match=r"corpus\.jsonl\.gz: not a whole gzip file"):
+        load(folder)
+    run = tmp_path / "run.txt"
+    run.write_bytes(b"q Q0 d 1 1.0 t\n\xff\xfe\n")
+    with pytest.raises(ValueError, match=r"run\.txt, line 2: not UTF-8"):
+        read_run(run)
+    run = tmp_path / "run.txt.gz"
+    run.write_bytes(b"not gzip")
+    with pytest.raises(ValueError, match="not a whole gzip file"):
+        read_run(run)
+
+
+def test_unusable_collections_and_names(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no document"):
+        load(beir(tmp_path / "1", documents=[]))
+    with pytest.raises(ValueError, match=r"no split holds a judged query\njudgement for an absent document"):
+        load(beir(tmp_path / "2", qrels={"test": "q1\tnowhere\t1\n"}))
+    with pytest.raises(FileNotFoundError, match="no collection 'nothing': expected 'pydocs'"):
+        load("nothing")
+    with pytest.raises(ValueError, match="goes with load"):
+        load(beir(tmp_path / "3"), documents=2)
+
+
+def test_the_fingerprint_follows_the_content(tmp_path: Path) -> None:
+    first = load(beir(tmp_path / "a")).fingerprint
+    assert load(beir(tmp_path / "b", packed=True)).fingerprint == first
+    rows = QRELS["test"].splitlines(keepends=True)
+    assert load(beir(tmp_path / "c", qrels={**QRELS, "test": "".join(rows[::-1])})).fingerprint == first
+    changed = [
+        {"documents": [*DOCUMENTS[:3], {"_id": "4", "text": "other"}]},
+        {"documents": DOCUMENTS[::-1]},
+        {"queries": [{"_id": "q1", "text": "ONE"}, *QUERIES[1:]]},
+        {"qrels": {**QRELS, "test": "q2\ta\t1\nq1\tb\t1\nq1\tc\t0\n"}},
+        {"qrels": {"dev": QRELS["test"], "train": QRELS["train"]}},
+    ]
+    others = {load(beir(tmp_path / f"x{i}", **change)).fingerprint for i, change in enumerate(changed)}
+    assert len(others | {first}) == 6
+
+
+def test_write_folder_reads_back_the_same(tmp_path: Path) -> None:
+    collection = load(beir(tmp_path / "tiny"))
+    write_folder(collection, tmp_path / "copy")
+    again = load(tmp_path / "copy")
+    assert again.fingerprint == collection.fingerprint
+    assert list(again.corpus) == TEXTS
+    assert again.splits == collection.splits
+
+
+IDS = st.text(st.characters(blacklist_categories=("Z", "C")), min_size=1, max_size=5).filter(
+    lambda id: id.split() == [id]
+)
+SCORES = st.floats(allow_nan=False)
+
+
+@given(run=st.dictionaries(IDS, st.dictionaries(IDS, SCORES, min_size=1, max_size=5), max_size=4))
+@pytest.mark.parametrize("name", ["run.txt", "run.txt.gz"])
+def test_a_run_survives_its_file(tmp_path_factory: pytest.TempPathFactory, name: str, run: dict) -> None:
+    path = tmp_path_factory.getbasetemp() / name
+    write_run(path, run)
+    assert read_run(path) == run
+
+
+def test_runs_are_written_by_score_and_then_by_id(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "run.txt"
+    write_run(path, {"q": {"b": 0.1, "c": np.float32(0.1).item(), "a": 0.1, "d": math.inf}}, tag="bm25")
+    assert path.read_text() == (
+        "q Q0 d 1 inf bm25\nq Q0 c 2 0.10000000149011612 bm25\nq Q0 a 3 0.1 bm25\nq Q0 b 4 0.1 bm25\n"
+    )
+
+
+def test_judgements_survive_their_file(tmp_path: Path) -> None:
+    judgements = {"q1": {"b": 1, "a": 0}, "q2": {"c": 3, "d": -1}}
+    for name in ("qrels.txt", "qrels.txt.gz"):
+        write_judgements(tmp_path / name, judgements)
+        assert read_judgements(tmp_path / name) == judgements
+    assert (tmp_path / "qrels.txt").read_text() == "q1 0 b 1\nq1 0 a 0\nq2 0 c 3\nq2 0 d -1\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("q Q0 d 1 0.5", "5 columns where 6 belong"),
+        ("q Q0 d 1 high tag", "score 'high' is not a number"),
+        ("q Q0 d 1 nan tag", "NaN"),
+        ("q Q0 a 2 0.1 tag", "document 'a' appears twice"),
+    ],
+)
+def test_bad_run_lines_are_named(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "run.txt"
+    path.write_text(f"q Q0 a 1 1.0 tag\n\n{line}\n")
+    with pytest.raises(ValueError, match=rf"run\.txt, line 3: .*{message}"):
+        read_run(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("q 0 d", "3 columns where 4 belong"),
+        ("q 0 d x", "grade 'x' is not an integer"),
+        ("q 0 d inf", "grade 'inf' is not an integer"),
+        ("q 0 a 1", "judged twice"),
+    ],
+)
+def test_bad_judgement_lines_are_named(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "qrels.txt"
+    path.write_text(f"q 0 a 1\n{line}\n")
+    with pytest.raises(ValueError, match=rf"qrels\.txt, line 2: .*{message}"):
+        read_judgements(path)
+    with pytest.raises(FileNotFoundError, match="absent"):
+        read_judgements(tmp_path / "absent")
+
+
+def test_what_trec_cannot_hold_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "run.txt"
+    path.write_text("old")
+    for run in ({"q 1": {"a": 1.0}}, {"q": {"a": 1.0, "b c": 0.5}}, {"": {"a": 1.0}}, {"q": {"a": math.nan}}):
+        with pytest.raises(ValueError, match=r"cannot stand in a TREC file|NaN"):
+            write_run(path, run)
+        with pytest.raises(ValueError, match="cannot stand in a TREC file"):
+            write_judgements(path, {"q": {"a\tb": 1}})
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["run.txt"]
+
+
+def test_outputs_appear_whole_or_not_at_all(tmp_path: Path) -> None:
+    def interrupted_file() -> None:
+        with atomic_text(tmp_path / "file.gz") as stream:
+            stream.write("half")
+            raise KeyboardInterrupt
+
+    def interrupted_folder() -> None:
+        with atomic_folder(tmp_path / "folder") as folder:
+            (folder / "new").write_text("half")
+            raise KeyboardInterrupt
+
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "old").write_text("whole")
+    for interrupted in (interrupted_file, interrupted_folder):
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["old"]
+    with atomic_folder(tmp_path / "folder") as folder:
+        (folder / "new").write_text("whole")
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["new"]
+
+
+@pytest.mark.parametrize(
+    ("name", "documents", "splits", "judgements", "problems"),
+    [
+        ("scifact", 5183, {"train": 809, "test": 300}, {"train": 919, "test": 339}, {}),
+        (
+            "nfcorpus",
+            3633,
+            {"train": 2590, "dev": 324, "test": 323},
+            {"train": 110575, "dev": 11385, "test": 12334},
+            {},
+        ),
+        (
+            "squad_v1_dev",
+            2067,
+            {"train": 6306, "dev": 2457, "test": 1807},
+            {"train": 6306, "dev": 2457, "test": 1807},
+            {},
+        ),
+        ("wikipedia_106", 4613, {"test": 1479}, {"test": 4362}, {}),
+        ("cranfield", 1400, {"test": 225}, {"test": 1837}, {"document with empty text (kept)": 2}),
+    ],
+)
+def test_counts_of_real_collections(
+    name: str, documents: int, splits: dict, judgements: dict, problems: dict
+) -> None:
+    if not (SHARED / name).is_dir():
+        pytest.skip(f"needs the {name} collection beside the repository")
+    collection = load(SHARED / name)
+    assert len(collection.corpus) == documents
+    assert {split: len(part.queries) for split, part in collection.splits.items()} == splits
+    found = {split: sum(map(len, part.judgements.values())) for split, part in collection.splits.items()}
+    assert found == judgements
+    assert collection.problems.counts == problems
