@@ -1,0 +1,218 @@
+"""Is what the papers prove, derive or assert true? Checks every claim of `theory/` and prints the verdicts.
+
+    python experiments/theory_checks.py
+    python experiments/theory_checks.py --only 'lemma_*,few_iterations' --samples 10000
+
+Writes checks.json and checks.html to the output folder. The exit code is 1 if a statement of ours (exact law,
+corrected form, stated counterexample) fails, 0 otherwise, whatever becomes of the printed forms.
+"""
+
+import html
+import math
+import sys
+import time
+import zlib
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
+from importlib import import_module
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from theory_claims import CLAIMS, Claim, Evidence
+
+for chapter in ("projections", "recall", "aligner", "xtr", "generative"):
+    import_module(f"theory_claims_{chapter}")  # fills CLAIMS
+
+HOLDS, CORRECTED, FALSE, FAILS = "holds", "holds with correction", "false as printed", "FAILS"
+PRINTED_TOLERANCE = 1e-6  # a printed form counts as violated beyond this, in the units of its own check
+STYLES = {HOLDS: "green", CORRECTED: "yellow", FALSE: "magenta", FAILS: "bold red"}
+
+
+@dataclass
+class Settings:
+    """Check the claims of the papers and of theory/.
+
+    Args:
+        samples: random instances of a claim at most; Monte-Carlo claims draw up to 20 times as many
+        seed: seed of all random instances; a claim's instances do not depend on which others are run
+        output: folder for checks.json and checks.html
+        only: claims to check, by name or shell pattern, separated by commas
+    """
+
+    samples: int = 2000
+    seed: int = 0
+    output: str = "results/theory_checks"
+    only: str = "*"
+
+
+@dataclass(frozen=True)
+class Result:
+    name: str
+    claim: Claim
+    verdict: str
+    evidence: Evidence
+    seconds: float
+
+
+def verdict(claim: Claim, evidence: Evidence) -> str:
+    """Ours first: beyond its tolerance, or NaN, it fails, whatever becomes of the printed form."""
+    if not evidence.violation <= evidence.tolerance:
+        return FAILS
+    if evidence.printed is None:
+        return CORRECTED if claim.correction else HOLDS
+    if evidence.printed <= PRINTED_TOLERANCE:
+        return HOLDS
+    return CORRECTED if claim.correction else FALSE
+
+
+def check(name: str, samples: int, seed: int) -> Result:
+    """Run one claim; a check that raises has not shown its statement, and fails."""
+    claim, start = CLAIMS[name], time.perf_counter()
+    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    try:
+        evidence = claim.check(rng, samples)
+    except Exception as error:
+        evidence = Evidence(math.inf, 0, detail=f"{type(error).__name__}: {error}")
+    return Result(name, claim, verdict(claim, evidence), evidence, time.perf_counter() - start)
+
+
+def chosen(only: str) -> list[str]:
+    """Names of claims that match one of the comma-separated patterns; a pattern without a match is an error."""
+    patterns = [pattern.strip() for pattern in only.split(",")]
+    for pattern in patterns:
+        if not any(fnmatch(name, pattern) for name in CLAIMS):
+            raise SystemExit(f"--only: no claim matches {pattern!r}; there are: {', '.join(CLAIMS)}")
+    return [name for name in CLAIMS if any(fnmatch(name, pattern) for pattern in patterns)]
+
+
+COLUMNS = ("claim", "source", "assumption", "verdict", "largest violation", "tightness", "samples", "seconds")
+
+
+def cells(result: Result) -> tuple[str, ...]:
+    """One row of the table, in the order of COLUMNS."""
+    evidence, claim = result.evidence, result.claim
+    text = [claim.statement]
+    if claim.correction:
+        text.append(f"Correct: {claim.correction}.")
+    if evidence.detail:
+        text.append(f"[{evidence.detail}]")
+    unit = f" {evidence.unit}" if evidence.unit else ""
+    violation = f"{evidence.violation:.2g}{unit} (≤ {evidence.tolerance:g})"
+    if evidence.printed is not None:
+        violation += f"; as printed {evidence.printed:.3g}"
+    tightness = "–" if evidence.tightness is None else f"{evidence.tightness:.3g}"
+    return (
+        "\n".join(text),
+        claim.source,
+        claim.assumption,
+        result.verdict,
+        violation,
+        tightness,
+        str(evidence.samples),
+        f"{result.seconds:.2f}",
+    )
+
+
+def terminal_table(results: list[Result]) -> Table:
+    table = Table(title="What holds", show_lines=True)
+    for column in COLUMNS:
+        number = column in ("tightness", "samples", "seconds")
+        table.add_column(
+            column, justify="right" if number else "left", ratio=5 if column == "claim" else None
+        )
+    for result in results:
+        # Brackets around details are text, not console markup.
+        row = [cell.replace("[", "\\[") for cell in cells(result)]
+        row[3] = f"[{STYLES[result.verdict]}]{row[3]}[/]"
+        table.add_row(*row)
+    return table
+
+
+def summary(results: list[Result]) -> str:
+    counts = ((name, sum(result.verdict == name for result in results)) for name in STYLES)
+    return f"{len(results)} claims: " + ", ".join(f"{count} {name}" for name, count in counts)
+
+
+def as_json(results: list[Result], settings: Settings) -> dict:
+    """Plain data for checks.json; numbers that are not finite become text, which JSON can hold."""
+    rows = []
+    for result in results:
+        row = {"name": result.name} | asdict(result.claim) | asdict(result.evidence)
+        row |= {"verdict": result.verdict, "seconds": result.seconds}
+        del row["check"]
+        rows.append(
+            {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+        )
+    return {"settings": asdict(settings), "summary": summary(results), "claims": rows}
+
+
+PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>What holds</title>
+<style>
+:root {{ color-scheme: light dark; font: 15px/1.45 system-ui, sans-serif }}
+body {{ margin: 2rem auto; max-width: 90rem; padding: 0 1rem }}
+div {{ overflow-x: auto }}
+table {{ border-collapse: collapse; width: 100% }}
+th, td {{ text-align: left; vertical-align: top; padding: .5rem .7rem; border-bottom: 1px solid #8885 }}
+td:first-child {{ white-space: pre-line; min-width: 24rem }}
+td:nth-child(n+6) {{ text-align: right; font-variant-numeric: tabular-nums }}
+.holds {{ color: light-dark(#17692f, #7fd08f) }}
+.corrected {{ color: light-dark(#8a5a00, #e8b74a) }}
+.false {{ color: light-dark(#8b1a6b, #e58fcb) }}
+.fails {{ color: light-dark(#b00020, #ff8080); font-weight: bold }}
+</style>
+<h1>What holds</h1>
+<p>{summary}. {samples} samples, seed {seed}. Largest violation: of our statement, with its tolerance, and
+of the form as printed where that differs. Tightness: median of bounded quantity over bound, 1 where attained.
+</p>
+<div><table><thead><tr>{head}</tr></thead><tbody>
+{body}
+</tbody></table></div></html>
+"""
+CLASSES = {HOLDS: "holds", CORRECTED: "corrected", FALSE: "false", FAILS: "fails"}
+
+
+def as_html(results: list[Result], settings: Settings) -> str:
+    """One self-contained page with the same table."""
+    rows = []
+    for result in results:
+        row = [f"<td>{html.escape(cell)}</td>" for cell in cells(result)]
+        row[3] = row[3].replace("<td>", f'<td class="{CLASSES[result.verdict]}">', 1)
+        rows.append(f'<tr id="{result.name}">{"".join(row)}</tr>')
+    return PAGE.format(
+        summary=summary(results),
+        samples=settings.samples,
+        seed=settings.seed,
+        head="".join(f"<th>{column}</th>" for column in COLUMNS),
+        body="\n".join(rows),
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    from jsonargparse import auto_cli
+
+    settings = auto_cli(Settings, as_positional=False, args=arguments)
+    if settings.samples < 20 or settings.seed < 0:
+        raise SystemExit(
+            f"--samples {settings.samples} --seed {settings.seed}: at least 20 and at least 0 are needed"
+        )
+    names = chosen(settings.only)
+    console = Console()
+    steps = track(names, "checking", console=console, transient=True)
+    results = [check(name, settings.samples, settings.seed) for name in steps]
+    console.print(terminal_table(results))
+    console.print(summary(results), highlight=False)
+
+    from paradigms.files import write_json, write_text  # imports torch, for which --help need not wait
+
+    write_json(f"{settings.output}/checks.json", as_json(results, settings))
+    write_text(f"{settings.output}/checks.html", as_html(results, settings))
+    console.print(f"written to {settings.output}/checks.html and checks.json", highlight=False)
+    return int(any(result.verdict == FAILS for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

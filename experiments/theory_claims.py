@@ -1,0 +1,83 @@
+"""What a claim about the papers is, what checking it yields, and the registry of all claims.
+
+A claim is a statement, as its source makes it, with a function that looks for violations. Where the statement
+needs mending, `correction` says what holds instead; what is then checked as ours is the correction, and the
+printed form beside it. One short function per claim, in the files
+`theory_claims_*.py`; `theory_checks.py` runs them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+LUAN = "Luan et al. 2021"
+ALIGNER = "Qian et al. 2022"
+XTR = "Lee et al. 2023"
+GENERATIVE = "Wu et al. 2024"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a check saw.
+
+    violation: by how much our statement failed at worst (0: never), against tolerance, in `unit`.
+    samples: instances looked at. tightness: median of bounded quantity / bound, 1 where attained.
+    printed: the same violation of the form as printed, None where nothing else is printed.
+    detail: the counterexample, or the numbers that matter.
+    """
+
+    violation: float
+    samples: int
+    tolerance: float = 1e-9
+    unit: str = ""
+    tightness: float | None = None
+    printed: float | None = None
+    detail: str = ""
+
+
+Check = Callable[[np.random.Generator, int], Evidence]
+
+
+@dataclass(frozen=True)
+class Claim:
+    statement: str
+    source: str
+    assumption: str
+    correction: str
+    check: Check
+
+
+CLAIMS: dict[str, Claim] = {}
+
+
+def claim(
+    statement: str, source: str, assumption: str = "none", correction: str = ""
+) -> Callable[[Check], Check]:
+    """Register a check under its function's name."""
+
+    def register(check: Check) -> Check:
+        CLAIMS[check.__name__] = Claim(statement, source, assumption, correction, check)
+        return check
+
+    return register
+
+
+def excess(left: ArrayLike, right: ArrayLike) -> float:
+    """max(left − right, 0) at worst: the violation of left ≤ right."""
+    return float(np.max(np.maximum(np.asarray(left) - np.asarray(right), 0)))
+
+
+def apart(actual: ArrayLike, expected: ArrayLike) -> float:
+    """max |actual − expected| / |expected|: the violation of an equality with a number that is not 0."""
+    return float(np.max(np.abs(np.asarray(actual) / np.asarray(expected) - 1)))
+
+
+def median_ratio(part: ArrayLike, whole: ArrayLike) -> float:
+    return float(np.median(np.asarray(part) / np.asarray(whole)))
+
+
+def standard_errors(estimate: ArrayLike, error: ArrayLike, expected: ArrayLike) -> float:
+    """max |estimate − expected| / standard error; allowed 4."""
+    return float(np.max(np.abs(np.asarray(estimate) - np.asarray(expected)) / np.maximum(error, 1e-300)))
