@@ -34,10 +34,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from paradigms.data import near
 from paradigms.data.beir import read_folder, write_folder
 from paradigms.data.collection import Collection, Digest, assemble
 from paradigms.data.files import atomic_text
-from paradigms.data.near import near_copies, words
+from paradigms.data.near import words
 
 PACKAGES = ("matplotlib", "networkx", "numpy", "pandas", "scipy", "sympy", "torch", "transformers")
 # Parts of a module's path that mark tests and code that belongs to somebody else.
@@ -72,8 +73,6 @@ SUMMARY_WORDS = range(3, 13)
 DOCUMENT_WORDS = 30
 NEAR = 0.5
 SHARES = {"train": 0.7, "dev": 0.1, "test": 0.2}
-# Part of the cache's key: raise it when a change to this file changes the collection.
-EDITION = 1
 
 
 @dataclass(frozen=True)
@@ -151,8 +150,8 @@ def docstrings(module: str, file: Path) -> Iterator[Docstring]:
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return
-    top, _, rest = module.partition(".")
-    group = f"{top}.{rest.partition('.')[0]}" if top in PACKAGES else top
+    parts = module.split(".")
+    group = ".".join(parts[:2]) if parts[0] in PACKAGES else parts[0]
     for name, text in _documented(tree, ()):
         halves = divided(text)
         if halves is not None:
@@ -179,7 +178,7 @@ def distinct(items: Iterable[Docstring]) -> list[Docstring]:
             unique[item.id] = item
             taken.add(summary)
     candidates = list(unique.values())
-    copies = near_copies([item.rest for item in candidates], NEAR)
+    copies = near.near_copies([item.rest for item in candidates], NEAR)
     return [item for item, copy in zip(candidates, copies, strict=True) if not copy]
 
 
@@ -309,4 +308,6 @@ def _uniform(text: str) -> float:
 
 
 def _key(versions: Mapping[str, str]) -> str:
-    return hashlib.sha256(json.dumps([EDITION, dict(sorted(versions.items()))]).encode()).hexdigest()[:12]
+    """A short name for what is built: it follows the versions and the code that builds."""
+    code = Path(__file__).read_bytes() + Path(near.__file__).read_bytes()
+    return hashlib.sha256(code + json.dumps(versions, sort_keys=True).encode()).hexdigest()[:12]

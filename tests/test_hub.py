@@ -1,0 +1,187 @@
+"""Collections through `datasets`, from local folders laid out as on the hub, and through `ir_datasets`."""
+
+import sys
+from collections import namedtuple
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from paradigms.data import Collection, load
+from paradigms.data.hub import Rows
+
+DOCUMENTS = [{"_id": "1", "title": "Title", "text": "text"}, {"_id": "2", "title": "", "text": "other"}]
+QUERIES = [{"_id": "q1", "text": "one"}, {"_id": "q2", "text": "two"}]
+TEST = [{"query-id": "q1", "corpus-id": "2", "score": 2}]
+DEV = [{"query-id": "q2", "corpus-id": "1", "score": 1}]
+
+
+def dataset(folder: Path, configurations: dict[str, dict[str, list[dict]]]) -> str:
+    """A local dataset repository: configuration -> split -> rows, as parquet files named in its card."""
+    import datasets
+
+    card = ["---", "configs:"]
+    for configuration, splits in configurations.items():
+        card += [f"- config_name: {configuration}", "  data_files:"]
+        for split, rows in splits.items():
+            file = f"{configuration}/{split}.parquet"
+            (folder / configuration).mkdir(parents=True, exist_ok=True)
+            datasets.Dataset.from_list(rows).to_parquet(folder / file)
+            card += [f"  - split: {split}", f"    path: {file}"]
+    (folder / "README.md").write_text("\n".join([*card, "---", ""]))
+    return str(folder)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def check(collection: Collection) -> None:
+    assert collection.corpus.ids == ["1", "2"]
+    assert list(collection.corpus) == ["Title text", "other"] == [collection.corpus[0], collection.corpus[-1]]
+    assert isinstance(collection.corpus._texts, Rows)
+    assert collection.split("test").judgements == {"q1": {"2": 2}}
+    assert collection.split("test").queries == {"q1": "one"}
+    assert collection.split("dev").judgements == {"q2": {"1": 1}}
+    assert not collection.problems
+
+
+def test_the_layout_of_beir(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    integers = [{**row, "corpus-id": int(row["corpus-id"])} for row in TEST]
+    path = dataset(tmp_path / "tiny", {"corpus": {"corpus": DOCUMENTS}, "queries": {"queries": QUERIES}})
+    dataset(tmp_path / "tiny-qrels", {"default": {"validation": DEV, "test": TEST}})
+    capfd.readouterr()
+    collection = load(f"hf:{path}")
+    assert capfd.readouterr() == ("", "")
+    check(collection)
+    assert collection.name == f"hf:{path}"
+    dataset(tmp_path / "numbers", {"corpus": {"corpus": DOCUMENTS}, "queries": {"queries": QUERIES}})
+    dataset(tmp_path / "numbers-qrels", {"default": {"test": integers}})
+    assert load(f"hf:{tmp_path / 'numbers'}").split("test").judgements == {"q1": {"2": 2}}
+
+
+@pytest.mark.parametrize("qrels", ["default", "qrels"])
+def test_the_layouts_of_mteb(tmp_path: Path, qrels: str) -> None:
+    floats = [{**row, "score": float(row["score"])} for row in TEST]
+    parts = {"corpus": {"corpus": DOCUMENTS}, "queries": {"queries": QUERIES}}
+    check(load("hf:" + dataset(tmp_path / "tiny", {**parts, qrels: {"dev": DEV, "test": floats}})))
+
+
+@pytest.mark.parametrize("form", ["de-{}", "{}-de"])
+def test_a_prefix_chooses_the_language(tmp_path: Path, form: str) -> None:
+    by_id = [{"id": row["_id"], "text": row["text"]} for row in QUERIES]
+    parts = {
+        form.format("corpus"): {"dev": DOCUMENTS[:1], "test": DOCUMENTS[1:]},
+        form.format("queries"): {"dev": by_id[1:], "test": by_id[:1]},
+        form.format("qrels"): {"dev": DEV, "test": TEST},
+    }
+    path = dataset(tmp_path / "tiny", parts)
+    check(load(f"hf:{path}:de"))
+    with pytest.raises(
+        ValueError, match=r"no configuration 'fr-corpus' or 'corpus-fr'; it has 'de-corpus'|it has"
+    ):
+        load(f"hf:{path}:fr")
+
+
+def test_problems_of_a_dataset_are_counted_or_refused(tmp_path: Path) -> None:
+    documents = [
+        *DOCUMENTS,
+        {"_id": "1", "title": "", "text": "again"},
+        {"_id": "3", "title": "", "text": ""},
+    ]
+    judged = [*TEST, {"query-id": "q1", "corpus-id": "9", "score": 1}, {**TEST[0], "score": None}]
+    parts = {"corpus": {"corpus": documents}, "queries": {"queries": QUERIES}, "default": {"test": judged}}
+    collection = load("hf:" + dataset(tmp_path / "tiny", parts))
+    assert list(collection.corpus) == ["Title text", "other", ""] == [collection.corpus[i] for i in range(3)]
+    assert collection.problems.counts == {
+        "duplicate document id (first one kept)": 1,
+        "document with empty text (kept)": 1,
+        "judgement for an absent document (left out)": 1,
+        "malformed judgement (left out)": 1,
+    }
+    parts["queries"] = {"queries": [{"name": "q1", "text": "one"}]}
+    with pytest.raises(ValueError, match='neither "_id" nor "id"'):
+        load("hf:" + dataset(tmp_path / "bad", parts))
+
+
+def test_the_corpus_keeps_its_texts_on_disk(tmp_path: Path) -> None:
+    documents = [{"_id": str(i), "text": f"text {i}"} for i in range(50)]
+    judged = {"test": [{"query-id": "q1", "corpus-id": "49", "score": 1}]}
+    parts = {"corpus": {"corpus": documents}, "queries": {"queries": QUERIES}, "default": judged}
+    corpus = load("hf:" + dataset(tmp_path / "tiny", parts)).corpus
+    assert isinstance(corpus._texts, Rows)
+    assert corpus._texts._dataset.cache_files  # Arrow files that are mapped, not read
+    assert corpus[10:12] == ["text 10", "text 11"]
+    assert list(corpus) == [row["text"] for row in documents]
+
+
+Document = namedtuple("Document", "doc_id text title")
+Query = namedtuple("Query", "query_id text")
+Topic = namedtuple("Topic", "query_id title description default_text")
+Judgement = namedtuple("Judgement", "query_id doc_id relevance iteration")
+
+
+class FakeDataset:
+    """As much of an ir_datasets dataset as the adapter uses."""
+
+    def __init__(self, queries: list | None = None, qrels: list | None = None):
+        self._queries, self._qrels = queries, qrels
+
+    def has_qrels(self) -> bool:
+        return self._qrels is not None
+
+    def docs_iter(self) -> Iterator[Document]:
+        return iter([Document("1", "text", "Title"), Document("2", "other", "")])
+
+    def queries_iter(self) -> Iterator:
+        return iter(self._queries or [])
+
+    def qrels_iter(self) -> Iterator[Judgement]:
+        return iter(self._qrels or [])
+
+
+@pytest.fixture
+def ir_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = Topic("q2", "", "", lambda: "two ")
+    registry = {
+        "tiny": FakeDataset(),
+        "tiny/test": FakeDataset([Query("q1", "one")], [Judgement("q1", "2", 2, "0")]),
+        "tiny/dev": FakeDataset([topic], [Judgement("q2", "1", 1, "0")]),
+        "tiny/2019": FakeDataset([Query("q1", "one")], [Judgement("q1", "2", 1, "0")]),
+        "bare": FakeDataset(),
+    }
+    module = ModuleType("ir_datasets")
+    module.load = registry.__getitem__  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ir_datasets", module)
+
+
+@pytest.mark.usefixtures("ir_datasets")
+def test_identifiers_of_ir_datasets() -> None:
+    one = load("irds:tiny/test")
+    assert one.name == "irds:tiny/test"
+    assert list(one.corpus) == ["Title text", "other"]
+    assert list(one.splits) == ["test"]
+    assert one.split("test").judgements == {"q1": {"2": 2}}
+    both = load("irds:tiny")
+    assert list(both.splits) == ["dev", "test"]
+    assert both.split("dev").queries == {"q2": "two"}
+    assert both.split("test").queries == {"q1": "one"}
+    assert list(load("irds:tiny/2019").splits) == ["test"]
+
+
+@pytest.mark.usefixtures("ir_datasets")
+def test_unknown_and_unjudged_identifiers_are_named() -> None:
+    with pytest.raises(ValueError, match="irds:nothing: ir_datasets knows no such identifier"):
+        load("irds:nothing")
+    with pytest.raises(ValueError, match="irds:bare has no judgements"):
+        load("irds:bare")
+
+
+def test_without_ir_datasets_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ir_datasets", None)
+    with pytest.raises(ImportError, match=r"retrieval-paradigms\[ir-datasets\]"):
+        load("irds:beir/scifact/test")
