@@ -142,7 +142,10 @@ def test_seeds_interval_counts_both_sources_of_variance():
     generator = np.random.default_rng(5)
     queries = generator.normal(0, 1, size=200)
     same = np.tile(queries, (8, 1))
-    width = lambda interval: interval.high - interval.low  # noqa: E731
+
+    def width(interval):
+        return interval.high - interval.low
+
     only_queries = bootstrap_interval(queries)
     assert width(seeds_interval(same)) == pytest.approx(width(only_queries), rel=0.05)
     effects = generator.normal(0, 0.2, size=(8, 1))

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -262,7 +263,7 @@ def page(sample, tmp_path_factory):
 
 def test_report_needs_nothing_from_outside(page):
     for tag, attributes in page.elements:
-        assert tag not in {"iframe", "object", "embed", "base", "img", "style" if attributes else "frame"}
+        assert tag not in {"iframe", "frame", "object", "embed", "base", "img"}
         assert "src" not in attributes
         if "href" in attributes:
             assert attributes["href"].startswith(("#", "data:,"))
@@ -300,6 +301,10 @@ def test_report_shows_every_number(page, sample):
         "2.13.0",
     ]:
         assert text in page.text
+
+
+def test_report_is_plain_data(sample):
+    assert json.loads(json.dumps(asdict(sample)))["alignments"][0]["systems"][0]["system"] == "BM25"
 
 
 def test_links_of_the_page_lead_somewhere(page):
@@ -342,8 +347,7 @@ def test_hostile_text_stays_text(tmp_path):
     raw = (tmp_path / "report.html").read_text(encoding="utf-8")
     block = raw.split('id="alignments">')[1].split("</script>")[0]
     assert "<" not in block
-    assert "49" not in page.elements[0]  # templates inside data are not rendered
-    assert "{{ 7 * 7 }}" in page.text
+    assert "{{ 7 * 7 }}" in page.text  # templates inside data are not rendered
 
 
 @pytest.mark.parametrize(
