@@ -13,7 +13,7 @@ tested against it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TypeAlias
 
 import torch
@@ -117,14 +117,18 @@ def pad_tokens(tokens: Tokens, length: int) -> Tokens:
     return replace(padded, vectors=torch.nn.functional.pad(tokens.vectors, (0, 0, 0, extra)))
 
 
-def concatenate(parts: Sequence[Tokens]) -> Tokens:
-    """Queries in several parts as one, padded to the longest."""
+def join_queries(parts: Sequence[Tokens]) -> Tokens:
+    """Queries [b, 1, j, h] in several parts as one, padded to the longest."""
+    return _join(parts, axis=0)
+
+
+def join_documents(parts: Sequence[Tokens]) -> Tokens:
+    """Documents [x, n, i, h] in several parts as one pool of candidates, padded to the longest."""
+    return _join(parts, axis=1)
+
+
+def _join(parts: Sequence[Tokens], axis: int) -> Tokens:
     length = max(part.mask.shape[-1] for part in parts)
     padded = [pad_tokens(part, length) for part in parts]
-
-    def join(name: str) -> Tensor | None:
-        tensors = [getattr(part, name) for part in padded]
-        return None if tensors[0] is None else torch.cat(tensors)
-
-    vectors, mask = torch.cat([p.vectors for p in padded]), torch.cat([p.mask for p in padded])
-    return Tokens(vectors, mask, join("ids"), join("salience"))
+    names = [f.name for f in fields(Tokens) if getattr(padded[0], f.name) is not None]
+    return Tokens(**{name: torch.cat([getattr(part, name) for part in padded], axis) for name in names})

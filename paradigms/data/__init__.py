@@ -13,7 +13,7 @@ This package imports nothing else of the project.
 from pathlib import Path
 
 from paradigms.data.beir import read_folder, write_folder
-from paradigms.data.collection import Collection, Corpus, Judgements, Problems, Run, Split
+from paradigms.data.collection import Collection, Corpus, Judgements, Problems, Run, Split, hold_out
 from paradigms.data.hub import read_hub, read_irds
 from paradigms.data.pydocs import read_pydocs
 from paradigms.data.trec import read_judgements, read_run, write_judgements, write_run
@@ -25,6 +25,7 @@ __all__ = [
     "Problems",
     "Run",
     "Split",
+    "hold_out",
     "load",
     "read_judgements",
     "read_run",

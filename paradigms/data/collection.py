@@ -110,6 +110,22 @@ class Collection:
         return self.splits[name]
 
 
+def hold_out(split: Split, share: float, seed: int = 0) -> tuple[Split, Split]:
+    """The split without round(share · queries) of its queries, and these: a dev split where there is none.
+
+    Which queries are held out depends on the seed and their ids alone.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share must lie in [0, 1], not {share}")
+    order = sorted(split.queries, key=lambda q: hashlib.sha256(f"{seed} {q}".encode()).digest())
+    held = set(order[: round(share * len(order))])
+
+    def part(ids: list[str]) -> Split:
+        return Split({q: split.queries[q] for q in ids}, {q: split.judgements[q] for q in ids})
+
+    return part([q for q in split.queries if q not in held]), part([q for q in split.queries if q in held])
+
+
 def joined(title: str, text: str) -> str:
     """A document's text as BEIR has it: title and text with a space between, no space without a title."""
     return f"{title} {text}".strip()

@@ -75,8 +75,14 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
     try:
         fresh.mkdir()
         yield fresh
+        old = work / "old"
         if target.exists():  # a folder that holds files cannot be replaced in one step
-            os.replace(target, work / "old")
-        os.replace(fresh, target)
+            os.replace(target, old)
+        try:
+            os.replace(fresh, target)
+        except OSError:
+            if old.exists():
+                os.replace(old, target)
+            raise
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -46,10 +46,10 @@ def read_hub(path: str, prefix: str | None = None) -> Collection:
     with _quiet(datasets):
         configurations = datasets.get_dataset_config_names(path)
         corpus, queries = (
-            _rows(datasets, path, _configuration(name, configurations, part, prefix))
+            _rows(datasets, path, _required(name, configurations, part, prefix))
             for part in ("corpus", "queries")
         )
-        qrels = next((c for c in _candidates("qrels", prefix) if c in configurations), None)
+        qrels = _configuration(configurations, "qrels", prefix)
         judged = (
             datasets.load_dataset(path, qrels) if qrels else datasets.load_dataset(f"{path}-qrels", prefix)
         )
@@ -126,12 +126,16 @@ def _candidates(part: str, prefix: str | None) -> list[str]:
     return [*both, prefix] if part == "qrels" else both
 
 
-def _configuration(name: str, existing: Sequence[str], part: str, prefix: str | None) -> str:
-    for candidate in _candidates(part, prefix):
-        if candidate in existing:
-            return candidate
-    wanted = " or ".join(map(repr, _candidates(part, prefix)))
-    raise ValueError(f"{name} has no configuration {wanted}; it has {', '.join(map(repr, existing))}")
+def _configuration(existing: Sequence[str], part: str, prefix: str | None) -> str | None:
+    return next((name for name in _candidates(part, prefix) if name in existing), None)
+
+
+def _required(name: str, existing: Sequence[str], part: str, prefix: str | None) -> str:
+    found = _configuration(existing, part, prefix)
+    if found is None:
+        wanted = " or ".join(map(repr, _candidates(part, prefix)))
+        raise ValueError(f"{name} has no configuration {wanted}; it has {', '.join(map(repr, existing))}")
+    return found
 
 
 def _rows(datasets: Any, path: str, configuration: str) -> Any:

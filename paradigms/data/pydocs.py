@@ -91,14 +91,18 @@ def read_pydocs(documents: int | None = None) -> Collection:
     documents: a fixed subset of this many documents with their queries, each split shrunk in proportion.
     ValueError when there are not that many.
     """
+    from filelock import FileLock
+
     versions = installed_versions()
     folder = cache_folder() / f"pydocs-{_key(versions)}"
-    collection = _cached(folder)
-    if collection is None:
-        write_folder(_assembled(build(_sources())), folder)
-        collection = read_folder(folder)
-        with atomic_text(folder / "meta.json") as stream:
-            json.dump({"content": collection.fingerprint, "versions": versions}, stream, indent=1)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):  # of several processes that start together one builds, the others wait
+        collection = _cached(folder)
+        if collection is None:
+            write_folder(_assembled(build(_sources())), folder)
+            collection = read_folder(folder)
+            with atomic_text(folder / "meta.json") as stream:
+                json.dump({"content": collection.fingerprint, "versions": versions}, stream, indent=1)
     if documents is not None:
         collection = subset(collection, documents)
     digest = Digest()

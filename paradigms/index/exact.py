@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paradigms.core import Tokens, concatenate, similarity
+from paradigms.core import Tokens, join_queries, similarity
 from paradigms.data import Run
 from paradigms.files import new_folder, write_json
 from paradigms.model import Paradigm
@@ -132,7 +132,7 @@ class ExactIndex:
                 scores: list[float] = []
                 if candidates:
                     q = paradigm.encode_queries([text])
-                    documents = self.tokens([self._position(d) for d in candidates], q.vectors.device)
+                    documents = self.tokens_of(candidates, q.vectors.device)
                     scores = self._score(paradigm, documents, q)[0].tolist()
                 result[query_id] = dict(zip(candidates, scores, strict=True))
                 bar.advance(task)
@@ -158,6 +158,10 @@ class ExactIndex:
             padded.get("ids"),
             padded.get("salience"),
         )
+
+    def tokens_of(self, ids: Sequence[str], device: torch.device | str = "cpu") -> Tokens:
+        """The stored tokens of documents, by id, in the order of `ids`."""
+        return self.tokens([self._position(id) for id in ids], device)
 
     def _position(self, id: str) -> int:
         if id not in self._positions:
@@ -274,7 +278,7 @@ def _batches(texts: Sequence[str], size: int) -> Iterator[list[int]]:
 
 def _encode_queries(paradigm: Paradigm, texts: list[str], size: int = 256) -> Tokens:
     """Q of many queries, encoded in batches and padded to one length."""
-    return concatenate([paradigm.encode_queries(texts[i : i + size]) for i in range(0, len(texts), size)])
+    return join_queries([paradigm.encode_queries(texts[i : i + size]) for i in range(0, len(texts), size)])
 
 
 def _autocast(paradigm: Paradigm, precision: str) -> AbstractContextManager[Any]:

@@ -1,0 +1,396 @@
+"""Train, retrieve, rerank, measure, test and explain the paradigms side by side on one collection.
+
+The main job: BM25 and every chosen paradigm from the same encoder, data and number of steps. Everything goes
+to one results folder; an interrupted run goes on where it was, a finished one only renews its report.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from rich.console import Console
+
+from paradigms import PARADIGMS, Paradigm
+from paradigms.data import Collection, Run, Split, hold_out, load, read_run, write_run
+from paradigms.evaluate import (
+    AlignmentExample,
+    Report,
+    alignment_picture,
+    csv_table,
+    markdown_table,
+    per_query,
+    recall_curve,
+    recall_picture,
+    result_table,
+    rich_table,
+    write_per_query,
+    write_report,
+)
+from paradigms.evaluate.explain import explain, explain_bm25
+from paradigms.files import write_json, write_text
+from paradigms.index import ExactIndex
+from paradigms.lexical import BM25
+from paradigms.settings import from_command_line
+from paradigms.train import tracking
+from paradigms.train.dev import candidates, dev_measure
+from paradigms.train.examples import build_examples
+from paradigms.train.loop import TrainingSettings, train, training_seconds
+
+SMALL = 2500  # documents of pydocs that fit the whole job in 15 minutes on 2 cores
+# What each paradigm changes of the shared settings. all-MiniLM-L6-v2 was trained with mean pooling.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "dpr": {"pooling": "mean"},
+    "me_bert": {"pooling": "mean", "first": 8},
+    "colbert": {},
+    "coil": {"pooling": "mean", "pooled_dim": 384},
+    "aligner": {},
+    "xtr": {},
+}
+
+
+@dataclass
+class Settings:
+    collection: str = "pydocs"
+    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
+    size: str = "small"
+    """small: a fixed subset of pydocs that fits 15 minutes on 2 cores; full: all of the collection"""
+    paradigms: list[str] = field(default_factory=lambda: list(PARADIGMS))
+    """which of dpr, me_bert, colbert, coil, aligner, xtr"""
+    backbone: str = "offline"
+    """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
+    output: str = ""
+    """results folder; empty: results/compare-COLLECTION"""
+    steps: int = 40
+    """optimizer steps for each paradigm; 0 compares the encoder as it is"""
+    batch_size: int = 32
+    """queries per step and process"""
+    negatives: int = 0
+    """hard negatives per query, mined from BM25's top 100"""
+    learning_rate: float = 3e-5
+    head_learning_rate: float = 3e-4
+    """of projections and salience heads, which start untrained"""
+    query_length: int = 48
+    document_length: int = 128
+    depth: int = 100
+    """documents retrieved per query, and BM25 candidates per query in rerank mode"""
+    dev_queries: int = 64
+    """dev queries of the measure that chooses the checkpoint"""
+    baseline: str = "bm25"
+    """the system that the others are tested against"""
+    seed: int = 0
+    precision: str = "auto"
+    """no, bf16, fp16; auto: bf16 where the hardware has it"""
+    tracker: str = "wandb"
+    """wandb (offline without a key) or none"""
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.paradigms if name not in PARADIGMS]
+        if unknown:
+            raise SystemExit(f"unknown paradigm {', '.join(unknown)}; there are {', '.join(PARADIGMS)}")
+        if self.size not in ("small", "full"):
+            raise SystemExit(f"size must be small or full, got {self.size!r}")
+        if self.baseline not in ["bm25", *self.paradigms]:
+            raise SystemExit(f"the baseline {self.baseline!r} is not among the compared systems")
+        self.output = self.output or f"results/compare-{Path(self.collection).name.replace(':', '-')}"
+
+
+@dataclass
+class Data:
+    collection: Collection
+    train: Split
+    dev: Split
+    test: Split
+    bm25: BM25
+    dev_run: Run  # BM25's
+    train_run: Run
+
+
+def main(settings: Settings) -> None:
+    began = time.perf_counter()
+    folder = Path(settings.output)
+    accelerator = tracking.start(
+        tracker=settings.tracker,
+        precision=settings.precision,
+        project="retrieval-paradigms",
+        config=asdict(settings) | {"paradigms": ", ".join(settings.paradigms)},
+        folder=folder,
+    )
+    console = Console(quiet=not accelerator.is_main_process)
+    if accelerator.is_main_process:
+        keep_settings(settings, folder)
+    collection = open_collection(settings, console)
+    data = prepare(collection, settings, folder)
+    for name in settings.paradigms:
+        run_paradigm(name, data, settings, folder, accelerator, console)
+    if accelerator.is_main_process:
+        seconds = time.perf_counter() - began
+        report = make_report(data, settings, folder, environment(accelerator), seconds)
+        show(report, folder, accelerator, console)
+    accelerator.end_training()
+
+
+def keep_settings(settings: Settings, folder: Path) -> None:
+    """Write config.json; a folder with results of other settings is refused, not mixed with."""
+    file, free = folder / "config.json", {"paradigms", "tracker", "baseline", "output"}
+    new = asdict(settings)
+    if file.is_file():
+        old = json.loads(file.read_text())
+        changed = [k for k in new if k not in free and old.get(k) != new[k]]
+        if changed:
+            raise SystemExit(
+                f"{folder} holds results with other settings ("
+                + "; ".join(f"{k}: {old.get(k)} then, {new[k]} now" for k in changed)
+                + "). Choose another --output, or delete that folder."
+            )
+    write_json(file, new)
+
+
+def open_collection(settings: Settings, console: Console) -> Collection:
+    small = settings.collection == "pydocs" and settings.size == "small"
+    collection = load(settings.collection, documents=SMALL if small else None)
+    queries = ", ".join(f"{len(split.queries):,} {name}" for name, split in collection.splits.items())
+    console.print(f"{collection.name}: {len(collection.corpus):,} documents; queries: {queries}")
+    if small:
+        console.print(f"A fixed subset of pydocs, {SMALL:,} documents; --size full takes all of it.")
+    if str(collection.problems):
+        console.print(f"Problems in the data:\n{collection.problems}")
+    return collection
+
+
+def prepare(collection: Collection, settings: Settings, folder: Path) -> Data:
+    """Splits, the BM25 system with its runs, and its candidates for rerank mode.
+
+    Without a dev split a tenth of the training queries is held out for it; test queries choose nothing.
+    """
+    test = collection.split("test")
+    train_split = collection.splits.get("train", Split({}, {}))
+    if "dev" in collection.splits:
+        dev = collection.splits["dev"]
+    else:
+        train_split, dev = hold_out(train_split, share=0.1, seed=settings.seed)
+    if settings.steps and not train_split.queries:
+        raise SystemExit(
+            f"{collection.name} has no training queries: --steps 0 compares without training, and "
+            "experiments/rerank.py takes checkpoints trained elsewhere"
+        )
+    began = time.perf_counter()
+    bm25 = BM25.build(collection.corpus, collection.corpus.ids)
+    built = time.perf_counter()
+    run = bm25.search(test.queries, settings.depth)
+    searched = time.perf_counter()
+    pool = candidates(run, test.judgements, settings.depth)
+    (folder / "runs").mkdir(parents=True, exist_ok=True)
+    write_run(folder / "runs" / "bm25.retrieve.run", run, tag="bm25")
+    write_run(folder / "runs" / "bm25.rerank.run", bm25.rerank(test.queries, pool), tag="bm25")
+    write_run(folder / "runs" / "candidates.run", pool, tag="bm25+gold")
+    matrix = bm25.matrix()
+    size = matrix.data.nbytes + matrix.indices.nbytes + matrix.indptr.nbytes
+    cost = {
+        "train s": None,
+        "encode s": built - began,
+        "search ms/query": 1000 * (searched - built) / max(1, len(test.queries)),
+        "bytes/document": size / len(collection.corpus),
+        "parameters": None,
+    }
+    write_json(folder / "bm25" / "costs.json", cost)
+    dev_run = bm25.search(dev.queries, 10)
+    train_run = bm25.search(train_split.queries, 100) if settings.negatives else {}
+    return Data(collection, train_split, dev, test, bm25, dev_run, train_run)
+
+
+def run_paradigm(
+    name: str, data: Data, settings: Settings, folder: Path, accelerator: Accelerator, console: Console
+) -> None:
+    """Train, encode, search and rerank one paradigm; what is finished is not done again."""
+    own, runs, corpus = folder / name, folder / "runs", data.collection.corpus
+    if (own / "costs.json").is_file():
+        console.print(f"{name}: finished before, its runs are taken from {runs}")
+        return
+    torch.manual_seed(settings.seed)
+    paradigm = PARADIGMS[name](
+        settings.backbone,
+        **{"query_length": settings.query_length, "document_length": settings.document_length}
+        | SETTINGS.get(name, {}),
+    ).to(accelerator.device)
+    precision = accelerator.mixed_precision
+    if settings.steps:
+        paradigm = fit(paradigm, data, settings, own / "training", accelerator)
+        paradigm.to(accelerator.device)
+    if accelerator.is_main_process:
+        began = time.perf_counter()
+        index = ExactIndex.build(
+            paradigm, corpus.ids, corpus, own / "index", precision=precision, progress=True
+        )
+        encoded = time.perf_counter()
+        run = index.search(paradigm, data.test.queries, settings.depth, progress=True)
+        searched = time.perf_counter()
+        pool = read_run(runs / "candidates.run")
+        reranked = index.rerank(paradigm, data.test.queries, pool, progress=True)
+        write_run(runs / f"{name}.retrieve.run", run, tag=name)
+        write_run(runs / f"{name}.rerank.run", reranked, tag=name)
+        paradigm.save_pretrained(own / "checkpoint")
+        cost = {
+            "train s": training_seconds(own / "training") if settings.steps else None,
+            "encode s": encoded - began,
+            "search ms/query": 1000 * (searched - encoded) / max(1, len(data.test.queries)),
+            "bytes/document": index.bytes_per_document,
+            "parameters": sum(p.numel() for p in paradigm.parameters()),
+        }
+        write_json(own / "costs.json", cost)
+    accelerator.wait_for_everyone()
+    accelerator.free_memory()
+
+
+def fit(
+    paradigm: Paradigm, data: Data, settings: Settings, folder: Path, accelerator: Accelerator
+) -> Paradigm:
+    corpus = data.collection.corpus
+    examples = build_examples(
+        corpus, data.train, data.train_run, settings.negatives, depth=100, seed=settings.seed
+    )
+    training = TrainingSettings(
+        steps=settings.steps,
+        batch_size=settings.batch_size,
+        learning_rate=settings.learning_rate,
+        head_learning_rate=settings.head_learning_rate,
+        evaluate_every=max(1, settings.steps // 2),
+        seed=settings.seed,
+    )
+    dev: Callable[[Paradigm], float] | None = None
+    if data.dev.queries:
+        dev = dev_measure(
+            corpus, data.dev, data.dev_run, settings.dev_queries, 5, accelerator.mixed_precision
+        )
+    return train(paradigm, corpus, examples, training, folder, accelerator=accelerator, dev=dev)
+
+
+def make_report(
+    data: Data, settings: Settings, folder: Path, where: dict[str, Any], seconds: float
+) -> Report:
+    systems, judgements = ["bm25", *settings.paradigms], data.test.judgements
+    runs = {
+        stage: {name: read_run(folder / "runs" / f"{name}.{stage}.run") for name in systems}
+        for stage in ("retrieve", "rerank")
+    }
+    measured = {
+        stage: {name: per_query(run, judgements) for name, run in of_stage.items()}
+        for stage, of_stage in runs.items()
+    }
+    write_per_query(folder / "per_query.csv", measured)
+    titles = {
+        "retrieve": "End to end: the whole corpus searched",
+        "rerank": f"Rerank: BM25's top {settings.depth} and the relevant documents",
+    }
+    costs = [{"system": name} | json.loads((folder / name / "costs.json").read_text()) for name in systems]
+    n = len(data.collection.corpus)
+    return Report(
+        title=f"Retrieval paradigms on {data.collection.name}",
+        summary=(
+            f"{len(data.test.queries):,} test queries over {n:,} documents; each paradigm trained for "
+            f"{settings.steps} steps of {settings.batch_size} queries from {settings.backbone} with seed "
+            f"{settings.seed}. This run took {seconds:.0f} s."
+        ),
+        tables=[
+            result_table(titles[stage], of_stage, baseline=settings.baseline, seed=settings.seed)
+            for stage, of_stage in measured.items()
+        ],
+        curves={name: recall_curve(run, judgements) for name, run in runs["retrieve"].items()},
+        costs=costs,
+        settings=asdict(settings) | {f"only {k}": v for k, v in SETTINGS.items() if v},
+        environment=where,
+        notes=[
+            f"Collection fingerprint {data.collection.fingerprint[:16]}.",
+            "One training seed: intervals and tests cover the choice of queries, not that of the seed.",
+        ],
+        alignments=[a for q in chosen_queries(data, 6) for a in align_query(q, data, settings, folder)],
+    )
+
+
+def chosen_queries(data: Data, count: int) -> list[str]:
+    """Test queries for the alignment view: evenly spaced in the order of their ids."""
+    ids = sorted(q for q, judged in data.test.judgements.items() if any(g > 0 for g in judged.values()))
+    return ids[:: max(1, len(ids) // count)][:count]
+
+
+def align_query(query_id: str, data: Data, settings: Settings, folder: Path) -> list[AlignmentExample]:
+    """A relevant document and the best that is not, by BM25, under every system."""
+    corpus, query = data.collection.corpus, data.test.queries[query_id]
+    judged = data.test.judgements[query_id]
+    pool = read_run(folder / "runs" / "candidates.run")[query_id]
+    relevant = [d for d in sorted(judged) if judged[d] > 0][:1]
+    wrong = [d for d in sorted(pool, key=lambda d: -pool[d]) if judged.get(d, 0) == 0][:1]
+    examples = []
+    for document_id in relevant + wrong:
+        text = corpus[corpus.position(document_id)]
+        views = [explain_bm25(data.bm25, query, document_id, text)]
+        for name in settings.paradigms:
+            paradigm, index = opened(folder / name)
+            others = [d for d in sorted(pool) if d != document_id]
+            rest = index.tokens_of(others, paradigm.encoder.device) if "pool" in paradigm.reads else None
+            views.append(explain(paradigm, query, text, rest))
+        example = AlignmentExample(query_id, document_id, query, text, document_id in relevant, views)
+        examples.append(example)
+    return examples
+
+
+_OPENED: dict[Path, tuple[Paradigm, ExactIndex]] = {}
+
+
+def opened(folder: Path) -> tuple[Paradigm, ExactIndex]:
+    """The trained paradigm and its index, opened once."""
+    if folder not in _OPENED:
+        _OPENED[folder] = Paradigm.from_pretrained(folder / "checkpoint"), ExactIndex.open(folder / "index")
+    return _OPENED[folder]
+
+
+def show(report: Report, folder: Path, accelerator: Accelerator, console: Console) -> None:
+    """Tables to the terminal and as files, the report, and the same to W&B."""
+    for table in report.tables:
+        console.print(rich_table(table))
+    write_text(folder / "table.md", "\n\n".join(markdown_table(table) for table in report.tables) + "\n")
+    for stage, table in zip(("retrieve", "rerank"), report.tables, strict=True):
+        write_text(folder / f"{stage}.csv", csv_table(table))
+    write_json(folder / "environment.json", report.environment)
+    write_report(folder / "report.html", report)
+    console.print(f"{report.summary}\nReport: {folder / 'report.html'}")
+    if accelerator.trackers:
+        log_to_wandb(report, accelerator)
+
+
+def log_to_wandb(report: Report, accelerator: Accelerator) -> None:
+    import wandb
+
+    run = accelerator.get_tracker("wandb").tracker
+    for stage, table in zip(("retrieve", "rerank"), report.tables, strict=True):
+        rows = [[row.system, *(row.cells[m].mean for m in table.measures)] for row in table.rows]
+        run.log({f"table/{stage}": wandb.Table(columns=["system", *table.measures], data=rows)})
+    run.log({"recall": wandb.Image(recall_picture(report.curves))})
+    for example in report.alignments:
+        for system in example.systems:
+            picture = alignment_picture(example, system.system)
+            run.log({f"alignment/{system.system}/{example.query_id}": wandb.Image(picture)})
+
+
+def environment(accelerator: Accelerator) -> dict[str, Any]:
+    packages = ("torch", "transformers", "accelerate", "numpy", "bm25s", "ir-measures")
+    return {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "device": str(accelerator.device),
+        "processes": accelerator.num_processes,
+        "threads": torch.get_num_threads(),
+        "precision": accelerator.mixed_precision,
+    } | {name: version(name) for name in packages}
+
+
+if __name__ == "__main__":
+    main(from_command_line(Settings, __doc__ or ""))

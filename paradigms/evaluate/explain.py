@@ -1,0 +1,69 @@
+"""Which tokens made the score: S, A, Z of one query and one document, with readable tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paradigms.core import Tokens, join_documents
+from paradigms.encode import Side
+from paradigms.evaluate.report import SystemAlignment
+from paradigms.lexical import BM25
+from paradigms.model import Paradigm
+
+READS = {
+    "similarity": "the similarities S within the document",
+    "pool": "the similarities of the whole candidate pool",
+    "ids": "the token ids",
+    "lengths": "the document's length",
+    "salience": "the salience of each token",
+}
+
+
+def explain(paradigm: Paradigm, query: str, document: str, pool: Tokens | None = None) -> SystemAlignment:
+    """S, A, Z of `paradigm` for one pair. `pool`: the other candidates, [1, n, i, h], for an A that reads
+    them (XTR); without it the document is its own pool."""
+    documents, queries = paradigm.encode_documents([document]), paradigm.encode_queries([query])
+    joined = documents if pool is None else join_documents([documents, pool])
+    with torch.inference_mode():
+        interaction = paradigm.interact(joined, queries)
+    d_mask, q_mask = documents.mask[0, 0], queries.mask[0, 0]
+    S, A = (
+        x[0, 0, : len(d_mask)][d_mask][:, q_mask] for x in (interaction.similarity, interaction.alignment)
+    )
+    places = A.nonzero().tolist()
+    reads = sorted(READS[name] for name in paradigm.reads)
+    return SystemAlignment(
+        system=paradigm.recipe.name,
+        reads=" and ".join(reads) if reads else "nothing: there is one pair",
+        query_tokens=_labels(paradigm, query, "query", q_mask),
+        document_tokens=_labels(paradigm, document, "document", d_mask),
+        links=[(i, j, float(S[i, j]), float(A[i, j])) for i, j in places],
+        Z=float(interaction.normaliser[0, 0]),
+        rel=float(interaction.rel[0, 0]),
+        query_salience=None if queries.salience is None else queries.salience[0, 0][q_mask].tolist(),
+        document_salience=None if documents.salience is None else documents.salience[0, 0][d_mask].tolist(),
+    )
+
+
+def explain_bm25(bm25: BM25, query: str, document_id: str, document: str) -> SystemAlignment:
+    """BM25 in the same picture: each query word aligned to its first equal word, S its weight in d, Z = 1."""
+    query_words, document_words = bm25.terms(query), bm25.terms(document)
+    weights = bm25.matrix()[[bm25.ids.index(document_id)]].toarray()[0]
+    first = {word: i for i, word in reversed(list(enumerate(document_words)))}
+    links = [
+        (first[word], j, float(weights[bm25.vocabulary[word]]), 1.0)
+        for j, word in enumerate(query_words)
+        if word in first
+    ]
+    total = sum(s for _, _, s, _ in links)
+    return SystemAlignment("bm25", "the words", query_words, document_words, links, 1.0, total)
+
+
+def _labels(paradigm: Paradigm, text: str, side: Side, mask: Tensor) -> list[str]:
+    """The names of the tokens that count."""
+    return [
+        name
+        for name, counts in zip(paradigm.encoder.labels(text, side), mask.tolist(), strict=True)
+        if counts
+    ]

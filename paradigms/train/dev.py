@@ -1,0 +1,42 @@
+"""The dev measure: nDCG@10 of reranking a few candidates of a few dev queries, cheap enough to repeat."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+
+from paradigms.data import Corpus, Run, Split
+from paradigms.evaluate import per_query
+from paradigms.index import ExactIndex
+from paradigms.model import Paradigm
+
+
+def dev_measure(
+    corpus: Corpus, split: Split, run: Run, queries: int, depth: int, precision: str
+) -> Callable[[Paradigm], float]:
+    """paradigm → mean nDCG@10 over the first `queries` dev queries (by id), each with the first `depth`
+    documents of `run` and its relevant ones as candidates."""
+    chosen = sorted(split.queries)[:queries]
+    judgements = {q: split.judgements[q] for q in chosen}
+    pool = candidates({q: run.get(q, {}) for q in chosen}, judgements, depth)
+    documents = sorted({d for ids in pool.values() for d in ids}, key=corpus.position)
+    texts = [corpus[corpus.position(d)] for d in documents]
+
+    def measure(paradigm: Paradigm) -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            index = ExactIndex.build(paradigm, documents, texts, f"{folder}/index", precision=precision)
+            reranked = index.rerank(paradigm, {q: split.queries[q] for q in chosen}, pool)
+        return per_query(reranked, judgements, ("nDCG@10",)).mean("nDCG@10")
+
+    return measure
+
+
+def candidates(run: Run, judgements: dict[str, dict[str, int]], depth: int) -> Run:
+    """Rerank mode: per query of `run` its first `depth` documents, and every relevant one (at the end)."""
+    result: Run = {}
+    for query, scores in run.items():
+        top = sorted(scores, key=lambda d: (-scores[d], d))[:depth]
+        worst = min((scores[d] for d in top), default=0.0)
+        gold = [d for d, grade in sorted(judgements.get(query, {}).items()) if grade > 0 and d not in top]
+        result[query] = {d: scores[d] for d in top} | {d: worst - 1 - n for n, d in enumerate(gold)}
+    return result

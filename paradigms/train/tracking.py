@@ -1,0 +1,62 @@
+"""One accelerator per script: device, precision, processes, and where its numbers are logged."""
+
+from __future__ import annotations
+
+import netrc
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+
+def start(*, tracker: str, precision: str, project: str, config: dict[str, Any], folder: Path) -> Accelerator:
+    """An Accelerator that logs to `tracker`: "wandb", or "none".
+
+    precision: "no", "bf16", "fp16", or "auto": bf16 where the hardware multiplies it natively. W&B runs
+    offline when there is no key and WANDB_MODE is unset, and when its server does not answer in 15 s; a
+    line says so, nothing is ever asked.
+    """
+    if tracker not in ("wandb", "none"):
+        raise ValueError(f"tracker must be wandb or none, got {tracker!r}")
+    precision = native_precision() if precision == "auto" else precision
+    accelerator = Accelerator(
+        mixed_precision=precision, log_with=None if tracker == "none" else tracker, project_dir=folder
+    )
+    if tracker == "wandb":
+        _start_wandb(accelerator, project, config, folder)
+    return accelerator
+
+
+def native_precision() -> str:
+    """ "bf16" where matrix products in bfloat16 run natively, else "no"."""
+    if torch.cuda.is_available():
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no"
+    return "bf16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "no"
+
+
+def _start_wandb(accelerator: Accelerator, project: str, config: dict[str, Any], folder: Path) -> None:
+    import wandb
+
+    if "WANDB_MODE" not in os.environ and not _has_key():
+        os.environ["WANDB_MODE"] = "offline"
+        accelerator.print(f"W&B: no key, logging offline to {folder / 'wandb'} (--tracker none: not at all)")
+    folder.mkdir(parents=True, exist_ok=True)
+    options = {"dir": str(folder), "settings": wandb.Settings(init_timeout=15, silent=True)}
+    try:
+        accelerator.init_trackers(project, config, {"wandb": options})
+    except wandb.errors.CommError as error:
+        os.environ["WANDB_MODE"] = "offline"
+        accelerator.print(f"W&B: no connection ({error}), logging offline to {folder / 'wandb'}")
+        accelerator.init_trackers(project, config, {"wandb": options})
+
+
+def _has_key() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").split("//")[-1]
+    try:
+        return netrc.netrc().authenticators(host) is not None
+    except (FileNotFoundError, netrc.NetrcParseError):
+        return False
