@@ -98,6 +98,14 @@ def test_empty_run_scores_zero_everywhere():
     assert all(not values.any() and len(values) == 3 for values in results.values.values())
 
 
+def test_queries_without_results_and_negative_grades_are_measured():
+    judgements = {"q": {"a": 1, "b": -1, "c": -2}, "p": {"a": 1}}
+    results = per_query({"q": {"c": 3.0, "b": 2.0, "a": 1.0}, "p": {}}, judgements)
+    assert results.missing == 0
+    np.testing.assert_allclose(results.values["RR@10"], [1 / 3, 0])
+    np.testing.assert_allclose(results.values["nDCG@10"], [1 / 2, 0])
+
+
 def test_recall_curve_is_the_mean_recall():
     assert recall_curve(RUN, JUDGEMENTS, [1, 2, 4, 11]) == pytest.approx(
         {1: 0, 2: 1 / 6, 4: 1 / 3, 11: 2 / 3}

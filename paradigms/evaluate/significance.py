@@ -103,11 +103,14 @@ def compare(
     The family of Holm's correction is exactly the list returned: all other systems × `measures`. So choose
     few measures beforehand, and make one call per question. The mark is † where the system is better and ‡
     where it is worse with an adjusted p below alpha, else empty. Raises ValueError for an unknown baseline
-    or systems that were not measured on the same queries.
+    or measure, or systems that were not measured on the same queries.
     """
     if baseline not in systems:
         raise ValueError(f"the baseline {baseline!r} is not among the systems: {', '.join(systems)}")
     reference = systems[baseline]
+    for measure in measures:
+        if measure not in reference.values:
+            raise ValueError(f"{measure!r} was not measured; there are: {', '.join(reference.values)}")
     pairs = [(system, measure) for system in systems if system != baseline for measure in measures]
     for system, _ in pairs:
         if systems[system].queries != reference.queries:
