@@ -215,6 +215,9 @@ def test_write_folder_reads_back_the_same(tmp_path: Path) -> None:
     collection = load(beir(tmp_path / "tiny"))
     write_folder(collection, tmp_path / "copy")
     again = load(tmp_path / "copy")
+    odd = load(beir(tmp_path / "odd", documents=[{"_id": "a", "text": "half \ud800 pair"}, *DOCUMENTS[1:]]))
+    write_folder(odd, tmp_path / "oddcopy")
+    assert load(tmp_path / "oddcopy").fingerprint == odd.fingerprint
     assert again.fingerprint == collection.fingerprint
     assert list(again.corpus) == TEXTS
     assert again.splits == collection.splits

@@ -170,6 +170,7 @@ def test_identifiers_of_ir_datasets() -> None:
     assert list(both.splits) == ["dev", "test"]
     assert both.split("dev").queries == {"q2": "two"}
     assert both.split("test").queries == {"q1": "one"}
+    assert list(load("irds:tiny/dev").splits) == ["dev"]
     assert list(load("irds:tiny/2019").splits) == ["test"]
 
 

@@ -76,11 +76,11 @@ def write_folder(collection: Collection, path: str | Path) -> None:
     with atomic_folder(path) as folder:
         with atomic_text(folder / "corpus.jsonl") as stream:
             for id, text in zip(collection.corpus.ids, collection.corpus, strict=True):
-                stream.write(json.dumps({"_id": id, "text": text}, ensure_ascii=False) + "\n")
+                stream.write(json.dumps({"_id": id, "text": text}) + "\n")
         queries = {id: text for split in collection.splits.values() for id, text in split.queries.items()}
         with atomic_text(folder / "queries.jsonl") as stream:
             for id, text in queries.items():
-                stream.write(json.dumps({"_id": id, "text": text}, ensure_ascii=False) + "\n")
+                stream.write(json.dumps({"_id": id, "text": text}) + "\n")
         for name, split in collection.splits.items():
             with atomic_text(folder / "qrels" / f"{name}.tsv") as stream:
                 stream.write("\t".join(HEADER) + "\n")

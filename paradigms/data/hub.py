@@ -9,9 +9,6 @@ import numpy as np
 
 from paradigms.data.collection import Collection, Problems, assemble, grade, joined
 
-# The hub says "validation" where BEIR's folders and papers say "dev".
-RENAMED = {"validation": "dev"}
-
 
 class Rows(Sequence[str]):
     """Texts of the documents of a `datasets.Dataset`, which stays memory-mapped on disk."""
@@ -57,7 +54,7 @@ def read_hub(path: str, prefix: str | None = None) -> Collection:
         name,
         ((_id(row, name), _text(row)) for row in corpus),
         ((_id(row, name), row.get("text") or "") for row in queries),
-        {RENAMED.get(split, split): _judgements(rows, split, problems) for split, rows in judged.items()},
+        {_split(split, judged): _judgements(rows, split, problems) for split, rows in judged.items()},
         problems=problems,
         stored=lambda kept: Rows(corpus, kept),
     )
@@ -141,6 +138,11 @@ def _required(name: str, existing: Sequence[str], part: str, prefix: str | None)
 def _rows(datasets: Any, path: str, configuration: str) -> Any:
     parts = list(datasets.load_dataset(path, configuration).values())
     return parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
+
+
+def _split(name: str, splits: Iterable[str]) -> str:
+    """The hub often says "validation" where BEIR's folders and papers say "dev"."""
+    return "dev" if name == "validation" and "dev" not in splits else name
 
 
 def _id(row: dict, name: str) -> str:
