@@ -1,7 +1,7 @@
 """Claims about the alignment matrix of generative retrieval: Wu et al. 2024, Lemmas 5.1 and 5.2."""
 
 import numpy as np
-from theory_claims import GENERATIVE, Evidence, apart, claim, excess, median_ratio
+from theory_claims import GENERATIVE, Evidence, apart, claim, excess, median_ratio, standard_errors
 
 from theory import kernels, low_rank
 
@@ -48,9 +48,8 @@ def lemma_5_1(rng: np.random.Generator, samples: int) -> Evidence:
     golden = max(apart(report["row_error"], 0.46211716), apart(report["row_bound"], 0.48983732))
     gamma = low_rank.gamma_as_printed(A, np.full((2, 2), 1e6), np.eye(2))
     detail = f"D = Q = W = I: even R = 10⁶·11ᵀ satisfies it, with γ = {gamma:.3g}"
-    return Evidence(
-        max(worst, 0 if golden < 1e-7 else golden), count, tightness=float(np.median(ratios)), detail=detail
-    )
+    tight = float(np.median(ratios))
+    return Evidence(max(worst, golden), count, tolerance=1e-7, tightness=tight, detail=detail)
 
 
 @claim("‖A − 1·softmax(r)ᵀ‖_F ≤ √(2M) tanh(δ/4)", "Lemma 5.1 corrected", "none")
@@ -109,14 +108,16 @@ def kernel_of_positive_features(rng: np.random.Generator, samples: int) -> Evide
     products = kernels.positive_features(x[None], W) * kernels.positive_features(y[None], W)
     estimates = products.reshape(draws, m).sum(1) * draws  # the features carry 1/√(draws·m) each
     deviation = kernels.kernel_relative_deviation(x, y, m)
-    bias = abs(estimates.mean() / np.exp(x @ y) - 1) / (deviation / np.sqrt(draws))
-    seen = estimates.std() / np.exp(x @ y)
+    errors = estimates / np.exp(x @ y) - 1
+    worst = standard_errors(errors.mean(), deviation / np.sqrt(draws), 0)
+    worst = max(worst, standard_errors((errors**2).mean(), (errors**2).std() / np.sqrt(draws), deviation**2))
+    seen = np.sqrt((errors**2).mean())
     detail = f"relative deviation at m = {m}: {seen:.3f} seen, {deviation:.3f} predicted"
-    return Evidence(float(bias), draws, tolerance=4, unit="s.e.", detail=detail)
+    return Evidence(worst, draws, tolerance=4, unit="s.e.", detail=detail)
 
 
 @claim(
-    "rel ≈ Σ_i d_iᵀS_Qφ(d_i)/(φ(d_i)ᵀz_Q), error falling with the number of features",
+    "rel ≈ Σ_i d_iᵀS_Qφ(d_i)/(φ(d_i)ᵀz_Q), median error ≤ .1 with 256 features, .03 with 4096",
     "positive random features",
     "unit vectors, h = 16",
 )

@@ -57,7 +57,7 @@ def exact_law_simulated(rng: np.random.Generator, samples: int) -> Evidence:
     worst, draws = 0.0, 10 * samples
     for k, v in ((8, 12), (32, 40)):
         q, better, worse = rng.standard_normal((3, v))
-        better = better + 0.5 * q
+        better = worse + (better + (excess(0, better @ q) + 3) / (q @ q) * q)  # ⟨q, δ⟩ > 0
         margin = projections.normalized_margin(q, better, worse)
         exact = projections.pairwise_error(k, margin)
         seed = int(rng.integers(2**31))
@@ -179,7 +179,7 @@ def rademacher_variance(rng: np.random.Generator, samples: int) -> Evidence:
     signs = 2.0 * (np.arange(2**8)[:, None] >> np.arange(8) & 1) - 1
     worst, instances = 0.0, min(samples, 200)
     for _ in range(instances):
-        q, better, worse = rng.standard_normal((3, 8)) * (rng.random(8) < 0.6) + 1e-3
+        q, better, worse = rng.standard_normal((3, 8)) * (rng.random((3, 8)) < 0.6) + np.eye(3, 8)
         if (margin := projections.normalized_margin(q, better, worse)) <= 0:
             better, worse, margin = worse, better, -margin
         delta = (better - worse) / np.linalg.norm(better - worse)
