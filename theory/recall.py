@@ -206,7 +206,7 @@ def required_dimension_recall_exact(thresholds: ArrayLike, beta: float = 0.05) -
     """The real k ≥ 1 with P(R ≥ r) = β by the exact law, and its standard error: the k for recall@r ≥ 1 − β.
 
     `thresholds` as in `recall_failure`: for several queries it is their mean recall that reaches 1 − β. 1
-    where k = 1 already does. The standard error is that of P(R ≥ r) at k over the slope there.
+    where k = 1 already does, with no error. The error is that of P(R ≥ r) at k over the slope there.
     """
     squares, level = _squares(thresholds), float(checks.probability(beta))
     # Laurent and Massart: P(χ²_k ≤ k − 2√(k t)) ≤ e^{−t}; at this k the largest sample alone gives at most β.
@@ -215,10 +215,12 @@ def required_dimension_recall_exact(thresholds: ArrayLike, beta: float = 0.05) -
     root = float(
         decreasing_root(lambda k: np.asarray(recall_failure(k, thresholds)[0]) - level, 1.0, max(1.0, high))
     )
+    if root <= 1.0:
+        return 1.0, 0.0
     step = 1e-4 * root
     here, above = recall_failure(root, thresholds), recall_failure(root + step, thresholds)
     slope = (here[0] - above[0]) / step
-    return root, float(here[1] / slope) if slope > 0 else 0.0
+    return root, float(here[1] / slope)
 
 
 def quick_required_dimension(thresholds: ArrayLike, beta: float = 0.05) -> float:
@@ -234,8 +236,9 @@ def orthogonal_recall_failure(k: float, margins: ArrayLike, r: int) -> float:
     Φ(−χ_k μ_i/√(1−μ_i²)), and R is a Poisson binomial variable. Margins [n]; Gaussian projection.
     """
     ordered, n = _ordered(margins, r), float(checks.dimensions(k))
-    # In y = χ^¼ the integrand is smooth at 0 for fractional k as well.
-    edges = np.linspace(0.0, np.sqrt(n) + 12, int(np.sqrt(n)) + 13) ** 0.25
+    # In y = χ^¼ the integrand is smooth at 0 for fractional k as well, and falls slowly for margins near 1.
+    beyond = np.linspace(1.0, np.sqrt(n) + 12, int(np.sqrt(n)) + 12)[1:] ** 0.25
+    edges = np.concatenate([np.linspace(0.0, 1.0, 9), beyond])
     nodes, weights = np.polynomial.legendre.leggauss(24)
     half = 0.5 * np.diff(edges)[:, None]
     root = (edges[:-1, None] + half * (nodes + 1)).ravel()

@@ -1,0 +1,123 @@
+"""Figures, tables and one self-contained HTML page for the experiments on theory, and their tracker."""
+
+import base64
+import io
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from paradigms.evaluate.report import format_number
+from paradigms.files import write_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Tracker = Literal["none", "wandb"]
+
+_PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ title }}</title>
+<style>
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+table { border-collapse: collapse; margin: 1rem 0; font-size: .9rem; display: block; overflow-x: auto }
+th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid #ddd }
+th:first-child, td:first-child { text-align: left }
+img { max-width: 100%; height: auto }
+</style>
+<h1>{{ title }}</h1><p>{{ summary }}</p>
+{% for section in sections %}<h2>{{ section.heading }}</h2>
+{% if section.text %}<p>{{ section.text }}</p>{% endif %}
+{% for name in section.figures %}<img alt="{{ name }}" src="data:image/png;base64,{{ images[name] }}">
+{% endfor %}
+{% if section.rows %}<table><tr>{% for key in section.rows[0] %}<th>{{ key }}</th>{% endfor %}</tr>
+{% for row in section.rows %}<tr>{% for value in row.values() %}<td>{{ shown(value) }}</td>{% endfor %}</tr>
+{% endfor %}</table>{% endif %}{% endfor %}
+<h2>Settings</h2>
+<table>{% for key, value in settings.items() %}<tr><td>{{ key }}</td><td>{{ value }}</td></tr>
+{% endfor %}</table></html>
+"""
+
+
+@dataclass
+class Section:
+    """A heading, a paragraph, rows (all with the same keys) and names of figures, on page and console."""
+
+    heading: str
+    text: str = ""
+    rows: Sequence[Mapping[str, Any]] = ()
+    figures: list[str] = field(default_factory=list)
+
+
+def write_page(
+    folder: Path,
+    title: str,
+    summary: str,
+    sections: Sequence[Section],
+    figures: Mapping[str, "Figure"],
+    settings: Mapping[str, Any],
+) -> Path:
+    """Write every figure as NAME.png and the page that embeds them as report.html; returns its path."""
+    import jinja2
+
+    images = {}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, figure in figures.items():
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=150)
+        temporary = folder / f".{name}.png.partial"
+        temporary.write_bytes(buffer.getvalue())
+        os.replace(temporary, folder / f"{name}.png")
+        images[name] = base64.b64encode(buffer.getvalue()).decode()
+    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(_PAGE)
+    page = template.render(
+        title=title, summary=summary, sections=sections, images=images, settings=settings, shown=format_number
+    )
+    write_text(folder / "report.html", page)
+    return folder / "report.html"
+
+
+def print_sections(sections: Sequence[Section]) -> None:
+    """The same sections on the console, without figures."""
+    console = Console()
+    for section in sections:
+        console.print(f"\n[bold]{section.heading}[/bold]")
+        if section.text:
+            console.print(section.text, highlight=False)
+        if section.rows:
+            table = Table()
+            for position, key in enumerate(section.rows[0]):
+                table.add_column(key, justify="right" if position else "left")
+            for row in section.rows:
+                table.add_row(*(format_number(value) for value in row.values()))
+            console.print(table)
+
+
+def track(
+    tracker: Tracker,
+    run: str,
+    settings: Mapping[str, Any],
+    numbers: Mapping[str, float],
+    figures: Mapping[str, "Figure"],
+) -> None:
+    """Send the numbers and figures of a finished run to W&B; offline without a key or a reachable server."""
+    if tracker == "none":
+        return
+    import wandb
+
+    mode: Literal["online", "offline", "disabled"] | None = None
+    if "WANDB_MODE" not in os.environ and wandb.api.api_key is None:
+        print("no W&B key: logging offline (send it later with `wandb sync`)")
+        mode = "offline"
+    arguments: dict[str, Any] = {"project": "retrieval-paradigms", "name": run, "config": dict(settings)}
+    try:
+        session = wandb.init(**arguments, mode=mode, settings=wandb.Settings(init_timeout=15))
+    except wandb.errors.CommError as error:
+        print(f"W&B cannot be reached ({error}): logging offline")
+        session = wandb.init(**arguments, mode="offline")
+    session.log({**numbers, **{name: wandb.Image(figure) for name, figure in figures.items()}})
+    session.finish()

@@ -1,0 +1,388 @@
+"""How many dimensions does a single vector need on a real collection before BM25's ranking survives?
+
+Figures 2 and 3 of Luan et al., TACL 2021, on any collection, beside the exact laws of `theory`:
+- Figure 2: the k at which explicit random projections order 95% of the pairs (best document, any other) of
+  a margin bin correctly, beside the exact k*, Lemma 1, and the line 1.3528/h(ε) that the slope should be.
+- Figure 3a: the 10th, 100th and 1000th smallest margins by document length.
+- Figure 3b: the k for recall@r by document length, by explicit projections on the paper's grid of 40 values
+  of k, and by the exact law, with the seconds of both at equal precision.
+- how far each published bound overshoots, and what the place of the idf (query, both, document) does.
+
+    python experiments/random_projections.py --collection pydocs
+    python experiments/random_projections.py --collection path/to/scifact --matrices 8
+"""
+
+import time
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lexical_vectors import PLACEMENTS, Counts, Weighting, count_terms
+from pages import Tracker, print_sections, track, write_page
+from projection_report import MARGIN_RANKS, Rows, describe, draw, slope_rows
+from projection_runs import (
+    Ensemble,
+    Explicit,
+    Problem,
+    exact_thresholds,
+    length_groups,
+    make_problem,
+    mean_required_dimension,
+    run_matrices,
+    stable_crossing,
+)
+from rich.progress import Progress
+from scipy.special import ndtri
+
+from paradigms.data import load
+from paradigms.files import write_json
+from paradigms.progress import progress_bar
+from theory.projections import distortion, required_dimension
+from theory.recall import recall_failure, required_dimension_recall, required_dimension_recall_exact
+
+
+@dataclass
+class Settings:
+    """Random projections of lexical vectors: explicit matrices beside the exact laws.
+
+    Args:
+        collection: "pydocs", a folder in BEIR layout, or any name that paradigms.data.load takes.
+        split: whose queries.
+        queries: how many of them, drawn at random.
+        weightings: of bm25, tfidf, boolean; the first is the one of Figures 3a and 3b.
+        beta: error rate that the dimension must reach.
+        rank: r of recall@r in Figure 3b.
+        length_bins: document-length bins, equally full.
+        margin_bins: bins of the margin in Figure 2, geometric.
+        ensembles: of explicit matrices in Figure 2 (the paper's is rademacher); 3b uses gaussian if there.
+        matrices: explicit matrices per ensemble and weighting.
+        samples: Gaussian vectors per query for the exact law.
+        grid: smallest and largest k, and number of values, of the explicit grid (the paper's by default).
+        bound_queries: queries on which the published bounds are compared with the exact law.
+        seed: of everything random.
+        output: folder of results.json, report.html and the PNG files.
+        tracker: where to send the results besides.
+    """
+
+    collection: str = "pydocs"
+    split: str = "test"
+    queries: int = 100
+    weightings: list[Weighting] = field(default_factory=lambda: ["bm25", "tfidf", "boolean"])
+    beta: float = 0.05
+    rank: int = 10
+    length_bins: int = 8
+    margin_bins: int = 20
+    ensembles: list[Ensemble] = field(default_factory=lambda: ["rademacher", "gaussian"])
+    matrices: int = 4
+    samples: int = 64
+    grid: tuple[int, int, int] = (32, 9472, 40)
+    bound_queries: int = 20
+    seed: int = 0
+    output: Path = Path("results/random_projections")
+    tracker: Tracker = "none"
+
+    def __post_init__(self) -> None:
+        for name in ("queries", "rank", "length_bins", "margin_bins", "matrices", "bound_queries"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}; allowed: at least 1")
+        if self.samples < 2:
+            raise ValueError(f"samples = {self.samples}; allowed: at least 2, for a standard error")
+        if not (1 <= self.grid[0] < self.grid[1] and self.grid[2] >= 2):
+            raise ValueError(f"grid = {self.grid}; allowed: 1 ≤ smallest < largest k, at least 2 values")
+        if not self.weightings or not self.ensembles:
+            raise ValueError("weightings and ensembles must each name at least one")
+
+
+BOUND_RANKS = (1, 10, 100)
+# Pairs of one query share its best document and fail together.
+FEWEST_PAIRS, FEWEST_QUERIES = 200, 20
+
+
+def main(settings: Settings) -> dict[str, Any]:
+    """Measure, print, draw, write; returns what results.json holds."""
+    started = time.perf_counter()
+    collection = load(settings.collection)
+    counts, _ = count_terms(collection, settings.split, settings.queries, settings.seed)
+    groups = length_groups(counts.lengths, min(settings.length_bins, len(counts.lengths)))
+    grid = k_grid(*settings.grid)
+    figure2: dict[str, Rows] = {}
+    slopes: Rows = []
+    with progress_bar() as progress:
+        for number, weighting in enumerate(settings.weightings):
+            problem = make_problem(counts, weighting, "query", groups)
+            edges, bins, margins = margin_bins(problem, settings)
+            runs = explicit_runs(problem, weighting, grid, bins, settings, progress)
+            figure2[weighting] = pair_rows(margins, bins, edges, grid, runs, settings)
+            slopes += slope_rows(weighting, figure2[weighting])
+            if number == 0:
+                lengths = [counts.lengths[rows].mean() for rows in groups]
+                figure3a = margin_rows(problem, lengths)
+                figure3b, timing = recall_rows(problem, lengths, grid, runs, settings, progress)
+                bounds = bound_rows(problem, settings, progress)
+        placements = placement_rows(counts, groups[-1], settings, progress)
+    results: dict[str, Any] = {
+        "collection": collection.name,
+        "fingerprint": collection.fingerprint,
+        "documents": len(counts.lengths),
+        "vocabulary": counts.documents.shape[1],
+        "queries": len(counts.query_ids),
+        "figure2": figure2,
+        "slopes": slopes,
+        "figure3a": figure3a,
+        "figure3b": figure3b,
+        "timing": timing,
+        "bounds": bounds,
+        "idf": placements,
+        "settings": {key: str(value) for key, value in asdict(settings).items()},
+        "seconds": time.perf_counter() - started,
+    }
+    figures = draw(results, settings.beta, settings.rank)
+    sections = describe(results, settings.beta, settings.rank)
+    print_sections(sections)
+    write_json(settings.output / "results.json", results)
+    title = f"Random projections of {collection.name}"
+    summary = (
+        f"{results['documents']:,} documents, {results['vocabulary']:,} terms, {results['queries']} queries "
+        f"of split {settings.split}; {results['seconds']:.0f} s."
+    )
+    page = write_page(settings.output, title, summary, sections, figures, results["settings"])
+    numbers = {f"slope/{row['vectors']}/{row['measured by']}": row["k · h(ε)"] for row in slopes}
+    numbers |= {"speed-up at equal precision": timing["ratio, nested grid"]}
+    track(settings.tracker, f"random-projections-{collection.name}", results["settings"], numbers, figures)
+    print(f"\n{page}")
+    return results
+
+
+def k_grid(low: int, high: int, points: int) -> np.ndarray:
+    """Whole k from low to high, geometric: the paper gives the ends and the number of its grid."""
+    return np.unique(np.round(np.geomspace(low, high, points)).astype(np.int64))
+
+
+def margin_bins(problem: Problem, settings: Settings) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(edges, bin of each (document, query) or -1, margins [n, m]), bins where k* lies on the grid of k."""
+    z2 = ndtri(settings.beta) ** 2
+    edges = np.sqrt(z2 / (z2 + np.geomspace(settings.grid[1], settings.grid[0], settings.margin_bins + 1)))
+    margins = np.full(problem.scores.shape, np.nan)
+    for query in range(problem.queries.shape[0]):
+        _, below, values = problem.margins(len(problem.groups) - 1, query)
+        margins[below, query] = values
+    bins = np.digitize(margins, edges) - 1
+    bins[np.isnan(margins) | (bins >= settings.margin_bins)] = -1
+    return edges, bins, margins
+
+
+def explicit_runs(
+    problem: Problem, name: str, grid: np.ndarray, bins: np.ndarray, settings: Settings, progress: Progress
+) -> dict[Ensemble, Explicit]:
+    """Explicit matrices of every ensemble."""
+    runs: dict[Ensemble, Explicit] = {}
+    for ensemble in settings.ensembles:
+        task = progress.add_task(f"{name}: {ensemble} matrices", total=settings.matrices)
+        runs[ensemble] = run_matrices(
+            problem,
+            ensemble,
+            grid,
+            settings.matrices,
+            bins,
+            settings.rank,
+            settings.seed,
+            partial(progress.advance, task),
+        )
+    return runs
+
+
+def pair_rows(
+    margins: np.ndarray,
+    bins: np.ndarray,
+    edges: np.ndarray,
+    grid: np.ndarray,
+    runs: dict[Ensemble, Explicit],
+    settings: Settings,
+) -> Rows:
+    """Figure 2: one row per margin bin with enough pairs."""
+    rows: Rows = []
+    rng = np.random.default_rng(settings.seed)
+    for number in range(len(edges) - 1):
+        members = bins == number
+        inside, queries = margins[members], int(members.any(axis=0).sum())
+        if len(inside) < FEWEST_PAIRS or queries < FEWEST_QUERIES:
+            continue
+        sample = rng.choice(inside, size=min(2000, len(inside)), replace=False)
+        middle = float(np.exp(np.log(inside).mean()))
+        row: dict[str, Any] = {
+            "margin": middle,
+            "1/h(ε)": float(1 / distortion(middle)),
+            "pairs": len(inside),
+            "queries": queries,
+            "exact k*": mean_required_dimension(sample, settings.beta),
+            "Lemma 1": required_dimension(middle, settings.beta, "lemma1"),
+        }
+        for ensemble, run in runs.items():
+            failure = run.wrong[:, number] / (len(inside) * settings.matrices)
+            row[f"{ensemble}, grid"], row[ensemble] = stable_crossing(grid, failure, settings.beta)
+        rows.append(row)
+    return rows
+
+
+def margin_rows(problem: Problem, lengths: list[float]) -> Rows:
+    """Figure 3a: medians over queries of the r-th smallest margin, by length; none where r are not there."""
+    rows: Rows = []
+    for group, length in enumerate(lengths[:-1]):
+        margins = [problem.margins(group, query)[2] for query in range(problem.queries.shape[0])]
+        row: dict[str, Any] = {"mean length": length, "documents": len(problem.groups[group])}
+        for rank in MARGIN_RANKS:
+            ranked = [np.partition(values, rank - 1)[rank - 1] for values in margins if len(values) >= rank]
+            # Fewer than half of the queries would be another population than the other ranks.
+            row[f"{rank}th"] = float(np.median(ranked)) if 2 * len(ranked) >= len(margins) else None
+        rows.append(row)
+    return rows
+
+
+def recall_rows(
+    problem: Problem,
+    lengths: list[float],
+    grid: np.ndarray,
+    runs: dict[Ensemble, Explicit],
+    settings: Settings,
+    progress: Progress,
+) -> tuple[Rows, dict[str, Any]]:
+    """Figure 3b by both ways, and what each costs.
+
+    Equal precision means: the same standard error of the mean failure at k*, averaged over groups. For the
+    exact law that error is measured. For an explicit matrix it is √(β(1−β)/queries), as if queries failed
+    independently of each other; where they do not, a matrix is worth less. The deviations of the measured
+    curve from the exact one, in those variances, say how true that is (1: exactly). Seconds are processor
+    seconds, in which a busy neighbour does not show.
+    """
+    task = progress.add_task("exact law", total=problem.queries.shape[0])
+    start = time.process_time()
+    thresholds = exact_thresholds(
+        problem, [settings.rank], settings.samples, settings.seed, partial(progress.advance, task)
+    )[settings.rank]
+    curves = [recall_failure(grid, group)[0] if len(group) else None for group in thresholds]
+    seconds = time.process_time() - start
+    run = runs["gaussian"] if "gaussian" in runs else next(iter(runs.values()))
+    failure = run.lost.mean(axis=0)
+    rows, needed, deviations = [], [], []
+    for group, (length, found, curve) in enumerate(zip(lengths, thresholds, curves, strict=True)):
+        if curve is None:
+            continue
+        k, error = required_dimension_recall_exact(found, settings.beta)
+        crossing = stable_crossing(grid, failure[:, group], settings.beta)
+        last = group == len(lengths) - 1
+        rows.append(
+            {
+                "documents": "all" if last else f"{length:.0f} terms",
+                "mean length": length,
+                "queries": len(found),
+                "exact k": k,
+                "±": error,
+                "explicit, grid": crossing[0],
+                "explicit": crossing[1],
+            }
+        )
+        variance = settings.beta * (1 - settings.beta) / len(found)
+        needed.append(variance / recall_failure(k, found)[1] ** 2)
+        # Over the k of the grid where something happens: how far explicit failures lie from the exact curve.
+        variances = curve * (1 - curve) / len(found) / settings.matrices
+        inner = (curve > 0.01) & (curve < 0.99)
+        deviations += list((failure[:, group] - curve)[inner] ** 2 / variances[inner])
+    if not rows:
+        raise ValueError(
+            f"rank = {settings.rank}; allowed: at most the number of documents below the best one"
+        )
+    matrices = float(np.mean(needed))
+    nested = (run.projecting + run.counting) / settings.matrices
+    fresh = run.projecting / settings.matrices * grid.sum() / grid[-1] + run.counting / settings.matrices
+    timing = {
+        "values of k": len(grid),
+        "exact law, seconds": seconds,
+        "explicit grid, seconds per matrix (nested in k)": nested,
+        "explicit grid, seconds per matrix (fresh for every k, from seconds per row)": fresh,
+        "matrices for equal precision": matrices,
+        "ratio, nested grid": matrices * nested / seconds,
+        "ratio, fresh matrices": matrices * fresh / seconds,
+        "mean squared deviation of explicit from exact, in variances": (
+            float(np.mean(deviations)) if deviations else None
+        ),
+    }
+    return rows, timing
+
+
+def bound_rows(problem: Problem, settings: Settings, progress: Progress) -> Rows:
+    """k for recall@r over all documents by each bound over the exact k: medians over single queries."""
+    few = Problem(
+        problem.documents,
+        problem.queries[: settings.bound_queries],
+        problem.squares,
+        problem.scores[:, : settings.bound_queries],
+        problem.groups[-1:],
+    )
+    ranks = [rank for rank in BOUND_RANKS if rank < len(problem.groups[-1])]
+    task = progress.add_task("bounds", total=2 * few.queries.shape[0])
+    thresholds = exact_thresholds(
+        few, ranks, 6 * settings.samples, settings.seed + 1, partial(progress.advance, task)
+    )
+    methods = {
+        "Eq. 3": "eq3",
+        "sum of Lemma 1": "lemma1_sum",
+        "t-union": "t_union",
+        "Markov-union": "markov_union",
+    }
+    ratios: dict[int, list[list[float]]] = {rank: [] for rank in ranks}
+    usable = 0
+    for query in range(few.queries.shape[0]):
+        margins = few.margins(0, query)[2]
+        if len(margins) >= max(ranks):
+            for rank in ranks:
+                exact, _ = required_dimension_recall_exact(thresholds[rank][0][usable], settings.beta)
+                needed = [
+                    required_dimension_recall(margins, rank, settings.beta, m) for m in methods.values()
+                ]
+                ratios[rank].append([exact, *(k / exact for k in needed)])
+            usable += 1
+        progress.advance(task)
+    return [
+        {"r": rank, "queries": usable, "exact k": float(median[0])}
+        | {f"{name} / exact": float(value) for name, value in zip(methods, median[1:], strict=True)}
+        for rank in ranks
+        if usable
+        for median in [np.median(ratios[rank], axis=0)]
+    ]
+
+
+def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings, progress: Progress) -> Rows:
+    """k for recall@r over all documents by where the idf stands; the scores are the same in all of a kind."""
+    cases = [(w, p) for w in settings.weightings for p in PLACEMENTS if w != "boolean" or p == "query"]
+    task = progress.add_task("place of the idf", total=len(cases) * len(counts.query_ids))
+    rows: Rows = []
+    for weighting, placement in cases:
+        problem = make_problem(counts, weighting, placement, [everything])
+        found = exact_thresholds(
+            problem, [settings.rank], settings.samples, settings.seed, partial(progress.advance, task)
+        )[settings.rank][0]
+        k, error = required_dimension_recall_exact(found, settings.beta)
+        tenth = [
+            np.partition(m, settings.rank - 1)[settings.rank - 1]
+            for m in (problem.margins(0, q)[2] for q in range(len(counts.query_ids)))
+            if len(m) >= settings.rank
+        ]
+        place = "no idf" if weighting == "boolean" else placement
+        rows.append(
+            {
+                "vectors": weighting,
+                "idf in": place,
+                "exact k": k,
+                "±": error,
+                f"median margin of rank {settings.rank}": float(np.median(tenth)),
+            }
+        )
+    return rows
+
+
+if __name__ == "__main__":
+    from jsonargparse import auto_cli
+
+    main(auto_cli(Settings, as_positional=False))
