@@ -231,7 +231,8 @@ class TextEncoder(nn.Module):
         """u_i = λ_i · relu(W d_i + b), λ gating ⌈α · length⌉ tokens (Qian et al. 2022, Eq. 3 and 4)."""
         assert self.salience_heads is not None
         s = self.settings
-        scores = self.salience_heads[side](vectors).squeeze(-1).relu().where(counts, 0)
+        scores = self.salience_heads[side](vectors).to(vectors.dtype)  # not autocast's bfloat16
+        scores = scores.squeeze(-1).relu().where(counts, 0)
         if s.salience == "relu":
             return scores
         ratio = s.query_ratio if side == "query" else s.document_ratio
@@ -250,7 +251,8 @@ class TextEncoder(nn.Module):
         if self.settings.lora_rank:
             backbone.save_pretrained(folder / "adapter")
             backbone = deepcopy(backbone).unload()  # the untouched weights under their own names
-        backbone.save_pretrained(folder / "backbone")
+        with _quiet():
+            backbone.save_pretrained(folder / "backbone")
         self.tokenizer.save_pretrained(folder / "backbone")
         heads = {n: t.contiguous() for n, t in self.state_dict().items() if not n.startswith("backbone.")}
         save_file(heads, folder / "heads.safetensors")
@@ -311,7 +313,7 @@ def _load_backbone(name: str | Path) -> nn.Module:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No report on the heads that a checkpoint has and an encoder has not, no bar for a second's load."""
+    """No report on heads that a checkpoint has and an encoder has not, no bar for a second's load or save."""
     verbosity, bar = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()
