@@ -161,7 +161,7 @@ body {{ margin: 2rem auto; max-width: 90rem; padding: 0 1rem }}
 div {{ overflow-x: auto }}
 table {{ border-collapse: collapse; width: 100% }}
 th, td {{ text-align: left; vertical-align: top; padding: .5rem .7rem; border-bottom: 1px solid #8885 }}
-td:first-child {{ white-space: pre-line; min-width: 24rem }}
+td:first-child {{ white-space: pre-line; min-width: min(24rem, 60vw) }}
 td:nth-child(n+6) {{ text-align: right; font-variant-numeric: tabular-nums }}
 .holds {{ color: light-dark(#17692f, #7fd08f) }}
 .corrected {{ color: light-dark(#8a5a00, #e8b74a) }}

@@ -112,9 +112,8 @@ def equation_2(rng: np.random.Generator, samples: int) -> Evidence:
 
 @claim(
     "k* grows as h(ε)⁻¹, and the bound 8.764 h(ε)⁻¹ is tight up to a constant factor",
-    f"{LUAN}, §2.1.3, Figure 2",
+    f"{LUAN}, §2.1.3, Figure 2; exact law",
     "Gaussian A, β = .05, ε → 0",
-    "the slope is z²/2 = 1.3528 and the factor 4 ln 80/z² = 6.4786",
 )
 def tight_up_to_a_constant(rng: np.random.Generator, samples: int) -> Evidence:
     margin, z = np.array([1e-3, 5e-4]), special.ndtri(0.95)
@@ -122,15 +121,18 @@ def tight_up_to_a_constant(rng: np.random.Generator, samples: int) -> Evidence:
     slope = exact * projections.distortion(margin)
     ratio = projections.required_dimension(margin, 0.05, "lemma1") / exact
     worst = max(apart(slope, z**2 / 2), apart(ratio, 4 * np.log(80) / z**2), apart(ratio, 6.4785899))
-    detail = f"slope {slope[-1]:.4f}, factor {ratio[-1]:.4f} at ε = {margin[-1]:g}"
+    detail = (
+        f"slope z²/2 = {z**2 / 2:.4f}, factor 4 ln 80/z² = {4 * np.log(80) / z**2:.4f}; "
+        f"at ε = {margin[-1]:g} {slope[-1]:.4f} and {ratio[-1]:.4f}"
+    )
     return Evidence(worst, 2, tolerance=2e-3, tightness=float(1 / ratio[-1]), detail=detail)
 
 
 @claim(
-    "β ≤ 4exp(−ε²k/12) rearranges into k ≥ 12ε⁻² ln(4/β); k > 12ε⁻² ln(4/β) is needed",
+    "P(error) ≤ β if k > 12ε⁻² ln(4/β), because β ≤ 4exp(−ε²k/12) rearranges into k ≥ 12ε⁻² ln(4/β)",
     f"{LUAN}, Corollary 1 and A.2",
     GAUSSIAN,
-    "k ≥ 12ε⁻² ln(4/β), equality included, suffices for P(error) ≤ β; nothing makes it necessary",
+    "k ≥ 12ε⁻² ln(4/β), equality included, suffices; that premise rearranges into k ≤ 12ε⁻² ln(4/β)",
 )
 def corollary_1(rng: np.random.Generator, samples: int) -> Evidence:
     margin, beta = rng.uniform(0.02, 1, samples), rng.uniform(0.001, 0.5, samples)
@@ -139,7 +141,7 @@ def corollary_1(rng: np.random.Generator, samples: int) -> Evidence:
     level = projections.pairwise_error(10, 0.2)  # satisfies the premise with β = P(error) at k = 10
     needed = projections.required_dimension(0.2, level, "corollary1")
     exact = projections.required_dimension(margin, beta)
-    detail = f"ε = .2, k = 10: β = P(error) = {level:.4f} meets the premise, and {needed:.0f} > 10"
+    detail = f"ε = .2, k = 10: β = P(error) = {level:.4f} meets the premise, yet k < {needed:.0f}"
     return Evidence(
         ours, samples, tightness=median_ratio(exact, k), printed=excess(needed, 10), detail=detail
     )
@@ -170,8 +172,8 @@ def corollary_2(rng: np.random.Generator, samples: int) -> Evidence:
 
 
 @claim(
-    "margin ε and dimension k determine the probability of an error",
-    f"{LUAN}, §2.1 (k* of either ensemble)",
+    "P(error) is a function of k and ε",
+    f"presumed by the bins of {LUAN}, Figure 2 (Rademacher)",
     "k × v projection",
     "true for the Gaussian; a Rademacher row has variance 1 + ε² − 2Σ q̄²δ̄²",
 )

@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.optimize import brentq, minimize_scalar
 
 from theory import entropic
 
+unhurried = settings(deadline=None)  # a busy machine is not a failure
 INF = np.inf
 CASE1 = ((0.9, 0.5, 0.4, 0.1), 2, 0.1)
 GOLDEN = [
@@ -54,6 +55,7 @@ def test_golden_shift_and_derivatives():
     )
 
 
+@unhurried
 @given(problems())
 def test_optimality_conditions(problem):
     scores, k, epsilon = problem
@@ -64,6 +66,7 @@ def test_optimality_conditions(problem):
     np.testing.assert_allclose(gates, np.exp(np.minimum((scores + solution.shift) / epsilon, 0)), rtol=1e-9)
 
 
+@unhurried
 @given(problems())
 def test_strong_duality(problem):
     scores, k, epsilon = problem
@@ -74,6 +77,7 @@ def test_strong_duality(problem):
     assert -dual - epsilon * k == pytest.approx(value, rel=1e-9, abs=1e-9)
 
 
+@unhurried
 @given(problems())
 def test_equals_root_finding_on_the_shift(problem):
     scores, k, epsilon = problem
@@ -88,6 +92,7 @@ def test_equals_root_finding_on_the_shift(problem):
     )
 
 
+@unhurried
 @given(problems())
 def test_derivatives_against_differences(problem):
     scores, k, epsilon = problem
@@ -108,6 +113,7 @@ def test_derivatives_against_differences(problem):
     np.testing.assert_allclose(entropic.temperature_gradient(scores, k, epsilon), difference, **tolerance)
 
 
+@unhurried
 @given(problems())
 def test_padding_equals_truncation(problem):
     scores, k, epsilon = problem
@@ -150,6 +156,7 @@ def test_batches_broadcast_scores_budget_and_temperature():
             )
 
 
+@unhurried
 @given(problems())
 def test_hard_top_k_is_the_limit_of_small_temperature(problem):
     scores, k, _ = problem
@@ -165,13 +172,17 @@ def test_edges():
     np.testing.assert_array_equal(entropic.hard_top_k([3, 1, 2], 2), [1, 0, 1])
     np.testing.assert_array_equal(entropic.entropic_top_k(scores, 0, 0.1), np.zeros(4))
     np.testing.assert_array_equal(entropic.entropic_top_k(scores, 4, 0.1), np.ones(4))
-    np.testing.assert_array_equal(entropic.entropic_top_k([*scores, -INF], 7, 0.1), [1, 1, 1, 1, 0])
     np.testing.assert_array_equal(entropic.entropic_top_k([-INF, -INF], 1, 0.1), [0, 0])
     np.testing.assert_allclose(entropic.entropic_top_k(scores, 2, 1e6), np.full(4, 0.5), rtol=1e-5)
-    assert not entropic.jacobian(scores, 4, 0.1).any()
+    for k in (4, 4.5, 9):
+        np.testing.assert_array_equal(entropic.entropic_top_k([*scores, -INF], k, 0.1), [1, 1, 1, 1, 0])
+        assert entropic.solve(scores, k, 0.1).capped == 4
+        assert not entropic.jacobian(scores, k, 0.1).any()
+        assert not entropic.budget_gradient(scores, k, 0.1).any()
     assert entropic.budget_gradient(scores, 0, 0.1).sum() == pytest.approx(1)
 
 
+@unhurried
 @given(problems())
 def test_iteration_ascends_the_dual_undershoots_and_never_beats_its_rate(problem):
     scores, k, epsilon = problem
@@ -197,11 +208,12 @@ def test_iteration_reaches_the_exact_solution_at_the_predicted_rate():
     assert measured[np.isfinite(measured)][-1] == pytest.approx(predicted, rel=1e-5)
 
 
+@unhurried
 @given(problems(), st.sampled_from([0.5, 0.1, 0.01]))
 def test_sufficient_iterations_suffice(problem, tolerance):
     scores, k, epsilon = problem
     steps = int(entropic.sufficient_iterations(scores, k, epsilon, tolerance))
-    if steps <= 3000:
+    if steps <= 1000:
         assert entropic.iterate(scores, k, epsilon, steps).gates[-1].sum() >= (1 - tolerance) * k * (1 - 1e-9)
 
 

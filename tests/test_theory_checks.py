@@ -33,7 +33,14 @@ def test_everything_holds_as_shipped(checks, tmp_path, capsys):
         assert verdicts[name] == "false as printed"
     for name in ("dual_temperature", "kkt_sign", "lemma_5_1", "temperature", "corollary_1"):
         assert verdicts[name] == "holds with correction"
-    for name in ("lemma_1", "lemma_2", "theorem_1", "recall_law_simulated", "entropic_solution"):
+    for name in (
+        "lemma_1",
+        "lemma_2",
+        "theorem_1",
+        "tight_up_to_a_constant",
+        "recall_law_simulated",
+        "entropic_solution",
+    ):
         assert verdicts[name] == "holds"
     page = (tmp_path / "checks.html").read_text()
     assert all(f'id="{name}"' in page for name in checks.CLAIMS)

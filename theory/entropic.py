@@ -62,8 +62,7 @@ def solve(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None
     n = np.arange(x.shape[-1])
     with np.errstate(divide="ignore", invalid="ignore"):
         left = np.log(np.maximum(budget[..., None] - n, 0))
-        fits = (descending + left - rest <= 0) & (n < length[..., None])
-        first = np.where(fits.any(-1), fits.argmax(-1), 0)
+        first = (descending + left - rest <= 0).argmax(-1)  # exists below the length, if k is
         scaled_shift = np.take_along_axis(left - rest, first[..., None], -1)[..., 0]
     everything = budget >= length
     capped = np.where(everything, length, first)
