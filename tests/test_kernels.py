@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from theory import kernels
 
-
 unhurried = settings(deadline=None)  # a busy machine is not a failure
 
 
