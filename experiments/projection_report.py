@@ -131,6 +131,8 @@ def _figure3(margins: Rows, dimensions: Rows, rank: int) -> "Figure":
     right.set(ylabel=f"k for recall@{rank}")
     for axes in (left, right):
         axes.set(xscale="log", xlabel="mean document length (terms)")
+        axes.set_xticks(x, [f"{length:.0f}" for length in x], minor=False)
+        axes.set_xticks([], minor=True)
         axes.legend()
         axes.grid(alpha=0.3)
     return figure

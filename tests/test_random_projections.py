@@ -19,15 +19,13 @@ from theory.projections import normalized_margin, pairwise_error  # noqa: E402
 from theory.recall import recall_failure, recall_thresholds  # noqa: E402
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def write_collection(path):
     """400 documents of 20 to 120 words, 40 queries of 4 words of some document."""
     rng = np.random.default_rng(0)
     words = np.array([f"w{i}" for i in range(2000)])
     chance = 1 / (np.arange(2000) + 10)
     chance /= chance.sum()
     texts = [rng.choice(words, rng.integers(20, 120), p=chance) for _ in range(400)]
-    path = tmp_path_factory.mktemp("zipf")
     (path / "qrels").mkdir()
     rows = [{"_id": f"d{i}", "title": "", "text": " ".join(text)} for i, text in enumerate(texts)]
     (path / "corpus.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -36,6 +34,11 @@ def folder(tmp_path_factory):
     lines = [f"q{i}\td{i}\t1" for i in range(40)]
     (path / "qrels" / "test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *lines]))
     return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_collection(tmp_path_factory.mktemp("zipf"))
 
 
 @pytest.fixture(scope="module")

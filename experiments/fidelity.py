@@ -1,0 +1,319 @@
+"""Does a learned encoder keep BM25's ranking better than a random projection to as many dimensions?
+
+Luan et al. (TACL 2021, section 2) bound how faithfully a k-dimensional vector can mimic lexical scores by
+what random projections do, and leave open what learned encoders do. Here a single-vector model meets a BM25
+teacher on one collection, and each figure stands beside the exact law of a Gaussian projection of BM25's own
+vectors to the model's dimension h:
+- pairs (BM25's best document, another one) by margin: how often the model agrees, beside 1 − p(h, ε), and the
+  dimension at which a random projection would agree as often;
+- BM25's best document among the model's first r, beside 1 − P(R ≥ r);
+- overlap of the model's and BM25's first ten.
+Disagreement is no fault by itself: a model may be right where BM25 is wrong.
+
+    python experiments/fidelity.py
+    python experiments/fidelity.py --model path/to/trained/dpr --collection path/to/scifact
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from lexical_vectors import count_terms
+from pages import Section, Tracker, print_sections, track, write_page
+from projection_runs import Problem, exact_thresholds, make_problem, mean_required_dimension
+
+from paradigms import PARADIGMS, Paradigm
+from paradigms.core import Tokens
+from paradigms.data import load
+from paradigms.files import write_json
+from paradigms.progress import progress_bar
+from theory.projections import pairwise_error
+from theory.recall import recall_failure, required_dimension_recall_exact
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Rows = list[dict[str, Any]]
+
+MARGIN_RANKS = (1, 10, 100, 1000)
+RECALL_RANKS = (1, 10, 100)
+
+
+@dataclass
+class Settings:
+    """Fidelity of a single-vector model to BM25, beside a random projection of the same dimension.
+
+    Args:
+        model: folder of a trained single-vector paradigm, or "offline" for the default encoder, untrained.
+        collection: "pydocs", a folder in BEIR layout, or any name that paradigms.data.load takes.
+        documents: size of the subset of pydocs; no value for all of it. Other collections are taken whole.
+        split: whose queries.
+        queries: how many of them, drawn at random.
+        top: how many of BM25's first documents are compared with the model's first.
+        margin_bins: bins of the margin, equally full.
+        samples: Gaussian vectors per query for the exact law.
+        batch: texts encoded at once.
+        seed: of everything random.
+        output: folder of results.json, report.html and the PNG file.
+        tracker: where to send the results besides.
+    """
+
+    model: str = "offline"
+    collection: str = "pydocs"
+    documents: int | None = 2000
+    split: str = "test"
+    queries: int = 100
+    top: int = 10
+    margin_bins: int = 8
+    samples: int = 64
+    batch: int = 32
+    seed: int = 0
+    output: Path = Path("results/fidelity")
+    tracker: Tracker = "none"
+
+    def __post_init__(self) -> None:
+        for name in ("queries", "top", "margin_bins", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}; allowed: at least 1")
+        if self.samples < 2:
+            raise ValueError(f"samples = {self.samples}; allowed: at least 2, for a standard error")
+
+
+def main(settings: Settings) -> dict[str, Any]:
+    """Measure, print, draw, write; returns what results.json holds."""
+    started = time.perf_counter()
+    size = settings.documents if settings.collection == "pydocs" else None
+    collection = load(settings.collection, documents=size)
+    counts, _ = count_terms(collection, settings.split, settings.queries, settings.seed)
+    problem = make_problem(counts, "bm25", "query", [np.arange(len(collection.corpus))])
+    model = open_model(settings.model)
+    with progress_bar() as progress:
+        task = progress.add_task("documents", total=len(collection.corpus))
+        step = partial(progress.advance, task)
+        documents = single_vectors(model.encode_documents, collection.corpus, settings.batch, step)
+        task = progress.add_task("queries", total=len(counts.query_ids))
+        step = partial(progress.advance, task)
+        texts = [collection.split(settings.split).queries[i] for i in counts.query_ids]
+        queries = single_vectors(model.encode_queries, texts, settings.batch, step)
+        dimension = documents.shape[1]
+        scores = documents @ queries.T
+        task = progress.add_task("exact law", total=2 * len(texts))
+        step = partial(progress.advance, task)
+        pairs = pair_rows(problem, scores, dimension, settings.margin_bins)
+        recalls = recall_rows(problem, scores, dimension, settings.samples, settings.seed, step)
+        overlap = overlap_row(problem, scores, dimension, settings, step)
+    results: dict[str, Any] = {
+        "model": settings.model,
+        "paradigm": model.recipe.name,
+        "dimension": dimension,
+        "collection": collection.name,
+        "fingerprint": collection.fingerprint,
+        "documents": len(collection.corpus),
+        "queries": len(texts),
+        "margins": margin_rows(problem),
+        "pairs": pairs,
+        "recall": recalls,
+        "overlap": overlap,
+        "settings": {key: str(value) for key, value in asdict(settings).items()},
+        "seconds": time.perf_counter() - started,
+    }
+    sections = describe(results)
+    figures = {"agreement": draw(pairs, dimension)}
+    print_sections(sections)
+    write_json(settings.output / "results.json", results)
+    title = f"Fidelity of {settings.model} to BM25 on {collection.name}"
+    summary = (
+        f"{results['paradigm']}, {dimension} dimensions; {results['documents']:,} documents, "
+        f"{len(texts)} queries of split {settings.split}; {results['seconds']:.0f} s."
+    )
+    page = write_page(settings.output, title, summary, sections, figures, results["settings"])
+    numbers = {
+        f"recall@{row['r']}/{key}": row[key] for row in recalls for key in ("model", "random projection")
+    }
+    track(settings.tracker, f"fidelity-{collection.name}", results["settings"], numbers, figures)
+    print(f"\n{page}")
+    return results
+
+
+def open_model(name: str) -> Paradigm:
+    """The trained paradigm in a folder, or DPR over the default offline encoder."""
+    return PARADIGMS["dpr"]("offline") if name == "offline" else Paradigm.from_pretrained(name)
+
+
+def single_vectors(
+    encode: Callable[[Sequence[str]], Tokens], texts: Sequence[str], batch: int, step: Callable[..., object]
+) -> np.ndarray:
+    """One vector per text, [texts, h], encoded in batches of similar length.
+
+    ValueError for a model that gives a text more than one vector: there a score is no inner product.
+    """
+    order = np.argsort([len(text) for text in texts], kind="stable")
+    vectors: dict[int, np.ndarray] = {}
+    for start in range(0, len(order), batch):
+        chosen = order[start : start + batch]
+        tokens = encode([texts[i] for i in chosen])
+        if tokens.vectors.shape[2] != 1:
+            raise ValueError(f"the model gives {tokens.vectors.shape[2]} vectors a text; allowed: one")
+        found = tokens.vectors.reshape(len(chosen), -1).float().cpu().numpy()
+        vectors.update(zip(chosen.tolist(), found, strict=True))
+        step(len(chosen))
+    return np.stack([vectors[i] for i in range(len(texts))])
+
+
+def margin_rows(problem: Problem) -> Rows:
+    """How close BM25's best document is to the others: quantiles over queries of the r-th smallest margin."""
+    rows: Rows = []
+    margins = [problem.margins(0, query)[2] for query in range(problem.queries.shape[0])]
+    for rank in MARGIN_RANKS:
+        ranked = [np.partition(values, rank - 1)[rank - 1] for values in margins if len(values) >= rank]
+        if ranked:
+            quartiles = np.quantile(ranked, [0.25, 0.5, 0.75]).tolist()
+            names = ("lower quartile", "median", "upper quartile")
+            rows.append({"r": rank, "queries": len(ranked), **dict(zip(names, quartiles, strict=True))})
+    return rows
+
+
+def pair_rows(problem: Problem, scores: np.ndarray, dimension: int, bins: int) -> Rows:
+    """Agreement on pairs (BM25's best, another document) by margin, and what a random projection is worth it.
+
+    `worth` is the dimension at which a Gaussian projection misorders as many pairs of the bin; none where the
+    model misorders half of them or more, or none at all.
+    """
+    margins, agreed = [], []
+    for query in range(problem.queries.shape[0]):
+        best, below, values = problem.margins(0, query)
+        margins.append(values)
+        agreed.append(scores[best, query] > scores[below, query])
+    values, agrees = np.concatenate(margins), np.concatenate(agreed)
+    order = np.argsort(values, kind="stable")
+    rows: Rows = []
+    for part in np.array_split(order, bins):
+        if len(part) == 0:
+            continue
+        agreement, inside = float(agrees[part].mean()), values[part]
+        sample = inside[:: max(1, len(inside) // 2000)]
+        rows.append(
+            {
+                "margin": float(np.exp(np.log(inside).mean())),
+                "pairs": len(part),
+                "model": agreement,
+                "random projection": 1 - float(np.mean(pairwise_error(dimension, sample))),
+                "worth": mean_required_dimension(sample, 1 - agreement) if 0.5 < agreement < 1 else None,
+            }
+        )
+    return rows
+
+
+def recall_rows(
+    problem: Problem, scores: np.ndarray, dimension: int, samples: int, seed: int, step: Callable[..., object]
+) -> Rows:
+    """How often BM25's best document stays in the first r among those that BM25 scores lower."""
+    usable = [rank for rank in RECALL_RANKS if rank < len(problem.groups[0])]
+    below = [problem.competitors(0, query) for query in range(problem.queries.shape[0])]
+    fewest = max(usable)
+    ahead = np.array(
+        [np.sum(scores[o, q] >= scores[b, q]) for q, (b, o, _) in enumerate(below) if len(o) >= fewest]
+    )
+    thresholds = exact_thresholds(problem, usable, samples, seed, step)
+    rows: Rows = []
+    for rank in usable:
+        lost, error = recall_failure(dimension, thresholds[rank][0])
+        k, k_error = required_dimension_recall_exact(thresholds[rank][0])
+        rows.append(
+            {
+                "r": rank,
+                "queries": len(ahead),
+                "model": float(np.mean(ahead < rank)),
+                "random projection": 1 - lost,
+                "±": error,
+                "k for 95%": k,
+                "± of k": k_error,
+            }
+        )
+    return rows
+
+
+def overlap_row(
+    problem: Problem, scores: np.ndarray, dimension: int, settings: Settings, step: Callable[..., object]
+) -> dict[str, Any]:
+    """Share of BM25's first `top` documents that the model, or a projection, has among its own first `top`.
+
+    Where fewer documents than that share a term with the query, as many as do. The random projection's is the
+    exact joint law χ_h ⟨q̄, d⟩ + ⟨z, d⟩ of all scores, sampled; its standard error is that of the sampling,
+    not of the choice of queries.
+    """
+    rng = np.random.default_rng([settings.seed, 1])
+    documents = problem.documents.astype(np.float32)
+    models, projections, errors = [], [], []
+    for query in range(problem.queries.shape[0]):
+        truth = problem.scores[:, query]
+        top = min(settings.top, int(np.sum(truth > 0)))
+        gold = np.argsort(-truth, kind="stable")[:top]
+        vector = problem.queries[[query]]
+        norm = np.sqrt(vector.power(2).sum())
+        unit = (vector.data / norm).astype(np.float32)
+        gaussians = rng.standard_normal((documents.shape[1], settings.samples), dtype=np.float32)
+        gaussians[vector.indices] -= unit[:, None] * (unit @ gaussians[vector.indices])
+        chi = np.sqrt(rng.chisquare(dimension, settings.samples))
+        drawn = truth[:, None] / norm * chi + documents @ gaussians
+        shares = [np.isin(gold, first_documents(column, top)).mean() for column in drawn.T]
+        models.append(np.isin(gold, first_documents(scores[:, query], top)).mean())
+        projections.append(np.mean(shares))
+        errors.append(np.var(shares, ddof=1) / settings.samples)
+        step()
+    return {
+        "first": settings.top,
+        "queries": len(models),
+        "model": float(np.mean(models)),
+        "random projection": float(np.mean(projections)),
+        "±": float(np.sqrt(np.sum(errors)) / len(errors)),
+    }
+
+
+def first_documents(scores: np.ndarray, top: int) -> np.ndarray:
+    """Positions of the `top` highest scores, in no order."""
+    return np.argpartition(-scores, top - 1)[:top]
+
+
+def describe(results: dict[str, Any]) -> list[Section]:
+    """The sections of the page and of the console."""
+    h = results["dimension"]
+    return [
+        Section("Margins of BM25's best document", "r-th smallest, over the queries.", results["margins"]),
+        Section(
+            "Pairs (BM25's best document, another) by margin",
+            f"Share ordered as BM25 does: by the model, and by a Gaussian projection to its {h} dimensions "
+            "(exact). worth: the dimension of a projection that agrees as often as the model.",
+            results["pairs"],
+            ["agreement"],
+        ),
+        Section("BM25's best document in the first r", "", results["recall"]),
+        Section("Share of BM25's first documents kept", "", [results["overlap"]]),
+    ]
+
+
+def draw(rows: Rows, dimension: int) -> "Figure":
+    """Agreement by margin."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    x = [row["margin"] for row in rows]
+    axes.plot(x, [row["model"] for row in rows], "o-", label="model")
+    axes.plot(
+        x, [row["random projection"] for row in rows], "--", label=f"random projection, k = {dimension}"
+    )
+    axes.set(xscale="log", xlabel="normalized margin", ylabel="pairs ordered as BM25 does")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure
+
+
+if __name__ == "__main__":
+    from jsonargparse import auto_cli
+
+    main(auto_cli(Settings, as_positional=False))
