@@ -1,0 +1,134 @@
+"""Tiny Hugging Face checkpoints with random weights and real tokenizers: encoders for tests, in milliseconds.
+
+`write_checkpoint("bert", folder)` writes what a hub folder of that family holds: config, safetensors and
+tokenizer. 2 layers of width 32; the vocabulary has the words of `WORDS`, punctuation, and single characters
+for everything else, so that unknown words fall into several tokens as they do in real models.
+"""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import (
+    BertConfig,
+    BertModel,
+    ModernBertConfig,
+    ModernBertModel,
+    MT5Config,
+    MT5EncoderModel,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5EncoderModel,
+)
+
+FAMILIES = ("bert", "modernbert", "t5", "mt5")
+WIDTH, LAYERS, HEADS = 32, 2, 2
+WORDS = """
+    a about above after again air all also an and animal answer any are as ask at back bank be because bird
+    black blood blue boat body book both box boy bread bridge bring brother brown build but by cat cell chair
+    child city class clear cloud coat cold color come cook corn country cow cup cut dark day deep did do dog
+    door down draw dream drink dry each ear early earth east eat egg end energy every eye face fall far farm
+    father field fire fish five floor flower fly food foot for forest four fox friend from fruit full game
+    garden gene girl give glass go gold good grass green group grow had hand has have he head hear heart heat
+    her high hill his home horse house how ice if in iron is island it jump key king lake land large last lazy
+    learn left letter life light like line lion list live long look made make man many map market may milk
+    moon more mother mountain mouse music name near new night no north not now number of old on one open or
+    other our out over page paper park part people piece plant play point protein queen quick rain read red
+    river road rock room root run sand school sea see seed she ship shoe short side sing sky sleep small snow
+    so some song south star stone story street sun table tell that the their they thing this three time to
+    town tree two under up use very walk wall war warm was water we well west what wheat when where which
+    white who why wind winter with wolf woman wood word work world write year yellow you young"""
+BERT_TOKENS = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+BERT_TOKENS |= {"mask_token": "[MASK]"}
+T5_TOKENS = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+def write_checkpoint(family: str, folder: Path, dtype: torch.dtype = torch.float32, seed: int = 0) -> Path:
+    """Write a tiny checkpoint of a family of `FAMILIES` into `folder`; weights are stored as `dtype`."""
+    tokenizer = _unigram() if family.endswith("t5") else _wordpiece()
+    torch.manual_seed(seed)
+    model = _model(family, tokenizer)
+    with torch.no_grad():  # weights of the usual .02 would leave a text's tokens almost independent of it
+        for name, weight in model.named_parameters():
+            if weight.ndim == 2:
+                weight.normal_(std=1.0 if "embed" in name or "shared" in name else WIDTH**-0.5)
+            weight.data = weight.to(dtype)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _model(family: str, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    size = len(tokenizer)
+    if family == "bert":
+        return BertModel(
+            BertConfig(
+                vocab_size=size,
+                hidden_size=WIDTH,
+                num_hidden_layers=LAYERS,
+                num_attention_heads=HEADS,
+                intermediate_size=2 * WIDTH,
+                max_position_embeddings=128,
+            )
+        )
+    if family == "modernbert":
+        return ModernBertModel(
+            ModernBertConfig(
+                vocab_size=size,
+                hidden_size=WIDTH,
+                num_hidden_layers=LAYERS,
+                num_attention_heads=HEADS,
+                intermediate_size=2 * WIDTH,
+                max_position_embeddings=128,
+                local_attention=8,
+                pad_token_id=tokenizer.pad_token_id,
+                bos_token_id=tokenizer.cls_token_id,
+                cls_token_id=tokenizer.cls_token_id,
+                eos_token_id=tokenizer.sep_token_id,
+                sep_token_id=tokenizer.sep_token_id,
+            )
+        )
+    config, model = {"t5": (T5Config, T5EncoderModel), "mt5": (MT5Config, MT5EncoderModel)}[family]
+    return model(
+        config(
+            vocab_size=size,
+            d_model=WIDTH,
+            d_kv=WIDTH // HEADS,
+            d_ff=2 * WIDTH,
+            num_layers=LAYERS,
+            num_heads=HEADS,
+            feed_forward_proj="gated-gelu",
+        )
+    )
+
+
+def _wordpiece() -> PreTrainedTokenizerFast:
+    """BERT's: lower case, punctuation apart, [CLS] … [SEP]."""
+    letters = string.ascii_lowercase + string.digits
+    entries = [*BERT_TOKENS.values(), *(f"[unused{i}]" for i in range(8)), *string.punctuation, *letters]
+    entries += [f"##{letter}" for letter in letters] + ["##s", "##ing", "##ed", *WORDS.split()]
+    vocabulary = {entry: i for i, entry in enumerate(dict.fromkeys(entries))}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    cls, sep = ((token, vocabulary[token]) for token in ("[CLS]", "[SEP]"))
+    tokenizer.post_processor = processors.BertProcessing(sep, cls)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **BERT_TOKENS)
+
+
+def _unigram() -> PreTrainedTokenizerFast:
+    """T5's: SentencePiece pieces with ▁ for a space, … </s>."""
+    pieces = [(token, 0.0) for token in T5_TOKENS.values()]
+    pieces += [(f"▁{word}", -5.0) for word in WORDS.split()]
+    characters = string.ascii_letters + string.digits + string.punctuation + "▁"
+    pieces += [(character, -10.0) for character in characters]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=2))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **T5_TOKENS)
