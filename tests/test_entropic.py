@@ -208,6 +208,13 @@ def test_iteration_reaches_the_exact_solution_at_the_predicted_rate():
     assert measured[np.isfinite(measured)][-1] == pytest.approx(predicted, rel=1e-5)
 
 
+def test_iteration_only_tends_to_one_when_the_budget_covers_everything():
+    gates = entropic.iterate([0.9, 0.5, 0.1], 3, 0.2, 60).gates
+    assert gates[0].min() < 0.5
+    np.testing.assert_allclose(gates[-1], 1, atol=0.05)
+    assert np.all(np.diff(gates.sum(-1)) >= -1e-12)
+
+
 @unhurried
 @given(problems(), st.sampled_from([0.5, 0.1, 0.01]))
 def test_sufficient_iterations_suffice(problem, tolerance):

@@ -145,6 +145,7 @@ def iterate(
     e^{s_i/ε}), hence exactly linear at rate n1/k once the capped set is right, and never slower
     (`contraction`).
 
+    Eq. 5 to the letter also at k ≥ m, where λ_T only tends to the 1 that `solve` gives at once.
     Arguments and errors as in `solve`, and iterations ≥ 1.
     """
     s, budget, temperature = _arguments(scores, k, epsilon, mask)
