@@ -82,13 +82,13 @@ def entropic(
     documents: Tokens,
     queries: Tokens,
     *,
-    k: float,
+    k: float | int,
     eps: float,
     iterations: int | None = None,
 ) -> Pairs:
     """A_·j = argmax_λ S_·jᵀλ + ε H(λ), 1ᵀλ = k, λ ∈ [0, 1]: a differentiable top-k (ibid., Eq. 9)."""
     columns, real = S.transpose(-1, -2), valid.transpose(-1, -2)
-    return entropic_topk(columns, k, eps, real, iterations).transpose(-1, -2)
+    return entropic_topk(columns, float(k), eps, real, iterations).transpose(-1, -2)
 
 
 def retrieved_tokens(S: Pairs, valid: Valid, k: int) -> Valid:

@@ -13,7 +13,7 @@ tested against it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TypeAlias
 
 import torch
@@ -113,8 +113,8 @@ def pad_tokens(tokens: Tokens, length: int) -> Tokens:
     extra = length - tokens.mask.shape[-1]
     if extra <= 0:
         return tokens
-    padded = tokens.map(lambda t: torch.nn.functional.pad(t, (0, extra)) if t.ndim == 3 else t)
-    return replace(padded, vectors=torch.nn.functional.pad(tokens.vectors, (0, 0, 0, extra)))
+    pad = torch.nn.functional.pad
+    return tokens.map(lambda t: pad(t, (0, 0, 0, extra) if t.ndim == 4 else (0, extra)))
 
 
 def join_queries(parts: Sequence[Tokens]) -> Tokens:

@@ -1,0 +1,394 @@
+"""The laws that every paradigm obeys as a choice of A and Z: one table, values and gradients.
+
+Each law has been seen to fail: with a multiplication by 0 in place of −∞ (padding), an alignment that reads
+its neighbour (slicing, reading), a dropped Z (reductions), an undetached A (gradients).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paradigms import PARADIGMS
+from paradigms.align import ALIGNMENTS, NORMALISERS, SMALLEST, one
+from paradigms.core import Interaction, Tokens, interact, join_documents, join_queries, pad_tokens, rel
+from paradigms.train.scoring import in_batch_rel
+from paradigms.xtr import imputed_rel
+
+B, N, I, J, H = 3, 5, 6, 4, 8
+
+
+@dataclass(frozen=True)
+class Case:
+    """A paradigm as data: A, Z and the shape of its tokens."""
+
+    align: str
+    normalise: str
+    knobs: dict[str, Any] = field(default_factory=dict)
+    document_tokens: int = I
+    query_tokens: int = J
+    salience: bool = False
+
+    @property
+    def A(self) -> Callable[..., Tensor]:
+        return partial(ALIGNMENTS[self.align].function, **self.knobs)
+
+    @property
+    def Z(self) -> Callable[..., Tensor]:
+        return NORMALISERS[self.normalise]
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return ALIGNMENTS[self.align].reads
+
+    def rel(self, documents: Tokens, queries: Tokens) -> Tensor:
+        return rel(documents, queries, self.A, self.Z)
+
+    def interact(self, documents: Tokens, queries: Tokens) -> Interaction:
+        return interact(documents, queries, self.A, self.Z)
+
+
+CASES: dict[str, Case] = {
+    "dpr": Case("all_pairs", "one", document_tokens=1, query_tokens=1),
+    "me_bert": Case("query_to_document", "one", query_tokens=1),
+    "colbert": Case("query_to_document", "query_tokens"),
+    "coil": Case("equal_ids", "one"),
+    "aligner": Case("top_k", "total", {"k": 1}, salience=True),
+    "aligner top-3": Case("top_k", "total", {"k": 3}, salience=True),
+    "aligner top-p": Case("top_p", "total", {"p": 0.4}, salience=True),
+    "aligner entropic": Case("entropic", "total", {"k": 2, "eps": 0.3}, salience=True),
+    "xtr": Case("pool_top_k", "retrieved", {"k": 7}),
+    "xtr, pool smaller than k": Case("pool_top_k", "retrieved", {"k": 1000}),
+    "mvdr q<-d": Case("document_to_query", "document_tokens"),
+}
+ALL = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+
+
+def make(case: Case, x: int, n: int, l: int, seed: int, lengths: list[int] | None = None) -> Tokens:
+    """Random tokens with padding: lengths are drawn unless given; padded places hold large values."""
+    g = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(1, l + 1, (x, n), generator=g) if lengths is None else torch.tensor(lengths)
+    mask = torch.arange(l) < drawn.view(x, n, 1)
+    vectors = torch.randn(x, n, l, H, generator=g, dtype=torch.float64)
+    vectors = vectors.where(mask[..., None], 100.0)
+    ids = torch.randint(0, 3, (x, n, l), generator=g)
+    salience = torch.rand(x, n, l, generator=g, dtype=torch.float64) if case.salience else None
+    return Tokens(vectors, mask, ids, salience)
+
+
+def texts(case: Case, seed: int = 0) -> tuple[Tokens, Tokens]:
+    return (
+        make(case, 1, N, case.document_tokens, seed),
+        make(case, B, 1, case.query_tokens, seed + 1),
+    )
+
+
+def gradients(score: Tensor, *tokens: Tokens) -> list[Tensor]:
+    """Gradients of a fixed random combination of the scores with respect to all vectors and saliences."""
+    g = torch.Generator().manual_seed(9)
+    weights = torch.randn(score.shape, generator=g, dtype=score.dtype)
+    leaves = [t for tok in tokens for t in (tok.vectors, tok.salience) if t is not None]
+    return list(torch.autograd.grad((weights * score).sum(), leaves, allow_unused=True))
+
+
+def leaves(tokens: Tokens) -> Tokens:
+    """The same tokens with gradients wanted."""
+    salience = None if tokens.salience is None else tokens.salience.clone().requires_grad_()
+    return replace(tokens, vectors=tokens.vectors.clone().requires_grad_(), salience=salience)
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+def test_the_table_holds_everything():
+    assert set(PARADIGMS) <= set(CASES)
+    assert {case.align for case in CASES.values()} == set(ALIGNMENTS)
+    assert {case.normalise for case in CASES.values()} == set(NORMALISERS)
+
+
+# --- what rel is ------------------------------------------------------------------------------------
+
+
+def by_loops(case: Case, documents: Tokens, queries: Tokens) -> Tensor:
+    """rel in plain loops and torch's own max, sort and softmax: an independent reading of each paradigm."""
+    rows = []
+    for b in range(queries.mask.shape[0]):
+        real_q = queries.mask[b, 0].nonzero()[:, 0]
+        Q = queries.vectors[b, 0][real_q]
+        S = [documents.vectors[0, n][documents.mask[0, n]] @ Q.T for n in range(documents.mask.shape[1])]
+        row = [loop_score(case, S, n, b, documents, queries) for n in range(len(S))]
+        rows.append(torch.stack(row))
+    return torch.stack(rows)
+
+
+def loop_score(case: Case, S: list[Tensor], n: int, b: int, documents: Tokens, queries: Tokens) -> Tensor:
+    own, k = S[n], case.knobs.get("k")
+    if own.shape[0] == 0:
+        return own.sum() * 0
+    d_ids = documents.ids[0, n][documents.mask[0, n]]
+    q_ids = queries.ids[b, 0][queries.mask[b, 0]]
+    match case.align:
+        case "all_pairs":
+            return own[0, 0]
+        case "query_to_document":
+            best = own.max(0).values
+            return best.sum() / (1 if case.normalise == "one" else own.shape[1])
+        case "document_to_query":
+            return own.max(1).values.mean()
+        case "equal_ids":
+            found = [own[d_ids == q_ids[j], j] for j in range(own.shape[1])]
+            return sum((s.max() for s in found if len(s)), own.sum() * 0)
+        case "pool_top_k":
+            best = []
+            for j in range(own.shape[1]):
+                pool = torch.cat([s[:, j] for s in S]).sort(descending=True).values
+                kept = own[:, j][own[:, j] >= pool[min(k, len(pool)) - 1]]
+                best += [kept.max()] if len(kept) else []
+            return torch.stack(best).mean() if best else own.sum() * 0
+    u = documents.salience[0, n][documents.mask[0, n]][:, None] * queries.salience[b, 0][queries.mask[b, 0]]
+    if case.align == "entropic":
+        chosen = torch.stack(
+            [capped_softmax(own[:, j], k, case.knobs["eps"]) for j in range(own.shape[1])], 1
+        )
+    else:
+        k = k if case.align == "top_k" else max(int(case.knobs["p"] * own.shape[0]), 1)
+        places = own.sort(dim=0, descending=True).indices[:k]
+        chosen = torch.zeros_like(own).scatter(0, places, 1.0)
+    A = chosen * u
+    return (own * A).sum() / A.sum()
+
+
+def capped_softmax(s: Tensor, k: float, eps: float) -> Tensor:
+    """min(1, exp((s + a)/ε)) with the number of capped entries found by trying them all."""
+    if k >= len(s):
+        return torch.ones_like(s)
+    order = s.argsort(descending=True)
+    for capped in range(len(s)):
+        rest = order[capped:]
+        open_ = (k - capped) * (s[rest] / eps).softmax(0)
+        if (open_ <= 1 + 1e-12).all():
+            return torch.ones_like(s).scatter(0, rest, open_)
+    raise AssertionError("no budget fits")
+
+
+@ALL
+@pytest.mark.parametrize("seed", range(3))
+def test_rel_is_what_the_loops_say(case: Case, seed: int):
+    documents, queries = (leaves(t) for t in texts(case, seed))
+    fast, slow = case.rel(documents, queries), by_loops(case, documents, queries)
+    close(fast, slow)
+    for a, b in zip(gradients(fast, documents, queries), gradients(slow, documents, queries), strict=True):
+        close(a, b)
+
+
+@ALL
+def test_hard_alignments_are_zero_or_one_and_carry_no_gradient(case: Case):
+    documents, queries = (leaves(t) for t in texts(case))
+    bare = replace(documents, salience=None), replace(queries, salience=None)
+    A = case.interact(*bare).alignment
+    if case.align == "entropic":
+        assert A.requires_grad
+        assert ((A >= 0) & (A <= 1)).all()
+    else:
+        assert not A.requires_grad
+        assert set(A.unique().tolist()) <= {0.0, 1.0}
+
+
+# --- padding, order, slices -------------------------------------------------------------------------
+
+
+@ALL
+def test_padding_changes_nothing(case: Case):
+    """Padded ≡ truncated, in values; and no gradient reaches a padded place."""
+    documents, queries = texts(case)
+    wide_d, wide_q = leaves(pad_tokens(documents, I + 5)), leaves(pad_tokens(queries, J + 3))
+    score = case.rel(wide_d, wide_q)
+    close(score, case.rel(documents, queries))
+    for tokens, gradient in zip(
+        (wide_d, wide_q), gradients(score, wide_d, wide_q)[:: 1 + case.salience], strict=True
+    ):
+        assert gradient[~tokens.mask].abs().max() == 0
+
+
+@ALL
+def test_negative_similarities_lose_to_no_padding(case: Case):
+    """All similarities negative: a padded 0 would win every max."""
+    documents, queries = texts(case)
+    documents = replace(documents, vectors=documents.vectors.abs(), ids=torch.zeros_like(documents.ids))
+    queries = replace(queries, vectors=-queries.vectors.abs(), ids=torch.zeros_like(queries.ids))
+    score = case.rel(documents, queries)
+    aligned = case.interact(documents, queries).alignment.sum((-2, -1)) > 0
+    assert (score[aligned] < 0).all()
+    assert aligned.any()
+
+
+@ALL
+def test_order_of_candidates_and_tokens_does_not_matter(case: Case):
+    documents, queries = texts(case)
+    score = case.rel(documents, queries)
+    g = torch.Generator().manual_seed(3)
+    n, i, j = (torch.randperm(size, generator=g) for size in (N, case.document_tokens, case.query_tokens))
+    close(case.rel(documents.map(lambda t: t[:, n]), queries), score[:, n])
+    shuffled = case.rel(documents.map(lambda t: t[:, :, i]), queries.map(lambda t: t[:, :, j]))
+    close(shuffled, score)
+
+
+@ALL
+def test_slices_of_queries_and_candidates_score_the_same(case: Case):
+    documents, queries = texts(case)
+    score = case.rel(documents, queries)
+    close(torch.cat([case.rel(documents, queries[b : b + 1]) for b in range(B)]), score)
+    close(case.rel(documents, join_queries([queries[:1], queries[1:]])), score)
+    per_query = documents.map(lambda t: t.expand(B, *t.shape[1:]))
+    close(case.rel(per_query, queries), score)
+    if "pool" not in case.reads:
+        parts = [documents.map(lambda t, n=n: t[:, n : n + 1]) for n in range(N)]
+        close(torch.cat([case.rel(part, queries) for part in parts], 1), score)
+        close(case.rel(join_documents(parts), queries), score)
+
+
+@ALL
+@pytest.mark.parametrize("cells", [1, 2 * N * I * J, 1 << 20])
+def test_in_batch_scoring_equals_rel(case: Case, cells: int):
+    documents, queries = (leaves(t) for t in texts(case))
+    fast = in_batch_rel(documents, queries, case.A, case.Z, cells=cells)
+    slow = case.rel(documents, queries)
+    close(fast, slow)
+    for a, b in zip(gradients(fast, documents, queries), gradients(slow, documents, queries), strict=True):
+        close(a, b)
+
+
+# --- empty and tiny ---------------------------------------------------------------------------------
+
+
+@ALL
+def test_empty_texts_score_zero_and_harm_nothing(case: Case):
+    """rel of an empty document or query is 0, its gradients are 0, and the other scores stay."""
+    lengths = [1, 0, *[case.document_tokens] * (N - 2)]
+    documents = leaves(make(case, 1, N, case.document_tokens, 0, lengths))
+    queries = leaves(make(case, B, 1, case.query_tokens, 1, [case.query_tokens, 0, 1]))
+    score = case.rel(documents, queries)
+    assert (score[1] == 0).all()
+    assert (score[:, 1] == 0).all()
+    for gradient in gradients(score, documents, queries):
+        assert gradient.isfinite().all()
+    keep = torch.tensor([0, *range(2, N)])
+    close(case.rel(documents.map(lambda t: t[:, keep]), queries[::2]), score[::2][:, keep])
+
+
+@ALL
+def test_one_token_on_each_side_is_the_inner_product(case: Case):
+    """With M = N = 1, equal ids, salience 1 and everything retrieved, every paradigm is dᵀq."""
+    documents, queries = make(case, 1, N, 1, 0, [1] * N), make(case, B, 1, 1, 1, [1] * B)
+    same = replace(case, knobs=case.knobs | ({"k": 10} if "k" in case.knobs else {}))
+    documents, queries = (replace(t, ids=t.ids * 0, salience=None) for t in (documents, queries))
+    close(same.rel(documents, queries), (documents.vectors[0, :, 0] @ queries.vectors[:, 0, 0].T).T)
+
+
+def test_no_salience_at_all_is_defined():
+    """Z = Σ A = 0: rel is 0, and gradients are finite (ALIGNER's ReLU can silence a whole text)."""
+    case = CASES["aligner"]
+    documents, queries = (leaves(replace(t, salience=t.salience * 0)) for t in texts(case))
+    score = case.rel(documents, queries)
+    assert (score == 0).all()
+    assert all(g.isfinite().all() for g in gradients(score, documents, queries))
+    assert (case.interact(documents, queries).normaliser == SMALLEST).all()
+
+
+# --- what A may read --------------------------------------------------------------------------------
+
+
+@ALL
+@pytest.mark.parametrize("what", ["similarity", "ids", "pool", "lengths", "salience"])
+def test_A_reads_nothing_else(case: Case, what: str):
+    """Perturb one thing at a time: A changes where the registry says that it reads it, and only there."""
+    g = torch.Generator().manual_seed(0)
+    S = torch.randn(B, N, case.document_tokens, case.query_tokens, generator=g, dtype=torch.float64)
+    documents, queries = (
+        replace(t, mask=torch.ones_like(t.mask), ids=torch.zeros_like(t.ids)) for t in texts(case)
+    )
+
+    def A(S: Tensor, documents: Tokens) -> Tensor:
+        valid = torch.ones_like(S, dtype=torch.bool)
+        return case.A(S, valid, documents, queries)
+
+    before, other, changed = A(S, documents), documents, S
+    match what:
+        case "similarity":
+            changed = S.flip(2)
+        case "ids":
+            ids = torch.arange(case.document_tokens).expand_as(documents.ids)
+            other = replace(documents, ids=ids)
+        case "pool":  # the last candidate becomes everybody's best
+            changed = torch.cat([S[:, :-1], torch.full_like(S[:, -1:], 50.0)], 1)
+        case "lengths":  # six more tokens that nobody prefers
+            changed = torch.nn.functional.pad(S, (0, 0, 0, 6), value=-50.0)
+            other = make(case, 1, N, case.document_tokens + 6, 0, [case.document_tokens + 6] * N)
+            other = replace(other, ids=torch.zeros_like(other.ids))
+        case "salience":
+            other = replace(documents, salience=torch.rand(documents.mask.shape, dtype=torch.float64))
+    after = A(changed, other)
+    rows = slice(None, -1) if what == "pool" else slice(None)
+    same = torch.equal(after[:, rows, : case.document_tokens], before[:, rows])
+    if case.knobs.get("k") == 1000:  # a pool smaller than k has room for every token
+        assert same == (what != "similarity")
+    else:
+        assert same == (what not in case.reads), f"A of {case.align} {'ignores' if same else 'reads'} {what}"
+
+
+# --- the claim of unity -----------------------------------------------------------------------------
+
+
+def test_me_bert_with_one_vector_is_dpr():
+    documents, queries = make(CASES["dpr"], 1, N, 1, 0), make(CASES["dpr"], B, 1, 1, 1)
+    close(CASES["me_bert"].rel(documents, queries), CASES["dpr"].rel(documents, queries))
+
+
+def test_coil_with_equal_ids_is_colbert():
+    documents, queries = (replace(t, ids=t.ids * 0, salience=None) for t in texts(CASES["aligner"]))
+    colbert = rel(documents, queries, CASES["colbert"].A, one)
+    close(CASES["coil"].rel(documents, queries), colbert)
+
+
+def test_xtr_with_a_large_k_is_colbert_over_n():
+    documents, queries = (replace(t, salience=None) for t in texts(CASES["aligner"]))
+    close(CASES["xtr, pool smaller than k"].rel(documents, queries), CASES["colbert"].rel(documents, queries))
+
+
+def test_aligner_top_1_with_salience_1_is_colbert():
+    """Z = Σ A is then N, the number of query tokens."""
+    documents, queries = (replace(t, salience=torch.ones_like(t.salience)) for t in texts(CASES["aligner"]))
+    close(CASES["aligner"].rel(documents, queries), CASES["colbert"].rel(documents, queries))
+
+
+def test_entropic_alignment_tends_to_top_k():
+    documents, queries = texts(CASES["aligner"])
+    soft = replace(CASES["aligner entropic"], knobs={"k": 3, "eps": 1e-4})
+    close(soft.rel(documents, queries), CASES["aligner top-3"].rel(documents, queries))
+
+
+def test_mvdr_directions_are_each_other_transposed():
+    """q←d of (d, q) is q→d of (q, d)."""
+    documents, queries = make(CASES["colbert"], 1, 1, I, 0, [I]), make(CASES["colbert"], 1, 1, J, 1, [J])
+    backward = rel(documents, queries, CASES["mvdr q<-d"].A, one)
+    close(backward, rel(queries, documents, CASES["colbert"].A, one))
+
+
+def test_imputation_bounds_colbert_and_is_equal_when_all_is_retrieved():
+    """f_XTR' − f_ColBERT = (1/N) Σ over missing of (m_j − max_i S_ij) >= 0 (theory/token_retrieval.py)."""
+    documents, queries = texts(CASES["colbert"])
+    interaction = CASES["colbert"].interact(documents, queries)
+    valid = documents.mask[..., :, None] & queries.mask[..., None, :]
+    S, colbert = interaction.similarity, interaction.rel
+    previous = torch.full_like(colbert, torch.inf)
+    for k in (1, 3, 8, 1000):
+        imputed = imputed_rel(S, valid, k)
+        assert (imputed >= colbert - 1e-12).all()
+        assert (imputed <= previous + 1e-12).all()
+        previous = imputed
+    close(previous, colbert)

@@ -1,0 +1,85 @@
+"""Imports run one way: what each part of the project may import of the others, read from the source."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PARADIGM_FILES = {"dpr", "me_bert", "colbert", "coil", "aligner", "xtr"}
+# Lowest first; a module imports its own layer only where ALONGSIDE allows it, and never a higher one.
+LAYERS: list[set[str]] = [
+    {"files", "progress", "settings", "core"},
+    {"relax", "data"},
+    {"align"},
+    {"encode", "lexical"},
+    {"model"},
+    PARADIGM_FILES,
+    {"index", "evaluate"},
+    {"train"},
+]
+OUTSIDE = {"torch", "transformers", "accelerate"}
+
+
+def modules(folder: str) -> list[Path]:
+    return sorted(p for p in (ROOT / folder).rglob("*.py") if "__pycache__" not in p.parts)
+
+
+def imports(file: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: imports are absolute"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def part(name: str) -> str:
+    """'paradigms.train.loop.train' → 'train'."""
+    return name.split(".")[1]
+
+
+def layer(name: str) -> int:
+    found = [n for n, names in enumerate(LAYERS) if name in names]
+    assert found, f"paradigms/{name} has no place in LAYERS"
+    return found[0]
+
+
+@pytest.mark.parametrize("file", modules("paradigms"), ids=lambda f: str(f.relative_to(ROOT)))
+def test_paradigms_imports_downwards(file: Path):
+    own = file.relative_to(ROOT / "paradigms").parts[0].removesuffix(".py")
+    for name in imports(file):
+        top = name.split(".")[0]
+        assert top not in ("theory", "experiments", "tests"), f"{file} imports {name}"
+        assert own == "train" or top != "accelerate", f"{file} imports accelerate outside train/"
+        if top != "paradigms" or own == "__init__":
+            continue
+        other = part(name)
+        assert other == own or layer(other) < layer(own), f"{file} imports {name}: not below it"
+
+
+@pytest.mark.parametrize("file", modules("theory"), ids=lambda f: str(f.relative_to(ROOT)))
+def test_theory_knows_nothing_of_models(file: Path):
+    for name in imports(file):
+        assert name.split(".")[0] not in {"paradigms", "experiments", *OUTSIDE}, f"{file} imports {name}"
+
+
+def test_core_imports_torch_and_jaxtyping_only():
+    allowed = {"__future__", "collections", "dataclasses", "functools", "typing", "torch", "jaxtyping"}
+    assert {name.split(".")[0] for name in imports(ROOT / "paradigms" / "core.py")} <= allowed
+
+
+def test_losses_see_no_encoder():
+    assert not any("encode" in name for name in imports(ROOT / "paradigms" / "train" / "losses.py"))
+
+
+def test_no_script_shadows_a_package():
+    """Launching a script puts experiments/ first on the path."""
+    taken = {p.stem for p in modules("paradigms") + modules("theory")} | {"datasets", "evaluate", "theory"}
+    taken -= {"__init__"}
+    packages = {p.name for folder in ("paradigms", "theory") for p in (ROOT / folder).iterdir() if p.is_dir()}
+    for script in (ROOT / "experiments").glob("*.py"):
+        assert script.stem not in {"paradigms", "tests", "torch", "wandb", "datasets", "evaluate", "theory"}
+        assert script.stem not in packages, f"{script} is named like a package of the project"
