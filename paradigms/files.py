@@ -1,51 +1,139 @@
-"""Outputs that appear complete or not at all: written under a temporary name, then moved into place."""
+"""Outputs that appear complete or not at all: written under a name of their own, then moved into place.
+
+The bottom of the import order: this module imports nothing else of the project.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import glob
+import gzip
+import io
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, BinaryIO, cast
+
+OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)  # a folder with content, or a file, stands there
 
 
-def write_text(path: str | Path, text: str) -> None:
-    """Write a text file, atomically; parent folders are made."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.partial")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+@contextmanager
+def atomic_text(path: str | Path, errors: str = "strict") -> Iterator[IO[str]]:
+    """Write a UTF-8 text file (gzipped when named .gz) that takes its name only once it is complete.
+
+    The same text always gives the same bytes: gzip's time stamp and file name are left out. Parent folders
+    are made. `errors="replace"` writes "?" for what UTF-8 cannot hold (lone surrogates of broken input).
+    """
+    target = Path(os.path.realpath(path))  # a link stays a link, and what it points to is replaced
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # mkstemp would force mode 600 on a file that others are meant to read.
+    temporary = target.with_name(f".{target.name}.{_token()}.partial")
+    try:
+        with open(temporary, "wb") as raw:
+            if target.suffix == ".gz":
+                with (
+                    gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,
+                    io.TextIOWrapper(
+                        cast(BinaryIO, packed), encoding="utf-8", errors=errors, newline="\n"
+                    ) as stream,
+                ):
+                    yield stream
+            else:
+                with io.TextIOWrapper(raw, encoding="utf-8", errors=errors, newline="\n") as stream:
+                    yield stream
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str, errors: str = "strict") -> None:
+    """Write a whole text file as `atomic_text` does."""
+    with atomic_text(path, errors) as stream:
+        stream.write(text)
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write a JSON file, atomically."""
+    """Write a JSON file as `atomic_text` does."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 @contextmanager
-def new_folder(path: str | Path) -> Iterator[Path]:
-    """A temporary folder that becomes `path`, replacing what was there, if the body ends without error.
+def atomic_folder(path: str | Path) -> Iterator[Path]:
+    """A folder to fill that takes the place of `path`, whatever stood there, if the body ends without error.
 
-    A crash between the two renames leaves the old folder under `.NAME.old`; `settle` puts it back.
+    Of several writers the last one to end wins. A writer that is killed leaves at most a hidden folder beside
+    `path`, which the next writer removes; killed between the two renames that replace a folder, it leaves the
+    old one in there, and `settle` puts it back.
     """
-    path = Path(path)
-    settle(path)
-    temporary, old = path.with_name(f".{path.name}.partial"), path.with_name(f".{path.name}.old")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    yield temporary
-    if path.exists():
-        os.replace(path, old)
-    os.replace(temporary, path)
-    shutil.rmtree(old, ignore_errors=True)
+    target = Path(os.path.realpath(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    settle(target)
+    _sweep(target)
+    work = target.with_name(f".{target.name}.{_token()}.partial")
+    work.mkdir()
+    lock = os.open(work, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # held until this process ends, however it ends: see _sweep
+        fresh = work / "fresh"
+        fresh.mkdir()
+        yield fresh
+        while fresh.exists():
+            try:
+                os.replace(fresh, target)
+            except OSError as error:
+                if error.errno not in OCCUPIED:
+                    raise
+                with suppress(FileNotFoundError):  # another writer has just moved it
+                    os.replace(target, work / f"old.{_token()}")
+    finally:
+        settle(target)
+        shutil.rmtree(work, ignore_errors=True)
+        os.close(lock)
 
 
 def settle(path: str | Path) -> None:
-    """Undo a replacement of folder `path` that was interrupted between its two renames."""
-    path = Path(path)
-    old = path.with_name(f".{path.name}.old")
-    if old.exists() and not path.exists():
-        os.replace(old, path)
+    """Put back a folder whose replacement was interrupted after it was moved away; else change nothing.
+
+    Readers call this before they open what `atomic_folder` wrote.
+    """
+    target = Path(os.path.realpath(path))
+    for old in _leftovers(target, "old.*"):
+        if target.exists():
+            return
+        try:
+            os.replace(old, target)
+        except OSError as error:  # another reader has just put it back, or its writer has finished
+            if error.errno not in (*OCCUPIED, errno.ENOENT):
+                raise
+
+
+def _token() -> str:
+    """8 characters, as `_leftovers` expects."""
+    return secrets.token_hex(4)
+
+
+def _leftovers(target: Path, what: str) -> list[Path]:
+    """The entries `what` in the hidden folders that writers of `target`, alive or not, made."""
+    hidden = target.with_name(f".{target.name}.")
+    return [Path(found) for found in glob.glob(f"{glob.escape(str(hidden))}????????.partial/{what}")]
+
+
+def _sweep(target: Path) -> None:
+    """Remove what killed writers of `target` left behind: folders with content that no process has locked."""
+    for work in {entry.parent for entry in _leftovers(target, "*")}:
+        try:
+            lock = os.open(work, os.O_RDONLY)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(work, ignore_errors=True)
+        except BlockingIOError:
+            pass  # its writer lives
+        finally:
+            os.close(lock)

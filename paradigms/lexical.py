@@ -19,7 +19,7 @@ import numpy as np
 import scipy.sparse
 
 from paradigms.data import Run
-from paradigms.data.files import atomic_folder
+from paradigms.files import atomic_folder, settle
 
 WORD = re.compile(r"\w+")
 STOPWORDS = tuple(
@@ -141,6 +141,7 @@ class BM25:
         """Index that `save` wrote. FileNotFoundError when `folder` holds none."""
         import bm25s
 
+        settle(folder)
         file = Path(folder) / "settings.json"
         if not file.is_file():
             raise FileNotFoundError(f"{folder} holds no saved BM25 index (no settings.json)")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from paradigms.align import ALIGNMENTS, NORMALISERS
 from paradigms.core import Interaction, Tokens, interact, rel
 from paradigms.encode import Batch, EncoderSettings, Side, TextEncoder, read_settings
-from paradigms.files import new_folder, write_json
+from paradigms.files import atomic_folder, settle, write_json
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Paradigm(nn.Module):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the whole paradigm; the folder appears complete or not at all."""
-        with new_folder(folder) as temporary:
+        with atomic_folder(folder) as temporary:
             self.write(temporary)
 
     def write(self, folder: Path) -> None:
@@ -118,5 +118,6 @@ class Paradigm(nn.Module):
     def from_pretrained(cls, folder: str | Path) -> Paradigm:
         """What `save_pretrained` wrote, bit for bit. Weights are safetensors: no code is loaded."""
         folder = Path(folder)
+        settle(folder)
         recipe = read_settings(Recipe, folder / "paradigm.json")
         return cls(recipe, TextEncoder.load(folder))

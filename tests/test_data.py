@@ -22,7 +22,6 @@ from paradigms.data import (
     write_run,
 )
 from paradigms.data.beir import JsonLines
-from paradigms.data.files import atomic_folder, atomic_text
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 DOCUMENTS = [
@@ -297,29 +296,6 @@ def test_what_trec_cannot_hold_is_not_written(tmp_path: Path) -> None:
             write_judgements(path, {"q": {"a\tb": 1}})
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["run.txt"]
-
-
-def test_outputs_appear_whole_or_not_at_all(tmp_path: Path) -> None:
-    def interrupted_file() -> None:
-        with atomic_text(tmp_path / "file.gz") as stream:
-            stream.write("half")
-            raise KeyboardInterrupt
-
-    def interrupted_folder() -> None:
-        with atomic_folder(tmp_path / "folder") as folder:
-            (folder / "new").write_text("half")
-            raise KeyboardInterrupt
-
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "old").write_text("whole")
-    for interrupted in (interrupted_file, interrupted_folder):
-        with pytest.raises(KeyboardInterrupt):
-            interrupted()
-    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
-    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["old"]
-    with atomic_folder(tmp_path / "folder") as folder:
-        (folder / "new").write_text("whole")
-    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["new"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@
     test = collection.split("test")                  # .queries, .judgements
     print(collection.problems)                       # what was wrong with the data, counted
 
-This package imports nothing else of the project.
+Of the rest of the project this package imports only `paradigms.files`.
 """
 
 from pathlib import Path

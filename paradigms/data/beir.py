@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from paradigms.data.collection import Collection, Problems, assemble, grade, joined
-from paradigms.data.files import BROKEN_GZIP, atomic_folder, atomic_text, numbered_lines, open_binary
+from paradigms.data.files import BROKEN_GZIP, numbered_lines, open_binary
+from paradigms.files import atomic_folder, atomic_text
 
 HEADER = ("query-id", "corpus-id", "score")
 SPLITS = ("train", "dev", "test")

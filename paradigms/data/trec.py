@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paradigms.data.collection import Judgements, Run, grade
-from paradigms.data.files import atomic_text, numbered_lines
+from paradigms.data.files import numbered_lines
+from paradigms.files import atomic_text
 
 
 def read_run(path: str | Path) -> Run:

@@ -17,7 +17,8 @@ from pathlib import Path
 import jinja2
 import numpy as np
 
-from paradigms.evaluate.table import ResultTable, write_atomically
+from paradigms.evaluate.table import ResultTable
+from paradigms.files import write_text
 
 # Okabe and Ito's colours, which stay apart in colour-blind eyes, without their yellow, too pale for lines.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
@@ -99,7 +100,7 @@ def write_report(path: str | Path, report: Report) -> None:
         cost_columns=list(dict.fromkeys(key for row in report.costs for key in row)),
         examples=[_example_data(example) for example in report.alignments],
     )
-    write_atomically(path, page)
+    write_text(path, page, errors="replace")
 
 
 def format_number(value: object) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy as np
 
 from paradigms.evaluate.measures import PerQuery, bootstrap_intervals
 from paradigms.evaluate.significance import BETTER, WORSE, Comparison, compare
+from paradigms.files import write_text
 
 if TYPE_CHECKING:
     import rich.table
@@ -173,22 +173,8 @@ def write_per_query(path: str | Path, stages: Mapping[str, Mapping[str, PerQuery
         for measure, values in results.values.items()
         for query, value in zip(results.queries, values.tolist(), strict=True)
     ]
-    write_atomically(path, _csv(["system", "stage", "query", "measure", "value"], lines))
-
-
-def write_atomically(path: str | Path, text: str) -> None:
-    """Write UTF-8 text to a temporary name beside `path`, then move it into place.
-
-    Characters that UTF-8 cannot hold (lone surrogates from broken input) become "?".
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(text.encode("utf-8", errors="replace"))
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    text = _csv(["system", "stage", "query", "measure", "value"], lines)
+    write_text(path, text, errors="replace")
 
 
 def _csv(header: list[str], lines: list[list[object]]) -> str:

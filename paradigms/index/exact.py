@@ -23,7 +23,7 @@ from torch import Tensor
 
 from paradigms.core import Tokens, join_queries, similarity
 from paradigms.data import Run
-from paradigms.files import new_folder, write_json
+from paradigms.files import atomic_folder, write_json
 from paradigms.model import Paradigm
 from paradigms.progress import progress_bar
 from paradigms.xtr import imputed_rel
@@ -72,7 +72,7 @@ class ExactIndex:
             raise ValueError(f"{len(ids)} ids for {len(texts)} texts")
         fields = ["vectors", *sorted(paradigm.reads & {"ids", "salience"})]
         stored, lengths = [], []
-        with new_folder(folder) as temporary, progress_bar(progress) as bar:
+        with atomic_folder(folder) as temporary, progress_bar(progress) as bar:
             task = bar.add_task(f"encode {paradigm.recipe.name}", total=len(ids))
             files = {name: (temporary / f"{name}.bin").open("wb") for name in fields}
             try:

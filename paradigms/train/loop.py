@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from paradigms.data import Corpus
-from paradigms.files import new_folder, settle, write_json, write_text
+from paradigms.files import atomic_folder, settle, write_json, write_text
 from paradigms.model import Paradigm
 from paradigms.progress import progress_bar
 from paradigms.train import checkpoint
@@ -243,7 +243,7 @@ class _Run:
         checkpoint.save_random(temporary / f"random_{self.accelerator.process_index}.safetensors")
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
-            with new_folder(self.folder / "last") as folder:
+            with atomic_folder(self.folder / "last") as folder:
                 self.paradigm.write(folder)
                 checkpoint.save_optimizer(
                     self.optimizer.optimizer, self.paradigm, folder / "optimizer.safetensors"
