@@ -48,7 +48,7 @@ class Settings:
     """Fidelity of a single-vector model to BM25, beside a random projection of the same dimension.
 
     Args:
-        model: folder of a trained single-vector paradigm, or "offline" for the default encoder, untrained.
+        model: folder of a trained single-vector paradigm, or "offline" for the default encoder as it comes.
         collection: "pydocs", a folder in BEIR layout, or any name that paradigms.data.load takes.
         documents: size of the subset of pydocs; no value for all of it. Other collections are taken whole.
         split: whose queries.

@@ -116,6 +116,17 @@ def test_bounds_are_ordered_and_hold(margins, r, k):
     assert values["independent"] <= values["markov_union"] * slack + 1e-15
 
 
+def test_markov_union_by_hand():
+    """Equal margins are best taken all together (s = 0); one hopeless document is best set aside (s = 1)."""
+    p = pairwise_error(64, 0.2)
+    assert R.markov_union_bound(64, [0.2] * 30, 5) == pytest.approx(30 * p / 5, rel=1e-12)
+    hopeless = pairwise_error(64, 1e-6)
+    assert R.markov_union_bound(64, [0.2] * 3 + [1e-6], 2) == pytest.approx(
+        min(3 * p, (3 * p + hopeless) / 2)
+    )
+    assert 3 * p < (3 * p + hopeless) / 2
+
+
 def test_bounds_hold_for_dependent_documents():
     query, better, others = collection(documents=200, seed=5)
     unit = query / np.linalg.norm(query)
@@ -159,6 +170,8 @@ def test_several_queries_are_averaged():
     exact = np.mean([R.orthogonal_recall_failure(32, [m, 0.3], 1) for m in (0.1, 0.4)])
     assert abs(value - exact) < 4 * error
     assert value == pytest.approx(np.mean([R.recall_failure(32, row)[0] for row in rows]), rel=1e-12)
+    singles = [R.recall_failure(32, row)[1] for row in rows]
+    assert error == pytest.approx(math.hypot(*singles) / 2, rel=1e-12)
     k, _ = R.required_dimension_recall_exact(rows)
     assert R.recall_failure(k, rows)[0] == pytest.approx(0.05, rel=1e-9)
 
