@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from lexical_vectors import count_terms
-from pages import Section, Tracker, print_sections, track, write_page
+from pages import Section, Tracker, finite, print_sections, track, write_page
 from projection_runs import Problem, exact_thresholds, make_problem, mean_required_dimension
 
 from paradigms import PARADIGMS, Paradigm
@@ -134,7 +134,8 @@ def main(settings: Settings) -> dict[str, Any]:
     numbers = {
         f"recall@{row['r']}/{key}": row[key] for row in recalls for key in ("model", "random projection")
     }
-    track(settings.tracker, f"fidelity-{collection.name}", results["settings"], numbers, figures)
+    images = [settings.output / f"{name}.png" for name in figures]
+    track(settings.tracker, f"fidelity-{collection.name}", results["settings"], numbers, images)
     print(f"\n{page}")
     return results
 
@@ -231,7 +232,7 @@ def recall_rows(
                 "random projection": 1 - lost,
                 "±": error,
                 "k for 95%": k,
-                "± of k": k_error,
+                "± of k": finite(k_error),
             }
         )
     return rows

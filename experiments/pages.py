@@ -2,8 +2,9 @@
 
 import base64
 import io
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -81,6 +82,11 @@ def write_page(
     return folder / "report.html"
 
 
+def finite(value: float) -> float | None:
+    """The value, or none where it is infinite or nan: JSON has neither."""
+    return value if math.isfinite(value) else None
+
+
 def print_sections(sections: Sequence[Section]) -> None:
     """The same sections on the console, without figures."""
     console = Console()
@@ -102,9 +108,9 @@ def track(
     run: str,
     settings: Mapping[str, Any],
     numbers: Mapping[str, float],
-    figures: Mapping[str, "Figure"],
+    images: Iterable[Path],
 ) -> None:
-    """Send the numbers and figures of a finished run to W&B; offline without a key or a reachable server."""
+    """Send the numbers and images of a finished run to W&B; offline without a key or a reachable server."""
     if tracker == "none":
         return
     import wandb
@@ -119,5 +125,5 @@ def track(
     except wandb.errors.CommError as error:
         print(f"W&B cannot be reached ({error}): logging offline")
         session = wandb.init(**arguments, mode="offline")
-    session.log({**numbers, **{name: wandb.Image(figure) for name, figure in figures.items()}})
+    session.log({**numbers, **{image.stem: wandb.Image(str(image)) for image in images}})
     session.finish()

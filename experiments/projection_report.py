@@ -100,9 +100,12 @@ def _figure2(panels: dict[str, Rows], beta: float) -> "Figure":
     slope = ndtri(beta) ** 2 / 2
     for position, (name, rows) in enumerate(panels.items(), start=1):
         axes = figure.add_subplot(1, len(panels), position)
+        if not rows:
+            axes.set_title(f"{name}: too few pairs a bin")
+            continue
         x = _column(rows, "1/h(ε)")
         for ensemble, mark in MARKS.items():
-            if rows and ensemble in rows[0]:
+            if ensemble in rows[0]:
                 axes.plot(x, _column(rows, ensemble), mark, label=f"{ensemble} matrices")
         axes.plot(x, _column(rows, "exact k*"), "-", label="exact law (Gaussian)")
         axes.plot(x, slope * x, ":", label=f"{slope:.4f} / h(ε)")
@@ -123,7 +126,8 @@ def _figure3(margins: Rows, dimensions: Rows, rank: int) -> "Figure":
         values = _column(margins, f"{place}th")
         if not np.isnan(values).all():
             left.plot(_column(margins, "mean length"), values, "o-", label=f"{place}th smallest")
-    left.set(yscale="log", ylabel="normalized margin, median over queries")
+            left.set(yscale="log")
+    left.set(ylabel="normalized margin, median over queries")
     bins = [row for row in dimensions if row["documents"] != "all"]
     x = _column(bins, "mean length")
     right.errorbar(x, _column(bins, "exact k"), _column(bins, "±"), fmt="o-", capsize=3, label="exact law")

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from lexical_vectors import PLACEMENTS, Counts, Weighting, count_terms
-from pages import Tracker, print_sections, track, write_page
+from pages import Tracker, finite, print_sections, track, write_page
 from projection_report import MARGIN_RANKS, Rows, describe, draw, slope_rows
 from projection_runs import (
     Ensemble,
@@ -150,7 +150,8 @@ def main(settings: Settings) -> dict[str, Any]:
     page = write_page(settings.output, title, summary, sections, figures, results["settings"])
     numbers = {f"slope/{row['vectors']}/{row['measured by']}": row["k · h(ε)"] for row in slopes}
     numbers |= {"speed-up at equal precision": timing["ratio, nested grid"]}
-    track(settings.tracker, f"random-projections-{collection.name}", results["settings"], numbers, figures)
+    images = [settings.output / f"{name}.png" for name in figures]
+    track(settings.tracker, f"random-projections-{collection.name}", results["settings"], numbers, images)
     print(f"\n{page}")
     return results
 
@@ -278,13 +279,14 @@ def recall_rows(
                 "mean length": length,
                 "queries": len(found),
                 "exact k": k,
-                "±": error,
+                "±": finite(error),
                 "explicit, grid": crossing[0],
                 "explicit": crossing[1],
             }
         )
         variance = settings.beta * (1 - settings.beta) / len(found)
-        needed.append(variance / recall_failure(k, found)[1] ** 2)
+        precision = recall_failure(k, found)[1]
+        needed += [variance / precision**2] if precision > 0 else []
         # Over the k of the grid where something happens: how far explicit failures lie from the exact curve.
         variances = curve * (1 - curve) / len(found) / settings.matrices
         inner = (curve > 0.01) & (curve < 0.99)
@@ -293,7 +295,7 @@ def recall_rows(
         raise ValueError(
             f"rank = {settings.rank}; allowed: at most the number of documents below the best one"
         )
-    matrices = float(np.mean(needed))
+    matrices = float(np.mean(needed)) if needed else 0.0
     nested = (run.projecting + run.counting) / settings.matrices
     fresh = run.projecting / settings.matrices * grid.sum() / grid[-1] + run.counting / settings.matrices
     timing = {
@@ -375,7 +377,7 @@ def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings, p
                 "vectors": weighting,
                 "idf in": place,
                 "exact k": k,
-                "±": error,
+                "±": finite(error),
                 f"median margin of rank {settings.rank}": float(np.median(tenth)),
             }
         )

@@ -10,6 +10,7 @@ from test_random_projections import write_collection
 
 import fidelity  # isort: skip  (test_random_projections puts experiments on the path)
 import lexical_vectors
+import pages
 import projection_runs
 
 from paradigms.core import Tokens
@@ -126,3 +127,19 @@ def test_run_writes_everything(folder, tmp_path, monkeypatch):
     assert [row["r"] for row in written["recall"]] == [1, 10, 100]
     with pytest.raises(ValueError, match="samples = 1"):
         fidelity.Settings(samples=1)
+
+
+def test_tracker_without_a_key_logs_offline(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("wandb")
+    from matplotlib.figure import Figure
+
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    Figure().savefig(tmp_path / "figure.png")
+    pages.track("wandb", "test", {"a": 1}, {"number": 0.5}, [tmp_path / "figure.png"])
+    assert "logging offline" in capsys.readouterr().out
+    assert list((tmp_path / "wandb").glob("offline-run-*"))
+    pages.track("none", "test", {}, {}, [tmp_path / "absent.png"])

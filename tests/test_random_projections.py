@@ -206,6 +206,23 @@ def test_run_writes_everything(folder, tmp_path, capsys):
     assert str(settings.output / "report.html") in printed
 
 
+def test_a_run_too_small_for_any_bin_still_reports(folder, tmp_path):
+    settings = random_projections.Settings(
+        collection=str(folder),
+        queries=5,
+        matrices=1,
+        samples=8,
+        grid=(32, 64, 2),
+        weightings=["boolean"],
+        bound_queries=2,
+        output=tmp_path,
+    )
+    results = random_projections.main(settings)
+    assert results["figure2"] == {"boolean": []}
+    assert (tmp_path / "figure2.png").stat().st_size > 1000
+    json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
+
+
 def test_bad_settings_are_named(folder, tmp_path):
     with pytest.raises(ValueError, match="matrices = 0"):
         random_projections.Settings(matrices=0)

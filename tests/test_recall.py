@@ -185,6 +185,13 @@ def test_standard_error_of_k_is_the_spread_of_k():
     assert np.std(k, ddof=1) == pytest.approx(error.mean(), rel=0.4)
 
 
+def test_too_few_samples_are_told_by_an_infinite_error():
+    """One sample in twenty far above the rest: P stays at 1/20 over a wide range of k."""
+    k, error = R.required_dimension_recall_exact(np.r_[np.ones(19), 1e4])
+    assert math.isinf(error)
+    assert R.recall_failure(k, np.r_[np.ones(19), 1e4])[0] == pytest.approx(0.05, rel=1e-9)
+
+
 def test_nothing_to_lose():
     """Competitors that lie on the query's line cannot overtake."""
     thresholds = R.recall_thresholds([1.0, 0], [3.0, 0], [[1.0, 0], [2.0, 0]], [1], samples=10)

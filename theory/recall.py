@@ -206,7 +206,8 @@ def required_dimension_recall_exact(thresholds: ArrayLike, beta: float = 0.05) -
     """The real k ≥ 1 with P(R ≥ r) = β by the exact law, and its standard error: the k for recall@r ≥ 1 − β.
 
     `thresholds` as in `recall_failure`: for several queries it is their mean recall that reaches 1 − β. 1
-    where k = 1 already does, with no error. The error is that of P(R ≥ r) at k over the slope there.
+    where k = 1 already does, with no error. The error is that of P(R ≥ r) at k over the slope there, and inf
+    where the samples leave P flat at β: too few of them.
     """
     squares, level = _squares(thresholds), float(checks.probability(beta))
     # Laurent and Massart: P(χ²_k ≤ k − 2√(k t)) ≤ e^{−t}; at this k the largest sample alone gives at most β.
@@ -220,7 +221,7 @@ def required_dimension_recall_exact(thresholds: ArrayLike, beta: float = 0.05) -
     step = 1e-4 * root
     here, above = recall_failure(root, thresholds), recall_failure(root + step, thresholds)
     slope = (here[0] - above[0]) / step
-    return root, float(here[1] / slope)
+    return root, float(here[1] / slope) if slope > 0 else np.inf
 
 
 def quick_required_dimension(thresholds: ArrayLike, beta: float = 0.05) -> float:
