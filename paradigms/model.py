@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from paradigms.align import ALIGNMENTS, NORMALISERS
 from paradigms.core import Interaction, Tokens, interact, rel
-from paradigms.encode import Batch, EncoderSettings, Side, TextEncoder, read_settings
+from paradigms.encode import Batch, EncoderSettings, Side, TextEncoder, check_choices, read_settings
 from paradigms.files import atomic_folder, settle, write_json
 
 
@@ -34,12 +35,17 @@ class Recipe:
     temperature: float = 0.05  # of the softmax over rel in training
 
     def __post_init__(self) -> None:
+        check_choices(self)
         for kind, name, known in (
             ("alignment", self.align, ALIGNMENTS),
             ("normaliser", self.normalise, NORMALISERS),
         ):
             if name not in known:
                 raise ValueError(f"unknown {kind} {name!r} of {self.name}; there are {', '.join(known)}")
+        try:
+            signature(ALIGNMENTS[self.align].function).bind(*[None] * 4, **self.align_knobs)
+        except TypeError as error:
+            raise ValueError(f"align_knobs of {self.name}, alignment {self.align}: {error}") from error
 
 
 class Paradigm(nn.Module):
@@ -93,7 +99,7 @@ class Paradigm(nn.Module):
         return rel(documents, queries, self.align, self.normalise)
 
     @contextmanager
-    def evaluating(self):
+    def evaluating(self) -> Iterator[None]:
         """Dropout off inside, and the mode found restored after."""
         training = self.training
         self.eval()

@@ -10,7 +10,7 @@ PARADIGM_FILES = {"dpr", "me_bert", "colbert", "coil", "aligner", "xtr"}
 # Lowest first; a module imports its own layer only where ALONGSIDE allows it, and never a higher one.
 LAYERS: list[set[str]] = [
     {"files", "progress", "settings", "core"},
-    {"relax", "data"},
+    {"backbone", "relax", "data"},
     {"align"},
     {"encode", "lexical"},
     {"model"},

@@ -72,7 +72,7 @@ def _model(family: str, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
                 num_hidden_layers=LAYERS,
                 num_attention_heads=HEADS,
                 intermediate_size=2 * WIDTH,
-                max_position_embeddings=128,
+                max_position_embeddings=512,
             )
         )
     if family == "modernbert":
@@ -83,7 +83,7 @@ def _model(family: str, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
                 num_hidden_layers=LAYERS,
                 num_attention_heads=HEADS,
                 intermediate_size=2 * WIDTH,
-                max_position_embeddings=128,
+                max_position_embeddings=512,
                 local_attention=8,
                 pad_token_id=tokenizer.pad_token_id,
                 bos_token_id=tokenizer.cls_token_id,

