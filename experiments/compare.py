@@ -156,7 +156,10 @@ def keep_settings(settings: Settings, folder: Path) -> None:
 
 def open_collection(settings: Settings, console: Console) -> Collection:
     small = settings.collection == "pydocs" and settings.size == "small"
-    collection = load(settings.collection, documents=SMALL if small else None)
+    try:
+        collection = load(settings.collection, documents=SMALL if small else None)
+    except (FileNotFoundError, ValueError) as error:
+        raise SystemExit(str(error)) from error
     queries = ", ".join(f"{len(split.queries):,} {name}" for name, split in collection.splits.items())
     console.print(f"{collection.name}: {len(collection.corpus):,} documents; queries: {queries}")
     if small:

@@ -130,5 +130,5 @@ def join_documents(parts: Sequence[Tokens]) -> Tokens:
 def _join(parts: Sequence[Tokens], axis: int) -> Tokens:
     length = max(part.mask.shape[-1] for part in parts)
     padded = [pad_tokens(part, length) for part in parts]
-    names = [f.name for f in fields(Tokens) if getattr(padded[0], f.name) is not None]
+    names = [f.name for f in fields(Tokens) if all(getattr(p, f.name) is not None for p in padded)]
     return Tokens(**{name: torch.cat([getattr(part, name) for part in padded], axis) for name in names})

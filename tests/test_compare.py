@@ -1,0 +1,162 @@
+"""The main job, end to end on a tiny encoder and a tiny collection."""
+
+import csv
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from paradigms import PARADIGMS, Paradigm
+from paradigms.data import Collection, load, read_run, write_folder
+from tests.tiny import WORDS as TEXT
+
+WORDS = TEXT.split()
+SCRIPT = Path(__file__).parents[1] / "experiments" / "compare.py"
+
+
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("compare_script", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["compare_script"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty documents of five words; each query is three of a document's words."""
+    folder = tmp_path_factory.mktemp("words")
+    texts = [" ".join(WORDS[(7 * n + 3 * w) % len(WORDS)] for w in range(5)) for n in range(40)]
+    documents = [{"_id": f"d{n}", "title": "", "text": text} for n, text in enumerate(texts)]
+    queries = [{"_id": f"q{n}", "text": " ".join(text.split()[:3])} for n, text in enumerate(texts)]
+    for name, rows in (("corpus", documents), ("queries", queries)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "qrels").mkdir()
+    for split, chosen in (("train", range(30)), ("test", range(30, 40))):
+        lines = "".join(f"q{n}\td{n}\t1\n" for n in chosen)
+        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
+    return folder
+
+
+def settings(collection: Path, backbone: Path, output: Path, **changes: object) -> list[str]:
+    flags = {
+        "collection": collection,
+        "backbone": backbone,
+        "output": output,
+        "steps": 2,
+        "batch_size": 4,
+        "negatives": 1,
+        "query_length": 8,
+        "document_length": 12,
+        "depth": 20,
+        "tracker": "none",
+    } | changes
+    return [f"--{name}={value}" for name, value in flags.items()]
+
+
+def run(module: ModuleType, flags: list[str]) -> None:
+    module.main(module.from_command_line(module.Settings, module.__doc__, flags))
+
+
+@pytest.fixture(scope="module")
+def finished(collection: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A results folder of the whole job, all paradigms."""
+    output = tmp_path_factory.mktemp("results") / "compare"
+    run(script(), settings(collection, tiny_bert, output))
+    return output
+
+
+def test_every_system_has_runs_costs_and_checkpoint(finished: Path):
+    for name in ["bm25", *PARADIGMS]:
+        assert set(read_run(finished / "runs" / f"{name}.retrieve.run")) <= {f"q{n}" for n in range(30, 40)}
+        costs = json.loads((finished / name / "costs.json").read_text())
+        assert costs["bytes/document"] > 0
+    for name in PARADIGMS:
+        assert Paradigm.from_pretrained(finished / name / "checkpoint").recipe.name == name
+        assert len(read_run(finished / "runs" / f"{name}.rerank.run")) == 10
+
+
+def test_reranking_keeps_the_candidates_and_holds_the_gold(finished: Path):
+    pool = read_run(finished / "runs" / "candidates.run")
+    for name in PARADIGMS:
+        reranked = read_run(finished / "runs" / f"{name}.rerank.run")
+        assert {q: set(d) for q, d in reranked.items()} == {q: set(d) for q, d in pool.items()}
+    assert all(f"d{q[1:]}" in documents for q, documents in pool.items())
+
+
+def test_results_are_files(finished: Path):
+    with (finished / "per_query.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["system"] for row in rows} == {"bm25", *PARADIGMS}
+    assert {row["stage"] for row in rows} == {"retrieve", "rerank"}
+    page = (finished / "report.html").read_text()
+    assert all(name in page for name in PARADIGMS)
+    assert "nDCG@10" in (finished / "table.md").read_text()
+    assert json.loads((finished / "config.json").read_text())["seed"] == 0
+    assert "torch" in json.loads((finished / "environment.json").read_text())
+
+
+def test_a_finished_run_only_renews_its_report(
+    finished: Path, collection: Path, tiny_bert: Path, capsys: pytest.CaptureFixture[str]
+):
+    before = {name: (finished / name / "costs.json").stat().st_mtime_ns for name in PARADIGMS}
+    (finished / "report.html").unlink()
+    run(script(), settings(collection, tiny_bert, finished))
+    assert {name: (finished / name / "costs.json").stat().st_mtime_ns for name in PARADIGMS} == before
+    assert (finished / "report.html").is_file()
+    assert "finished before" in capsys.readouterr().out
+
+
+def test_other_settings_are_not_mixed_into_a_results_folder(
+    finished: Path, collection: Path, tiny_bert: Path
+):
+    with pytest.raises(SystemExit, match="steps: 2 then, 3 now"):
+        run(script(), settings(collection, tiny_bert, finished, steps=3))
+
+
+def test_test_queries_choose_nothing(collection: Path):
+    """Without a dev split it is held out of the training queries."""
+    loaded: Collection = load(collection)
+    module = script()
+    flags = settings(collection, Path("unused"), collection.parent / "unused")
+    data = module.prepare(
+        loaded, module.from_command_line(module.Settings, "", flags), collection.parent / "held"
+    )
+    assert len(data.dev.queries) == 3
+    assert not data.dev.queries.keys() & data.test.queries.keys()
+    assert not data.dev.queries.keys() & data.train.queries.keys()
+    assert len(data.train.queries) == 27
+
+
+def test_no_training_queries_is_said(collection: Path, tmp_path: Path, tiny_bert: Path):
+    loaded = load(collection)
+    only_test = Collection(
+        loaded.name, loaded.corpus, {"test": loaded.split("test")}, loaded.problems, loaded.fingerprint
+    )
+    write_folder(only_test, tmp_path / "only-test")
+    with pytest.raises(SystemExit, match="no training queries"):
+        run(script(), settings(tmp_path / "only-test", tiny_bert, tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--paradigms=[dpr,splade]"], "unknown paradigm splade"),
+        (["--size=huge"], "small or full"),
+        (["--baseline=splade"], "not among the compared systems"),
+        (["--stepz=3"], "stepz"),
+        (["--collection=nowhere", "--tracker=none"], "no collection 'nowhere'"),
+    ],
+)
+def test_wrong_arguments_end_with_a_message(flags: list[str], message: str, tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *flags], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode != 0
+    assert message in done.stderr + done.stdout
