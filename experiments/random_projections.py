@@ -87,6 +87,8 @@ class Settings:
         for name in ("queries", "rank", "length_bins", "margin_bins", "matrices", "bound_queries"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}; allowed: at least 1")
+        if not 0 < self.beta < 0.5:
+            raise ValueError(f"beta = {self.beta}; allowed: in (0, 0.5)")
         if self.samples < 2:
             raise ValueError(f"samples = {self.samples}; allowed: at least 2, for a standard error")
         if not (1 <= self.grid[0] < self.grid[1] and self.grid[2] >= 2):
