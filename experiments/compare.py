@@ -129,11 +129,12 @@ def main(settings: Settings) -> None:
         keep_settings(settings, folder)
     collection = open_collection(settings, console)
     data = prepare(collection, settings, folder)
+    resumed = any((folder / name).exists() for name in settings.paradigms)
     for name in settings.paradigms:
         run_paradigm(name, data, settings, folder, accelerator, console)
     if accelerator.is_main_process:
         seconds = time.perf_counter() - began
-        report = make_report(data, settings, folder, environment(accelerator), seconds)
+        report = make_report(data, settings, folder, environment(accelerator), seconds, resumed)
         show(report, folder, accelerator, console)
     accelerator.end_training()
 
@@ -277,7 +278,7 @@ def fit(
 
 
 def make_report(
-    data: Data, settings: Settings, folder: Path, where: dict[str, Any], seconds: float
+    data: Data, settings: Settings, folder: Path, where: dict[str, Any], seconds: float, resumed: bool
 ) -> Report:
     systems, judgements = ["bm25", *settings.paradigms], data.test.judgements
     runs = {
@@ -300,7 +301,8 @@ def make_report(
         summary=(
             f"{len(data.test.queries):,} test queries over {n:,} documents; each paradigm trained for "
             f"{settings.steps} steps of {settings.batch_size} queries from {settings.backbone} with seed "
-            f"{settings.seed}. This run took {seconds:.0f} s."
+            f"{settings.seed}. {'Gone on with after an interruption, this part' if resumed else 'All of it'} "
+            f"took {seconds:.0f} s."
         ),
         tables=[
             result_table(titles[stage], of_stage, baseline=settings.baseline, seed=settings.seed)

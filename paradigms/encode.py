@@ -203,7 +203,8 @@ class TextEncoder(nn.Module):
             counts, ids = batch.counts[:, :kept], batch.input_ids[:, :kept]
         salience = None if self.salience_heads is None else self._salience(vectors, counts, side)
         axis = 1 if side == "query" else 0
-        tokens = Tokens(vectors, counts, ids, salience).map(lambda t: t.unsqueeze(axis))
+        places = [None if t is None else t.unsqueeze(axis) for t in (ids, salience)]
+        tokens = Tokens(vectors.unsqueeze(axis), counts.unsqueeze(axis), *places)
         return self._join_pooled(pooled.unsqueeze(axis), tokens) if self._pooled_tokens else tokens
 
     def _vectors(self, side: Side) -> str:
@@ -340,8 +341,11 @@ def _orthogonal(width: int, dim: int) -> nn.Linear:
 
 
 def _salience_head(width: int) -> nn.Linear:
+    # Equal scores give every token the same salience: training starts from the unweighted alignment, not
+    # from a random choice of tokens. A bias of 0 would leave the ReLU dead.
     linear = nn.Linear(width, 1)
-    nn.init.ones_(linear.bias)  # starts near 1 for every token: a ReLU at 0 would not learn
+    nn.init.zeros_(linear.weight)
+    nn.init.ones_(linear.bias)
     return linear
 
 

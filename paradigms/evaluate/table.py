@@ -126,7 +126,8 @@ def rich_table(table: ResultTable) -> rich.table.Table:
             text = Text(
                 f"{cell.mean:.3f}{cell.mark or ' '}", "bold" if cell.mean == table.best(measure) else ""
             )
-            cells.append(text.append(f"\n{cell.low:.3f}–{cell.high:.3f} ", "dim not bold"))
+            interval = f"{cell.low:.3f}–{cell.high:.3f} ".replace("0.", ".")  # five measures in 80 columns
+            cells.append(text.append(f"\n{interval}", "dim not bold"))
         shown.add_row(Text(row.system), *cells)
     return shown
 
