@@ -1,9 +1,9 @@
 """Lexical vectors under random projections: explicit k × v matrices on a grid of k, and the exact law."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from lexical_vectors import Counts, Placement, Weighting, weigh
@@ -61,6 +61,25 @@ def length_groups(lengths: np.ndarray, bins: int) -> list[np.ndarray]:
     """Documents in equally full bins of length, then all documents as the last group."""
     order = np.argsort(lengths, kind="stable")
     return [np.sort(part) for part in np.array_split(order, bins)] + [np.arange(len(lengths))]
+
+
+def margin_rows(problem: Problem, lengths: list[float], ranks: Sequence[int]) -> list[dict[str, Any]]:
+    """Figure 3a: medians over queries of the r-th smallest margin, by length; none where r are not there."""
+    rows: list[dict[str, Any]] = []
+    for group, length in enumerate(lengths[:-1]):
+        margins = [problem.margins(group, query)[2] for query in range(problem.queries.shape[0])]
+        row: dict[str, Any] = {"mean length": length, "documents": len(problem.groups[group])}
+        for rank in ranks:
+            ranked = [np.partition(values, rank - 1)[rank - 1] for values in margins if len(values) >= rank]
+            # Fewer than half of the queries would be another population than the other ranks.
+            row[f"{rank}th"] = float(np.median(ranked)) if 2 * len(ranked) >= len(margins) else None
+        rows.append(row)
+    return rows
+
+
+def k_grid(low: int, high: int, points: int) -> np.ndarray:
+    """Whole k from low to high, geometric: the paper gives the ends and the number of its grid."""
+    return np.unique(np.round(np.geomspace(low, high, points)).astype(np.int64))
 
 
 def exact_thresholds(

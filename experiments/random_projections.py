@@ -27,8 +27,10 @@ from projection_runs import (
     Explicit,
     Problem,
     exact_thresholds,
+    k_grid,
     length_groups,
     make_problem,
+    margin_rows,
     mean_required_dimension,
     run_matrices,
     stable_crossing,
@@ -120,7 +122,7 @@ def main(settings: Settings) -> dict[str, Any]:
             slopes += slope_rows(weighting, figure2[weighting])
             if number == 0:
                 lengths = [counts.lengths[rows].mean() for rows in groups]
-                figure3a = margin_rows(problem, lengths)
+                figure3a = margin_rows(problem, lengths, MARGIN_RANKS)
                 figure3b, timing = recall_rows(problem, lengths, grid, runs, settings, progress)
                 bounds = bound_rows(problem, settings, progress)
         placements = placement_rows(counts, groups[-1], settings, progress)
@@ -156,11 +158,6 @@ def main(settings: Settings) -> dict[str, Any]:
     track(settings.tracker, f"random-projections-{collection.name}", results["settings"], numbers, images)
     print(f"\n{page}")
     return results
-
-
-def k_grid(low: int, high: int, points: int) -> np.ndarray:
-    """Whole k from low to high, geometric: the paper gives the ends and the number of its grid."""
-    return np.unique(np.round(np.geomspace(low, high, points)).astype(np.int64))
 
 
 def margin_bins(problem: Problem, settings: Settings) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -225,20 +222,6 @@ def pair_rows(
         for ensemble, run in runs.items():
             failure = run.wrong[:, number] / (len(inside) * settings.matrices)
             row[f"{ensemble}, grid"], row[ensemble] = stable_crossing(grid, failure, settings.beta)
-        rows.append(row)
-    return rows
-
-
-def margin_rows(problem: Problem, lengths: list[float]) -> Rows:
-    """Figure 3a: medians over queries of the r-th smallest margin, by length; none where r are not there."""
-    rows: Rows = []
-    for group, length in enumerate(lengths[:-1]):
-        margins = [problem.margins(group, query)[2] for query in range(problem.queries.shape[0])]
-        row: dict[str, Any] = {"mean length": length, "documents": len(problem.groups[group])}
-        for rank in MARGIN_RANKS:
-            ranked = [np.partition(values, rank - 1)[rank - 1] for values in margins if len(values) >= rank]
-            # Fewer than half of the queries would be another population than the other ranks.
-            row[f"{rank}th"] = float(np.median(ranked)) if 2 * len(ranked) >= len(margins) else None
         rows.append(row)
     return rows
 

@@ -226,7 +226,7 @@ def test_a_run_too_small_for_any_bin_still_reports(folder, tmp_path):
 def test_bad_settings_are_named(folder, tmp_path):
     with pytest.raises(ValueError, match="matrices = 0"):
         random_projections.Settings(matrices=0)
-    with pytest.raises(ValueError, match="beta = 0.5"):
+    with pytest.raises(ValueError, match=r"beta = 0\.5"):
         random_projections.Settings(beta=0.5)
     with pytest.raises(ValueError, match="grid"):
         random_projections.Settings(grid=(64, 32, 4))
