@@ -1,7 +1,7 @@
 """Everything a training run needs to go on exactly where it was, without a pickle.
 
 A checkpoint folder holds the paradigm (`Paradigm.write`), optimizer.safetensors (AdamW's moments by
-parameter name), random_R.safetensors (the generator states of process R) and progress.json.
+parameter name), random.safetensors (the generator states of each process) and progress.json.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
@@ -36,19 +36,20 @@ def load_optimizer(optimizer: Optimizer, model: nn.Module, file: Path) -> None:
         optimizer.state[parameters[name]][key] = value.to(where)
 
 
-def save_random(file: Path) -> None:
+def random_states() -> dict[str, Tensor]:
     """This process's torch generator states: what dropout draws from."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
-    save_file(states, file)
+    return states
 
 
-def load_random(file: Path) -> None:
+def load_random(file: Path, process: int) -> None:
+    """Set the generators of process number `process` from a file of name → states of all, [process, bytes]."""
     states = load_file(file)
-    torch.set_rng_state(states["cpu"])
+    torch.set_rng_state(states["cpu"][process])
     if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
+        torch.cuda.set_rng_state(states["cuda"][process])
 
 
 def read_progress(folder: Path) -> dict[str, Any] | None:

@@ -34,6 +34,12 @@ def gather(t: Tensor) -> Tensor:
     return t
 
 
+def place_among(count: int) -> int:
+    """Where this process's `count` items begin among those of all processes, gathered in rank order."""
+    several = dist.is_available() and dist.is_initialized()
+    return count * dist.get_rank() if several else 0
+
+
 def _all_gather(t: Tensor) -> list[Tensor]:
     parts = [torch.empty_like(t, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, t.contiguous())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -20,10 +22,13 @@ from paradigms.files import atomic_folder, settle, write_json, write_text
 from paradigms.model import Paradigm
 from paradigms.progress import progress_bar
 from paradigms.train import checkpoint
-from paradigms.train.distributed import gather, gather_documents
+from paradigms.train.distributed import gather, gather_documents, place_among
 from paradigms.train.examples import Example, Examples, StepSampler, TrainingBatch, collate
 from paradigms.train.losses import contrastive
 from paradigms.train.scoring import in_batch_rel
+
+
+FREE = ("log_every", "save_every", "workers")  # settings that may change when a run is gone on with
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,9 @@ class TrainingSettings:
         for name in ("steps", "batch_size", "accumulation", "log_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("learning_rate", "max_grad_norm"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"warmup is a share of the steps, in [0, 1], got {self.warmup}")
         if self.temperature is not None and self.temperature <= 0:
@@ -73,7 +81,7 @@ def train(
     run and leaves the checkpoints as they are. Every process calls this with the same arguments.
     """
     accelerator = accelerator or Accelerator()
-    run = _Run(paradigm, settings, folder, accelerator)
+    run = _Run(paradigm, examples, settings, folder, accelerator)
     start = run.resume()
     micro = settings.accumulation
     sampler = StepSampler(
@@ -127,9 +135,7 @@ def batch_loss(
     positions = gather(batch.positions[None])[0]
     pool = gather_documents(documents)
     scores = in_batch_rel(pool, queries, paradigm.align, paradigm.normalise)
-    first = (
-        len(batch.positions) * torch.distributed.get_rank() if len(positions) > len(batch.positions) else 0
-    )
+    first = place_among(len(batch.positions))
     target = torch.arange(first, first + b, device=scores.device)
     return contrastive(scores, target, batch.excluded(positions), temperature)
 
@@ -138,11 +144,18 @@ class _Run:
     """The state of a training run: what a checkpoint holds."""
 
     def __init__(
-        self, paradigm: Paradigm, s: TrainingSettings, folder: Path, accelerator: Accelerator
+        self,
+        paradigm: Paradigm,
+        examples: Sequence[Example],
+        s: TrainingSettings,
+        folder: Path,
+        accelerator: Accelerator,
     ) -> None:
         self.paradigm, self.settings, self.folder, self.accelerator = paradigm, s, folder, accelerator
         self.temperature = s.temperature or paradigm.recipe.temperature
+        self._examples = hashlib.sha256(repr(list(examples)).encode("utf-8", "surrogatepass")).hexdigest()
         accelerator.gradient_accumulation_steps = s.accumulation
+        accelerator.step = 0  # a run that an error ended within an accumulation leaves another count behind
         torch.manual_seed(s.seed * 1_000_003 + accelerator.process_index)
         heads = [p for n, p in paradigm.named_parameters() if p.requires_grad and ".backbone." not in f".{n}"]
         body = [p for n, p in paradigm.named_parameters() if p.requires_grad and ".backbone." in f".{n}"]
@@ -156,11 +169,14 @@ class _Run:
     @property
     def _signature(self) -> dict[str, Any]:
         """What must be equal for a checkpoint to be gone on with."""
+        settings = asdict(self.settings)
         return {
-            "settings": asdict(self.settings),
+            "settings": {name: value for name, value in settings.items() if name not in FREE},
             "recipe": asdict(self.paradigm.recipe),
             "encoder": asdict(self.paradigm.encoder.settings),
             "processes": self.accelerator.num_processes,
+            "precision": self.accelerator.mixed_precision,
+            "examples": self._examples,
         }
 
     def resume(self) -> int:
@@ -186,7 +202,7 @@ class _Run:
         self.paradigm.load_state_dict(Paradigm.from_pretrained(last).state_dict())
         optimizer = self.optimizer.optimizer
         checkpoint.load_optimizer(optimizer, self.paradigm, last / "optimizer.safetensors")
-        checkpoint.load_random(last / f"random_{self.accelerator.process_index}.safetensors")
+        checkpoint.load_random(last / "random.safetensors", self.accelerator.process_index)
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(found["scaler"])
         self.best, self.best_step, self.seconds = found["best"], found["best_step"], found["seconds"]
@@ -195,7 +211,7 @@ class _Run:
         return int(found["step"])
 
     def step(self, step: int, batches: Any) -> float:
-        """One optimizer step; the mean loss of its batches on this process."""
+        """One optimizer step; the mean loss of its batches on all processes."""
         began = time.perf_counter()
         self.model.train()
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
@@ -205,26 +221,31 @@ class _Run:
             batch = next(batches).to(self.accelerator.device)
             with self.accelerator.accumulate(self.model):
                 loss = batch_loss(self.model, self.paradigm, batch, self.temperature)
-                if not torch.isfinite(loss):
-                    raise FloatingPointError(
-                        f"the loss is {loss.item()} at step {step + 1}; the checkpoint before it is kept. A "
-                        "smaller learning_rate, a larger temperature or precision 'no' usually helps"
-                    )
+                # Of all processes, so that all stop together: one alone would leave the others waiting.
+                losses.append(self.accelerator.reduce(loss.detach(), "mean").item())
+                self._finite("loss", losses[-1], step)
                 self.accelerator.backward(loss)
                 if self.accelerator.sync_gradients:
-                    norm = self.accelerator.clip_grad_norm_(
-                        self.model.parameters(), self.settings.max_grad_norm
+                    norm = float(
+                        self.accelerator.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm)
                     )
+                    if self.accelerator.scaler is None:  # which skips a step whose gradient overflowed
+                        self._finite("gradient's norm", norm, step)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-            losses.append(loss.detach())
-        mean = torch.stack(losses).mean()
+        mean = sum(losses) / len(losses)
         self.seconds += time.perf_counter() - began
         if _due(step + 1, self.settings.log_every) or step == 0:
-            overall = self.accelerator.reduce(mean, "mean")
             rate = self.optimizer.param_groups[0]["lr"]
-            self._log(step + 1, {"loss": overall.item(), "gradient_norm": float(norm), "learning_rate": rate})
-        return float(mean)
+            self._log(step + 1, {"loss": mean, "gradient_norm": norm, "learning_rate": rate})
+        return mean
+
+    def _finite(self, what: str, value: float, step: int) -> None:
+        if not math.isfinite(value):
+            raise FloatingPointError(
+                f"the {what} is {value} at step {step + 1}; the checkpoint before it is kept. A smaller "
+                "learning_rate, a larger temperature or precision 'no' usually helps"
+            )
 
     def measure(self, step: int, dev: Callable[[Paradigm], float]) -> None:
         """The dev measure, by the main process; a new best is saved."""
@@ -238,19 +259,17 @@ class _Run:
 
     def save(self, step: int) -> None:
         """Replace folder/last by the state after `step` steps."""
-        temporary = self.folder / ".random"
-        temporary.mkdir(exist_ok=True)
-        checkpoint.save_random(temporary / f"random_{self.accelerator.process_index}.safetensors")
-        self.accelerator.wait_for_everyone()
+        random = {
+            name: self.accelerator.gather(state[None].to(self.accelerator.device)).cpu()
+            for name, state in checkpoint.random_states().items()
+        }
         if self.accelerator.is_main_process:
             with atomic_folder(self.folder / "last") as folder:
                 self.paradigm.write(folder)
                 checkpoint.save_optimizer(
                     self.optimizer.optimizer, self.paradigm, folder / "optimizer.safetensors"
                 )
-                for file in temporary.iterdir():
-                    file.rename(folder / file.name)
-                temporary.rmdir()
+                save_file(random, folder / "random.safetensors")
                 scaler = self.accelerator.scaler
                 write_json(
                     folder / "progress.json",
@@ -276,8 +295,9 @@ class _Run:
     def _cut_history(self, step: int) -> None:
         """Forget what was logged after the checkpoint: the steps are about to be taken again."""
         file = self.folder / "history.jsonl"
-        lines = file.read_text().splitlines() if file.is_file() else []
-        write_text(file, "".join(line + "\n" for line in lines if json.loads(line)["step"] <= step))
+        lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
+        whole = [line for line in lines if line.endswith("\n")]  # a killed process may leave half a line
+        write_text(file, "".join(line for line in whole if json.loads(line)["step"] <= step))
 
 
 def _schedule(step: int, s: TrainingSettings) -> float:

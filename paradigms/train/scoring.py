@@ -8,52 +8,72 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 from torch.utils.checkpoint import checkpoint
 
-from paradigms.core import Align, Interaction, Normalise, Tokens, rel, salience, similarity
+from paradigms.core import Align, Interaction, Normalise, Tokens, rel, similarity
+
+CELLS = {"cpu": 1 << 20}  # entries of S at once: what a processor's cache holds with its temporaries
+MANY_CELLS = 1 << 24  # elsewhere: 64 MB, so that launching a chunk costs nothing beside computing it
 
 
 def in_batch_rel(
-    documents: Tokens, queries: Tokens, align: Align, normalise: Normalise, cells: int = 1 << 22
+    documents: Tokens, queries: Tokens, align: Align, normalise: Normalise, cells: int | None = None
 ) -> Float[Tensor, "b n"]:
     """`core.rel(documents, queries, align, normalise)`, equal in values and gradients, in bounded memory.
 
-    Documents have x = 1. S is formed for a few queries at a time, at most `cells` of its entries at once
-    (4 bytes each). What is kept for the backward pass depends on A:
+    Documents have x = 1. S is formed for a few queries at a time, at most `cells` of its entries at once (one
+    query's at least). What is kept for the backward pass depends on A:
 
-    - a hard alignment (no gradient through A) leaves few pairs: their places and similarities are kept,
-      [b, n, r, j] with r the most document tokens that any query token aligns to (1 for a max, k for
-      top-k), and the gradients of D and Q are gathered from those alone, never through S;
-    - a soft one is recomputed chunk by chunk in the backward pass.
+    - a hard alignment (no gradient through A) with few pairs leaves their places and similarities:
+      [b, n, r, j] with r the most document tokens that any query token aligns to (1 for a max, k for top-k).
+      The gradients of D and Q are gathered from those alone, never through S;
+    - one that is soft, or aligns more than a quarter of a document to one query token, is recomputed chunk by
+      chunk in the backward pass.
 
     Chunks are slices of queries, so alignments that read the whole pool (XTR) see the whole pool.
     """
     b, (n, i) = queries.mask.shape[0], documents.mask.shape[1:]
     if documents.mask.shape[0] != 1:
         raise ValueError(f"in-batch documents have axes [1, n, i, h], got x = {documents.mask.shape[0]}")
+    cells = CELLS.get(documents.vectors.device.type, MANY_CELLS) if cells is None else cells
     rows = max(1, cells // max(1, n * i * queries.mask.shape[-1]))
     chunks = [queries[start : start + rows] for start in range(0, b, rows)]
+    if _soft(documents, queries, align):
+        return _recomputed(documents, chunks, align, normalise)
     places, weights, similarities = [], [], []
     for chunk in chunks:
         with torch.no_grad():
             S, valid = similarity(documents, chunk)
-        A = align(S.requires_grad_(), valid, documents, chunk)
-        if A.requires_grad:
-            return torch.cat([_recomputed(documents, c, align, normalise) for c in chunks])
-        place, weight = _compact(A.where(valid, 0))
+            place, weight = _compact(align(S, valid, documents, chunk).where(valid, 0))
+        if place.shape[-2] > max(1, i // 4):
+            return _recomputed(documents, chunks, align, normalise)
         places.append(place)
         weights.append(weight)
-        similarities.append(S.detach().gather(-2, place))
-    r = max((p.shape[-2] for p in places), default=1)
+        similarities.append(S.gather(-2, place))
+    r = max(p.shape[-2] for p in places)
     place = torch.cat([_pad(p, r) for p in places])
     A, S = torch.cat([_pad(w, r) for w in weights]), torch.cat([_pad(s, r) for s in similarities])
     S = _PairSimilarity.apply(documents.vectors, queries.vectors, S, place)
-    A = A * _salience_at(place, documents, queries)
+    if documents.salience is not None:
+        A = A * documents.salience.take(place + _first_tokens(place, i))
+    if queries.salience is not None:
+        A = A * queries.salience[:, :, None, :]
     return Interaction(S, A, normalise(A, documents, queries)).rel
 
 
-def _recomputed(documents: Tokens, queries: Tokens, align: Align, normalise: Normalise) -> Tensor:
-    scores = checkpoint(rel, documents, queries, align, normalise, use_reentrant=False)
-    assert isinstance(scores, Tensor)
-    return scores
+def _soft(documents: Tokens, queries: Tokens, align: Align) -> bool:
+    """Whether a gradient flows through A, found out on one query and one document."""
+    document, query = documents.map(lambda t: t[:, :1].detach()), queries[:1].map(torch.detach)
+    S, valid = similarity(document, query)
+    with torch.enable_grad():
+        return align(S.clone().requires_grad_(), valid, document, query).requires_grad
+
+
+def _recomputed(documents: Tokens, chunks: list[Tokens], align: Align, normalise: Normalise) -> Tensor:
+    return torch.cat(
+        [
+            checkpoint(rel, documents, chunk, align, normalise, use_reentrant=False, preserve_rng_state=False)
+            for chunk in chunks
+        ]
+    )
 
 
 def _compact(A: Float[Tensor, "b n i j"]) -> tuple[Tensor, Float[Tensor, "b n r j"]]:
@@ -67,15 +87,9 @@ def _pad(t: Tensor, r: int) -> Tensor:
     return torch.nn.functional.pad(t, (0, 0, 0, r - t.shape[-2]))
 
 
-def _salience_at(place: Tensor, documents: Tokens, queries: Tokens) -> Tensor | float:
-    unary = salience(documents, queries)
-    if unary is None:
-        return 1.0
-    d, q = documents.salience, queries.salience
-    u = torch.ones((), device=place.device)
-    if d is not None:
-        u = d[..., None].expand(place.shape[0], -1, -1, place.shape[-1]).gather(-2, place)
-    return u if q is None else u * q[:, :, None, :]
+def _first_tokens(place: Tensor, i: int) -> Tensor:
+    """Where each document of [b, n, r, j] begins among the n·i tokens of all."""
+    return torch.arange(place.shape[1], device=place.device).mul(i)[:, None, None]
 
 
 class _PairSimilarity(torch.autograd.Function):
@@ -95,8 +109,7 @@ class _PairSimilarity(torch.autograd.Function):
     def backward(ctx, gradient: Tensor):
         D, Q, place = ctx.saved_tensors
         (n, i, h), (b, _, r, j) = D.shape[1:], place.shape
-        first = torch.arange(n, device=D.device).mul(i)[:, None, None]
-        bags = (place + first).permute(0, 3, 1, 2).reshape(b * j, n * r)
+        bags = (place + _first_tokens(place, i)).permute(0, 3, 1, 2).reshape(b * j, n * r)
         weights = gradient.to(D.dtype).permute(0, 3, 1, 2).reshape(b * j, n * r)
         with torch.enable_grad():
             table = D.detach().reshape(n * i, h).requires_grad_()
