@@ -138,9 +138,10 @@ def rank_thresholds(gains: ArrayLike, noise: ArrayLike, ranks: Sequence[int]) ->
     if gains.ndim != 1 or noise.ndim != 2 or len(noise) != len(gains) or len(gains) == 0:
         raise ValueError(f"gains {gains.shape} and noise {noise.shape}; allowed: [n] and [n, samples], n ≥ 1")
     order = checks.whole(ranks, "ranks", most=len(gains)).astype(np.int64).ravel()
-    ratios = noise / gains[:, None]
-    ratios.partition(np.unique(order) - 1, axis=0)
-    return np.maximum(-ratios[order - 1], 0.0)
+    # Samples first: a selection along contiguous memory is over twice as fast.
+    ratios = np.divide(noise.T, gains, order="C")
+    ratios.partition(np.unique(order) - 1, axis=1)
+    return np.maximum(-ratios[:, order - 1].T, 0.0)
 
 
 def recall_thresholds(
