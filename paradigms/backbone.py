@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding
+from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
 from transformers.utils import logging as hf_logging
 
@@ -44,6 +44,24 @@ def load_backbone(name: str | Path) -> Any:
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
     return model
+
+
+def load_tokenizer(name: str | Path, entries: int) -> Any:
+    """The tokenizer of a checkpoint whose encoder embeds `entries` tokens; padding goes to the right.
+
+    ValueError where its files are missing: transformers would make one to which every word is unknown.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except ValueError as error:
+        raise ValueError(f"{name} has no tokenizer: {error}") from error
+    if len(tokenizer) < entries / 2:
+        raise ValueError(
+            f"the tokenizer of {name} knows {len(tokenizer)} tokens and its encoder {entries}: "
+            "tokenizer.json (or vocab.txt, spiece.model) is missing or of another model"
+        )
+    tokenizer.padding_side = "right"  # place 0 is pooled as [CLS]
+    return tokenizer
 
 
 @contextmanager

@@ -16,9 +16,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoTokenizer
 
-from paradigms.backbone import load_backbone, offline_encoder, quiet
+from paradigms.backbone import load_backbone, load_tokenizer, offline_encoder, quiet
 from paradigms.core import Tokens
 from paradigms.files import write_json
 from paradigms.relax import entropic_topk
@@ -99,8 +98,8 @@ class TextEncoder(nn.Module):
         super().__init__()
         self.settings = settings
         backbone = offline_encoder() if backbone == "offline" else backbone
-        self.tokenizer = AutoTokenizer.from_pretrained(backbone)
         self.backbone: Any = load_backbone(backbone)
+        self.tokenizer = load_tokenizer(backbone, self.backbone.config.vocab_size)
         width: int = self.backbone.config.hidden_size
         # Rows orthonormal: a random projection, which keeps the pretrained geometry up to the error that
         # theory/projections.py bounds, so training starts from similarities that already mean something.
@@ -111,7 +110,6 @@ class TextEncoder(nn.Module):
             if settings.salience != "none"
             else None
         )
-        self.tokenizer.padding_side = "right"  # place 0 is pooled as [CLS], and "first" counts from it
         self._skip = torch.tensor(self._ids_of(settings.skip), dtype=torch.long)
         self._layouts: dict[Side, _Layout] = {
             "query": self._layout("query", settings.query_length, settings.query_marker),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 def entropic_topk(
     scores: Float[Tensor, "*batch m"],
-    k: float | Tensor,
+    k: float | int | Tensor,
     eps: float,
     mask: Bool[Tensor, "*batch m"] | None = None,
     iterations: int | None = None,

@@ -123,7 +123,7 @@ def _wordpiece() -> PreTrainedTokenizerFast:
 def _unigram() -> PreTrainedTokenizerFast:
     """T5's: SentencePiece pieces with ▁ for a space, … </s>."""
     pieces = [(token, 0.0) for token in T5_TOKENS.values()]
-    pieces += [(f"▁{word}", -5.0) for word in WORDS.split()]
+    pieces += [(f"▁{word}", -5.0) for word in (*WORDS.split(), "(")]
     characters = string.ascii_letters + string.digits + string.punctuation + "▁"
     pieces += [(character, -10.0) for character in characters]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=2))

@@ -1,0 +1,250 @@
+"""A whole paradigm: built by name, scored, saved and loaded bit for bit, refused where files are wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from paradigms import PARADIGMS, Paradigm
+from paradigms.core import Tokens, rel
+from paradigms.model import Recipe
+from tests.tiny import FAMILIES
+
+QUERIES = ["where is the quick fox", "stone"]
+DOCUMENTS = ["A quick fox, in the garden.", "the stone story of a zebra; stone and water", "", "snow"]
+TENSORS = ("vectors", "mask", "ids", "salience")
+
+
+def trained(name: str, folder, **settings) -> Paradigm:
+    """A paradigm whose every trainable weight differs from what building it would give."""
+    torch.manual_seed(0)
+    paradigm = PARADIGMS[name](folder, **settings)
+    with torch.no_grad():
+        for weight in paradigm.parameters():
+            if weight.requires_grad:
+                weight.add_(0.05 * torch.randn_like(weight))
+    return paradigm
+
+
+def same(a: Tokens, b: Tokens) -> bool:
+    pairs = [(getattr(a, name), getattr(b, name)) for name in TENSORS]
+    return all(x is y is None or torch.equal(x, y) for x, y in pairs)
+
+
+def tokens(paradigm: Paradigm) -> tuple[Tokens, Tokens]:
+    return paradigm.encode_queries(QUERIES), paradigm.encode_documents(DOCUMENTS)
+
+
+def files(folder) -> set[str]:
+    return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+
+
+# --- files -----------------------------------------------------------------------------------------------
+
+
+# Every paradigm on BERT and T5; the two with the most heads on every family.
+ROUND_TRIPS = [(n, f) for n in PARADIGMS for f in FAMILIES if f in ("bert", "t5") or n in ("coil", "aligner")]
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+@pytest.mark.parametrize(("name", "family"), ROUND_TRIPS)
+def test_a_saved_paradigm_loads_bit_for_bit(checkpoints, tmp_path, name, family, lora_rank):
+    markers = {"query_marker": "[unused0]", "document_marker": "passage: ", "document_length": 20}
+    paradigm = trained(name, checkpoints[family], lora_rank=lora_rank, **markers)
+    expected = tokens(paradigm)
+    assert not same(expected[1], tokens(PARADIGMS[name](checkpoints[family], **markers))[1])
+    paradigm.save_pretrained(tmp_path / "saved")
+    shutil.move(tmp_path / "saved", tmp_path / "moved")  # what is saved stands for itself
+    torch.manual_seed(99)
+    loaded = Paradigm.from_pretrained(tmp_path / "moved")
+    assert loaded.recipe == paradigm.recipe
+    assert loaded.encoder.settings == paradigm.encoder.settings
+    assert all(same(a, b) for a, b in zip(expected, tokens(loaded), strict=True))
+    assert torch.equal(loaded.score(*reversed(tokens(loaded))), paradigm.score(*reversed(expected)))
+    trainable = [{n for n, p in m.named_parameters() if p.requires_grad} for m in (paradigm, loaded)]
+    assert trainable[0] == trainable[1]
+
+
+def test_what_is_on_disk(tiny_bert, tmp_path):
+    trained("aligner", tiny_bert, lora_rank=2).save_pretrained(tmp_path / "saved")
+    assert files(tmp_path / "saved") == {
+        "paradigm.json",
+        "encoder.json",
+        "heads.safetensors",
+        "backbone/config.json",
+        "backbone/model.safetensors",
+        "backbone/tokenizer.json",
+        "backbone/tokenizer_config.json",
+    }
+    written = b"".join((tmp_path / "saved" / name).read_bytes() for name in files(tmp_path / "saved"))
+    assert str(tiny_bert).encode() not in written
+    base = load_file(tmp_path / "saved" / "backbone" / "model.safetensors")
+    original = load_file(tiny_bert / "model.safetensors")
+    assert base.keys() == {n for n in original if not n.startswith("pooler.")}
+    assert all(torch.equal(base[n], original[n]) for n in base)
+
+
+def test_saving_replaces_what_was_there(tiny_bert, checkpoints, tmp_path):
+    folder = tmp_path / "saved"
+    trained("aligner", tiny_bert).save_pretrained(folder)
+    (folder / "leftover").touch()
+    other = trained("dpr", checkpoints["t5"])
+    other.save_pretrained(folder)
+    assert "leftover" not in files(folder)
+    loaded = Paradigm.from_pretrained(folder)
+    assert loaded.recipe.name == "dpr"
+    assert same(tokens(loaded)[1], tokens(other)[1])
+    assert [p.name for p in tmp_path.iterdir()] == ["saved"]
+
+
+def test_a_failed_save_leaves_the_old_one(tiny_bert, tmp_path, monkeypatch):
+    folder = tmp_path / "saved"
+    old = trained("dpr", tiny_bert)
+    old.save_pretrained(folder)
+    monkeypatch.setattr("paradigms.encode.save_file", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        trained("colbert", tiny_bert).save_pretrained(folder)
+    assert same(tokens(Paradigm.from_pretrained(folder))[1], tokens(old)[1])
+
+
+@pytest.fixture
+def saved(tiny_bert, tmp_path):
+    trained("aligner", tiny_bert).save_pretrained(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+@pytest.mark.parametrize(
+    "missing", ["paradigm.json", "encoder.json", "heads.safetensors", "backbone/config.json"]
+)
+def test_a_missing_file_is_named(saved, missing):
+    (saved / missing).unlink()
+    with pytest.raises(FileNotFoundError, match=f"saved/{missing} is missing: .* is not a saved"):
+        Paradigm.from_pretrained(saved)
+
+
+@pytest.mark.parametrize("missing", ["model.safetensors", "tokenizer.json"])
+def test_missing_files_of_the_backbone_name_its_folder(saved, missing):
+    (saved / "backbone" / missing).unlink()
+    with pytest.raises((OSError, ValueError), match="saved/backbone"):
+        Paradigm.from_pretrained(saved)
+
+
+def test_a_missing_folder_is_named():
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        Paradigm.from_pretrained("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("encoder.json", '{"dmi": 8}', r"encoder\.json: settings .* not know: \['dmi'\]"),
+        ("encoder.json", '{"eps": -1.0}', r"encoder\.json: eps must be positive"),
+        ("encoder.json", '{"pooling": "max"}', r"encoder\.json: (.|\n)*pooling"),
+        ("encoder.json", '{"dim": 8', r"encoder\.json: .*line 1"),
+        ("encoder.json", "[]", r"encoder\.json: "),
+        ("paradigm.json", '{"name": "aligner"}', r"paradigm\.json: .*'align'"),
+        (
+            "paradigm.json",
+            '{"name": "x", "align": "best", "normalise": "one"}',
+            r"paradigm\.json: unknown alignment 'best' of x; there are .*top_k",
+        ),
+    ],
+)
+def test_wrong_settings_name_the_file(saved, file, text, message):
+    (saved / file).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        Paradigm.from_pretrained(saved)
+
+
+@pytest.mark.parametrize("change", ["lacking", "left over", "another shape"])
+def test_wrong_heads_name_the_file(saved, change):
+    heads = load_file(saved / "heads.safetensors")
+    if change == "lacking":
+        del heads["projection.weight"]
+    elif change == "left over":
+        heads["projection.bias"] = torch.zeros(2)
+    else:
+        heads["projection.weight"] = torch.zeros(8, 32)
+    save_file(heads, saved / "heads.safetensors")
+    with pytest.raises(ValueError, match=r"heads\.safetensors holds .*projection\."):
+        Paradigm.from_pretrained(saved)
+
+
+def test_settings_of_an_older_version_take_their_defaults(saved):
+    settings = json.loads((saved / "encoder.json").read_text())
+    del settings["skip"]
+    (saved / "encoder.json").write_text(json.dumps(settings))
+    assert Paradigm.from_pretrained(saved).encoder.settings.skip == ""
+
+
+# --- recipes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"align": "best"}, "unknown alignment 'best' of x"),
+        ({"normalise": "none"}, "unknown normaliser 'none' of x"),
+        ({"align_knobs": {}}, "alignment top_k: missing a required .*'k'"),
+        ({"align_knobs": {"k": 1, "p": 0.5}}, "alignment top_k: got an unexpected keyword argument 'p'"),
+    ],
+)
+def test_recipes_that_name_what_there_is_not(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Recipe(**{"name": "x", "align": "top_k", "normalise": "total", "align_knobs": {"k": 1}} | fields)
+
+
+def test_with_alignment_keeps_the_encoder(tiny_bert):
+    colbert = PARADIGMS["colbert"](tiny_bert)
+    reverse = colbert.with_alignment("document_to_query")
+    assert reverse.encoder is colbert.encoder
+    assert (reverse.recipe.align, colbert.recipe.align) == ("document_to_query", "query_to_document")
+    q, d = tokens(colbert)
+    query, document = q.vectors[0, 0, q.mask[0, 0]], d.vectors[0, 0, d.mask[0, 0]]
+    expected = (query @ document.T).amax(0).sum().item() / len(query)
+    assert reverse.score(d, q)[0, 0].item() == pytest.approx(expected, rel=1e-5)
+    gathered = PARADIGMS["aligner"](tiny_bert).with_alignment("top_p", p=0.2)
+    assert gathered.reads == {"similarity", "lengths", "salience"}
+
+
+@pytest.mark.parametrize("name", PARADIGMS)
+def test_score_is_rel_and_interact_shows_its_parts(tiny_bert, name):
+    paradigm = trained(name, tiny_bert)
+    queries, documents = tokens(paradigm)
+    scores = paradigm.score(documents, queries)
+    assert scores.shape == (2, 4)
+    assert torch.equal(scores, rel(documents, queries, paradigm.align, paradigm.normalise))
+    parts = paradigm.interact(documents, queries)
+    torch.testing.assert_close((parts.similarity * parts.alignment).sum((-2, -1)) / parts.normaliser, scores)
+    assert math.isfinite(scores.sum().item())
+
+
+# --- modes -----------------------------------------------------------------------------------------------
+
+
+def test_encoding_has_no_dropout_and_restores_the_mode(tiny_bert):
+    paradigm = PARADIGMS["dpr"](tiny_bert).train()
+    assert same(paradigm.encode_documents(DOCUMENTS), paradigm.encode_documents(DOCUMENTS))
+    assert paradigm.training
+    batch = paradigm.encoder.tokenize(DOCUMENTS, "document")
+    assert not same(paradigm.encoder(batch, "document"), paradigm.encoder(batch, "document"))
+    paradigm.eval()
+    with pytest.raises(KeyError), paradigm.evaluating():
+        raise KeyError
+    assert not paradigm.training
+
+
+@pytest.mark.parametrize("name", PARADIGMS)
+def test_forward_encodes_both_sides_with_gradients(tiny_bert, name):
+    paradigm = PARADIGMS[name](tiny_bert).eval()
+    tokenize = paradigm.encoder.tokenize
+    sides = paradigm(tokenize(QUERIES, "query"), tokenize(DOCUMENTS, "document"))
+    for found, expected in zip(sides, tokens(paradigm), strict=True):
+        assert found.vectors.requires_grad
+        assert not expected.vectors.requires_grad
+        assert same(found.map(torch.Tensor.detach), expected)

@@ -1,0 +1,192 @@
+"""`relax.entropic_topk` against the numpy reference of theory/, golden numbers, derivatives and edges."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from paradigms.relax import entropic_topk
+from theory import entropic
+
+unhurried = settings(deadline=None, max_examples=60)
+CASE1 = ([0.9, 0.5, 0.4, 0.1], 2.0, 0.1)
+GOLDEN = [
+    (*CASE1, [1, 0.721399184, 0.265387929, 0.013212887]),
+    (
+        [0.3, 0.1, 0.1, -0.2, 0.05],
+        2.0,
+        0.5,
+        [0.603309116, 0.404410194, 0.404410194, 0.221945020, 0.365925476],
+    ),
+    ([0.5, 0, 0, 0, 0], 3.0, 0.002, [1, 0.5, 0.5, 0.5, 0.5]),
+    ([0.9, 0.5, 0.4, 0.1], 1.5, 0.1, [1, 0.360699592, 0.132693964, 0.00660644348]),
+]
+
+
+def double(values) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@st.composite
+def problems(draw):
+    """Scores, a budget strictly between 0 and the length, ε."""
+    m = draw(st.integers(1, 12))
+    scores = draw(arrays(np.float64, m, elements=st.floats(-3, 3, width=32)))
+    return (
+        torch.tensor(scores),
+        draw(st.floats(0.01, 0.99)) * m,
+        draw(st.sampled_from([0.002, 0.05, 0.5, 5.0])),
+    )
+
+
+@pytest.mark.parametrize(("scores", "k", "eps", "expected"), GOLDEN)
+def test_golden(scores, k, eps, expected):
+    # the golden numbers are printed to nine digits
+    torch.testing.assert_close(entropic_topk(double(scores), k, eps), double(expected), rtol=1e-7, atol=0)
+
+
+def test_golden_jacobian():
+    scores, k, eps = CASE1
+    J = torch.autograd.functional.jacobian(lambda s: entropic_topk(s, k, eps), double(scores))
+    expected = double(
+        [
+            [0, 0, 0, 0],
+            [0, 2.009824012, -1.914506353, -0.095317659],
+            [0, -1.914506353, 1.94957176, -0.035065407],
+            [0, -0.095317659, -0.035065407, 0.130383066],
+        ]
+    )
+    torch.testing.assert_close(J, expected, rtol=1e-7, atol=0)
+    vjp = double([0, -2.105141671, 1.879440946, 0.225700724])
+    torch.testing.assert_close(double([1, 2, 3, 4]) @ J, vjp, rtol=1e-7, atol=0)
+
+
+@unhurried
+@given(problems())
+def test_equals_the_reference(problem):
+    scores, k, eps = problem
+    expected = torch.tensor(entropic.solve(scores.numpy(), k, eps).gates)
+    torch.testing.assert_close(entropic_topk(scores, k, eps), expected, rtol=1e-9, atol=1e-9)
+
+
+@unhurried
+@given(problems(), st.sampled_from([1, 2, 5, 30]))
+def test_iterations_are_those_of_equation_5(problem, iterations):
+    scores, k, eps = problem
+    expected = torch.tensor(entropic.iterate(scores.numpy(), k, eps, iterations).gates[-1])
+    torch.testing.assert_close(
+        entropic_topk(scores, k, eps, iterations=iterations), expected, rtol=1e-9, atol=1e-9
+    )
+
+
+@unhurried
+@given(problems(), st.randoms(use_true_random=False))
+def test_properties(problem, random):
+    """Σλ = k, λ ∈ [0, 1], larger scores get no smaller λ, and the order of the entries plays no part."""
+    scores, k, eps = problem
+    gates = entropic_topk(scores, k, eps)
+    assert gates.sum().item() == pytest.approx(k, abs=1e-9)
+    assert ((gates >= 0) & (gates <= 1 + 1e-9)).all()
+    assert (gates[scores.argsort()].diff() >= -1e-9).all()
+    order = torch.tensor(random.sample(range(len(scores)), len(scores)))
+    torch.testing.assert_close(entropic_topk(scores[order], k, eps), gates[order], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("eps", [0.05, 0.5])
+@pytest.mark.parametrize("k", [0.7, 3, 5.5])
+def test_jacobian_and_budget_gradient_are_the_closed_forms(k, eps):
+    scores = torch.randn(8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    budget = double(k)
+    J, dk = torch.autograd.functional.jacobian(lambda s, k: entropic_topk(s, k, eps), (scores, budget))
+    torch.testing.assert_close(
+        J, torch.tensor(entropic.jacobian(scores.numpy(), k, eps)), rtol=1e-9, atol=1e-9
+    )
+    expected = torch.tensor(entropic.budget_gradient(scores.numpy(), k, eps))
+    torch.testing.assert_close(dk, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("iterations", [None, 4])
+def test_gradcheck_with_mask_and_k_per_row(iterations):
+    scores = torch.randn(3, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    mask = torch.arange(7) < torch.tensor([7, 5, 2])[:, None]
+    k = double([2.5, 3, 4]).requires_grad_()  # the last is more than there is
+    assert torch.autograd.gradcheck(
+        lambda s, k: entropic_topk(s, k, 0.3, mask, iterations), (scores.requires_grad_(), k)
+    )
+
+
+@pytest.mark.parametrize("iterations", [None, 6])
+def test_padding_takes_no_budget_and_k_may_differ_per_row(iterations):
+    scores = torch.randn(2, 3, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    lengths = torch.tensor([[9, 4, 6], [1, 7, 2]])
+    mask = torch.arange(9) < lengths[..., None]
+    k = double([[2.5, 1, 3], [0.5, 6, 1.75]])
+    padded = scores.masked_fill(~mask, 50.0)  # padding would win, were it looked at
+    gates = entropic_topk(padded, k, 0.2, mask, iterations)
+    assert not gates[~mask].any()
+    for row in np.ndindex(2, 3):
+        alone = scores[row][: lengths[row]]
+        expected = entropic_topk(alone, k[row].item(), 0.2, iterations=iterations)
+        torch.testing.assert_close(gates[row][: lengths[row]], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("iterations", [None, 3])
+def test_budgets_of_nothing_and_of_everything(iterations):
+    scores = torch.randn(4, 5, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]]).bool()
+    gates = entropic_topk(scores, torch.tensor([3.0, 7.5, 0.0, 2.0]), 0.002, mask, iterations)
+    expected = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [0.0] * 5, [0.0] * 5])
+    assert torch.equal(gates, expected)
+    (gradient,) = torch.autograd.grad(gates.sum(), scores)
+    assert not gradient.any()
+    assert not entropic_topk(torch.zeros(3), -1, 0.1).any()
+
+
+def test_equal_scores_share_the_budget():
+    torch.testing.assert_close(entropic_topk(torch.full((5,), 0.3), 2, 0.002), torch.full((5,), 0.4))
+    assert entropic_topk(torch.empty(0, 4), 1, 0.1).shape == (0, 4)
+
+
+def test_tends_to_the_hard_top_k():
+    scores = torch.tensor([0.3, 0.9, 0.1, 0.7, 0.5])
+    torch.testing.assert_close(entropic_topk(scores, 2, 1e-4), torch.tensor([0.0, 1, 0, 1, 0]))
+
+
+def test_eq_5_undershoots_the_budget_at_the_papers_epsilon():
+    """At ε = .002 with scores spread over (0, 1) a few steps leave most of the budget unspent."""
+    scores = torch.rand(256, generator=torch.Generator().manual_seed(0))
+    spent = [entropic_topk(scores, 103, 0.002, iterations=n).sum().item() / 103 for n in (1, 5, 20, 50)]
+    assert spent == sorted(spent)
+    assert spent[1] < 0.15
+    assert entropic_topk(scores, 103, 0.002).sum().item() == pytest.approx(103, rel=1e-5)
+
+
+def test_float32_stays_close_to_float64():
+    scores = torch.rand(16, 200, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    scores = scores.float().double()
+    exact = entropic_topk(scores, 80, 0.002)
+    # the scores divided by ε reach 500, whose float32 spacing is 3e-5
+    torch.testing.assert_close(entropic_topk(scores.float(), 80, 0.002).double(), exact, rtol=0, atol=1e-4)
+
+
+def test_autocast_and_half_precision_inputs_are_computed_in_float32():
+    scores = torch.rand(4, 64, generator=torch.Generator().manual_seed(4))
+    expected = entropic_topk(scores, 20, 0.002)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(entropic_topk(scores, 20, 0.002), expected)
+    for dtype in (torch.bfloat16, torch.float16):
+        gates = entropic_topk(scores.to(dtype), 20, 0.002)
+        assert gates.dtype == dtype
+        assert torch.equal(gates, entropic_topk(scores.to(dtype).float(), 20, 0.002).to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("eps", "iterations", "word"), [(0.0, None, "eps"), (-1.0, 5, "eps"), (0.1, 0, "iter")]
+)
+def test_refuses(eps, iterations, word):
+    with pytest.raises(ValueError, match=word):
+        entropic_topk(torch.zeros(3), 1, eps, iterations=iterations)
