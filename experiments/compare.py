@@ -45,7 +45,8 @@ from paradigms.train.dev import candidates, dev_measure
 from paradigms.train.examples import build_examples
 from paradigms.train.loop import TrainingSettings, train, training_seconds
 
-SMALL = 2500  # documents of pydocs that fit the whole job in 15 minutes on 2 cores
+SMALL = 2000  # documents of pydocs that fit the whole job in 15 minutes on 2 cores
+DEV_DEPTH = 10
 # What each paradigm changes of the shared settings. all-MiniLM-L6-v2 was trained with mean pooling.
 SETTINGS: dict[str, dict[str, Any]] = {
     "dpr": {"pooling": "mean"},
@@ -69,7 +70,7 @@ class Settings:
     """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
     output: str = ""
     """results folder; empty: results/compare-COLLECTION"""
-    steps: int = 40
+    steps: int = 30
     """optimizer steps for each paradigm; 0 compares the encoder as it is"""
     batch_size: int = 32
     """queries per step and process"""
@@ -82,8 +83,10 @@ class Settings:
     document_length: int = 128
     depth: int = 100
     """documents retrieved per query, and BM25 candidates per query in rerank mode"""
+    evaluate_every: int = 30
+    """steps between dev measures, which choose the checkpoint; the untrained encoder is measured too"""
     dev_queries: int = 64
-    """dev queries of the measure that chooses the checkpoint"""
+    """dev queries of that measure: nDCG@10 of reranking BM25's first 10 documents and the relevant ones"""
     baseline: str = "bm25"
     """the system that the others are tested against"""
     seed: int = 0
@@ -206,7 +209,7 @@ def prepare(collection: Collection, settings: Settings, folder: Path) -> Data:
         "parameters": None,
     }
     write_json(folder / "bm25" / "costs.json", cost)
-    dev_run = bm25.search(dev.queries, 10)
+    dev_run = bm25.search(dev.queries, DEV_DEPTH)
     train_run = bm25.search(train_split.queries, 100) if settings.negatives else {}
     return Data(collection, train_split, dev, test, bm25, dev_run, train_run)
 
@@ -266,13 +269,13 @@ def fit(
         batch_size=settings.batch_size,
         learning_rate=settings.learning_rate,
         head_learning_rate=settings.head_learning_rate,
-        evaluate_every=max(1, settings.steps // 2),
+        evaluate_every=settings.evaluate_every,
         seed=settings.seed,
     )
     dev: Callable[[Paradigm], float] | None = None
     if data.dev.queries:
         dev = dev_measure(
-            corpus, data.dev, data.dev_run, settings.dev_queries, 5, accelerator.mixed_precision
+            corpus, data.dev, data.dev_run, settings.dev_queries, DEV_DEPTH, accelerator.mixed_precision
         )
     return train(paradigm, corpus, examples, training, folder, accelerator=accelerator, dev=dev)
 
