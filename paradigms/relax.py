@@ -46,7 +46,7 @@ def entropic_topk(
         proper = (budget > 0) & (budget < length)
         inside = solve(s, budget.where(proper, 0.5), mask & proper[..., None], iterations or 0)
         everything = (mask & (budget >= length)[..., None]).to(s.dtype)
-        return torch.where(proper[..., None], inside, everything).where(mask, 0).to(scores.dtype)
+        return torch.where(proper[..., None], inside, everything).to(scores.dtype)
 
 
 def _exact(s: Tensor, k: Tensor, mask: Tensor, _: int) -> Tensor:
