@@ -17,20 +17,19 @@ Disagreement is no fault by itself: a model may be right where BM25 is wrong.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from lexical_vectors import count_terms
-from pages import Section, Tracker, finite, print_sections, track, write_page
+from lexical_vectors import open_counts
+from pages import Section, Tracker, finite, print_sections, steps, track, write_page
 from projection_runs import Problem, exact_thresholds, make_problem, mean_required_dimension
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.core import Tokens
-from paradigms.data import load
 from paradigms.files import write_json
 from paradigms.progress import progress_bar
+from paradigms.settings import from_command_line
 from theory.projections import pairwise_error
 from theory.recall import recall_failure, required_dimension_recall_exact
 
@@ -45,64 +44,57 @@ RECALL_RANKS = (1, 10, 100)
 
 @dataclass
 class Settings:
-    """Fidelity of a single-vector model to BM25, beside a random projection of the same dimension.
-
-    Args:
-        model: folder of a trained single-vector paradigm, or "offline" for the default encoder as it comes.
-        collection: "pydocs", a folder in BEIR layout, or any name that paradigms.data.load takes.
-        documents: size of the subset of pydocs; no value for all of it. Other collections are taken whole.
-        split: whose queries.
-        queries: how many of them, drawn at random.
-        top: how many of BM25's first documents are compared with the model's first.
-        margin_bins: bins of the margin, equally full.
-        samples: Gaussian vectors per query for the exact law.
-        batch: texts encoded at once.
-        seed: of everything random.
-        output: folder of results.json, report.html and the PNG file.
-        tracker: where to send the results besides.
-    """
-
     model: str = "offline"
+    """folder of a trained single-vector paradigm; offline: the default encoder as it comes"""
     collection: str = "pydocs"
+    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
     documents: int | None = 2000
+    """size of the subset of pydocs, null for all of it; other collections are taken whole"""
     split: str = "test"
+    """whose queries"""
     queries: int = 100
+    """how many of them, drawn at random"""
     top: int = 10
+    """how many of BM25's first documents are compared with the model's first"""
     margin_bins: int = 8
+    """bins of the margin, equally full"""
     samples: int = 64
+    """Gaussian vectors per query for the exact law"""
     batch: int = 32
+    """texts encoded at once"""
     seed: int = 0
+    """of everything random"""
     output: Path = Path("results/fidelity")
+    """folder of results.json, report.html and the PNG file"""
     tracker: Tracker = "none"
+    """none, or wandb (offline without a key) for the numbers and figures besides"""
 
     def __post_init__(self) -> None:
         for name in ("queries", "top", "margin_bins", "batch"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}; allowed: at least 1")
+                raise SystemExit(f"{name} = {getattr(self, name)}; allowed: at least 1")
         if self.samples < 2:
-            raise ValueError(f"samples = {self.samples}; allowed: at least 2, for a standard error")
+            raise SystemExit(f"samples = {self.samples}; allowed: at least 2, for a standard error")
 
 
 def main(settings: Settings) -> dict[str, Any]:
     """Measure, print, draw, write; returns what results.json holds."""
     started = time.perf_counter()
     size = settings.documents if settings.collection == "pydocs" else None
-    collection = load(settings.collection, documents=size)
-    counts, _ = count_terms(collection, settings.split, settings.queries, settings.seed)
+    collection, counts = open_counts(
+        settings.collection, settings.split, settings.queries, settings.seed, documents=size
+    )
     problem = make_problem(counts, "bm25", "query", [np.arange(len(collection.corpus))])
     model = open_model(settings.model)
     with progress_bar() as progress:
-        task = progress.add_task("documents", total=len(collection.corpus))
-        step = partial(progress.advance, task)
+        step = steps(progress, "documents", len(collection.corpus))
         documents = single_vectors(model.encode_documents, collection.corpus, settings.batch, step)
-        task = progress.add_task("queries", total=len(counts.query_ids))
-        step = partial(progress.advance, task)
+        step = steps(progress, "queries", len(counts.query_ids))
         texts = [collection.split(settings.split).queries[i] for i in counts.query_ids]
         queries = single_vectors(model.encode_queries, texts, settings.batch, step)
         dimension = documents.shape[1]
         scores = documents @ queries.T
-        task = progress.add_task("exact law", total=2 * len(texts))
-        step = partial(progress.advance, task)
+        step = steps(progress, "exact law", 2 * len(texts))
         pairs = pair_rows(problem, scores, dimension, settings.margin_bins)
         recalls = recall_rows(problem, scores, dimension, settings.samples, settings.seed, step)
         overlap = overlap_row(problem, scores, dimension, settings, step)
@@ -135,7 +127,8 @@ def main(settings: Settings) -> dict[str, Any]:
         f"recall@{row['r']}/{key}": row[key] for row in recalls for key in ("model", "random projection")
     }
     images = [settings.output / f"{name}.png" for name in figures]
-    track(settings.tracker, f"fidelity-{collection.name}", results["settings"], numbers, images)
+    run = f"fidelity-{collection.name}"
+    track(settings.tracker, run, results["settings"], numbers, images, settings.output)
     print(f"\n{page}")
     return results
 
@@ -315,6 +308,4 @@ def draw(rows: Rows, dimension: int) -> "Figure":
 
 
 if __name__ == "__main__":
-    from jsonargparse import auto_cli
-
-    main(auto_cli(Settings, as_positional=False))
+    main(from_command_line(Settings, (__doc__ or "").partition("\n\n")[0]))

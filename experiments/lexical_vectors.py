@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from scipy import sparse
 
-from paradigms.data import Collection
+from paradigms.data import Collection, load
 from paradigms.lexical import BM25
 
 Weighting = Literal["bm25", "tfidf", "boolean"]
@@ -36,6 +36,17 @@ class Counts:
     def lengths(self) -> np.ndarray:
         """Number of terms of each document, [n]."""
         return np.asarray(self.documents.sum(axis=1)).ravel()
+
+
+def open_counts(
+    name: str, split: str, queries: int, seed: int, *, documents: int | None = None
+) -> tuple[Collection, Counts]:
+    """A collection by name and its counts; a wrong name or a broken file ends the program with a line."""
+    try:
+        collection = load(name, documents=documents)
+        return collection, count_terms(collection, split, queries, seed)[0]
+    except (FileNotFoundError, ValueError) as error:
+        raise SystemExit(str(error)) from error
 
 
 def count_terms(collection: Collection, split: str, queries: int, seed: int) -> tuple[Counts, BM25]:

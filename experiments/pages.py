@@ -4,12 +4,15 @@ import base64
 import io
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rich import box
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from paradigms.evaluate.report import format_number
@@ -82,6 +85,11 @@ def write_page(
     return folder / "report.html"
 
 
+def steps(progress: Progress, name: str, total: int) -> Callable[..., None]:
+    """A new bar, and what moves it on: step() by one, step(n) by n."""
+    return partial(progress.advance, progress.add_task(name, total=total))
+
+
 def finite(value: float) -> float | None:
     """The value, or none where it is infinite or nan: JSON has neither."""
     return value if math.isfinite(value) else None
@@ -95,11 +103,15 @@ def print_sections(sections: Sequence[Section]) -> None:
         if section.text:
             console.print(section.text, highlight=False)
         if section.rows:
-            table = Table()
+            table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+            cells = [[format_number(value) for value in row.values()] for row in section.rows]
             for position, key in enumerate(section.rows[0]):
-                table.add_column(key, justify="right" if position else "left")
-            for row in section.rows:
-                table.add_row(*(format_number(value) for value in row.values()))
+                widest = max(len(row[position]) for row in cells)
+                side = "right" if position else "left"
+                # In a narrow terminal headings and text fold, numbers do not.
+                table.add_column(key, justify=side, min_width=min(widest, 12), overflow="fold")
+            for row in cells:
+                table.add_row(*row)
             console.print(table)
 
 
@@ -109,21 +121,18 @@ def track(
     settings: Mapping[str, Any],
     numbers: Mapping[str, float],
     images: Iterable[Path],
+    folder: Path,
 ) -> None:
-    """Send the numbers and images of a finished run to W&B; offline without a key or a reachable server."""
+    """Send the numbers and images of a finished run to W&B, whose own files go to `folder`."""
     if tracker == "none":
         return
     import wandb
 
-    mode: Literal["online", "offline", "disabled"] | None = None
-    if "WANDB_MODE" not in os.environ and wandb.api.api_key is None:
-        print("no W&B key: logging offline (send it later with `wandb sync`)")
-        mode = "offline"
-    arguments: dict[str, Any] = {"project": "retrieval-paradigms", "name": run, "config": dict(settings)}
-    try:
-        session = wandb.init(**arguments, mode=mode, settings=wandb.Settings(init_timeout=15))
-    except wandb.errors.CommError as error:
-        print(f"W&B cannot be reached ({error}): logging offline")
-        session = wandb.init(**arguments, mode="offline")
+    from paradigms.train.tracking import wandb_or_offline
+
+    def begin(options: dict[str, Any]) -> wandb.Run:
+        return wandb.init(project="retrieval-paradigms", name=run, config=dict(settings), **options)
+
+    session = wandb_or_offline(begin, folder)
     session.log({**numbers, **{image.stem: wandb.Image(str(image)) for image in images}})
     session.finish()

@@ -14,13 +14,12 @@ Figures 2 and 3 of Luan et al., TACL 2021, on any collection, beside the exact l
 
 import time
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lexical_vectors import PLACEMENTS, Counts, Weighting, count_terms
-from pages import Tracker, finite, print_sections, track, write_page
+from lexical_vectors import PLACEMENTS, Counts, Weighting, open_counts
+from pages import Tracker, finite, print_sections, steps, track, write_page
 from projection_report import MARGIN_RANKS, Rows, describe, draw, slope_rows
 from projection_runs import (
     Ensemble,
@@ -38,65 +37,60 @@ from projection_runs import (
 from rich.progress import Progress
 from scipy.special import ndtri
 
-from paradigms.data import load
 from paradigms.files import write_json
 from paradigms.progress import progress_bar
+from paradigms.settings import from_command_line
 from theory.projections import distortion, required_dimension
 from theory.recall import recall_failure, required_dimension_recall, required_dimension_recall_exact
 
 
 @dataclass
 class Settings:
-    """Random projections of lexical vectors: explicit matrices beside the exact laws.
-
-    Args:
-        collection: "pydocs", a folder in BEIR layout, or any name that paradigms.data.load takes.
-        split: whose queries.
-        queries: how many of them, drawn at random.
-        weightings: of bm25, tfidf, boolean; the first is the one of Figures 3a and 3b.
-        beta: error rate that the dimension must reach.
-        rank: r of recall@r in Figure 3b.
-        length_bins: document-length bins, equally full.
-        margin_bins: bins of the margin in Figure 2, geometric.
-        ensembles: of explicit matrices in Figure 2 (the paper's is rademacher); 3b uses gaussian if there.
-        matrices: explicit matrices per ensemble and weighting.
-        samples: Gaussian vectors per query for the exact law.
-        grid: smallest and largest k, and number of values, of the explicit grid (the paper's by default).
-        bound_queries: queries on which the published bounds are compared with the exact law.
-        seed: of everything random.
-        output: folder of results.json, report.html and the PNG files.
-        tracker: where to send the results besides.
-    """
-
     collection: str = "pydocs"
+    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
     split: str = "test"
+    """whose queries"""
     queries: int = 100
+    """how many of them, drawn at random"""
     weightings: list[Weighting] = field(default_factory=lambda: ["bm25", "tfidf", "boolean"])
+    """of bm25, tfidf, boolean; the first is the one of Figures 3a and 3b"""
     beta: float = 0.05
+    """error rate that the dimension must reach"""
     rank: int = 10
+    """r of recall@r in Figure 3b"""
     length_bins: int = 8
+    """document-length bins, equally full"""
     margin_bins: int = 20
+    """bins of the margin in Figure 2, geometric"""
     ensembles: list[Ensemble] = field(default_factory=lambda: ["rademacher", "gaussian"])
+    """of explicit matrices in Figure 2 (the paper's is rademacher); 3b uses gaussian if there"""
     matrices: int = 4
+    """explicit matrices per ensemble and weighting"""
     samples: int = 64
+    """Gaussian vectors per query for the exact law"""
     grid: tuple[int, int, int] = (32, 9472, 40)
+    """smallest and largest k, and number of values, of the explicit grid (the paper's by default)"""
     bound_queries: int = 20
+    """queries on which the published bounds are compared with the exact law"""
     seed: int = 0
+    """of everything random"""
     output: Path = Path("results/random_projections")
+    """folder of results.json, report.html and the PNG files"""
     tracker: Tracker = "none"
+    """none, or wandb (offline without a key) for the numbers and figures besides"""
 
     def __post_init__(self) -> None:
         for name in ("queries", "rank", "length_bins", "margin_bins", "matrices", "bound_queries"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}; allowed: at least 1")
+                raise SystemExit(f"{name} = {getattr(self, name)}; allowed: at least 1")
         if not 0 < self.beta < 0.5:
-            raise ValueError(f"beta = {self.beta}; allowed: in (0, 0.5)")
+            raise SystemExit(f"beta = {self.beta}; allowed: in (0, 0.5)")
         if self.samples < 2:
-            raise ValueError(f"samples = {self.samples}; allowed: at least 2, for a standard error")
+            raise SystemExit(f"samples = {self.samples}; allowed: at least 2, for a standard error")
         if not (1 <= self.grid[0] < self.grid[1] and self.grid[2] >= 2):
-            raise ValueError(f"grid = {self.grid}; allowed: 1 ≤ smallest < largest k, at least 2 values")
+            raise SystemExit(f"grid = {self.grid}; allowed: 1 ≤ smallest < largest k, at least 2 values")
         if not self.weightings or not self.ensembles:
-            raise ValueError("weightings and ensembles must each name at least one")
+            raise SystemExit("weightings and ensembles must each name at least one")
 
 
 BOUND_RANKS = (1, 10, 100)
@@ -107,8 +101,7 @@ FEWEST_PAIRS, FEWEST_QUERIES = 200, 20
 def main(settings: Settings) -> dict[str, Any]:
     """Measure, print, draw, write; returns what results.json holds."""
     started = time.perf_counter()
-    collection = load(settings.collection)
-    counts, _ = count_terms(collection, settings.split, settings.queries, settings.seed)
+    collection, counts = open_counts(settings.collection, settings.split, settings.queries, settings.seed)
     groups = length_groups(counts.lengths, min(settings.length_bins, len(counts.lengths)))
     grid = k_grid(*settings.grid)
     figure2: dict[str, Rows] = {}
@@ -116,8 +109,22 @@ def main(settings: Settings) -> dict[str, Any]:
     with progress_bar() as progress:
         for number, weighting in enumerate(settings.weightings):
             problem = make_problem(counts, weighting, "query", groups)
+            if number == 0:
+                require_competitors(problem, settings.rank)
             edges, bins, margins = margin_bins(problem, settings)
-            runs = explicit_runs(problem, weighting, grid, bins, settings, progress)
+            runs = {
+                ensemble: run_matrices(
+                    problem,
+                    ensemble,
+                    grid,
+                    settings.matrices,
+                    bins,
+                    settings.rank,
+                    settings.seed,
+                    steps(progress, f"{weighting}: {ensemble} matrices", settings.matrices),
+                )
+                for ensemble in settings.ensembles
+            }
             figure2[weighting] = pair_rows(margins, bins, edges, grid, runs, settings)
             slopes += slope_rows(weighting, figure2[weighting])
             if number == 0:
@@ -155,9 +162,17 @@ def main(settings: Settings) -> dict[str, Any]:
     numbers = {f"slope/{row['vectors']}/{row['measured by']}": row["k · h(ε)"] for row in slopes}
     numbers |= {"speed-up at equal precision": timing["ratio, nested grid"]}
     images = [settings.output / f"{name}.png" for name in figures]
-    track(settings.tracker, f"random-projections-{collection.name}", results["settings"], numbers, images)
+    run = f"random-projections-{collection.name}"
+    track(settings.tracker, run, results["settings"], numbers, images, settings.output)
     print(f"\n{page}")
     return results
+
+
+def require_competitors(problem: Problem, rank: int) -> None:
+    """Recall@r needs r documents below the best one for some query; said before hours are spent."""
+    most = max(len(problem.competitors(-1, query)[1]) for query in range(problem.queries.shape[0]))
+    if rank > most:
+        raise SystemExit(f"rank = {rank}; allowed: at most {most}, the most documents below a query's best")
 
 
 def margin_bins(problem: Problem, settings: Settings) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -171,26 +186,6 @@ def margin_bins(problem: Problem, settings: Settings) -> tuple[np.ndarray, np.nd
     bins = np.digitize(margins, edges) - 1
     bins[np.isnan(margins) | (bins >= settings.margin_bins)] = -1
     return edges, bins, margins
-
-
-def explicit_runs(
-    problem: Problem, name: str, grid: np.ndarray, bins: np.ndarray, settings: Settings, progress: Progress
-) -> dict[Ensemble, Explicit]:
-    """Explicit matrices of every ensemble."""
-    runs: dict[Ensemble, Explicit] = {}
-    for ensemble in settings.ensembles:
-        task = progress.add_task(f"{name}: {ensemble} matrices", total=settings.matrices)
-        runs[ensemble] = run_matrices(
-            problem,
-            ensemble,
-            grid,
-            settings.matrices,
-            bins,
-            settings.rank,
-            settings.seed,
-            partial(progress.advance, task),
-        )
-    return runs
 
 
 def pair_rows(
@@ -242,11 +237,11 @@ def recall_rows(
     curve from the exact one, in those variances, say how true that is (1: exactly). Seconds are processor
     seconds, in which a busy neighbour does not show.
     """
-    task = progress.add_task("exact law", total=problem.queries.shape[0])
+    step = steps(progress, "exact law", problem.queries.shape[0])
     start = time.process_time()
-    thresholds = exact_thresholds(
-        problem, [settings.rank], settings.samples, settings.seed, partial(progress.advance, task)
-    )[settings.rank]
+    thresholds = exact_thresholds(problem, [settings.rank], settings.samples, settings.seed, step)[
+        settings.rank
+    ]
     curves = [recall_failure(grid, group)[0] if len(group) else None for group in thresholds]
     seconds = time.process_time() - start
     run = runs["gaussian"] if "gaussian" in runs else next(iter(runs.values()))
@@ -276,10 +271,6 @@ def recall_rows(
         variances = curve * (1 - curve) / len(found) / settings.matrices
         inner = (curve > 0.01) & (curve < 0.99)
         deviations += list((failure[:, group] - curve)[inner] ** 2 / variances[inner])
-    if not rows:
-        raise ValueError(
-            f"rank = {settings.rank}; allowed: at most the number of documents below the best one"
-        )
     matrices = float(np.mean(needed)) if needed else 0.0
     nested = (run.projecting + run.counting) / settings.matrices
     fresh = run.projecting / settings.matrices * grid.sum() / grid[-1] + run.counting / settings.matrices
@@ -308,10 +299,8 @@ def bound_rows(problem: Problem, settings: Settings, progress: Progress) -> Rows
         problem.groups[-1:],
     )
     ranks = [rank for rank in BOUND_RANKS if rank < len(problem.groups[-1])]
-    task = progress.add_task("bounds", total=2 * few.queries.shape[0])
-    thresholds = exact_thresholds(
-        few, ranks, 6 * settings.samples, settings.seed + 1, partial(progress.advance, task)
-    )
+    step = steps(progress, "bounds", 2 * few.queries.shape[0])
+    thresholds = exact_thresholds(few, ranks, 6 * settings.samples, settings.seed + 1, step)
     methods = {
         "Eq. 3": "eq3",
         "sum of Lemma 1": "lemma1_sum",
@@ -330,7 +319,7 @@ def bound_rows(problem: Problem, settings: Settings, progress: Progress) -> Rows
                 ]
                 ratios[rank].append([exact, *(k / exact for k in needed)])
             usable += 1
-        progress.advance(task)
+        step()
     return [
         {"r": rank, "queries": usable, "exact k": float(median[0])}
         | {f"{name} / exact": float(value) for name, value in zip(methods, median[1:], strict=True)}
@@ -343,15 +332,16 @@ def bound_rows(problem: Problem, settings: Settings, progress: Progress) -> Rows
 def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings, progress: Progress) -> Rows:
     """k for recall@r over all documents by where the idf stands; the scores are the same in all of a kind."""
     cases = [(w, p) for w in settings.weightings for p in PLACEMENTS if w != "boolean" or p == "query"]
-    task = progress.add_task("place of the idf", total=len(cases) * len(counts.query_ids))
+    step = steps(progress, "place of the idf", len(cases) * len(counts.query_ids))
     rows: Rows = []
     for weighting, placement in cases:
         problem = make_problem(counts, weighting, placement, [everything])
-        found = exact_thresholds(
-            problem, [settings.rank], settings.samples, settings.seed, partial(progress.advance, task)
-        )[settings.rank][0]
-        k, error = required_dimension_recall_exact(found, settings.beta)
-        tenth = [
+        found = exact_thresholds(problem, [settings.rank], settings.samples, settings.seed, step)
+        thresholds = found[settings.rank][0]
+        if not len(thresholds):  # under this weighting every query's documents tie
+            continue
+        k, error = required_dimension_recall_exact(thresholds, settings.beta)
+        ranked = [
             np.partition(m, settings.rank - 1)[settings.rank - 1]
             for m in (problem.margins(0, q)[2] for q in range(len(counts.query_ids)))
             if len(m) >= settings.rank
@@ -363,13 +353,11 @@ def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings, p
                 "idf in": place,
                 "exact k": k,
                 "±": finite(error),
-                f"median margin of rank {settings.rank}": float(np.median(tenth)),
+                f"median margin of rank {settings.rank}": float(np.median(ranked)),
             }
         )
     return rows
 
 
 if __name__ == "__main__":
-    from jsonargparse import auto_cli
-
-    main(auto_cli(Settings, as_positional=False))
+    main(from_command_line(Settings, (__doc__ or "").partition("\n\n")[0]))

@@ -20,9 +20,12 @@ from importlib import import_module
 import numpy as np
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import track
 from rich.table import Table
 from theory_claims import CLAIMS, Claim, Evidence
+
+from paradigms.files import write_json, write_text
+from paradigms.progress import progress_bar
+from paradigms.settings import from_command_line
 
 for chapter in ("projections", "recall", "aligner", "xtr", "generative"):
     import_module(f"theory_claims_{chapter}")  # fills CLAIMS
@@ -34,19 +37,18 @@ STYLES = {HOLDS: "green", CORRECTED: "yellow", FALSE: "magenta", FAILS: "bold re
 
 @dataclass
 class Settings:
-    """Check the claims of the papers and of theory/.
-
-    Args:
-        samples: random instances of a claim at most; Monte-Carlo claims draw up to 20 times as many
-        seed: seed of all random instances; a claim's instances do not depend on which others are run
-        output: folder for checks.json and checks.html
-        only: claims to check, by name or shell pattern, separated by commas
-    """
-
     samples: int = 2000
+    """random instances of a claim at most; Monte-Carlo claims draw up to 20 times as many"""
     seed: int = 0
+    """seed of all random instances; a claim's instances do not depend on which others are run"""
     output: str = "results/theory_checks"
+    """folder for checks.json and checks.html"""
     only: str = "*"
+    """claims to check, by name or shell pattern, separated by commas"""
+
+    def __post_init__(self) -> None:
+        if self.samples < 20 or self.seed < 0:
+            raise SystemExit(f"samples {self.samples}, seed {self.seed}; allowed: at least 20, at least 0")
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,9 @@ def cells(result: Result) -> tuple[str, ...]:
     if evidence.detail:
         text.append(f"Seen: {evidence.detail}.")
     unit = f" {evidence.unit}" if evidence.unit else ""
-    violation = f"{evidence.violation:.2g}{unit} (≤ {evidence.tolerance:g})"
+    violation = f"{evidence.violation:.2g}{unit} (≤\N{NO-BREAK SPACE}{evidence.tolerance:g})"
     if evidence.printed is not None:
-        violation += f"; as printed {evidence.printed:.3g}"
+        violation += f"\nas printed {evidence.printed:.3g}"
     tightness = "–" if evidence.tightness is None else f"{evidence.tightness:.3g}"
     return (
         "\n".join(text),
@@ -118,19 +120,23 @@ def cells(result: Result) -> tuple[str, ...]:
 
 
 def terminal_table(results: list[Result], width: int) -> Table:
-    """The table for a terminal; below 160 columns source and assumption move under the claim."""
+    """The table for a terminal; below 160 columns all but verdict and violation moves under the claim."""
     wide = width >= 160
     table = Table(title="What holds", show_lines=True)
-    for column in COLUMNS if wide else (COLUMNS[0], *COLUMNS[3:]):
+    for column in COLUMNS if wide else (COLUMNS[0], *COLUMNS[3:5]):
         ratio = {"claim": 3, "source": 1, "assumption": 1}.get(column)
         side = "right" if column in COLUMNS[5:] else "left"
-        widest = None if wide or ratio else 12
-        table.add_column(column, justify=side, ratio=ratio, max_width=widest, overflow="fold")
+        table.add_column(column, justify=side, ratio=ratio, max_width=None if wide or ratio else 15)
     for result in results:
-        statement, source, assumption, *rest = (escape(cell) for cell in cells(result))
-        rest[0] = f"[{STYLES[result.verdict]}]{rest[0]}[/]"
-        text = (statement, source, assumption) if wide else (f"{statement}\n{source}; assumes {assumption}",)
-        table.add_row(*text, *rest)
+        text, source, assumption, verdict, violation, *counts = (escape(cell) for cell in cells(result))
+        verdict = f"[{STYLES[result.verdict]}]{verdict}[/]"
+        if wide:
+            table.add_row(text, source, assumption, verdict, violation, *counts)
+        else:
+            tightness, samples, seconds = counts
+            origin = f"{source}; assumes {assumption}"
+            text += f"\n[dim]{origin}; tightness {tightness}; {samples} samples, {seconds} s[/]"
+            table.add_row(text, verdict, violation)
     return table
 
 
@@ -161,7 +167,9 @@ body {{ margin: 2rem auto; max-width: 90rem; padding: 0 1rem }}
 div {{ overflow-x: auto }}
 table {{ border-collapse: collapse; width: 100% }}
 th, td {{ text-align: left; vertical-align: top; padding: .5rem .7rem; border-bottom: 1px solid #8885 }}
-td:first-child {{ white-space: pre-line; min-width: min(24rem, 60vw) }}
+td {{ white-space: pre-line }}
+td:first-child {{ min-width: min(24rem, 60vw) }}
+td:nth-child(4), td:nth-child(5) {{ min-width: 7.5rem }}
 td:nth-child(n+6) {{ text-align: right; font-variant-numeric: tabular-nums }}
 .holds {{ color: light-dark(#17692f, #7fd08f) }}
 .corrected {{ color: light-dark(#8a5a00, #e8b74a) }}
@@ -196,22 +204,16 @@ def as_html(results: list[Result], settings: Settings) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    from jsonargparse import auto_cli
-
-    settings = auto_cli(Settings, as_positional=False, args=arguments)
-    if settings.samples < 20 or settings.seed < 0:
-        raise SystemExit(
-            f"--samples {settings.samples} --seed {settings.seed}: at least 20 and at least 0 are needed"
-        )
-    names = chosen(settings.only)
-    console = Console()
-    steps = track(names, "checking", console=console, transient=True)
-    results = [check(name, settings.samples, settings.seed) for name in steps]
+    settings = from_command_line(Settings, (__doc__ or "").partition("\n\n")[0], arguments)
+    names, results, console = chosen(settings.only), [], Console()
+    with progress_bar() as progress:
+        task = progress.add_task("checking", total=len(names))
+        for name in names:
+            progress.update(task, description=name)
+            results.append(check(name, settings.samples, settings.seed))
+            progress.advance(task)
     console.print(terminal_table(results, console.width))
     console.print(summary(results), highlight=False)
-
-    from paradigms.files import write_json, write_text  # imports torch, for which --help need not wait
-
     write_json(f"{settings.output}/checks.json", as_json(results, settings))
     write_text(f"{settings.output}/checks.html", as_html(results, settings))
     console.print(

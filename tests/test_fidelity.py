@@ -15,6 +15,7 @@ import projection_runs
 
 from paradigms.core import Tokens
 from paradigms.data import load
+from paradigms.train import tracking
 
 DIMENSION = 48
 
@@ -125,7 +126,7 @@ def test_run_writes_everything(folder, tmp_path, monkeypatch):
     written = json.loads((settings.output / "results.json").read_text())
     assert written["dimension"] == 2
     assert [row["r"] for row in written["recall"]] == [1, 10, 100]
-    with pytest.raises(ValueError, match="samples = 1"):
+    with pytest.raises(SystemExit, match="samples = 1"):
         fidelity.Settings(samples=1)
 
 
@@ -135,11 +136,27 @@ def test_tracker_without_a_key_logs_offline(tmp_path, monkeypatch, capsys):
 
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
-    monkeypatch.setenv("WANDB_SILENT", "true")
     Figure().savefig(tmp_path / "figure.png")
-    pages.track("wandb", "test", {"a": 1}, {"number": 0.5}, [tmp_path / "figure.png"])
+    pages.track("wandb", "test", {"a": 1}, {"number": 0.5}, [tmp_path / "figure.png"], tmp_path / "out")
     assert "logging offline" in capsys.readouterr().out
-    assert list((tmp_path / "wandb").glob("offline-run-*"))
-    pages.track("none", "test", {}, {}, [tmp_path / "absent.png"])
+    assert list((tmp_path / "out" / "wandb").glob("offline-run-*"))
+    pages.track("none", "test", {}, {}, [tmp_path / "absent.png"], tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_an_unreachable_server_means_offline(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("WANDB_MODE", "online")
+    asked, said = [], []
+
+    def begin(options):
+        asked.append(options.get("mode"))
+        if len(asked) == 1:
+            raise wandb.errors.CommError("no route")
+        return "run"
+
+    assert tracking.wandb_or_offline(begin, tmp_path, said.append) == "run"
+    assert asked == [None, "offline"]
+    assert "no route" in said[0]

@@ -11,10 +11,12 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "experiments"))
 
 import lexical_vectors  # noqa: E402
+import pages  # noqa: E402
 import projection_runs  # noqa: E402
 import random_projections  # noqa: E402
 
 from paradigms.data import load  # noqa: E402
+from paradigms.settings import from_command_line  # noqa: E402
 from theory.projections import normalized_margin, pairwise_error  # noqa: E402
 from theory.recall import recall_failure, recall_thresholds  # noqa: E402
 
@@ -224,13 +226,13 @@ def test_a_run_too_small_for_any_bin_still_reports(folder, tmp_path):
 
 
 def test_bad_settings_are_named(folder, tmp_path):
-    with pytest.raises(ValueError, match="matrices = 0"):
+    with pytest.raises(SystemExit, match="matrices = 0"):
         random_projections.Settings(matrices=0)
-    with pytest.raises(ValueError, match=r"beta = 0\.5"):
+    with pytest.raises(SystemExit, match=r"beta = 0\.5"):
         random_projections.Settings(beta=0.5)
-    with pytest.raises(ValueError, match="grid"):
+    with pytest.raises(SystemExit, match="grid"):
         random_projections.Settings(grid=(64, 32, 4))
-    with pytest.raises(ValueError, match="rank = 400"):
+    with pytest.raises(SystemExit, match=r"rank = 400; allowed: at most \d+"):
         random_projections.main(
             random_projections.Settings(
                 collection=str(folder),
@@ -246,14 +248,29 @@ def test_bad_settings_are_named(folder, tmp_path):
 
 
 def test_command_line_explains_itself(capsys):
-    from jsonargparse import auto_cli
-
     with pytest.raises(SystemExit) as stopped:
-        auto_cli(random_projections.Settings, as_positional=False, args=["--help"])
+        from_command_line(random_projections.Settings, "What?", ["--help"])
     shown = capsys.readouterr().out
     assert stopped.value.code == 0
     assert "--bound_queries" in shown
     assert "Gaussian vectors per query" in shown
     with pytest.raises(SystemExit):
-        auto_cli(random_projections.Settings, as_positional=False, args=["--weightings", "[lm]"])
+        from_command_line(random_projections.Settings, "What?", ["--weightings", "[lm]"])
     assert "bm25" in capsys.readouterr().err
+    chosen = from_command_line(random_projections.Settings, "", ["--grid", "[8, 16, 2]", "--output", "x"])
+    assert chosen.grid == (8, 16, 2)
+    assert chosen.output == Path("x")
+
+
+def test_wrong_collections_end_with_a_line(folder):
+    with pytest.raises(SystemExit, match="no collection 'nowhere'"):
+        lexical_vectors.open_counts("nowhere", "test", 10, 0)
+    with pytest.raises(SystemExit, match="no split 'dev'; it has test"):
+        lexical_vectors.open_counts(str(folder), "dev", 10, 0)
+
+
+def test_tables_keep_their_numbers_in_a_narrow_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "70")
+    rows = [{f"long heading {i}": 0.0123456 for i in range(8)}]
+    pages.print_sections([pages.Section("Heading", "text", rows)])
+    assert capsys.readouterr().out.count("0.0123") == 8

@@ -1,14 +1,14 @@
 """The runner of the claims: passes as shipped, fails when a statement of ours is broken, and only then."""
 
 import importlib
+import io
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from theory import entropic, kernels, low_rank, multivector, projections, recall, token_retrieval
 
@@ -145,11 +145,19 @@ def test_settings_out_of_range(checks):
         checks.main(["--samples", "5"])
 
 
-def test_help_names_every_setting():
-    done = subprocess.run(
-        [sys.executable, EXPERIMENTS / "theory_checks.py", "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert all(flag in done.stdout for flag in ("--samples", "--seed", "--output", "--only", "--config"))
+def test_help_names_every_setting(checks, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        checks.main(["--help"])
+    assert stopped.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(flag in shown for flag in ("--samples", "--seed", "--output", "--only", "--config"))
+    assert "shell pattern" in shown
+
+
+@pytest.mark.parametrize("width", [70, 200])
+def test_terminal_table_shows_everything_at_any_width(checks, width):
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(checks.terminal_table([checks.check("temperature", 100, 0)], width))
+    shown = " ".join(console.export_text().split())
+    for part in ("4.2584", "cosines", "holds", "as printed", "tightness"):
+        assert part in shown

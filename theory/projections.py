@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special
 
 from theory import checks
@@ -40,20 +40,28 @@ def normalized_margin(query: Any, better: Any, worse: Any) -> Any:
     """
     if any(hasattr(x, "tocsr") for x in (query, better, worse)):
         return _sparse_margin(query, better, worse)
-    query = checks.vector(query, "query")
-    better, worse = (checks.vector(x, n, nonzero=False) for x, n in ((better, "better"), (worse, "worse")))
-    difference = better - worse
-    if not np.any(difference != 0, axis=-1).all():
-        raise ValueError("better and worse are equal; allowed: two different documents (d1 ≠ d2)")
-    query, difference = _power_of_two_scaled(query), _power_of_two_scaled(difference)
+    query, difference = _query_and_difference(query, better, worse)
     cosine = np.sum(query * difference, axis=-1)
     cosine = cosine / (np.linalg.norm(query, axis=-1) * np.linalg.norm(difference, axis=-1))
     return checks.plain(np.clip(cosine, -1.0, 1.0))
 
 
-def _power_of_two_scaled(vectors: Array) -> Array:
-    """Entries below 1, so that no square overflows; a power of two keeps exact ties exact."""
-    return np.ldexp(vectors, -np.frexp(np.max(np.abs(vectors), axis=-1, keepdims=True))[1])
+def _query_and_difference(query: Any, better: Any, worse: Any) -> tuple[Array, Array]:
+    """q and δ, both checked and scaled by powers of two: no square overflows, and exact ties stay exact."""
+    query = checks.vector(query, "query")
+    better, worse = (checks.vector(x, n, nonzero=False) for x, n in ((better, "better"), (worse, "worse")))
+    try:
+        np.broadcast_shapes(query.shape, better.shape, worse.shape)
+    except ValueError as error:
+        raise ValueError(
+            f"query {query.shape}, better {better.shape} and worse {worse.shape} do not fit; "
+            "allowed: [..., v], broadcasting against each other"
+        ) from error
+    difference = better - worse
+    if not np.any(difference != 0, axis=-1).all():
+        raise ValueError("better and worse are equal; allowed: two different documents (d1 ≠ d2)")
+    q, delta = (np.ldexp(x, -np.frexp(np.abs(x).max(-1, keepdims=True))[1]) for x in (query, difference))
+    return q, delta
 
 
 def _sparse_margin(query: Any, better: Any, worse: Any) -> Array:
@@ -257,13 +265,9 @@ def concentration(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> Any:
 
     Dense [..., v], broadcast; errors as in `normalized_margin`.
     """
-    normalized_margin(query, better, worse)  # the same demands on the arguments
-    q, difference = (
-        np.asarray(query, np.float64),
-        np.asarray(better, np.float64) - np.asarray(worse, np.float64),
-    )
-    q, difference = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, difference))
-    return checks.plain(np.sum((q * difference) ** 2, axis=-1))
+    q, delta = _query_and_difference(query, better, worse)
+    q, delta = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, delta))
+    return checks.plain(np.sum((q * delta) ** 2, axis=-1))
 
 
 def rademacher_error_normal(k: ArrayLike, margin: ArrayLike, kappa: ArrayLike) -> Any:
@@ -340,12 +344,8 @@ def simulated_error(
     count = int(checks.whole(samples, "samples", least=2))
     if ensemble not in ("gaussian", "rademacher"):
         raise ValueError(f"ensemble = {ensemble!r}; allowed: gaussian, rademacher")
-    normalized_margin(query, better, worse)
-    q, difference = (
-        np.asarray(query, np.float64),
-        np.asarray(better, np.float64) - np.asarray(worse, np.float64),
-    )
-    pair: NDArray[np.float64] = np.stack([q, difference], axis=-1)[(q != 0) | (difference != 0)]
+    q, delta = _query_and_difference(query, better, worse)
+    pair = np.stack([q, delta], axis=-1)[(q != 0) | (delta != 0)]
     rng, errors = np.random.default_rng(seed), 0
     block = max(1, 4_000_000 // (size * len(pair)))
     for start in range(0, count, block):

@@ -35,7 +35,7 @@ def lemma2_bound(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
 
     Lemma 2, both ensembles. Not clipped at 1. `k` number or array; returns its shape, as every bound here.
     """
-    ordered = _ordered(margins, r)
+    ordered, r = _ordered(margins, r)
     count = len(ordered) - r + 1
     return checks.plain(count * np.asarray(pairwise_error_bound(k, ordered[r - 1])))
 
@@ -58,7 +58,7 @@ def eq3_required_dimension(
 
 def lemma1_sum_bound(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
     """P(R ≥ r) ≤ Σ_{i≥r} 4 exp(−(k/2) h(μ_(i))): Lemma 2's proof before its last step. Margins [n]."""
-    ordered = _ordered(margins, r)
+    ordered, r = _ordered(margins, r)
     return _per_dimension(lambda n: np.sum(pairwise_error_bound(n, ordered[r - 1 :])), k)
 
 
@@ -67,7 +67,7 @@ def t_union_bound(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
 
     R ≥ r needs an error outside the r − 1 smallest margins; then the union bound.
     """
-    ordered = _ordered(margins, r)
+    ordered, r = _ordered(margins, r)
     return _per_dimension(lambda n: np.sum(pairwise_error(n, ordered[r - 1 :])), k)
 
 
@@ -76,7 +76,7 @@ def markov_union_bound(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
 
     R ≥ r needs r − s errors outside the s smallest margins, and Markov's inequality bounds that. Gaussian.
     """
-    ordered = _ordered(margins, r)
+    ordered, r = _ordered(margins, r)
 
     def bound(n: float) -> float:
         errors = np.asarray(pairwise_error(n, ordered))
@@ -92,7 +92,7 @@ def independent_documents(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
     One shared projection makes the errors dependent, mostly positively: too large at r = 1, too small at
     large r. Margins [n].
     """
-    ordered = _ordered(margins, r)
+    ordered, r = _ordered(margins, r)
     return _per_dimension(lambda n: _at_least(np.asarray(pairwise_error(n, ordered)), r), k)
 
 
@@ -116,7 +116,8 @@ def required_dimension_recall(
     """
     if method not in BOUNDS:
         raise ValueError(f"method = {method!r}; allowed: {', '.join(BOUNDS)}")
-    ordered, log_beta = _ordered(margins, r), np.log(checks.probability(beta))
+    ordered, r = _ordered(margins, r)
+    log_beta = np.log(checks.probability(beta))
     high = max(1.0, eq3_required_dimension(ordered[r - 1], len(ordered), r, beta))
     if method == "eq3":
         return high
@@ -168,6 +169,11 @@ def recall_thresholds(
     for matrix, name in ((query, "query"), (better, "better"), (others, "others")):
         if not np.isfinite(matrix.data).all():
             raise ValueError(f"{name} contains numbers that are not finite; allowed: finite numbers only")
+    shapes = query.shape, better.shape, others.shape
+    if {query.shape[0], better.shape[0]} != {1} or len({width for _, width in shapes}) != 1:
+        raise ValueError(
+            f"query {shapes[0]}, better {shapes[1]}, others {shapes[2]}; allowed: [v], [v] and [n, v]"
+        )
     total = int(checks.whole(samples, "samples", least=2))
     norm = float(np.sqrt(query.power(2).sum()))
     if norm == 0:
@@ -237,7 +243,7 @@ def orthogonal_recall_failure(k: float, margins: ArrayLike, r: int) -> float:
     Then ⟨z, δ_i⟩ are independent, so given χ_k the errors are independent with chances
     Φ(−χ_k μ_i/√(1−μ_i²)), and R is a Poisson binomial variable. Margins [n]; Gaussian projection.
     """
-    ordered, n = _ordered(margins, r), float(checks.dimensions(k))
+    (ordered, r), n = _ordered(margins, r), float(checks.dimensions(k))
     # In y = χ^¼ the integrand is smooth at 0 for fractional k as well, and falls slowly for margins near 1.
     beyond = np.linspace(1.0, np.sqrt(n) + 12, int(np.sqrt(n)) + 12)[1:] ** 0.25
     edges = np.concatenate([np.linspace(0.0, 1.0, 9), beyond])
@@ -264,12 +270,12 @@ def _at_least(chances: Array, r: int) -> Array:
     return reached
 
 
-def _ordered(margins: ArrayLike, r: int) -> Array:
+def _ordered(margins: ArrayLike, r: int) -> tuple[Array, int]:
+    """Margins from the smallest on, and the rank, which must be one of theirs."""
     array = checks.margins(margins, "margins")
     if array.ndim != 1 or array.size == 0:
         raise ValueError(f"margins has shape {array.shape}; allowed: one axis of at least one margin")
-    checks.whole(r, "r", most=array.size)
-    return np.sort(array)
+    return np.sort(array), int(checks.whole(r, "r", most=array.size))
 
 
 def _per_dimension(bound: Callable[[float], Any], k: ArrayLike) -> Any:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import netrc
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
+
+Started = TypeVar("Started")
 
 
 def start(*, tracker: str, precision: str, project: str, config: dict[str, Any], folder: Path) -> Accelerator:
     """An Accelerator that logs to `tracker`: "wandb", or "none".
 
-    precision: "no", "bf16", "fp16", or "auto": bf16 where the hardware multiplies it natively. W&B runs
-    offline when there is no key and WANDB_MODE is unset, and when its server does not answer in 15 s; a
-    line says so, nothing is ever asked.
+    precision: "no", "bf16", "fp16", or "auto": bf16 where the hardware multiplies it natively. W&B as in
+    `wandb_or_offline`.
     """
     if tracker not in ("wandb", "none"):
         raise ValueError(f"tracker must be wandb or none, got {tracker!r}")
@@ -37,19 +39,33 @@ def native_precision() -> str:
 
 
 def _start_wandb(accelerator: Accelerator, project: str, config: dict[str, Any], folder: Path) -> None:
+    def begin(options: dict[str, Any]) -> None:
+        accelerator.init_trackers(project, config, {"wandb": options})
+
+    wandb_or_offline(begin, folder, accelerator.print)
+
+
+def wandb_or_offline(
+    begin: Callable[[dict[str, Any]], Started], folder: Path, say: Callable[[str], object] = print
+) -> Started:
+    """begin(options of wandb.init) under the W&B policy of every script: logs in `folder`, never a question.
+
+    Offline when there is no key and WANDB_MODE is unset, and when the server does not answer in 15 s; `say`
+    gets a line then.
+    """
     import wandb
 
-    if "WANDB_MODE" not in os.environ and not _has_key():
-        os.environ["WANDB_MODE"] = "offline"
-        accelerator.print(f"W&B: no key, logging offline to {folder / 'wandb'} (--tracker none: not at all)")
     folder.mkdir(parents=True, exist_ok=True)
-    options = {"dir": str(folder), "settings": wandb.Settings(init_timeout=15, silent=True)}
+    options: dict[str, Any] = {"dir": str(folder), "settings": wandb.Settings(init_timeout=15, silent=True)}
+    offline = options | {"mode": "offline"}
+    if "WANDB_MODE" not in os.environ and not _has_key():
+        say(f"W&B: no key, logging offline to {folder / 'wandb'} (--tracker none: not at all)")
+        return begin(offline)
     try:
-        accelerator.init_trackers(project, config, {"wandb": options})
+        return begin(options)
     except wandb.errors.CommError as error:
-        os.environ["WANDB_MODE"] = "offline"
-        accelerator.print(f"W&B: no connection ({error}), logging offline to {folder / 'wandb'}")
-        accelerator.init_trackers(project, config, {"wandb": options})
+        say(f"W&B: no connection ({error}), logging offline to {folder / 'wandb'}")
+        return begin(offline)
 
 
 def _has_key() -> bool:
