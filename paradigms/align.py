@@ -73,7 +73,8 @@ def top_p(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens, *, p: floa
     """top_k with k = max(⌊p·m⌋, 1), m the document's real length (Qian et al. 2022, §3.1)."""
     if not 0 < p <= 1:
         raise ValueError(f"top_p needs 0 < p <= 1, a share of the document's tokens, got {p}")
-    return _largest(S, valid, (p * documents.mask.sum(-1)).floor().long().clamp(min=1))
+    share = p * documents.mask.sum(-1).double()
+    return _largest(S, valid, (share + 1e-9).floor().long().clamp(min=1))  # .29 · 100 is 28.999…
 
 
 def entropic(

@@ -366,6 +366,15 @@ def test_aligner_top_1_with_salience_1_is_colbert():
     close(CASES["aligner"].rel(documents, queries), CASES["colbert"].rel(documents, queries))
 
 
+def test_top_p_counts_exactly():
+    """⌊.29 · 100⌋ is 29, whatever binary fractions make of it."""
+    S = torch.randn(1, 1, 100, 1, dtype=torch.float64)
+    tokens = Tokens(S, torch.ones(1, 1, 100, dtype=torch.bool))
+    for p in range(1, 101):
+        A = ALIGNMENTS["top_p"].function(S, S == S, tokens, tokens, p=p / 100)
+        assert A.sum() == p
+
+
 def test_entropic_alignment_tends_to_top_k():
     documents, queries = texts(CASES["aligner"])
     soft = replace(CASES["aligner entropic"], knobs={"k": 3, "eps": 1e-4})
