@@ -4,8 +4,8 @@ Luan et al. (TACL 2021, section 2) bound how faithfully a k-dimensional vector c
 what random projections do, and leave open what learned encoders do. Here a single-vector model meets a BM25
 teacher on one collection, and each figure stands beside the exact law of a Gaussian projection of BM25's own
 vectors to the model's dimension h:
-- pairs (BM25's best document, another one) by margin: how often the model agrees, beside 1 − p(h, ε), and the
-  dimension at which a random projection would agree as often;
+- pairs (BM25's best document, another one) by margin: how often the model agrees, beside 1 − p(h, ε), the
+  dimension at which a random projection would agree as often, and the margin that is left of BM25's;
 - BM25's best document among the model's first r, beside 1 − P(R ≥ r);
 - overlap of the model's and BM25's first ten.
 Disagreement is no fault by itself: a model may be right where BM25 is wrong.
@@ -30,7 +30,7 @@ from paradigms.core import Tokens
 from paradigms.files import write_json
 from paradigms.progress import progress_bar
 from paradigms.settings import from_command_line
-from theory.projections import pairwise_error
+from theory.projections import pairwise_error, projected_margin
 from theory.recall import recall_failure, required_dimension_recall_exact
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def main(settings: Settings) -> dict[str, Any]:
         dimension = documents.shape[1]
         scores = documents @ queries.T
         step = steps(progress, "exact law", 2 * len(texts))
-        pairs = pair_rows(problem, scores, dimension, settings.margin_bins)
+        pairs = pair_rows(problem, documents, queries, settings.margin_bins)
         recalls = recall_rows(problem, scores, dimension, settings.samples, settings.seed, step)
         overlap = overlap_row(problem, scores, dimension, settings, step)
     results: dict[str, Any] = {
@@ -117,7 +117,8 @@ def main(settings: Settings) -> dict[str, Any]:
     figures = {"agreement": draw(pairs, dimension)}
     print_sections(sections)
     write_json(settings.output / "results.json", results)
-    title = f"Fidelity of {settings.model} to BM25 on {collection.name}"
+    model_name = "the offline encoder" if settings.model == "offline" else settings.model
+    title = f"Fidelity of {model_name} to BM25 on {collection.name}"
     summary = (
         f"{results['paradigm']}, {dimension} dimensions; {results['documents']:,} documents, "
         f"{len(texts)} queries of split {settings.split}; {results['seconds']:.0f} s."
@@ -171,24 +172,25 @@ def margin_rows(problem: Problem) -> Rows:
     return rows
 
 
-def pair_rows(problem: Problem, scores: np.ndarray, dimension: int, bins: int) -> Rows:
+def pair_rows(problem: Problem, documents: np.ndarray, queries: np.ndarray, bins: int) -> Rows:
     """Agreement on pairs (BM25's best, another document) by margin, and what a random projection is worth it.
 
-    `worth` is the dimension at which a Gaussian projection misorders as many pairs of the bin; none where the
-    model misorders half of them or more, or none at all.
+    `documents` [n, h] and `queries` [m, h] are the model's vectors. `worth` is the dimension at which a
+    Gaussian projection misorders as many pairs of the bin; none where the model misorders half of them or
+    more, or none at all. The margins left are means over the bin, of the projection in expectation.
     """
-    margins, agreed = [], []
-    for query in range(problem.queries.shape[0]):
+    dimension, margins, kept = documents.shape[1], [], []
+    for query, vector in enumerate(queries):
         best, below, values = problem.margins(0, query)
         margins.append(values)
-        agreed.append(scores[best, query] > scores[below, query])
-    values, agrees = np.concatenate(margins), np.concatenate(agreed)
+        kept.append(model_margins(vector, documents[best], documents[below]))
+    values, left = np.concatenate(margins), np.concatenate(kept)
     order = np.argsort(values, kind="stable")
     rows: Rows = []
     for part in np.array_split(order, bins):
         if len(part) == 0:
             continue
-        agreement, inside = float(agrees[part].mean()), values[part]
+        agreement, inside = float(np.mean(left[part] > 0)), values[part]
         sample = inside[:: max(1, len(inside) // 2000)]
         rows.append(
             {
@@ -197,9 +199,19 @@ def pair_rows(problem: Problem, scores: np.ndarray, dimension: int, bins: int) -
                 "model": agreement,
                 "random projection": 1 - float(np.mean(pairwise_error(dimension, sample))),
                 "worth": mean_required_dimension(sample, 1 - agreement) if 0.5 < agreement < 1 else None,
+                "margin left, model": float(left[part].mean()),
+                "margin left, projection": float(np.mean(projected_margin(dimension, sample))),
             }
         )
     return rows
+
+
+def model_margins(query: np.ndarray, best: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """μ(q, d1, d2) in the model's space, [n]: 0 for a document whose vector is that of the best."""
+    differences = (best - others).astype(np.float64)
+    sizes = np.linalg.norm(query.astype(np.float64)) * np.linalg.norm(differences, axis=1)
+    gains = differences @ query.astype(np.float64)
+    return np.divide(gains, sizes, out=np.zeros_like(gains), where=sizes > 0)
 
 
 def recall_rows(
@@ -277,11 +289,13 @@ def describe(results: dict[str, Any]) -> list[Section]:
     """The sections of the page and of the console."""
     h = results["dimension"]
     return [
+        Section("Answer", answer(results)),
         Section("Margins of BM25's best document", "r-th smallest, over the queries.", results["margins"]),
         Section(
             "Pairs (BM25's best document, another) by margin",
             f"Share ordered as BM25 does: by the model, and by a Gaussian projection to its {h} dimensions "
-            "(exact). worth: the dimension of a projection that agrees as often as the model.",
+            "(exact). worth: the dimension of a projection that agrees as often as the model. margin left: "
+            "the mean normalized margin of the same pairs after encoding.",
             results["pairs"],
             ["agreement"],
         ),
@@ -290,20 +304,39 @@ def describe(results: dict[str, Any]) -> list[Section]:
     ]
 
 
+def answer(results: dict[str, Any]) -> str:
+    """What the run found, in a paragraph."""
+    worth = [row["worth"] for row in results["pairs"] if row["worth"] is not None]
+    text = f"In {results['dimension']} dimensions the model keeps BM25's best document among the first r for "
+    text += ", ".join(
+        f"{row['model']:.0%} of the queries at r = {row['r']} (a random projection to as many: "
+        f"{row['random projection']:.0%})"
+        for row in results["recall"]
+    )
+    if worth:
+        text += (
+            f". By the share of pairs that it orders as BM25 does, it is worth a random projection to "
+            f"{min(worth):.0f} to {max(worth):.0f} dimensions, depending on the margin"
+        )
+    return text + "."
+
+
 def draw(rows: Rows, dimension: int) -> "Figure":
-    """Agreement by margin."""
+    """Agreement by margin, and the margin that is left."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
+    figure = Figure(figsize=(10, 4), layout="constrained")
     x = [row["margin"] for row in rows]
-    axes.plot(x, [row["model"] for row in rows], "o-", label="model")
-    axes.plot(
-        x, [row["random projection"] for row in rows], "--", label=f"random projection, k = {dimension}"
+    panels = (
+        ("pairs ordered as BM25 does", "model", "random projection"),
+        ("mean margin after encoding", "margin left, model", "margin left, projection"),
     )
-    axes.set(xscale="log", xlabel="normalized margin", ylabel="pairs ordered as BM25 does")
-    axes.grid(alpha=0.3)
-    axes.legend()
+    for axes, (title, model, projection) in zip(figure.subplots(1, 2), panels, strict=True):
+        axes.plot(x, [row[model] for row in rows], "o-", label="model")
+        axes.plot(x, [row[projection] for row in rows], "--", label=f"random projection, k = {dimension}")
+        axes.set(xscale="log", xlabel="normalized margin of BM25", ylabel=title)
+        axes.grid(alpha=0.3)
+        axes.legend()
     return figure
 
 

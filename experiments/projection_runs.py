@@ -9,8 +9,9 @@ import numpy as np
 from lexical_vectors import Counts, Placement, Weighting, weigh
 from scipy import sparse
 
-from theory.projections import decreasing_root, pairwise_error
+from theory.projections import pairwise_error
 from theory.recall import rank_thresholds
+from theory.roots import decreasing_root
 
 Ensemble = Literal["rademacher", "gaussian"]
 

@@ -33,31 +33,33 @@ def problem(folder):
 
 @pytest.fixture(scope="module")
 def projected(problem):
-    """Scores under 24 explicit Gaussian matrices."""
+    """Documents and queries under 24 explicit Gaussian matrices."""
     rng = np.random.default_rng(3)
-    found = []
-    for _ in range(24):
-        matrix = rng.standard_normal((problem.documents.shape[1], DIMENSION))
-        found.append((problem.documents @ matrix) @ (problem.queries @ matrix).T)
-    return found
+    matrices = (rng.standard_normal((problem.documents.shape[1], DIMENSION)) for _ in range(24))
+    return [(problem.documents @ matrix, problem.queries @ matrix) for matrix in matrices]
 
 
 def test_pairs_of_a_random_projection(problem, projected):
-    tables = [fidelity.pair_rows(problem, scores, DIMENSION, 4) for scores in projected]
+    tables = [fidelity.pair_rows(problem, *vectors, 4) for vectors in projected]
     for row in range(4):
-        measured = np.array([table[row]["model"] for table in tables])
-        error = measured.std(ddof=1) / np.sqrt(len(measured))
-        assert abs(measured.mean() - tables[0][row]["random projection"]) < 4 * error
+        for found, law in (
+            ("model", "random projection"),
+            ("margin left, model", "margin left, projection"),
+        ):
+            measured = np.array([table[row][found] for table in tables])
+            error = measured.std(ddof=1) / np.sqrt(len(measured))
+            assert abs(measured.mean() - tables[0][row][law]) < 4 * error
         assert np.median([table[row]["worth"] for table in tables]) == pytest.approx(DIMENSION, rel=0.25)
 
 
 def test_recall_and_overlap_of_a_random_projection(problem, projected):
     settings = fidelity.Settings(samples=200)
-    recall = fidelity.recall_rows(problem, projected[0], DIMENSION, 200, 0, lambda: None)
-    overlap = fidelity.overlap_row(problem, projected[0], DIMENSION, settings, lambda: None)
+    scored = [documents @ queries.T for documents, queries in projected]
+    recall = fidelity.recall_rows(problem, scored[0], DIMENSION, 200, 0, lambda: None)
+    overlap = fidelity.overlap_row(problem, scored[0], DIMENSION, settings, lambda: None)
     for row in recall:
         lost = []
-        for scores in projected:
+        for scores in scored:
             best = [problem.competitors(0, q)[:2] for q in range(40)]
             lost.append(
                 np.mean([np.sum(scores[o, q] >= scores[b, q]) < row["r"] for q, (b, o) in enumerate(best)])
@@ -66,7 +68,7 @@ def test_recall_and_overlap_of_a_random_projection(problem, projected):
         assert abs(np.mean(lost) - row["random projection"]) < 4 * error
         assert row["model"] == lost[0]
     kept = []
-    for scores in projected:
+    for scores in scored:
         shares = []
         for q in range(40):
             gold = fidelity.first_documents(problem.scores[:, q], 10)
@@ -78,9 +80,15 @@ def test_recall_and_overlap_of_a_random_projection(problem, projected):
 
 
 def test_a_model_that_is_bm25_agrees_everywhere(problem):
-    for row in fidelity.pair_rows(problem, problem.scores, DIMENSION, 3):
+    vectors = problem.documents.toarray(), problem.queries.toarray()
+    for row in fidelity.pair_rows(problem, *vectors, 3):
         assert row["model"] == 1
         assert row["worth"] is None
+    best, below, margins = problem.margins(0, 7)
+    found = fidelity.model_margins(vectors[1][7], vectors[0][best], vectors[0][below])
+    np.testing.assert_allclose(found, margins, rtol=1e-9)
+    twice = vectors[0][[best, best]]
+    np.testing.assert_array_equal(fidelity.model_margins(vectors[1][7], twice[0], twice), [0, 0])
     assert (
         fidelity.overlap_row(problem, problem.scores, 8, fidelity.Settings(samples=2), lambda: None)["model"]
         == 1

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from theory import projections as P
+from theory.roots import decreasing_root
 
 EPSILON = [0.02, 0.05, 0.1, 0.2, 0.4]
 GOLDEN_ERROR = {
@@ -138,6 +139,33 @@ class TestExactError:
         assert P.log_pairwise_error(5, 1.0) == -math.inf
         assert P.required_dimension(1.0) == 1
         assert P.required_dimension(1.0, method="exact_real") == 1
+
+
+class TestProjectedMargin:
+    def test_closed_forms(self):
+        """One dimension leaves a sign only; ε = 1 stays; the loss is (1 − ε²)/(2k) to first order."""
+        margin = np.array([0.01, 0.3, 0.99])
+        np.testing.assert_allclose(
+            P.projected_margin(1, margin), 1 - 2 * P.pairwise_error(1, margin), rtol=1e-9
+        )
+        np.testing.assert_allclose(P.projected_margin([1, 10, 20, 1e6], 1.0), 1, rtol=1e-9)
+        np.testing.assert_allclose(P.projected_margin(1e5, margin) / margin, 1, atol=1e-5)
+        shrunk = 1 - (1 - margin**2) / (2 * 400)
+        np.testing.assert_allclose(P.projected_margin(400, margin) / margin, shrunk, atol=1e-5)
+        below, above = P.projected_margin([[20 - 1e-9], [20]], margin)  # where the method changes
+        np.testing.assert_allclose(below, above, rtol=1e-9)
+
+    @given(DIMENSION, SMALL)
+    def test_a_projection_costs_margin_but_never_all_of_it(self, k, margin):
+        assert 0 < P.projected_margin(k, margin) <= margin * (1 + 1e-10)
+
+    def test_explicit_matrices_agree(self):
+        rng = np.random.default_rng(6)
+        q, better, worse = [1.0, 2, 0, 1], [1.0, 1, 0, 0], [0.0, 1, 2, 0]
+        matrices = rng.standard_normal((20_000, 5, 4))
+        found = P.normalized_margin(*(matrices @ np.array(x) for x in (q, better, worse)))
+        expected = P.projected_margin(5, P.normalized_margin(q, better, worse))
+        assert abs(found.mean() - expected) < 4 * found.std() / math.sqrt(20_000)
 
 
 class TestRequiredDimension:
@@ -306,6 +334,9 @@ class TestRademacher:
         (lambda: P.required_dimension(0.5, 0.05, "guess"), "allowed: exact, exact_real"),
         (lambda: P.normalized_margin([0, 0], [1, 0], [0, 1]), "query is a zero vector"),
         (lambda: P.normalized_margin([1, 0], [1, 1], [1, 1]), "d1 ≠ d2"),
+        (lambda: P.normalized_margin([1, 0], [1, 0, 0], [0, 1]), "query (2,), better (3,) and worse (2,)"),
+        (lambda: P.concentration([1, 0], [1, 1], [1, 1]), "d1 ≠ d2"),
+        (lambda: P.projected_margin(0, 0.5), "k = 0"),
         (lambda: P.normalized_margin([1, math.nan], [1, 1], [1, 0]), "query contains nan"),
         (lambda: P.boolean_margin(0, 5), "query_terms = 0"),
         (lambda: P.rademacher_error_normal(8, 0.5, 0.9), "kappa"),
@@ -313,7 +344,7 @@ class TestRademacher:
         (lambda: P.rademacher_required_dimension(0.5, definition="last"), "allowed: first, stable"),
         (lambda: P.rademacher_required_dimension(1e-5), "needs a scan"),
         (lambda: P.simulated_error(2, [1, 0], [1, 0], [0, 1], ensemble="sparse"), "gaussian, rademacher"),
-        (lambda: P.decreasing_root(lambda x: 1 + 0 * x, 0, 1), "contains its root"),
+        (lambda: decreasing_root(lambda x: 1 + 0 * x, 0, 1), "contains its root"),
     ],
 )
 def test_bad_arguments_say_what_is_allowed(call, message):

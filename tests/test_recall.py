@@ -149,7 +149,7 @@ def test_eq3_is_lemma2_solved():
     margins = np.linspace(0.05, 0.5, 50)
     for r in (1, 10, 50):
         k = R.eq3_required_dimension(margins[r - 1], 50, r)
-        assert R.lemma2_bound(k, margins, r) == pytest.approx(0.05, rel=1e-12)
+        assert R.lemma2_bound(k, margins, float(r)) == pytest.approx(0.05, rel=1e-12)
         assert R.required_dimension_recall(margins, r, method="eq3") == pytest.approx(k, rel=1e-14)
 
 
@@ -213,6 +213,8 @@ def test_nothing_to_lose():
         (lambda: R.required_dimension_recall([0.1], 1, method="exact"), "allowed: eq3"),
         (lambda: R.required_dimension_recall([0.1], 1, beta=1.0), "beta = 1"),
         (lambda: R.recall_thresholds([1.0, 0], [0, 1.0], [[1.0, 0]], [1]), "1 of others do not score below"),
+        (lambda: R.recall_thresholds([1.0, 0], [[1.0, 0], [2.0, 0]], [[0.0, 1]], [1]), "better (2, 2)"),
+        (lambda: R.recall_thresholds([1.0, 0], [1.0, 0], [[0.0, 1, 0]], [1]), "others (1, 3)"),
         (lambda: R.recall_thresholds([0.0, 0], [0, 1.0], [[1.0, 0]], [1]), "query is a zero vector"),
         (lambda: R.recall_thresholds([1.0, 0], [math.nan, 1.0], [[1.0, 0]], [1]), "better"),
         (lambda: R.recall_thresholds([1.0, 0], [1.0, 0], [[0.0, 1]], [2]), "ranks contains 2"),

@@ -20,6 +20,7 @@ from scipy import special
 
 from theory import checks
 from theory.checks import Array
+from theory.roots import decreasing_root
 
 Ensemble = Literal["gaussian", "rademacher"]
 
@@ -139,39 +140,20 @@ def log_pairwise_error(k: ArrayLike, margin: ArrayLike) -> Any:
     return checks.plain(result)
 
 
-def decreasing_root(function: Callable[[Array], Any], low: ArrayLike, high: ArrayLike) -> Array:
-    """The x in [low, high] with f(x) = 0 for a decreasing f, per element; `low` if f(low) ≤ 0 already.
+def projected_margin(k: ArrayLike, margin: ArrayLike) -> Any:
+    """E μ(Aq, Ad1, Ad2): the margin that a pair of margin ε keeps on average under a Gaussian projection.
 
-    Bracketing by false position with the Anderson-Björck weights: no derivative, superlinear, never outside
-    the bracket; good to about 1e-12 relative. `function` maps an array to an array of the same shape, and
-    f(high) ≤ 0 is required, else ValueError.
+    (2/k) (Γ((k+1)/2)/Γ(k/2))² ε ₂F₁(½, ½; k/2+1; ε²), since the rows give μ(Aq, Ad1, Ad2) the law of a sample
+    correlation of k pairs with known means (its mean: Hotelling 1953). Below ε, by about ε(1−ε²)/(2k). Its
+    sign is wrong with chance `pairwise_error`. `k` and `margin` broadcast.
     """
-    low, high = (np.array(x, dtype=np.float64) for x in np.broadcast_arrays(low, high))
-    at_low, at_high = np.asarray(function(low)), np.asarray(function(high))
-    if np.any((at_high > 0) & (at_low > 0)):
-        raise ValueError(
-            "the function is still positive at `high`; allowed: a bracket that contains its root"
-        )
-    done = at_low <= 0
-    high, at_high = np.where(done, low, high), np.where(done, 0.0, at_high)
-    for step in range(200):
-        done = done | (at_high == 0) | (high - low <= 1e-12 * high)
-        if np.all(done):
-            break
-        with np.errstate(invalid="ignore", divide="ignore"):
-            point = (low * at_high - high * at_low) / (at_high - at_low)
-            # Every fourth step halves, which bounds the work where f is flat or infinite at one end.
-            point = np.where(np.isfinite(point) & (step % 4 < 3), point, 0.5 * (low + high))
-            # A point a hair inside the nearer end lets the bracket close from the other side.
-            point = np.where(done, high, np.clip(point, low + 4e-13 * high, high - 4e-13 * high))
-            value = np.asarray(function(point))
-            above = value > 0
-            kept = 1 - value / np.where(above, at_low, at_high)
-            kept = np.where(kept > 0, kept, 0.5)
-            at_low, at_high = np.where(above, value, at_low * kept), np.where(above, at_high * kept, value)
-        low, high = np.where(~done & above, point, low), np.where(~done & ~above, point, high)
-        at_high = np.where(done, 0.0, at_high)
-    return high
+    k, margin = checks.dimensions(k), checks.margins(margin)
+    shrinkage = 2 / k * special.poch(k / 2, 0.5) ** 2
+    # From k = 20 on 64 terms of the series reach full precision; scipy's function can overflow there.
+    n, c, square = np.arange(64), np.maximum(k, 20)[..., None] / 2 + 1, margin[..., None] ** 2
+    series = 1 + np.cumprod((n + 0.5) ** 2 / ((c + n) * (n + 1)) * square, axis=-1).sum(-1)
+    small = special.hyp2f1(0.5, 0.5, np.minimum(k, 20) / 2 + 1, margin**2)
+    return checks.plain(shrinkage * margin * np.where(k < 20, small, series))
 
 
 def _exact_real(margin: Array, beta: Array) -> Array:

@@ -25,7 +25,8 @@ from scipy import sparse, special
 
 from theory import checks
 from theory.checks import Array
-from theory.projections import decreasing_root, distortion, pairwise_error, pairwise_error_bound
+from theory.projections import distortion, pairwise_error, pairwise_error_bound
+from theory.roots import decreasing_root
 
 _BLOCK = 2_000_000
 
