@@ -45,11 +45,11 @@ def random_states() -> dict[str, Tensor]:
 
 
 def load_random(file: Path, process: int) -> None:
-    """Set the generators of process number `process` from a file of name → states of all, [process, bytes]."""
+    """Set the generators of process number `process` from a file of all states, [process, bytes] each."""
     states = load_file(file)
-    torch.set_rng_state(states["cpu"][process])
+    torch.set_rng_state(states["cpu"][process].clone())
     if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"][process])
+        torch.cuda.set_rng_state(states["cuda"][process].clone())
 
 
 def read_progress(folder: Path) -> dict[str, Any] | None:

@@ -27,7 +27,6 @@ from paradigms.train.examples import Example, Examples, StepSampler, TrainingBat
 from paradigms.train.losses import contrastive
 from paradigms.train.scoring import in_batch_rel
 
-
 FREE = ("log_every", "save_every", "workers")  # settings that may change when a run is gone on with
 
 
@@ -222,7 +221,7 @@ class _Run:
             with self.accelerator.accumulate(self.model):
                 loss = batch_loss(self.model, self.paradigm, batch, self.temperature)
                 # Of all processes, so that all stop together: one alone would leave the others waiting.
-                losses.append(self.accelerator.reduce(loss.detach(), "mean").item())
+                losses.append(self.accelerator.reduce(loss.detach().clone(), "mean").item())
                 self._finite("loss", losses[-1], step)
                 self.accelerator.backward(loss)
                 if self.accelerator.sync_gradients:
@@ -320,5 +319,6 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> str:
             keys = sorted(k for k in a.keys() | b.keys() if a.get(k) != b.get(k))
             names += [f"{k}: {a.get(k)} then, {b.get(k)} now" for k in keys]
         elif a != b:
-            names.append(f"{part}: {a} then, {b} now")
+            told = "the training examples are others" if part == "examples" else f"{part}: {a} then, {b} now"
+            names.append(told)
     return "; ".join(names)

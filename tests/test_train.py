@@ -1,0 +1,377 @@
+"""The training loop: it learns, goes on exactly where it was, and says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from safetensors.torch import load_file
+
+from paradigms import PARADIGMS, Paradigm
+from paradigms.data import Corpus, Run, Split
+from paradigms.train import loop
+from paradigms.train.dev import candidates, dev_measure
+from paradigms.train.examples import Example, StepSampler, build_examples, collate
+from paradigms.train.loop import TrainingSettings, batch_loss, train, training_seconds
+from paradigms.train.losses import contrastive
+
+WORDS = "sea bird fire wood queen letter corn field snow mountain boat river ship iron moon star".split()  # noqa: SIM905
+CORPUS = Corpus([f"d{n}" for n in range(len(WORDS))], [f"{word} {word} and {word}" for word in WORDS])
+EXAMPLES = [Example(f"the {word}", n, (), (n,)) for n, word in enumerate(WORDS)]
+SETTINGS = TrainingSettings(
+    steps=6, batch_size=4, learning_rate=2e-3, temperature=0.05, save_every=2, log_every=1, warmup=0.3
+)
+
+
+def build(backbone: Path, name: str = "colbert", seed: int = 0) -> Paradigm:
+    torch.manual_seed(seed)
+    return PARADIGMS[name](backbone, query_length=16, document_length=32)
+
+
+def fit(backbone: Path, folder: Path, settings: TrainingSettings = SETTINGS, **options) -> Paradigm:
+    """Train from scratch, or go on with what is in `folder`."""
+    paradigm = options.pop("paradigm", None) or build(backbone)
+    accelerator = options.pop("accelerator", None) or Accelerator(cpu=True)
+    examples = options.pop("examples", EXAMPLES)
+    return train(
+        paradigm, CORPUS, examples, settings, folder, accelerator=accelerator, progress=False, **options
+    )
+
+
+def history(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+
+
+def weights(paradigm: Paradigm) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in paradigm.parameters()])
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupted_after(paradigm: Paradigm, steps: int) -> Paradigm:
+    """The same paradigm; its forward pass raises once `steps` passes are done."""
+    passes = 0
+
+    def count(module: torch.nn.Module, given: tuple) -> None:
+        nonlocal passes
+        passes += 1
+        if passes > steps:
+            raise Interrupted
+
+    paradigm.register_forward_pre_hook(count)
+    return paradigm
+
+
+def without_dropout(paradigm: Paradigm) -> Paradigm:
+    for module in paradigm.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return paradigm
+
+
+@pytest.mark.parametrize("name", PARADIGMS)
+def test_every_paradigm_learns_a_tiny_problem(tiny_bert: Path, tmp_path: Path, name: str) -> None:
+    # COIL's words match from the start: only a high temperature leaves something to learn.
+    temperature = {"coil": 100.0}.get(name)
+    settings = replace(SETTINGS, steps=30, batch_size=8, temperature=temperature, save_every=0)
+    fit(tiny_bert, tmp_path, settings, paradigm=without_dropout(build(tiny_bert, name)))
+    losses = [line["loss"] for line in history(tmp_path)]
+    assert len(losses) == 30
+    assert sum(losses[-5:]) < 0.4 * sum(losses[:5])
+
+
+def test_an_interrupted_run_goes_on_bit_for_bit_with_dropout(tiny_bert: Path, tmp_path: Path) -> None:
+    whole = fit(tiny_bert, tmp_path / "whole")
+    assert whole.encoder.backbone.config.hidden_dropout_prob > 0
+    for done in (3, 5):  # one step after a checkpoint: that step is taken again
+        with pytest.raises(Interrupted):
+            fit(tiny_bert, tmp_path / "parts", paradigm=interrupted_after(build(tiny_bert), 3))
+        assert history(tmp_path / "parts")[-1]["step"] == done
+    parts = fit(tiny_bert, tmp_path / "parts", paradigm=build(tiny_bert, seed=1))
+    assert torch.equal(weights(parts), weights(whole))
+    assert history(tmp_path / "parts") == history(tmp_path / "whole")
+    assert [line["step"] for line in history(tmp_path / "whole")] == [1, 2, 3, 4, 5, 6]
+    again = fit(tiny_bert, tmp_path / "parts", paradigm=build(tiny_bert, seed=2))
+    assert torch.equal(weights(again), weights(whole))  # a finished run is only loaded
+    assert training_seconds(tmp_path / "parts") > 0
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import torch
+from tests import test_train
+torch.set_num_threads(1)
+paradigm, passes = test_train.build(Path(sys.argv[2])), 0
+def kill(module, given):
+    global passes
+    passes += 1
+    if passes == 4:
+        with open(f"{sys.argv[3]}/history.jsonl", "a") as file:
+            file.write('{"step": 4, "lo')  # what a death in the middle of a line leaves
+        os.kill(os.getpid(), signal.SIGKILL)
+paradigm.register_forward_pre_hook(kill)
+test_train.fit(None, Path(sys.argv[3]), paradigm=paradigm)
+"""
+
+
+def test_a_killed_process_is_gone_on_with_bit_for_bit(tiny_bert: Path, tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        root = str(Path(__file__).parents[1])
+        command = [
+            sys.executable,
+            "-c",
+            KILLED,
+            root,
+            str(tiny_bert),
+            str(tmp_path / "parts"),
+        ]
+        killed = subprocess.run(command, capture_output=True, text=True)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        parts = fit(tiny_bert, tmp_path / "parts")
+        whole = fit(tiny_bert, tmp_path / "whole")
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(weights(parts), weights(whole))
+    assert history(tmp_path / "parts") == history(tmp_path / "whole")
+
+
+def test_accumulation_is_the_mean_of_its_batches(tiny_bert: Path, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, steps=1, accumulation=3, max_grad_norm=1e9)
+    paradigm = without_dropout(build(tiny_bert))
+    reference = build(tiny_bert).eval()
+    batches = StepSampler(len(EXAMPLES), 4, 3, start=0, rank=0, world=1, seed=0)
+    make = collate(reference.encoder, CORPUS)
+    losses = [batch_loss(reference, reference, make([EXAMPLES[i] for i in batch]), 0.05) for batch in batches]
+    mean = torch.stack(losses).mean()
+    mean.backward()
+    norm = torch.stack([p.grad.norm() for p in reference.parameters() if p.grad is not None]).norm()
+    fit(tiny_bert, tmp_path, settings, paradigm=paradigm)
+    (line,) = history(tmp_path)
+    assert line["loss"] == pytest.approx(mean.item(), rel=1e-5)
+    assert line["gradient_norm"] == pytest.approx(norm.item(), rel=1e-4)
+
+
+def test_the_rate_rises_then_falls_to_nothing(tiny_bert: Path, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, steps=10, warmup=0.2)
+    rates = [loop._schedule(step, settings) for step in range(11)]
+    assert rates == pytest.approx([0.5, 1, 1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0])
+    assert loop._schedule(0, replace(settings, warmup=0.0)) == 1
+    assert [loop._schedule(s, replace(settings, warmup=1.0)) for s in (0, 4, 9)] == pytest.approx(
+        [0.1, 0.5, 1]
+    )
+    fit(tiny_bert, tmp_path)
+    logged = [line["learning_rate"] for line in history(tmp_path)]
+    assert logged == pytest.approx([2e-3 * loop._schedule(step, SETTINGS) for step in range(6)])
+
+
+def test_gradients_are_clipped(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    norms = []
+    step = torch.optim.AdamW.step
+
+    def spy(self, closure=None):
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norms.append(float(torch.stack([g.norm() for g in gradients]).norm()))
+        return step(self, closure)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", spy)
+    fit(tiny_bert, tmp_path, replace(SETTINGS, steps=2, max_grad_norm=0.01))
+    assert norms == pytest.approx([0.01, 0.01], rel=1e-3)
+    assert all(line["gradient_norm"] > 0.1 for line in history(tmp_path))
+
+
+def test_heads_have_their_own_rate(tiny_bert: Path, tmp_path: Path) -> None:
+    paradigm = build(tiny_bert)
+    body, head = paradigm.encoder.backbone, paradigm.encoder.projection
+    assert head is not None
+    before = [p.detach().clone() for p in (*head.parameters(), *body.parameters())]
+    settings = replace(SETTINGS, steps=1, learning_rate=1e-12, head_learning_rate=1e-2, weight_decay=0.0)
+    fit(tiny_bert, tmp_path, settings, paradigm=paradigm)
+    after = (*head.parameters(), *body.parameters())
+    change = [float((p.detach() - old).abs().max()) for p, old in zip(after, before, strict=True)]
+    assert change[0] > 1e-3 > 1e-6 > max(change[1:])
+
+
+def test_bfloat16_trains_on_the_processor(tiny_bert: Path, tmp_path: Path) -> None:
+    AcceleratorState._reset_state()
+    try:
+        fit(tiny_bert, tmp_path / "bf16", accelerator=Accelerator(cpu=True, mixed_precision="bf16"))
+    finally:
+        AcceleratorState._reset_state()
+    fit(tiny_bert, tmp_path / "no")
+    low, full = history(tmp_path / "bf16"), history(tmp_path / "no")
+    assert low[0]["loss"] == pytest.approx(full[0]["loss"], rel=0.1)
+    assert low[0]["loss"] != full[0]["loss"]
+
+
+def test_the_best_by_the_dev_measure_is_returned(tiny_bert: Path, tmp_path: Path) -> None:
+    values = iter([0.1, 0.7, 0.3, 0.7])
+    seen = []
+
+    def dev(paradigm: Paradigm) -> float:
+        seen.append(weights(paradigm).clone())
+        return next(values)
+
+    best = fit(tiny_bert, tmp_path, replace(SETTINGS, evaluate_every=2), dev=dev)
+    assert torch.equal(weights(best), seen[1])
+    assert [(line["step"], line["dev"]) for line in history(tmp_path) if "dev" in line] == [
+        (0, 0.1),
+        (2, 0.7),
+        (4, 0.3),
+        (6, 0.7),
+    ]
+
+
+def test_a_loss_that_is_not_finite_stops_and_leaves_the_checkpoint(tiny_bert: Path, tmp_path: Path) -> None:
+    paradigm, passes = build(tiny_bert), 0
+
+    def spoil(module, given, result):
+        nonlocal passes
+        passes += 1
+        return result.map(lambda t: t * torch.nan if t.is_floating_point() else t) if passes > 6 else result
+
+    handle = paradigm.encoder.register_forward_hook(spoil)  # twice a step: queries, documents
+    with pytest.raises(FloatingPointError, match=r"the loss is nan at step 4; the checkpoint"):
+        fit(tiny_bert, tmp_path, paradigm=paradigm)
+    handle.remove()
+    assert torch.isfinite(weights(Paradigm.from_pretrained(tmp_path / "last"))).all()
+    fit(tiny_bert, tmp_path)  # goes on from step 2 without what spoilt it
+    assert [line["step"] for line in history(tmp_path)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_gradient_that_is_not_finite_stops_before_it_is_applied(tiny_bert: Path, tmp_path: Path) -> None:
+    paradigm = build(tiny_bert)
+    weight = next(paradigm.parameters())
+    weight.register_hook(lambda gradient: gradient * torch.nan)
+    before = weights(paradigm).clone()
+    with pytest.raises(FloatingPointError, match="the gradient's norm is nan at step 1"):
+        fit(tiny_bert, tmp_path, paradigm=paradigm)
+    assert torch.equal(weights(paradigm), before)
+
+
+def test_a_checkpoint_of_other_settings_or_data_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    fit(tiny_bert, tmp_path, replace(SETTINGS, steps=2))
+    with pytest.raises(ValueError, match=r"other settings \(steps: 2 then, 4 now\); choose another folder"):
+        fit(tiny_bert, tmp_path, replace(SETTINGS, steps=4))
+    other = PARADIGMS["colbert"](tiny_bert, query_length=8, document_length=32)
+    with pytest.raises(ValueError, match="query_length: 16 then, 8 now"):
+        fit(tiny_bert, tmp_path, replace(SETTINGS, steps=2), paradigm=other)
+    with pytest.raises(ValueError, match=r"\(the training examples are others\)"):
+        fit(tiny_bert, tmp_path, replace(SETTINGS, steps=2), examples=EXAMPLES[1:])
+    fit(tiny_bert, tmp_path, replace(SETTINGS, steps=2, log_every=7, workers=0, save_every=1))
+
+
+def test_impossible_settings_are_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"batch of 17 .* larger than the 16 training examples"):
+        fit(tiny_bert, tmp_path, replace(SETTINGS, batch_size=17))
+    for wrong in ({"steps": 0}, {"warmup": 1.5}, {"temperature": 0.0}, {"max_grad_norm": 0.0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            replace(SETTINGS, **wrong)
+
+
+def test_no_file_is_a_pickle(tiny_bert: Path, tmp_path: Path) -> None:
+    fit(tiny_bert, tmp_path, dev=lambda paradigm: 0.0)
+    names = {file.suffix for file in tmp_path.rglob("*") if file.is_file()}
+    assert names <= {".json", ".jsonl", ".safetensors", ".txt"}
+    assert load_file(tmp_path / "last" / "random.safetensors")["cpu"].shape[0] == 1
+
+
+# --- losses, batches, examples ----------------------------------------------------------------------
+
+
+def test_the_loss_is_softmax_cross_entropy_without_the_excluded() -> None:
+    scores = torch.tensor([[1.0, 2.0, 3.0], [0.5, 0.0, -1.0]], dtype=torch.float64)
+    excluded = torch.tensor([[True, False, True], [False, False, False]])
+    found = contrastive(scores, torch.tensor([0, 1]), excluded, 0.5)
+    first = -2 + torch.tensor([2.0, 4.0], dtype=torch.float64).logsumexp(0)
+    second = -0 + torch.tensor([1.0, 0.0, -2.0], dtype=torch.float64).logsumexp(0)
+    torch.testing.assert_close(found, (first + second) / 2)
+
+
+def test_processes_share_each_step_and_no_batch_repeats_an_example() -> None:
+    def batches(rank: int, world: int, size: int, start: int = 0) -> list[list[int]]:
+        return list(StepSampler(11, size, 9, start=start, rank=rank, world=world, seed=3))
+
+    one = batches(0, 1, 4)
+    assert all(len(set(batch)) == 4 for batch in one)
+    assert [a + b for a, b in zip(batches(0, 2, 2), batches(1, 2, 2), strict=True)] == one
+    assert batches(0, 1, 4, start=5) == one[5:]
+    assert sorted(one[0] + one[1]) != sorted(one[2] + one[3])  # every epoch in another order
+    assert len(set(one[0] + one[1])) == 8
+
+
+def split() -> Split:
+    judgements = {"q1": {"d0": 1, "d3": 2, "d5": 0}, "q0": {"d7": 1}, "q2": {"d1": 0}}
+    return Split({q: f"query {q}" for q in judgements}, judgements)
+
+
+def test_negatives_come_from_the_run_and_are_never_relevant() -> None:
+    run: Run = {"q1": {f"d{n}": float(-n) for n in range(8)}, "q0": {"d7": 2.0, "d2": 1.0}}
+    examples = build_examples(CORPUS, split(), run, negatives=3, depth=6)
+    assert [(e.query, e.positive, e.relevant) for e in examples] == [
+        ("query q0", 7, (7,)),
+        ("query q1", 0, (0, 3)),
+        ("query q1", 3, (0, 3)),
+    ]
+    for example in examples:
+        assert len(set(example.negatives)) == 3
+        assert not set(example.negatives) & set(example.relevant)
+    assert 2 in examples[0].negatives  # its one candidate; the other two are drawn from the corpus
+    for example in examples[1:]:
+        assert set(example.negatives) <= {1, 2, 4, 5}  # of the first six
+    assert build_examples(CORPUS, split(), run, negatives=3, depth=6) == examples
+    assert build_examples(CORPUS, split(), run, negatives=3, depth=6, seed=1) != examples
+    assert all(e.negatives == () for e in build_examples(CORPUS, split()))
+
+
+def test_too_few_negatives_or_no_example_is_said() -> None:
+    tiny = Corpus(["d0", "d3", "d5", "d7", "d1"], ["text"] * 5)
+    examples = build_examples(tiny, split(), {}, negatives=3)
+    assert sorted(examples[1].negatives) == [2, 3, 4]
+    with pytest.raises(ValueError, match="'q1': a corpus of 5 documents has no 4 negatives"):
+        build_examples(tiny, split(), {}, negatives=4)
+    with pytest.raises(ValueError, match="no run to mine them from"):
+        build_examples(tiny, split(), None, negatives=1)
+    with pytest.raises(ValueError, match="no relevant document"):
+        build_examples(tiny, Split({"q": "x"}, {"q": {"d0": 0}}))
+
+
+def test_a_batch_knows_which_of_the_pool_are_relevant(tiny_bert: Path) -> None:
+    encoder = build(tiny_bert).encoder
+    batch = collate(encoder, CORPUS)([Example("sea", 0, (4, 5), (0, 3)), Example("fire", 2, (3, 0), (2,))])
+    assert batch.positions.tolist() == [0, 2, 4, 5, 3, 0]
+    assert batch.excluded(batch.positions).tolist() == [
+        [True, False, False, False, True, True],
+        [False, True, False, False, False, False],
+    ]
+
+
+def test_the_dev_measure_reranks_candidates_and_the_relevant(tiny_bert: Path) -> None:
+    run: Run = {"q0": {"d1": 3.0, "d2": 3.0, "d7": 1.0}, "q1": {}}
+    pool = candidates(run, split().judgements, 2)
+    assert list(pool["q0"]) == ["d1", "d2", "d7"]
+    assert pool["q0"]["d7"] < 3.0
+    assert set(pool["q1"]) == {"d0", "d3"}
+    queries = {"q0": "where is the letter", "q9": "where is the sea"}
+    judged = Split(queries, {"q0": {"d5": 1}, "q9": {"d0": 1}})
+    measure = dev_measure(CORPUS, judged, {"q0": {"d1": 1.0}}, queries=2, depth=1, precision="no")
+    paradigm = build(tiny_bert).train()
+    value = measure(paradigm)
+    second = 1 / math.log2(3)  # q0's relevant document is first or second of two; q9's is the only one
+    assert min(abs(value - (1 + first) / 2) for first in (1, second)) < 1e-6
+    assert measure(paradigm) == value
+    assert paradigm.training
