@@ -4,7 +4,7 @@ import numpy as np
 from scipy import special
 from theory_claims import LUAN, Evidence, apart, claim, excess, median_ratio, standard_errors
 
-from theory import projections
+from theory import projections, recall
 
 
 def margins_and_dimensions(rng: np.random.Generator, samples: int) -> tuple[np.ndarray, np.ndarray]:
@@ -27,7 +27,7 @@ def lemma_1(rng: np.random.Generator, samples: int) -> Evidence:
 @claim(
     "Lemma 1's constant 4 can be 2",
     f"exact law; {LUAN}, Lemma 1",
-    "Gaussian, or two-sparse Rademacher with ties",
+    "Gaussian; Rademacher with ties, exact for two-sparse pairs and for vectors of small whole numbers",
 )
 def lemma_1_with_constant_2(rng: np.random.Generator, samples: int) -> Evidence:
     margin, k = margins_and_dimensions(rng, samples)
@@ -35,7 +35,32 @@ def lemma_1_with_constant_2(rng: np.random.Generator, samples: int) -> Evidence:
     gaussian = projections.pairwise_error(k, margin)
     rademacher = projections.rademacher_error_two_sparse(k, margin)
     worst = max(excess(gaussian, bound), excess(rademacher, bound))
-    return Evidence(worst, 2 * samples, tightness=median_ratio(gaussian, bound))
+    pairs = min(samples, 200)
+    for _ in range(pairs):
+        q, delta = rng.integers(-2, 3, (2, 6)) + 3 * np.eye(2, 6, dtype=int)
+        delta = delta if q @ delta >= 0 else -delta
+        if q @ delta > 0:
+            k = int(rng.integers(1, 120))
+            margin = projections.normalized_margin(q, delta, 0 * delta)
+            allowed = projections.pairwise_error_bound(k, margin, constant=2)
+            worst = max(worst, excess(whole_number_error(k, q, delta), allowed))
+    return Evidence(worst, 2 * samples + pairs, tightness=median_ratio(gaussian, bound))
+
+
+def every_row(v: int) -> np.ndarray:
+    """The 2^v equally likely rows of a Rademacher matrix, up to scale."""
+    return 2 * (np.arange(2**v)[:, None] >> np.arange(v) & 1) - 1
+
+
+def whole_number_error(k: int, q: np.ndarray, delta: np.ndarray) -> float:
+    """P(⟨Aq, Aδ⟩ ≤ 0) of a Rademacher A, exactly: the k-fold convolution of what one row contributes."""
+    rows = every_row(len(q))
+    products = (rows @ q) * (rows @ delta)
+    row = np.bincount(products - products.min()) / len(products)
+    total = np.ones(1)
+    for _ in range(k):
+        total = np.convolve(total, row)
+    return float(total[: 1 - k * products.min()].sum()) if products.min() <= 0 else 0.0
 
 
 @claim("P(error) = P(t_k > √k ε/√(1−ε²)) = ½I_{1−ε²}(k/2,½) = I_{(1−ε)/2}(k/2,k/2)", "exact law", GAUSSIAN)
@@ -178,7 +203,7 @@ def corollary_2(rng: np.random.Generator, samples: int) -> Evidence:
     "true for the Gaussian; a Rademacher row has variance 1 + ε² − 2Σ q̄²δ̄²",
 )
 def rademacher_variance(rng: np.random.Generator, samples: int) -> Evidence:
-    signs = 2.0 * (np.arange(2**8)[:, None] >> np.arange(8) & 1) - 1
+    signs = every_row(8)
     worst, instances = 0.0, min(samples, 200)
     for _ in range(instances):
         q, better, worse = rng.standard_normal((3, 8)) * (rng.random((3, 8)) < 0.6) + np.eye(3, 8)
@@ -224,6 +249,28 @@ def rademacher_ties(rng: np.random.Generator, samples: int) -> Evidence:
     worst = max(apart(counted, 0.5**k), float(np.max(np.abs(strict))))
     detail = f"q = e1, δ = e1 + e2, k = 1: {counted[0]:.2f} counting ties, {strict[0]:.2f} without"
     return Evidence(worst, len(k), printed=float(np.max(counted - strict)), detail=detail)
+
+
+@claim(
+    "inner products within ε need Ω(ε⁻²) dimensions of any encoder, hence capacity limits of dual encoders",
+    f"{LUAN}, §2.2",
+    "n orthonormal documents, each the query for itself",
+    "the limit is one of distortion, not of ranking: two dimensions keep every first document, for any n",
+)
+def distortion_is_not_ranking(rng: np.random.Generator, samples: int) -> Evidence:
+    n = min(samples, 1000)
+    angles = 2 * np.pi * np.arange(n) / n
+    points = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    scores = points @ points.T
+    lost = float(np.mean(scores.argmax(axis=1) != np.arange(n)))
+    distortion = np.abs(scores - np.eye(n)).max()
+    margin = projections.normalized_margin(np.eye(3)[0], np.eye(3)[0], np.eye(3)[1])
+    needed = recall.required_dimension_recall(np.full(n - 1, margin), 1, method="t_union")
+    detail = (
+        f"n = {n} points on a circle: each first for itself, inner products off by up to {distortion:.2f}; "
+        f"a random projection has enough with k = {needed:.0f}"
+    )
+    return Evidence(lost, n, detail=detail)
 
 
 @claim(

@@ -236,6 +236,13 @@ class TestRequiredDimension:
         assert not printed(2 * k)
         assert P.pairwise_error(2 * k, margin) < beta
 
+    def test_a_limit_on_distortion_is_none_on_ranking(self):
+        """§2.2: Ω(ε⁻²) dimensions for inner products within ε; two rank n orthonormal documents, any n."""
+        angles = 2 * np.pi * np.arange(500) / 500
+        scores = np.cos(angles[:, None] - angles)
+        assert np.all(scores.argmax(axis=1) == np.arange(500))
+        assert np.abs(scores - np.eye(500)).max() > 0.99
+
     def test_projection_is_k_by_v(self):
         """Lemma 1 prints A in R^{k×d}; d names documents, and the matrix acts on the vocabulary."""
         estimate, _ = P.simulated_error(3, np.eye(5)[0], np.eye(5)[0], np.eye(5)[1], samples=10)

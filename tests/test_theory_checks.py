@@ -50,6 +50,7 @@ def test_everything_holds_as_shipped(checks, tmp_path, capsys):
 
 BROKEN = [  # our statement, how to break it, and a claim that must notice
     (projections, "pairwise_error", lambda value: 2 * np.asarray(value) + 0.5, "lemma_1"),
+    (projections, "pairwise_error_bound", lambda value: 0.2 * np.asarray(value), "lemma_1_with_constant_2"),
     (
         projections,
         "required_dimension",
