@@ -80,12 +80,12 @@ class Settings:
 def main(settings: Settings) -> dict[str, Any]:
     """Measure, print, draw, write; returns what results.json holds."""
     started = time.perf_counter()
+    model = open_model(settings.model)
     size = settings.documents if settings.collection == "pydocs" else None
     collection, counts = open_counts(
         settings.collection, settings.split, settings.queries, settings.seed, documents=size
     )
     problem = make_problem(counts, "bm25", "query", [np.arange(len(collection.corpus))])
-    model = open_model(settings.model)
     with progress_bar() as progress:
         step = steps(progress, "documents", len(collection.corpus))
         documents = single_vectors(model.encode_documents, collection.corpus, settings.batch, step)
@@ -136,7 +136,12 @@ def main(settings: Settings) -> dict[str, Any]:
 
 def open_model(name: str) -> Paradigm:
     """The trained paradigm in a folder, or DPR over the default offline encoder."""
-    return PARADIGMS["dpr"]("offline") if name == "offline" else Paradigm.from_pretrained(name)
+    if name == "offline":
+        return PARADIGMS["dpr"]("offline")
+    try:
+        return Paradigm.from_pretrained(name)
+    except (FileNotFoundError, ValueError) as error:
+        raise SystemExit(f"--model: {error}") from error
 
 
 def single_vectors(
@@ -144,7 +149,7 @@ def single_vectors(
 ) -> np.ndarray:
     """One vector per text, [texts, h], encoded in batches of similar length.
 
-    ValueError for a model that gives a text more than one vector: there a score is no inner product.
+    A model that gives a text more than one vector ends the program: there a score is no inner product.
     """
     order = np.argsort([len(text) for text in texts], kind="stable")
     vectors: dict[int, np.ndarray] = {}
@@ -152,7 +157,7 @@ def single_vectors(
         chosen = order[start : start + batch]
         tokens = encode([texts[i] for i in chosen])
         if tokens.vectors.shape[2] != 1:
-            raise ValueError(f"the model gives {tokens.vectors.shape[2]} vectors a text; allowed: one")
+            raise SystemExit(f"the model gives {tokens.vectors.shape[2]} vectors a text; allowed: one")
         found = tokens.vectors.reshape(len(chosen), -1).float().cpu().numpy()
         vectors.update(zip(chosen.tolist(), found, strict=True))
         step(len(chosen))

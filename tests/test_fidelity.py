@@ -116,8 +116,13 @@ def test_single_vectors_keep_their_texts():
     found = fidelity.single_vectors(stub().encode_documents, texts, 2, steps.append)
     np.testing.assert_array_equal(found[:, 0], [3, 1, 5, 2, 0])
     assert steps == [2, 2, 1]
-    with pytest.raises(ValueError, match="2 vectors a text; allowed: one"):
+    with pytest.raises(SystemExit, match="2 vectors a text; allowed: one"):
         fidelity.single_vectors(stub(2).encode_documents, texts, 2, steps.append)
+
+
+def test_a_folder_without_a_model_ends_with_a_line(tmp_path):
+    with pytest.raises(SystemExit, match=r"--model: .*not a saved paradigm"):
+        fidelity.open_model(str(tmp_path))
 
 
 def test_run_writes_everything(folder, tmp_path, monkeypatch):
