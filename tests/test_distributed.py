@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
-from accelerate import Accelerator, debug_launcher
-from accelerate.state import AcceleratorState
+from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.data import Corpus
@@ -46,15 +51,6 @@ def build(name: str, backbone: Path, seed: int = 0) -> Paradigm:
     return PARADIGMS[name](backbone, **({"query_length": 16, "document_length": 32} | OPTIONS.get(name, {})))
 
 
-def one_of_two() -> Accelerator:
-    """The accelerator of a forked process, which has inherited its parent's state and idle threads."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    torch.set_num_threads(1)
-    accelerator = Accelerator(cpu=True)
-    assert accelerator.num_processes == 2
-    return accelerator
-
-
 def gradients(name: str, backbone: Path, accelerator: Accelerator) -> dict[str, torch.Tensor]:
     """Of the loss of this process's share of EXAMPLES, averaged over processes; dropout is off."""
     paradigm = build(name, backbone)
@@ -67,12 +63,14 @@ def gradients(name: str, backbone: Path, accelerator: Accelerator) -> dict[str, 
     return {n: p.grad for n, p in paradigm.named_parameters() if p.grad is not None}
 
 
-def compare_all(backbone: str, folder: str) -> None:
-    """In each of two processes: every paradigm against the gradients that one process wrote."""
-    accelerator = one_of_two()
+# --- checks that each of two processes runs: (accelerator, backbone, folder) -------------------------
+
+
+def equal_gradients(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
+    """Every paradigm's against those that one process wrote."""
     for name in PARADIGMS:
-        expected = torch.load(Path(folder) / f"{name}.pt", weights_only=True)
-        found = gradients(name, Path(backbone), accelerator)
+        expected = load_file(folder / f"{name}.safetensors")
+        found = gradients(name, backbone, accelerator)
         assert found.keys() == expected.keys(), name
         scale = max(float(g.abs().max()) for g in expected.values())
         for parameter, value in expected.items():
@@ -80,63 +78,104 @@ def compare_all(backbone: str, folder: str) -> None:
             assert error < 1e-5 * scale, f"{name}: {parameter} differs by {error} of {scale}"
 
 
-def test_two_processes_give_the_gradient_of_one(tiny_bert: Path, tmp_path: Path) -> None:
-    lengths = [len(CORPUS[e.positive]) for e in EXAMPLES]
-    assert max(lengths[:2]) != max(lengths[2:])  # the processes pad their documents to different lengths
-    for name in PARADIGMS:
-        expected = gradients(name, tiny_bert, Accelerator(cpu=True))
-        assert any(float(g.abs().max()) > 1e-4 for g in expected.values())
-        torch.save(expected, tmp_path / f"{name}.pt")
-    debug_launcher(compare_all, (str(tiny_bert), str(tmp_path)), num_processes=2)
-
-
-def train_in_two(backbone: str, folder: str, steps: int, stop: int) -> None:
-    """A run of `steps` with dropout, ended by an error after `stop` of them (0: not at all)."""
-    accelerator = one_of_two()
+def exact_resume(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
+    """A run of 4 steps with dropout, whole and in two parts, the first ended by an error after 3 steps."""
     settings = TrainingSettings(
-        steps=steps, batch_size=2, accumulation=2, save_every=2, log_every=1, learning_rate=1e-3
+        steps=4, batch_size=2, accumulation=2, save_every=2, log_every=1, learning_rate=1e-3
     )
-    paradigm, forwards = build("xtr", Path(backbone)), 0
+    for target, stop in (("whole", 0), ("parts", 3), ("parts", 0)):
+        paradigm, forwards = build("xtr", backbone), 0
 
-    def interrupt(module: torch.nn.Module, given: tuple) -> None:
-        nonlocal forwards
-        forwards += 1
-        if stop and forwards > stop * settings.accumulation:
-            raise KeyboardInterrupt
+        def interrupt(module: torch.nn.Module, given: tuple, stop: int = stop) -> None:
+            nonlocal forwards
+            forwards += 1
+            if stop and forwards > stop * settings.accumulation:
+                raise KeyboardInterrupt
 
-    hook = paradigm.register_forward_pre_hook(interrupt)
-    with suppress(KeyboardInterrupt):
-        train(paradigm, CORPUS, EXAMPLES, settings, Path(folder), accelerator=accelerator, progress=False)
-    hook.remove()
-    weights = torch.cat([p.detach().flatten() for p in paradigm.parameters()])
-    both = accelerator.gather(weights[None])
-    assert torch.equal(both[0], both[1])
-
-
-def test_two_processes_log_once_and_go_on_exactly_with_dropout(tiny_bert: Path, tmp_path: Path) -> None:
-    for folder, stops in (("whole", [0]), ("interrupted", [3, 0])):
-        for stop in stops:
-            arguments = (str(tiny_bert), str(tmp_path / folder), 4, stop)
-            debug_launcher(train_in_two, arguments, num_processes=2)
-    whole, interrupted = (
-        (tmp_path / folder / "history.jsonl").read_text() for folder in ("whole", "interrupted")
-    )
-    assert [json.loads(line)["step"] for line in whole.splitlines()] == [1, 2, 3, 4]
-    assert interrupted == whole
+        paradigm.register_forward_pre_hook(interrupt)
+        with suppress(KeyboardInterrupt):
+            train(
+                paradigm,
+                CORPUS,
+                EXAMPLES,
+                settings,
+                folder / target,
+                accelerator=accelerator,
+                progress=False,
+            )
+        weights = torch.cat([p.detach().flatten() for p in paradigm.parameters()])
+        both = accelerator.gather(weights[None])
+        assert torch.equal(both[0], both[1])
+    whole, parts = ((folder / name / "history.jsonl").read_text() for name in ("whole", "parts"))
+    assert [json.loads(line)["step"] for line in whole.splitlines()] == [1, 2, 3, 4]  # logged once
+    assert parts == whole
 
 
-def nan_on_one(backbone: str, folder: str) -> None:
-    """Only the second process's query vectors are not finite: both stop, with the same error."""
-    accelerator = one_of_two()
-    paradigm = build("dpr", Path(backbone))
+def stop_together(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
+    """Only the second process's vectors are not finite: both stop, with the same error."""
+    paradigm = build("dpr", backbone)
     if accelerator.process_index == 1:
         paradigm.encoder.register_forward_hook(
             lambda module, given, result: result.map(lambda t: t * torch.nan if t.is_floating_point() else t)
         )
     settings = TrainingSettings(steps=2, batch_size=2)
     with pytest.raises(FloatingPointError, match="the loss is nan at step 1"):
-        train(paradigm, CORPUS, EXAMPLES, settings, Path(folder), accelerator=accelerator, progress=False)
+        train(paradigm, CORPUS, EXAMPLES, settings, folder / "nan", accelerator=accelerator, progress=False)
 
 
-def test_a_loss_that_is_not_finite_on_one_process_stops_all(tiny_bert: Path, tmp_path: Path) -> None:
-    debug_launcher(nan_on_one, (str(tiny_bert), str(tmp_path)), num_processes=2)
+CHECKS = (equal_gradients, exact_resume, stop_together)
+
+
+def main(backbone: str, folder: str) -> None:
+    """Run every check, as one of the processes that torchrun started; note how each ended."""
+    accelerator = Accelerator()
+    assert accelerator.num_processes == 2
+    for check in CHECKS:
+        try:
+            check(accelerator, Path(backbone), Path(folder))
+            outcome = "passed"
+        except BaseException:
+            outcome = traceback.format_exc()
+        Path(folder, f"{check.__name__}.{accelerator.process_index}").write_text(outcome)
+        accelerator.wait_for_everyone()
+    accelerator.end_training()
+
+
+@pytest.fixture(scope="module")
+def outcomes(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which two processes noted how the checks ended."""
+    folder = tmp_path_factory.mktemp("two")
+    lengths = [len(CORPUS[e.positive]) for e in EXAMPLES]
+    assert max(lengths[:2]) != max(lengths[2:])  # the processes pad their documents to different lengths
+    for name in PARADIGMS:
+        expected = gradients(name, tiny_bert, Accelerator(cpu=True))
+        assert any(float(g.abs().max()) > 1e-4 for g in expected.values())
+        save_file(expected, folder / f"{name}.safetensors")
+    root = Path(__file__).parents[1]
+    # Not forked: a fork of a process whose OpenMP threads have run hangs.
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    environment = os.environ | {
+        "ACCELERATE_USE_CPU": "true",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(root),
+    }
+    run = subprocess.run(
+        [*launch, __file__, str(tiny_bert), str(folder)],
+        env=environment,
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    return folder
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_two_processes(outcomes: Path, check: Callable[..., None]) -> None:
+    for process in (0, 1):
+        assert (outcomes / f"{check.__name__}.{process}").read_text() == "passed"
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

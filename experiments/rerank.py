@@ -1,0 +1,116 @@
+"""A saved paradigm reranks a TREC run; its measures beside the run's own, with intervals and significance.
+
+The output folder gets reranked.run, table.md, table.csv, per_query.csv and config.json.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from paradigms import Paradigm
+from paradigms.data import Collection, Run, read_run, write_run
+from paradigms.evaluate import (
+    csv_table,
+    markdown_table,
+    per_query,
+    result_table,
+    rich_table,
+    write_per_query,
+)
+from paradigms.files import write_json, write_text
+from paradigms.index import ExactIndex
+from paradigms.settings import from_command_line
+from paradigms.train.job import open_collection
+
+
+@dataclass
+class Settings:
+    checkpoint: str
+    """folder of a saved paradigm, such as experiments/train.py writes"""
+    run: str
+    """TREC run to rerank"""
+    collection: str = "pydocs"
+    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
+    documents: int = 0
+    """size of a fixed subset, of pydocs alone; 0: all documents"""
+    split: str = "test"
+    depth: int = 100
+    """first documents of each query that are reranked; the rest is left out, on both sides"""
+    output: str = ""
+    """results folder; empty: results/rerank-PARADIGM-COLLECTION"""
+    precision: str = "no"
+    """of encoding: no, bf16, or fp16 on a GPU"""
+    seed: int = 0
+    """of the intervals and tests"""
+
+    def __post_init__(self) -> None:
+        if self.depth < 1:
+            raise SystemExit(f"depth must be at least 1, got {self.depth}")
+        if self.precision not in ("no", "bf16", "fp16"):
+            raise SystemExit(f"precision must be no, bf16 or fp16, got {self.precision!r}")
+
+
+def main(settings: Settings) -> None:
+    console = Console()
+    try:
+        rerank(settings, console)
+    except (ValueError, FileNotFoundError) as error:
+        raise SystemExit(str(error)) from error
+
+
+def rerank(settings: Settings, console: Console) -> None:
+    run = read_run(settings.run)
+    paradigm = Paradigm.from_pretrained(settings.checkpoint)
+    paradigm.to("cuda" if torch.cuda.is_available() else "cpu")
+    collection = open_collection(settings.collection, settings.documents or None, console)
+    split = collection.split(settings.split)
+    pool = candidates_of(run, collection, settings, console)
+    ids = sorted({d for scores in pool.values() for d in scores}, key=collection.corpus.position)
+    texts = [collection.corpus[collection.corpus.position(d)] for d in ids]
+    with tempfile.TemporaryDirectory() as folder:
+        index = ExactIndex.build(
+            paradigm, ids, texts, f"{folder}/index", precision=settings.precision, progress=True
+        )
+        reranked = index.rerank(paradigm, split.queries, pool, progress=True)
+
+    name, before = paradigm.recipe.name, f"run {Path(settings.run).name}"
+    output = Path(settings.output or f"results/rerank-{name}-{collection.name}")
+    measured = {before: per_query(pool, split.judgements), name: per_query(reranked, split.judgements)}
+    title = f"Reranked: the first {settings.depth} documents per query"
+    table = result_table(title, measured, baseline=before, seed=settings.seed)
+    write_run(output / "reranked.run", reranked, tag=name)
+    write_text(output / "table.md", markdown_table(table))
+    write_text(output / "table.csv", csv_table(table))
+    write_per_query(output / "per_query.csv", {"rerank": measured})
+    write_json(output / "config.json", asdict(settings))
+    console.print(rich_table(table))
+    console.print(f"Reranked run: {output / 'reranked.run'}")
+
+
+def candidates_of(run: Run, collection: Collection, settings: Settings, console: Console) -> Run:
+    """The run's first documents for the split's queries. ValueError where it is of another collection."""
+    queries = collection.split(settings.split).queries
+    known = {query: scores for query, scores in run.items() if query in queries}
+    if not known:
+        raise ValueError(f"{settings.run}: none of its {len(run)} queries is in {settings.split}")
+    if len(known) < len(run):
+        console.print(f"{len(run) - len(known):,} queries of {settings.run} are not in {settings.split}.")
+    pool: Run = {}
+    for query, scores in known.items():
+        best = sorted(scores, key=lambda d: (-scores[d], d))[: settings.depth]
+        for document in best:
+            try:
+                collection.corpus.position(document)
+            except KeyError as error:
+                raise ValueError(f"{settings.run}, query {query!r}: {error.args[0]}") from error
+        pool[query] = {document: scores[document] for document in best}
+    return pool
+
+
+if __name__ == "__main__":
+    main(from_command_line(Settings, __doc__ or ""))

@@ -1,0 +1,142 @@
+"""Train one paradigm on one collection; an interrupted run goes on exactly where it was.
+
+The output folder gets checkpoint/ (the paradigm that was best on dev queries, for `Paradigm.from_pretrained`
+and experiments/rerank.py), training/ (its last state and history.jsonl), config.json and environment.json.
+Several processes or GPUs: accelerate launch --config_file experiments/configs/gpus.yaml experiments/train.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from paradigms import PARADIGMS
+from paradigms.data import Run, read_run
+from paradigms.files import write_json
+from paradigms.lexical import BM25
+from paradigms.settings import from_command_line
+from paradigms.train import tracking
+from paradigms.train.job import (
+    DEV_DEPTH,
+    NEGATIVES_DEPTH,
+    OPTIONS,
+    environment,
+    fit,
+    keep_settings,
+    open_collection,
+    training_splits,
+)
+from paradigms.train.loop import TrainingSettings, training_seconds
+
+
+@dataclass
+class Settings:
+    paradigm: str = "colbert"
+    """dpr, me_bert, colbert, coil, aligner or xtr"""
+    collection: str = "pydocs"
+    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
+    documents: int = 0
+    """size of a fixed subset, of pydocs alone; 0: all documents"""
+    backbone: str = "offline"
+    """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
+    options: dict[str, Any] = field(default_factory=dict)
+    """further settings of the paradigm, such as '{"dim": 64, "lora_rank": 8}'"""
+    output: str = ""
+    """results folder; empty: results/train-PARADIGM-COLLECTION"""
+    steps: int = 1000
+    batch_size: int = 32
+    """queries per batch and process"""
+    accumulation: int = 1
+    """batches per optimizer step"""
+    negatives: int = 0
+    """hard negatives per query, from the first 100 documents of `run`"""
+    run: str = ""
+    """a TREC run of the training queries to draw negatives from; empty: BM25"""
+    learning_rate: float = 2e-5
+    head_learning_rate: float = 2e-4
+    """of projections and salience heads, which start untrained"""
+    weight_decay: float = 0.01
+    warmup: float = 0.1
+    """share of the steps over which the rate rises"""
+    max_grad_norm: float = 1.0
+    temperature: float | None = None
+    """of the softmax over rel; null: the paradigm's own"""
+    query_length: int = 32
+    document_length: int = 180
+    evaluate_every: int = 100
+    """steps between dev measures and checkpoints"""
+    dev_queries: int = 128
+    """dev queries of that measure: nDCG@10 of reranking BM25's first 10 and the relevant; 0: keep the last"""
+    workers: int = 0
+    """processes that tokenise ahead"""
+    seed: int = 0
+    precision: str = "auto"
+    """no, bf16, fp16; auto: bf16 where the hardware has it"""
+    tracker: str = "wandb"
+    """wandb (offline without a key) or none"""
+
+    def __post_init__(self) -> None:
+        if self.paradigm not in PARADIGMS:
+            raise SystemExit(f"unknown paradigm {self.paradigm}; there are {', '.join(PARADIGMS)}")
+        name = Path(self.collection).name.replace(":", "-")
+        self.output = self.output or f"results/train-{self.paradigm}-{name}"
+
+
+def main(settings: Settings) -> None:
+    folder = Path(settings.output)
+    accelerator = tracking.start(
+        tracker=settings.tracker,
+        precision=settings.precision,
+        project="retrieval-paradigms",
+        config=asdict(settings) | {"options": str(settings.options)},
+        folder=folder,
+    )
+    console = Console(quiet=not accelerator.is_main_process)
+    console.print(f"{accelerator.num_processes} process(es) on {accelerator.device}")
+    if accelerator.is_main_process:
+        keep_settings(asdict(settings), folder, free={"tracker", "output", "workers"})
+    collection = open_collection(settings.collection, settings.documents or None, console)
+    splits = training_splits(collection, settings.seed)
+    if not splits[0].queries:
+        raise SystemExit(f"{collection.name} has no training queries")
+    bm25 = BM25.build(collection.corpus, collection.corpus.ids)
+    train_run: Run = {}
+    if settings.negatives:
+        train_run = (
+            read_run(settings.run) if settings.run else bm25.search(splits[0].queries, NEGATIVES_DEPTH)
+        )
+    dev_run = bm25.search(splits[1].queries, DEV_DEPTH)
+    torch.manual_seed(settings.seed)
+    lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
+    options = lengths | OPTIONS.get(settings.paradigm, {}) | settings.options
+    try:
+        paradigm = PARADIGMS[settings.paradigm](settings.backbone, **options).to(accelerator.device)
+        names = TrainingSettings.__dataclass_fields__.keys() & asdict(settings).keys()
+        training = TrainingSettings(**{name: getattr(settings, name) for name in names})
+        paradigm = fit(
+            paradigm,
+            collection,
+            splits,
+            (train_run, dev_run),
+            settings.negatives,
+            settings.dev_queries,
+            training,
+            folder / "training",
+            accelerator,
+        )
+    except (ValueError, TypeError, FileNotFoundError, FloatingPointError, KeyError) as error:
+        raise SystemExit(f"{type(error).__name__}: {error}") from error
+    if accelerator.is_main_process:
+        paradigm.save_pretrained(folder / "checkpoint")
+        write_json(folder / "environment.json", environment(accelerator))
+    seconds = training_seconds(folder / "training")
+    console.print(f"Trained for {seconds:.0f} s. Checkpoint: {folder / 'checkpoint'}")
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main(from_command_line(Settings, __doc__ or ""))
