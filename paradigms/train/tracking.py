@@ -35,7 +35,8 @@ def native_precision() -> str:
     """ "bf16" where matrix products in bfloat16 run natively, else "no"."""
     if torch.cuda.is_available():
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no"
-    return "bf16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "no"
+    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return "bf16" if native else "no"  # other processors emulate it, slower than float32
 
 
 def _start_wandb(accelerator: Accelerator, project: str, config: dict[str, Any], folder: Path) -> None:
