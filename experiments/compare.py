@@ -7,11 +7,8 @@ to one results folder; an interrupted run goes on where it was, a finished one o
 from __future__ import annotations
 
 import json
-import platform
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,7 @@ from accelerate import Accelerator
 from rich.console import Console
 
 from paradigms import PARADIGMS, Paradigm
-from paradigms.data import Collection, Run, Split, hold_out, load, read_run, write_run
+from paradigms.data import Collection, Run, Split, read_run, write_run
 from paradigms.evaluate import (
     AlignmentExample,
     Report,
@@ -41,21 +38,20 @@ from paradigms.index import ExactIndex
 from paradigms.lexical import BM25
 from paradigms.settings import from_command_line
 from paradigms.train import tracking
-from paradigms.train.dev import candidates, dev_measure
-from paradigms.train.examples import build_examples
-from paradigms.train.loop import TrainingSettings, train, training_seconds
+from paradigms.train.dev import candidates
+from paradigms.train.job import (
+    DEV_DEPTH,
+    NEGATIVES_DEPTH,
+    OPTIONS,
+    environment,
+    fit,
+    keep_settings,
+    open_collection,
+    training_splits,
+)
+from paradigms.train.loop import TrainingSettings, training_seconds
 
 SMALL = 2000  # documents of pydocs that fit the whole job in 15 minutes on 2 cores
-DEV_DEPTH = 10
-# What each paradigm changes of the shared settings. all-MiniLM-L6-v2 was trained with mean pooling.
-SETTINGS: dict[str, dict[str, Any]] = {
-    "dpr": {"pooling": "mean"},
-    "me_bert": {"pooling": "mean", "first": 8},
-    "colbert": {},
-    "coil": {"pooling": "mean", "pooled_dim": 384},
-    "aligner": {},
-    "xtr": {},
-}
 
 
 @dataclass
@@ -129,8 +125,11 @@ def main(settings: Settings) -> None:
     )
     console = Console(quiet=not accelerator.is_main_process)
     if accelerator.is_main_process:
-        keep_settings(settings, folder)
-    collection = open_collection(settings, console)
+        keep_settings(asdict(settings), folder, free={"paradigms", "tracker", "baseline", "output"})
+    small = settings.collection == "pydocs" and settings.size == "small"
+    collection = open_collection(settings.collection, SMALL if small else None, console)
+    if small:
+        console.print(f"A fixed subset of pydocs, {SMALL:,} documents; --size full takes all of it.")
     data = prepare(collection, settings, folder)
     resumed = any((folder / name).exists() for name in settings.paradigms)
     for name in settings.paradigms:
@@ -142,48 +141,13 @@ def main(settings: Settings) -> None:
     accelerator.end_training()
 
 
-def keep_settings(settings: Settings, folder: Path) -> None:
-    """Write config.json; a folder with results of other settings is refused, not mixed with."""
-    file, free = folder / "config.json", {"paradigms", "tracker", "baseline", "output"}
-    new = asdict(settings)
-    if file.is_file():
-        old = json.loads(file.read_text())
-        changed = [k for k in new if k not in free and old.get(k) != new[k]]
-        if changed:
-            raise SystemExit(
-                f"{folder} holds results with other settings ("
-                + "; ".join(f"{k}: {old.get(k)} then, {new[k]} now" for k in changed)
-                + "). Choose another --output, or delete that folder."
-            )
-    write_json(file, new)
-
-
-def open_collection(settings: Settings, console: Console) -> Collection:
-    small = settings.collection == "pydocs" and settings.size == "small"
-    try:
-        collection = load(settings.collection, documents=SMALL if small else None)
-    except (FileNotFoundError, ValueError) as error:
-        raise SystemExit(str(error)) from error
-    queries = ", ".join(f"{len(split.queries):,} {name}" for name, split in collection.splits.items())
-    console.print(f"{collection.name}: {len(collection.corpus):,} documents; queries: {queries}")
-    if small:
-        console.print(f"A fixed subset of pydocs, {SMALL:,} documents; --size full takes all of it.")
-    if str(collection.problems):
-        console.print(f"Problems in the data:\n{collection.problems}")
-    return collection
-
-
 def prepare(collection: Collection, settings: Settings, folder: Path) -> Data:
     """Splits, the BM25 system with its runs, and its candidates for rerank mode.
 
     Without a dev split a tenth of the training queries is held out for it; test queries choose nothing.
     """
     test = collection.split("test")
-    train_split = collection.splits.get("train", Split({}, {}))
-    if "dev" in collection.splits:
-        dev = collection.splits["dev"]
-    else:
-        train_split, dev = hold_out(train_split, share=0.1, seed=settings.seed)
+    train_split, dev = training_splits(collection, settings.seed)
     if settings.steps and not train_split.queries:
         raise SystemExit(
             f"{collection.name} has no training queries: --steps 0 compares without training, and "
@@ -210,7 +174,7 @@ def prepare(collection: Collection, settings: Settings, folder: Path) -> Data:
     }
     write_json(folder / "bm25" / "costs.json", cost)
     dev_run = bm25.search(dev.queries, DEV_DEPTH)
-    train_run = bm25.search(train_split.queries, 100) if settings.negatives else {}
+    train_run = bm25.search(train_split.queries, NEGATIVES_DEPTH) if settings.negatives else {}
     return Data(collection, train_split, dev, test, bm25, dev_run, train_run)
 
 
@@ -226,12 +190,21 @@ def run_paradigm(
     paradigm = PARADIGMS[name](
         settings.backbone,
         **{"query_length": settings.query_length, "document_length": settings.document_length}
-        | SETTINGS.get(name, {}),
+        | OPTIONS.get(name, {}),
     ).to(accelerator.device)
     precision = accelerator.mixed_precision
     if settings.steps:
-        paradigm = fit(paradigm, data, settings, own / "training", accelerator)
-        paradigm.to(accelerator.device)
+        paradigm = fit(
+            paradigm,
+            data.collection,
+            (data.train, data.dev),
+            (data.train_run, data.dev_run),
+            settings.negatives,
+            settings.dev_queries,
+            training_settings(settings),
+            own / "training",
+            accelerator,
+        )
     if accelerator.is_main_process:
         began = time.perf_counter()
         index = ExactIndex.build(
@@ -257,14 +230,8 @@ def run_paradigm(
     accelerator.free_memory()
 
 
-def fit(
-    paradigm: Paradigm, data: Data, settings: Settings, folder: Path, accelerator: Accelerator
-) -> Paradigm:
-    corpus = data.collection.corpus
-    examples = build_examples(
-        corpus, data.train, data.train_run, settings.negatives, depth=100, seed=settings.seed
-    )
-    training = TrainingSettings(
+def training_settings(settings: Settings) -> TrainingSettings:
+    return TrainingSettings(
         steps=settings.steps,
         batch_size=settings.batch_size,
         learning_rate=settings.learning_rate,
@@ -272,12 +239,6 @@ def fit(
         evaluate_every=settings.evaluate_every,
         seed=settings.seed,
     )
-    dev: Callable[[Paradigm], float] | None = None
-    if data.dev.queries:
-        dev = dev_measure(
-            corpus, data.dev, data.dev_run, settings.dev_queries, DEV_DEPTH, accelerator.mixed_precision
-        )
-    return train(paradigm, corpus, examples, training, folder, accelerator=accelerator, dev=dev)
 
 
 def make_report(
@@ -313,7 +274,7 @@ def make_report(
         ],
         curves={name: recall_curve(run, judgements) for name, run in runs["retrieve"].items()},
         costs=costs,
-        settings=asdict(settings) | {f"only {k}": v for k, v in SETTINGS.items() if v},
+        settings=asdict(settings) | {f"only {k}": v for k, v in OPTIONS.items()},
         environment=where,
         notes=[
             f"Collection fingerprint {data.collection.fingerprint[:16]}.",
@@ -386,18 +347,6 @@ def log_to_wandb(report: Report, accelerator: Accelerator) -> None:
         for system in example.systems:
             picture = alignment_picture(example, system.system)
             run.log({f"alignment/{system.system}/{example.query_id}": wandb.Image(picture)})
-
-
-def environment(accelerator: Accelerator) -> dict[str, Any]:
-    packages = ("torch", "transformers", "accelerate", "numpy", "bm25s", "ir-measures")
-    return {
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "device": str(accelerator.device),
-        "processes": accelerator.num_processes,
-        "threads": torch.get_num_threads(),
-        "precision": accelerator.mixed_precision,
-    } | {name: version(name) for name in packages}
 
 
 if __name__ == "__main__":
