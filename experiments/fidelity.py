@@ -199,7 +199,7 @@ def pair_rows(problem: Problem, documents: np.ndarray, queries: np.ndarray, bins
         sample = inside[:: max(1, len(inside) // 2000)]
         rows.append(
             {
-                "margin": float(np.exp(np.log(inside).mean())),
+                "margin": float(inside.mean()),
                 "pairs": len(part),
                 "model": agreement,
                 "random projection": 1 - float(np.mean(pairwise_error(dimension, sample))),
@@ -312,11 +312,12 @@ def describe(results: dict[str, Any]) -> list[Section]:
 def answer(results: dict[str, Any]) -> str:
     """What the run found, in a paragraph."""
     worth = [row["worth"] for row in results["pairs"] if row["worth"] is not None]
-    text = f"In {results['dimension']} dimensions the model keeps BM25's best document among the first r for "
-    text += ", ".join(
-        f"{row['model']:.0%} of the queries at r = {row['r']} (a random projection to as many: "
-        f"{row['random projection']:.0%})"
-        for row in results["recall"]
+    shares = "; ".join(
+        f"{row['model']:.0%} and {row['random projection']:.0%} (r = {row['r']})" for row in results["recall"]
+    )
+    text = (
+        f"The share of queries for which BM25's best document stays among the first r, in the "
+        f"{results['dimension']} dimensions of the model and of a random projection: {shares}"
     )
     if worth:
         text += (
