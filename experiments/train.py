@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from rich.console import Console
 
-from paradigms import PARADIGMS
-from paradigms.data import Run, read_run
+from paradigms import PARADIGMS, Paradigm
+from paradigms.data import Collection, Run, read_run
 from paradigms.files import write_json
 from paradigms.lexical import BM25
 from paradigms.settings import from_command_line
@@ -100,34 +101,8 @@ def main(settings: Settings) -> None:
     if accelerator.is_main_process:
         keep_settings(asdict(settings), folder, free={"tracker", "output", "workers"})
     collection = open_collection(settings.collection, settings.documents or None, console)
-    splits = training_splits(collection, settings.seed)
-    if not splits[0].queries:
-        raise SystemExit(f"{collection.name} has no training queries")
-    bm25 = BM25.build(collection.corpus, collection.corpus.ids)
-    train_run: Run = {}
-    if settings.negatives:
-        train_run = (
-            read_run(settings.run) if settings.run else bm25.search(splits[0].queries, NEGATIVES_DEPTH)
-        )
-    dev_run = bm25.search(splits[1].queries, DEV_DEPTH)
-    torch.manual_seed(settings.seed)
-    lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
-    options = lengths | OPTIONS.get(settings.paradigm, {}) | settings.options
     try:
-        paradigm = PARADIGMS[settings.paradigm](settings.backbone, **options).to(accelerator.device)
-        names = TrainingSettings.__dataclass_fields__.keys() & asdict(settings).keys()
-        training = TrainingSettings(**{name: getattr(settings, name) for name in names})
-        paradigm = fit(
-            paradigm,
-            collection,
-            splits,
-            (train_run, dev_run),
-            settings.negatives,
-            settings.dev_queries,
-            training,
-            folder / "training",
-            accelerator,
-        )
+        paradigm = trained(settings, collection, folder / "training", accelerator)
     except (ValueError, TypeError, FileNotFoundError, FloatingPointError, KeyError) as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from error
     if accelerator.is_main_process:
@@ -136,6 +111,35 @@ def main(settings: Settings) -> None:
     seconds = training_seconds(folder / "training")
     console.print(f"Trained for {seconds:.0f} s. Checkpoint: {folder / 'checkpoint'}")
     accelerator.end_training()
+
+
+def trained(settings: Settings, collection: Collection, folder: Path, accelerator: Accelerator) -> Paradigm:
+    """The paradigm of the settings, trained in `folder`."""
+    splits = training_splits(collection, settings.seed)
+    if not splits[0].queries:
+        raise ValueError(f"{collection.name} has no training queries")
+    bm25 = BM25.build(collection.corpus, collection.corpus.ids)
+    mined: Run = {}
+    if settings.negatives:
+        mined = read_run(settings.run) if settings.run else bm25.search(splits[0].queries, NEGATIVES_DEPTH)
+    dev_run = bm25.search(splits[1].queries, DEV_DEPTH)
+    torch.manual_seed(settings.seed)
+    lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
+    options = lengths | OPTIONS.get(settings.paradigm, {}) | settings.options
+    paradigm = PARADIGMS[settings.paradigm](settings.backbone, **options).to(accelerator.device)
+    names = TrainingSettings.__dataclass_fields__.keys() & asdict(settings).keys()
+    training = TrainingSettings(**{name: getattr(settings, name) for name in names})
+    return fit(
+        paradigm,
+        collection,
+        splits,
+        (mined, dev_run),
+        settings.negatives,
+        settings.dev_queries,
+        training,
+        folder,
+        accelerator,
+    )
 
 
 if __name__ == "__main__":
