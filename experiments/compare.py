@@ -52,6 +52,8 @@ from paradigms.train.job import (
 from paradigms.train.loop import TrainingSettings, training_seconds
 
 SMALL = 2000  # documents of pydocs that fit the whole job in 15 minutes on 2 cores
+ALIGNED = 6  # test queries in the report's alignment view
+PICTURED = 3  # of them as PNG files too
 
 
 @dataclass
@@ -109,6 +111,7 @@ class Data:
     dev: Split
     test: Split
     bm25: BM25
+    bm25_seconds: float  # to build
     dev_run: Run  # BM25's
     train_run: Run
 
@@ -124,13 +127,17 @@ def main(settings: Settings) -> None:
         folder=folder,
     )
     console = Console(quiet=not accelerator.is_main_process)
-    if accelerator.is_main_process:
-        keep_settings(asdict(settings), folder, free={"paradigms", "tracker", "baseline", "output"})
     small = settings.collection == "pydocs" and settings.size == "small"
     collection = open_collection(settings.collection, SMALL if small else None, console)
     if small:
         console.print(f"A fixed subset of pydocs, {SMALL:,} documents; --size full takes all of it.")
-    data = prepare(collection, settings, folder)
+    if accelerator.is_main_process:
+        kept = asdict(settings) | {"fingerprint": collection.fingerprint}
+        keep_settings(kept, folder, free={"paradigms", "tracker", "baseline", "output"})
+    data = prepare(collection, settings)
+    if accelerator.is_main_process:
+        run_bm25(data, settings, folder)
+    accelerator.wait_for_everyone()
     resumed = any((folder / name).exists() for name in settings.paradigms)
     for name in settings.paradigms:
         run_paradigm(name, data, settings, folder, accelerator, console)
@@ -141,8 +148,8 @@ def main(settings: Settings) -> None:
     accelerator.end_training()
 
 
-def prepare(collection: Collection, settings: Settings, folder: Path) -> Data:
-    """Splits, the BM25 system with its runs, and its candidates for rerank mode.
+def prepare(collection: Collection, settings: Settings) -> Data:
+    """Splits, and BM25 with what training needs of it.
 
     Without a dev split a tenth of the training queries is held out for it; test queries choose nothing.
     """
@@ -155,27 +162,32 @@ def prepare(collection: Collection, settings: Settings, folder: Path) -> Data:
         )
     began = time.perf_counter()
     bm25 = BM25.build(collection.corpus, collection.corpus.ids)
-    built = time.perf_counter()
+    seconds = time.perf_counter() - began
+    dev_run = bm25.search(dev.queries, DEV_DEPTH)
+    train_run = bm25.search(train_split.queries, NEGATIVES_DEPTH) if settings.negatives else {}
+    return Data(collection, train_split, dev, test, bm25, seconds, dev_run, train_run)
+
+
+def run_bm25(data: Data, settings: Settings, folder: Path) -> None:
+    """The BM25 system: its runs, its costs, and the candidates of rerank mode."""
+    bm25, test, runs = data.bm25, data.test, folder / "runs"
+    began = time.perf_counter()
     run = bm25.search(test.queries, settings.depth)
-    searched = time.perf_counter()
+    seconds = time.perf_counter() - began
     pool = candidates(run, test.judgements, settings.depth)
-    (folder / "runs").mkdir(parents=True, exist_ok=True)
-    write_run(folder / "runs" / "bm25.retrieve.run", run, tag="bm25")
-    write_run(folder / "runs" / "bm25.rerank.run", bm25.rerank(test.queries, pool), tag="bm25")
-    write_run(folder / "runs" / "candidates.run", pool, tag="bm25+gold")
+    write_run(runs / "bm25.retrieve.run", run, tag="bm25")
+    write_run(runs / "bm25.rerank.run", bm25.rerank(test.queries, pool), tag="bm25")
+    write_run(runs / "candidates.run", pool, tag="bm25+gold")
     matrix = bm25.matrix()
     size = matrix.data.nbytes + matrix.indices.nbytes + matrix.indptr.nbytes
     cost = {
         "train s": None,
-        "encode s": built - began,
-        "search ms/query": 1000 * (searched - built) / max(1, len(test.queries)),
-        "bytes/document": size / len(collection.corpus),
+        "encode s": data.bm25_seconds,
+        "search ms/query": 1000 * seconds / max(1, len(test.queries)),
+        "bytes/document": size / max(1, len(data.collection.corpus)),
         "parameters": None,
     }
     write_json(folder / "bm25" / "costs.json", cost)
-    dev_run = bm25.search(dev.queries, DEV_DEPTH)
-    train_run = bm25.search(train_split.queries, NEGATIVES_DEPTH) if settings.negatives else {}
-    return Data(collection, train_split, dev, test, bm25, dev_run, train_run)
 
 
 def run_paradigm(
@@ -280,7 +292,7 @@ def make_report(
             f"Collection fingerprint {data.collection.fingerprint[:16]}.",
             "One training seed: intervals and tests cover the choice of queries, not that of the seed.",
         ],
-        alignments=[a for q in chosen_queries(data, 6) for a in align_query(q, data, settings, folder)],
+        alignments=[a for q in chosen_queries(data, ALIGNED) for a in align_query(q, data, settings, folder)],
     )
 
 
@@ -331,22 +343,31 @@ def show(report: Report, folder: Path, accelerator: Accelerator, console: Consol
     write_json(folder / "environment.json", report.environment)
     write_report(folder / "report.html", report)
     console.print(f"{report.summary}\nReport: {folder / 'report.html'}")
+    pictures = write_pictures(report, folder / "pictures")
     if accelerator.trackers:
-        log_to_wandb(report, accelerator)
+        log_to_wandb(report, pictures, accelerator)
 
 
-def log_to_wandb(report: Report, accelerator: Accelerator) -> None:
+def write_pictures(report: Report, folder: Path) -> list[Path]:
+    """recall.png, and every system's A for a few queries and their relevant documents."""
+    figures = {"recall": recall_picture(report.curves)}
+    for number, example in enumerate([e for e in report.alignments if e.relevant][:PICTURED]):
+        for system in example.systems:
+            figures[f"alignment_{number}_{system.system}"] = alignment_picture(example, system.system)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, figure in figures.items():
+        figure.savefig(folder / f"{name}.png", dpi=120)
+    return [folder / f"{name}.png" for name in figures]
+
+
+def log_to_wandb(report: Report, pictures: list[Path], accelerator: Accelerator) -> None:
     import wandb
 
     run = accelerator.get_tracker("wandb").tracker
     for stage, table in zip(("retrieve", "rerank"), report.tables, strict=True):
         rows = [[row.system, *(row.cells[m].mean for m in table.measures)] for row in table.rows]
         run.log({f"table/{stage}": wandb.Table(columns=["system", *table.measures], data=rows)})
-    run.log({"recall": wandb.Image(recall_picture(report.curves))})
-    for example in report.alignments:
-        for system in example.systems:
-            picture = alignment_picture(example, system.system)
-            run.log({f"alignment/{system.system}/{example.query_id}": wandb.Image(picture)})
+    run.log({picture.stem: wandb.Image(str(picture)) for picture in pictures})
 
 
 if __name__ == "__main__":

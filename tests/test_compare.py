@@ -66,9 +66,11 @@ def run(module: ModuleType, flags: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def finished(collection: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A results folder of the whole job, all paradigms."""
+    """A results folder of the whole job, all paradigms, logged to W&B offline."""
     output = tmp_path_factory.mktemp("results") / "compare"
-    run(script(), settings(collection, tiny_bert, output))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_MODE", "offline")
+        run(script(), settings(collection, tiny_bert, output, tracker="wandb"))
     return output
 
 
@@ -99,7 +101,14 @@ def test_results_are_files(finished: Path):
     assert all(name in page for name in PARADIGMS)
     assert "nDCG@10" in (finished / "table.md").read_text()
     assert json.loads((finished / "config.json").read_text())["seed"] == 0
+    assert {p.name for p in (finished / "pictures").iterdir()} >= {"recall.png", "alignment_0_colbert.png"}
     assert "torch" in json.loads((finished / "environment.json").read_text())
+
+
+def test_pictures_tables_and_curves_are_logged(finished: Path):
+    (run_folder,) = (finished / "wandb").glob("offline-run-*")
+    media = {file.name.rsplit("_", 2)[0] for file in (run_folder / "files" / "media").rglob("*.*")}
+    assert {"recall", "alignment_0_xtr", "retrieve"} <= media
 
 
 def test_a_finished_run_only_renews_its_report(
@@ -125,9 +134,7 @@ def test_test_queries_choose_nothing(collection: Path):
     loaded: Collection = load(collection)
     module = script()
     flags = settings(collection, Path("unused"), collection.parent / "unused")
-    data = module.prepare(
-        loaded, module.from_command_line(module.Settings, "", flags), collection.parent / "held"
-    )
+    data = module.prepare(loaded, module.from_command_line(module.Settings, "", flags))
     assert len(data.dev.queries) == 3
     assert not data.dev.queries.keys() & data.test.queries.keys()
     assert not data.dev.queries.keys() & data.train.queries.keys()
