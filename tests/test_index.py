@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from paradigms import PARADIGMS, Paradigm
-from paradigms.core import similarity
+from paradigms.core import Tokens, similarity
 from paradigms.index import ExactIndex, exact
+from paradigms.index.maxima import keeps_maxima, max_rel
 from paradigms.xtr import imputed_rel
 
 TEXTS = [
@@ -70,12 +71,12 @@ def test_search_equals_the_twin_over_the_whole_corpus(made: Made, name: str) -> 
     for query, text in QUERIES.items():
         expected = twin(paradigm, index, IDS, text)
         for document, score in found[query].items():
-            assert score == pytest.approx(expected[document], abs=1e-5)
+            assert score == pytest.approx(expected[document], rel=1e-5, abs=1e-5)
         assert list(found[query]) == ranked(found[query])
         if paradigm.recipe.search == "gather":
             assert len(found[query]) == 5
             best = sorted(expected.values(), reverse=True)[:5]
-            assert list(found[query].values()) == pytest.approx(best, abs=1e-5)
+            assert list(found[query].values()) == pytest.approx(best, rel=1e-5, abs=1e-5)
         elif text:  # every document that is not found has only imputed similarities: none is better
             left_out = expected.keys() - found[query].keys()
             assert min(found[query].values()) >= max(expected[d] for d in left_out) - 1e-5
@@ -90,7 +91,7 @@ def test_rerank_equals_the_twin_over_the_candidates(made: Made, name: str) -> No
     for query, candidates in run.items():
         if candidates:
             expected = twin(paradigm, index, list(candidates), QUERIES[query])
-            assert found[query] == pytest.approx(expected, abs=1e-5)
+            assert found[query] == pytest.approx(expected, rel=1e-5, abs=1e-5)
         assert list(found[query]) == ranked(found[query])
     assert found["q2"] == {}
 
@@ -107,7 +108,29 @@ def test_block_and_slice_sizes_change_no_result(
         monkeypatch.setattr(exact, "QUERIES", 1 + sizes[0] % 2)
         found = index.search(paradigm, QUERIES, 8)
         for query, scores in expected.items():
-            assert found[query] == pytest.approx(scores, abs=1e-5)
+            assert found[query] == pytest.approx(scores, rel=1e-5, abs=1e-5)
+
+
+def test_maxima_score_as_the_alignments_that_keep_one_token(made: Made) -> None:
+    colbert, coil, aligner = (made[name][0] for name in ("colbert", "coil", "aligner"))
+    random = torch.Generator().manual_seed(0)
+
+    def tokens(x: int, n: int, l: int, salience: bool) -> Tokens:
+        mask = torch.rand(x, n, l, generator=random) < 0.6
+        mask[0, 0] = False
+        weights = torch.rand(x, n, l, generator=random) if salience else None
+        ids = torch.randint(0, 4, (x, n, l), generator=random)
+        return Tokens(torch.randn(x, n, l, 8, generator=random), mask, ids, weights)
+
+    one = aligner.with_alignment("top_k", k=1)
+    for d_salience, q_salience in ((False, False), (True, False), (False, True), (True, True)):
+        D, Q = tokens(1, 6, 9, d_salience), tokens(4, 1, 5, q_salience)
+        for paradigm in (colbert, coil, one):
+            assert keeps_maxima(paradigm)
+            found = max_rel(paradigm, D, Q)
+            torch.testing.assert_close(found, paradigm.score(D, Q), rtol=1e-5, atol=1e-5)
+    for paradigm in (aligner, made["xtr"][0], colbert.with_alignment("document_to_query")):
+        assert not keeps_maxima(paradigm)
 
 
 def test_the_grouped_top_k_is_the_top_k() -> None:

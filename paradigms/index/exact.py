@@ -22,6 +22,7 @@ from torch import Tensor
 
 from paradigms.core import Tokens, similarity
 from paradigms.data import Run
+from paradigms.index.maxima import keeps_maxima, max_rel
 from paradigms.index.store import TokenStore
 from paradigms.model import Paradigm
 from paradigms.progress import progress_bar
@@ -100,6 +101,8 @@ class ExactIndex(TokenStore):
         if paradigm.recipe.search == "impute":
             S, valid = similarity(documents, queries)
             return imputed_rel(S, valid, paradigm.recipe.search_tokens)
+        if keeps_maxima(paradigm):
+            return max_rel(paradigm, documents, queries)
         return paradigm.score(documents, queries)
 
     def _gather(self, paradigm: Paradigm, parts: list[Tokens], k: int, bar: Any) -> list[list[Tensor]]:
@@ -116,7 +119,7 @@ class ExactIndex(TokenStore):
             for n, queries in enumerate(parts):
                 rows = max(1, cells // (documents.mask.numel() * queries.mask.shape[-1]))
                 starts = range(0, len(queries.mask), rows)
-                scores = torch.cat([paradigm.score(documents, queries[s : s + rows]) for s in starts])
+                scores = torch.cat([self._score(paradigm, documents, queries[s : s + rows]) for s in starts])
                 keys = torch.cat([best[n], self._keys(scores, positions)], 1)
                 best[n] = keys.topk(min(k, keys.shape[1])).values
             bar.advance(task, len(block))
