@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from accelerate.state import AcceleratorState
 
 from tests.tiny import FAMILIES, write_checkpoint
 
@@ -20,3 +23,14 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def tiny_bert(checkpoints: dict[str, Path]) -> Path:
     """Folder of a tiny BERT: the backbone to take where the family does not matter."""
     return checkpoints["bert"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_accelerate_state() -> Iterator[None]:
+    """accelerate keeps its precision in the process and its environment: no module inherits another's."""
+    before = {name: value for name, value in os.environ.items() if name.startswith("ACCELERATE_")}
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
+        del os.environ[name]
+    os.environ.update(before)
