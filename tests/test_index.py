@@ -133,6 +133,20 @@ def test_maxima_score_as_the_alignments_that_keep_one_token(made: Made) -> None:
         assert not keeps_maxima(paradigm)
 
 
+@pytest.mark.parametrize("name", ["colbert", "coil", "aligner"])
+def test_queries_may_be_their_first_vectors(tiny_bert: Path, tmp_path: Path, name: str) -> None:
+    """A slice of the encoder's output: its tensors do not lie in one piece."""
+    options = {"dim": None, "pooled_dim": 0, "normalize": False}
+    if name == "aligner":
+        options["align_knobs"] = {"k": 1}
+    paradigm = build(name, tiny_bert, query_vectors="first", first=3, **options)
+    index = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "index")
+    found = index.search(paradigm, QUERIES, len(IDS))
+    assert index.rerank(paradigm, QUERIES, found) == {q: pytest.approx(s, abs=1e-5) for q, s in found.items()}
+    for query in ("q1", "q2"):
+        assert found[query] == pytest.approx(twin(paradigm, index, IDS, QUERIES[query]), rel=1e-5, abs=1e-5)
+
+
 def test_the_grouped_top_k_is_the_top_k() -> None:
     random = torch.Generator().manual_seed(0)
     for n, k in ((7, 3), (64, 3), (83, 5), (400, 50), (400, 49), (1000, 124)):

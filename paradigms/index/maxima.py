@@ -23,21 +23,21 @@ def keeps_maxima(paradigm: Paradigm) -> bool:
 def max_rel(paradigm: Paradigm, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
     """`paradigm.score(documents, queries)` for documents of axes [1, n, i, h], where `keeps_maxima`."""
     (_, n, i, h), (b, _, j, _) = documents.vectors.shape, queries.vectors.shape
-    S = (documents.vectors.view(n * i, h) @ queries.vectors.view(b * j, h).T).view(n, i, b * j)
+    S = (documents.vectors.reshape(n * i, h) @ queries.vectors.reshape(b * j, h).T).view(n, i, b * j)
     S.masked_fill_(~documents.mask[0, :, :, None], -torch.inf)
     if paradigm.recipe.align == "equal_ids":
         if documents.ids is None or queries.ids is None:
             raise ValueError("the alignment equal_ids needs token ids on both sides; Tokens.ids is None")
-        S.masked_fill_(documents.ids[0, :, :, None] != queries.ids.view(b * j), -torch.inf)
+        S.masked_fill_(documents.ids[0, :, :, None] != queries.ids.reshape(b * j), -torch.inf)
     if documents.salience is None:
         best, kept = S.amax(1), None
     else:
         best, place = S.max(1)
         kept = documents.salience[0].gather(1, place)
-    A = (best > -torch.inf) & queries.mask.view(b * j)
+    A = (best > -torch.inf) & queries.mask.reshape(b * j)
     best = best.where(A, 0)
     weights = A.to(best.dtype) if kept is None else A * kept
     if queries.salience is not None:
-        weights = weights * queries.salience.view(b * j)
+        weights = weights * queries.salience.reshape(b * j)
     best, weights = (t.view(n, b, j).transpose(0, 1)[:, :, None] for t in (best, weights))
     return Interaction(best, weights, paradigm.normalise(weights, documents, queries)).rel
