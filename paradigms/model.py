@@ -69,9 +69,16 @@ class Paradigm(nn.Module):
         salience = {"salience"} if self.encoder.settings.salience != "none" else set()
         return ALIGNMENTS[self.recipe.align].reads | salience
 
-    def with_alignment(self, align: str, **knobs: Any) -> Paradigm:
-        """The same encoder under another A: ALIGNER's test-time alignments, MVDR (q←d) of a ColBERT."""
-        return Paradigm(replace(self.recipe, align=align, align_knobs=knobs), self.encoder)
+    def with_alignment(self, align: str, normalise: str | None = None, **knobs: Any) -> Paradigm:
+        """The same encoder under another A: ALIGNER's test-time alignments, MVDR (q←d) of a ColBERT.
+
+        `normalise`: another Z too. Imputation stands for the alignment it was made for, and goes with it.
+        """
+        same = self.recipe
+        search = same.search if align == same.align else "gather"
+        Z = same.normalise if normalise is None else normalise
+        recipe = replace(same, align=align, align_knobs=knobs, normalise=Z, search=search)
+        return Paradigm(recipe, self.encoder)
 
     def forward(self, queries: Batch, documents: Batch) -> tuple[Tokens, Tokens]:
         """(Q, D) of tokenised texts; in one call, as DistributedDataParallel wants it."""
