@@ -236,6 +236,14 @@ def test_the_best_by_the_dev_measure_is_returned(tiny_bert: Path, tmp_path: Path
     ]
 
 
+def test_the_scale_of_fp16_starts_anew_with_each_run(tiny_bert: Path, tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=3.0)  # as an earlier run left it
+    fit(tiny_bert, tmp_path, replace(SETTINGS, steps=1, learning_rate=1e-9), accelerator=accelerator)
+    progress = json.loads((tmp_path / "last" / "progress.json").read_text())
+    assert progress["scaler"]["scale"] == torch.amp.GradScaler("cpu").get_scale()
+
+
 def test_a_loss_that_is_not_finite_stops_and_leaves_the_checkpoint(tiny_bert: Path, tmp_path: Path) -> None:
     paradigm, passes = build(tiny_bert), 0
 

@@ -154,6 +154,8 @@ class _Run:
         self.temperature = s.temperature or paradigm.recipe.temperature
         self._examples = hashlib.sha256(repr(list(examples)).encode("utf-8", "surrogatepass")).hexdigest()
         accelerator.gradient_accumulation_steps = s.accumulation
+        if accelerator.scaler is not None:  # nor may this run depend on the scale that another one ended with
+            accelerator.scaler.load_state_dict(torch.amp.GradScaler(accelerator.device.type).state_dict())
         accelerator.step = 0  # a run that an error ended within an accumulation leaves another count behind
         torch.manual_seed(s.seed * 1_000_003 + accelerator.process_index)
         heads = [p for n, p in paradigm.named_parameters() if p.requires_grad and ".backbone." not in f".{n}"]
