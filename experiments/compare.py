@@ -45,6 +45,7 @@ from paradigms.train.job import (
     OPTIONS,
     environment,
     fit,
+    folder_name,
     keep_settings,
     open_collection,
     training_splits,
@@ -64,6 +65,8 @@ class Settings:
     """small: a fixed subset of pydocs that fits 15 minutes on 2 cores; full: all of the collection"""
     paradigms: list[str] = field(default_factory=lambda: list(PARADIGMS))
     """which of dpr, me_bert, colbert, coil, aligner, xtr"""
+    load: dict[str, str] = field(default_factory=dict)
+    """folders of saved paradigms that are compared without training: '{"xtr": "results/xtr/checkpoint"}'"""
     backbone: str = "offline"
     """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
     output: str = ""
@@ -97,11 +100,16 @@ class Settings:
         unknown = [name for name in self.paradigms if name not in PARADIGMS]
         if unknown:
             raise SystemExit(f"unknown paradigm {', '.join(unknown)}; there are {', '.join(PARADIGMS)}")
+        idle = [name for name in self.load if name not in self.paradigms]
+        if idle:
+            raise SystemExit(
+                f"load names {', '.join(idle)}, not among the compared {', '.join(self.paradigms)}"
+            )
         if self.size not in ("small", "full"):
             raise SystemExit(f"size must be small or full, got {self.size!r}")
         if self.baseline not in ["bm25", *self.paradigms]:
             raise SystemExit(f"the baseline {self.baseline!r} is not among the compared systems")
-        self.output = self.output or f"results/compare-{Path(self.collection).name.replace(':', '-')}"
+        self.output = self.output or f"results/compare-{folder_name(self.collection)}"
 
 
 @dataclass
@@ -123,7 +131,7 @@ def main(settings: Settings) -> None:
         tracker=settings.tracker,
         precision=settings.precision,
         project="retrieval-paradigms",
-        config=asdict(settings) | {"paradigms": ", ".join(settings.paradigms)},
+        config=asdict(settings) | {"paradigms": ", ".join(settings.paradigms), "load": str(settings.load)},
         folder=folder,
     )
     console = Console(quiet=not accelerator.is_main_process)
@@ -133,14 +141,23 @@ def main(settings: Settings) -> None:
         console.print(f"A fixed subset of pydocs, {SMALL:,} documents; --size full takes all of it.")
     if accelerator.is_main_process:
         kept = asdict(settings) | {"fingerprint": collection.fingerprint}
+        kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
         keep_settings(kept, folder, free={"paradigms", "tracker", "baseline", "output"})
     data = prepare(collection, settings)
     if accelerator.is_main_process:
         run_bm25(data, settings, folder)
-    accelerator.wait_for_everyone()
     resumed = any((folder / name).exists() for name in settings.paradigms)
+    # Before any process can finish one, so that all agree on which are left.
+    finished = [name for name in settings.paradigms if (folder / name / "costs.json").is_file()]
+    accelerator.wait_for_everyone()
     for name in settings.paradigms:
-        run_paradigm(name, data, settings, folder, accelerator, console)
+        if name in finished:
+            console.print(f"{name}: finished before, its runs are taken from {folder / 'runs'}")
+            continue
+        try:
+            run_paradigm(name, data, settings, folder, accelerator)
+        except (ValueError, OSError, FloatingPointError) as error:
+            raise SystemExit(f"{name}: {error}") from error
     if accelerator.is_main_process:
         seconds = time.perf_counter() - began
         report = make_report(data, settings, folder, environment(accelerator), seconds, resumed)
@@ -153,12 +170,14 @@ def prepare(collection: Collection, settings: Settings) -> Data:
 
     Without a dev split a tenth of the training queries is held out for it; test queries choose nothing.
     """
+    if "test" not in collection.splits:
+        raise SystemExit(f"{collection.name} has no split 'test'; it has {', '.join(collection.splits)}")
     test = collection.split("test")
     train_split, dev = training_splits(collection, settings.seed)
-    if settings.steps and not train_split.queries:
+    if settings.steps and not train_split.queries and set(settings.paradigms) - settings.load.keys():
         raise SystemExit(
             f"{collection.name} has no training queries: --steps 0 compares without training, and "
-            "experiments/rerank.py takes checkpoints trained elsewhere"
+            "--load takes checkpoints trained elsewhere"
         )
     began = time.perf_counter()
     bm25 = BM25.build(collection.corpus, collection.corpus.ids)
@@ -190,35 +209,13 @@ def run_bm25(data: Data, settings: Settings, folder: Path) -> None:
     write_json(folder / "bm25" / "costs.json", cost)
 
 
-def run_paradigm(
-    name: str, data: Data, settings: Settings, folder: Path, accelerator: Accelerator, console: Console
-) -> None:
-    """Train, encode, search and rerank one paradigm; what is finished is not done again."""
+def run_paradigm(name: str, data: Data, settings: Settings, folder: Path, accelerator: Accelerator) -> None:
+    """Train or load, encode, search and rerank one paradigm; costs.json, written last, says: finished."""
     own, runs, corpus = folder / name, folder / "runs", data.collection.corpus
-    if (own / "costs.json").is_file():
-        console.print(f"{name}: finished before, its runs are taken from {runs}")
-        return
-    torch.manual_seed(settings.seed)
-    paradigm = PARADIGMS[name](
-        settings.backbone,
-        **{"query_length": settings.query_length, "document_length": settings.document_length}
-        | OPTIONS.get(name, {}),
-    ).to(accelerator.device)
-    precision = accelerator.mixed_precision
-    if settings.steps:
-        paradigm = fit(
-            paradigm,
-            data.collection,
-            (data.train, data.dev),
-            (data.train_run, data.dev_run),
-            settings.negatives,
-            settings.dev_queries,
-            training_settings(settings),
-            own / "training",
-            accelerator,
-        )
+    paradigm = trained(name, data, settings, own / "training", accelerator)
     if accelerator.is_main_process:
         began = time.perf_counter()
+        precision = accelerator.mixed_precision
         index = ExactIndex.build(
             paradigm, corpus.ids, corpus, own / "index", precision=precision, progress=True
         )
@@ -231,7 +228,7 @@ def run_paradigm(
         write_run(runs / f"{name}.rerank.run", reranked, tag=name)
         paradigm.save_pretrained(own / "checkpoint")
         cost = {
-            "train s": training_seconds(own / "training") if settings.steps else None,
+            "train s": training_seconds(own / "training") if (own / "training").is_dir() else None,
             "encode s": encoded - began,
             "search ms/query": 1000 * (searched - encoded) / max(1, len(data.test.queries)),
             "bytes/document": index.bytes_per_document,
@@ -240,6 +237,31 @@ def run_paradigm(
         write_json(own / "costs.json", cost)
     accelerator.wait_for_everyone()
     accelerator.free_memory()
+
+
+def trained(name: str, data: Data, settings: Settings, folder: Path, accelerator: Accelerator) -> Paradigm:
+    """The paradigm as saved where `load` says, or as built and then trained in `folder`."""
+    if name in settings.load:
+        paradigm = Paradigm.from_pretrained(settings.load[name])
+        if paradigm.recipe.name != name:
+            raise ValueError(f"{settings.load[name]} holds {paradigm.recipe.name}, not {name}")
+        return paradigm.to(accelerator.device)
+    torch.manual_seed(settings.seed)
+    lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
+    paradigm = PARADIGMS[name](settings.backbone, **lengths | OPTIONS.get(name, {})).to(accelerator.device)
+    if not settings.steps:
+        return paradigm
+    return fit(
+        paradigm,
+        data.collection,
+        (data.train, data.dev),
+        (data.train_run, data.dev_run),
+        settings.negatives,
+        settings.dev_queries,
+        training_settings(settings),
+        folder,
+        accelerator,
+    )
 
 
 def training_settings(settings: Settings) -> TrainingSettings:
@@ -272,12 +294,14 @@ def make_report(
     }
     costs = [{"system": name} | json.loads((folder / name / "costs.json").read_text()) for name in systems]
     n = len(data.collection.corpus)
+    loaded = "".join(f", {name} loaded from {path}" for name, path in settings.load.items())
     return Report(
         title=f"Retrieval paradigms on {data.collection.name}",
         summary=(
             f"{len(data.test.queries):,} test queries over {n:,} documents; each paradigm trained for "
-            f"{settings.steps} steps of {settings.batch_size} queries from {settings.backbone} with seed "
-            f"{settings.seed}. {'Gone on with after an interruption, this part' if resumed else 'All of it'} "
+            f"{settings.steps} steps of {settings.batch_size * where['processes']} queries from "
+            f"{settings.backbone} with seed {settings.seed}{loaded}. "
+            f"{'Gone on with after an interruption, this part' if resumed else 'All of it'} "
             f"took {seconds:.0f} s."
         ),
         tables=[

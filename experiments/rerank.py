@@ -25,7 +25,7 @@ from paradigms.evaluate import (
 from paradigms.files import write_json, write_text
 from paradigms.index import ExactIndex
 from paradigms.settings import from_command_line
-from paradigms.train.job import open_collection
+from paradigms.train.job import folder_name, open_collection
 
 
 @dataclass
@@ -59,7 +59,7 @@ def main(settings: Settings) -> None:
     console = Console()
     try:
         rerank(settings, console)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         raise SystemExit(str(error)) from error
 
 
@@ -79,7 +79,7 @@ def rerank(settings: Settings, console: Console) -> None:
         reranked = index.rerank(paradigm, split.queries, pool, progress=True)
 
     name, before = paradigm.recipe.name, f"run {Path(settings.run).name}"
-    output = Path(settings.output or f"results/rerank-{name}-{collection.name}")
+    output = Path(settings.output or f"results/rerank-{name}-{folder_name(settings.collection)}")
     measured = {before: per_query(pool, split.judgements), name: per_query(reranked, split.judgements)}
     title = f"Reranked: the first {settings.depth} documents per query"
     table = result_table(title, measured, baseline=before, seed=settings.seed)

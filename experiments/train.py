@@ -27,6 +27,7 @@ from paradigms.train.job import (
     OPTIONS,
     environment,
     fit,
+    folder_name,
     keep_settings,
     open_collection,
     training_splits,
@@ -83,8 +84,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.paradigm not in PARADIGMS:
             raise SystemExit(f"unknown paradigm {self.paradigm}; there are {', '.join(PARADIGMS)}")
-        name = Path(self.collection).name.replace(":", "-")
-        self.output = self.output or f"results/train-{self.paradigm}-{name}"
+        self.output = self.output or f"results/train-{self.paradigm}-{folder_name(self.collection)}"
 
 
 def main(settings: Settings) -> None:
@@ -103,7 +103,7 @@ def main(settings: Settings) -> None:
     collection = open_collection(settings.collection, settings.documents or None, console)
     try:
         paradigm = trained(settings, collection, folder / "training", accelerator)
-    except (ValueError, TypeError, FileNotFoundError, FloatingPointError, KeyError) as error:
+    except (ValueError, TypeError, OSError, FloatingPointError, KeyError) as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from error
     if accelerator.is_main_process:
         paradigm.save_pretrained(folder / "checkpoint")

@@ -3,6 +3,7 @@
 import csv
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +121,60 @@ def test_a_finished_run_only_renews_its_report(
     assert {name: (finished / name / "costs.json").stat().st_mtime_ns for name in PARADIGMS} == before
     assert (finished / "report.html").is_file()
     assert "finished before" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_ends_as_one_that_was_not(
+    finished: Path, collection: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    module, flags = script(), settings(collection, tiny_bert, tmp_path, paradigms="[dpr,xtr]")
+    for place in ("ExactIndex.search", "Paradigm.save_pretrained", "make_report"):
+        with monkeypatch.context() as patch:
+
+            def interrupt(*_: object, **__: object) -> None:
+                raise KeyboardInterrupt
+
+            owner, _, name = place.rpartition(".")
+            patch.setattr(getattr(module, owner) if owner else module, name, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                run(module, flags)
+        assert not (tmp_path / "report.html").exists()
+    run(module, flags)
+    for name in ("bm25", "dpr", "xtr"):
+        for stage in ("retrieve", "rerank"):
+            file = f"runs/{name}.{stage}.run"
+            assert (tmp_path / file).read_bytes() == (finished / file).read_bytes()
+
+
+def test_a_saved_paradigm_is_compared_without_training(
+    finished: Path, collection: Path, tiny_bert: Path, tmp_path: Path
+):
+    saved = {"dpr": str(finished / "dpr" / "checkpoint")}
+    flags = settings(collection, tiny_bert, tmp_path / "out", paradigms="[dpr]", load=json.dumps(saved))
+    run(script(), flags)
+    for file in ("runs/dpr.retrieve.run", "runs/dpr.rerank.run"):
+        assert (tmp_path / "out" / file).read_bytes() == (finished / file).read_bytes()
+    assert json.loads((tmp_path / "out" / "dpr" / "costs.json").read_text())["train s"] is None
+    assert "dpr loaded from" in (tmp_path / "out" / "report.html").read_text()
+    other = json.dumps({"dpr": str(finished / "xtr" / "checkpoint")})
+    with pytest.raises(SystemExit, match="holds xtr, not dpr"):
+        run(script(), settings(collection, tiny_bert, tmp_path / "b", paradigms="[dpr]", load=other))
+    with pytest.raises(SystemExit, match="load names dpr, not among the compared xtr"):
+        run(script(), settings(collection, tiny_bert, tmp_path / "b", paradigms="[xtr]", load=other))
+
+
+def test_two_processes_end_together(collection: Path, tiny_bert: Path, tmp_path: Path):
+    """The main one alone searches and reports; the other neither writes nor leaves early."""
+    flags = settings(collection, tiny_bert, tmp_path / "out", paradigms="[dpr]")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*launch, str(SCRIPT), *flags], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("Report: ") == 1
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["processes"] == 2
+    assert "steps of 8 queries" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_other_settings_are_not_mixed_into_a_results_folder(

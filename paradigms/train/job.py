@@ -31,6 +31,13 @@ DEV_DEPTH = 10  # first documents of the dev queries' run that the dev measure r
 NEGATIVES_DEPTH = 100  # first documents of the training queries' run that hard negatives are drawn from
 
 
+def folder_name(collection: str) -> str:
+    """A collection's part of a results folder's name: hf-BeIR-scifact, or the name of its own folder."""
+    if collection.startswith(("hf:", "irds:")):
+        return collection.replace(":", "-").replace("/", "-")
+    return Path(collection).resolve().name
+
+
 def keep_settings(settings: dict[str, Any], folder: Path, free: Names[str]) -> None:
     """Write config.json; a folder with results of other settings, the `free` ones apart, is refused."""
     file = folder / "config.json"
@@ -53,7 +60,7 @@ def open_collection(name: str, documents: int | None, console: Console) -> Colle
     """
     try:
         collection = load(name, documents=documents)
-    except (FileNotFoundError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
         raise SystemExit(str(error)) from error
     queries = ", ".join(f"{len(split.queries):,} {name}" for name, split in collection.splits.items())
     console.print(f"{collection.name}: {len(collection.corpus):,} documents; queries: {queries}")

@@ -5,27 +5,40 @@ from __future__ import annotations
 import netrc
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs
 
 Started = TypeVar("Started")
+PRECISIONS = ("auto", "no", "bf16", "fp16")
+# How long processes wait for the one that searches a corpus; the default, 10 minutes on GPUs, ends the job.
+PATIENCE = timedelta(days=2)
 
 
 def start(*, tracker: str, precision: str, project: str, config: dict[str, Any], folder: Path) -> Accelerator:
     """An Accelerator that logs to `tracker`: "wandb", or "none".
 
     precision: "no", "bf16", "fp16", or "auto": bf16 where the hardware multiplies it natively. W&B as in
-    `wandb_or_offline`.
+    `wandb_or_offline`. SystemExit says what is wrong with either, as fp16
+    on a processor, which would run in float32.
     """
+    if precision not in PRECISIONS:
+        raise SystemExit(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     if tracker not in ("wandb", "none"):
-        raise ValueError(f"tracker must be wandb or none, got {tracker!r}")
+        raise SystemExit(f"tracker must be wandb or none, got {tracker!r}")
     precision = native_precision() if precision == "auto" else precision
     accelerator = Accelerator(
-        mixed_precision=precision, log_with=None if tracker == "none" else tracker, project_dir=folder
+        mixed_precision=precision,
+        log_with=None if tracker == "none" else tracker,
+        project_dir=folder,
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)],
     )
+    if precision == "fp16" and accelerator.device.type == "cpu":
+        raise SystemExit("precision fp16 needs a GPU: a processor would silently compute in float32")
     if tracker == "wandb":
         _start_wandb(accelerator, project, config, folder)
     return accelerator
