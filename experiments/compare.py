@@ -21,15 +21,14 @@ from paradigms.data import Collection, Run, Split, read_run, write_run
 from paradigms.evaluate import (
     AlignmentExample,
     Report,
-    alignment_picture,
     csv_table,
     markdown_table,
     per_query,
     recall_curve,
-    recall_picture,
     result_table,
     rich_table,
     write_per_query,
+    write_pictures,
     write_report,
 )
 from paradigms.evaluate.explain import explain, explain_bm25
@@ -54,7 +53,6 @@ from paradigms.train.loop import TrainingSettings, training_seconds
 
 SMALL = 2000  # documents of pydocs that fit the whole job in 15 minutes on 2 cores
 ALIGNED = 6  # test queries in the report's alignment view
-PICTURED = 3  # of them as PNG files too
 
 
 @dataclass
@@ -370,18 +368,6 @@ def show(report: Report, folder: Path, accelerator: Accelerator, console: Consol
     pictures = write_pictures(report, folder / "pictures")
     if accelerator.trackers:
         log_to_wandb(report, pictures, accelerator)
-
-
-def write_pictures(report: Report, folder: Path) -> list[Path]:
-    """recall.png, and every system's A for a few queries and their relevant documents."""
-    figures = {"recall": recall_picture(report.curves)}
-    for number, example in enumerate([e for e in report.alignments if e.relevant][:PICTURED]):
-        for system in example.systems:
-            figures[f"alignment_{number}_{system.system}"] = alignment_picture(example, system.system)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, figure in figures.items():
-        figure.savefig(folder / f"{name}.png", dpi=120)
-    return [folder / f"{name}.png" for name in figures]
 
 
 def log_to_wandb(report: Report, pictures: list[Path], accelerator: Accelerator) -> None:

@@ -11,7 +11,7 @@ from paradigms.evaluate.measures import (
     recall_curve,
     seeds_interval,
 )
-from paradigms.evaluate.pictures import alignment_picture, recall_picture
+from paradigms.evaluate.pictures import alignment_picture, recall_picture, write_pictures
 from paradigms.evaluate.report import AlignmentExample, Report, SystemAlignment, write_report
 from paradigms.evaluate.significance import Comparison, compare, holm, paired_test
 from paradigms.evaluate.table import (
@@ -52,5 +52,6 @@ __all__ = [
     "rich_table",
     "seeds_interval",
     "write_per_query",
+    "write_pictures",
     "write_report",
 ]

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paradigms.evaluate.report import PALETTE, AlignmentExample, recall_range, spread
+from paradigms.evaluate.report import PALETTE, AlignmentExample, Report, recall_range, spread
+from paradigms.files import atomic_folder
 
 if TYPE_CHECKING:
     import matplotlib.figure
 
 MOST_DOCUMENT_TOKENS = 60
 MOST_QUERY_TOKENS = 32
+PICTURED = 3  # relevant pairs of a report whose alignments become files
+
+
+def write_pictures(report: Report, folder: Path) -> list[Path]:
+    """recall.png, and alignment_NUMBER_SYSTEM.png for the first relevant pairs; replaces `folder`."""
+    figures = {"recall": recall_picture(report.curves)}
+    for number, example in enumerate([e for e in report.alignments if e.relevant][:PICTURED]):
+        for system in example.systems:
+            figures[f"alignment_{number}_{system.system}"] = alignment_picture(example, system.system)
+    with atomic_folder(folder) as fresh:
+        for name, figure in figures.items():
+            figure.savefig(fresh / f"{name}.png", dpi=120)
+    return [folder / f"{name}.png" for name in figures]
 
 
 def alignment_picture(example: AlignmentExample, system: str) -> matplotlib.figure.Figure:
