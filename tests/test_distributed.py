@@ -163,15 +163,14 @@ def outcomes(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(root),
     }
-    run = subprocess.run(
-        [*launch, __file__, str(tiny_bert), str(folder)],
-        env=environment,
-        cwd=root,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
+    command = [*launch, __file__, str(tiny_bert), str(folder)]
+    with subprocess.Popen(command, env=environment, cwd=root, stderr=subprocess.PIPE, text=True) as run:
+        try:
+            _, errors = run.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            run.terminate()  # which, unlike a kill, ends the two processes as well
+            _, errors = run.communicate()
+    assert run.returncode == 0, errors[-4000:]
     return folder
 
 

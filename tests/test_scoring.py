@@ -14,7 +14,12 @@ from paradigms.align import ALIGNMENTS, NORMALISERS
 from paradigms.core import Align, Tokens, rel
 from paradigms.train.scoring import in_batch_rel
 
-KNOBS: dict[str, dict] = {"pool_top_k": {"k": 5}, "top_k": {"k": 2}, "top_p": {"p": 0.2}, "entropic": {"k": 1.5, "eps": 0.1}}
+KNOBS: dict[str, dict] = {
+    "pool_top_k": {"k": 5},
+    "top_k": {"k": 2},
+    "top_p": {"p": 0.2},
+    "entropic": {"k": 1.5, "eps": 0.1},
+}
 SETS: list[tuple[str, dict]] = [(name, KNOBS.get(name, {})) for name in ALIGNMENTS]
 SETS += [("pool_top_k", {"k": 10**6}), ("entropic", {"k": 1.5, "eps": 0.1, "iterations": 5})]
 B, N, I, J, H = 3, 4, 11, 7, 4
