@@ -84,6 +84,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.paradigm not in PARADIGMS:
             raise SystemExit(f"unknown paradigm {self.paradigm}; there are {', '.join(PARADIGMS)}")
+        if self.run and not self.negatives:
+            raise SystemExit("run is where hard negatives come from: say how many with --negatives")
         self.output = self.output or f"results/train-{self.paradigm}-{folder_name(self.collection)}"
 
 

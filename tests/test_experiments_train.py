@@ -121,6 +121,7 @@ def test_a_finished_run_is_only_loaded_and_other_settings_are_refused(
     ("changes", "message"),
     [
         ({"paradigm": "bert"}, "unknown paradigm bert; there are dpr"),
+        ({"run": "some.run", "negatives": 0}, "how many with --negatives"),
         ({"collection": "nowhere"}, "no collection 'nowhere'"),
         ({"batch_size": 64}, "batch of 64 .* larger than the 18 training examples"),
         ({"options": '{"dims": 3}'}, "dims"),
