@@ -57,6 +57,8 @@ ALIGNED = 6  # test queries in the report's alignment view
 
 @dataclass
 class Settings:
+    """What is compared, and how each paradigm is trained."""
+
     collection: str = "pydocs"
     """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
     size: str = "small"

@@ -44,6 +44,8 @@ RECALL_RANKS = (1, 10, 100)
 
 @dataclass
 class Settings:
+    """Which encoder is held against BM25, on which documents."""
+
     model: str = "offline"
     """folder of a trained single-vector paradigm; offline: the default encoder as it comes"""
     collection: str = "pydocs"

@@ -46,6 +46,8 @@ from theory.recall import recall_failure, required_dimension_recall, required_di
 
 @dataclass
 class Settings:
+    """Which collection is projected, and how finely it is measured."""
+
     collection: str = "pydocs"
     """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
     split: str = "test"

@@ -30,6 +30,8 @@ from paradigms.train.job import folder_name, open_collection
 
 @dataclass
 class Settings:
+    """Which paradigm reranks which run."""
+
     checkpoint: str
     """folder of a saved paradigm, such as experiments/train.py writes"""
     run: str

@@ -37,6 +37,8 @@ STYLES = {HOLDS: "green", CORRECTED: "yellow", FALSE: "magenta", FAILS: "bold re
 
 @dataclass
 class Settings:
+    """Which claims are checked, on how many instances."""
+
     samples: int = 2000
     """random instances of a claim at most; Monte-Carlo claims draw up to 20 times as many"""
     seed: int = 0

@@ -37,6 +37,8 @@ from paradigms.train.loop import TrainingSettings, training_seconds
 
 @dataclass
 class Settings:
+    """What is trained on what, and how."""
+
     paradigm: str = "colbert"
     """dpr, me_bert, colbert, coil, aligner or xtr"""
     collection: str = "pydocs"

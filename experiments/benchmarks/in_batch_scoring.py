@@ -38,6 +38,8 @@ MiB = 1 << 20
 
 @dataclass
 class Settings:
+    """Which batches are scored."""
+
     batches: list[int] = field(default_factory=lambda: [32, 64, 128])
     """queries in a batch, and as many documents"""
     cases: list[str] = field(default_factory=lambda: ["colbert", "xtr", "aligner"])
