@@ -125,3 +125,27 @@ def test_similarities_are_never_formed_in_full(name: str, knobs: dict) -> None:
         gradients(in_batch_rel(D, Q, align, Z, cells), D, Q)
     most = max(cells, 4 * b * n * j)  # a chunk of S, or the pairs that are kept: r <= 4 here
     assert chunked.size <= most < b * n * i * j / 4
+
+
+@pytest.mark.parametrize(("name", "knobs"), [("query_to_document", {}), ("top_k", {"k": 2})])
+def test_gradients_are_the_same_in_every_run(name: str, knobs: dict) -> None:
+    """Bit for bit, on two threads and at a size that is shared out among them: what exact resume rests on."""
+    random = torch.Generator().manual_seed(0)
+
+    def tokens(x: int, n: int, l: int) -> Tokens:
+        vectors = torch.randn(x, n, l, 16, generator=random).requires_grad_()
+        salience = torch.rand(x, n, l, generator=random).requires_grad_()
+        return Tokens(vectors, torch.ones(x, n, l, dtype=torch.bool), salience=salience)
+
+    documents, queries = tokens(1, 64, 100), tokens(32, 1, 32)
+    weights, threads = torch.randn(32, 64, generator=random), torch.get_num_threads()
+    leaves = [documents.vectors, queries.vectors, documents.salience, queries.salience]
+    torch.set_num_threads(2)
+    try:
+        runs = []
+        for _ in range(6):
+            scores = in_batch_rel(documents, queries, alignment(name, knobs), NORMALISERS["total"])
+            runs.append(torch.autograd.grad((weights * scores).sum(), leaves))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run, strict=True))

@@ -53,7 +53,9 @@ def in_batch_rel(
     A, S = torch.cat([_pad(w, r) for w in weights]), torch.cat([_pad(s, r) for s in similarities])
     S = _PairSimilarity.apply(documents.vectors, queries.vectors, S, place)
     if documents.salience is not None:
-        A = A * documents.salience.take(place + _first_tokens(place, i))
+        at = (place + _first_tokens(place, i)).flatten()
+        # index_select: the backward pass of take adds in an order that changes from run to run.
+        A = A * documents.salience.flatten().index_select(0, at).view_as(place)
     if queries.salience is not None:
         A = A * queries.salience[:, :, None, :]
     return Interaction(S, A, normalise(A, documents, queries)).rel
