@@ -6,10 +6,15 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from accelerate.state import AcceleratorState
 
 from tests.tiny import FAMILIES, write_checkpoint
+
+# Seeds are fixed in property tests too: the same examples in every run, so a failure is the change's own.
+hypothesis.settings.register_profile("fixed", derandomize=True)
+hypothesis.settings.load_profile("fixed")
 
 
 @pytest.fixture(scope="session")
