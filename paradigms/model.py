@@ -48,7 +48,44 @@ class Recipe:
             raise ValueError(f"align_knobs of {self.name}, alignment {self.align}: {error}") from error
 
 
-class Paradigm(nn.Module):
+class Trainable(nn.Module):
+    """What the training loop needs of a model besides its weights."""
+
+    @property
+    def name(self) -> str:
+        """The paradigm's name."""
+        raise NotImplementedError
+
+    def description(self) -> dict[str, Any]:
+        """Every setting: runs of equal descriptions train the same thing."""
+        raise NotImplementedError
+
+    def write(self, folder: Path) -> None:
+        """Every file of the model, into a folder that exists."""
+        raise NotImplementedError
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the whole model; the folder appears complete or not at all."""
+        with atomic_folder(folder) as temporary:
+            self.write(temporary)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> Any:
+        """What `save_pretrained` wrote, bit for bit. Weights are safetensors: no code is loaded."""
+        raise NotImplementedError
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Dropout off inside, and the mode found restored after."""
+        training = self.training
+        self.eval()
+        try:
+            yield
+        finally:
+            self.train(training)
+
+
+class Paradigm(Trainable):
     """rel(d, q) = 1/Z · Σ(DᵀQ ⊙ A) with a text encoder for D and Q: encode, score, explain, save."""
 
     def __init__(self, recipe: Recipe, encoder: TextEncoder) -> None:
@@ -62,6 +99,13 @@ class Paradigm(nn.Module):
     def build(cls, backbone: str | Path, settings: Mapping[str, Any], **recipe: Any) -> Paradigm:
         """From a backbone's name or folder, `EncoderSettings` as a mapping, and a `Recipe`'s fields."""
         return cls(Recipe(**recipe), TextEncoder(backbone, EncoderSettings(**settings)))
+
+    @property
+    def name(self) -> str:
+        return self.recipe.name
+
+    def description(self) -> dict[str, Any]:
+        return asdict(self.recipe) | asdict(self.encoder.settings)
 
     @property
     def reads(self) -> frozenset[str]:
@@ -105,31 +149,14 @@ class Paradigm(nn.Module):
         """rel of every query against every candidate."""
         return rel(documents, queries, self.align, self.normalise)
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Dropout off inside, and the mode found restored after."""
-        training = self.training
-        self.eval()
-        try:
-            yield
-        finally:
-            self.train(training)
-
     # --- files --------------------------------------------------------------------------------------
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write the whole paradigm; the folder appears complete or not at all."""
-        with atomic_folder(folder) as temporary:
-            self.write(temporary)
-
     def write(self, folder: Path) -> None:
-        """The files of `save_pretrained`, into a folder that exists."""
         self.encoder.save(folder)
         write_json(folder / "paradigm.json", asdict(self.recipe))
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Paradigm:
-        """What `save_pretrained` wrote, bit for bit. Weights are safetensors: no code is loaded."""
         folder = Path(folder)
         settle(folder)
         recipe = read_settings(Recipe, folder / "paradigm.json")

@@ -20,8 +20,9 @@ from safetensors.torch import load_file, save_file
 from paradigms import PARADIGMS, Paradigm
 from paradigms.core import Tokens
 from paradigms.data import Corpus
-from paradigms.train.examples import Example, collate
-from paradigms.train.loop import TrainingSettings, batch_loss, train
+from paradigms.train.contrastive import Contrastive
+from paradigms.train.examples import Example
+from paradigms.train.loop import TrainingSettings, train
 
 CORPUS = Corpus(
     [f"d{n}" for n in range(10)],
@@ -60,8 +61,8 @@ def gradients(name: str, backbone: Path, accelerator: Accelerator) -> dict[str, 
     model.eval()
     share = len(EXAMPLES) // accelerator.num_processes
     mine = EXAMPLES[accelerator.process_index * share :][:share]
-    batch = collate(paradigm.encoder, CORPUS)(mine)
-    accelerator.backward(batch_loss(model, paradigm, batch, paradigm.recipe.temperature))
+    objective = Contrastive(paradigm, CORPUS, mine)
+    accelerator.backward(objective.loss(model, objective.collate(mine)))
     return {n: p.grad for n, p in paradigm.named_parameters() if p.grad is not None}
 
 
@@ -98,8 +99,7 @@ def exact_resume(accelerator: Accelerator, backbone: Path, folder: Path) -> None
         with suppress(KeyboardInterrupt):
             train(
                 paradigm,
-                CORPUS,
-                EXAMPLES,
+                Contrastive(paradigm, CORPUS, EXAMPLES),
                 settings,
                 folder / target,
                 accelerator=accelerator,
@@ -123,8 +123,9 @@ def stop_together(accelerator: Accelerator, backbone: Path, folder: Path) -> Non
 
         paradigm.encoder.register_forward_hook(spoil)
     settings = TrainingSettings(steps=2, batch_size=2)
+    objective = Contrastive(paradigm, CORPUS, EXAMPLES)
     with pytest.raises(FloatingPointError, match="the loss is nan at step 1"):
-        train(paradigm, CORPUS, EXAMPLES, settings, folder / "nan", accelerator=accelerator, progress=False)
+        train(paradigm, objective, settings, folder / "nan", accelerator=accelerator, progress=False)
 
 
 CHECKS = (equal_gradients, exact_resume, stop_together)

@@ -19,9 +19,10 @@ from safetensors.torch import load_file
 from paradigms import PARADIGMS, Paradigm
 from paradigms.data import Corpus, Run, Split
 from paradigms.train import loop
+from paradigms.train.contrastive import Contrastive
 from paradigms.train.dev import candidates, dev_measure
-from paradigms.train.examples import Example, StepSampler, build_examples, collate
-from paradigms.train.loop import TrainingSettings, batch_loss, train, training_seconds
+from paradigms.train.examples import Example, StepSampler, build_examples, tokenised
+from paradigms.train.loop import TrainingSettings, train, training_seconds
 from paradigms.train.losses import contrastive
 
 WORDS = "sea bird fire wood queen letter corn field snow mountain boat river ship iron moon star".split()  # noqa: SIM905
@@ -42,9 +43,8 @@ def fit(backbone: Path, folder: Path, settings: TrainingSettings = SETTINGS, **o
     paradigm = options.pop("paradigm", None) or build(backbone)
     accelerator = options.pop("accelerator", None) or Accelerator(cpu=True)
     examples = options.pop("examples", EXAMPLES)
-    return train(
-        paradigm, CORPUS, examples, settings, folder, accelerator=accelerator, progress=False, **options
-    )
+    objective = Contrastive(paradigm, CORPUS, examples, settings.temperature)
+    return train(paradigm, objective, settings, folder, accelerator=accelerator, progress=False, **options)
 
 
 def history(folder: Path) -> list[dict]:
@@ -155,8 +155,9 @@ def test_accumulation_is_the_mean_of_its_batches(tiny_bert: Path, tmp_path: Path
     paradigm = without_dropout(build(tiny_bert))
     reference = build(tiny_bert).eval()
     batches = StepSampler(len(EXAMPLES), 4, 3, start=0, rank=0, world=1, seed=0)
-    make = collate(reference.encoder, CORPUS)
-    losses = [batch_loss(reference, reference, make([EXAMPLES[i] for i in batch]), 0.05) for batch in batches]
+    objective = Contrastive(reference, CORPUS, EXAMPLES, 0.05)
+    made = [objective.collate([EXAMPLES[i] for i in batch]) for batch in batches]
+    losses = [objective.loss(reference, batch) for batch in made]
     mean = torch.stack(losses).mean()
     mean.backward()
     norm = torch.stack([p.grad.norm() for p in reference.parameters() if p.grad is not None]).norm()
@@ -360,7 +361,8 @@ def test_too_few_negatives_or_no_example_is_said() -> None:
 
 def test_a_batch_knows_which_of_the_pool_are_relevant(tiny_bert: Path) -> None:
     encoder = build(tiny_bert).encoder
-    batch = collate(encoder, CORPUS)([Example("sea", 0, (4, 5), (0, 3)), Example("fire", 2, (3, 0), (2,))])
+    examples = [Example("sea", 0, (4, 5), (0, 3)), Example("fire", 2, (3, 0), (2,))]
+    batch = tokenised(examples, encoder, CORPUS)
     assert batch.positions.tolist() == [0, 2, 4, 5, 3, 0]
     assert batch.excluded(batch.positions).tolist() == [
         [True, False, False, False, True, True],

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -84,30 +85,26 @@ class TrainingBatch:
 class Examples(Dataset):
     """Examples by index, for a DataLoader."""
 
-    def __init__(self, examples: Sequence[Example]) -> None:
+    def __init__(self, examples: Sequence[Any]) -> None:
         self.examples = examples
 
     def __len__(self) -> int:
         return len(self.examples)
 
-    def __getitem__(self, index: int) -> Example:
+    def __getitem__(self, index: int) -> Any:
         return self.examples[index]
 
 
-def collate(encoder: TextEncoder, corpus: Corpus) -> Callable[[list[Example]], TrainingBatch]:
-    """Examples → a tokenised batch."""
-
-    def build(examples: list[Example]) -> TrainingBatch:
-        positions = [e.positive for e in examples] + [n for e in examples for n in e.negatives]
-        width = max(len(e.relevant) for e in examples)
-        return TrainingBatch(
-            encoder.tokenize([e.query for e in examples], "query"),
-            encoder.tokenize([corpus[p] for p in positions], "document"),
-            torch.tensor(positions),
-            torch.tensor([[*e.relevant, *[-1] * (width - len(e.relevant))] for e in examples]),
-        )
-
-    return build
+def tokenised(examples: list[Example], encoder: TextEncoder, corpus: Corpus) -> TrainingBatch:
+    """Examples as a tokenised batch."""
+    positions = [e.positive for e in examples] + [n for e in examples for n in e.negatives]
+    width = max(len(e.relevant) for e in examples)
+    return TrainingBatch(
+        encoder.tokenize([e.query for e in examples], "query"),
+        encoder.tokenize([corpus[p] for p in positions], "document"),
+        torch.tensor(positions),
+        torch.tensor([[*e.relevant, *[-1] * (width - len(e.relevant))] for e in examples]),
+    )
 
 
 class StepSampler(Sampler[list[int]]):

@@ -17,6 +17,7 @@ from rich.console import Console
 from paradigms.data import Collection, Run, Split, hold_out, load
 from paradigms.files import write_json
 from paradigms.model import Paradigm
+from paradigms.train.contrastive import Contrastive
 from paradigms.train.dev import dev_measure
 from paradigms.train.examples import build_examples
 from paradigms.train.loop import TrainingSettings, train
@@ -100,7 +101,8 @@ def fit(
     dev: Callable[[Paradigm], float] | None = None
     if dev_split.queries and dev_queries:
         dev = dev_measure(corpus, dev_split, dev_run, dev_queries, DEV_DEPTH, accelerator.mixed_precision)
-    trained = train(paradigm, corpus, examples, training, folder, accelerator=accelerator, dev=dev)
+    objective = Contrastive(paradigm, corpus, examples, training.temperature)
+    trained = train(paradigm, objective, training, folder, accelerator=accelerator, dev=dev)
     return trained.to(accelerator.device)
 
 

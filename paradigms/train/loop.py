@@ -6,27 +6,24 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
 from safetensors.torch import save_file
-from torch import Tensor
 from torch.utils.data import DataLoader
 
-from paradigms.data import Corpus
 from paradigms.files import atomic_folder, settle, write_json, write_text
-from paradigms.model import Paradigm
+from paradigms.model import Trainable
 from paradigms.progress import progress_bar
 from paradigms.train import checkpoint
-from paradigms.train.distributed import gather, gather_documents, place_among
-from paradigms.train.examples import Example, Examples, StepSampler, TrainingBatch, collate
-from paradigms.train.losses import contrastive
-from paradigms.train.scoring import in_batch_rel
+from paradigms.train.examples import Examples, StepSampler
+from paradigms.train.objective import Objective
 
+Trained = TypeVar("Trained", bound=Trainable)
 FREE = ("log_every", "save_every", "workers")  # settings that may change when a run is gone on with
 
 
@@ -63,28 +60,27 @@ class TrainingSettings:
 
 
 def train(
-    paradigm: Paradigm,
-    corpus: Corpus,
-    examples: Sequence[Example],
+    paradigm: Trained,
+    objective: Objective,
     settings: TrainingSettings,
     folder: Path,
     *,
     accelerator: Accelerator | None = None,
-    dev: Callable[[Paradigm], float] | None = None,
+    dev: Callable[[Trained], float] | None = None,
     progress: bool = True,
-) -> Paradigm:
-    """Train; return the paradigm that was best by `dev` (higher is better), or the last without `dev`.
+) -> Trained:
+    """Minimise the objective; return the paradigm that was best by `dev` (higher is better), or the last.
 
     folder/last is the newest checkpoint, from which the same call goes on exactly; folder/best the best
     paradigm; folder/history.jsonl the loss curve and the dev measures. A loss that is not finite stops the
     run and leaves the checkpoints as they are. Every process calls this with the same arguments.
     """
     accelerator = accelerator or Accelerator()
-    run = _Run(paradigm, examples, settings, folder, accelerator)
+    run = _Run(paradigm, objective, settings, folder, accelerator)
     start = run.resume()
     micro = settings.accumulation
     sampler = StepSampler(
-        len(examples),
+        len(objective.examples),
         settings.batch_size,
         settings.steps * micro,
         start=start * micro,
@@ -92,28 +88,28 @@ def train(
         world=accelerator.num_processes,
         seed=settings.seed,
     )
-    loader: DataLoader[TrainingBatch] = DataLoader(
-        Examples(examples),
+    loader: DataLoader[Any] = DataLoader(
+        Examples(objective.examples),
         batch_sampler=sampler,
-        collate_fn=collate(paradigm.encoder, corpus),
+        collate_fn=objective.collate,
         num_workers=settings.workers,
         generator=torch.Generator(),  # opening a loader must not draw from the generator of the dropout
     )
     batches = iter(loader)
     with progress_bar(progress and accelerator.is_main_process) as bar:
-        task = bar.add_task(f"train {paradigm.recipe.name}", total=settings.steps, completed=start)
+        task = bar.add_task(f"train {paradigm.name}", total=settings.steps, completed=start)
         if start == 0 and dev is not None:
             run.measure(0, dev)
         for step in range(start, settings.steps):
             loss = run.step(step, batches)
-            bar.update(task, completed=step + 1, description=f"train {paradigm.recipe.name} loss {loss:.3f}")
+            bar.update(task, completed=step + 1, description=f"train {paradigm.name} loss {loss:.3f}")
             done, last = step + 1, step + 1 == settings.steps
             if dev is not None and (last or _due(done, settings.evaluate_every)):
                 run.measure(done, dev)
             if last or _due(done, settings.save_every or settings.evaluate_every):
                 run.save(done)
     accelerator.wait_for_everyone()
-    return Paradigm.from_pretrained(folder / "best") if dev is not None else paradigm
+    return type(paradigm).from_pretrained(folder / "best") if dev is not None else paradigm
 
 
 def training_seconds(folder: Path) -> float:
@@ -122,37 +118,21 @@ def training_seconds(folder: Path) -> float:
     return float(progress["seconds"]) if progress else math.nan
 
 
-def batch_loss(
-    model: torch.nn.Module, paradigm: Paradigm, batch: TrainingBatch, temperature: float
-) -> Tensor:
-    """The mean contrastive loss of this process's queries over the documents of all processes.
-
-    `model` is the paradigm as accelerate wrapped it: its forward is where gradients are averaged.
-    """
-    queries, documents = model(batch.queries, batch.documents)
-    b = len(batch.relevant)
-    positions = gather(batch.positions[None])[0]
-    pool = gather_documents(documents)
-    scores = in_batch_rel(pool, queries, paradigm.align, paradigm.normalise)
-    first = place_among(len(batch.positions))
-    target = torch.arange(first, first + b, device=scores.device)
-    return contrastive(scores, target, batch.excluded(positions), temperature)
-
-
 class _Run:
     """The state of a training run: what a checkpoint holds."""
 
     def __init__(
         self,
-        paradigm: Paradigm,
-        examples: Sequence[Example],
+        paradigm: Trainable,
+        objective: Objective,
         s: TrainingSettings,
         folder: Path,
         accelerator: Accelerator,
     ) -> None:
         self.paradigm, self.settings, self.folder, self.accelerator = paradigm, s, folder, accelerator
-        self.temperature = s.temperature or paradigm.recipe.temperature
-        self._examples = hashlib.sha256(repr(list(examples)).encode("utf-8", "surrogatepass")).hexdigest()
+        self.objective = objective
+        examples = repr(list(objective.examples)).encode("utf-8", "surrogatepass")
+        self._examples = hashlib.sha256(examples).hexdigest()
         accelerator.gradient_accumulation_steps = s.accumulation
         if accelerator.scaler is not None:  # nor may this run depend on the scale that another one ended with
             accelerator.scaler.load_state_dict(torch.amp.GradScaler(accelerator.device.type).state_dict())
@@ -173,8 +153,7 @@ class _Run:
         settings = asdict(self.settings)
         return {
             "settings": {name: value for name, value in settings.items() if name not in FREE},
-            "recipe": asdict(self.paradigm.recipe),
-            "encoder": asdict(self.paradigm.encoder.settings),
+            "paradigm": self.paradigm.description(),
             "processes": self.accelerator.num_processes,
             "precision": self.accelerator.mixed_precision,
             "examples": self._examples,
@@ -200,7 +179,7 @@ class _Run:
                 f"{last} was trained with other settings ({changed}); choose another folder, or delete it "
                 "to start again"
             )
-        self.paradigm.load_state_dict(Paradigm.from_pretrained(last).state_dict())
+        self.paradigm.load_state_dict(type(self.paradigm).from_pretrained(last).state_dict())
         optimizer = self.optimizer.optimizer
         checkpoint.load_optimizer(optimizer, self.paradigm, last / "optimizer.safetensors")
         checkpoint.load_random(last / "random.safetensors", self.accelerator.process_index)
@@ -215,13 +194,14 @@ class _Run:
         """One optimizer step; the mean loss of its batches on all processes."""
         began = time.perf_counter()
         self.model.train()
+        self.objective.prepare(step)
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * _schedule(step, self.settings)
         losses = []
         for _ in range(self.settings.accumulation):
             batch = next(batches).to(self.accelerator.device)
             with self.accelerator.accumulate(self.model):
-                loss = batch_loss(self.model, self.paradigm, batch, self.temperature)
+                loss = self.objective.loss(self.model, batch)
                 # Of all processes, so that all stop together: one alone would leave the others waiting.
                 losses.append(self.accelerator.reduce(loss.detach().clone(), "mean").item())
                 self._finite("loss", losses[-1], step)
@@ -248,7 +228,7 @@ class _Run:
                 "learning_rate, a larger temperature or precision 'no' usually helps"
             )
 
-    def measure(self, step: int, dev: Callable[[Paradigm], float]) -> None:
+    def measure(self, step: int, dev: Callable[[Any], float]) -> None:
         """The dev measure, by the main process; a new best is saved."""
         if self.accelerator.is_main_process:
             value = dev(self.paradigm)
@@ -286,7 +266,7 @@ class _Run:
         self.accelerator.wait_for_everyone()
 
     def _log(self, step: int, values: dict[str, float]) -> None:
-        name = self.paradigm.recipe.name
+        name = self.paradigm.name
         # Not tracker steps, which only rise: several paradigms train in one run, each from step 0.
         self.accelerator.log({f"{name}/{key}": value for key, value in (values | {"step": step}).items()})
         if self.accelerator.is_main_process:
