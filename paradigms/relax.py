@@ -36,22 +36,60 @@ def entropic_topk(
         raise ValueError(f"iterations must be at least 1, or None for the exact solution, got {iterations}")
     mask = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
     with torch.autocast(scores.device.type, enabled=False):
-        wide = scores if scores.dtype == torch.float64 else scores.float()
-        s = (wide / eps).masked_fill(~mask, -torch.inf)
+        s = _wide(scores, mask)
         length = mask.sum(-1)
         budget = torch.as_tensor(k, dtype=s.dtype, device=s.device).expand(length.shape).clamp(min=0)
-        solve = _exact if iterations is None else _iterate
         # Rows whose budget covers everything or nothing are settled apart; the solver sees a budget that
         # keeps it finite there, and its answer for them is thrown away.
         proper = (budget > 0) & (budget < length)
-        inside = solve(s, budget.where(proper, 0.5), mask & proper[..., None], iterations or 0)
+        inner, real = budget.where(proper, 0.5), mask & proper[..., None]
+        inside = (
+            _exact(s, inner, eps, real) if iterations is None else _iterate(s / eps, inner, real, iterations)
+        )
         everything = (mask & (budget >= length)[..., None]).to(s.dtype)
         return torch.where(proper[..., None], inside, everything).to(scores.dtype)
 
 
-def _exact(s: Tensor, k: Tensor, mask: Tensor, _: int) -> Tensor:
+def hard_topk(
+    scores: Float[Tensor, "*batch m"],
+    k: float | int | Tensor,
+    mask: Bool[Tensor, "*batch m"] | None = None,
+) -> Float[Tensor, "*batch m"]:
+    """λ* = argmax sᵀλ, 1ᵀλ = k, λ ∈ [0, 1]^m: `entropic_topk` as ε → 0, without a gradient.
+
+    1 above the k-th largest score and 0 below it; tokens that tie with it share what is left of the budget,
+    so that equal scores are treated equally. k and mask as in `entropic_topk`. Qian et al. 2022, Figure 6.
+    """
+    mask = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
+    s = _wide(scores.detach(), mask)
+    budget = torch.as_tensor(k, dtype=s.dtype, device=s.device).detach().expand(s.shape[:-1])[..., None]
+    place = budget.ceil().long().clamp(min=1).minimum(mask.sum(-1, keepdim=True)).clamp(min=1) - 1
+    threshold = s.sort(-1, descending=True).values.gather(-1, place)
+    above, tied = mask & (s > threshold), mask & (s == threshold)
+    left = (budget - above.sum(-1, keepdim=True)).clamp(min=0)
+    share = (left / tied.sum(-1, keepdim=True).clamp(min=1)).clamp(max=1)
+    return above.to(s.dtype).where(~tied, share).to(scores.dtype)
+
+
+def token_budget(ratio: float, mask: Bool[Tensor, "*batch m"]) -> Float[Tensor, "*batch"]:
+    """⌈ratio · length⌉ of each text's real length, at least 1 where it has a token."""
+    length = mask.sum(-1).double()
+    return (ratio * length - 1e-9).ceil().clamp(min=1).minimum(length)  # .55 · 100 is 55.00000000000001
+
+
+def _wide(scores: Tensor, mask: Tensor) -> Tensor:
+    """Scores in float32 at least, below every real score where they are padding."""
+    wide = scores if scores.dtype == torch.float64 else scores.float()
+    return wide.masked_fill(~mask, torch.finfo(wide.dtype).min)
+
+
+def _exact(s: Tensor, k: Tensor, eps: float, mask: Tensor) -> Tensor:
     """Find n1, the number of entries at 1; the others share the rest of the budget by a softmax."""
     ordered, order = s.detach().sort(dim=-1, descending=True)
+    # The cap lies at most ε ln m above the ⌈k⌉-th score. As differences to that one the scores that decide
+    # are small, and lose nothing to rounding: s/ε itself is 500 where float32 steps by 3e-5.
+    pivot = ordered.gather(-1, k.detach()[..., None].ceil().long() - 1)
+    s, ordered = (s - pivot) / eps, (ordered - pivot) / eps
     rest = ordered.flip(-1).logcumsumexp(-1).flip(-1)  # [n] = LSE of all but the n largest
     n = torch.arange(s.shape[-1], device=s.device)
     left = k.detach()[..., None] - n

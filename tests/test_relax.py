@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from paradigms.relax import entropic_topk
+from paradigms.relax import entropic_topk, hard_topk, token_budget
 from theory import entropic
 
 unhurried = settings(deadline=None, max_examples=60)
@@ -165,12 +165,43 @@ def test_eq_5_undershoots_the_budget_at_the_papers_epsilon():
     assert entropic_topk(scores, 103, 0.002).sum().item() == pytest.approx(103, rel=1e-5)
 
 
-def test_float32_stays_close_to_float64():
-    scores = torch.rand(16, 200, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    scores = scores.float().double()
-    exact = entropic_topk(scores, 80, 0.002)
-    # the scores divided by ε reach 500, whose float32 spacing is 3e-5
-    torch.testing.assert_close(entropic_topk(scores.float(), 80, 0.002).double(), exact, rtol=0, atol=1e-4)
+@pytest.mark.parametrize("spread", [0.05, 1.0, 20.0])
+def test_float32_is_exact_to_a_millionth(spread):
+    """s/ε reaches 10,000, where float32 steps by .001: only differences to the threshold may be divided."""
+    scores = spread * torch.rand(256, 256, generator=torch.Generator().manual_seed(2))
+    lengths = torch.randint(64, 257, (256, 1), generator=torch.Generator().manual_seed(3))
+    mask = torch.arange(256) < lengths
+    budget = token_budget(0.4, mask)
+    exact = entropic.solve(scores.double().numpy(), budget.numpy(), 0.002, mask.numpy()).gates
+    found = entropic_topk(scores, budget, 0.002, mask).double()
+    torch.testing.assert_close(found, torch.tensor(exact), rtol=0, atol=1e-6)
+
+
+@unhurried
+@given(problems())
+def test_the_hard_gate_is_the_reference_limit(problem):
+    scores, k, _ = problem
+    scores = (2 * scores).round()  # with ties
+    expected = torch.tensor(entropic.hard_top_k(scores.numpy(), k))
+    torch.testing.assert_close(hard_topk(scores, k), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_the_hard_gate_at_the_edges():
+    scores = torch.tensor([[0.3, 0.9, 0.1, 0.7], [0.5, 0.5, 0.5, 9.0], [1.0, 2, 3, 4], [1.0, 2, 3, 4]])
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]]).bool()
+    gates = hard_topk(scores.requires_grad_(), torch.tensor([2, 1, 5, 3]), mask)
+    expected = torch.tensor([[0, 1.0, 0, 1], [1 / 3, 1 / 3, 1 / 3, 0], [1, 1, 0, 0], [0, 0, 0, 0]])
+    torch.testing.assert_close(gates, expected)
+    assert not gates.requires_grad
+    assert not hard_topk(scores, 0).any()
+
+
+def test_budgets_are_ceilings_of_the_real_lengths():
+    mask = torch.arange(300) < torch.arange(301)[:, None]
+    for hundredths in range(1, 101):
+        budgets = token_budget(hundredths / 100, mask)
+        assert budgets.tolist() == [-(-hundredths * n // 100) for n in range(301)]
+    assert token_budget(1e-12, mask).tolist() == [0.0] + [1.0] * 300
 
 
 def test_autocast_and_half_precision_inputs_are_computed_in_float32():
