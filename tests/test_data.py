@@ -5,6 +5,7 @@ import json
 import math
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from paradigms.data import (
     Corpus,
+    Split,
     load,
     read_judgements,
     read_run,
@@ -33,6 +35,7 @@ DOCUMENTS = [
 QUERIES = [{"_id": "q1", "text": "one"}, {"_id": "q2", "text": "two"}, {"_id": "q3", "text": "three"}]
 QRELS = {"test": "q2\ta\t2\nq1\tb\t1\nq1\tc\t0\n", "train": "q3\t4\t1\n"}
 TEXTS = ["Title body of é ☃", "no title", "empty title", "line\nbreak"]
+TITLES = ["Title", "", "", ""]
 
 
 def beir(
@@ -59,6 +62,7 @@ def test_a_folder_in_beir_layout(tmp_path: Path, packed: bool) -> None:
     collection = load(beir(tmp_path / "tiny", packed=packed))
     assert collection.name == "tiny"
     assert list(collection.corpus) == TEXTS
+    assert list(collection.corpus.titles) == TITLES
     assert collection.corpus.ids == ["a", "b", "c", "4"]
     assert list(collection.splits) == ["train", "test"]
     test = collection.split("test")
@@ -74,6 +78,7 @@ def test_a_folder_in_beir_layout(tmp_path: Path, packed: bool) -> None:
 def test_a_plain_corpus_stays_on_disk(tmp_path: Path) -> None:
     corpus = load(beir(tmp_path / "tiny")).corpus
     assert isinstance(corpus._texts, JsonLines)
+    assert isinstance(corpus.titles, JsonLines)
     assert corpus._texts._offsets.dtype == np.int64
     assert [corpus[i] for i in (3, 0, -1, np.int64(1))] == [TEXTS[3], TEXTS[0], TEXTS[3], TEXTS[1]]
     assert corpus[1:3] == TEXTS[1:3]
@@ -82,7 +87,9 @@ def test_a_plain_corpus_stays_on_disk(tmp_path: Path) -> None:
         corpus.position("zzz")
     with pytest.raises(IndexError):
         corpus[4]
-    assert list(pickle.loads(pickle.dumps(corpus))) == TEXTS  # as worker processes receive it
+    received = pickle.loads(pickle.dumps(corpus))  # by a worker process
+    assert list(received) == TEXTS
+    assert list(received.titles) == TITLES
 
 
 def test_a_line_without_a_line_end_is_a_line(tmp_path: Path) -> None:
@@ -92,11 +99,34 @@ def test_a_line_without_a_line_end_is_a_line(tmp_path: Path) -> None:
     assert list(load(folder).corpus) == TEXTS
 
 
+def test_a_corpus_made_by_hand_may_have_titles() -> None:
+    assert list(Corpus(["a", "b"], ["x", "y"]).titles) == ["", ""]
+    assert list(Corpus(["a", "b"], ["x", "y"], ["X", ""]).titles) == ["X", ""]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_titles_stay_with_their_documents(tmp_path: Path, packed: bool) -> None:
+    """Of equal ids the first counts, with its title; white space around a title is none of it."""
+    documents = [
+        {"_id": "a", "title": " A title ", "text": "one"},
+        {"_id": "a", "title": "Another", "text": "one"},
+        {"_id": "b", "text": "two", "metadata": {"title": "Beside the text"}},
+        {"_id": "c", "title": "Both", "text": "three", "metadata": {"title": "Not this"}},
+        {"_id": "d", "text": "four", "metadata": {"url": "x"}},
+    ]
+    qrels = {"test": "q1\ta\t1\n"}
+    corpus = load(beir(tmp_path / "tiny", documents, qrels=qrels, packed=packed)).corpus
+    assert list(corpus.titles) == ["A title", "Beside the text", "Both", ""]
+    assert list(corpus) == ["A title  one", "two", "Both three", "four"]
+
+
 def test_corpus_refuses_repeated_ids_and_missing_texts() -> None:
     with pytest.raises(ValueError, match="must differ"):
         Corpus(["a", "a"], ["x", "y"])
     with pytest.raises(ValueError, match="1 ids for 2 texts"):
         Corpus(["a"], ["x", "y"])
+    with pytest.raises(ValueError, match="one title per text, not 1 for 2 texts"):
+        Corpus(["a", "b"], ["x", "y"], ["X"])
 
 
 def test_problems_are_counted_with_examples(tmp_path: Path) -> None:
@@ -222,6 +252,19 @@ def test_write_folder_reads_back_the_same(tmp_path: Path) -> None:
     assert again.splits == collection.splits
 
 
+def test_write_folder_keeps_titles_and_what_they_are_part_of(tmp_path: Path) -> None:
+    texts = ["One body", "One  body", "One", "Onebody", "body"]
+    titles = ["One", "One", "One", "One", "One"]
+    corpus = Corpus([f"d{i}" for i in range(5)], texts, titles)
+    collection = replace(load(beir(tmp_path / "tiny", qrels={"test": QRELS["test"]})), corpus=corpus)
+    write_folder(replace(collection, splits={"test": Split({"q": "x"}, {"q": {"d1": 1}})}), tmp_path / "copy")
+    again = load(tmp_path / "copy").corpus
+    assert list(again) == texts
+    assert list(again.titles) == titles
+    rows = [json.loads(line) for line in (tmp_path / "copy" / "corpus.jsonl").read_text().splitlines()]
+    assert [row.get("title") for row in rows] == ["One", "One", None, None, None]
+
+
 IDS = st.text(st.characters(blacklist_categories=("Z", "C")), min_size=1, max_size=5).filter(
     lambda id: id.split() == [id]
 )
@@ -331,3 +374,12 @@ def test_counts_of_real_collections(
     found = {split: sum(map(len, part.judgements.values())) for split, part in collection.splits.items()}
     assert found == judgements
     assert collection.problems.counts == problems
+
+
+def test_titles_of_a_real_collection() -> None:
+    if not (SHARED / "scifact").is_dir():
+        pytest.skip("needs the scifact collection beside the repository")
+    corpus = load(SHARED / "scifact").corpus
+    assert all(corpus.titles)
+    assert all(text.startswith(f"{title} ") for title, text in zip(corpus.titles, corpus, strict=True))
+    assert max(len(title.split()) for title in corpus.titles) < 100

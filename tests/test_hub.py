@@ -43,7 +43,9 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def check(collection: Collection) -> None:
     assert collection.corpus.ids == ["1", "2"]
     assert list(collection.corpus) == ["Title text", "other"] == [collection.corpus[0], collection.corpus[-1]]
+    assert list(collection.corpus.titles) == ["Title", ""]
     assert isinstance(collection.corpus._texts, Rows)
+    assert isinstance(collection.corpus.titles, Rows)
     assert collection.split("test").judgements == {"q1": {"2": 2}}
     assert collection.split("test").queries == {"q1": "one"}
     assert collection.split("dev").judgements == {"q2": {"1": 1}}
@@ -97,6 +99,7 @@ def test_problems_of_a_dataset_are_counted_or_refused(tmp_path: Path) -> None:
     parts = {"corpus": {"corpus": documents}, "queries": {"queries": QUERIES}, "default": {"test": judged}}
     collection = load("hf:" + dataset(tmp_path / "tiny", parts))
     assert list(collection.corpus) == ["Title text", "other", ""] == [collection.corpus[i] for i in range(3)]
+    assert list(collection.corpus.titles) == ["Title", "", ""]  # not that of the repeat
     assert collection.problems.counts == {
         "duplicate document id (first one kept)": 1,
         "document with empty text (kept)": 1,
@@ -164,6 +167,7 @@ def test_identifiers_of_ir_datasets() -> None:
     one = load("irds:tiny/test")
     assert one.name == "irds:tiny/test"
     assert list(one.corpus) == ["Title text", "other"]
+    assert list(one.corpus.titles) == ["Title", ""]
     assert list(one.splits) == ["test"]
     assert one.split("test").judgements == {"q1": {"2": 2}}
     both = load("irds:tiny")

@@ -64,6 +64,24 @@ def test_a_docstring_divides_into_summary_and_rest(docstring: str, expected: tup
     assert pydocs.divided(docstring) == expected
 
 
+@pytest.mark.parametrize(
+    ("id", "summary", "expected"),
+    [
+        ("torch.nn.functional:max_pool2d", "Pool the input.", "max pool2d in torch nn functional"),
+        ("_pydecimal:Context.divmod", "Divide two numbers.", "Context divmod in pydecimal"),
+        ("m:HTTPServer.__enter__", "Open the server.", "HTTP Server enter in m"),
+        ("pandas.core.dtypes:ArrowDType", "A type of Arrow.", "Arrow D Type in pandas core dtypes"),
+        ("scipy.linalg:", "Linear algebra routines.", "scipy linalg"),
+        ("numpy.exceptions:DeprecationWarning", "Deprecation warning.", ""),  # the query, in other letters
+        ("numpy.exceptions:DeprecationWarning", "A deprecation.", "Deprecation Warning in numpy exceptions"),
+        ("m:f_open", "Open", ""),
+        ("m:f_reopen", "Open", "f reopen in m"),
+    ],
+)
+def test_a_title_is_the_id_in_words(id: str, summary: str, expected: str) -> None:
+    assert pydocs.title(pydocs.Docstring(id, "g", summary, REST)) == expected
+
+
 def test_which_definitions_count(tmp_path: Path) -> None:
     source = '''
         """Say what the module does.
@@ -238,7 +256,9 @@ def test_a_subset_is_fixed_and_in_proportion() -> None:
         assert shrunk.queries.items() <= split.queries.items()
         assert all(split.judgements[query] == grades for query, grades in shrunk.judgements.items())
     for id in part.corpus.ids:
-        assert part.corpus[part.corpus.position(id)] == whole.corpus[whole.corpus.position(id)]
+        here, there = part.corpus.position(id), whole.corpus.position(id)
+        assert part.corpus[here] == whole.corpus[there]
+        assert part.corpus.titles[here] == whole.corpus.titles[there]
     half = load("pydocs", documents=50)
     assert len(set(half.corpus.ids) - set(part.corpus.ids)) <= len(whole.splits)
     positions = [whole.corpus.position(id) for id in part.corpus.ids]
@@ -268,6 +288,16 @@ def test_every_query_has_its_own_document_in_one_split(whole: Collection) -> Non
         " ".join(words(text)) for split in whole.splits.values() for text in split.queries.values()
     )
     assert texts.most_common(1)[0][1] == 1
+
+
+def test_titles_differ_and_none_holds_its_query(whole: Collection) -> None:
+    titles = dict(zip(whole.corpus.ids, whole.corpus.titles, strict=True))
+    repeated = Counter(title for title in titles.values() if title)
+    assert repeated.most_common(1)[0][1] == 1
+    assert sum(not title for title in titles.values()) < 0.005 * len(titles)
+    for split in whole.splits.values():
+        for query, text in split.queries.items():
+            assert f" {' '.join(words(text))} " not in f" {' '.join(words(titles[query[2:]]))} "
 
 
 def test_no_near_copy_lies_anywhere_in_the_collection(whole: Collection) -> None:

@@ -3,6 +3,7 @@
 Thakur et al., "BEIR: A Heterogeneous Benchmark for Zero-shot Evaluation of Information Retrieval Models",
 NeurIPS 2021 (Datasets and Benchmarks). A plain corpus.jsonl stays on disk and only the offsets of its lines
 are kept (8 bytes a document beside the id); a .gz cannot be entered in the middle and is read into memory.
+Titles lie where the texts do: read on demand from a plain file, held in memory beside the texts of a .gz.
 """
 
 import json
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from paradigms.data.collection import Collection, Problems, assemble, grade, joined
+from paradigms.data.collection import Collection, Problems, assemble, grade, text_of, title_of
 from paradigms.data.files import BROKEN_GZIP, numbered_lines, open_binary
 from paradigms.files import atomic_folder, atomic_text
 
@@ -23,11 +24,12 @@ SPLITS = ("train", "dev", "test")
 
 
 class JsonLines(Sequence[str]):
-    """Texts of a .jsonl file's documents, read when asked for. offsets: byte where each line starts."""
+    """`part` of a .jsonl file's documents, read when asked for. offsets: byte where each line starts."""
 
-    def __init__(self, path: Path, offsets: np.ndarray):
+    def __init__(self, path: Path, offsets: np.ndarray, part: Callable[[dict], str]):
         self._path = path
         self._offsets = offsets
+        self._part = part
         with open(path, "rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -38,11 +40,11 @@ class JsonLines(Sequence[str]):
         start = int(self._offsets[index])
         end = self._map.find(b"\n", start)
         line = self._map[start : end if end >= 0 else len(self._map)]
-        return _document(json.loads(line))
+        return self._part(json.loads(line))
 
     def __reduce__(self) -> tuple:
         # A memory map does not travel to worker processes; the path and the offsets do.
-        return JsonLines, (self._path, self._offsets)
+        return JsonLines, (self._path, self._offsets, self._part)
 
 
 def read_folder(path: str | Path) -> Collection:
@@ -59,13 +61,14 @@ def read_folder(path: str | Path) -> Collection:
     offsets = array("q")
     on_disk = corpus.suffix != ".gz"
 
-    def stored(kept: np.ndarray) -> JsonLines:
-        return JsonLines(corpus, np.frombuffer(offsets, dtype=np.int64)[kept])
+    def stored(kept: np.ndarray) -> tuple[JsonLines, JsonLines]:
+        lines = np.frombuffer(offsets, dtype=np.int64)[kept]
+        return JsonLines(corpus, lines, title_of), JsonLines(corpus, lines, text_of)
 
     return assemble(
         folder.resolve().name,
-        _records(corpus, _document, offsets),
-        _records(_existing(folder, "queries.jsonl"), _query),
+        ((id, title_of(row), text_of(row)) for id, row in _records(corpus, offsets)),
+        ((id, row.get("text") or "") for id, row in _records(_existing(folder, "queries.jsonl"))),
         {split: _judgements(file, problems) for split, file in _qrels(folder).items()},
         problems=problems,
         stored=stored if on_disk else None,
@@ -73,11 +76,15 @@ def read_folder(path: str | Path) -> Collection:
 
 
 def write_folder(collection: Collection, path: str | Path) -> None:
-    """Write a collection in BEIR layout (plain .jsonl, no title), whole or not at all."""
+    """Write a collection in BEIR layout (plain .jsonl), whole or not at all.
+
+    A title with which the text does not begin is written as `metadata.title`, where it joins no text.
+    """
     with atomic_folder(path) as folder:
         with atomic_text(folder / "corpus.jsonl") as stream:
-            for id, text in zip(collection.corpus.ids, collection.corpus, strict=True):
-                stream.write(json.dumps({"_id": id, "text": text}) + "\n")
+            corpus = collection.corpus
+            for id, title, text in zip(corpus.ids, corpus.titles, corpus, strict=True):
+                stream.write(json.dumps({"_id": id, **_divided(title, text)}) + "\n")
         queries = {id: text for split in collection.splits.values() for id, text in split.queries.items()}
         with atomic_text(folder / "queries.jsonl") as stream:
             for id, text in queries.items():
@@ -107,18 +114,16 @@ def _qrels(folder: Path) -> dict[str, Path]:
     return {name: found[name] for name in [*known, *sorted(found.keys() - set(known))]}
 
 
-def _document(row: dict) -> str:
-    return joined(row.get("title") or "", row.get("text") or "")
+def _divided(title: str, text: str) -> dict[str, Any]:
+    """The row of which `title_of` and `text_of` give back the title and the text."""
+    if not title:
+        return {"text": text}
+    rest = text.removeprefix(f"{title} ")
+    return {"metadata": {"title": title}, "text": text} if rest == text else {"title": title, "text": rest}
 
 
-def _query(row: dict) -> str:
-    return row.get("text") or ""
-
-
-def _records(
-    path: Path, text: Callable[[dict], str], offsets: array | None = None
-) -> Iterator[tuple[str, str]]:
-    """(id, text) of each line that is not blank; the byte at which the line starts is added to `offsets`."""
+def _records(path: Path, offsets: array | None = None) -> Iterator[tuple[str, dict]]:
+    """(id, row) of each line that is not blank; the byte at which the line starts is added to `offsets`."""
     start = 0
     with open_binary(path) as stream:
         try:
@@ -127,7 +132,7 @@ def _records(
                     id, row = _record(line, f"{path}, line {number}")
                     if offsets is not None:
                         offsets.append(start)
-                    yield id, text(row)
+                    yield id, row
                 start += len(line)
         except BROKEN_GZIP as error:
             raise ValueError(f"{path}: not a whole gzip file ({error})") from error

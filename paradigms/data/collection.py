@@ -5,7 +5,7 @@ the judgements of each split; `assemble` makes the collection from these and cou
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
@@ -22,13 +22,18 @@ EXAMPLES = 3
 class Corpus(Sequence[str]):
     """Documents by position, corpus[i], and by id, corpus[corpus.position(id)].
 
-    `texts` may be a list or any sequence that reads on demand; the corpus keeps no second copy.
+    titles[i] is the title of document i without white space around it, "" where it has none. Where the
+    source keeps titles and texts apart, the document's text begins with its title (`joined`).
+    `texts` and `titles` may be lists or any sequences that read on demand; the corpus keeps no second copy.
     """
 
-    def __init__(self, ids: list[str], texts: Sequence[str]):
+    def __init__(self, ids: list[str], texts: Sequence[str], titles: Sequence[str] | None = None):
         if len(ids) != len(texts):
             raise ValueError(f"a corpus needs one id per text, not {len(ids)} ids for {len(texts)} texts")
+        if titles is not None and len(titles) != len(ids):
+            raise ValueError(f"a corpus needs one title per text, not {len(titles)} for {len(ids)} texts")
         self.ids = ids
+        self.titles: Sequence[str] = [""] * len(ids) if titles is None else titles
         self._texts = texts
         self._positions = {id: i for i, id in enumerate(ids)}
         if len(self._positions) != len(ids):
@@ -94,7 +99,8 @@ class Collection:
     """A named corpus with its splits.
 
     `fingerprint` (sha256) changes with any document, query or judgement and with the documents' order:
-    whatever was computed by document position under one fingerprint stays valid under it.
+    whatever was computed by document position under one fingerprint stays valid under it. A title counts as
+    the part of the text that it is: where it ends does not change the fingerprint.
     """
 
     name: str
@@ -131,6 +137,18 @@ def joined(title: str, text: str) -> str:
     return f"{title} {text}".strip()
 
 
+def title_of(row: Mapping[str, Any]) -> str:
+    """The title of a row in BEIR's form; `metadata.title` is one that is no part of the text."""
+    metadata = row.get("metadata")
+    title = row.get("title") or (metadata.get("title") if isinstance(metadata, dict) else None)
+    return title.strip() if isinstance(title, str) else ""
+
+
+def text_of(row: Mapping[str, Any]) -> str:
+    """The text of a row in BEIR's form, its title included."""
+    return joined(row.get("title") or "", row.get("text") or "")
+
+
 def grade(value: object) -> int:
     """A judgement's grade as an integer, from 1, "1" or "1.0". ValueError for anything else."""
     number = float(value)  # type: ignore[arg-type]
@@ -156,26 +174,27 @@ class Digest:
 
 def assemble(
     name: str,
-    documents: Iterable[tuple[str, str]],
+    documents: Iterable[tuple[str, str, str]],
     queries: Iterable[tuple[str, str]],
     judgements: dict[str, Iterable[tuple[str, str, int]]],
     *,
     problems: Problems | None = None,
-    stored: Callable[[np.ndarray], Sequence[str]] | None = None,
+    stored: Callable[[np.ndarray], tuple[Sequence[str], Sequence[str]]] | None = None,
 ) -> Collection:
-    """Collection from streams of (id, text), (id, text) and per split (query id, document id, grade).
+    """Collection from streams of (id, title, text), (id, text) and per split (query id, document id, grade).
 
     Of equal ids the first counts. A judgement for an absent document or query is left out; what remains names
     only documents that can be retrieved. An empty text stays. Each of these is counted in `problems`.
-    `stored` maps the positions of the kept documents in the stream to a sequence of their texts that reads on
-    demand; without it the texts are kept in memory.
+    `stored` maps the positions of the kept documents in the stream to sequences of their titles and of their
+    texts that read on demand; without it both are kept in memory.
     """
     problems = Problems() if problems is None else problems
     digest = Digest()
     kept: list[int] = []
     ids: dict[str, None] = {}
+    titles: list[str] = []
     texts: list[str] = []
-    for position, (id, text) in enumerate(documents):
+    for position, (id, title, text) in enumerate(documents):
         if id in ids:
             problems.add("duplicate document id (first one kept)", id)
             continue
@@ -184,12 +203,14 @@ def assemble(
         ids[id] = None
         digest.add(id, text)
         if stored is None:
+            titles.append(title)
             texts.append(text)
         else:
             kept.append(position)
     if not ids:
         raise ValueError(f"{name}: the corpus holds no document")
-    corpus = Corpus(list(ids), texts if stored is None else stored(np.array(kept, dtype=np.int64)))
+    read = (titles, texts) if stored is None else stored(np.array(kept, dtype=np.int64))
+    corpus = Corpus(list(ids), titles=read[0], texts=read[1])
 
     every: dict[str, str] = {}
     for id, text in queries:

@@ -1,31 +1,32 @@
 """Collections through other libraries: `datasets` (Hugging Face hub or a local folder) and `ir_datasets`."""
 
 import importlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from paradigms.data.collection import Collection, Problems, assemble, grade, joined
+from paradigms.data.collection import Collection, Problems, assemble, grade, joined, text_of, title_of
 
 
 class Rows(Sequence[str]):
-    """Texts of the documents of a `datasets.Dataset`, which stays memory-mapped on disk."""
+    """`part` of the documents of a `datasets.Dataset`, which stays memory-mapped on disk."""
 
-    def __init__(self, dataset: Any, positions: np.ndarray):
+    def __init__(self, dataset: Any, positions: np.ndarray, part: Callable[[dict], str]):
         self._dataset = dataset
         self._positions = positions
+        self._part = part
 
     def __len__(self) -> int:
         return len(self._positions)
 
     def __getitem__(self, index: Any) -> Any:
-        return _text(self._dataset[int(self._positions[index])])
+        return self._part(self._dataset[int(self._positions[index])])
 
     def __iter__(self) -> Iterator[str]:
         kept = self._dataset if len(self) == len(self._dataset) else self._dataset.select(self._positions)
-        return map(_text, kept)
+        return map(self._part, kept)
 
 
 def read_hub(path: str, prefix: str | None = None) -> Collection:
@@ -34,7 +35,8 @@ def read_hub(path: str, prefix: str | None = None) -> Collection:
     Corpus and queries are the configurations "corpus" and "queries"; judgements (query-id, corpus-id, score)
     are "qrels" or "default" of the same dataset (as mteb/* has them) or the dataset <path>-qrels (as BeIR/*
     has them). With a prefix such as "de", the configurations are "de-corpus" or "corpus-de" and so on.
-    ValueError says which configurations were looked for and which exist.
+    Titles are read on demand, as texts are. ValueError says which configurations were looked for and which
+    exist.
     """
     import datasets
 
@@ -52,11 +54,11 @@ def read_hub(path: str, prefix: str | None = None) -> Collection:
         )
     return assemble(
         name,
-        ((_id(row, name), _text(row)) for row in corpus),
+        ((_id(row, name), title_of(row), text_of(row)) for row in corpus),
         ((_id(row, name), row.get("text") or "") for row in queries),
         {_split(split, judged): _judgements(rows, split, problems) for split, rows in judged.items()},
         problems=problems,
-        stored=lambda kept: Rows(corpus, kept),
+        stored=lambda kept: (Rows(corpus, kept, title_of), Rows(corpus, kept, text_of)),
     )
 
 
@@ -64,7 +66,7 @@ def read_irds(identifier: str) -> Collection:
     """Collection of an `ir_datasets` identifier: "beir/scifact/test" has the split test, its parent
     "beir/scifact" those of its train, dev and test that exist.
 
-    Documents are held in memory. ImportError says how to install the library.
+    Documents and their titles are held in memory. ImportError says how to install the library.
     """
     try:
         ir_datasets = importlib.import_module("ir_datasets")
@@ -94,7 +96,10 @@ def read_irds(identifier: str) -> Collection:
     queries = {query.query_id: _plain_text(query) for part in parts.values() for query in part.queries_iter()}
     return assemble(
         f"irds:{identifier}",
-        ((document.doc_id, _plain_text(document)) for document in dataset.docs_iter()),
+        (
+            (document.doc_id, (getattr(document, "title", "") or "").strip(), _plain_text(document))
+            for document in dataset.docs_iter()
+        ),
         queries.items(),
         {
             split: ((row.query_id, row.doc_id, int(row.relevance)) for row in part.qrels_iter())
@@ -150,10 +155,6 @@ def _id(row: dict, name: str) -> str:
     if id is None or id == "":
         raise ValueError(f'{name}: a row has neither "_id" nor "id": {str(row)[:100]}')
     return str(id)
-
-
-def _text(row: dict) -> str:
-    return joined(row.get("title") or "", row.get("text") or "")
 
 
 def _judgements(rows: Iterable[dict], split: str, problems: Problems) -> Iterator[tuple[str, str, int]]:

@@ -4,7 +4,9 @@ What it is. The docstrings of the Python standard library and of the packages in
 project's own requirements install everywhere, read as source with `ast` and never imported. Query: the
 summary (the first paragraph, on one line, 3 to 12 words). Relevant document: the rest of the same docstring
 (at least 30 words). Real English with code in it, about ten thousand documents, without a download; a
-document's id is `module:qualified.name`, its query's id the same behind `q:`.
+document's id is `module:qualified.name`, its query's id the same behind `q:`. Its title is the id in words,
+"max pool2d in torch nn functional", and no part of its text; where a docstring's summary only repeats the
+name, the title would hold the whole query and is left empty.
 
 What it is not. It is no published test collection and no ground to compare systems across papers. Every query
 has one judgement, its own docstring, though others may answer it as well: judgements are incomplete, and only
@@ -61,6 +63,8 @@ NOT_A_SUMMARY = re.compile(
     r">>>|```|::|---|===|~~~|^\W|^\w+ \(`|"
     r"^(args|arguments|param|parameters|returns?|examples?|notes?)\b[^.]*:"
 )
+# Where words of a name meet: between small and capital letters, and before the last capital of a row.
+WORD_STARTS = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 SUMMARY_WORDS = range(3, 13)
 DOCUMENT_WORDS = 30
 NEAR = 0.5
@@ -164,6 +168,18 @@ def divided(docstring: str) -> tuple[str, str] | None:
     return (summary, rest) if len(near.words(rest)) >= DOCUMENT_WORDS else None
 
 
+def title(item: Docstring) -> str:
+    """The id in words: name, "in", module; "" where it would hold the summary, which is the query.
+
+    "torch.nn.functional:max_pool2d" gives "max pool2d in torch nn functional".
+    """
+    module, _, name = item.id.partition(":")
+    parts = [" ".join(re.findall(r"[^\W_]+", WORD_STARTS.sub(" ", part))) for part in (name, module) if part]
+    found = " in ".join(parts)
+    query, held = (" ".join(near.words(text)) for text in (item.summary, found))
+    return "" if f" {query} " in f" {held} " else found
+
+
 def distinct(items: Iterable[Docstring]) -> list[Docstring]:
     """Of docstrings with equal ids, equal summaries or near-equal documents the first by id, sorted by id."""
     unique: dict[str, Docstring] = {}
@@ -213,7 +229,11 @@ def subset(collection: Collection, documents: int) -> Collection:
     corpus = collection.corpus
     return assemble(
         collection.name,
-        ((id, corpus[position]) for position, id in enumerate(corpus.ids) if id in kept),
+        (
+            (id, corpus.titles[position], corpus[position])
+            for position, id in enumerate(corpus.ids)
+            if id in kept
+        ),
         (item for split in collection.splits.values() for item in split.queries.items()),
         {name: ((query, document, 1) for query, document in sorted(rows)) for name, rows in chosen.items()},
     )
@@ -226,7 +246,7 @@ def _assembled(items: list[Docstring]) -> Collection:
         judgements[split_of(item.group)].append((f"q:{item.id}", item.id, 1))
     return assemble(
         "pydocs",
-        ((item.id, item.rest) for item in items),
+        ((item.id, title(item), item.rest) for item in items),
         ((f"q:{item.id}", item.summary) for item in items),
         {split: iter(rows) for split, rows in judgements.items()},
     )
