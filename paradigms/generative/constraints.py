@@ -1,0 +1,94 @@
+"""Which tokens may follow a prefix: what a beam search asks of a trie of identifiers or an index of n-grams.
+
+Both answer for many prefixes in one call of numpy, without a loop over prefixes or tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Int
+
+LARGEST_TOKEN = 2**31 - 1  # as large as an int32 holds
+
+
+@dataclass(frozen=True)
+class Branches:
+    """{(v, state of p·v) : v may follow p} for each of x prefixes p, as CSR.
+
+    Prefix n's tokens are tokens[offsets[n]:offsets[n + 1]]: none where nothing may follow.
+    """
+
+    offsets: Int[np.ndarray, " x1"]  # [x + 1], int64
+    tokens: Int[np.ndarray, " t"]  # ascending within a prefix
+    states: Int[np.ndarray, "t s"]  # the prefix's state after taking that token
+
+
+class Constraint(Protocol):
+    """The valid sequences, seen from any of their prefixes.
+
+    A state is a row of s integers. One without branches is a finished sequence.
+    """
+
+    def start(self) -> Int[np.ndarray, "1 s"]:
+        """The state of the empty prefix."""
+
+    def branches(self, states: Int[np.ndarray, "x s"]) -> Branches:
+        """What may follow the prefixes that have these states."""
+
+
+def ranges(
+    first: Int[np.ndarray, " x"], last: Int[np.ndarray, " x"]
+) -> tuple[Int[np.ndarray, " x1"], Int[np.ndarray, " t"]]:
+    """The integers of every [first, last), one range after the other, as CSR: offsets [x + 1] and values."""
+    offsets = np.zeros(len(first) + 1, dtype=np.int64)
+    np.cumsum(last - first, out=offsets[1:])
+    return offsets, np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], last - first)
+
+
+def find_in_ranges(
+    values: Int[np.ndarray, " v"],
+    first: Int[np.ndarray, " x"],
+    last: Int[np.ndarray, " x"],
+    wanted: Int[np.ndarray, " x"],
+) -> Int[np.ndarray, " x"]:
+    """The place of wanted[n] in values[first[n]:last[n]], which ascends, counted from values[0]; else −1."""
+    low, high = first.copy(), last.copy()
+    while (open_ := np.flatnonzero(low < high)).size:  # a binary search in every range at once
+        middle = (low[open_] + high[open_]) // 2
+        less = values[middle] < wanted[open_]
+        low[open_[less]] = middle[less] + 1
+        high[open_[~less]] = middle[~less]
+    inside = np.flatnonzero(low < last)
+    place = np.full(len(low), -1, dtype=np.int64)
+    hit = inside[values[low[inside]] == wanted[inside]]
+    place[hit] = low[hit]
+    return place
+
+
+def columns(
+    offsets: Int[np.ndarray, " n1"],
+) -> Iterator[tuple[Int[np.ndarray, " a"], Int[np.ndarray, " a"]]]:
+    """For i = 0, 1, …: the sequences of a CSR that have an i-th token, and the places of these tokens."""
+    lengths = np.diff(offsets)
+    rows, i = np.flatnonzero(lengths), 0
+    while rows.size:
+        yield rows, offsets[rows] + i
+        i += 1
+        rows = rows[lengths[rows] > i]
+
+
+def check_sequences(tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " n1"], what: str) -> None:
+    """ValueError, which names the first bad one, unless tokens and offsets are sequences as CSR."""
+    if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(tokens) or (np.diff(offsets) < 0).any():
+        raise ValueError(
+            f"the offsets of {what}s must ascend from 0 to the number of tokens, {len(tokens)}: "
+            f"{what} n is tokens[offsets[n]:offsets[n + 1]]"
+        )
+    bad = np.flatnonzero((tokens < 0) | (tokens > LARGEST_TOKEN))
+    if bad.size:
+        owner = np.searchsorted(offsets, bad[0], side="right") - 1
+        raise ValueError(f"{what} {owner} has the token {tokens[bad[0]]}: tokens are in [0, 2^31)")

@@ -1,0 +1,192 @@
+"""{v : p·v occurs in the corpus} for a prefix p, in time proportional to its size: every n-gram, indexed.
+
+What SEAL asks of an FM-index (Bevilacqua et al. 2022, arXiv:2204.10628, §3), asked of a suffix array. Write
+LCP[r] for how many tokens the suffixes of rows r − 1 and r share before a document ends. An n-gram of depth m
+occurs in the rows lo … hi − 1; there its successors change exactly at the rows r with LCP[r] = m (Abouelhoda,
+Kurtz, Ohlebusch 2004, "Replacing suffix trees with enhanced suffix arrays"). All these rows are listed once,
+n-gram by n-gram, so that a set of successors is a slice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int
+
+from paradigms.files import atomic_folder, settle
+from paradigms.generative.constraints import Branches, check_sequences, columns, find_in_ranges, ranges
+
+SEPARATOR = -1  # closes every document in the text; no n-gram contains it, so none crosses a boundary
+
+
+@dataclass(frozen=True)
+class Occurrences:
+    """Where each of x n-grams occurs, as CSR, ascending by document and position."""
+
+    offsets: Int[np.ndarray, " x1"]  # [x + 1]
+    documents: Int[np.ndarray, " t"]
+    positions: Int[np.ndarray, " t"]  # of the n-gram's first token in its document
+
+
+@dataclass(frozen=True)
+class NGramIndex:
+    """A constraint whose prefixes are the n-grams of a corpus; a state is [lo, hi, depth].
+
+    The n-gram is the first `depth` tokens of the suffixes of rows lo … hi − 1; it is absent where lo = hi.
+    A node is an n-gram with several successors, or with one that some of its occurrences lack. About 28 bytes
+    per token of English.
+    """
+
+    text: Int[np.ndarray, " l"]  # the documents, a SEPARATOR behind each
+    starts: Int[np.ndarray, " d1"]  # document d begins at text[starts[d]]
+    rows: Int[np.ndarray, " r"]  # the suffix array: where the suffixes begin, sorted by what they read
+    nodes: Int[np.ndarray, " v"]  # lo · stride + depth of every node, ascending
+    first: Int[np.ndarray, " v1"]  # node v has the successors first[v] … first[v + 1] − 1
+    tokens: Int[np.ndarray, " e"]  # of the successors, ascending within a node
+    lows: Int[np.ndarray, " e"]  # lo of the n-gram with that successor; its hi is the next one's lo
+
+    @classmethod
+    def build(cls, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " d1"]) -> NGramIndex:
+        """The index of the documents tokens[offsets[d]:offsets[d + 1]], O(t log t) whatever they repeat.
+
+        Documents may be empty; ValueError if all are, or for a token outside [0, 2^31).
+        """
+        from pydivsufsort import divsufsort, kasai
+
+        check_sequences(tokens, offsets, "document")
+        if not len(tokens):
+            raise ValueError("an n-gram index needs at least one token: every document is empty")
+        text = np.insert(tokens.astype(np.int32), offsets[1:], SEPARATOR)
+        starts = offsets + np.arange(len(offsets))
+        symbols = np.searchsorted(np.unique(text), text)  # dense, so that most corpora need 2 bytes a token
+        symbols = symbols.astype(np.min_scalar_type(int(symbols.max())))
+        rows = divsufsort(symbols)
+        shared = np.roll(kasai(symbols, rows), 1)  # from rows (r, r + 1) to (r − 1, r)
+        rows, shared = rows[len(offsets) - 1 :], shared[len(offsets) - 1 :]  # separators sort first
+        until_end = np.repeat(starts[1:] - 1, np.diff(starts)) - np.arange(len(text))
+        shared = np.minimum(shared, until_end[rows])
+        shared[0] = -1  # the first row shares less than any other
+        stride = int(np.diff(starts).max())  # more than any depth
+        changes = _previous_smaller(shared)[1:] * stride + shared[1:]  # the node whose successor changes here
+        nodes = np.union1d(changes, 0)  # the empty n-gram is one even where nothing changes
+        keys = np.concatenate([nodes, changes])
+        lows = np.concatenate([nodes // stride, np.arange(1, len(rows))])  # every node's first successor, too
+        successors = text[rows[lows] + keys % stride]
+        kept = np.flatnonzero(successors != SEPARATOR)
+        kept = kept[np.argsort(keys[kept], kind="stable")]
+        nodes, counts = np.unique(keys[kept], return_counts=True)
+        first = np.concatenate([[0], np.cumsum(counts)])
+        return cls(text, starts, rows, nodes, first, successors[kept], lows[kept].astype(rows.dtype))
+
+    def start(self) -> Int[np.ndarray, "1 3"]:
+        return np.array([[0, len(self.rows), 0]])
+
+    def branches(self, states: Int[np.ndarray, "x 3"]) -> Branches:
+        lo, hi, depth = states.T
+        first, last, only = self._successors(states)
+        single = np.flatnonzero(only != SEPARATOR)
+        first[single], last[single] = 0, 1  # a place to be overwritten
+        offsets, places = ranges(first, last)
+        tokens, lows = self.tokens[places].astype(np.int64), self.lows[places].astype(np.int64)
+        tokens[offsets[single]], lows[offsets[single]] = only[single], lo[single]
+        found = np.empty((len(tokens), 3), dtype=np.int64)
+        found[:, 0] = lows
+        found[:-1, 1] = lows[1:]
+        some = np.flatnonzero(last > first)
+        found[offsets[some + 1] - 1, 1] = hi[some]
+        found[:, 2] = np.repeat(depth + 1, last - first)
+        return Branches(offsets, tokens, found)
+
+    def counts(self, states: Int[np.ndarray, "x 3"]) -> Int[np.ndarray, " x"]:
+        """How often each n-gram occurs in the corpus, overlaps included; the empty one: how many tokens."""
+        return states[:, 1] - states[:, 0]
+
+    def locate(self, states: Int[np.ndarray, "x 3"]) -> Occurrences:
+        """Where each n-gram occurs: one entry per occurrence, so memory grows with `counts`."""
+        offsets, places = ranges(states[:, 0], states[:, 1])
+        of = np.repeat(np.arange(len(states)), np.diff(offsets))
+        begins = self.rows[places].astype(np.int64)
+        begins = begins[np.lexsort((begins, of))]
+        documents = np.searchsorted(self.starts, begins, side="right") - 1
+        return Occurrences(offsets, documents, begins - self.starts[documents])
+
+    def find(self, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " n1"]) -> Int[np.ndarray, "n 3"]:
+        """The states of the n-grams tokens[offsets[n]:offsets[n + 1]]; lo = hi where one is absent."""
+        check_sequences(tokens, offsets, "n-gram")
+        states = np.repeat(self.start(), len(offsets) - 1, axis=0)
+        for grams, places in columns(offsets):
+            here, wanted = states[grams], tokens[places]
+            first, last, only = self._successors(here)
+            edges = find_in_ranges(self.tokens, first, last, wanted)
+            hit = np.flatnonzero(edges >= 0)
+            within = hit[edges[hit] + 1 < last[hit]]  # another successor follows
+            lo, hi = here[:, 0], here[:, 1]
+            lost = (edges < 0) & (only != wanted)
+            hi[within] = self.lows[edges[within] + 1]
+            lo[hit] = self.lows[edges[hit]]
+            hi[lost] = lo[lost]
+            here[:, 2] += 1
+            states[grams] = here
+        return states
+
+    def save(self, folder: str | Path) -> None:
+        """Write the arrays into a folder, which appears complete or not at all."""
+        with atomic_folder(folder) as fresh:
+            for field in fields(self):
+                np.save(fresh / f"{field.name}.npy", getattr(self, field.name), allow_pickle=False)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> NGramIndex:
+        """The index that `save` wrote, mapped into memory: opened at once, shared between processes."""
+        settle(folder)
+        paths = {field.name: Path(folder) / f"{field.name}.npy" for field in fields(cls)}
+        for path in paths.values():
+            if not path.is_file():
+                raise FileNotFoundError(f"{folder} holds no n-gram index: {path.name} is missing")
+        return cls(**{name: np.load(path, "r", allow_pickle=False) for name, path in paths.items()})
+
+    @cached_property
+    def _stride(self) -> int:
+        return int(np.diff(self.starts).max())
+
+    def _successors(
+        self, states: Int[np.ndarray, "x 3"]
+    ) -> tuple[Int[np.ndarray, " x"], Int[np.ndarray, " x"], Int[np.ndarray, " x"]]:
+        """A node's successors as a range (first, last); otherwise an empty one and the only successor there
+        is, or SEPARATOR."""
+        lo, hi, depth = states.T
+        key = np.where(lo < hi, lo * self._stride + depth, -1)
+        node, after = (np.searchsorted(self.nodes, key, side) for side in ("left", "right"))
+        first, last = self.first[node], self.first[after]
+        only = np.full(len(states), SEPARATOR, dtype=np.int64)
+        single = np.flatnonzero((first == last) & (lo < hi))
+        only[single] = self.text[self.rows[lo[single]] + depth[single]]
+        return first, last, only
+
+
+def _previous_smaller(values: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+    """max{j < i : values[j] < values[i]} for each i > 0, if values[0] is smaller than all others.
+
+    Over a binary tree of minima, every i at once: up to the nearest block on the left that has a smaller
+    value, then down to the last one in there. O(n log n) whatever the values.
+    """
+    levels = [values]
+    while len(levels[-1]) > 1:
+        level = levels[-1]
+        pairs = np.append(level, level[-1:]) if len(level) % 2 else level
+        levels.append(pairs.reshape(-1, 2).min(1))
+    block, height = np.zeros(len(values), dtype=np.int64), np.zeros(len(values), dtype=np.int8)
+    open_ = np.arange(1, len(values))
+    for k, level in enumerate(levels):
+        left = (open_ >> k) - 1
+        hit = (left % 2 == 0) & (level[left] < values[open_])
+        block[open_[hit]], height[open_[hit]] = left[hit], k
+        open_ = open_[~hit]
+    for k in range(len(levels) - 2, -1, -1):
+        down = np.flatnonzero(height > k)
+        right = 2 * block[down] + 1
+        block[down] = right - (levels[k][right] >= values[down])
+    return block
