@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding, AutoTokenizer
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSeq2SeqLM,
+    AutoModelForTextEncoding,
+    AutoTokenizer,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
 from transformers.utils import logging as hf_logging
 
@@ -62,6 +70,34 @@ def load_tokenizer(name: str | Path, entries: int) -> Any:
         )
     tokenizer.padding_side = "right"  # place 0 is pooled as [CLS]
     return tokenizer
+
+
+def load_seq2seq(name: str | Path) -> Any:
+    """A sequence-to-sequence checkpoint in float32, however it is stored.
+
+    ValueError where the checkpoint lacks weights.
+    """
+    with quiet():
+        model, found = AutoModelForSeq2SeqLM.from_pretrained(
+            name, dtype=torch.float32, output_loading_info=True
+        )
+    missing = sorted(found["missing_keys"])
+    if missing:
+        raise ValueError(
+            f"{name} lacks weights of {type(model).__name__}, as {missing[0]}: they would be random"
+        )
+    return model
+
+
+def load_heads(module: nn.Module, expected: Mapping[str, Tensor], file: Path) -> None:
+    """Put back the weights that are not the backbone's own. ValueError where others than these are there."""
+    saved = load_file(file)
+    found, needed = ({n: tuple(t.shape) for n, t in w.items()} for w in (saved, expected))
+    if found != needed:
+        wrong = dict(sorted(found.items() - needed.items()))
+        lacking = dict(sorted(needed.items() - found.items()))
+        raise ValueError(f"{file} holds {wrong}, where its settings need {lacking}")
+    module.load_state_dict(saved, strict=False)
 
 
 @contextmanager

@@ -60,15 +60,20 @@ Normalise: TypeAlias = Callable[[Pairs, Tokens, Tokens], Float[Tensor, "b n"]]
 
 @dataclass(frozen=True)
 class Interaction:
-    """The three parts of the formula for given pairs, whatever the paradigm."""
+    """The three parts of the formula for given pairs, whatever the paradigm.
+
+    A decoder's rel has a part that no query token makes: the rest, from the identifier's prefix alone.
+    """
 
     similarity: Pairs  # S = DᵀQ; 0 where either token is padding
     alignment: Pairs  # A
     normaliser: Float[Tensor, "b n"]  # Z
+    rest: Float[Tensor, "b n"] | None = None  # None = 0
 
     @property
     def rel(self) -> Float[Tensor, "b n"]:
-        return (self.similarity * self.alignment).sum((-2, -1)) / self.normaliser
+        matched = (self.similarity * self.alignment).sum((-2, -1)) / self.normaliser
+        return matched if self.rest is None else matched + self.rest
 
 
 def similarity(documents: Tokens, queries: Tokens) -> tuple[Pairs, Valid]:

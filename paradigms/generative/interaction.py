@@ -1,0 +1,90 @@
+"""A T5 decoder's rel as Σᵢⱼ (DᵀQ ⊙ A)ᵢⱼ + rest: the exact identity, its truncations, and the paper's form.
+
+Wu et al. 2024, Eq. 11 to 16, derive rel = sum(ẼᵀQ ⊙ A) for one layer without norms, residuals and
+feed-forward. For the decoder as it is: hold norm scales, attention patterns and gates fixed, as in
+`decoder.Trace`. Its output is then linear in the context vectors c^{lh}_i = V_lh Q α^{lh}_i and the embedded
+prefix, so with D_{lhi} = V_lhᵀ ∂rel/∂c^{lh}_i
+
+    rel(d, q) = Σ_{lhi,j} (DᵀQ ⊙ A)_{lhi,j} + Σᵢ x_iᵀ ∂rel/∂x_i,   A_{lhi,j} = α^{lh}_{ij},
+
+with M·H·L document tokens, rows of A that sum to 1, Z = 1, and a rest that the prefix alone makes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from paradigms.core import Interaction, Tokens, similarity
+from paradigms.encode import Batch
+from paradigms.generative.decoder import Trace, decode
+from paradigms.generative.model import Generative, Targets
+from paradigms.generative.outputs import Scorer
+
+# exact: all paths. direct: every layer's contexts by the residual stream alone. last: the last layer's alone.
+# naive: the last layer with its heads' attention averaged and their vectors summed, as the paper's Eq. 13
+# reads and its public practice does: M document tokens, and no equality with rel.
+Form = Literal["exact", "direct", "last", "naive"]
+
+
+def decompose(
+    model: Generative, sources: Batch, targets: Targets, scorer: Scorer, form: Form = "exact"
+) -> tuple[Tokens, Tokens, Interaction]:
+    """D [b, n, L·H·M, h], Q [b, 1, N, h] and S, A, Z, rest of b queries and n identifiers each.
+
+    Document tokens are ordered (layer, head, place). But for the naive form, rel of the Interaction is
+    `token_scores` summed over places: in the exact form because the rest is computed as the prefix's part; in
+    the truncated ones because the rest is what they leave. Of a log probability, −Σᵢ log Σ_v exp logit_iv is
+    part of the rest.
+    """
+    with model.evaluating(), torch.enable_grad():
+        states, memory = model.begin(sources)
+        inputs = model.embed(targets.inputs).detach().requires_grad_()
+        trace = Trace()
+        hidden = decode(model.backbone.decoder, inputs, memory, trace)
+        linear: Scorer = "logit" if scorer == "log_probability" else scorer
+        parts = model.token_parts(hidden, targets, linear).where(targets.mask, 0)
+        paths = [*trace.contexts, inputs] if form == "exact" else [hidden]
+        gradients = torch.autograd.grad(parts.sum(), paths)
+    with model.evaluating(), torch.no_grad():
+        rel = model.token_parts(hidden, targets, scorer).where(targets.mask, 0).sum(-1)
+        if form == "exact":
+            *contexts, prefix = gradients
+            rest = (inputs * prefix).sum((-2, -1)) + (rel - parts.sum(-1))
+        else:
+            contexts = _residual_path(model, gradients[0], trace)
+        used = range(len(contexts))[-1:] if form in ("last", "naive") else range(len(contexts))
+        D = torch.stack([_vectors(model, layer, contexts[layer]) for layer in used], 2)
+        A = torch.stack([trace.attention[layer].transpose(2, 3) for layer in used], 2)  # [b, n, L, H, i, j]
+        if form == "naive":
+            D, A = D.sum(3, keepdim=True), A.mean(3, keepdim=True)
+        mask = targets.mask[:, :, None, None].expand(D.shape[:-1])
+        documents = Tokens(D.flatten(2, 4), mask.flatten(2))
+        queries = Tokens(states[:, None], sources.attention_mask.bool()[:, None])
+        S, valid = similarity(documents, queries)
+        interaction = Interaction(S, A.flatten(2, 4).where(valid, 0), S.new_ones(S.shape[:2]))
+        if form in ("direct", "last"):
+            rest = rel - interaction.rel
+        elif form == "naive":
+            rest = torch.zeros_like(rel)
+        return documents, queries, replace(interaction, rest=rest)
+
+
+def _residual_path(model: Generative, gradient: Tensor, trace: Trace) -> list[Tensor]:
+    """∂rel/∂c^{lh}_i along the residual stream alone: O_lhᵀ u_i with u_i = g ⊙ ∂rel/∂h_i / rms_i."""
+    decoder = model.backbone.decoder
+    assert trace.scale is not None
+    stream = gradient * decoder.final_layer_norm.weight * trace.scale
+    crossing = [block.layer[1].EncDecAttention for block in decoder.block]
+    return [(stream @ attention.o.weight).unflatten(-1, (attention.n_heads, -1)) for attention in crossing]
+
+
+def _vectors(model: Generative, layer: int, gradient: Tensor) -> Float[Tensor, "b n heads m h"]:
+    """D_{lhi} = V_lhᵀ ∂rel/∂c^{lh}_i of one layer."""
+    attention = model.backbone.decoder.block[layer].layer[1].EncDecAttention
+    values = attention.v.weight.unflatten(0, (attention.n_heads, -1))
+    return torch.einsum("bnihk,hkd->bnhid", gradient, values)

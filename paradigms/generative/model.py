@@ -1,0 +1,279 @@
+"""rel(d, q) = log p(identifier of d | q) of a sequence-to-sequence model, as one trainable, savable module.
+
+Wu et al. 2024 (arXiv:2404.00684), Eq. 8 to 14. The model's identifiers are its index: it is built for a
+corpus, and ranks that corpus only. DSI, GENRE and SEAL differ in their identifiers; PAWA and NP-decoding
+change the output vectors of any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from paradigms.backbone import load_heads, load_seq2seq, load_tokenizer, quiet
+from paradigms.encode import Batch, check_choices, read_settings
+from paradigms.files import settle, write_json
+from paradigms.generative.decoder import FAMILIES, Memory, decode, remember
+from paradigms.generative.identifiers import Identifiers
+from paradigms.generative.outputs import Outputs, Scorer
+from paradigms.generative.pawa import Pawa
+from paradigms.model import Trainable
+
+SETTINGS, HEADS = "generative.json", "heads.safetensors"
+START = 0  # what T5 pads with and begins to decode with
+
+
+@dataclass(frozen=True)
+class GenerativeSettings:
+    """What makes a generative paradigm besides its backbone and its identifiers. Lengths are in tokens."""
+
+    name: str
+    query_length: int = 32
+    document_length: int = 128  # of a document's text as a source (indexing pairs), and in its spans
+    # Where the vectors of identifier tokens come from. "backbone": its own vocabulary; "own": new tables, for
+    # identifiers that are no text; "clusters": NP-decoding, contextual vectors of the corpus's tokens.
+    tokens: Literal["backbone", "own", "clusters"] = "backbone"
+    pawa_rank: int = 0  # > 0: PAWA, with E_v ∈ R^{h×rank}
+    pawa_layers: int = 1
+    # What p(token | prefix, q) is normalised over: the vocabulary, or the tokens that stand at this place of
+    # some identifier. Never over the tokens that may follow the prefix: beams would no longer be comparable.
+    softmax: Literal["vocabulary", "place"] = "vocabulary"
+    score: Scorer = "log_probability"  # what ranks in rerank mode
+    # How a document's rel comes from those of its several names (SEAL: its windows): that of the best, or
+    # their mean. "best" is a hard alignment to one of them, by the model's own rel.
+    names: Literal["best", "mean"] = "best"
+    span: int = 10  # tokens of a generated n-gram, and of a document's windows, where identifiers are text
+    decode: Literal["identifiers", "spans", "keys"] = "identifiers"  # what a beam search ranks documents by
+    beams: int = 20
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        for name in ("query_length", "document_length", "span", "beams", "pawa_layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.pawa_rank < 0:
+            raise ValueError(f"pawa_rank must be at least 0, got {self.pawa_rank}")
+        if self.pawa_rank and self.tokens == "clusters":
+            raise ValueError("PAWA and NP-decoding both replace the output vectors: choose one")
+
+
+@dataclass(frozen=True)
+class Targets:
+    """n token sequences for each of b queries, padded."""
+
+    ids: Int[Tensor, "b n m"]
+    mask: Bool[Tensor, "b n m"]  # True = a token that counts
+
+    def to(self, device: torch.device | str) -> Targets:
+        return Targets(self.ids.to(device), self.mask.to(device))
+
+    @property
+    def inputs(self) -> Int[Tensor, "b n m"]:
+        """What the decoder reads: the same, one place later."""
+        return nn.functional.pad(self.ids[..., :-1], (1, 0), value=START)
+
+    @classmethod
+    def pad(cls, rows: Sequence[Sequence[Sequence[int]]]) -> Targets:
+        """From token sequences, rows[b][n]; every query needs as many."""
+        length = max(len(tokens) for sequences in rows for tokens in sequences)
+        ids = [[[*t, *[START] * (length - len(t))] for t in sequences] for sequences in rows]
+        mask = [[[place < len(t) for place in range(length)] for t in sequences] for sequences in rows]
+        return cls(torch.tensor(ids), torch.tensor(mask))
+
+
+class Generative(Trainable):
+    """log p(identifier | query) with a T5: train, score, explain, decode, save."""
+
+    def __init__(self, settings: GenerativeSettings, backbone: str | Path, identifiers: Identifiers) -> None:
+        super().__init__()
+        self.settings, self.identifiers = settings, identifiers
+        self.backbone: Any = load_seq2seq(backbone)
+        config = self.backbone.config
+        if config.model_type not in FAMILIES:
+            raise ValueError(f"{backbone} is a {config.model_type}; generative paradigms need {FAMILIES}")
+        self.tokenizer = load_tokenizer(backbone, config.vocab_size)
+        self.width: int = config.d_model
+        own = settings.tokens == "own"
+        if not own and identifiers.vocabulary > config.vocab_size:
+            raise ValueError(
+                f"identifiers use {identifiers.vocabulary} tokens, the vocabulary of {backbone} has "
+                f"{config.vocab_size}: build them with its tokenizer"
+            )
+        size = identifiers.vocabulary if own else config.vocab_size
+        std = float(self.backbone.shared.weight.detach().std())  # what the decoder is used to read
+        self.embedding = nn.Parameter(torch.randn(size, self.width) * std) if own else None
+        self.table = nn.Parameter(torch.randn(size, self.width)) if own and not settings.pawa_rank else None
+        self.pawa = (
+            Pawa(size, self.width, settings.pawa_rank, settings.pawa_layers, config.dropout_rate)
+            if settings.pawa_rank
+            else None
+        )
+        if self.table is not None or self.pawa is not None:
+            self.backbone.lm_head.weight.requires_grad_(self._tied)  # never read, so it would get no gradient
+        self._places = identifiers.places() if settings.softmax == "place" else None
+
+    # --- text and identifiers -> ids ----------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def name(self) -> str:
+        return self.settings.name
+
+    def description(self) -> dict[str, Any]:
+        return asdict(self.settings) | {"identifiers": self.identifiers.digest}
+
+    def tokenize(self, texts: Sequence[str], length: int | None = None) -> Batch:
+        """Sources: queries, or documents where `length` says so; every token counts, </s> too."""
+        rows = self.tokenizer(
+            list(texts),
+            padding=True,
+            truncation=True,
+            max_length=length or self.settings.query_length,
+            return_tensors="pt",
+        )
+        return Batch(rows["input_ids"], rows["attention_mask"], rows["attention_mask"].bool())
+
+    # --- ids -> vectors -----------------------------------------------------------------------------
+
+    def begin(self, sources: Batch) -> tuple[Float[Tensor, "b j h"], Memory]:
+        """Q, the queries' encoder states, and the memory that decoding them needs."""
+        encoder = self.backbone.get_encoder()
+        states = encoder(input_ids=sources.input_ids, attention_mask=sources.attention_mask).last_hidden_state
+        return states, remember(self.backbone.decoder, states, sources.attention_mask.bool())
+
+    def embed(self, ids: Int[Tensor, "*x"]) -> Float[Tensor, "*x h"]:
+        """What the decoder reads for a token."""
+        return nn.functional.embedding(ids, self._input_table)
+
+    def outputs(self, states: Float[Tensor, "b n m h"], prefix: Int[Tensor, "b n t"]) -> Outputs:
+        """The output vectors against which the states of the last m of the prefix's t places are held."""
+        adapted = None
+        if self.pawa is not None:
+            adapted = self.pawa.adapt(self.embed(prefix))[..., prefix.shape[-1] - states.shape[-2] :, :]
+        return Outputs(states * self._scale, adapted, self._output_table, self.pawa)
+
+    @property
+    def _input_table(self) -> Tensor:
+        return self.backbone.shared.weight if self.embedding is None else self.embedding
+
+    @property
+    def _output_table(self) -> Tensor | None:
+        if self.pawa is not None:
+            return None
+        return self.backbone.lm_head.weight if self.table is None else self.table
+
+    @property
+    def _scale(self) -> float:
+        """s of logit_v = s · hᵀ w_v: T5 v1.0 divides by √h where v1.1 and mT5 do not."""
+        if self.settings.tokens != "backbone" or self.settings.pawa_rank:
+            return self.width**-0.5
+        config = self.backbone.config
+        scaled = getattr(config, "scale_decoder_outputs", config.tie_word_embeddings)
+        return self.width**-0.5 if scaled and config.model_type == "t5" else 1.0
+
+    @property
+    def _tied(self) -> bool:
+        return self.backbone.lm_head.weight is self.backbone.shared.weight
+
+    # --- scores -------------------------------------------------------------------------------------
+
+    def forward(self, sources: Batch, targets: Targets) -> Float[Tensor, "b n m"]:
+        """log p(d_i | d_<i, q) of every target token, 0 at padding."""
+        return self.token_scores(sources, targets, "log_probability")
+
+    def token_scores(self, sources: Batch, targets: Targets, scorer: Scorer) -> Float[Tensor, "b n m"]:
+        """The part of rel of every target token, under one of the three scorers; 0 at padding."""
+        _, memory = self.begin(sources)
+        states = decode(self.backbone.decoder, self.embed(targets.inputs), memory)
+        return self.token_parts(states, targets, scorer).where(targets.mask, 0)
+
+    def token_parts(
+        self, states: Float[Tensor, "b n m h"], targets: Targets, scorer: Scorer
+    ) -> Float[Tensor, "b n m"]:
+        """`token_scores` of decoder states."""
+        outputs = self.outputs(states, targets.inputs)
+        if self._places is None:
+            return outputs.score(targets.ids, scorer)
+        parts = []
+        for place in range(targets.ids.shape[-1]):
+            alphabet = self._alphabet(place)
+            parts.append(
+                outputs[place : place + 1].score(targets.ids[..., place : place + 1], scorer, alphabet)
+            )
+        return torch.cat(parts, -1)
+
+    def next_log_probabilities(
+        self, states: Float[Tensor, "b n 1 h"], prefix: Int[Tensor, "b n t"]
+    ) -> Float[Tensor, "b n v"]:
+        """log p(token | prefix, q) of every token; −∞ for those that the softmax leaves out."""
+        outputs = self.outputs(states, prefix)
+        if self._places is None:
+            return outputs.logits()[..., 0, :].log_softmax(-1)
+        alphabet = self._alphabet(prefix.shape[-1] - 1)
+        scores = outputs.logits(alphabet)[..., 0, :].log_softmax(-1)
+        full = scores.new_full((*scores.shape[:-1], len(self._input_table)), -torch.inf)
+        return full.index_copy(-1, alphabet, scores)
+
+    def _alphabet(self, place: int) -> Tensor:
+        """The tokens that stand at a place of some identifier."""
+        assert self._places is not None
+        return self._places[min(place, len(self._places) - 1)].to(self.device)
+
+    # --- names --------------------------------------------------------------------------------------
+
+    def target(self, identifier: int) -> list[int]:
+        """The tokens that the decoder writes for an identifier, the end token last."""
+        start, stop = self.identifiers.offsets[identifier : identifier + 2]
+        tokens = self.target_tokens[start:stop].tolist()
+        return tokens if self.identifiers.end is None else [*tokens, self.identifiers.end]
+
+    def names(self, document: int) -> list[list[int]]:
+        """Every token sequence by which rerank mode scores a document, whatever the query.
+
+        Its identifiers; where these are its text, the text in windows of `span` tokens.
+        """
+        rows = [self.target(number) for number in self.identifiers.of(document)]
+        if self.identifiers.kind != "text":
+            return rows
+        span = self.settings.span
+        return [row[first : first + span] for row in rows for first in range(0, len(row), span)]
+
+    @property
+    def target_tokens(self) -> Int[np.ndarray, " t"]:
+        """The identifiers' tokens in the decoder's vocabulary."""
+        return self.identifiers.tokens
+
+    # --- files --------------------------------------------------------------------------------------
+
+    def write(self, folder: Path) -> None:
+        with quiet():
+            self.backbone.save_pretrained(folder / "backbone")
+        self.tokenizer.save_pretrained(folder / "backbone")
+        save_file(self._heads(), folder / HEADS)
+        self.identifiers.save(folder)
+        write_json(folder / SETTINGS, asdict(self.settings))
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> Generative:
+        folder = Path(folder)
+        settle(folder)
+        settings = read_settings(GenerativeSettings, folder / SETTINGS)
+        model = cls(settings, folder / "backbone", Identifiers.load(folder))
+        load_heads(model, model._heads(), folder / HEADS)
+        return model
+
+    def _heads(self) -> dict[str, Tensor]:
+        """The weights that are not the backbone's own."""
+        state = self.state_dict().items()
+        return {name: t.contiguous() for name, t in state if not name.startswith("backbone.")}
