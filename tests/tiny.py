@@ -1,14 +1,16 @@
 """Tiny Hugging Face checkpoints with random weights and real tokenizers: encoders for tests, in milliseconds.
 
 `write_checkpoint("bert", folder)` writes what a hub folder of that family holds: config, safetensors and
-tokenizer. 2 layers of width 32; the vocabulary has the words of `WORDS`, punctuation, and single characters
-for everything else, so that unknown words fall into several tokens as they do in real models.
+tokenizer; `write_seq2seq("t5", folder)` writes a whole T5, with its decoder. 2 layers of width 32; the
+vocabulary has the words of `WORDS`, punctuation, and single characters for everything else, so that unknown
+words fall into several tokens as they do in real models.
 """
 
 from __future__ import annotations
 
 import string
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
@@ -19,13 +21,16 @@ from transformers import (
     ModernBertModel,
     MT5Config,
     MT5EncoderModel,
+    MT5ForConditionalGeneration,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     T5Config,
     T5EncoderModel,
+    T5ForConditionalGeneration,
 )
 
 FAMILIES = ("bert", "modernbert", "t5", "mt5")
+SEQ2SEQ = ("t5", "t5-v1.1", "mt5")  # tied with ReLU; untied and gated; likewise, of another model type
 WIDTH, LAYERS, HEADS = 32, 2, 2
 WORDS = """
     a about above after again air all also an and animal answer any are as ask at back bank be because bird
@@ -51,7 +56,34 @@ def write_checkpoint(family: str, folder: Path, dtype: torch.dtype = torch.float
     """Write a tiny checkpoint of a family of `FAMILIES` into `folder`; weights are stored as `dtype`."""
     tokenizer = _unigram() if family.endswith("t5") else _wordpiece()
     torch.manual_seed(seed)
-    model = _model(family, tokenizer)
+    return _save(_model(family, tokenizer), tokenizer, folder, dtype)
+
+
+def write_seq2seq(family: str, folder: Path, seed: int = 0) -> Path:
+    """Write a tiny encoder-decoder of a family of `SEQ2SEQ` into `folder`.
+
+    transformers ties the embeddings of every new T5, which those of v1.1 and mT5 on the hub are not.
+    """
+    tokenizer = _unigram()
+    torch.manual_seed(seed)
+    size = _t5_size(tokenizer) | {"decoder_start_token_id": 0}
+    if family == "t5":
+        model: Any = T5ForConditionalGeneration(T5Config(**size, feed_forward_proj="relu"))
+    else:
+        kinds: dict[str, Any] = {
+            "t5-v1.1": (T5Config, T5ForConditionalGeneration),
+            "mt5": (MT5Config, MT5ForConditionalGeneration),
+        }
+        config, kind = kinds[family]
+        model = kind(config(**size, feed_forward_proj="gated-gelu", tie_word_embeddings=False))
+        model.config.tie_word_embeddings = False
+        model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.shared.weight))
+    return _save(model, tokenizer, folder, torch.float32)
+
+
+def _save(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path, dtype: torch.dtype
+) -> Path:
     with torch.no_grad():  # weights of the usual .02 would leave a text's tokens almost independent of it
         for name, weight in model.named_parameters():
             if weight.ndim == 2:
@@ -93,17 +125,18 @@ def _model(family: str, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
             )
         )
     config, model = {"t5": (T5Config, T5EncoderModel), "mt5": (MT5Config, MT5EncoderModel)}[family]
-    return model(
-        config(
-            vocab_size=size,
-            d_model=WIDTH,
-            d_kv=WIDTH // HEADS,
-            d_ff=2 * WIDTH,
-            num_layers=LAYERS,
-            num_heads=HEADS,
-            feed_forward_proj="gated-gelu",
-        )
-    )
+    return model(config(**_t5_size(tokenizer), feed_forward_proj="gated-gelu"))
+
+
+def _t5_size(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    return {
+        "vocab_size": len(tokenizer),
+        "d_model": WIDTH,
+        "d_kv": WIDTH // HEADS,
+        "d_ff": 2 * WIDTH,
+        "num_layers": LAYERS,
+        "num_heads": HEADS,
+    }
 
 
 def _wordpiece() -> PreTrainedTokenizerFast:
