@@ -14,15 +14,16 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 
 import torch
 from jaxtyping import Bool, Float, Int
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from paradigms.backbone import load_backbone, load_tokenizer, offline_encoder, quiet
+from paradigms.backbone import load_backbone, load_heads, load_tokenizer, offline_encoder, quiet
 from paradigms.core import Tokens
 from paradigms.files import write_json
-from paradigms.relax import entropic_topk
+from paradigms.relax import entropic_topk, hard_topk, token_budget
 
 Side = Literal["query", "document"]
+SIDES: tuple[Side, Side] = ("query", "document")
 POOLED = -1  # ids of the tokens that a pooled vector is cut into: -1, -2, ...; no vocabulary has them
 
 
@@ -44,11 +45,13 @@ class EncoderSettings:
     query_augmentation: bool = False  # fill queries up with [MASK] tokens that count
     skip: str = ""  # document tokens that are one of these characters do not count
     special_tokens: bool = True  # whether [CLS], [SEP], </s> and one-token markers count
-    salience: Literal["none", "entropic", "relu"] = "none"  # the head of ALIGNER, Eq. 3
-    query_ratio: float = 0.5  # α^q: share of query tokens with a salience
+    salience: Literal["none", "entropic", "hard", "relu"] = "none"  # ALIGNER's head, and its gate λ
+    salience_sides: Literal["both", "query", "document"] = "both"  # the other side's tokens weigh 1
+    salience_l1: float = 0.0  # weight of the mean salience in the training loss: see train/contrastive.py
+    query_ratio: float = 0.5  # α^q: share of query tokens that the gate has room for
     document_ratio: float = 0.4  # α^d
     eps: float = 0.002  # ε of the entropic gate
-    iterations: int | None = None  # Eq. 5 steps; None = exact
+    iterations: int | None = None  # its Eq. 5 steps; None = exact
     lora_rank: int = 0  # > 0 trains low-rank adapters in place of the encoder's weights
 
     def __post_init__(self) -> None:
@@ -60,7 +63,7 @@ class EncoderSettings:
         for name in ("query_length", "document_length", "first", "dim", "iterations"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("pooled_dim", "lora_rank"):
+        for name in ("pooled_dim", "lora_rank", "salience_l1"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         for name in ("query_ratio", "document_ratio"):
@@ -68,6 +71,12 @@ class EncoderSettings:
                 raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}")
         if self.eps <= 0:
             raise ValueError(f"eps must be positive, got {self.eps}")
+        if self.salience_l1 and self.salience == "none":
+            raise ValueError(f"salience_l1={self.salience_l1} needs a salience; relu is what it is meant for")
+
+    def weighs(self, side: Side) -> bool:
+        """Whether tokens of that side carry a salience."""
+        return self.salience != "none" and self.salience_sides in ("both", side)
 
 
 @dataclass(frozen=True)
@@ -105,10 +114,8 @@ class TextEncoder(nn.Module):
         # theory/projections.py bounds, so training starts from similarities that already mean something.
         self.projection = _orthogonal(width, settings.dim) if settings.dim else None
         self.pooled_projection = _orthogonal(width, settings.pooled_dim) if settings.pooled_dim else None
-        self.salience_heads = (
-            nn.ModuleDict({side: _salience_head(settings.dim or width) for side in ("query", "document")})
-            if settings.salience != "none"
-            else None
+        self.salience_heads = nn.ModuleDict(
+            {side: _salience_head(settings.dim or width) for side in SIDES if settings.weighs(side)}
         )
         self._skip = torch.tensor(self._ids_of(settings.skip), dtype=torch.long)
         self._layouts: dict[Side, _Layout] = {
@@ -199,7 +206,7 @@ class TextEncoder(nn.Module):
             kept = self._kept(side)
             vectors = self._finish(self._project(hidden[:, :kept]))
             counts, ids = batch.counts[:, :kept], batch.input_ids[:, :kept]
-        salience = None if self.salience_heads is None else self._salience(vectors, counts, side)
+        salience = self._salience(vectors, counts, side) if self.settings.weighs(side) else None
         axis = 1 if side == "query" else 0
         places = [None if t is None else t.unsqueeze(axis) for t in (ids, salience)]
         tokens = Tokens(vectors.unsqueeze(axis), counts.unsqueeze(axis), *places)
@@ -252,15 +259,19 @@ class TextEncoder(nn.Module):
         )
 
     def _salience(self, vectors: Tensor, counts: Tensor, side: Side) -> Tensor:
-        """u_i = λ_i · relu(W d_i + b), λ gating ⌈α · length⌉ tokens (Qian et al. 2022, Eq. 3 and 4)."""
-        assert self.salience_heads is not None
+        """u_i = λ_i · relu(W d_i + b) with 1ᵀλ = ⌈α · length⌉ (Qian et al. 2022, Eq. 3 and 4).
+
+        λ is the entropic gate, or its hard limit, whose ties share the budget, or (relu) 1 everywhere. A text
+        in which no score is above 0 has no salience at all; its rel is 0 wherever Z = Σ A.
+        """
         s = self.settings
         with torch.autocast(vectors.device.type, enabled=False):  # bfloat16 cannot tell scores ε apart
             scores = self.salience_heads[side](vectors).squeeze(-1).relu().where(counts, 0)
         if s.salience == "relu":
             return scores
-        ratio = s.query_ratio if side == "query" else s.document_ratio
-        budget = (ratio * counts.sum(-1)).round(decimals=3).ceil()  # .55 · 100 is 55, not 55.000004
+        budget = token_budget(s.query_ratio if side == "query" else s.document_ratio, counts)
+        if s.salience == "hard":
+            return scores * hard_topk(scores, budget, counts)
         return scores * entropic_topk(scores, budget, s.eps, counts, s.iterations)
 
     def _ids_of(self, characters: str) -> list[int]:
@@ -292,13 +303,7 @@ class TextEncoder(nn.Module):
         for needed in (config, file):
             _require(needed, folder)
         encoder = cls(config.parent, settings)
-        saved = load_file(file)
-        found, expected = ({n: tuple(t.shape) for n, t in w.items()} for w in (saved, encoder._heads()))
-        if found != expected:
-            wrong = dict(sorted(found.items() - expected.items()))
-            lacking = dict(sorted(expected.items() - found.items()))
-            raise ValueError(f"{file} holds {wrong}, where its settings need {lacking}")
-        encoder.load_state_dict(saved, strict=False)
+        load_heads(encoder, encoder._heads(), file)
         return encoder
 
     def _heads(self) -> dict[str, Tensor]:

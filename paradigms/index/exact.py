@@ -23,6 +23,7 @@ from torch import Tensor
 from paradigms.core import Tokens, similarity
 from paradigms.data import Run
 from paradigms.index.maxima import keeps_maxima, max_rel
+from paradigms.index.pruning import most_salient
 from paradigms.index.store import TokenStore
 from paradigms.model import Paradigm
 from paradigms.progress import progress_bar
@@ -46,10 +47,19 @@ class ExactIndex(TokenStore):
         self._rank[self._by_id] = np.arange(len(self.ids))
 
     def search(
-        self, paradigm: Paradigm, queries: Mapping[str, str], k: int = 100, *, progress: bool = False
+        self,
+        paradigm: Paradigm,
+        queries: Mapping[str, str],
+        k: int = 100,
+        *,
+        keep: float = 1.0,
+        progress: bool = False,
     ) -> Run:
         """The k best documents of every query, best first; fewer where the index, or what was retrieved, has
-        fewer."""
+        fewer.
+
+        keep: β^q, the share of each query's tokens that search, the most salient ones (`pruning`).
+        """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         self.check(paradigm)
@@ -62,7 +72,7 @@ class ExactIndex(TokenStore):
         found: dict[str, dict[str, float]] = {}
         names = list(queries)
         with torch.inference_mode(), progress_bar(progress) as bar:
-            encoded = list(_encode_queries(paradigm, list(queries.values())))
+            encoded = list(_encode_queries(paradigm, list(queries.values()), keep))
             how = self._impute if impute else self._gather
             parts = how(paradigm, [q for _, q in encoded], min(k, len(self.ids)), bar) if self.ids else []
             for (places, _), keys in zip(encoded, parts, strict=False):
@@ -184,12 +194,14 @@ class ExactIndex(TokenStore):
         return {self.ids[n]: score for n, score in zip(positions, scores.tolist(), strict=True)}
 
 
-def _encode_queries(paradigm: Paradigm, texts: list[str]) -> Iterator[tuple[list[int], Tokens]]:
-    """Q of QUERIES texts of like length at a time, with the places of the texts."""
+def _encode_queries(
+    paradigm: Paradigm, texts: list[str], keep: float = 1.0
+) -> Iterator[tuple[list[int], Tokens]]:
+    """Q of QUERIES texts of like length at a time, with the places of the texts; of each, the kept tokens."""
     order = sorted(range(len(texts)), key=lambda n: len(texts[n]))
     for start in range(0, len(order), QUERIES):
         places = order[start : start + QUERIES]
-        yield places, paradigm.encode_queries([texts[n] for n in places])
+        yield places, most_salient(paradigm.encode_queries([texts[n] for n in places]), keep)
 
 
 def _trimmed(tokens: Tokens) -> Tokens:

@@ -6,8 +6,8 @@ What every index shares: how documents become a folder, and how their tokens com
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,10 +17,12 @@ from torch import Tensor
 
 from paradigms.core import Tokens
 from paradigms.files import atomic_folder, settle, write_json
+from paradigms.index.pruning import most_salient
 from paradigms.model import Paradigm
 from paradigms.progress import progress_bar
 
 WINDOW = 4096  # documents whose lengths are sorted together, so that batches hold little padding
+PRUNED_BLOCK = 1 << 16  # padded tokens that are pruned at once
 MANIFEST = {"paradigm", "fields", "documents", "tokens", "dim"}
 FIELDS = {"vectors": np.float16, "ids": np.int32, "salience": np.float32}
 Store = TypeVar("Store", bound="TokenStore")
@@ -60,12 +62,14 @@ class TokenStore:
         texts: Sequence[str],
         folder: str | Path,
         *,
+        keep: float = 1.0,
         batch_size: int = 64,
         precision: str = "no",
         progress: bool = False,
     ) -> Store:
         """Encode the documents and store their tokens; the folder appears complete or not at all.
 
+        keep: β^d, the share of each document's tokens that are stored, the most salient ones (`pruning`).
         precision "bf16" (or "fp16", on a GPU) encodes under autocast; vectors are stored as float16 anyway.
         ValueError where ids repeat or a vector does not fit float16.
         """
@@ -73,40 +77,30 @@ class TokenStore:
             raise ValueError(
                 f"{len(texts)} texts need as many different ids, not {len(set(ids))} among {len(ids)}"
             )
-        fields = ["vectors", *sorted(paradigm.reads & {"ids", "salience"})]
-        stored, lengths = [], []
-        with atomic_folder(folder) as temporary, progress_bar(progress) as bar:
+        with progress_bar(progress) as bar:
             task = bar.add_task(f"encode {paradigm.recipe.name}", total=len(ids))
-            files = {name: (temporary / f"{name}.bin").open("wb") for name in fields}
-            try:
+
+            def encoded() -> Iterator[tuple[list[str], Tokens]]:
                 for batch in _batches(texts, batch_size):
                     with _autocast(paradigm, precision):
                         tokens = paradigm.encode_documents([texts[n] for n in batch])
-                    keep = tokens.mask[0].cpu().numpy()
-                    for name, file in files.items():
-                        values = getattr(tokens, name)[0]
-                        values = values.float() if values.is_floating_point() else values
-                        with np.errstate(over="ignore"):  # the check below says it with a name
-                            rows = values.cpu().numpy()[keep].astype(FIELDS[name])
-                        if not np.isfinite(rows).all():
-                            raise ValueError(
-                                f"the {name} of {paradigm.recipe.name} do not fit {FIELDS[name].__name__} in "
-                                f"documents {[ids[n] for n in batch][:3]} …: not finite, or too large"
-                            )
-                        file.write(rows.tobytes())
-                    stored += [ids[n] for n in batch]
-                    lengths += keep.sum(-1).tolist()
+                    yield [ids[n] for n in batch], most_salient(tokens, keep)
                     bar.advance(task, len(batch))
-            finally:
-                for file in files.values():
-                    file.close()
-            offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-            np.save(temporary / "offsets.npy", offsets)
-            write_json(temporary / "documents.json", stored)
-            manifest = {"paradigm": paradigm.recipe.name, "fields": fields}
-            shape = {"documents": len(stored), "tokens": int(offsets[-1]), "dim": paradigm.encoder.dim}
-            write_json(temporary / "manifest.json", manifest | shape)
+
+            manifest = {"paradigm": paradigm.recipe.name, "fields": _fields(paradigm)}
+            _write(Path(folder), encoded(), manifest | {"dim": paradigm.encoder.dim})
         return cls(Path(folder))
+
+    def prune(self: Store, keep: float, folder: str | Path) -> Store:
+        """A store in `folder` of the `keep` · length most salient tokens of each document, as `build` makes.
+
+        Nothing is encoded again. Errors as in `pruning.most_salient`.
+        """
+        names = ("paradigm", "fields", "dim")
+        blocks = self.blocks(PRUNED_BLOCK)
+        kept = ((self.ids[b.start : b.stop], most_salient(self.tokens(b), keep)) for b in blocks)
+        _write(Path(folder), kept, {name: self.manifest[name] for name in names})
+        return type(self)(Path(folder))
 
     @property
     def bytes_per_document(self) -> float:
@@ -180,7 +174,7 @@ class TokenStore:
 
     def check(self, paradigm: Paradigm) -> None:
         """ValueError where these are not tokens that `paradigm` can score."""
-        missing = (paradigm.reads & {"ids", "salience"}) - self.fields.keys()
+        missing = [name for name in _fields(paradigm) if name not in self.fields]
         if missing:
             raise ValueError(
                 f"{self.folder}, made by {self.manifest['paradigm']}, holds no {' and no '.join(missing)} of "
@@ -191,6 +185,40 @@ class TokenStore:
                 f"{self.folder} holds vectors of {self.manifest['dim']} dimensions of "
                 f"{self.manifest['paradigm']}, not of {paradigm.encoder.dim} of {paradigm.recipe.name}"
             )
+
+
+def _fields(paradigm: Paradigm) -> list[str]:
+    """What is stored of a document's tokens: what the paradigm reads of them."""
+    salience = ["salience"] if paradigm.encoder.settings.weighs("document") else []
+    return ["vectors", *sorted(paradigm.reads & {"ids"}), *salience]
+
+
+def _write(folder: Path, parts: Iterable[tuple[list[str], Tokens]], manifest: dict[str, Any]) -> None:
+    """Store documents: of each part its ids and Tokens [1, n, i, h]; `manifest` has paradigm, fields, dim."""
+    stored: list[str] = []
+    lengths: list[int] = []
+    with atomic_folder(folder) as temporary, ExitStack() as stack:
+        names = manifest["fields"]
+        files = {name: stack.enter_context((temporary / f"{name}.bin").open("wb")) for name in names}
+        for ids, tokens in parts:
+            mask = tokens.mask[0].cpu().numpy()
+            for name, file in files.items():
+                values = getattr(tokens, name)[0]
+                values = values.float() if values.is_floating_point() else values
+                with np.errstate(over="ignore"):  # the check below says it with a name
+                    rows = values.cpu().numpy()[mask].astype(FIELDS[name])
+                if not np.isfinite(rows).all():
+                    raise ValueError(
+                        f"the {name} of {manifest['paradigm']} do not fit {FIELDS[name].__name__} in "
+                        f"documents {ids[:3]} …: not finite, or too large"
+                    )
+                file.write(rows.tobytes())
+            stored += ids
+            lengths += mask.sum(-1).tolist()
+        offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        np.save(temporary / "offsets.npy", offsets)
+        write_json(temporary / "documents.json", stored)
+        write_json(temporary / "manifest.json", manifest | {"documents": len(stored), "tokens": sum(lengths)})
 
 
 def _batches(texts: Sequence[str], size: int) -> Iterator[list[int]]:

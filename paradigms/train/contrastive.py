@@ -1,4 +1,4 @@
-"""−(1/b) Σ log softmax(rel/τ)[positive] over in-batch and hard negatives of all processes."""
+"""−(1/b) Σ log softmax(rel/τ)[positive] + γ · mean u over in-batch and hard negatives of all processes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from paradigms.core import Tokens
 from paradigms.data import Corpus
 from paradigms.model import Paradigm
 from paradigms.train.distributed import gather, gather_documents, place_among
@@ -17,7 +18,10 @@ from paradigms.train.scoring import in_batch_rel
 
 
 class Contrastive(Objective):
-    """The objective of every paradigm that encodes queries and documents apart."""
+    """The objective of every paradigm that encodes queries and documents apart.
+
+    γ is the encoder's `salience_l1`, 0 but for ALIGNER's L1 variant.
+    """
 
     def __init__(
         self,
@@ -39,4 +43,20 @@ class Contrastive(Objective):
         scores = in_batch_rel(pool, queries, self.paradigm.align, self.paradigm.normalise)
         first = place_among(len(batch.positions))
         target = torch.arange(first, first + len(batch.relevant), device=scores.device)
-        return contrastive(scores, target, batch.excluded(positions), self.temperature)
+        loss = contrastive(scores, target, batch.excluded(positions), self.temperature)
+        gamma = self.paradigm.encoder.settings.salience_l1
+        return loss + gamma * (mean_salience(queries) + mean_salience(documents)) if gamma else loss
+
+
+def mean_salience(tokens: Tokens) -> Tensor:
+    """1/x Σ_texts ‖u‖₁/length: the L1 term of salience (Qian et al. 2022, §4.3), 0 without a salience.
+
+    A mean over the real tokens of each text, then over the texts, so that neither their lengths nor their
+    number sets its weight, and so that the mean over processes is that of all texts. rel with Z = Σ A does
+    not change when all saliences of a text are scaled, so the term also shrinks without any sparsity: its
+    coefficient buys sparse saliences only while scores fall below 0 faster than they shrink.
+    """
+    if tokens.salience is None:
+        return tokens.vectors.new_zeros(())
+    length = tokens.mask.sum(-1).clamp(min=1)
+    return (tokens.salience.where(tokens.mask, 0).sum(-1) / length).mean()

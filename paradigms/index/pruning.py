@@ -1,0 +1,41 @@
+"""The tokens of a text that its salience would keep: ALIGNER's pruning of documents and of queries.
+
+Qian et al. 2022, §3.2: β^d of each document's tokens are stored and β^q of the query's tokens search; both
+may be smaller than the α that trained the gate. A pruned text is the same `Tokens` with fewer that count, so
+rel, its alignment and its Z are those of the kept tokens: top-p counts what is kept, Z = Σ A sums over it.
+Saliences stay as the whole text gave them. Refinement with all vectors is a rerank by an unpruned index.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from paradigms.core import Tokens
+from paradigms.relax import token_budget
+
+
+def most_salient(tokens: Tokens, ratio: float) -> Tokens:
+    """The ⌈ratio · length⌉ tokens of each text with the largest salience, at least one where there is one.
+
+    Of equal saliences the earlier token is kept, also where all are 0. At ratio 1 no token is left out, and
+    none needs a salience. What is kept moves together, in the order of the text, so that it costs less to
+    score. ValueError for a ratio outside (0, 1], and for tokens without salience at a ratio below 1.
+    """
+    if not 0 < ratio <= 1:
+        raise ValueError(f"a pruning ratio is a share of a text's tokens, in (0, 1], got {ratio}")
+    if ratio == 1:
+        return tokens
+    if tokens.salience is None:
+        raise ValueError("pruning ranks tokens by their salience, and these have none: use ratio 1")
+    shown = tokens.salience.masked_fill(~tokens.mask, -1.0)  # a salience is at least 0
+    rank = shown.argsort(dim=-1, descending=True, stable=True).argsort(-1)
+    kept = tokens.mask & (rank < token_budget(ratio, tokens.mask)[..., None])
+    longest = int(kept.sum(-1).max()) if kept.numel() else 0
+    place = (~kept).int().argsort(dim=-1, stable=True)[..., : max(1, longest)]
+
+    def together(t: torch.Tensor) -> torch.Tensor:
+        return t.take_along_dim(place if t.ndim == 3 else place[..., None], 2)
+
+    return replace(tokens, mask=kept).map(together)

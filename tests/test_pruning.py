@@ -1,0 +1,187 @@
+"""Pruned texts are the texts with fewer tokens: their rel is the readable twin's over what is kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from paradigms import Paradigm
+from paradigms.aligner import aligner
+from paradigms.core import Tokens
+from paradigms.index import ExactIndex
+from paradigms.index.pruning import most_salient
+
+IDS = ["d2", "d0", "d3", "d1"]
+TEXTS = [
+    "the old man walked along the river road and the children stayed in the house",
+    "",
+    "a bird flew over the sea",
+    "fire, wood and the heat of the sun",
+]
+QUERIES = {"q1": "what does a bird see on the river road in winter", "q0": "", "q2": "fire and wood"}
+
+
+def build(backbone: Path, align: str = "top_k", knobs: dict | None = None, **settings) -> Paradigm:
+    """An ALIGNER whose saliences differ from token to token, some of them 0."""
+    torch.manual_seed(0)
+    paradigm = aligner(
+        backbone, align, knobs, query_length=16, document_length=32, **{"salience": "relu"} | settings
+    )
+    for head in paradigm.encoder.salience_heads.values():
+        torch.nn.init.normal_(head.weight, std=2.0)
+    return paradigm
+
+
+def by_hand(tokens: Tokens, ratio: float) -> Tokens:
+    """The same text with only its first ⌈ratio · length⌉ tokens counting, ranked by salience and position."""
+    assert tokens.salience is not None
+    mask = torch.zeros_like(tokens.mask)
+    for x, n in np.ndindex(*mask.shape[:2]):
+        real = tokens.mask[x, n].nonzero()[:, 0].tolist()
+        u = tokens.salience[x, n].tolist()
+        kept = sorted(real, key=lambda place: (-u[place], place))[: math.ceil(ratio * len(real) - 1e-9)]
+        mask[x, n, kept] = True
+    return replace(tokens, mask=mask)
+
+
+def random_tokens(seed: int) -> Tokens:
+    g = torch.Generator().manual_seed(seed)
+    mask = torch.rand(3, 4, 9, generator=g) < 0.7
+    mask[0, 0] = False
+    salience = torch.randint(0, 4, mask.shape, generator=g).float()  # with ties, and whole texts of them
+    salience[1, 1] = 0
+    return Tokens(
+        torch.randn(*mask.shape, 5, generator=g), mask, torch.arange(9).expand(mask.shape), salience
+    )
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.2, 0.4, 0.5, 0.75, 1.0])
+def test_the_most_salient_tokens_are_kept_in_the_order_of_the_text(ratio: float) -> None:
+    tokens = random_tokens(0)
+    kept, expected = most_salient(tokens, ratio), by_hand(tokens, ratio)
+    assert kept.ids is not None
+    assert kept.salience is not None
+    for x, n in np.ndindex(*tokens.mask.shape[:2]):
+        places = expected.mask[x, n]
+        assert len(places.nonzero()) == max(1, math.ceil(ratio * int(tokens.mask[x, n].sum()) - 1e-9)) * bool(
+            tokens.mask[x, n].any()
+        )
+        mine = kept.mask[x, n]
+        assert torch.equal(kept.ids[x, n][mine], places.nonzero()[:, 0])
+        assert torch.equal(kept.vectors[x, n][mine], tokens.vectors[x, n][places])
+        assert torch.equal(kept.salience[x, n][mine], expected.salience[x, n][places])  # type: ignore[index]
+    if ratio < 1:  # and no place is left that no text needs
+        assert kept.mask.shape[-1] == int(kept.mask.sum(-1).max())
+
+
+def test_pruning_needs_a_salience_and_a_share() -> None:
+    tokens = random_tokens(1)
+    bare = replace(tokens, salience=None)
+    assert most_salient(bare, 1.0) is bare
+    with pytest.raises(ValueError, match="these have none"):
+        most_salient(bare, 0.5)
+    for ratio in (0.0, -0.1, 1.1, math.nan):
+        with pytest.raises(ValueError, match=r"in \(0, 1\], got"):
+            most_salient(tokens, ratio)
+
+
+ALIGNMENTS = [
+    ("top_k", {"k": 1}),
+    ("top_k", {"k": 3}),
+    ("top_p", {"p": 0.3}),
+    ("entropic", {"k": 2, "eps": 0.1}),
+]
+
+
+@pytest.mark.parametrize(("align", "knobs"), ALIGNMENTS, ids=str)
+@pytest.mark.parametrize(("document_keep", "query_keep"), [(0.4, 1.0), (1.0, 0.3), (0.2, 0.5)])
+def test_search_over_what_is_kept_is_rel_over_what_is_kept(
+    tiny_bert: Path, tmp_path: Path, align: str, knobs: dict, document_keep: float, query_keep: float
+) -> None:
+    """Vectors are those of the whole text; Z = Σ A and top-p's length are those of the kept tokens."""
+    paradigm = build(tiny_bert, align, knobs)
+    whole = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "all")
+    pruned = whole.prune(document_keep, tmp_path / "pruned")
+    found = pruned.search(paradigm, QUERIES, 4, keep=query_keep)
+    documents = by_hand(whole.tokens_of(IDS), document_keep)
+    for query, text in QUERIES.items():
+        scores = paradigm.score(documents, by_hand(paradigm.encode_queries([text]), query_keep))[0]
+        assert found[query] == pytest.approx(dict(zip(IDS, scores.tolist(), strict=True)), abs=1e-5)
+    assert found != whole.search(paradigm, QUERIES, 4)
+
+
+def test_building_pruned_is_pruning_what_was_built(tiny_bert: Path, tmp_path: Path) -> None:
+    paradigm = build(tiny_bert)
+    whole = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "all", batch_size=2)
+    built = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "built", keep=0.4, batch_size=2)
+    pruned = whole.prune(0.4, tmp_path / "pruned")
+    names = sorted(file.name for file in built.folder.iterdir())
+    assert names == sorted(file.name for file in pruned.folder.iterdir())
+    for name in names:
+        assert (built.folder / name).read_bytes() == (pruned.folder / name).read_bytes(), name
+    lengths = np.diff(whole.offsets)
+    assert np.diff(pruned.offsets).tolist() == [math.ceil(0.4 * int(n) - 1e-9) for n in lengths]
+    same = whole.prune(1.0, tmp_path / "same")
+    assert (same.folder / "vectors.bin").read_bytes() == (whole.folder / "vectors.bin").read_bytes()
+    assert pruned.bytes_per_document < 0.6 * whole.bytes_per_document
+    assert pruned.prune(0.5, tmp_path / "again").bytes_per_document < pruned.bytes_per_document
+
+
+def test_refinement_is_a_rerank_by_the_whole_index(tiny_bert: Path, tmp_path: Path) -> None:
+    paradigm = build(tiny_bert)
+    whole = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "all")
+    candidates = whole.prune(0.2, tmp_path / "pruned").search(paradigm, QUERIES, 2, keep=0.5)
+    refined = whole.rerank(paradigm, QUERIES, candidates)
+    full = whole.search(paradigm, QUERIES, 4)
+    for query, scores in refined.items():
+        assert scores == pytest.approx({d: full[query][d] for d in candidates[query]}, abs=1e-6)
+
+
+def test_documents_without_any_salience_are_kept_and_score_zero(tiny_bert: Path, tmp_path: Path) -> None:
+    paradigm = build(tiny_bert)
+    torch.nn.init.constant_(paradigm.encoder.salience_heads["document"].bias, -100.0)
+    whole = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "all")
+    pruned = whole.prune(0.3, tmp_path / "pruned")
+    first = whole.tokens_of(["d2"]).vectors[
+        0, 0, : math.ceil(0.3 * np.diff(whole.offsets)[whole.position("d2")])
+    ]
+    assert torch.equal(pruned.tokens_of(["d2"]).vectors[0, 0], first)  # ties go to the earlier tokens
+    for index in (whole, pruned):
+        assert set(index.search(paradigm, QUERIES, 4)["q1"].values()) == {0.0}
+
+
+def test_what_cannot_be_pruned_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    plain = build(tiny_bert, salience="none")
+    index = ExactIndex.build(plain, IDS, TEXTS, tmp_path / "all")
+    with pytest.raises(ValueError, match="these have none"):
+        index.prune(0.5, tmp_path / "pruned")
+    with pytest.raises(ValueError, match="these have none"):
+        ExactIndex.build(plain, IDS, TEXTS, tmp_path / "pruned", keep=0.5)
+    with pytest.raises(ValueError, match="these have none"):
+        index.search(plain, QUERIES, keep=0.5)
+    with pytest.raises(ValueError, match="pruning ratio"):
+        index.search(plain, QUERIES, keep=0.0)
+    assert [file.name for file in tmp_path.iterdir()] == ["all"]
+
+
+def test_salience_on_one_side_prunes_that_side(tiny_bert: Path, tmp_path: Path) -> None:
+    for side in ("query", "document"):
+        paradigm = build(tiny_bert, salience_sides=side)
+        index = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / side)
+        assert ("salience" in index.fields) == (side == "document")
+        found = index.search(paradigm, QUERIES, 4)
+        scores = paradigm.score(index.tokens_of(IDS), paradigm.encode_queries([QUERIES["q1"]]))[0]
+        assert found["q1"] == pytest.approx(dict(zip(IDS, scores.tolist(), strict=True)), abs=1e-5)
+        if side == "query":
+            index.search(paradigm, QUERIES, 4, keep=0.5)
+            with pytest.raises(ValueError, match="these have none"):
+                index.prune(0.5, tmp_path / "pruned")
+        else:
+            index.prune(0.5, tmp_path / "pruned").search(paradigm, QUERIES, 4)
+            with pytest.raises(ValueError, match="these have none"):
+                index.search(paradigm, QUERIES, 4, keep=0.5)
