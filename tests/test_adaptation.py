@@ -1,0 +1,138 @@
+"""Choosing a strategy from a few queries: folds, ties, the exact test, and what it may cost."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from paradigms.evaluate.adaptation import adapt, best, best_if_significant, evidence, folds
+
+
+def rows(*values: list[float]) -> np.ndarray:
+    return np.array(values, dtype=np.float64)
+
+
+def test_folds_are_disjoint_and_leave_the_rest_out() -> None:
+    parts = folds(300, 8, seed=3)
+    assert parts.shape == (37, 8)
+    assert len(np.unique(parts)) == 37 * 8
+    assert parts.max() < 300
+    assert np.array_equal(parts, folds(300, 8, seed=3))
+    assert not np.array_equal(parts, folds(300, 8, seed=4))
+    assert folds(3, 2).shape == (1, 2)
+    for shots in (0, 3, 4):
+        with pytest.raises(ValueError, match=f"fewer than the 3 queries, got {shots}"):
+            folds(3, shots)
+
+
+def test_the_default_wins_ties_then_the_earlier_strategy() -> None:
+    assert best(rows([0.5, 0.5], [1.0, 0.0], [0.25, 0.75]), default=2) == 2
+    assert best(rows([0.1, 0.1], [0.4, 0.4], [0.8, 0.0], [0.2, 0.2]), default=3) == 1
+    assert best(rows([0.1, 0.1], [0.4, 0.4], [0.8, 0.1], [0.2, 0.2]), default=3) == 2
+    # The same measures in another order: a sum that differs in its last bit is no better.
+    a, b = [0.1, 0.2, 0.3], [0.3, 0.2, 0.1]
+    assert np.mean(a) != np.mean(b)
+    assert best(rows(a, b), default=0) == best(rows(b, a), default=0) == 0
+    assert best(rows(a, b), default=1) == best(rows(b, a), default=1) == 1
+
+
+def test_with_one_rival_the_test_is_the_paired_permutation_test() -> None:
+    random = np.random.default_rng(0)
+    for shots in (3, 8, 11):
+        values = random.normal(size=(2, shots)).round(1)
+        difference = values[1] - values[0]
+        expected = stats.permutation_test(
+            (difference,), np.mean, permutation_type="samples", alternative="greater", n_resamples=10**5
+        )
+        assert evidence(values)[1] == pytest.approx(expected.pvalue)
+
+
+def test_the_evidence_is_corrected_by_the_best_of_all_rivals() -> None:
+    """Against the definition, pattern by pattern."""
+    values = np.random.default_rng(1).normal(size=(5, 6))
+    default = 2
+    d = [[values[s, q] - values[default, q] for q in range(6)] for s in range(5) if s != default]
+
+    def t(row: list[float], signs: tuple[int, ...]) -> float:
+        return sum(g * x for g, x in zip(signs, row, strict=True)) / sum(x * x for x in row) ** 0.5
+
+    patterns = list(product((1, -1), repeat=6))
+    largest = [max(t(row, signs) for row in d) for signs in patterns]
+    expected = [np.mean([m >= t(row, (1,) * 6) - 1e-9 for m in largest]) for row in d]
+    found = evidence(values, default)
+    assert np.delete(found, default) == pytest.approx(expected)
+    assert found[default] == 1
+    alone = [evidence(values[[default, s]])[1] for s in range(5) if s != default]
+    assert all(c >= a for c, a in zip(expected, alone, strict=True))
+    assert any(c > a for c, a in zip(expected, alone, strict=True))
+
+
+def test_sampled_signs_come_near_the_exact_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(2).normal(size=(4, 12)) + np.array([0, 0.3, 0.6, 0])[:, None]
+    exact = evidence(values)
+    monkeypatch.setattr("paradigms.evaluate.adaptation.EXACT_SHOTS", 5)
+    sampled = evidence(values)
+    assert not np.array_equal(sampled, exact)
+    assert np.abs(sampled - exact).max() < 0.02
+    assert evidence(np.zeros((3, 20))).tolist() == [1, 1, 1]
+
+
+def test_fewer_than_five_queries_never_justify_a_change() -> None:
+    for shots in (1, 2, 3, 4, 5, 8):
+        values = rows([0.0] * shots, [1.0] * shots)
+        assert evidence(values)[1] == pytest.approx(2.0**-shots)
+        assert best(values) == 1
+        assert best_if_significant(values) == int(shots >= 5)
+    assert best_if_significant(rows([0.0] * 5, [1.0] * 5), level=0.01) == 0
+    # A strategy that is better on most queries but not on average is not chosen, whatever its evidence.
+    assert best_if_significant(rows([0.9] + [0.1] * 7, [0.0] + [0.2] * 7)) == 0
+
+
+def test_under_no_advantage_changes_are_as_rare_as_the_level_says() -> None:
+    """Eight rivals whose differences are symmetric: uncorrected, a third of the folds would change."""
+    random = np.random.default_rng(3)
+    changed, uncorrected = 0, 0
+    for _ in range(400):
+        values = np.vstack([np.zeros(8), random.normal(size=(8, 8))])
+        changed += best_if_significant(values) != 0
+        uncorrected += min(evidence(values[[0, s]])[1] for s in range(1, 9)) <= 0.05
+    assert changed <= 400 * 0.05 + 2 * np.sqrt(400 * 0.05 * 0.95)
+    assert uncorrected > 400 * 0.15
+
+
+def test_adaptation_measures_each_choice_on_the_other_queries() -> None:
+    values = np.random.default_rng(4).random((4, 30))
+    found = adapt(values, 8, best, default=1, seed=5)
+    assert found.shots == 8
+    assert len(found.adapted) == 3
+    oracle = int(values.mean(axis=1).argmax())
+    for number, part in enumerate(folds(30, 8, seed=5)):
+        rest = [q for q in range(30) if q not in part]
+        chosen = int(values[:, part].mean(axis=1).argmax())
+        assert found.chosen[number] == chosen
+        assert found.adapted[number] == pytest.approx(values[chosen, rest].mean())
+        assert found.default[number] == pytest.approx(values[1, rest].mean())
+        assert found.oracle[number] == pytest.approx(values[oracle, rest].mean())
+    assert found.gain == pytest.approx(found.adapted - found.default)
+    with pytest.raises(ValueError, match="default strategy 4 is none of the 4"):
+        adapt(values, 8, default=4)
+    with pytest.raises(ValueError, match="NaN"):
+        adapt(np.full((2, 9), np.nan), 2)
+
+
+def test_the_careful_rule_keeps_a_great_gain_and_avoids_the_losses_of_chance() -> None:
+    """A task like the paper's argument retrieval (+16 points) and one like its question answering."""
+    random = np.random.default_rng(6)
+    base = random.random(400)
+    better = np.vstack([base, base + 0.16 + random.normal(0, 0.1, 400), base - 0.1])
+    careful, plain = (adapt(better, 8, rule) for rule in (best_if_significant, best))
+    assert plain.gain.mean() > 0.15
+    assert careful.gain.mean() > 0.9 * plain.gain.mean()
+    worse = np.vstack([base, *(base - 0.03 + random.normal(0, 0.15, (4, 400)))])
+    careful, plain = (adapt(worse, 8, rule) for rule in (best_if_significant, best))
+    assert plain.gain.mean() < -0.01
+    assert careful.gain.mean() > -0.05 * 0.04  # level · (default − worst)
+    assert (careful.chosen != 0).mean() <= 0.06
