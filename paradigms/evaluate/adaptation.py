@@ -72,7 +72,7 @@ def evidence(
 ) -> Float[np.ndarray, " strategies"]:
     """One-sided p of "strategy s is no better than the default", corrected for having tried all of them.
 
-    The paired sign-flip test with the maximal statistic (Westfall & Young 1993): t_s = Σ_q d_sq / √(Σ_q d_sq²)
+    The paired sign-flip test with the maximal statistic (Westfall & Young 1993): t_s = Σ_q d_sq / ‖d_s‖,
     d_sq = values[s, q] − values[default, q]. Under the null hypothesis the differences of a query, those of
     all strategies together, are as likely with the other sign; p_s is the share of sign patterns whose
     largest t (the default's own is 0) reaches t_s. Up to 13 queries all patterns are counted and p is exact;
