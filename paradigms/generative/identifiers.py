@@ -1,0 +1,260 @@
+"""Identifiers: the token sequences that a decoder writes to name a document, d ↦ (d₁, …, d_M).
+
+`titles` (GENRE: De Cao et al., "Autoregressive Entity Retrieval", ICLR 2021), `semantic_ids.semantic` and
+`atomic` (DSI: Tay et al., "Transformer Memory as a Differentiable Search Index", NeurIPS 2022) and `text`
+(SEAL: Bevilacqua et al., "Autoregressive Search Engines", NeurIPS 2022) make them, all in one form. What was
+odd is in `problems` with a count and examples; no document is ever left out.
+
+Vocabularies of our own number as T5's does: 0 pads and starts the decoder, 1 ends, 2 is the first free.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+from torch import Tensor
+
+from paradigms.data import Corpus, Problems
+from paradigms.files import write_json
+from paradigms.generative.constraints import columns
+
+END = 1
+FIRST = 2
+TITLE_WORDS = 10  # of its text, where a document has no title
+BATCH = 1000  # texts in one call of a tokenizer
+
+
+@dataclass(frozen=True)
+class Identifiers:
+    """Token sequences that name documents: one may name several, a document may have several.
+
+    Identifier n has the tokens tokens[offsets[n] : offsets[n + 1]] and names documents[owners[n]]. Equal
+    sequences stay apart, one for each document that they name. ValueError where a document has none, or an
+    identifier is empty, holds `end` or leaves the vocabulary.
+    """
+
+    kind: str  # "title", "semantic", "atomic" or "text"
+    documents: list[str]  # document ids, in the corpus's order
+    tokens: Int[np.ndarray, " t"]  # all identifiers one after the other, without `end`; int64
+    offsets: Int[np.ndarray, " n1"]  # [n + 1]
+    owners: Int[np.ndarray, " n"]  # position of the document that identifier n names, ascending
+    vocabulary: int  # tokens are in [0, vocabulary)
+    end: int | None  # closes an identifier; None where every substring names the document ("text")
+    problems: Problems
+
+    def __post_init__(self) -> None:
+        if len(set(self.documents)) != len(self.documents):
+            raise ValueError("document ids must differ from each other")
+        lengths = np.diff(self.offsets)
+        if len(self.offsets) != len(self) + 1 or self.offsets[0] != 0 or self.offsets[-1] != len(self.tokens):
+            raise ValueError(f"{len(self)} identifiers need {len(self) + 1} offsets, 0 to {len(self.tokens)}")
+        if (lengths < 0).any() or (np.diff(self.owners) < 0).any():
+            raise ValueError("offsets and owners must ascend")
+        if not np.array_equal(np.unique(self.owners), np.arange(len(self.documents))):
+            raise ValueError(f"owners must name each of the {len(self.documents)} documents")
+        if self.end is None:
+            wrong = np.zeros(len(self.tokens), dtype=bool)
+        else:
+            if (lengths == 0).any():
+                raise ValueError(f"document {self._owner(lengths == 0)!r} has an empty identifier")
+            wrong = self.tokens == self.end
+        wrong |= (self.tokens < 0) | (self.tokens >= self.vocabulary)
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            holder = np.arange(len(self)) == np.searchsorted(self.offsets, at, "right") - 1
+            raise ValueError(
+                f"an identifier of document {self._owner(holder)!r} holds the token {self.tokens[at]}; they "
+                f"lie in [0, {self.vocabulary}), and {self.end} only ends them"
+            )
+
+    def _owner(self, which: np.ndarray) -> str:
+        return self.documents[self.owners[np.argmax(which)]]
+
+    def __len__(self) -> int:
+        return len(self.owners)
+
+    def __getitem__(self, n: int) -> Int[np.ndarray, " m"]:
+        """The tokens of identifier n, without `end`."""
+        return self.tokens[self.offsets[n] : self.offsets[n + 1]]
+
+    def of(self, document: int) -> range:
+        """The numbers of the identifiers that name the document at this position."""
+        return range(*np.searchsorted(self.owners, [document, document + 1]).tolist())
+
+    def target(self, n: int) -> tuple[int, ...]:
+        """What a decoder is to write for identifier n: its tokens and `end`."""
+        return (*self[n].tolist(), *(() if self.end is None else (self.end,)))
+
+    def places(self) -> list[Tensor]:
+        """{dᵢ} for i = 1, 2, …: the tokens that stand at place i of some identifier, `end` too, ascending."""
+        tokens, offsets = self.tokens, self.offsets
+        if self.end is not None:
+            tokens, offsets = np.insert(tokens, offsets[1:], self.end), offsets + np.arange(len(offsets))
+        return [torch.from_numpy(np.unique(tokens[at])) for _, at in columns(offsets)]
+
+    @property
+    def digest(self) -> str:
+        """sha256 of what names what; the same for identifiers that are equal in all but `problems`."""
+        found = hashlib.sha256(json.dumps([self.kind, self.documents, self.vocabulary, self.end]).encode())
+        for array in (self.tokens, self.offsets, self.owners):
+            found.update(array.astype("<i8").tobytes())
+        return found.hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write identifiers.safetensors and identifiers.json into a folder that exists."""
+        arrays = {name: getattr(self, name) for name in ("tokens", "offsets", "owners")}
+        save_file(arrays, folder / "identifiers.safetensors")
+        plain = {name: getattr(self, name) for name in ("kind", "documents", "vocabulary", "end")}
+        write_json(folder / "identifiers.json", {**plain, "problems": asdict(self.problems)})
+
+    @classmethod
+    def load(cls, folder: Path) -> Identifiers:
+        """What `save` wrote. FileNotFoundError or ValueError name the file that is missing or damaged."""
+        names = ("identifiers.json", "identifiers.safetensors")
+        for name in names:
+            if not (folder / name).is_file():
+                raise FileNotFoundError(f"{folder / name} is missing: {folder} holds no identifiers")
+        try:
+            plain = json.loads((folder / names[0]).read_text(encoding="utf-8"))
+            problems = Problems(**plain.pop("problems"))
+            arrays: dict[str, Any] = load_file(folder / names[1])
+            return cls(**plain, **arrays, problems=problems)
+        except (SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"{folder}, {' or '.join(names)}: damaged ({error})") from error
+
+
+def titles(corpus: Corpus, tokenizer: Any, length: int) -> Identifiers:
+    """d ↦ the tokens of its title, at most `length` of them with the end token (GENRE).
+
+    A document without a title is named by the first words of its text, one without text by its id. Titles
+    that are too long are cut; titles that are equal, or become so, are one name of several documents.
+    tokenizer: a fast Hugging Face one. ValueError where it has no end or padding token.
+    """
+    for role in ("eos_token", "pad_token"):
+        if getattr(tokenizer, role) is None:
+            raise ValueError(f"titles need a tokenizer with a {role}, as T5's; this one has none")
+    if length < 2:
+        raise ValueError(f"length must be at least 2, one token and the end, not {length}")
+    problems = Problems()
+    named: list[str] = [""] * len(corpus)
+    rows: list[list[int]] = [[] for _ in corpus.ids]
+    sources: dict[str, Callable[[int], str]] = {
+        "title": lambda i: " ".join(corpus.titles[i].split()),
+        "first words": lambda i: " ".join(corpus[i].split()[:TITLE_WORDS]),
+        "id": lambda i: corpus.ids[i],
+    }
+    left = list(range(len(corpus)))
+    for source, name in sources.items():
+        for i, tokenized in zip(left, tokenize(tokenizer, map(name, left)), strict=True):
+            if not tokenized.ids:
+                continue
+            named[i], rows[i] = corpus.ids[i], tokenized.ids[: length - 1]
+            if source != "title":
+                problems.add(f"document without a title (named by its {source})", named[i])
+            if tokenized.special:
+                problems.add("title that spells special tokens (left out)", named[i])
+            if len(tokenized.ids) > length - 1:
+                problems.add(f"title of more than {length} tokens with the end (cut)", named[i])
+            if tokenizer.unk_token_id in rows[i]:
+                problems.add("title with a token unknown to the tokenizer (kept)", named[i])
+        left = [i for i in left if not rows[i]]
+    if left:
+        raise ValueError(
+            f"{len(left)} documents have no token in title, text or id, as {corpus.ids[left[0]]!r}: no name"
+        )
+    _name_shared(rows, corpus.ids, problems)
+    end = int(tokenizer.eos_token_id)
+    return make("title", corpus.ids, rows, len(tokenizer), end, problems)
+
+
+def atomic(documents: Sequence[str]) -> Identifiers:
+    """d ↦ one token of its own, its position + 2 (DSI's unstructured atomic ids)."""
+    rows = [[FIRST + i] for i in range(len(documents))]
+    return make("atomic", documents, rows, FIRST + len(rows), END, Problems())
+
+
+def text(corpus: Corpus, tokenizer: Any, length: int | None = None) -> Identifiers:
+    """d ↦ its own tokens, of which every substring is a name (SEAL).
+
+    length: of longer documents the first so many tokens. tokenizer: a fast Hugging Face one. A document
+    without tokens has no name and cannot be found.
+    """
+    problems = Problems()
+    rows = []
+    for id, tokenized in zip(corpus.ids, tokenize(tokenizer, corpus, length), strict=True):
+        rows.append(tokenized.ids)
+        if not tokenized.ids:
+            problems.add("document without tokens (has no name)", id)
+        if tokenized.special:
+            problems.add("document that spells special tokens (left out)", id)
+    return make("text", corpus.ids, rows, len(tokenizer), None, problems)
+
+
+def make(
+    kind: str,
+    documents: Sequence[str],
+    rows: Sequence[Sequence[int]],
+    vocabulary: int,
+    end: int | None,
+    problems: Problems,
+) -> Identifiers:
+    """Identifiers from one token sequence per document."""
+    offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+    tokens = np.fromiter((token for row in rows for token in row), np.int64, int(offsets[-1]))
+    owners = np.arange(len(rows), dtype=np.int64)
+    return Identifiers(kind, list(documents), tokens, offsets, owners, vocabulary, end, problems)
+
+
+class Tokenized(NamedTuple):
+    """A text's tokens without special ones."""
+
+    ids: list[int]
+    ends: list[int]  # the character at which each token ends
+    special: bool  # whether the text spells special tokens, which are left out
+
+
+def tokenize(tokenizer: Any, texts: Iterable[str], length: int | None = None) -> Iterator[Tokenized]:
+    """The tokens of each text as its document holds them: the first `length`, by default all.
+
+    Where a text spells the padding or the end token ("</s>"), that is left out: it would end an identifier
+    in its middle. ValueError for a tokenizer that does not say where tokens lie in the text.
+    """
+    if not tokenizer.is_fast:
+        raise ValueError(f"{type(tokenizer).__name__} is a slow tokenizer, which knows no places in the text")
+    special = {tokenizer.pad_token_id, tokenizer.eos_token_id} - {None}
+    settings = {
+        "add_special_tokens": False,
+        "split_special_tokens": True,
+        "return_attention_mask": False,
+        "return_token_type_ids": False,
+        "return_offsets_mapping": True,
+        "verbose": False,  # no warning on texts that are longer than a model's input
+    }
+    stream = iter(texts)
+    while batch := list(islice(stream, BATCH)):
+        encoded = tokenizer(batch, **settings)
+        for ids, places in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            kept = [n for n, id in enumerate(ids) if id not in special]
+            first = kept[:length]
+            yield Tokenized([ids[n] for n in first], [places[n][1] for n in first], len(kept) < len(ids))
+
+
+def _name_shared(rows: list[list[int]], ids: list[str], problems: Problems) -> None:
+    holders: dict[tuple[int, ...], list[str]] = {}
+    for row, id in zip(rows, ids, strict=True):
+        holders.setdefault(tuple(row), []).append(id)
+    for shared in holders.values():
+        if len(shared) > 1:
+            more = f" and {len(shared) - 3} more" if len(shared) > 3 else ""
+            problems.add("identifier of several documents (names them all)", ", ".join(shared[:3]) + more)

@@ -1,0 +1,312 @@
+"""(source, target): the text that an encoder reads and the tokens that a decoder learns to write for it.
+
+Query side: `retrieval_pairs`, query → identifier, and `span_pairs`, query → spans of a relevant document.
+Document side: `indexing_pairs`, passage → identifier (DSI: Tay et al., NeurIPS 2022, §3.1);
+`generated_pairs`, generated query → identifier (Zhuang et al., "Bridging the Gap Between Indexing and
+Retrieval for Differentiable Search Index with Query Generation", 2022); `document_span_pairs`, span → span.
+Spans are those of SEAL (Bevilacqua et al., "Autoregressive Search Engines", NeurIPS 2022) and of T5-SEAL (Wu
+et al. 2024, §6.2).
+
+Every draw depends on the seed and the ids of query and document alone. What gives no pair is counted in the
+`problems` that a function is handed.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import tee
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float
+from rapidfuzz.fuzz import ratio
+from rapidfuzz.process import cdist
+
+from paradigms import lexical
+from paradigms.data import Corpus, Problems, Split
+from paradigms.data.files import numbered_lines
+from paradigms.generative.identifiers import Identifiers, Tokenized, tokenize
+
+GRAM = 3  # words of a query and of a passage that are compared
+WORD = re.compile(r"\S+")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What the encoder reads, and what the decoder is to write: the end token too, where one ends it."""
+
+    source: str
+    document: int  # position of the document that the target names
+    target: tuple[int, ...]
+
+
+# --- identifiers as targets -------------------------------------------------------------------------
+
+
+def retrieval_pairs(split: Split, identifiers: Identifiers) -> list[Pair]:
+    """query ↦ each identifier of each document judged relevant to it.
+
+    KeyError names a relevant document without an identifier.
+    """
+    position = _positions(identifiers)
+    pairs = []
+    for query, grades in split.judgements.items():
+        for id, grade in grades.items():
+            if grade > 0 and id not in position:
+                raise KeyError(f"document {id!r}, relevant to query {query!r}, has no identifier")
+            if grade > 0:
+                pairs += _named(split.queries[query], position[id], identifiers)
+    return pairs
+
+
+def indexing_pairs(
+    corpus: Corpus,
+    identifiers: Identifiers,
+    problems: Problems,
+    *,
+    words: int = 64,
+    passages: int = 1,
+    spread: Literal["evenly", "randomly"] = "evenly",
+    seed: int = 0,
+) -> list[Pair]:
+    """passage ↦ each identifier of its document, for at most `passages` different passages of `words` words.
+
+    "evenly": from a document's beginning to its end; one passage is its first words. "randomly": each start
+    is as likely. A text without a word gives no passage.
+    """
+    if words < 1 or passages < 1:
+        raise ValueError(f"words and passages must be at least 1, not {words} and {passages}")
+    if corpus.ids != identifiers.documents:
+        raise ValueError("these identifiers name the documents of another corpus")
+    pairs = []
+    for document, text in enumerate(corpus):
+        places = [match.span() for match in WORD.finditer(text)]
+        if not places:
+            problems.add("document without words (no indexing pairs)", corpus.ids[document])
+            continue
+        last = max(0, len(places) - words)
+        if spread == "evenly":
+            starts = sorted({round(last * i / max(1, passages - 1)) for i in range(passages)})
+        else:
+            rng = random.Random(f"{seed} {corpus.ids[document]}")
+            starts = sorted(rng.sample(range(last + 1), min(passages, last + 1)))
+        for start in starts:
+            end = places[min(start + words, len(places)) - 1][1]
+            pairs += _named(text[places[start][0] : end], document, identifiers)
+    return pairs
+
+
+def generated_pairs(
+    generated: Iterable[tuple[str, str]], identifiers: Identifiers, problems: Problems
+) -> list[Pair]:
+    """generated query ↦ each identifier of its document.
+
+    generated: (document id, query), as from `generate` or `read_generated`.
+    """
+    position = _positions(identifiers)
+    pairs = []
+    bare = dict.fromkeys(identifiers.documents)
+    for id, query in generated:
+        if id not in position:
+            problems.add("generated query for an absent document (left out)", id)
+        elif not query.strip():
+            problems.add("empty generated query (left out)", id)
+        else:
+            bare.pop(id, None)
+            pairs += _named(query, position[id], identifiers)
+    for id in bare:
+        problems.add("document without a generated query", id)
+    return pairs
+
+
+def generate(
+    corpus: Corpus, generator: Callable[[list[str]], Sequence[Sequence[str]]], batch_size: int = 32
+) -> Iterator[tuple[str, str]]:
+    """(document id, query) for every query that `generator` makes of each document of a batch."""
+    for start in range(0, len(corpus), batch_size):
+        texts = corpus[start : start + batch_size]
+        queries = generator(texts)
+        if len(queries) != len(texts):
+            raise ValueError(f"the generator gave queries for {len(queries)} documents of {len(texts)}")
+        for id, made in zip(corpus.ids[start:], queries, strict=False):
+            yield from ((id, query) for query in made)
+
+
+def read_generated(path: str | Path) -> Iterator[tuple[str, str]]:
+    """(document id, query) from the lines {"document": id, "query": text} of a .jsonl file, plain or .gz.
+
+    ValueError names the file and the line that is none.
+    """
+    for number, line in numbered_lines(path):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number}: bad JSON ({error})") from error
+        found = (row.get("document"), row.get("query")) if isinstance(row, dict) else (None, None)
+        if not isinstance(found[0], str) or not isinstance(found[1], str):
+            raise ValueError(f'{path}, line {number}: not {{"document": id, "query": text}}: {line[:60]}')
+        yield found[0], found[1]
+
+
+def _positions(identifiers: Identifiers) -> dict[str, int]:
+    return {id: n for n, id in enumerate(identifiers.documents)}
+
+
+def _named(source: str, document: int, identifiers: Identifiers) -> list[Pair]:
+    if identifiers.end is None:
+        raise ValueError("every substring of a text names it: take span_pairs and document_span_pairs")
+    return [Pair(source, document, identifiers.target(n)) for n in identifiers.of(document)]
+
+
+# --- spans of the document as targets ---------------------------------------------------------------
+
+
+def span_pairs(
+    corpus: Corpus,
+    split: Split,
+    tokenizer: Any,
+    problems: Problems,
+    *,
+    length: int | None = None,
+    spans: int = 10,
+    titles: int = 0,
+    words: int = 10,
+    temperature: float = 1.0,
+    seed: int = 0,
+) -> list[Pair]:
+    """query ↦ `spans` spans of each relevant document, at starts i drawn with P(i) ∝ exp(wᵢ / temperature).
+
+    w is `span_weights`. A span has `words` words, and all of a document that has fewer; it starts at no stop
+    word unless there is no other start. Starts are drawn with replacement. `titles`: as many pairs with the
+    title as target, where the text begins with it (SEAL has 3, T5-SEAL none).
+
+    tokenizer, length: those of `identifiers.text`, of whose tokens every target is a slice.
+    """
+    if temperature <= 0 or words < 1:
+        raise ValueError(f"temperature and words must be positive, not {temperature} and {words}")
+    queries: dict[int, list[str]] = {}
+    for query, grades in split.judgements.items():
+        for id, grade in grades.items():
+            if grade > 0:
+                queries.setdefault(corpus.position(id), []).append(query)
+    pairs = []
+    for document, passage in _passages(corpus, sorted(queries), tokenizer, length, problems):
+        id = corpus.ids[document]
+        title = passage.title_target(corpus.titles[document], id, problems) if titles else ()
+        starts = passage.starts(words)
+        for query in queries[document]:
+            source = split.queries[query]
+            w = span_weights(source, passage.words)[starts] / temperature
+            rng = random.Random(f"{seed} {query} {id}")
+            drawn = rng.choices(starts, np.exp(w - w.max()).tolist(), k=spans)
+            pairs += [Pair(source, document, passage.target(start, words)) for start in drawn]
+            pairs += [Pair(source, document, title)] * titles if title else []
+    return pairs
+
+
+def document_span_pairs(
+    corpus: Corpus,
+    tokenizer: Any,
+    problems: Problems,
+    *,
+    length: int | None = None,
+    spans: int = 10,
+    titles: int = 0,
+    words: int = 10,
+    seed: int = 0,
+) -> list[Pair]:
+    """span ↦ span of the same document, `spans` of each: what SEAL learns of a corpus without queries.
+
+    Both are drawn evenly from the starts of `span_pairs`, and differ where the document has two. `titles`: as
+    many pairs of a span with the title. tokenizer, length: as there.
+    """
+    if words < 1:
+        raise ValueError(f"words must be positive, not {words}")
+    pairs = []
+    for document, passage in _passages(corpus, range(len(corpus)), tokenizer, length, problems):
+        id = corpus.ids[document]
+        title = passage.title_target(corpus.titles[document], id, problems) if titles else ()
+        starts = passage.starts(words)
+        rng = random.Random(f"{seed} {id}")
+        for _ in range(spans):
+            source, target = rng.sample(starts, 2) if len(starts) > 1 else starts * 2
+            pairs.append(Pair(passage.source(source, words), document, passage.target(target, words)))
+        for start in rng.choices(starts, k=titles) if title else []:
+            pairs.append(Pair(passage.source(start, words), document, title))
+    return pairs
+
+
+def span_weights(query: str, words: Sequence[str]) -> Float[np.ndarray, " w"]:
+    """wᵢ = Σ_g ratio(g, words i to i + 2) over the query's 3-grams g: how much of the query starts at word i.
+
+    ratio(x, y) = 1 − indel(x, y) / (|x| + |y|) ∈ [0, 1], with indel the fewest insertions and deletions of
+    characters that make y of x, in lower case. A 3-gram starts at every word; the last two are shorter.
+    """
+    grams = _grams(query.split())
+    return cdist(grams, _grams(words), scorer=ratio, dtype=np.float64).sum(0) / 100
+
+
+def _grams(words: Sequence[str]) -> list[str]:
+    lower = [word.lower() for word in words]
+    return [" ".join(lower[i : i + GRAM]) for i in range(len(lower))]
+
+
+class _Passage:
+    """A document as words that know their tokens, so that spans of words are slices of its tokens.
+
+    To tokenise a span by itself would give other tokens where it begins. A word's tokens are those that end
+    after the word before it; words without tokens, or beyond the document's length, are left out.
+    """
+
+    def __init__(self, text: str, tokenized: Tokenized) -> None:
+        places = [match.span() for match in WORD.finditer(text)]
+        ends = np.array([end for _, end in places[:-1]])
+        bounds = [0, *np.searchsorted(tokenized.ends, ends, side="right").tolist(), len(tokenized.ids)]
+        kept = [n for n in range(len(places)) if bounds[n] < bounds[n + 1]]
+        self.text = text
+        self.tokens = tokenized.ids
+        self.places = [places[n] for n in kept]
+        self.words = [text[start:end] for start, end in self.places]
+        self.bounds = [*(bounds[n] for n in kept), len(tokenized.ids)]  # token where each word begins
+
+    def starts(self, words: int) -> list[int]:
+        """Where a span of `words` words may start: at no stop word where that can be."""
+        every = range(max(0, len(self.words) - words) + 1)
+        return [n for n in every if _content(self.words[n])] or list(every)
+
+    def source(self, start: int, words: int) -> str:
+        return self.text[self.places[start][0] : self.places[min(start + words, len(self.words)) - 1][1]]
+
+    def target(self, start: int, words: int) -> tuple[int, ...]:
+        return tuple(self.tokens[self.bounds[start] : self.bounds[min(start + words, len(self.words))]])
+
+    def title_target(self, title: str, id: str, problems: Problems) -> tuple[int, ...]:
+        """The tokens of the title with which the text begins; none where it begins otherwise."""
+        words = sum(end <= len(title) for _, end in self.places) if self.text.startswith(title) else 0
+        if not words:
+            problems.add("document whose text begins with no title (no title targets)", id)
+        return self.target(0, words)
+
+
+def _passages(
+    corpus: Corpus, documents: Sequence[int], tokenizer: Any, length: int | None, problems: Problems
+) -> Iterator[tuple[int, _Passage]]:
+    texts, again = tee(corpus[document] for document in documents)
+    for document, text, tokenized in zip(documents, texts, tokenize(tokenizer, again, length), strict=True):
+        passage = _Passage(text, tokenized)
+        if passage.words:
+            yield document, passage
+        else:
+            problems.add("document without tokens (no spans)", corpus.ids[document])
+
+
+@lru_cache(1 << 16)
+def _content(word: str) -> bool:
+    """Whether a word between white space holds one that is no stop word."""
+    return bool(lexical.tokenize(word))

@@ -1,0 +1,284 @@
+"""Identifiers: what names a document, what is odd about names, and that nothing is left out."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from paradigms.data import Corpus, Problems, load
+from paradigms.generative.identifiers import Identifiers, atomic, text, titles, tokenize
+
+SHARED = Path(__file__).parents[1].parent / "shared" / "data"
+
+
+@pytest.fixture(scope="module")
+def t5(checkpoints: dict[str, Path]) -> Any:
+    return AutoTokenizer.from_pretrained(checkpoints["t5"])
+
+
+@pytest.fixture(scope="module")
+def bert(checkpoints: dict[str, Path]) -> Any:
+    return AutoTokenizer.from_pretrained(checkpoints["bert"])
+
+
+def example(**changes: Any) -> Identifiers:
+    """Documents a, b, c with the names (5, 6), (7,) and (5, 6), (8,)."""
+    fields: dict[str, Any] = {
+        "kind": "title",
+        "documents": ["a", "b", "c"],
+        "tokens": np.array([5, 6, 7, 5, 6, 8]),
+        "offsets": np.array([0, 2, 3, 5, 6]),
+        "owners": np.array([0, 1, 2, 2]),
+        "vocabulary": 9,
+        "end": 1,
+        "problems": Problems({"odd": 5}, {"odd": ["a", "é"]}),
+    }
+    return Identifiers(**{**fields, **changes})
+
+
+def words(tokenizer: Any, identifiers: Identifiers) -> list[list[str]]:
+    return [tokenizer.convert_ids_to_tokens(identifiers[n].tolist()) for n in range(len(identifiers))]
+
+
+def test_one_name_for_several_documents_and_several_names_for_one() -> None:
+    found = example()
+    assert len(found) == 4
+    assert [list(found.of(document)) for document in range(3)] == [[0], [1], [2, 3]]
+    assert [found[n].tolist() for n in range(4)] == [[5, 6], [7], [5, 6], [8]]
+    assert found.target(2) == (5, 6, 1)
+    assert replace(found, end=None).target(2) == (5, 6)
+
+
+def test_the_tokens_of_each_place() -> None:
+    """The end stands where the shortest identifiers close, and at one place more than the longest has."""
+    assert [place.tolist() for place in example().places()] == [[5, 7, 8], [1, 6], [1]]
+    assert [place.tolist() for place in example(end=None).places()] == [[5, 7, 8], [6]]
+    assert [place.tolist() for place in atomic(["x", "y"]).places()] == [[2, 3], [1]]
+
+
+def test_the_digest_follows_what_names_what() -> None:
+    first = example().digest
+    assert example(problems=Problems()).digest == first
+    assert example(tokens=np.array([5, 6, 7, 5, 6, 8], dtype=np.int32)).digest == first
+    changes = [
+        {"kind": "text"},
+        {"documents": ["a", "c", "b"]},
+        {"tokens": np.array([5, 6, 7, 6, 5, 8])},
+        {"offsets": np.array([0, 1, 3, 5, 6])},
+        {"owners": np.array([0, 1, 1, 2])},
+        {"vocabulary": 10},
+        {"end": None},
+    ]
+    assert len({first, *(example(**change).digest for change in changes)}) == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"documents": ["a", "b", "b"]}, "must differ"),
+        ({"documents": ["a", "b", "c", "d"]}, "name each of the 4 documents"),
+        ({"owners": np.array([0, 2, 2, 2])}, "name each of the 3 documents"),
+        ({"owners": np.array([0, 2, 1, 1])}, "must ascend"),
+        ({"offsets": np.array([0, 3, 2, 5, 6])}, "must ascend"),
+        ({"offsets": np.array([0, 2, 3, 6])}, "4 identifiers need 5 offsets, 0 to 6"),
+        ({"offsets": np.array([0, 2, 3, 5, 5])}, "4 identifiers need 5 offsets, 0 to 6"),
+        ({"offsets": np.array([1, 2, 3, 5, 6])}, "4 identifiers need 5 offsets, 0 to 6"),
+        ({"offsets": np.array([0, 2, 2, 5, 6])}, "document 'b' has an empty identifier"),
+        ({"end": 7}, "document 'b' holds the token 7; they lie in .0, 9., and 7 only ends"),
+        ({"vocabulary": 8}, "document 'c' holds the token 8"),
+        ({"tokens": np.array([5, -1, 7, 5, 6, 8])}, "document 'a' holds the token -1"),
+    ],
+)
+def test_what_names_nothing_is_refused(changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        example(**changes)
+
+
+@pytest.mark.parametrize("end", [1, None])
+def test_identifiers_survive_their_files(tmp_path: Path, end: int | None) -> None:
+    first = example(end=end)
+    first.save(tmp_path)
+    again = Identifiers.load(tmp_path)
+    for name in ("kind", "documents", "vocabulary", "end", "problems"):
+        assert getattr(again, name) == getattr(first, name)
+    for name in ("tokens", "offsets", "owners"):
+        assert np.array_equal(getattr(again, name), getattr(first, name))
+        assert getattr(again, name).dtype == np.int64
+
+
+@pytest.mark.parametrize("name", ["identifiers.json", "identifiers.safetensors"])
+def test_missing_and_damaged_files_are_named(tmp_path: Path, name: str) -> None:
+    first = example()
+    first.save(tmp_path)
+    content = (tmp_path / name).read_bytes()
+    for damaged in (content[: len(content) // 2], b"[]", b""):
+        (tmp_path / name).write_bytes(damaged)
+        with pytest.raises(ValueError, match=f"{tmp_path}.*{name}.*damaged"):
+            Identifiers.load(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(FileNotFoundError, match=f"{name} is missing"):
+        Identifiers.load(tmp_path)
+
+
+def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    example().save(tmp_path)
+    plain = json.loads((tmp_path / "identifiers.json").read_text())
+    for changes in ({"documents": ["a", "b"]}, {"vocabulary": 3}, {"extra": 1}):
+        (tmp_path / "identifiers.json").write_text(json.dumps({**plain, **changes}))
+        with pytest.raises(ValueError, match="damaged"):
+            Identifiers.load(tmp_path)
+
+
+def test_atomic_ids_are_one_token_each() -> None:
+    found = atomic(["x", "y", "z"])
+    assert [found.target(n) for n in range(3)] == [(2, 1), (3, 1), (4, 1)]
+    assert (found.kind, found.vocabulary, list(found.of(2))) == ("atomic", 5, [2])
+
+
+# --- titles -----------------------------------------------------------------------------------------
+
+
+def test_a_title_names_its_document(t5: Any) -> None:
+    corpus = Corpus(["1", "2"], ["the cat and more", "cold water and more"], ["the cat", "cold water"])
+    found = titles(corpus, t5, 8)
+    assert words(t5, found) == [["▁the", "▁cat"], ["▁cold", "▁water"]]
+    assert (found.kind, found.end, found.vocabulary, found.documents) == ("title", 1, len(t5), ["1", "2"])
+    assert found.target(0) == tuple(t5("the cat")["input_ids"])
+    assert not found.problems
+
+
+def test_a_document_without_a_title_has_a_name_too(t5: Any) -> None:
+    long = " ".join(["cat"] * 12)
+    corpus = Corpus(["a", "b", "red sea"], ["text", long, "\n "], ["dog", "", "  "])
+    found = titles(corpus, t5, 40)
+    assert words(t5, found) == [["▁dog"], ["▁cat"] * 10, ["▁red", "▁sea"]]
+    assert found.problems.counts == {
+        "document without a title (named by its first words)": 1,
+        "document without a title (named by its id)": 1,
+    }
+    assert str(found.problems).endswith("(named by its id): 1, e.g. red sea")
+    with pytest.raises(ValueError, match="1 documents have no token in title, text or id, as ''"):
+        titles(Corpus(["a", ""], ["text", ""]), t5, 40)
+
+
+def test_a_long_title_is_cut_to_the_length_with_its_end(t5: Any) -> None:
+    corpus = Corpus(["a", "b"], ["", ""], ["the red sea", "the red sea cat"])
+    found = titles(corpus, t5, 4)
+    assert words(t5, found) == [["▁the", "▁red", "▁sea"]] * 2
+    assert all(len(found.target(n)) == 4 for n in range(2))
+    assert found.problems.counts == {
+        "title of more than 4 tokens with the end (cut)": 1,
+        "identifier of several documents (names them all)": 1,
+    }
+    assert found.problems.examples["title of more than 4 tokens with the end (cut)"] == ["b"]
+    with pytest.raises(ValueError, match="length must be at least 2"):
+        titles(corpus, t5, 1)
+
+
+def test_equal_titles_name_all_their_documents(t5: Any) -> None:
+    corpus = Corpus([*"abcdef"], [""] * 6, ["cat", "dog", "cat", "cat", "cat", "dog"])
+    found = titles(corpus, t5, 8)
+    assert len(found) == 6
+    assert found.problems.counts == {"identifier of several documents (names them all)": 2}
+    assert found.problems.examples == {
+        "identifier of several documents (names them all)": ["a, c, d and 1 more", "b, f"]
+    }
+
+
+def test_tokens_that_are_no_part_of_a_name_are_reported(t5: Any) -> None:
+    corpus = Corpus(["a", "b"], ["x", "x"], ["cat ☃", "the</s> cat<pad>"])
+    found = titles(corpus, t5, 20)
+    assert words(t5, found) == [["▁cat", "▁", "<unk>"], ["▁the", "▁cat"]]
+    assert found.problems.counts == {
+        "title with a token unknown to the tokenizer (kept)": 1,
+        "title that spells special tokens (left out)": 1,
+    }
+
+
+def test_titles_need_an_end_and_padding(bert: Any, t5: Any, checkpoints: dict[str, Path]) -> None:
+    corpus = Corpus(["a"], ["the cat"], ["cat"])
+    with pytest.raises(ValueError, match="a eos_token, as T5's"):
+        titles(corpus, bert, 8)
+    padless = AutoTokenizer.from_pretrained(checkpoints["t5"])
+    padless.pad_token = None
+    with pytest.raises(ValueError, match="a pad_token, as T5's"):
+        titles(corpus, padless, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "problems"),
+    [
+        ("scifact", {"identifier of several documents (names them all)": 1}),
+        ("nfcorpus", {"identifier of several documents (names them all)": 41}),
+        (
+            "cranfield",
+            {
+                "document without a title (named by its id)": 2,
+                "identifier of several documents (names them all)": 9,
+            },
+        ),
+    ],
+)
+def test_titles_of_real_collections(t5: Any, name: str, problems: dict[str, int]) -> None:
+    if not (SHARED / name).is_dir():
+        pytest.skip(f"needs the {name} collection beside the repository")
+    corpus = load(SHARED / name).corpus
+    found = titles(corpus, t5, 1000)
+    assert found.documents == corpus.ids
+    counts = dict(found.problems.counts)
+    counts.pop("title with a token unknown to the tokenizer (kept)", None)
+    assert counts == problems
+    repeated = len(corpus) - len({tuple(found[n]) for n in range(len(found))})
+    assert repeated < 0.03 * len(corpus)
+
+
+# --- text -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["t5", "bert"])
+def test_a_text_is_named_by_its_own_tokens(
+    family: str, t5: Any, bert: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = {"t5": t5, "bert": bert}[family]
+    texts = ["the cat sat", "", "zebra  (water)", "one two three four " * 20]
+    corpus = Corpus([*"abcd"], texts)
+    expected = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    monkeypatch.setattr("paradigms.generative.identifiers.BATCH", 3)  # more texts than one call takes
+    found = text(corpus, tokenizer)
+    assert [found[n].tolist() for n in range(4)] == expected
+    assert (found.kind, found.end, found.vocabulary) == ("text", None, len(tokenizer))
+    assert found.problems.counts == {"document without tokens (has no name)": 1}
+    assert found.problems.examples == {"document without tokens (has no name)": ["b"]}
+    cut = text(corpus, tokenizer, 5)
+    assert [cut[n].tolist() for n in range(4)] == [row[:5] for row in expected]
+
+
+@pytest.mark.parametrize("family", ["t5", "bert"])
+def test_a_text_that_spells_special_tokens_does_not_end_there(family: str, t5: Any, bert: Any) -> None:
+    tokenizer = {"t5": t5, "bert": bert}[family]
+    found = text(Corpus(["a"], ["cat </s> dog <pad> [PAD] [SEP] bird"]), tokenizer)
+    special = {tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.sep_token_id}
+    assert special.isdisjoint(found[0].tolist())
+    assert bool(found.problems) == (family == "t5")  # WordPiece knows how to write "[", "sep", "]"
+
+
+@given(st.text("the cat☃é </s>\n", max_size=30), st.integers(0, 8))
+def test_ends_of_tokens_ascend_and_lie_in_the_text(t5: Any, bert: Any, of: str, length: int) -> None:
+    for tokenizer in (t5, bert):
+        (whole,) = tokenize(tokenizer, [of])
+        (cut,) = tokenize(tokenizer, [of], length)
+        assert (cut.ids, cut.ends) == (whole.ids[:length], whole.ends[:length])
+        assert whole.ends == sorted(whole.ends)
+        assert all(0 <= end <= len(of) for end in whole.ends)
+
+
+def test_a_slow_tokenizer_is_refused() -> None:
+    with pytest.raises(ValueError, match="SimpleNamespace is a slow tokenizer"):
+        list(tokenize(SimpleNamespace(is_fast=False), ["text"]))
