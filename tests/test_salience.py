@@ -1,0 +1,225 @@
+"""ALIGNER in training and at test time: every alignment, and every gate of salience, on either side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from paradigms import Paradigm
+from paradigms.aligner import aligner
+from paradigms.core import Tokens
+from paradigms.data import Corpus
+from paradigms.encode import SIDES, EncoderSettings
+from paradigms.index import ExactIndex
+from paradigms.relax import entropic_topk, hard_topk, token_budget
+from paradigms.train.contrastive import Contrastive, mean_salience
+from paradigms.train.examples import Example
+from paradigms.train.loop import TrainingSettings, train
+
+WORDS = "sea bird fire wood queen letter corn field snow mountain boat river ship iron moon star".split()  # noqa: SIM905
+CORPUS = Corpus([f"d{n}" for n in range(16)], [f"the {word} and a {word} on the hill" for word in WORDS])
+EXAMPLES = [Example(f"the {word}", n, (), (n,)) for n, word in enumerate(WORDS)]
+ALIGNMENTS: list[tuple[str, dict[str, Any]]] = [
+    ("top_k", {"k": 1}),
+    ("top_k", {"k": 3}),
+    ("top_p", {"p": 0.4}),
+    ("entropic", {"k": 2, "eps": 0.05}),
+]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "entropic": {"salience": "entropic"},
+    "Eq. 5": {"salience": "entropic", "iterations": 5},
+    "hard": {"salience": "hard"},
+    "relu": {"salience": "relu"},
+    "L1": {"salience": "relu", "salience_l1": 1.0},
+}
+EVERY = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
+
+
+def build(backbone: Path, align: str = "top_k", knobs: dict | None = None, **settings: Any) -> Paradigm:
+    torch.manual_seed(0)
+    defaults = {"query_length": 12, "document_length": 16, "dim": 16}
+    return aligner(backbone, align, knobs, **defaults | settings)
+
+
+def fit(paradigm: Paradigm, folder: Path, steps: int = 24) -> tuple[Paradigm, list[float]]:
+    """Trained, and the losses on the way."""
+    settings = TrainingSettings(steps=steps, batch_size=16, learning_rate=5e-3, temperature=0.05, log_every=1)
+    objective = Contrastive(paradigm, CORPUS, EXAMPLES, settings.temperature)
+    trained = train(paradigm, objective, settings, folder, accelerator=Accelerator(cpu=True), progress=False)
+    lines = (folder / "history.jsonl").read_text().splitlines()
+    return trained, [json.loads(line)["loss"] for line in lines]
+
+
+def scatter_heads(paradigm: Paradigm, bias: float = 0.5) -> None:
+    """Saliences that differ from token to token."""
+    for head in paradigm.encoder.salience_heads.values():
+        torch.nn.init.normal_(head.weight, std=1.0)
+        torch.nn.init.constant_(head.bias, bias)
+
+
+def batch_gradients(paradigm: Paradigm) -> tuple[float, dict[str, torch.Tensor | None]]:
+    """The loss of one batch without dropout, and the gradient of every parameter."""
+    paradigm.eval().zero_grad()
+    objective = Contrastive(paradigm, CORPUS, EXAMPLES)
+    loss = objective.loss(paradigm, objective.collate(EXAMPLES))
+    loss.backward()
+    return loss.item(), {name: p.grad for name, p in paradigm.named_parameters()}
+
+
+# --- alignments ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("align", "knobs"), ALIGNMENTS, ids=str)
+def test_it_learns_with_one_alignment_and_searches_with_any(
+    tiny_bert: Path, tmp_path: Path, align: str, knobs: dict
+) -> None:
+    trained, losses = fit(build(tiny_bert, align, knobs, eps=0.05), tmp_path / "training")
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+    trained.save_pretrained(tmp_path / "checkpoint")
+    saved = Paradigm.from_pretrained(tmp_path / "checkpoint")
+    assert (saved.recipe.align, saved.recipe.align_knobs) == (align, knobs)
+    index = ExactIndex.build(saved, CORPUS.ids, CORPUS, tmp_path / "index")
+    documents, queries = index.tokens_of(CORPUS.ids), saved.encode_queries(["the mountain in the snow"])
+    for other, settings in ALIGNMENTS:
+        adapted = saved.with_alignment(other, **settings)
+        assert adapted.recipe.normalise == "total"
+        found = index.search(adapted, {"q": "the mountain in the snow"}, 16)["q"]
+        expected = dict(zip(CORPUS.ids, adapted.score(documents, queries)[0].tolist(), strict=True))
+        assert found == pytest.approx(expected, abs=1e-5)
+
+
+# --- gates -----------------------------------------------------------------------------------------------
+
+
+@EVERY
+def test_salience_is_the_gated_score(tiny_bert: Path, variant: dict) -> None:
+    paradigm = build(tiny_bert, **variant, query_ratio=0.5, document_ratio=0.3, eps=0.1)
+    scatter_heads(paradigm)
+    for side, ratio in zip(SIDES, (0.5, 0.3), strict=True):
+        tokens = paradigm.encode([CORPUS[0], "bird", "the queen"], side)
+        assert tokens.salience is not None
+        with torch.no_grad():
+            scores = paradigm.encoder.salience_heads[side](tokens.vectors)[..., 0].relu()
+        budget = token_budget(ratio, tokens.mask)
+        gate = {
+            "relu": lambda s, k, m: m.float(),
+            "hard": hard_topk,
+            "entropic": lambda s, k, m: entropic_topk(s, k, 0.1, m, variant.get("iterations")),
+        }[variant["salience"]](scores, budget, tokens.mask)
+        torch.testing.assert_close(tokens.salience, scores * gate)
+        if variant["salience"] == "hard":
+            assert ((tokens.salience > 0).sum(-1) <= budget).all()
+
+
+@EVERY
+@pytest.mark.parametrize("sides", ["both", "query", "document"])
+def test_one_side_may_do_without(tiny_bert: Path, variant: dict, sides: str) -> None:
+    """Its tokens then weigh 1, and it has no head, which would never get a gradient."""
+    paradigm = build(tiny_bert, **variant, salience_sides=sides, eps=0.05)
+    weighing = [side for side in SIDES if sides in ("both", side)]
+    assert list(paradigm.encoder.salience_heads) == weighing
+    for side in SIDES:
+        assert (paradigm.encode(["the sea"], side).salience is not None) == (side in weighing)
+    scatter_heads(paradigm)
+    _, gradients = batch_gradients(paradigm)
+    assert all(g is not None and g.isfinite().all() for g in gradients.values())
+    for side in weighing:
+        weight = gradients[f"encoder.salience_heads.{side}.weight"]
+        assert weight is not None
+        assert weight.abs().max() > 0
+
+
+@EVERY
+def test_training_starts_from_the_unweighted_alignment(tiny_bert: Path, variant: dict) -> None:
+    """Equal scores are treated equally by every gate: rel is that without salience."""
+    weighted, plain = (build(tiny_bert, **settings) for settings in (variant, {"salience": "none"}))
+    documents, queries = (
+        weighted.encode_documents(list(CORPUS)),
+        weighted.encode_queries(["the sea", "a bird"]),
+    )
+    bare = plain.encode_documents(list(CORPUS)), plain.encode_queries(["the sea", "a bird"])
+    torch.testing.assert_close(weighted.score(documents, queries), plain.score(*bare), rtol=1e-4, atol=1e-5)
+
+
+@EVERY
+@pytest.mark.parametrize("align", ["top_k", "entropic"])
+@pytest.mark.parametrize("silent", ["some documents", "query", "document"])
+def test_texts_without_salience_train_and_search(
+    tiny_bert: Path, tmp_path: Path, variant: dict, align: str, silent: str
+) -> None:
+    """Z = 0: rel is 0, every gradient is finite, and what is silent gets none."""
+    knobs = {"k": 1} if align == "top_k" else {"k": 1, "eps": 0.05}
+    paradigm = build(tiny_bert, align, knobs, **variant)
+    scatter_heads(paradigm)
+    heads: Any = paradigm.encoder.salience_heads
+    if silent in heads:
+        torch.nn.init.constant_(heads[silent].bias, -100.0)
+        dead = list(CORPUS.ids)  # of a query, or of documents: rel is 0 for all
+    else:  # about half of the documents lie below 0 altogether
+        tokens = paradigm.encode_documents(list(CORPUS))
+        with torch.no_grad():
+            scores = heads["document"](tokens.vectors)[0, ..., 0].masked_fill(~tokens.mask[0], -torch.inf)
+            middle = scores.amax(-1).median() + 1e-3
+            heads["document"].bias.sub_(middle)
+        dead = [d for d, silenced in zip(CORPUS.ids, scores.amax(-1) < middle, strict=True) if silenced]
+        assert 4 < len(dead) < 12
+    loss, gradients = batch_gradients(paradigm)
+    assert torch.tensor(loss).isfinite()
+    assert all(g is not None and g.isfinite().all() for g in gradients.values())
+    if silent in heads:
+        weight = gradients[f"encoder.salience_heads.{silent}.weight"]
+        assert weight is not None
+        assert not weight.any()
+    index = ExactIndex.build(paradigm, CORPUS.ids, CORPUS, tmp_path / "index")
+    found = index.search(paradigm, {"q": "the sea"}, 16)["q"]
+    scores = paradigm.score(index.tokens_of(CORPUS.ids), paradigm.encode_queries(["the sea"]))[0].tolist()
+    assert found == pytest.approx(dict(zip(CORPUS.ids, scores, strict=True)), abs=1e-5)
+    assert {d for d, score in found.items() if score == 0} >= set(dead)
+
+
+def test_settings_of_salience_are_kept_and_checked(tiny_bert: Path, tmp_path: Path) -> None:
+    settings = {"salience": "relu", "salience_sides": "document", "salience_l1": 0.25}
+    build(tiny_bert, **settings).save_pretrained(tmp_path / "checkpoint")
+    kept = vars(Paradigm.from_pretrained(tmp_path / "checkpoint").encoder.settings)
+    assert settings.items() <= kept.items()
+    with pytest.raises(ValueError, match="salience_l1 must be at least 0"):
+        EncoderSettings(salience="relu", salience_l1=-1.0)
+    with pytest.raises(ValueError, match=r"salience_l1=0.5 needs a salience"):
+        EncoderSettings(salience_l1=0.5)
+
+
+# --- L1 --------------------------------------------------------------------------------------------------
+
+
+def test_the_l1_term_is_the_mean_salience_of_texts_of_any_length(tiny_bert: Path) -> None:
+    mask = torch.tensor([[[1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]]]).bool()
+    salience = torch.tensor([[[1.0, 3, 9, 9], [1, 1, 1, 1], [5, 5, 5, 5]]])
+    tokens = Tokens(torch.zeros(1, 3, 4, 2), mask, None, salience)
+    assert mean_salience(tokens).item() == pytest.approx((2 + 1 + 0) / 3)
+    assert mean_salience(Tokens(tokens.vectors, mask)).item() == 0
+    paradigms = [build(tiny_bert, salience="relu", salience_l1=gamma) for gamma in (0.0, 0.5)]
+    for paradigm in paradigms:
+        torch.manual_seed(1)
+        scatter_heads(paradigm)
+    (without, _), (with_l1, _) = map(batch_gradients, paradigms)
+    batch = Contrastive(paradigms[0], CORPUS, EXAMPLES).collate(EXAMPLES)
+    terms = [mean_salience(tokens).item() for tokens in paradigms[0](batch.queries, batch.documents)]
+    assert with_l1 == pytest.approx(without + 0.5 * sum(terms), rel=1e-5)
+
+
+def test_l1_makes_saliences_zero(tiny_bert: Path, tmp_path: Path) -> None:
+    share = {}
+    for gamma in (0.0, 30.0):
+        paradigm = build(tiny_bert, salience="relu", salience_l1=gamma)
+        torch.manual_seed(1)
+        scatter_heads(paradigm)
+        trained, _ = fit(paradigm, tmp_path / str(gamma))
+        tokens = trained.encode_documents(list(CORPUS))
+        assert tokens.salience is not None
+        share[gamma] = float((tokens.salience[tokens.mask] > 0).float().mean())
+    assert share[30.0] < 0.7 * share[0.0]
