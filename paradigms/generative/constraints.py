@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int
@@ -27,6 +27,7 @@ class Branches:
     states: Int[np.ndarray, "t s"]  # the prefix's state after taking that token
 
 
+@runtime_checkable
 class Constraint(Protocol):
     """The valid sequences, seen from any of their prefixes.
 
