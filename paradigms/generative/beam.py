@@ -1,0 +1,208 @@
+"""The valid sequences (d₁, …, d_m) with the largest Σᵢ log p(dᵢ | d₁ … dᵢ₋₁, q): beam search over prefixes.
+
+Probabilities are those over the whole vocabulary, never renormalised over the tokens that may follow, and no
+length normalises their product (De Cao et al. 2021, arXiv:2010.00904, §3.2; Bevilacqua et al. 2022,
+arXiv:2204.10628, §3). A search that leaves no prefix out finds exactly the best sequences under
+`Generative.token_scores`; a narrower one may miss some, and still gives those that it finds that score.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from paradigms.encode import Batch
+from paradigms.generative.constraints import Branches, Constraint, ranges
+from paradigms.generative.decoder import Memory, decode
+from paradigms.generative.model import START, Generative
+
+NOTHING = -1  # stands behind a sequence's last token; sorts before every token
+
+
+@dataclass(frozen=True)
+class Hypotheses:
+    """x token sequences for several queries: by query, and of one query the best first.
+
+    Equal scores are in the order of the sequences' tokens.
+    """
+
+    queries: Int[np.ndarray, " x"]  # place of the query in its batch
+    tokens: Int[np.ndarray, "x m"]  # NOTHING behind the sequence
+    lengths: Int[np.ndarray, " x"]
+    scores: Float[np.ndarray, " x"]  # Σ log p, float64
+    states: Int[np.ndarray, "x s"]  # of the constraint, after the whole sequence
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    def __getitem__(self, which: np.ndarray | slice) -> Hypotheses:
+        return Hypotheses(*(getattr(self, field.name)[which] for field in fields(self)))
+
+    def of(self, query: int) -> Hypotheses:
+        """Those of one query."""
+        return self[slice(*np.searchsorted(self.queries, [query, query + 1]))]
+
+    def sequences(self) -> list[list[int]]:
+        return [row[:length].tolist() for row, length in zip(self.tokens, self.lengths, strict=True)]
+
+
+def beam_search(
+    model: Generative,
+    sources: Batch,
+    constraint: Constraint | None,
+    *,
+    beams: int,
+    length: int,
+    keep: bool = False,
+) -> Hypotheses:
+    """At most `beams` sequences per query, of at most `length` tokens, by Σ log p.
+
+    A sequence is finished when its constraint has nothing to follow, or at `length`; without a constraint
+    after the end token, where the model's identifiers have one. Finished sequences compete with unfinished
+    ones for the beams, and a search ends when no unfinished one is left among them, as its score can only
+    fall. Where fewer valid sequences exist, fewer are found. Scores depend on a query alone, whatever else is
+    in the batch, up to rounding.
+
+    keep: instead, of every step the 2·`beams` best continuations, be they finished, gone on with or dropped:
+    a superset of the above, and what SEAL takes as keys.
+
+    ValueError for `beams` or `length` below 1.
+    """
+    if beams < 1 or length < 1:
+        raise ValueError(f"beams and length must be at least 1, got {beams} and {length}")
+    sources = sources.to(model.device)
+    count = len(sources.input_ids)
+    table = None if constraint is None else constraint.branches(constraint.start())
+    entry = np.zeros(count, dtype=np.int64)  # the place of each unfinished prefix in the table
+    prefixes = _empty_prefixes(count, length, constraint)
+    finished, kept = prefixes[:0], [prefixes[:0]]
+    with model.evaluating(), torch.inference_mode():
+        _, memory = model.begin(sources)
+        for step in range(length):
+            if not len(prefixes):
+                break
+            slots, log_p = _next(model, memory, prefixes, step, count)
+            parents, found = _continue(prefixes, step, log_p, table, entry, 2 * beams if keep else beams)
+            kept.append(found)
+            chosen = _best_first(_join([finished, found]), beams)
+            fresh = chosen[chosen >= len(finished)] - len(finished)
+            finished = finished[chosen[chosen < len(finished)]]
+            parents, found = parents[fresh], found[fresh]
+            if constraint is None:
+                ended = found.tokens[:, step] == model.identifiers.end
+            else:
+                table = constraint.branches(found.states)
+                ended = np.diff(table.offsets) == 0
+            ended |= step + 1 == length
+            finished, prefixes = _join([finished, found[ended]]), found[~ended]
+            entry = np.flatnonzero(~ended)
+            _go_on(memory, slots[parents[~ended]], prefixes, count)
+    results = _join(kept) if keep else finished
+    return results[_best_first(results, len(results))]
+
+
+def _empty_prefixes(count: int, length: int, constraint: Constraint | None) -> Hypotheses:
+    """One for each query."""
+    start = np.zeros((1, 0), dtype=np.int64) if constraint is None else constraint.start()
+    tokens = np.full((count, length), NOTHING, dtype=np.int64)
+    nothing = np.zeros(count, dtype=np.int64)
+    return Hypotheses(np.arange(count), tokens, nothing, np.zeros(count), np.repeat(start, count, axis=0))
+
+
+def _slots(prefixes: Hypotheses) -> Int[np.ndarray, " x"]:
+    """Where a prefix stands on axis n of the decoder: its place among those of its query."""
+    return np.arange(len(prefixes)) - np.searchsorted(prefixes.queries, prefixes.queries)
+
+
+def _next(
+    model: Generative, memory: Memory, prefixes: Hypotheses, step: int, count: int
+) -> tuple[Int[np.ndarray, " x"], Float[Tensor, "x v"]]:
+    """The prefixes' places n, and log p of what follows each, from one step of the decoder."""
+    slots = _slots(prefixes)
+    begun = np.pad(prefixes.tokens[:, :step], ((0, 0), (1, 0)), constant_values=START)
+    last = np.full((count, slots.max() + 1), START)
+    last[prefixes.queries, slots] = begun[:, -1]
+    states = decode(
+        model.backbone.decoder, model.embed(torch.from_numpy(last).to(model.device))[:, :, None], memory
+    )
+    where = tuple(torch.from_numpy(axis).to(model.device) for axis in (prefixes.queries, slots))
+    prefix = torch.from_numpy(begun).to(model.device)
+    return slots, model.next_log_probabilities(states[where][None], prefix[None])[0]
+
+
+def _go_on(memory: Memory, slots: Int[np.ndarray, " x"], prefixes: Hypotheses, count: int) -> None:
+    """Let the decoder's memory follow: each prefix goes on from the one that stood at its slot."""
+    if not len(prefixes):
+        return
+    here = _slots(prefixes)
+    rows = np.zeros((count, here.max() + 1), dtype=np.int64)
+    rows[prefixes.queries, here] = slots
+    memory.keep(torch.from_numpy(rows).to(memory.mask.device))
+
+
+def _continue(
+    prefixes: Hypotheses,
+    step: int,
+    log_p: Float[Tensor, "x v"],
+    table: Branches | None,
+    entry: Int[np.ndarray, " x"],
+    k: int,
+) -> tuple[Int[np.ndarray, " y"], Hypotheses]:
+    """The k best valid continuations by one token for every query, and the prefix that each continues."""
+    if table is None:
+        rows, tokens = _largest(log_p, k)
+    else:
+        offsets, places = ranges(table.offsets[entry], table.offsets[entry + 1])
+        rows, tokens = np.repeat(np.arange(len(prefixes)), np.diff(offsets)), table.tokens[places]
+    at = torch.from_numpy(rows * log_p.shape[1] + tokens).to(log_p.device)
+    scores = prefixes.scores[rows] + log_p.reshape(-1)[at].double().cpu().numpy()
+    best = _largest_of_each(prefixes.queries[rows], scores, k)
+    rows, tokens = rows[best], tokens[best]
+    written = prefixes.tokens[rows]
+    written[:, step] = tokens
+    states = prefixes.states[rows] if table is None else table.states[places[best]]
+    found = Hypotheses(prefixes.queries[rows], written, prefixes.lengths[rows] + 1, scores[best], states)
+    order = _best_first(found, k)
+    return rows[order], found[order]
+
+
+def _largest_of_each(
+    queries: Int[np.ndarray, " c"], scores: Float[np.ndarray, " c"], k: int
+) -> Int[np.ndarray, " y"]:
+    """The k largest scores of every query, with all that equal the k-th; queries ascend."""
+    different, first, counts = np.unique(queries, return_index=True, return_counts=True)
+    padded = torch.full((len(different), int(counts.max(initial=0))), -torch.inf, dtype=torch.float64)
+    rows = np.repeat(np.arange(len(different)), counts)
+    columns = np.arange(len(scores)) - first[rows]
+    padded[torch.from_numpy(rows), torch.from_numpy(columns)] = torch.from_numpy(scores)
+    rows, columns = _largest(padded, k)
+    return first[rows] + columns
+
+
+def _largest(scores: Float[Tensor, "r w"], k: int) -> tuple[Int[np.ndarray, " y"], Int[np.ndarray, " y"]]:
+    """Rows and columns of the k largest of every row, with all that equal the k-th, and never −∞."""
+    width = scores.shape[1]
+    values, columns = scores.topk(min(k + 1, width))
+    if width > k and bool(((values[:, k - 1] == values[:, k]) & (values[:, k] > -torch.inf)).any()):
+        taken = (scores >= values[:, k - 1 : k]) & (scores > -torch.inf)
+        rows, places = taken.nonzero(as_tuple=True)
+    else:
+        rows, ranks = (values[:, :k] > -torch.inf).nonzero(as_tuple=True)
+        places = columns[rows, ranks]
+    return rows.cpu().numpy(), places.cpu().numpy()
+
+
+def _best_first(hypotheses: Hypotheses, k: int) -> Int[np.ndarray, " y"]:
+    """Which to take, and in which order: of every query the k best, equal scores by their tokens."""
+    columns = hypotheses.tokens.T[::-1]
+    order = np.lexsort((*columns, -hypotheses.scores, hypotheses.queries))
+    queries = hypotheses.queries[order]
+    return order[np.arange(len(order)) - np.searchsorted(queries, queries) < k]
+
+
+def _join(parts: list[Hypotheses]) -> Hypotheses:
+    return Hypotheses(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Hypotheses)))
