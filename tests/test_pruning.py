@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,8 @@ def build(backbone: Path, align: str = "top_k", knobs: dict | None = None, **set
     paradigm = aligner(
         backbone, align, knobs, query_length=16, document_length=32, **{"salience": "relu"} | settings
     )
-    for head in paradigm.encoder.salience_heads.values():
+    heads: Any = paradigm.encoder.salience_heads
+    for head in heads.values():
         torch.nn.init.normal_(head.weight, std=2.0)
     return paradigm
 
@@ -79,15 +81,34 @@ def test_the_most_salient_tokens_are_kept_in_the_order_of_the_text(ratio: float)
         assert kept.mask.shape[-1] == int(kept.mask.sum(-1).max())
 
 
-def test_pruning_needs_a_salience_and_a_share() -> None:
+def test_without_salience_texts_are_cut_off() -> None:
     tokens = random_tokens(1)
     bare = replace(tokens, salience=None)
-    assert most_salient(bare, 1.0) is bare
-    with pytest.raises(ValueError, match="these have none"):
-        most_salient(bare, 0.5)
+    equal = most_salient(replace(tokens, salience=torch.ones(tokens.mask.shape)), 0.4)
+    cut = most_salient(bare, 0.4)
+    assert cut.salience is None
+    assert torch.equal(cut.mask, equal.mask)
+    assert torch.equal(cut.vectors[cut.mask], equal.vectors[equal.mask])
+    x, n = 2, 1
+    places = tokens.mask[x, n].nonzero()[:, 0]
+    assert torch.equal(
+        cut.vectors[x, n][cut.mask[x, n]], tokens.vectors[x, n][places[: cut.mask[x, n].sum()]]
+    )
+
+
+def test_a_pruning_ratio_is_a_share(tiny_bert: Path, tmp_path: Path) -> None:
     for ratio in (0.0, -0.1, 1.1, math.nan):
         with pytest.raises(ValueError, match=r"in \(0, 1\], got"):
-            most_salient(tokens, ratio)
+            most_salient(random_tokens(1), ratio)
+    paradigm = build(tiny_bert)
+    index = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "all")
+    with pytest.raises(ValueError, match="pruning ratio"):
+        index.search(paradigm, QUERIES, keep=0.0)
+    with pytest.raises(ValueError, match="pruning ratio"):
+        index.prune(2.0, tmp_path / "pruned")
+    with pytest.raises(ValueError, match="pruning ratio"):
+        ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "pruned", keep=-1.0)
+    assert [file.name for file in tmp_path.iterdir()] == ["all"]
 
 
 ALIGNMENTS = [
@@ -144,7 +165,8 @@ def test_refinement_is_a_rerank_by_the_whole_index(tiny_bert: Path, tmp_path: Pa
 
 def test_documents_without_any_salience_are_kept_and_score_zero(tiny_bert: Path, tmp_path: Path) -> None:
     paradigm = build(tiny_bert)
-    torch.nn.init.constant_(paradigm.encoder.salience_heads["document"].bias, -100.0)
+    heads: Any = paradigm.encoder.salience_heads
+    torch.nn.init.constant_(heads["document"].bias, -100.0)
     whole = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "all")
     pruned = whole.prune(0.3, tmp_path / "pruned")
     first = whole.tokens_of(["d2"]).vectors[
@@ -155,33 +177,14 @@ def test_documents_without_any_salience_are_kept_and_score_zero(tiny_bert: Path,
         assert set(index.search(paradigm, QUERIES, 4)["q1"].values()) == {0.0}
 
 
-def test_what_cannot_be_pruned_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
-    plain = build(tiny_bert, salience="none")
-    index = ExactIndex.build(plain, IDS, TEXTS, tmp_path / "all")
-    with pytest.raises(ValueError, match="these have none"):
-        index.prune(0.5, tmp_path / "pruned")
-    with pytest.raises(ValueError, match="these have none"):
-        ExactIndex.build(plain, IDS, TEXTS, tmp_path / "pruned", keep=0.5)
-    with pytest.raises(ValueError, match="these have none"):
-        index.search(plain, QUERIES, keep=0.5)
-    with pytest.raises(ValueError, match="pruning ratio"):
-        index.search(plain, QUERIES, keep=0.0)
-    assert [file.name for file in tmp_path.iterdir()] == ["all"]
-
-
-def test_salience_on_one_side_prunes_that_side(tiny_bert: Path, tmp_path: Path) -> None:
+def test_salience_on_one_side_prunes_that_side_by_salience(tiny_bert: Path, tmp_path: Path) -> None:
     for side in ("query", "document"):
         paradigm = build(tiny_bert, salience_sides=side)
         index = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / side)
         assert ("salience" in index.fields) == (side == "document")
-        found = index.search(paradigm, QUERIES, 4)
-        scores = paradigm.score(index.tokens_of(IDS), paradigm.encode_queries([QUERIES["q1"]]))[0]
-        assert found["q1"] == pytest.approx(dict(zip(IDS, scores.tolist(), strict=True)), abs=1e-5)
-        if side == "query":
-            index.search(paradigm, QUERIES, 4, keep=0.5)
-            with pytest.raises(ValueError, match="these have none"):
-                index.prune(0.5, tmp_path / "pruned")
-        else:
-            index.prune(0.5, tmp_path / "pruned").search(paradigm, QUERIES, 4)
-            with pytest.raises(ValueError, match="these have none"):
-                index.search(paradigm, QUERIES, 4, keep=0.5)
+        pruned = index.prune(0.4, tmp_path / f"{side}-pruned")
+        documents = most_salient(index.tokens_of(IDS), 0.4)
+        queries = most_salient(paradigm.encode_queries([QUERIES["q1"]]), 0.5)
+        found = pruned.search(paradigm, QUERIES, 4, keep=0.5)["q1"]
+        scores = paradigm.score(documents, queries)[0].tolist()
+        assert found == pytest.approx(dict(zip(IDS, scores, strict=True)), abs=1e-5)

@@ -57,7 +57,8 @@ def fit(paradigm: Paradigm, folder: Path, steps: int = 24) -> tuple[Paradigm, li
 
 def scatter_heads(paradigm: Paradigm, bias: float = 0.5) -> None:
     """Saliences that differ from token to token."""
-    for head in paradigm.encoder.salience_heads.values():
+    heads: Any = paradigm.encoder.salience_heads
+    for head in heads.values():
         torch.nn.init.normal_(head.weight, std=1.0)
         torch.nn.init.constant_(head.bias, bias)
 
@@ -183,7 +184,7 @@ def test_texts_without_salience_train_and_search(
 
 
 def test_settings_of_salience_are_kept_and_checked(tiny_bert: Path, tmp_path: Path) -> None:
-    settings = {"salience": "relu", "salience_sides": "document", "salience_l1": 0.25}
+    settings: dict[str, Any] = {"salience": "relu", "salience_sides": "document", "salience_l1": 0.25}
     build(tiny_bert, **settings).save_pretrained(tmp_path / "checkpoint")
     kept = vars(Paradigm.from_pretrained(tmp_path / "checkpoint").encoder.settings)
     assert settings.items() <= kept.items()

@@ -19,17 +19,16 @@ from paradigms.relax import token_budget
 def most_salient(tokens: Tokens, ratio: float) -> Tokens:
     """The ⌈ratio · length⌉ tokens of each text with the largest salience, at least one where there is one.
 
-    Of equal saliences the earlier token is kept, also where all are 0. At ratio 1 no token is left out, and
-    none needs a salience. What is kept moves together, in the order of the text, so that it costs less to
-    score. ValueError for a ratio outside (0, 1], and for tokens without salience at a ratio below 1.
+    Of equal saliences the earlier token is kept, also where all are 0 or, without a salience, 1: such texts
+    are cut off, the control that every salience has to beat. What is kept moves together, in the order of the
+    text, so that it costs less to score. ValueError for a ratio outside (0, 1].
     """
     if not 0 < ratio <= 1:
         raise ValueError(f"a pruning ratio is a share of a text's tokens, in (0, 1], got {ratio}")
     if ratio == 1:
         return tokens
-    if tokens.salience is None:
-        raise ValueError("pruning ranks tokens by their salience, and these have none: use ratio 1")
-    shown = tokens.salience.masked_fill(~tokens.mask, -1.0)  # a salience is at least 0
+    salience = torch.ones_like(tokens.mask, dtype=torch.float) if tokens.salience is None else tokens.salience
+    shown = salience.masked_fill(~tokens.mask, -1.0)  # a salience is at least 0
     rank = shown.argsort(dim=-1, descending=True, stable=True).argsort(-1)
     kept = tokens.mask & (rank < token_budget(ratio, tokens.mask)[..., None])
     longest = int(kept.sum(-1).max()) if kept.numel() else 0
