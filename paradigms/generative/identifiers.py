@@ -29,6 +29,7 @@ from paradigms.data import Corpus, Problems
 from paradigms.files import write_json
 from paradigms.generative.constraints import columns
 
+START = 0
 END = 1
 FIRST = 2
 TITLE_WORDS = 10  # of its text, where a document has no title

@@ -1,0 +1,404 @@
+"""Training pairs: which, how often, and that the tokens of a span are a slice of its document's."""
+
+import gzip
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from paradigms.data import Corpus, Problems, Split, load
+from paradigms.generative.identifiers import Identifiers, atomic, text
+from paradigms.generative.pairs import (
+    Pair,
+    document_span_pairs,
+    generate,
+    generated_pairs,
+    indexing_pairs,
+    read_generated,
+    retrieval_pairs,
+    span_pairs,
+    span_weights,
+)
+
+unhurried = settings(deadline=None)  # a busy machine is not a failure
+WORDS = [f"w{i}" for i in range(20)]
+LONG = "the red cat sat on a mat and the black dog ran to its house by the cold river near a green tree"
+
+
+@pytest.fixture(scope="module")
+def tokenizers(checkpoints: dict[str, Path]) -> dict[str, Any]:
+    return {family: AutoTokenizer.from_pretrained(checkpoints[family]) for family in ("t5", "bert")}
+
+
+def split_of(*judged: tuple[str, str, dict[str, int]]) -> Split:
+    return Split({id: query for id, query, _ in judged}, {id: grades for id, _, grades in judged})
+
+
+def spelled(tokenizer: Any, tokens: tuple[int, ...]) -> str:
+    """The text of tokens whose tokenizer, as those of tests/tiny.py, has no decoder."""
+    pieces = tokenizer.convert_ids_to_tokens(list(tokens))
+    if tokenizer.eos_token is None:
+        return " ".join(pieces).replace(" ##", "")
+    return "".join(pieces).replace("▁", " ").strip()
+
+
+def several() -> Identifiers:
+    """Document a has two names, b one."""
+    one = atomic(["a", "b"])
+    tokens, offsets, owners = np.array([5, 6, 7, 8]), np.array([0, 2, 3, 4]), np.array([0, 0, 1])
+    return replace(one, tokens=tokens, offsets=offsets, owners=owners, vocabulary=9)
+
+
+# --- identifiers as targets -------------------------------------------------------------------------
+
+
+def test_a_query_is_paired_with_every_name_of_every_relevant_document() -> None:
+    split = split_of(("q1", "one", {"b": 1, "a": 2}), ("q2", "two", {"a": 0}), ("q3", "three", {"b": 1}))
+    assert retrieval_pairs(split, several()) == [
+        Pair("one", 1, (8, 1)),
+        Pair("one", 0, (5, 6, 1)),
+        Pair("one", 0, (7, 1)),
+        Pair("three", 1, (8, 1)),
+    ]
+    with pytest.raises(KeyError, match="document 'c', relevant to query 'q', has no identifier"):
+        retrieval_pairs(split_of(("q", "one", {"c": 1})), several())
+    assert retrieval_pairs(split_of(("q", "one", {"c": 0})), several()) == []
+
+
+def test_no_text_is_a_target_as_a_whole(tokenizers: dict[str, Any]) -> None:
+    corpus = Corpus(["a"], ["the cat"])
+    found = text(corpus, tokenizers["t5"])
+    with pytest.raises(ValueError, match="take span_pairs and document_span_pairs"):
+        retrieval_pairs(split_of(("q", "one", {"a": 1})), found)
+    with pytest.raises(ValueError, match="take span_pairs"):
+        indexing_pairs(corpus, found, Problems())
+
+
+def test_passages_spread_evenly_over_their_document() -> None:
+    corpus = Corpus(["a", "b", "c"], [" ".join(WORDS), "w0  w1\nw2", " \n"])
+    problems = Problems()
+
+    def sources(passages: int, words: int = 5) -> list[str]:
+        pairs = indexing_pairs(corpus, atomic([*"abc"]), problems, words=words, passages=passages)
+        assert [pair.target for pair in pairs] == [(pair.document + 2, 1) for pair in pairs]
+        return [pair.source for pair in pairs]
+
+    assert sources(1) == ["w0 w1 w2 w3 w4", "w0  w1\nw2"]  # as they stand in the text
+    assert problems.counts == {"document without words (no indexing pairs)": 1}
+    assert problems.examples == {"document without words (no indexing pairs)": ["c"]}
+    assert [source.split()[0] for source in sources(4)] == ["w0", "w5", "w10", "w15", "w0"]
+    assert [source.split()[0] for source in sources(3)] == ["w0", "w8", "w15", "w0"]
+    assert sources(9, words=19) == [" ".join(WORDS[:19]), " ".join(WORDS[1:]), "w0  w1\nw2"]
+    assert sources(9, words=20) == [" ".join(WORDS), "w0  w1\nw2"]
+
+
+def test_random_passages_are_different_and_follow_the_seed_and_the_id() -> None:
+    corpus = Corpus(["a", "b"], [" ".join(WORDS)] * 2)
+
+    def starts(ids: list[str], passages: int, seed: int = 0) -> list[list[str]]:
+        made = Corpus(ids, corpus[: len(ids)])
+        pairs = indexing_pairs(
+            made, atomic(ids), Problems(), words=5, passages=passages, spread="randomly", seed=seed
+        )
+        return [[p.source.split()[0] for p in pairs if p.document == n] for n in range(len(ids))]
+
+    first, second = starts(["a", "b"], 4)
+    assert len(set(first)) == len(set(second)) == 4
+    assert first != second
+    assert starts(["b"], 4) == [second]  # whatever else there is
+    assert starts(["a", "b"], 4, seed=1) != [first, second]
+    assert starts(["a", "b"], 100) == [WORDS[:16]] * 2
+    each = Counter(start for i in range(500) for start in starts([f"d{i}"], 1)[0])
+    assert scipy.stats.chisquare([each[word] for word in WORDS[:16]]).pvalue > 0.01
+
+
+def test_unusable_settings_are_named(tokenizers: dict[str, Any]) -> None:
+    corpus, split = Corpus(["a"], ["the cat"]), split_of(("q", "one", {"a": 1}))
+    for knobs in ({"words": 0}, {"passages": 0}):
+        with pytest.raises(ValueError, match="words and passages must be at least 1"):
+            indexing_pairs(corpus, atomic(["a"]), Problems(), **knobs)
+    with pytest.raises(ValueError, match="the documents of another corpus"):
+        indexing_pairs(corpus, atomic(["b"]), Problems())
+    for knobs in ({"words": 0}, {"temperature": 0.0}):
+        with pytest.raises(ValueError, match="temperature and words must be positive"):
+            span_pairs(corpus, split, tokenizers["t5"], Problems(), **knobs)
+    with pytest.raises(ValueError, match="words must be positive"):
+        document_span_pairs(corpus, tokenizers["t5"], Problems(), words=0)
+
+
+def test_generated_queries_are_paired_with_every_name() -> None:
+    problems = Problems()
+    made = [("a", "what is a"), ("b", " "), ("c", "what is c"), ("a", "who is a")]
+    assert generated_pairs(made, several(), problems) == [
+        Pair("what is a", 0, (5, 6, 1)),
+        Pair("what is a", 0, (7, 1)),
+        Pair("who is a", 0, (5, 6, 1)),
+        Pair("who is a", 0, (7, 1)),
+    ]
+    assert problems.lines() == [
+        "empty generated query (left out): 1, e.g. b",
+        "generated query for an absent document (left out): 1, e.g. c",
+        "document without a generated query: 1, e.g. b",
+    ]
+
+
+def test_a_generator_sees_each_text_once_in_batches() -> None:
+    seen = []
+
+    def generator(texts: list[str]) -> list[list[str]]:
+        seen.append(texts)
+        return [[f"{text}?", f"why {text}?"] if text != "y" else [] for text in texts]
+
+    corpus = Corpus([*"abc"], [*"xyz"])
+    expected = [("a", "x?"), ("a", "why x?"), ("c", "z?"), ("c", "why z?")]
+    assert list(generate(corpus, generator, batch_size=2)) == expected
+    assert seen == [["x", "y"], ["z"]]
+    with pytest.raises(ValueError, match="queries for 1 documents of 3"):
+        list(generate(corpus, lambda texts: [["one"]]))
+
+
+@pytest.mark.parametrize("name", ["queries.jsonl", "queries.jsonl.gz"])
+def test_generated_queries_of_a_file(tmp_path: Path, name: str) -> None:
+    rows = [{"document": "a", "query": "é?", "score": 1}, {"document": "b", "query": ""}]
+    content = "\n\n".join(json.dumps(row) for row in rows).encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert list(read_generated(tmp_path / name)) == [("a", "é?"), ("b", "")]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"document": "a", ', "bad JSON"),
+        ('["a", "what"]', "not .*document"),
+        ('{"document": 5, "query": "what"}', "not .*document.*: ..document.: 5"),
+        ('{"document": "a"}', "not .*document"),
+    ],
+)
+def test_bad_lines_of_generated_queries_are_named(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "queries.jsonl"
+    path.write_text(f'{{"document": "a", "query": "what"}}\n\n{line}\n')
+    with pytest.raises(ValueError, match=rf"queries\.jsonl, line 3: {message}"):
+        list(read_generated(path))
+
+
+# --- weights ----------------------------------------------------------------------------------------
+
+
+def test_weights_worked_by_hand() -> None:
+    """ratio = 2·LCS / (|x| + |y|), the query's grams "the big cat", "big cat", "cat" in this order."""
+    expected = [
+        16 / 20 + 14 / 16 + 6 / 12,  # "a big cat" shares " big cat", "big cat", "cat"
+        14 / 22 + 14 / 18 + 6 / 14,  # "big cat sat" shares "big cat", "big cat", "cat"
+        8 / 18 + 6 / 14 + 6 / 10,  # "cat sat" shares "t at", "cat", "cat"
+        4 / 14 + 4 / 10 + 4 / 6,  # "sat" shares "at" with each
+    ]
+    assert span_weights("The big cat", ["A", "BIG", "cat", "sat"]) == pytest.approx(expected, abs=1e-12)
+    assert span_weights("", ["cat", "sat"]).tolist() == [0, 0]
+
+
+def slow_weights(query: str, words: list[str]) -> list[float]:
+    def shared(x: str, y: str) -> int:
+        """The length of the longest common subsequence."""
+        row = [0] * (len(y) + 1)
+        for a in x:
+            before = row
+            row = [0]
+            for n, b in enumerate(y):
+                row.append(before[n] + 1 if a == b else max(before[n + 1], row[n]))
+        return row[-1]
+
+    asked = query.lower().split()
+    held = [word.lower() for word in words]
+    weights = []
+    for i in range(len(held)):
+        y = " ".join(held[i : i + 3])
+        grams = [" ".join(asked[j : j + 3]) for j in range(len(asked))]
+        weights.append(sum(2 * shared(x, y) / (len(x) + len(y)) for x in grams))
+    return weights
+
+
+SOME = st.lists(st.text("abAé", min_size=1, max_size=4), max_size=6)
+
+
+@unhurried
+@given(SOME.map(" ".join), SOME.filter(bool))
+def test_weights_equal_their_slow_twin(query: str, words: list[str]) -> None:
+    assert span_weights(query, words) == pytest.approx(slow_weights(query, words), abs=1e-9)
+
+
+# --- spans ------------------------------------------------------------------------------------------
+
+
+def test_starts_follow_the_softmax_of_their_weights(tokenizers: dict[str, Any]) -> None:
+    """4,000 draws at each temperature; of 13 words with 10 to a span, "on" starts none."""
+    words = LONG.split()[1:14]
+    ids = [f"d{i}" for i in range(400)]
+    corpus = Corpus(ids, [" ".join(words)] * 400)
+    split = split_of(("q", "cat and black dog", dict.fromkeys(ids, 1)))
+    weights = span_weights("cat and black dog", words)
+    for temperature in (1.0, 0.2):
+        pairs = span_pairs(corpus, split, tokenizers["bert"], Problems(), temperature=temperature, words=10)
+        assert len(pairs) == 4000
+        drawn = Counter(pair.target for pair in pairs)
+        exact = {i: math.exp(weights[i] / temperature) for i in (0, 1, 2)}
+        targets = {
+            i: tuple(tokenizers["bert"](" ".join(words[i : i + 10]), add_special_tokens=False)["input_ids"])
+            for i in exact
+        }
+        assert set(drawn) == set(targets.values())
+        expected = [4000 * value / sum(exact.values()) for value in exact.values()]
+        assert scipy.stats.chisquare([drawn[targets[i]] for i in exact], expected).pvalue > 0.01
+
+
+def test_each_relevant_document_gives_its_spans(tokenizers: dict[str, Any]) -> None:
+    tokenizer = tokenizers["t5"]
+    corpus = Corpus(["a", "b", "c", "d"], [LONG, "the cat", "", "on the and"])
+    first, second = ("q1", "black dog", {"a": 1, "b": 1, "c": 1}), ("q2", "red cat", {"a": 2, "b": 0})
+    split = split_of(first, second, ("q3", "x", {"d": 1}))
+    problems = Problems()
+    pairs = span_pairs(corpus, split, tokenizer, problems, spans=4, words=3)
+    assert Counter((pair.source, pair.document) for pair in pairs) == {
+        ("black dog", 0): 4,
+        ("red cat", 0): 4,
+        ("black dog", 1): 4,
+        ("x", 3): 4,
+    }
+    assert problems.lines() == ["document without tokens (no spans): 1, e.g. c"]
+    of = {n: [spelled(tokenizer, pair.target) for pair in pairs if pair.document == n] for n in range(4)}
+    assert set(of[1]) == {"the cat"}  # fewer words than a span has: all of them
+    assert set(of[3]) == {"on the and"}  # stop words alone
+    assert all(len(span.split()) == 3 for span in of[0])
+    assert all(span in LONG for span in of[0])
+    stop = {"the", "a", "on", "and", "to", "by"}
+    assert not any(span.split()[0] in stop for span in of[0])
+    every = span_pairs(corpus, split, tokenizer, problems, spans=300, words=1)
+    assert {spelled(tokenizer, pair.target) for pair in every if pair.document == 3} == {"on", "the", "and"}
+
+
+def test_a_draw_depends_on_the_seed_and_the_ids_alone(tokenizers: dict[str, Any]) -> None:
+    tokenizer = tokenizers["t5"]
+
+    def spans(corpus: Corpus, split: Split, seed: int = 0) -> Counter[tuple]:
+        pairs = span_pairs(corpus, split, tokenizer, Problems(), words=3, seed=seed)
+        return Counter((pair.source, corpus.ids[pair.document], pair.target) for pair in pairs)
+
+    one = ("q1", "black dog", {"a": 1})
+    both = split_of(("q2", "red", {"b": 1, "a": 1}), ("q1", "black dog", {"b": 1, "a": 1}))
+    whole = spans(Corpus(["b", "x", "a"], [LONG, "cat", LONG]), both)
+    assert spans(Corpus(["a", "b"], [LONG] * 2), both) == whole
+    alone = spans(Corpus(["a"], [LONG]), split_of(one))
+    assert alone <= whole
+    assert spans(Corpus(["a"], [LONG]), split_of(one), seed=1) != alone
+    other = {target for query, id, target in whole if (query, id) == ("black dog", "b")}
+    assert other != {target for _, _, target in alone}
+
+    def free(ids: list[str], seed: int = 0) -> list[list[tuple]]:
+        corpus = Corpus(ids, [LONG] * len(ids))
+        pairs = document_span_pairs(corpus, tokenizer, Problems(), words=3, seed=seed)
+        return [[(p.source, p.target) for p in pairs if p.document == n] for n in range(len(ids))]
+
+    first, second = free(["a", "b"])
+    assert first != second
+    assert free(["b"]) == [second]
+    assert free(["b"], seed=1) != [second]
+
+
+ODD = st.lists(
+    st.sampled_from(["the", "cat", "zebra", "☃", "é", "(water)", "\u200b", "</s>", "a.b", "[SEP]"])
+)
+SPACES = st.sampled_from([" ", "  ", "\n", "\t "])
+
+
+@unhurried
+@given(ODD.filter(bool), SPACES, st.one_of(st.none(), st.integers(1, 30)), st.integers(1, 4))
+@pytest.mark.parametrize("family", ["t5", "bert"])
+def test_targets_are_slices_of_the_documents_tokens(
+    tokenizers: dict[str, Any], family: str, words: list[str], space: str, length: int | None, size: int
+) -> None:
+    """Whatever the text: words that fall apart, have no token, or are cut at the document's length."""
+    tokenizer = tokenizers[family]
+    corpus = Corpus(["a"], [space.join(words)])
+    held = text(corpus, tokenizer, length)[0].tolist()
+    slices = {tuple(held[i:j]) for i in range(len(held)) for j in range(i + 1, len(held) + 1)}
+    split = split_of(("q", "cat water", {"a": 1}))
+    knobs: dict[str, Any] = {"length": length, "words": size}
+    supervised = span_pairs(corpus, split, tokenizer, Problems(), **knobs)
+    free = document_span_pairs(corpus, tokenizer, Problems(), **knobs)
+    assert len(supervised) == len(free) == (10 if held else 0)
+    for pair in (*supervised, *free):
+        assert pair.target in slices
+    for pair in free:
+        assert pair.source in corpus[0]
+        assert len(pair.source.split()) <= size or "\u200b" in corpus[0]
+
+
+@pytest.mark.parametrize("family", ["t5", "bert"])
+def test_words_of_a_span_are_whole(tokenizers: dict[str, Any], family: str) -> None:
+    """Tokens of words tell where they begin: every span decodes to its words, the first with its marker."""
+    tokenizer = tokenizers[family]
+    words = ["zebra", "the", "(cat)", "x-ray", "fox"]
+    corpus = Corpus(["a"], ["zebra  the (cat) x-ray  fox"])
+    pairs = document_span_pairs(corpus, tokenizer, Problems(), spans=50, words=2)
+    squeezed = {"".join(words[i : i + 2]) for i in (0, 2, 3)}  # none starts at "the"
+    assert {spelled(tokenizer, pair.target).replace(" ", "") for pair in pairs} == squeezed
+    begun = {tokenizer.convert_ids_to_tokens(pair.target[0]) for pair in pairs}
+    assert begun <= {"t5": {"▁", "▁("}, "bert": {"z", "(", "x"}}[family]
+
+
+def test_source_and_target_of_a_document_differ(tokenizers: dict[str, Any]) -> None:
+    corpus = Corpus(["a", "b"], [LONG, "cold river"])
+    pairs = document_span_pairs(corpus, tokenizers["t5"], Problems(), spans=200, words=4)
+    assert len(pairs) == 400
+    own = tokenizers["t5"]
+    assert {(p.source, spelled(own, p.target)) for p in pairs if p.document == 1} == {("cold river",) * 2}
+    assert all(p.source != spelled(own, p.target) for p in pairs if p.document == 0)
+    starts = Counter(p.source.split()[0] for p in pairs if p.document == 0)
+    assert scipy.stats.chisquare(list(starts.values())).pvalue > 0.01
+    assert not {"the", "a", "on", "and", "to", "by"} & starts.keys()
+
+
+def test_titles_are_targets_where_the_text_begins_with_them(tokenizers: dict[str, Any]) -> None:
+    tokenizer = tokenizers["t5"]
+    texts = ["red sea the cat sat on a mat", "the cat sat on a mat", "cats and more", "dog"]
+    corpus = Corpus([*"abcd"], texts, ["red sea", "black sea", "cat", ""])
+    split = split_of(("q", "black dog", dict.fromkeys("abcd", 1)))
+    problems = Problems()
+    pairs = span_pairs(corpus, split, tokenizer, problems, spans=0, titles=3)
+    assert [(p.document, spelled(tokenizer, p.target)) for p in pairs] == [(0, "red sea")] * 3
+    kind = "document whose text begins with no title (no title targets)"
+    assert problems.counts == {kind: 3}
+    assert problems.examples == {kind: ["b", "c", "d"]}
+    free = document_span_pairs(corpus, tokenizer, Problems(), spans=1, titles=2, words=3)
+    of = [pair for pair in free if pair.document == 0]
+    assert len(of) == 3
+    assert [spelled(tokenizer, pair.target) for pair in of[1:]] == ["red sea"] * 2
+    assert all(len(pair.source.split()) == 3 for pair in of)
+    assert sum(pair.document > 0 for pair in free) == 3
+
+
+def test_spans_of_the_built_in_collection(tokenizers: dict[str, Any]) -> None:
+    """Real text: every target lies in its document, and nothing is odd."""
+    collection = load("pydocs")
+    train = collection.split("train")
+    queries = dict(list(train.queries.items())[:200])
+    split = Split(queries, {query: train.judgements[query] for query in queries})
+    problems = Problems()
+    pairs = span_pairs(collection.corpus, split, tokenizers["t5"], problems, length=256, spans=5)
+    assert len(pairs) == 1000
+    assert not problems
+    documents = sorted({pair.document for pair in pairs})
+    part = Corpus([str(n) for n in documents], [collection.corpus[n] for n in documents])
+    held = text(part, tokenizers["t5"], 256)
+    for pair in pairs:
+        tokens = held[documents.index(pair.document)].tolist()
+        size = len(pair.target)
+        assert any(tuple(tokens[i : i + size]) == pair.target for i in range(len(tokens) - size + 1))
