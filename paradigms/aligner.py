@@ -3,7 +3,8 @@
 Qian et al. 2022 (arXiv:2211.01267), Eq. 1 to 4: ALIGNER. Ã is the pairwise alignment (top-k, top-p or
 entropic; reads S), u the salience of each token (reads that token's own vector and, through the budget of
 the gate, the scores of the text's other tokens). The paper trains with top-1 and α^q = .5, α^d = .4,
-ε = .002. Where every salience of a text is 0, so is Z, and rel is defined as 0.
+ε = .002. Where every salience of a text is 0, or only tokens of salience 0 align, so is Z, and rel is defined
+as 0. Another alignment at test time: `Paradigm.with_alignment`; pruning by salience: `index.pruning`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from paradigms.model import Paradigm
 def aligner(
     backbone: str | Path, align: str = "top_k", align_knobs: dict[str, Any] | None = None, **settings: Any
 ) -> Paradigm:
-    """ALIGNER over `backbone`: `align` is top_k (k), top_p (p) or entropic (k, eps), knobs beside it."""
+    """ALIGNER over `backbone`: `align` is top_k (k), top_p (p) or entropic (k, eps), knobs beside it.
+
+    Of the `EncoderSettings`, `salience` is entropic (Eq. 4; `iterations` steps of Eq. 5 instead), or one of
+    what the paper compares: hard, relu, and relu with `salience_l1`.
+    """
     return Paradigm.build(
         backbone,
         {"salience": "entropic"} | settings,
