@@ -7,6 +7,7 @@ change the output vectors of any of them.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,16 +20,17 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paradigms.backbone import load_heads, load_seq2seq, load_tokenizer, quiet
+from paradigms.data import Corpus
 from paradigms.encode import Batch, check_choices, read_settings
 from paradigms.files import settle, write_json
 from paradigms.generative.decoder import FAMILIES, Memory, decode, remember
-from paradigms.generative.identifiers import Identifiers
+from paradigms.generative.identifiers import START, Identifiers
+from paradigms.generative.np_decoding import Clusters, cluster_tokens
 from paradigms.generative.outputs import Outputs, Scorer
 from paradigms.generative.pawa import Pawa
 from paradigms.model import Trainable
 
 SETTINGS, HEADS = "generative.json", "heads.safetensors"
-START = 0  # what T5 pads with and begins to decode with
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,9 @@ class GenerativeSettings:
     tokens: Literal["backbone", "own", "clusters"] = "backbone"
     pawa_rank: int = 0  # > 0: PAWA, with E_v ∈ R^{h×rank}
     pawa_layers: int = 1
+    clusters: int = 5  # of each surface token at most, where tokens are "clusters"
+    # Steps of training after which tokens are clustered anew, by the encoder as it then is (ASYNC); 0: never.
+    refresh: int = 0
     # What p(token | prefix, q) is normalised over: the vocabulary, or the tokens that stand at this place of
     # some identifier. Never over the tokens that may follow the prefix: beams would no longer be comparable.
     softmax: Literal["vocabulary", "place"] = "vocabulary"
@@ -56,11 +61,14 @@ class GenerativeSettings:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        for name in ("query_length", "document_length", "span", "beams", "pawa_layers"):
+        for name in ("query_length", "document_length", "span", "beams", "pawa_layers", "clusters"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.pawa_rank < 0:
-            raise ValueError(f"pawa_rank must be at least 0, got {self.pawa_rank}")
+        for name in ("pawa_rank", "refresh"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if self.refresh and self.tokens != "clusters":
+            raise ValueError(f"refresh={self.refresh} renews the clusters of NP-decoding: tokens='clusters'")
         if self.pawa_rank and self.tokens == "clusters":
             raise ValueError("PAWA and NP-decoding both replace the output vectors: choose one")
 
@@ -92,7 +100,14 @@ class Targets:
 class Generative(Trainable):
     """log p(identifier | query) with a T5: train, score, explain, decode, save."""
 
-    def __init__(self, settings: GenerativeSettings, backbone: str | Path, identifiers: Identifiers) -> None:
+    def __init__(
+        self,
+        settings: GenerativeSettings,
+        backbone: str | Path,
+        identifiers: Identifiers,
+        clusters: Clusters | None = None,
+    ) -> None:
+        """clusters: those of the identifiers' tokens, where settings.tokens is "clusters"; see `build`."""
         super().__init__()
         self.settings, self.identifiers = settings, identifiers
         self.backbone: Any = load_seq2seq(backbone)
@@ -107,6 +122,11 @@ class Generative(Trainable):
                 f"identifiers use {identifiers.vocabulary} tokens, the vocabulary of {backbone} has "
                 f"{config.vocab_size}: build them with its tokenizer"
             )
+        if (settings.tokens == "clusters") != (clusters is not None):
+            raise ValueError(f"tokens={settings.tokens!r} and clusters: {clusters}; one goes with the other")
+        if clusters is not None:
+            clusters.check(identifiers, self.width)
+        self.clusters = clusters
         size = identifiers.vocabulary if own else config.vocab_size
         std = float(self.backbone.shared.weight.detach().std())  # what the decoder is used to read
         self.embedding = nn.Parameter(torch.randn(size, self.width) * std) if own else None
@@ -116,9 +136,60 @@ class Generative(Trainable):
             if settings.pawa_rank
             else None
         )
-        if self.table is not None or self.pawa is not None:
+        if settings.tokens != "backbone" or self.pawa is not None:
             self.backbone.lm_head.weight.requires_grad_(self._tied)  # never read, so it would get no gradient
         self._places = identifiers.places() if settings.softmax == "place" else None
+        if self._places is not None and clusters is not None:
+            self._places = [torch.from_numpy(clusters.expand(place.numpy())[1]) for place in self._places]
+
+    @classmethod
+    def build(
+        cls,
+        settings: GenerativeSettings,
+        backbone: str | Path,
+        identifiers: Identifiers,
+        corpus: Corpus,
+        *,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        progress: bool = False,
+    ) -> Generative:
+        """A model to be trained. For NP-decoding the backbone's encoder reads the corpus, on `device`."""
+        clusters = None
+        if settings.tokens == "clusters":
+            encoder = load_seq2seq(backbone).to(device).eval()
+            clusters = cluster_tokens(
+                encoder,
+                load_tokenizer(backbone, encoder.config.vocab_size),
+                corpus,
+                identifiers,
+                k=settings.clusters,
+                length=settings.document_length,
+                seed=seed,
+                progress=progress,
+            )
+        return cls(settings, backbone, identifiers, clusters)
+
+    def refresh(self, corpus: Corpus, *, progress: bool = False) -> None:
+        """Cluster the identifiers' tokens anew, by the encoder as it is, from the clusters as they are.
+
+        Draws from no generator that training uses. Every process of a training run does it, and finds the
+        same.
+        """
+        if self.clusters is None:
+            raise ValueError(f"{self.name} has no clusters to renew: its tokens are {self.settings.tokens!r}")
+        with self.evaluating():
+            new = cluster_tokens(
+                self.backbone,
+                self.tokenizer,
+                corpus,
+                self.identifiers,
+                k=self.settings.clusters,
+                length=self.settings.document_length,
+                old=self.clusters,
+                progress=progress,
+            )
+        self.clusters.load_state_dict(new.state_dict())
 
     # --- text and identifiers -> ids ----------------------------------------------------------------
 
@@ -131,7 +202,10 @@ class Generative(Trainable):
         return self.settings.name
 
     def description(self) -> dict[str, Any]:
-        return asdict(self.settings) | {"identifiers": self.identifiers.digest}
+        """Settings and identifiers; of clusters only what no refresh changes."""
+        surface = [] if self.clusters is None else self.clusters.surface.tolist()
+        of = hashlib.sha256(str(surface).encode()).hexdigest()
+        return asdict(self.settings) | {"identifiers": self.identifiers.digest, "clusters_of": of}
 
     def tokenize(self, texts: Sequence[str], length: int | None = None) -> Batch:
         """Sources: queries, or documents where `length` says so; every token counts, </s> too."""
@@ -165,12 +239,16 @@ class Generative(Trainable):
 
     @property
     def _input_table(self) -> Tensor:
+        if self.clusters is not None:
+            return self.clusters.vectors
         return self.backbone.shared.weight if self.embedding is None else self.embedding
 
     @property
     def _output_table(self) -> Tensor | None:
         if self.pawa is not None:
             return None
+        if self.clusters is not None:
+            return self.clusters.vectors
         return self.backbone.lm_head.weight if self.table is None else self.table
 
     @property
@@ -238,6 +316,25 @@ class Generative(Trainable):
         tokens = self.target_tokens[start:stop].tolist()
         return tokens if self.identifiers.end is None else [*tokens, self.identifiers.end]
 
+    def written(self, document: int, target: Sequence[int]) -> list[int]:
+        """The tokens that the decoder writes for a target of `pairs` that names this document.
+
+        With clusters those of its first occurrence in the document's identifiers. ValueError without one.
+        """
+        if self.clusters is None:
+            return list(target)
+        end = self.identifiers.end
+        wanted = np.array(target[: len(target) - (end is not None)])
+        for number in self.identifiers.of(document):
+            own, start = self.identifiers[number], self.identifiers.offsets[number]
+            last = len(own) - len(wanted)
+            for first in range(last + 1 if end is None else last == 0):
+                if np.array_equal(own[first : first + len(wanted)], wanted):
+                    labels = self.target_tokens[start + first : start + first + len(wanted)].tolist()
+                    return labels if end is None else [*labels, end]
+        id = self.identifiers.documents[document]
+        raise ValueError(f"the target {list(target)} is no part of the identifiers of document {id!r}")
+
     def names(self, document: int) -> list[list[int]]:
         """Every token sequence by which rerank mode scores a document, whatever the query.
 
@@ -252,7 +349,7 @@ class Generative(Trainable):
     @property
     def target_tokens(self) -> Int[np.ndarray, " t"]:
         """The identifiers' tokens in the decoder's vocabulary."""
-        return self.identifiers.tokens
+        return self.identifiers.tokens if self.clusters is None else self.clusters.labels
 
     # --- files --------------------------------------------------------------------------------------
 
@@ -269,7 +366,8 @@ class Generative(Trainable):
         folder = Path(folder)
         settle(folder)
         settings = read_settings(GenerativeSettings, folder / SETTINGS)
-        model = cls(settings, folder / "backbone", Identifiers.load(folder))
+        clusters = Clusters.load(folder / HEADS, "clusters.") if settings.tokens == "clusters" else None
+        model = cls(settings, folder / "backbone", Identifiers.load(folder), clusters)
         load_heads(model, model._heads(), folder / HEADS)
         return model
 

@@ -1,0 +1,233 @@
+"""logit_c = d^−½ h_iᵀ C_c: the output vectors are the corpus's own token vectors, in clusters (NP-decoding).
+
+Lee et al., "Nonparametric Decoding for Generative Retrieval", Findings of ACL 2023; Wu et al. 2024, Eq. 20:
+rel(d, q) = sum(DᵀQ ⊙ A) with contextual token vectors D. An encoder reads every identifier in the context of
+its document. The vectors of each surface token are clustered; the clusters are the decoder's vocabulary: of
+labels, of inputs and of outputs. BASE clusters once, by the pretrained encoder; ASYNC does
+so again in training, by the encoder as it then is (`recluster`).
+
+Like every vocabulary of our own it begins with START = 0 and END = 1; the clusters of a surface token follow
+each other, in the order of the surface tokens.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice, repeat
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from paradigms.data import Corpus
+from paradigms.generative.constraints import Branches, Constraint, ranges
+from paradigms.generative.grouped_kmeans import Groups, grouped_kmeans
+from paradigms.generative.identifiers import END, FIRST, START, Identifiers, tokenize
+from paradigms.progress import progress_bar
+
+ENCODED = 32  # windows that the encoder reads at once
+SORTED = 32  # so many batches' windows are sorted by length, against padding
+
+
+class Clusters(nn.Module):
+    """C ∈ R^{C×h}, the surface token of every cluster, and the cluster of every token of the identifiers.
+
+    surface and labels stay on the processor, where batches are made; all three are in the state dict.
+    """
+
+    def __init__(
+        self,
+        vectors: Float[Tensor, "c h"],
+        surface: Int[np.ndarray, " c"],
+        labels: Int[np.ndarray, " t"],
+    ) -> None:
+        super().__init__()
+        # Not a buffer: DistributedDataParallel would send those to every process at every step.
+        self.vectors = nn.Parameter(vectors, requires_grad=False)
+        self.surface, self.labels = surface, labels
+
+    def get_extra_state(self) -> Int[Tensor, " c+t"]:
+        return torch.from_numpy(np.concatenate([self.surface, self.labels]))
+
+    def set_extra_state(self, state: Int[Tensor, " c+t"]) -> None:
+        self.surface, self.labels = np.split(state.cpu().numpy(), [len(self.vectors)])
+
+    @classmethod
+    def load(cls, file: Path, prefix: str) -> Clusters:
+        """From a safetensors file that holds the state dict of a module with these clusters."""
+        try:
+            with safe_open(file, "pt") as stored:
+                vectors = stored.get_tensor(f"{prefix}vectors")
+                rest = stored.get_tensor(f"{prefix}_extra_state").numpy()
+        except SafetensorError as error:
+            raise ValueError(f"{file} holds no clusters of NP-decoding: {error}") from error
+        return cls(vectors, *np.split(rest, [len(vectors)]))
+
+    def check(self, identifiers: Identifiers, width: int) -> None:
+        """ValueError unless these are clusters of h = `width` of the tokens of these identifiers."""
+        if self.vectors.shape[1] != width:
+            raise ValueError(f"the clusters have {self.vectors.shape[1]} features, the decoder has {width}")
+        if not np.array_equal(self.surface[self.labels], identifiers.tokens):
+            raise ValueError("the clusters are those of other identifiers")
+
+    def expand(self, tokens: Int[np.ndarray, " x"]) -> tuple[Int[np.ndarray, " x1"], Int[np.ndarray, " t"]]:
+        """The clusters of each surface token, as CSR; of END END. ValueError for a token that has none."""
+        first, last = (np.searchsorted(self.surface, tokens, side) for side in ("left", "right"))
+        if (lost := np.flatnonzero(first == last)).size:
+            raise ValueError(f"the token {tokens[lost[0]]} has no cluster, as no identifier holds it")
+        return ranges(first, last)
+
+
+@dataclass(frozen=True)
+class ClusterConstraint:
+    """A constraint over surface tokens, for a decoder that writes clusters: any of a token's clusters stands
+    for it. States are the base's, so several sequences of clusters lead to one state.
+    """
+
+    base: Constraint
+    clusters: Clusters
+
+    def start(self) -> Int[np.ndarray, "1 s"]:
+        return self.base.start()
+
+    def branches(self, states: Int[np.ndarray, "x s"]) -> Branches:
+        found = self.base.branches(states)
+        offsets, clusters = self.clusters.expand(found.tokens)
+        states = np.repeat(found.states, np.diff(offsets), axis=0)
+        return Branches(offsets[found.offsets], clusters, states)
+
+
+def cluster_tokens(
+    backbone: Any,
+    tokenizer: Any,
+    corpus: Corpus,
+    identifiers: Identifiers,
+    *,
+    k: int,
+    length: int,
+    old: Clusters | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> Clusters:
+    """argmin over C, c of Σ_t ‖x_t − C_c(t)‖², locally, c(t) one of at most k clusters of t's surface token.
+
+    backbone: a T5, whose encoder gives x. length: tokens that it reads at once, </s> included: a title with
+    its document's text behind it, a text in windows. Without `old` (BASE) k-means++ seeds Lloyd's algorithm,
+    and a surface token with no more than k distinct vectors keeps them all. C has the root mean square of the
+    embeddings that the decoder was trained to read; START has its embedding, END the mean vector of </s>.
+
+    With `old` (ASYNC) a surface token keeps its number of clusters, C its root mean square, START its vector.
+    Lloyd's algorithm starts from the means of the old clusters' new vectors, not from the old centroids: an
+    encoder that has turned its space keeps its clusters. One without tokens takes a vector drawn as by
+    k-means++; where none is left, the mean of its surface token.
+
+    The same for a seed whatever the number of threads, but for rounding in the encoder. Vectors lie in a
+    temporary file of 4·h bytes a token; memory is bounded by those of a surface token's sample. ValueError
+    for identifiers that are no text, or of another corpus.
+    """
+    _check(identifiers, corpus, k)
+    tokens, group = np.unique(identifiers.tokens, return_inverse=True)
+    groups = Groups.of(group)
+    if old is None:
+        wanted, warm = np.full(len(tokens), k), None
+        reference = backbone.shared.weight.detach().cpu()
+    else:
+        offsets, members = old.expand(tokens)
+        wanted, warm = np.diff(offsets), old.labels - members[offsets[:-1]][group]
+        reference = old.vectors.detach().cpu()
+    with tempfile.TemporaryFile() as file:
+        vectors = np.memmap(file, np.float32, "w+", shape=(len(group), reference.shape[1]))
+        rows = _windows(tokenizer, corpus, identifiers, length)
+        end = _embed(backbone, rows, groups.place, vectors, tokenizer.eos_token_id, progress)
+        centroids, labels = grouped_kmeans(vectors, groups, wanted, warm, seed, progress)
+    numbers = group * centroids.shape[1] + labels
+    kept = np.arange(centroids.shape[1]) < wanted[:, None]
+    if old is None:
+        kept &= (np.bincount(numbers, minlength=kept.size) > 0).reshape(kept.shape)
+    table = torch.cat([reference[:1], end[None], centroids[torch.from_numpy(kept)]])
+    table[END:] *= _rms(reference if old is None else reference[END:]) / _rms(table[END:])
+    surface = np.concatenate([[START, END], np.repeat(tokens, kept.sum(1))])
+    return Clusters(table, surface, (FIRST - 1 + kept.ravel().cumsum())[numbers])
+
+
+def _check(identifiers: Identifiers, corpus: Corpus, k: int) -> None:
+    if k < 1:
+        raise ValueError(f"clusters must be at least 1 per surface token, not {k}")
+    if identifiers.kind not in ("title", "text"):
+        raise ValueError(
+            f"{identifiers.kind} identifiers are no text: their tokens have no vectors in context"
+        )
+    if identifiers.documents != corpus.ids:
+        raise ValueError("identifiers and corpus must have the same documents in the same order")
+    if not len(identifiers.tokens):
+        raise ValueError("the identifiers have no tokens to cluster")
+    if identifiers.end not in (None, END) or identifiers.tokens.min() < FIRST:
+        raise ValueError(
+            f"NP-decoding numbers as T5 does: {START} starts, {END} ends, no identifier holds either; these "
+            f"end with {identifiers.end} and hold {identifiers.tokens.min()}"
+        )
+
+
+class _Window(NamedTuple):
+    """What the encoder reads at once."""
+
+    ids: list[int]
+    first: int  # its first token among those of the identifiers
+    size: int  # how many of them it has; the rest is context
+
+
+def _windows(tokenizer: Any, corpus: Corpus, identifiers: Identifiers, length: int) -> Iterator[_Window]:
+    """Every identifier's tokens, a title's with its document's text behind them; without </s>."""
+    step = length - 1
+    context: Iterator[list[int]] = repeat([])
+    if identifiers.kind == "title":
+        texts = (corpus[owner] for owner in identifiers.owners.tolist())
+        context = (text.ids for text in tokenize(tokenizer, texts, length))
+    for n, text in zip(range(len(identifiers)), context, strict=False):
+        own = identifiers[n].tolist()
+        row = text if text[: len(own)] == own else own + text
+        for first in range(0, len(own), step):
+            size = min(step, len(own) - first)
+            yield _Window(row[first : first + step], int(identifiers.offsets[n]) + first, size)
+
+
+@torch.inference_mode()
+def _embed(
+    backbone: Any,
+    windows: Iterator[_Window],
+    place: Int[np.ndarray, " t"],
+    vectors: Float[np.ndarray, "t h"],
+    end: int,
+    progress: bool,
+) -> Float[Tensor, " h"]:
+    """Write the vector of token t to vectors[place[t]]; the mean vector of </s>."""
+    encoder, device = backbone.get_encoder(), backbone.shared.weight.device
+    total, count = torch.zeros(vectors.shape[1], dtype=torch.float64), 0
+    with progress_bar(progress) as bar:
+        task = bar.add_task("embed tokens", total=len(place))
+        while some := sorted(islice(windows, ENCODED * SORTED), key=lambda window: len(window.ids)):
+            for at in range(0, len(some), ENCODED):
+                batch = some[at : at + ENCODED]
+                rows = [torch.tensor([*window.ids, end]) for window in batch]
+                ids = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
+                lengths = torch.tensor([len(row) for row in rows], device=device)
+                mask = torch.arange(ids.shape[1], device=device) < lengths[:, None]
+                states = encoder(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+                states = states.float().cpu()
+                for window, row in zip(batch, states, strict=True):
+                    own = slice(window.first, window.first + window.size)
+                    vectors[place[own]] = row[: window.size].numpy()
+                    total += row[len(window.ids)]
+                    bar.advance(task, window.size)
+                count += len(batch)
+    return (total / count).float()
+
+
+def _rms(vectors: Tensor) -> Tensor:
+    return vectors.double().square().mean().sqrt().float()
