@@ -172,9 +172,7 @@ def test_bad_input_is_named():
         index.find(*csr([[3], [4, -1]]))
 
 
-@given(st.lists(st.integers(0, 5), max_size=40))
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40))
 def test_previous_smaller_value(values: list[int]):
-    values = [-1, *values]
-    found = _previous_smaller(np.array(values))
-    for i in range(1, len(values)):
-        assert found[i] == max(j for j in range(i) if values[j] < values[i])
+    expected = [max((j for j in range(i) if values[j] < values[i]), default=0) for i in range(len(values))]
+    assert _previous_smaller(np.array(values)).tolist() == expected

@@ -36,7 +36,7 @@ class NGramIndex:
     """A constraint whose prefixes are the n-grams of a corpus; a state is [lo, hi, depth].
 
     The n-gram is the first `depth` tokens of the suffixes of rows lo … hi − 1; it is absent where lo = hi.
-    A node is an n-gram with several successors, or with one that some of its occurrences lack. About 28 bytes
+    A node is an n-gram with several successors, or with one that some of its occurrences lack. About 26 bytes
     per token of English.
     """
 
@@ -68,7 +68,6 @@ class NGramIndex:
         rows, shared = rows[len(offsets) - 1 :], shared[len(offsets) - 1 :]  # separators sort first
         until_end = np.repeat(starts[1:] - 1, np.diff(starts)) - np.arange(len(text))
         shared = np.minimum(shared, until_end[rows])
-        shared[0] = -1  # the first row shares less than any other
         stride = int(np.diff(starts).max())  # more than any depth
         changes = _previous_smaller(shared)[1:] * stride + shared[1:]  # the node whose successor changes here
         nodes = np.union1d(changes, 0)  # the empty n-gram is one even where nothing changes
@@ -168,10 +167,10 @@ class NGramIndex:
 
 
 def _previous_smaller(values: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """max{j < i : values[j] < values[i]} for each i > 0, if values[0] is smaller than all others.
+    """max{j < i : values[j] < values[i]} for each i; 0 where there is none.
 
-    Over a binary tree of minima, every i at once: up to the nearest block on the left that has a smaller
-    value, then down to the last one in there. O(n log n) whatever the values.
+    In a binary tree of minima, for every i at once: up to the nearest block on the left that has a smaller
+    value, then down to the last one in it. O(n log n) whatever the values.
     """
     levels = [values]
     while len(levels[-1]) > 1:
@@ -179,10 +178,11 @@ def _previous_smaller(values: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
         pairs = np.append(level, level[-1:]) if len(level) % 2 else level
         levels.append(pairs.reshape(-1, 2).min(1))
     block, height = np.zeros(len(values), dtype=np.int64), np.zeros(len(values), dtype=np.int8)
-    open_ = np.arange(1, len(values))
+    open_ = np.arange(len(values))
     for k, level in enumerate(levels):
         left = (open_ >> k) - 1
-        hit = (left % 2 == 0) & (level[left] < values[open_])
+        open_, left = open_[left >= 0], left[left >= 0]
+        hit = level[left] < values[open_]
         block[open_[hit]], height[open_[hit]] = left[hit], k
         open_ = open_[~hit]
     for k in range(len(levels) - 2, -1, -1):
