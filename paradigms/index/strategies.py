@@ -58,7 +58,7 @@ def rerank_strategies(
             positions = np.array([index.position(id) for id in ids], dtype=np.int64)
             encoded = paradigm.encode_queries([queries[query]])
             scores = np.zeros((len(strategies), len(ids)), dtype=np.float32)
-            for members in _blocks(np.diff(index.offsets)[positions]):
+            for members in blocks_of_like_length(np.diff(index.offsets)[positions]):
                 documents = index.tokens(positions[members].tolist(), encoded.vectors.device)
                 scored = strategy_scores(paradigm, documents, encoded, strategies)
                 scores[:, members] = scored[:, 0].cpu().numpy()
@@ -96,6 +96,18 @@ def strategy_scores(
         gathered = weights.gather(-1, last.expand(b, j, n, 1))[..., 0].transpose(1, 2)[:, :, None]
         scores.append(total / paradigm.normalise(gathered, documents, queries))
     return torch.stack(scores)
+
+
+def blocks_of_like_length(lengths: np.ndarray) -> Iterator[np.ndarray]:
+    """Places of documents, shortest first, together at most `BLOCK` padded tokens (or one document)."""
+    order = np.argsort(lengths, kind="stable")
+    start = 0
+    while start < len(order):
+        stop = start + 1
+        while stop < len(order) and (stop + 1 - start) * lengths[order[stop]] <= BLOCK:
+            stop += 1
+        yield order[start:stop]
+        start = stop
 
 
 def aligned(lengths: Int[Tensor, " n"], align: str, knobs: Mapping[str, Any]) -> Int[Tensor, " n"]:
@@ -150,15 +162,3 @@ def _sorted_places(S: Tensor, most: int) -> tuple[Tensor, Tensor]:
     keys.numpy().sort(axis=-1)
     best = keys.flip(-1)[..., :most].contiguous()
     return best.float(), best.view(torch.int64) & ((1 << 29) - 1)
-
-
-def _blocks(lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """Places of documents of like length, together at most `BLOCK` padded tokens (or one document)."""
-    order = np.argsort(lengths, kind="stable")
-    start = 0
-    while start < len(order):
-        stop = start + 1
-        while stop < len(order) and (stop + 1 - start) * lengths[order[stop]] <= BLOCK:
-            stop += 1
-        yield order[start:stop]
-        start = stop
