@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 from accelerate.state import AcceleratorState
 
-from tests.tiny import FAMILIES, write_checkpoint
+from tests.tiny import FAMILIES, SEQ2SEQ, write_checkpoint, write_seq2seq
 
 # Seeds are fixed in property tests too: the same examples in every run, so a failure is the change's own.
 hypothesis.settings.register_profile("fixed", derandomize=True)
@@ -22,6 +22,13 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """family -> folder of a tiny checkpoint, for every family of `tiny.FAMILIES`."""
     root = tmp_path_factory.mktemp("checkpoints")
     return {family: write_checkpoint(family, root / family) for family in FAMILIES}
+
+
+@pytest.fixture(scope="session")
+def seq2seq(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """family -> folder of a tiny encoder-decoder, for every family of `tiny.SEQ2SEQ`."""
+    root = tmp_path_factory.mktemp("seq2seq")
+    return {family: write_seq2seq(family, root / family) for family in SEQ2SEQ}
 
 
 @pytest.fixture(scope="session")

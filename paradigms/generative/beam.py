@@ -18,7 +18,8 @@ from torch import Tensor
 from paradigms.encode import Batch
 from paradigms.generative.constraints import Branches, Constraint, ranges
 from paradigms.generative.decoder import Memory, decode
-from paradigms.generative.model import START, Generative
+from paradigms.generative.identifiers import START
+from paradigms.generative.model import Generative
 
 NOTHING = -1  # stands behind a sequence's last token; sorts before every token
 

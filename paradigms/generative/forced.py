@@ -1,0 +1,60 @@
+"""rel(d, q) of given token sequences, by teacher forcing: many of one query at once, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from paradigms.encode import Batch
+from paradigms.generative.decoder import Memory, decode
+from paradigms.generative.model import Generative, Targets
+from paradigms.generative.outputs import Scorer
+
+# Padded tokens that the decoder reads at once; each has a logit for every entry of the vocabulary.
+PLACES = {"cpu": 1 << 10}
+MANY_PLACES = 1 << 14
+
+TokenSequence = Sequence[int]
+
+
+def sequence_scores(
+    model: Generative, sources: Batch, sequences: Sequence[Sequence[TokenSequence]], scorer: Scorer
+) -> list[Float[np.ndarray, " n"]]:
+    """Σᵢ of `Generative.token_scores` for each query's own sequences, sequences[b][n]: float64.
+
+    A query is encoded once, and its sequences share its keys and values. Memory is bounded whatever their
+    number; each needs at least one token.
+    """
+    sources = sources.to(model.device)
+    with model.evaluating(), torch.inference_mode():
+        _, memory = model.begin(sources)
+        scores = [np.empty(len(own)) for own in sequences]
+        for query, own in enumerate(sequences):
+            for numbers in _batches(own, PLACES.get(model.device.type, MANY_PLACES)):
+                targets = Targets.pad([[own[n] for n in numbers]]).to(model.device)
+                states = decode(model.backbone.decoder, model.embed(targets.inputs), _of(memory, query))
+                parts: Tensor = model.token_parts(states, targets, scorer).where(targets.mask, 0)
+                scores[query][numbers] = parts[0].double().sum(-1).cpu().numpy()
+    return scores
+
+
+def _batches(sequences: Sequence[TokenSequence], places: int) -> Iterator[list[int]]:
+    """Sequences of like length together, as many as fill `places` when padded."""
+    batch: list[int] = []
+    for n in sorted(range(len(sequences)), key=lambda n: len(sequences[n])):
+        if batch and (len(batch) + 1) * len(sequences[n]) > places:
+            yield batch
+            batch = []
+        batch.append(n)
+    if batch:
+        yield batch
+
+
+def _of(memory: Memory, query: int) -> Memory:
+    """What decoding one of the queries needs, with nothing decoded yet."""
+    row = slice(query, query + 1)
+    return Memory(memory.mask[row], [(k[row], v[row]) for k, v in memory.crossed], [])

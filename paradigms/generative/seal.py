@@ -1,0 +1,202 @@
+"""From n-grams to documents: which documents the n-grams that a decoder wrote for a query speak for.
+
+`seal_scores`: the score of SEAL (Bevilacqua et al. 2022, "Autoregressive Search Engines", NeurIPS,
+arXiv:2204.10628, §3.2), after the paper and its public practice. `span_scores`: T5-SEAL of Wu et al. 2024
+(arXiv:2404.00684, §6.2), which generates spans alone and leaves open how they rank documents.
+
+An n-gram is its state in an `NGramIndex`, so two sequences of clusters that read alike are one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from paradigms.backbone import load_tokenizer
+from paradigms.data import Corpus
+from paradigms.encode import Batch
+from paradigms.generative.constraints import ranges
+from paradigms.generative.forced import sequence_scores
+from paradigms.generative.identifiers import text, tokenize
+from paradigms.generative.model import Generative, GenerativeSettings
+from paradigms.generative.ngrams import SEPARATOR, NGramIndex
+
+ALPHA = 2.0  # exponent of an n-gram's weight
+BETA = 0.8  # share of the weight that tokens covered before lose
+SMOOTHING = 5  # occurrences added to every n-gram's, and to the corpus
+FREQUENT = 1500  # an n-gram of more occurrences makes no document a candidate
+LONGEST = 3  # tokens of the query's own n-grams
+NO_PROBABILITY = -1e-7  # log p at most: a float32 tells it from certainty, of which the odds are infinite
+TIE = 1e-9  # what a further span adds: far below what two probabilities differ by, so that it decides ties
+States = Int[np.ndarray, "n 3"]
+Weights = Float[np.ndarray, " n"]
+Scores = dict[int, float]  # number of the indexed text -> score
+
+
+def seal(
+    backbone: str | Path, corpus: Corpus, *, decode: Literal["spans", "keys"] = "keys", **settings: Any
+) -> Generative:
+    """SEAL over `backbone`; settings are fields of `model.GenerativeSettings`.
+
+    decode: "keys" scores documents as SEAL does, "spans" as T5-SEAL.
+    """
+    chosen = GenerativeSettings(**{"name": "seal", "decode": decode, "beams": 15} | settings)
+    names = text(corpus, load_tokenizer(backbone), chosen.document_length)
+    return Generative.build(chosen, backbone, names, corpus)
+
+
+def distinct(
+    states: States, log_p: Weights
+) -> tuple[Int[np.ndarray, "different 3"], Float[np.ndarray, " different"]]:
+    """Every n-gram once, with its largest log p."""
+    found, numbers = np.unique(states, axis=0, return_inverse=True)
+    best = np.full(len(found), -np.inf)
+    np.maximum.at(best, numbers, log_p)
+    return found, best
+
+
+# --- T5-SEAL ----------------------------------------------------------------------------------------
+
+
+def span_scores(index: NGramIndex, states: States, log_p: Weights) -> Scores:
+    """max log p(n | q) over the generated spans n that occur in a document, for every document with one.
+
+    Our choice, as the paper makes none: the best span speaks, without length normalisation. Of documents with
+    the same best span the one with more of the spans is first: each adds `TIE`.
+    """
+    states, log_p = distinct(states, log_p)
+    spans, documents = _holders(index, states)
+    found, numbers, counts = np.unique(documents, return_inverse=True, return_counts=True)
+    best = np.full(len(found), -np.inf)
+    np.maximum.at(best, numbers, log_p[spans])
+    return dict(zip(found.tolist(), (best + TIE * counts).tolist(), strict=True))
+
+
+def _holders(index: NGramIndex, states: States) -> tuple[Int[np.ndarray, " x"], Int[np.ndarray, " x"]]:
+    """Every pair of an n-gram, by its place in `states`, and a document that it occurs in, once."""
+    places = index.locate(states)
+    grams = np.repeat(np.arange(len(states)), np.diff(places.offsets))
+    pairs = np.unique(np.stack([grams, places.documents]), axis=1)
+    return pairs[0], pairs[1]
+
+
+# --- SEAL -------------------------------------------------------------------------------------------
+
+
+def query_grams(
+    model: Generative, index: NGramIndex, queries: Sequence[str], sources: Batch
+) -> list[tuple[States, Weights]]:
+    """Each query's own n-grams of 1 to `LONGEST` tokens that the corpus holds, with log p(n | q).
+
+    A decoder of clusters writes an n-gram as its first occurrence in the index's order has it.
+    """
+    tokenized = tokenize(model.tokenizer, queries, model.settings.query_length)
+    found: list[States] = []
+    sequences: list[list[list[int]]] = []
+    for ids in (row.ids for row in tokenized):
+        grams = {tuple(ids[i : i + m]) for m in range(1, LONGEST + 1) for i in range(len(ids) - m + 1)}
+        rows = sorted(grams)
+        flat = np.array([token for row in rows for token in row], dtype=np.int64)
+        states = index.find(flat, np.cumsum([0, *map(len, rows)]))
+        states = states[index.counts(states) > 0]
+        begins = index.rows[states[:, 0]].astype(np.int64)
+        begins -= np.searchsorted(index.starts, begins, side="right") - 1  # separators stand before it
+        found.append(states)
+        ends = begins + states[:, 2]
+        sequences.append([model.target_tokens[a:b].tolist() for a, b in zip(begins, ends, strict=True)])
+    scores = sequence_scores(model, sources, sequences, "log_probability")
+    return list(zip(found, scores, strict=True))
+
+
+def gram_weights(index: NGramIndex, states: States, log_p: Weights) -> Weights:
+    """w(n, q) = max(0, ln [p(n|q) (1 − p(n)) / (p(n) (1 − p(n|q)))])^α: the query's odds over the corpus's.
+
+    p(n) = (F + 5)/(N + 5) with F how often n occurs and N the tokens of the corpus.
+    """
+    total = index.counts(index.start())[0]
+    prior = np.log((index.counts(states) + SMOOTHING) / (total + SMOOTHING))
+    log_p = np.minimum(log_p, NO_PROBABILITY)
+    with np.errstate(divide="ignore"):  # an n-gram that is all of the corpus has weight 0
+        odds = log_p - np.log(-np.expm1(log_p)) - prior + np.log(-np.expm1(prior))
+    return np.maximum(0, odds) ** ALPHA
+
+
+def seal_scores(index: NGramIndex, states: States, log_p: Weights, depth: int) -> Scores:
+    """W(d, q) = Σ_n w(n, q) (1 − β + β |n ∖ C| / |n|), n ∖ C the tokens of n not covered before.
+
+    The sum runs over n-grams with an occurrence in d that overlaps with none taken before: the longer ones by
+    falling weight, then single tokens likewise. Each is taken once, at the first such place; |n| counts
+    different tokens, and C holds those of the n-grams taken so far. Candidates are documents with an n-gram
+    of at most `FREQUENT` occurrences; the others add to these.
+
+    Contains the `depth` best documents. Documents are scored by falling Σ w(n, q) over their n-grams, which
+    bounds W, until none that is left can be among them.
+    """
+    states, log_p = distinct(states, log_p)
+    weights = gram_weights(index, states, log_p)
+    order = np.lexsort((states[:, 0], -states[:, 2], -weights, states[:, 2] == 1))
+    order = order[weights[order] > 0]
+    states, weights = states[order], weights[order]
+    begins = index.rows[states[:, 0]]
+    grams = [index.text[a : a + m].tolist() for a, m in zip(begins, states[:, 2], strict=True)]
+    found = _occurrences(index, states, grams)
+    pairs = np.unique(found[:, :2], axis=0)
+    documents, numbers = np.unique(pairs[:, 0], return_inverse=True)
+    bounds = np.bincount(numbers, weights[pairs[:, 1]], len(documents)) * (1 + 1e-9)  # for rounding
+    firsts = np.searchsorted(found[:, 0], [documents, documents + 1])
+    scores: Scores = {}
+    best: list[float] = []  # a heap of the `depth` largest
+    for n in np.argsort(-bounds, kind="stable"):
+        if len(best) == depth and bounds[n] < best[0]:
+            break
+        rows = found[firsts[0, n] : firsts[1, n], 1:].tolist()
+        score = scores[int(documents[n])] = _document_score(rows, grams, weights)
+        if len(best) < depth:
+            heapq.heappush(best, score)
+        else:
+            heapq.heappushpop(best, score)
+    return scores
+
+
+def _occurrences(index: NGramIndex, states: States, grams: list[list[int]]) -> Int[np.ndarray, "o 3"]:
+    """[document, place in `states`, position] of all n-grams in all candidates, ascending.
+
+    Frequent ones are looked for in the candidates alone.
+    """
+    rare = np.flatnonzero(index.counts(states) <= FREQUENT)
+    places = index.locate(states[rare])
+    parts = [(places.documents, np.repeat(rare, np.diff(places.offsets)), places.positions)]
+    candidates = np.unique(places.documents)
+    offsets, at = ranges(index.starts[candidates], index.starts[candidates + 1])
+    text = np.pad(index.text[at], (0, max(map(len, grams), default=0)), constant_values=SEPARATOR)
+    for n in np.setdiff1d(np.arange(len(states)), rare):
+        hits = np.flatnonzero(text == grams[n][0])
+        for i, token in enumerate(grams[n][1:], start=1):
+            hits = hits[text[hits + i] == token]
+        which = np.searchsorted(offsets, hits, side="right") - 1
+        parts.append((candidates[which], np.full(len(hits), n), hits - offsets[which]))
+    found = np.stack([np.concatenate(column) for column in zip(*parts, strict=True)], axis=1)
+    return found[np.lexsort(found.T[::-1])]
+
+
+def _document_score(rows: list[list[int]], grams: list[list[int]], weights: Weights) -> float:
+    """W of one document from the [n-gram, position] of its occurrences, by n-gram and position."""
+    score = 0.0
+    covered: set[int] = set()
+    taken: set[int] = set()
+    last = -1
+    for n, position in rows:
+        span = range(position, position + len(grams[n]))
+        if n == last or not taken.isdisjoint(span):
+            continue
+        tokens = set(grams[n])
+        score += float(weights[n]) * (1 - BETA + BETA * len(tokens - covered) / len(tokens))
+        covered |= tokens
+        taken.update(span)
+        last = n
+    return score

@@ -1,0 +1,36 @@
+"""Tiny generative models: a checkpoint of `tiny.write_seq2seq` with identifiers given as lists of tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paradigms.data import Problems
+from paradigms.generative.identifiers import END, Identifiers, make
+from paradigms.generative.model import Generative, GenerativeSettings
+
+Sequences = list[list[int]]
+VOCABULARY = 310  # of the identifiers; that of the checkpoints is larger
+
+
+def named(rows: Sequences) -> Identifiers:
+    """Of documents d0, d1, …: one each, closed by the end token."""
+    return _identifiers("title", rows, END)
+
+
+def texts(rows: Sequences) -> Identifiers:
+    """Of documents d0, d1, …: every substring of theirs."""
+    return _identifiers("text", rows, None)
+
+
+def _identifiers(kind: str, rows: Sequences, end: int | None) -> Identifiers:
+    return make(kind, [f"d{n}" for n in range(len(rows))], rows, VOCABULARY, end, Problems())
+
+
+def generative(folder: Path, identifiers: Identifiers, *more: Any, **settings: Any) -> Generative:
+    """Without dropout and in double precision, where rounding does not change an order."""
+    torch.manual_seed(0)
+    model = Generative(GenerativeSettings("test", **settings), folder, identifiers, *more)
+    return model.double().eval()
