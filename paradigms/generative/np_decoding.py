@@ -52,10 +52,10 @@ class Clusters(nn.Module):
         self.vectors = nn.Parameter(vectors, requires_grad=False)
         self.surface, self.labels = surface, labels
 
-    def get_extra_state(self) -> Int[Tensor, " c+t"]:
+    def get_extra_state(self) -> Int[Tensor, " x"]:
         return torch.from_numpy(np.concatenate([self.surface, self.labels]))
 
-    def set_extra_state(self, state: Int[Tensor, " c+t"]) -> None:
+    def set_extra_state(self, state: Int[Tensor, " x"]) -> None:
         self.surface, self.labels = np.split(state.cpu().numpy(), [len(self.vectors)])
 
     @classmethod

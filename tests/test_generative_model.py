@@ -1,0 +1,639 @@
+"""A T5's rel: the decoder against transformers, the exact identity against a slow twin, vectors, files.
+
+`Twin` is the readable decoder, one sequence at a time, which can replay a pass with what it held fixed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForSeq2SeqLM, BartConfig, BartForConditionalGeneration, T5Config
+from transformers import T5ForConditionalGeneration as T5
+
+from paradigms.data import Problems
+from paradigms.generative.decoder import decode
+from paradigms.generative.identifiers import END, Identifiers, make
+from paradigms.generative.interaction import Form, decompose
+from paradigms.generative.model import HEADS, SETTINGS, START, Generative, GenerativeSettings, Targets
+from paradigms.generative.np_decoding import Clusters
+from paradigms.generative.outputs import Scorer
+from paradigms.generative.pawa import Pawa
+from tests.tiny import SEQ2SEQ, WIDTH, write_seq2seq
+from tests.tiny_generative import generative, named, texts
+
+SCORERS: tuple[Scorer, ...] = ("log_probability", "logit", "centred_logit")
+QUERIES = ["the lazy dog", "a king lived in the house near that river, so they say", ""]
+ROWS = [[5, 9, 300, 7], [5, 9], [5, 40, 41, 42, 43], [77], [9, 9, 9]]
+OFFLINE = Path(__file__).parents[1].parent / "shared" / "models" / "flan-t5-small-offline"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """family -> folder of a tiny T5."""
+    root = tmp_path_factory.mktemp("seq2seq")
+    return {family: write_seq2seq(family, root / family) for family in SEQ2SEQ}
+
+
+def targets() -> Targets:
+    """The same five sequences for each query, of unlike lengths."""
+    return Targets.pad([[[*row, END] for row in ROWS]] * len(QUERIES))
+
+
+def one_cluster_each(model: Generative) -> Clusters:
+    """Clusters that are the surface tokens themselves, with the embeddings that the decoder reads."""
+    surface = sorted({START, END, *(token for row in ROWS for token in row)})
+    labels = [surface.index(token) for row in ROWS for token in row]
+    vectors = model.backbone.shared.weight.detach()[surface].clone()
+    return Clusters(vectors, torch.tensor(surface).numpy(), torch.tensor(labels).numpy())
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "backbone": {},
+    "own": {"tokens": "own"},
+    "pawa": {"pawa_rank": 4, "pawa_layers": 2},
+    "own pawa": {"tokens": "own", "pawa_rank": WIDTH},
+    "place": {"softmax": "place"},
+    "pawa place": {"pawa_rank": 4, "softmax": "place"},
+    "clusters": {"tokens": "clusters"},
+}
+
+
+def make_model(kind: str, folder: Path, identifiers: Identifiers | None = None) -> Generative:
+    clusters = [one_cluster_each(generative(folder, named(ROWS)).float())] if kind == "clusters" else []
+    return generative(folder, identifiers or named(ROWS), *clusters, **KINDS[kind])
+
+
+def written(model: Generative) -> Targets:
+    return Targets.pad([[model.target(n) for n in range(len(ROWS))]] * len(QUERIES))
+
+
+# --- the decoder ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", SEQ2SEQ)
+def test_decoder_equals_transformers(family: str, folders: dict[str, Path]) -> None:
+    model = generative(folders[family], named(ROWS)).float()
+    sources, wanted = model.tokenize(QUERIES), targets()
+    reference = AutoModelForSeq2SeqLM.from_pretrained(folders[family]).eval()
+    b, n, _ = wanted.ids.shape
+    with torch.no_grad():
+        _, memory = model.begin(sources)
+        states = decode(model.backbone.decoder, model.embed(wanted.inputs), memory)
+        logits = model.outputs(states, wanted.inputs).logits()
+        expected = reference(
+            input_ids=sources.input_ids.repeat_interleave(n, 0),
+            attention_mask=sources.attention_mask.repeat_interleave(n, 0),
+            decoder_input_ids=wanted.inputs.flatten(0, 1),
+        ).logits
+    assert expected.std() > 0.1
+    torch.testing.assert_close(logits, expected.unflatten(0, (b, n)), atol=1e-4, rtol=0)
+    of_targets = expected.log_softmax(-1).unflatten(0, (b, n)).gather(-1, wanted.ids[..., None])[..., 0]
+    found = model(sources, wanted).detach()
+    torch.testing.assert_close(found, of_targets.where(wanted.mask, 0), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("family", SEQ2SEQ)
+def test_cache_equals_no_cache(family: str, folders: dict[str, Path]) -> None:
+    model, wanted = generative(folders[family], named(ROWS)), targets()
+    decoder, inputs = model.backbone.decoder, model.embed(wanted.inputs)
+    with torch.no_grad():
+        _, memory = model.begin(model.tokenize(QUERIES))
+        whole = decode(decoder, inputs, memory)
+        _, memory = model.begin(model.tokenize(QUERIES))
+        parts = [decode(decoder, part, memory) for part in inputs.split([1, 3, 2], 2)]
+    torch.testing.assert_close(torch.cat(parts, 2), whole, atol=1e-12, rtol=0)
+
+
+def test_keep_goes_on_with_the_chosen_sequences(folders: dict[str, Path]) -> None:
+    model, wanted = generative(folders["t5"], named(ROWS)), targets()
+    inputs = model.embed(wanted.inputs)
+    rows = torch.tensor([[4, 0], [2, 2], [1, 3]])
+    kept = inputs.take_along_dim(rows[..., None, None], 1)
+    with torch.no_grad():
+        _, memory = model.begin(model.tokenize(QUERIES))
+        whole = decode(model.backbone.decoder, kept, memory)
+        _, memory = model.begin(model.tokenize(QUERIES))
+        decode(model.backbone.decoder, inputs[:, :, :4], memory)
+        memory.keep(rows)
+        rest = decode(model.backbone.decoder, kept[:, :, 4:], memory)
+    torch.testing.assert_close(rest, whole[:, :, 4:], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_and_company_change_no_score(kind: str, folders: dict[str, Path]) -> None:
+    model = make_model(kind, folders["t5-v1.1"])
+    wanted = written(model)
+    together = model(model.tokenize(QUERIES), wanted).detach()
+    assert (together[~wanted.mask] == 0).all()
+    for b, query in enumerate(QUERIES):
+        for n in range(len(ROWS)):
+            alone = model(model.tokenize([query]), Targets.pad([[model.target(n)]])).detach()[0, 0]
+            torch.testing.assert_close(together[b, n, : len(alone)], alone, atol=1e-9, rtol=0)
+
+
+# --- the exact identity -----------------------------------------------------------------------------
+
+
+class Twin:
+    """The decoder on one sequence; `replay` does the same with norm scales, patterns and gates of `run`."""
+
+    def __init__(self, decoder: Any) -> None:
+        self.decoder = decoder
+        self.held: list[Tensor] = []
+        self.crossed: list[Tensor] = []  # what each layer's cross-attention added
+
+    def run(self, inputs: Tensor, states: Tensor) -> Tensor:
+        self.held = []
+        return self._pass(inputs, states, lambda value: self.held.append(value) or value)  # type: ignore[func-returns-value]
+
+    def replay(self, inputs: Tensor, states: Tensor) -> Tensor:
+        held: Iterator[Tensor] = iter(self.held)
+        return self._pass(inputs, states, lambda value: next(held))
+
+    def _pass(self, x: Tensor, states: Tensor, hold: Callable[[Tensor], Tensor]) -> Tensor:
+        self.crossed = []
+        first = self.decoder.block[0].layer[0].SelfAttention
+        later = torch.ones(len(x), len(x)).triu(1).bool()
+        bias = first.compute_bias(len(x), len(x))[0].masked_fill(later, -torch.inf)
+
+        def norm(layer: Any, x: Tensor) -> Tensor:
+            return layer.weight * x * hold((x.pow(2).mean(-1, keepdim=True) + layer.variance_epsilon) ** -0.5)
+
+        def attend(attention: Any, x: Tensor, to: Tensor, bias: Tensor | float) -> Tensor:
+            q, k, v = (
+                part(y).unflatten(-1, (attention.n_heads, -1)).transpose(0, 1)
+                for part, y in ((attention.q, x), (attention.k, to), (attention.v, to))
+            )
+            weights = hold((q @ k.mT + bias).softmax(-1))
+            return attention.o((weights @ v).transpose(0, 1).flatten(1))
+
+        for block in self.decoder.block:
+            own, crossing, feed = block.layer
+            normed = norm(own.layer_norm, x)
+            x = x + attend(own.SelfAttention, normed, normed, bias)
+            self.crossed.append(attend(crossing.EncDecAttention, norm(crossing.layer_norm, x), states, 0.0))
+            x = x + self.crossed[-1]
+            normed, dense = norm(feed.layer_norm, x), feed.DenseReluDense
+            if hasattr(dense, "wi_0"):
+                x = x + dense.wo(hold(dense.act(dense.wi_0(normed))) * dense.wi_1(normed))
+            else:
+                linear = dense.wi(normed)
+                x = x + dense.wo(hold((linear > 0).to(linear.dtype)) * linear)
+        return norm(self.decoder.final_layer_norm, x)
+
+
+@pytest.mark.parametrize("family", SEQ2SEQ)
+def test_decoder_equals_its_twin(family: str, folders: dict[str, Path]) -> None:
+    model, wanted = generative(folders[family], named(ROWS)), targets()
+    with torch.no_grad():
+        states, memory = model.begin(model.tokenize(QUERIES[:1]))
+        inputs = model.embed(wanted.inputs[:1])
+        found = decode(model.backbone.decoder, inputs, memory)
+        for n in range(len(ROWS)):
+            expected = Twin(model.backbone.decoder).run(inputs[0, n], states[0])
+            torch.testing.assert_close(found[0, n], expected, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("scorer", SCORERS)
+@pytest.mark.parametrize("family", SEQ2SEQ)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-9)])
+def test_rel_is_the_formula_plus_the_rest(
+    dtype: torch.dtype, tolerance: float, family: str, scorer: Scorer, folders: dict[str, Path]
+) -> None:
+    model = generative(folders[family], named(ROWS)).to(dtype)
+    sources, wanted = model.tokenize(QUERIES), targets()
+    documents, queries, interaction = decompose(model, sources, wanted, scorer)
+    scores = model.token_scores(sources, wanted, scorer).sum(-1).detach()
+    torch.testing.assert_close(interaction.rel, scores, atol=tolerance, rtol=0)
+    assert documents.vectors.dtype == dtype
+    decoder = model.backbone.decoder
+    heads = decoder.config.num_heads * len(decoder.block)
+    assert documents.vectors.shape == (len(QUERIES), len(ROWS), heads * wanted.ids.shape[-1], model.width)
+    matched = (interaction.similarity * interaction.alignment).sum((-2, -1))
+    assert (matched.abs() > 1e-3).all()  # or nothing is tested
+    assert (interaction.normaliser == 1).all()
+    S = torch.einsum("bnih,bjh->bnij", documents.vectors, queries.vectors[:, 0])
+    valid = documents.mask[..., None] & queries.mask[:, :, None]
+    torch.testing.assert_close(interaction.similarity[valid], S[valid], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scorer", SCORERS)
+def test_the_identity_holds_for_every_kind_of_output_vectors(
+    kind: str, scorer: Scorer, folders: dict[str, Path]
+) -> None:
+    model = make_model(kind, folders["t5"])
+    sources, wanted = model.tokenize(QUERIES), written(model)
+    scores = model.token_scores(sources, wanted, scorer).sum(-1).detach()
+    interaction = decompose(model, sources, wanted, scorer)[2]
+    torch.testing.assert_close(interaction.rel, scores, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("family", SEQ2SEQ)
+def test_rest_is_the_prefixs_part_and_the_formula_the_querys(family: str, folders: dict[str, Path]) -> None:
+    """With patterns, norms and gates held fixed, no encoder states leave the rest; others, the formula's."""
+    model = generative(folders[family], named(ROWS))
+    sources, wanted = model.tokenize(QUERIES[:1]), Targets(targets().ids[:1], targets().mask[:1])
+    documents, _, interaction = decompose(model, sources, wanted, "logit")
+    assert interaction.rest is not None
+    assert (interaction.rest.abs() > 1e-3).all()
+    others = torch.randn(model.begin(sources)[0].shape, dtype=torch.float64)
+    S = torch.einsum("bnih,bjh->bnij", documents.vectors, others)
+    formula = (S * interaction.alignment).sum((-2, -1))
+    table = model.backbone.lm_head.weight.detach()
+    scale = model.width**-0.5 if family == "t5" else 1.0
+    with torch.no_grad():
+        states = model.begin(sources)[0]
+        for n, row in enumerate(ROWS):
+            ids = torch.tensor([*row, END])
+            inputs = model.embed(torch.tensor([START, *row]))
+
+            def logit(hidden: Tensor, ids: Tensor = ids) -> Tensor:
+                return scale * (hidden * table[ids]).sum()
+
+            twin = Twin(model.backbone.decoder)
+            twin.run(inputs, states[0])
+            without = logit(twin.replay(inputs, torch.zeros_like(states[0])))
+            torch.testing.assert_close(interaction.rest[0, n], without, atol=1e-9, rtol=0)
+            moved = logit(twin.replay(inputs, others[0]))
+            torch.testing.assert_close(interaction.rest[0, n] + formula[0, n], moved, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("form", ["exact", "naive"])
+def test_alignment_rows_sum_to_one_over_real_tokens(form: Form, folders: dict[str, Path]) -> None:
+    model, wanted = generative(folders["mt5"], named(ROWS)), targets()
+    sources = model.tokenize(QUERIES)
+    documents, queries, interaction = decompose(model, sources, wanted, "logit", form)
+    A = interaction.alignment
+    assert torch.equal(queries.mask[:, 0], sources.attention_mask.bool())
+    assert not documents.mask.all()
+    assert not queries.mask.all()
+    torch.testing.assert_close(A.sum(-1)[documents.mask], torch.ones(int(documents.mask.sum())).double())
+    assert (A >= 0).all()
+    assert (A[~documents.mask] == 0).all()
+    assert (A.transpose(-1, -2)[~queries.mask.expand(-1, len(ROWS), -1)] == 0).all()
+
+
+def test_padded_tokens_contribute_nothing(folders: dict[str, Path]) -> None:
+    model = generative(folders["t5-v1.1"], named(ROWS))
+    together = decompose(model, model.tokenize(QUERIES), targets(), "logit")[2]
+    for b, query in enumerate(QUERIES):
+        for n, row in enumerate(ROWS):
+            alone = decompose(model, model.tokenize([query]), Targets.pad([[[*row, END]]]), "logit")[2]
+            for found, expected in ((together.rel, alone.rel), (together.rest, alone.rest)):
+                assert found is not None
+                assert expected is not None
+                torch.testing.assert_close(found[b, n], expected[0, 0], atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("family", SEQ2SEQ)
+@pytest.mark.parametrize("form", ["direct", "last"])
+def test_truncated_forms_follow_the_residual_stream(
+    form: Form, family: str, folders: dict[str, Path]
+) -> None:
+    """Their formula is s·wᵀ(g ⊙ what cross-attention added)/rms; what it leaves of rel is their rest."""
+    model, wanted = generative(folders[family], named(ROWS)), targets()
+    sources = model.tokenize(QUERIES)
+    documents, _, interaction = decompose(model, sources, wanted, "logit", form)
+    exact = decompose(model, sources, wanted, "logit")[2]
+    torch.testing.assert_close(interaction.rel, exact.rel, atol=1e-9, rtol=0)
+    assert interaction.rest is not None
+    assert exact.rest is not None
+    assert ((interaction.rest - exact.rest).abs() > 1e-3).all()
+    decoder = model.backbone.decoder
+    layers = len(decoder.block) if form == "direct" else 1
+    assert documents.mask.shape[-1] == layers * decoder.config.num_heads * wanted.ids.shape[-1]
+    scale = model.width**-0.5 if family == "t5" else 1.0
+    with torch.no_grad():
+        states = model.begin(sources)[0][0][sources.attention_mask[0].bool()]
+        for n, row in enumerate(ROWS):
+            twin = Twin(decoder)
+            twin.run(model.embed(torch.tensor([START, *row])), states)
+            added = sum(twin.crossed[-layers:])
+            normed = decoder.final_layer_norm.weight * added * twin.held[-1]
+            expected = scale * (normed * model.backbone.lm_head.weight[[*row, END]]).sum()
+            matched = interaction.rel - interaction.rest
+            torch.testing.assert_close(matched[0, n], expected, atol=1e-9, rtol=0)
+
+
+def test_the_naive_form_is_not_rel(folders: dict[str, Path]) -> None:
+    model, wanted = generative(folders["t5-v1.1"], named(ROWS)), targets()
+    sources = model.tokenize(QUERIES)
+    exact = decompose(model, sources, wanted, "logit")[2]
+    documents, _, naive = decompose(model, sources, wanted, "logit", "naive")
+    assert documents.mask.shape[-1] == wanted.ids.shape[-1]
+    assert ((naive.rel - exact.rel).abs() > 0.01).all()
+
+
+def test_the_naive_form_is_the_query_part_of_one_linear_layer(
+    tmp_path: Path, folders: dict[str, Path]
+) -> None:
+    """One head and one layer whose self-attention and feed-forward add nothing: Wu et al. 2024, Eq. 13."""
+    shutil.copytree(folders["t5"], tmp_path / "one")
+    torch.manual_seed(0)
+    vocabulary = T5Config.from_pretrained(folders["t5"]).vocab_size
+    config = T5Config(vocab_size=vocabulary, d_model=WIDTH, d_kv=8, d_ff=8, num_layers=1, num_heads=1)
+    one: Any = T5(config)
+    layer = one.decoder.block[0].layer
+    with torch.no_grad():
+        for weight in (layer[0].SelfAttention.o.weight, layer[2].DenseReluDense.wo.weight):
+            weight.zero_()
+        for weight in (one.shared.weight, layer[1].EncDecAttention.v.weight):
+            weight.normal_()
+    one.save_pretrained(tmp_path / "one")
+    model, wanted = generative(tmp_path / "one", named(ROWS)), targets()
+    sources = model.tokenize(QUERIES)
+    exact = decompose(model, sources, wanted, "logit")[2]
+    naive = decompose(model, sources, wanted, "logit", "naive")[2]
+    assert exact.rest is not None
+    assert (naive.rel.abs() > 1e-3).all()
+    torch.testing.assert_close(naive.rel, exact.rel - exact.rest, atol=1e-9, rtol=0)
+
+
+def test_decomposing_leaves_the_model_as_it_was(folders: dict[str, Path]) -> None:
+    model = generative(folders["t5"], named(ROWS)).train()
+    decompose(model, model.tokenize(QUERIES), targets(), "logit")
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+
+
+# --- scorers ----------------------------------------------------------------------------------------
+
+
+def test_a_constant_in_every_output_vector_reorders_raw_logits_alone(folders: dict[str, Path]) -> None:
+    model, wanted = generative(folders["t5-v1.1"], named(ROWS)), targets()
+    sources = model.tokenize(QUERIES)
+
+    def rel() -> dict[Scorer, Tensor]:
+        return {s: model.token_scores(sources, wanted, s).sum(-1).detach() for s in SCORERS}
+
+    before = rel()
+    with torch.no_grad():
+        model.backbone.lm_head.weight += 3 * torch.randn(model.width, dtype=torch.float64)
+    after = rel()
+    for scorer in ("log_probability", "centred_logit"):
+        torch.testing.assert_close(after[scorer], before[scorer], atol=1e-9, rtol=0)
+    assert not torch.equal(after["logit"].argsort(-1), before["logit"].argsort(-1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scorers_are_what_their_names_say(kind: str, folders: dict[str, Path]) -> None:
+    model = make_model(kind, folders["t5"])
+    sources, wanted = model.tokenize(QUERIES), written(model)
+    found = {s: model.token_scores(sources, wanted, s).detach() for s in SCORERS}
+    with torch.no_grad():
+        _, memory = model.begin(sources)
+        states = decode(model.backbone.decoder, model.embed(wanted.inputs), memory)
+        logits = model.outputs(states, wanted.inputs).logits()
+    if model.settings.softmax == "place":
+        for place, alphabet in enumerate(alphabets()):
+            others = [v for v in range(logits.shape[-1]) if v not in alphabet]
+            logits[:, :, place, others] = torch.nan
+    at = logits.gather(-1, wanted.ids[..., None])[..., 0]
+    rest = logits.nan_to_num(nan=-torch.inf).logsumexp(-1)
+    expected = {"logit": at, "log_probability": at - rest, "centred_logit": at - logits.nanmean(-1)}
+    for scorer in SCORERS:
+        torch.testing.assert_close(
+            found[scorer], expected[scorer].where(wanted.mask, 0), atol=1e-9, rtol=0, msg=scorer
+        )
+
+
+def alphabets() -> list[set[int]]:
+    rows = [[*row, END] for row in ROWS]
+    return [{row[i] for row in rows if i < len(row)} for i in range(max(map(len, rows)))]
+
+
+@pytest.mark.parametrize("kind", ["backbone", "pawa", "clusters", "place", "pawa place"])
+def test_next_log_probabilities_are_those_of_the_targets(kind: str, folders: dict[str, Path]) -> None:
+    model = make_model(kind, folders["mt5"])
+    sources, wanted = model.tokenize(QUERIES), written(model)
+    scores = model(sources, wanted).detach()
+    with torch.no_grad():
+        _, memory = model.begin(sources)
+        for place in range(wanted.ids.shape[-1]):
+            inputs = model.embed(wanted.inputs[..., place : place + 1])
+            states = decode(model.backbone.decoder, inputs, memory)
+            found = model.next_log_probabilities(states, wanted.inputs[..., : place + 1])
+            torch.testing.assert_close(found.logsumexp(-1), torch.zeros(found.shape[:2]).double())
+            at = found.gather(-1, wanted.ids[..., place, None])[..., 0]
+            real = wanted.mask[..., place]
+            torch.testing.assert_close(at[real], scores[..., place][real], atol=1e-9, rtol=0)
+            allowed = found.isfinite().flatten(0, 1)
+            if model.settings.softmax == "place":
+                assert all(set(row.nonzero()[:, 0].tolist()) == alphabets()[place] for row in allowed)
+            else:
+                assert allowed.all()
+
+
+def test_place_softmax_sums_to_one_over_all_sequences_and_to_less_over_some(
+    folders: dict[str, Path],
+) -> None:
+    full = [list(row) for row in product([2, 3, 4], [5, 6], [2, 7])]
+    for rows, least, most in ((full, 1 - 1e-9, 1 + 1e-9), (full[1:7], 0.01, 0.999)):
+        identifiers = make("semantic", [str(n) for n in range(len(rows))], rows, 8, END, Problems())
+        model = generative(folders["t5"], identifiers, tokens="own", softmax="place")
+        wanted = Targets.pad([[model.target(n) for n in range(len(rows))]])
+        log_p = model(model.tokenize(QUERIES[:1]), wanted).detach().sum(-1)
+        assert least <= log_p.exp().sum() <= most
+
+
+# --- output vectors ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["pawa", "clusters"])
+def test_pawa_and_np_decoding_change_the_document_vectors_alone(kind: str, folders: dict[str, Path]) -> None:
+    """The decoder reads the same embeddings in all of them; clusters are one per surface token here."""
+    plain, other = (make_model(name, folders["t5-v1.1"]) for name in ("backbone", kind))
+    sources = plain.tokenize(QUERIES)
+    wanted = written(plain)
+    assert torch.equal(plain.embed(wanted.inputs), other.embed(written(other).inputs))
+    D, Q, interaction = decompose(plain, sources, wanted, "logit")
+    other_D, other_Q, other_interaction = decompose(other, sources, written(other), "logit")
+    assert torch.equal(Q.vectors, other_Q.vectors)
+    assert torch.equal(interaction.alignment, other_interaction.alignment)
+    assert (D.vectors[D.mask] - other_D.vectors[D.mask]).abs().amax(-1).min() > 1e-3
+
+
+def test_pawa_equals_its_materialised_matrices() -> None:
+    torch.manual_seed(0)
+    pawa = Pawa(30, 16, 4, 2, 0.1).double().eval()
+    states, prefix = torch.randn(2, 3, 5, 16).double(), torch.randn(2, 3, 5, 16).double()
+    adapted = pawa.adapt(prefix)
+    vectors = torch.einsum("vhr,bnmr->bnmvh", pawa.matrices, adapted)  # E_v a_i
+    expected = torch.einsum("bnmh,bnmvh->bnmv", states, vectors)
+    some = torch.tensor([3, 4, 29])
+    assert expected.std() > 0.1
+    torch.testing.assert_close(pawa.logits(states, adapted), expected)
+    torch.testing.assert_close(pawa.logits(states, adapted, some), expected[..., some])
+    torch.testing.assert_close(pawa.mean(adapted), vectors.mean(-2))
+    torch.testing.assert_close(pawa.mean(adapted, some), vectors[..., some, :].mean(-2))
+    ids = torch.randint(30, (2, 3, 5))
+    chosen = vectors.take_along_dim(ids[..., None, None], 3)[..., 0, :]
+    torch.testing.assert_close(pawa.vectors(adapted, ids), chosen)
+
+
+def test_pawa_reads_the_prefix_alone() -> None:
+    torch.manual_seed(0)
+    pawa = Pawa(30, 16, 16, 1, 0.1).double().eval()
+    prefix = torch.randn(1, 1, 5, 16).double()
+    changed = prefix.clone()
+    changed[:, :, 3] = torch.randn(16)
+    before, after = pawa.adapt(prefix), pawa.adapt(changed)
+    torch.testing.assert_close(before[:, :, :3], after[:, :, :3])
+    assert ((before - after)[:, :, 3:].abs().amax(-1) > 1e-3).all()
+    repeated = pawa.adapt(prefix[:, :, :1].expand(1, 1, 5, 16))
+    assert (repeated[:, :, 0] - repeated[:, :, 1]).abs().max() > 1e-3  # it tells places apart
+
+
+# --- training and files -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", SEQ2SEQ)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_trained_weight_gets_a_gradient(kind: str, family: str, folders: dict[str, Path]) -> None:
+    """DistributedDataParallel stops at a parameter without one."""
+    model = make_model(kind, folders[family]).train()
+    model(model.tokenize(QUERIES), written(model)).sum().backward()
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert [name for name, p in trained.items() if p.grad is None] == []
+    # What comes before attention to PAWA's memory, which is one vector, changes nothing.
+    moved = {name for name, p in trained.items() if p.grad is not None and p.grad.any()}
+    assert all("pawa.adaptor" in name for name in trained.keys() - moved)
+    if model.pawa is not None:
+        attention = "pawa.adaptor.layers.0.self_attn.in_proj_weight"
+        assert {"pawa.matrices", "pawa.memory", "pawa.places", attention} <= moved
+    if kind == "clusters":
+        assert "clusters.vectors" not in trained
+
+
+def test_dropout_is_at_work_in_training_alone(folders: dict[str, Path]) -> None:
+    model, wanted = generative(folders["t5"], named(ROWS)), targets()
+    sources = model.tokenize(QUERIES)
+    assert torch.equal(model(sources, wanted), model(sources, wanted))
+    model.backbone.encoder.eval()
+    model.backbone.decoder.train()
+    assert not torch.equal(model(sources, wanted), model(sources, wanted))
+
+
+@pytest.mark.parametrize("family", SEQ2SEQ)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_is_saved_bit_for_bit(
+    kind: str, family: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    model = make_model(kind, folders[family]).float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    model.save_pretrained(tmp_path / "saved")
+    again = Generative.from_pretrained(tmp_path / "saved").eval()
+    same(model, again)
+    assert again.description() == model.description()
+
+
+def same(model: Generative, other: Generative) -> None:
+    before, after = model.state_dict(), other.state_dict()
+    assert before.keys() == after.keys()
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+    sources, wanted = model.tokenize(QUERIES), written(model)
+    assert torch.equal(model(sources, wanted), other(sources, wanted))
+
+
+@pytest.mark.skipif(not OFFLINE.is_dir(), reason="../shared/models/flan-t5-small-offline is absent")
+def test_a_real_t5_is_decomposed_and_saved(tmp_path: Path) -> None:
+    model = Generative(GenerativeSettings("flan"), OFFLINE, named(ROWS)).eval()
+    sources, wanted = model.tokenize(QUERIES), targets()
+    interaction = decompose(model, sources, wanted, "logit")[2]
+    scores = model.token_scores(sources, wanted, "logit").sum(-1).detach()
+    torch.testing.assert_close(interaction.rel, scores, atol=0, rtol=1e-4)
+    model.save_pretrained(tmp_path / "saved")
+    same(model, Generative.from_pretrained(tmp_path / "saved").eval())
+
+
+# --- names ------------------------------------------------------------------------------------------
+
+
+def test_targets_are_padded_and_read_one_place_later() -> None:
+    wanted = Targets.pad([[[5, 1], [7, 8, 1]]])
+    assert wanted.ids.tolist() == [[[5, 1, 0], [7, 8, 1]]]
+    assert wanted.mask.tolist() == [[[True, True, False], [True, True, True]]]
+    assert wanted.inputs.tolist() == [[[0, 5, 1], [0, 7, 8]]]
+
+
+def test_a_document_is_named_by_its_identifiers_or_by_windows_of_its_text(folders: dict[str, Path]) -> None:
+    model = generative(folders["t5"], named(ROWS))
+    assert model.names(2) == [[5, 40, 41, 42, 43, END]]
+    model = generative(folders["t5"], texts([*ROWS, []]), span=2)
+    assert model.names(2) == [[5, 40], [41, 42], [43]]
+    assert model.names(len(ROWS)) == []
+
+
+# --- bad input --------------------------------------------------------------------------------------
+
+
+def test_a_backbone_that_is_no_t5_is_refused_by_name(tmp_path: Path) -> None:
+    config = BartConfig(vocab_size=400, d_model=16, encoder_layers=1, decoder_layers=1)
+    BartForConditionalGeneration(config).save_pretrained(tmp_path / "bart")
+    with pytest.raises(ValueError, match=r"bart is a bart"):
+        Generative(GenerativeSettings("x"), tmp_path / "bart", named(ROWS))
+
+
+def test_identifiers_beyond_the_vocabulary_are_refused(folders: dict[str, Path]) -> None:
+    large = replace(named(ROWS), vocabulary=100_000)
+    with pytest.raises(ValueError, match="use 100000 tokens, the vocabulary of"):
+        generative(folders["t5"], large)
+    assert generative(folders["t5"], large, tokens="own").table is not None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"span": 0}, "span must be at least 1"),
+        ({"clusters": 0}, "clusters must be at least 1"),
+        ({"pawa_rank": -1}, "pawa_rank must be at least 0"),
+        ({"refresh": -1}, "refresh must be at least 0"),
+        ({"refresh": 5}, "tokens='clusters'"),
+        ({"tokens": "clusters", "pawa_rank": 4}, "choose one"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GenerativeSettings("x", **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "choices"),
+    [
+        ("tokens", "words", "backbone, own, clusters"),
+        ("softmax", "prefix", "vocabulary, place"),
+        ("score", "probability", "log_probability, logit, centred_logit"),
+        ("names", "worst", "best, mean"),
+    ],
+)
+def test_unknown_choices_are_named(name: str, value: str, choices: str) -> None:
+    settings = GenerativeSettings("x")
+    object.__setattr__(settings, name, value)  # past the check of types that runs in tests alone
+    with pytest.raises(ValueError, match=f"{name}='{value}'; there are {choices}"):
+        settings.__post_init__()
+
+
+def test_damaged_files_are_named(folders: dict[str, Path], tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    make_model("own", folders["t5"]).float().save_pretrained(saved)
+    heads = load_file(saved / HEADS)
+    save_file(heads | {"table": heads["table"][:-1].clone()}, saved / HEADS)
+    with pytest.raises(ValueError, match=r"heads.safetensors holds .*table"):
+        Generative.from_pretrained(saved)
+    (saved / SETTINGS).write_text('{"name": "x", "colour": "red"}')
+    with pytest.raises(ValueError, match=r"generative.json.*colour"):
+        Generative.from_pretrained(saved)
+    with pytest.raises(FileNotFoundError, match="not a saved paradigm"):
+        Generative.from_pretrained(tmp_path / "nothing")
