@@ -41,9 +41,12 @@ def random_rows(seed: int, count: int = 12) -> Sequences:
     return [[drawn.choice([2, 5, 9, 300]) for _ in range(drawn.randint(1, 4))] for _ in range(count)]
 
 
-def named_next(model: Generative) -> Allowed:
-    whole = {model.identifiers.target(n) for n in range(len(model.identifiers))}
+def continuations(whole: set[tuple[int, ...]]) -> Allowed:
     return lambda p: sorted({s[len(p)] for s in whole if len(s) > len(p) and s[: len(p)] == p})
+
+
+def named_next(model: Generative) -> Allowed:
+    return continuations({model.identifiers.target(n) for n in range(len(model.identifiers))})
 
 
 def text_next(model: Generative) -> Allowed:
@@ -93,12 +96,15 @@ def slow_search(
         for prefix, score in live:
             p = log_p(prefix).tolist()
             found += [((*prefix, v), score + p[v]) for v in allowed(prefix) if p[v] > -np.inf]
-        kept += best(found, 2 * beams)
-        pool = best(finished + found, beams)
         ended = {s for s, _ in found if step == length or not allowed(s)}
+        if keep:
+            found = best(found, 2 * beams)
+            kept += found
+            found = [item for item in found if item[0] not in ended]
+        pool = best(finished + found, beams)
         finished = [item for item in pool if item in finished or item[0] in ended]
         live = [item for item in pool if item not in finished]
-    return [(list(s), score) for s, score in best(kept if keep else finished, len(kept))]
+    return [(list(s), score) for s, score in best(kept if keep else finished, 10**9)]
 
 
 def as_lists(hypotheses: Hypotheses) -> Found:

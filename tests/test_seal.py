@@ -14,7 +14,7 @@ from paradigms.generative import seal
 from paradigms.generative.forced import sequence_scores
 from paradigms.generative.model import Targets
 from paradigms.generative.ngrams import NGramIndex
-from paradigms.generative.seal import gram_weights, query_grams, seal_scores, span_scores
+from paradigms.generative.seal import Spans, gram_weights, query_grams, seal_scores, span_scores
 from tests.test_trie import csr
 from tests.tiny_generative import Sequences, generative, texts
 
@@ -142,6 +142,33 @@ def test_fewer_documents_are_scored_than_there_are(monkeypatch):
     documents, log_p = drawn(0)
     index = index_of(documents)
     assert len(seal_scores(index, *arrays(index, log_p), depth=1)) < len(slow_seal(documents, log_p, 1500))
+
+
+def spans_of(documents: Sequences, length: int) -> set[Gram]:
+    """Every `length` tokens, and what is shorter whole."""
+    return {tuple(d[i : i + length]) for d in documents if d for i in range(max(1, len(d) - length + 1))}
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5])
+@pytest.mark.parametrize("seed", range(4))
+def test_spans_lead_to_spans_alone(seed, length):
+    documents, _ = drawn(seed)
+    index = index_of(documents)
+    constraint, spans = Spans.build(index, length), spans_of(documents, length)
+    grams: list[Gram] = [()]
+    states = constraint.start()
+    for depth in range(length):
+        found = constraint.branches(states)
+        reached = []
+        for n, gram in enumerate(grams):
+            tokens = found.tokens[found.offsets[n] : found.offsets[n + 1]].tolist()
+            longer = {s[depth] for s in spans if len(s) > depth and s[:depth] == gram}
+            assert tokens == sorted(longer)
+            assert tokens or gram in spans, "what is finished is a span"
+            reached += [(*gram, token) for token in tokens]
+        grams, states = reached, found.states
+    assert sorted(grams) == sorted(span for span in spans if len(span) == length)
+    assert np.array_equal(states, index.find(*csr([list(gram) for gram in grams])))
 
 
 @pytest.mark.parametrize("seed", range(4))

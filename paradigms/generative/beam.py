@@ -68,8 +68,8 @@ def beam_search(
     fall. Where fewer valid sequences exist, fewer are found. Scores depend on a query alone, whatever else is
     in the batch, up to rounding.
 
-    keep: instead, of every step the 2·`beams` best continuations, be they finished, gone on with or dropped:
-    a superset of the above, and what SEAL takes as keys.
+    keep: instead, of every step the 2·`beams` best continuations, be they finished, gone on with or dropped;
+    finished ones take no beam, as nothing of theirs is lost. These are SEAL's keys.
 
     ValueError for `beams` or `length` below 1.
     """
@@ -89,19 +89,19 @@ def beam_search(
             slots, log_p = _next(model, memory, prefixes, step, count)
             parents, found = _continue(prefixes, step, log_p, table, entry, 2 * beams if keep else beams)
             kept.append(found)
-            chosen = _best_first(_join([finished, found]), beams)
-            fresh = chosen[chosen >= len(finished)] - len(finished)
-            finished = finished[chosen[chosen < len(finished)]]
-            parents, found = parents[fresh], found[fresh]
             if constraint is None:
                 ended = found.tokens[:, step] == model.identifiers.end
             else:
                 table = constraint.branches(found.states)
                 ended = np.diff(table.offsets) == 0
             ended |= step + 1 == length
-            finished, prefixes = _join([finished, found[ended]]), found[~ended]
-            entry = np.flatnonzero(~ended)
-            _go_on(memory, slots[parents[~ended]], prefixes, count)
+            rivals = np.flatnonzero(~ended) if keep else np.arange(len(found))
+            chosen = _best_first(_join([finished, found[rivals]]), beams)
+            fresh = rivals[chosen[chosen >= len(finished)] - len(finished)]
+            finished = _join([finished[chosen[chosen < len(finished)]], found[fresh[ended[fresh]]]])
+            entry = fresh[~ended[fresh]]
+            prefixes = found[entry]
+            _go_on(memory, slots[parents[entry]], prefixes, count)
     results = _join(kept) if keep else finished
     return results[_best_first(results, len(results))]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from jaxtyping import Float, Int
 from paradigms.backbone import load_tokenizer
 from paradigms.data import Corpus
 from paradigms.encode import Batch
-from paradigms.generative.constraints import ranges
+from paradigms.generative.constraints import Branches, ranges
 from paradigms.generative.forced import sequence_scores
 from paradigms.generative.identifiers import text, tokenize
 from paradigms.generative.model import Generative, GenerativeSettings
@@ -61,6 +62,34 @@ def distinct(
 
 
 # --- T5-SEAL ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spans:
+    """The constraint whose finished sequences are `length` tokens of a document, or all of a shorter one.
+
+    An `NGramIndex` alone also finishes the shorter n-grams that documents end with, which beat spans, as a
+    product of fewer probabilities is larger. A whole document that longer spans begin with is not finished.
+    """
+
+    index: NGramIndex
+    begun: Int[np.ndarray, " r1"]  # how many of the index's rows before each begin a span
+
+    @classmethod
+    def build(cls, index: NGramIndex, length: int) -> Spans:
+        document = np.searchsorted(index.starts, index.rows, side="right") - 1
+        whole = index.rows == index.starts[document]
+        full = index.starts[document + 1] - 1 - index.rows >= length
+        return cls(index, np.concatenate([[0], np.cumsum(whole | full, dtype=index.rows.dtype)]))
+
+    def start(self) -> Int[np.ndarray, "1 3"]:
+        return self.index.start()
+
+    def branches(self, states: States) -> Branches:
+        found = self.index.branches(states)
+        kept = self.begun[found.states[:, 0]] < self.begun[found.states[:, 1]]
+        offsets = np.concatenate([[0], np.cumsum(kept)])[found.offsets]
+        return Branches(offsets, found.tokens[kept], found.states[kept])
 
 
 def span_scores(index: NGramIndex, states: States, log_p: Weights) -> Scores:

@@ -1,0 +1,177 @@
+"""The documents of a corpus by what a decoder writes for a query: generative retrieval's index.
+
+The counterpart of `index.ExactIndex`. A generative model holds its documents' identifiers; what it lacks is
+the set of valid prefixes, which is built here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+from paradigms.data import Run
+from paradigms.encode import Batch
+from paradigms.generative.beam import Hypotheses, beam_search
+from paradigms.generative.forced import sequence_scores
+from paradigms.generative.model import Generative
+from paradigms.generative.ngrams import NGramIndex
+from paradigms.generative.np_decoding import ClusterConstraint
+from paradigms.generative.seal import Spans, query_grams, seal_scores, span_scores
+from paradigms.generative.trie import Trie
+from paradigms.progress import progress_bar
+
+HYPOTHESES = {"cpu": 640}  # of all queries that are decoded at once, so many; each has a vocabulary of logits
+MANY_HYPOTHESES = 1 << 13
+QUERIES = 64  # at most
+
+
+class GenerativeRetriever:
+    """Search by constrained decoding, and reranking by the model's own rel, over the model's corpus.
+
+    `model.settings.decode` says what a search ranks by: the identifiers that it finishes, or n-grams of the
+    text, alone ("spans") or as SEAL weighs them ("keys"). ValueError where the identifiers are of the other
+    kind.
+    """
+
+    def __init__(self, model: Generative) -> None:
+        identifiers, decode = model.identifiers, model.settings.decode
+        if (identifiers.kind == "text") != (decode in ("spans", "keys")):
+            raise ValueError(
+                f"decode={decode!r} does not go with {identifiers.kind} identifiers: text is decoded as "
+                "'spans' or 'keys', all others as 'identifiers'"
+            )
+        self.model = model
+        self.positions = {id: n for n, id in enumerate(identifiers.documents)}
+        self.valid: Trie | NGramIndex | Spans
+        if identifiers.kind == "text":
+            index = NGramIndex.build(identifiers.tokens, identifiers.offsets)
+            self.length = model.settings.span
+            self.valid = Spans.build(index, self.length) if decode == "spans" else index
+        else:
+            self.valid = Trie.build(identifiers.tokens, identifiers.offsets, identifiers.end)
+            self.length = int(np.diff(identifiers.offsets).max()) + (identifiers.end is not None)
+
+    @property
+    def bytes_per_document(self) -> float:
+        """Bytes of the model's weights, its identifiers and what holds their valid prefixes, per document."""
+        weights = [*self.model.parameters(), *self.model.buffers()]
+        size = sum(weight.nbytes for weight in weights)
+        return (size + _bytes(self.model.identifiers) + _bytes(self.valid)) / len(self.positions)
+
+    def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
+        """At most k documents of every query, best first; of equal scores the smaller id.
+
+        Only documents that the beams reach: often fewer than k, as `settings.beams` identifiers name few. A
+        document with several identifiers has the score of its best; documents of one identifier share it.
+        """
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}")
+        settings = self.model.settings
+        names, found = list(queries), dict[str, dict[str, float]]()
+        wanted = HYPOTHESES.get(self.model.device.type, MANY_HYPOTHESES) // settings.beams
+        step = min(max(1, wanted), QUERIES)
+        order = sorted(names, key=lambda name: len(queries[name]))  # of like length together
+        with progress_bar(progress) as bar:
+            task = bar.add_task(f"search {settings.name}", total=len(order))
+            for batch in (order[start : start + step] for start in range(0, len(order), step)):
+                texts = [queries[name] for name in batch]
+                for name, scores in zip(batch, self._search(texts, k), strict=True):
+                    found[name] = self._ranked(scores.items(), k)
+                bar.advance(task, len(batch))
+        return {name: found[name] for name in names}
+
+    def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
+        """rel of the run's queries and documents under `settings.score`, best first.
+
+        A document's rel is that of its best name or, with names = "mean", the mean over its names, which does
+        not grow with their number; names are `Generative.names`, the same for every query. One without a
+        name, as an empty text, has rel −∞. KeyError names a query without a text or an unknown document.
+        """
+        settings = self.model.settings
+        unknown = next((query for query in run if query not in queries), None)
+        if unknown is not None:
+            raise KeyError(f"the run names the query {unknown!r}, which has no text")
+        lost = next(
+            (id for candidates in run.values() for id in candidates if id not in self.positions), None
+        )
+        if lost is not None:
+            raise KeyError(f"the run names the document {lost!r}, which has no identifier in {settings.name}")
+        found: Run = {}
+        order = sorted(run, key=lambda query: len(queries[query]))
+        with progress_bar(progress) as bar:
+            task = bar.add_task(f"rerank {settings.name}", total=len(order))
+            for batch in (order[start : start + QUERIES] for start in range(0, len(order), QUERIES)):
+                named = [{id: self._names(id) for id in run[query]} for query in batch]
+                sequences = [sorted({t for names in of.values() for t in names}) for of in named]
+                sources = self.model.tokenize([queries[query] for query in batch])
+                scores = sequence_scores(self.model, sources, sequences, settings.score)
+                for query, of, own, values in zip(batch, named, sequences, scores, strict=True):
+                    rel = dict(zip(own, values.tolist(), strict=True))
+                    pooled = ((id, self._pooled([rel[name] for name in names])) for id, names in of.items())
+                    found[query] = dict(sorted(pooled, key=lambda item: (-item[1], item[0])))
+                bar.advance(task, len(batch))
+        return {query: found[query] for query in run}
+
+    def _search(self, texts: list[str], k: int) -> list[dict[int, float]]:
+        """For each query the scores of identifiers, by number."""
+        settings, sources, clusters = self.model.settings, self.model.tokenize(texts), self.model.clusters
+        found = beam_search(
+            self.model,
+            sources,
+            self.valid if clusters is None else ClusterConstraint(self.valid, clusters),
+            beams=settings.beams,
+            length=self.length,
+            keep=settings.decode == "keys",
+        )
+        parts = [found.of(query) for query in range(len(texts))]
+        if isinstance(self.valid, Trie):
+            return [_finished(self.valid, part) for part in parts]
+        if isinstance(self.valid, Spans):
+            return [span_scores(self.valid.index, part.states, part.scores) for part in parts]
+        return self._keys(self.valid, texts, sources, parts, k)
+
+    def _keys(
+        self, index: NGramIndex, texts: list[str], sources: Batch, parts: list[Hypotheses], k: int
+    ) -> list[dict[int, float]]:
+        """SEAL's keys: all that a step of the search kept, and the query's own n-grams."""
+        depth = k * int(np.bincount(self.model.identifiers.owners).max())  # of texts, for k documents
+        scores = []
+        for part, (states, log_p) in zip(parts, query_grams(self.model, index, texts, sources), strict=True):
+            keys = np.concatenate([part.states, states]), np.concatenate([part.scores, log_p])
+            scores.append(seal_scores(index, *keys, depth))
+        return scores
+
+    def _ranked(self, scores: Iterable[tuple[int, float]], k: int) -> dict[str, float]:
+        """The k best documents of those with these identifiers, each with its best."""
+        identifiers = self.model.identifiers
+        best: dict[str, float] = {}
+        for number, score in scores:
+            id = identifiers.documents[identifiers.owners[number]]
+            best[id] = max(score, best.get(id, score))
+        return dict(sorted(best.items(), key=lambda item: (-item[1], item[0]))[:k])
+
+    def _names(self, id: str) -> list[tuple[int, ...]]:
+        return [tuple(name) for name in self.model.names(self.positions[id])]
+
+    def _pooled(self, rel: list[float]) -> float:
+        if not rel:
+            return -np.inf
+        return max(rel) if self.model.settings.names == "best" else sum(rel) / len(rel)
+
+
+def _finished(trie: Trie, hypotheses: Hypotheses) -> dict[int, float]:
+    """Scores of the identifiers that the sequences spell, by number; of several sequences the best."""
+    offsets, numbers = trie.identifiers_at(hypotheses.states)
+    scores = np.repeat(hypotheses.scores, np.diff(offsets)).tolist()
+    # Best first: the first sequence for an identifier is its best.
+    return dict(reversed([*zip(numbers.tolist(), scores, strict=True)]))
+
+
+def _bytes(value: Any) -> int:
+    """Of the arrays in a dataclass and in those that it holds."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    return sum(_bytes(getattr(value, field.name)) for field in fields(value)) if is_dataclass(value) else 0
