@@ -272,7 +272,7 @@ def test_each_relevant_document_gives_its_spans(tokenizers: dict[str, Any]) -> N
         ("black dog", 1): 4,
         ("x", 3): 4,
     }
-    assert problems.lines() == ["document without tokens (no spans): 1, e.g. c"]
+    assert problems.lines() == ["document without words or tokens (no spans): 1, e.g. c"]
     of = {n: [spelled(tokenizer, pair.target) for pair in pairs if pair.document == n] for n in range(4)}
     assert set(of[1]) == {"the cat"}  # fewer words than a span has: all of them
     assert set(of[3]) == {"on the and"}  # stop words alone

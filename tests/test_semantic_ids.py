@@ -55,15 +55,15 @@ def test_ids_are_unique_and_none_begins_another(
 
 def test_a_place_of_its_own_moves_each_digit() -> None:
     vectors = blobs(3, 20)
-    shared = semantic(vectors, names(60), branching=4)
-    own = semantic(vectors, names(60), branching=4, position_specific=True)
+    shared = semantic(vectors, names(60), branching=4, leaf=6)
+    own = semantic(vectors, names(60), branching=4, leaf=6, position_specific=True)
     assert np.array_equal(shared.offsets, own.offsets)
     for n in range(60):
-        assert own[n].tolist() == [i * 4 + token for i, token in enumerate(shared[n].tolist())]
+        assert own[n].tolist() == [i * 6 + token for i, token in enumerate(shared[n].tolist())]
     places = own.places()
-    assert own.vocabulary == 4 * (len(places) - 1) + 2
+    assert own.vocabulary == 6 * (len(places) - 1) + 2
     for i, place in enumerate(places[:-1]):
-        assert {(token - 2) // 4 for token in place.tolist()} - {-1} == {i}  # -1: the end of shorter ids
+        assert {(token - 2) // 6 for token in place.tolist()} - {-1} == {i}  # -1: the end of shorter ids
 
 
 def test_near_documents_share_a_prefix() -> None:
@@ -158,7 +158,7 @@ def test_kmeans_finds_clusters_wherever_and_however_large_they_are() -> None:
     X = torch.from_numpy(blobs(4, 12)).float()
     expected = kmeans(X, 4, seed=0)
     assert [len(set(expected[i::4])) for i in range(4)] == [1] * 4
-    for scale, shift in ((1e-15, 0.0), (1e30, 0.0), (1.0, 1e4)):
+    for scale, shift in ((1e-15, 0.0), (1e30, 0.0), (1.0, 1e6)):
         assert np.array_equal(kmeans(X * scale + shift, 4, seed=0), expected)
 
 

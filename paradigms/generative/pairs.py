@@ -303,7 +303,7 @@ def _passages(
         if passage.words:
             yield document, passage
         else:
-            problems.add("document without tokens (no spans)", corpus.ids[document])
+            problems.add("document without words or tokens (no spans)", corpus.ids[document])
 
 
 @lru_cache(1 << 16)

@@ -50,7 +50,7 @@ def semantic(
     problems = Problems()
     digits: list[list[int]] = [[] for _ in documents]
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # several add up in another order, and near a border that is another cluster
+    torch.set_num_threads(1)  # no library promises the same sums on several
     try:
         pending = [(np.arange(len(documents)), False)]
         while pending:
