@@ -1,0 +1,484 @@
+"""NP-decoding: token vectors in context, their clusters, and a decoder that reads and writes these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from paradigms.data import Corpus
+from paradigms.generative import grouped_kmeans as kmeans
+from paradigms.generative.beam import beam_search
+from paradigms.generative.constraints import Constraint
+from paradigms.generative.decoder import decode
+from paradigms.generative.grouped_kmeans import Groups, grouped_kmeans
+from paradigms.generative.identifiers import END, FIRST, START, Identifiers, atomic, text, titles, tokenize
+from paradigms.generative.model import HEADS, Generative, GenerativeSettings, Targets
+from paradigms.generative.ngrams import NGramIndex
+from paradigms.generative.np_decoding import ClusterConstraint, Clusters, cluster_tokens
+from paradigms.generative.trie import Trie
+from tests.tiny import WIDTH, write_seq2seq
+
+TITLES = ["the old house", "the house", "old wood", "the cat", "a cat in the old house", "the the the"]
+PLACES = ["house", "wall", "wood", "street", "road", "school"]
+QUERIES = ["an old house", "where is the cat"]
+LENGTH = 8  # of what the encoder reads: less than most texts have
+K = 2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_seq2seq("t5-v1.1", tmp_path_factory.mktemp("seq2seq") / "t5")
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    texts = [f"the {place} near a river was cold and the cat was there" for place in PLACES]
+    texts[1] = TITLES[1] + " " + texts[1]
+    return Corpus([f"d{n}" for n in range(len(TITLES))], texts, TITLES)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Any:
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture
+def model(folder: Path, corpus: Corpus, tokenizer: Any) -> Generative:
+    return build(folder, corpus, titles(corpus, tokenizer, 20))
+
+
+def build(folder: Path, corpus: Corpus, identifiers: Identifiers, **more: Any) -> Generative:
+    settings = GenerativeSettings("np", tokens="clusters", clusters=K, document_length=LENGTH, **more)
+    return Generative.build(settings, folder, identifiers, corpus).eval()
+
+
+def clusters_of(model: Generative) -> Clusters:
+    assert model.clusters is not None
+    return model.clusters
+
+
+# --- k-means ----------------------------------------------------------------------------------------
+
+
+def run(
+    vectors: np.ndarray, group: list[int], k: int | list[int], warm: list[int] | None = None, seed: int = 0
+) -> tuple[Tensor, np.ndarray]:
+    groups = Groups.of(np.array(group))
+    ordered = np.empty_like(vectors)
+    ordered[groups.place] = vectors
+    wanted = np.full(len(groups.counts), k) if isinstance(k, int) else np.array(k)
+    return grouped_kmeans(ordered, groups, wanted, None if warm is None else np.array(warm), seed)
+
+
+def drawn(count: int, seed: int = 0, width: int = 3) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((count, width)).astype(np.float32)
+
+
+def cost(vectors: np.ndarray, labels: np.ndarray) -> float:
+    parts = [vectors[labels == c] for c in np.unique(labels)]
+    return float(sum(((part - part.mean(0)) ** 2).sum() for part in parts))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_separate_clusters_are_found_as_by_brute_force(seed: int) -> None:
+    centres = np.array([[0, 0, 0], [20, 0, 0], [0, 20, 0]], dtype=np.float32)
+    vectors = np.concatenate([centres[[0, 1, 2, 0, 1, 2, 1]] + drawn(7, seed), drawn(4, seed + 1)])
+    labels = run(vectors, [3] * 7 + [0, 1, 2, 2], 3, seed=seed)[1][:7]
+    best = min(cost(vectors[:7], np.array(some)) for some in product(range(3), repeat=7))
+    assert cost(vectors[:7], labels) == pytest.approx(best, rel=1e-5)
+
+
+def test_groups_are_clustered_apart_and_each_centroid_is_its_members_mean() -> None:
+    group = np.random.default_rng(0).integers(0, 7, 200).tolist()
+    vectors = drawn(200)
+    centroids, labels = run(vectors, group, 3)
+    for t, (g, c) in enumerate(zip(group, labels, strict=True)):
+        distances = ((centroids[g].numpy() - vectors[t]) ** 2).sum(-1)
+        assert distances[c] == pytest.approx(distances.min(), abs=1e-6)
+    for g, c in product(range(7), range(3)):
+        members = vectors[(np.array(group) == g) & (labels == c)]
+        assert len(members)
+        np.testing.assert_allclose(centroids[g, c].numpy(), members.mean(0), atol=1e-5)
+
+
+def test_a_group_is_clustered_alike_whatever_stands_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = np.random.default_rng(0).integers(0, 7, 200).tolist()
+    centroids, labels = run(drawn(200), group, 3)
+    for block in (1, 40, 100):
+        monkeypatch.setattr(kmeans, "BLOCK", block)
+        blocks = list(Groups.of(np.array(group)).blocks())
+        assert sorted(np.concatenate(blocks).tolist()) == list(range(7))
+        assert len(blocks) == {1: 7, 40: 5, 100: 3}[block] or block == 40
+        other_centroids, other_labels = run(drawn(200), group, 3)
+        np.testing.assert_array_equal(labels, other_labels)
+        torch.testing.assert_close(centroids, other_centroids, atol=1e-6, rtol=0)
+
+
+def test_of_a_large_group_a_sample_makes_the_centroids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kmeans, "SAMPLE", 10)
+    vectors = drawn(200)
+    centroids, labels = run(vectors, [0] * 200, 3)
+    sample = np.linspace(0, 199, 10).astype(int)
+    for c in range(3):
+        chosen = sample[labels[sample] == c]
+        np.testing.assert_allclose(centroids[0, c].numpy(), vectors[chosen].mean(0), atol=1e-5)
+    distances = ((vectors[:, None] - centroids[0].numpy()) ** 2).sum(-1)
+    np.testing.assert_array_equal(labels, distances.argmin(1))
+
+
+def test_no_more_distinct_vectors_than_clusters_are_all_kept() -> None:
+    distinct = 100 + drawn(3)
+    vectors = distinct[[0, 1, 2, 1, 0]]
+    vectors[3] *= 1 + 1e-6  # what rounding does to a vector
+    centroids, labels = run(np.concatenate([vectors, drawn(1)]), [0] * 5 + [1], 5)
+    assert labels[0] == labels[4]
+    assert labels[1] == labels[3]
+    assert len({labels[0], labels[1], labels[2]}) == 3
+    np.testing.assert_allclose(centroids[0, labels[:3]].numpy(), distinct, rtol=1e-5)
+    np.testing.assert_allclose(centroids[1, labels[5]].numpy(), drawn(1)[0], atol=1e-6)
+
+
+def test_warm_labels_are_where_it_starts() -> None:
+    """Two stable partitions of the same points: it stays in the one that it is given."""
+    corners = np.array([[0, 0, 0], [1, 0, 0], [0, 1.2, 0], [1, 1.2, 0]], dtype=np.float32)
+    for warm in ([0, 1, 0, 1], [0, 0, 1, 1], [1, 1, 0, 0]):
+        assert run(corners, [0] * 4, 2, warm)[1].tolist() == warm
+
+
+def test_a_cluster_without_vectors_takes_one_and_else_the_mean() -> None:
+    vectors = np.array([[0, 0, 0], [0, 0, 1], [9, 0, 0], [9, 9, 0]], dtype=np.float32)
+    labels = run(vectors, [0] * 4, 3, [0, 0, 0, 0])[1]
+    assert len(set(labels.tolist())) == 3
+    assert labels[0] == labels[1]
+    centroids, labels = run(vectors[[0, 0, 0, 2]], [0, 0, 0, 1], [3, 2], [0, 0, 1, 1])
+    assert (centroids[0] == 0).all()
+    assert centroids[1].tolist() == [[9, 0, 0]] * 3
+    assert labels[3] == 1
+
+
+def test_seeds_are_drawn_from_the_seed() -> None:
+    found = {tuple(run(drawn(30), [0] * 30, 3, seed=seed)[1].tolist()) for seed in (0, 0, 1, 2, 3)}
+    assert 1 < len(found) < 5
+
+
+# --- vectors in context -----------------------------------------------------------------------------
+
+
+def encode(model: Generative, ids: list[int]) -> Tensor:
+    """The slow twin: one window at a time, with </s>, unpadded."""
+    with torch.no_grad():
+        return model.backbone.encoder(input_ids=torch.tensor([[*ids, END]])).last_hidden_state[0]
+
+
+def contexts(model: Generative, corpus: Corpus) -> Iterator[tuple[list[int], int]]:
+    """What the encoder reads of each title, and how many of its tokens are the title's."""
+    for title, content in zip(TITLES, corpus, strict=True):
+        own, rest = (next(tokenize(model.tokenizer, [name])).ids for name in (title, content))
+        row = rest if content.startswith(title) else own + rest
+        yield row[: LENGTH - 1], len(own)
+
+
+def test_a_titles_vectors_are_those_that_it_has_before_its_text(model: Generative, corpus: Corpus) -> None:
+    clusters = clusters_of(model)
+    vectors, ends = [], []
+    for ids, own in contexts(model, corpus):
+        states = encode(model, ids)
+        vectors.append(states[:own])
+        ends.append(states[-1])
+    expected = torch.cat(vectors)
+    table = clusters.vectors
+    scale = table[END] / torch.stack(ends).mean(0)
+    torch.testing.assert_close(scale, scale[:1].expand(WIDTH), rtol=1e-4, atol=0)
+    tokens = model.identifiers.tokens
+    for token in np.unique(tokens):
+        places = np.flatnonzero(tokens == token)
+        labels = clusters.labels[places]
+        assert len(np.unique(labels)) == min(K, len(places))
+        for label in np.unique(labels):
+            mean = expected[places[labels == label]].mean(0) * scale[0]
+            torch.testing.assert_close(table[label], mean, rtol=1e-4, atol=1e-4)
+    assert len(np.unique(clusters.labels)) < len(tokens)  # some cluster has several
+
+
+def test_texts_are_read_in_windows(folder: Path, corpus: Corpus, tokenizer: Any) -> None:
+    identifiers = text(corpus, tokenizer)
+    backbone = build(folder, corpus, identifiers).backbone.eval()
+    table = cluster_tokens(backbone, tokenizer, corpus, identifiers, k=100, length=LENGTH)
+    model = Generative(GenerativeSettings("x", tokens="clusters"), folder, identifiers, table).eval()
+    rows = [identifiers[n].tolist() for n in range(len(identifiers))]
+    windows = [row[at : at + LENGTH - 1] for row in rows for at in range(0, len(row), LENGTH - 1)]
+    assert len(windows) > len(rows)
+    states = [encode(model, window) for window in windows]
+    expected = torch.cat([part[:-1] for part in states])
+    scale = table.vectors[END] / torch.stack([part[-1] for part in states]).mean(0)
+    torch.testing.assert_close(table.vectors[table.labels], expected * scale, rtol=1e-3, atol=1e-3)
+
+
+def test_the_table_is_on_the_scale_of_the_embeddings(model: Generative) -> None:
+    clusters, embeddings = clusters_of(model), model.backbone.shared.weight
+    assert torch.equal(clusters.vectors[START], embeddings[START])
+    found, expected = (t.square().mean().sqrt() for t in (clusters.vectors[END:], embeddings))
+    torch.testing.assert_close(found, expected)
+    assert clusters.surface[:FIRST].tolist() == [START, END]
+    assert (np.diff(clusters.surface) >= 0).all()
+
+
+def test_clusters_are_the_same_on_one_thread_and_on_two(folder: Path, corpus: Corpus, tokenizer: Any) -> None:
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 1):
+            torch.set_num_threads(count)
+            found.append(clusters_of(build(folder, corpus, titles(corpus, tokenizer, 20))))
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(threads)
+    for other in found[1:]:
+        np.testing.assert_array_equal(found[0].labels, other.labels)
+        np.testing.assert_array_equal(found[0].surface, other.surface)
+        torch.testing.assert_close(found[0].vectors, other.vectors, rtol=1e-5, atol=1e-6)
+    assert torch.equal(found[0].vectors, found[2].vectors)
+
+
+def test_what_has_no_vectors_in_context_is_refused(folder: Path, corpus: Corpus, tokenizer: Any) -> None:
+    named = titles(corpus, tokenizer, 20)
+    with pytest.raises(ValueError, match="atomic identifiers are no text"):
+        build(folder, corpus, atomic(corpus.ids))
+    with pytest.raises(ValueError, match="same documents in the same order"):
+        build(folder, corpus, replace(named, documents=named.documents[::-1]))
+    with pytest.raises(ValueError, match="no tokens to cluster"):
+        build(folder, corpus, text(Corpus(corpus.ids, [""] * len(corpus)), tokenizer))
+    with pytest.raises(ValueError, match=r"0 starts, 1 ends.*hold 0"):
+        build(folder, corpus, replace(named, tokens=np.zeros_like(named.tokens)))
+    with pytest.raises(ValueError, match="at least 1 per surface token, not 0"):
+        cluster_tokens(None, tokenizer, corpus, named, k=0, length=LENGTH)
+
+
+# --- the model --------------------------------------------------------------------------------------
+
+
+def test_the_decoder_reads_and_writes_clusters(model: Generative) -> None:
+    """log softmax over all clusters of d^−½ hᵀ C, h of a decoder that has read C."""
+    clusters, sources = clusters_of(model), model.tokenize(QUERIES)
+    rows = [model.target(n) for n in range(len(TITLES))]
+    at = np.split(clusters.labels, model.identifiers.offsets[1:-1])
+    assert rows == [[*part.tolist(), END] for part in at]
+    wanted = Targets.pad([rows] * len(QUERIES))
+    with torch.no_grad():
+        _, memory = model.begin(sources)
+        states = decode(model.backbone.decoder, clusters.vectors[wanted.inputs], memory)
+        logits = states @ clusters.vectors.T / WIDTH**0.5
+        expected = logits.log_softmax(-1).gather(-1, wanted.ids[..., None])[..., 0]
+    found = model(sources, wanted).detach()
+    torch.testing.assert_close(found, expected.where(wanted.mask, 0), atol=1e-4, rtol=0)
+    assert model.names(0) == [rows[0]]
+
+
+def test_a_pairs_target_is_written_with_the_clusters_of_its_document(
+    folder: Path, corpus: Corpus, tokenizer: Any, model: Generative
+) -> None:
+    for n in range(len(TITLES)):
+        assert model.written(n, model.identifiers.target(n)) == model.target(n)
+    with pytest.raises(ValueError, match=r"\[3, 1\] is no part of the identifiers of document 'd2'"):
+        model.written(2, [3, END])
+    spans = build(folder, corpus, text(corpus, tokenizer), span=4)
+    for document in range(len(corpus)):
+        start, stop = spans.identifiers.offsets[document : document + 2]
+        labels = clusters_of(spans).labels[start:stop].tolist()
+        for first in (0, 5):
+            target = spans.identifiers[document][first : first + 4].tolist()
+            assert spans.written(document, target) == labels[first : first + 4]
+        assert spans.names(document)[0] == labels[:4]
+    with pytest.raises(ValueError, match="no part of"):
+        spans.written(0, [*spans.identifiers[0].tolist(), 5])
+    plain = Generative(GenerativeSettings("x"), folder, model.identifiers)
+    assert plain.written(0, [7, 8, END]) == [7, 8, END]
+
+
+def test_place_softmax_is_over_every_cluster_of_the_places_tokens(
+    folder: Path, corpus: Corpus, tokenizer: Any
+) -> None:
+    model = build(folder, corpus, titles(corpus, tokenizer, 20), softmax="place")
+    clusters = clusters_of(model)
+    rows = [model.identifiers.target(n) for n in range(len(TITLES))]
+    starts = Targets.pad([[[START]]])
+    with torch.no_grad():
+        _, memory = model.begin(model.tokenize(QUERIES[:1]))
+        states = decode(model.backbone.decoder, model.embed(starts.inputs), memory)
+        found = model.next_log_probabilities(states, starts.inputs)[0, 0]
+    allowed = {c for c, token in enumerate(clusters.surface) if token in {row[0] for row in rows}}
+    assert set(found.isfinite().nonzero()[:, 0].tolist()) == allowed
+    torch.testing.assert_close(found.logsumexp(0), torch.tensor(0.0), atol=1e-5, rtol=0)
+
+
+def test_clusters_and_tokens_go_together(folder: Path, model: Generative) -> None:
+    identifiers, clusters = model.identifiers, clusters_of(model)
+    settings = GenerativeSettings("x", tokens="clusters")
+    with pytest.raises(ValueError, match="tokens='clusters' and clusters: None"):
+        Generative(settings, folder, identifiers)
+    with pytest.raises(ValueError, match="tokens='backbone' and clusters"):
+        Generative(GenerativeSettings("x"), folder, identifiers, clusters)
+    other = replace(identifiers, tokens=identifiers.tokens[::-1].copy())
+    with pytest.raises(ValueError, match="of other identifiers"):
+        Generative(settings, folder, other, clusters)
+    narrow = Clusters(clusters.vectors[:, 1:], clusters.surface, clusters.labels)
+    with pytest.raises(ValueError, match=f"{WIDTH - 1} features, the decoder has {WIDTH}"):
+        Generative(settings, folder, identifiers, narrow)
+
+
+def test_clusters_are_saved_bit_for_bit(model: Generative, folder: Path, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path / "saved")
+    again = Generative.from_pretrained(tmp_path / "saved")
+    before, after = clusters_of(model), clusters_of(again)
+    assert torch.equal(before.vectors, after.vectors)
+    np.testing.assert_array_equal(before.surface, after.surface)
+    np.testing.assert_array_equal(before.labels, after.labels)
+    assert again.description() == model.description()
+    Generative(GenerativeSettings("x"), folder, model.identifiers).save_pretrained(tmp_path / "plain")
+    (tmp_path / "plain" / HEADS).replace(tmp_path / "saved" / HEADS)
+    with pytest.raises(ValueError, match=r"heads.safetensors holds no clusters"):
+        Generative.from_pretrained(tmp_path / "saved")
+
+
+# --- ASYNC ------------------------------------------------------------------------------------------
+
+
+def test_a_refresh_without_a_change_changes_nothing(model: Generative, corpus: Corpus) -> None:
+    clusters = clusters_of(model)
+    vectors, labels = clusters.vectors.clone(), clusters.labels.copy()
+    model.refresh(corpus)
+    np.testing.assert_array_equal(clusters.labels, labels)
+    torch.testing.assert_close(clusters.vectors.detach(), vectors.detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_an_encoder_that_turns_its_space_keeps_its_clusters(model: Generative, corpus: Corpus) -> None:
+    clusters = clusters_of(model)
+    vectors, labels = clusters.vectors.clone(), clusters.labels.copy()
+    with torch.no_grad():
+        model.backbone.encoder.final_layer_norm.weight.mul_(-3)
+    model.refresh(corpus)
+    np.testing.assert_array_equal(clusters.labels, labels)
+    torch.testing.assert_close(clusters.vectors[END:].detach(), -vectors[END:].detach(), rtol=1e-4, atol=1e-4)
+    assert torch.equal(clusters.vectors[START], vectors[START])
+
+
+def test_a_refresh_clusters_the_encoders_new_vectors(model: Generative, corpus: Corpus) -> None:
+    clusters, description = clusters_of(model), model.description()
+    parameter, before = clusters.vectors, clusters.vectors.clone()
+    size, labels = before.square().mean(), clusters.labels.copy()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for weight in model.backbone.encoder.parameters():
+            weight.add_(2 * weight.std() * torch.randn_like(weight))
+    model.train()
+    state = torch.get_rng_state()
+    model.refresh(corpus)
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), state)
+    assert clusters.vectors is parameter  # the optimizer and accelerate hold it
+    assert (clusters.labels != labels).any()
+    np.testing.assert_array_equal(clusters.surface[clusters.labels], model.identifiers.tokens)
+    torch.testing.assert_close(clusters.vectors.square().mean(), size, rtol=0.05, atol=0)
+    assert model.description() == description
+    ends = torch.stack([encode(model.eval(), ids)[-1] for ids, _ in contexts(model, corpus)]).mean(0)
+    scale = clusters.vectors[END] / ends
+    torch.testing.assert_close(scale, scale[:1].expand(WIDTH), rtol=1e-3, atol=0)
+    once = clusters.vectors.clone()
+    model.refresh(corpus)
+    torch.testing.assert_close(clusters.vectors.detach(), once.detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_checkpoint_holds_the_renewed_clusters(
+    model: Generative, folder: Path, corpus: Corpus, tmp_path: Path
+) -> None:
+    """As the training loop resumes: a model built anew takes the state of the saved one."""
+    clusters_of(model).labels = clusters_of(model).labels[::-1].copy()
+    clusters_of(model).vectors.data.mul_(2)
+    fresh = build(folder, corpus, model.identifiers)
+    fresh.load_state_dict(model.state_dict())
+    np.testing.assert_array_equal(fresh.target_tokens, model.target_tokens)
+    assert torch.equal(fresh.embed(torch.arange(9)), model.embed(torch.arange(9)))
+
+
+def test_there_is_nothing_to_refresh_without_clusters(
+    folder: Path, model: Generative, corpus: Corpus
+) -> None:
+    plain = Generative(GenerativeSettings("plain"), folder, model.identifiers)
+    with pytest.raises(ValueError, match="plain has no clusters to renew"):
+        plain.refresh(corpus)
+
+
+# --- decoding ---------------------------------------------------------------------------------------
+
+
+def walk(constraint: Constraint, depth: int) -> dict[tuple[int, ...], list[int]]:
+    """Every sequence of at most `depth` tokens, and the state it leads to; tokens must ascend."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    level: dict[tuple[int, ...], list[int]] = {(): constraint.start()[0].tolist()}
+    for _ in range(depth):
+        branches = constraint.branches(np.array(list(level.values())))
+        longer: dict[tuple[int, ...], list[int]] = {}
+        for n, prefix in enumerate(level):
+            part = slice(*branches.offsets[n : n + 2])
+            tokens = branches.tokens[part].tolist()
+            assert tokens == sorted(set(tokens))
+            longer |= {(*prefix, t): s for t, s in zip(tokens, branches.states[part].tolist(), strict=True)}
+        found |= longer
+        level = longer
+        if not level:
+            break
+    return found
+
+
+@pytest.mark.parametrize("kind", ["trie", "n-grams"])
+def test_any_cluster_of_a_token_stands_for_it(
+    kind: str, folder: Path, corpus: Corpus, tokenizer: Any
+) -> None:
+    make = (lambda: titles(corpus, tokenizer, 20)) if kind == "trie" else (lambda: text(corpus, tokenizer))
+    model = build(folder, corpus, make())
+    tokens, offsets = model.identifiers.tokens, model.identifiers.offsets
+    base: Constraint = (
+        Trie.build(tokens, offsets, END) if kind == "trie" else NGramIndex.build(tokens, offsets)
+    )
+    surface = clusters_of(model).surface
+    depth = 8 if kind == "trie" else 2
+    expected = {
+        sequence: state
+        for plain, state in walk(base, depth).items()
+        for sequence in product(*(np.flatnonzero(surface == token).tolist() for token in plain))
+    }
+    assert walk(ClusterConstraint(base, clusters_of(model)), depth) == expected
+    assert len(expected) > len(walk(base, depth))
+
+
+def test_a_token_without_a_cluster_is_named(model: Generative) -> None:
+    with pytest.raises(ValueError, match="the token 4 has no cluster"):
+        clusters_of(model).expand(np.array([int(model.identifiers.tokens[0]), 4]))
+
+
+def test_a_beam_search_finds_every_way_to_write_every_identifier(model: Generative) -> None:
+    identifiers, surface = model.identifiers, clusters_of(model).surface
+    trie = Trie.build(identifiers.tokens, identifiers.offsets, END)
+    constraint = ClusterConstraint(trie, clusters_of(model))
+    found = beam_search(model, model.tokenize(QUERIES), constraint, beams=200, length=20)
+    ways = [
+        list(sequence)
+        for n in range(len(identifiers))
+        for sequence in product(*(np.flatnonzero(surface == t).tolist() for t in identifiers.target(n)))
+    ]
+    scores = model(model.tokenize(QUERIES), Targets.pad([ways] * len(QUERIES))).detach().sum(-1)
+    for query in range(len(QUERIES)):
+        hypotheses = found.of(query)
+        expected = {tuple(way): score for way, score in zip(ways, scores[query].tolist(), strict=True)}
+        got = dict(zip(map(tuple, hypotheses.sequences()), hypotheses.scores.tolist(), strict=True))
+        assert got == pytest.approx(expected, abs=1e-4)
+        names = trie.identifiers_at(hypotheses.states)[1]
+        assert set(names.tolist()) == set(range(len(identifiers)))
