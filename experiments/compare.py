@@ -12,14 +12,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import Accelerator
+from alignment_view import align_query, chosen_queries
 from rich.console import Console
+from systems import searcher, trained
 
-from paradigms import PARADIGMS, Paradigm
+from paradigms import GENERATIVE, PARADIGMS
 from paradigms.data import Collection, Run, Split, read_run, write_run
 from paradigms.evaluate import (
-    AlignmentExample,
     Report,
     csv_table,
     markdown_table,
@@ -31,9 +31,7 @@ from paradigms.evaluate import (
     write_pictures,
     write_report,
 )
-from paradigms.evaluate.explain import explain, explain_bm25
 from paradigms.files import write_json, write_text
-from paradigms.index import ExactIndex
 from paradigms.lexical import BM25
 from paradigms.settings import from_command_line
 from paradigms.train import tracking
@@ -43,13 +41,12 @@ from paradigms.train.job import (
     NEGATIVES_DEPTH,
     OPTIONS,
     environment,
-    fit,
     folder_name,
     keep_settings,
     open_collection,
     training_splits,
 )
-from paradigms.train.loop import TrainingSettings, training_seconds
+from paradigms.train.loop import training_seconds
 
 SMALL = 2000  # documents of pydocs that fit the whole job in 15 minutes on 2 cores
 ALIGNED = 6  # test queries in the report's alignment view
@@ -63,12 +60,14 @@ class Settings:
     """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
     size: str = "small"
     """small: a fixed subset of pydocs that fits 15 minutes on 2 cores; full: all of the collection"""
-    paradigms: list[str] = field(default_factory=lambda: list(PARADIGMS))
-    """which of dpr, me_bert, colbert, coil, aligner, xtr"""
+    paradigms: list[str] = field(default_factory=lambda: [*PARADIGMS, "dsi"])
+    """which of dpr, me_bert, colbert, coil, aligner, xtr; generative: dsi, genre, seal"""
     load: dict[str, str] = field(default_factory=dict)
     """folders of saved paradigms that are compared without training: '{"xtr": "results/xtr/checkpoint"}'"""
     backbone: str = "offline"
     """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
+    generative_backbone: str = "small"
+    """of dsi, genre and seal, a T5 by hub name or folder; small: one with random weights and few layers"""
     output: str = ""
     """results folder; empty: results/compare-COLLECTION"""
     steps: int = 30
@@ -80,6 +79,11 @@ class Settings:
     learning_rate: float = 3e-5
     head_learning_rate: float = 3e-4
     """of projections and salience heads, which start untrained"""
+    generative_steps: int = 600
+    """optimizer steps of generative paradigms, which learn the corpus by heart"""
+    generative_batch_size: int = 64
+    """pairs per step and process"""
+    generative_learning_rate: float = 3e-3
     query_length: int = 48
     document_length: int = 128
     depth: int = 100
@@ -97,9 +101,10 @@ class Settings:
     """wandb (offline without a key) or none"""
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.paradigms if name not in PARADIGMS]
+        known = PARADIGMS | GENERATIVE
+        unknown = [name for name in self.paradigms if name not in known]
         if unknown:
-            raise SystemExit(f"unknown paradigm {', '.join(unknown)}; there are {', '.join(PARADIGMS)}")
+            raise SystemExit(f"unknown paradigm {', '.join(unknown)}; there are {', '.join(known)}")
         idle = [name for name in self.load if name not in self.paradigms]
         if idle:
             raise SystemExit(
@@ -155,7 +160,7 @@ def main(settings: Settings) -> None:
             console.print(f"{name}: finished before, its runs are taken from {folder / 'runs'}")
             continue
         try:
-            run_paradigm(name, data, settings, folder, accelerator)
+            run_paradigm(name, data, settings, folder, accelerator, console)
         except (ValueError, OSError, FloatingPointError) as error:
             raise SystemExit(f"{name}: {error}") from error
     if accelerator.is_main_process:
@@ -209,21 +214,20 @@ def run_bm25(data: Data, settings: Settings, folder: Path) -> None:
     write_json(folder / "bm25" / "costs.json", cost)
 
 
-def run_paradigm(name: str, data: Data, settings: Settings, folder: Path, accelerator: Accelerator) -> None:
+def run_paradigm(
+    name: str, data: Data, settings: Settings, folder: Path, accelerator: Accelerator, console: Console
+) -> None:
     """Train or load, encode, search and rerank one paradigm; costs.json, written last, says: finished."""
-    own, runs, corpus = folder / name, folder / "runs", data.collection.corpus
-    paradigm = trained(name, data, settings, own / "training", accelerator)
+    own, runs = folder / name, folder / "runs"
+    paradigm = trained(name, data, settings, own / "training", accelerator, console)
     if accelerator.is_main_process:
         began = time.perf_counter()
         precision = accelerator.mixed_precision
-        index = ExactIndex.build(
-            paradigm, corpus.ids, corpus, own / "index", precision=precision, progress=True
-        )
+        search, rerank, size = searcher(paradigm, data.collection.corpus, own / "index", precision)
         encoded = time.perf_counter()
-        run = index.search(paradigm, data.test.queries, settings.depth, progress=True)
+        run = search(data.test.queries, settings.depth, progress=True)
         searched = time.perf_counter()
-        pool = read_run(runs / "candidates.run")
-        reranked = index.rerank(paradigm, data.test.queries, pool, progress=True)
+        reranked = rerank(data.test.queries, read_run(runs / "candidates.run"), progress=True)
         write_run(runs / f"{name}.retrieve.run", run, tag=name)
         write_run(runs / f"{name}.rerank.run", reranked, tag=name)
         paradigm.save_pretrained(own / "checkpoint")
@@ -231,48 +235,12 @@ def run_paradigm(name: str, data: Data, settings: Settings, folder: Path, accele
             "train s": training_seconds(own / "training") if (own / "training").is_dir() else None,
             "encode s": encoded - began,
             "search ms/query": 1000 * (searched - encoded) / max(1, len(data.test.queries)),
-            "bytes/document": index.bytes_per_document,
+            "bytes/document": size,
             "parameters": sum(p.numel() for p in paradigm.parameters()),
         }
         write_json(own / "costs.json", cost)
     accelerator.wait_for_everyone()
     accelerator.free_memory()
-
-
-def trained(name: str, data: Data, settings: Settings, folder: Path, accelerator: Accelerator) -> Paradigm:
-    """The paradigm as saved where `load` says, or as built and then trained in `folder`."""
-    if name in settings.load:
-        paradigm = Paradigm.from_pretrained(settings.load[name])
-        if paradigm.recipe.name != name:
-            raise ValueError(f"{settings.load[name]} holds {paradigm.recipe.name}, not {name}")
-        return paradigm.to(accelerator.device)
-    torch.manual_seed(settings.seed)
-    lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
-    paradigm = PARADIGMS[name](settings.backbone, **lengths | OPTIONS.get(name, {})).to(accelerator.device)
-    if not settings.steps:
-        return paradigm
-    return fit(
-        paradigm,
-        data.collection,
-        (data.train, data.dev),
-        (data.train_run, data.dev_run),
-        settings.negatives,
-        settings.dev_queries,
-        training_settings(settings),
-        folder,
-        accelerator,
-    )
-
-
-def training_settings(settings: Settings) -> TrainingSettings:
-    return TrainingSettings(
-        steps=settings.steps,
-        batch_size=settings.batch_size,
-        learning_rate=settings.learning_rate,
-        head_learning_rate=settings.head_learning_rate,
-        evaluate_every=settings.evaluate_every,
-        seed=settings.seed,
-    )
 
 
 def make_report(
@@ -316,45 +284,14 @@ def make_report(
             f"Collection fingerprint {data.collection.fingerprint[:16]}.",
             "One training seed: intervals and tests cover the choice of queries, not that of the seed.",
         ],
-        alignments=[a for q in chosen_queries(data, ALIGNED) for a in align_query(q, data, settings, folder)],
+        alignments=[
+            example
+            for query in chosen_queries(data.test, ALIGNED)
+            for example in align_query(
+                query, data.collection.corpus, data.test, data.bm25, settings.paradigms, folder
+            )
+        ],
     )
-
-
-def chosen_queries(data: Data, count: int) -> list[str]:
-    """Test queries for the alignment view: evenly spaced in the order of their ids."""
-    ids = sorted(q for q, judged in data.test.judgements.items() if any(g > 0 for g in judged.values()))
-    return ids[:: max(1, len(ids) // count)][:count]
-
-
-def align_query(query_id: str, data: Data, settings: Settings, folder: Path) -> list[AlignmentExample]:
-    """A relevant document and the best that is not, by BM25, under every system."""
-    corpus, query = data.collection.corpus, data.test.queries[query_id]
-    judged = data.test.judgements[query_id]
-    pool = read_run(folder / "runs" / "candidates.run")[query_id]
-    relevant = [d for d in sorted(judged) if judged[d] > 0][:1]
-    wrong = [d for d in sorted(pool, key=lambda d: -pool[d]) if judged.get(d, 0) == 0][:1]
-    examples = []
-    for document_id in relevant + wrong:
-        text = corpus[corpus.position(document_id)]
-        views = [explain_bm25(data.bm25, query, document_id, text)]
-        for name in settings.paradigms:
-            paradigm, index = opened(folder / name)
-            others = [d for d in sorted(pool) if d != document_id]
-            rest = index.tokens_of(others, paradigm.encoder.device) if "pool" in paradigm.reads else None
-            views.append(explain(paradigm, query, text, rest))
-        example = AlignmentExample(query_id, document_id, query, text, document_id in relevant, views)
-        examples.append(example)
-    return examples
-
-
-_OPENED: dict[Path, tuple[Paradigm, ExactIndex]] = {}
-
-
-def opened(folder: Path) -> tuple[Paradigm, ExactIndex]:
-    """The trained paradigm and its index, opened once."""
-    if folder not in _OPENED:
-        _OPENED[folder] = Paradigm.from_pretrained(folder / "checkpoint"), ExactIndex.open(folder / "index")
-    return _OPENED[folder]
 
 
 def show(report: Report, folder: Path, accelerator: Accelerator, console: Console) -> None:

@@ -54,8 +54,10 @@ def load_backbone(name: str | Path) -> Any:
     return model
 
 
-def load_tokenizer(name: str | Path, entries: int) -> Any:
-    """The tokenizer of a checkpoint whose encoder embeds `entries` tokens; padding goes to the right.
+def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
+    """The tokenizer of a checkpoint; padding goes to the right.
+
+    entries: the tokens that its model embeds, by default as its config says.
 
     ValueError where its files are missing: transformers would make one to which every word is unknown.
     """
@@ -63,6 +65,7 @@ def load_tokenizer(name: str | Path, entries: int) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except ValueError as error:
         raise ValueError(f"{name} has no tokenizer: {error}") from error
+    entries = AutoConfig.from_pretrained(name).vocab_size if entries is None else entries
     if len(tokenizer) < entries / 2:
         raise ValueError(
             f"the tokenizer of {name} knows {len(tokenizer)} tokens and its encoder {entries}: "

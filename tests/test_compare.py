@@ -1,32 +1,23 @@
 """The main job, end to end on a tiny encoder and a tiny collection."""
 
 import csv
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
+import compare
 import pytest
 
 from paradigms import PARADIGMS, Paradigm
+from paradigms import load as load_paradigm
 from paradigms.data import Collection, load, read_run, write_folder
+from paradigms.index import ExactIndex
 from tests.tiny import WORDS as TEXT
 
 WORDS = TEXT.split()
-SCRIPT = Path(__file__).parents[1] / "experiments" / "compare.py"
-
-
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("compare_script", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["compare_script"] = module
-    spec.loader.exec_module(module)
-    return module
+SYSTEMS = [*PARADIGMS, "dsi"]
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +48,14 @@ def settings(collection: Path, backbone: Path, output: Path, **changes: object) 
         "document_length": 12,
         "depth": 20,
         "tracker": "none",
+        "generative_steps": 2,
+        "generative_batch_size": 4,
     } | changes
     return [f"--{name}={value}" for name, value in flags.items()]
 
 
-def run(module: ModuleType, flags: list[str]) -> None:
-    module.main(module.from_command_line(module.Settings, module.__doc__, flags))
+def run(flags: list[str]) -> None:
+    compare.main(compare.from_command_line(compare.Settings, compare.__doc__ or "", flags))
 
 
 @pytest.fixture(scope="module")
@@ -71,23 +64,23 @@ def finished(collection: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPat
     output = tmp_path_factory.mktemp("results") / "compare"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_MODE", "offline")
-        run(script(), settings(collection, tiny_bert, output, tracker="wandb"))
+        run(settings(collection, tiny_bert, output, tracker="wandb"))
     return output
 
 
 def test_every_system_has_runs_costs_and_checkpoint(finished: Path):
-    for name in ["bm25", *PARADIGMS]:
+    for name in ["bm25", *SYSTEMS]:
         assert set(read_run(finished / "runs" / f"{name}.retrieve.run")) <= {f"q{n}" for n in range(30, 40)}
         costs = json.loads((finished / name / "costs.json").read_text())
         assert costs["bytes/document"] > 0
-    for name in PARADIGMS:
-        assert Paradigm.from_pretrained(finished / name / "checkpoint").recipe.name == name
+    for name in SYSTEMS:
+        assert load_paradigm(finished / name / "checkpoint").name == name
         assert len(read_run(finished / "runs" / f"{name}.rerank.run")) == 10
 
 
 def test_reranking_keeps_the_candidates_and_holds_the_gold(finished: Path):
     pool = read_run(finished / "runs" / "candidates.run")
-    for name in PARADIGMS:
+    for name in SYSTEMS:
         reranked = read_run(finished / "runs" / f"{name}.rerank.run")
         assert {q: set(d) for q, d in reranked.items()} == {q: set(d) for q, d in pool.items()}
     assert all(f"d{q[1:]}" in documents for q, documents in pool.items())
@@ -96,10 +89,10 @@ def test_reranking_keeps_the_candidates_and_holds_the_gold(finished: Path):
 def test_results_are_files(finished: Path):
     with (finished / "per_query.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert {row["system"] for row in rows} == {"bm25", *PARADIGMS}
+    assert {row["system"] for row in rows} == {"bm25", *SYSTEMS}
     assert {row["stage"] for row in rows} == {"retrieve", "rerank"}
     page = (finished / "report.html").read_text()
-    assert all(name in page for name in PARADIGMS)
+    assert all(name in page for name in SYSTEMS)
     assert "nDCG@10" in (finished / "table.md").read_text()
     assert json.loads((finished / "config.json").read_text())["seed"] == 0
     assert {p.name for p in (finished / "pictures").iterdir()} >= {"recall.png", "alignment_0_colbert.png"}
@@ -115,10 +108,10 @@ def test_pictures_tables_and_curves_are_logged(finished: Path):
 def test_a_finished_run_only_renews_its_report(
     finished: Path, collection: Path, tiny_bert: Path, capsys: pytest.CaptureFixture[str]
 ):
-    before = {name: (finished / name / "costs.json").stat().st_mtime_ns for name in PARADIGMS}
+    before = {name: (finished / name / "costs.json").stat().st_mtime_ns for name in SYSTEMS}
     (finished / "report.html").unlink()
-    run(script(), settings(collection, tiny_bert, finished))
-    assert {name: (finished / name / "costs.json").stat().st_mtime_ns for name in PARADIGMS} == before
+    run(settings(collection, tiny_bert, finished))
+    assert {name: (finished / name / "costs.json").stat().st_mtime_ns for name in SYSTEMS} == before
     assert (finished / "report.html").is_file()
     assert "finished before" in capsys.readouterr().out
 
@@ -126,19 +119,18 @@ def test_a_finished_run_only_renews_its_report(
 def test_an_interrupted_run_ends_as_one_that_was_not(
     finished: Path, collection: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    module, flags = script(), settings(collection, tiny_bert, tmp_path, paradigms="[dpr,xtr]")
-    for place in ("ExactIndex.search", "Paradigm.save_pretrained", "make_report"):
+    flags = settings(collection, tiny_bert, tmp_path, paradigms="[dpr,xtr]")
+    for owner, name in ((ExactIndex, "search"), (Paradigm, "save_pretrained"), (compare, "make_report")):
         with monkeypatch.context() as patch:
 
             def interrupt(*_: object, **__: object) -> None:
                 raise KeyboardInterrupt
 
-            owner, _, name = place.rpartition(".")
-            patch.setattr(getattr(module, owner) if owner else module, name, interrupt)
+            patch.setattr(owner, name, interrupt)
             with pytest.raises(KeyboardInterrupt):
-                run(module, flags)
+                run(flags)
         assert not (tmp_path / "report.html").exists()
-    run(module, flags)
+    run(flags)
     for name in ("bm25", "dpr", "xtr"):
         for stage in ("retrieve", "rerank"):
             file = f"runs/{name}.{stage}.run"
@@ -150,25 +142,25 @@ def test_a_saved_paradigm_is_compared_without_training(
 ):
     saved = {"dpr": str(finished / "dpr" / "checkpoint")}
     flags = settings(collection, tiny_bert, tmp_path / "out", paradigms="[dpr]", load=json.dumps(saved))
-    run(script(), flags)
+    run(flags)
     for file in ("runs/dpr.retrieve.run", "runs/dpr.rerank.run"):
         assert (tmp_path / "out" / file).read_bytes() == (finished / file).read_bytes()
     assert json.loads((tmp_path / "out" / "dpr" / "costs.json").read_text())["train s"] is None
     assert "dpr loaded from" in (tmp_path / "out" / "report.html").read_text()
     other = json.dumps({"dpr": str(finished / "xtr" / "checkpoint")})
     with pytest.raises(SystemExit, match="holds xtr, not dpr"):
-        run(script(), settings(collection, tiny_bert, tmp_path / "b", paradigms="[dpr]", load=other))
+        run(settings(collection, tiny_bert, tmp_path / "b", paradigms="[dpr]", load=other))
     with pytest.raises(SystemExit, match="load names dpr, not among the compared xtr"):
-        run(script(), settings(collection, tiny_bert, tmp_path / "b", paradigms="[xtr]", load=other))
+        run(settings(collection, tiny_bert, tmp_path / "b", paradigms="[xtr]", load=other))
 
 
 def test_two_processes_end_together(collection: Path, tiny_bert: Path, tmp_path: Path):
     """The main one alone searches and reports; the other neither writes nor leaves early."""
-    flags = settings(collection, tiny_bert, tmp_path / "out", paradigms="[dpr]")
+    flags = settings(collection, tiny_bert, tmp_path / "out", paradigms="[dpr,dsi]")
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
     environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*launch, str(SCRIPT), *flags], env=environment, capture_output=True, text=True, timeout=300
+        [*launch, compare.__file__, *flags], env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("Report: ") == 1
@@ -181,15 +173,14 @@ def test_other_settings_are_not_mixed_into_a_results_folder(
     finished: Path, collection: Path, tiny_bert: Path
 ):
     with pytest.raises(SystemExit, match="steps: 2 then, 3 now"):
-        run(script(), settings(collection, tiny_bert, finished, steps=3))
+        run(settings(collection, tiny_bert, finished, steps=3))
 
 
 def test_test_queries_choose_nothing(collection: Path):
     """Without a dev split it is held out of the training queries."""
     loaded: Collection = load(collection)
-    module = script()
     flags = settings(collection, Path("unused"), collection.parent / "unused")
-    data = module.prepare(loaded, module.from_command_line(module.Settings, "", flags))
+    data = compare.prepare(loaded, compare.from_command_line(compare.Settings, "", flags))
     assert len(data.dev.queries) == 3
     assert not data.dev.queries.keys() & data.test.queries.keys()
     assert not data.dev.queries.keys() & data.train.queries.keys()
@@ -203,7 +194,7 @@ def test_no_training_queries_is_said(collection: Path, tmp_path: Path, tiny_bert
     )
     write_folder(only_test, tmp_path / "only-test")
     with pytest.raises(SystemExit, match="no training queries"):
-        run(script(), settings(tmp_path / "only-test", tiny_bert, tmp_path / "out"))
+        run(settings(tmp_path / "only-test", tiny_bert, tmp_path / "out"))
 
 
 @pytest.mark.parametrize(
@@ -218,7 +209,7 @@ def test_no_training_queries_is_said(collection: Path, tmp_path: Path, tiny_bert
 )
 def test_wrong_arguments_end_with_a_message(flags: list[str], message: str, tmp_path: Path):
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), *flags], capture_output=True, text=True, cwd=tmp_path, check=False
+        [sys.executable, compare.__file__, *flags], capture_output=True, text=True, cwd=tmp_path, check=False
     )
     assert done.returncode != 0
     assert message in done.stderr + done.stdout

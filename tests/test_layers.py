@@ -18,6 +18,7 @@ LAYERS: list[set[str]] = [
     {"encode", "lexical"},
     {"model"},
     PARADIGM_FILES,
+    {"generative"},
     {"index", "evaluate"},
     {"train"},
 ]

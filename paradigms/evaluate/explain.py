@@ -8,6 +8,8 @@ from torch import Tensor
 from paradigms.core import Tokens, join_documents
 from paradigms.encode import Side
 from paradigms.evaluate.report import SystemAlignment
+from paradigms.generative.interaction import decompose
+from paradigms.generative.model import Generative, Targets
 from paradigms.lexical import BM25
 from paradigms.model import Paradigm
 
@@ -44,6 +46,43 @@ def explain(paradigm: Paradigm, query: str, document: str, pool: Tokens | None =
         query_salience=None if queries.salience is None else queries.salience[0, 0][q_mask].tolist(),
         document_salience=None if documents.salience is None else documents.salience[0, 0][d_mask].tolist(),
     )
+
+
+def explain_generative(model: Generative, query: str, position: int) -> list[SystemAlignment]:
+    """The exact identity of the decoder for the document at a position of its corpus, one row per token.
+
+    The L·H document tokens that share a place are shown as one: A is the mean of their attention, S what
+    makes S·A their sum. Shown is the document's best name; nothing for a document without one.
+    """
+    names = model.names(position)
+    if not names:
+        return []
+    sources = model.tokenize([query]).to(model.device)
+    targets = Targets.pad([names]).to(model.device)
+    scorer = model.settings.score
+    with model.evaluating(), torch.inference_mode():
+        best = int(model.token_scores(sources, targets, scorer).sum(-1)[0].argmax())
+    targets = Targets.pad([[names[best]]]).to(model.device)
+    places = targets.ids.shape[-1]
+    interaction = decompose(model, sources, targets, scorer)[-1]
+    A = interaction.alignment[0, 0].unflatten(0, (-1, places))
+    shares = interaction.similarity[0, 0].unflatten(0, (-1, places)) * A
+    mean, share = A.mean(0), shares.sum(0)
+    assert interaction.rest is not None
+    places_used = mean.nonzero().tolist()
+    links = [(i, j, float(share[i, j] / mean[i, j]), float(mean[i, j])) for i, j in places_used]
+    return [
+        SystemAlignment(
+            system=model.name,
+            reads="the decoder's state: the query, and the identifier up to the token before",
+            query_tokens=model.tokenizer.convert_ids_to_tokens(sources.input_ids[0].tolist()),
+            document_tokens=model.labels(names[best]),
+            links=links,
+            Z=1.0,
+            rel=float(interaction.rel[0, 0]),
+            rest=float(interaction.rest[0, 0]),
+        )
+    ]
 
 
 def explain_bm25(bm25: BM25, query: str, document_id: str, document: str) -> SystemAlignment:

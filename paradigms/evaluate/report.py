@@ -2,8 +2,8 @@
 
 The page is rendered from plain data (`Report`). The alignment view draws itself in the browser from a JSON
 block, in the words of the formula: a link (i, j, s, a) is one nonzero entry of A with its similarity
-S[i, j] = s, and rel = 1/Z sum of s * a over the links. No request leaves the page; its content security
-policy forbids any.
+S[i, j] = s, and rel = 1/Z sum of s * a over the links, plus the rest that a decoder's prefix makes. No
+request leaves the page; its content security policy forbids any.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class SystemAlignment:
     rel: float
     query_salience: list[float] | None = None
     document_salience: list[float] | None = None
+    rest: float = 0.0  # of rel, what no pair of tokens makes: rel = 1/Z sum of s * a + rest
 
 
 @dataclass
@@ -219,7 +220,7 @@ def _system_data(example: AlignmentExample, system: SystemAlignment) -> dict:
 
     similarity = rounded(s for _, _, s, _ in system.links)
     weight = rounded(a for _, _, _, a in system.links)
-    z, rel = rounded([system.Z, system.rel])
+    z, rel, rest = rounded([system.Z, system.rel, system.rest])
     return {
         "system": system.system,
         "reads": system.reads,
@@ -231,6 +232,7 @@ def _system_data(example: AlignmentExample, system: SystemAlignment) -> dict:
         "a": weight,
         "Z": z,
         "rel": rel,
+        "rest": rest,
         "query_salience": None if system.query_salience is None else rounded(system.query_salience),
         "document_salience": None if system.document_salience is None else rounded(system.document_salience),
     }

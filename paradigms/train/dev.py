@@ -7,13 +7,15 @@ from collections.abc import Callable
 
 from paradigms.data import Corpus, Run, Split
 from paradigms.evaluate import per_query
+from paradigms.generative.model import Generative
+from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.index import ExactIndex
 from paradigms.model import Paradigm
 
 
 def dev_measure(
     corpus: Corpus, split: Split, run: Run, queries: int, depth: int, precision: str
-) -> Callable[[Paradigm], float]:
+) -> Callable[[Paradigm | Generative], float]:
     """paradigm → mean nDCG@10 over the first `queries` dev queries (by id), each with the first `depth`
     documents of `run` and its relevant ones as candidates."""
     chosen = sorted(split.queries)[:queries]
@@ -22,10 +24,14 @@ def dev_measure(
     documents = sorted({d for ids in pool.values() for d in ids}, key=corpus.position)
     texts = [corpus[corpus.position(d)] for d in documents]
 
-    def measure(paradigm: Paradigm) -> float:
-        with tempfile.TemporaryDirectory() as folder:
-            index = ExactIndex.build(paradigm, documents, texts, f"{folder}/index", precision=precision)
-            reranked = index.rerank(paradigm, {q: split.queries[q] for q in chosen}, pool)
+    def measure(paradigm: Paradigm | Generative) -> float:
+        queries = {q: split.queries[q] for q in chosen}
+        if isinstance(paradigm, Generative):
+            reranked = GenerativeRetriever(paradigm).rerank(queries, pool)
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                index = ExactIndex.build(paradigm, documents, texts, f"{folder}/index", precision=precision)
+                reranked = index.rerank(paradigm, queries, pool)
         return per_query(reranked, judgements, ("nDCG@10",)).mean("nDCG@10")
 
     return measure

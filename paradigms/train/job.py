@@ -14,12 +14,21 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 
-from paradigms.data import Collection, Run, Split, hold_out, load
+from paradigms.data import Collection, Corpus, Problems, Run, Split, hold_out, load
 from paradigms.files import write_json
+from paradigms.generative.model import Generative
+from paradigms.generative.pairs import (
+    Pair,
+    document_span_pairs,
+    indexing_pairs,
+    retrieval_pairs,
+    span_pairs,
+)
 from paradigms.model import Paradigm
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.dev import dev_measure
 from paradigms.train.examples import build_examples
+from paradigms.train.likelihood import Likelihood
 from paradigms.train.loop import TrainingSettings, train
 
 # What each paradigm changes of the shared settings. all-MiniLM-L6-v2 was trained with mean pooling.
@@ -30,6 +39,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 DEV_DEPTH = 10  # first documents of the dev queries' run that the dev measure reranks
 NEGATIVES_DEPTH = 100  # first documents of the training queries' run that hard negatives are drawn from
+PASSAGES = 3  # of each document that a generative model learns to name
+PASSAGE_WORDS = 24
 
 
 def folder_name(collection: str) -> str:
@@ -98,12 +109,61 @@ def fit(
     examples = build_examples(
         corpus, queries, train_run, negatives, depth=NEGATIVES_DEPTH, seed=training.seed
     )
-    dev: Callable[[Paradigm], float] | None = None
-    if dev_split.queries and dev_queries:
-        dev = dev_measure(corpus, dev_split, dev_run, dev_queries, DEV_DEPTH, accelerator.mixed_precision)
     objective = Contrastive(paradigm, corpus, examples, training.temperature)
+    dev = _dev(collection, dev_split, dev_run, dev_queries, accelerator)
     trained = train(paradigm, objective, training, folder, accelerator=accelerator, dev=dev)
     return trained.to(accelerator.device)
+
+
+def fit_generative(
+    model: Generative,
+    collection: Collection,
+    splits: tuple[Split, Split],
+    dev_run: Run,
+    dev_queries: int,
+    training: TrainingSettings,
+    folder: Path,
+    accelerator: Accelerator,
+    console: Console,
+) -> Generative:
+    """The model trained on pairs of splits[0] and of the corpus, chosen as `fit` chooses."""
+    if training.workers and model.settings.refresh:
+        raise ValueError("workers tokenise ahead, with the clusters of NP-decoding before a refresh: set 0")
+    problems = Problems()
+    pairs = training_pairs(model, collection.corpus, splits[0], problems, training.seed)
+    for found in (model.identifiers.problems, problems):
+        if found:
+            console.print(f"{model.name}: {found}")
+    objective = Likelihood(model, collection.corpus, pairs)
+    dev = _dev(collection, splits[1], dev_run, dev_queries, accelerator)
+    trained = train(model, objective, training, folder, accelerator=accelerator, dev=dev)
+    return trained.to(accelerator.device)
+
+
+def training_pairs(
+    model: Generative, corpus: Corpus, split: Split, problems: Problems, seed: int
+) -> list[Pair]:
+    """What a generative model trains on: of the split's queries, and of every document.
+
+    Text as identifiers: spans of the relevant documents (SEAL), and of each document. Else the identifiers of
+    the relevant documents, and of each document from `PASSAGES` of its passages.
+    """
+    ids, length = model.identifiers, model.settings.document_length
+    if ids.kind == "text":
+        common = {"length": length, "seed": seed}
+        spans = span_pairs(corpus, split, model.tokenizer, problems, **common)
+        return spans + document_span_pairs(corpus, model.tokenizer, problems, spans=PASSAGES, **common)
+    passages = indexing_pairs(corpus, ids, problems, words=PASSAGE_WORDS, passages=PASSAGES, seed=seed)
+    return retrieval_pairs(split, ids) + passages
+
+
+def _dev(
+    collection: Collection, split: Split, run: Run, queries: int, accelerator: Accelerator
+) -> Callable[[Any], float] | None:
+    if not (split.queries and queries):
+        return None
+    precision = accelerator.mixed_precision
+    return dev_measure(collection.corpus, split, run, queries, DEV_DEPTH, precision)
 
 
 def environment(accelerator: Accelerator) -> dict[str, Any]:

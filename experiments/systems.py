@@ -1,0 +1,111 @@
+"""One system of the comparison: built and trained as the settings say, and how it searches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from accelerate import Accelerator
+from rich.console import Console
+
+from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm, load
+from paradigms.data import Corpus, Run
+from paradigms.generative.retriever import GenerativeRetriever
+from paradigms.generative.small import small_t5
+from paradigms.index import ExactIndex
+from paradigms.train.job import OPTIONS, fit, fit_generative
+from paradigms.train.loop import TrainingSettings
+
+if TYPE_CHECKING:
+    from compare import Data, Settings
+
+
+def searcher(
+    paradigm: Paradigm | Generative, corpus: Corpus, folder: Path, precision: str
+) -> tuple[Callable[..., Run], Callable[..., Run], float]:
+    """(search, rerank, bytes per document) over the corpus, encoded into `folder` where it has to be."""
+    if isinstance(paradigm, Generative):
+        retriever = GenerativeRetriever(paradigm)
+        return retriever.search, retriever.rerank, retriever.bytes_per_document
+    index = ExactIndex.build(paradigm, corpus.ids, corpus, folder, precision=precision, progress=True)
+    return partial(index.search, paradigm), partial(index.rerank, paradigm), index.bytes_per_document
+
+
+def trained(
+    name: str, data: Data, settings: Settings, folder: Path, accelerator: Accelerator, console: Console
+) -> Paradigm | Generative:
+    """The paradigm as saved where `load` says, or as built and then trained in `folder`."""
+    if name in settings.load:
+        loaded = load(settings.load[name])
+        if loaded.name != name:
+            raise ValueError(f"{settings.load[name]} holds {loaded.name}, not {name}")
+        return loaded.to(accelerator.device)
+    torch.manual_seed(settings.seed)
+    splits, training = (data.train, data.dev), training_settings(name, settings)
+    lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
+    if name in GENERATIVE:
+        backbone = generative_backbone(data, settings, folder.parents[1], accelerator)
+        options = {"embedder": settings.backbone} if name == "dsi" else {}
+        model = GENERATIVE[name](backbone, data.collection.corpus, **lengths | options)
+        model = model.to(accelerator.device)
+        if not settings.generative_steps:
+            return model
+        return fit_generative(
+            model,
+            data.collection,
+            splits,
+            data.dev_run,
+            settings.dev_queries,
+            training,
+            folder,
+            accelerator,
+            console,
+        )
+    paradigm = PARADIGMS[name](settings.backbone, **lengths | OPTIONS.get(name, {})).to(accelerator.device)
+    if not settings.steps:
+        return paradigm
+    return fit(
+        paradigm,
+        data.collection,
+        splits,
+        (data.train_run, data.dev_run),
+        settings.negatives,
+        settings.dev_queries,
+        training,
+        folder,
+        accelerator,
+    )
+
+
+def generative_backbone(data: Data, settings: Settings, folder: Path, accelerator: Accelerator) -> str | Path:
+    """The T5 of the settings; a small one is made once in the results folder, from the collection's text."""
+    if settings.generative_backbone != "small":
+        return settings.generative_backbone
+    small = folder / "small-t5"
+    if accelerator.is_main_process and not small.is_dir():
+        small_t5([*data.collection.corpus, *data.train.queries.values()], small, seed=settings.seed)
+    accelerator.wait_for_everyone()
+    return small
+
+
+def training_settings(name: str, settings: Settings) -> TrainingSettings:
+    if name in GENERATIVE:
+        return TrainingSettings(
+            steps=max(1, settings.generative_steps),
+            batch_size=settings.generative_batch_size,
+            learning_rate=settings.generative_learning_rate,
+            warmup=0.05,
+            evaluate_every=max(1, settings.generative_steps // 2),
+            seed=settings.seed,
+        )
+    return TrainingSettings(
+        steps=max(1, settings.steps),
+        batch_size=settings.batch_size,
+        learning_rate=settings.learning_rate,
+        head_learning_rate=settings.head_learning_rate,
+        evaluate_every=settings.evaluate_every,
+        seed=settings.seed,
+    )

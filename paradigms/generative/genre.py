@@ -1,0 +1,25 @@
+"""rel(d, q) = Σᵢ log p(tᵢ | t_<i, q): the decoder writes the title of d.
+
+De Cao et al. 2021 (ICLR), "Autoregressive Entity Retrieval": GENRE. A reads the decoder's state, which has
+seen the title so far. A title that several documents share names them all.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from paradigms.backbone import load_tokenizer
+from paradigms.data import Corpus
+from paradigms.generative.identifiers import titles
+from paradigms.generative.model import Generative, GenerativeSettings
+
+
+def genre(backbone: str | Path, corpus: Corpus, *, title_length: int = 24, **settings: Any) -> Generative:
+    """GENRE over `backbone`; settings are fields of `model.GenerativeSettings`.
+
+    title_length: tokens of the longest title, the end included; longer ones are cut.
+    """
+    named = titles(corpus, load_tokenizer(backbone), title_length)
+    chosen = GenerativeSettings(**{"name": "genre"} | settings)
+    return Generative.build(chosen, backbone, named, corpus)

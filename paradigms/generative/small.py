@@ -1,0 +1,75 @@
+"""A T5 with random weights and a vocabulary of its own, as a checkpoint folder: where no hub can be reached.
+
+v1.1 architecture (Raffel et al. 2020; Shazeer 2020): gated GELU, no weights shared between input and output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+
+from paradigms.backbone import quiet
+from paradigms.files import atomic_folder
+
+PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"  # with T5's ids, 0, 1 and 2
+
+
+def small_t5(
+    texts: Iterable[str],
+    folder: str | Path,
+    *,
+    vocabulary: int = 8000,
+    width: int = 256,
+    layers: int = 2,
+    heads: int = 4,
+    dropout: float = 0.1,
+    seed: int = 0,
+) -> Path:
+    """Write the checkpoint for `load_seq2seq` and `load_tokenizer`: byte pairs of `texts`, random weights."""
+    tokenizer = _byte_pairs(texts, vocabulary)
+    sizes: dict[str, Any] = {
+        "d_model": width,
+        "d_kv": width // heads,
+        "d_ff": 2 * width,
+        "num_layers": layers,
+        "num_heads": heads,
+    }
+    kind: dict[str, Any] = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+    config = T5Config(vocab_size=len(tokenizer), dropout_rate=dropout, **sizes, **kind)
+    with torch.random.fork_rng(devices=[]), quiet(), atomic_folder(folder) as temporary:
+        torch.manual_seed(seed)
+        model = T5ForConditionalGeneration(config)
+        # The class ties both tables; two of different values stay two.
+        table = torch.nn.Parameter(torch.randn(len(tokenizer), width) * width**-0.5)
+        model.lm_head.weight = table
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+    return Path(folder)
+
+
+def _byte_pairs(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    # Identifiers of programs and their parts are words: `MutableSet.add`, `is_subnormal`.
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Metaspace(),
+            pre_tokenizers.Punctuation(),
+            pre_tokenizers.Digits(individual_digits=True),
+        ]
+    )
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=[PAD, END, UNKNOWN], show_progress=False, min_frequency=2
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    end = tokenizer.token_to_id(END)
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, end)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, unk_token=UNKNOWN, padding_side="right"
+    )

@@ -1,0 +1,54 @@
+"""−(1/b) Σ log p(target | source): maximum likelihood of identifiers, what generative retrieval trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from paradigms.data import Corpus
+from paradigms.encode import Batch
+from paradigms.generative.model import Generative, Targets
+from paradigms.generative.pairs import Pair
+from paradigms.train.objective import Objective
+
+
+@dataclass(frozen=True)
+class PairBatch:
+    """b sources and one target for each."""
+
+    sources: Batch
+    targets: Targets
+
+    def to(self, device: torch.device | str) -> PairBatch:
+        return PairBatch(self.sources.to(device), self.targets.to(device))
+
+
+class Likelihood(Objective):
+    """Wu et al. 2024, Eq. 8: a target's log p is the sum over its tokens; the loss is minus its mean.
+
+    corpus: what NP-decoding's clusters are renewed from, every `settings.refresh` steps.
+    """
+
+    def __init__(self, model: Generative, corpus: Corpus, pairs: Sequence[Pair]) -> None:
+        if not pairs:
+            raise ValueError(f"{model.name} has no training pairs: no judged query, and no text to index")
+        self.model, self.corpus, self.examples = model, corpus, pairs
+
+    def collate(self, examples: list[Pair]) -> PairBatch:
+        settings = self.model.settings
+        length = max(settings.query_length, settings.document_length)
+        sources = self.model.tokenize([pair.source for pair in examples], length)
+        targets = [[self.model.written(pair.document, pair.target)] for pair in examples]
+        return PairBatch(sources, Targets.pad(targets))
+
+    def loss(self, model: nn.Module, batch: PairBatch) -> Tensor:
+        return -model(batch.sources, batch.targets).sum() / len(batch.targets.ids)
+
+    def prepare(self, step: int) -> None:
+        """ASYNC: the clusters anew, for training and validation together."""
+        every = self.model.settings.refresh
+        if every and step and step % every == 0:
+            self.model.refresh(self.corpus)
