@@ -1,0 +1,49 @@
+"""What makes a generative paradigm besides its backbone and its identifiers: plain data, saved with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paradigms.encode import check_choices
+from paradigms.generative.outputs import Scorer
+
+
+@dataclass(frozen=True)
+class GenerativeSettings:
+    """Settings of `model.Generative`. Lengths are in tokens."""
+
+    name: str
+    query_length: int = 32
+    document_length: int = 128  # of a document's text as a source (indexing pairs), and in its spans
+    # Where the vectors of identifier tokens come from. "backbone": its own vocabulary; "own": new tables, for
+    # identifiers that are no text; "clusters": NP-decoding, contextual vectors of the corpus's tokens.
+    tokens: Literal["backbone", "own", "clusters"] = "backbone"
+    pawa_rank: int = 0  # > 0: PAWA, with E_v ∈ R^{h×rank}
+    pawa_layers: int = 1
+    clusters: int = 5  # of each surface token at most, where tokens are "clusters"
+    # Steps of training after which tokens are clustered anew, by the encoder as it then is (ASYNC); 0: never.
+    refresh: int = 0
+    # What p(token | prefix, q) is normalised over: the vocabulary, or the tokens that stand at this place of
+    # some identifier. Never over the tokens that may follow the prefix: beams would no longer be comparable.
+    softmax: Literal["vocabulary", "place"] = "vocabulary"
+    score: Scorer = "log_probability"  # what ranks in rerank mode
+    # How a document's rel comes from those of its several names (SEAL: its windows): that of the best, or
+    # their mean. "best" is a hard alignment to one of them, by the model's own rel.
+    names: Literal["best", "mean"] = "best"
+    span: int = 10  # tokens of a generated n-gram, and of a document's windows, where identifiers are text
+    decode: Literal["identifiers", "spans", "keys"] = "identifiers"  # what a beam search ranks documents by
+    beams: int = 20
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        for name in ("query_length", "document_length", "span", "beams", "pawa_layers", "clusters"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("pawa_rank", "refresh"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if self.refresh and self.tokens != "clusters":
+            raise ValueError(f"refresh={self.refresh} renews the clusters of NP-decoding: tokens='clusters'")
+        if self.pawa_rank and self.tokens == "clusters":
+            raise ValueError("PAWA and NP-decoding both replace the output vectors: choose one")
