@@ -281,7 +281,12 @@ def show(results: list[dict[str, Any]], settings: Settings, folder: Path, accele
     title = f"Pruning by salience on {folder_name(settings.collection)}"
     summary = (
         f"{len(settings.seeds)} training seed(s), {settings.steps} steps of {settings.batch_size} queries "
-        f"from {settings.backbone}; intervals resample seeds and test queries (95%)."
+        f"from {settings.backbone}; 95% intervals resample "
+        + (
+            "seeds and test queries."
+            if len(settings.seeds) > 1
+            else "test queries, and know nothing of training."
+        )
     )
     figures = draw(results, settings.query_ratio, settings.document_ratio)
     page = write_page(folder, title, summary, sections, figures, asdict(settings) | where)

@@ -31,7 +31,7 @@ def entropic_topk(
     softmax gives exactly the Jacobian of the maximiser.
     """
     if eps <= 0:
-        raise ValueError(f"eps must be positive, got {eps}; for eps -> 0 use a hard top-k alignment")
+        raise ValueError(f"eps must be positive, got {eps}; for eps -> 0 there is hard_topk")
     if iterations is not None and iterations < 1:
         raise ValueError(f"iterations must be at least 1, or None for the exact solution, got {iterations}")
     mask = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
@@ -63,7 +63,7 @@ def hard_topk(
     mask = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
     s = _wide(scores.detach(), mask)
     budget = torch.as_tensor(k, dtype=s.dtype, device=s.device).detach().expand(s.shape[:-1])[..., None]
-    place = budget.ceil().long().clamp(min=1).minimum(mask.sum(-1, keepdim=True)).clamp(min=1) - 1
+    place = budget.ceil().long().minimum(mask.sum(-1, keepdim=True)).clamp(min=1) - 1
     threshold = s.sort(-1, descending=True).values.gather(-1, place)
     above, tied = mask & (s > threshold), mask & (s == threshold)
     left = (budget - above.sum(-1, keepdim=True)).clamp(min=0)

@@ -108,6 +108,9 @@ def test_every_model_and_pair_is_measured(finished: Path) -> None:
     assert page.count("data:image/png") == 2
     claims = json.loads((finished / "claims.json").read_text())
     assert len(claims) == 12
+    assert all(
+        {"the paper says", "we measured", "verdict", "index alone"} == claim.keys() for claim in claims
+    )
     assert {claim["verdict"] for claim in claims} <= {"holds", "does not hold", "undecided", "counted"}
 
 
