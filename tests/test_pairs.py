@@ -301,6 +301,10 @@ def test_a_draw_depends_on_the_seed_and_the_ids_alone(tokenizers: dict[str, Any]
     other = {target for query, id, target in whole if (query, id) == ("black dog", "b")}
     assert other != {target for _, _, target in alone}
 
+    twice = split_of(("q1", "black dog", {"a": 1}), ("q2", "black dog", {"a": 1}))
+    pairs = span_pairs(Corpus(["a"], [LONG]), twice, tokenizer, Problems(), words=3)
+    assert [pair.target for pair in pairs[:10]] != [pair.target for pair in pairs[10:]]
+
     def free(ids: list[str], seed: int = 0) -> list[list[tuple]]:
         corpus = Corpus(ids, [LONG] * len(ids))
         pairs = document_span_pairs(corpus, tokenizer, Problems(), words=3, seed=seed)
