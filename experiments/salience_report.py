@@ -94,7 +94,7 @@ def describe(results: Results, query_ratio: float, document_ratio: float) -> lis
         line = along(results, query_ratio if side else document_ratio, side)
         for stage, text in STAGES.items():
             heading = f"nDCG@10 against the share of {name} tokens kept, {fixed}"
-            figures = [f"{name}s"] if stage == "refined" else []
+            figures = [f"{name}_tokens"] if stage == "refined" else []
             sections.append(Section(heading, f"{text}.", table(results, line, stage, side, ndcg), figures))
         found = table(results, line, "pruned", side, recall)
         heading = f"R@100 against the share of {name} tokens kept, {fixed}"
@@ -285,14 +285,14 @@ def draw(results: Results, query_ratio: float, document_ratio: float) -> dict[st
             axes.set_xscale("log")
             axes.set_xticks([pair[side] for pair in line], [f"{pair[side]:.0%}" for pair in line])
             axes.set_xticks([], minor=True)
-            axes.set_xlabel(f"{name} tokens kept, β^{name[0]}")
+            axes.set_xlabel(f"{name} tokens kept, $\\beta^{name[0]}$")
             axes.set_title(
                 "refined with all vectors" if stage == "refined" else "pruned index alone", fontsize=10
             )
             axes.grid(color="0.9", linewidth=0.6)
         panels[0].set_ylabel("nDCG@10")
         panels[0].legend(frameon=False)
-        other = f"β^q = {query_ratio:.0%}" if side else f"β^d = {document_ratio:.0%}"
-        figure.suptitle(f"Pruning {name} tokens by salience, {other}", fontsize=11)
-        figures[f"{name}s"] = figure
+        letter, other = ("q", query_ratio) if side else ("d", document_ratio)
+        figure.suptitle(f"Pruning {name} tokens by salience, $\\beta^{letter}$ = {other:.0%}", fontsize=11)
+        figures[f"{name}_tokens"] = figure
     return figures
