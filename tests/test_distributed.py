@@ -46,7 +46,7 @@ EXAMPLES = [
     Example("who read the letter", 3, (8, 4), (3,)),
     Example("a bird, an island", 1, (9, 3), (1, 4)),
 ]
-OPTIONS: dict[str, dict] = {"xtr": {"k_train": 20}, "aligner": {"salience": "entropic"}}
+OPTIONS: dict[str, dict] = {"xtr": {"k_train": 20}, "aligner": {"salience_l1": 0.1}}
 
 
 def build(name: str, backbone: Path, seed: int = 0) -> Paradigm:
