@@ -1,8 +1,14 @@
-"""Time of a set of next tokens beside plain numpy and tokengrams, on the same prefixes of the same text.
+"""Time of constrained decoding: sets of next tokens, and a whole beam search, each beside what it replaces.
 
-The text is real: the collection's documents in their order, cut into words and marks, up to --tokens tokens.
-Prefixes are drawn from its places, so frequent ones are drawn more often. Every method's sets are compared
-before its time counts. Printed as a table and written as JSON; absolute times belong to the machine, ratios
+Next tokens: beside plain numpy and tokengrams, on the same prefixes of the same text. The text is real: the
+collection's documents in their order, cut into words and marks, up to --tokens tokens. Prefixes are drawn
+from its places, so frequent ones are drawn more often. Every method's sets are compared before its time
+counts.
+
+Beam search: one model's for the same queries with as many beams and steps, among any tokens and among spans
+of the text, and transformers' own, which must find as good a best sequence for every query.
+
+Methods take turns. Printed as a table and written as JSON; absolute times belong to the machine, ratios
 travel.
 """
 
@@ -19,14 +25,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from jaxtyping import Int
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from paradigms.data import load
+from paradigms.encode import Batch
 from paradigms.files import write_json
+from paradigms.generative.beam import Hypotheses, beam_search
 from paradigms.generative.constraints import Branches
+from paradigms.generative.forced import sequence_scores
+from paradigms.generative.identifiers import START
+from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import SEPARATOR, NGramIndex
+from paradigms.generative.seal import Spans, seal
+from paradigms.generative.small import small_t5
 from paradigms.settings import from_command_line
 
 Sequences = tuple[Int[np.ndarray, " t"], Int[np.ndarray, " n1"]]  # tokens and offsets, as NGramIndex takes
@@ -57,7 +72,7 @@ print(json.dumps(seconds[1:]))
 
 @dataclass
 class Settings:
-    """Which text is indexed and which prefixes are asked for."""
+    """Which text is indexed, which prefixes are asked for, and what is decoded."""
 
     collection: str = "pydocs"
     tokens: int = 1_000_000
@@ -65,6 +80,15 @@ class Settings:
     prefixes: int = 1000
     longest: int = 6
     """prefixes have 1 to this many tokens, each length as often"""
+    backbone: str = ""
+    """the T5 that decodes, by name or folder; empty: a small one with random weights"""
+    queries: int = 32
+    """of the collection, decoded at once"""
+    beams: int = 20
+    span: int = 10
+    """tokens of every sequence that is decoded"""
+    threads: int = 1
+    """of torch"""
     repeats: int = 5
     """measured repetitions, after one that is not; the median counts"""
     seed: int = 0
@@ -91,7 +115,7 @@ class Row:
 
 def main(settings: Settings) -> None:
     console = Console()
-    rows = next_token_sets(settings, console)
+    rows = next_token_sets(settings, console) + beam_searches(settings, console)
     write_json(settings.output, {"settings": asdict(settings), "rows": [asdict(row) for row in rows]})
     console.print(as_table(rows))
 
@@ -123,10 +147,13 @@ def next_token_sets(settings: Settings, console: Console) -> list[Row]:
     plain = [row[row != SEPARATOR] for row in unique()]
     check_equal("numpy unique", np.cumsum([0, *map(len, plain)]), np.concatenate(plain), found)
     work = "next-token sets"
-    known = measured(settings, lambda: index.branches(states))
-    searched = measured(settings, lambda: index.branches(index.find(*prefixes)))
-    one_by_one = measured(settings, lambda: [index.branches(state[None]) for state in states])
-    numpy_time = measured(settings, unique)
+    known, one_by_one, searched, numpy_time = measured(
+        settings,
+        lambda: index.branches(states),
+        lambda: [index.branches(state[None]) for state in states],
+        lambda: index.branches(index.find(*prefixes)),
+        unique,
+    )
     rows = [
         Row(work, "branches", known),
         Row(work, "branches, one by one", one_by_one),
@@ -140,6 +167,60 @@ def next_token_sets(settings: Settings, console: Console) -> list[Row]:
         except Missing as missing:
             console.print(f"{name} is missing: {missing}")
     return rows
+
+
+def beam_searches(settings: Settings, console: Console) -> list[Row]:
+    """One model's search among any tokens and among spans of the text, and transformers' among any tokens."""
+    torch.set_num_threads(settings.threads)
+    collection = load(settings.collection)
+    queries = [text for split in collection.splits.values() for text in split.queries.values()]
+    with tempfile.TemporaryDirectory() as folder:
+        backbone = settings.backbone or small_t5(collection.corpus, Path(folder, "t5"), seed=settings.seed)
+        model = seal(backbone, collection.corpus, decode="spans").eval()
+    index = NGramIndex.build(model.identifiers.tokens, model.identifiers.offsets)
+    spans = Spans.build(index, settings.span)
+    sources = model.tokenize(queries[: settings.queries])
+
+    def search(constraint: Spans | None) -> Hypotheses:
+        return beam_search(model, sources, constraint, beams=settings.beams, length=settings.span)
+
+    def peer() -> Int[Tensor, "b m"]:
+        return generated(model, sources, settings)
+
+    free, valid, best = search(None), search(spans), peer()
+    console.print(
+        f"{len(sources.input_ids)} queries, {settings.beams} beams, {settings.span} of "
+        f"{model.backbone.config.vocab_size:,} tokens: every search finds {len(free):,} sequences"
+    )
+    if not np.array_equal(valid.lengths, free.lengths) or not (index.counts(valid.states) > 0).all():
+        raise SystemExit("the constrained search finds fewer or shorter sequences, or some outside the text")
+    first = free[np.searchsorted(free.queries, np.arange(len(best)))].scores
+    scores = sequence_scores(model, sources, best[:, None].tolist(), "log_probability")
+    if not np.allclose(np.concatenate(scores), first, atol=1e-3):
+        raise SystemExit("transformers finds other best sequences: times of unequal work say nothing")
+    times = measured(settings, lambda: search(None), lambda: search(spans), peer)
+    work = "beam search"
+    return [
+        Row(work, "any token", times[0]),
+        Row(work, "spans of the text", times[1], times[1] / times[0], "any token; wanted ≤ 1.3"),
+        Row(work, "transformers, any token", times[2], times[2] / times[0], "any token"),
+    ]
+
+
+def generated(model: Generative, sources: Batch, settings: Settings) -> Int[Tensor, "b m"]:
+    """The best sequence of each query as transformers finds it; no token ends it."""
+    with torch.inference_mode():
+        found = model.backbone.generate(
+            input_ids=sources.input_ids,
+            attention_mask=sources.attention_mask,
+            num_beams=settings.beams,
+            num_return_sequences=settings.beams,
+            max_new_tokens=settings.span,
+            do_sample=False,
+            decoder_start_token_id=START,
+            eos_token_id=None,
+        )
+    return found[:: settings.beams, 1:]
 
 
 def words(settings: Settings) -> Sequences:
@@ -169,15 +250,15 @@ def draw_prefixes(
     return np.concatenate(prefixes), np.cumsum([0, *map(len, prefixes)])
 
 
-def measured(settings: Settings, function: Callable[[], object]) -> float:
-    """The median of the seconds that `function` takes, after a run that does not count."""
-    function()
-    seconds = []
-    for _ in range(settings.repeats):
-        start = time.perf_counter()
-        function()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+def measured(settings: Settings, *functions: Callable[[], object]) -> list[float]:
+    """The median of the seconds that each function takes, in turns, after a run that does not count."""
+    seconds: list[list[float]] = [[] for _ in functions]
+    for _ in range(settings.repeats + 1):
+        for function, taken in zip(functions, seconds, strict=True):
+            start = time.perf_counter()
+            function()
+            taken.append(time.perf_counter() - start)
+    return [statistics.median(taken[1:]) for taken in seconds]
 
 
 def measured_peer(
@@ -214,7 +295,7 @@ def as_table(rows: list[Row]) -> Table:
     for column in ("work", "method", "ms", "times", "compared to"):
         table.add_column(column, justify="right" if column in ("ms", "times") else "left")
     for row in rows:
-        ratio = "" if row.ratio is None else f"{row.ratio:.1f}"
+        ratio = "" if row.ratio is None else f"{row.ratio:.3g}"
         table.add_row(row.work, row.method, f"{1000 * row.seconds:.2f}", ratio, row.meaning)
     return table
 
