@@ -138,12 +138,12 @@ def test_of_a_large_group_a_sample_makes_the_centroids(monkeypatch: pytest.Monke
 def test_no_more_distinct_vectors_than_clusters_are_all_kept() -> None:
     distinct = 100 + drawn(3)
     vectors = distinct[[0, 1, 2, 1, 0]]
-    vectors[3] *= 1 + 1e-6  # what rounding does to a vector
+    vectors[3] *= 1 + 3e-5  # no more than rounding may do to a vector
     centroids, labels = run(np.concatenate([vectors, drawn(1)]), [0] * 5 + [1], 5)
     assert labels[0] == labels[4]
     assert labels[1] == labels[3]
     assert len({labels[0], labels[1], labels[2]}) == 3
-    np.testing.assert_allclose(centroids[0, labels[:3]].numpy(), distinct, rtol=1e-5)
+    np.testing.assert_allclose(centroids[0, labels[:3]].numpy(), distinct, rtol=1e-4)
     np.testing.assert_allclose(centroids[1, labels[5]].numpy(), drawn(1)[0], atol=1e-6)
 
 
@@ -230,6 +230,7 @@ def test_the_table_is_on_the_scale_of_the_embeddings(model: Generative) -> None:
     torch.testing.assert_close(found, expected)
     assert clusters.surface[:FIRST].tolist() == [START, END]
     assert (np.diff(clusters.surface) >= 0).all()
+    assert np.unique(clusters.labels).tolist() == list(range(FIRST, len(clusters.vectors)))
 
 
 def test_clusters_are_the_same_on_one_thread_and_on_two(folder: Path, corpus: Corpus, tokenizer: Any) -> None:

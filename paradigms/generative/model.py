@@ -164,9 +164,10 @@ class Generative(Trainable):
 
     def description(self) -> dict[str, Any]:
         """Settings and identifiers; of clusters only what no refresh changes."""
-        surface = [] if self.clusters is None else self.clusters.surface.tolist()
-        of = hashlib.sha256(str(surface).encode()).hexdigest()
-        return asdict(self.settings) | {"identifiers": self.identifiers.digest, "clusters_of": of}
+        surface = None
+        if self.clusters is not None:
+            surface = hashlib.sha256(self.clusters.surface.astype("<i8").tobytes()).hexdigest()
+        return asdict(self.settings) | {"identifiers": self.identifiers.digest, "clusters_of": surface}
 
     def tokenize(self, texts: Sequence[str], length: int | None = None) -> Batch:
         """Sources: queries, or documents where `length` says so; every token counts, </s> too."""

@@ -120,7 +120,8 @@ def cluster_tokens(
     backbone: a T5, whose encoder gives x. length: tokens that it reads at once, </s> included: a title with
     its document's text behind it, a text in windows. Without `old` (BASE) k-means++ seeds Lloyd's algorithm,
     and a surface token with no more than k distinct vectors keeps them all. C has the root mean square of the
-    embeddings that the decoder was trained to read; START has its embedding, END the mean vector of </s>.
+    embeddings that the decoder was trained to read, about 100 times that of x: unscaled, the softmax is
+    uniform for long. START has its embedding, END the mean vector of </s>.
 
     With `old` (ASYNC) a surface token keeps its number of clusters, C its root mean square, START its vector.
     Lloyd's algorithm starts from the means of the old clusters' new vectors, not from the old centroids: an
