@@ -62,8 +62,10 @@ class Settings:
     output: str = "results/interpret.html"
 
     def __post_init__(self) -> None:
-        if not self.k or min(self.k) < 1 or self.words < 1 or self.count < 1:
-            raise SystemExit("every k, words and count must be at least 1")
+        if not self.k or min(self.k) < 1 or self.count < 1:
+            raise SystemExit("every k and count must be at least 1")
+        if not 1 <= self.words <= len(PALETTE):
+            raise SystemExit(f"words must lie between 1 and {len(PALETTE)}, as many as there are colours")
         if not (0 < self.query_share <= 1 and 0 < self.document_share <= 1):
             raise SystemExit("query_share and document_share must lie in (0, 1]")
 
@@ -140,9 +142,9 @@ def interpret(
     """The words of both (id, text), and what the most salient query words align with."""
     q, d = paradigm.encode_queries([query[1]]), paradigm.encode_documents([document[1]])
     S, valid = similarity(d, q)
-    most = min(max(settings.k), S.shape[-2])
-    best = S[0, 0].masked_fill(~valid[0, 0], -torch.inf).topk(most, dim=0)
-    added = best.values[0].where(q.mask[0, 0], 0)
+    most = min(max(settings.k), int(d.mask.sum()))
+    best = S[0, 0].masked_fill(~valid[0, 0], -torch.inf).topk(max(1, most), dim=0)
+    added = best.values[0].where(valid[0, 0].any(0), 0)
     u_q = added if q.salience is None else q.salience[0, 0]
     u_d = torch.zeros_like(d.mask[0, 0], dtype=S.dtype) if d.salience is None else d.salience[0, 0]
     query_words = weigh(words(paradigm, query[1], "query", q.mask[0, 0]), u_q, settings.query_share)
@@ -156,10 +158,9 @@ def interpret(
     for word, color in zip(chosen, PALETTE, strict=False):
         word.color = color
         j = max(word.places, key=lambda place: float(u_q[place]))
+        places = best.indices[:most, j].tolist()
         row = {"query word": word.text, "weight": f"{word.weight:.3f}"}
-        for rank, (i, similar) in enumerate(
-            zip(best.indices[:, j].tolist(), best.values[:, j], strict=True), 1
-        ):
+        for rank, (i, similar) in enumerate(zip(places, best.values[:most, j], strict=True), 1):
             weight = "" if d.salience is None else f" × {float(u_d[i]):.2f}"
             row[f"rank {rank}"] = f"{owner[i].text if i in owner else labels[i]} ({similar:.2f}{weight})"
             if i in owner and (color, rank) not in owner[i].marks:

@@ -99,6 +99,17 @@ def test_the_most_salient_share_is_marked(paradigm: Paradigm) -> None:
         assert all(word.weight > 0 for word in marked)
 
 
+def test_tokens_that_do_not_count_align_with_nothing(tiny_bert: Path) -> None:
+    """Fewer tokens count than the largest k asks for: none, and one beside [CLS] and [SEP]."""
+    paradigm = build(tiny_bert, skip=".", salience="none")
+    for document, ranks in (("", 0), ("land . . .", 3)):
+        pair = interpret.interpret(paradigm, ("q1", QUERY), ("d1", document), settings(k=[1, 4]))
+        assert all(len(row) == 2 + ranks for row in pair.rows)
+        assert "inf" not in str(pair.rows)
+        assert [word.text for word in pair.document] == document.split()[:1]
+        assert len(pair.rows) == 3
+
+
 class Visible(HTMLParser):
     """The text of a page, and what it refers to."""
 
@@ -184,3 +195,5 @@ def test_the_script_reads_a_collection_and_writes_the_page(
         main(queries='["q9"]')
     with pytest.raises(SystemExit, match="--checkpoint: "):
         main(checkpoint=tmp_path)
+    with pytest.raises(SystemExit, match="words must lie between 1 and 7"):
+        main(words=8)
