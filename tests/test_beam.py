@@ -177,6 +177,25 @@ def test_few_beams_are_those_of_the_slow_search_in_any_batch(seq2seq, kind, seed
             assert_same(as_lists(alone), expected)
 
 
+@pytest.mark.parametrize("family", SEQ2SEQ)
+def test_without_a_constraint_it_is_the_search_of_transformers(seq2seq, family):
+    model = generative(seq2seq[family], texts([[5]]))  # no end token: all sequences are as long
+    sources = model.tokenize(QUERIES)
+    found = beam_search(model, sources, None, beams=4, length=5)
+    with torch.inference_mode():
+        expected = model.backbone.generate(
+            input_ids=sources.input_ids,
+            attention_mask=sources.attention_mask,
+            num_beams=4,
+            num_return_sequences=4,
+            max_new_tokens=5,
+            do_sample=False,
+            decoder_start_token_id=START,
+            eos_token_id=None,
+        )
+    assert found.sequences() == expected[:, 1:].tolist()
+
+
 def test_what_a_step_keeps_holds_what_the_search_finds(seq2seq):
     model = generative(seq2seq["t5"], named(random_rows(3)))
     sources = model.tokenize(QUERIES)

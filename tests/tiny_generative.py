@@ -9,7 +9,8 @@ import torch
 
 from paradigms.data import Problems
 from paradigms.generative.identifiers import END, Identifiers, make
-from paradigms.generative.model import Generative, GenerativeSettings
+from paradigms.generative.model import Generative
+from paradigms.generative.settings import GenerativeSettings
 
 Sequences = list[list[int]]
 VOCABULARY = 310  # of the identifiers; that of the checkpoints is larger

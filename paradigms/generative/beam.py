@@ -160,7 +160,7 @@ def _continue(
         offsets, places = ranges(table.offsets[entry], table.offsets[entry + 1])
         rows, tokens = np.repeat(np.arange(len(prefixes)), np.diff(offsets)), table.tokens[places]
     at = torch.from_numpy(rows * log_p.shape[1] + tokens).to(log_p.device)
-    scores = prefixes.scores[rows] + log_p.reshape(-1)[at].double().cpu().numpy()
+    scores = prefixes.scores[rows] + log_p.reshape(-1)[at].cpu().double().numpy()
     best = _largest_of_each(prefixes.queries[rows], scores, k)
     rows, tokens = rows[best], tokens[best]
     written = prefixes.tokens[rows]

@@ -38,7 +38,7 @@ def sequence_scores(
                 targets = Targets.pad([[own[n] for n in numbers]]).to(model.device)
                 states = decode(model.backbone.decoder, model.embed(targets.inputs), _of(memory, query))
                 parts: Tensor = model.token_parts(states, targets, scorer).where(targets.mask, 0)
-                scores[query][numbers] = parts[0].double().sum(-1).cpu().numpy()
+                scores[query][numbers] = parts[0].cpu().double().sum(-1).numpy()
     return scores
 
 
