@@ -290,6 +290,8 @@ def test_a_pairs_target_is_written_with_the_clusters_of_its_document(
         assert model.written(n, model.identifiers.target(n)) == model.target(n)
     with pytest.raises(ValueError, match=r"\[3, 1\] is no part of the identifiers of document 'd2'"):
         model.written(2, [3, END])
+    with pytest.raises(ValueError, match="no part of the identifiers of document 'd4'"):
+        model.written(4, model.identifiers.target(0))  # its last words
     spans = build(folder, corpus, text(corpus, tokenizer), span=4)
     for document in range(len(corpus)):
         start, stop = spans.identifiers.offsets[document : document + 2]

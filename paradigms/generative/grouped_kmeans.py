@@ -101,10 +101,12 @@ def grouped_kmeans(
 def _read(
     vectors: np.ndarray, groups: Groups, block: np.ndarray, chosen: np.ndarray
 ) -> tuple[Float[Tensor, "b n h"], Bool[Tensor, "b n"], Int[np.ndarray, "b n"]]:
-    """The chosen members of each group, by their number in it; which of them are; and where they lie."""
-    counts = groups.counts[block, None]
-    rows = groups.starts[block, None] + np.minimum(chosen, counts - 1)
-    return torch.from_numpy(np.asarray(vectors[rows])), torch.from_numpy(chosen < counts), rows
+    """The chosen members of each group, by their number in it; which of them are; and where they lie.
+
+    A shorter group reads on into the next ones, the longest of which ends the block.
+    """
+    rows = groups.starts[block, None] + chosen
+    return torch.from_numpy(vectors[rows]), torch.from_numpy(chosen < groups.counts[block, None]), rows
 
 
 def _fit(
