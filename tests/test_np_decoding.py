@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 from transformers import AutoTokenizer
 
@@ -24,7 +25,10 @@ from paradigms.generative.identifiers import END, FIRST, START, Identifiers, ato
 from paradigms.generative.model import HEADS, Generative, GenerativeSettings, Targets
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.np_decoding import ClusterConstraint, Clusters, cluster_tokens
+from paradigms.generative.pairs import Pair
 from paradigms.generative.trie import Trie
+from paradigms.train.likelihood import Likelihood
+from paradigms.train.loop import TrainingSettings, train
 from tests.tiny import WIDTH, write_seq2seq
 
 TITLES = ["the old house", "the house", "old wood", "the cat", "a cat in the old house", "the the the"]
@@ -409,6 +413,38 @@ def test_a_checkpoint_holds_the_renewed_clusters(
     fresh.load_state_dict(model.state_dict())
     np.testing.assert_array_equal(fresh.target_tokens, model.target_tokens)
     assert torch.equal(fresh.embed(torch.arange(9)), model.embed(torch.arange(9)))
+
+
+class Interrupted(Likelihood):
+    """Likelihood that a process does not survive beyond a step."""
+
+    def prepare(self, step: int) -> None:
+        super().prepare(step)
+        if step == 4:
+            raise KeyboardInterrupt
+
+
+def test_training_goes_on_exactly_between_refreshes(
+    folder: Path, corpus: Corpus, tokenizer: Any, tmp_path: Path
+) -> None:
+    """Refreshes before steps 2 and 4, a checkpoint after step 3, an end within the second refresh."""
+    identifiers = titles(corpus, tokenizer, 20)
+    pairs = [Pair(content, n, identifiers.target(n)) for n, content in enumerate(corpus)]
+    settings = TrainingSettings(steps=6, batch_size=2, learning_rate=0.01, save_every=3, log_every=1)
+
+    def run(kind: type[Likelihood], name: str) -> Generative:
+        model = build(folder, corpus, identifiers, refresh=2)
+        objective, accelerator = kind(model, corpus, pairs), Accelerator(cpu=True)
+        return train(model, objective, settings, tmp_path / name, accelerator=accelerator, progress=False)
+
+    whole = run(Likelihood, "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(Interrupted, "interrupted")
+    resumed = run(Likelihood, "interrupted")
+    before, after = whole.state_dict(), resumed.state_dict()
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+    fresh = build(folder, corpus, identifiers)
+    assert (clusters_of(whole).vectors[FIRST:] - clusters_of(fresh).vectors[FIRST:]).abs().max() > 0.1
 
 
 def test_there_is_nothing_to_refresh_without_clusters(
