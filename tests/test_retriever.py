@@ -204,6 +204,7 @@ def test_names_are_pooled_as_the_settings_say(seq2seq, names):
 
 def test_wrong_pools_are_named(seq2seq):
     retriever = GenerativeRetriever(generative(seq2seq["t5"], named(NAMES)))
+    assert "valid" not in vars(retriever), "reranking needs no trie"
     with pytest.raises(KeyError, match="'nobody'"):
         retriever.rerank(QUERIES, {"q1": {"d1": 0.0}, "q3": {"d2": 0.0, "nobody": 1.0}})
     with pytest.raises(KeyError, match="'q9', which has no text"):
@@ -239,3 +240,9 @@ def test_bytes_are_those_of_weights_identifiers_and_valid_prefixes(seq2seq):
     arrays = [ids.tokens, ids.offsets, ids.owners, index.text, index.starts, index.rows]
     arrays += [index.nodes, index.first, index.tokens, index.lows]
     assert retriever.bytes_per_document == (weights + sum(array.nbytes for array in arrays)) / len(rows)
+    held = clustered(seq2seq["t5"], named(rows))
+    plain = generative(seq2seq["t5"], named(rows))
+    assert held.clusters is not None
+    more = held.clusters.vectors.nbytes + held.clusters.surface.nbytes + held.clusters.labels.nbytes
+    parts = [GenerativeRetriever(model).bytes_per_document for model in (held, plain)]
+    assert parts[0] - parts[1] == more / len(rows)

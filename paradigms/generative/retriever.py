@@ -1,13 +1,14 @@
 """The documents of a corpus by what a decoder writes for a query: generative retrieval's index.
 
 The counterpart of `index.ExactIndex`. A generative model holds its documents' identifiers; what it lacks is
-the set of valid prefixes, which is built here.
+the set of valid prefixes, which is built here for a search.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -45,20 +46,26 @@ class GenerativeRetriever:
             )
         self.model = model
         self.positions = {id: n for n, id in enumerate(identifiers.documents)}
-        self.valid: Trie | NGramIndex | Spans
-        if identifiers.kind == "text":
-            index = NGramIndex.build(identifiers.tokens, identifiers.offsets)
-            self.length = model.settings.span
-            self.valid = Spans.build(index, self.length) if decode == "spans" else index
-        else:
-            self.valid = Trie.build(identifiers.tokens, identifiers.offsets, identifiers.end)
-            self.length = int(np.diff(identifiers.offsets).max()) + (identifiers.end is not None)
+        text = identifiers.kind == "text"
+        longest = int(np.diff(identifiers.offsets).max()) + (identifiers.end is not None)
+        self.length = model.settings.span if text else longest
+
+    @cached_property
+    def valid(self) -> Trie | NGramIndex | Spans:
+        """What a search may write, in the identifiers' own tokens; made when first asked for."""
+        identifiers, settings = self.model.identifiers, self.model.settings
+        if identifiers.kind != "text":
+            return Trie.build(identifiers.tokens, identifiers.offsets, identifiers.end)
+        index = NGramIndex.build(identifiers.tokens, identifiers.offsets)
+        return Spans.build(index, settings.span) if settings.decode == "spans" else index
 
     @property
     def bytes_per_document(self) -> float:
-        """Bytes of the model's weights, its identifiers and what holds their valid prefixes, per document."""
-        weights = [*self.model.parameters(), *self.model.buffers()]
-        size = sum(weight.nbytes for weight in weights)
+        """Bytes of the model's weights, its identifiers (with their clusters) and `valid`, per document."""
+        clusters = self.model.clusters
+        size = sum(part.nbytes for part in (*self.model.parameters(), *self.model.buffers()))
+        if clusters is not None:
+            size += clusters.surface.nbytes + clusters.labels.nbytes
         return (size + _bytes(self.model.identifiers) + _bytes(self.valid)) / len(self.positions)
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
