@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.lib.stride_tricks import sliding_window_view
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -289,11 +290,12 @@ class Generative(Trainable):
         wanted = np.array(target[: len(target) - (end is not None)])
         for number in self.identifiers.of(document):
             own, start = self.identifiers[number], self.identifiers.offsets[number]
-            last = len(own) - len(wanted)
-            for first in range(last + 1 if end is None else last == 0):
-                if np.array_equal(own[first : first + len(wanted)], wanted):
-                    labels = self.target_tokens[start + first : start + first + len(wanted)].tolist()
-                    return labels if end is None else [*labels, end]
+            if len(own) < len(wanted) or (end is not None and len(own) > len(wanted)):
+                continue
+            found = np.flatnonzero((sliding_window_view(own, len(wanted)) == wanted).all(1))
+            if found.size:
+                labels = self.target_tokens[start + found[0] :][: len(wanted)].tolist()
+                return labels if end is None else [*labels, end]
         id = self.identifiers.documents[document]
         raise ValueError(f"the target {list(target)} is no part of the identifiers of document {id!r}")
 
