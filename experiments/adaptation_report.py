@@ -193,6 +193,6 @@ def _figure5(tasks: list[Task]) -> Figure:
         )
         axes.set_xticks(range(len(shots)), [str(n) for n in shots])
         axes.set(title=task.label, xlabel="judged queries", ylabel="nDCG@10 ± deviation over folds")
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=7, framealpha=0.5)
         axes.grid(alpha=0.3)
     return figure

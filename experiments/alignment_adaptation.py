@@ -25,10 +25,9 @@ from adaptation_claims import Task
 from adaptation_report import describe, draw, write_tables
 from pages import print_sections, write_page
 from rich.console import Console
-from train import Settings as TrainSettings
-from train import trained
 
 from paradigms import Paradigm
+from paradigms.aligner import aligner
 from paradigms.data import Collection, Split, hold_out, read_run, write_run
 from paradigms.encode import TextEncoder
 from paradigms.evaluate import per_query
@@ -36,9 +35,20 @@ from paradigms.evaluate.adaptation import Rule, adapt, best, best_if_significant
 from paradigms.files import write_json
 from paradigms.index import ExactIndex
 from paradigms.index.strategies import STRATEGIES, aligned, rerank_strategies
+from paradigms.lexical import BM25
 from paradigms.settings import from_command_line
 from paradigms.train import tracking
-from paradigms.train.job import environment, folder_name, keep_settings, open_collection
+from paradigms.train.job import (
+    DEV_DEPTH,
+    NEGATIVES_DEPTH,
+    environment,
+    fit,
+    folder_name,
+    keep_settings,
+    open_collection,
+    training_splits,
+)
+from paradigms.train.loop import TrainingSettings
 
 MEASURE = "nDCG@10"
 RANKED = 10  # documents of a ranking that the measure reads
@@ -169,13 +179,7 @@ def run_model(
     folder = file.parent
     saved = Path(settings.checkpoint) if settings.checkpoint else folder / "checkpoint"
     if not saved.is_dir():
-        align, knobs = STRATEGIES[own]
-        shared = TrainSettings.__dataclass_fields__.keys() & asdict(settings).keys()
-        training = TrainSettings(
-            **{name: getattr(settings, name) for name in shared} | {"paradigm": "aligner", "seed": seed},
-            options={"salience": settings.salience, "align": align, "align_knobs": dict(knobs)},
-        )
-        paradigm = trained(training, collection, folder / "training", accelerator)
+        paradigm = trained(own, seed, collection, settings, folder / "training", accelerator)
         if accelerator.is_main_process:
             paradigm.save_pretrained(saved)
     if accelerator.is_main_process:
@@ -185,6 +189,32 @@ def run_model(
         shutil.rmtree(folder / "index")
     accelerator.wait_for_everyone()
     accelerator.free_memory()
+
+
+def trained(
+    own: str, seed: int, collection: Collection, settings: Settings, folder: Path, accelerator: Accelerator
+) -> Paradigm:
+    """ALIGNER trained with the alignment `own`, in `folder`."""
+    splits = training_splits(collection, seed)
+    if not splits[0].queries:
+        raise ValueError("there are no training queries: take --checkpoint from another collection")
+    bm25 = BM25.build(collection.corpus, collection.corpus.ids)
+    mined = bm25.search(splits[0].queries, NEGATIVES_DEPTH) if settings.negatives else {}
+    runs = mined, bm25.search(splits[1].queries, DEV_DEPTH)
+    torch.manual_seed(seed)
+    align, knobs = STRATEGIES[own]
+    paradigm = aligner(
+        settings.backbone,
+        align,
+        dict(knobs),
+        salience=settings.salience,
+        query_length=settings.query_length,
+        document_length=settings.document_length,
+    ).to(accelerator.device)
+    names = TrainingSettings.__dataclass_fields__.keys() & asdict(settings).keys()
+    training = TrainingSettings(**{name: getattr(settings, name) for name in names}, seed=seed)
+    negatives, dev_queries = settings.negatives, settings.dev_queries
+    return fit(paradigm, collection, splits, runs, negatives, dev_queries, training, folder, accelerator)
 
 
 def with_document_length(folder: Path, length: int) -> Paradigm:

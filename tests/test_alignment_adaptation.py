@@ -138,16 +138,9 @@ def test_an_interrupted_run_goes_on_and_seeds_may_be_added(
     before = measures(output, collection)
     (folder / "measures.json").unlink()
     candidates = (folder / "candidates.run").read_bytes()
-    asked: list[int] = []
-    real = alignment_adaptation.trained
-    monkeypatch.setattr(
-        alignment_adaptation,
-        "trained",
-        lambda settings, *rest: asked.append(settings.seed) or real(settings, *rest),
-    )
+    monkeypatch.setattr(alignment_adaptation, "fit", lambda *_: pytest.fail("the checkpoint was there"))
     monkeypatch.setattr(ExactIndex, "search", lambda *_: pytest.fail("the candidates were there"))
     run(collection, tiny_bert, output)
-    assert asked == []  # the checkpoint was there
     assert (folder / "candidates.run").read_bytes() == candidates
     assert measures(output, collection)["values"] == before["values"]
     monkeypatch.undo()
@@ -176,6 +169,10 @@ def test_wrong_settings_are_named(collection: Path, tiny_bert: Path, tmp_path: P
         run(collection, tiny_bert, tmp_path / "a", levels="[0.0]")
     with pytest.raises(SystemExit, match="--checkpoint: "):
         run(collection, tiny_bert, tmp_path / "a", checkpoint=tmp_path)
+    untrained = shutil.copytree(collection, tmp_path / "untrained")
+    (untrained / "qrels" / "train.tsv").unlink()
+    with pytest.raises(SystemExit, match="untrained, k=1, seed 0: there are no training queries: take --ch"):
+        run(untrained, tiny_bert, tmp_path / "b")
 
 
 def planted(name: str, own: str, means: list[float], noise: float = 0.05, queries: int = 200) -> Task:
@@ -239,6 +236,23 @@ def test_the_careful_rule_is_said_to_lose_where_it_does() -> None:
     (row,) = adaptation_claims.careful([task])
     assert row["verdict"] == "contrary"
     assert "8 shots" in row["measured"]
+
+
+def test_sixteen_examples_are_compared_with_eight() -> None:
+    """A strategy that is better on most queries by little: found more often with more examples."""
+    task = planted("scifact", "k=1", LIKE_THE_PAPER)
+    (row,) = adaptation_claims.sixteen([task])
+    eight, more = (task.adapted["best", shots][0].gain for shots in (8, 16))
+    assert row["measured"].startswith(f"{more.mean() - eight.mean():+.4f} ± ")
+    assert row["measured"].endswith(f"deviation {eight.std():.4f}, then {more.std():.4f}")
+    found = type(task.adapted["best", 8][0])
+    flat = np.full(12, 0.5)
+    for gains, verdict in (([0.0, 0.1], "holds"), ([0.1, 0.0], "contrary"), ([0.05, 0.05], "undecided")):
+        for shots, gain, spread in zip((8, 16), gains, (0.02, 0.01), strict=True):
+            noise = np.resize([-spread, spread], 12)
+            task.adapted["best", shots] = [found(shots, np.zeros(12, int), flat + gain + noise, flat, flat)]
+        (row,) = adaptation_claims.sixteen([task])
+        assert row["verdict"] == verdict
 
 
 def test_rows_of_a_section_have_the_same_keys() -> None:
