@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from paradigms import Paradigm
+from paradigms import Generative, load
 from paradigms.data import Collection, Run, read_run, write_run
 from paradigms.evaluate import (
     csv_table,
@@ -23,6 +23,7 @@ from paradigms.evaluate import (
     write_per_query,
 )
 from paradigms.files import write_json, write_text
+from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.index import ExactIndex
 from paradigms.settings import from_command_line
 from paradigms.train.job import folder_name, open_collection
@@ -61,26 +62,28 @@ def main(settings: Settings) -> None:
     console = Console()
     try:
         rerank(settings, console)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, KeyError) as error:
         raise SystemExit(str(error)) from error
 
 
 def rerank(settings: Settings, console: Console) -> None:
     run = read_run(settings.run)
-    paradigm = Paradigm.from_pretrained(settings.checkpoint)
-    paradigm.to("cuda" if torch.cuda.is_available() else "cpu")
+    paradigm = load(settings.checkpoint).to("cuda" if torch.cuda.is_available() else "cpu")
     collection = open_collection(settings.collection, settings.documents or None, console)
     split = collection.split(settings.split)
     pool = candidates_of(run, collection, settings, console)
-    ids = sorted({d for scores in pool.values() for d in scores}, key=collection.corpus.position)
-    texts = [collection.corpus[collection.corpus.position(d)] for d in ids]
-    with tempfile.TemporaryDirectory() as folder:
-        index = ExactIndex.build(
-            paradigm, ids, texts, f"{folder}/index", precision=settings.precision, progress=True
-        )
-        reranked = index.rerank(paradigm, split.queries, pool, progress=True)
+    if isinstance(paradigm, Generative):
+        reranked = GenerativeRetriever(paradigm).rerank(split.queries, pool, progress=True)
+    else:
+        ids = sorted({d for scores in pool.values() for d in scores}, key=collection.corpus.position)
+        texts = [collection.corpus[collection.corpus.position(d)] for d in ids]
+        with tempfile.TemporaryDirectory() as folder:
+            index = ExactIndex.build(
+                paradigm, ids, texts, f"{folder}/index", precision=settings.precision, progress=True
+            )
+            reranked = index.rerank(paradigm, split.queries, pool, progress=True)
 
-    name, before = paradigm.recipe.name, f"run {Path(settings.run).name}"
+    name, before = paradigm.name, f"run {Path(settings.run).name}"
     output = Path(settings.output or f"results/rerank-{name}-{folder_name(settings.collection)}")
     measured = {before: per_query(pool, split.judgements), name: per_query(reranked, split.judgements)}
     title = f"Reranked: the first {settings.depth} documents per query"

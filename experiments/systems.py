@@ -14,9 +14,8 @@ from rich.console import Console
 from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm, load
 from paradigms.data import Corpus, Run
 from paradigms.generative.retriever import GenerativeRetriever
-from paradigms.generative.small import small_t5
 from paradigms.index import ExactIndex
-from paradigms.train.job import OPTIONS, fit, fit_generative
+from paradigms.train.job import OPTIONS, fit, fit_generative, t5_folder
 from paradigms.train.loop import TrainingSettings
 
 if TYPE_CHECKING:
@@ -47,7 +46,9 @@ def trained(
     splits, training = (data.train, data.dev), training_settings(name, settings)
     lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
     if name in GENERATIVE:
-        backbone = generative_backbone(data, settings, folder.parents[1], accelerator)
+        small = folder.parents[1] / "small-t5"
+        name_or_folder = settings.generative_backbone
+        backbone = t5_folder(name_or_folder, data.collection, small, settings.seed, accelerator)
         options = {"embedder": settings.backbone} if name == "dsi" else {}
         model = GENERATIVE[name](backbone, data.collection.corpus, **lengths | options)
         model = model.to(accelerator.device)
@@ -78,17 +79,6 @@ def trained(
         folder,
         accelerator,
     )
-
-
-def generative_backbone(data: Data, settings: Settings, folder: Path, accelerator: Accelerator) -> str | Path:
-    """The T5 of the settings; a small one is made once in the results folder, from the collection's text."""
-    if settings.generative_backbone != "small":
-        return settings.generative_backbone
-    small = folder / "small-t5"
-    if accelerator.is_main_process and not small.is_dir():
-        small_t5([*data.collection.corpus, *data.train.queries.values()], small, seed=settings.seed)
-    accelerator.wait_for_everyone()
-    return small
 
 
 def training_settings(name: str, settings: Settings) -> TrainingSettings:

@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 
-from paradigms import PARADIGMS, Paradigm
+from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm
 from paradigms.data import Collection, Run, read_run
 from paradigms.files import write_json
 from paradigms.lexical import BM25
@@ -27,9 +27,11 @@ from paradigms.train.job import (
     OPTIONS,
     environment,
     fit,
+    fit_generative,
     folder_name,
     keep_settings,
     open_collection,
+    t5_folder,
     training_splits,
 )
 from paradigms.train.loop import TrainingSettings, training_seconds
@@ -40,13 +42,14 @@ class Settings:
     """What is trained on what, and how."""
 
     paradigm: str = "colbert"
-    """dpr, me_bert, colbert, coil, aligner or xtr"""
+    """dpr, me_bert, colbert, coil, aligner or xtr; generative: dsi, genre or seal"""
     collection: str = "pydocs"
     """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
     documents: int = 0
     """size of a fixed subset, of pydocs alone; 0: all documents"""
-    backbone: str = "offline"
-    """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
+    backbone: str = ""
+    """a Hugging Face encoder by hub name or folder, offline: all-MiniLM-L6-v2 from the Python package; a
+    generative paradigm's is a T5, small: one with random weights and few layers. Empty: offline, or small"""
     options: dict[str, Any] = field(default_factory=dict)
     """further settings of the paradigm, such as '{"dim": 64, "lora_rank": 8}'"""
     output: str = ""
@@ -60,6 +63,8 @@ class Settings:
     """hard negatives per query, from the first 100 documents of `run`"""
     run: str = ""
     """a TREC run of the training queries to draw negatives from; empty: BM25"""
+    generated: str = ""
+    """of a generative paradigm: JSON lines {"document": id, "query": text} that a query generator wrote"""
     learning_rate: float = 2e-5
     head_learning_rate: float = 2e-4
     """of projections and salience heads, which start untrained"""
@@ -84,8 +89,12 @@ class Settings:
     """wandb (offline without a key) or none"""
 
     def __post_init__(self) -> None:
-        if self.paradigm not in PARADIGMS:
-            raise SystemExit(f"unknown paradigm {self.paradigm}; there are {', '.join(PARADIGMS)}")
+        known = PARADIGMS | GENERATIVE
+        if self.paradigm not in known:
+            raise SystemExit(f"unknown paradigm {self.paradigm}; there are {', '.join(known)}")
+        self.backbone = self.backbone or ("small" if self.paradigm in GENERATIVE else "offline")
+        if self.generated and self.paradigm not in GENERATIVE:
+            raise SystemExit(f"generated queries train {', '.join(GENERATIVE)}, not {self.paradigm}")
         if self.run and not self.negatives:
             raise SystemExit("run is where hard negatives come from: say how many with --negatives")
         self.output = self.output or f"results/train-{self.paradigm}-{folder_name(self.collection)}"
@@ -106,7 +115,7 @@ def main(settings: Settings) -> None:
         keep_settings(asdict(settings), folder, free={"tracker", "output", "workers"})
     collection = open_collection(settings.collection, settings.documents or None, console)
     try:
-        paradigm = trained(settings, collection, folder / "training", accelerator)
+        paradigm = trained(settings, collection, folder / "training", accelerator, console)
     except (ValueError, TypeError, OSError, FloatingPointError, KeyError) as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from error
     if accelerator.is_main_process:
@@ -117,7 +126,9 @@ def main(settings: Settings) -> None:
     accelerator.end_training()
 
 
-def trained(settings: Settings, collection: Collection, folder: Path, accelerator: Accelerator) -> Paradigm:
+def trained(
+    settings: Settings, collection: Collection, folder: Path, accelerator: Accelerator, console: Console
+) -> Paradigm | Generative:
     """The paradigm of the settings, trained in `folder`."""
     splits = training_splits(collection, settings.seed)
     if not splits[0].queries:
@@ -130,9 +141,25 @@ def trained(settings: Settings, collection: Collection, folder: Path, accelerato
     torch.manual_seed(settings.seed)
     lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
     options = lengths | OPTIONS.get(settings.paradigm, {}) | settings.options
-    paradigm = PARADIGMS[settings.paradigm](settings.backbone, **options).to(accelerator.device)
     names = TrainingSettings.__dataclass_fields__.keys() & asdict(settings).keys()
     training = TrainingSettings(**{name: getattr(settings, name) for name in names})
+    if settings.paradigm in GENERATIVE:
+        small = folder.parent / "small-t5"
+        backbone = t5_folder(settings.backbone, collection, small, settings.seed, accelerator)
+        model = GENERATIVE[settings.paradigm](backbone, collection.corpus, **options)
+        return fit_generative(
+            model.to(accelerator.device),
+            collection,
+            splits,
+            dev_run,
+            settings.dev_queries,
+            training,
+            folder,
+            accelerator,
+            console,
+            Path(settings.generated) if settings.generated else None,
+        )
+    paradigm = PARADIGMS[settings.paradigm](settings.backbone, **options).to(accelerator.device)
     return fit(
         paradigm,
         collection,

@@ -11,6 +11,7 @@ from typing import Any
 
 from paradigms.backbone import load_tokenizer
 from paradigms.data import Corpus
+from paradigms.generative.decoder import check_family
 from paradigms.generative.identifiers import titles
 from paradigms.generative.model import Generative, GenerativeSettings
 
@@ -20,6 +21,7 @@ def genre(backbone: str | Path, corpus: Corpus, *, title_length: int = 24, **set
 
     title_length: tokens of the longest title, the end included; longer ones are cut.
     """
+    check_family(backbone)
     named = titles(corpus, load_tokenizer(backbone), title_length)
     chosen = GenerativeSettings(**{"name": "genre"} | settings)
     return Generative.build(chosen, backbone, named, corpus)

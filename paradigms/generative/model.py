@@ -24,7 +24,7 @@ from paradigms.backbone import load_heads, load_seq2seq, load_tokenizer, quiet
 from paradigms.data import Corpus
 from paradigms.encode import Batch, read_settings
 from paradigms.files import settle, write_json
-from paradigms.generative.decoder import FAMILIES, Memory, decode, remember
+from paradigms.generative.decoder import Memory, check_family, decode, remember
 from paradigms.generative.identifiers import START, Identifiers
 from paradigms.generative.np_decoding import Clusters, cluster_tokens
 from paradigms.generative.outputs import Outputs, Scorer
@@ -72,10 +72,9 @@ class Generative(Trainable):
         """clusters: those of the identifiers' tokens, where settings.tokens is "clusters"; see `build`."""
         super().__init__()
         self.settings, self.identifiers = settings, identifiers
+        check_family(backbone)
         self.backbone: Any = load_seq2seq(backbone)
         config = self.backbone.config
-        if config.model_type not in FAMILIES:
-            raise ValueError(f"{backbone} is a {config.model_type}; generative paradigms need {FAMILIES}")
         self.tokenizer = load_tokenizer(backbone, config.vocab_size)
         self.width: int = config.d_model
         own = settings.tokens == "own"

@@ -22,6 +22,7 @@ from paradigms.backbone import load_tokenizer
 from paradigms.data import Corpus
 from paradigms.encode import Batch
 from paradigms.generative.constraints import Branches, ranges
+from paradigms.generative.decoder import check_family
 from paradigms.generative.forced import sequence_scores
 from paradigms.generative.identifiers import text, tokenize
 from paradigms.generative.model import Generative, GenerativeSettings
@@ -47,6 +48,7 @@ def seal(
     decode: "keys" scores documents as SEAL does, "spans" as T5-SEAL.
     """
     chosen = GenerativeSettings(**{"name": "seal", "decode": decode, "beams": 15} | settings)
+    check_family(backbone)
     names = text(corpus, load_tokenizer(backbone), chosen.document_length)
     return Generative.build(chosen, backbone, names, corpus)
 

@@ -20,10 +20,13 @@ from paradigms.generative.model import Generative
 from paradigms.generative.pairs import (
     Pair,
     document_span_pairs,
+    generated_pairs,
     indexing_pairs,
+    read_generated,
     retrieval_pairs,
     span_pairs,
 )
+from paradigms.generative.small import small_t5
 from paradigms.model import Paradigm
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.dev import dev_measure
@@ -125,12 +128,18 @@ def fit_generative(
     folder: Path,
     accelerator: Accelerator,
     console: Console,
+    generated: Path | None = None,
 ) -> Generative:
-    """The model trained on pairs of splits[0] and of the corpus, chosen as `fit` chooses."""
+    """The model trained on pairs of splits[0] and of the corpus, chosen as `fit` chooses.
+
+    generated: JSON lines of queries that a generator wrote for documents (`pairs.read_generated`).
+    """
     if training.workers and model.settings.refresh:
         raise ValueError("workers tokenise ahead, with the clusters of NP-decoding before a refresh: set 0")
     problems = Problems()
     pairs = training_pairs(model, collection.corpus, splits[0], problems, training.seed)
+    if generated is not None:
+        pairs += generated_pairs(read_generated(generated), model.identifiers, problems)
     for found in (model.identifiers.problems, problems):
         if found:
             console.print(f"{model.name}: {found}")
@@ -138,6 +147,23 @@ def fit_generative(
     dev = _dev(collection, splits[1], dev_run, dev_queries, accelerator)
     trained = train(model, objective, training, folder, accelerator=accelerator, dev=dev)
     return trained.to(accelerator.device)
+
+
+def t5_folder(
+    name: str, collection: Collection, folder: Path, seed: int, accelerator: Accelerator
+) -> str | Path:
+    """A T5's name as it is; for "small", one with random weights, made once in `folder` from the collection.
+
+    Its vocabulary comes from the documents and the training queries.
+    """
+    if name != "small":
+        return name
+    if accelerator.is_main_process and not folder.is_dir():
+        small_t5(
+            [*collection.corpus, *training_splits(collection, seed)[0].queries.values()], folder, seed=seed
+        )
+    accelerator.wait_for_everyone()
+    return folder
 
 
 def training_pairs(
