@@ -222,6 +222,16 @@ def test_equal_scores_are_in_the_order_of_tokens(seq2seq):
         assert free.of(n).sequences() == [[END], [0, 0]]
 
 
+def test_a_finished_sequence_gives_way_to_an_equal_one_that_reads_smaller(seq2seq):
+    model = generative(seq2seq["t5"], named([[9], [3, 7]]), tokens="own", softmax="place")
+    model.table = torch.nn.Parameter(torch.zeros(310, model.width).double())  # ½, ½, and then 1
+    sources = model.tokenize(QUERIES[:1])
+    for beams, expected in ((1, [[3, 7, END]]), (2, [[3, 7, END], [9, END]])):
+        found = beam_search(model, sources, trie(model), beams=beams, length=3)
+        assert found.sequences() == expected
+        assert np.allclose(found.scores, 2 * np.log(0.5))
+
+
 def test_beams_beyond_the_valid_set_stay_empty(seq2seq):
     model = generative(seq2seq["t5"], named([[5], [6, 7]]), tokens="own", softmax="place")
     found = beam_search(model, model.tokenize(QUERIES), None, beams=40, length=2)

@@ -122,10 +122,11 @@ def corpus(model: Generative) -> Sequences:
 
 @pytest.mark.parametrize("decode", ["spans", "keys"])
 def test_search_by_ngrams_is_the_slow_search_and_the_slow_score(seq2seq, decode):
-    rows = corpus(generative(seq2seq["t5"], texts([[5]])))
+    rows = [*corpus(generative(seq2seq["t5"], texts([[5]]))), [300] * 30000]  # others are rare beside these
     model = generative(seq2seq["t5"], texts(rows), decode=decode, beams=3, span=4)
     allowed = text_next(model) if decode == "keys" else continuations(spans_of(rows, 4))
     expected = {}
+    generated, with_own = [], []
     for query, text in QUERIES.items():
         found = slow_search(model, text, allowed, 3, 4, keep=decode == "keys")
         grams = {tuple(tokens): score for tokens, score in found}
@@ -133,12 +134,17 @@ def test_search_by_ngrams_is_the_slow_search_and_the_slow_score(seq2seq, decode)
             own = model.tokenizer(text, add_special_tokens=False)["input_ids"]
             own_grams = {tuple(own[i : i + m]) for m in (1, 2, 3) for i in range(len(own) - m + 1)}
             there = {gram for gram in own_grams if any(occurrences(row, gram) for row in rows)}
+            generated.append(slow_seal(rows, grams, 1500))
             grams |= {gram: log_p(model, text, list(gram)) for gram in there}
             scores = slow_seal(rows, grams, 1500)
+            with_own.append(scores)
         else:
             held = {n: [s for g, s in grams.items() if occurrences(row, g)] for n, row in enumerate(rows)}
             scores = {n: max(spans) + 1e-9 * len(spans) for n, spans in held.items() if spans}
         expected[query] = ranked({f"d{n}": score for n, score in scores.items()})
+    if decode == "keys":
+        assert all(generated)
+        assert generated != with_own, "the query's own n-grams add to a score"
     retriever = GenerativeRetriever(model)
     assert_same(retriever.search(QUERIES), expected)
     assert all("d1" not in scores for scores in expected.values()), "the empty document has no n-gram"

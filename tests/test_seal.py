@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from paradigms.generative import seal
+from paradigms.generative import forced, seal
 from paradigms.generative.forced import sequence_scores
 from paradigms.generative.model import Targets
 from paradigms.generative.ngrams import NGramIndex
@@ -209,18 +209,18 @@ def test_query_grams_are_those_of_the_corpus_with_their_teacher_forced_probabili
     model = generative(folder, texts([[5]]))
     words = model.tokenizer("the lazy dog the lazy", add_special_tokens=False)["input_ids"]
     the, lazy, dog = words[:3]
-    model = generative(folder, texts([[lazy, dog, 9], [the, 9, the]]), query_length=4)
+    model = generative(folder, texts([[lazy, dog, the, 9], [the, 9]]), query_length=4)
     index = NGramIndex.build(model.identifiers.tokens, model.identifiers.offsets)
     queries = ["the lazy dog the lazy", "", "corn"]
     sources = model.tokenize(queries)
     found = query_grams(model, index, queries, sources)
-    expected = sorted([(the,), (lazy,), (dog,), (lazy, dog)])
+    expected = sorted([(the,), (lazy,), (dog,), (lazy, dog), (dog, the), (lazy, dog, the)])
     states, scores = found[0]
     assert states.tolist() == index.find(*csr([list(gram) for gram in expected])).tolist()
     targets = Targets.pad([[list(gram) for gram in expected]] * 3)
     with torch.inference_mode():
-        forced = model.token_scores(sources, targets, "log_probability").sum(-1)
-    np.testing.assert_allclose(scores, forced[0].numpy(), atol=1e-6)
+        expected_scores = model.token_scores(sources, targets, "log_probability").sum(-1)
+    np.testing.assert_allclose(scores, expected_scores[0].numpy(), atol=1e-6)
     assert [len(states) for states, _ in found[1:]] == [0, 0]
 
 
@@ -233,7 +233,9 @@ def test_sequence_scores_are_token_scores_however_they_are_batched(seq2seq, monk
         filled = [own + [[1]] * (4 - len(own)) for own in sequences]
         expected = model.token_scores(sources, Targets.pad(filled), scorer).sum(-1).numpy()
     for places in (1, 7, 1000):
-        monkeypatch.setattr("paradigms.generative.forced.PLACES", {"cpu": places})
+        monkeypatch.setattr(forced, "PLACES", {"cpu": places})
+        batches = [[sequences[0][n] for n in batch] for batch in forced._batches(sequences[0], places)]
+        assert all(len(batch) == 1 or len(batch) * max(map(len, batch)) <= places for batch in batches)
         found = sequence_scores(model, sources, sequences, scorer)
         for own, row in zip(found, expected, strict=True):
             np.testing.assert_allclose(own, row[: len(own)], atol=1e-6)
