@@ -117,6 +117,8 @@ def test_the_tables_hold_every_fold(results: Path, collection: Path) -> None:
     expected = adapt(values, 8, best, default=NAMES.index("k=4"))
     assert [row["chosen"] for row in wanted] == [NAMES[n] for n in expected.chosen]
     assert [float(row["adapted"]) for row in wanted] == pytest.approx(expected.adapted.tolist())
+    assert [float(row["default"]) for row in wanted] == pytest.approx(expected.default.tolist())
+    assert not np.allclose(values[0], values[NAMES.index("k=4")])  # else it might be another default
     assert {row["shots"] for row in rows} == {"1", "4", "8"}  # 64 shots leave no query of 20
     with (results / "strategies.csv").open() as stream:
         means = {
