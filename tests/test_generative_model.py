@@ -572,7 +572,7 @@ def test_a_document_is_named_by_its_identifiers_or_by_windows_of_its_text(folder
     model = generative(folders["t5"], named(ROWS))
     assert model.names(2) == [[5, 40, 41, 42, 43, END]]
     model = generative(folders["t5"], texts([*ROWS, []]), span=2)
-    assert model.names(2) == [[5, 40], [41, 42], [43]]
+    assert model.names(2) == [[5, 40], [41, 42], [42, 43]]  # the last window ends with the text
     assert model.names(len(ROWS)) == []
 
 

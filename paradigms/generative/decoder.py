@@ -52,8 +52,7 @@ class Memory:
 
     def keep(self, rows: Int[Tensor, "b n"]) -> None:
         """Go on with these of each query's sequences: what a beam search does after each step."""
-        index = rows[:, :, None, None, None]
-        self.past = [(k.take_along_dim(index, 1), v.take_along_dim(index, 1)) for k, v in self.past]
+        self.past = [(_take(keys, rows), _take(values, rows)) for keys, values in self.past]
 
 
 def remember(decoder: Any, states: Float[Tensor, "b j h"], mask: Bool[Tensor, "b j"]) -> Memory:
@@ -169,3 +168,9 @@ def _softmax(scores: Tensor) -> Tensor:
 def _dropout(decoder: Any) -> Callable[[Tensor], Tensor]:
     rate = decoder.config.dropout_rate if decoder.training else 0.0
     return lambda x: nn.functional.dropout(x, rate) if rate else x
+
+
+def _take(x: Float[Tensor, "b n t heads k"], rows: Int[Tensor, "b m"]) -> Float[Tensor, "b m t heads k"]:
+    """x[b, rows[b]]: whole rows are copied at once, many times faster than element by element."""
+    first = x.shape[1] * torch.arange(len(rows), device=rows.device)[:, None]
+    return x.flatten(0, 1).index_select(0, (rows + first).flatten()).unflatten(0, rows.shape)

@@ -301,13 +301,14 @@ class Generative(Trainable):
     def names(self, document: int) -> list[list[int]]:
         """Every token sequence by which rerank mode scores a document, whatever the query.
 
-        Its identifiers; where these are its text, the text in windows of `span` tokens.
+        Its identifiers; where these are its text, the text in windows of `span` tokens, the last one ending
+        with it: a shorter one would win by being short.
         """
         rows = [self.target(number) for number in self.identifiers.of(document)]
         if self.identifiers.kind != "text":
             return rows
         span = self.settings.span
-        return [row[first : first + span] for row in rows for first in range(0, len(row), span)]
+        return [row[first : first + span] for row in rows for first in _starts(len(row), span)]
 
     def labels(self, tokens: Sequence[int]) -> list[str]:
         """A readable name for each token that the decoder writes."""
@@ -345,3 +346,8 @@ class Generative(Trainable):
         """The weights that are not the backbone's own."""
         state = self.state_dict().items()
         return {name: t.contiguous() for name, t in state if not name.startswith("backbone.")}
+
+
+def _starts(length: int, span: int) -> list[int]:
+    """Where windows of `span` places begin that cover `length` places, all within them; none of nothing."""
+    return sorted({*range(0, length - span, span), max(0, length - span)}) if length else []
