@@ -31,6 +31,7 @@ from paradigms.settings import from_command_line
 from paradigms.train.job import open_collection
 
 CLOSING, OPENING = set(".,;:!?)]}%'’"), set("([{")
+CONTRACTED = {"s", "t", "re", "ve", "ll", "d", "m"}  # after an apostrophe
 NO_SALIENCE: dict[Side, str] = {
     "query": "This model has no salience for queries: words are ordered by their best similarity.",
     "document": "This model has no salience for documents: none of their words is marked as salient.",
@@ -206,10 +207,12 @@ def weigh(found: list[Word], weights: Tensor, share: float) -> list[Word]:
 
 
 def spaced(found: Sequence[Word]) -> list[tuple[str, Word]]:
-    """Each word with the space before it: none before closing and after opening punctuation."""
+    """Each word with the space before it: none before closing, after opening punctuation, within it's."""
     result: list[tuple[str, Word]] = []
     for n, word in enumerate(found):
-        tight = n == 0 or word.text in CLOSING or found[n - 1].text in OPENING
+        before = found[n - 1].text if n else ""
+        contracted = before in ("'", "’") and word.text in CONTRACTED
+        tight = n == 0 or word.text in CLOSING or before in OPENING or contracted
         result.append(("" if tight else " ", word))
     return result
 

@@ -60,7 +60,7 @@ def test_pieces_become_words_again(family: str, checkpoints: dict[str, Path]) ->
 
 
 def test_punctuation_stands_where_it_belongs(paradigm: Paradigm) -> None:
-    text = "the sea (and the bird), over."
+    text = "the sea's (and the birds' own), over."
     found = interpret.words(paradigm, text, "query", paradigm.encode_queries([text]).mask[0, 0])
     assert "".join(space + word.text for space, word in interpret.spaced(found)) == text
 
