@@ -169,14 +169,17 @@ def test_what_cannot_be_run_ends_with_a_line(
 def test_verdicts_follow_the_intervals(scripts: None) -> None:
     report = script("salience_report")
     cases = {
-        (-0.01, 0.01): ("holds", "undecided", "undecided"),
-        (-0.05, -0.03): ("does not hold", "does not hold", "holds"),
-        (-0.03, 0.01): ("undecided", "undecided", "undecided"),
-        (0.001, 0.02): ("holds", "holds", "does not hold"),
+        (-0.01, 0.01): ("holds", "undecided", "undecided", "holds"),
+        (-0.05, -0.03): ("does not hold", "does not hold", "holds", "does not hold"),
+        (-0.03, 0.01): ("undecided", "undecided", "undecided", "undecided"),
+        (0.001, 0.019): ("holds", "holds", "does not hold", "holds"),
+        (0.01, 0.05): ("holds", "holds", "does not hold", "undecided"),
+        (0.03, 0.05): ("holds", "holds", "does not hold", "does not hold"),
     }
+    judges = [report.similar, report.above, report.below, report.equal]
     for (low, high), expected in cases.items():
         interval = Interval((low + high) / 2, low, high)
-        assert (report.similar(interval), report.above(interval), report.below(interval)) == expected
+        assert tuple(judge(interval) for judge in judges) == expected
 
 
 def test_the_full_scale_configuration_trains_a_tiny_t5(
