@@ -1,0 +1,429 @@
+"""How often does an alignment choose equal tokens, and does that depend on their IDF? Figures 2 and 3.
+
+Wu et al. 2024 (arXiv:2404.00684), §7.2, in both directions. q→d, per query token of a ColBERT: the hard rate,
+whether the document token it is aligned to has its id, and the soft rate, the weight on tokens of its id in
+the softmax of A's column; both averaged over the candidates. d→q, per document token: the soft rate of
+ColBERT's vectors under q←d (softmax of A's row), and of SEAL, whose A is a softmax already. SEAL's A is that
+of the exact identity, where a document token is there once for every layer and head: their mean; beside it
+the last layer's mean over heads, as public practice has it.
+
+Every rate is given twice: over all tokens, and over those for which a match is possible as the token occurs
+on the other side. "uniform" is what an alignment that looks at nothing would have. Special tokens,
+punctuation and stop words are not counted. A token's IDF is ln(1 + (N − df + ½)/(df + ½)) over the tokens of
+the collection's N documents.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from pages import Section
+from torch import Tensor
+from trained_pairs import Bench, Measured, PairSettings, Rows, measure_pairs, publish, shown, trained_on
+
+from paradigms import Generative, Paradigm
+from paradigms.core import Tokens
+from paradigms.data import Corpus
+from paradigms.encode import Batch
+from paradigms.evaluate import Interval
+from paradigms.evaluate.report import PALETTE
+from paradigms.generative.decoder import Trace, decode
+from paradigms.generative.identifiers import tokenize
+from paradigms.generative.model import Targets
+from paradigms.lexical import STOPWORDS
+from paradigms.progress import progress_bar
+from paradigms.settings import from_command_line
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BINS = (0, 2, 4, 6, 8, 15)  # limits of IDF, each bin without its upper one
+KINDS = ("all tokens", "a match is possible")
+FORWARD = ("MVDR hard", "MVDR soft", "uniform")  # q→d
+BACKWARD = ("MVDR (q←d)", "GR, all layers", "GR, last layer", "uniform")  # d→q
+SERIES = [*(("q→d", name) for name in FORWARD), *(("d→q", name) for name in BACKWARD)]
+PAPER_HARD = 0.114
+RESAMPLES = 2000
+Key = tuple[str, str, str]  # direction, series, kind
+Values = tuple[Int[np.ndarray, " x"], Float[np.ndarray, " x"]]  # ids of tokens and their rates
+
+
+@dataclass
+class Settings(PairSettings):
+    """What is trained on what, and which queries are measured."""
+
+    fewest: int = 50
+    """tokens that a bin needs for a claim to rest on it"""
+
+    experiment = "term-matching"
+
+
+def main(settings: Settings) -> None:
+    def measured(mvdr: Paradigm, generative: Generative, bench: Bench) -> Measured:
+        return measure(mvdr, generative, bench, settings.depth)
+
+    bench, found, accelerator = measure_pairs(settings, measured)
+    if accelerator.is_main_process:
+        results = gather(found)
+        summary = (
+            f"{len(bench.test.queries)} test queries over {len(bench.collection.corpus):,} documents, each "
+            f"with BM25's first {settings.depth} and the relevant documents as candidates; "
+            f"{trained_on(settings)}. Intervals (95 %) resample seeds and queries."
+        )
+        figures = {"figure2": draw(results, "q→d", FORWARD), "figure3": draw(results, "d→q", BACKWARD)}
+        sections = describe(results, settings.fewest)
+        publish(settings, "Term matching in alignments", summary, sections, figures, accelerator)
+    accelerator.end_training()
+
+
+# --- measuring --------------------------------------------------------------------------------------
+
+
+def measure(mvdr: Paradigm, generative: Generative, bench: Bench, depth: int) -> Measured:
+    """Of every query and bin the sum of each rate and the number of tokens that it is of."""
+    if mvdr.encoder.tokenizer.get_vocab() != generative.tokenizer.get_vocab():
+        raise ValueError("ids are compared: ColBERT and SEAL need the same vocabulary")
+    corpus, tokenizer = bench.collection.corpus, generative.tokenizer
+    idf, counted = token_idf(corpus, tokenizer), counted_tokens(tokenizer)
+    bins = np.where(counted, np.digitize(idf, BINS[1:-1]), -1)
+    positions = {id: n for n, id in enumerate(generative.identifiers.documents)}
+    pool = bench.pool(bench.test, depth)
+    found: dict[Key, list[list[list[float]]]] = defaultdict(list)
+    with progress_bar(True) as bar:
+        for query in bar.track(pool, description="term matching"):
+            documents = [positions[id] for id in pool[query]]
+            texts = [corpus[corpus.position(id)] for id in pool[query]]
+            text = bench.test.queries[query]
+            parts = rates_of(mvdr, generative, text, texts, documents)
+            for (direction, series), kind in product(SERIES, KINDS):
+                average = over_candidates if direction == "q→d" else each_token
+                own = [average(*part, kind == KINDS[1]) for part in parts[direction, series]]
+                total = sum((binned(*values, bins) for values in own), np.zeros((2, len(BINS) - 1)))
+                found[direction, series, kind].append(total.tolist())
+    rates = [{"direction": d, "series": s, "kind": k, "totals": t} for (d, s, k), t in found.items()]
+    return {"queries": list(pool), "rates": rates}
+
+
+# ids [n, x] of n candidates' or their query's tokens, their rates, and where a match is possible
+Part = tuple[Int[Tensor, "n x"], Float[Tensor, "n x"], Bool[Tensor, "n x"]]
+
+
+def rates_of(
+    mvdr: Paradigm, generative: Generative, query: str, texts: Sequence[str], documents: Sequence[int]
+) -> dict[tuple[str, str], list[Part]]:
+    """(direction, series) -> rates of a query and its candidates, by their texts and by their numbers."""
+    parts: dict[tuple[str, str], list[Part]] = defaultdict(list)
+    found = *multivector_rates(mvdr, query, texts), *generative_rates(generative, query, documents)
+    for direction, series, part in found:
+        parts[direction, series].append(part)
+    return parts
+
+
+def multivector_rates(mvdr: Paradigm, query: str, texts: Sequence[str]) -> Iterator[tuple[str, str, Part]]:
+    """(direction, series, rates) of a query's and its candidates' tokens; what does not count has id −1."""
+    queries, documents = mvdr.encode_queries([query]), mvdr.encode_documents(texts)
+    valid = (documents.mask[..., :, None] & queries.mask[..., None, :])[0]
+    equal = valid & (numbered(documents)[:, :, None] == numbered(queries)[:, None, :])
+    forward = mvdr.interact(documents, queries).alignment[0]
+    backward = mvdr.with_alignment("document_to_query").interact(documents, queries).alignment[0]
+    nothing = torch.zeros_like(forward)
+    ids, possible = numbered(queries).expand(len(texts), -1), equal.any(-2)
+    for series, weights in (
+        ("MVDR hard", forward),
+        ("MVDR soft", softened(forward, valid, -2)),
+        ("uniform", softened(nothing, valid, -2)),
+    ):
+        yield "q→d", series, (ids, (weights * equal).sum(-2), possible)
+    ids, possible = numbered(documents), equal.any(-1)
+    for series, A in (("MVDR (q←d)", backward), ("uniform", nothing)):
+        yield "d→q", series, (ids, (softened(A, valid, -1) * equal).sum(-1), possible)
+
+
+def numbered(tokens: Tokens) -> Int[Tensor, "n x"]:
+    """The ids of one query's or n documents' tokens, −1 for those that do not count."""
+    assert tokens.ids is not None
+    return tokens.ids.masked_fill(~tokens.mask, -1).flatten(0, 1)
+
+
+def softened(A: Float[Tensor, "n i j"], valid: Bool[Tensor, "n i j"], axis: int) -> Float[Tensor, "n i j"]:
+    """The softmax of A over an axis: 0 at padding, and where all is padding."""
+    return A.masked_fill(~valid, -torch.inf).softmax(axis).where(valid, 0)
+
+
+def generative_rates(
+    model: Generative, query: str, documents: Sequence[int]
+) -> Iterator[tuple[str, str, Part]]:
+    """The same of a decoder's cross-attention, for every token of the documents' windows.
+
+    What the last window shares with the one before counts once.
+    """
+    source = model.tokenize([query]).to(model.device)
+    for document in documents:
+        names = model.names(document)
+        if not names:
+            continue
+        targets = Targets.pad([names]).to(model.device)
+        ids = targets.ids[0].masked_fill(~targets.mask[0], -1)
+        whole = sum(len(model.target(number)) for number in model.identifiers.of(document))
+        ids[-1, : sum(map(len, names)) - whole] = -1
+        equal = ids[:, :, None] == source.input_ids[0]
+        attention = cross_attention(model, source, targets)
+        for series, A in (
+            ("GR, all layers", attention.mean((0, 3))),
+            ("GR, last layer", attention[-1].mean(2)),
+        ):
+            yield "d→q", series, (ids, (A * equal).sum(-1), equal.any(-1))
+
+
+def cross_attention(
+    model: Generative, source: Batch, targets: Targets
+) -> Float[Tensor, "layers n m heads j"]:
+    """A of `interaction.decompose` for one query, its document tokens apart by layer, place and head."""
+    with model.evaluating(), torch.no_grad():
+        trace = Trace()
+        _, memory = model.begin(source)
+        decode(model.backbone.decoder, model.embed(targets.inputs), memory, trace)
+    return torch.stack(trace.attention)[:, 0]
+
+
+def over_candidates(
+    ids: Int[Tensor, "n x"], rates: Float[Tensor, "n x"], possible: Bool[Tensor, "n x"], conditional: bool
+) -> Values:
+    """A query's tokens and the means of their rates over the n candidates, or those that can match."""
+    within = possible if conditional else torch.ones_like(possible)
+    number = within.sum(0)
+    mean = (rates * within).sum(0) / number.clamp(min=1)
+    return ids[0][number > 0].cpu().numpy(), mean[number > 0].double().cpu().numpy()
+
+
+def each_token(
+    ids: Int[Tensor, "n x"], rates: Float[Tensor, "n x"], possible: Bool[Tensor, "n x"], conditional: bool
+) -> Values:
+    """The documents' tokens, or those that can match, and their rates."""
+    within = possible if conditional else torch.ones_like(possible)
+    return ids[within].cpu().numpy(), rates[within].double().cpu().numpy()
+
+
+def binned(
+    ids: Int[np.ndarray, " x"], values: Float[np.ndarray, " x"], bins: Int[np.ndarray, " v"]
+) -> Float[np.ndarray, "2 bins"]:
+    """Sum and number of the values by the bin of their token; ids and bins of −1 are left out."""
+    own = np.where(ids < 0, -1, bins[ids])
+    kept, size = own >= 0, len(BINS) - 1
+    return np.stack([np.bincount(own[kept], weights, size) for weights in (values[kept], None)])
+
+
+def token_idf(corpus: Corpus, tokenizer: Any) -> Float[np.ndarray, " v"]:
+    """ln(1 + (N − df + ½)/(df + ½)) of every token, over whole documents."""
+    df = np.zeros(len(tokenizer))
+    for row in tokenize(tokenizer, corpus):
+        df[np.unique(np.array(row.ids, dtype=np.int64))] += 1
+    return np.log1p((len(corpus) - df + 0.5) / (df + 0.5))
+
+
+def counted_tokens(tokenizer: Any) -> Bool[np.ndarray, " v"]:
+    """Which tokens are neither special, nor without letter and digit, nor a stop word (at a word's beginning
+    or as a piece of one)."""
+    words = [token.lstrip("▁").lower() for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
+    counted = [any(c.isalnum() for c in word) and word not in STOPWORDS for word in words]
+    special = set(tokenizer.all_special_ids)
+    return np.array([own and id not in special for id, own in enumerate(counted)])
+
+
+# --- what was measured ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sums:
+    """[seeds, queries, bins]: sums of a rate and the number of tokens they are of."""
+
+    sums: Float[np.ndarray, "seeds queries bins"]
+    counts: Int[np.ndarray, "seeds queries bins"]
+
+    @property
+    def tokens(self) -> Int[np.ndarray, " bins"]:
+        """Tokens in every bin, of one seed."""
+        return self.counts.sum(1).max(0)
+
+
+Results = dict[Key, Sums]
+
+
+def gather(found: list[Measured]) -> Results:
+    """Of all seeds, which were measured on the same queries."""
+    if any(seed["queries"] != found[0]["queries"] for seed in found):
+        raise SystemExit("the seeds were measured on different queries: choose another --output")
+    parts: dict[Key, list[dict[str, Any]]] = defaultdict(list)
+    for seed in found:
+        for row in seed["rates"]:
+            parts[row["direction"], row["series"], row["kind"]].append(row)
+    totals = {key: np.array([row["totals"] for row in rows]) for key, rows in parts.items()}
+    return {key: Sums(of[:, :, 0], of[:, :, 1].astype(int)) for key, of in totals.items()}
+
+
+def rates(of: Sums, groups: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """The rate over each group of bins, and its resamples [resamples, groups]: Σ rates / Σ tokens over drawn
+    queries and seeds, the same for every group. NaN without tokens."""
+    rng = np.random.default_rng(0)
+    seeds, queries, _ = of.sums.shape
+    drawn = rng.multinomial(queries, np.full(queries, 1 / queries), RESAMPLES)
+    weights = rng.multinomial(seeds, np.full(seeds, 1 / seeds), RESAMPLES)
+    means, resampled = [], []
+    for group in groups:
+        top, below = (x[..., list(group)].sum(-1).astype(float) for x in (of.sums, of.counts))
+        both = [(drawn @ x.T * weights).sum(1) for x in (top, below)]
+        with np.errstate(invalid="ignore"):
+            means.append(top.sum() / below.sum())
+            resampled.append(both[0] / both[1])
+    return np.array(means), np.array(resampled).T
+
+
+def interval(mean: float, resampled: Float[np.ndarray, " resamples"]) -> Interval:
+    known = resampled[~np.isnan(resampled)]
+    low, high = np.quantile(known, (0.025, 0.975)) if len(known) else (np.nan, np.nan)
+    return Interval(float(mean), float(low), float(high))
+
+
+def by_bin(of: Sums) -> list[Interval]:
+    means, resampled = rates(of, [[n] for n in range(len(BINS) - 1)])
+    return [interval(mean, row) for mean, row in zip(means, resampled.T, strict=True)]
+
+
+def overall(of: Sums) -> Interval:
+    means, resampled = rates(of, [range(len(BINS) - 1)])
+    return interval(means[0], resampled[:, 0])
+
+
+def trend(of: Sums, fewest: int) -> tuple[Interval, list[int]] | None:
+    """The rate of the rarest tokens less that of the most frequent: of the last and first bin with enough
+    tokens. None where there are not two."""
+    enough = np.flatnonzero(of.tokens >= fewest)
+    if len(enough) < 2:
+        return None
+    ends = [int(enough[0]), int(enough[-1])]
+    means, resampled = rates(of, [[n] for n in ends])
+    return interval(means[1] - means[0], resampled[:, 1] - resampled[:, 0]), ends
+
+
+def claims(results: Results, fewest: int) -> Rows:
+    """The statements of §7.2, for either reading of a rate."""
+    key = ("q→d", "MVDR hard", KINDS[0])
+    seeds, queries, _ = results[key].sums.shape
+    average = overall(results[key])
+    rows: Rows = [
+        {
+            "claim": "q→d: MVDR chooses equal document tokens on average",
+            "rate": f"hard, {KINDS[0]}",
+            "the paper": f"{PAPER_HARD:.1%}, NQ320K",
+            "measured": shown(average),
+            "sample": f"{queries} queries, {seeds} seeds, {results[key].tokens.sum():,} tokens",
+            "verdict": verdict(average.low <= PAPER_HARD <= average.high),
+        }
+    ]
+    falls, rises = "q→d: rare query tokens match less", "d→q: the rate rises with IDF"
+    for direction, series, claim, sign in (
+        ("q→d", "MVDR hard", falls, -1),
+        ("q→d", "MVDR soft", falls, -1),
+        ("d→q", "MVDR (q←d)", rises, 1),
+        ("d→q", "GR, all layers", rises, 1),
+        ("d→q", "GR, last layer", rises, 1),
+    ):
+        for kind in KINDS:
+            of = results[direction, series, kind]
+            found = trend(of, fewest)
+            row = {"claim": claim, "rate": f"{series}, {kind}", "the paper": "yes"}
+            if found is None:
+                row |= {"measured": "–", "sample": f"no two bins of {fewest} tokens"}
+                rows.append(row | {"verdict": "out of reach at this scale"})
+                continue
+            change, (first, last) = found
+            sizes = f"{of.tokens[last]:,} and {of.tokens[first]:,} tokens"
+            sample = f"IDF {limits(last)} less {limits(first)}: {sizes}"
+            row |= {"measured": shown(change, "+"), "sample": sample}
+            rows.append(row | {"verdict": verdict(change.low > 0 if sign > 0 else change.high < 0)})
+    missing = ("the rates of NQ320K and MS MARCO", "–", "Figures 2 and 3", "T5-base, neither collection here")
+    return [*rows, dict(zip(rows[0], (*missing, "–", "out of reach at this scale"), strict=True))]
+
+
+def verdict(shown: bool) -> str:
+    return "reproduced" if shown else "not reproduced"
+
+
+def limits(n: int) -> str:
+    return f"{BINS[n]}–{BINS[n + 1]}"
+
+
+def describe(results: Results, fewest: int) -> dict[str, Section]:
+    """Sections of the page and the console by the name of their files."""
+
+    def table(direction: str, series: Sequence[str]) -> Rows:
+        rows: Rows = []
+        for name in series:
+            for kind in KINDS:
+                of = results[direction, name, kind]
+                row: dict[str, Any] = {"rate": name, "over": kind, "all": shown(overall(of))}
+                for n, own in enumerate(by_bin(of)):
+                    row[f"IDF {limits(n)}"] = f"{shown(own)} ({of.tokens[n]:,})" if of.tokens[n] else "–"
+                rows.append(row)
+        return rows
+
+    return {
+        "claims": Section(
+            "What the paper says and what we measured",
+            "Trends: the rate in the last bin of IDF less that in the first, of the bins with at least "
+            f"{fewest} tokens; reproduced where the 95 % interval lies on the claim's side of 0, and for an "
+            "average where it holds the paper's. The paper does not say whether its rates are over all "
+            "tokens or over those for which a match is possible.",
+            claims(results, fewest),
+        ),
+        "query_to_document": Section(
+            "Query to document (Figure 2)",
+            "Rate of query tokens, averaged over candidates; in brackets the number of query tokens.",
+            table("q→d", FORWARD),
+            ["figure2"],
+        ),
+        "document_to_query": Section(
+            "Document to query (Figure 3)",
+            "Soft rate of document tokens; in brackets the number of document tokens, over all candidates.",
+            table("d→q", BACKWARD),
+            ["figure3"],
+        ),
+    }
+
+
+def draw(results: Results, direction: str, series: Sequence[str]) -> Figure:
+    """Rates by bin of IDF with their intervals, over all tokens and over those that can match."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    places = np.arange(len(BINS) - 1)
+    for axes, kind in zip(figure.subplots(1, 2), KINDS, strict=True):
+        for number, name in enumerate(series):
+            found = np.array(by_bin(results[direction, name, kind]))
+            middle, low, high = found.T
+            axes.errorbar(
+                places + 0.08 * (number - (len(series) - 1) / 2),
+                middle,
+                [middle - low, high - middle],
+                fmt="o:" if name == "uniform" else "o-",
+                capsize=3,
+                color="0.5" if name == "uniform" else PALETTE[number],
+                label=name,
+            )
+        axes.set_xticks(places, [limits(n) for n in range(len(BINS) - 1)])
+        axes.set(title=f"over: {kind}", xlabel="IDF", ylabel=f"exact match rate, {direction}")
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    return figure
+
+
+if __name__ == "__main__":
+    main(from_command_line(Settings, __doc__ or ""))

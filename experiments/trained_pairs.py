@@ -1,0 +1,323 @@
+"""A ColBERT and a T5-SEAL from the same T5, data and number of queries, for each seed: MVDR beside GR.
+
+Wu et al. 2024 (arXiv:2404.00684), §6.2, compare T5-ColBERT and T5-SEAL. Experiments that ask how the two
+align share their models: a pair that stands in the folder `models` is not trained again. Every model is in
+its last state, which nothing chose.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate import Accelerator
+from pages import Section, print_sections, write_page
+from rich.console import Console
+
+from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm, load
+from paradigms.data import Collection, Problems, Run, Split, hold_out
+from paradigms.evaluate import Interval
+from paradigms.files import atomic_text, write_json, write_text
+from paradigms.generative.small import small_t5
+from paradigms.lexical import BM25
+from paradigms.train import tracking
+from paradigms.train.dev import candidates
+from paradigms.train.job import (
+    environment,
+    fit,
+    fit_generative,
+    folder_name,
+    keep_settings,
+    open_collection,
+    training_pairs,
+    training_splits,
+)
+from paradigms.train.loop import TrainingSettings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAMES = ("colbert", "seal")  # the order in which a pair is given
+
+
+@dataclass
+class PairSettings:
+    """What is trained on what, and which queries are measured. Experiments add fields of their own."""
+
+    collection: str = "pydocs"
+    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
+    documents: int = 2000
+    """size of a fixed subset, of pydocs alone; 0: all documents"""
+    backbone: str = "small"
+    """a T5 by hub name or folder; small: one with random weights and the collection's vocabulary"""
+    vocabulary: int = 8000
+    """tokens of the small T5"""
+    width: int = 128
+    """of the small T5's vectors"""
+    layers: int = 2
+    """of the small T5's encoder, and of its decoder"""
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
+    """of the small T5's weights and of training"""
+    steps: int = 400
+    """of ColBERT; SEAL has as many more as it takes to see as many queries beside its passages"""
+    batch_size: int = 64
+    learning_rate: float = 1e-3
+    query_length: int = 32
+    document_length: int = 128
+    span: int = 10
+    """tokens of a document's windows, by which SEAL scores it"""
+    queries: int = 150
+    """test queries that are measured, drawn at random; 0: all"""
+    depth: int = 100
+    """BM25 candidates of each query, to which the relevant documents are added"""
+    models: str = ""
+    """folder of the trained models, which experiments share; empty: results/pairs-COLLECTION"""
+    output: str = ""
+    """results folder; empty: one named after the experiment and the collection"""
+    precision: str = "no"
+    """no, bf16, fp16; auto: bf16 where the hardware has it"""
+    tracker: str = "wandb"
+    """wandb (offline without a key) or none"""
+
+    experiment = "pairs"  # of results folders
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "depth", "span", "vocabulary", "width", "layers"):
+            if getattr(self, name) < 1:
+                raise SystemExit(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise SystemExit(f"seeds must be different, and at least one; got {self.seeds}")
+        self.models = self.models or f"results/pairs-{folder_name(self.collection)}"
+        self.output = self.output or f"results/{self.experiment}-{folder_name(self.collection)}"
+
+
+TRAINING = (  # settings of the models; results under others are refused
+    *("collection", "documents", "backbone", "vocabulary", "width", "layers", "steps", "batch_size"),
+    *("learning_rate", "query_length", "document_length", "span", "precision"),
+)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A collection with its training and dev queries, the test queries that are measured, and BM25."""
+
+    collection: Collection
+    train: Split
+    dev: Split
+    test: Split
+    bm25: BM25
+
+    def pool(self, split: Split, depth: int) -> Run:
+        """BM25's first `depth` documents of each query and the relevant ones, with BM25's scores."""
+        return candidates(self.bm25.search(split.queries, depth), split.judgements, depth)
+
+
+def open_bench(settings: PairSettings, console: Console) -> Bench:
+    """The splits; without a dev split a tenth of the training queries, the same for every seed."""
+    subset = settings.documents or None if settings.collection == "pydocs" else None
+    collection = open_collection(settings.collection, subset, console)
+    if "test" not in collection.splits:
+        raise SystemExit(f"{collection.name} has no split 'test'; it has {', '.join(collection.splits)}")
+    train, dev = training_splits(collection, seed=0)
+    if not (train.queries and dev.queries):
+        raise SystemExit(f"{collection.name} has no training queries to train on and to choose by")
+    test = some_queries(collection.split("test"), settings.queries)
+    return Bench(collection, train, dev, test, BM25.build(collection.corpus, collection.corpus.ids))
+
+
+def some_queries(split: Split, count: int) -> Split:
+    """`count` of the split's queries, drawn by their ids alone; 0: all."""
+    if not 0 < count < len(split.queries):
+        return split
+    return hold_out(split, count / len(split.queries))[1]
+
+
+def keep_training(settings: PairSettings, bench: Bench) -> None:
+    """Refuse a folder of models that were trained otherwise."""
+    kept = {name: getattr(settings, name) for name in TRAINING}
+    keep_settings(kept | {"fingerprint": bench.collection.fingerprint}, Path(settings.models), free=())
+
+
+def trained_pair(
+    seed: int, bench: Bench, settings: PairSettings, accelerator: Accelerator, console: Console
+) -> tuple[Paradigm, Generative]:
+    """The seed's ColBERT and SEAL, trained where they are not there yet."""
+    folder = Path(settings.models) / f"seed-{seed}"
+    missing = [name for name in NAMES if not (folder / name / "checkpoint").is_dir()]
+    accelerator.wait_for_everyone()  # before any process can finish one
+    backbone = settings.backbone
+    if missing and backbone == "small":
+        backbone = str(folder / "small-t5")
+        texts = [*bench.collection.corpus, *bench.train.queries.values()]
+        if accelerator.is_main_process and not Path(backbone).is_dir():
+            # Dropout costs a T5 that starts from random weights more steps than it saves from over-fitting.
+            sizes = {name: getattr(settings, name) for name in ("vocabulary", "width", "layers")}
+            small_t5(texts, backbone, **sizes, dropout=0.0, seed=seed)
+        accelerator.wait_for_everyone()
+    for name in missing:
+        console.print(f"{bench.collection.name}, seed {seed}: {name}")
+        torch.manual_seed(seed)
+        model = _fit(name, backbone, seed, bench, settings, folder / name / "training", accelerator, console)
+        if accelerator.is_main_process:
+            model.save_pretrained(folder / name / "checkpoint")
+        accelerator.wait_for_everyone()
+        accelerator.free_memory()
+    pair = (load(folder / name / "checkpoint").to(accelerator.device).eval() for name in NAMES)
+    mvdr, generative = pair
+    assert isinstance(mvdr, Paradigm)
+    assert isinstance(generative, Generative)
+    return mvdr, generative
+
+
+def _fit(
+    name: str,
+    backbone: str,
+    seed: int,
+    bench: Bench,
+    settings: PairSettings,
+    folder: Path,
+    accelerator: Accelerator,
+    console: Console,
+) -> Paradigm | Generative:
+    splits = bench.train, bench.dev
+    lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
+    if name == "colbert":
+        paradigm = PARADIGMS[name](backbone, **lengths).to(accelerator.device)
+        training = _training(settings, settings.steps, seed)
+        return fit(
+            paradigm,
+            bench.collection,
+            splits,
+            ({}, {}),
+            0,
+            0,
+            training,
+            folder,
+            accelerator,
+        )
+    options: dict[str, Any] = lengths | {"decode": "spans", "span": settings.span}
+    model = GENERATIVE[name](backbone, bench.collection.corpus, **options).to(accelerator.device)
+    training = _training(settings, round(settings.steps / query_share(model, bench, seed)), seed)
+    return fit_generative(
+        model,
+        bench.collection,
+        splits,
+        {},
+        0,
+        training,
+        folder,
+        accelerator,
+        console,
+    )
+
+
+def _training(settings: PairSettings, steps: int, seed: int) -> TrainingSettings:
+    return TrainingSettings(
+        steps=steps,
+        batch_size=settings.batch_size,
+        learning_rate=settings.learning_rate,
+        warmup=0.05,
+        save_every=100,
+        seed=seed,
+    )
+
+
+def query_share(model: Generative, bench: Bench, seed: int) -> float:
+    """Share of SEAL's training pairs whose source is a query; those of the others are passages."""
+    pairs = training_pairs(model, bench.collection.corpus, bench.train, Problems(), seed)
+    queries = set(bench.train.queries.values())
+    return sum(pair.source in queries for pair in pairs) / len(pairs)
+
+
+# --- what every experiment on pairs does around its measuring ---------------------------------------
+
+Measured = dict[str, Any]  # of one seed, as JSON holds it
+Rows = list[dict[str, Any]]
+
+
+def measure_pairs(
+    settings: PairSettings, measure: Callable[[Paradigm, Generative, Bench], Measured]
+) -> tuple[Bench, list[Measured], Accelerator]:
+    """`measure` of every seed's pair; what stands in the results folder is not measured again."""
+    folder = Path(settings.output)
+    accelerator = tracking.start(
+        tracker=settings.tracker,
+        precision=settings.precision,
+        project="retrieval-paradigms",
+        config={name: str(value) for name, value in asdict(settings).items()},
+        folder=folder,
+    )
+    console = Console(quiet=not accelerator.is_main_process)
+    bench = open_bench(settings, console)
+    if accelerator.is_main_process:
+        keep_training(settings, bench)
+        kept = asdict(settings) | {"fingerprint": bench.collection.fingerprint}
+        keep_settings(kept, folder, free={"seeds", "models", "output", "tracker"})
+    files = {seed: folder / f"seed-{seed}.json" for seed in settings.seeds}
+    missing = [seed for seed, file in files.items() if not file.is_file()]
+    accelerator.wait_for_everyone()  # before any process can finish one
+    for seed in missing:
+        try:
+            pair = trained_pair(seed, bench, settings, accelerator, console)
+            if accelerator.is_main_process:
+                console.print(f"{bench.collection.name}, seed {seed}: measuring")
+                write_json(files[seed], measure(*pair, bench))
+        except (ValueError, OSError, KeyError, FloatingPointError) as error:
+            raise SystemExit(f"{bench.collection.name}, seed {seed}: {error}") from error
+        accelerator.wait_for_everyone()
+    found = [json.loads(file.read_text(encoding="utf-8")) for file in files.values()]
+    return bench, found, accelerator
+
+
+def publish(
+    settings: PairSettings,
+    title: str,
+    summary: str,
+    sections: Mapping[str, Section],
+    figures: Mapping[str, Figure],
+    accelerator: Accelerator,
+) -> None:
+    """Each section's rows as NAME.csv, NAME.json and NAME.md, the figures as PNG, and all on one page."""
+    folder, where = Path(settings.output), environment(accelerator)
+    for name, section in sections.items():
+        write_rows(folder / name, section.rows)
+    write_json(folder / "environment.json", where)
+    page = write_page(folder, title, summary, list(sections.values()), figures, asdict(settings) | where)
+    print_sections(list(sections.values()))
+    Console().print(f"{summary}\nReport: {page}")
+    if accelerator.trackers:
+        import wandb
+
+        run = accelerator.get_tracker("wandb").tracker
+        run.log({name: wandb.Image(str(folder / f"{name}.png")) for name in figures})
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows of the same keys as path.csv, path.json and path.md."""
+    write_json(path.with_suffix(".json"), list(rows))
+    with atomic_text(path.with_suffix(".csv")) as stream:
+        writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *([*row.values()] for row in rows)]
+    cells = [[str(cell).replace("|", "\\|") for cell in line] for line in lines]
+    write_text(path.with_suffix(".md"), "".join(f"| {' | '.join(line)} |\n" for line in cells))
+
+
+def trained_on(settings: PairSettings) -> str:
+    """What the models have seen, for a summary."""
+    seen = settings.steps * settings.batch_size
+    return (
+        f"{len(settings.seeds)} seeds of a ColBERT and a SEAL from the T5 {settings.backbone!r}, trained on "
+        f"{seen:,} queries each (SEAL on passages besides)"
+    )
+
+
+def shown(interval: Interval, sign: str = "") -> str:
+    """mean [low, high]; sign: "+" for differences."""
+    return f"{interval.mean:{sign}.3f} [{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]"
