@@ -52,7 +52,7 @@ OUT_OF_REACH = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Task:
     """One collection and the ALIGNERs trained with one alignment on it (or for it)."""
 
@@ -79,10 +79,8 @@ class Task:
         return None if found is None else seeds_interval(np.stack([a.gain for a in found]))
 
 
-def shown(interval: Interval | None) -> str:
-    if interval is None:
-        return "–"
-    return f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
+def shown(interval: Interval, digits: int = 3) -> str:
+    return f"{interval.mean:+.{digits}f} [{interval.low:+.{digits}f}, {interval.high:+.{digits}f}]"
 
 
 def rules(task: Task) -> list[str]:
@@ -206,22 +204,22 @@ def careful(tasks: list[Task]) -> Rows:
     rows: Rows = []
     for rule in rules(tasks[0])[1:]:
         gains = {
-            (task.label, shots): interval
+            (task, shots): interval
             for task in tasks
-            for (r, shots) in task.adapted
-            if r == rule and (interval := task.gain(rule, shots)) is not None
+            for (of_rule, shots) in task.adapted
+            if of_rule == rule and (interval := task.gain(rule, shots)) is not None
         }
         if not gains:
             continue
-        (label, shots), worst = min(gains.items(), key=lambda item: item[1].mean)
-        mean = np.mean([interval.mean for interval in gains.values()])
-        lossless = sum(interval.mean >= 0 for interval in gains.values())
+        (task, shots), worst = min(gains.items(), key=lambda item: item[1].mean)
+        level, means = float(rule.removeprefix("p ≤ ")), task.values.mean(axis=(0, 2))
         rows.append(
             {
-                "claim": f"adapting only when p ≤ {rule.removeprefix('p ≤ ')} never loses on average",
+                "claim": f"adapting only when {rule} never loses on average",
                 "the paper": "not in the paper",
-                "measured": f"mean {mean:+.4f}; no loss in {lossless} of {len(gains)} (task, shots); "
-                f"worst {shown(worst)} ({label}, {shots} shots)",
+                "measured": f"no loss in {sum(x.mean >= 0 for x in gains.values())} of {len(gains)} (task, "
+                f"shots); worst {shown(worst, 4)} ({task.label}, {shots} shots), where level · (default − "
+                f"worst) is {level * (means[task.default] - means.min()):.4f}",
                 "verdict": "holds" if worst.mean >= 0 else "contrary" if worst.high < 0 else "within chance",
             }
         )

@@ -87,7 +87,7 @@ def shot_rows(task: Task) -> Rows:
             "folds": len(found[0].chosen),
             "rule": rule,
             "nDCG@10": f"{adapted.mean():.3f} ± {adapted.std():.3f}",
-            "gain": shown(task.gain(rule, shots)),
+            "gain": shown(seeds_interval(np.stack([a.gain for a in found])), 4),
             "changed": f"{np.mean([a.chosen != task.default for a in found]):.0%}",
             "gains kept": share(gains.clip(min=0).sum(), plain.clip(min=0).sum()),
             "losses avoided": share((plain - gains).clip(max=0).sum(), plain.clip(max=0).sum()),
@@ -97,7 +97,7 @@ def shot_rows(task: Task) -> Rows:
 
 
 def share(part: float, whole: float) -> str:
-    return f"{part / whole:.0%}" if whole else "–"
+    return f"{abs(part / whole):.0%}" if whole else "–"  # without the sign of −0
 
 
 def write_tables(folder: Path, tasks: list[Task]) -> None:

@@ -237,7 +237,10 @@ def test_the_careful_rule_is_said_to_lose_where_it_does() -> None:
     task.adapted["p ≤ 0.05", 8] = [type(lost)(8, lost.chosen, lost.default - 0.01, lost.default, lost.oracle)]
     (row,) = adaptation_claims.careful([task])
     assert row["verdict"] == "contrary"
-    assert "8 shots" in row["measured"]
+    means = task.values[0].mean(axis=1)
+    assert "no loss in 1 of 2" in row["measured"]
+    assert "worst -0.0100 [-0.0100, -0.0100] (scifact, k=1, 8 shots)" in row["measured"]
+    assert row["measured"].endswith(f"{0.05 * (means[0] - means.min()):.4f}")
 
 
 def test_sixteen_examples_are_compared_with_eight() -> None:
