@@ -56,10 +56,10 @@ def alignment_picture(example: AlignmentExample, system: str) -> matplotlib.figu
     relevant = "relevant" if example.relevant else "not relevant"
     heading = f"{system}: {example.query_id} → {example.document_id} ({relevant})"
     links = len(alignment.links)
-    lines = [
-        _shortened(heading, int(12 * width)),
-        f"rel = {alignment.rel:.4g}, Z = {alignment.Z:.4g}, {links} link{'' if links == 1 else 's'}",
-    ]
+    facts = [f"rel = {alignment.rel:.4g}", f"Z = {alignment.Z:.4g}"]
+    facts += [f"rest = {alignment.rest:.4g}"] if alignment.rest else []
+    facts.append(f"{links} link{'' if links == 1 else 's'}")
+    lines = [_shortened(heading, int(12 * width)), ", ".join(facts)]
     cropped = [
         f"{len(kept)} of {total} {side} tokens, those used most"
         for kept, total, side in ((columns, product.shape[1], "document"), (rows, product.shape[0], "query"))

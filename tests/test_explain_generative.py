@@ -1,0 +1,167 @@
+"""explain_generative: what is shown of a decoder adds up to its rel, token by token, under readable names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paradigms.data import Corpus, Problems
+from paradigms.evaluate import AlignmentExample, SystemAlignment, alignment_picture
+from paradigms.evaluate.explain import explain_generative
+from paradigms.generative.dsi import dsi
+from paradigms.generative.identifiers import END, Identifiers
+from paradigms.generative.interaction import decompose
+from paradigms.generative.model import Targets
+from paradigms.generative.outputs import Scorer
+from paradigms.generative.seal import seal
+from tests.tiny_generative import VOCABULARY, generative, named, texts
+
+QUERY = "the quick red fox did run over the stone bridge"
+NAMES = [[20, 21, 22], [20, 23], [24, 25, 26, 27]]
+SCORERS: tuple[Scorer, ...] = ("log_probability", "logit", "centred_logit")
+
+
+def product(shown: SystemAlignment) -> np.ndarray:
+    """S ⊙ A of the links, [document tokens, query tokens]."""
+    found = np.zeros((len(shown.document_tokens), len(shown.query_tokens)))
+    for i, j, s, a in shown.links:
+        found[i, j] = s * a
+    return found
+
+
+def adds_up(shown: SystemAlignment) -> None:
+    total = product(shown).sum() / shown.Z + shown.rest
+    assert total == pytest.approx(shown.rel, rel=1e-9, abs=1e-9)
+    weights = np.zeros_like(product(shown))
+    for i, j, _, a in shown.links:
+        weights[i, j] = a
+    assert weights.sum(1) == pytest.approx(1, abs=1e-9)  # each token of the name attends to the whole query
+
+
+@pytest.mark.parametrize("family", ["t5", "t5-v1.1", "mt5"])
+@pytest.mark.parametrize("score", SCORERS)
+def test_products_and_rest_are_rel(seq2seq: dict[str, Path], family: str, score: Scorer) -> None:
+    model = generative(seq2seq[family], named(NAMES), score=score)
+    for position, name in enumerate(NAMES):
+        (shown,) = explain_generative(model, QUERY, position)
+        adds_up(shown)
+        targets = Targets.pad([[[*name, END]]])
+        with torch.no_grad():
+            rel = model.token_scores(model.tokenize([QUERY]), targets, score).sum()
+        assert shown.rel == pytest.approx(float(rel), abs=1e-9)
+        assert len(shown.document_tokens) == len(name) + 1
+
+
+def test_a_shown_token_has_the_share_of_all_layers_and_heads(seq2seq: dict[str, Path]) -> None:
+    """The mean of their attention, and their products' sum."""
+    model = generative(seq2seq["t5-v1.1"], named(NAMES))
+    (shown,) = explain_generative(model, QUERY, 0)
+    targets = Targets.pad([[[*NAMES[0], END]]])
+    interaction = decompose(model, model.tokenize([QUERY]), targets, "log_probability")[-1]
+    S, A = (x[0, 0].reshape(4, 4, -1).numpy() for x in (interaction.similarity, interaction.alignment))
+    expected = sum(S[head] * A[head] for head in range(4))  # 2 layers of 2 heads, 4 places
+    assert product(shown) == pytest.approx(expected, abs=1e-9)
+    for i, j, _, a in shown.links:
+        assert a == pytest.approx(sum(A[head, i, j] for head in range(4)) / 4, abs=1e-12)
+
+
+def test_labels_are_the_pieces_that_are_read_and_written(seq2seq: dict[str, Path]) -> None:
+    model = generative(seq2seq["t5"], named(NAMES))
+    (shown,) = explain_generative(model, QUERY, 1)
+    words = model.tokenizer.convert_ids_to_tokens
+    assert shown.document_tokens == [*words(NAMES[1]), "</s>"]
+    assert shown.query_tokens == [*(f"▁{word}" for word in QUERY.split()), "</s>"]
+    assert "identifier" in shown.reads
+
+
+def test_names_of_another_length_beside_it_change_nothing(seq2seq: dict[str, Path]) -> None:
+    """The best of a document's names is scored beside its others, padded, and shown without padding."""
+    offsets, owners = np.array([0, 3, 5, 9]), np.array([0, 0, 0])
+    three = Identifiers("title", ["a"], np.concatenate(NAMES), offsets, owners, VOCABULARY, END, Problems())
+    model = generative(seq2seq["t5-v1.1"], three)
+    (shown,) = explain_generative(model, QUERY, 0)
+    alone = [
+        float(
+            model.token_scores(
+                model.tokenize([QUERY]), Targets.pad([[[*name, END]]]), "log_probability"
+            ).sum()
+        )
+        for name in NAMES
+    ]
+    best = int(np.argmax(alone))
+    assert shown.rel == pytest.approx(alone[best], abs=1e-9)
+    assert len(shown.document_tokens) == len(NAMES[best]) + 1
+    adds_up(shown)
+
+
+def test_a_long_query_is_shown_as_it_is_cut(seq2seq: dict[str, Path]) -> None:
+    model = generative(seq2seq["t5"], named(NAMES), query_length=6)
+    (shown,) = explain_generative(model, QUERY, 0)
+    assert shown.query_tokens == ["▁the", "▁quick", "▁red", "▁fox", "▁did", "</s>"]
+
+
+def test_a_document_without_a_name_gives_nothing(seq2seq: dict[str, Path]) -> None:
+    model = generative(seq2seq["t5"], texts([[20, 21], [], [22, 23]]), decode="spans")
+    assert explain_generative(model, QUERY, 1) == []
+    assert len(explain_generative(model, QUERY, 2)) == 1
+
+
+def test_training_goes_on_in_the_mode_it_was_in(seq2seq: dict[str, Path]) -> None:
+    model = generative(seq2seq["t5"], named(NAMES)).train()
+    explain_generative(model, QUERY, 0)
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.fixture
+def corpus() -> Corpus:
+    ids = [f"d{n}" for n in range(4)]
+    titles = ["red fox", "stone bridge", "winter snow", "song bird"]
+    documents = [
+        "the red fox did run",
+        "the old bridge is stone",
+        "the snow is cold",
+        "a bird did sing a song",
+    ]
+    return Corpus(ids, documents, titles)
+
+
+def test_an_own_vocabulary_is_shown_by_its_digits(
+    seq2seq: dict[str, Path], tiny_bert: Path, corpus: Corpus
+) -> None:
+    model = dsi(seq2seq["t5-v1.1"], corpus, embedder=tiny_bert, branching=2).double()
+    (shown,) = explain_generative(model, QUERY, 2)
+    adds_up(shown)
+    number = model.identifiers.of(2)[0]
+    digits = [str(token) for token in model.identifiers[number].tolist()]
+    assert shown.document_tokens == digits + ["end"] * (model.identifiers.end is not None)
+
+
+@pytest.mark.parametrize("settings", [{"pawa_rank": 3}, {"tokens": "clusters"}])
+def test_other_output_vectors_add_up_too(
+    seq2seq: dict[str, Path], corpus: Corpus, settings: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    model = seal(seq2seq["t5"], corpus, decode="spans", span=3, **settings).double()
+    (shown,) = explain_generative(model, QUERY, 3)
+    adds_up(shown)
+    text = model.tokenizer.convert_ids_to_tokens(model.tokenize([corpus[3]]).input_ids[0].tolist())
+    at = [x for x in range(len(text)) if text[x : x + 3] == shown.document_tokens]
+    assert at  # a window of the document, in words, whatever the tokens are that the decoder writes
+    assert at[0] % 3 == 0
+
+
+def test_a_picture_has_every_entry_of_the_dense_alignment(seq2seq: dict[str, Path]) -> None:
+    model = generative(seq2seq["t5-v1.1"], named(NAMES))
+    (shown,) = explain_generative(model, QUERY, 0)
+    example = AlignmentExample("q", "d0", QUERY, "text", True, [shown])
+    figure = alignment_picture(example, model.name)
+    axes = figure.axes[0]
+    assert np.asarray(axes.images[0].get_array()) == pytest.approx(product(shown).T)
+    assert [label.get_text() for label in axes.get_xticklabels()] == shown.document_tokens
+    assert [label.get_text() for label in axes.get_yticklabels()] == shown.query_tokens
+    assert f"rest = {shown.rest:.4g}" in axes.get_title(loc="left")
