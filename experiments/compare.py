@@ -83,7 +83,7 @@ class Settings:
     """optimizer steps of generative paradigms, which learn the corpus by heart"""
     generative_batch_size: int = 64
     """pairs per step and process"""
-    generative_learning_rate: float = 3e-3
+    generative_learning_rate: float = 1.5e-3
     query_length: int = 48
     document_length: int = 128
     depth: int = 100
@@ -283,6 +283,7 @@ def make_report(
         notes=[
             f"Collection fingerprint {data.collection.fingerprint[:16]}.",
             "One training seed: intervals and tests cover the choice of queries, not that of the seed.",
+            *generative_note(settings),
         ],
         alignments=[
             example
@@ -292,6 +293,20 @@ def make_report(
             )
         ],
     )
+
+
+def generative_note(settings: Settings) -> list[str]:
+    """What a generative row is to be read with."""
+    names = [name for name in settings.paradigms if name in GENERATIVE and name not in settings.load]
+    if not names:
+        return []
+    start = "random weights" if settings.generative_backbone == "small" else settings.generative_backbone
+    steps, pairs = settings.generative_steps, settings.generative_batch_size
+    return [
+        f"{', '.join(names)}: a T5 from {start}, {steps} steps of {pairs} pairs (queries and passages of every "
+        "document), where the encoders start pretrained. It learns the corpus by heart: queries of documents "
+        "that no training query asks for are its hardest case."
+    ]
 
 
 def show(report: Report, folder: Path, accelerator: Accelerator, console: Console) -> None:

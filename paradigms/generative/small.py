@@ -27,7 +27,7 @@ def small_t5(
     width: int = 256,
     layers: int = 2,
     heads: int = 4,
-    dropout: float = 0.1,
+    dropout: float = 0.0,
     seed: int = 0,
 ) -> Path:
     """Write the checkpoint for `load_seq2seq` and `load_tokenizer`: byte pairs of `texts`, random weights."""

@@ -42,8 +42,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 DEV_DEPTH = 10  # first documents of the dev queries' run that the dev measure reranks
 NEGATIVES_DEPTH = 100  # first documents of the training queries' run that hard negatives are drawn from
-PASSAGES = 3  # of each document that a generative model learns to name
-PASSAGE_WORDS = 24
+# Of each document that a generative model learns to name: many and short, as queries of other words are to
+# be answered, and a model that sees few passages learns them by heart.
+PASSAGES, PASSAGE_WORDS = 24, 16
+SPANS = 3  # of each document whose text is its name
 
 
 def folder_name(collection: str) -> str:
@@ -178,8 +180,10 @@ def training_pairs(
     if ids.kind == "text":
         common = {"length": length, "seed": seed}
         spans = span_pairs(corpus, split, model.tokenizer, problems, **common)
-        return spans + document_span_pairs(corpus, model.tokenizer, problems, spans=PASSAGES, **common)
-    passages = indexing_pairs(corpus, ids, problems, words=PASSAGE_WORDS, passages=PASSAGES, seed=seed)
+        return spans + document_span_pairs(corpus, model.tokenizer, problems, spans=SPANS, **common)
+    passages = indexing_pairs(
+        corpus, ids, problems, words=PASSAGE_WORDS, passages=PASSAGES, spread="randomly", seed=seed
+    )
     return retrieval_pairs(split, ids) + passages
 
 
