@@ -52,6 +52,9 @@ OUT_OF_REACH = (
 )
 
 
+Adapted = dict[tuple[str, int], list[Adaptation]]  # rule, shots -> one for each seed
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
     """One collection and the ALIGNERs trained with one alignment on it (or for it)."""
@@ -62,7 +65,9 @@ class Task:
     values: np.ndarray  # nDCG@10, [seeds, strategies, queries]
     default: int
     several: dict[str, float]  # strategy -> share of documents of which it aligns more than one token
-    adapted: dict[tuple[str, int], list[Adaptation]]  # rule, shots -> one for each seed
+    adapted: Adapted
+    wrong: int  # a strategy that adaptation also starts from, as if it were the default
+    from_wrong: Adapted
 
     @property
     def label(self) -> str:

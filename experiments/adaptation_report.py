@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from adaptation_claims import Rows, Task, claims, rules, shown
+from adaptation_claims import Adapted, Rows, Task, claims, rules, shown
 from pages import Section
 
 from paradigms.evaluate import seeds_interval
@@ -65,8 +65,16 @@ def describe(tasks: list[Task]) -> list[Section]:
                 "significant at α (one-sided sign-flip test on the fold, corrected for all strategies), and "
                 "what it keeps of best's gains and avoids of its losses on single folds. changed: share of "
                 "folds that leave the default.",
-                shot_rows(task),
+                shot_rows(task.adapted, task.default),
                 [] if number else ["figure5"],
+            )
+        )
+        sections.append(
+            Section(
+                f"The same from {strategies[task.wrong]}, as if {task.label} had it as its default",
+                f"Where there is much to gain: {strategies[task.wrong]} has "
+                f"{means[task.label][task.wrong]:.3f}. What of the gains does the careful rule keep?",
+                shot_rows(task.from_wrong, task.wrong),
             )
         )
     return sections
@@ -76,19 +84,19 @@ def mark(values: np.ndarray, n: int) -> str:
     return f"{values[n]:.3f}{'*' if values[n] == values.max() else ' '}"
 
 
-def shot_rows(task: Task) -> Rows:
+def shot_rows(adapted: Adapted, default: int) -> Rows:
     """Figure 5 as a table: a row for every number of shots and rule."""
     rows = []
-    for (rule, shots), found in sorted(task.adapted.items(), key=lambda item: item[0][1]):
-        adapted, gains = (np.concatenate([getattr(a, name) for a in found]) for name in ("adapted", "gain"))
-        plain = np.concatenate([a.gain for a in task.adapted["best", shots]])
+    for (rule, shots), found in sorted(adapted.items(), key=lambda item: item[0][1]):
+        scores, gains = (np.concatenate([getattr(a, name) for a in found]) for name in ("adapted", "gain"))
+        plain = np.concatenate([a.gain for a in adapted["best", shots]])
         row = {
             "shots": shots,
             "folds": len(found[0].chosen),
             "rule": rule,
-            "nDCG@10": f"{adapted.mean():.3f} ± {adapted.std():.3f}",
+            "nDCG@10": f"{scores.mean():.3f} ± {scores.std():.3f}",
             "gain": shown(seeds_interval(np.stack([a.gain for a in found])), 4),
-            "changed": f"{np.mean([a.chosen != task.default for a in found]):.0%}",
+            "changed": f"{np.mean([a.chosen != default for a in found]):.0%}",
             "gains kept": share(gains.clip(min=0).sum(), plain.clip(min=0).sum()),
             "losses avoided": share((plain - gains).clip(max=0).sum(), plain.clip(max=0).sum()),
         }
@@ -120,7 +128,14 @@ def write_tables(folder: Path, tasks: list[Task]) -> None:
             writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-    tables = {task.label: {"strategies": means_of(task), "adaptation": shot_rows(task)} for task in tasks}
+    tables = {
+        task.label: {
+            "strategies": means_of(task),
+            "adaptation": shot_rows(task.adapted, task.default),
+            f"adaptation from {task.strategies[task.wrong]}": shot_rows(task.from_wrong, task.wrong),
+        }
+        for task in tasks
+    }
     write_json(folder / "results.json", tables)
 
 

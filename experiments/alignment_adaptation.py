@@ -96,8 +96,10 @@ class Settings:
     """candidates per query (the paper: 1000)"""
     shots: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32])
     """judged queries in a fold"""
-    levels: list[float] = field(default_factory=lambda: [0.05, 0.2])
+    levels: list[float] = field(default_factory=lambda: [0.01, 0.05])
     """of the rule that changes the alignment only on significant evidence"""
+    wrong_default: str = "k=8"
+    """a strategy that adaptation also starts from, as if it were the default: a task with much to gain"""
     output: str = "results/alignment-adaptation"
     precision: str = "auto"
     """no, bf16, fp16; auto: bf16 where the hardware has it"""
@@ -105,7 +107,7 @@ class Settings:
     """wandb (offline without a key) or none"""
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.trained_with if name not in STRATEGIES]
+        unknown = [name for name in [*self.trained_with, self.wrong_default] if name not in STRATEGIES]
         if unknown:
             raise SystemExit(f"unknown alignment {', '.join(unknown)}; there are {', '.join(STRATEGIES)}")
         if self.depth < 1 or not self.shots or min(self.shots) < 1:
@@ -127,7 +129,8 @@ def main(settings: Settings) -> None:
     if accelerator.is_main_process:
         kept = asdict(settings) | {"processes": accelerator.num_processes}
         kept |= {"precision": accelerator.mixed_precision}
-        free = {"collections", "trained_with", "seeds", "shots", "levels", "tracker", "output"}
+        free = {"collections", "trained_with", "seeds", "shots", "levels", "wrong_default"}
+        free |= {"tracker", "output"}
         keep_settings(kept, folder, free)
     if settings.checkpoint:
         settings = replace(settings, trained_with=[alignment_of(settings.checkpoint)], seeds=[0])
@@ -287,17 +290,20 @@ def open_tasks(folder: Path, settings: Settings) -> list[Task]:
             if any(model[key] != models[0][key] for model in models):
                 raise SystemExit(f"{folder}: the models of {name} were measured on different {key}")
         values = np.array([list(model["values"].values()) for model in models])
-        default = list(STRATEGIES).index(own)
-        adapted = {
-            (rule, shots): [adapt(of_seed, shots, function, default) for of_seed in values]
-            for rule, function in rules.items()
-            for shots in settings.shots
-            if shots < values.shape[-1]
-        }
+        default, wrong = (list(STRATEGIES).index(name) for name in (own, settings.wrong_default))
+        adapted, from_wrong = (
+            {
+                (rule, shots): [adapt(of_seed, shots, function, start) for of_seed in values]
+                for rule, function in rules.items()
+                for shots in settings.shots
+                if shots < values.shape[-1]
+            }
+            for start in (default, wrong)
+        )
         if not adapted:
             raise SystemExit(f"{name}: {values.shape[-1]} queries are too few for shots {settings.shots}")
         several = {s: float(np.mean([model["several"][s] for model in models])) for s in STRATEGIES}
-        tasks.append(Task(name, own, list(STRATEGIES), values, default, several, adapted))
+        tasks.append(Task(name, own, list(STRATEGIES), values, default, several, adapted, wrong, from_wrong))
     return tasks
 
 

@@ -127,7 +127,10 @@ def test_the_tables_hold_every_fold(results: Path, collection: Path) -> None:
     assert len(means) == 2 * len(NAMES)
     assert means["k=4", "k=2"] == pytest.approx(values[NAMES.index("k=2")].mean())
     page = (results / "report.html").read_text()
-    assert all(word in page for word in ("Few-shot adaptation", "out of reach", "p ≤ 0.5", "image/png"))
+    assert all(
+        word in page
+        for word in ("Few-shot adaptation", "The same from k=8", "out of reach", "p ≤ 0.5", "image/png")
+    )
     assert all((results / name).stat().st_size > 10_000 for name in ("figure4.png", "figure5.png"))
 
 
@@ -183,12 +186,16 @@ def planted(name: str, own: str, means: list[float], noise: float = 0.05, querie
     base = random.random(queries) * 0.2
     values = np.array([base + mean + random.normal(0, noise, queries) for mean in means])
     default = NAMES.index(own)
-    adapted = {
-        (rule, shots): [adapt(values, shots, function, default)]
-        for rule, function in (("best", best), ("p ≤ 0.05", best_if_significant))
-        for shots in (8, 16)
-    }
-    return Task(name, own, NAMES, values[None], default, dict.fromkeys(NAMES, 0.5), adapted)
+    adapted, from_wrong = (
+        {
+            (rule, shots): [adapt(values, shots, function, start)]
+            for rule, function in (("best", best), ("p ≤ 0.05", best_if_significant))
+            for shots in (8, 16)
+        }
+        for start in (default, 4)
+    )
+    several = dict.fromkeys(NAMES, 0.5)
+    return Task(name, own, NAMES, values[None], default, several, adapted, 4, from_wrong)
 
 
 LIKE_THE_PAPER = [0.70, 0.69, 0.65, 0.61, 0.56, 0.71, 0.69, 0.67, 0.63]
@@ -265,3 +272,12 @@ def test_rows_of_a_section_have_the_same_keys() -> None:
     for section in describe(tasks):
         assert len({tuple(row) for row in section.rows}) == 1, section.heading
         assert section.rows
+    (kept,) = [
+        section for section in describe(tasks) if section.heading.startswith("The same from k=8, as if sci")
+    ]
+    row = next(row for row in kept.rows if (row["shots"], row["rule"]) == (16, "p ≤ 0.05"))
+    (found,) = tasks[0].from_wrong["p ≤ 0.05", 16]
+    (plain,) = tasks[0].from_wrong["best", 16]
+    assert row["changed"] == f"{np.mean(found.chosen != 4):.0%}"
+    assert row["gains kept"] == f"{found.gain.clip(min=0).sum() / plain.gain.clip(min=0).sum():.0%}"
+    assert plain.gain.mean() > 0.1
