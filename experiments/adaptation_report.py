@@ -154,7 +154,7 @@ def draw(tasks: list[Task]) -> dict[str, Figure]:
 def _figure4(tasks: list[Task]) -> Figure:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 4), layout="constrained")
+    figure = Figure(figsize=(9, 4.4), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for number, task in enumerate(tasks):
         means = means_of(task)
@@ -177,7 +177,7 @@ def _figure4(tasks: list[Task]) -> Figure:
             axes.grid(alpha=0.3)
     panels[0].set(xlabel="k", ylabel="nDCG@10", title="the k best document tokens")
     panels[1].set(xlabel="p", title="a share p of the document's tokens")
-    panels[1].legend(fontsize=8)
+    figure.legend(*panels[1].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
     return figure
 
 
@@ -186,7 +186,7 @@ def _figure5(tasks: list[Task]) -> Figure:
 
     columns = min(3, len(tasks))
     lines = -(-len(tasks) // columns)
-    figure = Figure(figsize=(4.4 * columns, 3.6 * lines), layout="constrained")
+    figure = Figure(figsize=(4.4 * columns, 3.6 * lines + 0.3), layout="constrained")
     for number, task in enumerate(tasks, start=1):
         axes = figure.add_subplot(lines, columns, number)
         shots = list(dict.fromkeys(shots for _, shots in task.adapted))
@@ -202,12 +202,11 @@ def _figure5(tasks: list[Task]) -> Figure:
                 label="best (the paper's rule)" if rule == "best" else rule,
             )
         means = task.values.mean(axis=(0, 2))
-        axes.axhline(means[task.default], color="0.4", ls="--", lw=1, label=f"default, {task.own}")
-        axes.axhline(
-            means.max(), color="0.4", ls=":", lw=1, label=f"oracle, {task.strategies[means.argmax()]}"
-        )
+        axes.axhline(means[task.default], color="0.4", ls="--", lw=1, label="default")
+        axes.axhline(means.max(), color="0.4", ls=":", lw=1, label="oracle")
         axes.set_xticks(range(len(shots)), [str(n) for n in shots])
-        axes.set(title=task.label, xlabel="judged queries", ylabel="nDCG@10 ± deviation over folds")
-        axes.legend(fontsize=7, framealpha=0.5)
+        axes.set_title(f"{task.label}; oracle: {task.strategies[means.argmax()]}", fontsize=10)
+        axes.set(xlabel="judged queries", ylabel="nDCG@10 ± deviation over folds")
         axes.grid(alpha=0.3)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8)
     return figure
