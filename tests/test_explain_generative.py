@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from paradigms.data import Corpus, Problems
-from paradigms.evaluate import AlignmentExample, SystemAlignment, alignment_picture
+from paradigms.evaluate import (
+    AlignmentExample,
+    Report,
+    SystemAlignment,
+    alignment_picture,
+    write_pictures,
+    write_report,
+)
 from paradigms.evaluate.explain import explain_generative
 from paradigms.generative.dsi import dsi
 from paradigms.generative.identifiers import END, Identifiers
@@ -165,3 +172,23 @@ def test_a_picture_has_every_entry_of_the_dense_alignment(seq2seq: dict[str, Pat
     assert [label.get_text() for label in axes.get_xticklabels()] == shown.document_tokens
     assert [label.get_text() for label in axes.get_yticklabels()] == shown.query_tokens
     assert f"rest = {shown.rest:.4g}" in axes.get_title(loc="left")
+    weights = np.asarray(alignment_picture(example, model.name, weights=True).axes[0].images[0].get_array())
+    assert weights.sum(0) == pytest.approx(1)
+    assert weights[1, 0] == next(a for i, j, _, a in shown.links if (i, j) == (0, 1))
+
+
+def test_pages_and_pictures_of_decoders_show_their_rest_and_weights(
+    seq2seq: dict[str, Path], tmp_path: Path
+) -> None:
+    model = generative(seq2seq["t5-v1.1"], named(NAMES))
+    hard = SystemAlignment("hard", "S", ["a", "b"], ["c"], [(0, 1, 2.0, 1.0)], 1.0, 2.0)
+    for systems, rest in (([hard], False), ([hard, *explain_generative(model, QUERY, 0)], True)):
+        example = AlignmentExample("q", "d0", QUERY, "text", True, systems)
+        report = Report("title", "summary", curves={"hard": {1: 0.5}}, alignments=[example])
+        write_report(tmp_path / "report.html", report)
+        page = (tmp_path / "report.html").read_text()
+        assert ("</sub> + rest," in page) == rest
+        assert ("The rest is what" in page) == rest
+        names = {path.stem for path in write_pictures(report, tmp_path / "pictures")}
+        soft = {"alignment_0_test", "alignment_0_test_weights"} if rest else set()
+        assert names == {"recall", "alignment_0_hard"} | soft

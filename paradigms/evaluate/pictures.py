@@ -19,34 +19,43 @@ PICTURED = 3  # relevant pairs of a report whose alignments become files
 
 
 def write_pictures(report: Report, folder: Path) -> list[Path]:
-    """recall.png, and alignment_NUMBER_SYSTEM.png for the first relevant pairs; replaces `folder`."""
+    """recall.png, and alignment_NUMBER_SYSTEM.png for the first relevant pairs; replaces `folder`.
+
+    Of a soft alignment, A alone too: alignment_NUMBER_SYSTEM_weights.png.
+    """
     figures = {"recall": recall_picture(report.curves)}
     for number, example in enumerate([e for e in report.alignments if e.relevant][:PICTURED]):
         for system in example.systems:
-            figures[f"alignment_{number}_{system.system}"] = alignment_picture(example, system.system)
+            name = f"alignment_{number}_{system.system}"
+            figures[name] = alignment_picture(example, system.system)
+            if any(a not in (0, 1) for *_, a in system.links):
+                figures[f"{name}_weights"] = alignment_picture(example, system.system, weights=True)
     with atomic_folder(folder) as fresh:
         for name, figure in figures.items():
             figure.savefig(fresh / f"{name}.png", dpi=120)
     return [folder / f"{name}.png" for name in figures]
 
 
-def alignment_picture(example: AlignmentExample, system: str) -> matplotlib.figure.Figure:
+def alignment_picture(
+    example: AlignmentExample, system: str, *, weights: bool = False
+) -> matplotlib.figure.Figure:
     """Heat map of A ⊙ S (query tokens down, document tokens across) of one system of an example.
 
-    Of more than 60 document or 32 query tokens only those with the largest sum of |A ⊙ S| are shown, in their
-    order and without the unused ones, and the picture says so. Save it with `figure.savefig(path)`.
+    weights: of A alone, as Figure 5 of Wu et al. 2024 (arXiv:2404.00684). Of more than 60 document or 32
+    query tokens only those with the largest sum of absolute values are shown, in their order and without the
+    unused ones, and the picture says so. Save it with `figure.savefig(path)`.
     """
     found = [alignment for alignment in example.systems if alignment.system == system]
     if not found:
         names = ", ".join(alignment.system for alignment in example.systems)
         raise ValueError(f"no system {system!r} in this example; it holds: {names}")
     alignment = found[0]
-    product = np.zeros((len(alignment.query_tokens), len(alignment.document_tokens)))
+    entries = np.zeros((len(alignment.query_tokens), len(alignment.document_tokens)))
     for i, j, s, a in alignment.links:
-        product[j, i] = s * a
-    rows = _most_used(np.abs(product).sum(axis=1), MOST_QUERY_TOKENS)
-    columns = _most_used(np.abs(product).sum(axis=0), MOST_DOCUMENT_TOKENS)
-    shown = product[np.ix_(rows, columns)]
+        entries[j, i] = a if weights else s * a
+    rows = _most_used(np.abs(entries).sum(axis=1), MOST_QUERY_TOKENS)
+    columns = _most_used(np.abs(entries).sum(axis=0), MOST_DOCUMENT_TOKENS)
+    shown = entries[np.ix_(rows, columns)]
 
     from matplotlib.figure import Figure
 
@@ -62,7 +71,7 @@ def alignment_picture(example: AlignmentExample, system: str) -> matplotlib.figu
     lines = [_shortened(heading, int(12 * width)), ", ".join(facts)]
     cropped = [
         f"{len(kept)} of {total} {side} tokens, those used most"
-        for kept, total, side in ((columns, product.shape[1], "document"), (rows, product.shape[0], "query"))
+        for kept, total, side in ((columns, entries.shape[1], "document"), (rows, entries.shape[0], "query"))
         if len(kept) < total
     ]
     lines += ["shown: " + "; ".join(cropped)] if cropped else []
@@ -89,8 +98,10 @@ def alignment_picture(example: AlignmentExample, system: str) -> matplotlib.figu
     axes.grid(which="minor", color="0.92", linewidth=0.5)
     axes.tick_params(which="both", length=0)
     axes.spines[:].set_visible(False)
-    bar = figure.colorbar(image, ax=axes, shrink=0.8, pad=0.01, aspect=18, panchor=False)
-    bar.set_label("A ⊙ S", fontsize=8)
+    drawn = 0.2 * len(columns)  # inches, about: a bar of fixed width beside the cells, however few they are
+    place = axes.inset_axes((1 + 0.12 / drawn, 0.1, 0.14 / drawn, 0.8))
+    bar = figure.colorbar(image, cax=place)
+    bar.set_label("A" if weights else "A ⊙ S", fontsize=8)
     bar.ax.tick_params(labelsize=7)
     bar.outline.set_visible(False)
     return figure

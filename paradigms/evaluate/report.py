@@ -100,6 +100,7 @@ def write_report(path: str | Path, report: Report) -> None:
         chart=recall_chart(report.curves) if any(report.curves.values()) else None,
         cost_columns=list(dict.fromkeys(key for row in report.costs for key in row)),
         examples=[_example_data(example) for example in report.alignments],
+        has_rest=any(system.rest for example in report.alignments for system in example.systems),
     )
     write_text(path, page, errors="replace")
 
