@@ -79,11 +79,11 @@ class Settings:
     learning_rate: float = 3e-5
     head_learning_rate: float = 3e-4
     """of projections and salience heads, which start untrained"""
-    generative_steps: int = 600
+    generative_steps: int = 3000
     """optimizer steps of generative paradigms, which learn the corpus by heart"""
     generative_batch_size: int = 64
     """pairs per step and process"""
-    generative_learning_rate: float = 1.5e-3
+    generative_learning_rate: float = 3e-3
     query_length: int = 48
     document_length: int = 128
     depth: int = 100
@@ -303,9 +303,9 @@ def generative_note(settings: Settings) -> list[str]:
     start = "random weights" if settings.generative_backbone == "small" else settings.generative_backbone
     steps, pairs = settings.generative_steps, settings.generative_batch_size
     return [
-        f"{', '.join(names)}: a T5 from {start}, {steps} steps of {pairs} pairs (queries and passages of every "
-        "document), where the encoders start pretrained. It learns the corpus by heart: queries of documents "
-        "that no training query asks for are its hardest case."
+        f"{', '.join(names)}: a T5 from {start}, {steps} steps of {pairs} pairs (queries, and passages of "
+        "every document), where the encoders start pretrained. It learns the corpus by heart: queries of "
+        "documents that no training query asks for are its hardest case."
     ]
 
 

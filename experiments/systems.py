@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
@@ -49,7 +49,9 @@ def trained(
         small = folder.parents[1] / "small-t5"
         name_or_folder = settings.generative_backbone
         backbone = t5_folder(name_or_folder, data.collection, small, settings.seed, accelerator)
-        options = {"embedder": settings.backbone} if name == "dsi" else {}
+        # As many beams as documents are wanted: each finished one is an identifier.
+        options: dict[str, Any] = {} if name == "seal" else {"beams": settings.depth}
+        options |= {"embedder": settings.backbone} if name == "dsi" else {}
         model = GENERATIVE[name](backbone, data.collection.corpus, **lengths | options)
         model = model.to(accelerator.device)
         if not settings.generative_steps:

@@ -44,7 +44,7 @@ DEV_DEPTH = 10  # first documents of the dev queries' run that the dev measure r
 NEGATIVES_DEPTH = 100  # first documents of the training queries' run that hard negatives are drawn from
 # Of each document that a generative model learns to name: many and short, as queries of other words are to
 # be answered, and a model that sees few passages learns them by heart.
-PASSAGES, PASSAGE_WORDS = 24, 16
+PASSAGES, PASSAGE_WORDS = 24, 12
 SPANS = 3  # of each document whose text is its name
 
 
