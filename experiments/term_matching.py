@@ -224,7 +224,7 @@ def token_idf(corpus: Corpus, tokenizer: Any) -> Float[np.ndarray, " v"]:
     """ln(1 + (N − df + ½)/(df + ½)) of every token, over whole documents."""
     df = np.zeros(len(tokenizer))
     for row in tokenize(tokenizer, corpus):
-        df[np.unique(np.array(row.ids, dtype=np.int64))] += 1
+        df[row.ids] += 1  # once, however often a document holds it
     return np.log1p((len(corpus) - df + 0.5) / (df + 0.5))
 
 

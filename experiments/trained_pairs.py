@@ -63,7 +63,7 @@ class PairSettings:
     """of the small T5's encoder, and of its decoder"""
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     """of the small T5's weights and of training"""
-    steps: int = 400
+    steps: int = 2000
     """of ColBERT; SEAL has as many more as it takes to see as many queries beside its passages"""
     batch_size: int = 64
     learning_rate: float = 1e-3
@@ -313,7 +313,7 @@ def trained_on(settings: PairSettings) -> str:
     """What the models have seen, for a summary."""
     seen = settings.steps * settings.batch_size
     return (
-        f"{len(settings.seeds)} seeds of a ColBERT and a SEAL from the T5 {settings.backbone!r}, trained on "
+        f"seeds {settings.seeds} of a ColBERT and a SEAL from the T5 {settings.backbone!r}, trained on "
         f"{seen:,} queries each (SEAL on passages besides)"
     )
 

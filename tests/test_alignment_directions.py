@@ -14,11 +14,13 @@ import torch
 import trained_pairs
 from alignment_directions import (
     BACKWARD,
+    CHANCE,
     FORWARD,
     MEASURES,
     POOLINGS,
     SCORERS,
     Results,
+    by_chance,
     claims,
     differences,
     generative_runs,
@@ -28,7 +30,7 @@ from alignment_directions import (
 from trained_pairs import Bench, PairSettings, open_bench, some_queries, trained_pair, write_rows
 
 from paradigms import Generative, Paradigm, load
-from paradigms.evaluate import holm, paired_test
+from paradigms.evaluate import holm, paired_test, per_query
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.settings import from_command_line
 from tests.tiny import WORDS
@@ -116,7 +118,7 @@ def test_it_leaves_tables_and_figures(finished: Path) -> None:
         assert len((folder / f"{name}.md").read_text().splitlines()) == len(rows) + 2
         assert len((folder / f"{name}.csv").read_text().splitlines()) == len(rows) + 1
     assert {row["system"] for row in json.loads((folder / "table5.json").read_text())} == {
-        *("BM25", FORWARD, *BACKWARD),
+        *("BM25", CHANCE, FORWARD, *BACKWARD),
         *(variant(scorer, way) for scorer in SCORERS for way in POOLINGS),
     }
     verdicts = {row["verdict"] for row in json.loads((folder / "claims.json").read_text())}
@@ -229,6 +231,7 @@ def planted(**means: float) -> Results:
         key = "forward" if name == FORWARD else "backward" if name in BACKWARD else "generative"
         values[name] = {m: np.tile((order < means[key]).astype(float), (2, 1)) for m in MEASURES}
         dev[name] = means[key]
+    values[CHANCE] = {m: np.full((2, 60), 0.05) for m in MEASURES}
     dev[variant("log_probability", "best")] += 0.01  # chosen, and not the paper's logit
     return Results(values, dev)
 
@@ -247,6 +250,26 @@ def test_verdicts_follow_the_numbers() -> None:
     # No difference anywhere, and one that is too small to be told from chance.
     for forward in (0.5, 0.52):
         assert verdicts(planted(forward=forward, backward=0.5, generative=0.5)) == [no] * 5 + [far]
+
+
+def test_a_model_that_learned_nothing_is_not_compared() -> None:
+    found = claims(planted(forward=0.9, backward=0.6, generative=0.06))
+    assert [row["verdict"] for row in found] == ["reproduced", *["out of reach at this scale"] * 5]
+    found = claims(planted(forward=0.06, backward=0.9, generative=0.9))
+    assert {row["verdict"] for row in found} == {"out of reach at this scale"}
+
+
+def test_chance_is_the_mean_over_orders() -> None:
+    pool = {"a": {f"d{n}": 0.0 for n in range(12)}, "b": {"d0": 0.0, "d1": 0.0, "d2": 0.0}}
+    judgements = {"a": {"d3": 1, "d7": 2, "d8": 0}, "b": {"d0": 1}}
+    found = by_chance(pool, judgements, ["a", "b"])
+    random, sums = np.random.default_rng(0), np.zeros((3, 2))
+    for _ in range(4000):
+        run = {q: dict(zip(of, random.random(len(of)).tolist(), strict=True)) for q, of in pool.items()}
+        measured = per_query(run, judgements, MEASURES)
+        sums += [measured.values[m] for m in MEASURES]
+    np.testing.assert_allclose([found[m] for m in MEASURES], sums / 4000, atol=0.02)
+    assert found["RR@10"][1] == pytest.approx((1 + 1 / 2 + 1 / 3) / 3)
 
 
 def test_dev_queries_choose_the_variants() -> None:
