@@ -263,14 +263,20 @@ def test_verdicts(low: float, high: float, p: float, margin: float, expected: st
 
 
 def test_differences_are_tested_over_the_seeds_means() -> None:
-    """Planted: a beats b by .5 on every query of both seeds, and c by exactly the margin."""
+    """Planted: a beats b by .5 on every query of both seeds, equals c, and is .03 below d."""
     b = np.tile(np.arange(20) / 40, (2, 1))
-    values = {"a": {"R@1": b + 0.5}, "b": {"R@1": b}, "c": {"R@1": b + 0.52}}
-    plain, reach = Claim("", "a", "b", "R@1", 0.1), Claim("", "a", "c", "R@1", 0.0, 0.02)
-    first, second = compared([plain, reach], values)
-    assert first.interval == pytest.approx((0.5, 0.5, 0.5))
-    assert first.p == pytest.approx(1 / 5000)  # Monte Carlo of 9999: none of them as far, on both sides
-    assert first.p_adjusted == pytest.approx(2 * first.p)
-    assert second.interval == pytest.approx((-0.02, -0.02, -0.02))
-    assert verdict(plain, first) == "reproduced"
-    assert verdict(reach, second) != "reproduced"
+    values = {"a": {"R@1": b + 0.5}, "b": {"R@1": b}, "c": {"R@1": b + 0.5}, "d": {"R@1": b + 0.53}}
+    claims = [Claim("", "a", "b", "R@1", 0.1), *(Claim("", "a", x, "R@1", 0.0, 0.02) for x in "cd")]
+    better, equal, below = compared(claims, values)
+    assert better.interval == pytest.approx((0.5, 0.5, 0.5))
+    assert better.p == pytest.approx(1 / 5000)  # of 9999 sign patterns none is as far, on either side
+    assert better.p_adjusted == pytest.approx(3 * better.p)
+    assert equal.interval == (0, 0, 0)
+    assert below.interval == pytest.approx((-0.03, -0.03, -0.03))
+    verdicts = [verdict(c, f) for c, f in zip(claims, (better, equal, below), strict=True)]
+    assert verdicts == ["reproduced", "reproduced", "not reproduced"]
+
+
+def test_one_query_that_differs_shows_nothing() -> None:
+    values = {"a": {"R@1": np.array([[1.0, 0.0, 0.0]])}, "b": {"R@1": np.zeros((1, 3))}}
+    assert compared([Claim("", "a", "b", "R@1", 0.1)], values)[0].p == 1
