@@ -55,12 +55,30 @@ PAIR = ("colbert", "seal")
 
 @dataclass
 class Settings(PairSettings):
-    """What is trained on what, and which queries are measured."""
+    """What is trained on what, and which queries are measured.
+
+    The sizes are those at which a T5 that starts from random weights learns in minutes, by the dev queries of
+    pydocs: many cheap steps on short passages.
+    """
 
     systems: list[str] = field(default_factory=lambda: list(SYSTEMS))
     """names in the tables; BM25 is always there"""
-    generative_steps: int = 1500
+    documents: int = 500
+    """size of a fixed subset, of pydocs alone; 0: all documents"""
+    vocabulary: int = 2000
+    """tokens of the small T5"""
+    width: int = 64
+    """of the small T5's vectors"""
+    layers: int = 1
+    """of the small T5's encoder, and of its decoder"""
+    steps: int = 300
+    """of DPR and ColBERT"""
+    generative_steps: int = 900
     """of DSI and GENRE; the SEALs have as many as it takes to see `steps` batches of queries"""
+    batch_size: int = 32
+    learning_rate: float = 3e-3
+    models: str = ""
+    """folder of ColBERT and T5-SEAL, which experiments can share; empty: in the results folder"""
     passages: int = 10
     """of each document, from which DSI and GENRE learn its identifier"""
     passage_words: int = 8
@@ -83,7 +101,9 @@ class Settings(PairSettings):
     experiment = "document-encoding"
 
     def __post_init__(self) -> None:
+        own = not self.models
         super().__post_init__()
+        self.models = f"{self.output}/models" if own else self.models
         unknown = [name for name in self.systems if name not in SYSTEMS]
         if unknown or not self.systems:
             raise SystemExit(f"systems must be some of {', '.join(SYSTEMS)}; got {unknown or 'none'}")
