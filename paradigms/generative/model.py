@@ -111,13 +111,12 @@ class Generative(Trainable):
         identifiers: Identifiers,
         corpus: Corpus,
         *,
-        device: torch.device | str = "cpu",
         seed: int = 0,
-        progress: bool = False,
     ) -> Generative:
-        """A model to be trained. For NP-decoding the backbone's encoder reads the corpus, on `device`."""
+        """A model to be trained. For NP-decoding the backbone's encoder reads the corpus first."""
         clusters = None
         if settings.tokens == "clusters":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
             encoder = load_seq2seq(backbone).to(device).eval()
             clusters = cluster_tokens(
                 encoder,
@@ -127,7 +126,7 @@ class Generative(Trainable):
                 k=settings.clusters,
                 length=settings.document_length,
                 seed=seed,
-                progress=progress,
+                progress=True,
             )
         return cls(settings, backbone, identifiers, clusters)
 
