@@ -13,7 +13,16 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from document_encoding import Claim, Finding, claims_of_table_6, claims_of_table_8, compared, verdict
+from document_encoding import (
+    Claim,
+    Finding,
+    claims_of_table_6,
+    claims_of_table_8,
+    compared,
+    learned,
+    rows_of,
+    verdict,
+)
 from encoding_runs import BM25, MEASURES, STAGES, SYSTEMS, Settings, build, measure, pairs_of, search_by
 from trained_pairs import Bench, open_bench
 
@@ -259,7 +268,18 @@ def test_claims_are_those_of_the_paper() -> None:
 )
 def test_verdicts(low: float, high: float, p: float, margin: float, expected: str) -> None:
     claim = Claim("", "a", "b", "R@1", 0.05, margin)
-    assert verdict(claim, Finding(Interval((low + high) / 2, low, high), p, p)) == expected
+    finding = Finding(Interval((low + high) / 2, low, high), p, p)
+    assert verdict(claim, finding, True) == expected
+    assert verdict(claim, finding, False) == "out of reach at this scale"
+
+
+def test_a_system_has_learned_with_half_of_the_recall_of_bm25() -> None:
+    recalls = {BM25: [1.0, 1.0, 1.0, 0.0], "ColBERT": [0.0, 1.0, 0.5, 0.0], "DSI": [0.0, 1.0, 0.25, 0.0]}
+    values = {system: {m: np.array([of]) for m in MEASURES} for system, of in recalls.items()}
+    assert learned(values) == {BM25, "ColBERT"}
+    [row] = rows_of([Claim("", "ColBERT", "DSI", "R@10", 0.1)], values)
+    assert row["verdict"] == "out of reach at this scale"
+    assert row["sample"] == "4 queries, 1 seed"
 
 
 def test_differences_are_tested_over_the_seeds_means() -> None:
@@ -273,7 +293,7 @@ def test_differences_are_tested_over_the_seeds_means() -> None:
     assert better.p_adjusted == pytest.approx(3 * better.p)
     assert equal.interval == (0, 0, 0)
     assert below.interval == pytest.approx((-0.03, -0.03, -0.03))
-    verdicts = [verdict(c, f) for c, f in zip(claims, (better, equal, below), strict=True)]
+    verdicts = [verdict(c, f, True) for c, f in zip(claims, (better, equal, below), strict=True)]
     assert verdicts == ["reproduced", "reproduced", "not reproduced"]
 
 
