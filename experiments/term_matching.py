@@ -312,6 +312,13 @@ def trend(of: Sums, fewest: int) -> tuple[Interval, list[int]] | None:
     return interval(means[1] - means[0], resampled[:, 1] - resampled[:, 0]), ends
 
 
+def looks(of: Sums, uniform: Sums) -> bool:
+    """Whether an alignment's rate over all bins differs from that of one that looks at nothing."""
+    (a, drawn), (b, same) = (rates(x, [range(len(BINS) - 1)]) for x in (of, uniform))
+    difference = interval(a[0] - b[0], drawn[:, 0] - same[:, 0])
+    return not difference.low <= 0 <= difference.high
+
+
 def claims(results: Results, fewest: int) -> Rows:
     """The statements of §7.2, for either reading of a rate."""
     key = ("q→d", "MVDR hard", KINDS[0])
@@ -339,8 +346,9 @@ def claims(results: Results, fewest: int) -> Rows:
             of = results[direction, series, kind]
             found = trend(of, fewest)
             row = {"claim": claim, "rate": f"{series}, {kind}", "the paper": "yes"}
-            if found is None:
-                row |= {"measured": "–", "sample": f"no two bins of {fewest} tokens"}
+            if found is None or not looks(of, results[direction, "uniform", kind]):
+                why = f"no two bins of {fewest} tokens" if found is None else "not told from uniform"
+                row |= {"measured": "–" if found is None else shown(found[0], "+"), "sample": why}
                 rows.append(row | {"verdict": "out of reach at this scale"})
                 continue
             change, (first, last) = found
@@ -378,9 +386,10 @@ def describe(results: Results, fewest: int) -> dict[str, Section]:
         "claims": Section(
             "What the paper says and what we measured",
             "Trends: the rate in the last bin of IDF less that in the first, of the bins with at least "
-            f"{fewest} tokens; reproduced where the 95 % interval lies on the claim's side of 0, and for an "
-            "average where it holds the paper's. The paper does not say whether its rates are over all "
-            "tokens or over those for which a match is possible.",
+            f"{fewest} tokens; out of reach where the rate over all bins is not told from uniform; "
+            "reproduced where the 95 % interval lies on the claim's side of 0, and for an average where it "
+            "holds the paper's. The paper does not say whether its rates are over all tokens or over those "
+            "for which a match is possible.",
             claims(results, fewest),
         ),
         "query_to_document": Section(

@@ -234,7 +234,9 @@ def test_trends_are_between_the_bins_with_tokens() -> None:
 
 def results(falling: list[float], rising: list[float], tokens: list[int]) -> dict[Any, Sums]:
     return {
-        (direction, series, kind): planted(falling if direction == "q→d" else rising, tokens)
+        (direction, series, kind): planted(
+            [0.01] * 5 if series == "uniform" else falling if direction == "q→d" else rising, tokens
+        )
         for direction, series in SERIES
         for kind in KINDS
     }
@@ -254,3 +256,8 @@ def test_verdicts_follow_the_numbers() -> None:
     assert verdicts(flat, flat, many) == [yes] + [no] * 10 + [far]
     assert verdicts(down, up, [0, 0, 5, 0, 0]) == [no] + [far] * 11  # one bin shows no trend
     assert len(BINS) == len(many) + 1
+    found = results(down, up, many)
+    for kind in KINDS:  # a decoder that has learned to look at nothing
+        found["d→q", "GR, all layers", kind] = planted([0.005, 0.0075, 0.01, 0.0125, 0.015], many)
+    rows = claims(found, fewest=50)
+    assert [row["verdict"] for row in rows] == [yes] * 7 + [far] * 2 + [yes] * 2 + [far]
