@@ -140,10 +140,10 @@ def run_all(settings: Settings) -> tuple[Bench, dict[int, dict[str, Measured]], 
     accelerator.wait_for_everyone()  # before any process can finish one
     for seed, system in missing:
         try:
-            model, cost = trained(SYSTEMS[system][0], seed, bench, settings, accelerator, console)
+            model, took = trained(SYSTEMS[system][0], seed, bench, settings, accelerator, console)
             if accelerator.is_main_process:
                 console.print(f"{bench.collection.name}, seed {seed}: measuring {system}")
-                measured = measure(search_by(model, system, settings), bench, pool) | {"cost": cost}
+                measured = measure(search_by(model, system, settings), bench, pool) | {"cost": took}
                 write_json(files[seed, system], measured)
         except (ValueError, OSError, KeyError, FloatingPointError) as error:
             raise SystemExit(f"{bench.collection.name}, seed {seed}, {system}: {error}") from error
