@@ -186,7 +186,7 @@ def planted(**changes: dict[str, float]) -> list[Measured]:
 def test_each_verdict_turns_with_its_number(changes: dict[str, dict[str, float]], wrong: list[int]) -> None:
     rows = claims(planted(**changes), FEATURES)
     assert [n for n, row in enumerate(rows) if row["verdict"] != "reproduced"] == wrong
-    assert rows[0]["of"] == "2 models × 5 queries × 11.0 candidates"
+    assert rows[0][kernel_report.COUNTED] == "2 × 5 × 11.0"
 
 
 # --- the script -------------------------------------------------------------------------------------
