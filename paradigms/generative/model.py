@@ -168,13 +168,13 @@ class Generative(Trainable):
             surface = hashlib.sha256(self.clusters.surface.astype("<i8").tobytes()).hexdigest()
         return asdict(self.settings) | {"identifiers": self.identifiers.digest, "clusters_of": surface}
 
-    def tokenize(self, texts: Sequence[str], length: int | None = None) -> Batch:
-        """Sources: queries, or documents where `length` says so; every token counts, </s> too."""
+    def tokenize(self, texts: Sequence[str]) -> Batch:
+        """Sources: queries, or passages in their place; every token counts, </s> too."""
         rows = self.tokenizer(
             list(texts),
             padding=True,
             truncation=True,
-            max_length=length or self.settings.query_length,
+            max_length=self.settings.query_length,
             return_tensors="pt",
         )
         return Batch(rows["input_ids"], rows["attention_mask"], rows["attention_mask"].bool())

@@ -14,8 +14,8 @@ class GenerativeSettings:
     """Settings of `model.Generative`. Lengths are in tokens."""
 
     name: str
-    query_length: int = 32
-    document_length: int = 128  # of a document's text as a source (indexing pairs), and in its spans
+    query_length: int = 32  # of what the encoder reads: queries, and the passages it trains on in their place
+    document_length: int = 128  # of a document's text: in its spans, its embedding (DSI), its context (NP)
     # Where the vectors of identifier tokens come from. "backbone": its own vocabulary; "own": new tables, for
     # identifiers that are no text; "clusters": NP-decoding, contextual vectors of the corpus's tokens.
     tokens: Literal["backbone", "own", "clusters"] = "backbone"

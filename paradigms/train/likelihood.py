@@ -38,9 +38,7 @@ class Likelihood(Objective):
         self.model, self.corpus, self.examples = model, corpus, pairs
 
     def collate(self, examples: list[Pair]) -> PairBatch:
-        settings = self.model.settings
-        length = max(settings.query_length, settings.document_length)
-        sources = self.model.tokenize([pair.source for pair in examples], length)
+        sources = self.model.tokenize([pair.source for pair in examples])
         targets = [[self.model.written(pair.document, pair.target)] for pair in examples]
         return PairBatch(sources, Targets.pad(targets))
 
