@@ -154,14 +154,9 @@ def claims_of_table_8(systems: set[str]) -> list[Claim]:
 def compared(claims: list[Claim], values: dict[str, dict[str, np.ndarray]]) -> list[Finding]:
     """One family for Holm's correction."""
     pairs = [(values[c.system][c.measure], values[c.other][c.measure]) for c in claims]
-    p = [_p(a.mean(0) + c.margin, b.mean(0)) for c, (a, b) in zip(claims, pairs, strict=True)]
+    p = [paired_test(a.mean(0) + c.margin, b.mean(0)) for c, (a, b) in zip(claims, pairs, strict=True)]
     intervals = [seeds_interval(a - b) for a, b in pairs]
     return [Finding(*row) for row in zip(intervals, p, holm(p), strict=True)]
-
-
-def _p(a: np.ndarray, b: np.ndarray) -> float:
-    """Of the paired test; one query that differs has no second sign to be extreme against."""
-    return paired_test(a, b) if np.count_nonzero(a != b) > 1 else 1.0
 
 
 def verdict(claim: Claim, test: Finding, learned: bool) -> str:

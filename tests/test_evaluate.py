@@ -295,3 +295,8 @@ def test_per_query_csv_round_trips(tmp_path):
         "value": repr(float(results.values["nDCG@10"][0])),
     }
     assert [path.name for path in path.parent.iterdir()] == ["per_query.csv"]
+
+
+def test_one_query_that_differs_is_no_evidence():
+    a = np.array([1.0, 0.5, 0.5])
+    assert paired_test(a, np.array([0.0, 0.5, 0.5])) == 1.0

@@ -55,6 +55,8 @@ def paired_test(
 
     if method == "permutation":
         moved = difference[difference != 0]
+        if len(moved) == 1:  # either sign is as extreme; scipy refuses a sample of one
+            return 1.0
         test = stats.permutation_test(
             (moved,),
             np.mean,
