@@ -266,7 +266,7 @@ def make_report(
     return Report(
         title=f"Retrieval paradigms on {data.collection.name}",
         summary=(
-            f"{len(data.test.queries):,} test queries over {n:,} documents; each paradigm trained for "
+            f"{len(data.test.queries):,} test queries over {n:,} documents; each encoder trained for "
             f"{settings.steps} steps of {settings.batch_size * where['processes']} queries from "
             f"{settings.backbone} with seed {settings.seed}{loaded}. "
             f"{'Gone on with after an interruption, this part' if resumed else 'All of it'} "
