@@ -6,8 +6,7 @@ decoder's normalised states and Q the encoder's, W_Q and W_K those of one head o
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,8 +21,6 @@ from torch import Tensor
 
 from paradigms import GENERATIVE, Generative, load
 from paradigms.data import Collection, Split
-from paradigms.evaluate.report import format_number
-from paradigms.files import atomic_text, write_json, write_text
 from paradigms.generative.decoder import Trace, decode
 from paradigms.generative.forced import sequence_scores
 from paradigms.generative.model import Targets
@@ -240,20 +237,6 @@ def _weights(crossing: Sequence[Any], name: str) -> Array:
 
 def _double(x: Tensor) -> Array:
     return x.detach().double().cpu().numpy()
-
-
-def write_rows(folder: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """NAME.csv and NAME.json with all digits, NAME.md as people read it."""
-    with atomic_text(folder / f"{name}.csv") as stream:
-        writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    write_json(folder / f"{name}.json", list(rows))
-    lines = ["| " + " | ".join(rows[0]) + " |", "|" + " --- |" * len(rows[0])]
-    for row in rows:
-        cells = [format_number(value).replace("|", "\\|") for value in row.values()]
-        lines.append("| " + " | ".join(cells) + " |")
-    write_text(folder / f"{name}.md", "\n".join(lines) + "\n")
 
 
 def plain(settings: ModelSettings) -> dict[str, str]:

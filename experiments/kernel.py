@@ -25,10 +25,9 @@ from attention_heads import (
     opened,
     plain,
     seen,
-    write_rows,
 )
 from kernel_report import BALANCED, POSITIVE, Measured, claims, draw, map_rows
-from pages import Section, print_sections, write_page
+from pages import Section, print_sections, write_page, write_rows
 from rich.console import Console
 from scipy.special import logsumexp, softmax
 
@@ -224,7 +223,7 @@ def show(
         ),
     ]
     for name, section in zip(("claims", "maps"), sections, strict=True):
-        write_rows(folder, name, section.rows)
+        write_rows(folder / name, section.rows)
     write_json(folder / "environment.json", where)
     summary = (
         f"{len(models)} model(s), {len(models[0].queries)} queries of {collection} with "

@@ -25,10 +25,9 @@ from attention_heads import (
     opened,
     plain,
     seen,
-    write_rows,
 )
 from low_rank_report import FORMS, Measured, claims, draw, head_rows, layer_rows, share_rows
-from pages import Section, print_sections, write_page
+from pages import Section, print_sections, write_page, write_rows
 from rich.console import Console
 
 from paradigms import Generative
@@ -208,8 +207,8 @@ def show(
         ),
     ]
     for name, section in zip(("claims", "layers", "shares"), sections, strict=True):
-        write_rows(folder, name, section.rows)
-    write_rows(folder, "heads", head_rows(models))
+        write_rows(folder / name, section.rows)
+    write_rows(folder / "heads", head_rows(models))
     write_json(folder / "environment.json", where)
     example = models[0].values
     summary = (

@@ -1,6 +1,7 @@
 """Figures, tables and one self-contained HTML page for the experiments on theory, and their tracker."""
 
 import base64
+import csv
 import io
 import math
 import os
@@ -16,7 +17,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from paradigms.evaluate.report import format_number
-from paradigms.files import write_text
+from paradigms.files import atomic_text, write_json, write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -136,3 +137,15 @@ def track(
     session = wandb_or_offline(begin, folder)
     session.log({**numbers, **{image.stem: wandb.Image(str(image)) for image in images}})
     session.finish()
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows of the same keys as path.csv and path.json, with all digits, and path.md, as people read it."""
+    write_json(path.with_suffix(".json"), list(rows))
+    with atomic_text(path.with_suffix(".csv")) as stream:
+        writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *([*map(format_number, row.values())] for row in rows)]
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    write_text(path.with_suffix(".md"), "".join(f"| {' | '.join(line)} |\n" for line in cells))

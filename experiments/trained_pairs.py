@@ -7,22 +7,21 @@ its last state, which nothing chose.
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
-from pages import Section, print_sections, write_page
+from pages import Section, print_sections, write_page, write_rows
 from rich.console import Console
 
 from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm, load
 from paradigms.data import Collection, Problems, Run, Split, hold_out
 from paradigms.evaluate import Interval
-from paradigms.files import atomic_text, write_json, write_text
+from paradigms.files import write_json
 from paradigms.generative.small import small_t5
 from paradigms.lexical import BM25
 from paradigms.train import tracking
@@ -295,18 +294,6 @@ def publish(
 
         run = accelerator.get_tracker("wandb").tracker
         run.log({name: wandb.Image(str(folder / f"{name}.png")) for name in figures})
-
-
-def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows of the same keys as path.csv, path.json and path.md."""
-    write_json(path.with_suffix(".json"), list(rows))
-    with atomic_text(path.with_suffix(".csv")) as stream:
-        writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *([*row.values()] for row in rows)]
-    cells = [[str(cell).replace("|", "\\|") for cell in line] for line in lines]
-    write_text(path.with_suffix(".md"), "".join(f"| {' | '.join(line)} |\n" for line in cells))
 
 
 def trained_on(settings: PairSettings) -> str:

@@ -27,7 +27,8 @@ from alignment_directions import (
     rankings,
     variant,
 )
-from trained_pairs import Bench, PairSettings, open_bench, some_queries, trained_pair, write_rows
+from pages import write_rows
+from trained_pairs import Bench, PairSettings, open_bench, some_queries, trained_pair
 
 from paradigms import Generative, Paradigm, load
 from paradigms.evaluate import holm, paired_test, per_query
