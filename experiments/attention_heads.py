@@ -23,8 +23,8 @@ from paradigms import GENERATIVE, Generative, load
 from paradigms.data import Collection, Split
 from paradigms.generative.decoder import Trace, decode
 from paradigms.generative.forced import sequence_scores
-from paradigms.generative.model import Targets
 from paradigms.generative.small import small_t5
+from paradigms.generative.targets import Targets
 from paradigms.train.job import fit_generative, training_splits
 from paradigms.train.loop import TrainingSettings
 

@@ -33,8 +33,8 @@ from rich.console import Console
 from paradigms import Generative
 from paradigms.files import write_json
 from paradigms.generative.interaction import decompose
-from paradigms.generative.model import Targets
 from paradigms.generative.outputs import Scorer
+from paradigms.generative.targets import Targets
 from paradigms.progress import progress_bar
 from paradigms.settings import from_command_line
 from paradigms.train import tracking

@@ -36,7 +36,7 @@ from paradigms.evaluate import Interval
 from paradigms.evaluate.report import PALETTE
 from paradigms.generative.decoder import Trace, decode
 from paradigms.generative.identifiers import tokenize
-from paradigms.generative.model import Targets
+from paradigms.generative.targets import Targets
 from paradigms.lexical import STOPWORDS
 from paradigms.progress import progress_bar
 from paradigms.settings import from_command_line

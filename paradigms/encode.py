@@ -6,11 +6,10 @@ the paradigms is data: `EncoderSettings`.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,6 +20,7 @@ from paradigms.backbone import load_backbone, load_heads, load_tokenizer, offlin
 from paradigms.core import Tokens
 from paradigms.files import write_json
 from paradigms.relax import entropic_topk, hard_topk, token_budget
+from paradigms.saved import check_choices, read_settings, require
 
 Side = Literal["query", "document"]
 SIDES: tuple[Side, Side] = ("query", "document")
@@ -301,7 +301,7 @@ class TextEncoder(nn.Module):
         settings = read_settings(EncoderSettings, folder / "encoder.json")
         config, file = folder / "backbone" / "config.json", folder / "heads.safetensors"
         for needed in (config, file):
-            _require(needed, folder)
+            require(needed, folder)
         encoder = cls(config.parent, settings)
         load_heads(encoder, encoder._heads(), file)
         return encoder
@@ -310,31 +310,6 @@ class TextEncoder(nn.Module):
         """The weights that are not the backbone's own: projections, salience heads, adapters."""
         state = self.state_dict().items()
         return {name: t for name, t in state if not name.startswith("backbone.") or ".lora_" in name}
-
-
-def check_choices(settings: Any) -> None:
-    """ValueError for a field of a dataclass whose Literal type does not list its value."""
-    for name, kind in get_type_hints(type(settings)).items():
-        if get_origin(kind) is Literal and getattr(settings, name) not in get_args(kind):
-            raise ValueError(f"{name}={getattr(settings, name)!r}; there are {', '.join(get_args(kind))}")
-
-
-def read_settings(kind: type, file: Path) -> Any:
-    """A flat dataclass from its JSON file; unknown keys are named, not dropped."""
-    _require(file, file.parent)
-    try:
-        values: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        unknown = values.keys() - {f.name for f in fields(kind)}
-        if unknown:
-            raise ValueError(f"settings that this version does not know: {sorted(unknown)}")
-        return kind(**values)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{file}: {error}") from error
-
-
-def _require(file: Path, folder: Path) -> None:
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} is missing: {folder} is not a saved paradigm")
 
 
 def _orthogonal(width: int, dim: int) -> nn.Linear:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -16,8 +17,9 @@ from torch import Tensor, nn
 
 from paradigms.align import ALIGNMENTS, NORMALISERS
 from paradigms.core import Interaction, Tokens, interact, rel
-from paradigms.encode import Batch, EncoderSettings, Side, TextEncoder, check_choices, read_settings
+from paradigms.encode import Batch, EncoderSettings, Side, TextEncoder
 from paradigms.files import atomic_folder, settle, write_json
+from paradigms.saved import check_choices, read_settings
 
 
 @dataclass(frozen=True)
@@ -48,21 +50,21 @@ class Recipe:
             raise ValueError(f"align_knobs of {self.name}, alignment {self.align}: {error}") from error
 
 
-class Trainable(nn.Module):
+class Trainable(nn.Module, ABC):
     """What the training loop needs of a model besides its weights."""
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """The paradigm's name."""
-        raise NotImplementedError
 
+    @abstractmethod
     def description(self) -> dict[str, Any]:
         """Every setting: runs of equal descriptions train the same thing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def write(self, folder: Path) -> None:
         """Every file of the model, into a folder that exists."""
-        raise NotImplementedError
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the whole model; the folder appears complete or not at all."""
@@ -70,9 +72,9 @@ class Trainable(nn.Module):
             self.write(temporary)
 
     @classmethod
+    @abstractmethod
     def from_pretrained(cls, folder: str | Path) -> Any:
         """What `save_pretrained` wrote, bit for bit. Weights are safetensors: no code is loaded."""
-        raise NotImplementedError
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -15,8 +15,9 @@ from paradigms.generative.beam import Hypotheses, beam_search
 from paradigms.generative.constraints import Constraint
 from paradigms.generative.decoder import Memory, decode
 from paradigms.generative.identifiers import END, FIRST, START
-from paradigms.generative.model import Generative, Targets
+from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import NGramIndex
+from paradigms.generative.targets import Targets
 from paradigms.generative.trie import Trie
 from tests.test_trie import csr
 from tests.tiny import SEQ2SEQ

@@ -21,12 +21,14 @@ from transformers import T5ForConditionalGeneration as T5
 
 from paradigms.data import Problems
 from paradigms.generative.decoder import decode
-from paradigms.generative.identifiers import END, Identifiers, make
+from paradigms.generative.identifiers import END, START, Identifiers, make
 from paradigms.generative.interaction import Form, decompose
-from paradigms.generative.model import HEADS, SETTINGS, START, Generative, GenerativeSettings, Targets
+from paradigms.generative.model import HEADS, SETTINGS, Generative
 from paradigms.generative.np_decoding import Clusters
 from paradigms.generative.outputs import Scorer
 from paradigms.generative.pawa import Pawa
+from paradigms.generative.settings import GenerativeSettings
+from paradigms.generative.targets import Targets
 from tests.tiny import SEQ2SEQ, WIDTH, write_seq2seq
 from tests.tiny_generative import generative, named, texts
 

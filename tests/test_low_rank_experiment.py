@@ -19,7 +19,8 @@ from low_rank_report import COUNTED, LOW, Measured, absolute_share, claims, corr
 
 from paradigms.data import load
 from paradigms.generative.interaction import decompose
-from paradigms.generative.model import Generative, Targets
+from paradigms.generative.model import Generative
+from paradigms.generative.targets import Targets
 from paradigms.settings import from_command_line
 from tests.tiny_attention import heads, write_collection
 from tests.tiny_generative import generative, named, texts

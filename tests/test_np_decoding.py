@@ -22,10 +22,12 @@ from paradigms.generative.constraints import Constraint
 from paradigms.generative.decoder import decode
 from paradigms.generative.grouped_kmeans import Groups, grouped_kmeans
 from paradigms.generative.identifiers import END, FIRST, START, Identifiers, atomic, text, titles, tokenize
-from paradigms.generative.model import HEADS, Generative, GenerativeSettings, Targets
+from paradigms.generative.model import HEADS, Generative
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.np_decoding import ClusterConstraint, Clusters, cluster_tokens
 from paradigms.generative.pairs import Pair
+from paradigms.generative.settings import GenerativeSettings
+from paradigms.generative.targets import Targets
 from paradigms.generative.trie import Trie
 from paradigms.train.likelihood import Likelihood
 from paradigms.train.loop import TrainingSettings, train

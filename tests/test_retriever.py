@@ -15,12 +15,13 @@ from paradigms.data import Problems
 from paradigms.evaluate.measures import per_query
 from paradigms.generative import retriever as module
 from paradigms.generative.identifiers import END, Identifiers
-from paradigms.generative.model import Generative, Targets
+from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.np_decoding import Clusters
 from paradigms.generative.outputs import Scorer
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.seal import query_grams
+from paradigms.generative.targets import Targets
 from tests.test_beam import continuations, slow_search, text_next
 from tests.test_seal import occurrences, slow_seal, spans_of
 from tests.tiny_generative import Sequences, generative, named, texts

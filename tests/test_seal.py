@@ -12,9 +12,9 @@ import torch
 
 from paradigms.generative import forced, seal
 from paradigms.generative.forced import sequence_scores
-from paradigms.generative.model import Targets
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.seal import Spans, gram_weights, query_grams, seal_scores, span_scores
+from paradigms.generative.targets import Targets
 from tests.test_trie import csr
 from tests.tiny_generative import Sequences, generative, texts
 

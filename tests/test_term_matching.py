@@ -36,7 +36,7 @@ from paradigms.backbone import load_tokenizer
 from paradigms.core import Tokens, interact
 from paradigms.data import Corpus
 from paradigms.generative.interaction import decompose
-from paradigms.generative.model import Targets
+from paradigms.generative.targets import Targets
 from tests.test_alignment_directions import SPAN, arguments, run, write_collection
 from tests.tiny_generative import generative, texts
 

@@ -9,7 +9,8 @@ from paradigms.core import Tokens, join_documents
 from paradigms.encode import Side
 from paradigms.evaluate.report import SystemAlignment
 from paradigms.generative.interaction import decompose
-from paradigms.generative.model import Generative, Targets
+from paradigms.generative.model import Generative
+from paradigms.generative.targets import Targets
 from paradigms.lexical import BM25
 from paradigms.model import Paradigm
 

@@ -18,8 +18,9 @@ from jaxtyping import Float
 from paradigms.data import Corpus
 from paradigms.encode import EncoderSettings, TextEncoder
 from paradigms.generative.identifiers import atomic
-from paradigms.generative.model import Generative, GenerativeSettings
+from paradigms.generative.model import Generative
 from paradigms.generative.semantic_ids import semantic
+from paradigms.generative.settings import GenerativeSettings
 from paradigms.progress import progress_bar
 
 BATCH = 64  # documents encoded at once

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from paradigms.encode import Batch
 from paradigms.generative.decoder import Memory, decode
-from paradigms.generative.model import Generative, Targets
+from paradigms.generative.model import Generative
 from paradigms.generative.outputs import Scorer
+from paradigms.generative.targets import Targets
 
 # Padded tokens that the decoder reads at once; each has a logit for every entry of the vocabulary.
 PLACES = {"cpu": 1 << 10}

@@ -13,7 +13,8 @@ from paradigms.backbone import load_tokenizer
 from paradigms.data import Corpus
 from paradigms.generative.decoder import check_family
 from paradigms.generative.identifiers import titles
-from paradigms.generative.model import Generative, GenerativeSettings
+from paradigms.generative.model import Generative
+from paradigms.generative.settings import GenerativeSettings
 
 
 def genre(backbone: str | Path, corpus: Corpus, *, title_length: int = 24, **settings: Any) -> Generative:

@@ -9,54 +9,32 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from numpy.lib.stride_tricks import sliding_window_view
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paradigms.backbone import load_heads, load_seq2seq, load_tokenizer, quiet
 from paradigms.data import Corpus
-from paradigms.encode import Batch, read_settings
+from paradigms.encode import Batch
 from paradigms.files import settle, write_json
 from paradigms.generative.decoder import Memory, check_family, decode, remember
-from paradigms.generative.identifiers import START, Identifiers
+from paradigms.generative.identifiers import Identifiers
 from paradigms.generative.np_decoding import Clusters, cluster_tokens
 from paradigms.generative.outputs import Outputs, Scorer
 from paradigms.generative.pawa import Pawa
 from paradigms.generative.settings import GenerativeSettings
+from paradigms.generative.targets import Targets
 from paradigms.model import Trainable
+from paradigms.saved import read_settings
 
 SETTINGS, HEADS = "generative.json", "heads.safetensors"
-
-
-@dataclass(frozen=True)
-class Targets:
-    """n token sequences for each of b queries, padded."""
-
-    ids: Int[Tensor, "b n m"]
-    mask: Bool[Tensor, "b n m"]  # True = a token that counts
-
-    def to(self, device: torch.device | str) -> Targets:
-        return Targets(self.ids.to(device), self.mask.to(device))
-
-    @property
-    def inputs(self) -> Int[Tensor, "b n m"]:
-        """What the decoder reads: the same, one place later."""
-        return nn.functional.pad(self.ids[..., :-1], (1, 0), value=START)
-
-    @classmethod
-    def pad(cls, rows: Sequence[Sequence[Sequence[int]]]) -> Targets:
-        """From token sequences, rows[b][n]; every query needs as many."""
-        length = max(len(tokens) for sequences in rows for tokens in sequences)
-        ids = [[[*t, *[START] * (length - len(t))] for t in sequences] for sequences in rows]
-        mask = [[[place < len(t) for place in range(length)] for t in sequences] for sequences in rows]
-        return cls(torch.tensor(ids), torch.tensor(mask))
 
 
 class Generative(Trainable):

@@ -25,8 +25,9 @@ from paradigms.generative.constraints import Branches, ranges
 from paradigms.generative.decoder import check_family
 from paradigms.generative.forced import sequence_scores
 from paradigms.generative.identifiers import text, tokenize
-from paradigms.generative.model import Generative, GenerativeSettings
+from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import SEPARATOR, NGramIndex
+from paradigms.generative.settings import GenerativeSettings
 
 ALPHA = 2.0  # exponent of an n-gram's weight
 BETA = 0.8  # share of the weight that tokens covered before lose

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from paradigms.encode import check_choices
 from paradigms.generative.outputs import Scorer
+from paradigms.saved import check_choices
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from paradigms.data import Corpus
 from paradigms.encode import Batch
-from paradigms.generative.model import Generative, Targets
+from paradigms.generative.model import Generative
 from paradigms.generative.pairs import Pair
+from paradigms.generative.targets import Targets
 from paradigms.train.objective import Objective
 
 
