@@ -37,10 +37,10 @@ from paradigms.index import ExactIndex
 from paradigms.index.strategies import STRATEGIES, aligned, rerank_strategies
 from paradigms.lexical import BM25
 from paradigms.settings import from_command_line
-from paradigms.train import tracking
 from paradigms.train.job import (
     DEV_DEPTH,
     NEGATIVES_DEPTH,
+    begin,
     environment,
     fit,
     folder_name,
@@ -118,14 +118,7 @@ class Settings:
 
 def main(settings: Settings) -> None:
     folder = Path(settings.output)
-    accelerator = tracking.start(
-        tracker=settings.tracker,
-        precision=settings.precision,
-        project="retrieval-paradigms",
-        config={name: str(value) for name, value in asdict(settings).items()},
-        folder=folder,
-    )
-    console = Console(quiet=not accelerator.is_main_process)
+    accelerator, console = begin(settings)
     if accelerator.is_main_process:
         kept = asdict(settings) | {"processes": accelerator.num_processes}
         kept |= {"precision": accelerator.mixed_precision}

@@ -7,7 +7,7 @@ decoder's normalised states and Q the encoder's, W_Q and W_K those of one head o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -237,8 +237,3 @@ def _weights(crossing: Sequence[Any], name: str) -> Array:
 
 def _double(x: Tensor) -> Array:
     return x.detach().double().cpu().numpy()
-
-
-def plain(settings: ModelSettings) -> dict[str, str]:
-    """The settings for a tracker, which takes no lists."""
-    return {name: str(value) for name, value in asdict(settings).items()}

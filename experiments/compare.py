@@ -34,12 +34,12 @@ from paradigms.evaluate import (
 from paradigms.files import write_json, write_text
 from paradigms.lexical import BM25
 from paradigms.settings import from_command_line
-from paradigms.train import tracking
 from paradigms.train.dev import candidates
 from paradigms.train.job import (
     DEV_DEPTH,
     NEGATIVES_DEPTH,
     OPTIONS,
+    begin,
     environment,
     folder_name,
     keep_settings,
@@ -132,14 +132,7 @@ class Data:
 def main(settings: Settings) -> None:
     began = time.perf_counter()
     folder = Path(settings.output)
-    accelerator = tracking.start(
-        tracker=settings.tracker,
-        precision=settings.precision,
-        project="retrieval-paradigms",
-        config=asdict(settings) | {"paradigms": ", ".join(settings.paradigms), "load": str(settings.load)},
-        folder=folder,
-    )
-    console = Console(quiet=not accelerator.is_main_process)
+    accelerator, console = begin(settings)
     small = settings.collection == "pydocs" and settings.size == "small"
     collection = open_collection(settings.collection, SMALL if small else None, console)
     if small:

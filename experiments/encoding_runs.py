@@ -26,8 +26,7 @@ from paradigms.files import write_json
 from paradigms.generative.pairs import Pair, indexing_pairs, retrieval_pairs
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.index import ExactIndex
-from paradigms.train import tracking
-from paradigms.train.job import fit, keep_settings, training_pairs
+from paradigms.train.job import begin, fit, keep_settings, training_pairs
 from paradigms.train.likelihood import Likelihood
 from paradigms.train.loop import TrainingSettings, train, training_seconds
 
@@ -118,14 +117,7 @@ FREE = {"systems", "seeds", "models", "output", "tracker"}  # what may change in
 def run_all(settings: Settings) -> tuple[Bench, dict[int, dict[str, Measured]], Accelerator]:
     """seed -> system -> its measures per query and stage, and its training; trained where not there yet."""
     folder = Path(settings.output)
-    accelerator = tracking.start(
-        tracker=settings.tracker,
-        precision=settings.precision,
-        project="retrieval-paradigms",
-        config={name: str(value) for name, value in asdict(settings).items()},
-        folder=folder,
-    )
-    console = Console(quiet=not accelerator.is_main_process)
+    accelerator, console = begin(settings)
     bench = open_bench(settings, console)
     if accelerator.is_main_process:
         keep_training(settings, bench)

@@ -23,7 +23,6 @@ from attention_heads import (
     best_names,
     chosen_pairs,
     opened,
-    plain,
     seen,
 )
 from kernel_report import BALANCED, POSITIVE, Measured, claims, draw, map_rows
@@ -37,8 +36,7 @@ from paradigms.files import write_json
 from paradigms.lexical import BM25
 from paradigms.progress import progress_bar
 from paradigms.settings import from_command_line
-from paradigms.train import tracking
-from paradigms.train.job import environment, folder_name, keep_settings, open_collection
+from paradigms.train.job import begin, environment, folder_name, keep_settings, open_collection
 from theory import kernels
 
 
@@ -64,14 +62,7 @@ class Settings(ModelSettings):
 
 def main(settings: Settings) -> None:
     folder = Path(settings.output)
-    accelerator = tracking.start(
-        tracker=settings.tracker,
-        precision=settings.precision,
-        project="retrieval-paradigms",
-        config=plain(settings),
-        folder=folder,
-    )
-    console = Console(quiet=not accelerator.is_main_process)
+    accelerator, console = begin(settings)
     subset = settings.documents or None if settings.collection == "pydocs" else None
     collection = open_collection(settings.collection, subset, console)
     if accelerator.is_main_process:

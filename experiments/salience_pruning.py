@@ -31,9 +31,9 @@ from paradigms.index import ExactIndex
 from paradigms.index.pruning import most_salient
 from paradigms.lexical import BM25
 from paradigms.settings import from_command_line
-from paradigms.train import tracking
 from paradigms.train.job import (
     NEGATIVES_DEPTH,
+    begin,
     environment,
     fit,
     folder_name,
@@ -115,14 +115,7 @@ class Settings:
 
 def main(settings: Settings) -> None:
     folder = Path(settings.output)
-    accelerator = tracking.start(
-        tracker=settings.tracker,
-        precision=settings.precision,
-        project="retrieval-paradigms",
-        config={name: str(value) for name, value in asdict(settings).items()},
-        folder=folder,
-    )
-    console = Console(quiet=not accelerator.is_main_process)
+    accelerator, console = begin(settings)
     collection = open_collection(settings.collection, settings.documents or None, console)
     for split in ("train", "test"):
         if split not in collection.splits:

@@ -20,11 +20,11 @@ from paradigms.data import Collection, Run, read_run
 from paradigms.files import write_json
 from paradigms.lexical import BM25
 from paradigms.settings import from_command_line
-from paradigms.train import tracking
 from paradigms.train.job import (
     DEV_DEPTH,
     NEGATIVES_DEPTH,
     OPTIONS,
+    begin,
     environment,
     fit,
     fit_generative,
@@ -102,14 +102,7 @@ class Settings:
 
 def main(settings: Settings) -> None:
     folder = Path(settings.output)
-    accelerator = tracking.start(
-        tracker=settings.tracker,
-        precision=settings.precision,
-        project="retrieval-paradigms",
-        config=asdict(settings) | {"options": str(settings.options)},
-        folder=folder,
-    )
-    console = Console(quiet=not accelerator.is_main_process)
+    accelerator, console = begin(settings)
     console.print(f"{accelerator.num_processes} process(es) on {accelerator.device}")
     if accelerator.is_main_process:
         keep_settings(asdict(settings), folder, free={"tracker", "output", "workers"})

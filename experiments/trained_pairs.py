@@ -24,9 +24,9 @@ from paradigms.evaluate import Interval
 from paradigms.files import write_json
 from paradigms.generative.small import small_t5
 from paradigms.lexical import BM25
-from paradigms.train import tracking
 from paradigms.train.dev import candidates
 from paradigms.train.job import (
+    begin,
     environment,
     fit,
     fit_generative,
@@ -244,14 +244,7 @@ def measure_pairs(
 ) -> tuple[Bench, list[Measured], Accelerator]:
     """`measure` of every seed's pair; what stands in the results folder is not measured again."""
     folder = Path(settings.output)
-    accelerator = tracking.start(
-        tracker=settings.tracker,
-        precision=settings.precision,
-        project="retrieval-paradigms",
-        config={name: str(value) for name, value in asdict(settings).items()},
-        folder=folder,
-    )
-    console = Console(quiet=not accelerator.is_main_process)
+    accelerator, console = begin(settings)
     bench = open_bench(settings, console)
     if accelerator.is_main_process:
         keep_training(settings, bench)

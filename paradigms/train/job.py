@@ -6,6 +6,7 @@ import json
 import platform
 from collections.abc import Callable
 from collections.abc import Collection as Names
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from paradigms.generative.pairs import (
 )
 from paradigms.generative.small import small_t5
 from paradigms.model import Paradigm
+from paradigms.train import tracking
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.dev import dev_measure
 from paradigms.train.examples import build_examples
@@ -53,6 +55,22 @@ def folder_name(collection: str) -> str:
     if collection.startswith(("hf:", "irds:")):
         return collection.replace(":", "-").replace("/", "-")
     return Path(collection).resolve().name
+
+
+def begin(settings: Any) -> tuple[Accelerator, Console]:
+    """The accelerator of a script's settings (tracker, precision, output), and a terminal that only its main
+    process writes to."""
+    accelerator = tracking.start(
+        tracker=settings.tracker,
+        precision=settings.precision,
+        project="retrieval-paradigms",
+        config={  # trackers take no lists
+            name: value if isinstance(value, int | float | str) else str(value)
+            for name, value in asdict(settings).items()
+        },
+        folder=Path(settings.output),
+    )
+    return accelerator, Console(quiet=not accelerator.is_main_process)
 
 
 def keep_settings(settings: dict[str, Any], folder: Path, free: Names[str]) -> None:
