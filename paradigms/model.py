@@ -19,6 +19,7 @@ from paradigms.align import ALIGNMENTS, NORMALISERS
 from paradigms.core import Interaction, Tokens, interact, rel
 from paradigms.encode import Batch, EncoderSettings, Side, TextEncoder
 from paradigms.files import atomic_folder, settle, write_json
+from paradigms.impute import IMPUTATIONS
 from paradigms.saved import check_choices, read_settings
 
 
@@ -34,6 +35,7 @@ class Recipe:
     # the tokens that a token search retrieved and fills in the missing similarities (XTR).
     search: Literal["gather", "impute"] = "gather"
     search_tokens: int = 1000  # k': document tokens retrieved per query token, where search = "impute"
+    imputation: str = "kth"  # a key of impute.IMPUTATIONS, where search = "impute"
     temperature: float = 0.05  # of the softmax over rel in training
 
     def __post_init__(self) -> None:
@@ -41,9 +43,17 @@ class Recipe:
         for kind, name, known in (
             ("alignment", self.align, ALIGNMENTS),
             ("normaliser", self.normalise, NORMALISERS),
+            ("imputation", self.imputation, IMPUTATIONS),
         ):
             if name not in known:
                 raise ValueError(f"unknown {kind} {name!r} of {self.name}; there are {', '.join(known)}")
+        if self.search_tokens < 1:
+            raise ValueError(f"search_tokens of {self.name} must be at least 1, got {self.search_tokens}")
+        if self.search == "impute" and self.align not in ("pool_top_k", "query_to_document"):
+            raise ValueError(
+                f"search of {self.name} is 'impute', which fills in maxima over a document's tokens; the "
+                f"alignment {self.align} takes none: set search to 'gather'"
+            )
         try:
             signature(ALIGNMENTS[self.align].function).bind(*[None] * 4, **self.align_knobs)
         except TypeError as error:

@@ -17,11 +17,21 @@ from torch import Tensor
 
 from paradigms.align import retrieved_tokens
 from paradigms.core import Pairs, Valid
+from paradigms.impute import IMPUTATIONS, filled_mean
 from paradigms.model import Paradigm
 
 
-def xtr(backbone: str | Path, k_train: int = 320, search_tokens: int = 1000, **settings: Any) -> Paradigm:
-    """XTR over `backbone`: k_train tokens of the training pool, search_tokens (k') of the corpus."""
+def xtr(
+    backbone: str | Path,
+    k_train: int = 320,
+    search_tokens: int = 1000,
+    imputation: str = "kth",
+    **settings: Any,
+) -> Paradigm:
+    """XTR over `backbone`: k_train tokens of the training pool, search_tokens (k') of the corpus.
+
+    imputation: a key of `impute.IMPUTATIONS`.
+    """
     return Paradigm.build(
         backbone,
         settings,
@@ -31,19 +41,21 @@ def xtr(backbone: str | Path, k_train: int = 320, search_tokens: int = 1000, **s
         normalise="retrieved",
         search="impute",
         search_tokens=search_tokens,
+        imputation=imputation,
         temperature=0.02,
     )
 
 
-def imputed_rel(S: Pairs, valid: Valid, k: int) -> Float[Tensor, "b n"]:
+def imputed_rel(S: Pairs, valid: Valid, k: int, imputation: str = "kth") -> Float[Tensor, "b n"]:
     """f_XTR'(q, d) = 1/N Σⱼ (maxᵢ dᵢᵀqⱼ if a token of d is among j's k best of the pool, else mⱼ), Eq. 4.
 
-    mⱼ is the smallest retrieved similarity, the k-th best, a bound on all that was not retrieved. S and
-    valid [b, n, i, j] span the whole corpus: this is the readable twin of the index search, not a fast path.
+    mⱼ: a function of `impute.IMPUTATIONS`, by default the k-th best similarity, a bound on all that was not
+    retrieved; with "none" Z is not N but the query tokens that retrieved something of d. S and valid
+    [b, n, i, j] span the whole corpus: this is the readable twin of the index search, not a fast path.
     """
     retrieved = retrieved_tokens(S, valid, k)
-    missing = S.masked_fill(~retrieved, torch.inf).amin((1, 2))[:, None]
-    best = S.masked_fill(~retrieved, -torch.inf).amax(-2)
-    real = retrieved.any(-2).any(1)[:, None]
-    filled = best.where(retrieved.any(-2), missing).where(real, 0)
-    return filled.sum(-1) / real.sum(-1).clamp(min=1)
+    pool = S.masked_fill(~valid, -torch.inf).movedim(-1, 1).flatten(2)  # [b, j, n·i]
+    best = pool.topk(min(k, pool.shape[-1])).values
+    tokens = valid.any(-1).flatten(1).sum(1).tolist()
+    missing = torch.stack([IMPUTATIONS[imputation](*of) for of in zip(best, tokens, strict=True)])
+    return filled_mean(S.masked_fill(~retrieved, -torch.inf).amax(-2), missing[:, None])

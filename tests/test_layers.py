@@ -14,7 +14,7 @@ PARADIGM_FILES = {"dpr", "me_bert", "colbert", "coil", "aligner", "xtr"}
 LAYERS: list[set[str]] = [
     {"files", "progress", "saved", "settings", "core"},
     {"backbone", "relax", "data"},
-    {"align"},
+    {"align", "impute"},
     {"encode", "lexical"},
     {"model"},
     PARADIGM_FILES,

@@ -1,0 +1,121 @@
+"""mⱼ ≈ maxᵢ dᵢᵀqⱼ of a document of which query token j retrieved nothing, and scores that fill it in.
+
+Lee et al. 2023 (arXiv:2304.01982), §3.2, Eq. 4 and Table 5. An imputation is a function (retrieved,
+corpus_tokens) -> m: of every query token the similarities of the document tokens that it retrieved, [j, k'],
+in any order, −∞ where fewer were found, and the number of tokens of the corpus; m [j] is on the scale of
+the similarities. nan in m leaves the query token out, of the sum and of Z: so every function has it where
+nothing was found at all, and `none` everywhere.
+
+Under exact search nothing missing is above the smallest retrieved similarity, so `kth` is a bound, and the
+others trade it for an estimate: `tail_mean` and `percentile` lie above it, `power_law` below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+Retrieved = Float[Tensor, "j k"]
+Missing = Float[Tensor, " j"]
+
+TAIL = 0.1  # share of the retrieved similarities that tail_mean averages and percentile stands above
+
+
+def kth(retrieved: Retrieved, corpus_tokens: int) -> Missing:
+    """mⱼ = the k'-th best similarity, the smallest retrieved one (Eq. 4)."""
+    return _or_nan(retrieved.where(retrieved > -torch.inf, torch.inf).amin(1))
+
+
+def none(retrieved: Retrieved, corpus_tokens: int) -> Missing:
+    """No mⱼ: the mean of what was retrieved, with Z = the query tokens that retrieved something of d.
+
+    What Table 5 calls no imputation is Eq. 2 at search time; with Z = N it would be `zero`.
+    """
+    return torch.full_like(retrieved[:, 0], torch.nan)
+
+
+def zero(retrieved: Retrieved, corpus_tokens: int) -> Missing:
+    """mⱼ = 0: a missing token adds nothing, and Z = N all the same."""
+    return _or_nan(retrieved.amax(1)) * 0
+
+
+def tail_mean(retrieved: Retrieved, corpus_tokens: int) -> Missing:
+    """mⱼ = the mean of the smallest tenth of the retrieved similarities."""
+    best, count = _ranked(retrieved)
+    rank = torch.arange(1, best.shape[1] + 1, device=best.device)
+    length = (TAIL * count).ceil()
+    tail = (rank > count - length) & (rank <= count)
+    return best.where(tail, 0).sum(1) / length[:, 0]  # 0/0 = nan where nothing was found
+
+
+def percentile(retrieved: Retrieved, corpus_tokens: int) -> Missing:
+    """mⱼ = the tenth percentile of the retrieved similarities, interpolated linearly."""
+    best, count = _ranked(retrieved)
+    place = (count - 1).clamp(min=0) * (1 - TAIL)
+    low, high = (best.gather(1, rank.long()) for rank in (place.floor(), place.ceil()))
+    return _or_nan((low + (place - place.floor()) * (high - low))[:, 0])
+
+
+def power_law(retrieved: Retrieved, corpus_tokens: int) -> Missing:
+    """mⱼ = c·R^−b, the power law ln s = ln c − b·ln r of similarity s on rank r, at a rank R beyond k'.
+
+    c and b are those of least squares over the positive similarities; R = √(k'·corpus_tokens) is the middle
+    of what was not retrieved on the scale of the regression. Nothing missing is above the k'-th: mⱼ is at
+    most that, and is that where no law can be fitted, with fewer than two positive similarities or a k'-th
+    that is not positive.
+    """
+    best, count = _ranked(retrieved)
+    bound = kth(retrieved, corpus_tokens)
+    used = best > 0
+    x = torch.arange(1, best.shape[1] + 1, device=best.device, dtype=torch.float64).log().expand_as(best)
+    y = best.double().where(used, 1).log()
+    total = used.sum(1, keepdim=True)
+    x_mean, y_mean = ((t * used).sum(1, keepdim=True) / total for t in (x, y))
+    spread = ((x - x_mean) ** 2 * used).sum(1)
+    slope = ((x - x_mean) * (y - y_mean) * used).sum(1) / spread
+    reached = count[:, 0].double()
+    middle = (reached * reached.clamp(min=float(corpus_tokens))).sqrt().log()
+    fitted = (y_mean[:, 0] + slope * (middle - x_mean[:, 0])).exp().to(bound.dtype)
+    return fitted.minimum(bound).where((total[:, 0] > 1) & (bound > 0), bound)
+
+
+IMPUTATIONS: dict[str, Callable[[Retrieved, int], Missing]] = {
+    "kth": kth,
+    "none": none,
+    "zero": zero,
+    "tail_mean": tail_mean,
+    "percentile": percentile,
+    "power_law": power_law,
+}
+
+
+def retrieved_rel(
+    similarities: Retrieved, documents: Int[Tensor, "j k"], count: int, missing: Missing
+) -> Float[Tensor, " n"]:
+    """f_XTR'(q, d) = 1/Z Σⱼ (the best similarity of d that j retrieved, else mⱼ) for documents 0 … count − 1.
+
+    Eq. 4 from retrieved tokens alone: equals `xtr.imputed_rel` on the whole corpus. documents: the place of
+    each retrieved token's document, any where the similarity is −∞. Z counts the terms; a document without
+    any has 0. A retrieved similarity stands even where an mⱼ that is no bound lies above it.
+    """
+    best = similarities.new_full((len(similarities), count), -torch.inf)
+    best.scatter_reduce_(1, documents, similarities, "amax")
+    return filled_mean(best.T, missing)
+
+
+def filled_mean(best: Float[Tensor, "*n j"], missing: Float[Tensor, "*#n j"]) -> Float[Tensor, "*n"]:
+    """The mean over query tokens of `best`, with `missing` where it is −∞; a nan counts nowhere."""
+    return best.where(best > -torch.inf, missing).nanmean(-1).nan_to_num(0.0)
+
+
+def _ranked(retrieved: Retrieved) -> tuple[Retrieved, Float[Tensor, "j 1"]]:
+    """The similarities, best first, and how many were found."""
+    best = retrieved.sort(1, descending=True).values
+    return best, (best > -torch.inf).sum(1, keepdim=True).to(best.dtype)
+
+
+def _or_nan(m: Missing) -> Missing:
+    return m.where(m.isfinite(), torch.nan)
