@@ -141,6 +141,16 @@ def test_of_a_large_group_a_sample_makes_the_centroids(monkeypatch: pytest.Monke
     np.testing.assert_array_equal(labels, distances.argmin(1))
 
 
+@pytest.mark.parametrize("count", [1, 11])
+def test_what_is_read_last_may_be_one_vector(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """numpy takes a mask of torch with a single entry for the number 1."""
+    monkeypatch.setattr(kmeans, "SAMPLE", 10)
+    vectors = drawn(count)
+    centroids, labels = run(vectors, [0] * count, 2)
+    distances = ((vectors[:, None] - centroids[0].numpy()) ** 2).sum(-1)
+    np.testing.assert_array_equal(labels, distances.argmin(1))
+
+
 def test_no_more_distinct_vectors_than_clusters_are_all_kept() -> None:
     distinct = 100 + drawn(3)
     vectors = distinct[[0, 1, 2, 1, 0]]

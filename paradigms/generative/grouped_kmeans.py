@@ -91,7 +91,7 @@ def grouped_kmeans(
                 for first in range(0, longest, SAMPLE):
                     part = np.arange(first, min(first + SAMPLE, longest))
                     X, real, rows = _read(vectors, groups, block, part)
-                    labels[rows[real]] = _nearest(X - mean, C, alive)[real].numpy()
+                    labels[rows[real.numpy()]] = _nearest(X - mean, C, alive)[real].numpy()
                 bar.advance(task, len(block))
     finally:
         torch.set_num_threads(threads)
