@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -20,13 +20,13 @@ from transformers import AutoModelForSeq2SeqLM, BartConfig, BartForConditionalGe
 from transformers import T5ForConditionalGeneration as T5
 
 from paradigms.data import Problems
-from paradigms.generative.decoder import decode
+from paradigms.generative.decoder import decode, remember
 from paradigms.generative.identifiers import END, START, Identifiers, make
 from paradigms.generative.interaction import Form, decompose
 from paradigms.generative.model import HEADS, SETTINGS, Generative
 from paradigms.generative.np_decoding import Clusters
 from paradigms.generative.outputs import Scorer
-from paradigms.generative.pawa import Pawa
+from paradigms.generative.pawa import PLACES, Pawa
 from paradigms.generative.settings import GenerativeSettings
 from paradigms.generative.targets import Targets
 from tests.tiny import SEQ2SEQ, WIDTH, write_seq2seq
@@ -448,6 +448,53 @@ def test_place_softmax_sums_to_one_over_all_sequences_and_to_less_over_some(
         assert least <= log_p.exp().sum() <= most
 
 
+def test_what_stands_at_no_place_has_no_probability(folders: dict[str, Path]) -> None:
+    """As in a search, where such a token is never written."""
+    model = generative(folders["t5"], named([[3, 5], [4, 6]]), softmax="place")
+    sources, wanted = model.tokenize(QUERIES[:1]), Targets.pad([[[3, 5, END], [3, 7, END], [300, 6, END]]])
+    log_p = model(sources, wanted).detach()[0]
+    assert log_p.isinf().tolist() == [[False] * 3, [False, True, False], [True, False, False]]
+    alone = model(sources, Targets.pad([[[3, 5, END]]])).detach()[0, 0]
+    torch.testing.assert_close(log_p[0], alone, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["backbone", "pawa", "clusters", "pawa place"])
+def test_probabilities_are_in_float32_whatever_autocast_says(kind: str, folders: dict[str, Path]) -> None:
+    """In bfloat16 they would add up to 1 in their second digit only."""
+    model = make_model(kind, folders["t5-v1.1"]).float()
+    sources = model.tokenize(QUERIES)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        _, memory = model.begin(sources)
+        states = decode(model.backbone.decoder, model.embed(torch.zeros(3, 1, 1).long()), memory)
+        found = model.next_log_probabilities(states, torch.zeros(3, 1, 1).long())
+        scores = model(sources, written(model))
+    assert found.dtype == scores.dtype == torch.float32
+    torch.testing.assert_close(found.logsumexp(-1), torch.zeros(3, 1), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_is_computed_where_the_weights_are(
+    kind: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the device "meta" a tensor of the processor is an error, and so is to wait for a value."""
+    model = make_model(kind, folders["t5"]).float()
+    sources, wanted = model.tokenize(QUERIES), written(model)
+    states = model.begin(sources)[0].detach().to("meta")
+    model, sources, wanted = model.to("meta"), sources.to("meta"), wanted.to("meta")
+    mask = sources.attention_mask.bool()
+    # transformers' encoder waits for its mask.
+    monkeypatch.setattr(model, "begin", lambda _: (states, remember(model.backbone.decoder, states, mask)))
+    for scorer in SCORERS:
+        model.token_scores(sources, wanted, scorer).sum().backward()
+        for form in get_args(Form):
+            assert decompose(model, sources, wanted, scorer, form)[-1].rel.device.type == "meta"
+    _, memory = model.begin(sources)
+    for place in range(2):
+        step = decode(model.backbone.decoder, model.embed(wanted.inputs[..., place : place + 1]), memory)
+        memory.keep(torch.zeros(len(QUERIES), len(ROWS), dtype=torch.long, device="meta"))
+        assert model.next_log_probabilities(step, wanted.inputs[..., : place + 1]).device.type == "meta"
+
+
 # --- output vectors ---------------------------------------------------------------------------------
 
 
@@ -593,6 +640,15 @@ def test_identifiers_beyond_the_vocabulary_are_refused(folders: dict[str, Path])
     with pytest.raises(ValueError, match="use 100000 tokens, the vocabulary of"):
         generative(folders["t5"], large)
     assert generative(folders["t5"], large, tokens="own").table is not None
+
+
+def test_identifiers_that_settings_cannot_do_with_are_refused(folders: dict[str, Path]) -> None:
+    with pytest.raises(ValueError, match="softmax='place' does not go with text identifiers"):
+        generative(folders["t5"], texts([[5, 6]]), softmax="place")
+    fits = [5] * (PLACES - 1)  # and the end token
+    assert generative(folders["t5"], named([[6], fits]), pawa_rank=2).pawa is not None
+    with pytest.raises(ValueError, match=f"tells {PLACES} places apart.*'d1' has {PLACES + 1} tokens"):
+        generative(folders["t5"], named([[6], [*fits, 7]]), pawa_rank=2)
 
 
 @pytest.mark.parametrize(

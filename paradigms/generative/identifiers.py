@@ -89,6 +89,11 @@ class Identifiers:
         """The tokens of identifier n, without `end`."""
         return self.tokens[self.offsets[n] : self.offsets[n + 1]]
 
+    @property
+    def longest(self) -> int:
+        """The most tokens that a decoder writes for an identifier: `end` counts."""
+        return int(np.diff(self.offsets).max()) + (self.end is not None)
+
     def of(self, document: int) -> range:
         """The numbers of the identifiers that name the document at this position."""
         return range(*np.searchsorted(self.owners, [document, document + 1]).tolist())

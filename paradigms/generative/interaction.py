@@ -42,8 +42,9 @@ def decompose(
     the truncated ones because the rest is what they leave. Of a log probability, −Σᵢ log Σ_v exp logit_iv is
     part of the rest.
     """
-    with model.evaluating(), torch.enable_grad():
+    with model.evaluating(), torch.no_grad():  # contexts are held fixed: no gradient reaches the encoder
         states, memory = model.begin(sources)
+    with model.evaluating(), torch.enable_grad():
         inputs = model.embed(targets.inputs).detach().requires_grad_()
         trace = Trace()
         hidden = decode(model.backbone.decoder, inputs, memory, trace)

@@ -28,7 +28,7 @@ from paradigms.generative.decoder import Memory, check_family, decode, remember
 from paradigms.generative.identifiers import Identifiers
 from paradigms.generative.np_decoding import Clusters, cluster_tokens
 from paradigms.generative.outputs import Outputs, Scorer
-from paradigms.generative.pawa import Pawa
+from paradigms.generative.pawa import PLACES, Pawa
 from paradigms.generative.settings import GenerativeSettings
 from paradigms.generative.targets import Targets
 from paradigms.model import Trainable
@@ -49,6 +49,7 @@ class Generative(Trainable):
     ) -> None:
         """clusters: those of the identifiers' tokens, where settings.tokens is "clusters"; see `build`."""
         super().__init__()
+        _check(settings, identifiers)
         self.settings, self.identifiers = settings, identifiers
         check_family(backbone)
         self.backbone: Any = load_seq2seq(backbone)
@@ -236,16 +237,18 @@ class Generative(Trainable):
         """log p(token | prefix, q) of every token; −∞ for those that the softmax leaves out."""
         outputs = self.outputs(states, prefix)
         if self._places is None:
-            return outputs.logits()[..., 0, :].log_softmax(-1)
+            return outputs.log_probabilities()[..., 0, :]
         alphabet = self._alphabet(prefix.shape[-1] - 1)
-        scores = outputs.logits(alphabet)[..., 0, :].log_softmax(-1)
+        scores = outputs.log_probabilities(alphabet)[..., 0, :]
         full = scores.new_full((*scores.shape[:-1], len(self._input_table)), -torch.inf)
         return full.index_copy(-1, alphabet, scores)
 
     def _alphabet(self, place: int) -> Tensor:
         """The tokens that stand at a place of some identifier."""
         assert self._places is not None
-        return self._places[min(place, len(self._places) - 1)].to(self.device)
+        if self._places[0].device != self.device:  # moved once, not at every place of every batch
+            self._places = [tokens.to(self.device) for tokens in self._places]
+        return self._places[min(place, len(self._places) - 1)]
 
     # --- names --------------------------------------------------------------------------------------
 
@@ -323,6 +326,21 @@ class Generative(Trainable):
         """The weights that are not the backbone's own."""
         state = self.state_dict().items()
         return {name: t.contiguous() for name, t in state if not name.startswith("backbone.")}
+
+
+def _check(settings: GenerativeSettings, identifiers: Identifiers) -> None:
+    if settings.softmax == "place" and identifiers.end is None:
+        raise ValueError(
+            f"softmax='place' does not go with {identifiers.kind} identifiers: every substring names a "
+            "document, so any token may stand at any place; set softmax='vocabulary'"
+        )
+    if settings.pawa_rank and identifiers.longest > PLACES:
+        owner = identifiers.owners[np.diff(identifiers.offsets).argmax()]
+        raise ValueError(
+            f"PAWA tells {PLACES} places apart, and the identifier of document "
+            f"{identifiers.documents[owner]!r} has {identifiers.longest} tokens: shorten titles "
+            "(title_length) or texts (document_length)"
+        )
 
 
 def _starts(length: int, span: int) -> list[int]:

@@ -35,22 +35,34 @@ class Outputs:
         assert self.table is not None
         return self.states @ (self.table if candidates is None else self.table[candidates]).mT
 
+    def log_probabilities(self, candidates: Int[Tensor, " c"] | None = None) -> Float[Tensor, "b n m c"]:
+        """log softmax over the candidates (None: the vocabulary), in float32 or wider.
+
+        Autocast on a processor would leave it in bfloat16, in which a log p of −6 tells p to 3 % only.
+        """
+        logits = self.logits(candidates)
+        return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+
     def score(
         self, ids: Int[Tensor, "b n m"], scorer: Scorer, candidates: Int[Tensor, " c"] | None = None
     ) -> Float[Tensor, "b n m"]:
         """The part of rel of one token per place.
 
         logit: s·h_iᵀw_v, the relevance of Wu et al. 2024, Eq. 11; a constant vector added to every w_v
-        changes it, though no loss sees that. log_probability: what is trained, and what ranks by default.
-        centred_logit: the logit less its mean over the candidates, free of that constant.
+        changes it, though no loss sees that. log_probability: what is trained, and what ranks by default; −∞
+        for a token that is no candidate. centred_logit: the logit less its mean over the candidates, free of
+        that constant.
         """
         if scorer == "logit":
             return (self.states * self.vectors(ids)).sum(-1)
         if scorer == "centred_logit":
             return (self.states * (self.vectors(ids) - self.mean(candidates))).sum(-1)
-        logits = self.logits(candidates)
-        places = ids if candidates is None else torch.searchsorted(candidates, ids.contiguous())
-        return logits.log_softmax(-1).gather(-1, places[..., None])[..., 0]
+        log_p = self.log_probabilities(candidates)
+        if candidates is None:
+            return log_p.gather(-1, ids[..., None])[..., 0]
+        places = torch.searchsorted(candidates, ids.contiguous()).clamp(max=len(candidates) - 1)
+        found = log_p.gather(-1, places[..., None])[..., 0]
+        return found.masked_fill(candidates[places] != ids, -torch.inf)
 
     def vectors(self, ids: Int[Tensor, "b n m"]) -> Float[Tensor, "b n m h"]:
         """w of one token per place."""

@@ -134,7 +134,7 @@ def generate(
         queries = generator(texts)
         if len(queries) != len(texts):
             raise ValueError(f"the generator gave queries for {len(queries)} documents of {len(texts)}")
-        for id, made in zip(corpus.ids[start:], queries, strict=False):
+        for id, made in zip(corpus.ids[start : start + batch_size], queries, strict=True):
             yield from ((id, query) for query in made)
 
 

@@ -35,7 +35,8 @@ class Pawa(nn.Module):
         places = rows.shape[1]
         causal = torch.ones(places, places, dtype=torch.bool, device=rows.device).triu(1)
         memory = self.memory.expand(len(rows), 1, -1)
-        adapted = self.adaptor(rows + self.places[:places], memory, tgt_mask=causal)
+        # Said to be causal, as to find that out torch would wait for a GPU.
+        adapted = self.adaptor(rows + self.places[:places], memory, tgt_mask=causal, tgt_is_causal=True)
         return self.reduce(adapted).unflatten(0, prefix.shape[:2])
 
     def logits(

@@ -46,9 +46,7 @@ class GenerativeRetriever:
             )
         self.model = model
         self.positions = {id: n for n, id in enumerate(identifiers.documents)}
-        text = identifiers.kind == "text"
-        longest = int(np.diff(identifiers.offsets).max()) + (identifiers.end is not None)
-        self.length = model.settings.span if text else longest
+        self.length = model.settings.span if identifiers.kind == "text" else identifiers.longest
 
     @cached_property
     def valid(self) -> Trie | NGramIndex | Spans:
