@@ -23,11 +23,12 @@ OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)  # a folder with conte
 
 
 @contextmanager
-def atomic_text(path: str | Path, errors: str = "strict") -> Iterator[IO[str]]:
+def atomic_text(path: str | Path, errors: str = "strict", durable: bool = False) -> Iterator[IO[str]]:
     """Write a UTF-8 text file (gzipped when named .gz) that takes its name only once it is complete.
 
     The same text always gives the same bytes: gzip's time stamp and file name are left out. Parent folders
     are made. `errors="replace"` writes "?" for what UTF-8 cannot hold (lone surrogates of broken input).
+    `durable` waits until the disk holds it, so that a loss of power leaves the old file or the new one.
     """
     target = Path(os.path.realpath(path))  # a link stays a link, and what it points to is replaced
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -46,20 +47,23 @@ def atomic_text(path: str | Path, errors: str = "strict") -> Iterator[IO[str]]:
             else:
                 with io.TextIOWrapper(raw, encoding="utf-8", errors=errors, newline="\n") as stream:
                     yield stream
+        if durable:
+            with open(temporary, "rb+") as written:
+                os.fsync(written.fileno())
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def write_text(path: str | Path, text: str, errors: str = "strict") -> None:
+def write_text(path: str | Path, text: str, errors: str = "strict", durable: bool = False) -> None:
     """Write a whole text file as `atomic_text` does."""
-    with atomic_text(path, errors) as stream:
+    with atomic_text(path, errors, durable) as stream:
         stream.write(text)
 
 
-def write_json(path: str | Path, value: Any) -> None:
+def write_json(path: str | Path, value: Any, durable: bool = False) -> None:
     """Write a JSON file as `atomic_text` does."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", durable=durable)
 
 
 @contextmanager

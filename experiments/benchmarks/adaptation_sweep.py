@@ -115,7 +115,7 @@ def measure(settings: Settings, salience: Any) -> dict[str, Any]:
                 positions = np.array([index.position(id) for id in sorted(candidates)])
                 encoded = paradigm.encode_queries([queries[query]])
                 for members in blocks_of_like_length(lengths[positions]):
-                    max_rel(paradigm, index.tokens(positions[members].tolist()), encoded)
+                    max_rel(paradigm.recipe, index.tokens(positions[members].tolist()), encoded)
 
         def separately(part: dict) -> None:
             for align, knobs in STRATEGIES.values():

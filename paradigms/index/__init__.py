@@ -1,7 +1,8 @@
 """Indexes over the token vectors of any paradigm: search end to end, rerank any run.
 
-`store` keeps the tokens, all or by `pruning` the most salient; `exact` scores every document. Approximate and
-compressed indexes stand beside it under the same interface.
+`columns` keeps files that change by whole commits, `store` the tokens of documents in them, all or by
+`pruning` the most salient; `base` is what every index can do: build, open, search, rerank, add, delete,
+compact. `exact` scores every document.
 """
 
 from paradigms.index.exact import ExactIndex

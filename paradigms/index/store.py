@@ -1,129 +1,108 @@
-"""The token vectors of a corpus under one paradigm, as float16 files that are read in place.
+"""The tokens of a corpus under one paradigm, as columns of a folder that are read in place.
 
-What every index shares: how documents become a folder, and how their tokens come back.
+What every index shares: how tokens become rows of columns, and how they come back. A document's place, its
+row, changes only in `compact`; its id never does.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from paradigms.core import Tokens
-from paradigms.files import atomic_folder, settle, write_json
-from paradigms.index.pruning import most_salient
+from paradigms.index.columns import DEFECTS, MANIFEST, Column, ColumnFolder, Writer
 from paradigms.model import Paradigm
-from paradigms.progress import progress_bar
 
-WINDOW = 4096  # documents whose lengths are sorted together, so that batches hold little padding
-PRUNED_BLOCK = 1 << 16  # padded tokens that are pruned at once
-MANIFEST = {"paradigm", "fields", "documents", "tokens", "dim"}
-FIELDS = {"vectors": np.float16, "ids": np.int32, "salience": np.float32}
+DTYPES = {"vectors": "float16", "ids": "int32", "salience": "float32"}
+DOCUMENTS, LENGTHS, DELETED = "documents.jsonl", "lengths.bin", "deleted.bin"
+Rows = slice | np.ndarray
 Store = TypeVar("Store", bound="TokenStore")
 
 
+@dataclass(frozen=True)
+class NoSettings:
+    """An index with nothing to choose."""
+
+
 class TokenStore:
-    """The tokens of a corpus under one paradigm, on disk. Make with `build`, read with `open`."""
+    """The tokens of a corpus under one paradigm, on disk: what `grow` wrote.
 
-    def __init__(self, folder: Path) -> None:
-        settle(folder)
-        self.folder = folder
-        if not (folder / "manifest.json").is_file():
-            raise FileNotFoundError(f"{folder / 'manifest.json'} is missing: {folder} is not an index")
-        self.manifest: dict[str, Any] = self._read("manifest.json", _read_json)
-        if self.manifest.keys() != MANIFEST:
-            raise self._damaged("manifest.json", f"its entries should be {', '.join(sorted(MANIFEST))}")
-        self.ids: list[str] = self._read("documents.json", _read_json)
-        self._positions = {id: n for n, id in enumerate(self.ids)}
-        self.offsets: np.ndarray = self._read("offsets.npy", lambda file: np.load(file, allow_pickle=False))
-        n, tokens = int(self.manifest["documents"]), int(self.manifest["tokens"])
-        if len(self._positions) != n:
-            raise self._damaged("documents.json", f"{len(self._positions)} different ids")
-        if self.offsets.shape != (n + 1,) or self.offsets[0] != 0 or self.offsets[-1] != tokens:
-            raise self._damaged("offsets.npy", f"not {n + 1} offsets from 0 to {tokens}")
-        self.fields = {name: self._map(name) for name in self.manifest["fields"]}
+    ids and offsets run over all rows, those of deleted documents among them until `compact`; `living` says
+    which rows count, and len() how many.
+
+    A kind of index names itself, its Settings (a dataclass of numbers and words), and may store tokens in
+    columns of its own by overriding `_columns`, `_encode`, `_decode`, `_sample`, `_train` and `_derive`.
+    """
+
+    kind: ClassVar[str] = "tokens"
+    Settings: ClassVar[type] = NoSettings
+
+    def __init__(self, table: ColumnFolder) -> None:
+        self._table = table
+        self._load()
+
+    @property
+    def folder(self) -> Path:
+        return self._table.folder
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        return self._table.manifest
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    # --- files --------------------------------------------------------------------------------------
 
     @classmethod
-    def open(cls: type[Store], folder: str | Path) -> Store:
-        """What `build` wrote. ValueError names the file that is damaged."""
-        return cls(Path(folder))
+    def open(cls: type[Store], folder: str | Path, *, verify: bool = True) -> Store:
+        """What `build` wrote. ValueError names the file that is damaged.
 
-    @classmethod
-    def build(
-        cls: type[Store],
-        paradigm: Paradigm,
-        ids: Sequence[str],
-        texts: Sequence[str],
-        folder: str | Path,
-        *,
-        keep: float = 1.0,
-        batch_size: int = 64,
-        precision: str = "no",
-        progress: bool = False,
-    ) -> Store:
-        """Encode the documents and store their tokens; the folder appears complete or not at all.
-
-        keep: β^d, the share of each document's tokens that are stored, the most salient ones (`pruning`).
-        precision "bf16" (or "fp16", on a GPU) encodes under autocast; vectors are stored as float16 anyway.
-        ValueError where ids repeat or a vector does not fit float16.
+        verify: compare checksums too, which reads the whole index once, about a second for each gigabyte;
+        without it only sizes are looked at.
         """
-        if len(ids) != len(texts) or len(set(ids)) != len(ids):
+        store = cls(ColumnFolder(Path(folder), cls.kind))
+        if "building" in store.manifest:
             raise ValueError(
-                f"{len(texts)} texts need as many different ids, not {len(set(ids))} among {len(ids)}"
+                f"{folder} is a build that has not ended: build it again, and it goes on from here"
             )
-        with progress_bar(progress) as bar:
-            task = bar.add_task(f"encode {paradigm.recipe.name}", total=len(ids))
-
-            def encoded() -> Iterator[tuple[list[str], Tokens]]:
-                for batch in _batches(texts, batch_size):
-                    with _autocast(paradigm, precision):
-                        tokens = paradigm.encode_documents([texts[n] for n in batch])
-                    yield [ids[n] for n in batch], most_salient(tokens, keep)
-                    bar.advance(task, len(batch))
-
-            manifest = {"paradigm": paradigm.recipe.name, "fields": _fields(paradigm)}
-            _write(Path(folder), encoded(), manifest | {"dim": paradigm.encoder.dim})
-        return cls(Path(folder))
-
-    def prune(self: Store, keep: float, folder: str | Path) -> Store:
-        """A store in `folder` of the `keep` · length most salient tokens of each document, as `build` makes.
-
-        Nothing is encoded again. Errors as in `pruning.most_salient`.
-        """
-        names = ("paradigm", "fields", "dim")
-        blocks = self.blocks(PRUNED_BLOCK)
-        kept = ((self.ids[b.start : b.stop], most_salient(self.tokens(b), keep)) for b in blocks)
-        _write(Path(folder), kept, {name: self.manifest[name] for name in names})
-        return type(self)(Path(folder))
+        if verify:
+            store._table.verify()
+        return store
 
     @property
     def bytes_per_document(self) -> float:
-        """Bytes on disk of vectors, ids, salience and offsets, per document."""
-        size = sum(f.nbytes for f in self.fields.values()) + self.offsets.nbytes
-        return size / max(1, len(self.ids))
+        """Bytes on disk of everything but the manifest and the ids, per document that is not deleted."""
+        files = self.manifest["files"].items()
+        return sum(entry["bytes"] for name, entry in files if name != DOCUMENTS) / max(1, len(self))
 
-    def tokens(self, positions: Sequence[int] | range, device: torch.device | str = "cpu") -> Tokens:
-        """The stored tokens of documents, by position in `ids`: axes [1, n, i, h], float32."""
+    # --- tokens -------------------------------------------------------------------------------------
+
+    def tokens(
+        self, positions: Sequence[int] | range | np.ndarray, device: torch.device | str = "cpu"
+    ) -> Tokens:
+        """The stored tokens of documents, by row: axes [1, n, i, h], float32."""
         at = np.asarray(positions, dtype=np.int64)
         lengths = self.offsets[at + 1] - self.offsets[at]
         longest = max(1, int(lengths.max(initial=0)))
         mask = np.arange(longest) < lengths[:, None]
-        consecutive = isinstance(positions, range) and positions.step == 1 and len(positions) > 0
-        rows: Any = (
+        consecutive = len(at) > 0 and bool((np.diff(at) == 1).all())
+        rows: Rows = (
             slice(self.offsets[at[0]], self.offsets[at[-1] + 1])
             if consecutive
             else (self.offsets[at][:, None] + np.arange(longest))[mask]
         )
         there = torch.from_numpy(mask).to(device)
         padded: dict[str, Tensor] = {}
-        for name, values in self.fields.items():
-            flat = torch.from_numpy(np.array(values[rows])).to(device)
+        for name, values in self._decode(rows).items():
+            flat = torch.from_numpy(values).to(device)
             flat = flat.float() if flat.is_floating_point() else flat.long()
             full = flat.new_zeros((*mask.shape, *flat.shape[1:]))
             full[there] = flat
@@ -135,46 +114,31 @@ class TokenStore:
         return self.tokens([self.position(id) for id in ids], device)
 
     def position(self, id: str) -> int:
-        """The place of a document in `ids`. KeyError names an unknown one."""
+        """The row of a document. KeyError names an unknown or deleted one."""
         if id not in self._positions:
-            raise KeyError(f"document {id!r} is not in the index {self.folder} of {len(self.ids)} documents")
+            raise KeyError(f"document {id!r} is not in the index {self.folder} of {len(self)} documents")
         return self._positions[id]
 
-    def blocks(self, tokens: int) -> Iterator[range]:
-        """Consecutive documents that, padded to the longest of them, have at most `tokens` tokens."""
-        lengths = np.diff(self.offsets)
+    def names(self, positions: np.ndarray) -> list[str]:
+        """The ids of documents, by row."""
+        return [self.ids[n] for n in positions.tolist()]
+
+    def blocks(self, tokens: int, positions: np.ndarray | None = None) -> Iterator[np.ndarray]:
+        """Rows of `positions`, or of all documents, in blocks of at most `tokens` padded, or of one."""
+        rows = np.flatnonzero(self.living) if positions is None else positions
+        lengths = (self.offsets[rows + 1] - self.offsets[rows]).tolist()
         start, longest = 0, 1
         for n, length in enumerate(lengths):
-            longest = max(longest, int(length))
+            longest = max(longest, length)
             if n > start and (n + 1 - start) * longest > tokens:
-                yield range(start, n)
-                start, longest = n, max(1, int(length))
+                yield rows[start:n]
+                start, longest = n, max(1, length)
         if start < len(lengths):
-            yield range(start, len(lengths))
-
-    def _map(self, name: str) -> np.ndarray:
-        file, count = self.folder / f"{name}.bin", int(self.manifest["tokens"])
-        shape = (count, int(self.manifest["dim"])) if name == "vectors" else (count,)
-        expected = int(np.prod(shape)) * np.dtype(FIELDS[name]).itemsize
-        if not file.is_file() or file.stat().st_size != expected:
-            size = file.stat().st_size if file.is_file() else "no"
-            raise self._damaged(file.name, f"{size} bytes where {expected} belong")
-        if not count:
-            return np.zeros(shape, FIELDS[name])
-        return np.memmap(file, FIELDS[name], "r", shape=shape)
-
-    def _read(self, name: str, how: Callable[[Path], Any]) -> Any:
-        try:
-            return how(self.folder / name)
-        except (OSError, ValueError, EOFError) as error:
-            raise self._damaged(name, str(error)) from error
-
-    def _damaged(self, name: str, what: str) -> ValueError:
-        return ValueError(f"{self.folder / name} is damaged ({what}): build the index again")
+            yield rows[start:]
 
     def check(self, paradigm: Paradigm) -> None:
         """ValueError where these are not tokens that `paradigm` can score."""
-        missing = [name for name in _fields(paradigm) if name not in self.fields]
+        missing = [name for name in fields_of(paradigm) if name not in self.manifest["fields"]]
         if missing:
             raise ValueError(
                 f"{self.folder}, made by {self.manifest['paradigm']}, holds no {' and no '.join(missing)} of "
@@ -186,55 +150,115 @@ class TokenStore:
                 f"{self.manifest['paradigm']}, not of {paradigm.encoder.dim} of {paradigm.recipe.name}"
             )
 
+    # --- what a kind of index may do otherwise ------------------------------------------------------
 
-def _fields(paradigm: Paradigm) -> list[str]:
+    def _columns(self) -> dict[str, Column]:
+        """What is stored of every token: a column of `fields`, and a file, of each name."""
+        wide = {"vectors": self.manifest["dim"]}
+        return {name: Column(DTYPES[name], wide.get(name)) for name in self.manifest["fields"]}
+
+    def _encode(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Columns from the fields of some tokens: vectors [t, h] float32, ids [t], salience [t]."""
+        return {name: self._cast(name, values) for name, values in rows.items()}
+
+    def _decode(self, rows: Rows) -> dict[str, np.ndarray]:
+        """What `_encode` was given, as far as columns hold it, of some rows of tokens."""
+        return {name: np.array(column[rows]) for name, column in self.fields.items()}
+
+    def _sample(self) -> int:
+        """How many tokens `_train` wants before any is stored; 0 where nothing is to be trained or it was."""
+        return 0
+
+    def _train(self, writer: Writer, rows: dict[str, np.ndarray]) -> None:
+        """Learn from the first tokens what `_encode` needs, and leave it in files of `writer`."""
+
+    def _derive(self, writer: Writer, start: int) -> None:
+        """Bring files that depend on all rows up to date: tokens from `start` on are new.
+
+        Called before the last commit of a build, an addition or a compaction; then start = 0 in the first and
+        the last. `writer.array` has the rows, which `self` does not know of yet.
+        """
+
+    def _rows(self, tokens: Tokens) -> dict[str, np.ndarray]:
+        """The manifest's fields of real tokens alone."""
+        rows = {}
+        for name in self.manifest["fields"]:
+            values = getattr(tokens, name)
+            if values is None:
+                raise ValueError(f"{self.folder} stores {name} of tokens, and documents came without")
+            values = values[0][tokens.mask[0]]
+            rows[name] = (values.float() if values.is_floating_point() else values).cpu().numpy()
+        dim = rows["vectors"].shape[1]
+        if dim != self.manifest["dim"]:
+            raise ValueError(
+                f"{self.folder} stores vectors of {self.manifest['dim']} dimensions, not of {dim}"
+            )
+        return rows
+
+    def _cast(self, name: str, values: np.ndarray) -> np.ndarray:
+        """Values as they are stored. OverflowError where the dtype cannot hold them."""
+        with np.errstate(over="ignore"):  # the check below says it with a name
+            cast = values.astype(DTYPES[name])
+        if not np.isfinite(cast).all():
+            raise OverflowError(f"the {name} of {self.manifest['paradigm']} do not fit {DTYPES[name]}")
+        return cast
+
+    # --- the way out --------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        """Take over the state of the folder."""
+        while True:
+            manifest = self._table.read()
+            try:
+                self._map(manifest)
+                return
+            except FileNotFoundError:  # a compaction has just removed what it replaced
+                if manifest == self._table.read():
+                    raise
+
+    def _map(self, manifest: dict[str, Any]) -> None:
+        table = self._table
+        try:
+            self.settings: Any = self.Settings(**manifest["settings"])
+            count, total, columns = int(manifest["documents"]), int(manifest["tokens"]), self._columns()
+        except DEFECTS as error:
+            raise table.damaged(MANIFEST, str(error)) from error
+        self.ids = self._read_ids()
+        lengths, deleted = self._array(LENGTHS, Column("int32")), self._array(DELETED, Column("int64"))
+        self.offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        if len(lengths) != count or self.offsets[-1] != total or (lengths < 0).any():
+            raise table.damaged(LENGTHS, f"not {count} lengths of {total} tokens")
+        if ((deleted < 0) | (deleted >= count)).any():
+            raise table.damaged(DELETED, f"not rows of {count} documents")
+        self.living = np.ones(count, dtype=bool)
+        self.living[deleted] = False
+        self._positions = {id: n for n, id in enumerate(self.ids) if self.living[n]}
+        if len(self.ids) != count or len(self._positions) != self.living.sum():
+            raise table.damaged(DOCUMENTS, f"{len(set(self.ids))} different ids")
+        self.fields = {name: self._array(f"{name}.bin", column) for name, column in columns.items()}
+        for name, values in self.fields.items():
+            if len(values) != total:
+                raise table.damaged(f"{name}.bin", f"{len(values)} rows where {total} belong")
+
+    def _array(self, name: str, column: Column) -> np.ndarray:
+        try:
+            return self._table.array(name, column)
+        except ValueError as error:
+            raise self._table.damaged(name, str(error)) from error
+
+    def _read_ids(self) -> list[str]:
+        file = self._table.path(DOCUMENTS)
+        if file is None:
+            return []
+        with file.open("rb") as stream:
+            lines = stream.read(self.manifest["files"][DOCUMENTS]["bytes"])
+        try:
+            return json.loads(b"[" + lines.rstrip(b"\n").replace(b"\n", b",") + b"]")
+        except ValueError as error:
+            raise self._table.damaged(file.name, str(error)) from error
+
+
+def fields_of(paradigm: Paradigm) -> list[str]:
     """What is stored of a document's tokens: what the paradigm reads of them."""
     salience = ["salience"] if paradigm.encoder.settings.weighs("document") else []
     return ["vectors", *sorted(paradigm.reads & {"ids"}), *salience]
-
-
-def _write(folder: Path, parts: Iterable[tuple[list[str], Tokens]], manifest: dict[str, Any]) -> None:
-    """Store documents: of each part its ids and Tokens [1, n, i, h]; `manifest` has paradigm, fields, dim."""
-    stored: list[str] = []
-    lengths: list[int] = []
-    with atomic_folder(folder) as temporary, ExitStack() as stack:
-        names = manifest["fields"]
-        files = {name: stack.enter_context((temporary / f"{name}.bin").open("wb")) for name in names}
-        for ids, tokens in parts:
-            mask = tokens.mask[0].cpu().numpy()
-            for name, file in files.items():
-                values = getattr(tokens, name)[0]
-                values = values.float() if values.is_floating_point() else values
-                with np.errstate(over="ignore"):  # the check below says it with a name
-                    rows = values.cpu().numpy()[mask].astype(FIELDS[name])
-                if not np.isfinite(rows).all():
-                    raise ValueError(
-                        f"the {name} of {manifest['paradigm']} do not fit {FIELDS[name].__name__} in "
-                        f"documents {ids[:3]} …: not finite, or too large"
-                    )
-                file.write(rows.tobytes())
-            stored += ids
-            lengths += mask.sum(-1).tolist()
-        offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        np.save(temporary / "offsets.npy", offsets)
-        write_json(temporary / "documents.json", stored)
-        write_json(temporary / "manifest.json", manifest | {"documents": len(stored), "tokens": sum(lengths)})
-
-
-def _batches(texts: Sequence[str], size: int) -> Iterator[list[int]]:
-    """Positions in batches of texts of like length, longest first in each window."""
-    for start in range(0, len(texts), WINDOW):
-        window = range(start, min(start + WINDOW, len(texts)))
-        lengths = {n: len(texts[n]) for n in window}
-        order = sorted(window, key=lambda n: (-lengths[n], n))
-        yield from (order[i : i + size] for i in range(0, len(order), size))
-
-
-def _autocast(paradigm: Paradigm, precision: str) -> AbstractContextManager[Any]:
-    device = paradigm.encoder.device.type
-    kinds = {"bf16": torch.bfloat16} | ({} if device == "cpu" else {"fp16": torch.float16})
-    return torch.autocast(device, kinds.get(precision, torch.bfloat16), enabled=precision in kinds)
-
-
-def _read_json(file: Path) -> Any:
-    return json.loads(file.read_text(encoding="utf-8"))

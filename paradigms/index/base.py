@@ -1,0 +1,264 @@
+"""top-k_d rel(d, q) over an index, and rel of given candidates: one way to search for every kind of index.
+
+Two ways to score (`Recipe.search`):
+
+- gather: `core.rel`, from all stored tokens of a candidate;
+- impute: a token search gives the k' best document tokens of each query token, and documents are scored from
+  those alone: `xtr.imputed_rel` (Lee et al. 2023, Eq. 4), where that token search is exact.
+
+Of equal scores the smaller document id ranks first. Deleted documents are never found. Threads are those that
+the caller set (`torch.set_num_threads`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paradigms.align import ALIGNMENTS
+from paradigms.core import Tokens
+from paradigms.data import Run
+from paradigms.impute import IMPUTATIONS, retrieved_rel
+from paradigms.index.grow import GrowingStore
+from paradigms.index.maxima import reads_pool, score
+from paradigms.index.pruning import most_salient
+from paradigms.model import Paradigm, Recipe
+from paradigms.progress import progress_bar
+
+QUERIES = 64  # encoded at once, texts of like length together
+RETRIEVED = 1 << 22  # retrieved tokens, of all query tokens of a slice of queries, that are held at once
+# Padded tokens of a block of documents, and entries of S at once: on a processor what its cache holds.
+SIZES = {"cpu": (1 << 12, 1 << 20)}
+LARGE_SIZES = (1 << 17, 1 << 26)
+
+
+class TokenIndex(GrowingStore, ABC):
+    """A store that can be searched: `token_search` is what a kind of index has to bring."""
+
+    def search(
+        self,
+        paradigm: Paradigm,
+        queries: Mapping[str, str],
+        k: int = 100,
+        *,
+        keep: float = 1.0,
+        progress: bool = False,
+    ) -> Run:
+        """The k best documents of every query, best first; fewer where the index, or what was retrieved, has
+        fewer.
+
+        keep: β^q, the share of each query's tokens that search, the most salient ones (`pruning`).
+        """
+        self.check(paradigm)
+        names = list(queries)
+        found: dict[str, dict[str, float]] = {}
+        with torch.inference_mode(), progress_bar(progress) as bar:
+            encoded = list(_encode_queries(paradigm, list(queries.values()), keep))
+            ranked = self._search(paradigm.recipe, [q for _, q in encoded], k, bar)
+            for (places, _), rows in zip(encoded, ranked, strict=True):
+                found |= {names[place]: row for place, row in zip(places, rows, strict=True)}
+        return {name: found[name] for name in names}
+
+    def search_tokens(self, recipe: Recipe, queries: Tokens, k: int = 100) -> list[dict[str, float]]:
+        """As `search`, of queries that come encoded, axes [b, 1, j, h]: of each its documents and scores."""
+        with torch.inference_mode(), progress_bar(False) as bar:
+            return self._search(recipe, [queries], k, bar)[0]
+
+    def rerank(
+        self, paradigm: Paradigm, queries: Mapping[str, str], run: Run, *, progress: bool = False
+    ) -> Run:
+        """New scores for the run's queries and documents, best first: rel, as `search` defines it.
+
+        An imputing paradigm takes the query's candidates as its pool: k' tokens of theirs are retrieved.
+        KeyError names a query without a text or a document outside the index.
+        """
+        self.check(paradigm)
+        unknown = next((query for query in run if query not in queries), None)
+        if unknown is not None:
+            raise KeyError(f"the run names the query {unknown!r}, which has no text")
+        for candidates in run.values():
+            for id in candidates:
+                self.position(id)
+        names = [query for query in run if run[query]]
+        found: Run = {}
+        with torch.inference_mode(), progress_bar(progress) as bar:
+            task = bar.add_task(f"rerank {paradigm.recipe.name}", total=len(names))
+            for places, encoded in _encode_queries(paradigm, [queries[query] for query in names]):
+                part = [names[place] for place in places]
+                scored = self.rerank_tokens(paradigm.recipe, encoded, [list(run[query]) for query in part])
+                found |= dict(zip(part, scored, strict=True))
+                bar.advance(task, len(part))
+        return {query: found.get(query, {}) for query in run}
+
+    def rerank_tokens(
+        self, recipe: Recipe, queries: Tokens, candidates: Sequence[Sequence[str]]
+    ) -> list[dict[str, float]]:
+        """As `rerank`, of queries that come encoded, axes [b, 1, j, h], and the candidates of each."""
+        self._check_tokens(recipe, queries)
+        if len(candidates) != len(queries.mask):
+            raise ValueError(f"{len(queries.mask)} queries need as many candidates, not {len(candidates)}")
+        with torch.inference_mode():
+            ranked = []
+            for row, ids in enumerate(candidates):
+                rows = np.array(sorted(map(self.position, ids)), dtype=np.int64)
+                scores = self._score_rows(recipe, _trimmed(queries[row : row + 1]), rows)
+                ranked.append(self._decode_keys(self._best(scores, rows, len(rows))))
+        return ranked
+
+    @abstractmethod
+    def token_search(self, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The k most similar stored tokens of each query token [t, h], in no order: similarities and rows.
+
+        Rows are places in the columns, tokens of deleted documents left out; [t, k'], with k' ≤ k where the
+        index has fewer. Where fewer are found of one query token its row is filled up with −∞ and row −1.
+        """
+
+    # --- the two ways -------------------------------------------------------------------------------
+
+    def _search(self, recipe: Recipe, parts: list[Tokens], k: int, bar: Any) -> list[list[dict[str, float]]]:
+        """Of each part and query its k best documents with their scores, best first."""
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}")
+        if recipe.search != "impute" and "pool" in ALIGNMENTS[recipe.align].reads:
+            raise ValueError(
+                f"the alignment {recipe.align} of {recipe.name} reads the whole pool, "
+                "which a search in blocks never sees: set the recipe's search to 'impute', or rerank"
+            )
+        for queries in parts:
+            self._check_tokens(recipe, queries)
+        if not len(self) or not parts:
+            return [[{} for _ in queries.mask] for queries in parts]
+        how = self._impute if recipe.search == "impute" else self._gather
+        ranked = how(recipe, parts, min(k, len(self)), bar)
+        return [[self._decode_keys(keys) for keys in part] for part in ranked]
+
+    def _gather(self, recipe: Recipe, parts: list[Tokens], k: int, bar: Any) -> list[list[Tensor]]:
+        """For each part and query the `_best` keys: `core.rel` of the documents that own one of the
+        `search_tokens` tokens retrieved for each query token."""
+        task = bar.add_task(f"search {recipe.name}", total=sum(len(q.mask) for q in parts))
+        found: list[list[Tensor]] = []
+        for queries in parts:
+            found.append([])
+            for row, _, tokens in self._retrieved(queries, recipe.search_tokens):
+                rows = np.unique(self._owners(tokens[tokens >= 0]))
+                scores = self._score_rows(recipe, _trimmed(queries[row : row + 1]), rows)
+                found[-1].append(self._best(scores, rows, k))
+                bar.advance(task)
+        return found
+
+    def _impute(self, recipe: Recipe, parts: list[Tokens], k: int, bar: Any) -> list[list[Tensor]]:
+        """As `_gather`, from retrieved tokens alone: Eq. 4."""
+        task = bar.add_task(f"search {recipe.name}", total=sum(len(q.mask) for q in parts))
+        corpus = int(np.diff(self.offsets)[self.living].sum())
+        found: list[list[Tensor]] = []
+        for queries in parts:
+            found.append([])
+            for _, scores, tokens in self._retrieved(queries, recipe.search_tokens):
+                bar.advance(task)
+                if not tokens.numel():
+                    found[-1].append(tokens.new_zeros(0))
+                    continue
+                rows, owners = np.unique(self._owners(tokens), return_inverse=True)
+                documents = torch.from_numpy(owners.reshape(tokens.shape)).to(tokens.device)
+                missing = IMPUTATIONS[recipe.imputation](scores, corpus)
+                filled = retrieved_rel(scores, documents, len(rows), missing)
+                there = rows >= 0  # −1 owns what was not found
+                found[-1].append(self._best(filled[torch.from_numpy(there)], rows[there], k))
+        return found
+
+    def _retrieved(self, queries: Tokens, k: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Of each query its place and `token_search` of its real tokens; some queries at a time."""
+        lengths = queries.mask[:, 0].sum(-1).tolist()
+        most = max(1, RETRIEVED // max(1, min(k, int(self.offsets[-1]))))
+        start = 0
+        while start < len(lengths):
+            stop, count = start + 1, lengths[start]
+            while stop < len(lengths) and count + lengths[stop] <= most:
+                count, stop = count + lengths[stop], stop + 1
+            vectors = queries.vectors[start:stop, 0][queries.mask[start:stop, 0]]
+            scores, tokens = self.token_search(vectors, k)
+            per_query = lengths[start:stop]
+            rows = zip(scores.split(per_query), tokens.split(per_query), strict=True)
+            yield from ((start + n, *row) for n, row in enumerate(rows))
+            start = stop
+
+    def _score_rows(self, recipe: Recipe, query: Tokens, rows: np.ndarray) -> Tensor:
+        """`maxima.score` of one query and documents by row: [1, n]."""
+        device = query.mask.device
+        limit, _ = SIZES.get(device.type, LARGE_SIZES)
+        whole = reads_pool(recipe) or not len(rows)
+        blocks = [rows] if whole else self.blocks(max(limit, RETRIEVED // query.mask.shape[-1]), rows)
+        return torch.cat([score(recipe, self.tokens(block, device), query) for block in blocks], 1)
+
+    def _owners(self, tokens: Tensor) -> np.ndarray:
+        """The rows of the documents that hold tokens; −1 of −1."""
+        return np.searchsorted(self.offsets, tokens.cpu().numpy(), side="right") - 1
+
+    def _check_tokens(self, recipe: Recipe, queries: Tokens) -> None:
+        dim = self.manifest["dim"]
+        if queries.vectors.shape[1] != 1 or queries.vectors.shape[-1] != dim:
+            raise ValueError(
+                f"queries need axes [b, 1, j, {dim}] to search {self.folder}, "
+                f"not {list(queries.vectors.shape)}"
+            )
+        if "ids" in ALIGNMENTS[recipe.align].reads and "ids" not in self.manifest["fields"]:
+            raise ValueError(
+                f"{self.folder}, made by {self.manifest['paradigm']}, holds no ids of tokens, which "
+                f"{recipe.name} reads"
+            )
+
+    # One integer for score and id, so that the largest keys are the best documents whatever ties: above the
+    # score's bits, in an order that integers share with floats, below the place of the id among all ids.
+
+    def _keys(self, scores: Tensor, rows: np.ndarray) -> Tensor:
+        """[b, n] scores of the documents at `rows` → int64 keys."""
+        bits = (scores.float() + 0.0).view(torch.int32).long()  # + 0 makes −0 into 0
+        rank = torch.from_numpy(self._order[1][rows]).to(scores.device)
+        return (bits.where(bits >= 0, bits ^ 0x7FFFFFFF) << 32) | (0xFFFFFFFF - rank)
+
+    def _best(self, scores: Tensor, rows: np.ndarray, k: int) -> Tensor:
+        """The k largest keys of the documents at `rows`, scores [n] or [1, n], best first."""
+        return self._keys(scores.view(1, -1), rows)[0].topk(min(k, len(rows))).values
+
+    def _decode_keys(self, keys: Tensor) -> dict[str, float]:
+        """Keys [k] → document id → score, in their order."""
+        high, rank = keys >> 32, 0xFFFFFFFF - (keys & 0xFFFFFFFF)
+        scores = high.where(high >= 0, high ^ 0x7FFFFFFF).int().view(torch.float32)
+        rows = self._order[0][rank.cpu().numpy()]
+        return dict(zip(self.names(rows), scores.tolist(), strict=True))
+
+    def _load(self) -> None:
+        super()._load()
+        self._ordered: tuple[np.ndarray, np.ndarray] | None = None
+
+    @property
+    def _order(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows in the order of their ids, and of every row its place in that order."""
+        if self._ordered is None:
+            by_id = np.array(sorted(range(len(self.ids)), key=self.ids.__getitem__), dtype=np.int64)
+            rank = np.empty_like(by_id)
+            rank[by_id] = np.arange(len(by_id))
+            self._ordered = by_id, rank
+        return self._ordered
+
+
+def _encode_queries(
+    paradigm: Paradigm, texts: list[str], keep: float = 1.0
+) -> Iterator[tuple[list[int], Tokens]]:
+    """Q of QUERIES texts of like length at a time, with the places of the texts; of each, the kept tokens."""
+    order = sorted(range(len(texts)), key=lambda n: len(texts[n]))
+    for start in range(0, len(order), QUERIES):
+        places = order[start : start + QUERIES]
+        yield places, most_salient(paradigm.encode_queries([texts[n] for n in places]), keep)
+
+
+def _trimmed(tokens: Tokens) -> Tokens:
+    """Without places that no text of `tokens` has: changes no rel."""
+    places = tokens.mask.flatten(0, 1).any(0).nonzero()
+    length = int(places.max()) + 1 if len(places) else 1
+    return tokens.map(lambda t: t[:, :, :length])

@@ -1,0 +1,306 @@
+"""A folder of files that change by whole commits: readers see the old state or the new one, never a mix.
+
+Columns are only ever appended to, and `manifest.json` records how many bytes of each file count and their
+crc32. A commit writes beyond the recorded lengths, flushes to the disk, then replaces the manifest at once.
+What lies beyond them, and any file that the manifest does not name, was left by a writer that was stopped:
+readers do not look at it and the next writer removes it. Files that cannot grow are written whole under a
+new name, which has the generation in it, and the old one goes after the commit.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import warnings
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, NamedTuple
+
+import numpy as np
+
+from paradigms.files import settle, write_json
+
+FORMAT = 1
+CHUNK = 1 << 22  # bytes read at once for a checksum
+MANIFEST = "manifest.json"
+GENERATION = re.compile(r"\.\d+(?=\.\w+$)")  # of "vectors.3.bin"
+DEFECTS = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+)  # of a file that is not what it should be
+
+
+class Column(NamedTuple):
+    """What a row of a column is: `width` values of a numpy dtype; None = one value, and no second axis."""
+
+    dtype: str
+    width: int | None = None
+
+    def rows(self, count: int) -> tuple[int, ...]:
+        """The shape of `count` rows."""
+        return (count,) if self.width is None else (count, self.width)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a row."""
+        return np.dtype(self.dtype).itemsize * (1 if self.width is None else self.width)
+
+
+class ColumnFolder:
+    """Such a folder of one kind of index: `read` its state, map its `array`s, write in `writing`."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder, self.kind = folder, kind
+        self.manifest: dict[str, Any] = {}
+
+    def read(self) -> dict[str, Any]:
+        """The manifest as it is on the disk, with every file that it names there in its full length.
+
+        FileNotFoundError where there is no manifest; ValueError names the file that is damaged, or says of
+        which kind or format the index is.
+        """
+        settle(self.folder)
+        while True:
+            manifest = self._manifest()
+            try:
+                for entry in manifest["files"].values():
+                    self._check_size(entry)
+            except ValueError:
+                if manifest == self._manifest():  # else a writer has just removed what it replaced
+                    raise
+                continue
+            self.manifest = manifest
+            return manifest
+
+    def verify(self) -> None:
+        """Compare the checksum of every file. ValueError names the one that is damaged.
+
+        Reads all of the index, in small pieces and not through a memory map: about a second for a gigabyte
+        that the disk gives at that speed.
+        """
+        for entry in self.manifest["files"].values():
+            if _checksum(self.folder / entry["file"], entry["bytes"]) != entry["crc32"]:
+                raise self.damaged(entry["file"], "its checksum is another")
+
+    def array(self, name: str, column: Column) -> np.ndarray:
+        """A column, mapped into memory for reading."""
+        return _mapped(self.folder, self.manifest["files"].get(name), column)
+
+    def path(self, name: str) -> Path | None:
+        """Where the file of this name is now; None where there is none."""
+        entry = self.manifest["files"].get(name)
+        return None if entry is None else self.folder / entry["file"]
+
+    def damaged(self, file: str, what: str) -> ValueError:
+        """The error that names a damaged file."""
+        return ValueError(f"{self.folder / file} is damaged ({what}): build the index again")
+
+    @contextmanager
+    def writing(self, begin: Mapping[str, Any] | None = None, afresh: bool = False) -> Iterator[Writer]:
+        """The only writer of the folder, on the state that the folder has now.
+
+        begin: go on where a folder of these entries in its manifest stopped, else (and always if `afresh`)
+        empty it and start there. BlockingIOError where another writer is at work.
+        """
+        with locked(self.folder):
+            if begin is not None:
+                self._begin(begin, afresh)
+            self.read()
+            self.sweep()
+            writer = Writer(self)
+            try:
+                yield writer
+            except BaseException:
+                writer.close()
+                self.sweep(writer.names)
+                raise
+            writer.close()
+
+    def sweep(self, also: Collection[str] = ()) -> None:
+        """Remove what no commit has recorded, of files of the manifest's names and `also`."""
+        names = self.manifest["files"].keys() | set(also)
+        lengths = {entry["file"]: entry["bytes"] for entry in self.manifest["files"].values()}
+        for file in self.folder.glob("*"):
+            if file.name in lengths:
+                if file.stat().st_size > lengths[file.name]:
+                    os.truncate(file, lengths[file.name])
+            elif file.name.startswith(f".{MANIFEST}.") or GENERATION.sub("", file.name) in names:
+                file.unlink()
+
+    def write(self, manifest: dict[str, Any]) -> None:
+        """Replace the manifest."""
+        write_json(self.folder / MANIFEST, manifest, durable=True)
+        self.manifest = manifest
+
+    def _begin(self, begin: Mapping[str, Any], afresh: bool) -> None:
+        try:
+            found = {} if afresh else self.read()
+        except DEFECTS:
+            found = {}
+        if begin.items() <= found.items():
+            return
+        if found.get("documents"):
+            warnings.warn(
+                f"{self.folder} holds an interrupted build of other settings or weights: starting afresh",
+                stacklevel=2,
+            )
+        for file in self.folder.iterdir():
+            file.unlink()
+        start = {"kind": self.kind, "format": FORMAT, **begin, "documents": 0, "tokens": 0}
+        self.write(start | {"generation": 0, "files": {}})
+
+    def _manifest(self) -> dict[str, Any]:
+        file = self.folder / MANIFEST
+        if not file.is_file():
+            raise FileNotFoundError(f"{file} is missing: {self.folder} is not an index")
+        try:
+            manifest = json.loads(file.read_text(encoding="utf-8"))
+            kind, format = manifest.get("kind"), manifest.get("format")
+            if format == FORMAT:
+                for entry in manifest["files"].values():
+                    name, size, checksum = entry["file"], entry["bytes"], entry["crc32"]
+                    if Path(name).name != name or min(size, checksum, manifest["generation"]) < 0:
+                        raise ValueError(f"an entry that names {name}, {size}, {checksum}")
+        except DEFECTS as error:
+            raise self.damaged(MANIFEST, str(error)) from error
+        if format != FORMAT:
+            raise ValueError(f"{file} is of format {format}, not {FORMAT}: build the index again")
+        if kind != self.kind:
+            raise ValueError(f"{self.folder} is an index of the kind {kind}, not {self.kind}")
+        return manifest
+
+    def _check_size(self, entry: Mapping[str, Any]) -> None:
+        file = self.folder / entry["file"]
+        size = file.stat().st_size if file.is_file() else 0
+        if size < entry["bytes"] or not file.is_file():
+            raise self.damaged(file.name, f"{size or 'no'} bytes where {entry['bytes']} belong")
+
+
+class Writer:
+    """Changes of a `ColumnFolder` that count from the next `commit` on."""
+
+    def __init__(self, table: ColumnFolder) -> None:
+        self.table = table
+        self._files: dict[str, dict[str, Any]] = {k: dict(v) for k, v in table.manifest["files"].items()}
+        self._streams: dict[str, BinaryIO] = {}
+        self.names = set(self._files)  # of all that was ever written here
+        self._generation: int = table.manifest["generation"]
+
+    def append(self, name: str, rows: bytes | np.ndarray) -> None:
+        """Write at the end of a file, which begins here where it is not there yet."""
+        data = rows if isinstance(rows, bytes) else rows.tobytes()
+        entry = self._files.get(name) or self._anew(name)
+        if name not in self._streams:
+            mode: Literal["ab", "wb"] = "ab" if entry["bytes"] else "wb"  # a new file holds nothing of others
+            self._streams[name] = (self.table.folder / entry["file"]).open(mode)
+        self._streams[name].write(data)
+        entry["bytes"] += len(data)
+        entry["crc32"] = zlib.crc32(data, entry["crc32"])
+
+    def restart(self, name: str) -> None:
+        """Begin a file anew: readers keep the old one."""
+        if name in self._streams:
+            self._streams.pop(name).close()
+        (self.table.folder / self._anew(name)["file"]).write_bytes(b"")
+
+    def remove(self, name: str) -> None:
+        """Without this file from now on."""
+        if name in self._streams:
+            self._streams.pop(name).close()
+        self._files.pop(name, None)
+
+    @contextmanager
+    def replacing(self, name: str) -> Iterator[Path]:
+        """Where to write a whole file that takes the place of the one of this name."""
+        entry = self._anew(name)
+        file = self.table.folder / entry["file"]
+        yield file
+        with file.open("rb+") as stream:
+            os.fsync(stream.fileno())
+        size = file.stat().st_size
+        entry |= {"bytes": size, "crc32": _checksum(file, size)}
+
+    def array(self, name: str, column: Column) -> np.ndarray:
+        """A column with the rows that are not committed yet, mapped into memory for reading."""
+        if name in self._streams:
+            self._streams[name].flush()
+        return _mapped(self.table.folder, self._files.get(name), column)
+
+    def path(self, name: str) -> Path | None:
+        """Where the file of this name, committed or not, is; None where there is none."""
+        entry = self._files.get(name)
+        return None if entry is None else self.table.folder / entry["file"]
+
+    def commit(self, **state: Any) -> None:
+        """From now on readers see all that was written, and `state` in the manifest; None drops an entry."""
+        for stream in self._streams.values():
+            stream.flush()
+            os.fsync(stream.fileno())
+        manifest = self.table.manifest | state | {"generation": self._generation}
+        manifest |= {"files": {name: dict(self._files[name]) for name in sorted(self._files)}}
+        self.table.write({key: manifest[key] for key in sorted(manifest) if manifest[key] is not None})
+        self.table.sweep(self.names)
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._streams:
+            self._streams.popitem()[1].close()
+
+    def _anew(self, name: str) -> dict[str, Any]:
+        """An empty entry, under a name that nothing committed has."""
+        if name in self._files:
+            self._generation = self.table.manifest["generation"] + 1
+        self.names.add(name)
+        path = Path(name)
+        file = f"{path.stem}.{self._generation}{path.suffix}" if self._generation else name
+        self._files[name] = {"file": file, "bytes": 0, "crc32": 0}
+        return self._files[name]
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other writers away from what stands at `folder`. BlockingIOError where there is one."""
+    while True:
+        lock = os.open(folder, os.O_RDONLY)
+        try:
+            _lock(lock, folder)
+            if folder.exists() and os.path.samestat(os.fstat(lock), folder.stat()):  # not moved meanwhile
+                yield
+                return
+        finally:
+            os.close(lock)
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise BlockingIOError(
+            error.errno, f"{folder} is being written by another writer: let that one end, or stop it"
+        ) from None
+
+
+def _checksum(file: Path, size: int) -> int:
+    """crc32 of the first `size` bytes."""
+    checksum = 0
+    with file.open("rb") as stream:
+        while size and (data := stream.read(min(size, CHUNK))):
+            checksum, size = zlib.crc32(data, checksum), size - len(data)
+    return checksum
+
+
+def _mapped(folder: Path, entry: Mapping[str, Any] | None, column: Column) -> np.ndarray:
+    """The rows of a column; ValueError where its bytes are not whole rows."""
+    size = entry["bytes"] if entry else 0
+    if size % max(1, column.nbytes):
+        raise ValueError(f"{size} bytes are not rows of {column.nbytes}")
+    if not entry or not size:
+        return np.zeros(column.rows(0), column.dtype)
+    return np.memmap(folder / entry["file"], column.dtype, "r", shape=column.rows(size // column.nbytes))
