@@ -1,4 +1,4 @@
-"""Two processes with half the batch each give the gradient of one process with all of it."""
+"""Two processes with half the batch each give the loss and gradient of one process with all of it."""
 
 from __future__ import annotations
 
@@ -54,27 +54,32 @@ def build(name: str, backbone: Path, seed: int = 0) -> Paradigm:
     return PARADIGMS[name](backbone, **({"query_length": 16, "document_length": 32} | OPTIONS.get(name, {})))
 
 
-def gradients(name: str, backbone: Path, accelerator: Accelerator) -> dict[str, torch.Tensor]:
-    """Of the loss of this process's share of EXAMPLES, averaged over processes; dropout is off."""
+def loss_and_gradients(
+    name: str, backbone: Path, accelerator: Accelerator, examples: list[Example] = EXAMPLES
+) -> dict[str, torch.Tensor]:
+    """Of this process's share of the examples, averaged over processes; dropout is off."""
     paradigm = build(name, backbone)
     model = accelerator.prepare(paradigm)
     model.eval()
-    share = len(EXAMPLES) // accelerator.num_processes
-    mine = EXAMPLES[accelerator.process_index * share :][:share]
+    share = len(examples) // accelerator.num_processes
+    mine = examples[accelerator.process_index * share :][:share]
     objective = Contrastive(paradigm, CORPUS, mine)
-    accelerator.backward(objective.loss(model, objective.collate(mine)))
-    return {n: p.grad for n, p in paradigm.named_parameters() if p.grad is not None}
+    loss = objective.loss(model, objective.collate(mine))
+    accelerator.backward(loss)
+    found = {n: p.grad for n, p in paradigm.named_parameters() if p.grad is not None}
+    return found | {"loss": accelerator.reduce(loss.detach(), "mean")}
 
 
 # --- checks that each of two processes runs: (accelerator, backbone, folder) -------------------------
 
 
-def equal_gradients(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
+def equal_losses_and_gradients(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
     """Every paradigm's against those that one process wrote."""
     for name in PARADIGMS:
         expected = load_file(folder / f"{name}.safetensors")
-        found = gradients(name, backbone, accelerator)
+        found = loss_and_gradients(name, backbone, accelerator)
         assert found.keys() == expected.keys(), name
+        assert float(found.pop("loss")) == pytest.approx(float(expected.pop("loss")), rel=1e-5), name
         scale = max(float(g.abs().max()) for g in expected.values())
         for parameter, value in expected.items():
             error = float((found[parameter] - value).abs().max())
@@ -128,7 +133,7 @@ def stop_together(accelerator: Accelerator, backbone: Path, folder: Path) -> Non
         train(paradigm, objective, settings, folder / "nan", accelerator=accelerator, progress=False)
 
 
-CHECKS = (equal_gradients, exact_resume, stop_together)
+CHECKS = (equal_losses_and_gradients, exact_resume, stop_together)
 
 
 def main(backbone: str, folder: str) -> None:
@@ -153,9 +158,15 @@ def outcomes(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     lengths = [len(CORPUS[e.positive]) for e in EXAMPLES]
     assert max(lengths[:2]) != max(lengths[2:])  # the processes pad their documents to different lengths
     for name in PARADIGMS:
-        expected = gradients(name, tiny_bert, Accelerator(cpu=True))
-        assert any(float(g.abs().max()) > 1e-4 for g in expected.values())
+        expected = loss_and_gradients(name, tiny_bert, Accelerator(cpu=True))
+        assert any(float(g.abs().max()) > 1e-4 for n, g in expected.items() if n != "loss")
         save_file(expected, folder / f"{name}.safetensors")
+        # Each half with a pool of its own is another loss: that processes share theirs shows.
+        halves = [
+            loss_and_gradients(name, tiny_bert, Accelerator(cpu=True), part)["loss"]
+            for part in (EXAMPLES[:2], EXAMPLES[2:])
+        ]
+        assert float(sum(halves)) / 2 != pytest.approx(float(expected["loss"]), rel=1e-3), name
     root = Path(__file__).parents[1]
     # Not forked: a fork of a process whose OpenMP threads have run hangs.
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]

@@ -1,0 +1,268 @@
+"""XTR: imputations, scores from retrieved tokens alone, and the values and gradients of its objective."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from paradigms import PARADIGMS, Paradigm
+from paradigms.align import ALIGNMENTS, NORMALISERS
+from paradigms.core import Tokens, rel
+from paradigms.impute import IMPUTATIONS, retrieved_rel
+from paradigms.model import Recipe
+from paradigms.train.losses import contrastive
+from paradigms.train.scoring import in_batch_rel
+from paradigms.xtr import imputed_rel
+from theory import token_retrieval as theory
+
+unhurried = settings(deadline=None, max_examples=60)  # a busy machine is not a failure
+float64 = torch.float64
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=float64, generator=torch.Generator().manual_seed(seed))
+
+
+@st.composite
+def corpora(draw: st.DrawFn) -> tuple[Tensor, Tensor, int]:
+    """S of either sign and valid [b, n, i, j] of padded texts; k' from 1 to more than there is."""
+    b, n, i, j = (draw(st.integers(1, most)) for most in (2, 5, 4, 4))
+    seed, shift = draw(st.integers(0, 2**31 - 1)), draw(st.sampled_from([-2.0, 0.0, 1.0]))
+    S = random(b, n, i, j, seed=seed) + shift
+    lengths = np.random.default_rng(seed)
+    d, q = (
+        torch.from_numpy(lengths.integers(0, i + 1, (1, n))),
+        torch.from_numpy(lengths.integers(1, j + 1, b)),
+    )
+    d[0, 0] = i
+    valid = (torch.arange(i) < d[..., None])[..., None] & (torch.arange(j) < q[:, None])[:, None, None]
+    return S.where(valid, 0), valid, draw(st.integers(1, n * i + 2))
+
+
+def retrieve(S: Tensor, valid: Tensor, k: int) -> list[tuple[Tensor, Tensor, int]]:
+    """By sorting, for each query: similarities [j, k'], their documents, and the corpus's tokens."""
+    found = []
+    for s, real in zip(S, valid, strict=True):
+        rows = real.any(-1).nonzero()
+        columns = real.any(0).any(0).nonzero()[:, 0]
+        P = s[rows[:, 0], rows[:, 1]][:, columns].T
+        order = P.argsort(1, descending=True)[:, :k]
+        found.append((P.gather(1, order), rows[:, 0][order], len(rows)))
+    return found
+
+
+# --- imputations ------------------------------------------------------------------------------------------
+
+
+def test_golden_imputations() -> None:
+    retrieved = torch.arange(1, 21, dtype=float64)[None] / 20  # .05 … 1
+    expected = {"kth": 0.05, "zero": 0.0, "tail_mean": 0.075, "percentile": 0.145, "none": math.nan}
+    for name, value in expected.items():
+        m = IMPUTATIONS[name](retrieved[:, torch.randperm(20)], 1000)
+        torch.testing.assert_close(m, torch.tensor([value], dtype=float64), equal_nan=True)
+
+
+def test_the_percentile_is_numpys() -> None:
+    for k in (1, 2, 7, 100):
+        retrieved = random(3, k, seed=k)
+        expected = np.percentile(retrieved.numpy(), 10, axis=1)
+        np.testing.assert_allclose(IMPUTATIONS["percentile"](retrieved, 1000).numpy(), expected)
+
+
+def test_the_power_law_is_found_and_extrapolated_to_the_middle_of_what_is_missing() -> None:
+    rank = torch.arange(1, 51, dtype=float64)
+    retrieved = torch.stack([0.9 * rank**-0.2, 0.7 * rank**-0.05])
+    middle = math.sqrt(50 * 5000)
+    expected = torch.tensor([0.9 * middle**-0.2, 0.7 * middle**-0.05], dtype=float64)
+    torch.testing.assert_close(IMPUTATIONS["power_law"](retrieved.flip(1), 5000), expected)
+    # All of the corpus is retrieved: there is no rank beyond the last.
+    whole = IMPUTATIONS["power_law"](retrieved, 50)
+    torch.testing.assert_close(whole, retrieved[:, -1])
+
+
+@pytest.mark.parametrize("row", [[0.3, -0.1], [-0.2, -0.5], [0.4]], ids=["k'-th < 0", "none > 0", "one"])
+def test_without_a_power_law_the_bound_stands(row: list[float]) -> None:
+    assert IMPUTATIONS["power_law"](torch.tensor([row]), 100).tolist() == [pytest.approx(min(row))]
+
+
+@unhurried
+@given(st.integers(0, 2**31 - 1), st.integers(1, 30), st.sampled_from([-1.0, 0.0, 2.0]))
+def test_imputations_lie_where_they_say(seed: int, k: int, shift: float) -> None:
+    retrieved, corpus = random(4, k, seed=seed) + shift, 10 * k
+    kth = retrieved.min(1).values
+    m = {name: impute(retrieved, corpus) for name, impute in IMPUTATIONS.items()}
+    assert torch.equal(m["kth"], kth)
+    for name in ("tail_mean", "percentile"):
+        assert (m[name] >= kth - 1e-12).all()
+        assert (m[name] <= retrieved.max(1).values + 1e-12).all()
+    assert (m["power_law"] <= kth).all()
+    # The k best of 2k in any order, where the other k were not found, are the k best alone.
+    order = torch.randperm(2 * k, generator=torch.Generator().manual_seed(seed))
+    padded = torch.cat([retrieved, torch.full_like(retrieved, -torch.inf)], 1)[:, order]
+    for name, impute in IMPUTATIONS.items():
+        torch.testing.assert_close(impute(padded, corpus), m[name], equal_nan=True)
+
+
+@pytest.mark.parametrize("name", IMPUTATIONS)
+def test_a_query_token_that_found_nothing_is_left_out(name: str) -> None:
+    retrieved = torch.tensor([[0.5, 0.25], [-torch.inf, -torch.inf]])
+    missing = IMPUTATIONS[name](retrieved, 10)
+    assert missing[1].isnan()
+    rel = retrieved_rel(retrieved, torch.tensor([[0, 1], [0, 0]]), 2, missing)
+    assert rel.tolist() == [0.5, 0.25]
+
+
+# --- scores from retrieved tokens -------------------------------------------------------------------------
+
+
+@unhurried
+@given(corpora(), st.sampled_from(list(IMPUTATIONS)))
+def test_retrieved_tokens_alone_give_imputed_rel(corpus: tuple[Tensor, Tensor, int], name: str) -> None:
+    S, valid, k = corpus
+    expected = imputed_rel(S, valid, k, name)
+    for row, (scores, documents, tokens) in zip(expected, retrieve(S, valid, k), strict=True):
+        missing = IMPUTATIONS[name](scores, tokens)
+        torch.testing.assert_close(retrieved_rel(scores, documents, S.shape[1], missing), row)
+
+
+@unhurried
+@given(corpora())
+def test_imputed_rel_is_the_theorys(corpus: tuple[Tensor, Tensor, int]) -> None:
+    """f_XTR' = f_ColBERT + (1/N) Σ over missing (m − max P) >= f_ColBERT, for documents that have tokens."""
+    S, valid, k = corpus
+    found = imputed_rel(S, valid, k)
+    for s, real, scores in zip(S, valid, found, strict=True):
+        columns, rows = real.any(0).any(0), real.any(-1)
+        documents, owners = rows.nonzero()[:, 0].unique(return_inverse=True)
+        P = s[rows][:, columns].T.numpy()
+        expected = theory.imputed_scores(P, owners.numpy(), k)
+        np.testing.assert_allclose(scores[documents].numpy(), expected, atol=1e-12)
+        gap = scores[documents].numpy() - theory.colbert_scores(P, owners.numpy())
+        np.testing.assert_allclose(gap, theory.imputation_gap(P, owners.numpy(), k), atol=1e-12)
+        assert (gap >= -1e-12).all()
+
+
+@unhurried
+@given(corpora())
+def test_without_imputation_search_is_the_training_score(corpus: tuple[Tensor, Tensor, int]) -> None:
+    """Eq. 2 with k' in place of k_train."""
+    S, valid, k = corpus
+    unread = Tokens(torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, dtype=torch.bool))
+    A = ALIGNMENTS["pool_top_k"].function(S, valid, unread, unread, k=k)
+    expected = (S * A).sum((-2, -1)) / NORMALISERS["retrieved"](A, unread, unread)
+    torch.testing.assert_close(imputed_rel(S, valid, k, "none"), expected)
+
+
+def test_scores_by_hand() -> None:
+    """Two query tokens and three documents of 2, 1 and 2 tokens; each query token retrieves two."""
+    P = torch.tensor([[0.9, 0.1, 0.7, 0.3, 0.2], [-0.5, -0.1, -0.8, -0.3, -0.2]], dtype=float64)
+    scores, rows = P.topk(2)
+    documents = torch.tensor([0, 0, 1, 2, 2])[rows]
+    expected = {"kth": (0.4, 0.25, 0.25), "zero": (0.4, 0.35, -0.1), "none": (0.4, 0.7, -0.2)}
+    for name, value in expected.items():
+        found = retrieved_rel(scores, documents, 3, IMPUTATIONS[name](scores, 5))
+        torch.testing.assert_close(found, torch.tensor(value, dtype=float64))
+
+
+def test_recipes_impute_as_they_say(tiny_bert: Path, tmp_path: Path) -> None:
+    paradigm = PARADIGMS["xtr"](tiny_bert, search_tokens=7, imputation="percentile")
+    paradigm.save_pretrained(tmp_path / "xtr")
+    recipe = Paradigm.from_pretrained(tmp_path / "xtr").recipe
+    assert (recipe.imputation, recipe.search_tokens, recipe.search) == ("percentile", 7, "impute")
+    with pytest.raises(ValueError, match="unknown imputation 'median' of xtr; there are kth, none"):
+        replace(recipe, imputation="median")
+    with pytest.raises(ValueError, match="search_tokens of xtr must be at least 1, got 0"):
+        replace(recipe, search_tokens=0)
+    assert Recipe("x", "query_to_document", "query_tokens", search="impute").search == "impute"
+    with pytest.raises(ValueError, match="the alignment top_k takes none: set search to 'gather'"):
+        Recipe("x", "top_k", "total", {"k": 2}, search="impute")
+
+
+# --- the objective ----------------------------------------------------------------------------------------
+
+
+def in_batch_loss(D: Tensor, Q: Tensor, k: int | None, target: Tensor, temperature: float) -> Tensor:
+    """Of ColBERT (k = None) or XTR: documents [n, i, h], queries [b, j, h], every token real."""
+    documents = Tokens(D[None], torch.ones(1, *D.shape[:2], dtype=torch.bool))
+    queries = Tokens(Q[:, None], torch.ones(len(Q), 1, Q.shape[1], dtype=torch.bool))
+    name, Z = ("query_to_document", "query_tokens") if k is None else ("pool_top_k", "retrieved")
+
+    def align(S: Tensor, valid: Tensor, d: Tokens, q: Tokens) -> Tensor:
+        return ALIGNMENTS[name].function(S, valid, d, q, **({} if k is None else {"k": k}))
+
+    scores = in_batch_rel(documents, queries, align, NORMALISERS[Z])
+    torch.testing.assert_close(scores, rel(documents, queries, align, NORMALISERS[Z]))
+    return contrastive(scores, target, torch.zeros_like(scores, dtype=torch.bool), temperature)
+
+
+def similarities(P: Tensor, documents: int) -> tuple[Tensor, Tensor]:
+    """D [n, i, h] and Q = I with Sᵢⱼ = P[j, n·i]: the gradient of D is that of P."""
+    D = P.T.reshape(documents, -1, len(P)).clone().requires_grad_()
+    return D, torch.eye(len(P), dtype=P.dtype)[None]
+
+
+@unhurried
+@given(st.integers(0, 2**31 - 1), st.integers(1, 25), st.sampled_from([0.05, 1.0]))
+def test_gradients_are_appendix_a_and_their_mass_knows_no_normaliser(
+    seed: int, k: int, temperature: float
+) -> None:
+    """−(1−P⁺)/(Z⁺τ) on the positive's retrieved maxima, P⁻/(Z⁻τ) on a negative's; masses 1−P⁺ and P⁻."""
+    P, owners = random(3, 20, seed=seed), np.repeat(np.arange(5), 4)
+    for cut, expected in (
+        (None, theory.colbert_gradient(P.numpy(), owners, 2, temperature)),
+        (k, theory.xtr_gradient(P.numpy(), owners, k, 2, temperature)),
+    ):
+        D, Q = similarities(P, 5)
+        in_batch_loss(D, Q, cut, torch.tensor([2]), temperature).backward()
+        assert D.grad is not None
+        found = D.grad.reshape(20, 3).T.numpy()
+        np.testing.assert_allclose(found, expected, atol=1e-12)
+    f = theory.xtr_scores(P.numpy(), owners, k)
+    share = np.exp((f - f.max()) / temperature)
+    mass = share / share.sum()
+    mass[2] = 1 - mass[2]
+    mass[~theory.candidates(P.numpy(), owners, k)] = 0
+    np.testing.assert_allclose(theory.gradient_mass(found, owners), mass / temperature, atol=1e-12)
+
+
+def failure_case() -> Tensor:
+    """§3: 5 query tokens have .8 each with the positive; 127 negatives have 1 with one of them, else 0."""
+    P = torch.zeros(5, 128, 5, dtype=float64)
+    P[torch.arange(5), 0, torch.arange(5)] = 0.8
+    negatives = torch.arange(1, 128)
+    P[negatives % 5, negatives, 0] = 1.0
+    return P.flatten(1)
+
+
+def test_the_failure_case_of_sums_of_maxima() -> None:
+    """ColBERT: 4.2584325 without a temperature, nothing with one. XTR: the positive is not retrieved, and all
+    gradient is on the negatives, until k_train reaches past their peaks."""
+    losses, masses = {}, {}
+    for temperature in (1.0, 0.02):
+        for k in (None, 20, 27):
+            D, Q = similarities(failure_case(), 128)
+            loss = in_batch_loss(D, Q, k, torch.tensor([0]), temperature)
+            loss.backward()
+            assert D.grad is not None
+            losses[temperature, k] = loss.item()
+            masses[temperature, k] = float(D.grad[0].abs().sum()), float(D.grad[1:].abs().sum())
+    assert losses[1.0, None] == pytest.approx(4.2584325, rel=1e-7)
+    assert losses[0.02, None] == pytest.approx(127 * math.exp(-30), rel=1e-3)
+    assert losses[1.0, 20] == pytest.approx(math.log1p(127 * math.e))
+    assert losses[0.02, 20] == pytest.approx(50 + math.log(127))
+    for temperature in (1.0, 0.02):
+        positive, negative = masses[temperature, 20]
+        assert positive == 0
+        share = 1 - math.exp(-losses[temperature, 20])
+        assert negative == pytest.approx(share / temperature)
+        positive, negative = masses[temperature, 27]
+        assert positive == pytest.approx(negative)
+        assert positive > 0
