@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import rerank as rerank_script
 import torch
@@ -114,6 +115,12 @@ def test_what_was_learned_is_found(name: str, t5: Path, tiny_bert: Path, tmp_pat
     assert sum(first) >= 6
 
 
+def test_no_batch_is_made_before_the_clusters_are_renewed(t5: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="workers=1 would make batches of genre before"):
+        fit(build("genre_np", t5, t5), tmp_path, workers=1)
+    fit(build("genre", t5, t5), tmp_path, workers=1, steps=1)
+
+
 def test_without_pairs_nothing_is_trained(t5: Path) -> None:
     with pytest.raises(ValueError, match="genre has no training pairs"):
         Likelihood(build("genre", t5, t5), CORPUS, [])
@@ -146,7 +153,47 @@ def gradients(name: str, t5: Path, encoder: Path, accelerator: Accelerator) -> d
     return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
-def test_two_processes_have_the_gradient_of_one(t5: Path, tiny_bert: Path, tmp_path: Path) -> None:
+def common_clusters(t5: Path, encoder: Path, folder: Path, accelerator: Accelerator) -> None:
+    """The first process's clusters are those of both, though the second began with others."""
+    corpus = Corpus(CORPUS.ids, TEXTS, [f"the {title}" for title in CORPUS.titles])
+    model = GENERATIVE["genre"](t5, corpus, document_length=16, **OPTIONS["genre_np"])
+    clusters, (the, _) = model.clusters, model.tokenizer("the")["input_ids"]
+    assert clusters is not None
+    if accelerator.process_index == 1:
+        names = np.flatnonzero(clusters.surface == the)
+        own = np.isin(clusters.labels, names)
+        clusters.labels[own] = names[0] + names[-1] - clusters.labels[own]
+        model.refresh = lambda corpus: pytest.fail("the second process clusters, too")  # type: ignore
+    before = clusters_of(model, accelerator)
+    assert not torch.equal(*before)
+    likelihood = Likelihood(model, corpus, retrieval_pairs(SPLIT, model.identifiers))
+    for steps in (1, 3):  # without a refresh, and with one
+        settings = replace(SETTINGS, steps=steps, batch_size=2)
+        train(model, likelihood, settings, folder / f"np{steps}", accelerator=accelerator, progress=False)
+        after = clusters_of(model, accelerator)
+        assert torch.equal(*after)
+        assert torch.equal(after[0], before[0]) == (steps == 1)
+
+
+def clusters_of(model: Generative, accelerator: Accelerator) -> list[torch.Tensor]:
+    """Every process's clusters: vectors and labels."""
+    assert model.clusters is not None
+    own = torch.cat([model.clusters.vectors.detach().flatten().double(), model.clusters.get_extra_state()])
+    return list(accelerator.gather(own[None]))
+
+
+def one_corpus(t5: Path, encoder: Path, folder: Path, accelerator: Accelerator) -> None:
+    """Processes that have read other titles are told so, both of them."""
+    titles = list(CORPUS.titles)
+    titles[3] = ("sea", "sun")[accelerator.process_index]
+    model = GENERATIVE["genre"](t5, Corpus(CORPUS.ids, TEXTS, titles))
+    with pytest.raises(ValueError, match="the processes that train genre have different examples"):
+        train(model, objective(model), SETTINGS, folder / "other", accelerator=accelerator, progress=False)
+
+
+def test_two_processes_have_the_gradient_of_one_and_learn_the_same(
+    t5: Path, tiny_bert: Path, tmp_path: Path
+) -> None:
     for name in OPTIONS:
         found = gradients(name, t5, tiny_bert, Accelerator())
         save_file({n: g.contiguous() for n, g in found.items()}, tmp_path / f"{name}.safetensors")
@@ -177,6 +224,9 @@ def main(t5: str, encoder: str, folder: str) -> None:
         for parameter, value in expected.items():
             error = float((found[parameter] - value).abs().max())
             assert error < 1e-5 * scale, f"{name}: {parameter} differs by {error} of {scale}"
+    for check in (common_clusters, one_corpus):
+        check(Path(t5), Path(encoder), Path(folder), accelerator)
+    accelerator.end_training()
 
 
 # --- the scripts ------------------------------------------------------------------------------------

@@ -112,8 +112,7 @@ class Generative(Trainable):
     def refresh(self, corpus: Corpus, *, progress: bool = False) -> None:
         """Cluster the identifiers' tokens anew, by the encoder as it is, from the clusters as they are.
 
-        Draws from no generator that training uses. Every process of a training run does it, and finds the
-        same.
+        Draws from no generator that training uses.
         """
         if self.clusters is None:
             raise ValueError(f"{self.name} has no clusters to renew: its tokens are {self.settings.tokens!r}")

@@ -55,4 +55,4 @@ def load_random(file: Path, process: int) -> None:
 def read_progress(folder: Path) -> dict[str, Any] | None:
     """progress.json of a checkpoint, or None where there is no checkpoint."""
     file = folder / "progress.json"
-    return json.loads(file.read_text()) if file.is_file() else None
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from paradigms.data import Corpus
@@ -37,6 +38,7 @@ class Likelihood(Objective):
         if not pairs:
             raise ValueError(f"{model.name} has no training pairs: no judged query, and no text to index")
         self.model, self.corpus, self.examples = model, corpus, pairs
+        self.renews = model.settings.refresh > 0
 
     def collate(self, examples: list[Pair]) -> PairBatch:
         sources = self.model.tokenize([pair.source for pair in examples])
@@ -47,7 +49,17 @@ class Likelihood(Objective):
         return -model(batch.sources, batch.targets).sum() / len(batch.targets.ids)
 
     def prepare(self, step: int) -> None:
-        """ASYNC: the clusters anew, for training and validation together."""
-        every = self.model.settings.refresh
-        if every and step and step % every == 0:
+        """ASYNC: the clusters anew, for training and validation together.
+
+        The first process makes them for all: by rounding alone others could find others.
+        """
+        every, clusters = self.model.settings.refresh, self.model.clusters
+        due = every > 0 and step > 0 and step % every == 0
+        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        if due and (not several or dist.get_rank() == 0):
             self.model.refresh(self.corpus)
+        if several and clusters is not None and (due or step == 0):
+            labels = torch.tensor(clusters.labels, device=clusters.vectors.device)
+            dist.broadcast(clusters.vectors.data, 0)
+            dist.broadcast(labels, 0)
+            clusters.labels = labels.cpu().numpy()

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -75,6 +75,11 @@ def train(
     paradigm; folder/history.jsonl the loss curve and the dev measures. A loss that is not finite stops the
     run and leaves the checkpoints as they are. Every process calls this with the same arguments.
     """
+    if settings.workers and objective.renews:
+        raise ValueError(
+            f"workers={settings.workers} would make batches of {paradigm.name} before what they are made with is "
+            "renewed: set workers=0"
+        )
     accelerator = accelerator or Accelerator()
     run = _Run(paradigm, objective, settings, folder, accelerator)
     start = run.resume()
@@ -131,8 +136,8 @@ class _Run:
     ) -> None:
         self.paradigm, self.settings, self.folder, self.accelerator = paradigm, s, folder, accelerator
         self.objective = objective
-        examples = repr(list(objective.examples)).encode("utf-8", "surrogatepass")
-        self._examples = hashlib.sha256(examples).hexdigest()
+        self._examples = _digest(objective.examples)
+        self._agree()
         accelerator.gradient_accumulation_steps = s.accumulation
         if accelerator.scaler is not None:  # nor may this run depend on the scale that another one ended with
             accelerator.scaler.load_state_dict(torch.amp.GradScaler(accelerator.device.type).state_dict())
@@ -158,6 +163,17 @@ class _Run:
             "precision": self.accelerator.mixed_precision,
             "examples": self._examples,
         }
+
+    def _agree(self) -> None:
+        """ValueError where processes have not been given the same: each would learn something else."""
+        whole = hashlib.sha256(json.dumps(self._signature).encode()).digest()
+        own = torch.tensor(list(whole), dtype=torch.uint8, device=self.accelerator.device)
+        every = self.accelerator.gather(own[None])
+        if bool((every != own).any()):
+            raise ValueError(
+                f"the processes that train {self.paradigm.name} have different examples, identifiers or "
+                "settings: give all of them the same collection, backbone and arguments"
+            )
 
     def resume(self) -> int:
         """Load folder/last where there is one, and return the step to go on from."""
@@ -279,6 +295,15 @@ class _Run:
         lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
         whole = [line for line in lines if line.endswith("\n")]  # a killed process may leave half a line
         write_text(file, "".join(line for line in whole if json.loads(line)["step"] <= step))
+
+
+def _digest(examples: Sequence[Any]) -> str:
+    """sha256 of repr(list(examples)), of which no more than one example's is ever in memory."""
+    found = hashlib.sha256(b"[")
+    for n, example in enumerate(examples):
+        found.update(f"{', ' if n else ''}{example!r}".encode("utf-8", "surrogatepass"))
+    found.update(b"]")
+    return found.hexdigest()
 
 
 def _schedule(step: int, s: TrainingSettings) -> float:
