@@ -77,8 +77,8 @@ def train(
     """
     if settings.workers and objective.renews:
         raise ValueError(
-            f"workers={settings.workers} would make batches of {paradigm.name} before what they are made with is "
-            "renewed: set workers=0"
+            f"workers={settings.workers} would make batches of {paradigm.name} before what they are made "
+            "with is renewed: set workers=0"
         )
     accelerator = accelerator or Accelerator()
     run = _Run(paradigm, objective, settings, folder, accelerator)
