@@ -20,13 +20,15 @@ from systems import searcher, trained
 from paradigms import GENERATIVE, PARADIGMS
 from paradigms.data import Collection, Run, Split, read_run, write_run
 from paradigms.evaluate import (
+    MEASURES,
     Report,
     csv_table,
+    cutoff_curve,
     markdown_table,
-    per_query,
-    recall_curve,
+    on_split,
     result_table,
     rich_table,
+    with_judgements,
     write_per_query,
     write_pictures,
     write_report,
@@ -57,7 +59,10 @@ class Settings:
     """What is compared, and how each paradigm is trained."""
 
     collection: str = "pydocs"
-    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
+    """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or a folder in the layout of BEIR, MIRACL, LoTTE or
+    DPR's and EntityQuestions' question answering"""
+    split: str = "test"
+    """the queries to compare on, which train and choose nothing: dev of MIRACL, search or forum of LoTTE"""
     size: str = "small"
     """small: a fixed subset of pydocs that fits 15 minutes on 2 cores; full: all of the collection"""
     paradigms: list[str] = field(default_factory=lambda: [*PARADIGMS, "dsi"])
@@ -69,7 +74,7 @@ class Settings:
     generative_backbone: str = "small"
     """of dsi, genre and seal, a T5 by hub name or folder; small: one with random weights and few layers"""
     output: str = ""
-    """results folder; empty: results/compare-COLLECTION"""
+    """results folder; empty: results/compare-COLLECTION, with the split where it is not test"""
     steps: int = 30
     """optimizer steps for each paradigm; 0 compares the encoder as it is"""
     batch_size: int = 32
@@ -114,7 +119,8 @@ class Settings:
             raise SystemExit(f"size must be small or full, got {self.size!r}")
         if self.baseline not in ["bm25", *self.paradigms]:
             raise SystemExit(f"the baseline {self.baseline!r} is not among the compared systems")
-        self.output = self.output or f"results/compare-{folder_name(self.collection)}"
+        split = "" if self.split == "test" else f"-{self.split}"
+        self.output = self.output or f"results/compare-{folder_name(self.collection)}{split}"
 
 
 @dataclass
@@ -168,10 +174,13 @@ def prepare(collection: Collection, settings: Settings) -> Data:
 
     Without a dev split a tenth of the training queries is held out for it; test queries choose nothing.
     """
-    if "test" not in collection.splits:
-        raise SystemExit(f"{collection.name} has no split 'test'; it has {', '.join(collection.splits)}")
-    test = collection.split("test")
-    train_split, dev = training_splits(collection, settings.seed)
+    if settings.split not in collection.splits:
+        raise SystemExit(
+            f"{collection.name} has no split {settings.split!r}; it has {', '.join(collection.splits)}: "
+            "choose one with --split"
+        )
+    test = collection.split(settings.split)
+    train_split, dev = training_splits(collection, settings.seed, settings.split)
     if settings.steps and not train_split.queries and set(settings.paradigms) - settings.load.keys():
         raise SystemExit(
             f"{collection.name} has no training queries: --steps 0 compares without training, and "
@@ -239,37 +248,49 @@ def run_paradigm(
 def make_report(
     data: Data, settings: Settings, folder: Path, where: dict[str, Any], seconds: float, resumed: bool
 ) -> Report:
-    systems, judgements = ["bm25", *settings.paradigms], data.test.judgements
+    systems, corpus = ["bm25", *settings.paradigms], data.collection.corpus
     runs = {
         stage: {name: read_run(folder / "runs" / f"{name}.{stage}.run") for name in systems}
         for stage in ("retrieve", "rerank")
     }
+    test = with_judgements(
+        data.test, corpus, [run for of_stage in runs.values() for run in of_stage.values()]
+    )
+    measures = data.collection.measures or MEASURES
+    curve = "Success" if test.answers else "Recall"
     measured = {
-        stage: {name: per_query(run, judgements) for name, run in of_stage.items()}
+        stage: {name: on_split(run, test, measures) for name, run in of_stage.items()}
         for stage, of_stage in runs.items()
     }
     write_per_query(folder / "per_query.csv", measured)
     titles = {
         "retrieve": "End to end: the whole corpus searched",
-        "rerank": f"Rerank: BM25's top {settings.depth} and the relevant documents",
+        "rerank": f"Rerank: BM25's top {settings.depth}"
+        + (" and the relevant documents" if any(data.test.judgements.values()) else ""),
     }
     costs = [{"system": name} | json.loads((folder / name / "costs.json").read_text()) for name in systems]
-    n = len(data.collection.corpus)
     loaded = "".join(f", {name} loaded from {path}" for name, path in settings.load.items())
     return Report(
         title=f"Retrieval paradigms on {data.collection.name}",
         summary=(
-            f"{len(data.test.queries):,} test queries over {n:,} documents; each encoder trained for "
-            f"{settings.steps} steps of {settings.batch_size * where['processes']} queries from "
+            f"{len(test.queries):,} {settings.split} queries over {len(corpus):,} documents; each encoder "
+            f"trained for {settings.steps} steps of {settings.batch_size * where['processes']} queries from "
             f"{settings.backbone} with seed {settings.seed}{loaded}. "
             f"{'Gone on with after an interruption, this part' if resumed else 'All of it'} "
             f"took {seconds:.0f} s."
         ),
         tables=[
-            result_table(titles[stage], of_stage, baseline=settings.baseline, seed=settings.seed)
+            result_table(
+                titles[stage],
+                of_stage,
+                baseline=settings.baseline,
+                primary=measures[:1],
+                seed=settings.seed,
+            )
             for stage, of_stage in measured.items()
         ],
-        curves={name: recall_curve(run, judgements) for name, run in runs["retrieve"].items()},
+        curve=curve,
+        curves={name: cutoff_curve(run, test, curve) for name, run in runs["retrieve"].items()},
         costs=costs,
         settings=asdict(settings) | {f"only {k}": v for k, v in OPTIONS.items()},
         environment=where,
@@ -280,10 +301,8 @@ def make_report(
         ],
         alignments=[
             example
-            for query in chosen_queries(data.test, ALIGNED)
-            for example in align_query(
-                query, data.collection.corpus, data.test, data.bm25, settings.paradigms, folder
-            )
+            for query in chosen_queries(test, ALIGNED)
+            for example in align_query(query, corpus, test, data.bm25, settings.paradigms, folder)
         ],
     )
 

@@ -15,11 +15,13 @@ from rich.console import Console
 from paradigms import Generative, load
 from paradigms.data import Collection, Run, read_run, write_run
 from paradigms.evaluate import (
+    MEASURES,
     csv_table,
     markdown_table,
-    per_query,
+    on_split,
     result_table,
     rich_table,
+    with_judgements,
     write_per_query,
 )
 from paradigms.files import write_json, write_text
@@ -38,7 +40,8 @@ class Settings:
     run: str
     """TREC run to rerank"""
     collection: str = "pydocs"
-    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
+    """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or a folder in the layout of BEIR, MIRACL, LoTTE or
+    DPR's and EntityQuestions' question answering"""
     documents: int = 0
     """size of a fixed subset, of pydocs alone; 0: all documents"""
     split: str = "test"
@@ -85,9 +88,11 @@ def rerank(settings: Settings, console: Console) -> None:
 
     name, before = paradigm.name, f"run {Path(settings.run).name}"
     output = Path(settings.output or f"results/rerank-{name}-{folder_name(settings.collection)}")
-    measured = {before: per_query(pool, split.judgements), name: per_query(reranked, split.judgements)}
+    split = with_judgements(split, collection.corpus, [pool])
+    measures = collection.measures or MEASURES
+    measured = {of: on_split(run, split, measures) for of, run in ((before, pool), (name, reranked))}
     title = f"Reranked: the first {settings.depth} documents per query"
-    table = result_table(title, measured, baseline=before, seed=settings.seed)
+    table = result_table(title, measured, baseline=before, primary=measures[:1], seed=settings.seed)
     write_run(output / "reranked.run", reranked, tag=name)
     write_text(output / "table.md", markdown_table(table))
     write_text(output / "table.csv", csv_table(table))

@@ -23,7 +23,7 @@ from paradigms.data import (
     write_judgements,
     write_run,
 )
-from paradigms.data.beir import JsonLines
+from paradigms.data.lines import Lines
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 DOCUMENTS = [
@@ -77,8 +77,8 @@ def test_a_folder_in_beir_layout(tmp_path: Path, packed: bool) -> None:
 
 def test_a_plain_corpus_stays_on_disk(tmp_path: Path) -> None:
     corpus = load(beir(tmp_path / "tiny")).corpus
-    assert isinstance(corpus._texts, JsonLines)
-    assert isinstance(corpus.titles, JsonLines)
+    assert isinstance(corpus._texts, Lines)
+    assert isinstance(corpus.titles, Lines)
     assert corpus._texts._offsets.dtype == np.int64
     assert [corpus[i] for i in (3, 0, -1, np.int64(1))] == [TEXTS[3], TEXTS[0], TEXTS[3], TEXTS[1]]
     assert corpus[1:3] == TEXTS[1:3]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paradigms.data import Split
 from paradigms.evaluate import (
     MEASURES,
     PerQuery,
@@ -17,11 +18,11 @@ from paradigms.evaluate import (
     bootstrap_intervals,
     compare,
     csv_table,
+    cutoff_curve,
     holm,
     markdown_table,
     paired_test,
     per_query,
-    recall_curve,
     result_table,
     rich_table,
     seeds_interval,
@@ -106,8 +107,9 @@ def test_queries_without_results_and_negative_grades_are_measured():
     np.testing.assert_allclose(results.values["nDCG@10"], [1 / 2, 0])
 
 
-def test_recall_curve_is_the_mean_recall():
-    assert recall_curve(RUN, JUDGEMENTS, [1, 2, 4, 11]) == pytest.approx(
+def test_a_curve_by_cutoff_is_the_mean_recall():
+    split = Split(dict.fromkeys(JUDGEMENTS, "text"), JUDGEMENTS)
+    assert cutoff_curve(RUN, split, cutoffs=[1, 2, 4, 11]) == pytest.approx(
         {1: 0, 2: 1 / 6, 4: 1 / 3, 11: 2 / 3}
     )
 

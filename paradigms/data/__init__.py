@@ -2,6 +2,7 @@
 
     collection = load("pydocs")                      # the built-in one, or
     collection = load("path/to/scifact")             # a folder in BEIR layout
+    collection = load("path/to/lotte/science/test")  # or as MIRACL, LoTTE or DPR publish theirs
     collection = load("hf:BeIR/scifact")             # a dataset of the Hugging Face hub
     collection = load("irds:beir/scifact/test")      # an identifier of ir_datasets
     test = collection.split("test")                  # .queries, .judgements
@@ -10,11 +11,15 @@
 Of the rest of the project this package imports only `paradigms.files`.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
-from paradigms.data.beir import read_folder, write_folder
+from paradigms.data.beir import is_beir, read_folder, write_folder
 from paradigms.data.collection import Collection, Corpus, Judgements, Problems, Run, Split, hold_out
 from paradigms.data.hub import read_hub, read_irds
+from paradigms.data.lotte import is_lotte, read_lotte
+from paradigms.data.miracl import is_miracl, read_miracl
+from paradigms.data.open_qa import is_open_qa, read_open_qa
 from paradigms.data.pydocs import read_pydocs
 from paradigms.data.trec import read_judgements, read_run, write_judgements, write_run
 
@@ -34,6 +39,14 @@ __all__ = [
     "write_run",
 ]
 
+# Layout and what tells it from the others in words -> whether a folder has it, and its reader.
+LAYOUTS: dict[str, tuple[Callable[[Path], bool], Callable[[Path], Collection]]] = {
+    "BEIR (corpus.jsonl, queries.jsonl, qrels/<split>.tsv)": (is_beir, read_folder),
+    "MIRACL (topics/, qrels/, docs-<n>.jsonl.gz)": (is_miracl, read_miracl),
+    "LoTTE (collection.tsv, questions.<split>.tsv, qas.<split>.jsonl)": (is_lotte, read_lotte),
+    "DPR and EntityQuestions (psgs_w100.tsv, questions in .csv or .json)": (is_open_qa, read_open_qa),
+}
+
 
 def load(name: str | Path, *, documents: int | None = None) -> Collection:
     """Collection by name: "pydocs", "hf:owner/name[:prefix]", "irds:identifier", or else a folder's path.
@@ -50,9 +63,13 @@ def load(name: str | Path, *, documents: int | None = None) -> Collection:
     if isinstance(name, str) and name.startswith("hf:"):
         path, _, prefix = name.removeprefix("hf:").partition(":")
         return read_hub(path, prefix or None)
-    if not Path(name).is_dir():
+    folder = Path(name)
+    if not folder.is_dir():
         raise FileNotFoundError(
-            f"no collection {str(name)!r}: expected 'pydocs', 'hf:owner/name', 'irds:identifier' "
-            "or a folder in BEIR layout (corpus.jsonl, queries.jsonl, qrels/<split>.tsv)"
+            f"no collection {str(name)!r}: expected 'pydocs', 'hf:owner/name', 'irds:identifier' or a folder "
+            f"in the layout of {' or '.join(LAYOUTS)}"
         )
-    return read_folder(name)
+    for recognised, read in LAYOUTS.values():
+        if recognised(folder):
+            return read(folder)
+    raise FileNotFoundError(f"{folder} has none of the layouts {', '.join(LAYOUTS)}")

@@ -1,50 +1,25 @@
 """Collections in the BEIR folder layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv, plain or .gz.
 
 Thakur et al., "BEIR: A Heterogeneous Benchmark for Zero-shot Evaluation of Information Retrieval Models",
-NeurIPS 2021 (Datasets and Benchmarks). A plain corpus.jsonl stays on disk and only the offsets of its lines
-are kept (8 bytes a document beside the id); a .gz cannot be entered in the middle and is read into memory.
-Titles lie where the texts do: read on demand from a plain file, held in memory beside the texts of a .gz.
+NeurIPS 2021 (Datasets and Benchmarks). A plain corpus.jsonl stays on disk, a .gz does not (see `lines`).
 """
 
 import json
-import mmap
-from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from paradigms.data.collection import Collection, Problems, assemble, grade, text_of, title_of
-from paradigms.data.files import BROKEN_GZIP, numbered_lines, open_binary
+from paradigms.data.collection import Collection, Problems, assemble, body, grade, text_of, title_of
+from paradigms.data.files import numbered_lines
+from paradigms.data.lines import Document, byte_lines, read_documents
 from paradigms.files import atomic_folder, atomic_text
 
 HEADER = ("query-id", "corpus-id", "score")
 SPLITS = ("train", "dev", "test")
 
 
-class JsonLines(Sequence[str]):
-    """`part` of a .jsonl file's documents, read when asked for. offsets: byte where each line starts."""
-
-    def __init__(self, path: Path, offsets: np.ndarray, part: Callable[[dict], str]):
-        self._path = path
-        self._offsets = offsets
-        self._part = part
-        with open(path, "rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-    def __len__(self) -> int:
-        return len(self._offsets)
-
-    def __getitem__(self, index: Any) -> Any:
-        start = int(self._offsets[index])
-        end = self._map.find(b"\n", start)
-        line = self._map[start : end if end >= 0 else len(self._map)]
-        return self._part(json.loads(line))
-
-    def __reduce__(self) -> tuple:
-        # A memory map does not travel to worker processes; the path and the offsets do.
-        return JsonLines, (self._path, self._offsets, self._part)
+def is_beir(folder: Path) -> bool:
+    return any((folder / name).exists() for name in ("corpus.jsonl", "corpus.jsonl.gz", "queries.jsonl"))
 
 
 def read_folder(path: str | Path) -> Collection:
@@ -57,21 +32,15 @@ def read_folder(path: str | Path) -> Collection:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
     problems = Problems()
-    corpus = _existing(folder, "corpus.jsonl")
-    offsets = array("q")
-    on_disk = corpus.suffix != ".gz"
-
-    def stored(kept: np.ndarray) -> tuple[JsonLines, JsonLines]:
-        lines = np.frombuffer(offsets, dtype=np.int64)[kept]
-        return JsonLines(corpus, lines, title_of), JsonLines(corpus, lines, text_of)
-
+    documents, stored = read_documents([_existing(folder, "corpus.jsonl")], _document)
+    queries = _existing(folder, "queries.jsonl")
     return assemble(
         folder.resolve().name,
-        ((id, title_of(row), text_of(row)) for id, row in _records(corpus, offsets)),
-        ((id, row.get("text") or "") for id, row in _records(_existing(folder, "queries.jsonl"))),
+        documents,
+        (_query(line, f"{queries}, line {number}") for number, _, line in byte_lines(queries)),
         {split: _judgements(file, problems) for split, file in _qrels(folder).items()},
         problems=problems,
-        stored=stored if on_disk else None,
+        stored=stored,
     )
 
 
@@ -79,13 +48,21 @@ def write_folder(collection: Collection, path: str | Path) -> None:
     """Write a collection in BEIR layout (plain .jsonl), whole or not at all.
 
     A title with which the text does not begin is written as `metadata.title`, where it joins no text.
+    ValueError for a collection with answers, which this layout has no place for.
     """
+    if any(split.answers for split in collection.splits.values()):
+        raise ValueError(f"{collection.name} has answers, which a folder in BEIR layout cannot hold")
     with atomic_folder(path) as folder:
         with atomic_text(folder / "corpus.jsonl") as stream:
             corpus = collection.corpus
             for id, title, text in zip(corpus.ids, corpus.titles, corpus, strict=True):
                 stream.write(json.dumps({"_id": id, **_divided(title, text)}) + "\n")
-        queries = {id: text for split in collection.splits.values() for id, text in split.queries.items()}
+        queries: dict[str, str] = {}
+        for split in collection.splits.values():
+            other = next((id for id, text in split.queries.items() if queries.get(id, text) != text), None)
+            if other is not None:
+                raise ValueError(f"{collection.name}: the id {other!r} is of different queries in two splits")
+            queries |= split.queries
         with atomic_text(folder / "queries.jsonl") as stream:
             for id, text in queries.items():
                 stream.write(json.dumps({"_id": id, "text": text}) + "\n")
@@ -118,24 +95,18 @@ def _divided(title: str, text: str) -> dict[str, Any]:
     """The row of which `title_of` and `text_of` give back the title and the text."""
     if not title:
         return {"text": text}
-    rest = text.removeprefix(f"{title} ")
+    rest = body(title, text)
     return {"metadata": {"title": title}, "text": text} if rest == text else {"title": title, "text": rest}
 
 
-def _records(path: Path, offsets: array | None = None) -> Iterator[tuple[str, dict]]:
-    """(id, row) of each line that is not blank; the byte at which the line starts is added to `offsets`."""
-    start = 0
-    with open_binary(path) as stream:
-        try:
-            for number, line in enumerate(stream, 1):
-                if line.strip():
-                    id, row = _record(line, f"{path}, line {number}")
-                    if offsets is not None:
-                        offsets.append(start)
-                    yield id, row
-                start += len(line)
-        except BROKEN_GZIP as error:
-            raise ValueError(f"{path}: not a whole gzip file ({error})") from error
+def _document(line: bytes, where: str) -> Document:
+    id, row = _record(line, where)
+    return id, title_of(row), text_of(row)
+
+
+def _query(line: bytes, where: str) -> tuple[str, str]:
+    id, row = _record(line, where)
+    return id, row.get("text") or ""
 
 
 def _record(line: bytes, where: str) -> tuple[str, dict]:

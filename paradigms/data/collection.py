@@ -64,10 +64,27 @@ class Corpus(Sequence[str]):
 
 @dataclass(frozen=True)
 class Split:
-    """The queries of one split and their judgements: both have the same query ids."""
+    """The queries of one split and their judgements: both have the same query ids.
+
+    answers: query id -> the answers that count, where a document is relevant that contains one (open-domain
+    question answering); judgements may then be empty. groups: query id -> its group, where means are
+    macro-averages over groups, such as the relations of EntityQuestions. Both name every query or none.
+    """
 
     queries: dict[str, str]
     judgements: Judgements
+    answers: dict[str, list[str]] = field(default_factory=dict)
+    groups: dict[str, str] = field(default_factory=dict)
+
+    def only(self, ids: Iterable[str]) -> "Split":
+        """The split of these queries alone, in their order."""
+        ids = list(ids)
+        return Split(
+            {q: self.queries[q] for q in ids},
+            {q: self.judgements[q] for q in ids},
+            {q: self.answers[q] for q in ids if q in self.answers},
+            {q: self.groups[q] for q in ids if q in self.groups},
+        )
 
 
 @dataclass
@@ -98,7 +115,8 @@ class Problems:
 class Collection:
     """A named corpus with its splits.
 
-    `fingerprint` (sha256) changes with any document, query or judgement and with the documents' order:
+    `measures` are those that its paper reports, the first the one to test systems on; () where it names none.
+    `fingerprint` (sha256) changes with any document, query, judgement or answer and the documents' order:
     whatever was computed by document position under one fingerprint stays valid under it. A title counts as
     the part of the text that it is: where it ends does not change the fingerprint.
     """
@@ -108,6 +126,7 @@ class Collection:
     splits: dict[str, Split]
     problems: Problems
     fingerprint: str
+    measures: tuple[str, ...] = ()
 
     def split(self, name: str) -> Split:
         """The split of this name. ValueError names a wrong one and lists those that exist."""
@@ -125,16 +144,19 @@ def hold_out(split: Split, share: float, seed: int = 0) -> tuple[Split, Split]:
         raise ValueError(f"share must lie in [0, 1], not {share}")
     order = sorted(split.queries, key=lambda q: hashlib.sha256(f"{seed} {q}".encode()).digest())
     held = set(order[: round(share * len(order))])
-
-    def part(ids: list[str]) -> Split:
-        return Split({q: split.queries[q] for q in ids}, {q: split.judgements[q] for q in ids})
-
-    return part([q for q in split.queries if q not in held]), part([q for q in split.queries if q in held])
+    return split.only(q for q in split.queries if q not in held), split.only(
+        q for q in split.queries if q in held
+    )
 
 
 def joined(title: str, text: str) -> str:
     """A document's text as BEIR has it: title and text with a space between, no space without a title."""
     return f"{title} {text}".strip()
+
+
+def body(title: str, text: str) -> str:
+    """A document's text without the title that it begins with: `joined` undone."""
+    return text.removeprefix(f"{title} ") if title else text
 
 
 def title_of(row: Mapping[str, Any]) -> str:
@@ -175,14 +197,19 @@ class Digest:
 def assemble(
     name: str,
     documents: Iterable[tuple[str, str, str]],
-    queries: Iterable[tuple[str, str]],
+    queries: Iterable[tuple[str, str]] | Mapping[str, Iterable[tuple[str, str]]],
     judgements: dict[str, Iterable[tuple[str, str, int]]],
     *,
+    answers: dict[str, dict[str, list[str]]] | None = None,
+    groups: dict[str, str] | None = None,
+    measures: tuple[str, ...] = (),
     problems: Problems | None = None,
     stored: Callable[[np.ndarray], tuple[Sequence[str], Sequence[str]]] | None = None,
 ) -> Collection:
     """Collection from streams of (id, title, text), (id, text) and per split (query id, document id, grade).
 
+    queries: of all splits, or split -> stream where an id may stand for another text in another split.
+    answers: split -> query id -> answers; a query with answers needs no judgement. groups: query id -> group.
     Of equal ids the first counts. A judgement for an absent document or query is left out; what remains names
     only documents that can be retrieved. An empty text stays. Each of these is counted in `problems`.
     `stored` maps the positions of the kept documents in the stream to sequences of their titles and of their
@@ -212,19 +239,14 @@ def assemble(
     read = (titles, texts) if stored is None else stored(np.array(kept, dtype=np.int64))
     corpus = Corpus(list(ids), titles=read[0], texts=read[1])
 
-    every: dict[str, str] = {}
-    for id, text in queries:
-        if id in every:
-            problems.add("duplicate query id (first one kept)", id)
-            continue
-        if not text.strip():
-            problems.add("query with empty text (kept)", id)
-        every[id] = text
-
-    splits = {}
-    for split, rows in judgements.items():
-        judged: Judgements = {}
-        for query, document, value in rows:
+    own = queries if isinstance(queries, Mapping) else None
+    shared = {} if isinstance(queries, Mapping) else _query_texts(queries, problems)
+    splits: dict[str, Split] = {}
+    answers, groups = answers or {}, groups or {}
+    for split in dict.fromkeys([*judgements, *answers]):
+        every = shared if own is None else _query_texts(own[split], problems)
+        judged: Judgements = {query: {} for query in answers.get(split, {})}
+        for query, document, value in judgements.get(split, ()):
             if query not in every:
                 problems.add("judgement for an absent query (left out)", f"{split}: {query}")
             elif document not in ids:
@@ -234,13 +256,28 @@ def assemble(
             else:
                 judged.setdefault(query, {})[document] = value
         # In the order of the queries, so that two ways of writing the same judgements give the same split.
-        judged = {query: judged[query] for query in every if query in judged}
-        splits[split] = Split({query: every[query] for query in judged}, judged)
-        digest.add(split, str(len(judged)))
-        for query, grades in judged.items():
+        part = Split(every, judged, answers.get(split, {}), groups).only(q for q in every if q in judged)
+        splits[split] = part
+        digest.add(split, str(len(part.queries)))
+        for query, grades in part.judgements.items():
             digest.add(query, every[query], str(len(grades)))
             for document in sorted(grades):
                 digest.add(document, str(grades[document]))
+            if query in part.answers:
+                found = part.answers[query]
+                digest.add("answers", str(len(found)), *found, part.groups.get(query, ""))
     if not any(split.queries for split in splits.values()):
         raise ValueError(f"{name}: no split holds a judged query" + (f"\n{problems}" if problems else ""))
-    return Collection(name, corpus, splits, problems, digest.hexdigest())
+    return Collection(name, corpus, splits, problems, digest.hexdigest(), measures)
+
+
+def _query_texts(queries: Iterable[tuple[str, str]], problems: Problems) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for id, text in queries:
+        if id in texts:
+            problems.add("duplicate query id (first one kept)", id)
+            continue
+        if not text.strip():
+            problems.add("query with empty text (kept)", id)
+        texts[id] = text
+    return texts

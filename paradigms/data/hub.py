@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from paradigms.data import lotte, miracl, open_qa
 from paradigms.data.collection import Collection, Problems, assemble, grade, joined, text_of, title_of
+
+REPORTED = {"miracl": miracl.MEASURES, "lotte": lotte.MEASURES, "dpr-w100": open_qa.MEASURES}
 
 
 class Rows(Sequence[str]):
@@ -66,7 +69,8 @@ def read_irds(identifier: str) -> Collection:
     """Collection of an `ir_datasets` identifier: "beir/scifact/test" has the split test, its parent
     "beir/scifact" those of its train, dev and test that exist.
 
-    Documents and their titles are held in memory. ImportError says how to install the library.
+    Queries bring their answers where they have some (dpr-w100), and the collection the measures that papers
+    report for it. Documents and their titles are held in memory. ImportError says how to install the library.
     """
     try:
         ir_datasets = importlib.import_module("ir_datasets")
@@ -93,18 +97,24 @@ def read_irds(identifier: str) -> Collection:
             raise ValueError(
                 f"irds:{identifier} has no judgements, nor has {identifier}/train, /dev or /test"
             )
-    queries = {query.query_id: _plain_text(query) for part in parts.values() for query in part.queries_iter()}
+    queries = {split: list(part.queries_iter()) for split, part in parts.items()}
+    answers = {
+        split: {query.query_id: list(query.answers) for query in of if getattr(query, "answers", None)}
+        for split, of in queries.items()
+    }
     return assemble(
         f"irds:{identifier}",
         (
             (document.doc_id, (getattr(document, "title", "") or "").strip(), _plain_text(document))
             for document in dataset.docs_iter()
         ),
-        queries.items(),
+        {split: ((query.query_id, _plain_text(query)) for query in of) for split, of in queries.items()},
         {
             split: ((row.query_id, row.doc_id, int(row.relevance)) for row in part.qrels_iter())
             for split, part in parts.items()
         },
+        answers={split: of for split, of in answers.items() if of},
+        measures=REPORTED.get(identifier.split("/")[0], ()),
     )
 
 

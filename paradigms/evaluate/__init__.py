@@ -1,5 +1,6 @@
 """Measure runs, test differences, and show results: tables, pictures and the report."""
 
+from paradigms.evaluate.answers import has_answer, with_judgements
 from paradigms.evaluate.measures import (
     CUTOFFS,
     MEASURES,
@@ -7,8 +8,9 @@ from paradigms.evaluate.measures import (
     PerQuery,
     bootstrap_interval,
     bootstrap_intervals,
+    cutoff_curve,
+    on_split,
     per_query,
-    recall_curve,
     seeds_interval,
 )
 from paradigms.evaluate.pictures import alignment_picture, recall_picture, write_pictures
@@ -42,15 +44,18 @@ __all__ = [
     "bootstrap_intervals",
     "compare",
     "csv_table",
+    "cutoff_curve",
+    "has_answer",
     "holm",
     "markdown_table",
+    "on_split",
     "paired_test",
     "per_query",
-    "recall_curve",
     "recall_picture",
     "result_table",
     "rich_table",
     "seeds_interval",
+    "with_judgements",
     "write_per_query",
     "write_pictures",
     "write_report",

@@ -7,7 +7,7 @@ library computes the measure, and intervals come from resampling queries (and tr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 from typing import NamedTuple
@@ -16,7 +16,7 @@ import ir_measures
 import numpy as np
 from jaxtyping import Float
 
-from paradigms.data import Judgements, Run
+from paradigms.data import Judgements, Run, Split
 
 MEASURES = ("nDCG@10", "RR@10", "R@1", "R@10", "R@100")
 CUTOFFS = (1, 2, 5, 10, 20, 50, 100)
@@ -27,16 +27,25 @@ class PerQuery:
     """measure -> value of each query: `values[measure][x]` belongs to `queries[x]`.
 
     `missing` counts the queries that the run does not hold (they are scored 0), `without_relevant` the judged
-    queries left out because no document is relevant to them, so that no measure is defined.
+    queries left out because no document is relevant to them, so that no measure is defined. With `groups`,
+    the group of each query, means are macro-averages: over the groups, of the mean over each one's queries.
     """
 
     queries: list[str]
     values: dict[str, Float[np.ndarray, " queries"]]
     missing: int = 0
     without_relevant: int = 0
+    groups: list[str] | None = None
 
     def mean(self, measure: str) -> float:
-        return float(self.values[measure].mean())
+        return float(self.weighted(measure).mean())
+
+    def weighted(self, measure: str) -> Float[np.ndarray, " queries"]:
+        """The values, times queries / (groups · size of the group): their mean is the macro-average."""
+        if self.groups is None:
+            return self.values[measure]
+        _, group, sizes = np.unique(self.groups, return_inverse=True, return_counts=True)
+        return self.values[measure] * len(self.queries) / (len(sizes) * sizes[group])
 
 
 class Interval(NamedTuple):
@@ -47,22 +56,37 @@ class Interval(NamedTuple):
     high: float
 
 
-def per_query(run: Run, judgements: Judgements, measures: Sequence[str] = MEASURES) -> PerQuery:
+def per_query(
+    run: Run,
+    judgements: Judgements,
+    measures: Sequence[str] = MEASURES,
+    *,
+    groups: Mapping[str, str] | None = None,
+    every: bool = False,
+) -> PerQuery:
     """value[measure][q] for each judged query q that has a relevant document, in the order of `judgements`.
 
     Queries that the run does not hold score 0, and queries that are not judged are ignored. Documents are
     ordered by descending score, ties by ascending document id: scores are replaced by ranks before
     ir_measures sees them, because its providers break ties differently from each other and compare scores in
     single precision. `measures` are ir_measures' names, such as "nDCG@10", "RR@10" (also "MRR@10"), "R@100".
-    Raises ValueError for an unknown measure, a score that is not a number, or no query to measure.
+    groups: query -> group, to average over groups. every: queries without a relevant document count, as 0.
+    Raises ValueError for an unknown measure, a score that is not a number, a query without a group, or no
+    query to measure.
     """
     parsed = {name: _parse(name) for name in measures}
     judged = {
-        query: grades for query, grades in judgements.items() if any(grade > 0 for grade in grades.values())
+        query: grades
+        for query, grades in judgements.items()
+        if every or any(grade > 0 for grade in grades.values())
     }
     if not judged:
         raise ValueError(
             f"none of the {len(judgements)} judged queries has a relevant document: no measure is defined"
+        )
+    if groups and not groups.keys() >= judged.keys():
+        raise ValueError(
+            f"query {next(q for q in judged if q not in groups)!r} has no group, others have one"
         )
     ranked = {query: _ranks(query, run[query]) for query in judged if query in run}
     row = {query: x for x, query in enumerate(judged)}
@@ -74,34 +98,53 @@ def per_query(run: Run, judgements: Judgements, measures: Sequence[str] = MEASUR
         values={name: arrays[measure] for name, measure in parsed.items()},
         missing=len(judged) - len(ranked),
         without_relevant=len(judgements) - len(judged),
+        groups=[groups[query] for query in judged] if groups else None,
     )
 
 
-def recall_curve(run: Run, judgements: Judgements, cutoffs: Sequence[int] = CUTOFFS) -> dict[int, float]:
-    """k -> mean Recall@k over the judged queries."""
-    results = per_query(run, judgements, [f"R@{k}" for k in cutoffs])
-    return {k: results.mean(f"R@{k}") for k in cutoffs}
+def on_split(run: Run, split: Split, measures: Sequence[str] = MEASURES) -> PerQuery:
+    """`per_query` on a split: macro-averaged where it has groups; where it has answers every question counts.
+
+    A split with answers comes from `answers.with_judgements`.
+    """
+    return per_query(run, split.judgements, measures, groups=split.groups, every=bool(split.answers))
+
+
+def cutoff_curve(
+    run: Run, split: Split, measure: str = "R", cutoffs: Sequence[int] = CUTOFFS
+) -> dict[int, float]:
+    """k -> mean of `measure`@k on the split: with "R", Recall@k."""
+    results = on_split(run, split, [f"{measure}@{k}" for k in cutoffs])
+    return {k: results.mean(f"{measure}@{k}") for k in cutoffs}
 
 
 def bootstrap_interval(
-    values: Float[np.ndarray, " queries"], *, level: float = 0.95, resamples: int = 10_000, seed: int = 0
+    values: Float[np.ndarray, " queries"],
+    *,
+    groups: Sequence[str] | None = None,
+    level: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
 ) -> Interval:
     """Percentile bootstrap interval of mean(values), queries drawn with replacement.
 
+    groups: the group of each query. As many queries of each are drawn as it has: the groups are those that
+    there are, and only their queries are a sample. `values` are then `PerQuery.weighted`.
     One query, or equal values, give an interval of width 0. Raises ValueError without values or with NaN.
     """
-    return bootstrap_intervals(values[None], level=level, resamples=resamples, seed=seed)[0]
+    return bootstrap_intervals(values[None], groups=groups, level=level, resamples=resamples, seed=seed)[0]
 
 
 def bootstrap_intervals(
     values: Float[np.ndarray, "rows queries"],
     *,
+    groups: Sequence[str] | None = None,
     level: float = 0.95,
     resamples: int = 10_000,
     seed: int = 0,
 ) -> list[Interval]:
     """`bootstrap_interval` of each row; all rows (measures, say) share the same resampled queries."""
-    means = _resampled_means(values, resamples, seed)
+    means = _resampled_means(values, resamples, seed, groups)
     low, high = np.quantile(means, _tails(level), axis=0)
     return [Interval(*map(float, row)) for row in zip(values.mean(axis=1), low, high, strict=True)]
 
@@ -151,21 +194,30 @@ def _tails(level: float) -> list[float]:
 
 
 def _resampled_means(
-    values: Float[np.ndarray, "rows queries"], resamples: int, seed: int
+    values: Float[np.ndarray, "rows queries"],
+    resamples: int,
+    seed: int,
+    groups: Sequence[str] | None = None,
 ) -> Float[np.ndarray, "resamples rows"]:
-    """Mean of each row over each resample of the queries: counts of the draws times values, as a product."""
+    """Mean of each row over each resample of the queries of each group: counts times values, as a product."""
     rows, queries = values.shape
     if not rows or not queries:
         raise ValueError(f"no values to resample: shape {values.shape}")
     if np.isnan(values).any():
         raise ValueError("a value is NaN: the mean is not defined")
-    sums = np.concatenate([counts @ values.T for counts in _draws(queries, resamples, seed)])
+    generator = np.random.default_rng(seed)
+    group = np.zeros(queries) if groups is None else np.unique(groups, return_inverse=True)[1]
+    sums = np.zeros((resamples, rows))
+    for stratum in np.unique(group):
+        of = values[:, group == stratum]
+        sums += np.concatenate([counts @ of.T for counts in _draws(of.shape[1], resamples, generator)])
     return sums / queries
 
 
-def _draws(queries: int, resamples: int, seed: int) -> Iterator[Float[np.ndarray, "chunk queries"]]:
+def _draws(
+    queries: int, resamples: int, generator: np.random.Generator
+) -> Iterator[Float[np.ndarray, "chunk queries"]]:
     """How often each resample draws each query, in chunks of about 8 MB."""
-    generator = np.random.default_rng(seed)
     chunk = max(1, 1_000_000 // queries)
     for start in range(0, resamples, chunk):
         count = min(chunk, resamples - start)

@@ -23,7 +23,7 @@ def write_pictures(report: Report, folder: Path) -> list[Path]:
 
     Of a soft alignment, A alone too: alignment_NUMBER_SYSTEM_weights.png.
     """
-    figures = {"recall": recall_picture(report.curves)}
+    figures = {"recall": recall_picture(report.curves, report.curve)}
     for number, example in enumerate([e for e in report.alignments if e.relevant][:PICTURED]):
         for system in example.systems:
             name = f"alignment_{number}_{system.system}"
@@ -107,8 +107,8 @@ def alignment_picture(
     return figure
 
 
-def recall_picture(curves: dict[str, dict[int, float]]) -> matplotlib.figure.Figure:
-    """Recall@k over log k, one line a system, labelled at its end."""
+def recall_picture(curves: dict[str, dict[int, float]], measure: str = "Recall") -> matplotlib.figure.Figure:
+    """Recall@k, or another measure, over log k, one line a system, labelled at its end."""
     from matplotlib.figure import Figure
 
     curves = {system: curve for system, curve in curves.items() if curve}
@@ -147,7 +147,7 @@ def recall_picture(curves: dict[str, dict[int, float]]) -> matplotlib.figure.Fig
     axes.minorticks_off()
     axes.set_ylim(low, high)
     axes.set_xlabel("k")
-    axes.set_ylabel("Recall@k")
+    axes.set_ylabel(f"{measure}@k")
     axes.grid(color="0.92")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -61,8 +61,9 @@ class AlignmentExample:
 class Report:
     """Everything that the page shows, as plain data.
 
-    `curves` maps system -> k -> Recall@k. Each dict of `costs` is a row (its first key names the system);
-    the columns are all keys in order of appearance. `settings` and `environment` are shown as name and value.
+    `curves` maps system -> k -> the measure that `curve` names, at k. Each dict of `costs` is a row (its
+    first key names the system); the columns are all keys in order of appearance. `settings` and `environment`
+    are shown as name and value.
     """
 
     title: str
@@ -73,6 +74,7 @@ class Report:
     settings: dict = field(default_factory=dict)
     environment: dict = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    curve: str = "Recall"
     alignments: list[AlignmentExample] = field(default_factory=list)
 
 

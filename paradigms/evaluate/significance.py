@@ -104,7 +104,8 @@ def compare(
 
     The family of Holm's correction is exactly the list returned: all other systems × `measures`. So choose
     few measures beforehand, and make one call per question. The mark is † where the system is better and ‡
-    where it is worse with an adjusted p below alpha, else empty. Raises ValueError for an unknown baseline
+    where it is worse with an adjusted p below alpha, else empty. Where the queries have groups, differences
+    and tests are those of the macro-averages. Raises ValueError for an unknown baseline
     or measure, or systems that were not measured on the same queries.
     """
     if baseline not in systems:
@@ -120,11 +121,11 @@ def compare(
                 f"{system!r} and the baseline {baseline!r} were not measured on the same queries in the same "
                 "order: use per_query with the same judgements for both"
             )
-    values = [(systems[system].values[measure], reference.values[measure]) for system, measure in pairs]
+    values = [(systems[system].weighted(measure), reference.weighted(measure)) for system, measure in pairs]
     p_values = [paired_test(a, b, method=method, resamples=resamples, seed=seed) for a, b in values]
     rows = []
     for (system, measure), (a, b), p, adjusted in zip(pairs, values, p_values, holm(p_values), strict=True):
-        interval = bootstrap_interval(a - b, level=level, seed=seed)
+        interval = bootstrap_interval(a - b, groups=reference.groups, level=level, seed=seed)
         mark = "" if adjusted >= alpha else BETTER if interval.mean > 0 else WORSE
         rows.append(Comparison(system, baseline, measure, *interval, p, adjusted, mark))
     return rows

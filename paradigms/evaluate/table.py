@@ -85,14 +85,18 @@ def result_table(
     marks = {(row.system, row.measure): row.mark for row in comparisons}
     rows = []
     for system, results in systems.items():
-        stacked = np.stack([results.values[measure] for measure in measures])
-        intervals = bootstrap_intervals(stacked, level=level, seed=seed)
+        stacked = np.stack([results.weighted(measure) for measure in measures])
+        intervals = bootstrap_intervals(stacked, groups=results.groups, level=level, seed=seed)
         cells = {
             measure: Cell(*interval, marks.get((system, measure), ""))
             for measure, interval in zip(measures, intervals, strict=True)
         }
         rows.append(ResultRow(system, cells))
-    note = f"Mean over {len(first.queries):,} queries with its {level:.0%} bootstrap interval."
+    over = f"Mean over {len(first.queries):,} queries"
+    if first.groups is not None:
+        over = f"Mean over {len(set(first.groups)):,} groups of the means over their queries"
+        over += f" ({len(first.queries):,} in all)"
+    note = f"{over}, with its {level:.0%} bootstrap interval."
     if comparisons:
         test = {"permutation": "paired permutation test", "t": "paired t-test"}[method]
         times = f"{len(comparisons)} comparison{'s' if len(comparisons) > 1 else ''}"

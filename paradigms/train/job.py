@@ -51,10 +51,14 @@ SPANS = 3  # of each document whose text is its name
 
 
 def folder_name(collection: str) -> str:
-    """A collection's part of a results folder's name: hf-BeIR-scifact, or the name of its own folder."""
+    """A collection's part of a results folder's name: hf-BeIR-scifact, or the name of its own folder.
+
+    A folder named after a split, as LoTTE's are, is named with the one that it lies in: lifestyle-test.
+    """
     if collection.startswith(("hf:", "irds:")):
         return collection.replace(":", "-").replace("/", "-")
-    return Path(collection).resolve().name
+    path = Path(collection).resolve()
+    return f"{path.parent.name}-{path.name}" if path.name in ("train", "dev", "test") else path.name
 
 
 def begin(settings: Any) -> tuple[Accelerator, Console]:
@@ -104,12 +108,15 @@ def open_collection(name: str, documents: int | None, console: Console) -> Colle
     return collection
 
 
-def training_splits(collection: Collection, seed: int) -> tuple[Split, Split]:
-    """(train, dev); without a dev split a tenth of the training queries is held out for it."""
-    queries = collection.splits.get("train", Split({}, {}))
-    if "dev" in collection.splits:
-        return queries, collection.splits["dev"]
-    return hold_out(queries, share=0.1, seed=seed)
+def training_splits(collection: Collection, seed: int, measured: str = "test") -> tuple[Split, Split]:
+    """(train, dev), neither of them the split that is `measured`, of queries with judgements.
+
+    Without such a dev split a tenth of the training queries is held out for it.
+    """
+    judged = {name: split for name, split in collection.splits.items() if any(split.judgements.values())}
+    judged.pop(measured, None)
+    train = judged.get("train", Split({}, {}))
+    return (train, judged["dev"]) if "dev" in judged else hold_out(train, share=0.1, seed=seed)
 
 
 def fit(

@@ -1,0 +1,74 @@
+"""LoTTE, passages of StackExchange by topic, as it is published: a folder <domain>/<dev or test>.
+
+Santhanam et al., "ColBERTv2: Effective and Efficient Retrieval via Lightweight Late Interaction", NAACL 2022.
+A folder has two sets of questions over its passages, from searches and from the forum, measured apart.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from paradigms.data.collection import Collection, assemble
+from paradigms.data.files import numbered_lines
+from paradigms.data.lines import Document, read_documents
+
+MEASURES = ("Success@5",)
+QUESTIONS = re.compile(r"questions\.(?P<split>\w+)\.tsv")
+
+
+def is_lotte(folder: Path) -> bool:
+    return (folder / "collection.tsv").is_file()
+
+
+def read_lotte(folder: Path) -> Collection:
+    """Collection of collection.tsv (id, passage), with the splits search and forum.
+
+    Each split is questions.<split>.tsv (id, question) and qas.<split>.jsonl, where answer_pids are the ids of
+    the relevant passages. The two number their questions alike: an id names another question in either.
+    ValueError names the file and line of what is not so, FileNotFoundError a missing file.
+    """
+    folder = folder.resolve()
+    names = sorted(file.name for file in folder.iterdir())
+    splits = [match["split"] for match in map(QUESTIONS.fullmatch, names) if match]
+    if not splits:
+        raise FileNotFoundError(f"{folder} holds no questions.<split>.tsv (LoTTE's layout)")
+    splits.sort(key=lambda split: (split != "search", split))
+    documents, stored = read_documents([folder / "collection.tsv"], _document)
+    return assemble(
+        f"{folder.parent.name}-{folder.name}",
+        documents,
+        {split: _questions(folder / f"questions.{split}.tsv") for split in splits},
+        {split: _relevant(folder / f"qas.{split}.jsonl") for split in splits},
+        measures=MEASURES,
+        stored=stored,
+    )
+
+
+def _document(line: bytes, where: str) -> Document:
+    id, text = _columns(line.decode("utf-8").strip("\r\n"), where)
+    return id, "", text
+
+
+def _questions(path: Path) -> Iterator[tuple[str, str]]:
+    for number, line in numbered_lines(path):
+        yield _columns(line, f"{path}, line {number}")
+
+
+def _columns(line: str, where: str) -> tuple[str, str]:
+    id, tab, text = line.partition("\t")
+    if not tab or not id.strip():
+        raise ValueError(f"{where}: not an id and a text with a tab between them: {line[:60]!r}")
+    return id.strip(), text.strip()
+
+
+def _relevant(path: Path) -> Iterator[tuple[str, str, int]]:
+    for number, line in numbered_lines(path):
+        try:
+            row = json.loads(line)
+            query, passages = row["qid"], row["answer_pids"]
+            yield from ((str(query), str(passage), 1) for passage in passages)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f'{path}, line {number}: not JSON with "qid" and a list "answer_pids" ({error!r})'
+            ) from error

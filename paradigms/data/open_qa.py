@@ -1,0 +1,158 @@
+"""Open-domain question answering over passages, in DPR's layout: a passage is relevant that holds an answer.
+
+Karpukhin et al., "Dense Passage Retrieval for Open-Domain Question Answering", EMNLP 2020 (Natural Questions,
+TriviaQA, SQuAD); Sciavolino et al., "Simple Entity-Centric Questions Challenge Dense Retrievers", EMNLP 2021
+(EntityQuestions, a file a relation, macro-averaged over these). Their measure is top-k retrieval accuracy:
+the share of questions for which one of the first k passages contains an answer, here Success@k.
+"""
+
+import ast
+import csv
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from paradigms.data.collection import Collection, Problems, assemble, joined
+from paradigms.data.files import numbered_lines
+from paradigms.data.lines import Document, read_documents
+
+MEASURES = ("Success@20", "Success@100", "Success@5", "Success@1")
+PASSAGES = ("psgs_w100.tsv", "psgs_w100.tsv.gz", "passages.tsv", "passages.tsv.gz")
+PLACES = ("", *(f"{above}{split}" for above in ("", "dataset/") for split in ("train", "dev", "test")))
+FILE = re.compile(r"(?P<stem>.+?)(?:\.qa)?\.(?P<form>csv|tsv|json|jsonl)(?:\.gz)?")
+RELATION = re.compile(r"(?P<relation>P\d+\w*)\.(?P<split>\w+)")
+
+Question = tuple[str, list[str]]
+
+
+def is_open_qa(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in PASSAGES)
+
+
+def read_open_qa(folder: Path) -> Collection:
+    """Collection of psgs_w100.tsv or passages.tsv (id, text, title) and files of questions, plain or .gz.
+
+    Files of questions lie in the folder, in its train/, dev/ and test/, or in those of its dataset/:
+    <name>.csv, <name>.qa.csv or .tsv with a question and a Python list of answers a line, <name>.json with a
+    list of {"question", "answers"}, or <name>.jsonl with one a line. <name> is the split; files P17.test.json
+    and so on of EntityQuestions together are the split test, grouped by relation. The queries of a file are
+    <name>-0, <name>-1 and so on. ValueError names the file and line of what cannot be read.
+    """
+    folder = folder.resolve()
+    documents, stored = read_documents(
+        [next(folder / n for n in PASSAGES if (folder / n).is_file())], _document
+    )
+    problems = Problems()
+    queries: dict[str, dict[str, str]] = {}
+    answers: dict[str, dict[str, list[str]]] = {}
+    groups: dict[str, str] = {}
+    for stem, path in _question_files(folder).items():
+        match = RELATION.fullmatch(stem)
+        split = match["split"] if match else stem
+        for number, (question, accepted) in enumerate(_questions(path, problems)):
+            queries.setdefault(split, {})[f"{stem}-{number}"] = question
+            answers.setdefault(split, {})[f"{stem}-{number}"] = accepted
+            if match:
+                groups[f"{stem}-{number}"] = match["relation"]
+    return assemble(
+        folder.name,
+        documents,
+        {split: of.items() for split, of in queries.items()},
+        {},
+        answers=answers,
+        groups=groups,
+        measures=MEASURES,
+        problems=problems,
+        stored=stored,
+    )
+
+
+def _question_files(folder: Path) -> dict[str, Path]:
+    """Name without endings -> file, by name. ValueError for two files of a name."""
+    found: dict[str, Path] = {}
+    for place in PLACES:
+        for path in sorted((folder / place).glob("*")):
+            match = FILE.fullmatch(path.name)
+            if match and path.is_file() and path.name not in PASSAGES:
+                if match["stem"] in found:
+                    raise ValueError(
+                        f"two files of questions have one name: {found[match['stem']]} and {path}"
+                    )
+                found[match["stem"]] = path
+    if not found:
+        raise FileNotFoundError(
+            f"{folder} holds passages, but no file of questions (.csv, .tsv, .json, .jsonl)"
+        )
+    return dict(sorted(found.items()))
+
+
+def _document(line: bytes, where: str) -> Document | None:
+    row = _row(line.decode("utf-8-sig"), where, 3, "id, text, title")
+    if row == ["id", "text", "title"]:
+        return None
+    id, text, title = row
+    return id, title.strip(), joined(title, text)
+
+
+def _questions(path: Path, problems: Problems) -> Iterator[Question]:
+    match = FILE.fullmatch(path.name)
+    form = match["form"] if match else ""
+    if form == "json":
+        try:
+            rows = json.loads("\n".join(line for _, line in numbered_lines(path)))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}: bad JSON ({error})") from error
+        if not isinstance(rows, list):
+            raise ValueError(f"{path}: not a list of questions but a {type(rows).__name__}")
+        for number, row in enumerate(rows):
+            yield _question(row, f"{path}, question {number}", problems)
+        return
+    for number, line in numbered_lines(path):
+        where = f"{path}, line {number}"
+        yield _question(_json(line, where) if form == "jsonl" else _columns(line, where), where, problems)
+
+
+def _question(row: Any, where: str, problems: Problems) -> Question:
+    """The question and answers of a row; the published files say "answers" or "answer"."""
+    question = row.get("question") if isinstance(row, dict) else None
+    answers = row.get("answers", row.get("answer")) if isinstance(row, dict) else None
+    if not isinstance(question, str) or not isinstance(answers, list):
+        raise ValueError(f'{where}: no "question" with a list of "answers": {str(row)[:100]}')
+    if not all(isinstance(answer, str) for answer in answers):
+        raise ValueError(f"{where}: an answer that is no text: {str(answers)[:100]}")
+    kept = [answer for answer in answers if answer.strip()]
+    if len(kept) < len(answers):
+        problems.add("empty answer (left out)", where)
+    if not kept:
+        problems.add("question without an answer (kept, never answered)", where)
+    return question, kept
+
+
+def _json(line: str, where: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: bad JSON ({error})") from error
+
+
+def _columns(line: str, where: str) -> dict[str, Any]:
+    question, answers = _row(line, where, 2, "question, answers")
+    try:
+        return {"question": question, "answers": ast.literal_eval(answers.strip())}
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{where}: the answers are no list as Python writes it: {answers[:60]!r}") from error
+
+
+def _row(line: str, where: str, columns: int, form: str) -> list[str]:
+    """The columns of a line with tabs between them, quoted as in CSV."""
+    try:
+        row = next(csv.reader([line], delimiter="\t"))
+    except csv.Error as error:
+        raise ValueError(f"{where}: {error}") from error
+    if len(row) != columns:
+        raise ValueError(
+            f"{where}: {len(row)} columns where {columns} belong ({form}, with tabs between them)"
+        )
+    return row
