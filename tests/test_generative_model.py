@@ -660,6 +660,7 @@ def test_identifiers_that_settings_cannot_do_with_are_refused(folders: dict[str,
         ({"refresh": -1}, "refresh must be at least 0"),
         ({"refresh": 5}, "tokens='clusters'"),
         ({"tokens": "clusters", "pawa_rank": 4}, "choose one"),
+        ({"tokens": "clusters", "document_length": 1}, "document_length must be at least 2"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from inspect import unwrap
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +137,20 @@ def test_a_small_t5_is_the_same_for_a_seed_and_loads_as_any(tmp_path: Path) -> N
     state = torch.get_rng_state()
     small_t5(TEXTS, tmp_path / "again", vocabulary=200, width=16)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_small_t5_that_could_read_nothing_is_refused(tmp_path: Path) -> None:
+    for sizes in ({"layers": 0}, {"width": 2, "heads": 4}):
+        with pytest.raises(ValueError, match="at least 1, width at least heads"):
+            small_t5(TEXTS, tmp_path / "t5", **sizes)
+    with pytest.raises(ValueError, match="no text has a character"):
+        small_t5(["", ""], tmp_path / "t5")
+    assert not (tmp_path / "t5").exists()
+
+
+def test_dsi_names_its_identifiers(t5: Path) -> None:
+    with pytest.raises(ValueError, match="identifiers='tomic'; there are semantic, atomic"):
+        unwrap(GENERATIVE["dsi"])(t5, CORPUS, identifiers="tomic")
 
 
 # --- two processes ----------------------------------------------------------------------------------

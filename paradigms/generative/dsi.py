@@ -9,7 +9,7 @@ their place: NCI's decoder (Wang et al. 2022).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from paradigms.generative.semantic_ids import semantic
 from paradigms.generative.settings import GenerativeSettings
 from paradigms.progress import progress_bar
 
+Kind = Literal["semantic", "atomic"]
 BATCH = 64  # documents encoded at once
 
 
@@ -30,7 +31,7 @@ def dsi(
     backbone: str | Path,
     corpus: Corpus,
     *,
-    identifiers: Literal["semantic", "atomic"] = "semantic",
+    identifiers: Kind = "semantic",
     embedder: str | Path = "offline",
     branching: int = 10,
     seed: int = 0,
@@ -40,6 +41,8 @@ def dsi(
 
     embedder: the encoder whose mean-pooled document vectors are clustered, `branching` clusters a level.
     """
+    if identifiers not in get_args(Kind):
+        raise ValueError(f"identifiers={identifiers!r}; there are {', '.join(get_args(Kind))}")
     chosen = GenerativeSettings(**{"name": "dsi", "tokens": "own"} | settings)
     if identifiers == "atomic":
         return Generative.build(chosen, backbone, atomic(corpus.ids), corpus)

@@ -45,5 +45,9 @@ class GenerativeSettings:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.refresh and self.tokens != "clusters":
             raise ValueError(f"refresh={self.refresh} renews the clusters of NP-decoding: tokens='clusters'")
+        if self.tokens == "clusters" and self.document_length < 2:
+            raise ValueError(
+                "NP-decoding reads documents as tokens and </s>: document_length must be at least 2"
+            )
         if self.pawa_rank and self.tokens == "clusters":
             raise ValueError("PAWA and NP-decoding both replace the output vectors: choose one")

@@ -30,8 +30,17 @@ def small_t5(
     dropout: float = 0.0,
     seed: int = 0,
 ) -> Path:
-    """Write the checkpoint for `load_seq2seq` and `load_tokenizer`: byte pairs of `texts`, random weights."""
+    """Write the checkpoint for `load_seq2seq` and `load_tokenizer`: byte pairs of `texts`, random weights.
+
+    ValueError for a width below the heads, no layer, or texts without a character.
+    """
+    if layers < 1 or heads < 1 or width < heads:
+        raise ValueError(
+            f"layers and heads must be at least 1, width at least heads; got {layers}, {heads} and {width}"
+        )
     tokenizer = _byte_pairs(texts, vocabulary)
+    if len(tokenizer) == len((PAD, END, UNKNOWN)):
+        raise ValueError("no text has a character: a T5 of these texts could read nothing")
     sizes: dict[str, Any] = {
         "d_model": width,
         "d_kv": width // heads,
