@@ -125,6 +125,7 @@ def test_the_corpus_keeps_its_texts_on_disk(tmp_path: Path) -> None:
 Document = namedtuple("Document", "doc_id text title")
 Query = namedtuple("Query", "query_id text")
 Topic = namedtuple("Topic", "query_id title description default_text")
+Question = namedtuple("Question", "query_id text answers")
 Judgement = namedtuple("Judgement", "query_id doc_id relevance iteration")
 
 
@@ -156,6 +157,14 @@ def ir_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
         "tiny/dev": FakeDataset([topic], [Judgement("q2", "1", 1, "0")]),
         "tiny/2019": FakeDataset([Query("q1", "one")], [Judgement("q1", "2", 1, "0")]),
         "bare": FakeDataset(),
+        "miracl/sw": FakeDataset(),
+        "miracl/sw/train": FakeDataset([Query("1", "one")], [Judgement("1", "1", 1, "0")]),
+        "miracl/sw/dev": FakeDataset([Query("1", "another one")], [Judgement("1", "2", 1, "0")]),
+        "lotte/science/test/forum": FakeDataset([Query("1", "one")], [Judgement("1", "2", 1, "0")]),
+        "dpr-w100/natural-questions/dev": FakeDataset(
+            [Question("0", "one", ("text", "title")), Question("1", "two", ())],
+            [Judgement("0", "1", 2, "0"), Judgement("0", "2", -1, "0"), Judgement("1", "2", 1, "0")],
+        ),
     }
     module = ModuleType("ir_datasets")
     module.load = registry.__getitem__  # type: ignore[attr-defined]
@@ -176,6 +185,22 @@ def test_identifiers_of_ir_datasets() -> None:
     assert both.split("test").queries == {"q1": "one"}
     assert list(load("irds:tiny/dev").splits) == ["dev"]
     assert list(load("irds:tiny/2019").splits) == ["test"]
+
+
+@pytest.mark.usefixtures("ir_datasets")
+def test_what_papers_report_comes_with_their_identifiers() -> None:
+    assert load("irds:tiny").measures == ()
+    sw = load("irds:miracl/sw")
+    assert sw.measures == ("nDCG@10", "R@100")
+    assert sw.split("train").queries == {"1": "one"}  # a split numbers its own queries
+    assert sw.split("dev").queries == {"1": "another one"}
+    forum = load("irds:lotte/science/test/forum")
+    assert forum.measures == ("Success@5",)
+    assert list(forum.splits) == ["test"]
+    questions = load("irds:dpr-w100/natural-questions/dev")
+    assert questions.measures[0] == "Success@20"
+    assert questions.split("dev").answers == {"0": ["text", "title"]}
+    assert questions.split("dev").judgements == {"0": {"1": 2, "2": -1}, "1": {"2": 1}}
 
 
 @pytest.mark.usefixtures("ir_datasets")

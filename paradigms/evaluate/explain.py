@@ -96,7 +96,7 @@ def explain_bm25(bm25: BM25, query: str, document_id: str, document: str) -> Sys
         for j, word in enumerate(query_words)
         if word in first
     ]
-    total = sum(s for _, _, s, _ in links)
+    total = sum((s for _, _, s, _ in links), 0.0)
     return SystemAlignment("bm25", "the words", query_words, document_words, links, 1.0, total)
 
 

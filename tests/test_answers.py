@@ -1,0 +1,167 @@
+"""Answers in passages against a readable twin; what follows: accuracy, macro-averages, their intervals."""
+
+import unicodedata
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paradigms.data import Corpus, Split
+from paradigms.evaluate import (
+    PerQuery,
+    bootstrap_interval,
+    compare,
+    cutoff_curve,
+    has_answer,
+    markdown_table,
+    on_split,
+    per_query,
+    result_table,
+    with_judgements,
+)
+
+
+def tokens(text: str) -> list[str]:
+    """Runs of letters, digits and marks; any other visible character alone. By category, without a regex."""
+    found: list[str] = []
+    within = False
+    for character in unicodedata.normalize("NFD", text):
+        kind = unicodedata.category(character)[0]
+        if kind in "LNM":
+            found[-1:] = [found[-1] + character] if within else [*found[-1:], character]
+        elif kind not in "ZC":
+            found.append(character)
+        within = kind in "LNM"
+    return [token.lower() for token in found]
+
+
+def slowly(text: str, answers: list[str]) -> bool:
+    """The twin: every window of the text's tokens beside the answer's."""
+    words = tokens(text)
+    return any(
+        wanted and words[i : i + len(wanted)] == wanted
+        for wanted in map(tokens, answers)
+        for i in range(len(words) - len(wanted) + 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "answers", "found"),
+    [
+        ("The capital is Paris.", ["paris"], True),
+        ("Parisian cafés", ["Paris"], False),  # tokens, not characters
+        ("In New York, City of", ["New York City"], False),  # the comma is a token
+        ("In New  York\tCity", ["new york city"], True),
+        ("Born in Zürich", ["Zu\u0308rich"], True),  # composed and decomposed
+        ("Born in Zürich", ["Zurich"], False),  # a mark is part of its word
+        ("the U.S. dollar", ["U. S."], True),
+        ("the US dollar", ["U.S."], False),
+        ("cost 1,000 in 1969", ["000", "x"], True),
+        ("anything", ["", " ", "\u200b"], False),  # an answer without a token
+        ("anything", [], False),
+        ("", ["a"], False),
+        ("東京都は日本の首都", ["東京"], False),  # no spaces: the sentence is one token, as in DPR's code
+        ("東京 は首都", ["東京"], True),
+        ("ΟΔΟΣ", ["οδος"], True),  # each token lowered by itself, on both sides alike
+        ("snake_case", ["snake"], True),  # unlike \\w, an underscore is a token
+    ],
+)
+def test_whether_a_text_has_an_answer(text: str, answers: list[str], found: bool) -> None:
+    assert has_answer(text, answers) is found
+    assert slowly(text, answers) is found
+
+
+TEXTS = st.text(alphabet="abAB1é\u0301ü ,.'-_\n\u00a0京तिः\u200bİΣ", max_size=14)
+
+
+@given(TEXTS, st.lists(TEXTS, max_size=3))
+def test_answers_are_found_as_the_twin_finds_them(text: str, answers: list[str]) -> None:
+    assert has_answer(text, answers) is slowly(text, answers)
+
+
+CORPUS = Corpus(
+    ["a", "b", "c", "d"],
+    ["Paris Paris is the capital", "Rome is the capital of Italy", "Berlin about Germany", "no title"],
+    ["Paris", "", "Berlin", ""],
+)
+SPLIT = Split(
+    {"q1": "which?", "q2": "where?", "q3": "who?", "q4": "what?"},
+    {"q1": {}, "q2": {}, "q3": {}, "q4": {}},
+    {"q1": ["Paris"], "q2": ["Berlin", "Italy"], "q3": ["nobody"], "q4": ["Berlin"]},
+    {"q1": "P1", "q2": "P1", "q3": "P1", "q4": "P2"},
+)
+RUN = {
+    "q1": {"b": 3.0, "a": 2.0},
+    "q2": {"c": 3.0, "d": 2.0, "b": 1.0},
+    "q3": {"a": 1.0},
+    "q4": {"c": 9.0, "d": 8.0},
+}
+
+
+def test_retrieved_passages_are_judged_by_their_texts_without_titles() -> None:
+    judged = with_judgements(SPLIT, CORPUS, [RUN, {"q4": {"b": 1.0}, "unknown query": {"a": 1.0}}])
+    assert judged.judgements == {"q1": {"a": 1}, "q2": {"b": 1}, "q3": {}, "q4": {}}
+    assert (judged.queries, judged.answers, judged.groups) == (SPLIT.queries, SPLIT.answers, SPLIT.groups)
+    by_hand = Split({"q": "text"}, {"q": {"a": 1}})
+    assert with_judgements(by_hand, CORPUS, [RUN]) is by_hand
+
+
+def test_accuracy_counts_every_question_and_averages_over_groups() -> None:
+    judged = with_judgements(SPLIT, CORPUS, [RUN])
+    results = on_split(RUN, judged, ["Success@1", "Success@2", "Success@3"])
+    assert results.queries == ["q1", "q2", "q3", "q4"]
+    assert results.values["Success@2"].tolist() == [1, 0, 0, 0]
+    assert results.values["Success@3"].tolist() == [1, 1, 0, 0]
+    assert results.mean("Success@1") == 0
+    assert results.mean("Success@2") == pytest.approx((1 / 3 + 0) / 2)
+    assert results.mean("Success@3") == pytest.approx((2 / 3 + 0) / 2)
+    assert results.without_relevant == 0
+    ungrouped = Split(judged.queries, judged.judgements, judged.answers)
+    assert on_split(RUN, ungrouped, ["Success@3"]).mean("Success@3") == 0.5
+    assert cutoff_curve(RUN, judged, "Success", [2, 3]) == pytest.approx({2: 1 / 6, 3: 1 / 3})
+    unjudged = Split(judged.queries, judged.judgements)  # judgements alone: no measure without a relevant one
+    assert on_split(RUN, unjudged, ["Success@3"]).queries == ["q1", "q2"]
+
+
+def test_no_answer_anywhere_is_an_accuracy_of_0() -> None:
+    split = Split({"q": "text"}, {"q": {}}, {"q": ["nobody"]})
+    results = on_split({"q": {"a": 1.0}}, with_judgements(split, CORPUS, [{"q": {"a": 1.0}}]), ["Success@1"])
+    assert results.mean("Success@1") == 0
+
+
+def test_a_query_without_a_group_is_named() -> None:
+    with pytest.raises(ValueError, match="query 'q2' has no group"):
+        per_query(RUN, {"q1": {"a": 1}, "q2": {"b": 1}}, ["R@1"], groups={"q1": "x"})
+
+
+def test_the_interval_of_a_macro_average_draws_within_groups() -> None:
+    """Groups in which all queries score alike leave nothing to chance, however different the groups are."""
+    groups = ["x"] * 30 + ["y"] * 10
+    alike = PerQuery([str(i) for i in range(40)], {"m": np.array([1.0] * 30 + [0.0] * 10)}, groups=groups)
+    assert bootstrap_interval(alike.weighted("m"), groups=groups) == pytest.approx((0.5, 0.5, 0.5))
+    low, high = bootstrap_interval(alike.weighted("m"))[1:]
+    assert high - low > 0.1
+    values = np.concatenate([np.tile([0.0, 1.0], 15), np.tile([0.0, 0.0, 0.0, 0.0, 1.0], 2)])
+    mixed = PerQuery(alike.queries, {"m": values}, groups=groups)
+    mean, low, high = bootstrap_interval(mixed.weighted("m"), groups=groups, resamples=40_000)
+    error = np.sqrt((0.25 / 30 + 0.16 / 10) / 4)  # of the mean of two independent means
+    assert mean == pytest.approx(0.35)
+    assert (high - low) / (2 * 1.96 * error) == pytest.approx(1, abs=0.08)
+    rng = np.random.default_rng(7)  # the twin: each group resampled by itself
+    draws = [
+        np.mean([rng.choice(values[:30], 30).mean(), rng.choice(values[30:], 10).mean()]) for _ in range(4000)
+    ]
+    assert (low, high) == pytest.approx(np.quantile(draws, [0.025, 0.975]), abs=0.02)
+
+
+def test_a_comparison_of_macro_averages_is_of_their_difference() -> None:
+    groups = ["x"] * 9 + ["y"]
+    queries = [str(i) for i in range(10)]
+    a = PerQuery(queries, {"m": np.array([1.0] * 9 + [0.0])}, groups=groups)
+    b = PerQuery(queries, {"m": np.array([0.0] * 9 + [1.0])}, groups=groups)
+    (row,) = compare({"b": b, "a": a}, "b", ["m"])
+    assert row.difference == pytest.approx(0)  # 1/2 − 1/2, where the plain mean would say .8
+    table = result_table("t", {"b": b, "a": a}, baseline="b", primary=("m",))
+    assert [cells.cells["m"].mean for cells in table.rows] == pytest.approx([0.5, 0.5])
+    assert "Mean over 2 groups of the means over their queries (10 in all)" in markdown_table(table)
