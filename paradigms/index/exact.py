@@ -15,9 +15,11 @@ from torch import Tensor
 from paradigms.core import Tokens
 from paradigms.index import base
 from paradigms.index.base import LARGE_SIZES, TokenIndex
-from paradigms.index.maxima import score
+from paradigms.index.maxima import keeps_lengths, of_lengths, rel_of_maxima, score
+from paradigms.index.threads import shared
 from paradigms.model import Recipe
 
+IN_PLACE = 1 << 18  # padded tokens of a block of documents whose stored vectors are read in place
 TOKEN_BLOCK = 1 << 18  # document tokens that a token search reads at once
 GROUP = 8  # similarities that a token search first takes the largest of
 
@@ -31,9 +33,8 @@ class ExactIndex(TokenIndex):
         """The k most similar stored tokens of each query token [t, h], in no order: similarities and rows."""
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
-        stored, lengths = self.fields["vectors"], np.diff(self.offsets)
-        dead = None if self.living.all() else torch.from_numpy(np.repeat(~self.living, lengths))
-        wanted = min(k, int(lengths[self.living].sum()))
+        stored, wanted = self.fields["vectors"], min(k, self.living_tokens)
+        dead = None if self.dead is None else torch.from_numpy(self.dead)
         _, cells = base.SIZES.get(vectors.device.type, LARGE_SIZES)
         slices = vectors.split(max(1, 16 * cells // max(1, min(TOKEN_BLOCK, len(stored)))))
         best = [(v.new_zeros((len(v), 0)), v.new_zeros((len(v), 0)).long()) for v in slices]
@@ -55,20 +56,50 @@ class ExactIndex(TokenIndex):
         best = [torch.zeros((len(q.mask), 0), dtype=torch.long, device=q.mask.device) for q in parts]
         device = parts[0].mask.device
         limit, cells = base.SIZES.get(device.type, LARGE_SIZES)
-        for block in self.blocks(limit):
-            documents = self.tokens(block, device)
+        in_place = self._in_place(recipe, device)
+        for block in self.blocks(IN_PLACE if in_place else limit):
+            documents = None if in_place else self.tokens(block, device)
             for n, queries in enumerate(parts):
-                rows = max(1, cells // (documents.mask.numel() * queries.mask.shape[-1]))
-                scores = torch.cat(
-                    [
-                        score(recipe, documents, queries[s : s + rows])
-                        for s in range(0, len(queries.mask), rows)
-                    ]
-                )
+                if documents is None:
+                    scores = self._maxima(recipe, queries, block)
+                else:
+                    rows = max(1, cells // (documents.mask.numel() * queries.mask.shape[-1]))
+                    starts = range(0, len(queries.mask), rows)
+                    scores = torch.cat([score(recipe, documents, queries[s : s + rows]) for s in starts])
                 keys = torch.cat([best[n], self._keys(scores, block)], 1)
                 best[n] = keys.topk(min(k, keys.shape[1])).values
             bar.advance(task, len(block))
         return [list(keys) for keys in best]
+
+    def _score_rows(self, recipe: Recipe, query: Tokens, rows: np.ndarray) -> Tensor:
+        if self._in_place(recipe, query.mask.device):
+            return self._maxima(recipe, query, rows)
+        return super()._score_rows(recipe, query, rows)
+
+    def _in_place(self, recipe: Recipe, device: torch.device) -> bool:
+        """Whether `kernels.maxima`, which reads the stored vectors as they lie, gives rel."""
+        from paradigms.index.kernels import LANES
+
+        plain = recipe.search == "gather" and keeps_lengths(recipe, self.manifest["fields"])
+        return plain and device.type == "cpu" and self.manifest["dim"] % LANES == 0
+
+    def _maxima(self, recipe: Recipe, queries: Tokens, rows: np.ndarray) -> Tensor:
+        """rel(d, q), [b, n], of the documents at `rows`."""
+        from paradigms.index import kernels
+
+        vectors = np.asarray(self.fields["vectors"]).view(np.uint16)
+        packed = kernels.pack(queries.vectors.flatten(0, 2).numpy())
+        threads = torch.get_num_threads()
+
+        def maxima(rows: np.ndarray) -> np.ndarray:
+            best = np.empty((len(rows), packed.shape[0] * kernels.LANES), np.float32)
+            kernels.maxima(vectors, self.offsets[rows], self.offsets[rows + 1], packed, best)
+            return best
+
+        best: np.ndarray = np.concatenate(shared(maxima, np.array_split(rows, threads), threads))
+        found = torch.from_numpy(best[:, : queries.mask.numel()])
+        documents = of_lengths(self.offsets[rows + 1] - self.offsets[rows])
+        return rel_of_maxima(recipe, found, None, documents, queries)
 
 
 def _largest(S: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -42,6 +44,11 @@ def keeps_maxima(recipe: Recipe) -> bool:
     return align in ("query_to_document", "equal_ids") or (align == "top_k" and knobs["k"] == 1)
 
 
+def keeps_lengths(recipe: Recipe, fields: Sequence[str]) -> bool:
+    """Whether rel needs no more of documents than maxᵢ dᵢᵀqⱼ and their lengths: see `rel_of_maxima`."""
+    return keeps_maxima(recipe) and recipe.align != "equal_ids" and "salience" not in fields
+
+
 def max_rel(recipe: Recipe, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
     """rel(d, q) for documents of axes [1, n, i, h], where `keeps_maxima`."""
     (_, n, i, h), (b, _, j, _) = documents.vectors.shape, queries.vectors.shape
@@ -56,6 +63,21 @@ def max_rel(recipe: Recipe, documents: Tokens, queries: Tokens) -> Float[Tensor,
     else:
         best, place = S.max(1)
         kept = documents.salience[0].gather(1, place)
+    return rel_of_maxima(recipe, best, kept, documents, queries)
+
+
+def rel_of_maxima(
+    recipe: Recipe,
+    best: Float[Tensor, "n bj"],
+    kept: Float[Tensor, "n bj"] | None,
+    documents: Tokens,
+    queries: Tokens,
+) -> Float[Tensor, "b n"]:
+    """rel(d, q) from maxᵢ dᵢᵀqⱼ, −∞ where nothing is aligned, and the salience of the token that has it.
+
+    Of the documents only their lengths are read: `of_lengths` will do.
+    """
+    n, (b, _, j) = len(best), queries.mask.shape
     A = (best > -torch.inf) & queries.mask.reshape(b * j)
     best = best.where(A, 0)
     weights = A.to(best.dtype) if kept is None else A * kept
@@ -63,3 +85,9 @@ def max_rel(recipe: Recipe, documents: Tokens, queries: Tokens) -> Float[Tensor,
         weights = weights * queries.salience.reshape(b * j)
     best, weights = (t.view(n, b, j).transpose(0, 1)[:, :, None] for t in (best, weights))
     return Interaction(best, weights, NORMALISERS[recipe.normalise](weights, documents, queries)).rel
+
+
+def of_lengths(lengths: np.ndarray) -> Tokens:
+    """Documents of which only the lengths are known, axes [1, n, i, 0]."""
+    mask = torch.arange(int(lengths.max(initial=0))) < torch.from_numpy(lengths)[:, None]
+    return Tokens(torch.zeros((1, *mask.shape, 0)), mask[None])

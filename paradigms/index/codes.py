@@ -1,0 +1,160 @@
+"""x ≈ c + s · σ ⊙ (z − (2^b − 1) / 2): a token vector as its nearest centroid c and b bits per dimension.
+
+c: centroids of k-means over tokens (as in ColBERTv2, Santhanam et al. 2022, and PLAID), themselves kept as
+bytes. z ∈ {0, …, 2^b − 1}^h: the residual x − c, quantised uniformly. σ ∈ R^h: its spread per dimension, one
+for the whole index. s: a scale per token, one of 256 on a logarithm's steps, as residuals of one index differ
+in length by more than a quantiser of few levels can take. Since σ and s come out of the inner product, a
+query scores codes without decoding them: qᵀx ≈ qᵀc + s · ((σ ⊙ q)ᵀ z − (2^b − 1)/2 · Σ σ ⊙ q).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from paradigms.progress import progress_bar
+
+# The step of the uniform quantiser of 2^b levels with the least squared error on N(0, 1).
+STEPS = {1: 1.5958, 2: 0.9957, 4: 0.3352, 8: 0.0308}
+MANTISSA = 16  # levels of s per factor of two: 2.2% off at most, where a code of 4 bits is 10% off
+LEVELS = np.concatenate([[0], 2.0 ** ((np.arange(1, 256) - 240) / MANTISSA)]).astype(np.float32)
+MOST_CENTROIDS = 1 << 16
+PER_CENTROID = 32  # tokens of the sample that k-means sees
+CELLS = 1 << 25  # similarities of tokens to centroids that are in memory at once
+
+
+def centroids_for(tokens: int) -> int:
+    """The power of two nearest to 4√tokens, so that lists grow as their number does; at most 65,536."""
+    return int(min(MOST_CENTROIDS, max(1, tokens), 2 ** round(np.log2(4 * max(1, tokens) ** 0.5))))
+
+
+class Codec:
+    """The quantiser of one index.
+
+    centroids: int8 [K, h] in units of units [K]; spread: σ [h]; h as `padded_width` has it.
+    """
+
+    def __init__(self, centroids: np.ndarray, units: np.ndarray, spread: np.ndarray, bits: int) -> None:
+        self.bits, self.spread = bits, spread
+        self.packed, self.units = centroids, units
+        self.centroids: Float[Tensor, "K h"] = torch.from_numpy(centroids).float()
+        self.centroids *= torch.from_numpy(units)[:, None]
+
+    @classmethod
+    def fit(
+        cls,
+        sample: Float[Tensor, "s h"],
+        count: int,
+        bits: int,
+        *,
+        seed: int,
+        rounds: int = 5,
+        progress: bool = False,
+    ) -> Codec:
+        """The quantiser for vectors like the sample: `rounds` of Lloyd's algorithm for `count` centroids.
+
+        Runs on the sample's device. Deterministic given the seed, the sample and the number of threads.
+        """
+        if bits not in STEPS:
+            raise ValueError(f"bits must be one of {', '.join(map(str, STEPS))}, got {bits}")
+        if not len(sample):
+            sample = sample.new_zeros((1, sample.shape[1]))
+        sample = padded(sample, bits)
+        centres = _lloyd(sample, min(count, len(sample)), rounds, seed, progress).cpu()
+        units = (centres.abs().amax(1) / 127).clamp(min=1e-12)
+        codec = cls(
+            (centres / units[:, None]).round().to(torch.int8).numpy(),
+            units.numpy(),
+            np.ones(sample.shape[1], np.float32),
+            bits,
+        )
+        square = torch.zeros(sample.shape[1])
+        for part in sample.split(max(1, CELLS // sample.shape[1])):
+            square += codec._residuals(part, codec.nearest(part)).square().sum(0)
+        spread = (square / len(sample)).sqrt()
+        codec.spread = spread.where(spread > 1e-6 * spread.amax(), spread.amax().clamp(min=1e-12)).numpy()
+        return codec
+
+    def nearest(self, vectors: Float[Tensor, "t h"]) -> Int[Tensor, " t"]:
+        """The centroid of each vector: argmin_c ‖x − c‖²."""
+        return _nearest(vectors, self.centroids.to(vectors.device)).cpu()
+
+    def encode(self, vectors: Float[Tensor, "t h"]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Codes [t, h·b/8], scales [t] and centroids [t] of vectors, in as few bytes as they need."""
+        from paradigms.index import loops
+
+        vectors = padded(vectors, self.bits)
+        nearest = self.nearest(vectors)
+        residuals = self._residuals(vectors, nearest).numpy()
+        codes = np.empty((len(vectors), self.code_bytes), np.uint8)
+        scales = np.empty(len(vectors), np.float32)
+        loops.encode(residuals, self.spread, self.bits, np.float32(STEPS[self.bits]), codes, scales)
+        with np.errstate(divide="ignore"):
+            level = np.rint(np.log2(scales) * MANTISSA) + 240
+        return codes, level.clip(0, 255).astype(np.uint8), nearest.numpy().astype(self.centroid_type)
+
+    def decode(self, codes: np.ndarray, scales: np.ndarray, centroids: np.ndarray) -> Float[Tensor, "t h"]:
+        """The vectors that codes stand for, of the padded width."""
+        parts = [codes >> shift & (1 << self.bits) - 1 for shift in range(0, 8, self.bits)]
+        centred = torch.from_numpy(np.concatenate(parts, axis=1)).float() - self.middle
+        scaled = torch.from_numpy(LEVELS[scales])[:, None] * centred * torch.from_numpy(self.spread)
+        return self.centroids[torch.from_numpy(centroids.astype(np.int64))] + scaled
+
+    @property
+    def middle(self) -> float:
+        """(2^b − 1) / 2, the code of a residual of 0."""
+        return ((1 << self.bits) - 1) / 2
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of a token's codes."""
+        return len(self.spread) * self.bits // 8
+
+    @property
+    def centroid_type(self) -> str:
+        """The number that names a centroid."""
+        return "uint8" if len(self.packed) <= 256 else "uint16"
+
+    def _residuals(self, vectors: Float[Tensor, "t h"], nearest: Int[Tensor, " t"]) -> Float[Tensor, "t h"]:
+        return vectors.cpu() - self.centroids[nearest]
+
+
+def padded_width(width: int, bits: int) -> int:
+    """The width that whole tiles of codes have: the kernels read them LANES bytes at a time."""
+    from paradigms.index.kernels import LANES
+
+    whole = LANES * 8 // bits
+    return -(-width // whole) * whole
+
+
+def padded(vectors: Float[Tensor, "t h"], bits: int) -> Float[Tensor, "t p"]:
+    """Vectors with zeros up to the `padded_width`, which changes no inner product."""
+    width = vectors.shape[-1]
+    return torch.nn.functional.pad(vectors.float(), (0, padded_width(width, bits) - width))
+
+
+def _lloyd(
+    sample: Float[Tensor, "s h"], count: int, rounds: int, seed: int, progress: bool
+) -> Float[Tensor, "K h"]:
+    """Centroids of Lloyd's algorithm, begun at random vectors of the sample; a centroid that is left without
+    vectors begins anew at another."""
+    draw = torch.Generator().manual_seed(seed)
+    centres = sample[torch.randperm(len(sample), generator=draw)[:count]].clone()
+    with progress_bar(progress) as bar:
+        task = bar.add_task(f"cluster into {count}", total=rounds)
+        for _ in range(rounds):
+            nearest = _nearest(sample, centres)
+            total = torch.zeros_like(centres).index_add_(0, nearest, sample)
+            members = nearest.bincount(minlength=count)[:, None]
+            others = sample[torch.randint(len(sample), (count,), generator=draw)]
+            centres = torch.where(members > 0, total / members.clamp(min=1), others)
+            bar.advance(task)
+    return centres
+
+
+def _nearest(vectors: Float[Tensor, "t h"], centres: Float[Tensor, "K h"]) -> Int[Tensor, " t"]:
+    halves = centres.square().sum(1) / 2
+    step = max(1, CELLS // len(centres))
+    return torch.cat([(part @ centres.T).sub_(halves).argmax(1) for part in vectors.split(step)])

@@ -1,0 +1,94 @@
+"""The loops of the compressed index around `kernels`, in plain numba: lists, sums, codes."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+from __future__ import annotations
+
+from typing import no_type_check
+
+import numpy as np
+from numba import njit
+
+BINS = 1024  # of the histograms that stand for sorting the centroids' similarities
+
+
+@no_type_check
+@njit(nogil=True, cache=True)
+def select(similarities, sizes, probes, wanted, chosen, missing):
+    """Which lists some query token probes, and each token's estimated `wanted`-th best similarity.
+
+    similarities [K, lanes], of `missing.shape[0]` query tokens; sizes [K]. chosen[c] = True for the `probes`
+    most similar lists of each token, or a few more: to a bin of a histogram. missing[j]: where Σ sizes over
+    centroids of larger similarity reaches `wanted`, every document token standing where its centroid is.
+    """
+    lists, counts = np.empty(BINS, np.int64), np.empty(BINS, np.int64)
+    for j in range(missing.shape[0]):
+        low = high = similarities[0, j]
+        for c in range(similarities.shape[0]):
+            low, high = min(low, similarities[c, j]), max(high, similarities[c, j])
+        scale = np.float32(BINS - 1) / max(high - low, np.float32(1e-9))
+        lists[:] = 0
+        counts[:] = 0
+        for c in range(similarities.shape[0]):
+            bin = int((similarities[c, j] - low) * scale)
+            lists[bin] += 1
+            counts[bin] += sizes[c]
+        last = _place(lists, probes)
+        missing[j] = low + _place(counts, wanted) / scale
+        for c in range(similarities.shape[0]):
+            if int((similarities[c, j] - low) * scale) >= last:
+                chosen[c] = True
+
+
+@no_type_check
+@njit(inline="always")
+def _place(histogram, wanted):
+    """The highest bin with at least `wanted` in it and above; 0 if there is none."""
+    bin, found = histogram.shape[0] - 1, histogram[-1]
+    while bin > 0 and found < wanted:
+        bin -= 1
+        found += histogram[bin]
+    return bin
+
+
+@no_type_check
+@njit(nogil=True, cache=True)
+def sums(best, missing, weights, out):
+    """out[n] = Σ_j weights[j] · max(best[n, j], missing[j])."""
+    for n in range(out.shape[0]):
+        total = np.float32(0)
+        for j in range(missing.shape[0]):
+            total += weights[j] * max(best[n, j], missing[j])
+        out[n] = total
+
+
+@no_type_check
+@njit(nogil=True, cache=True)
+def encode(residuals, spread, bits, step, codes, scales):
+    """Codes and scales of residuals [t, h]: residual ≈ scale · spread · (code − (2^bits − 1) / 2).
+
+    First the step that is best for a normal distribution of the residual's size; then, for the codes that it
+    gives, the scale of least squares. Codes lie as `_unpack` reads them. A residual of 0 has scale 0.
+    """
+    count, width = residuals.shape
+    packed, parts, top = codes.shape[1], 8 // bits, np.float32((1 << bits) - 1)
+    values = np.empty(width, np.float32)
+    levels = np.empty(width, np.uint8)
+    for t in range(count):
+        square = np.float32(0)
+        for h in range(width):
+            values[h] = residuals[t, h] / spread[h]
+            square += values[h] * values[h]
+        inverse = np.float32(1) / max(np.sqrt(square / np.float32(width)) * step, np.float32(1e-20))
+        over, under = np.float32(0), np.float32(0)
+        for h in range(width):
+            level = np.floor(min(max(values[h] * inverse + top / 2 + np.float32(0.5), np.float32(0)), top))
+            centred = level - top / 2
+            over += values[h] * centred
+            under += centred * centred
+            levels[h] = np.uint8(level)
+        scales[t] = over / under
+        for byte in range(packed):
+            value = 0
+            for part in range(parts):
+                value |= np.int64(levels[part * packed + byte]) << (part * bits)
+            codes[t, byte] = value
