@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from tokenizers import decoders, models
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -20,6 +22,8 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
 from transformers.utils import logging as hf_logging
+
+BYTES = {f"<0x{byte:02X}>" for byte in range(256)}  # as SentencePiece names the pieces that stand for a byte
 
 
 def offline_encoder() -> Path:
@@ -55,7 +59,7 @@ def load_backbone(name: str | Path) -> Any:
 
 
 def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
-    """The tokenizer of a checkpoint; padding goes to the right.
+    """The tokenizer of a checkpoint; padding goes to the right, and characters that it lacks become bytes.
 
     entries: the tokens that its model embeds, by default as its config says.
 
@@ -72,7 +76,25 @@ def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
             "tokenizer.json (or vocab.txt, spiece.model) is missing or of another model"
         )
     tokenizer.padding_side = "right"  # place 0 is pooled as [CLS]
+    _spell_in_bytes(tokenizer)
     return tokenizer
+
+
+def _spell_in_bytes(tokenizer: Any) -> None:
+    """A character outside a SentencePiece vocabulary that has all bytes (mT5's) becomes its UTF-8 bytes.
+
+    SentencePiece does so; transformers' reading of its files makes every such character the unknown token,
+    so that all of them would be lexically equal.
+    """
+    if not isinstance(tokenizer.backend_tokenizer.model, models.Unigram):
+        return
+    state = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    pieces = [(piece, score) for piece, score in state["vocab"]]
+    if state.get("byte_fallback") or not {piece for piece, _ in pieces} >= BYTES:
+        return
+    backend = tokenizer.backend_tokenizer
+    backend.model = models.Unigram(pieces, unk_id=state["unk_id"], byte_fallback=True)
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), backend.decoder])
 
 
 def load_seq2seq(name: str | Path) -> Any:
