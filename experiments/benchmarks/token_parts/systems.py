@@ -1,0 +1,305 @@
+"""One system of the token search benchmark in a process of its own: python systems.py JOB.json
+
+The job names a system, its settings and a folder of vectors: tokens.npy [t, h] float16, lengths.npy [n],
+queries.npz (one array [j, h] each). `build` makes an index in the job's folder; `search` opens it and times
+queries alone and together. The answer, JSON on the last line, has seconds, peak memory and what was found.
+
+Runs in the environment of the system that it measures, so it imports nothing else at its top: the peers have
+requirements that exclude each other's and ours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Found = list[list[int]]  # of each query its best documents
+
+
+class Vectors:
+    """The documents and queries of the benchmark, as the peers take them: float32."""
+
+    def __init__(self, folder: str) -> None:
+        path = Path(folder)
+        self.half = np.load(path / "tokens.npy", mmap_mode="r")
+        self.lengths = np.load(path / "lengths.npy")
+        self.offsets = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
+        with np.load(path / "queries.npz") as queries:
+            self.queries = [queries[str(n)] for n in range(len(queries.files))]
+        self.candidates: list[list[int]] = json.loads((path / "candidates.json").read_text())
+
+    @property
+    def full(self) -> np.ndarray:
+        return self.half.astype(np.float32)
+
+    def documents(self) -> list[np.ndarray]:
+        return np.split(self.full, self.offsets[1:-1])
+
+
+class System:
+    """What is measured: `build` an index, open it, and `find` the k best documents of some queries."""
+
+    def __init__(self, vectors: Vectors, folder: str, threads: int, settings: dict[str, Any]) -> None:
+        self.vectors, self.folder, self.threads, self.settings = vectors, folder, threads, settings
+
+    def build(self) -> None:
+        """Nothing to build."""
+
+    def open(self) -> None:
+        """What a process does once before it searches."""
+
+    def find(self, queries: Sequence[int], k: int) -> Found:
+        raise NotImplementedError
+
+
+def best(scores: np.ndarray, k: int) -> list[int]:
+    """The places of the k largest scores, best first."""
+    chosen = np.argpartition(-scores, min(k, len(scores)) - 1)[:k]
+    return [int(n) for n in chosen[np.argsort(-scores[chosen], kind="stable")]]
+
+
+# --- ours ---------------------------------------------------------------------------------------------
+
+
+class Ours(System):
+    """An index of this project: settings['build'] are its own, settings['knobs'] those of its search."""
+
+    def build(self) -> None:
+        self._index_class().build_from(
+            self._parts(),
+            self.folder,
+            paradigm="colbert",
+            dim=self.vectors.half.shape[1],
+            **self.settings.get("build", {}),
+        )
+
+    def open(self) -> None:
+        from paradigms.model import Recipe
+
+        self.index = self._index_class().open(self.folder, verify=False)
+        for name, value in self.settings.get("knobs", {}).items():
+            setattr(self.index, name, value)
+        self.recipe = Recipe(
+            "colbert",
+            "query_to_document",
+            "query_tokens",
+            search="impute" if self.settings.get("impute") else "gather",
+            search_tokens=self.settings.get("search_tokens", 1000),
+        )
+
+    def find(self, queries: Sequence[int], k: int) -> Found:
+        encoded = self._tokens([self.vectors.queries[n] for n in queries])
+        if "rerank" in self.settings:
+            names = [[str(d) for d in self.vectors.candidates[n]] for n in queries]
+            runs = self.index.rerank_tokens(self.recipe, encoded, names)
+        else:
+            runs = self.index.search_tokens(self.recipe, encoded, k)
+        return [[int(id) for id in run][:k] for run in runs]
+
+    def _index_class(self) -> Any:
+        from paradigms import index
+
+        return getattr(index, self.settings["kind"])
+
+    def _parts(self) -> Any:
+        block = 256
+        for first in range(0, len(self.vectors.lengths), block):
+            last = min(first + block, len(self.vectors.lengths))
+            rows = [
+                self.vectors.half[self.vectors.offsets[n] : self.vectors.offsets[n + 1]]
+                for n in range(first, last)
+            ]
+            yield [str(n) for n in range(first, last)], self._tokens(rows, documents=True)
+
+    def _tokens(self, rows: Sequence[np.ndarray], documents: bool = False) -> Any:
+        import torch
+
+        from paradigms.core import Tokens
+
+        longest = max(map(len, rows))
+        padded = np.zeros((len(rows), longest, rows[0].shape[1]), np.float32)
+        mask = np.zeros((len(rows), longest), bool)
+        for n, row in enumerate(rows):
+            padded[n, : len(row)], mask[n, : len(row)] = row, True
+        axis = 0 if documents else 1
+        return Tokens(torch.from_numpy(padded).unsqueeze(axis), torch.from_numpy(mask).unsqueeze(axis))
+
+
+# --- plain torch --------------------------------------------------------------------------------------
+
+
+class GemmScatter(System):
+    """All similarities in one product, then a maximum by document (scatter_reduce)."""
+
+    def open(self) -> None:
+        import torch
+
+        self.tokens = torch.from_numpy(self.vectors.full)
+        owners = np.repeat(np.arange(len(self.vectors.lengths)), self.vectors.lengths)
+        self.owners = torch.from_numpy(owners)
+
+    def find(self, queries: Sequence[int], k: int) -> Found:
+        import torch
+
+        found = []
+        for n in queries:
+            similarity = self.tokens @ torch.from_numpy(self.vectors.queries[n]).T
+            index = self.owners[:, None].expand_as(similarity)
+            empty = similarity.new_full((len(self.vectors.lengths), similarity.shape[1]), -torch.inf)
+            found.append(best(empty.scatter_reduce_(0, index, similarity, "amax").sum(1).numpy(), k))
+        return found
+
+
+class PaddedEinsum(System):
+    """The candidates padded to the longest, one einsum, a masked maximum."""
+
+    def open(self) -> None:
+        import torch
+
+        self.tokens = [torch.from_numpy(d) for d in self.vectors.documents()]
+
+    def find(self, queries: Sequence[int], k: int) -> Found:
+        import torch
+
+        found = []
+        for n in queries:
+            candidates = self.vectors.candidates[n]
+            rows = [self.tokens[d] for d in candidates]
+            padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+            lengths = torch.tensor([len(row) for row in rows])
+            there = torch.arange(padded.shape[1]) < lengths[:, None]
+            similarity = torch.einsum("jh,nih->nji", torch.from_numpy(self.vectors.queries[n]), padded)
+            scores = similarity.masked_fill_(~there[:, None], -torch.inf).amax(-1).sum(-1).numpy()
+            found.append([candidates[place] for place in best(scores, k)])
+        return found
+
+
+# --- peers --------------------------------------------------------------------------------------------
+
+
+class MaxSimCpu(System):
+    """maxsim-cpu over a list of documents: all of them, or the candidates."""
+
+    def open(self) -> None:
+        self.tokens = [np.ascontiguousarray(d) for d in self.vectors.documents()]
+
+    def find(self, queries: Sequence[int], k: int) -> Found:
+        import maxsim_cpu
+
+        found = []
+        for n in queries:
+            candidates = self.vectors.candidates[n] if "rerank" in self.settings else None
+            rows = self.tokens if candidates is None else [self.tokens[d] for d in candidates]
+            places = best(maxsim_cpu.maxsim_scores_variable(self.vectors.queries[n], rows), k)
+            found.append(places if candidates is None else [candidates[place] for place in places])
+        return found
+
+
+class FastPlaid(System):
+    def _index(self) -> Any:
+        from fast_plaid import search
+
+        return search.FastPlaid(index=self.folder, device="cpu")
+
+    def build(self) -> None:
+        import torch
+
+        documents = [torch.from_numpy(d) for d in self.vectors.documents()]
+        self._index().create(documents_embeddings=documents, **self.settings.get("build", {}))
+
+    def open(self) -> None:
+        self.index = self._index()
+
+    def find(self, queries: Sequence[int], k: int) -> Found:
+        import torch
+
+        rows = [torch.from_numpy(self.vectors.queries[n]) for n in queries]
+        ranked = self.index.search(rows, top_k=k, show_progress=False, **self.settings["search"])
+        return [[document for document, _ in row] for row in ranked]
+
+
+class Warp(System):
+    def _index(self) -> Any:
+        from xtr_warp.search import XTRWarp
+
+        return XTRWarp(index=self.folder, device="cpu")
+
+    def build(self) -> None:
+        import torch
+
+        documents = [torch.from_numpy(d) for d in self.vectors.documents()]
+        self._index().create(documents, device="cpu", show_progress=False, **self.settings.get("build", {}))
+
+    def open(self) -> None:
+        self.index = self._index()
+        self.index.load("cpu")
+
+    def find(self, queries: Sequence[int], k: int) -> Found:
+        import torch
+
+        rows = [torch.from_numpy(self.vectors.queries[n]) for n in queries]
+        ranked = self.index.search(
+            rows, top_k=k, num_threads=self.threads, show_progress=False, **self.settings["search"]
+        )
+        return [[document for document, _ in row] for row in ranked]
+
+
+SYSTEMS: dict[str, type[System]] = {
+    "ours": Ours,
+    "gemm_scatter": GemmScatter,
+    "padded_einsum": PaddedEinsum,
+    "maxsim_cpu": MaxSimCpu,
+    "fast_plaid": FastPlaid,
+    "warp": Warp,
+}
+
+
+def main(job: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    torch.set_num_threads(job["threads"])
+    system = SYSTEMS[job["system"]](Vectors(job["vectors"]), job["folder"], job["threads"], job["settings"])
+    if job["phase"] == "build":
+        seconds, _ = timed(system.build)
+        return {"seconds": seconds, "memory": peak_memory(), "bytes": folder_bytes(job["folder"])}
+    system.open()
+    every = range(len(system.vectors.queries))
+    system.find(every[:3], job["k"])
+    system.find(every[:1], job["k"])
+    single, found = [], []
+    for n in every:
+        seconds, rows = timed(lambda n=n: system.find([n], job["k"]))
+        single.append(seconds)
+        found += rows
+    batch, _ = timed(lambda: system.find(every, job["k"]))
+    return {"single": single, "batch": batch, "found": found, "memory": peak_memory()}
+
+
+def timed(function: Callable[[], Any]) -> tuple[float, Any]:
+    began = time.perf_counter()
+    value = function()
+    return time.perf_counter() - began, value
+
+
+def peak_memory() -> int:
+    """Bytes of this process that were resident at most, mapped files included."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def folder_bytes(folder: str) -> int:
+    return sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+
+
+if __name__ == "__main__":
+    with open(sys.argv[1], encoding="utf-8") as stream:
+        answer = main(json.load(stream))
+    sys.stdout.flush()
+    os.write(1, ("\n" + json.dumps(answer) + "\n").encode())
