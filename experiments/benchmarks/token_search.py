@@ -1,13 +1,12 @@
 """Token search on a processor: our indexes and the peers', on the same vectors, taking turns in one run.
 
 Vectors are token states of the offline encoder, reduced by PCA and normalised, of documents of a collection
-and of its test queries. Each system builds and searches in processes of its own (`token_parts`), once in every
+and of its test queries. Each system builds and searches in processes of its own, `token_parts`, once in every
 round, so that its memory is its own; times are medians over queries and rounds. recall@10 is against exact
 MaxSim. Peers live in environments of their own, whose folders `--peers` names; those that are not there are
 named. Times belong to the machine, ratios travel.
-"""
-
 from __future__ import annotations
+"""
 
 import json
 import os
