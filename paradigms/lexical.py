@@ -5,23 +5,35 @@ f_t of them holding t, n_d(t) and n_q(t) counts and |d| a document's number of w
 at TREC-3", 1994, as Lucene computes it (Kamphuis et al., "Which BM25 Do You Mean?", ECIR 2020), with k1 = .9
 and b = .4 as in the published BEIR runs. The weights come from bm25s.
 
-Words: lower case, runs of letters, digits and underscores, without Lucene's 33 English stop words. There is
-no stemming, which the published runs have: no dependency brings a stemmer.
+Words: lower case, runs of letters with their marks, digits and underscores, without Lucene's 33 English stop
+words; of scripts written without spaces every two characters that follow each other, as Lucene's CJKAnalyzer
+has them. There is no stemming, which the published runs have: no dependency brings a stemmer.
 """
 
 import json
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import regex  # type: ignore[import-untyped]
 import scipy.sparse
 
 from paradigms.data import Run
 from paradigms.files import atomic_folder, settle
 
 WORD = re.compile(r"\w+")
+UNSPACED = "".join(
+    rf"\p{{scx={script}}}" for script in ("Hani", "Hira", "Kana", "Thai", "Laoo", "Khmr", "Mymr")
+)
+LETTER = r"[\p{L}\p{N}]"
+# A run of characters of such scripts, or a word of any other.
+RUN = regex.compile(
+    rf"(?V1)((?:[[{UNSPACED}]&&{LETTER}]\p{{M}}*)+)|[[\p{{L}}\p{{N}}\p{{M}}_]--[{UNSPACED}]]+"
+)
+CHARACTER = regex.compile(r"\P{M}\p{M}*")
 STOPWORDS = tuple(
     WORD.findall(
         "a an and are as at be but by for if in into is it no not of on or such that the their then there "
@@ -159,6 +171,17 @@ class BM25:
 def tokenize(text: str, ngrams: int = 1, stopwords: Iterable[str] = STOPWORDS) -> list[str]:
     """The terms of a text: its words that are no stop words, then the runs of 2 to `ngrams` of these."""
     stopwords = frozenset(stopwords)
-    words = [word for word in WORD.findall(text.lower()) if word not in stopwords]
+    words = [word for word in _words(text.lower()) if word not in stopwords]
     runs = (zip(*(words[start:] for start in range(n)), strict=False) for n in range(2, ngrams + 1))
     return words + [" ".join(run) for group in runs for run in group]
+
+
+def _words(text: str) -> list[str]:
+    if text.isascii():
+        return WORD.findall(text)
+    words: list[str] = []
+    for match in RUN.finditer(text):
+        characters = CHARACTER.findall(match[0]) if match[1] else []
+        pairs = [first + second for first, second in pairwise(characters)]
+        words += pairs or [match[0]]
+    return words

@@ -46,6 +46,24 @@ def test_scores_follow_the_formula(k1: float, b: float, ngrams: int) -> None:
         assert found == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Größte Seen, x_1 CO²", ["größte", "seen", "x_1", "co²"]),
+        ("cafe\u0301 café", ["cafe\u0301", "café"]),  # a mark ends no word
+        ("विक्टोरिया झील है", ["विक्टोरिया", "झील", "है"]),  # nor does a vowel sign
+        ("بحيرة في أفريقيا", ["بحيرة", "في", "أفريقيا"]),
+        ("빅토리아호는 가장 큰", ["빅토리아호는", "가장", "큰"]),
+        ("最大的湖泊。在非洲", ["最大", "大的", "的湖", "湖泊", "在非", "非洲"]),
+        ("湖 ＡＢ", ["湖", "ａｂ"]),
+        ("2024年のAI搭載センター", ["2024", "年の", "ai", "搭載", "載セ", "セン", "ンタ", "ター"]),
+        ("ที่สุด", ["ที่สุ", "สุด"]),
+    ],
+)
+def test_words_of_scripts_with_and_without_spaces(text: str, words: list[str]) -> None:
+    assert tokenize(text) == words
+
+
 @pytest.mark.parametrize("ngrams", [1, 3])
 def test_scores_are_the_matrix_times_term_counts(ngrams: int) -> None:
     index = BM25.build(TEXTS, IDS, ngrams=ngrams)
