@@ -5,8 +5,9 @@ and of its test queries. Each system builds and searches in processes of its own
 round, so that its memory is its own; times are medians over queries and rounds. recall@10 is against exact
 MaxSim. Peers live in environments of their own, whose folders `--peers` names; those that are not there are
 named. Times belong to the machine, ratios travel.
-from __future__ import annotations
 """
+
+from __future__ import annotations
 
 import json
 import os
