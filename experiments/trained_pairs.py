@@ -267,14 +267,17 @@ def measure_pairs(
 
 
 def publish(
-    settings: PairSettings,
+    settings: Any,
     title: str,
     summary: str,
     sections: Mapping[str, Section],
     figures: Mapping[str, Figure],
     accelerator: Accelerator,
 ) -> None:
-    """Each section's rows as NAME.csv, NAME.json and NAME.md, the figures as PNG, and all on one page."""
+    """Each section's rows as NAME.csv, NAME.json and NAME.md, the figures as PNG, and all on one page.
+
+    settings: a dataclass with an output folder.
+    """
     folder, where = Path(settings.output), environment(accelerator)
     for name, section in sections.items():
         write_rows(folder / name, section.rows)

@@ -76,8 +76,7 @@ def power_law(retrieved: Retrieved, corpus_tokens: int) -> Missing:
     x_mean, y_mean = ((t * used).sum(1, keepdim=True) / total for t in (x, y))
     spread = ((x - x_mean) ** 2 * used).sum(1)
     slope = ((x - x_mean) * (y - y_mean) * used).sum(1) / spread
-    reached = count[:, 0].double()
-    middle = (reached * reached.clamp(min=float(corpus_tokens))).sqrt().log()
+    middle = (count[:, 0].double() * corpus_tokens).sqrt().log()
     fitted = (y_mean[:, 0] + slope * (middle - x_mean[:, 0])).exp().to(bound.dtype)
     return fitted.minimum(bound).where((total[:, 0] > 1) & (bound > 0), bound)
 

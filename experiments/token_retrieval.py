@@ -1,0 +1,280 @@
+"""Does in-batch token retrieval retrieve better tokens, and can they alone rank? XTR beside ColBERT.
+
+Lee et al. 2023 (arXiv:2304.01982), §3 and §5: both objectives train the same encoder on the same batches, XTR
+with several k_train and batch sizes; the token retrieval and the scores of every model are measured alike. A
+model that stands in the results folder is not trained again: seeds, k_train and batch sizes may be added.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from rich.console import Console
+from token_claims import Model, gather
+from token_measures import DEPTH, MEASURES, Measured, imputed_run, measure, token_search
+from token_retrieval_figures import draw
+from token_retrieval_report import describe
+from trained_pairs import publish, some_queries
+
+from paradigms import Paradigm
+from paradigms.colbert import colbert
+from paradigms.data import Collection, Run, Split
+from paradigms.evaluate import per_query
+from paradigms.files import write_json
+from paradigms.index import ExactIndex
+from paradigms.lexical import BM25
+from paradigms.settings import from_command_line
+from paradigms.train.job import (
+    NEGATIVES_DEPTH,
+    begin,
+    fit,
+    folder_name,
+    keep_settings,
+    open_collection,
+    t5_folder,
+    training_splits,
+)
+from paradigms.train.loop import TrainingSettings, training_seconds
+from paradigms.xtr import xtr
+
+
+@dataclass
+class Settings:
+    """What is trained on what, and how far its tokens are searched."""
+
+    collection: str = "pydocs"
+    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
+    documents: int = 2000
+    """size of a fixed subset, of pydocs alone; 0: all documents"""
+    backbone: str = "offline"
+    """an encoder, or a T5, by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package; small:
+    a T5 with random weights and the collection's vocabulary"""
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
+    steps: int = 60
+    batch_size: int = 16
+    """queries per step and process of ColBERT and of the XTRs that are compared with it"""
+    other_batch_sizes: list[int] = field(default_factory=lambda: [8, 32])
+    """of further XTRs (Figure 7)"""
+    k_train: list[int] = field(default_factory=lambda: [8, 32, 128])
+    """tokens of the batch that each query token retrieves in training"""
+    negatives: int = 0
+    """hard negatives per query, mined from BM25's top 100"""
+    learning_rate: float = 1e-4
+    head_learning_rate: float = 1e-3
+    """of the projection, which starts untrained"""
+    query_length: int = 32
+    document_length: int = 96
+    search_tokens: list[int] = field(default_factory=lambda: [3, 10, 30, 100, 300, 1000, 3000])
+    """the k' that are tried"""
+    table_tokens: int = 100
+    """k' of the imputations (Table 5), of the costs (Table 1) and of the choice of k_train by dev queries"""
+    queries: int = 0
+    """test queries that are measured, drawn at random; 0: all"""
+    timed: int = 20
+    """queries whose scoring is timed"""
+    examples: int = 4
+    """queries whose retrieved tokens are shown"""
+    output: str = ""
+    """results folder; empty: results/token-retrieval-COLLECTION"""
+    precision: str = "auto"
+    """no, bf16, fp16; auto: bf16 where the hardware has it"""
+    tracker: str = "wandb"
+    """wandb (offline without a key) or none"""
+
+    def __post_init__(self) -> None:
+        self.output = self.output or f"results/token-retrieval-{folder_name(self.collection)}"
+        for name in ("seeds", "k_train", "search_tokens"):
+            values = getattr(self, name)
+            if not values or len(set(values)) < len(values):
+                raise SystemExit(f"{name} must be different numbers, and at least one; got {values}")
+        for name in ("k_train", "search_tokens", "other_batch_sizes", "table_tokens", "batch_size"):
+            values = getattr(self, name)
+            if min(values if isinstance(values, list) else [values], default=1) < 1:
+                raise SystemExit(f"{name} must be at least 1, got {values}")
+
+    def searched(self) -> list[int]:
+        """The k' that are measured, ascending."""
+        return sorted({*self.search_tokens, self.table_tokens})
+
+    def models(self) -> list[Model]:
+        """ColBERT, and XTR with every k_train and batch size."""
+        sizes = dict.fromkeys([self.batch_size, *self.other_batch_sizes])
+        return [Model(None, self.batch_size), *(Model(k, size) for size in sizes for k in self.k_train)]
+
+
+FREE = {"seeds", "k_train", "other_batch_sizes", "output", "tracker"}  # what may change in a results folder
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A collection with its training and dev queries, and the test queries that are measured."""
+
+    collection: Collection
+    train: Split
+    dev: Split
+    test: Split
+    mined: Run  # BM25's ranking of the training queries, where hard negatives are drawn from it
+
+
+def main(settings: Settings) -> None:
+    folder = Path(settings.output)
+    accelerator, console = begin(settings)
+    collection, train, dev, test = open_splits(settings, console)
+    bm25 = BM25.build(collection.corpus, collection.corpus.ids)
+    mined = bm25.search(train.queries, NEGATIVES_DEPTH) if settings.negatives else {}
+    bench = Bench(collection, train, dev, test, mined)
+    if accelerator.is_main_process:
+        kept = asdict(settings) | {"fingerprint": collection.fingerprint}
+        kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
+        keep_settings(kept, folder, free=FREE)
+    pairs = [(model, seed) for seed in settings.seeds for model in settings.models()]
+    # Before any process can finish one, so that all agree on which are left.
+    missing = [pair for pair in pairs if not result_file(folder, *pair).is_file()]
+    accelerator.wait_for_everyone()
+    for n, (model, seed) in enumerate(missing):
+        console.print(f"{collection.name}, {model}, seed {seed} ({n + 1} of {len(missing)})")
+        try:
+            run_model(model, seed, bench, settings, accelerator)
+        except (ValueError, OSError, KeyError, FloatingPointError) as error:
+            raise SystemExit(f"{collection.name}, {model}, seed {seed}: {error}") from error
+    if accelerator.is_main_process:
+        results = [json.loads(result_file(folder, *p).read_text(encoding="utf-8")) for p in pairs]
+        found = gather(results, settings.seeds, settings.searched(), settings.table_tokens)
+        bm25_run = bm25.search({q: test.queries[q] for q in found.queries}, DEPTH)
+        lexical = per_query(bm25_run, {q: test.judgements[q] for q in found.queries}, MEASURES)
+        summary = (
+            f"{len(found.queries)} test queries over {len(collection.corpus):,} documents; seeds "
+            f"{settings.seeds}. ColBERT and XTR learn from {settings.backbone} in {settings.steps} steps of "
+            f"{settings.batch_size * accelerator.num_processes} queries, the same ones in the same order. "
+            "Intervals (95 %) resample seeds and queries."
+        )
+        sections = describe(found, lexical)
+        figures = draw(found)
+        publish(settings, "Token retrieval", summary, sections, figures, accelerator)
+    accelerator.end_training()
+
+
+def open_splits(settings: Settings, console: Console) -> tuple[Collection, Split, Split, Split]:
+    """The collection, its training and dev queries (held out where there are none), and the measured ones."""
+    subset = settings.documents or None if settings.collection == "pydocs" else None
+    collection = open_collection(settings.collection, subset, console)
+    train, dev = training_splits(collection, seed=0)
+    test = some_queries(collection.splits.get("test", Split({}, {})), settings.queries)
+    for name, split in (("training", train), ("dev", dev), ("test", test)):
+        if not split.queries:
+            raise SystemExit(
+                f"{collection.name} has no {name} queries; its splits: {', '.join(collection.splits)}"
+            )
+    return collection, train, dev, test
+
+
+def result_file(folder: Path, model: Model, seed: int) -> Path:
+    """Written last: the model is finished."""
+    return folder / f"seed-{seed}" / model.name / "measured.json"
+
+
+def run_model(model: Model, seed: int, bench: Bench, settings: Settings, accelerator: Accelerator) -> None:
+    """Train a model where it is not there yet, and measure it."""
+    own = result_file(Path(settings.output), model, seed).parent
+    paradigm = trained(model, seed, bench, settings, own, accelerator)
+    if accelerator.is_main_process:
+        corpus = bench.collection.corpus
+        with tempfile.TemporaryDirectory(dir=own) as folder:
+            began = time.perf_counter()
+            index = ExactIndex.build(
+                paradigm,
+                corpus.ids,
+                corpus,
+                Path(folder) / "index",
+                precision=accelerator.mixed_precision,
+            )
+            took = {"encode seconds": time.perf_counter() - began}
+            measured = measure(
+                paradigm,
+                index,
+                corpus,
+                bench.test,
+                settings.searched(),
+                settings.table_tokens,
+                settings.timed,
+                settings.examples,
+            )
+            measured["dev"] = dev_measure(paradigm, index, bench.dev, settings.table_tokens)
+        measured["cost"] = json.loads((own / "cost.json").read_text(encoding="utf-8")) | took
+        write_json(result_file(Path(settings.output), model, seed), asdict(model) | {"seed": seed} | measured)
+    accelerator.wait_for_everyone()
+    accelerator.free_memory()
+
+
+def trained(
+    model: Model, seed: int, bench: Bench, settings: Settings, own: Path, accelerator: Accelerator
+) -> Paradigm:
+    """The model in its last state, which nothing chose: own/checkpoint, and what it took, own/cost.json."""
+    finished = (own / "checkpoint").is_dir()
+    accelerator.wait_for_everyone()  # before any process can finish it
+    if not finished:
+        small = Path(settings.output) / f"seed-{seed}" / "small-t5"
+        backbone = t5_folder(settings.backbone, bench.collection, small, seed, accelerator)
+        torch.manual_seed(seed)
+        # The same tokens for both objectives: the texts' own, punctuation included.
+        lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
+        options: dict[str, Any] = lengths | {"skip": "", "special_tokens": False}
+        make = colbert if model.k_train is None else partial(xtr, k_train=model.k_train)
+        paradigm = make(backbone, **options).to(accelerator.device)
+        names = TrainingSettings.__dataclass_fields__.keys() & asdict(settings).keys()
+        chosen = {name: getattr(settings, name) for name in names} | {"batch_size": model.batch_size}
+        training = TrainingSettings(**chosen, seed=seed, save_every=100)
+        nothing: Run = {}
+        paradigm = fit(
+            paradigm,
+            bench.collection,
+            (bench.train, Split({}, {})),
+            (bench.mined, nothing),
+            settings.negatives,
+            0,
+            training,
+            own / "training",
+            accelerator,
+        )
+        if accelerator.is_main_process:
+            write_json(own / "cost.json", cost(own / "training"))
+            paradigm.save_pretrained(own / "checkpoint")
+            shutil.rmtree(own / "training" / "last")  # three times the model, and nothing goes on from there
+        accelerator.wait_for_everyone()
+    saved = Paradigm.from_pretrained(own / "checkpoint")
+    saved.to(accelerator.device).eval()
+    return saved
+
+
+def dev_measure(paradigm: Paradigm, index: ExactIndex, dev: Split, k: int) -> list[float]:
+    """RR@10 of every dev query by f_XTR' with k' = k: what k_train is chosen by."""
+    with torch.inference_mode():
+        searches = token_search(paradigm, index, dev.queries, k)
+        run = {found.query: imputed_run(found, index, k) for found in searches}
+    return per_query(run, dev.judgements, ("RR@10",)).values["RR@10"].tolist()
+
+
+def cost(folder: Path) -> Measured:
+    """Steps, seconds, and the loss at the first and last logged step."""
+    lines = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    losses: Sequence[dict[str, float]] = [line for line in map(json.loads, lines) if "loss" in line]
+    return {
+        "steps": losses[-1]["step"],
+        "train seconds": training_seconds(folder),
+        "first loss": losses[0]["loss"],
+        "last loss": losses[-1]["loss"],
+    }
+
+
+if __name__ == "__main__":
+    main(from_command_line(Settings, __doc__ or ""))
