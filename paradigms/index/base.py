@@ -154,7 +154,6 @@ class TokenIndex(GrowingStore, ABC):
     def _impute(self, recipe: Recipe, parts: list[Tokens], k: int, bar: Any) -> list[list[Tensor]]:
         """As `_gather`, from retrieved tokens alone: Eq. 4."""
         task = bar.add_task(f"search {recipe.name}", total=sum(len(q.mask) for q in parts))
-        corpus = int(np.diff(self.offsets)[self.living].sum())
         found: list[list[Tensor]] = []
         for queries in parts:
             found.append([])
@@ -165,7 +164,7 @@ class TokenIndex(GrowingStore, ABC):
                     continue
                 rows, owners = np.unique(self._owners(tokens), return_inverse=True)
                 documents = torch.from_numpy(owners.reshape(tokens.shape)).to(tokens.device)
-                missing = IMPUTATIONS[recipe.imputation](scores, corpus)
+                missing = IMPUTATIONS[recipe.imputation](scores, self.living_tokens)
                 filled = retrieved_rel(scores, documents, len(rows), missing)
                 there = rows >= 0  # −1 owns what was not found
                 found[-1].append(self._best(filled[torch.from_numpy(there)], rows[there], k))
@@ -234,6 +233,10 @@ class TokenIndex(GrowingStore, ABC):
 
     def _load(self) -> None:
         super()._load()
+        lengths = np.diff(self.offsets)
+        self.living_tokens = int(lengths[self.living].sum())
+        # Which tokens belong to deleted documents; None where no document is deleted.
+        self.dead = None if self.living.all() else np.repeat(~self.living, lengths)
         self._ordered: tuple[np.ndarray, np.ndarray] | None = None
 
     @property

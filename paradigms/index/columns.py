@@ -144,7 +144,7 @@ class ColumnFolder:
             found = {} if afresh else self.read()
         except DEFECTS:
             found = {}
-        if begin.items() <= found.items():
+        if found and begin.items() <= found.items():
             return
         if found.get("documents"):
             warnings.warn(

@@ -1,0 +1,170 @@
+"""top-k_d rel(d, q) among documents whose tokens FAISS finds near the query's: any index of its factory.
+
+Beside the float16 store of an exact index lies a FAISS index of the same token vectors under inner product
+(Douze et al. 2024, arXiv:2401.08281). gather is `core.rel`, exactly, of the documents that own one of the k'
+(`Recipe.search_tokens`) tokens retrieved for each query token: Khattab & Zaharia 2020, §3.6. impute is
+`xtr.imputed_rel` of the retrieved similarities as FAISS approximates them: Lee et al. 2023, Eq. 4. Both are
+exact where the factory's index is ("Flat") and k' reaches every token.
+
+FAISS parses its file in native code: checksums tell damage, not malice, so open only files that you trust.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paradigms.index.base import TokenIndex
+from paradigms.index.columns import Writer
+
+FILE = "tokens.faiss"
+ADDED = 1 << 16  # vectors that are added at once
+SMALL = 1 << 16  # tokens up to which all of them are compared
+MOST_LISTS = 1 << 12  # of the default: what SAMPLE vectors can train
+SAMPLE = 1 << 18  # vectors that train an index
+BLAS_QUERIES = 800  # per thread, from which FAISS leaves distances to BLAS: its own 20 is slow on few threads
+
+
+@dataclass(frozen=True)
+class FaissSettings:
+    """factory: what `faiss.index_factory` takes; empty: all tokens in float16 where they are few, else
+    inverted lists of them. probes: lists that are read for each query token. seed: of the training sample."""
+
+    factory: str = ""
+    probes: int = 16
+    seed: int = 0
+
+
+class FaissIndex(TokenIndex):
+    """Candidates from a FAISS token index. Deterministic given the seed, for inverted lists and flat indexes.
+
+    `probes` may be set before a search. An addition or compaction writes the FAISS file anew.
+    """
+
+    kind = "faiss"
+    Settings = FaissSettings
+
+    def token_search(self, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The k most similar stored tokens of each query token [t, h], as FAISS finds and scores them."""
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}")
+        wanted = min(k, self.living_tokens)
+        if not wanted or not len(vectors):
+            return vectors.new_zeros((len(vectors), wanted)), vectors.new_zeros((len(vectors), wanted)).long()
+        faiss, index = _faiss(), self._read()
+        lists = faiss.try_extract_index_ivf(index)
+        if lists is not None:
+            lists.nprobe = self.probes
+        queries = np.ascontiguousarray(vectors.float().cpu().numpy())
+        asked = wanted
+        while True:
+            with _threads(faiss):
+                scores, rows = index.search(queries, asked)
+            found = rows >= 0
+            if self.dead is not None:
+                found &= ~self.dead[rows]
+            ended = (rows[:, -1] < 0) | (found.sum(1) >= wanted)
+            if ended.all() or asked == index.ntotal:
+                break
+            asked = min(2 * asked, index.ntotal)
+        kept = np.argsort(~found, axis=1, kind="stable")[:, :wanted]
+        scores, rows = np.where(found, scores, -np.inf), np.where(found, rows, -1)
+        best, tokens = (torch.from_numpy(np.take_along_axis(a, kept, 1)) for a in (scores, rows))
+        return best.to(vectors), tokens.to(vectors.device)
+
+    def _derive(self, writer: Writer, start: int) -> None:
+        vectors = writer.array("vectors.bin", self._columns()["vectors"])
+        if not len(vectors):
+            writer.remove(FILE)
+            return
+        faiss, file = _faiss(), writer.path(FILE)
+        with _threads(faiss):
+            index = self._trained_index(vectors) if file is None else faiss.read_index(str(file))
+            if index.ntotal > start:
+                index.reset()
+            for first in range(index.ntotal, len(vectors), ADDED):
+                index.add(vectors[first : first + ADDED].astype(np.float32))
+            with writer.replacing(FILE) as path:
+                faiss.write_index(index, str(path))
+
+    def _trained_index(self, vectors: np.ndarray) -> Any:
+        """An empty index of the factory, trained on a sample."""
+        faiss = _faiss()
+        factory = self.settings.factory or default_factory(len(vectors))
+        try:
+            index = faiss.index_factory(vectors.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
+        except RuntimeError as error:
+            raise ValueError(f"FAISS makes no index of {factory!r}: {error}") from error
+        for part in _nested(faiss, index):
+            if hasattr(part, "do_polysemous_training"):
+                part.do_polysemous_training = False  # slow, and of use only for a search in Hamming space
+        if not index.is_trained:
+            random = np.random.default_rng(self.settings.seed)
+            rows = random.choice(len(vectors), min(SAMPLE, len(vectors)), replace=False)
+            try:
+                index.train(vectors[np.sort(rows)].astype(np.float32))
+            except RuntimeError as error:
+                raise ValueError(f"{len(vectors)} tokens do not train {factory!r}: {error}") from error
+        return index
+
+    def _read(self) -> Any:
+        path: Path | None = self._table.path(FILE)
+        if path is None:
+            raise self._table.damaged(FILE, "not in the manifest")
+        if self._opened is None:
+            try:
+                self._opened = _faiss().read_index(str(path))
+            except RuntimeError as error:
+                raise self._table.damaged(path.name, str(error)) from error
+            if self._opened.ntotal != self.offsets[-1]:
+                raise self._table.damaged(path.name, f"{self._opened.ntotal} of {self.offsets[-1]} tokens")
+        return self._opened
+
+    def _load(self) -> None:
+        super()._load()
+        self.probes: int = getattr(self, "probes", self.settings.probes)
+        self._opened: Any = None
+
+
+def default_factory(tokens: int) -> str:
+    """A flat float16 index of few tokens; else 4√tokens inverted lists, as a power of 2."""
+    if tokens <= SMALL:
+        return "SQfp16"
+    lists = min(MOST_LISTS, 1 << round(math.log2(4 * math.sqrt(tokens))))
+    return f"IVF{lists},SQfp16"
+
+
+def _nested(faiss: Any, index: Any) -> Iterator[Any]:
+    """An index and those that it is made of."""
+    index = faiss.downcast_index(index)
+    yield index
+    for name in ("index", "base_index"):
+        if hasattr(index, name):
+            yield from _nested(faiss, getattr(index, name))
+
+
+def _faiss() -> Any:
+    import faiss  # takes a while, and only this index needs it
+
+    return faiss
+
+
+@contextmanager
+def _threads(faiss: Any) -> Iterator[None]:
+    """As many threads as torch has: FAISS counts its own."""
+    threads, least = faiss.omp_get_max_threads(), faiss.cvar.distance_compute_blas_threshold
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    faiss.cvar.distance_compute_blas_threshold = BLAS_QUERIES * torch.get_num_threads()
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(threads)
+        faiss.cvar.distance_compute_blas_threshold = least
