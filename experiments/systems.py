@@ -25,8 +25,16 @@ if TYPE_CHECKING:
 def searcher(
     paradigm: Paradigm | Generative, corpus: Corpus, folder: Path, precision: str
 ) -> tuple[Callable[..., Run], Callable[..., Run], float]:
-    """(search, rerank, bytes per document) over the corpus, encoded into `folder` where it has to be."""
+    """(search, rerank, bytes per document) over the corpus, encoded into `folder` where it has to be.
+
+    ValueError for a generative paradigm that names the documents of another corpus.
+    """
     if isinstance(paradigm, Generative):
+        if paradigm.identifiers.documents != corpus.ids:
+            raise ValueError(
+                f"{paradigm.name} names the {len(paradigm.identifiers.documents):,} documents of another "
+                f"corpus, not these {len(corpus):,}: a generative paradigm ranks the corpus it was built for"
+            )
         retriever = GenerativeRetriever(paradigm)
         return retriever.search, retriever.rerank, retriever.bytes_per_document
     index = ExactIndex.build(paradigm, corpus.ids, corpus, folder, precision=precision, progress=True)

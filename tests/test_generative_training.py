@@ -17,6 +17,7 @@ import torch
 import train as train_script
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
+from systems import searcher
 from transformers import AutoModelForSeq2SeqLM
 
 from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm, load
@@ -308,6 +309,14 @@ def test_a_generative_paradigm_has_a_small_t5_where_none_is_named(collection: Pa
     run(train_script, **training(collection, "", tmp_path, paradigm="seal", steps=1, dev_queries=0))
     assert (tmp_path / "small-t5" / "model.safetensors").is_file()
     assert json.loads((tmp_path / "config.json").read_text())["backbone"] == "small"
+
+
+def test_a_generative_paradigm_is_compared_on_its_own_corpus_alone(t5: Path, tmp_path: Path) -> None:
+    """Ids of two collections may be equal: a search would find documents of the wrong one."""
+    model = build("genre", t5, t5)
+    assert len(searcher(model, CORPUS, tmp_path, "no")) == 3
+    with pytest.raises(ValueError, match="genre names the 16 documents of another corpus, not these 15"):
+        searcher(model, Corpus(CORPUS.ids[:15], TEXTS[:15]), tmp_path, "no")
 
 
 @pytest.mark.parametrize(
