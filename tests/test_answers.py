@@ -64,6 +64,7 @@ def slowly(text: str, answers: list[str]) -> bool:
         ("東京都は日本の首都", ["東京"], False),  # no spaces: the sentence is one token, as in DPR's code
         ("東京 は首都", ["東京"], True),
         ("ΟΔΟΣ", ["οδος"], True),  # each token lowered by itself, on both sides alike
+        ("a ≯ b", [">"], True),  # decomposed into > and a mark, which is no letter's
         ("snake_case", ["snake"], True),  # unlike \\w, an underscore is a token
     ],
 )

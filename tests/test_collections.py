@@ -97,6 +97,9 @@ def test_what_miracl_lacks_is_named(tmp_path: Path) -> None:
     put(folder / "docs-2.jsonl.gz", '{"docid": "7#0"}\n{"id": 3}\n')
     with pytest.raises(ValueError, match=r'docs-2\.jsonl\.gz, line 2: not a passage in JSON with a "docid"'):
         load(folder)
+    put(folder / "docs-2.jsonl.gz", '{"docid": ""}\n')
+    with pytest.raises(ValueError, match=r'docs-2\.jsonl\.gz, line 1: the "docid" is empty'):
+        load(folder)
     put(folder / "docs-2.jsonl.gz", '{"docid": "7#0", "text": 3}\n')
     with pytest.raises(ValueError, match=r"docs-2\.jsonl\.gz, line 1: 'text' is not a string but 3"):
         load(folder)
@@ -152,6 +155,9 @@ def test_what_lotte_lacks_is_named(tmp_path: Path) -> None:
         load(folder)
     put(folder / "collection.tsv", "0\tcats\n\n1 dogs\n")
     with pytest.raises(ValueError, match=r"collection\.tsv, line 3: not an id and a text"):
+        load(folder)
+    (folder / "collection.tsv").write_bytes(b"0\tcats\n1\t\xff\n")
+    with pytest.raises(ValueError, match=r"collection\.tsv, line 2: not UTF-8 text"):
         load(folder)
     for file in folder.glob("questions.*"):
         file.unlink()
@@ -251,6 +257,7 @@ def test_answers_and_groups_are_part_of_the_fingerprint(tmp_path: Path) -> None:
             r"two files of questions have one name: .*P17\.test\.json and .*P17\.test",
         ),
         ("psgs_w100.tsv", "id\ttext\ttitle\n1\tx\n", r"psgs_w100\.tsv, line 2: 2 columns where 3 belong"),
+        ("psgs_w100.tsv", "1\tx\ty\n\tx\ty\n", r"psgs_w100\.tsv, line 2: the passage has no id"),
         ("psgs_w100.tsv", '1\t"x\ty\n', r"psgs_w100\.tsv, line 1: 2 columns where 3 belong"),
     ],
 )

@@ -48,7 +48,7 @@ def write_folder(collection: Collection, path: str | Path) -> None:
     """Write a collection in BEIR layout (plain .jsonl), whole or not at all.
 
     A title with which the text does not begin is written as `metadata.title`, where it joins no text.
-    ValueError for a collection with answers, which this layout has no place for.
+    ValueError for what this layout has no place for: answers, and one id of different queries in two splits.
     """
     if any(split.answers for split in collection.splits.values()):
         raise ValueError(f"{collection.name} has answers, which a folder in BEIR layout cannot hold")

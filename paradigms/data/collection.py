@@ -68,7 +68,7 @@ class Split:
 
     answers: query id -> the answers that count, where a document is relevant that contains one (open-domain
     question answering); judgements may then be empty. groups: query id -> its group, where means are
-    macro-averages over groups, such as the relations of EntityQuestions. Both name every query or none.
+    macro-averages over groups, such as the relations of EntityQuestions; every query has one or none has.
     """
 
     queries: dict[str, str]

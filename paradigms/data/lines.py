@@ -95,6 +95,14 @@ def byte_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
             raise ValueError(f"{path}: not a whole gzip file ({error})") from error
 
 
+def decoded(line: bytes, where: str) -> str:
+    """The line's text without its end. ValueError says where it is not UTF-8."""
+    try:
+        return line.decode("utf-8-sig").strip("\r\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where}: not UTF-8 text ({error.reason})") from error
+
+
 def _mapped(path: Path) -> mmap.mmap | bytes:
     with open(path, "rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from paradigms.data.collection import Collection, assemble
 from paradigms.data.files import numbered_lines
-from paradigms.data.lines import Document, read_documents
+from paradigms.data.lines import Document, decoded, read_documents
 
 MEASURES = ("Success@5",)
 QUESTIONS = re.compile(r"questions\.(?P<split>\w+)\.tsv")
@@ -46,7 +46,7 @@ def read_lotte(folder: Path) -> Collection:
 
 
 def _document(line: bytes, where: str) -> Document:
-    id, text = _columns(line.decode("utf-8").strip("\r\n"), where)
+    id, text = _columns(decoded(line, where), where)
     return id, "", text
 
 

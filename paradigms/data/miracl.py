@@ -78,6 +78,8 @@ def _document(line: bytes, where: str) -> Document:
     for key in ("docid", "title", "text"):
         if not isinstance(row.get(key, ""), str):
             raise ValueError(f"{where}: {key!r} is not a string but {row[key]!r}")
+    if not id:
+        raise ValueError(f'{where}: the "docid" is empty')
     return id, title_of(row), text_of(row)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from paradigms.data.collection import Collection, Problems, assemble, joined
 from paradigms.data.files import numbered_lines
-from paradigms.data.lines import Document, read_documents
+from paradigms.data.lines import Document, decoded, read_documents
 
 MEASURES = ("Success@20", "Success@100", "Success@5", "Success@1")
 PASSAGES = ("psgs_w100.tsv", "psgs_w100.tsv.gz", "passages.tsv", "passages.tsv.gz")
@@ -89,10 +89,12 @@ def _question_files(folder: Path) -> dict[str, Path]:
 
 
 def _document(line: bytes, where: str) -> Document | None:
-    row = _row(line.decode("utf-8-sig"), where, 3, "id, text, title")
+    row = _row(decoded(line, where), where, 3, "id, text, title")
     if row == ["id", "text", "title"]:
         return None
     id, text, title = row
+    if not id:
+        raise ValueError(f"{where}: the passage has no id")
     return id, title.strip(), joined(title, text)
 
 
