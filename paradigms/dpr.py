@@ -3,6 +3,10 @@
 Karpukhin et al. 2020 (EMNLP). A is the 1×1 one and reads nothing; Z = 1. The paper uses two BERT towers,
 [CLS] and the raw inner product; here the tower is shared and similarities are cosines by default, which
 with mean pooling is also what the sentence-transformers family trains.
+
+DE-BERT-k of Luan et al. 2021 (TACL), §4.1, is dpr(backbone, dim=k, layer_norm=True, normalize=False): [CLS],
+a linear projection to k, layer normalisation, the inner product; without a projection (its k = 768)
+dpr(backbone, normalize=False).
 """
 
 from __future__ import annotations
@@ -14,8 +18,13 @@ from paradigms.model import Paradigm
 
 
 def dpr(backbone: str | Path, **settings: Any) -> Paradigm:
-    """DPR over `backbone`; settings are fields of `encode.EncoderSettings`."""
+    """DPR over `backbone`; settings are fields of `encode.EncoderSettings`. τ is 1 of inner products."""
     defaults = {"query_vectors": "pooled", "document_vectors": "pooled", "dim": None}
     return Paradigm.build(
-        backbone, defaults | settings, name="dpr", align="all_pairs", normalise="one", temperature=0.05
+        backbone,
+        defaults | settings,
+        name="dpr",
+        align="all_pairs",
+        normalise="one",
+        temperature=0.05 if settings.get("normalize", True) else 1.0,
     )

@@ -36,6 +36,7 @@ class EncoderSettings:
     first: int = 8  # m of ME-BERT: vectors kept by "first"
     pooling: Literal["cls", "mean"] = "cls"
     dim: int | None = 128  # h; None keeps the encoder's own width and adds no projection
+    layer_norm: bool = False  # of every vector, after the projection, with a trained gain and bias
     normalize: bool = True  # L2: similarities are cosines
     pooled_dim: int = 0  # COIL: width of the pooled vector that joins the tokens; 0 = none
     query_length: int = 32
@@ -60,6 +61,8 @@ class EncoderSettings:
             raise ValueError(f"pooled_dim={self.pooled_dim} must be a multiple of dim={self.dim}")
         if self.pooled_dim and "pooled" in (self.query_vectors, self.document_vectors):
             raise ValueError("pooled_dim joins a pooled vector to token vectors; these vectors are pooled")
+        if self.pooled_dim and self.layer_norm:
+            raise ValueError("layer_norm is of vectors of width dim; the pooled vector has pooled_dim")
         for name in ("query_length", "document_length", "first", "dim", "iterations"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -86,9 +89,11 @@ class Batch:
     input_ids: Int[Tensor, "x l"]
     attention_mask: Int[Tensor, "x l"]
     counts: Bool[Tensor, "x l"]
+    types: Int[Tensor, "x l"] | None = None  # which of two joined texts a token is of; None = one text
 
     def to(self, device: torch.device | str) -> Batch:
-        return Batch(*(getattr(self, f.name).to(device) for f in fields(self)))
+        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Batch(**{name: t.to(device) for name, t in tensors.items() if t is not None})
 
 
 class _Layout(NamedTuple):
@@ -113,6 +118,7 @@ class TextEncoder(nn.Module):
         # Rows orthonormal: a random projection, which keeps the pretrained geometry up to the error that
         # theory/projections.py bounds, so training starts from similarities that already mean something.
         self.projection = _orthogonal(width, settings.dim) if settings.dim else None
+        self.layer_norm = nn.LayerNorm(settings.dim or width) if settings.layer_norm else None
         self.pooled_projection = _orthogonal(width, settings.pooled_dim) if settings.pooled_dim else None
         self.salience_heads = nn.ModuleDict(
             {side: _salience_head(settings.dim or width) for side in SIDES if settings.weighs(side)}
@@ -197,7 +203,10 @@ class TextEncoder(nn.Module):
 
     def forward(self, batch: Batch, side: Side) -> Tokens:
         """Tokens of x texts with axes [1, x, l, h] for documents and [x, 1, l, h] for queries."""
-        hidden = self.backbone(batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state
+        types = {} if batch.types is None else {"token_type_ids": batch.types}
+        hidden = self.backbone(
+            batch.input_ids, attention_mask=batch.attention_mask, **types
+        ).last_hidden_state
         pooled = self._pool(hidden, batch.attention_mask)
         counts, ids = batch.counts.any(-1, keepdim=True), None
         if self._vectors(side) == "pooled":
@@ -225,7 +234,8 @@ class TextEncoder(nn.Module):
         return (hidden * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True)
 
     def _project(self, vectors: Tensor) -> Tensor:
-        return vectors if self.projection is None else self.projection(vectors)
+        vectors = vectors if self.projection is None else self.projection(vectors)
+        return vectors if self.layer_norm is None else self.layer_norm(vectors)
 
     def _finish(self, vectors: Tensor) -> Tensor:
         vectors = vectors if vectors.dtype == torch.float64 else vectors.float()  # similarities in float32

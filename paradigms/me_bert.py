@@ -1,7 +1,11 @@
 """rel(d, q) = max_{i ≤ m} dᵢᵀq: a document is its first m token vectors, a query is one vector.
 
-Luan et al. 2021 (TACL), §4: ME-BERT. A reads S: argmax over i; Z = 1. With m = 1 and [CLS] pooling it is
-DPR. Documents shorter than m have fewer vectors; padding never wins the max.
+Luan et al. 2021 (TACL), §3: ME-BERT. A reads S: argmax over i; Z = 1. With m = 1 and [CLS] pooling it is
+DPR. Documents shorter than m have fewer vectors; padding never wins the max. As a max over inner products,
+its exact search is that of one vector among m entries per document.
+
+ME-BERT-k of §4.1 is me_bert(backbone, dim=k, layer_norm=True, normalize=False), with the projection and layer
+normalisation of DE-BERT-k (see dpr.py); of ME-BERT-k the paper names the projection alone.
 """
 
 from __future__ import annotations
@@ -13,7 +17,10 @@ from paradigms.model import Paradigm
 
 
 def me_bert(backbone: str | Path, **settings: Any) -> Paradigm:
-    """ME-BERT over `backbone`; m is the setting `first`, the others are those of `EncoderSettings`."""
+    """ME-BERT over `backbone`; m is the setting `first`, the others are those of `EncoderSettings`.
+
+    τ is 1 of inner products.
+    """
     defaults = {"query_vectors": "pooled", "document_vectors": "first", "dim": None}
     return Paradigm.build(
         backbone,
@@ -21,5 +28,5 @@ def me_bert(backbone: str | Path, **settings: Any) -> Paradigm:
         name="me_bert",
         align="query_to_document",
         normalise="one",
-        temperature=0.05,
+        temperature=0.05 if settings.get("normalize", True) else 1.0,
     )
