@@ -82,7 +82,7 @@ class Codec:
         return _nearest(vectors, self.centroids.to(vectors.device)).cpu()
 
     def encode(self, vectors: Float[Tensor, "t h"]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Codes [t, h·b/8], scales [t] and centroids [t] of vectors, in as few bytes as they need."""
+        """Codes uint8 [t, h·b/8], scales uint8 [t] and centroids uint16 [t] of vectors."""
         from paradigms.index import loops
 
         vectors = padded(vectors, self.bits)
@@ -93,7 +93,7 @@ class Codec:
         loops.encode(residuals, self.spread, self.bits, np.float32(STEPS[self.bits]), codes, scales)
         with np.errstate(divide="ignore"):
             level = np.rint(np.log2(scales) * MANTISSA) + 240
-        return codes, level.clip(0, 255).astype(np.uint8), nearest.numpy().astype(self.centroid_type)
+        return codes, level.clip(0, 255).astype(np.uint8), nearest.numpy().astype(np.uint16)
 
     def decode(self, codes: np.ndarray, scales: np.ndarray, centroids: np.ndarray) -> Float[Tensor, "t h"]:
         """The vectors that codes stand for, of the padded width."""
@@ -111,11 +111,6 @@ class Codec:
     def code_bytes(self) -> int:
         """Bytes of a token's codes."""
         return len(self.spread) * self.bits // 8
-
-    @property
-    def centroid_type(self) -> str:
-        """The number that names a centroid."""
-        return "uint8" if len(self.packed) <= 256 else "uint16"
 
     def _residuals(self, vectors: Float[Tensor, "t h"], nearest: Int[Tensor, " t"]) -> Float[Tensor, "t h"]:
         return vectors.cpu() - self.centroids[nearest]
