@@ -2,10 +2,32 @@
 
 `columns` keeps files that change by whole commits, `store` the tokens of documents in them, all or by
 `pruning` the most salient; `grow` makes and changes them. `base` is what every index can do: build, open,
-search, rerank, add, delete, compact. `exact` scores every document, `faiss_index` those that FAISS finds.
+search, rerank, add, delete, compact. `exact` scores every document, `faiss_index` those that FAISS finds;
+`compressed` keeps `codes` of tokens and looks into a few lists of them, with the inner loops of `kernels`.
+
+    index = CompressedIndex.build(paradigm, ids, texts, "folder", bits=4)
+    index = open_index("folder")                  # of any kind
+    index.search(paradigm, {"q": "a query"}, 10)  # {"q": {id: score, …}}
 """
 
+import json
+from pathlib import Path
+
+from paradigms.index.base import TokenIndex
+from paradigms.index.columns import MANIFEST
+from paradigms.index.compressed import CompressedIndex
 from paradigms.index.exact import ExactIndex
 from paradigms.index.faiss_index import FaissIndex
 
-__all__ = ["ExactIndex", "FaissIndex"]
+__all__ = ["INDEXES", "CompressedIndex", "ExactIndex", "FaissIndex", "TokenIndex", "open_index"]
+
+INDEXES: dict[str, type[TokenIndex]] = {kind.kind: kind for kind in (ExactIndex, FaissIndex, CompressedIndex)}
+
+
+def open_index(folder: str | Path, *, verify: bool = True) -> TokenIndex:
+    """The index in a folder, of whichever kind it says it is. Errors as of `TokenIndex.open`."""
+    try:
+        kind = json.loads((Path(folder) / MANIFEST).read_text(encoding="utf-8")).get("kind")
+    except (OSError, ValueError, AttributeError):
+        kind = None
+    return INDEXES.get(kind, ExactIndex).open(folder, verify=verify)
