@@ -520,16 +520,16 @@ def test_encoded_queries_need_no_paradigm(paradigm: Paradigm, tmp_path: Path) ->
 
 
 def test_long_candidate_lists_are_scored_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    index = build(tmp_path / "index", documents(20))
+    index = build(tmp_path / "index", documents(20), FaissIndex, factory="Flat")
     candidates = [index.ids, index.ids[::-3]]
     whole = index.rerank_tokens(RECIPE, queries(), candidates)
-    monkeypatch.setattr(base, "RETRIEVED", 1)
-    monkeypatch.setattr(base, "SIZES", {"cpu": (7, 1)})
+    assert index.rerank_tokens(RECIPE, queries(), [["d3"], []]) == [{"d3": whole[0]["d3"]}, {}]
+    seen: list[int] = []
+    score = base.score
+    monkeypatch.setattr(base, "CANDIDATES", 20)
+    monkeypatch.setattr(base, "score", lambda r, d, q: seen.append(d.mask.numel()) or score(r, d, q))
     assert index.rerank_tokens(RECIPE, queries(), candidates) == whole
-    assert index.search_tokens(RECIPE, queries(), 20) == [
-        whole[0],
-        index.search_tokens(RECIPE, queries(), 20)[1],
-    ]
+    assert 10 < max(seen) <= 20
 
 
 def twin(recipe: Recipe, corpus: Tokens) -> torch.Tensor:

@@ -32,6 +32,7 @@ from paradigms.progress import progress_bar
 
 QUERIES = 64  # encoded at once, texts of like length together
 RETRIEVED = 1 << 22  # retrieved tokens, of all query tokens of a slice of queries, that are held at once
+CANDIDATES = 1 << 17  # padded tokens of one query's candidates that are scored at once
 # Padded tokens of a block of documents, and entries of S at once: on a processor what its cache holds.
 SIZES = {"cpu": (1 << 12, 1 << 20)}
 LARGE_SIZES = (1 << 17, 1 << 26)
@@ -189,9 +190,8 @@ class TokenIndex(GrowingStore, ABC):
     def _score_rows(self, recipe: Recipe, query: Tokens, rows: np.ndarray) -> Tensor:
         """`maxima.score` of one query and documents by row: [1, n]."""
         device = query.mask.device
-        limit, _ = SIZES.get(device.type, LARGE_SIZES)
         whole = reads_pool(recipe) or not len(rows)
-        blocks = [rows] if whole else self.blocks(max(limit, RETRIEVED // query.mask.shape[-1]), rows)
+        blocks = [rows] if whole else self.blocks(CANDIDATES, rows)
         return torch.cat([score(recipe, self.tokens(block, device), query) for block in blocks], 1)
 
     def _owners(self, tokens: Tensor) -> np.ndarray:

@@ -51,6 +51,7 @@ class FaissIndex(TokenIndex):
 
     kind = "faiss"
     Settings = FaissSettings
+    _opened: Any
 
     def token_search(self, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k most similar stored tokens of each query token [t, h], as FAISS finds and scores them."""
@@ -131,7 +132,7 @@ class FaissIndex(TokenIndex):
     def _load(self) -> None:
         super()._load()
         self.probes: int = getattr(self, "probes", self.settings.probes)
-        self._opened: Any = None
+        self._opened = None
 
 
 def default_factory(tokens: int) -> str:

@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -274,11 +273,11 @@ class GrowingStore(TokenStore):
         """Append documents; the manifest's entries that say how many there are then."""
         state = {name: int(self.manifest[name]) for name in ("documents", "tokens")}
         uncommitted, seen = 0, set(self._positions)
-        for part in self._trained(writer, parts):
+        for part in parts:
             for id in part.ids:
                 if id in seen:
                     raise ValueError(
-                        f"document {id!r} is there already: ids are different, or deleted before"
+                        f"document {id!r} is there already: every id needs one document, or delete it first"
                     )
                 seen.add(id)
             tokens = part.tokens()
@@ -303,31 +302,9 @@ class GrowingStore(TokenStore):
                 uncommitted = 0
         return state
 
-    def _trained(self, writer: Writer, parts: Iterator[Part]) -> Iterator[Part]:
-        """The same parts, once what is to be learned from the first of them is learned."""
-        wanted = self._sample()
-        if not wanted:
-            yield from parts
-            return
-        held: list[Part] = []
-        rows: list[dict[str, np.ndarray]] = []
-        while wanted > 0 and (part := next(parts, None)) is not None:
-            tokens = part.tokens()
-            held.append(part._replace(tokens=partial(_same, tokens)))
-            rows.append(self._rows(tokens))
-            wanted -= len(rows[-1]["vectors"])
-        if rows:
-            self._train(writer, {name: np.concatenate([part[name] for part in rows]) for name in rows[0]})
-        yield from held
-        yield from parts
-
 
 class OtherDocuments(Exception):
     """A build that was called again with documents that are not those of the time before."""
-
-
-def _same(tokens: Tokens) -> Tokens:
-    return tokens
 
 
 def _lines(ids: Iterable[str]) -> bytes:

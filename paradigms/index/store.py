@@ -38,7 +38,7 @@ class TokenStore:
     which rows count, and len() how many.
 
     A kind of index names itself, its Settings (a dataclass of numbers and words), and may store tokens in
-    columns of its own by overriding `_columns`, `_encode`, `_decode`, `_sample`, `_train` and `_derive`.
+    columns of its own by overriding `_columns`, `_encode`, `_decode` and `_derive`.
     """
 
     kind: ClassVar[str] = "tokens"
@@ -164,13 +164,6 @@ class TokenStore:
     def _decode(self, rows: Rows) -> dict[str, np.ndarray]:
         """What `_encode` was given, as far as columns hold it, of some rows of tokens."""
         return {name: np.array(column[rows]) for name, column in self.fields.items()}
-
-    def _sample(self) -> int:
-        """How many tokens `_train` wants before any is stored; 0 where nothing is to be trained or it was."""
-        return 0
-
-    def _train(self, writer: Writer, rows: dict[str, np.ndarray]) -> None:
-        """Learn from the first tokens what `_encode` needs, and leave it in files of `writer`."""
 
     def _derive(self, writer: Writer, start: int) -> None:
         """Bring files that depend on all rows up to date: tokens from `start` on are new.
