@@ -110,6 +110,9 @@ class Settings:
         unknown = [name for name in [*self.trained_with, self.wrong_default] if name not in STRATEGIES]
         if unknown:
             raise SystemExit(f"unknown alignment {', '.join(unknown)}; there are {', '.join(STRATEGIES)}")
+        for name in ("collections", "trained_with", "seeds"):
+            if not getattr(self, name):
+                raise SystemExit(f"{name} must name at least one")
         if self.depth < 1 or not self.shots or min(self.shots) < 1:
             raise SystemExit("depth and every number of shots must be at least 1")
         if not all(0 < level < 1 for level in self.levels):

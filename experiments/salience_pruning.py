@@ -104,6 +104,12 @@ class Settings:
         unknown = [name for name in self.methods if name not in METHODS]
         if unknown:
             raise SystemExit(f"unknown method {', '.join(unknown)}; there are {', '.join(METHODS)}")
+        for name in ("methods", "seeds"):
+            if not getattr(self, name):
+                raise SystemExit(f"{name} must name at least one")
+        keeps = [*self.query_keeps, *self.document_keeps]
+        if not all(0 < keep <= 1 for keep in keeps):
+            raise SystemExit(f"a share of tokens that is kept must lie in (0, 1], got {keeps}")
         self.output = self.output or f"results/salience-pruning-{folder_name(self.collection)}"
 
     def pairs(self) -> list[tuple[float, float]]:

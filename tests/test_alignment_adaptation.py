@@ -170,6 +170,9 @@ def test_a_checkpoint_is_taken_as_it_is(
 def test_wrong_settings_are_named(collection: Path, tiny_bert: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="unknown alignment k=3; there are k=1, k=2"):
         run(collection, tiny_bert, tmp_path / "a", trained_with='["k=3"]')
+    for name in ("collections", "trained_with", "seeds"):
+        with pytest.raises(SystemExit, match=f"{name} must name at least one"):
+            run(collection, tiny_bert, tmp_path / "a", **{name: "[]"})
     with pytest.raises(SystemExit, match="a level must lie in"):
         run(collection, tiny_bert, tmp_path / "a", levels="[0.0]")
     with pytest.raises(SystemExit, match="--checkpoint: "):

@@ -156,7 +156,8 @@ def test_finished_models_are_kept_and_seeds_may_be_added(
         ({"methods": '["soft"]'}, "unknown method soft; there are entropic"),
         ({"collection": "nowhere"}, "no collection 'nowhere'"),
         ({"batch_size": 64}, "entropic, seed 0: a batch of 64"),
-        ({"document_keeps": "[0.0]"}, "pruning ratio"),
+        ({"document_keeps": "[0.0]"}, r"must lie in \(0, 1\]"),
+        ({"seeds": "[]"}, "seeds must name at least one"),
     ],
 )
 def test_what_cannot_be_run_ends_with_a_line(
