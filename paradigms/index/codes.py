@@ -2,9 +2,10 @@
 
 c: centroids of k-means over tokens (as in ColBERTv2, Santhanam et al. 2022, and PLAID), themselves kept as
 bytes. z ∈ {0, …, 2^b − 1}^h: the residual x − c, quantised uniformly. σ ∈ R^h: its spread per dimension, one
-for the whole index. s: a scale per token, one of 256 on a logarithm's steps, as residuals of one index differ
-in length by more than a quantiser of few levels can take. Since σ and s come out of the inner product, a
-query scores codes without decoding them: qᵀx ≈ qᵀc + s · ((σ ⊙ q)ᵀ z − (2^b − 1)/2 · Σ σ ⊙ q).
+for the whole index, and 0 in what only fills up a tile. s: a scale per token, one of 256 on a logarithm's
+steps, as residuals of one index differ in length by more than a quantiser of few levels can take. Since σ and
+s come out of the inner product, a query scores codes without decoding them:
+qᵀx ≈ qᵀc + s · ((σ ⊙ q)ᵀ z − (2^b − 1)/2 · Σ σ ⊙ q).
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from paradigms.progress import progress_bar
 # The step of the uniform quantiser of 2^b levels with the least squared error on N(0, 1).
 STEPS = {1: 1.5958, 2: 0.9957, 4: 0.3352, 8: 0.0308}
 MANTISSA = 16  # levels of s per factor of two: 2.2% off at most, where a code of 4 bits is 10% off
-LEVELS = np.concatenate([[0], 2.0 ** ((np.arange(1, 256) - 240) / MANTISSA)]).astype(np.float32)
+UNIT = 96  # the level at which s is the quantiser's step: residuals of 2^-6 to 2^10 times σ have their scale
+LEVELS = np.concatenate([[0], 2.0 ** ((np.arange(1, 256) - UNIT) / MANTISSA)]).astype(np.float32)
+NARROWEST = 0.25  # σ of a dimension at least, in shares of the mean: one that hardly varies costs no accuracy
 MOST_CENTROIDS = 1 << 16
 PER_CENTROID = 32  # tokens of the sample that k-means sees
 CELLS = 1 << 25  # similarities of tokens to centroids that are in memory at once
@@ -61,20 +64,22 @@ class Codec:
             raise ValueError(f"bits must be one of {', '.join(map(str, STEPS))}, got {bits}")
         if not len(sample):
             sample = sample.new_zeros((1, sample.shape[1]))
+        width = sample.shape[1]
         sample = padded(sample, bits)
         centres = _lloyd(sample, min(count, len(sample)), rounds, seed, progress).cpu()
         units = (centres.abs().amax(1) / 127).clamp(min=1e-12)
         codec = cls(
             (centres / units[:, None]).round().to(torch.int8).numpy(),
             units.numpy(),
-            np.ones(sample.shape[1], np.float32),
+            np.zeros(sample.shape[1], np.float32),
             bits,
         )
         square = torch.zeros(sample.shape[1])
         for part in sample.split(max(1, CELLS // sample.shape[1])):
             square += codec._residuals(part, codec.nearest(part)).square().sum(0)
-        spread = (square / len(sample)).sqrt()
-        codec.spread = spread.where(spread > 1e-6 * spread.amax(), spread.amax().clamp(min=1e-12)).numpy()
+        variance = square[:width] / len(sample)
+        mean = variance.mean() if variance.any() else torch.ones(())
+        codec.spread[:width] = variance.clamp(min=NARROWEST**2 * mean).sqrt().numpy()
         return codec
 
     def nearest(self, vectors: Float[Tensor, "t h"]) -> Int[Tensor, " t"]:
@@ -90,22 +95,32 @@ class Codec:
         residuals = self._residuals(vectors, nearest).numpy()
         codes = np.empty((len(vectors), self.code_bytes), np.uint8)
         scales = np.empty(len(vectors), np.float32)
-        loops.encode(residuals, self.spread, self.bits, np.float32(STEPS[self.bits]), codes, scales)
+        loops.encode(residuals, self.spread, self.bits, self.step, codes, scales)
         with np.errstate(divide="ignore"):
-            level = np.rint(np.log2(scales) * MANTISSA) + 240
+            level = np.rint(np.log2(scales / self.step) * MANTISSA) + UNIT
         return codes, level.clip(0, 255).astype(np.uint8), nearest.numpy().astype(np.uint16)
 
     def decode(self, codes: np.ndarray, scales: np.ndarray, centroids: np.ndarray) -> Float[Tensor, "t h"]:
         """The vectors that codes stand for, of the padded width."""
         parts = [codes >> shift & (1 << self.bits) - 1 for shift in range(0, 8, self.bits)]
         centred = torch.from_numpy(np.concatenate(parts, axis=1)).float() - self.middle
-        scaled = torch.from_numpy(LEVELS[scales])[:, None] * centred * torch.from_numpy(self.spread)
+        scaled = torch.from_numpy(self.levels[scales])[:, None] * centred * torch.from_numpy(self.spread)
         return self.centroids[torch.from_numpy(centroids.astype(np.int64))] + scaled
 
     @property
     def middle(self) -> float:
         """(2^b − 1) / 2, the code of a residual of 0."""
         return ((1 << self.bits) - 1) / 2
+
+    @property
+    def step(self) -> np.float32:
+        """s of a residual that is as large as σ says, in 2^b levels."""
+        return np.float32(STEPS[self.bits])
+
+    @property
+    def levels(self) -> np.ndarray:
+        """s of every byte that names one: float32 [256]."""
+        return LEVELS * self.step
 
     @property
     def code_bytes(self) -> int:
@@ -126,8 +141,8 @@ def padded_width(width: int, bits: int) -> int:
 
 def padded(vectors: Float[Tensor, "t h"], bits: int) -> Float[Tensor, "t p"]:
     """Vectors with zeros up to the `padded_width`, which changes no inner product."""
-    width = vectors.shape[-1]
-    return torch.nn.functional.pad(vectors.float(), (0, padded_width(width, bits) - width))
+    more = padded_width(vectors.shape[-1], bits) - vectors.shape[-1]
+    return torch.nn.functional.pad(vectors.float(), (0, more)) if more else vectors.float()
 
 
 def _lloyd(

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from paradigms.core import Tokens
 from paradigms.index.base import TokenIndex
-from paradigms.index.codes import LEVELS, PER_CENTROID, STEPS, Codec, centroids_for, padded, padded_width
+from paradigms.index.codes import PER_CENTROID, STEPS, Codec, centroids_for, padded, padded_width
 from paradigms.index.columns import Column, ColumnFolder, Writer
 from paradigms.index.maxima import keeps_lengths, of_lengths, rel_of_maxima
 from paradigms.index.store import LENGTHS, Rows
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 CODEC, ENTRIES, BEGINS = "codec.safetensors", "entries.bin", "begins.bin"
 CODED = 1 << 15  # tokens that are coded at once
+SAMPLED = 1 << 12  # tokens of the sample that are read at once: their pages are many times as large
 COMMIT = 1 << 21  # tokens of a build after which a killed one goes on coding
 SORTED = 1 << 24  # tokens that are put into lists at once
 
@@ -136,22 +137,16 @@ class CompressedIndex(TokenIndex):
 
     def _code(self, writer: Writer) -> None:
         """Codes of all tokens in place of their float16, from where a killed build stopped."""
-        bits, columns = self.settings.bits, self._code_columns()
-        vectors = writer.array("vectors.bin", super()._columns()["vectors"])
-        state = {"documents": len(writer.array(LENGTHS, Column("int32"))), "tokens": len(vectors)}
+        columns = self._code_columns()
+        lengths = writer.array(LENGTHS, Column("int32"))
+        state = {"documents": len(lengths), "tokens": int(lengths.sum(dtype=np.int64))}
         if writer.path(CODEC) is None:
-            count = self.settings.lists or centroids_for(len(vectors))
-            wanted = min(len(vectors), count * PER_CENTROID)
-            chosen = np.random.default_rng(self.settings.seed).choice(len(vectors), wanted, replace=False)
-            sample = torch.from_numpy(np.array(vectors[np.sort(chosen)])).float()
-            codec = Codec.fit(sample, count, bits, seed=self.settings.seed, rounds=self.settings.rounds)
-            with writer.replacing(CODEC) as file:
-                save_file({"centroids": codec.packed, "units": codec.units, "spread": codec.spread}, file)
+            self._fit(writer, state["tokens"])
             writer.commit(**state)
-        codec = _codec(writer, bits)
+        codec = _codec(writer, self.settings.bits)
         coded = since = len(writer.array("codes.bin", columns["codes"]))
-        while coded < len(vectors):
-            block = torch.from_numpy(np.array(vectors[coded : coded + CODED])).float()
+        while coded < state["tokens"]:
+            block = self._stored(writer, slice(coded, coded + CODED))
             for name, values in zip(columns, codec.encode(block), strict=True):
                 writer.append(f"{name}.bin", values)
             coded += len(block)
@@ -159,6 +154,23 @@ class CompressedIndex(TokenIndex):
                 writer.commit(**state)
                 since = coded
         writer.remove("vectors.bin")
+
+    def _fit(self, writer: Writer, tokens: int) -> None:
+        """The codec, from a sample of the tokens."""
+        settings = self.settings
+        count = settings.lists or centroids_for(tokens)
+        random = np.random.default_rng(settings.seed)
+        chosen = np.sort(random.choice(tokens, min(tokens, count * PER_CENTROID), replace=False))
+        parts = np.array_split(chosen, 1 + len(chosen) // SAMPLED)
+        sample = torch.cat([self._stored(writer, rows) for rows in parts])
+        codec = Codec.fit(sample, count, settings.bits, seed=settings.seed, rounds=settings.rounds)
+        with writer.replacing(CODEC) as file:
+            save_file({"centroids": codec.packed, "units": codec.units, "spread": codec.spread}, file)
+
+    def _stored(self, writer: Writer, rows: Rows) -> Tensor:
+        """Vectors of a build, float32; what is mapped to read them is let go of at once."""
+        vectors = writer.array("vectors.bin", super()._columns()["vectors"])
+        return torch.from_numpy(np.array(vectors[rows])).float()
 
     def _map(self, manifest: dict[str, Any]) -> None:
         super()._map(manifest)
@@ -178,7 +190,11 @@ class CompressedIndex(TokenIndex):
             raise self._table.damaged(ENTRIES, f"not {lists} lists of {total} tokens")
         self._marks = threading.local()
         self._coded = kernels.Coded(
-            self.fields["codes"], self.settings.bits, self.fields["scales"], LEVELS, self.fields["centroids"]
+            self.fields["codes"],
+            self.settings.bits,
+            self.fields["scales"],
+            self._codec.levels,
+            self.fields["centroids"],
         )
         owners = np.searchsorted(self.offsets, np.arange(0, total, kernels.STRIDE), side="right") - 1
         self._lists = kernels.Lists(entries, self.offsets, owners.astype(np.uint32), self.living)

@@ -67,24 +67,29 @@ def encode(residuals, spread, bits, step, codes, scales):
     """Codes and scales of residuals [t, h]: residual ≈ scale · spread · (code − (2^bits − 1) / 2).
 
     First the step that is best for a normal distribution of the residual's size; then, for the codes that it
-    gives, the scale of least squares. Codes lie as `_unpack` reads them. A residual of 0 has scale 0.
+    gives, the scale of least squares. Codes lie as `_unpack` reads them. A residual of 0 has scale 0. Where
+    spread is 0 residuals are 0 too, and their codes count for nothing.
     """
     count, width = residuals.shape
     packed, parts, top = codes.shape[1], 8 // bits, np.float32((1 << bits) - 1)
-    values = np.empty(width, np.float32)
+    size, inverse = np.float32(0), np.zeros(width, np.float32)
+    for h in range(width):
+        if spread[h] > 0:
+            inverse[h] = np.float32(1) / spread[h]
+            size += spread[h] * spread[h]
     levels = np.empty(width, np.uint8)
     for t in range(count):
         square = np.float32(0)
         for h in range(width):
-            values[h] = residuals[t, h] / spread[h]
-            square += values[h] * values[h]
-        inverse = np.float32(1) / max(np.sqrt(square / np.float32(width)) * step, np.float32(1e-20))
+            square += residuals[t, h] * residuals[t, h]
+        unit = np.float32(1) / max(np.sqrt(square / size) * step, np.float32(1e-20))
         over, under = np.float32(0), np.float32(0)
         for h in range(width):
-            level = np.floor(min(max(values[h] * inverse + top / 2 + np.float32(0.5), np.float32(0)), top))
-            centred = level - top / 2
-            over += values[h] * centred
-            under += centred * centred
+            value = residuals[t, h] * inverse[h] * unit
+            level = np.floor(min(max(value + top / 2 + np.float32(0.5), np.float32(0)), top))
+            coded = spread[h] * (level - top / 2)
+            over += residuals[t, h] * coded
+            under += coded * coded
             levels[h] = np.uint8(level)
         scales[t] = over / under
         for byte in range(packed):
