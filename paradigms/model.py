@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from inspect import signature
@@ -95,6 +95,12 @@ class Trainable(nn.Module, ABC):
             yield
         finally:
             self.train(training)
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    """A context that computes as `precision` says: "no", "bf16", or "fp16" on a GPU."""
+    kinds = {"bf16": torch.bfloat16} | ({} if device.type == "cpu" else {"fp16": torch.float16})
+    return torch.autocast(device.type, kinds.get(precision, torch.bfloat16), enabled=precision in kinds)
 
 
 class Paradigm(Trainable):

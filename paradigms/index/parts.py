@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import AbstractContextManager
 from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ import torch
 
 from paradigms.core import Tokens
 from paradigms.index.pruning import most_salient
-from paradigms.model import Paradigm
+from paradigms.model import Paradigm, autocast
 
 WINDOW = 4096  # documents whose lengths are sorted together, so that batches hold little padding
 
@@ -38,7 +37,7 @@ def text_parts(
     """Batches of texts of like length, longest first in each window; `advance` is told their sizes."""
 
     def encode(batch: list[str]) -> Tokens:
-        with _autocast(paradigm, precision):
+        with autocast(paradigm.encoder.device, precision):
             return most_salient(paradigm.encode_documents(batch), keep)
 
     pairs = _pairs(ids, texts)
@@ -100,9 +99,3 @@ def _checksum(tokens: Tokens, n: int) -> int:
             kept = kept.float() if kept.is_floating_point() else kept
             checksum = zlib.crc32(kept.contiguous().numpy().data, checksum)
     return checksum
-
-
-def _autocast(paradigm: Paradigm, precision: str) -> AbstractContextManager[Any]:
-    device = paradigm.encoder.device.type
-    kinds = {"bf16": torch.bfloat16} | ({} if device == "cpu" else {"fp16": torch.float16})
-    return torch.autocast(device, kinds.get(precision, torch.bfloat16), enabled=precision in kinds)
