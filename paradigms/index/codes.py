@@ -86,8 +86,8 @@ class Codec:
         """The centroid of each vector: argmin_c ‖x − c‖²."""
         return _nearest(vectors, self.centroids.to(vectors.device)).cpu()
 
-    def encode(self, vectors: Float[Tensor, "t h"]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Codes uint8 [t, h·b/8], scales uint8 [t] and centroids uint16 [t] of vectors."""
+    def encode(self, vectors: Float[Tensor, "t h"]) -> dict[str, np.ndarray]:
+        """Of vectors their codes, uint8 [t, h·b/8], scales, uint8 [t], and centroids, uint16 [t]."""
         from paradigms.index import loops
 
         vectors = padded(vectors, self.bits)
@@ -98,7 +98,11 @@ class Codec:
         loops.encode(residuals, self.spread, self.bits, self.step, codes, scales)
         with np.errstate(divide="ignore"):
             level = np.rint(np.log2(scales / self.step) * MANTISSA) + UNIT
-        return codes, level.clip(0, 255).astype(np.uint8), nearest.numpy().astype(np.uint16)
+        return {
+            "codes": codes,
+            "scales": level.clip(0, 255).astype(np.uint8),
+            "centroids": nearest.numpy().astype(np.uint16),
+        }
 
     def decode(self, codes: np.ndarray, scales: np.ndarray, centroids: np.ndarray) -> Float[Tensor, "t h"]:
         """The vectors that codes stand for, of the padded width."""

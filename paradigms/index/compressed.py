@@ -21,47 +21,36 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from paradigms.core import Tokens
 from paradigms.index.base import TokenIndex
-from paradigms.index.codes import PER_CENTROID, STEPS, Codec, centroids_for, padded, padded_width
-from paradigms.index.columns import Column, ColumnFolder, Writer
+from paradigms.index.codes import padded
+from paradigms.index.coding import (
+    BEGINS,
+    CODEC,
+    ENTRIES,
+    CompressedSettings,
+    code,
+    code_columns,
+    number_bytes,
+    numbers,
+    read_codec,
+    write_lists,
+)
+from paradigms.index.columns import Column, Writer
 from paradigms.index.maxima import keeps_lengths, of_lengths, rel_of_maxima
-from paradigms.index.store import LENGTHS, Rows
+from paradigms.index.store import Rows
 from paradigms.index.threads import shared
 from paradigms.model import Recipe
 
 if TYPE_CHECKING:
     from paradigms.index import kernels
-
-CODEC, ENTRIES, BEGINS = "codec.safetensors", "entries.bin", "begins.bin"
-CODED = 1 << 15  # tokens that are coded at once
-SAMPLED = 1 << 12  # tokens of the sample that are read at once: their pages are many times as large
-COMMIT = 1 << 21  # tokens of a build after which a killed one goes on coding
-SORTED = 1 << 24  # tokens that are put into lists at once
-
-
-@dataclass(frozen=True)
-class CompressedSettings:
-    """How tokens are coded: in dim · bits / 8 + 6 bytes, 7 from 2^24 tokens on, and dim for every list."""
-
-    bits: int = 4  # per dimension: 1, 2, 4 or 8
-    lists: int = 0  # centroids; 0: the power of two nearest to 4√tokens
-    rounds: int = 5  # of k-means
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.bits not in STEPS:
-            raise ValueError(f"bits must be one of {', '.join(map(str, STEPS))}, got {self.bits}")
-        if not 0 <= self.lists <= 1 << 16:
-            raise ValueError(f"lists must lie in 1 to 65,536, or be 0 for a number by size, got {self.lists}")
 
 
 class CompressedIndex(TokenIndex):
@@ -86,91 +75,27 @@ class CompressedIndex(TokenIndex):
 
     def _columns(self) -> dict[str, Column]:
         columns = super()._columns()
-        return columns if self._building else self._code_columns() | _without(columns)
-
-    def _code_columns(self) -> dict[str, Column]:
-        bits = self.settings.bits
-        width = padded_width(self.manifest["dim"], bits) * bits // 8
-        return {"codes": Column("uint8", width), "scales": Column("uint8"), "centroids": Column("uint16")}
+        if self._building:
+            return columns
+        return code_columns(self.manifest["dim"], self.settings.bits) | _without(columns)
 
     def _encode(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         stored = super()._encode(rows)
         if self._building:
             return stored
-        coded = self._codec.encode(torch.from_numpy(rows["vectors"]).float())
-        return dict(zip(self._code_columns(), coded, strict=True)) | _without(stored)
+        return self._codec.encode(torch.from_numpy(stored["vectors"]).float()) | _without(stored)
 
     def _decode(self, rows: Rows) -> dict[str, np.ndarray]:
         if self._building:
             return super()._decode(rows)
         found = {name: np.array(column[rows]) for name, column in self.fields.items()}
-        coded = [found.pop(name) for name in self._code_columns()]
+        coded = [found.pop(name) for name in ("codes", "scales", "centroids")]
         return {"vectors": self._codec.decode(*coded)[:, : self.manifest["dim"]].numpy()} | found
 
     def _derive(self, writer: Writer, start: int) -> None:
         if self._building:
-            self._code(writer)
-        centroids = writer.array("centroids.bin", self._code_columns()["centroids"])
-        sizes = np.zeros(len(_codec(writer, self.settings.bits).packed), np.int64)
-        for first in range(0, len(centroids), SORTED):
-            sizes += np.bincount(centroids[first : first + SORTED], minlength=len(sizes))
-        begins = np.concatenate([[0], np.cumsum(sizes)])
-        writer.restart(BEGINS)
-        writer.append(BEGINS, begins)
-        writer.restart(ENTRIES)
-        low = 0
-        while low < len(sizes):  # as many lists at a time as fit, one at least
-            high = max(low + 1, int(np.searchsorted(begins, begins[low] + SORTED, side="right")) - 1)
-            rows = np.concatenate(
-                [
-                    first + np.flatnonzero((part >= low) & (part < high))
-                    for first in range(0, len(centroids), SORTED)
-                    for part in [np.asarray(centroids[first : first + SORTED])]
-                ]
-                or [np.zeros(0, np.int64)]
-            )
-            rows = rows[np.argsort(centroids[rows], kind="stable")].astype("<i8")
-            writer.append(
-                ENTRIES, rows.view(np.uint8).reshape(-1, 8)[:, : number_bytes(len(centroids))].copy()
-            )
-            low = high
-
-    def _code(self, writer: Writer) -> None:
-        """Codes of all tokens in place of their float16, from where a killed build stopped."""
-        columns = self._code_columns()
-        lengths = writer.array(LENGTHS, Column("int32"))
-        state = {"documents": len(lengths), "tokens": int(lengths.sum(dtype=np.int64))}
-        if writer.path(CODEC) is None:
-            self._fit(writer, state["tokens"])
-            writer.commit(**state)
-        codec = _codec(writer, self.settings.bits)
-        coded = since = len(writer.array("codes.bin", columns["codes"]))
-        while coded < state["tokens"]:
-            block = self._stored(writer, slice(coded, coded + CODED))
-            for name, values in zip(columns, codec.encode(block), strict=True):
-                writer.append(f"{name}.bin", values)
-            coded += len(block)
-            if coded - since >= COMMIT:
-                writer.commit(**state)
-                since = coded
-        writer.remove("vectors.bin")
-
-    def _fit(self, writer: Writer, tokens: int) -> None:
-        """The codec, from a sample of the tokens."""
-        settings = self.settings
-        count = settings.lists or centroids_for(tokens)
-        random = np.random.default_rng(settings.seed)
-        chosen = np.sort(random.choice(tokens, min(tokens, count * PER_CENTROID), replace=False))
-        parts = np.array_split(chosen, 1 + len(chosen) // SAMPLED)
-        sample = torch.cat([self._stored(writer, rows) for rows in parts])
-        codec = Codec.fit(sample, count, settings.bits, seed=settings.seed, rounds=settings.rounds)
-        with writer.replacing(CODEC) as file:
-            save_file({"centroids": codec.packed, "units": codec.units, "spread": codec.spread}, file)
-
-    def _stored(self, writer: Writer, rows: Rows) -> Tensor:
-        """Vectors of a build, float32; what is mapped to read them is let go of at once."""
-        vectors = writer.array("vectors.bin", super()._columns()["vectors"])
-        return torch.from_numpy(np.array(vectors[rows])).float()
+            code(writer, self.manifest["dim"], self.settings)
+        write_lists(writer, self.settings.bits)
 
     def _map(self, manifest: dict[str, Any]) -> None:
         super()._map(manifest)
@@ -180,7 +105,9 @@ class CompressedIndex(TokenIndex):
 
         path = self._table.path(CODEC)
         try:
-            self._codec = _codec(self._table, self.settings.bits)
+            self._codec = read_codec(self._table, self.settings.bits)
+        except FileNotFoundError:  # another build has just taken its place
+            raise
         except Exception as error:
             raise self._table.damaged(path.name if path else CODEC, str(error)) from error
         self._begins = self._array(BEGINS, Column("int64"))
@@ -196,6 +123,10 @@ class CompressedIndex(TokenIndex):
             self._codec.levels,
             self.fields["centroids"],
         )
+        self._sizes = np.diff(self._begins)
+        if not self.living.all():
+            there = np.repeat(self.living, np.diff(self.offsets))
+            self._sizes = np.bincount(self.fields["centroids"][there], minlength=lists)
         owners = np.searchsorted(self.offsets, np.arange(0, total, kernels.STRIDE), side="right") - 1
         self._lists = kernels.Lists(entries, self.offsets, owners.astype(np.uint32), self.living)
 
@@ -211,7 +142,7 @@ class CompressedIndex(TokenIndex):
         tokens = torch.full(scores.shape, -1, device=scores.device)
         for n, (vector, lists) in enumerate(zip(vectors, probed, strict=True)):
             entries = [self._lists.entries[self._begins[c] : self._begins[c + 1]] for c in lists]
-            rows = _numbers(np.concatenate(entries))
+            rows = numbers(np.concatenate(entries))
             rows = rows[self.living[np.searchsorted(self.offsets, rows, side="right") - 1]]
             found = torch.from_numpy(self._decode(rows)["vectors"]).to(vectors) @ vector
             best = found.topk(min(scores.shape[1], len(found)))
@@ -227,9 +158,9 @@ class CompressedIndex(TokenIndex):
         by_kernel = keeps_lengths(recipe, self.manifest["fields"])
 
         def find(query: Tokens, threads: int) -> Tensor:
-            coded = self._coded_query(query)
+            coded = self._coded_query(query, threads)
             near, f = self._near(coded, query, recipe.search_tokens, threads)
-            rows = near[np.argpartition(-f, wanted)[:wanted]] if len(near) > wanted else near
+            rows = _largest(near, f, wanted)
             if not by_kernel:
                 return self._best(self._score_rows(recipe, query, rows), rows, k)
             lanes = coded.similarities.shape[1]
@@ -256,7 +187,8 @@ class CompressedIndex(TokenIndex):
             )
 
         def find(query: Tokens, threads: int) -> Tensor:
-            near, f = self._near(self._coded_query(query), query, recipe.search_tokens, threads)
+            query = Tokens(query.vectors, query.mask)  # Eq. 4 knows no salience
+            near, f = self._near(self._coded_query(query, threads), query, recipe.search_tokens, threads)
             return self._best(torch.from_numpy(f / query.mask.shape[-1]), near, k)
 
         return self._each(recipe, parts, bar, find)
@@ -284,14 +216,17 @@ class CompressedIndex(TokenIndex):
             )
         return keys
 
-    def _coded_query(self, query: Tokens) -> kernels.CodedQuery:
+    def _coded_query(self, query: Tokens, threads: int) -> kernels.CodedQuery:
         """What scores codes, of one query without padding."""
         from paradigms.index import kernels
 
         vectors = padded(query.vectors[0, 0], self.settings.bits).numpy()
-        tiles = kernels.pack(vectors * self._codec.spread)
-        similarities = np.empty((len(self._begins) - 1, len(tiles) * kernels.LANES), np.float32)
-        kernels.products(self._codec.centroids.numpy(), kernels.pack(vectors), similarities)
+        plain, tiles = kernels.pack(vectors), kernels.pack(vectors * self._codec.spread)
+        centroids = self._codec.centroids.numpy()
+        similarities = np.empty((len(centroids), len(tiles) * kernels.LANES), np.float32)
+        edges = np.linspace(0, len(centroids), threads + 1).astype(int)
+        slices = [slice(*edge) for edge in pairwise(edges)]
+        shared(lambda s: kernels.products(centroids[s], plain, similarities[s]), slices, threads)
         return kernels.CodedQuery(similarities, tiles, tiles.sum(1).ravel() * np.float32(self._codec.middle))
 
     def _near(
@@ -302,8 +237,8 @@ class CompressedIndex(TokenIndex):
 
         count = query.mask.shape[-1]
         missing = np.empty(count, np.float32)
-        chosen = np.zeros(len(self._begins) - 1, np.bool_)
-        loops.select(coded.similarities, np.diff(self._begins), self.probes, k, chosen, missing)
+        chosen = np.zeros(len(self._sizes), np.bool_)
+        loops.select(coded.similarities, self._sizes, self.probes, k, chosen, missing)
         weights = np.ones(count, np.float32) if query.salience is None else query.salience[0, 0].numpy()
         lists = np.flatnonzero(chosen)
         begins, ends = self._begins[lists], self._begins[lists + 1]
@@ -333,26 +268,15 @@ class CompressedIndex(TokenIndex):
         return self._marks.slots
 
 
-def number_bytes(count: int) -> int:
-    """Bytes that hold the numbers 0 … count − 1."""
-    return max(1, ((count - 1).bit_length() + 7) // 8)
-
-
-def _numbers(entries: np.ndarray) -> np.ndarray:
-    """Little-endian bytes [n, w] → int64 [n]."""
-    full = np.zeros((len(entries), 8), np.uint8)
-    full[:, : entries.shape[1]] = entries
-    return full.view("<i8").ravel().astype(np.int64)
+def _largest(rows: np.ndarray, f: np.ndarray, count: int) -> np.ndarray:
+    """The `count` rows with the largest f, ascending: whatever order they come in, of equals the first."""
+    if len(rows) > count:
+        least = np.partition(f, -count)[-count]
+        above, equal = rows[f > least], np.sort(rows[f == least])
+        rows = np.concatenate([above, equal[: count - len(above)]])
+    return np.sort(rows)
 
 
 def _without(columns: dict[str, Any]) -> dict[str, Any]:
     """What is not coded."""
     return {name: value for name, value in columns.items() if name != "vectors"}
-
-
-def _codec(files: Writer | ColumnFolder, bits: int) -> Codec:
-    """The codec that a folder, or what is written to it, has."""
-    path = files.path(CODEC)
-    if path is None:
-        raise ValueError("it is missing")
-    return Codec(**load_file(path), bits=bits)
