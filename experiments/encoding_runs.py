@@ -174,6 +174,7 @@ def trained(
         accelerator.wait_for_everyone()
         accelerator.free_memory()
     saved = load(folder / "checkpoint")
+    assert isinstance(saved, Paradigm | Generative)
     saved.to(accelerator.device).eval()
     return saved, cost(folder / "training")
 

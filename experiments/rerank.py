@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from paradigms import Generative, load
+from paradigms import CrossAttention, Generative, load
 from paradigms.data import Collection, Run, read_run, write_run
 from paradigms.evaluate import (
     MEASURES,
@@ -77,6 +77,10 @@ def rerank(settings: Settings, console: Console) -> None:
     pool = candidates_of(run, collection, settings, console)
     if isinstance(paradigm, Generative):
         reranked = GenerativeRetriever(paradigm).rerank(split.queries, pool, progress=True)
+    elif isinstance(paradigm, CrossAttention):
+        reranked = paradigm.rerank(
+            split.queries, collection.corpus, pool, precision=settings.precision, progress=True
+        )
     else:
         ids = sorted({d for scores in pool.values() for d in scores}, key=collection.corpus.position)
         texts = [collection.corpus[collection.corpus.position(d)] for d in ids]

@@ -7,6 +7,7 @@ Several processes or GPUs: accelerate launch --config_file experiments/configs/g
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 
-from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm
-from paradigms.data import Collection, Run, read_run
+from paradigms import GENERATIVE, PARADIGMS, RERANKERS, CrossAttention, Generative, Paradigm, load
+from paradigms.data import Collection, Run, Split, read_run, write_run
 from paradigms.files import write_json
 from paradigms.lexical import BM25
 from paradigms.settings import from_command_line
@@ -35,6 +36,7 @@ from paradigms.train.job import (
     training_splits,
 )
 from paradigms.train.loop import TrainingSettings, training_seconds
+from paradigms.train.mining import mine
 
 
 @dataclass
@@ -42,7 +44,8 @@ class Settings:
     """What is trained on what, and how."""
 
     paradigm: str = "colbert"
-    """dpr, me_bert, colbert, coil, aligner or xtr; generative: dsi, genre or seal"""
+    """dpr, me_bert, colbert, coil, aligner or xtr; generative: dsi, genre or seal; a reranker:
+    cross_attention"""
     collection: str = "pydocs"
     """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
     documents: int = 0
@@ -60,9 +63,10 @@ class Settings:
     accumulation: int = 1
     """batches per optimizer step"""
     negatives: int = 0
-    """hard negatives per query, from the first 100 documents of `run`"""
+    """hard negatives per query, from the first 100 documents of `run`; cross_attention needs some"""
     run: str = ""
-    """a TREC run of the training queries to draw negatives from; empty: BM25"""
+    """a TREC run of the training queries to draw negatives from, or the folder of a saved paradigm that
+    searches for them: another round of mining; empty: BM25"""
     generated: str = ""
     """of a generative paradigm: JSON lines {"document": id, "query": text} that a query generator wrote"""
     learning_rate: float = 2e-5
@@ -89,7 +93,7 @@ class Settings:
     """wandb (offline without a key) or none"""
 
     def __post_init__(self) -> None:
-        known = PARADIGMS | GENERATIVE
+        known = PARADIGMS | GENERATIVE | RERANKERS
         if self.paradigm not in known:
             raise SystemExit(f"unknown paradigm {self.paradigm}; there are {', '.join(known)}")
         self.backbone = self.backbone or ("small" if self.paradigm in GENERATIVE else "offline")
@@ -97,6 +101,8 @@ class Settings:
             raise SystemExit(f"generated queries train {', '.join(GENERATIVE)}, not {self.paradigm}")
         if self.run and not self.negatives:
             raise SystemExit("run is where hard negatives come from: say how many with --negatives")
+        if self.paradigm in RERANKERS and not self.negatives:
+            raise SystemExit(f"{self.paradigm} learns from hard negatives: say how many with --negatives")
         self.output = self.output or f"results/train-{self.paradigm}-{folder_name(self.collection)}"
 
 
@@ -121,15 +127,17 @@ def main(settings: Settings) -> None:
 
 def trained(
     settings: Settings, collection: Collection, folder: Path, accelerator: Accelerator, console: Console
-) -> Paradigm | Generative:
+) -> Paradigm | Generative | CrossAttention:
     """The paradigm of the settings, trained in `folder`."""
     splits = training_splits(collection, settings.seed)
     if not splits[0].queries:
         raise ValueError(f"{collection.name} has no training queries")
     bm25 = BM25.build(collection.corpus, collection.corpus.ids)
     mined: Run = {}
-    if settings.negatives:
-        mined = read_run(settings.run) if settings.run else bm25.search(splits[0].queries, NEGATIVES_DEPTH)
+    if settings.negatives and settings.run:
+        mined = mined_run(settings.run, collection, splits[0], folder, accelerator)
+    elif settings.negatives:
+        mined = bm25.search(splits[0].queries, NEGATIVES_DEPTH)
     dev_run = bm25.search(splits[1].queries, DEV_DEPTH)
     torch.manual_seed(settings.seed)
     lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
@@ -152,9 +160,9 @@ def trained(
             console,
             Path(settings.generated) if settings.generated else None,
         )
-    paradigm = PARADIGMS[settings.paradigm](settings.backbone, **options).to(accelerator.device)
+    build: Callable[..., Any] = (PARADIGMS | RERANKERS)[settings.paradigm]
     return fit(
-        paradigm,
+        build(settings.backbone, **options).to(accelerator.device),
         collection,
         splits,
         (mined, dev_run),
@@ -164,6 +172,19 @@ def trained(
         folder,
         accelerator,
     )
+
+
+def mined_run(run: str, collection: Collection, split: Split, folder: Path, accelerator: Accelerator) -> Run:
+    """The run in a file; or what the paradigm in a folder finds, kept in mined.run: one process searches."""
+    file = Path(run)
+    if file.is_dir():
+        file = folder / "mined.run"
+        if accelerator.is_main_process and not file.is_file():
+            model, precision = load(run).to(accelerator.device), accelerator.mixed_precision
+            found = mine(model, collection.corpus, split, NEGATIVES_DEPTH, precision=precision, progress=True)
+            write_run(file, found, tag=model.name)
+        accelerator.wait_for_everyone()
+    return read_run(file)
 
 
 if __name__ == "__main__":

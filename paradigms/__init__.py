@@ -6,7 +6,9 @@ from pathlib import Path
 from paradigms.aligner import aligner
 from paradigms.coil import coil
 from paradigms.colbert import colbert
+from paradigms.cross_attention import HEAD, CrossAttention, cross_attention
 from paradigms.dpr import dpr
+from paradigms.files import settle
 from paradigms.generative.dsi import dsi
 from paradigms.generative.genre import genre
 from paradigms.generative.model import SETTINGS as GENERATIVE_SETTINGS
@@ -29,11 +31,17 @@ PARADIGMS: dict[str, Callable[..., Paradigm]] = {
 # name -> builder(backbone, corpus, **settings): the corpus is in the weights
 GENERATIVE: dict[str, Callable[..., Generative]] = {"dsi": dsi, "genre": genre, "seal": seal}
 
-
-def load(folder: str | Path) -> Paradigm | Generative:
-    """What `save_pretrained` of either kind wrote. FileNotFoundError where it is neither."""
-    kind = Generative if (Path(folder) / GENERATIVE_SETTINGS).is_file() else Paradigm
-    return kind.from_pretrained(folder)
+# name -> builder(backbone, **settings): scores that are no rel, of given pairs of texts
+RERANKERS: dict[str, Callable[..., CrossAttention]] = {"cross_attention": cross_attention}
 
 
-__all__ = ["GENERATIVE", "PARADIGMS", "Generative", "Paradigm", "load"]
+def load(folder: str | Path) -> Paradigm | Generative | CrossAttention:
+    """What `save_pretrained` of any kind wrote. FileNotFoundError where it is none."""
+    settle(folder)
+    for kind, file in ((Generative, GENERATIVE_SETTINGS), (CrossAttention, HEAD)):
+        if (Path(folder) / file).is_file():
+            return kind.from_pretrained(folder)
+    return Paradigm.from_pretrained(folder)
+
+
+__all__ = ["GENERATIVE", "PARADIGMS", "RERANKERS", "CrossAttention", "Generative", "Paradigm", "load"]

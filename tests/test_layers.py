@@ -17,7 +17,7 @@ LAYERS: list[set[str]] = [
     {"align", "impute"},
     {"encode", "lexical"},
     {"model"},
-    PARADIGM_FILES,
+    PARADIGM_FILES | {"cross_attention"},
     {"generative"},
     {"index", "evaluate"},
     {"train"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 
+from paradigms.cross_attention import CrossAttention
 from paradigms.data import Corpus, Run, Split
 from paradigms.evaluate import per_query
 from paradigms.generative.model import Generative
@@ -15,7 +16,7 @@ from paradigms.model import Paradigm
 
 def dev_measure(
     corpus: Corpus, split: Split, run: Run, queries: int, depth: int, precision: str
-) -> Callable[[Paradigm | Generative], float]:
+) -> Callable[[Paradigm | Generative | CrossAttention], float]:
     """paradigm → mean nDCG@10 over the first `queries` dev queries (by id), each with the first `depth`
     documents of `run` and its relevant ones as candidates."""
     chosen = sorted(split.queries)[:queries]
@@ -24,10 +25,12 @@ def dev_measure(
     documents = sorted({d for ids in pool.values() for d in ids}, key=corpus.position)
     texts = [corpus[corpus.position(d)] for d in documents]
 
-    def measure(paradigm: Paradigm | Generative) -> float:
+    def measure(paradigm: Paradigm | Generative | CrossAttention) -> float:
         queries = {q: split.queries[q] for q in chosen}
         if isinstance(paradigm, Generative):
             reranked = GenerativeRetriever(paradigm).rerank(queries, pool)
+        elif isinstance(paradigm, CrossAttention):
+            reranked = paradigm.rerank(queries, corpus, pool, precision=precision)
         else:
             with tempfile.TemporaryDirectory() as folder:
                 index = ExactIndex.build(paradigm, documents, texts, f"{folder}/index", precision=precision)

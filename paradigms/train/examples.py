@@ -25,13 +25,25 @@ class Example:
 
 
 def build_examples(
-    corpus: Corpus, split: Split, run: Run | None = None, negatives: int = 0, depth: int = 100, seed: int = 0
+    corpus: Corpus,
+    split: Split,
+    run: Run | None = None,
+    negatives: int = 0,
+    depth: int = 100,
+    seed: int = 0,
+    *,
+    skip: int = 0,
 ) -> list[Example]:
     """One example per (query, relevant document) pair, with `negatives` documents drawn from `run`'s top.
 
-    The draw is without replacement from the first `depth` documents of the query's ranking that are not
-    judged relevant; where those are too few, the rest is drawn from the corpus. Same arguments, same result.
+    The draw is without replacement from ranks skip + 1 … depth of the query's ranking, those judged relevant
+    left out; where those are too few, the rest is drawn from the corpus. Same arguments, same result. A run
+    of the model that has been trained so far (`mining.mine`) makes the examples of another round.
     """
+    if not 0 <= skip < depth:
+        raise ValueError(
+            f"negatives come from ranks skip + 1 to depth: skip={skip} and depth={depth} hold none"
+        )
     if negatives and run is None:
         raise ValueError(f"{negatives} hard negatives per query were asked for, but no run to mine them from")
     examples = []
@@ -39,7 +51,7 @@ def build_examples(
         judged = split.judgements[query_id]
         relevant = tuple(corpus.position(d) for d in sorted(judged) if judged[d] > 0)
         ranking = (run or {}).get(query_id, {})
-        top = sorted(ranking, key=lambda d: (-ranking[d], d))[:depth]
+        top = sorted(ranking, key=lambda d: (-ranking[d], d))[skip:depth]
         hard = [p for p in (corpus.position(d) for d in top) if p not in relevant]
         for positive in relevant:
             rng = random.Random(f"{seed} {query_id} {positive}")

@@ -9,12 +9,13 @@ from collections.abc import Collection as Names
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
 from rich.console import Console
 
+from paradigms.cross_attention import CrossAttention
 from paradigms.data import Collection, Corpus, Problems, Run, Split, hold_out, load
 from paradigms.files import write_json
 from paradigms.generative.model import Generative
@@ -32,9 +33,13 @@ from paradigms.model import Paradigm
 from paradigms.train import tracking
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.dev import dev_measure
-from paradigms.train.examples import build_examples
+from paradigms.train.examples import Example, build_examples
 from paradigms.train.likelihood import Likelihood
+from paradigms.train.listwise import Listwise
 from paradigms.train.loop import TrainingSettings, train
+from paradigms.train.objective import Objective
+
+Encoded = TypeVar("Encoded", Paradigm, CrossAttention)
 
 # What each paradigm changes of the shared settings. all-MiniLM-L6-v2 was trained with mean pooling.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -120,7 +125,7 @@ def training_splits(collection: Collection, seed: int, measured: str = "test") -
 
 
 def fit(
-    paradigm: Paradigm,
+    paradigm: Encoded,
     collection: Collection,
     splits: tuple[Split, Split],
     runs: tuple[Run, Run],
@@ -129,17 +134,17 @@ def fit(
     training: TrainingSettings,
     folder: Path,
     accelerator: Accelerator,
-) -> Paradigm:
+) -> Encoded:
     """The paradigm trained on splits[0] and chosen by nDCG@10 on the first `dev_queries` of splits[1].
 
     runs: a first ranking of each split's queries, to draw hard negatives from and to rerank. Without dev
-    queries the last state is the result.
+    queries the last state is the result. Cross-attention needs negatives.
     """
     corpus, (queries, dev_split), (train_run, dev_run) = collection.corpus, splits, runs
     examples = build_examples(
         corpus, queries, train_run, negatives, depth=NEGATIVES_DEPTH, seed=training.seed
     )
-    objective = Contrastive(paradigm, corpus, examples, training.temperature)
+    objective = _objective(paradigm, corpus, examples, training.temperature)
     dev = _dev(collection, dev_split, dev_run, dev_queries, accelerator)
     trained = train(paradigm, objective, training, folder, accelerator=accelerator, dev=dev)
     return trained.to(accelerator.device)
@@ -210,6 +215,14 @@ def training_pairs(
         corpus, ids, problems, words=PASSAGE_WORDS, passages=PASSAGES, spread="randomly", seed=seed
     )
     return retrieval_pairs(split, ids) + passages
+
+
+def _objective(
+    paradigm: Paradigm | CrossAttention, corpus: Corpus, examples: list[Example], temperature: float | None
+) -> Objective:
+    if isinstance(paradigm, CrossAttention):
+        return Listwise(paradigm, corpus, examples, temperature)
+    return Contrastive(paradigm, corpus, examples, temperature)
 
 
 def _dev(

@@ -1,0 +1,52 @@
+"""−(1/b) Σ log softmax(s/τ)[positive] over one relevant document and its query's own negatives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from paradigms.cross_attention import CrossAttention
+from paradigms.data import Corpus
+from paradigms.encode import Batch
+from paradigms.train.examples import Example
+from paradigms.train.losses import contrastive
+from paradigms.train.objective import Objective
+
+
+class Listwise(Objective):
+    """A reranker's objective: Luan et al. 2021, §4.2; localised contrastive estimation (Gao et al. 2021).
+
+    Documents of other queries are no negatives: each would cost one more pass of the encoder. A batch of b
+    examples with k negatives is b · (1 + k) pairs. ValueError where examples have no negatives, or some more
+    than others.
+    """
+
+    def __init__(
+        self,
+        model: CrossAttention,
+        corpus: Corpus,
+        examples: Sequence[Example],
+        temperature: float | None = None,  # τ; None = 1: s has a scale of its own
+    ) -> None:
+        counts = sorted({len(example.negatives) for example in examples})
+        if len(counts) != 1 or counts[0] < 1:
+            raise ValueError(
+                f"{model.name} needs equally many hard negatives for every query, at least one, and has "
+                f"{' or '.join(map(str, counts)) or 'no examples'}: set negatives"
+            )
+        self.model, self.corpus, self.examples = model, corpus, examples
+        self.candidates = 1 + counts[0]
+        self.temperature = temperature or 1.0
+
+    def collate(self, examples: list[Example]) -> Batch:
+        """The pairs of every example, its positive first."""
+        queries = [example.query for example in examples for _ in range(self.candidates)]
+        documents = [p for example in examples for p in (example.positive, *example.negatives)]
+        return self.model.tokenize(queries, [self.corpus[p] for p in documents])
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        scores = model(batch).view(-1, self.candidates)
+        first = torch.zeros(len(scores), dtype=torch.long, device=scores.device)
+        return contrastive(scores, first, torch.zeros_like(scores, dtype=torch.bool), self.temperature)
