@@ -149,7 +149,8 @@ def main(settings: Settings) -> None:
             raise SystemExit(f"{collection.name}, {model}, seed {seed}: {error}") from error
     if accelerator.is_main_process:
         results = [json.loads(result_file(folder, *p).read_text(encoding="utf-8")) for p in pairs]
-        found = gather(results, settings.seeds, settings.searched(), settings.table_tokens)
+        documents = (1 + settings.negatives) * accelerator.num_processes
+        found = gather(results, settings.seeds, settings.searched(), settings.table_tokens, documents)
         bm25_run = bm25.search({q: test.queries[q] for q in found.queries}, DEPTH)
         lexical = per_query(bm25_run, {q: test.judgements[q] for q in found.queries}, MEASURES)
         summary = (

@@ -3,7 +3,8 @@
 Lee et al. 2023 (arXiv:2304.01982), Eq. 2 (training) and Eq. 4 (search): XTR. A reads S of the whole pool:
 per query token, argmax over i where that similarity is among the pool's k best; Z = the query tokens that
 retrieved something of the document. Unretrieved similarities are −∞ before the max, not 0 as printed, or
-negative retrieved scores would turn into 0.
+negative retrieved scores would turn into 0. In training the pool is every document of the batch, of all
+processes, those included that the loss sets aside for a query as relevant too.
 """
 
 from __future__ import annotations

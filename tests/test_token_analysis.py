@@ -230,7 +230,7 @@ def planted(level: float = 0.5, colbert: float | None = None, **changes: float) 
         for s in (1, 0)
         for m in MODELS
     ]
-    return gather(results, [0, 1], [10, 100], 100)
+    return gather(results, [0, 1], [10, 100], 100, 1)
 
 
 def verdicts(found: Found, able: bool = True) -> dict[str, str]:
@@ -271,13 +271,13 @@ def test_dev_queries_choose_among_the_xtrs_of_colberts_batch() -> None:
         result(m, 0, 0.5, dev={8: 0.4, 64: 0.3}.get(m.k_train or 0, 0.9) + (m.batch_size == 4))
         for m in MODELS
     ]
-    found = gather(results, [0], [10, 100], 100)
+    found = gather(results, [0], [10, 100], 100, 1)
     assert found.colbert == Model(None, 16)
     assert found.xtrs == [Model(8, 16), Model(64, 16)]
     assert found.xtr == Model(8, 16)
     results[0]["queries"] = ["other"]
     with pytest.raises(SystemExit, match="measured on different queries"):
-        gather(results, [0], [10, 100], 100)
+        gather(results, [0], [10, 100], 100, 1)
 
 
 def test_verdicts_follow_interval_and_p() -> None:
@@ -384,7 +384,7 @@ def test_every_model_is_trained_measured_and_shown(finished: Path) -> None:
         assert isinstance(paradigm.encoder, TextEncoder)
         assert paradigm.recipe.name == name.split("-")[0]
     found = json.loads((finished / "claims.json").read_text())
-    assert len(found) == 18
+    assert len(found) == 19
     kinds = {"reproduced", "not reproduced", "out of reach at this scale"}
     assert {row["verdict"] for row in found} <= kinds
     for table in (
@@ -404,6 +404,11 @@ def test_every_model_is_trained_measured_and_shown(finished: Path) -> None:
     for figure in ("scores", "retrieval", "recall", "k_train", "batch_size"):
         assert (finished / f"{figure}.png").stat().st_size > 5000
     assert (finished / "report.html").read_text().count("data:image/png") == 5
+    lengths = [len(text.split()) for text in TEXTS]
+    share = json.loads((finished / "choice.json").read_text())[0]
+    assert share["of the pool"].endswith("%")
+    # A batch of 4 queries has a relevant document and a negative of each; T5 has as many tokens as words.
+    assert float(share["of the pool"][:-1]) == pytest.approx(100 * 3 / (4 * 2 * np.mean(lengths)), abs=0.06)
     both = json.loads((finished / "table5.json").read_text())
     assert [row["imputation"] for row in both] == ["–", *[*IMPUTATIONS, "– (gathered)"] * 2]
 
