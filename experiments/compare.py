@@ -34,6 +34,7 @@ from paradigms.evaluate import (
     write_report,
 )
 from paradigms.files import write_json, write_text
+from paradigms.index import INDEXES
 from paradigms.lexical import BM25
 from paradigms.settings import from_command_line
 from paradigms.train.dev import candidates
@@ -91,6 +92,8 @@ class Settings:
     generative_learning_rate: float = 3e-3
     query_length: int = 48
     document_length: int = 128
+    index: str = "exact"
+    """where encoded documents are searched: exact, faiss, or compressed, approximate in a quarter of the bytes"""
     depth: int = 100
     """documents retrieved per query, and BM25 candidates per query in rerank mode"""
     evaluate_every: int = 30
@@ -117,6 +120,10 @@ class Settings:
             )
         if self.size not in ("small", "full"):
             raise SystemExit(f"size must be small or full, got {self.size!r}")
+        if self.depth < 1:
+            raise SystemExit(f"depth must be at least 1, got {self.depth}")
+        if self.index not in INDEXES:
+            raise SystemExit(f"index must be one of {', '.join(INDEXES)}, got {self.index!r}")
         if self.baseline not in ["bm25", *self.paradigms]:
             raise SystemExit(f"the baseline {self.baseline!r} is not among the compared systems")
         split = "" if self.split == "test" else f"-{self.split}"
@@ -225,7 +232,9 @@ def run_paradigm(
     if accelerator.is_main_process:
         began = time.perf_counter()
         precision = accelerator.mixed_precision
-        search, rerank, size = searcher(paradigm, data.collection.corpus, own / "index", precision)
+        search, rerank, size = searcher(
+            paradigm, data.collection.corpus, own / "index", precision, settings.index
+        )
         encoded = time.perf_counter()
         run = search(data.test.queries, settings.depth, progress=True)
         searched = time.perf_counter()

@@ -14,7 +14,7 @@ from rich.console import Console
 from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm, load
 from paradigms.data import Corpus, Run
 from paradigms.generative.retriever import GenerativeRetriever
-from paradigms.index import ExactIndex
+from paradigms.index import INDEXES
 from paradigms.train.job import OPTIONS, fit, fit_generative, t5_folder
 from paradigms.train.loop import TrainingSettings
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def searcher(
-    paradigm: Paradigm | Generative, corpus: Corpus, folder: Path, precision: str
+    paradigm: Paradigm | Generative, corpus: Corpus, folder: Path, precision: str, kind: str = "exact"
 ) -> tuple[Callable[..., Run], Callable[..., Run], float]:
     """(search, rerank, bytes per document) over the corpus, encoded into `folder` where it has to be.
 
@@ -37,7 +37,7 @@ def searcher(
             )
         retriever = GenerativeRetriever(paradigm)
         return retriever.search, retriever.rerank, retriever.bytes_per_document
-    index = ExactIndex.build(paradigm, corpus.ids, corpus, folder, precision=precision, progress=True)
+    index = INDEXES[kind].build(paradigm, corpus.ids, corpus, folder, precision=precision, progress=True)
     return partial(index.search, paradigm), partial(index.rerank, paradigm), index.bytes_per_document
 
 

@@ -43,6 +43,8 @@ def load_backbone(name: str | Path) -> Any:
     Of T5 and its kin that is the encoder half; poolers are dropped, as weights that get no gradient stop
     DistributedDataParallel. ValueError where the checkpoint lacks weights of the encoder.
     """
+    if Path(name).is_absolute() and not Path(name).is_dir():
+        raise FileNotFoundError(f"the backbone {name} is a path, and no such folder is there")
     config = AutoConfig.from_pretrained(name)
     halves = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
     loader = AutoModelForTextEncoding if halves else AutoModel

@@ -54,6 +54,8 @@ NEGATIVES_DEPTH = 100  # first documents of the training queries' run that hard 
 PASSAGES, PASSAGE_WORDS = 24, 12
 SPANS = 3  # of each document whose text is its name
 
+BEFORE_RESULTS = {"config.json", "environment.json", "wandb"}  # what a run that failed at once leaves
+
 
 def folder_name(collection: str) -> str:
     """A collection's part of a results folder's name: hf-BeIR-scifact, or the name of its own folder.
@@ -85,7 +87,7 @@ def begin(settings: Any) -> tuple[Accelerator, Console]:
 def keep_settings(settings: dict[str, Any], folder: Path, free: Names[str]) -> None:
     """Write config.json; a folder with results of other settings, the `free` ones apart, is refused."""
     file = folder / "config.json"
-    if file.is_file():
+    if file.is_file() and any(entry.name not in BEFORE_RESULTS for entry in folder.iterdir()):
         old = json.loads(file.read_text(encoding="utf-8"))
         changed = [k for k in settings if k not in free and old.get(k) != settings[k]]
         if changed:
