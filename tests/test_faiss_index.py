@@ -68,6 +68,12 @@ def near(found: list[dict[str, float]], expected: list[dict[str, float]]) -> Non
         assert scores == pytest.approx(row, abs=1e-5)
 
 
+def owners(index: FaissIndex, tokens: torch.Tensor) -> set[str]:
+    """The documents that hold tokens."""
+    places = np.searchsorted(index.offsets, tokens.flatten().numpy(), "right") - 1
+    return set(index.names(places))
+
+
 def overlap(found: list[dict[str, float]], expected: list[dict[str, float]]) -> float:
     return float(np.mean([len(a.keys() & b.keys()) / len(b) for a, b in zip(found, expected, strict=True)]))
 
@@ -89,17 +95,15 @@ def test_gathered_scores_are_rel_of_the_owners_of_retrieved_tokens(exact: ExactI
     for row, scores in enumerate(index.search_tokens(few, queries(), 200)):
         query = queries()[row : row + 1]
         tokens = index.token_search(query.vectors[0, 0], 3)[1]
-        owners = {
-            index.ids[int(np.searchsorted(index.offsets, t, "right")) - 1] for t in tokens.flatten().tolist()
-        }
-        assert scores.keys() == owners
-        near([scores], exact.rerank_tokens(few, query, [sorted(owners)]))
+        assert scores.keys() == owners(index, tokens)
+        near([scores], exact.rerank_tokens(few, query, [list(scores)]))
 
 
 @pytest.mark.parametrize("factory", APPROXIMATE)
 def test_any_factory_is_near_the_exact_search_and_the_same_every_time(
-    exact: ExactIndex, tmp_path: Path, factory: str
+    exact: ExactIndex, tmp_path: Path, factory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(faiss_index, "SAMPLE", 900)  # of 1100 tokens
     made = [build(tmp_path / name, factory) for name in ("one", "two")]
     digests = [hashlib.sha256((index.folder / "tokens.faiss").read_bytes()).hexdigest() for index in made]
     assert digests[0] == digests[1]
@@ -135,9 +139,11 @@ def test_what_is_not_found_is_left_empty(tmp_path: Path) -> None:
     assert absent.any()
     assert (scores[absent] == -torch.inf).all()
     assert (scores[~absent] > -torch.inf).all()
-    for scores_of in index.search_tokens(replace(IMPUTING, search_tokens=1000), queries(), 1000):
-        assert scores_of
-        assert all(np.isfinite(list(scores_of.values())))
+    found = index.search_tokens(replace(IMPUTING, search_tokens=1000), queries(), 1000)
+    for row, scored in enumerate(found):
+        tokens = index.token_search(queries().vectors[row, 0], 1000)[1]
+        assert scored.keys() == owners(index, tokens[tokens >= 0])
+        assert all(np.isfinite(list(scored.values())))
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF16,SQfp16", "HNSW16"])
@@ -209,15 +215,19 @@ def test_what_faiss_cannot_make_or_read_is_said(tmp_path: Path) -> None:
 
 
 def test_threads_are_torchs_and_settings_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = faiss.omp_get_max_threads(), faiss.cvar.distance_compute_blas_threshold
+    threads, set_threads = faiss.omp_get_max_threads(), faiss.omp_set_num_threads
+    set_threads(3)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # FAISS and torch may count in one place
+    before = 3, faiss.cvar.distance_compute_blas_threshold
     seen: list[int] = []
-    set_threads = faiss.omp_set_num_threads
     monkeypatch.setattr(faiss, "omp_set_num_threads", lambda n: seen.append(n) or set_threads(n))
     index = build(tmp_path / "index", count=3)
     index.search_tokens(RECIPE, queries())
-    assert seen[::2] == [1] * (len(seen) // 2)
+    assert seen == [2, 3] * (len(seen) // 2)
     assert seen
-    assert (faiss.omp_get_max_threads(), faiss.cvar.distance_compute_blas_threshold) == before
+    after = faiss.omp_get_max_threads(), faiss.cvar.distance_compute_blas_threshold
+    set_threads(threads)
+    assert after == before
 
 
 def test_the_default_grows_with_the_corpus() -> None:
