@@ -11,7 +11,7 @@ from paradigms.data import Corpus, Split, read_run
 from paradigms.evaluate import AlignmentExample
 from paradigms.evaluate.explain import explain, explain_bm25, explain_generative
 from paradigms.generative.model import Generative
-from paradigms.index import ExactIndex
+from paradigms.index import open_index
 from paradigms.lexical import BM25
 
 
@@ -50,4 +50,4 @@ def align_query(
 def opened(folder: Path) -> tuple[Any, Any]:
     """A system's trained model and, where it encodes documents, its index."""
     paradigm = load(folder / "checkpoint")
-    return paradigm, None if isinstance(paradigm, Generative) else ExactIndex.open(folder / "index")
+    return paradigm, None if isinstance(paradigm, Generative) else open_index(folder / "index")

@@ -93,7 +93,7 @@ class Settings:
     query_length: int = 48
     document_length: int = 128
     index: str = "exact"
-    """where encoded documents are searched: exact, faiss, or compressed, approximate in a quarter of the bytes"""
+    """of encoded documents: exact, faiss, or compressed, which approximates in a quarter of the bytes"""
     depth: int = 100
     """documents retrieved per query, and BM25 candidates per query in rerank mode"""
     evaluate_every: int = 30
