@@ -1,19 +1,21 @@
-"""BM25, the lexical baseline: rel(d, q) = Σ_t n_q(t) · w(d, t) over the words t that d and q share.
+"""BM25, the lexical baseline: rel(d, q) = Σ_t n_q(t) · w(d, t) over the terms t that d and q share.
 
 w(d, t) = log(1 + (N − f_t + ½)/(f_t + ½)) · n_d(t) / (n_d(t) + k1·(1 − b + b·|d|/mean|d|)), with N documents,
-f_t of them holding t, n_d(t) and n_q(t) counts and |d| a document's number of words: Robertson et al., "Okapi
+f_t of them holding t, n_d(t) and n_q(t) counts and |d| a document's number of terms: Robertson et al., "Okapi
 at TREC-3", 1994, as Lucene computes it (Kamphuis et al., "Which BM25 Do You Mean?", ECIR 2020), with k1 = .9
 and b = .4 as in the published BEIR runs. The weights come from bm25s.
 
 Words: lower case, runs of letters with their marks, digits and underscores, without Lucene's 33 English stop
 words; of scripts written without spaces every two characters that follow each other, as Lucene's CJKAnalyzer
-has them. There is no stemming, which the published runs have: no dependency brings a stemmer.
+has them. There is no stemming, which the published runs have: no dependency brings a stemmer. Or terms are
+the pieces of a tokenizer, case ignored, as in Luan et al. (TACL 2021, §4.1): their BM25-uni has `ngrams` = 1
+and BM25-bi 2.
 """
 
 import json
 import re
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,13 @@ import numpy as np
 import regex  # type: ignore[import-untyped]
 import scipy.sparse
 
+from paradigms.backbone import load_tokenizer
 from paradigms.data import Run
 from paradigms.files import atomic_folder, settle
 
 WORD = re.compile(r"\w+")
+BATCH = 1000  # texts in one call of a tokenizer
+TOKENIZER = "tokenizer"  # its folder in that of a saved index
 UNSPACED = "".join(
     rf"\p{{scx={script}}}" for script in ("Hani", "Hira", "Kana", "Thai", "Laoo", "Khmr", "Mymr")
 )
@@ -45,12 +50,15 @@ STOPWORDS = tuple(
 class BM25:
     """An index of the weights w(d, t); make one with `build` or `load`.
 
-    vocabulary: word -> column of `matrix`.
+    vocabulary: term -> column of `matrix`.
     """
 
-    def __init__(self, index: Any, ids: list[str], *, ngrams: int, stopwords: Iterable[str]):
+    def __init__(
+        self, index: Any, ids: list[str], *, ngrams: int, stopwords: Iterable[str], tokenizer: Any = None
+    ):
         self.ids = ids
         self.ngrams = ngrams
+        self.tokenizer = tokenizer
         self.stopwords = frozenset(stopwords)
         self.vocabulary: dict[str, int] = index.vocab_dict
         self._index = index
@@ -68,22 +76,28 @@ class BM25:
         k1: float = 0.9,
         b: float = 0.4,
         ngrams: int = 1,
-        stopwords: Iterable[str] = STOPWORDS,
+        stopwords: Iterable[str] | None = None,
+        tokenizer: str | Path | None = None,
         progress: bool = False,
     ) -> "BM25":
-        """Index of the texts of `corpus`, named by `ids`. Terms are runs of 1 to `ngrams` words.
+        """Index of the texts of `corpus`, named by `ids`. Terms are runs of 1 to `ngrams` words or pieces.
 
-        ValueError when there is not one id per text, when an id repeats, or when no text holds a word.
+        tokenizer: of whose pieces terms are, by hub name or local folder; None = words. stopwords: words or
+        pieces that are left out before runs are formed, by default `STOPWORDS` of words and none of pieces.
+        ValueError when there is not one id per text, when an id repeats, or when no text holds a term.
         """
         import bm25s
 
         if ngrams < 1:
             raise ValueError(f"ngrams must be at least 1, not {ngrams}")
+        pieces = None if tokenizer is None else load_tokenizer(tokenizer)
+        if stopwords is None:
+            stopwords = STOPWORDS if pieces is None else ()
         stopwords = frozenset(stopwords)
         vocabulary: dict[str, int] = {}
         terms = [
-            [vocabulary.setdefault(term, len(vocabulary)) for term in tokenize(text, ngrams, stopwords)]
-            for text in corpus
+            [vocabulary.setdefault(term, len(vocabulary)) for term in text]
+            for text in _terms(corpus, ngrams, stopwords, pieces)
         ]
         if len(terms) != len(ids) or len(set(ids)) != len(ids):
             raise ValueError(
@@ -93,11 +107,11 @@ class BM25:
             raise ValueError(f"none of the {len(terms)} texts holds a word to index")
         index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
         index.index((terms, vocabulary), create_empty_token=False, show_progress=progress)
-        return cls(index, list(ids), ngrams=ngrams, stopwords=stopwords)
+        return cls(index, list(ids), ngrams=ngrams, stopwords=stopwords, tokenizer=pieces)
 
     def terms(self, text: str) -> list[str]:
         """The terms of a text, in order and with repeats, whether the index knows them or not."""
-        return tokenize(text, self.ngrams, self.stopwords)
+        return next(_terms([text], self.ngrams, self.stopwords, self.tokenizer))
 
     def matrix(self) -> scipy.sparse.csr_array:
         """w(d, t) as [documents, vocabulary]: scores = matrix() @ (counts of a query's terms)."""
@@ -142,10 +156,16 @@ class BM25:
         return reranked
 
     def save(self, folder: str | Path) -> None:
-        """Write the index as .npy and .json files (no pickle), in place of whatever `folder` was."""
+        """Write the index as .npy and .json files (no pickle), in place of whatever `folder` was.
+
+        The tokenizer is written with it: what it was loaded from is not needed again.
+        """
         with atomic_folder(folder) as fresh:
             self._index.save(fresh, show_progress=False, allow_pickle=False)
             settings = {"ids": self.ids, "ngrams": self.ngrams, "stopwords": sorted(self.stopwords)}
+            if self.tokenizer is not None:
+                self.tokenizer.save_pretrained(fresh / TOKENIZER)
+                settings["pieces"] = len(self.tokenizer)
             (fresh / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
 
     @classmethod
@@ -159,7 +179,9 @@ class BM25:
             raise FileNotFoundError(f"{folder} holds no saved BM25 index (no settings.json)")
         settings = json.loads(file.read_text(encoding="utf-8"))
         index = bm25s.BM25.load(folder, show_progress=False, allow_pickle=False)
-        return cls(index, settings["ids"], ngrams=settings["ngrams"], stopwords=settings["stopwords"])
+        pieces = settings.pop("pieces", None)
+        tokenizer = None if pieces is None else load_tokenizer(Path(folder) / TOKENIZER, pieces)
+        return cls(index, **settings, tokenizer=tokenizer)
 
     def _scores(self, text: str) -> np.ndarray:
         known = [self.vocabulary[term] for term in self.terms(text) if term in self.vocabulary]
@@ -170,8 +192,27 @@ class BM25:
 
 def tokenize(text: str, ngrams: int = 1, stopwords: Iterable[str] = STOPWORDS) -> list[str]:
     """The terms of a text: its words that are no stop words, then the runs of 2 to `ngrams` of these."""
-    stopwords = frozenset(stopwords)
-    words = [word for word in _words(text.lower()) if word not in stopwords]
+    return _runs(_words(text.lower()), ngrams, frozenset(stopwords))
+
+
+def _terms(
+    texts: Iterable[str], ngrams: int, stopwords: frozenset[str], tokenizer: Any
+) -> Iterator[list[str]]:
+    """Those of each text, of its words or of a tokenizer's pieces: without special and unknown ones."""
+    if tokenizer is None:
+        yield from (tokenize(text, ngrams, stopwords) for text in texts)
+        return
+    stream = iter(texts)
+    while batch := [text.lower() for text in islice(stream, BATCH)]:
+        # No warning on texts that are longer than a model's input.
+        settings = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+        for ids in tokenizer(batch, **settings)["input_ids"]:
+            known = [id for id in ids if id != tokenizer.unk_token_id]
+            yield _runs(tokenizer.convert_ids_to_tokens(known), ngrams, stopwords)
+
+
+def _runs(words: Sequence[str], ngrams: int, stopwords: frozenset[str]) -> list[str]:
+    words = [word for word in words if word not in stopwords]
     runs = (zip(*(words[start:] for start in range(n)), strict=False) for n in range(2, ngrams + 1))
     return words + [" ".join(run) for group in runs for run in group]
 

@@ -20,7 +20,7 @@ LAYERS: list[set[str]] = [
     PARADIGM_FILES | {"cross_attention"},
     {"generative"},
     {"index", "evaluate"},
-    {"train"},
+    {"train", "hybrid"},
 ]
 OUTSIDE = {"torch", "transformers", "accelerate"}
 

@@ -16,10 +16,12 @@ from pathlib import Path
 
 from paradigms.data.beir import is_beir, read_folder, write_folder
 from paradigms.data.collection import Collection, Corpus, Judgements, Problems, Run, Split, hold_out
+from paradigms.data.containing_passage import check_containment, containing_passages
 from paradigms.data.hub import read_hub, read_irds
 from paradigms.data.lotte import is_lotte, read_lotte
 from paradigms.data.miracl import is_miracl, read_miracl
 from paradigms.data.open_qa import is_open_qa, read_open_qa
+from paradigms.data.passages import articles, cut
 from paradigms.data.pydocs import read_pydocs
 from paradigms.data.trec import read_judgements, read_run, write_judgements, write_run
 
@@ -30,6 +32,10 @@ __all__ = [
     "Problems",
     "Run",
     "Split",
+    "articles",
+    "check_containment",
+    "containing_passages",
+    "cut",
     "hold_out",
     "load",
     "read_judgements",

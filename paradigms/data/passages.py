@@ -1,13 +1,12 @@
 """Texts cut into passages of at most l tokens, of words or of an encoder's tokens, and read where they lie.
 
-Luan et al., "Sparse, Dense, and Attentional Representations for Text Retrieval", TACL 2021, §§5–6: the same
-text as collections of passages of 50, 100, 200 and 400 tokens. Cuts fall between words, which are runs of
-letters, digits and underscores: a language written without spaces has few of them.
+Luan et al., "Sparse, Dense, and Attentional Representations for Text Retrieval", TACL 2021, §§5 and 6: one
+text as collections of passages of 50, 100, 200 and 400 tokens. Cuts fall on white space: a language written
+without it cannot be cut here. Words are runs of letters, digits and underscores in lower case.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any, NamedTuple
 
@@ -15,36 +14,28 @@ import numpy as np
 
 from paradigms.data.collection import Corpus, body
 
-WORD = re.compile(r"\w+")
+WORD, RUN = re.compile(r"\w+"), re.compile(r"\S+")
 BATCH = 1000  # texts in one call of a tokenizer
 
 
-class Words(NamedTuple):
-    """The words of a text in lower case, where they stand, and the tokens before and up to each.
+class Runs(NamedTuple):
+    """The runs of characters between white space: where they stand, and the tokens before and up to each.
 
-    text[starts[i]:ends[j]] has upto[j] − before[i] tokens. The first word begins where the text does.
+    text[starts[i]:ends[j]] has upto[j] − before[i] tokens.
     """
 
-    words: list[str]
     starts: np.ndarray
     ends: np.ndarray
     before: np.ndarray
     upto: np.ndarray
-    tokens: int  # of the whole text
 
 
 class Unit(NamedTuple):
-    """text[start:end] of a text, its words first … last − 1, and its place among the units of that text.
-
-    Units of places n, n + 1, … follow each other without a gap, save where a place is a multiple of `group`.
-    """
+    """text[start:end] of a text, and its place among the units of that text."""
 
     place: int
     start: int
     end: int
-    first: int
-    last: int
-    tokens: int
 
 
 class Slices(Sequence[str]):
@@ -52,16 +43,24 @@ class Slices(Sequence[str]):
 
     def __init__(self, texts: Sequence[str], of: np.ndarray, starts: np.ndarray, ends: np.ndarray):
         self._texts, self._of, self._starts, self._ends = texts, of, starts, ends
+        self._read = (-1, "")  # the text read last: neighbours lie in it
 
     def __len__(self) -> int:
         return len(self._of)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._texts[int(self._of[index])][int(self._starts[index]) : int(self._ends[index])]
+        of = int(self._of[index])
+        read = self._read
+        if read[0] != of:
+            read = self._read = of, self._texts[of]
+        return read[1][int(self._starts[index]) : int(self._ends[index])]
+
+    def __reduce__(self) -> tuple:
+        return Slices, (self._texts, self._of, self._starts, self._ends)
 
 
 class Joined(Sequence[str]):
-    """The texts of each range of a corpus without their titles, a line each, read when asked for."""
+    """The texts bounds[i] … bounds[i + 1] − 1 of a corpus as one, without titles, a line each."""
 
     def __init__(self, corpus: Corpus, bounds: list[int]):
         self._corpus, self._bounds = corpus, bounds
@@ -76,14 +75,83 @@ class Joined(Sequence[str]):
 
 
 def articles(corpus: Corpus) -> Corpus:
-    """Documents of the same title that follow each other, joined to one: paragraphs to articles.
+    """Documents that follow each other under one title, joined: paragraphs to articles.
 
-    Each is named by its first document. Titles stay beside the texts and are no part of them. Documents
-    without a title stay by themselves.
+    Each is named by its first document and keeps the title beside its text. A document without a title stays
+    by itself.
     """
     bounds = [0]
-    for (title, _), run in groupby(enumerate(corpus.titles), lambda row: (row[1], row[1] or row[0])):
-        last = [place for place, _ in run][-1]
-        bounds.append(last + 1)
+    for _, run in groupby(enumerate(corpus.titles), lambda row: row[1] or row[0]):
+        bounds.append(bounds[-1] + len(list(run)))
     firsts = bounds[:-1]
     return Corpus([corpus.ids[i] for i in firsts], Joined(corpus, bounds), [corpus.titles[i] for i in firsts])
+
+
+def cut(corpus: Corpus, length: int, tokenizer: Any = None) -> Corpus:
+    """Every text in passages of at most `length` tokens, read from the corpus when asked for.
+
+    tokenizer: a fast Hugging Face one, of whose tokens the length is, as it cuts the whole text; by default
+    of words. Each passage is as long as white space allows; what is longer without any is left out. Passage n
+    of the document "d" is "d:n", with its title beside it.
+    """
+    if length < 1:
+        raise ValueError(f"a passage has at least 1 token, not {length}")
+    ids, titles, rows = [], [], []
+    texts = zip(corpus.ids, corpus.titles, read_runs(corpus, tokenizer), strict=True)
+    for of, (id, title, (_, runs)) in enumerate(texts):
+        for unit in units(runs, length):
+            ids.append(f"{id}:{unit.place}")
+            titles.append(title)
+            rows.append((of, unit.start, unit.end))
+    return Corpus(ids, Slices(corpus, *np.array(rows, dtype=np.int64).reshape(-1, 3).T), titles)
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text."""
+    return [word.lower() for word in WORD.findall(text)]
+
+
+def read_runs(texts: Iterable[str], tokenizer: Any = None) -> Iterator[tuple[str, Runs]]:
+    """Each text and its runs; tokens are those of a fast tokenizer, by default words."""
+    if tokenizer is not None and not tokenizer.is_fast:
+        raise ValueError(f"{type(tokenizer).__name__} is a slow tokenizer, which knows no places in the text")
+    stream = iter(texts)
+    while batch := list(islice(stream, BATCH)):
+        if tokenizer is None:
+            places = [[match.span() for match in WORD.finditer(text)] for text in batch]
+        else:
+            # No warning on texts that are longer than a model's input.
+            settings = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+            places = tokenizer(batch, return_offsets_mapping=True, **settings)["offset_mapping"]
+        yield from ((text, _runs(text, tokens)) for text, tokens in zip(batch, places, strict=True))
+
+
+def units(runs: Runs, length: int, *, group: int = 1, least: int = 1) -> Iterator[Unit]:
+    """A text in units of at most `length` tokens, each as long as its runs allow.
+
+    Units of fewer than `least` tokens are left out, as are runs of more than `length`. From one multiple of
+    `group` to the next, the units that have a place follow each other without a gap in the text.
+    """
+    first = place = 0
+    while first < len(runs.starts):
+        end = int(np.searchsorted(runs.upto, runs.before[first] + length, side="right"))
+        if end > first and runs.upto[end - 1] - runs.before[first] >= least:
+            yield Unit(place, int(runs.starts[first]), int(runs.ends[end - 1]))
+            place += 1
+        else:
+            place = -(-place // group) * group
+        first = max(end, first + 1)
+
+
+def _runs(text: str, tokens: Sequence[tuple[int, int]]) -> Runs:
+    """tokens: start and end of each. White space before a run may be part of its first token."""
+    starts, ends = _spans([match.span() for match in RUN.finditer(text)])
+    first, last = _spans(tokens)
+    return Runs(
+        starts, ends, np.searchsorted(last, starts, side="right"), np.searchsorted(first, ends, side="left")
+    )
+
+
+def _spans(places: Sequence[tuple[int, int]]) -> np.ndarray:
+    """[2, places]"""
+    return np.array(places, dtype=np.int64).reshape(-1, 2).T.copy()
