@@ -95,7 +95,7 @@ class Codec:
         residuals = self._residuals(vectors, nearest).numpy()
         codes = np.empty((len(vectors), self.code_bytes), np.uint8)
         scales = np.empty(len(vectors), np.float32)
-        loops.encode(residuals, self.spread, self.bits, self.step, codes, scales)
+        loops.encode(residuals, self.spread, self.bits, self.step, MANTISSA, codes, scales)
         with np.errstate(divide="ignore"):
             level = np.rint(np.log2(scales / self.step) * MANTISSA) + UNIT
         return {

@@ -63,12 +63,13 @@ def sums(best, missing, weights, out):
 
 @no_type_check
 @njit(nogil=True, cache=True)
-def encode(residuals, spread, bits, step, codes, scales):
+def encode(residuals, spread, bits, step, fineness, codes, scales):
     """Codes and scales of residuals [t, h]: residual ≈ scale · spread · (code − (2^bits − 1) / 2).
 
-    First the step that is best for a normal distribution of the residual's size; then, for the codes that it
-    gives, the scale of least squares. Codes lie as `_unpack` reads them. A residual of 0 has scale 0. Where
-    spread is 0 residuals are 0 too, and their codes count for nothing.
+    First the step that is best for a normal distribution of the residual's size, rounded as scales will be,
+    to `fineness` of them per factor of two; then, for the codes that it gives, the scale of least squares.
+    Codes lie as `_unpack` reads them. A residual of 0 has scale 0. Where spread is 0 residuals are 0 too, and
+    their codes count for nothing.
     """
     count, width = residuals.shape
     packed, parts, top = codes.shape[1], 8 // bits, np.float32((1 << bits) - 1)
@@ -82,7 +83,8 @@ def encode(residuals, spread, bits, step, codes, scales):
         square = np.float32(0)
         for h in range(width):
             square += residuals[t, h] * residuals[t, h]
-        unit = np.float32(1) / max(np.sqrt(square / size) * step, np.float32(1e-20))
+        octaves = np.log2(max(np.sqrt(square / size), np.float32(1e-20)))
+        unit = np.exp2(-np.rint(octaves * fineness) / fineness) / step
         over, under = np.float32(0), np.float32(0)
         for h in range(width):
             value = residuals[t, h] * inverse[h] * unit

@@ -1,0 +1,212 @@
+"""Codes of token vectors: errors as theory has them, whatever the dimensions, norms and residuals."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+from scipy.special import ndtr
+
+from paradigms.index import codes
+from paradigms.index.codes import PER_CENTROID, STEPS, Codec, centroids_for, padded, padded_width
+
+BITS = sorted(STEPS)
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def decoded(codec: Codec, vectors: torch.Tensor) -> torch.Tensor:
+    return codec.decode(**codec.encode(vectors))[:, : vectors.shape[1]]
+
+
+def error(codec: Codec, vectors: torch.Tensor) -> float:
+    """Σ‖x − x̂‖² / Σ‖x − c‖²."""
+    nearest = codec.centroids[codec.nearest(padded(vectors, codec.bits))][:, : vectors.shape[1]]
+    return float((decoded(codec, vectors) - vectors).square().sum() / (vectors - nearest).square().sum())
+
+
+def squared_error(step: float, bits: int) -> float:
+    """E (x − step · (z − (2^b − 1) / 2))² of x ~ N(0, 1), z the nearest of 2^b codes."""
+    n = np.arange(1 << bits - 1)  # of the positive half
+    c, low, high = (n + 0.5) * step, n * step, np.append((n + 1)[:-1] * step, 1e3)
+
+    def until(x: np.ndarray) -> np.ndarray:
+        """∫ (x − c)² φ(x), but for a constant."""
+        return (1 + c**2) * ndtr(x) - (x - 2 * c) * np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+
+    return float(2 * (until(high) - until(low)).sum())
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_steps_have_the_least_squared_error_on_a_normal_distribution(bits: int) -> None:
+    near = STEPS[bits]
+    best = minimize_scalar(
+        squared_error, bounds=(near / 2, 2 * near), args=(bits,), method="bounded", options={"xatol": 1e-6}
+    )
+    assert near == pytest.approx(best.x, abs=6e-5)
+
+
+def test_the_error_is_that_of_theory_and_falls_with_the_bits() -> None:
+    vectors = normal(2000, 128)
+    found = [error(Codec.fit(vectors, 4, bits, seed=0), vectors) for bits in BITS]
+    for share, bits in zip(found, BITS, strict=True):
+        assert share == pytest.approx(squared_error(STEPS[bits], bits), rel=0.08)
+
+
+@pytest.mark.parametrize("width", [1, 3, 8, 32, 48, 100])
+@pytest.mark.parametrize("bits", BITS)
+def test_dimensions_that_fill_no_tile_cost_no_accuracy(width: int, bits: int) -> None:
+    vectors = normal(1500, width)
+    codec = Codec.fit(vectors, 1, bits, seed=0)
+    assert codec.spread[width:].max(initial=0) == 0
+    assert error(codec, vectors) < 1.08 * squared_error(STEPS[bits], bits) + 2e-5  # of rounded scales
+
+
+def test_dimensions_that_hardly_vary_cost_little() -> None:
+    for bits in BITS:
+        vectors = normal(1500, 128)
+        vectors[:, ::4] *= 1e-3
+        vectors[:, ::8] = 0.5
+        codec = Codec.fit(vectors, 1, bits, seed=0)
+        assert error(codec, vectors) < 1.2 * squared_error(STEPS[bits], bits)
+
+
+@pytest.mark.parametrize("scale", [2.0**-14, 1.0, 2.0**15])
+def test_the_scale_of_vectors_plays_no_part(scale: float) -> None:
+    vectors = normal(800, 32)
+    for bits in BITS:
+        expected = decoded(Codec.fit(vectors, 8, bits, seed=0), vectors)
+        found = decoded(Codec.fit(vectors * scale, 8, bits, seed=0), vectors * scale)
+        torch.testing.assert_close(found / scale, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_residuals_of_every_size_have_their_scale() -> None:
+    """Norms that differ by a factor of up to a thousand, in one index: each token's error is its own."""
+    size = 2.0 ** torch.linspace(-3, 7, 1200)[:, None]
+    vectors = normal(1200, 128) * size
+    for bits in BITS:
+        codec = Codec.fit(vectors, 1, bits, seed=0)
+        codec.centroids.zero_()
+        shares = (decoded(codec, vectors) - vectors).square().sum(1) / vectors.square().sum(1)
+        ratio = vectors.square().mean(1).sqrt() / float(codec.spread.mean())
+        assert float(ratio.min()) < 2**-7  # some of which lie below the smallest scale
+        for part in shares[ratio > 2**-5.5].split(100):
+            assert float(part.mean()) < 1.15 * squared_error(STEPS[bits], bits) + 2e-5
+
+
+def test_added_vectors_far_from_the_sample_are_coded_too() -> None:
+    """Of one vector only its own rounding is known: others, which it is √2 from, are coded coarsely."""
+    others = torch.nn.functional.normalize(normal(500, 128), dim=-1)
+    for sample, most in ((others[:0], 0.02), (others[:1], 0.3), (others[:1].repeat(9, 1), 0.3)):
+        codec = Codec.fit(sample, 4, 4, seed=0)
+        assert float((decoded(codec, others) - others).square().sum(1).mean()) < most
+
+
+def test_a_vector_that_is_a_centroid_comes_back_exactly() -> None:
+    vectors = torch.tensor([[127.0, -3.0, 0.0, 50.0], [-64.0, 127.0, 8.0, 1.0]])
+    for bits in BITS:
+        codec = Codec.fit(vectors, 2, bits, seed=0)
+        coded = codec.encode(vectors)
+        assert (coded["scales"] == 0).all()
+        assert sorted(coded["centroids"].tolist()) == [0, 1]
+        assert torch.equal(decoded(codec, vectors), vectors)
+
+
+def test_no_vectors_one_and_fewer_than_centroids() -> None:
+    for count in (0, 1, 3):
+        vectors = normal(count, 20)
+        codec = Codec.fit(vectors, 50, 8, seed=0)
+        assert len(codec.centroids) == max(1, count)
+        coded = codec.encode(vectors)
+        assert {name: values.shape for name, values in coded.items()} == {
+            "codes": (count, 32),
+            "scales": (count,),
+            "centroids": (count,),
+        }
+        torch.testing.assert_close(decoded(codec, vectors), vectors, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_decoding_is_the_formula(bits: int) -> None:
+    """x̂ = c + s · σ ⊙ (z − (2^b − 1) / 2), one token and one dimension at a time."""
+    vectors = normal(30, 20)
+    codec = Codec.fit(vectors, 3, bits, seed=0)
+    coded, width = codec.encode(vectors), padded_width(20, bits)
+    found = codec.decode(**coded)
+    assert found.shape == (30, width)
+    bytes_ = width * bits // 8
+    for t in range(30):
+        c = codec.packed[coded["centroids"][t]] * codec.units[coded["centroids"][t]]
+        level = int(coded["scales"][t])
+        s = STEPS[bits] * 2 ** ((level - codes.UNIT) / codes.MANTISSA) if level else 0.0
+        for h in range(20):
+            z = int(coded["codes"][t, h % bytes_]) >> (h // bytes_ * bits) & (1 << bits) - 1
+            expected = c[h] + s * codec.spread[h] * (z - (2**bits - 1) / 2)
+            assert float(found[t, h]) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_the_nearest_centroid_is_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors, random = normal(200, 32), np.random.default_rng(0)
+    packed = random.integers(-127, 128, (9, 32)).astype(np.int8)
+    codec = Codec(packed, np.linspace(0.005, 0.02, 9).astype(np.float32), np.ones(32, np.float32), 4)
+    expected = torch.cdist(vectors, codec.centroids).argmin(1)
+    for cells in (codes.CELLS, 100):  # all at once, and some at a time
+        monkeypatch.setattr(codes, "CELLS", cells)
+        assert torch.equal(codec.nearest(vectors), expected)
+    assert len(set(expected.tolist())) > 3
+
+
+def test_clusters_that_are_there_are_found() -> None:
+    directions = torch.nn.functional.normalize(normal(20, 64, seed=1), dim=-1)
+    vectors = directions.repeat(100, 1) + 0.01 * normal(2000, 64)
+    off = [
+        float((vectors - codec.centroids[codec.nearest(vectors)]).square().mean())
+        for rounds in (0, 1, 8)
+        for codec in [Codec.fit(vectors, 120, 4, seed=0, rounds=rounds)]
+    ]
+    assert off[0] > off[1] >= off[2]
+    assert off[2] < 2e-4  # of noise 1e-4
+
+
+def test_a_centroid_without_vectors_begins_anew() -> None:
+    vectors = torch.cat([normal(1, 16).repeat(90, 1), 5 + normal(10, 16, seed=1)])
+    codec = Codec.fit(vectors, 8, 8, seed=0, rounds=6)
+    assert len(codec.nearest(padded(vectors, 8)).unique()) > 3  # of random ones most lie on one point
+    assert torch.isfinite(codec.centroids).all()
+
+
+def test_equal_seeds_give_equal_codecs_and_others_others() -> None:
+    vectors = normal(500, 32)
+    one, two, other = (Codec.fit(vectors, 16, 4, seed=seed) for seed in (3, 3, 4))
+    assert np.array_equal(one.packed, two.packed)
+    assert np.array_equal(one.units, two.units)
+    assert np.array_equal(one.spread, two.spread)
+    assert not np.array_equal(one.packed, other.packed)
+    for name, values in one.encode(vectors).items():
+        assert np.array_equal(values, two.encode(vectors)[name])
+
+
+def test_bits_that_there_are_not_are_refused() -> None:
+    for bits in (0, 3, 16):
+        with pytest.raises(ValueError, match=f"bits must be one of 1, 2, 4, 8, got {bits}"):
+            Codec.fit(normal(4, 8), 2, bits, seed=0)
+
+
+def test_lists_grow_with_the_corpus() -> None:
+    assert [centroids_for(n) for n in (0, 1, 3, 1000, 10**6, 10**7, 10**12)] == [
+        1,
+        1,
+        3,
+        128,
+        4096,
+        16384,
+        65536,
+    ]
+    assert PER_CENTROID * centroids_for(10**7) < 10**6
+    for bits, width in ((1, 128), (2, 64), (4, 32), (8, 16)):
+        assert [padded_width(n, bits) for n in (1, width, width + 1)] == [width, width, 2 * width]
