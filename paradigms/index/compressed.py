@@ -46,7 +46,7 @@ from paradigms.index.coding import (
 from paradigms.index.columns import Column, Writer
 from paradigms.index.maxima import keeps_lengths, of_lengths, rel_of_maxima
 from paradigms.index.store import Rows
-from paradigms.index.threads import shared
+from paradigms.index.threads import shared, worth
 from paradigms.model import Recipe
 
 if TYPE_CHECKING:
@@ -171,9 +171,11 @@ class CompressedIndex(TokenIndex):
                 kernels.coded_maxima(self._coded, coded, starts, stops, best)
                 return best
 
+            lengths = self.offsets[rows + 1] - self.offsets[rows]
+            threads = worth(int(lengths.sum()), threads)
             best: np.ndarray = np.concatenate(shared(maxima, np.array_split(rows, threads), threads))
             found = torch.from_numpy(best[:, : query.mask.shape[-1]])
-            documents = of_lengths(self.offsets[rows + 1] - self.offsets[rows])
+            documents = of_lengths(recipe, lengths)
             return self._best(rel_of_maxima(recipe, found, None, documents, query), rows, k)
 
         return self._each(recipe, parts, bar, find)
@@ -224,6 +226,7 @@ class CompressedIndex(TokenIndex):
         plain, tiles = kernels.pack(vectors), kernels.pack(vectors * self._codec.spread)
         centroids = self._codec.centroids.numpy()
         similarities = np.empty((len(centroids), len(tiles) * kernels.LANES), np.float32)
+        threads = worth(len(centroids), threads)
         edges = np.linspace(0, len(centroids), threads + 1).astype(int)
         slices = [slice(*edge) for edge in pairwise(edges)]
         shared(lambda s: kernels.products(centroids[s], plain, similarities[s]), slices, threads)
@@ -242,6 +245,7 @@ class CompressedIndex(TokenIndex):
         weights = np.ones(count, np.float32) if query.salience is None else query.salience[0, 0].numpy()
         lists = np.flatnonzero(chosen)
         begins, ends = self._begins[lists], self._begins[lists + 1]
+        threads = worth(int((ends - begins).sum()), threads)
         # Documents are divided among the threads, so that no two of them meet the same.
         bounds = self.offsets[np.linspace(0, len(self.ids), threads + 1).astype(np.int64)]
         cuts = np.empty((threads + 1, len(lists)), np.int64)

@@ -6,6 +6,7 @@ encoded queries, a block of documents and a slice of queries, whatever the corpu
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,11 @@ from paradigms.core import Tokens
 from paradigms.index import base
 from paradigms.index.base import LARGE_SIZES, TokenIndex
 from paradigms.index.maxima import keeps_lengths, of_lengths, rel_of_maxima, score
-from paradigms.index.threads import shared
+from paradigms.index.threads import shared, worth
 from paradigms.model import Recipe
 
-IN_PLACE = 1 << 18  # padded tokens of a block of documents whose stored vectors are read in place
+IN_PLACE = 1 << 20  # tokens of a block of documents whose stored vectors are read in place
+PIECES = 4  # of a block for each thread, so that none waits long for another
 TOKEN_BLOCK = 1 << 18  # document tokens that a token search reads at once
 GROUP = 8  # similarities that a token search first takes the largest of
 
@@ -57,7 +59,7 @@ class ExactIndex(TokenIndex):
         device = parts[0].mask.device
         limit, cells = base.SIZES.get(device.type, LARGE_SIZES)
         in_place = self._in_place(recipe, device)
-        for block in self.blocks(IN_PLACE if in_place else limit):
+        for block in self._slices() if in_place else self.blocks(limit):
             documents = None if in_place else self.tokens(block, device)
             for n, queries in enumerate(parts):
                 if documents is None:
@@ -89,17 +91,24 @@ class ExactIndex(TokenIndex):
 
         vectors = np.asarray(self.fields["vectors"]).view(np.uint16)
         packed = kernels.pack(queries.vectors.flatten(0, 2).numpy())
-        threads = torch.get_num_threads()
+        lengths = self.offsets[rows + 1] - self.offsets[rows]
+        threads = worth(int(lengths.sum()) * len(packed), torch.get_num_threads())
+        best = np.empty((len(rows), len(packed) * kernels.LANES), np.float32)
 
-        def maxima(rows: np.ndarray) -> np.ndarray:
-            best = np.empty((len(rows), packed.shape[0] * kernels.LANES), np.float32)
-            kernels.maxima(vectors, self.offsets[rows], self.offsets[rows + 1], packed, best)
-            return best
+        def maxima(part: slice) -> None:
+            there = rows[part]
+            kernels.maxima(vectors, self.offsets[there], self.offsets[there + 1], packed, best[part])
 
-        best: np.ndarray = np.concatenate(shared(maxima, np.array_split(rows, threads), threads))
+        edges = np.linspace(0, len(rows), (PIECES * threads if threads > 1 else 1) + 1).astype(int)
+        shared(maxima, [slice(*edge) for edge in pairwise(edges)], threads)
         found = torch.from_numpy(best[:, : queries.mask.numel()])
-        documents = of_lengths(self.offsets[rows + 1] - self.offsets[rows])
-        return rel_of_maxima(recipe, found, None, documents, queries)
+        return rel_of_maxima(recipe, found, None, of_lengths(recipe, lengths), queries)
+
+    def _slices(self) -> list[np.ndarray]:
+        """Living documents by row, in blocks of some IN_PLACE tokens."""
+        rows = np.flatnonzero(self.living)
+        cuts = np.searchsorted(self.offsets[rows], range(IN_PLACE, int(self.offsets[-1]), IN_PLACE))
+        return [block for block in np.split(rows, cuts) if len(block)]
 
 
 def _largest(S: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -87,7 +87,9 @@ def rel_of_maxima(
     return Interaction(best, weights, NORMALISERS[recipe.normalise](weights, documents, queries)).rel
 
 
-def of_lengths(lengths: np.ndarray) -> Tokens:
-    """Documents of which only the lengths are known, axes [1, n, i, 0]."""
+def of_lengths(recipe: Recipe, lengths: np.ndarray) -> Tokens:
+    """Documents of which only the lengths are known, [1, n, i, 0]; one token where Z does not count them."""
+    if recipe.normalise != "document_tokens":
+        lengths = np.minimum(lengths, 1)
     mask = torch.arange(int(lengths.max(initial=0))) < torch.from_numpy(lengths)[:, None]
     return Tokens(torch.zeros((1, *mask.shape, 0)), mask[None])

@@ -10,12 +10,31 @@ from typing import TypeVar
 
 Item, Result = TypeVar("Item"), TypeVar("Result")
 
+WORTH = 1 << 15  # tokens to score, about a millisecond: with fewer, waking a thread costs more than it does
+
+
+def worth(tokens: int, threads: int) -> int:
+    """How many of the threads scoring so many tokens is worth."""
+    return max(1, min(threads, tokens // WORTH))
+
 
 def shared(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> list[Result]:
-    """`function` of each item, in so many threads; what it calls has to let go of the interpreter lock."""
-    if threads == 1:
-        return [function(item) for item in items]
-    return list(_pool(threads, os.getpid()).map(function, items))
+    """`function` of each item, in so many threads, this one among them; what takes time in it has to let go
+    of the interpreter lock."""
+    items = list(items)
+    results: list[Result | None] = [None] * len(items)
+    places = iter(range(len(items)))  # whoever is free takes the next one: the lock keeps them apart
+
+    def work() -> None:
+        for place in places:
+            results[place] = function(items[place])
+
+    helpers = min(threads, len(items)) - 1
+    waiting = [_pool(threads, os.getpid()).submit(work) for _ in range(helpers)]
+    work()
+    for helper in waiting:
+        helper.result()
+    return results
 
 
 @cache
