@@ -1,0 +1,322 @@
+"""What do fixed-length encodings lose as passages get longer? Luan et al. 2021: Figures 4 and 5, Table A.1.
+
+Trains DE-BERT-k, ME-BERT(-k) and cross-attention once for each passage length and seed, and measures them,
+BM25, and hybrids of both on the same queries: reranking 200 candidates, and searching all passages. Next to
+them stands what theory expects of a random projection of BM25's vectors of the same size.
+
+    python experiments/capacity.py --collection path/to/wikipedia_106
+    python experiments/capacity.py --collection path/to/squad_v1_dev --task answers
+
+What is measured is not trained or measured again: systems and seeds may be added to a results folder.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from capacity_claims import CROSS, gather
+from capacity_report import TITLES, describe, draw, summarise
+from capacity_tasks import TASKS, UNI, Bench, backbone_of, predict
+from trained_pairs import publish
+
+from paradigms import PARADIGMS, RERANKERS, CrossAttention, Paradigm
+from paradigms.backbone import load_tokenizer
+from paradigms.data import Split
+from paradigms.files import write_json
+from paradigms.hybrid import Hybrid, System, candidate_scores, tune
+from paradigms.index import ExactIndex
+from paradigms.settings import from_command_line
+from paradigms.train.job import begin, fit, folder_name, keep_settings, open_collection
+from paradigms.train.loop import TrainingSettings, training_seconds
+
+SYSTEM = re.compile(r"(DE|ME)-BERT(?:-([1-9]\d*))?")
+FREE = ("systems", "seeds", "tracker", "output", "keep_models")  # may change in a results folder
+
+
+@dataclass
+class Settings:
+    """Which systems are trained and measured on which passages."""
+
+    collection: str = "pydocs"
+    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER; for the task answers a
+    folder with answers.jsonl besides"""
+    task: str = "containing"
+    """containing: find the passage that contains the query; answers: find passages that contain an answer"""
+    documents: int = 0
+    """size of a fixed subset, of pydocs alone; 0: all documents"""
+    backbone: str = "offline"
+    """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
+    pooling: str = "mean"
+    """mean or cls: what a pooled vector is made of; the paper's is cls, all-MiniLM-L6-v2 has learned mean"""
+    lengths: list[int] = field(default_factory=lambda: [50, 100, 200, 400])
+    """tokens of the passages at most, of the backbone's tokenizer: multiples of the smallest"""
+    systems: list[str] = field(
+        default_factory=lambda: [
+            "DE-BERT-32",
+            "DE-BERT-64",
+            "DE-BERT-128",
+            "DE-BERT-512",
+            "DE-BERT",
+            "ME-BERT-64",
+            "ME-BERT",
+            "CROSS-ATTENTION",
+        ]
+    )
+    """of DE-BERT-k, ME-BERT-k (without -k: the backbone's own width) and CROSS-ATTENTION; besides BM25"""
+    hybrids: list[str] = field(default_factory=lambda: ["DE-BERT", "ME-BERT"])
+    """which of them are also combined with BM25-uni and with BM25-bi"""
+    vectors: int = 8
+    """m of ME-BERT"""
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
+    """of the training"""
+    data_seed: int = 0
+    """of passages, queries and candidates, which all trainings share"""
+    train_queries: int = 3000
+    dev_queries: int = 200
+    """on which the weight of a hybrid is tuned"""
+    test_queries: int = 500
+    passages: int = 0
+    """of the task containing: how many at every length; 0: all, which are fewer the longer they are"""
+    distractors: int = 2
+    """of the task containing: passages per query that differ from it in one or two words"""
+    terms: str = "words"
+    """of BM25: words, or pieces of the backbone's tokenizer, as in the paper"""
+    tokens: int = 400
+    """of the task answers: how many are read of each ranking"""
+    depth: int = 200
+    """candidates that are reranked, half of them BM25's and half random; and passages that a search finds"""
+    steps: int = 1000
+    batch_size: int = 32
+    """queries per step and process"""
+    negatives: int = 1
+    """per query, beside the documents of the batch's other queries; the paper has 7"""
+    learning_rate: float = 5e-5
+    head_learning_rate: float = 1e-3
+    """of projections and heads, which start untrained"""
+    query_length: int = 32
+    save_every: int = 200
+    """steps between checkpoints"""
+    keep_models: bool = False
+    """keep the trained models too; there is one for each system, length and seed"""
+    theory_queries: int = 100
+    """test queries for which a random projection is predicted"""
+    samples: int = 64
+    """Gaussian vectors per query of that prediction"""
+    output: str = ""
+    """results folder; empty: results/capacity-TASK-COLLECTION"""
+    precision: str = "auto"
+    """no, bf16, fp16; auto: bf16 where the hardware has it"""
+    tracker: str = "wandb"
+    """wandb (offline without a key) or none"""
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise SystemExit(f"unknown task {self.task!r}; there are {', '.join(TASKS)}")
+        unknown = [name for name in self.systems if name != CROSS and not SYSTEM.fullmatch(name)]
+        if unknown:
+            raise SystemExit(
+                f"unknown system {', '.join(unknown)}; there are DE-BERT-k, ME-BERT-k, both also without -k, "
+                f"and {CROSS}"
+            )
+        wrong = [name for name in self.hybrids if not SYSTEM.fullmatch(name)]
+        if wrong:
+            raise SystemExit(f"no hybrid of {', '.join(wrong)}: it takes a DE-BERT or ME-BERT, which search")
+        if self.terms not in ("words", "pieces"):
+            raise SystemExit(f"terms must be words or pieces, got {self.terms!r}")
+        for name in ("systems", "seeds", "lengths"):
+            if not getattr(self, name):
+                raise SystemExit(f"{name} must name at least one")
+        for name in ("train_queries", "dev_queries", "test_queries", "steps", "batch_size", "vectors"):
+            if getattr(self, name) < 1:
+                raise SystemExit(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.task == "answers" and not 0 < max(self.lengths) <= self.tokens:
+            raise SystemExit(f"lengths={self.lengths} must lie between 1 and tokens={self.tokens}")
+        if CROSS in self.systems and not self.negatives:
+            raise SystemExit(f"negatives must be at least 1: {CROSS} learns from no others")
+        if self.depth < 2 or self.samples < 2 or self.theory_queries < 1:
+            raise SystemExit("depth and samples must be at least 2, theory_queries at least 1")
+        self.lengths = sorted(set(self.lengths))
+        self.output = self.output or f"results/capacity-{self.task}-{folder_name(self.collection)}"
+
+
+def main(settings: Settings) -> None:
+    folder = Path(settings.output)
+    accelerator, console = begin(settings)
+    collection = open_collection(settings.collection, settings.documents or None, console)
+    tokenizer = load_tokenizer(backbone_of(settings))
+    if accelerator.is_main_process:
+        kept = asdict(settings) | {"fingerprint": collection.fingerprint}
+        kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
+        keep_settings(kept, folder, free=FREE)
+    try:
+        benches = TASKS[settings.task](settings, collection, tokenizer)
+    except (ValueError, OSError) as error:
+        raise SystemExit(str(error)) from error
+    runs = [(bench, seed, name) for bench in benches for seed in settings.seeds for name in settings.systems]
+    missing = [run for run in runs if not result_file(folder, *run).is_file()]
+    accelerator.wait_for_everyone()  # before any process can finish one
+    special = tokenizer.num_special_tokens_to_add()
+    for bench, seed, name in missing:
+        console.print(f"{bench.collection.name}, seed {seed}: {name}")
+        try:
+            run_system(bench, seed, name, special, settings, folder, accelerator)
+        except (ValueError, OSError, FloatingPointError) as error:
+            raise SystemExit(f"{bench.collection.name}, seed {seed}, {name}: {error}") from error
+    if accelerator.is_main_process:
+        results = [lexical(bench, seed, settings.depth) for bench in benches for seed in settings.seeds]
+        results += [json.loads(result_file(folder, *run).read_text(encoding="utf-8")) for run in runs]
+        sizes = {result["system"]: result["numbers"] for result in results if result["numbers"]}
+        predictions = {bench.length: predicted(bench, sizes, settings, folder) for bench in benches}
+        measured = gather(results)
+        sections = describe(measured, results, predictions, sizes, settings, benches)
+        figures = draw(measured, predictions, sizes, settings)
+        publish(settings, TITLES[settings.task], summarise(settings, benches), sections, figures, accelerator)
+    accelerator.end_training()
+
+
+def result_file(folder: Path, bench: Bench, seed: int, name: str) -> Path:
+    """Written last: the system is measured."""
+    return folder / f"length-{bench.length}" / f"seed-{seed}" / f"{name}.json"
+
+
+def run_system(
+    bench: Bench,
+    seed: int,
+    name: str,
+    special: int,
+    settings: Settings,
+    folder: Path,
+    accelerator: Accelerator,
+) -> None:
+    """Train one system on the passages of one length, and measure it and its hybrids."""
+    file = result_file(folder, bench, seed, name)
+    own = file.with_suffix("")
+    model = trained(name, bench, seed, special, settings, own / "training", accelerator)
+    if accelerator.is_main_process:
+        found = {"system": name, "length": bench.length, "seed": seed, "numbers": numbers_of(model)}
+        found["train s"] = training_seconds(own / "training")
+        found |= measure(model, name, bench, settings, accelerator.mixed_precision)
+        if settings.keep_models:
+            model.save_pretrained(own / "checkpoint")
+        write_json(file, found)
+        shutil.rmtree(own / "training" / "last")  # of no use any more, and three times as large as the model
+    accelerator.wait_for_everyone()
+    accelerator.free_memory()
+
+
+def build(name: str, length: int, special: int, settings: Settings) -> Paradigm | CrossAttention:
+    """The system of this name, untrained; it sees whole passages of `length` tokens."""
+    common: dict[str, Any] = {"query_length": settings.query_length, "document_length": length + special}
+    common["pooling"] = settings.pooling
+    match = SYSTEM.fullmatch(name)
+    if match is None:
+        return RERANKERS["cross_attention"](settings.backbone, **common)
+    common["normalize"] = False
+    if match[2]:
+        common |= {"dim": int(match[2]), "layer_norm": True}
+    if match[1] == "ME":
+        return PARADIGMS["me_bert"](settings.backbone, first=settings.vectors, **common)
+    return PARADIGMS["dpr"](settings.backbone, **common)
+
+
+def trained(
+    name: str,
+    bench: Bench,
+    seed: int,
+    special: int,
+    settings: Settings,
+    folder: Path,
+    accelerator: Accelerator,
+) -> Paradigm | CrossAttention:
+    """The system after all steps, which nothing chose."""
+    torch.manual_seed(seed)
+    model = build(name, bench.length, special, settings).to(accelerator.device)
+    shared = TrainingSettings.__dataclass_fields__.keys() & asdict(settings).keys()
+    training = TrainingSettings(**{name: getattr(settings, name) for name in shared}, seed=seed)
+    splits, runs = (bench.collection.split("train"), Split({}, {})), (bench.mined, {})
+    return fit(model, bench.collection, splits, runs, settings.negatives, 0, training, folder, accelerator)
+
+
+def numbers_of(model: Paradigm | CrossAttention) -> int:
+    """How many numbers a document is encoded into; 0 where it is not encoded."""
+    if isinstance(model, CrossAttention):
+        return 0
+    encoder = model.encoder
+    return encoder.dim * (encoder.settings.first if encoder.settings.document_vectors == "first" else 1)
+
+
+def measure(
+    model: Paradigm | CrossAttention, name: str, bench: Bench, settings: Settings, precision: str
+) -> dict[str, Any]:
+    """stages: system -> stage -> the measure of each test query; weights: hybrid -> λ."""
+    corpus, queries = bench.collection.corpus, bench.collection.split("test").queries
+    if isinstance(model, CrossAttention):
+        run = model.rerank(queries, corpus, bench.pool, precision=precision, progress=True)
+        return {"stages": {name: {"rerank": bench.values(run)}}, "weights": {}}
+    stages: dict[str, dict[str, list[float]]] = {}
+    weights: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        index = ExactIndex.build(
+            model, corpus.ids, corpus, f"{folder}/index", precision=precision, progress=True
+        )
+        search, rerank = partial(index.search, model), partial(index.rerank, model)
+        stages[name] = {
+            "rerank": bench.values(rerank(queries, bench.pool)),
+            "retrieve": bench.values(search(queries, settings.depth)),
+        }
+        dense = System(search, rerank)
+        for sparse, bm25 in bench.bm25.items() if name in settings.hybrids else ():
+            hybrid = f"HYBRID-{name}-{sparse.removeprefix('BM25-')}"
+            parts = dense, System(bm25.search, bm25.rerank)
+            scores = candidate_scores(*parts, bench.collection.split("dev").queries, settings.depth)
+            tuning = tune(*scores, bench.judged(scores[0], "dev"), measure=bench.measure)
+            found = Hybrid(*parts, tuning.weight, settings.depth).search(queries, settings.depth)
+            stages[hybrid] = {"retrieve": bench.values(found)}
+            weights[hybrid] = tuning.weight
+    return {"stages": stages, "weights": weights}
+
+
+def lexical(bench: Bench, seed: int, depth: int) -> dict[str, Any]:
+    """Both BM25, as a result like the others; the seed changes nothing."""
+    queries = bench.collection.split("test").queries
+    stages = {
+        name: {
+            "rerank": bench.values(bm25.rerank(queries, bench.pool)),
+            "retrieve": bench.values(bm25.search(queries, depth)),
+        }
+        for name, bm25 in bench.bm25.items()
+    }
+    return {
+        "system": UNI,
+        "length": bench.length,
+        "seed": seed,
+        "numbers": 0,
+        "stages": stages,
+        "weights": {},
+    }
+
+
+def predicted(bench: Bench, sizes: dict[str, int], settings: Settings, folder: Path) -> dict[str, Any]:
+    """`predict` for every size, kept in the results folder for the sizes that it was asked for."""
+    file = folder / f"length-{bench.length}" / "theory.json"
+    dimensions = sorted(set(sizes.values()))
+    if file.is_file():
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        if {str(k) for k in dimensions} <= kept["values"].keys():
+            return kept
+    found = predict(bench, dimensions, settings.theory_queries, settings.samples, settings.data_seed)
+    write_json(file, found)
+    return found
+
+
+if __name__ == "__main__":
+    main(from_command_line(Settings, __doc__ or ""))
