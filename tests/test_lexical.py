@@ -1,6 +1,7 @@
 """BM25: the formula, the matrix that equals the search, and every degenerate case."""
 
 import math
+import shutil
 from pathlib import Path
 
 import ir_measures
@@ -136,6 +137,44 @@ def test_save_and_load_give_the_same_run(tmp_path: Path) -> None:
             np.load(file, allow_pickle=False)
     with pytest.raises(FileNotFoundError, match=r"no settings\.json"):
         BM25.load(tmp_path)
+
+
+@pytest.mark.parametrize("ngrams", [1, 2])
+def test_terms_of_pieces_follow_the_formula(tiny_bert: Path, ngrams: int) -> None:
+    """BM25-uni and BM25-bi of Luan et al.: word pieces, none of them a stop word."""
+    index = BM25.build(TEXTS, IDS, ngrams=ngrams, tokenizer=tiny_bert)
+    assert index.terms("The CATS, of")[:5] == ["the", "cat", "##s", ",", "of"]
+    assert index.terms("The CATS")[3:] == ([] if ngrams == 1 else ["the cat", "cat ##s"])
+    assert index.terms("☃ cat [SEP]")[:2] == ["cat", "["]  # an unknown piece is no term, [SEP] is text
+    documents = [index.terms(text) for text in TEXTS]
+    for query in ("dog", "The cats", "bird fish zebra"):
+        expected = {
+            id: by_formula(index.terms(query), document, documents, 0.9, 0.4)
+            for id, document in zip(IDS, documents, strict=True)
+        }
+        found = index.rerank({"q": query}, {"q": dict.fromkeys(IDS, 0.0)})["q"]
+        assert found == pytest.approx(expected, rel=1e-5)
+    without = BM25.build(TEXTS, IDS, ngrams=ngrams, tokenizer=tiny_bert, stopwords=["the", "##s"])
+    assert without.terms("The cats")[:1] == ["cat"]
+    assert "the" not in without.vocabulary
+
+
+def test_an_index_of_pieces_needs_its_own_folder_alone(tiny_bert: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(tiny_bert, source)
+    index = BM25.build(TEXTS, IDS, ngrams=2, tokenizer=source)
+    index.save(tmp_path / "bm25")
+    shutil.rmtree(source)
+    again = BM25.load(tmp_path / "bm25")
+    queries = {"1": "dog birds THE of", "2": "bird fish"}
+    assert again.search(queries, 10) == index.search(queries, 10)
+    assert again.terms("Zebras and cats") == index.terms("Zebras and cats")
+    assert {file.suffix for file in (tmp_path / "bm25").rglob("*.*")} == {".npy", ".json"}
+    (tmp_path / "bm25" / "tokenizer" / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match="tokenizer"):
+        BM25.load(tmp_path / "bm25")
+    with pytest.raises((OSError, ValueError)):
+        BM25.build(TEXTS, IDS, tokenizer=source)
 
 
 def test_terms_are_lower_case_words_without_stop_words() -> None:

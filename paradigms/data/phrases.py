@@ -21,7 +21,7 @@ class Phrases:
             by_length.setdefault(len(phrase), []).append((place, phrase))
         self._tables = {}
         for n, rows in sorted(by_length.items()):
-            table = np.array([phrase for _, phrase in rows], dtype=np.int64).reshape(-1, n)
+            table = np.array([phrase for _, phrase in rows], dtype=np.int64)
             hashes = np.zeros(len(table), dtype=np.uint64)
             for column in table.T:
                 hashes = hashes * BASE + _mix(column)
