@@ -9,10 +9,10 @@ Every length gets a collection of its own over the same queries: passages nest, 
 the smallest length, and differences between lengths are paired. Where the paper leaves a choice:
 
 - A query stands in one place of the whole source, and one passage is relevant to it.
-- A distractor is a passage from elsewhere into which the query is written with one or two words replaced.
-  Written into a copy of the relevant passage they would differ from it by as much at every length, and
-  BM25 would hardly lose by length, as it does in the paper (Table A.1). The text they are made of is kept
-  apart from that of the queries, for a copy of a passage with a query in it would contain that query.
+- A distractor is a passage from elsewhere into which the query is written with one or two words replaced. In
+  a copy of the relevant passage it would differ by as much at every length; here the rest of both passages
+  comes between, and the longer they are, the more. The text that distractors are made of is kept apart from
+  that of the queries, for a copy of a passage with a query in it would contain that query.
 - Words are compared in lower case, without the punctuation between them.
 
 Every draw is a hash of the seed and of what is drawn: the same in any process and on any machine.
@@ -86,9 +86,9 @@ def containing_passages(
     words. Passages of a length are as long as white space allows, and lengths multiples of the smallest; a
     passage of that with fewer tokens than the longest query has is in no collection.
 
-    Memory: 4 bytes for each word of the corpus and 33 for each smallest passage; texts are read when asked
-    for. ValueError where the corpus is too small for what is asked, and for settings that fit no passage.
-    What is returned has passed `check_containment`.
+    Memory: 4 bytes for each word of the corpus, and ids and places of passages and queries; texts are read
+    when asked for. ValueError where the corpus is too small for what is asked, and for settings that fit no
+    passage. What is returned has passed `check_containment`.
     """
     fewest, most = query
     lengths = sorted(set(lengths))
@@ -212,7 +212,7 @@ def _distractors(
             query, n = wanted[i]
             cut, resume = _place(source, runs, int(part_runs.upto[-1]), (query.id, n, attempt))
             tried.append(Edit(f"{query.id}:{n}", drawn[i], cut, part, resume))
-        texts = [edit.of(passages[edit.host]) for edit in tried]
+        texts = Documents(passages, np.empty(0, dtype=np.int64), tried)
         containing = {row for _, row in every.find(source.numbers(text) for text in texts)}
         longer = {
             row for row, (_, runs) in enumerate(read_runs(texts, source.tokenizer)) if runs.upto[-1] > length
@@ -230,10 +230,15 @@ def _distractors(
 
 
 def _place(source: Source, runs: Runs, tokens: int, what: tuple) -> tuple[int, int]:
-    """Characters from which and up to which a passage gives way to so many tokens, where it has as many."""
+    """From and up to which character a passage gives way to so many tokens: it loses as many or a few more.
+
+    One that has fewer loses its first run alone, and grows.
+    """
     begins = np.flatnonzero(runs.upto[-1] - runs.before >= tokens)
-    first = int(begins[source.draw(len(begins), "place", *what)]) if len(begins) else 0
-    last = min(int(np.searchsorted(runs.upto, runs.before[first] + tokens)), len(runs.ends) - 1)
+    if not len(begins):
+        return int(runs.starts[0]), int(runs.ends[0])
+    first = int(begins[source.draw(len(begins), "place", *what)])
+    last = int(np.searchsorted(runs.upto, runs.before[first] + tokens))
     return int(runs.starts[first]), int(runs.ends[last])
 
 
