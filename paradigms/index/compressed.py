@@ -7,7 +7,8 @@ token of the query probes are scored against all of them, which gives for every 
     f(d, q) = 1/N Σⱼ max(mⱼ, maxᵢ x̂ᵢᵀqⱼ), i over the probed tokens of d,
 
 with x̂ what the codes stand for and mⱼ the k'-th best similarity of query token j if every token stood where
-its centroid is. The two ways to score (`Recipe.search`):
+its centroid is, less 1/1023 of the range of its similarities at most (`loops.select`). The two ways to score
+(`Recipe.search`):
 
 - impute: f approximates `xtr.imputed_rel` (Lee et al. 2023, Eq. 4); no candidate is gathered, and k' may be
   as large as one likes, for it is never a list. In the limit of all lists, tokens at their centroids and no
