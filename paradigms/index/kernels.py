@@ -27,7 +27,8 @@ from numba.extending import intrinsic
 
 LANES = 16  # query tokens of a tile: one register of AVX-512, two of AVX2, four of NEON
 ROWS = 8  # document tokens of a tile: as many running sums hide the latency of a fused multiply-add
-AHEAD = 16  # tokens of a list whose codes are asked for before their turn: they lie anywhere in memory
+LINE = 64  # bytes that memory gives at once
+AHEAD = 16  # tokens that are asked for before their turn, where the processor cannot see them coming
 STRIDE = 64  # tokens between two whose documents are kept: the next ones are found from there
 
 _INDEX = ir.IntType(64)
@@ -224,6 +225,9 @@ def maxima(vectors, starts, stops, queries, out):
     source, target = vectors.ctypes.data, rows.ctypes.data
     for n in range(starts.shape[0]):
         out[n] = -np.inf
+        if n + 1 < starts.shape[0] and starts[n + 1] != stops[n]:  # else the processor sees it coming
+            for byte in range(0, min(AHEAD, stops[n + 1] - starts[n + 1]) * width * 2, LINE):
+                _prefetch(source + starts[n + 1] * width * 2 + byte)
         for first in range(starts[n], stops[n], ROWS):
             count = min(ROWS, stops[n] - first)
             _widen(source + first * width * 2, target, count * width)

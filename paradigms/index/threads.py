@@ -10,7 +10,7 @@ from typing import TypeVar
 
 Item, Result = TypeVar("Item"), TypeVar("Result")
 
-WORTH = 1 << 15  # tokens to score, about a millisecond: with fewer, waking a thread costs more than it does
+WORTH = 1 << 13  # tokens to score, some .2 ms: with fewer, waking a thread costs more than it does
 
 
 def worth(tokens: int, threads: int) -> int:
