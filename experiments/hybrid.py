@@ -85,7 +85,14 @@ def main(settings: Settings) -> None:
             f"{settings.batch_size} queries, cross-attention in {settings.rerank_steps} of "
             f"{settings.rerank_batch_size}. Intervals (95 %) resample seeds and queries."
         )
-        publish(settings, "Hybrids", summary, describe(found, settings.vectors), draw(found), accelerator)
+        publish(
+            settings,
+            "Sparse, dense, hybrid",
+            summary,
+            describe(found, settings.vectors),
+            draw(found),
+            accelerator,
+        )
     accelerator.end_training()
 
 

@@ -151,7 +151,7 @@ def claims(found: Found) -> list[Claim]:
         statement = f"{ours[paper]} > {ours[BM25]}, {few} reranked"
         stated.append(Claim(statement, "Figure 6", RR, UNSTATED, lead[few], needs))
         if few < many:
-            statement = f"that lead is smaller with {many} reranked"
+            statement = f"{ours[paper]}'s lead over {ours[BM25]} shrinks from {few} to {many} reranked"
             stated.append(Claim(statement, "Figure 6", RR, UNSTATED, lead[few] - lead[many], needs))
     for kind in found.approximate:
         de, me = equal_time(found, kind)

@@ -79,7 +79,7 @@ class Settings:
     probes: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32])
     """lists that a query looks into"""
     repeats: int = 5
-    """of each timed search, in turn with the others; the fastest counts"""
+    """of each timed search, in turn with the others; the fastest counts, the first warms up"""
     output: str = ""
     """results folder; empty: results/hybrid-COLLECTION"""
     precision: str = "auto"
@@ -97,11 +97,13 @@ class Settings:
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
                 raise SystemExit(f"{name} must be different numbers, and at least one; got {values}")
-        ones = ("vectors", "steps", "negatives", "rerank_steps", "rerank_negatives", "depth", "repeats")
+        ones = ("vectors", "steps", "negatives", "rerank_steps", "rerank_negatives", "depth")
         for name in (*ones, "rerank_depths", "probes"):
             values = getattr(self, name)
             if min(values if isinstance(values, list) else [values]) < 1:
                 raise SystemExit(f"{name} must be at least 1, got {values}")
+        if self.repeats < 2:
+            raise SystemExit("repeats must be at least 2: the first of a timed search warms it up")
         if max(self.rerank_depths) > self.depth:
             raise SystemExit(
                 f"rerank_depths reach {max(self.rerank_depths)}, and {self.depth} documents are retrieved: "

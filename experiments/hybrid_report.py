@@ -25,12 +25,12 @@ def describe(found: Found, vectors: int) -> dict[str, Section]:
     how = (
         "Reproduced: the interval over seeds and queries lies above 0 and the paired permutation test over "
         f"queries (each query's mean over the seeds) has p < {ALPHA} after Holm's correction within this "
-        "table. Not reproduced: the interval lies below the paper's difference, the smaller one of its two "
-        "collections. Out of reach at this scale: the interval does not tell the paper's difference from "
-        f"none, or a model has not learned: a dense one with less than {LEARNED:.0%} of BM25's RR@10, "
-        "cross-attention where it orders BM25's candidates worse than BM25. Figure 7 asks whether a dense "
-        "model's slowest approximate search is beaten in no more time. That m vectors bring more on longer "
-        "documents is a claim about two collections: run both."
+        "table, where the paper has Wilcoxon's signed ranks. Not reproduced: the interval lies below the "
+        "paper's difference, the smaller one of its two collections. Out of reach at this scale: the "
+        "interval does not tell the paper's difference from none, or a model has not learned: a dense one "
+        f"with less than {LEARNED:.0%} of BM25's RR@10, cross-attention where it orders BM25's candidates "
+        "worse than BM25. Figure 7 asks whether a dense model's slowest approximate search is beaten in no "
+        "more time. That m vectors bring more on longer documents is a claim about two collections: run both."
     )
     tables = {
         "claims": Section("What §7 says, and what we measured", how, claim_rows(found)),
