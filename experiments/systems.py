@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 
-from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm, load
+from paradigms import GENERATIVE, PARADIGMS, CrossAttention, Generative, Paradigm, load
 from paradigms.data import Corpus, Run
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.index import INDEXES
@@ -47,7 +47,7 @@ def trained(
     """The paradigm as saved where `load` says, or as built and then trained in `folder`."""
     if name in settings.load:
         loaded = load(settings.load[name])
-        if loaded.name != name:
+        if isinstance(loaded, CrossAttention) or loaded.name != name:
             raise ValueError(f"{settings.load[name]} holds {loaded.name}, not {name}")
         return loaded.to(accelerator.device)
     torch.manual_seed(settings.seed)
