@@ -34,7 +34,7 @@ class Recipe:
     # How an index scores: "gather" loads every token of a candidate and computes rel; "impute" has only
     # the tokens that a token search retrieved and fills in the missing similarities (XTR).
     search: Literal["gather", "impute"] = "gather"
-    search_tokens: int = 1000  # k': tokens of the corpus retrieved per query token, to impute or for candidates
+    search_tokens: int = 1000  # k': corpus tokens retrieved per query token, to impute or for candidates
     imputation: str = "kth"  # a key of impute.IMPUTATIONS, where search = "impute"
     temperature: float = 0.05  # of the softmax over rel in training
 
