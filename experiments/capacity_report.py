@@ -62,12 +62,12 @@ def describe(
             "What the paper says, what we measured, and what theory predicts",
             f"Differences of {measure}. Reproduced: the interval lies above 0 and the paired permutation "
             f"test over queries (each query's mean over the seeds) has p < {ALPHA} after Holm's correction "
-            "within this table. Not reproduced: the interval lies below the paper's difference. Out of reach "
-            "at this scale: the interval does not tell the paper's difference from none, or a system has "
-            f"less than {LEARNED:.0%} of {UNI}'s measure at one of the lengths and has not learned the task. "
-            f"Not to fall is to lose less than {MARGIN}. Random projection: the same difference where each "
-            f"system is a random projection of {UNI}'s vectors to as many numbers as it has for a passage, "
-            "as the exact law expects it.",
+            "within this table. Not reproduced: the interval lies below the paper's difference, or below 0. "
+            "Out of reach at this scale: the interval does not tell the paper's difference from none, or a "
+            f"system has less than {LEARNED:.0%} of {UNI}'s measure at one of the lengths and has not "
+            f"learned the task. Not to fall is to lose less than {MARGIN}. Random projection: the same "
+            f"difference where each system is a random projection of {UNI}'s vectors to as many numbers as "
+            "it has for a passage, as the exact law expects it.",
             claim_rows(settings.task, measured, predictions, sizes, lengths),
         )
     }
@@ -82,13 +82,18 @@ def describe(
     sections |= {
         "theory": Section(
             "One random projection of BM25's vectors to k numbers, and the encoders that have as many",
-            f"Expected {measure} of the same passages, on {settings.theory_queries} test queries at most. "
+            f"Expected {measure} of the same passages, on {settings.theory_queries} test queries at most, of "
+            "BM25 over words. "
             f"Margin: of the passage that {UNI} has first to its nearest competitor, median. k*: numbers "
             f"that keep it first for {1 - BETA:.0%} of the queries, whether it is relevant or not.",
             theory_rows(measured, predictions, sizes, lengths),
             ["theory"],
         ),
-        "collections": Section("Passages", "The relevant ones are among them.", collection_rows(benches)),
+        "collections": Section(
+            "Passages",
+            "All of a length are searched. Relevant among candidates: share of the test queries.",
+            collection_rows(benches),
+        ),
         "weights": Section(
             "Weights of the hybrids",
             "dense + λ · BM25, raw scores of both; λ is the best on the dev queries.",
