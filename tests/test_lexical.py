@@ -159,6 +159,12 @@ def test_terms_of_pieces_follow_the_formula(tiny_bert: Path, ngrams: int) -> Non
     assert "the" not in without.vocabulary
 
 
+def test_pieces_ignore_case_whatever_the_tokenizer_does(checkpoints: dict[str, Path]) -> None:
+    index = BM25.build(TEXTS, IDS, tokenizer=checkpoints["t5"])  # it tells "Dog" from "dog"
+    assert index.terms("The DOG") == index.terms("the dog") == ["▁the", "▁dog"]
+    assert index.search({"q": "DOG"}, 9) == index.search({"q": "dog"}, 9)
+
+
 def test_an_index_of_pieces_needs_its_own_folder_alone(tiny_bert: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(tiny_bert, source)
