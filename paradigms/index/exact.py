@@ -21,6 +21,7 @@ from paradigms.index.threads import shared, worth
 from paradigms.model import Recipe
 
 IN_PLACE = 1 << 20  # tokens of a block of documents whose stored vectors are read in place
+MAXIMA = 1 << 25  # of documents for query tokens, held at once: a block has many documents if they are short
 PIECES = 4  # of a block for each thread, so that none waits long for another
 TOKEN_BLOCK = 1 << 18  # document tokens that a token search reads at once
 GROUP = 8  # similarities that a token search first takes the largest of
@@ -59,15 +60,19 @@ class ExactIndex(TokenIndex):
         device = parts[0].mask.device
         limit, cells = base.SIZES.get(device.type, LARGE_SIZES)
         in_place = self._in_place(recipe, device)
+        cells = MAXIMA if in_place else cells
         for block in self._slices() if in_place else self.blocks(limit):
             documents = None if in_place else self.tokens(block, device)
             for n, queries in enumerate(parts):
-                if documents is None:
-                    scores = self._maxima(recipe, queries, block)
-                else:
-                    rows = max(1, cells // (documents.mask.numel() * queries.mask.shape[-1]))
-                    starts = range(0, len(queries.mask), rows)
-                    scores = torch.cat([score(recipe, documents, queries[s : s + rows]) for s in starts])
+                held = len(block) if documents is None else documents.mask.numel()
+                rows = max(1, cells // (held * queries.mask.shape[-1]))
+                slices = [queries[start : start + rows] for start in range(0, len(queries.mask), rows)]
+                scores = torch.cat(
+                    [
+                        self._maxima(recipe, q, block) if documents is None else score(recipe, documents, q)
+                        for q in slices
+                    ]
+                )
                 keys = torch.cat([best[n], self._keys(scores, block)], 1)
                 best[n] = keys.topk(min(k, keys.shape[1])).values
             bar.advance(task, len(block))
