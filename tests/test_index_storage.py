@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from paradigms import PARADIGMS, Paradigm
 from paradigms.align import one, query_to_document
 from paradigms.core import Tokens, join_documents, rel, similarity
-from paradigms.index import ExactIndex, FaissIndex, base, grow, parts
+from paradigms.index import INDEXES, ExactIndex, FaissIndex, base, grow, parts
 from paradigms.index.base import TokenIndex
 from paradigms.index.columns import Column, ColumnFolder
 from paradigms.model import Recipe
@@ -517,6 +518,37 @@ def test_encoded_queries_need_no_paradigm(paradigm: Paradigm, tmp_path: Path) ->
         index.search_tokens(RECIPE, queries())
     with pytest.raises(ValueError, match="holds no ids of tokens, which coil reads"):
         build(tmp_path / "other", documents(3)).search_tokens(paradigm.recipe, queries())
+
+
+@pytest.mark.parametrize("kind", INDEXES.values())
+@pytest.mark.parametrize("recipe", [RECIPE, IMPUTING], ids=lambda recipe: recipe.search)
+def test_queries_of_any_floats_are_scored_in_float32_and_are_finite(
+    tmp_path: Path, kind: type[TokenIndex], recipe: Recipe
+) -> None:
+    index = build(tmp_path / "index", documents(20), kind)
+    candidates = [["d3", "d5"], ["d5", "d7"]]
+
+    def both(asked: Tokens) -> list[dict[str, float]]:
+        return index.search_tokens(recipe, asked, 5) + index.rerank_tokens(recipe, asked, candidates)
+
+    whole = queries()
+    expected = both(whole)
+    for dtype in (torch.float64, torch.bfloat16):  # which holds eighths
+        assert both(replace(whole, vectors=whole.vectors.to(dtype))) == expected
+    leaf = whole.vectors.clone().requires_grad_()
+    assert both(replace(whole, vectors=leaf)) == expected
+    padded = replace(whole, mask=torch.tensor([[[True, True, False]]] * 2))
+    expected = both(padded)
+    for value in (torch.nan, torch.inf, 1e30):
+        vectors = whole.vectors.clone()
+        vectors[1, 0, 2, 0] = value
+        with pytest.raises(ValueError, match="query 1 of 2 has vectors that are not finite, or too large"):
+            index.search_tokens(recipe, replace(whole, vectors=vectors))
+        with pytest.raises(ValueError, match="query 1 of 2 has vectors that are not finite, or too large"):
+            index.rerank_tokens(recipe, replace(whole, vectors=vectors), candidates)
+        assert both(replace(padded, vectors=vectors)) == expected  # padding counts for nothing
+    assert index.search_tokens(recipe, whole[:0]) == []
+    assert index.rerank_tokens(recipe, whole[:0], []) == []
 
 
 def test_long_candidate_lists_are_scored_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,7 @@ class TokenIndex(GrowingStore, ABC):
         self, recipe: Recipe, queries: Tokens, candidates: Sequence[Sequence[str]]
     ) -> list[dict[str, float]]:
         """As `rerank`, of queries that come encoded, axes [b, 1, j, h], and the candidates of each."""
-        self._check_tokens(recipe, queries)
+        queries = self._checked(recipe, queries)
         if len(candidates) != len(queries.mask):
             raise ValueError(f"{len(queries.mask)} queries need as many candidates, not {len(candidates)}")
         with torch.inference_mode():
@@ -130,9 +130,8 @@ class TokenIndex(GrowingStore, ABC):
                 f"the alignment {recipe.align} of {recipe.name} reads the whole pool, "
                 "which a search in blocks never sees: set the recipe's search to 'impute', or rerank"
             )
-        for queries in parts:
-            self._check_tokens(recipe, queries)
-        if not len(self) or not parts:
+        parts = [self._checked(recipe, queries) for queries in parts]
+        if not len(self) or not any(len(queries.mask) for queries in parts):
             return [[{} for _ in queries.mask] for queries in parts]
         how = self._impute if recipe.search == "impute" else self._gather
         ranked = how(recipe, parts, min(k, len(self)), bar)
@@ -198,7 +197,8 @@ class TokenIndex(GrowingStore, ABC):
         """The rows of the documents that hold tokens; −1 of −1."""
         return np.searchsorted(self.offsets, tokens.cpu().numpy(), side="right") - 1
 
-    def _check_tokens(self, recipe: Recipe, queries: Tokens) -> None:
+    def _checked(self, recipe: Recipe, queries: Tokens) -> Tokens:
+        """Queries as documents are scored, in float32. ValueError where these are none for this index."""
         dim = self.manifest["dim"]
         if queries.vectors.shape[1] != 1 or queries.vectors.shape[-1] != dim:
             raise ValueError(
@@ -210,6 +210,12 @@ class TokenIndex(GrowingStore, ABC):
                 f"{self.folder}, made by {self.manifest['paradigm']}, holds no ids of tokens, which "
                 f"{recipe.name} reads"
             )
+        queries = queries.map(lambda t: t.detach().float() if t.is_floating_point() else t)
+        finite = queries.vectors.square().sum(-1).isfinite() | ~queries.mask
+        if not finite.all():
+            place = int((~finite).any(-1).any(-1).nonzero()[0])
+            raise ValueError(f"query {place} of {len(finite)} has vectors that are not finite, or too large")
+        return queries
 
     # One integer for score and id, so that the largest keys are the best documents whatever ties: above the
     # score's bits, in an order that integers share with floats, below the place of the id among all ids.
