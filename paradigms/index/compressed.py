@@ -66,7 +66,7 @@ class CompressedIndex(TokenIndex):
     probes: int = 8
     """lists that each query token looks into"""
     candidates: int = 0
-    """documents that gather scores in full; 0: 64, or 4 for each that is asked for"""
+    """documents that gather scores in full, but no fewer than are asked for; 0: 64, or 4 for each of these"""
 
     # --- columns --------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class CompressedIndex(TokenIndex):
         """For each part and query the `_best` keys: `core.rel` on x̂ of the documents with the largest f."""
         from paradigms.index import kernels
 
-        wanted = self.candidates or max(64, 4 * k)
+        wanted = max(k, self.candidates or max(64, 4 * k))
         by_kernel = keeps_lengths(recipe, self.manifest["fields"])
 
         def find(query: Tokens, threads: int) -> Tensor:
