@@ -203,12 +203,12 @@ def _terms(
         yield from (tokenize(text, ngrams, stopwords) for text in texts)
         return
     stream = iter(texts)
+    special = {tokenizer.unk_token_id, *tokenizer.all_special_ids}
     while batch := [text.lower() for text in islice(stream, BATCH)]:
         # No warning on texts that are longer than a model's input.
-        settings = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-        for ids in tokenizer(batch, **settings)["input_ids"]:
-            known = [id for id in ids if id != tokenizer.unk_token_id]
-            yield _runs(tokenizer.convert_ids_to_tokens(known), ngrams, stopwords)
+        for ids in tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]:
+            kept = [id for id in ids if id not in special]
+            yield _runs(tokenizer.convert_ids_to_tokens(kept), ngrams, stopwords)
 
 
 def _runs(words: Sequence[str], ngrams: int, stopwords: frozenset[str]) -> list[str]:

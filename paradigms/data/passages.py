@@ -121,8 +121,8 @@ def read_runs(texts: Iterable[str], tokenizer: Any = None) -> Iterator[tuple[str
             places = [[match.span() for match in WORD.finditer(text)] for text in batch]
         else:
             # No warning on texts that are longer than a model's input.
-            settings = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-            places = tokenizer(batch, return_offsets_mapping=True, **settings)["offset_mapping"]
+            settings = {"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}
+            places = tokenizer(batch, **settings)["offset_mapping"]
         yield from ((text, _runs(text, tokens)) for text, tokens in zip(batch, places, strict=True))
 
 
