@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from paradigms.align import ALIGNMENTS, NORMALISERS
 from paradigms.core import Tokens, join_documents, rel, similarity
-from paradigms.index import coding, grow
+from paradigms.index import coding, grow, threads
 from paradigms.index.coding import number_bytes, numbers
 from paradigms.index.compressed import CompressedIndex
 from paradigms.index.pruning import most_salient
@@ -225,18 +225,19 @@ def test_candidates_are_those_with_the_largest_f(index: CompressedIndex) -> None
         assert len(index.search_tokens(COLBERT, asked, 5)[0]) == 5
 
 
-def test_threads_and_batches_change_no_result(tmp_path: Path) -> None:
+def test_threads_and_batches_change_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not a bit of it where the kernels score; torch sums in another order with other threads."""
     given = [*documents(), *[([f"{id}'" for id in ids], part) for ids, part in documents()]]  # all twice
     made = build(tmp_path / "index", given, ["vectors", "ids"])
-    asked, before = queries(5, 17, 3, 9, 0, 12, salience=True), torch.get_num_threads()
+    monkeypatch.setattr(threads, "WORTH", 1)  # however little there is to share
+    asked, before = queries(5, 17, 0, 9, salience=True), torch.get_num_threads()
     made.probes = 3
     for recipe, candidates in itertools.product((XTR, *GATHERING.values()), (3, 1 << 20)):
         made.candidates, found = candidates, []
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
+        for count in (1, 2):
+            torch.set_num_threads(count)
             found.append(made.search_tokens(recipe, asked, 9))
-            found.append([made.search_tokens(recipe, asked[n : n + 1], 9)[0] for n in range(6)])
+            found.append([made.search_tokens(recipe, asked[n : n + 1], 9)[0] for n in range(4)])
         torch.set_num_threads(before)
         for row in zip(*found, strict=True):
             if recipe is XTR or recipe.align == "query_to_document":
@@ -430,7 +431,7 @@ def test_a_killed_build_goes_on_to_the_same_bytes(
 
 def test_added_documents_are_coded_as_those_of_the_build(tmp_path: Path) -> None:
     given = documents(size=1)
-    made = build(tmp_path / "index", given)
+    made = build(tmp_path / "index", given, bits=8)
     expected, codec = contents(made.folder), (made.folder / "codec.safetensors").read_bytes()
     made.delete(["d16", "d17"])
     made.add_from(given[16:])
