@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from paradigms import Paradigm
 from paradigms.core import Tokens
 from paradigms.data import Run
@@ -31,7 +33,9 @@ class Timed:
     index: TokenIndex
     recipe: Recipe
     queries: Tokens
-    milliseconds: float = float("inf")  # per encoded query
+    milliseconds: np.ndarray = field(
+        default_factory=lambda: np.array(np.inf)
+    )  # of each query, encoded before
     found: Run = field(default_factory=dict)
 
 
@@ -48,9 +52,9 @@ def time_searches(
 ) -> list[Timed]:
     """Every system searched exactly, and in each kind of index with each number of probes, query by query.
 
-    All ways take turns in every repeat, so that they share what else the machine does; the fastest repeat
-    counts, and the first one warms up. lists: of each approximate index; 0: the square root of the number of
-    its vectors. Indexes go to `folder`, and everything is searched on the processor.
+    All ways take turns in every repeat, so that they share what else the machine does; of each query the
+    fastest repeat counts, and the first one warms up. lists: of each approximate index; 0: the square root of
+    the number of its vectors. Indexes go to `folder`, and everything is searched on the processor.
     """
     ways = [
         way
@@ -61,12 +65,12 @@ def time_searches(
         for way in ways:
             if way.probes:
                 way.index.probes = way.probes  # type: ignore[attr-defined]
-            began = time.perf_counter()
-            found = [
-                way.index.search_tokens(way.recipe, way.queries[n : n + 1], k)[0] for n in range(len(queries))
-            ]
-            way.milliseconds = min(way.milliseconds, 1000 * (time.perf_counter() - began) / len(queries))
-            way.found = dict(zip(queries, found, strict=True))
+            seconds = []
+            for n, name in enumerate(queries):
+                began = time.perf_counter()
+                (way.found[name],) = way.index.search_tokens(way.recipe, way.queries[n : n + 1], k)
+                seconds.append(time.perf_counter() - began)
+            way.milliseconds = np.minimum(way.milliseconds, 1000 * np.array(seconds))
     return ways
 
 

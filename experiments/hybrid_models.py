@@ -43,8 +43,9 @@ class Settings:
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     vectors: int = 3
     """m: of each document of ME-BERT; 3 for passages and 4 for documents in the paper"""
-    pooling: Literal["cls", "mean"] = "cls"
-    """of DE-BERT's vectors and ME-BERT's query; cls in the paper, and DE-BERT is then ME-BERT with m = 1"""
+    pooling: Literal["mean", "cls"] = "mean"
+    """of DE-BERT's vectors and ME-BERT's query. The paper's is cls, and DE-BERT then ME-BERT with m = 1;
+    all-MiniLM-L6-v2 has learned mean, and with cls its first vector wins every maximum of ME-BERT"""
     normalize: bool = False
     """cosines in place of the paper's inner products"""
     rounds: list[str] = field(default_factory=lambda: list(FURTHER))

@@ -147,6 +147,14 @@ def test_the_numbers_are_those_of_the_saved_models(
         assert measured["retrieve"][system] == values(found, test.judgements)
         assert measured["rounds"][system][chosen[mixture]] == measured["retrieve"][system]
         assert measured["dev"][system][chosen[mixture]] == max(measured["dev"][system].values())
+        best = [
+            int((index.tokens_of([document]).vectors[0, 0] @ vector).argmax())
+            for query, vector in zip(
+                found, model.encode_queries(list(test.queries.values())).vectors[:, 0, 0], strict=True
+            )
+            for document in found[query]
+        ]
+        assert measured["first wins"][system] == pytest.approx(np.mean([place == 0 for place in best]))
         # dense + λ · BM25 of every document that one of the two has found.
         λ = measured["weights"][mixture]["λ"]
         run: Run = {}
@@ -249,7 +257,8 @@ def test_all_lists_find_what_exact_search_finds(
             ("compressed", lists),
         )
     ]
-    assert all(0 < way.milliseconds < float("inf") for way in ways)
+    assert all((way.milliseconds > 0).all() and np.isfinite(way.milliseconds).all() for way in ways)
+    assert all(way.milliseconds.shape == (len(queries),) for way in ways)
     for name, (model, index) in systems.items():
         exact = index.search(model, queries, 5)
         own = {(way.kind, way.probes): way for way in ways if way.system == name}
@@ -297,6 +306,7 @@ def planted(
         "queries": [f"q{n}" for n in range(12)],
         "dev": {"BM25-uni": 0.3, "BM25-bi": 0.4},
         "weights": {hybrid: {"round": "mined", "λ": 0.5, "dev RR@10": 0.5} for hybrid in list(systems)[4:]},
+        "first wins": {DE: 1.0, ME: 0.25},
         "retrieve": {
             s: {m: around(0.1 if m == "Judged@10" else v) for m in MEASURES} for s, v in systems.items()
         },
@@ -409,6 +419,7 @@ def test_tables_say_what_was_measured() -> None:
     assert (mined["before"], mined["after"]) == (pytest.approx(0.5, abs=0.01), pytest.approx(0.6, abs=0.01))
     assert mined["mean"].startswith("+0.")
     assert float(mined["p (Holm)"]) < 0.05
+    assert "maximum of 25%" in describe(found, 3)["retrieve"].text
     assert describe(found, 3).keys() == {"claims", "retrieve", "rerank", "mining", "weights", "search"}
     other = planted(1) | {"queries": ["other"]}
     with pytest.raises(SystemExit, match="different queries"):
