@@ -191,6 +191,19 @@ def test_lengths_are_an_encoders_tokens(tiny_bert: Path) -> None:
         cut(texts, 50, type("Slow", (), {"is_fast": False})())
 
 
+def test_a_word_of_many_tokens_makes_no_distractor_longer_than_a_passage(tiny_bert: Path) -> None:
+    tokenizer = load_tokenizer(tiny_bert)
+    draw = random.Random(1).random
+    known = ["cat", "dog", "bird", "fish", "cow", "boat", "book", "box", "boy", "bread"]
+    words = [
+        known[int(draw() * 10)] if draw() < 0.9 else "xyzzy" * (1 + int(draw() * 5)) for _ in range(4000)
+    ]
+    corpus = Corpus(list("abcd"), [" ".join(words[n : n + 1000]) for n in range(0, 4000, 1000)])
+    task = containing_passages(corpus, {"test": 40}, lengths=(30,), distractors=4, tokenizer=tokenizer)[30]
+    assert max(len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in task.corpus) <= 30
+    assert len([id for id in task.corpus.ids if id.startswith("q:")]) == 160
+
+
 def test_containment_is_checked(tasks: dict[int, Collection]) -> None:
     task = tasks[50]
     test = task.split("test")
