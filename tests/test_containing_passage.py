@@ -232,6 +232,14 @@ def test_containment_is_checked(tasks: dict[int, Collection]) -> None:
         check_containment(replace(task, corpus=Corpus(task.corpus.ids, texts)))
 
 
+def test_nothing_is_returned_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    where = "paradigms.data.containing_passage.check_containment"
+    monkeypatch.setattr(where, lambda collection: seen.append(collection.name))
+    containing_passages(source(), {"test": 2}, lengths=(50, 100), name="task")
+    assert seen == ["task-50", "task-100"]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
