@@ -85,7 +85,7 @@ def test_ratios_are_to_peers_that_find_as_much() -> None:
     ]
     assert token_search.ratio(table[2], table) == (10, "good")
     table[2]["recall"] = 0.97  # none finds as much: the one that finds most stands for it
-    assert token_search.ratio(table[2], table) == (10, "good")
+    assert token_search.ratio(table[2], table) == (10, "good (finds less)")
     assert token_search.ratio(table[2], table[2:]) is None
 
 
@@ -99,6 +99,10 @@ def test_targets_take_our_fastest_row_with_the_peers_recall() -> None:
     found = {t["target"]: t for t in token_search.targets(table)}
     assert found["gather, 4 bits, single: times faster"]["value"] == 8
     assert found["gather, 4 bits, single: times faster"]["holds"]
+    table[2]["recall"] = 0.92  # a peer that finds little does not lower what is asked of ours
+    table[1]["recall"] = 0.93
+    lower = {t["target"]: t for t in token_search.targets(table)}
+    assert lower["gather, 4 bits, single: times faster"]["value"] is None
     assert found["impute: times faster"]["value"] is None
     assert not found["impute: times faster"]["holds"]
     assert found["gather, 4 bits: bytes per token"]["holds"]
