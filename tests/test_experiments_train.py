@@ -17,6 +17,7 @@ import torch
 from paradigms import Paradigm
 from paradigms.data import load, read_run, write_run
 from paradigms.lexical import BM25
+from paradigms.train.job import keep_settings
 from tests.tiny import WORDS
 
 ROOT = Path(__file__).parents[1]
@@ -117,9 +118,19 @@ def test_a_finished_run_is_only_loaded_and_other_settings_are_refused(
         run("train", **training(collection, tiny_bert, trained, steps=5))
 
 
+def test_settings_of_a_run_that_failed_at_once_bind_nobody(tmp_path: Path) -> None:
+    (tmp_path / "wandb").mkdir()
+    keep_settings({"backbone": "/nowhere"}, tmp_path, free=set())
+    keep_settings({"backbone": "offline"}, tmp_path, free=set())
+    (tmp_path / "training").mkdir()
+    with pytest.raises(SystemExit, match=r"other settings \(backbone: offline then, x now\)"):
+        keep_settings({"backbone": "x"}, tmp_path, free=set())
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"backbone": "/nowhere/at/all"}, "the backbone /nowhere/at/all is a path, and no such folder is"),
         ({"paradigm": "bert"}, "unknown paradigm bert; there are dpr"),
         ({"run": "some.run", "negatives": 0}, "how many with --negatives"),
         ({"collection": "nowhere"}, "no collection 'nowhere'"),
