@@ -175,8 +175,9 @@ def test_a_task_is_a_collection_like_any_other(tasks: dict[int, Collection], tmp
         corpus._texts[len(corpus)]
 
 
-def test_lengths_are_an_encoders_tokens(tiny_bert: Path) -> None:
-    tokenizer = load_tokenizer(tiny_bert)
+@pytest.mark.parametrize("family", ["bert", "t5"])
+def test_lengths_are_an_encoders_tokens(checkpoints: dict[str, Path], family: str) -> None:
+    tokenizer = load_tokenizer(checkpoints[family])
     # Words of many pieces; symbols without space, which its pieces join to the words beside them.
     text = source(8, 300)
     texts = Corpus(text.ids, [row.replace(",", " £2−").replace(".", "… (the cat)") for row in text])
@@ -298,6 +299,9 @@ def test_phrases_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paradigms.data.phrases.BLOCK", 4)
     rows = [[1, 2], [3, 1, 2, 1, 2], [], [2, 1], [1, 2]]
     assert sorted(Phrases([(1, 2)]).find(rows)) == [(0, 0), (0, 1), (0, 1), (0, 4)]
+    with monkeypatch.context() as patched:  # where everything has one hash
+        patched.setattr("paradigms.data.phrases._mix", lambda numbers: np.zeros(len(numbers), np.uint64))
+        assert list(Phrases([(1, 2)]).find([[2, 1, 2, 3]])) == [(0, 0)]
     for wrong in ([(1,), (1,)], [()]):
         with pytest.raises(ValueError, match="empty or there twice"):
             Phrases(wrong)

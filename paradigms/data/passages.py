@@ -144,11 +144,11 @@ def units(runs: Runs, length: int, *, group: int = 1, least: int = 1) -> Iterato
 
 
 def _runs(text: str, tokens: Sequence[tuple[int, int]]) -> Runs:
-    """tokens: start and end of each. White space before a run may be part of its first token."""
+    """tokens: start and end of each. White space before a run may be its first token, or part of that."""
     starts, ends = _spans([match.span() for match in RUN.finditer(text)])
     first, last = _spans(tokens)
     return Runs(
-        starts, ends, np.searchsorted(last, starts, side="right"), np.searchsorted(first, ends, side="left")
+        starts, ends, np.searchsorted(last, starts, side="left"), np.searchsorted(first, ends, side="left")
     )
 
 
