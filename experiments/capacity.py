@@ -30,7 +30,7 @@ from trained_pairs import publish
 
 from paradigms import PARADIGMS, RERANKERS, CrossAttention, Paradigm
 from paradigms.backbone import load_tokenizer
-from paradigms.data import Split
+from paradigms.data import Run, Split
 from paradigms.files import write_json
 from paradigms.hybrid import Hybrid, System, candidate_scores, tune
 from paradigms.index import ExactIndex
@@ -239,10 +239,10 @@ def trained(
 ) -> Paradigm | CrossAttention:
     """The system after all steps, which nothing chose."""
     torch.manual_seed(seed)
-    model = build(name, bench.length, special, settings).to(accelerator.device)
+    model: Any = build(name, bench.length, special, settings).to(accelerator.device)  # `fit` takes one kind
     shared = TrainingSettings.__dataclass_fields__.keys() & asdict(settings).keys()
     training = TrainingSettings(**{name: getattr(settings, name) for name in shared}, seed=seed)
-    splits, runs = (bench.collection.split("train"), Split({}, {})), (bench.mined, {})
+    splits, runs = (bench.collection.split("train"), Split({}, {})), (bench.mined, Run())
     return fit(model, bench.collection, splits, runs, settings.negatives, 0, training, folder, accelerator)
 
 

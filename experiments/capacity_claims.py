@@ -268,9 +268,7 @@ def claim_rows(
 ) -> Rows:
     """One family for Holm's correction."""
     claims = [claim for claim in CLAIMS[task](measured, sizes) if measurable(claim, measured, lengths)]
-    differences = [
-        combined(c.terms, lambda s, length, of=measured[c.stage]: of[s][length], lengths) for c in claims
-    ]
+    differences = [combined(c.terms, _cell(measured[c.stage]), lengths) for c in claims]
     tests = [
         paired_test(d.mean(0) + c.margin, 0 * d.mean(0)) for c, d in zip(claims, differences, strict=True)
     ]
@@ -291,6 +289,10 @@ def claim_rows(
             }
         )
     return rows
+
+
+def _cell(of: Mapping[str, Mapping[int, np.ndarray]]) -> Callable[[str, int], np.ndarray]:
+    return lambda system, length: of[system][length]
 
 
 def measurable(claim: Claim, measured: Values, lengths: Sequence[int]) -> bool:
