@@ -24,8 +24,8 @@ from hybrid_claims import (
     gather,
     hybrid_name,
     verdict,
+    working,
 )
-from hybrid_claims import learned as learned_models
 from hybrid_models import Settings
 from hybrid_report import describe, mining_rows, retrieve_rows
 
@@ -400,15 +400,24 @@ def test_a_lead_that_shrinks_is_seen() -> None:
 def test_what_has_not_learned_proves_nothing() -> None:
     weak = SYSTEMS | {DE: 0.15}
     found = gather([planted(0, weak), planted(1, weak)])
-    assert learned_models(found) == {ME, CROSS}
+    assert working(found) == {ME, CROSS, "faiss"}
     table = {(row["claim"], row["measure"]): row["verdict"] for row in claim_rows(found)}
     assert table[f"{ME} > {DE}", RR] == "out of reach at this scale"
     assert table[f"{ME} > BM25-bi", RR] == "reproduced"
     worse = gather([planted(0, added={2: -0.05, 20: -0.1})])
-    assert learned_models(worse) == {DE, ME}
+    assert working(worse) == {DE, ME, "faiss"}
     assert {row["verdict"] for row in claim_rows(worse) if "reranked" in row["claim"]} == {
         "out of reach at this scale"
     }
+
+
+def test_an_index_slower_than_exact_search_trades_nothing() -> None:
+    slow = planted(0)
+    for point in slow["search"]:
+        point["ms/query"] /= 5 if point["index"] == "exact" else 1  # 1.8, and 1 the fastest of faiss
+    assert working(gather([slow])) == {DE, ME, CROSS}
+    (row,) = (row for row in claim_rows(gather([slow])) if row["source"] == "Figure 7")
+    assert row["verdict"] == "out of reach at this scale"
 
 
 def test_verdicts() -> None:
