@@ -28,10 +28,11 @@ def describe(found: Found, vectors: int) -> dict[str, Section]:
         "table, where the paper has Wilcoxon's signed ranks. Not reproduced: the interval lies below the "
         "paper's difference, the smaller one of its two collections. Out of reach at this scale: the "
         "interval does not tell the paper's difference from none, or what it is about does not work: a dense "
-        f"model with less than {LEARNED:.0%} of BM25's RR@10, cross-attention where it orders BM25's candidates "
-        f"worse than BM25, an index whose fastest search takes more than {PAYS:g} of exact search's time. "
-        f"Figure 7 asks whether {DE}'s slowest approximate search is beaten in no more time. That m "
-        "vectors bring more on longer documents is a claim about two collections: run both."
+        f"model with less than {LEARNED:.0%} of BM25's RR@10, cross-attention where it orders what BM25 has "
+        "found worse than BM25, an index whose fastest search takes more than "
+        f"{PAYS:g} of exact search's time. Figure 7 asks whether {DE}'s slowest approximate search is beaten "
+        "in no more time. That m vectors bring more on longer documents is a claim about two collections: "
+        "run both."
     )
     tables = {
         "claims": Section("What §7 says, and what we measured", how, claim_rows(found)),
