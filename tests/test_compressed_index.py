@@ -262,6 +262,13 @@ def test_token_search_finds_the_nearest_of_the_lists(index: CompressedIndex) -> 
         assert len(set(index.fields["centroids"][row[row >= 0].numpy()].tolist())) == 1
     with pytest.raises(ValueError, match="k must be at least 1"):
         index.token_search(vectors, 0)
+    index.probes = 0
+    with pytest.raises(ValueError, match="probe 1 list at least"):
+        index.token_search(vectors, 10)
+    for recipe in (COLBERT, XTR):
+        with pytest.raises(ValueError, match="probe 1 list at least"):
+            index.search_tokens(recipe, queries(6), 10)
+    index.probes = 8
 
 
 def test_rerank_scores_candidates_as_rel_does(index: CompressedIndex) -> None:

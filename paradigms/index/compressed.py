@@ -137,6 +137,7 @@ class CompressedIndex(TokenIndex):
         """As of `TokenIndex`, among the tokens of the lists that each query token probes."""
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
+        self._check_probes()
         near = padded(vectors.cpu(), self.settings.bits) @ self._codec.centroids.T
         probed = near.topk(min(self.probes, near.shape[1])).indices.tolist()
         scores = vectors.new_full((len(vectors), min(k, int(self.offsets[-1]))), -torch.inf)
@@ -200,6 +201,7 @@ class CompressedIndex(TokenIndex):
         self, recipe: Recipe, parts: list[Tokens], bar: Any, find: Callable[[Tokens, int], Tensor]
     ) -> list[list[Tensor]]:
         """`find` of every query, without its padding: one after the other in all threads, or side by side."""
+        self._check_probes()
         task = bar.add_task(f"search {recipe.name}", total=sum(len(q.mask) for q in parts))
         threads = torch.get_num_threads()
 
@@ -218,6 +220,10 @@ class CompressedIndex(TokenIndex):
                 [one(q, threads) for q in each] if alone else shared(lambda q: one(q, 1), each, threads)
             )
         return keys
+
+    def _check_probes(self) -> None:
+        if self.probes < 1:
+            raise ValueError(f"each query token has to probe 1 list at least: probes is {self.probes}")
 
     def _coded_query(self, query: Tokens, threads: int) -> kernels.CodedQuery:
         """What scores codes, of one query without padding."""
