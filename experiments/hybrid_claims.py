@@ -204,10 +204,12 @@ def pays(found: Found, kind: str, model: str) -> bool:
 
 
 def verdict(interval: Interval, p: float, paper: float, able: bool) -> str:
-    """Reproduced: shown to be above 0. Not reproduced: shown to be below the paper's difference."""
+    """Reproduced: shown to be above 0. Not reproduced: shown to be below the paper's difference, and perhaps
+    not above 0."""
     if able and interval.low > 0 and p < ALPHA:
         return "reproduced"
-    return "not reproduced" if able and interval.high < paper else "out of reach at this scale"
+    below = interval.low <= 0 and interval.high < paper
+    return "not reproduced" if able and below else "out of reach at this scale"
 
 
 def claim_rows(found: Found) -> Rows:

@@ -25,14 +25,13 @@ def describe(found: Found, vectors: int) -> dict[str, Section]:
     how = (
         "Reproduced: the interval over seeds and queries lies above 0 and the paired permutation test over "
         f"queries (each query's mean over the seeds) has p < {ALPHA} after Holm's correction within this "
-        "table, where the paper has Wilcoxon's signed ranks. Not reproduced: the interval lies below the "
-        "paper's difference, the smaller one of its two collections. Out of reach at this scale: the "
-        "interval does not tell the paper's difference from none, or what it is about does not work: a dense "
-        f"model with less than {LEARNED:.0%} of BM25's RR@10, cross-attention where it orders what BM25 has "
-        "found worse than BM25, an index whose fastest search takes more than "
-        f"{PAYS:g} of exact search's time. Figure 7 asks whether {DE}'s slowest approximate search is beaten "
-        "in no more time. That m vectors bring more on longer documents is a claim about two collections: "
-        "run both."
+        "table, where the paper has Wilcoxon's signed ranks. Not reproduced: the interval reaches 0 and "
+        "lies below the paper's difference, the smaller one of its two collections. Out of reach at this "
+        "scale: the interval does neither, or what it is about does not work: a dense model with less than "
+        f"{LEARNED:.0%} of BM25's RR@10, cross-attention where it orders what BM25 has found worse than "
+        f"BM25, an index whose fastest search takes more than {PAYS:g} of exact search's time. Figure 7 "
+        f"asks whether {DE}'s slowest approximate search is beaten in no more time. That m vectors bring "
+        "more on longer documents is a claim about two collections: run both."
     )
     tables = {
         "claims": Section("What §7 says, and what we measured", how, claim_rows(found)),
