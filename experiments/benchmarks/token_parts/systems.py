@@ -15,6 +15,7 @@ import os
 import re
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,20 +45,22 @@ class Vectors:
         return np.split(self.full, self.offsets[1:-1])
 
 
-class System:
+class System(ABC):
     """What is measured: `build` an index, open it, and `find` the k best documents of some queries."""
 
     def __init__(self, vectors: Vectors, folder: str, threads: int, settings: dict[str, Any]) -> None:
         self.vectors, self.folder, self.threads, self.settings = vectors, folder, threads, settings
 
-    def build(self) -> None:
+    def build(self) -> None:  # noqa: B027
         """Nothing to build."""
 
+    @abstractmethod
     def open(self) -> None:
         """What a process does once before it searches."""
 
+    @abstractmethod
     def find(self, queries: Sequence[int], k: int) -> Found:
-        raise NotImplementedError
+        """The k best documents of each query, best first."""
 
 
 def best(scores: np.ndarray, k: int) -> list[int]:
