@@ -11,27 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
-def save_optimizer(optimizer: Optimizer, model: nn.Module, file: Path) -> None:
-    """The optimizer's per-parameter tensors as PARAMETER/KEY."""
+def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """The optimizer's per-parameter tensors as PARAMETER/KEY, on the processor."""
     tensors = {}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             tensors[f"{name}/{key}"] = torch.as_tensor(value).detach().cpu().contiguous()
-    save_file(tensors, file)
+    return tensors
 
 
-def load_optimizer(optimizer: Optimizer, model: nn.Module, file: Path) -> None:
-    """Put back what `save_optimizer` wrote, onto each parameter's device; AdamW's step count stays on CPU."""
+def put_optimizer(optimizer: Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Put back `optimizer_tensors`, onto each parameter's device; AdamW's step count stays on CPU."""
     parameters = dict(model.named_parameters())
-    for full, value in load_file(file).items():
+    for full, value in tensors.items():
         name, key = full.rsplit("/", 1)
         if name not in parameters:
-            raise ValueError(f"{file} holds the optimizer state of {name}, which this model does not have")
+            raise ValueError(f"the checkpoint has optimizer state of {name}, which this model does not have")
         where = torch.device("cpu") if key == "step" else parameters[name].device
         optimizer.state[parameters[name]][key] = value.to(where)
 

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
-from safetensors.torch import save_file
 from torch.utils.data import DataLoader
 
-from paradigms.files import atomic_folder, settle, write_json, write_text
 from paradigms.model import Trainable
 from paradigms.progress import progress_bar
 from paradigms.train import checkpoint
 from paradigms.train.examples import Examples, StepSampler
 from paradigms.train.objective import Objective
+from paradigms.train.state import RunState, agree, signature
 
 Trained = TypeVar("Trained", bound=Trainable)
 FREE = ("log_every", "save_every", "workers")  # settings that may change when a run is gone on with
@@ -82,7 +80,7 @@ def train(
         )
     accelerator = accelerator or Accelerator()
     run = _Run(paradigm, objective, settings, folder, accelerator)
-    start = run.resume()
+    start = run.state.resume()
     micro = settings.accumulation
     sampler = StepSampler(
         len(objective.examples),
@@ -112,7 +110,7 @@ def train(
             if dev is not None and (last or _due(done, settings.evaluate_every)):
                 run.measure(done, dev)
             if last or _due(done, settings.save_every or settings.evaluate_every):
-                run.save(done)
+                run.state.save(done)
     accelerator.wait_for_everyone()
     return type(paradigm).from_pretrained(folder / "best") if dev is not None else paradigm
 
@@ -124,7 +122,7 @@ def training_seconds(folder: Path) -> float:
 
 
 class _Run:
-    """The state of a training run: what a checkpoint holds."""
+    """What is done at each step, to the state that a checkpoint holds."""
 
     def __init__(
         self,
@@ -136,8 +134,9 @@ class _Run:
     ) -> None:
         self.paradigm, self.settings, self.folder, self.accelerator = paradigm, s, folder, accelerator
         self.objective = objective
-        self._examples = _digest(objective.examples)
-        self._agree()
+        bound = {name: value for name, value in asdict(s).items() if name not in FREE}
+        signed = signature(paradigm, bound, objective.examples, accelerator)
+        agree(signed, paradigm.name, accelerator)
         accelerator.gradient_accumulation_steps = s.accumulation
         if accelerator.scaler is not None:  # nor may this run depend on the scale that another one ended with
             accelerator.scaler.load_state_dict(torch.amp.GradScaler(accelerator.device.type).state_dict())
@@ -150,61 +149,7 @@ class _Run:
         optimizer = torch.optim.AdamW([g for g in groups if g["params"]], weight_decay=s.weight_decay)
         self.model, self.optimizer = accelerator.prepare(paradigm, optimizer)
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
-        self.best, self.best_step, self.seconds = -math.inf, 0, 0.0
-
-    @property
-    def _signature(self) -> dict[str, Any]:
-        """What must be equal for a checkpoint to be gone on with."""
-        settings = asdict(self.settings)
-        return {
-            "settings": {name: value for name, value in settings.items() if name not in FREE},
-            "paradigm": self.paradigm.description(),
-            "processes": self.accelerator.num_processes,
-            "precision": self.accelerator.mixed_precision,
-            "examples": self._examples,
-        }
-
-    def _agree(self) -> None:
-        """ValueError where processes have not been given the same: each would learn something else."""
-        whole = hashlib.sha256(json.dumps(self._signature).encode()).digest()
-        own = torch.tensor(list(whole), dtype=torch.uint8, device=self.accelerator.device)
-        every = self.accelerator.gather(own[None])
-        if bool((every != own).any()):
-            raise ValueError(
-                f"the processes that train {self.paradigm.name} have different examples, identifiers or "
-                "settings: give all of them the same collection, backbone and arguments"
-            )
-
-    def resume(self) -> int:
-        """Load folder/last where there is one, and return the step to go on from."""
-        last = self.folder / "last"
-        if self.accelerator.is_main_process:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            settle(last)
-            settle(self.folder / "best")
-        self.accelerator.wait_for_everyone()
-        found = checkpoint.read_progress(last)
-        if found is None:
-            if self.accelerator.is_main_process:
-                (self.folder / "history.jsonl").unlink(missing_ok=True)
-            return 0
-        signature = json.loads(json.dumps(self._signature))
-        if found["signature"] != signature:
-            changed = _differences(found["signature"], signature)
-            raise ValueError(
-                f"{last} was trained with other settings ({changed}); choose another folder, or delete it "
-                "to start again"
-            )
-        self.paradigm.load_state_dict(type(self.paradigm).from_pretrained(last).state_dict())
-        optimizer = self.optimizer.optimizer
-        checkpoint.load_optimizer(optimizer, self.paradigm, last / "optimizer.safetensors")
-        checkpoint.load_random(last / "random.safetensors", self.accelerator.process_index)
-        if self.accelerator.scaler is not None:
-            self.accelerator.scaler.load_state_dict(found["scaler"])
-        self.best, self.best_step, self.seconds = found["best"], found["best_step"], found["seconds"]
-        if self.accelerator.is_main_process:
-            self._cut_history(found["step"])
-        return int(found["step"])
+        self.state = RunState(paradigm, self.optimizer.optimizer, folder, accelerator, signed)
 
     def step(self, step: int, batches: Any) -> float:
         """One optimizer step; the mean loss of its batches on all processes."""
@@ -231,7 +176,7 @@ class _Run:
                 self.optimizer.step()
                 self.optimizer.zero_grad()
         mean = sum(losses) / len(losses)
-        self.seconds += time.perf_counter() - began
+        self.state.seconds += time.perf_counter() - began
         if _due(step + 1, self.settings.log_every) or step == 0:
             rate = self.optimizer.param_groups[0]["lr"]
             self._log(step + 1, {"loss": mean, "gradient_norm": norm, "learning_rate": rate})
@@ -246,39 +191,13 @@ class _Run:
 
     def measure(self, step: int, dev: Callable[[Any], float]) -> None:
         """The dev measure, by the main process; a new best is saved."""
+        model = self.state.full_model()
         if self.accelerator.is_main_process:
-            value = dev(self.paradigm)
+            value = dev(model)
             self._log(step, {"dev": value})
-            if value > self.best:
-                self.best, self.best_step = value, step
-                self.paradigm.save_pretrained(self.folder / "best")
-        self.accelerator.wait_for_everyone()
-
-    def save(self, step: int) -> None:
-        """Replace folder/last by the state after `step` steps."""
-        random = {
-            name: self.accelerator.gather(state[None].to(self.accelerator.device)).cpu()
-            for name, state in checkpoint.random_states().items()
-        }
-        if self.accelerator.is_main_process:
-            with atomic_folder(self.folder / "last") as folder:
-                self.paradigm.write(folder)
-                checkpoint.save_optimizer(
-                    self.optimizer.optimizer, self.paradigm, folder / "optimizer.safetensors"
-                )
-                save_file(random, folder / "random.safetensors")
-                scaler = self.accelerator.scaler
-                write_json(
-                    folder / "progress.json",
-                    {
-                        "step": step,
-                        "best": self.best,
-                        "best_step": self.best_step,
-                        "seconds": self.seconds,
-                        "scaler": None if scaler is None else scaler.state_dict(),
-                        "signature": self._signature,
-                    },
-                )
+            if value > self.state.best:
+                self.state.best, self.state.best_step = value, step
+                model.save_pretrained(self.folder / "best")
         self.accelerator.wait_for_everyone()
 
     def _log(self, step: int, values: dict[str, float]) -> None:
@@ -288,22 +207,6 @@ class _Run:
         if self.accelerator.is_main_process:
             with (self.folder / "history.jsonl").open("a") as file:
                 file.write(json.dumps({"step": step, **values}) + "\n")
-
-    def _cut_history(self, step: int) -> None:
-        """Forget what was logged after the checkpoint: the steps are about to be taken again."""
-        file = self.folder / "history.jsonl"
-        lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
-        whole = [line for line in lines if line.endswith("\n")]  # a killed process may leave half a line
-        write_text(file, "".join(line for line in whole if json.loads(line)["step"] <= step))
-
-
-def _digest(examples: Sequence[Any]) -> str:
-    """sha256 of repr(list(examples)), of which no more than one example's is ever in memory."""
-    found = hashlib.sha256(b"[")
-    for n, example in enumerate(examples):
-        found.update(f"{', ' if n else ''}{example!r}".encode("utf-8", "surrogatepass"))
-    found.update(b"]")
-    return found.hexdigest()
 
 
 def _schedule(step: int, s: TrainingSettings) -> float:
@@ -316,16 +219,3 @@ def _schedule(step: int, s: TrainingSettings) -> float:
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
-
-
-def _differences(old: dict[str, Any], new: dict[str, Any]) -> str:
-    names = []
-    for part in new:
-        a, b = old.get(part), new[part]
-        if isinstance(a, dict) and isinstance(b, dict):
-            keys = sorted(k for k in a.keys() | b.keys() if a.get(k) != b.get(k))
-            names += [f"{k}: {a.get(k)} then, {b.get(k)} now" for k in keys]
-        elif a != b:
-            told = "the training examples are others" if part == "examples" else f"{part}: {a} then, {b} now"
-            names.append(told)
-    return "; ".join(names)
