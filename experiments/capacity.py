@@ -208,7 +208,7 @@ def run_system(
         if settings.keep_models:
             model.save_pretrained(own / "checkpoint")
         write_json(file, found)
-        shutil.rmtree(own / "training" / "last")  # of no use any more, and three times as large as the model
+        shutil.rmtree(own / "training" / "checkpoints")  # of no use any more, each three times the model
     accelerator.wait_for_everyone()
     accelerator.free_memory()
 

@@ -250,7 +250,7 @@ def trained(
         if accelerator.is_main_process:
             write_json(own / "cost.json", cost(own / "training"))
             paradigm.save_pretrained(own / "checkpoint")
-            shutil.rmtree(own / "training" / "last")  # three times the model, and nothing goes on from there
+            shutil.rmtree(own / "training" / "checkpoints")  # of no use any more, each three times the model
         accelerator.wait_for_everyone()
     saved = Paradigm.from_pretrained(own / "checkpoint")
     saved.to(accelerator.device).eval()

@@ -48,8 +48,7 @@ def atomic_text(path: str | Path, errors: str = "strict", durable: bool = False)
                 with io.TextIOWrapper(raw, encoding="utf-8", errors=errors, newline="\n") as stream:
                     yield stream
         if durable:
-            with open(temporary, "rb+") as written:
-                os.fsync(written.fileno())
+            flush(temporary)
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -67,12 +66,12 @@ def write_json(path: str | Path, value: Any, durable: bool = False) -> None:
 
 
 @contextmanager
-def atomic_folder(path: str | Path) -> Iterator[Path]:
+def atomic_folder(path: str | Path, durable: bool = False) -> Iterator[Path]:
     """A folder to fill that takes the place of `path`, whatever stood there, if the body ends without error.
 
     Of several writers the last one to end wins. A writer that is killed leaves at most a hidden folder beside
     `path`, which the next writer removes; killed between the two renames that replace a folder, it leaves the
-    old one in there, and `settle` puts it back.
+    old one in there, and `settle` puts it back. `durable` waits until the disk holds the folder.
     """
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -86,6 +85,9 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
         fresh = work / "fresh"
         fresh.mkdir()
         yield fresh
+        if durable:
+            for entry in (fresh, *fresh.rglob("*")):
+                flush(entry)
         while fresh.exists():
             try:
                 os.replace(fresh, target)
@@ -94,10 +96,21 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
                     raise
                 with suppress(FileNotFoundError):  # another writer has just moved it
                     os.replace(target, work / f"old.{_token()}")
+        if durable:
+            flush(target.parent)
     finally:
         settle(target)
         shutil.rmtree(work, ignore_errors=True)
         os.close(lock)
+
+
+def flush(path: Path) -> None:
+    """Wait until the disk holds a file's content, or a folder's names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def settle(path: str | Path) -> None:
@@ -114,6 +127,15 @@ def settle(path: str | Path) -> None:
         except OSError as error:  # another reader has just put it back, or its writer has finished
             if error.errno not in (*OCCUPIED, errno.ENOENT):
                 raise
+
+
+def sweep(folder: str | Path) -> None:
+    """`settle` every folder in here, and remove what killed writers of any of them left behind."""
+    for work in Path(os.path.realpath(folder)).glob(".*.????????.partial"):
+        if work.is_dir():
+            target = work.with_name(work.name[1:].rsplit(".", 2)[0])
+            settle(target)
+            _sweep(target)
 
 
 def _token() -> str:

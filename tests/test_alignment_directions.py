@@ -34,6 +34,7 @@ from paradigms import Generative, Paradigm, load
 from paradigms.evaluate import holm, paired_test, per_query
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.settings import from_command_line
+from paradigms.train import checkpoint
 from tests.tiny import WORDS
 from tests.tiny_generative import generative, texts
 
@@ -158,12 +159,8 @@ def test_both_models_see_as_many_queries(finished: Path, bench: Bench, pair: Pai
     share = trained_pairs.query_share(pair[1], bench, 0)
     # Ten spans for each of 27 training queries (three are dev queries), three passages of each document.
     assert share == pytest.approx(270 / (270 + 120))
-    steps = {
-        name: json.loads((finished / "models/seed-0" / name / "training/last/progress.json").read_text())[
-            "step"
-        ]
-        for name in ("colbert", "seal")
-    }
+    models = finished / "models/seed-0"
+    steps = {name: checkpoint.steps(models / name / "training")[-1] for name in ("colbert", "seal")}
     assert steps == {"colbert": 2, "seal": round(2 / share)}
 
 

@@ -128,7 +128,7 @@ def test_what_is_written_of_a_system_is_what_its_model_ranks(
     ):
         expected = per_query(run, test.judgements, ("RR@10",)).values["RR@10"].tolist()
         assert result["stages"]["ME-BERT-4"][stage] == expected
-    assert not (finished / "length-60/seed-0/ME-BERT-4/training/last").exists()
+    assert not (finished / "length-60/seed-0/ME-BERT-4/training/checkpoints").exists()
     # Half of the candidates are BM25-bi's, half random, and the relevant one is there.
     for query, gold in test.judgements.items():
         own = bench.bm25["BM25-bi"].search({query: test.queries[query]}, 6)[query]

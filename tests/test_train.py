@@ -241,7 +241,7 @@ def test_the_scale_of_fp16_starts_anew_with_each_run(tiny_bert: Path, tmp_path: 
     accelerator = Accelerator(cpu=True)
     accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=3.0)  # as an earlier run left it
     fit(tiny_bert, tmp_path, replace(SETTINGS, steps=1, learning_rate=1e-9), accelerator=accelerator)
-    progress = json.loads((tmp_path / "last" / "progress.json").read_text())
+    progress = json.loads((tmp_path / "checkpoints/step-1/progress.json").read_text())
     assert progress["scaler"]["scale"] == torch.amp.GradScaler("cpu").get_scale()
 
 
@@ -257,7 +257,7 @@ def test_a_loss_that_is_not_finite_stops_and_leaves_the_checkpoint(tiny_bert: Pa
     with pytest.raises(FloatingPointError, match=r"the loss is nan at step 4; the checkpoint"):
         fit(tiny_bert, tmp_path, paradigm=paradigm)
     handle.remove()
-    assert torch.isfinite(weights(Paradigm.from_pretrained(tmp_path / "last"))).all()
+    assert torch.isfinite(weights(Paradigm.from_pretrained(tmp_path / "checkpoints/step-2"))).all()
     fit(tiny_bert, tmp_path)  # goes on from step 2 without what spoilt it
     assert [line["step"] for line in history(tmp_path)] == [1, 2, 3, 4, 5, 6]
 
@@ -296,7 +296,7 @@ def test_no_file_is_a_pickle(tiny_bert: Path, tmp_path: Path) -> None:
     fit(tiny_bert, tmp_path, dev=lambda paradigm: 0.0)
     names = {file.suffix for file in tmp_path.rglob("*") if file.is_file()}
     assert names <= {".json", ".jsonl", ".safetensors", ".txt"}
-    assert load_file(tmp_path / "last" / "random.safetensors")["cpu"].shape[0] == 1
+    assert load_file(tmp_path / "checkpoints/step-6/random.safetensors")["cpu"].shape[0] == 1
 
 
 # --- losses, batches, examples ----------------------------------------------------------------------

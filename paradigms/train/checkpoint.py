@@ -1,12 +1,17 @@
 """Everything a training run needs to go on exactly where it was, without a pickle.
 
-A checkpoint folder holds the paradigm (`Paradigm.write`), optimizer.safetensors (AdamW's moments by
-parameter name), random.safetensors (the generator states of each process) and progress.json.
+A training folder's checkpoints/step-N holds the paradigm (`Trainable.write`), optimizer.safetensors (AdamW's
+moments by parameter name), random.safetensors (the generator states of each process), progress.json, and
+manifest.json: size and SHA-256 of every other file, by which a damaged checkpoint is told from a whole one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
+import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +19,115 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from paradigms.files import write_json, write_text
+
+FOLDER, PREFIX, MANIFEST = "checkpoints", "step-", "manifest.json"
+
+
+# --- the folder of a run ------------------------------------------------------------------------------
+
+
+def place(run: Path, step: int) -> Path:
+    """The checkpoint after `step` steps of the run in the folder `run`."""
+    return run / FOLDER / f"{PREFIX}{step}"
+
+
+def steps(run: Path) -> list[int]:
+    """The steps after which the run in the folder `run` has checkpoints, ascending; some may be damaged."""
+    numbers = (entry.name.removeprefix(PREFIX) for entry in (run / FOLDER).glob(f"{PREFIX}*"))
+    return sorted(int(number) for number in numbers if number.isdecimal())
+
+
+def newest(run: Path) -> int | None:
+    """The last step of a checkpoint that is whole, or None; a warning names every damaged one after it."""
+    for step in reversed(steps(run)):
+        wrong = damage(place(run, step))
+        if wrong is None:
+            return step
+        warnings.warn(f"{place(run, step)} is damaged and is left out: {wrong}", RuntimeWarning, stacklevel=2)
+    return None
+
+
+def remove(run: Path, but: Collection[int]) -> None:
+    """Every checkpoint but those after the steps `but`, the oldest first."""
+    for step in steps(run):
+        if step not in but:
+            shutil.rmtree(place(run, step))
+
+
+def read_progress(run: Path) -> dict[str, Any] | None:
+    """progress.json of the newest checkpoint, unchecked; None where there is no checkpoint."""
+    found = steps(run)
+    return read_json(place(run, found[-1]) / "progress.json") if found else None
+
+
+def read_json(file: Path) -> Any:
+    """ValueError names a file that is no JSON."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+# --- whole or damaged ---------------------------------------------------------------------------------
+
+
+def seal(folder: Path) -> None:
+    """Write manifest.json of the files that are in the folder."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    told = {str(file.relative_to(folder)): [file.stat().st_size, _sha256(file)] for file in files}
+    write_json(folder / MANIFEST, told)
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a folder that `seal` closed; None where every file is as it was written."""
+    try:
+        told = read_json(folder / MANIFEST)
+        for name, (size, digest) in told.items():
+            file = folder / name
+            if file.stat().st_size != size:
+                return f"{name} has {file.stat().st_size} bytes, not the {size} that were written"
+            if _sha256(file) != digest:
+                return f"{name} is not what was written"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).relative_to(folder)} is missing"
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return f"{MANIFEST} or a file that it names cannot be read ({error})"
+    return None
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+# --- the loss curve -----------------------------------------------------------------------------------
+
+
+def append_history(file: Path, values: dict[str, Any]) -> None:
+    """Add a line; OSError names the file."""
+    try:
+        with file.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(values) + "\n")
+    except OSError as error:
+        raise OSError(f"{file} cannot be written: {error}") from error
+
+
+def cut_history(file: Path, step: int) -> None:
+    """Forget what was logged after `step`: those steps are about to be taken again."""
+    kept = []
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []:
+        try:
+            values = json.loads(line)
+        except ValueError:
+            break  # a killed process may leave half a line, a loss of power anything, after the checkpoint's
+        if values["step"] <= step:
+            kept.append(line + "\n")
+    write_text(file, "".join(kept))
+
+
+# --- tensors ------------------------------------------------------------------------------------------
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
@@ -50,9 +164,3 @@ def load_random(file: Path, process: int) -> None:
     torch.set_rng_state(states["cpu"][process].clone())
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"][process].clone())
-
-
-def read_progress(folder: Path) -> dict[str, Any] | None:
-    """progress.json of a checkpoint, or None where there is no checkpoint."""
-    file = folder / "progress.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable
@@ -16,13 +15,13 @@ from torch.utils.data import DataLoader
 
 from paradigms.model import Trainable
 from paradigms.progress import progress_bar
-from paradigms.train import checkpoint
+from paradigms.train.checkpoint import append_history, read_progress
 from paradigms.train.examples import Examples, StepSampler
 from paradigms.train.objective import Objective
-from paradigms.train.state import RunState, agree, signature
+from paradigms.train.state import RunState, agree, by_main, ending_all, signature
 
 Trained = TypeVar("Trained", bound=Trainable)
-FREE = ("log_every", "save_every", "workers")  # settings that may change when a run is gone on with
+FREE = ("log_every", "save_every", "keep", "workers")  # settings that may change when a run is gone on with
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,12 @@ class TrainingSettings:
     seed: int = 0
     evaluate_every: int = 0  # steps between dev measures; 0 = only at the end
     save_every: int = 0  # steps between checkpoints; 0 = with every dev measure
+    keep: int = 2  # checkpoints that are kept; where the newest is damaged, the one before it is gone on with
     log_every: int = 10
     workers: int = 0  # processes that tokenise ahead; 0 = in the training process
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "accumulation", "log_every"):
+        for name in ("steps", "batch_size", "accumulation", "keep", "log_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("learning_rate", "max_grad_norm"):
@@ -69,9 +69,13 @@ def train(
 ) -> Trained:
     """Minimise the objective; return the paradigm that was best by `dev` (higher is better), or the last.
 
-    folder/last is the newest checkpoint, from which the same call goes on exactly; folder/best the best
-    paradigm; folder/history.jsonl the loss curve and the dev measures. A loss that is not finite stops the
-    run and leaves the checkpoints as they are. Every process calls this with the same arguments.
+    folder/checkpoints holds the newest checkpoints, from the last whole one of which the same call goes on
+    exactly; folder/best the best paradigm; folder/history.jsonl the loss curve and the dev measures. A loss
+    that is not finite, a full disk or a dead process stops the run and leaves the checkpoints as they are.
+    Every process calls this with the same arguments, and sees the same folder.
+
+    Exactly: on processors the same losses and weights, bit for bit, from one process or two. The sums of more
+    processes, and some of a GPU's, are rounded in an order that a restart may change.
     """
     if settings.workers and objective.renews:
         raise ValueError(
@@ -104,7 +108,8 @@ def train(
         if start == 0 and dev is not None:
             run.measure(0, dev)
         for step in range(start, settings.steps):
-            loss = run.step(step, batches)
+            with ending_all(accelerator, step):
+                loss = run.step(step, batches)
             bar.update(task, completed=step + 1, description=f"train {paradigm.name} loss {loss:.3f}")
             done, last = step + 1, step + 1 == settings.steps
             if dev is not None and (last or _due(done, settings.evaluate_every)):
@@ -117,7 +122,7 @@ def train(
 
 def training_seconds(folder: Path) -> float:
     """Seconds spent in training steps, over all interruptions, of the run in `folder`."""
-    progress = checkpoint.read_progress(folder / "last")
+    progress = read_progress(folder)
     return float(progress["seconds"]) if progress else math.nan
 
 
@@ -149,7 +154,7 @@ class _Run:
         optimizer = torch.optim.AdamW([g for g in groups if g["params"]], weight_decay=s.weight_decay)
         self.model, self.optimizer = accelerator.prepare(paradigm, optimizer)
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
-        self.state = RunState(paradigm, self.optimizer.optimizer, folder, accelerator, signed)
+        self.state = RunState(paradigm, self.optimizer.optimizer, folder, accelerator, signed, s.keep)
 
     def step(self, step: int, batches: Any) -> float:
         """One optimizer step; the mean loss of its batches on all processes."""
@@ -192,21 +197,21 @@ class _Run:
     def measure(self, step: int, dev: Callable[[Any], float]) -> None:
         """The dev measure, by the main process; a new best is saved."""
         model = self.state.full_model()
-        if self.accelerator.is_main_process:
+
+        def measured() -> None:
             value = dev(model)
             self._log(step, {"dev": value})
             if value > self.state.best:
-                self.state.best, self.state.best_step = value, step
-                model.save_pretrained(self.folder / "best")
-        self.accelerator.wait_for_everyone()
+                self.state.save_best(model, value, step)
+
+        by_main(measured, self.accelerator)
 
     def _log(self, step: int, values: dict[str, float]) -> None:
         name = self.paradigm.name
         # Not tracker steps, which only rise: several paradigms train in one run, each from step 0.
         self.accelerator.log({f"{name}/{key}": value for key, value in (values | {"step": step}).items()})
         if self.accelerator.is_main_process:
-            with (self.folder / "history.jsonl").open("a") as file:
-                file.write(json.dumps({"step": step, **values}) + "\n")
+            append_history(self.folder / "history.jsonl", {"step": step, **values})
 
 
 def _schedule(step: int, s: TrainingSettings) -> float:

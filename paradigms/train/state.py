@@ -5,19 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paradigms.files import atomic_folder, settle, write_json, write_text
+from paradigms.files import atomic_folder, flush, settle, sweep, write_json
 from paradigms.model import Trainable
 from paradigms.train import checkpoint
+
+Result = TypeVar("Result")
+TOLD = (OSError, ValueError, FloatingPointError)  # which a script tells as the end of one model's training
 
 
 def signature(
@@ -56,12 +61,14 @@ class RunState:
         folder: Path,
         accelerator: Accelerator,
         signature: dict[str, Any],
+        keep: int,
     ) -> None:
         self.paradigm, self.optimizer, self.folder = paradigm, optimizer, folder
-        self.accelerator, self.signature = accelerator, signature
+        self.accelerator, self.signature, self.keep = accelerator, signature, keep
+        self.kept: list[int] = []
         self.best, self.best_step, self.seconds = -math.inf, 0, 0.0
 
-    # --- the full state on the main process: what sharded parameters would change, and nothing else does ----
+    # --- the full state on the main process: what sharded parameters would change, and nothing else doe
 
     def full_model(self) -> Trainable:
         """The paradigm with all of its weights, to be written or measured. Every process calls this."""
@@ -76,69 +83,151 @@ class RunState:
         self.paradigm.load_state_dict(model.state_dict())
         checkpoint.put_optimizer(self.optimizer, self.paradigm, optimizer)
 
-    # --- files ----------------------------------------------------------------------------------------------
+    # --- files ----------------------------------------------------------------------------------------
 
     def resume(self) -> int:
-        """Load folder/last where there is one, and return the step to go on from."""
-        last = self.folder / "last"
-        if self.accelerator.is_main_process:
+        """Load the newest whole checkpoint, where there is one, and return the step to go on from.
+
+        A damaged one after it is left out, with a warning; every process calls this.
+        """
+        history = self.folder / "history.jsonl"
+
+        def find() -> int | None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            settle(last)
             settle(self.folder / "best")
-        self.accelerator.wait_for_everyone()
-        found = checkpoint.read_progress(last)
-        if found is None:
-            if self.accelerator.is_main_process:
-                (self.folder / "history.jsonl").unlink(missing_ok=True)
+            sweep(self.folder / checkpoint.FOLDER)
+            step = checkpoint.newest(self.folder)
+            if step is None:
+                history.unlink(missing_ok=True)
+            return step
+
+        step = by_main(find, self.accelerator)
+        if step is None:
             return 0
+        found = self._load(checkpoint.place(self.folder, step))
+        self.best, self.best_step, self.seconds = found["best"], found["best_step"], found["seconds"]
+        self.kept = [kept for kept in checkpoint.steps(self.folder) if kept <= step]
+        by_main(lambda: checkpoint.cut_history(history, step), self.accelerator)
+        return step
+
+    def _load(self, place: Path) -> dict[str, Any]:
+        """Take weights, moments, generator states and scale from a checkpoint; its progress.json."""
+        if not place.is_dir():
+            raise FileNotFoundError(
+                f"process {self.accelerator.process_index} does not see {place}: give all processes a folder "
+                "on a disk that they share"
+            )
+        found = checkpoint.read_json(place / "progress.json")
         if found["signature"] != self.signature:
             changed = _differences(found["signature"], self.signature)
             raise ValueError(
-                f"{last} was trained with other settings ({changed}); choose another folder, or delete it "
-                "to start again"
+                f"{place} was trained with other settings ({changed}); choose another folder, or delete "
+                f"{self.folder} to start again"
             )
-        tensors = load_file(last / "optimizer.safetensors")
-        self.put_back(type(self.paradigm).from_pretrained(last), tensors)
-        checkpoint.load_random(last / "random.safetensors", self.accelerator.process_index)
+        tensors = load_file(place / "optimizer.safetensors")
+        self.put_back(type(self.paradigm).from_pretrained(place), tensors)
+        checkpoint.load_random(place / "random.safetensors", self.accelerator.process_index)
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(found["scaler"])
-        self.best, self.best_step, self.seconds = found["best"], found["best_step"], found["seconds"]
-        if self.accelerator.is_main_process:
-            self._cut_history(found["step"])
-        return int(found["step"])
+        return found
 
     def save(self, step: int) -> None:
-        """Replace folder/last by the state after `step` steps. Every process calls this."""
+        """Keep the state after `step` steps, and forget what is older than the newest `keep`.
+
+        Every process calls this. OSError, on all of them, where the disk does not take it: what was kept
+        before is whole.
+        """
         random = {
             name: self.accelerator.gather(state[None].to(self.accelerator.device)).cpu()
             for name, state in checkpoint.random_states().items()
         }
         model, optimizer = self.full_model(), self.full_optimizer()
-        if self.accelerator.is_main_process:
-            with atomic_folder(self.folder / "last") as folder:
+        scaler = self.accelerator.scaler
+        progress = {
+            "step": step,
+            "best": self.best,
+            "best_step": self.best_step,
+            "seconds": self.seconds,
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "signature": self.signature,
+        }
+        self.kept = [*self.kept, step][-self.keep :]
+
+        def write() -> None:
+            place, history = checkpoint.place(self.folder, step), self.folder / "history.jsonl"
+            if history.is_file():
+                flush(history)
+            with explained(place), atomic_folder(place, durable=True) as folder:
                 model.write(folder)
                 save_file(optimizer, folder / "optimizer.safetensors")
                 save_file(random, folder / "random.safetensors")
-                scaler = self.accelerator.scaler
-                write_json(
-                    folder / "progress.json",
-                    {
-                        "step": step,
-                        "best": self.best,
-                        "best_step": self.best_step,
-                        "seconds": self.seconds,
-                        "scaler": None if scaler is None else scaler.state_dict(),
-                        "signature": self.signature,
-                    },
-                )
-        self.accelerator.wait_for_everyone()
+                write_json(folder / "progress.json", progress)
+                checkpoint.seal(folder)
+            checkpoint.remove(self.folder, but=self.kept)
 
-    def _cut_history(self, step: int) -> None:
-        """Forget what was logged after the checkpoint: the steps are about to be taken again."""
-        file = self.folder / "history.jsonl"
-        lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
-        whole = [line for line in lines if line.endswith("\n")]  # a killed process may leave half a line
-        write_text(file, "".join(line for line in whole if json.loads(line)["step"] <= step))
+        by_main(write, self.accelerator)
+
+    def save_best(self, model: Trainable, value: float, step: int) -> None:
+        """Keep `model` as the best so far, by a dev measure of `value`; for the main process alone."""
+        with explained(self.folder / "best"):
+            model.save_pretrained(self.folder / "best")
+        self.best, self.best_step = value, step
+
+
+def by_main(action: Callable[[], Result], accelerator: Accelerator) -> Result:
+    """What `action` gives on the main process, while the others wait; its error is raised by every process.
+
+    Raised by the main process alone it would leave the others waiting for as long as their patience lasts.
+    """
+    failed: Exception | None = None
+    told: list[Any] = [None]
+    if accelerator.is_main_process:
+        try:
+            told = [(action(), None, "")]
+        except Exception as error:
+            failed = error
+            told = [
+                (None, next((kind for kind in TOLD if isinstance(error, kind)), RuntimeError), str(error))
+            ]
+    broadcast_object_list(told)
+    if failed is not None:
+        raise failed
+    result, kind, message = told[0]
+    if kind is not None:
+        raise kind(f"process 0 failed: {message}")
+    return result
+
+
+@contextmanager
+def ending_all(accelerator: Accelerator, step: int) -> Iterator[None]:
+    """RuntimeError for an error of one process among several, which no script tells and goes on after.
+
+    The process ends, and what launched it ends the others, which wait for it. A FloatingPointError passes:
+    every process raises that one.
+    """
+    try:
+        yield
+    except FloatingPointError:
+        raise
+    except Exception as error:
+        if accelerator.num_processes == 1:
+            raise
+        raise RuntimeError(
+            f"process {accelerator.process_index} of {accelerator.num_processes} failed at step {step + 1}, "
+            f"which ends the training of all: {type(error).__name__}: {error}"
+        ) from error
+
+
+@contextmanager
+def explained(place: Path) -> Iterator[None]:
+    """OSError that names `place` for whatever a library raises when it cannot write."""
+    try:
+        yield
+    except Exception as error:
+        raise OSError(
+            f"{place} cannot be written: {error}. The checkpoints before it are kept, and the same call goes "
+            "on from the newest"
+        ) from error
 
 
 def _digest(examples: Sequence[Any]) -> str:
