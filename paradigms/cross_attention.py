@@ -116,7 +116,7 @@ class CrossAttention(Trainable):
                     [queries[query] for query, _ in window],
                     [corpus[corpus.position(document)] for _, document in window],
                 )
-                for batch in self._batches(rows):
+                for batch in by_length([len(row.ids) for row in rows], self.encoder.device):
                     pairs = self._padded([rows[n] for n in batch])
                     scores = self(pairs.to(self.encoder.device)).tolist()
                     for n, score in zip(batch, scores, strict=True):
@@ -141,15 +141,6 @@ class CrossAttention(Trainable):
             list(texts), add_special_tokens=False, truncation=True, max_length=self._room[side]
         )
         return rows.encodings
-
-    def _batches(self, rows: Sequence[Encoding]) -> Iterator[list[int]]:
-        """Places of rows of like length, the longest first, within the batch's padded tokens."""
-        order = sorted(range(len(rows)), key=lambda n: -len(rows[n].ids))
-        tokens, start = TOKENS.get(self.encoder.device.type, MANY_TOKENS), 0
-        while start < len(order):
-            stop = start + max(1, tokens // len(rows[order[start]].ids))
-            yield order[start:stop]
-            start = stop
 
     def _padded(self, rows: Sequence[Encoding]) -> Batch:
         def padded(values: list[list[int]], fill: int) -> Tensor:
@@ -178,6 +169,16 @@ class CrossAttention(Trainable):
 
     def _head(self) -> dict[str, Tensor]:
         return {"head.weight": self.head.weight.detach().contiguous()}
+
+
+def by_length(lengths: Sequence[int], device: torch.device) -> Iterator[list[int]]:
+    """Places of pairs of like length, the longest first, within a batch's padded tokens."""
+    order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
+    tokens, start = TOKENS.get(device.type, MANY_TOKENS), 0
+    while start < len(order):
+        stop = start + max(1, tokens // lengths[order[start]])
+        yield order[start:stop]
+        start = stop
 
 
 def cross_attention(

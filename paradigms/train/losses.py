@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from paradigms.saved import check_choices
 
 
 def contrastive(
@@ -23,3 +29,56 @@ def contrastive(
     own = torch.zeros_like(excluded).scatter(1, target[:, None], True)
     logits = (scores / temperature).masked_fill(excluded & ~own, -torch.inf)
     return torch.nn.functional.cross_entropy(logits, target)
+
+
+def kl(student: Float[Tensor, "b c"], teacher: Float[Tensor, "b c"]) -> Float[Tensor, ""]:
+    """(1/b) Σ_q KL(softmax(t_q) ‖ softmax(s_q)) over the c candidates of each query.
+
+    Santhanam et al. 2022 (NAACL), ColBERTv2, §3.2. It is 0 where s_q and t_q differ by a constant.
+    """
+    log = torch.nn.functional.log_softmax
+    return torch.nn.functional.kl_div(
+        log(student, -1), log(teacher, -1), reduction="batchmean", log_target=True
+    )
+
+
+def margin_mse(student: Float[Tensor, "b c"], teacher: Float[Tensor, "b c"]) -> Float[Tensor, ""]:
+    """1/(b·k) Σ_q Σ_m ((s_q0 − s_qm) − (t_q0 − t_qm))²: the positive's margins over k = c − 1 negatives.
+
+    Hofstätter et al. 2020 (arXiv:2010.02666). The positive is at place 0. Unlike `kl` it asks for the
+    teacher's scale, too.
+    """
+    margins = [scores[:, :1] - scores[:, 1:] for scores in (student, teacher)]
+    return torch.nn.functional.mse_loss(*margins)
+
+
+DISTILLATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"kl": kl, "margin_mse": margin_mse}
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """(1 − w) · L + w · ℓ(rel/τ, t/τ_t): a loss over labels L, and ℓ towards a teacher's scores t.
+
+    Both ℓ read the student's scores as L does, divided by the student's own temperature τ. With cosines and
+    τ = 0.02 margins of up to 100 can be learned; τ = 1 and inner products are the setting of the paper on
+    `margin_mse`.
+    """
+
+    loss: Literal["kl", "margin_mse"] = "kl"  # ℓ: a key of DISTILLATIONS
+    weight: float = 0.5  # w in (0, 1]; at 1 the labels say no more than which document is the positive
+    temperature: float = 1.0  # τ_t: 1 for the logits of a cross-encoder
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        if not 0 < self.weight <= 1:
+            raise ValueError(f"the weight of a distillation must lie in (0, 1], got {self.weight}")
+        if self.temperature <= 0:
+            raise ValueError(f"the temperature of a teacher must be positive, got {self.temperature}")
+
+    def joined(
+        self, supervised: Float[Tensor, ""], student: Float[Tensor, "b c"], teacher: Float[Tensor, "b c"]
+    ) -> Float[Tensor, ""]:
+        """The whole loss, from L and from rel/τ and t of each query's own candidates, its positive first."""
+        return torch.lerp(
+            supervised, DISTILLATIONS[self.loss](student, teacher / self.temperature), self.weight
+        )

@@ -1,0 +1,124 @@
+"""t(q, d): the scores that training learns from beside the judgements, from a run or from another model."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from accelerate import Accelerator
+
+from paradigms.data import Run, read_run, write_run
+from paradigms.progress import progress_bar
+
+# Query id -> document ids whose scores are wanted -> their scores, and maybe others.
+ScorePairs: TypeAlias = Callable[[Mapping[str, Sequence[str]]], Run]
+# A run's pairs, and whether to show progress -> their scores.
+Rerank: TypeAlias = Callable[[Run, bool], Run]
+PAIRS = 1 << 13  # scored between two files: what an interruption costs at most
+
+
+def score_of(scores: Run, query: str, document: str, whose: str) -> float:
+    """t(q, d). ValueError names the pair that has no finite score."""
+    score = scores.get(query, {}).get(document)
+    if score is None or not math.isfinite(score):
+        raise ValueError(
+            f"the {whose} has {'no' if score is None else 'an infinite'} score of document {document!r} for "
+            f"query {query!r}: its run needs one of every relevant document and of every negative; a model's "
+            "folder in place of a run scores what is needed"
+        )
+    return score
+
+
+@dataclass(frozen=True)
+class FalseNegatives:
+    """d is taken to be relevant where t(q, d) ≥ t(q, d⁺) − margin, or where t(q, d) ≥ share · t(q, d⁺).
+
+    Moreira et al. 2024 (arXiv:2407.15831), NV-Retriever: TopK-MarginPos and TopK-PercPos. A share of a score
+    below 0, as logits have, is no bound below it: there the rule is t(q, d) ≥ (2 − share) · t(q, d⁺).
+    """
+
+    scores: ScorePairs
+    margin: float | None = None
+    share: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.margin is None) == (self.share is None):
+            raise ValueError(
+                "false negatives score above a margin below the positive's score, or a share of it: set "
+                f"one of the two, not margin={self.margin} and share={self.share}"
+            )
+        if self.share is not None and not 0 < self.share <= 1:
+            raise ValueError(f"the share of a positive's score must lie in (0, 1], got {self.share}")
+
+    def of(self, query: str, positive: str, candidates: Sequence[str], scores: Run) -> set[str]:
+        """Of all documents that have a score for the query, those that the rule takes to be relevant to it.
+
+        ValueError names a candidate without a score.
+        """
+        own = score_of(scores, query, positive, "false-negative filter")
+        margin = (1 - self.share) * abs(own) if self.share is not None else self.margin
+        for document in candidates:
+            score_of(scores, query, document, "false-negative filter")
+        return {d for d, score in scores[query].items() if score >= own - (margin or 0.0)}
+
+
+def scored_once(
+    file: Path, load: Callable[[], Rerank], accelerator: Accelerator, pairs: int | None = PAIRS
+) -> ScorePairs:
+    """The scores of a model, of each pair once: all that it ever gave are kept in `file`, a TREC run.
+
+    load() is called by a process that has pairs to score. All processes call the result and share the work,
+    in turns of whole queries with `pairs` pairs or just above (None: one turn). Each turn is a file beside
+    `file` until all are done, so that an interrupted run goes on after the last.
+    """
+    parts = file.with_suffix(".parts")
+
+    def scores(wanted: Mapping[str, Sequence[str]]) -> Run:
+        known = _kept(file, parts)
+        missing: Run = {}
+        for query, documents in wanted.items():
+            lacking = {d: 0.0 for d in documents if d not in known.get(query, {})}
+            missing |= {query: lacking} if lacking else {}
+        turns = _turns(missing, pairs)
+        first = 1 + max((int(part.stem) for part in parts.glob("*.run")), default=-1)
+        accelerator.wait_for_everyone()  # nobody writes before all have seen what is missing
+        mine = range(accelerator.process_index, len(turns), accelerator.num_processes)
+        shown = accelerator.is_main_process
+        with progress_bar(shown and len(turns) > 1) as bar:
+            score = load() if mine else None
+            for n in bar.track(mine, description=f"score pairs: {file.stem}"):
+                assert score is not None
+                found = score(turns[n], shown and len(turns) == 1)
+                write_run(parts / f"{first + n:06}.run", found, tag=file.stem)
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process and parts.is_dir():
+            write_run(file, _kept(file, parts), tag=file.stem)
+            shutil.rmtree(parts)
+        accelerator.wait_for_everyone()
+        return read_run(file)
+
+    return scores
+
+
+def _kept(file: Path, parts: Path) -> Run:
+    kept: Run = {}
+    for run in (read_run(f) for f in [file, *sorted(parts.glob("*.run"))] if f.is_file()):
+        for query, scores in run.items():
+            kept.setdefault(query, {}).update(scores)
+    return kept
+
+
+def _turns(run: Run, pairs: int | None) -> list[Run]:
+    turns: list[Run] = []
+    room = 0
+    for query, scores in run.items():
+        if not turns or (pairs is not None and room <= 0):
+            turns.append({})
+            room = pairs or 0
+        turns[-1][query] = scores
+        room -= len(scores)
+    return turns
