@@ -19,8 +19,11 @@ LAYERS: list[set[str]] = [
     {"model"},
     PARADIGM_FILES | {"cross_attention"},
     {"generative"},
+    {"registry"},
     {"index", "evaluate"},
-    {"train", "hybrid"},
+    {"train", "hybrid", "reranking"},
+    {"terminal"},
+    {"__main__"},
 ]
 OUTSIDE = {"torch", "transformers", "accelerate"}
 

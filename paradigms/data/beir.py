@@ -5,11 +5,13 @@ NeurIPS 2021 (Datasets and Benchmarks). A plain corpus.jsonl stays on disk, a .g
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from paradigms.data.collection import Collection, Problems, assemble, body, grade, text_of, title_of
+import numpy as np
+
+from paradigms.data.collection import Collection, Corpus, Problems, assemble, body, grade, text_of, title_of
 from paradigms.data.files import numbered_lines
 from paradigms.data.lines import Document, byte_lines, read_documents
 from paradigms.files import atomic_folder, atomic_text
@@ -53,10 +55,8 @@ def write_folder(collection: Collection, path: str | Path) -> None:
     if any(split.answers for split in collection.splits.values()):
         raise ValueError(f"{collection.name} has answers, which a folder in BEIR layout cannot hold")
     with atomic_folder(path) as folder:
-        with atomic_text(folder / "corpus.jsonl") as stream:
-            corpus = collection.corpus
-            for id, title, text in zip(corpus.ids, corpus.titles, corpus, strict=True):
-                stream.write(json.dumps({"_id": id, **_divided(title, text)}) + "\n")
+        corpus = collection.corpus
+        write_corpus(zip(corpus.ids, corpus.titles, corpus, strict=True), folder / "corpus.jsonl")
         queries: dict[str, str] = {}
         for split in collection.splits.values():
             other = next((id for id, text in split.queries.items() if queries.get(id, text) != text), None)
@@ -71,6 +71,27 @@ def write_folder(collection: Collection, path: str | Path) -> None:
                 stream.write("\t".join(HEADER) + "\n")
                 for query, grades in split.judgements.items():
                     stream.writelines(f"{query}\t{document}\t{value}\n" for document, value in grades.items())
+
+
+def write_corpus(documents: Iterable[Document], file: Path) -> None:
+    """Write corpus.jsonl from a stream of (id, title, text), whole or not at all; titles as `write_folder`."""
+    with atomic_text(file) as stream:
+        for id, title, text in documents:
+            stream.write(json.dumps({"_id": id, **_divided(title, text)}) + "\n")
+
+
+def read_corpus(file: Path) -> Corpus:
+    """The documents of a corpus.jsonl without queries. Errors as in `read_folder`; ValueError where empty."""
+    documents, stored = read_documents([file], _document)
+    ids, titles, texts = [], [], []
+    for id, title, text in documents:
+        ids.append(id)
+        if stored is None:
+            titles.append(title)
+            texts.append(text)
+    if not ids:
+        raise ValueError(f"{file} holds no document")
+    return Corpus(ids, texts, titles) if stored is None else Corpus(ids, *stored(np.arange(len(ids)))[::-1])
 
 
 def _existing(folder: Path, name: str) -> Path:

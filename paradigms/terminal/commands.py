@@ -1,0 +1,285 @@
+"""Search your own texts: index a folder, then ask.
+
+    python -m paradigms index notes
+    python -m paradigms search notes.index "how do I renew the certificate?"
+
+A source is a folder of text files, a file of JSON lines {"_id", "title", "text"}, or a collection by name or
+folder (pydocs, hf:OWNER/NAME, irds:IDENTIFIER, BEIR, MIRACL, LoTTE). A model is a folder that train.py or
+compare.py wrote, or offline, the small encoder that comes with this project.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from paradigms.data import Collection, Corpus, Problems, Run, read_run, write_run
+from paradigms.data import load as load_collection
+from paradigms.data.texts import WORDS
+from paradigms.evaluate import (
+    MEASURES,
+    csv_table,
+    markdown_table,
+    on_split,
+    result_table,
+    rich_table,
+    with_judgements,
+)
+from paradigms.evaluate.explain import explain
+from paradigms.files import write_text
+from paradigms.generative.model import SETTINGS as GENERATIVE_SETTINGS
+from paradigms.generative.model import Generative
+from paradigms.generative.retriever import GenerativeRetriever
+from paradigms.index import INDEXES
+from paradigms.index.maxima import reads_pool
+from paradigms.lexical import BM25
+from paradigms.reranking import rerank
+from paradigms.terminal import show
+from paradigms.terminal.indexed import (
+    OFFLINE,
+    Indexed,
+    documents,
+    make,
+    open_folder,
+    open_model,
+)
+from paradigms.terminal.queries import read_queries, typed
+from paradigms.train.tracking import native_precision
+
+BASELINE = "bm25"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command; wrong input ends the program with a line and exit code 1."""
+    whole = parser()
+    settings, rest = whole.parse_known_args(arguments)
+    # argparse gives up on texts that come after an option.
+    if any(word.startswith("-") for word in rest) or (
+        rest and not isinstance(vars(settings).get("query"), list)
+    ):
+        whole.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        settings.query += rest
+    try:
+        settings.run_command(settings)
+    except (ValueError, OSError, KeyError, ImportError) as error:
+        raise SystemExit(str(error.args[0]) if isinstance(error, KeyError) else str(error)) from error
+    except KeyboardInterrupt:
+        raise SystemExit("interrupted; an index that was being built goes on with the same command") from None
+
+
+def run_index(settings: argparse.Namespace) -> None:
+    """Encode a source's documents into a folder that search, explain and compare read."""
+    output = Path(settings.output or f"{Path(settings.source).resolve().name.partition('.')[0]}.index")
+    made, problems = make(
+        settings.source,
+        output,
+        model=settings.model,
+        kind=settings.kind,
+        words=settings.words,
+        precision=native_precision() if settings.precision == "auto" else settings.precision,
+    )
+    console = Console(stderr=True, highlight=False)
+    show.problems(problems, console)
+    console.print(f"{len(made.corpus):,} documents of {settings.source} in {output}")
+    console.print(f'Search them: python -m paradigms search {output} "your question"', soft_wrap=True)
+
+
+def run_search(settings: argparse.Namespace) -> None:
+    """The best documents of an indexed folder, or of a saved generative model, for each query."""
+    corpus: Corpus | None = None
+    find: Callable[..., Run]
+    if (Path(settings.folder) / GENERATIVE_SETTINGS).is_file():
+        model = open_model(settings.folder)
+        assert isinstance(model, Generative)
+        find = GenerativeRetriever(model).search
+    else:
+        opened = open_folder(settings.folder)
+        corpus, find = opened.corpus, opened.search
+    queries = read_queries(settings, None if corpus is None else opened.made.source)
+    if queries:
+        run = find(queries, settings.k, progress=len(queries) > 1)
+        show.results(queries, run, corpus, settings.format)
+        return
+    for n, text in enumerate(typed(), 1):
+        show.results({str(n): text}, find({str(n): text}, settings.k), corpus, settings.format)
+
+
+def run_rerank(settings: argparse.Namespace) -> None:
+    """Order the first documents of BM25, or of any run, anew by a model; nothing is indexed."""
+    problems = Problems()
+    rows = list(documents(settings.source, problems, settings.words))
+    show.problems(problems, Console(stderr=True))
+    if not rows:
+        raise ValueError(f"{settings.source} holds no document")
+    ids, titles, texts = map(list, zip(*rows, strict=True))
+    corpus = Corpus(ids, texts, titles)
+    queries = read_queries(settings, settings.source)
+    if not queries:
+        raise ValueError("no query: give its text, --queries FILE or --split NAME")
+    run = read_run(settings.run) if settings.run else BM25.build(corpus, ids).search(queries, settings.depth)
+    known = {query: first(scores, settings.depth) for query, scores in run.items() if query in queries}
+    if not known:
+        raise ValueError(f"{settings.run} names none of the queries: {', '.join(list(queries)[:3])} …")
+    precision = native_precision() if settings.precision == "auto" else settings.precision
+    found = rerank(open_model(settings.model), queries, corpus, known, precision=precision, progress=True)
+    best = {query: first(scores, settings.k) for query, scores in found.items()}
+    show.results({query: queries[query] for query in best}, best, corpus, settings.format)
+
+
+def run_explain(settings: argparse.Namespace) -> None:
+    """Which tokens made a document's score, in colours: the best document's, or that of --document."""
+    opened = open_folder(settings.folder)
+    run = opened.search({"1": settings.query}, settings.k)["1"]
+    document = settings.document or next(iter(run), None)
+    if document is None:
+        raise ValueError(f"{settings.folder} finds nothing for {settings.query!r}")
+    text = opened.corpus[opened.corpus.position(document)]
+    others = [other for other in run if other != document]
+    pool = None
+    if others and reads_pool(opened.model.recipe):
+        pool = opened.index.tokens_of(others, opened.model.encoder.device)
+    show.alignment(explain(opened.model, settings.query, text, pool), settings.query, document)
+
+
+def run_compare(settings: argparse.Namespace) -> None:
+    """BM25 and several indexed folders of the same documents: side by side, or measured on judged queries."""
+    systems = [open_folder(folder) for folder in settings.folders]
+    check_same(systems)
+    source, corpus = systems[0].made.source, systems[0].corpus
+    queries = read_queries(settings, source)
+    if not queries:
+        raise ValueError("no query: give its text with --query, --queries FILE or --split NAME")
+    runs = {BASELINE: BM25.build(corpus, corpus.ids).search(queries, settings.k)}
+    runs |= {one.name: one.search(queries, settings.k, progress=True) for one in systems}
+    if settings.output:
+        for name, run in runs.items():
+            write_run(Path(settings.output) / f"{name}.run", run, tag=name)
+    if not settings.split:
+        show.side_by_side(queries, runs)
+        return
+    measured(
+        load_collection(source), settings.split, runs, Path(settings.output) if settings.output else None
+    )
+
+
+def measured(collection: Collection, split: str, runs: dict[str, Run], output: Path | None) -> None:
+    """The table of all systems, tested against BM25, to the terminal and as files."""
+    judged = with_judgements(collection.split(split), collection.corpus, list(runs.values()))
+    measures = collection.measures or MEASURES
+    values = {name: on_split(run, judged, measures) for name, run in runs.items()}
+    table = result_table(f"{collection.name}, {split}", values, baseline=BASELINE, primary=measures[:1])
+    Console().print(rich_table(table))
+    if output is not None:
+        write_text(output / "table.md", markdown_table(table))
+        write_text(output / "table.csv", csv_table(table))
+
+
+def check_same(systems: list[Indexed]) -> None:
+    """ValueError unless all folders hold the same documents, under names of their own."""
+    first_one = systems[0]
+    for other in systems[1:]:
+        if other.made.fingerprint != first_one.made.fingerprint:
+            raise ValueError(f"{first_one.folder} and {other.folder} hold different documents")
+    names = [BASELINE, *(one.name for one in systems)]
+    if len(set(names)) < len(names):
+        raise ValueError(f"each folder needs a name of its own, got {', '.join(names)}")
+
+
+def first(scores: dict[str, float], count: int) -> dict[str, float]:
+    """The `count` best documents, of equal scores the smaller id."""
+    return dict(sorted(scores.items(), key=lambda item: (-item[1], item[0]))[:count])
+
+
+# --- arguments --------------------------------------------------------------------------------------
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every command with its arguments."""
+    whole = argparse.ArgumentParser(
+        "python -m paradigms", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = whole.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable[..., None]) -> argparse.ArgumentParser:
+        described = str(run.__doc__)
+        added = commands.add_parser(name, help=described, description=described)
+        added.set_defaults(run_command=run)
+        return added
+
+    made = command("index", run_index)
+    made.add_argument("source", help="folder of text files, JSON lines, or a collection")
+    made.add_argument("--output", help="folder to make; without it SOURCE.index in the current folder")
+    made.add_argument("--kind", choices=list(INDEXES), default="exact")
+    _model(made)
+    _precision(made)
+    _words(made)
+
+    found = command("search", run_search)
+    found.add_argument("folder", help="made by index, or a saved generative model")
+    found.add_argument("query", nargs="*", help="texts; without any they are read from the terminal, by line")
+    _queries(found)
+    _shown(found)
+
+    ranked = command("rerank", run_rerank)
+    ranked.add_argument("source", help="folder of text files, JSON lines, or a collection")
+    ranked.add_argument("query", nargs="*", help="texts")
+    ranked.add_argument("--run", help="TREC run to take the candidates from; without it BM25 finds them")
+    ranked.add_argument("--depth", type=_count, default=100, help="candidates of each query")
+    _model(ranked)
+    _precision(ranked)
+    _words(ranked)
+    _queries(ranked)
+    _shown(ranked)
+
+    shown = command("explain", run_explain)
+    shown.add_argument("folder", help="made by index")
+    shown.add_argument("query")
+    shown.add_argument("--document", help="id of the document; without it the best one")
+    shown.add_argument("-k", type=_count, default=10, help="documents among which XTR looks for tokens")
+
+    beside = command("compare", run_compare)
+    beside.add_argument("folders", nargs="+", help="made by index from the same source")
+    beside.add_argument("-q", "--query", action="append", default=[], help="a text; may be repeated")
+    beside.add_argument("--output", help="folder for runs and tables")
+    beside.add_argument("-k", type=_count, default=100, help="documents of each query")
+    _queries(beside)
+    return whole
+
+
+def _model(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--model", default=OFFLINE, help=f"folder of a saved model, or {OFFLINE} (default)")
+
+
+def _precision(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--precision", choices=["auto", "no", "bf16", "fp16"], default="auto")
+
+
+def _words(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--words",
+        type=_count,
+        default=WORDS,
+        help="of a passage of a text file at most (default %(default)s)",
+    )
+
+
+def _queries(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--queries", help="file of queries: JSON lines {_id, text}, ID tab TEXT, or lines of text"
+    )
+    command.add_argument("--split", help="queries of the source, a collection, such as test")
+
+
+def _shown(command: argparse.ArgumentParser) -> None:
+    command.add_argument("-k", type=_count, default=10, help="documents to show (default %(default)s)")
+    command.add_argument("--format", choices=list(show.FORMATS), default="table")
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)

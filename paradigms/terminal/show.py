@@ -1,0 +1,123 @@
+"""What the commands print: results as table, JSON lines or TREC run; aligned tokens in colours."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from paradigms.data import Corpus, Problems, Run
+from paradigms.data.collection import body
+from paradigms.evaluate.report import PALETTE, SystemAlignment
+
+FORMATS = ("table", "jsonl", "trec")
+SNIPPET = 240  # characters
+RANKS = 10  # of each system, side by side
+LINKS = 30  # of an alignment, listed
+
+
+def problems(found: Problems, console: Console) -> None:
+    """What was wrong with the data, counted."""
+    for line in found.lines():
+        console.print(Text(line, "yellow"))
+
+
+def results(queries: Mapping[str, str], run: Run, corpus: Corpus | None, form: str) -> None:
+    """Each query's documents, best first, to the standard output; their texts where there is a corpus."""
+    console = Console(highlight=False)
+    for query, text in queries.items():
+        found = run.get(query, {})
+        if form == "table":
+            console.print(_listed(text, found, corpus))
+            continue
+        for rank, (id, score) in enumerate(found.items(), 1):
+            if form == "trec":
+                print(f"{query} Q0 {id} {rank} {score!r} paradigms")
+                continue
+            row = {"query": query, "text": text, "rank": rank, "id": id, "score": score}
+            print(json.dumps(row | ({} if corpus is None else {"document": _document(id, corpus)[1]})))
+
+
+def side_by_side(queries: Mapping[str, str], runs: Mapping[str, Run]) -> None:
+    """The first documents of every system, in bold those that all have, and how many they share."""
+    console = Console(highlight=False)
+    for query, text in queries.items():
+        table = Table(title=Text(text), title_justify="left")
+        table.add_column("rank", justify="right")
+        for name in runs:
+            table.add_column(Text(name))
+        firsts = {name: list(run[query])[:RANKS] for name, run in runs.items()}
+        counts = Counter(id for ids in firsts.values() for id in ids)
+        for rank in range(max(map(len, firsts.values()), default=0)):
+            ids = [of[rank] if rank < len(of) else "" for of in firsts.values()]
+            cells = [Text(id, "bold" if counts[id] == len(runs) else "") for id in ids]
+            table.add_row(str(rank + 1), *cells)
+        shared = sum(count == len(runs) for count in counts.values())
+        console.print(table)
+        console.print(f"{shared} of the first {RANKS} are found by all (bold)")
+
+
+def alignment(found: SystemAlignment, query: str, document: str, console: Console | None = None) -> None:
+    """Query tokens each in a colour, document tokens in that of the query token they score most for.
+
+    Below them the links that make the score, largest first: S, A and their share of rel.
+    """
+    console = console or Console(highlight=False)
+    colours = {j: PALETTE[n % len(PALETTE)] for n, j in enumerate(sorted({j for _, j, _, _ in found.links}))}
+    best: dict[int, tuple[float, int]] = {}
+    for i, j, s, a in found.links:
+        best[i] = max(best.get(i, (s * a, j)), (s * a, j))
+    console.print(Text(query, "bold"))
+    console.print(_tokens(found.query_tokens, colours))
+    console.print(Text(document, "bold"))
+    console.print(_tokens(found.document_tokens, {i: colours[j] for i, (_, j) in best.items()}))
+    table = Table(caption=f"rel = {found.rel:.4g}, Z = {found.Z:.4g}; A reads {found.reads}")
+    for name in ("query token", "document token", "place"):
+        table.add_column(name, justify="right" if name == "place" else "left")
+    for name in ("S", "A", "S·A/Z"):
+        table.add_column(name, justify="right")
+    links = sorted(found.links, key=lambda link: (-link[2] * link[3], link[1], link[0]))
+    for i, j, s, a in links[:LINKS]:
+        table.add_row(
+            Text(found.query_tokens[j], colours[j]),
+            Text(found.document_tokens[i], colours[j]),
+            str(i),
+            f"{s:.3f}",
+            f"{a:.3g}",
+            f"{s * a / found.Z:.3f}" if found.Z else "–",
+        )
+    console.print(table)
+    if len(links) > LINKS:
+        console.print(f"{len(links) - LINKS:,} smaller links are not listed")
+
+
+def _tokens(tokens: list[str], colours: Mapping[int, str]) -> Text:
+    line = Text()
+    for n, token in enumerate(tokens):
+        style = f"bold {colours[n]}" if n in colours else "dim"
+        inside = token.startswith("##")  # WordPiece's mark of a token that goes on a word
+        line.append("" if inside or not n else " ").append(token.removeprefix("##"), style)
+    return line
+
+
+def _listed(query: str, found: Mapping[str, float], corpus: Corpus | None) -> Group:
+    lines: list[RenderableType] = [Text(query, "bold")]
+    for rank, (id, score) in enumerate(found.items(), 1):
+        title, text = ("", "") if corpus is None else _document(id, corpus)
+        heading = "" if id.startswith(title) else f"  {title}"
+        lines.append(Text.assemble(f"{rank:>3}. ", (id, "cyan"), heading, (f"  {score:.4f}", "dim")))
+        shown = " ".join(body(title, text).split())
+        if shown:
+            cut = shown if len(shown) <= SNIPPET else shown[: SNIPPET - 1] + "…"
+            lines.append(Padding(Text(cut), (0, 0, 0, 5)))
+    return Group(*lines, "" if found else "  nothing found")
+
+
+def _document(id: str, corpus: Corpus) -> tuple[str, str]:
+    position = corpus.position(id)
+    return corpus.titles[position], corpus[position]

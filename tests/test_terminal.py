@@ -1,0 +1,295 @@
+"""`python -m paradigms`: index, search, rerank, explain and compare on small sources and tiny models."""
+
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from paradigms import PARADIGMS
+from paradigms.cross_attention import cross_attention
+from paradigms.data import read_run
+from paradigms.evaluate.report import SystemAlignment
+from paradigms.generative.dsi import dsi
+from paradigms.terminal import show
+from paradigms.terminal.commands import main
+from paradigms.terminal.queries import from_file, typed
+
+TEXTS = {"fish.txt": "the fish in the sea", "fire.txt": "fire and warm wood", "snow.txt": "cold snow on ice"}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory, tiny_bert, seq2seq):
+    """name -> folder of a saved model."""
+    root, lengths = tmp_path_factory.mktemp("models"), {"query_length": 12, "document_length": 24}
+    made = {}
+    for name in ("colbert", "dpr", "xtr"):
+        torch.manual_seed(0)
+        options = {"dim": 8, "special_tokens": False} if name != "dpr" else {"pooling": "mean"}
+        made[name] = PARADIGMS[name](tiny_bert, **options | lengths)
+    made["cross_attention"] = cross_attention(tiny_bert, **lengths)
+    from paradigms.data import Corpus
+
+    corpus = Corpus(list(TEXTS), list(TEXTS.values()), list(TEXTS))
+    made["dsi"] = dsi(seq2seq["t5"], corpus)
+    for name, model in made.items():
+        model.save_pretrained(root / name)
+    return {name: root / name for name in made}
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """A folder of text files, in an empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    for name, text in TEXTS.items():
+        (notes / name).write_text(text)
+    return notes
+
+
+@pytest.fixture
+def indexed(source, models):
+    main(["index", "notes", "--model", str(models["colbert"])])
+    return "notes.index"
+
+
+def refused(*arguments):
+    with pytest.raises(SystemExit) as stopped:
+        main([str(word) for word in arguments])
+    assert stopped.value.code not in (0, None)
+    return str(stopped.value)
+
+
+def rows_of(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("kind", ["exact", "faiss", "compressed"])
+def test_index_then_search(source, models, capsys, kind):
+    main(["index", "notes", "--model", str(models["colbert"]), "--kind", kind])
+    assert "search notes.index" in capsys.readouterr().err.replace("\n", " ")
+    main(["search", "notes.index", "the fish in the sea", "--format", "jsonl", "-k", "2"])
+    rows = rows_of(capsys.readouterr().out)
+    assert [row["rank"] for row in rows] == [1, 2]
+    assert rows[0]["id"] == "fish.txt:1"
+    assert rows[0]["document"] == TEXTS["fish.txt"]
+    assert rows[0]["score"] >= rows[1]["score"]
+
+
+def test_results_to_read(indexed, capsys):
+    capsys.readouterr()
+    main(["search", indexed, "fire and warm wood", "cold snow on ice"])
+    out = capsys.readouterr().out
+    assert out.index("1. fire.txt:1") < out.index("1. snow.txt:1")
+    assert out.count("fire and warm wood") == 3  # as a query, and as a text for each
+
+
+def test_texts_may_follow_options(indexed, capsys):
+    capsys.readouterr()
+    main(["search", indexed, "--format", "trec", "-k", "1", "cold snow on ice", "fire and warm wood"])
+    assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == ["snow.txt:1", "fire.txt:1"]
+
+
+def test_queries_are_read_from_the_standard_input(indexed, capsys, monkeypatch):
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "stdin", io.StringIO("cold snow on ice\n\n fire and warm wood \n"))
+    main(["search", indexed, "--format", "trec", "-k", "1"])
+    assert [line.split()[:3] for line in capsys.readouterr().out.splitlines()] == [
+        ["1", "Q0", "snow.txt:1"],
+        ["2", "Q0", "fire.txt:1"],
+    ]
+
+
+def test_a_prompt_ends_with_an_empty_line(monkeypatch):
+    lines = iter(["one", "", "never"])
+    monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
+    monkeypatch.setattr("rich.console.Console.input", lambda self, prompt: next(lines))
+    assert list(typed()) == ["one"]
+
+
+def test_indexing_again_changes_nothing_and_other_settings_are_refused(indexed, source, models):
+    index = ["index", "notes", "--model", str(models["colbert"])]
+    main(index)
+    assert "another words" in refused(*index, "--words", 3)
+    assert "another model" in refused("index", "notes", "--model", models["dpr"])
+    (source / "fire.txt").write_text("other")
+    assert "another fingerprint" in refused(*index)
+    assert "is no index" in refused(*index, "--output", "notes")
+
+
+def test_a_build_that_was_interrupted_goes_on(source, models, monkeypatch, capsys):
+    from paradigms.index.exact import ExactIndex
+
+    build = ExactIndex.build
+    monkeypatch.setattr(ExactIndex, "build", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert "interrupted" in refused("index", "notes", "--model", models["colbert"])
+    assert "index`" in refused("search", "notes.index", "x")
+    monkeypatch.setattr(ExactIndex, "build", build)
+    main(["index", "notes", "--model", str(models["colbert"])])
+    main(["search", "notes.index", "cold snow on ice"])
+    assert "1. snow.txt:1" in capsys.readouterr().out
+
+
+def test_json_lines_and_collections_are_sources(source, models, capsys):
+    with open("rows.jsonl", "w") as stream:
+        stream.writelines(json.dumps({"_id": name, "text": text}) + "\n" for name, text in TEXTS.items())
+    main(["index", "rows.jsonl", "--model", str(models["colbert"])])
+    main(["search", "rows.index", "fire and warm wood", "-k", "1", "--format", "trec"])
+    assert capsys.readouterr().out.split()[2] == "fire.txt"
+    assert "rows.jsonl" in refused("index", "rows.jsonl", "--output", "rows.jsonl")
+
+
+@pytest.fixture
+def judged(source):
+    """A BEIR folder whose queries are its documents."""
+    folder = source.parent / "beir"
+    (folder / "qrels").mkdir(parents=True)
+    for name in ("corpus", "queries"):
+        with open(folder / f"{name}.jsonl", "w") as stream:
+            stream.writelines(json.dumps({"_id": n, "text": text}) + "\n" for n, text in TEXTS.items())
+    lines = "".join(f"{name}\t{name}\t1\n" for name in TEXTS)
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
+    return folder
+
+
+def test_compare_measures_judged_queries(judged, models, capsys):
+    for name in ("colbert", "dpr"):
+        main(["index", str(judged), "--model", str(models[name]), "--output", name])
+    main(["compare", "colbert", "dpr", "--split", "test", "--output", "compared"])
+    assert "bm25" in capsys.readouterr().out
+    assert {file.name for file in (judged.parent / "compared").iterdir()} == {
+        "bm25.run",
+        "colbert.run",
+        "dpr.run",
+        "table.csv",
+        "table.md",
+    }
+    best = {q: next(iter(found)) for q, found in read_run("compared/colbert.run").items()}
+    assert best == {name: name for name in TEXTS}
+
+
+def test_compare_shows_rankings_side_by_side(judged, models, capsys, indexed):
+    main(["index", str(judged), "--model", str(models["colbert"]), "--output", "one"])
+    capsys.readouterr()
+    main(["compare", "one", "-q", "cold snow on ice"])
+    out = capsys.readouterr().out
+    assert "bm25" in out
+    assert "1 of the first 10 are found by all" in out
+    assert "different documents" in refused("compare", "one", indexed, "-q", "x")
+    assert "name of its own" in refused("compare", "one", "one", "-q", "x")
+    assert "no query" in refused("compare", "one")
+    assert "one place" in refused("compare", "one", "-q", "x", "--split", "test")
+
+
+@pytest.mark.parametrize("name", ["colbert", "xtr", "dpr", "cross_attention"])
+def test_rerank_orders_what_bm25_finds(source, models, capsys, name):
+    main(["rerank", "notes", "cold fire in the sea", "--model", str(models[name]), "--format", "jsonl"])
+    rows = rows_of(capsys.readouterr().out)
+    assert {row["id"] for row in rows} == {"fish.txt:1", "fire.txt:1", "snow.txt:1"}
+    assert [row["score"] for row in rows] == sorted((row["score"] for row in rows), reverse=True)
+
+
+def test_rerank_of_a_run(source, models, capsys):
+    (source.parent / "first.run").write_text(
+        "a Q0 snow.txt:1 1 9 x\na Q0 fire.txt:1 2 8 x\na Q0 fish.txt:1 3 7 x\nb Q0 fire.txt:1 1 1 x\n"
+    )
+    (source.parent / "queries.tsv").write_text("a\tfire and warm wood\n")
+    rerank = ["rerank", "notes", "--model", str(models["colbert"]), "--queries", "queries.tsv"]
+    main([*rerank, "--run", "first.run", "--depth", "2", "--format", "trec"])
+    assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == ["fire.txt:1", "snow.txt:1"]
+    (source.parent / "first.run").write_text("c Q0 snow.txt:1 1 9 x\n")
+    assert "names none of the queries: a" in refused(*rerank, "--run", "first.run")
+    (source.parent / "first.run").write_text("a Q0 nowhere 1 9 x\n")
+    assert "no document 'nowhere'" in refused(*rerank, "--run", "first.run")
+    assert "no query" in refused("rerank", "notes")
+
+
+def test_a_generative_model_is_searched_as_it_is(source, models, capsys):
+    main(["search", str(models["dsi"]), "snow", "--format", "jsonl", "-k", "3"])
+    assert {row["id"] for row in rows_of(capsys.readouterr().out)} <= set(TEXTS)
+    assert "search takes its folder" in refused("index", "notes", "--model", models["dsi"])
+    assert "rerank takes it" in refused("index", "notes", "--model", models["cross_attention"])
+    assert "here none was" in refused("search", models["dsi"], "--split", "test")
+
+
+@pytest.mark.parametrize("name", ["colbert", "xtr", "dpr"])
+def test_explain_names_the_aligned_tokens(source, models, capsys, name):
+    main(["index", "notes", "--model", str(models[name]), "--output", "explained"])
+    capsys.readouterr()
+    main(["explain", "explained", "fish in the sea"])
+    out = capsys.readouterr().out
+    assert "fish.txt:1" in out
+    assert "rel = " in out
+    assert ("[pooled]" if name == "dpr" else "fish") in out
+    main(["explain", "explained", "fish in the sea", "--document", "snow.txt:1"])
+    assert "snow.txt:1" in capsys.readouterr().out
+    assert "no document 'x'" in refused("explain", "explained", "fish", "--document", "x")
+
+
+def test_a_document_token_has_the_colour_of_the_query_token_it_scores_most_for():
+    from rich.console import Console
+
+    links = [(0, 0, 0.5, 1.0), (0, 1, 0.9, 1.0), (2, 0, 0.3, 1.0)]
+    found = SystemAlignment("x", "S", ["a", "##b"], ["u", "v", "w"], links, 2.0, 0.85)
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=100)
+    show.alignment(found, "ab", "document", console)
+    lines = console.file.getvalue().splitlines()
+    first, second = (f"38;2;{int(c[1:3], 16)};{int(c[3:5], 16)};{int(c[5:], 16)}m" for c in show.PALETTE[:2])
+    assert f"{first}a" in lines[1]
+    assert f"{second}b" in lines[1]
+    assert f"{second}u" in lines[3]
+    assert f"{first}w" in lines[3]
+    assert "2mv" in lines[3].replace(" ", "")  # dim: it takes no part
+    assert "0.450" in console.file.getvalue()  # S·A/Z of the largest
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("one\ntwo\n", {"1": "one", "2": "two"}),
+        ("a\tone\nb\ttwo\twords\n", {"a": "one", "b": "two\twords"}),
+        ('{"_id": 3, "text": "one"}\n', {"3": "one"}),
+    ],
+)
+def test_files_of_queries(tmp_path, text, found):
+    (tmp_path / "queries").write_text(text)
+    assert from_file(str(tmp_path / "queries")) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no query"),
+        ("a\tone\nb two\n", "line 2: no tab"),
+        ("a\tone\na\ttwo\n", "line 2: the id 'a' is there twice"),
+        ('{"_id": 1, "text": "x"}\n{"text": "y"}\n', "line 2: no JSON object with _id and text"),
+    ],
+)
+def test_bad_files_of_queries(tmp_path, text, message):
+    (tmp_path / "queries").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        from_file(str(tmp_path / "queries"))
+
+
+def test_help_and_wrong_arguments(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("index", "search", "rerank", "explain", "compare"))
+    for wrong, message in (
+        (["-k", "0"], "from 1 on"),
+        (["--nonsense"], "unrecognized arguments: --nonsense"),
+    ):
+        assert refused("search", "nowhere", "x", *wrong) == "2"
+        assert message in capsys.readouterr().err
+
+
+def test_as_a_program():
+    program = [sys.executable, "-m", "paradigms", "search", "nowhere", "x"]
+    ended = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.strip() == "nowhere holds no search.json: make it with `python -m paradigms index`"

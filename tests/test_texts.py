@@ -1,0 +1,110 @@
+"""Documents without queries: text files cut into passages, JSON lines."""
+
+import gzip
+import json
+
+import pytest
+
+from paradigms.data import Problems
+from paradigms.data.beir import read_corpus, write_corpus
+from paradigms.data.texts import MARKER, json_lines, text_passages
+
+
+@pytest.fixture
+def folder(tmp_path):
+    notes = tmp_path / "notes"
+    (notes / "deep").mkdir(parents=True)
+    (notes / "b.md").write_text("One two three.\n\nFour five six seven.\neight", encoding="utf-8")
+    (notes / "deep" / "a.txt").write_bytes("\ufeffnaïve café".encode())
+    (notes / "picture.png").write_bytes(b"\x89PNG\0\xff")
+    (notes / "latin.txt").write_bytes("naïve".encode("latin-1"))
+    (notes / "empty.txt").write_text(" \n")
+    (notes / ".hidden").write_text("not to be read")
+    (notes / ".git").mkdir()
+    (notes / ".git" / "HEAD").write_text("not to be read")
+    (notes / "own.index").mkdir()
+    (notes / "own.index" / MARKER).write_text("{}")
+    (notes / "own.index" / "corpus.jsonl").write_text("not to be read")
+    return notes
+
+
+def test_passages_are_named_by_the_line_that_they_begin_on(folder):
+    problems = Problems()
+    found = list(text_passages(folder, problems, words=3))
+    assert found == [
+        ("b.md:1", "b.md", "One two three."),
+        ("b.md:3", "b.md", "Four five six"),
+        ("b.md:3.2", "b.md", "seven.\neight"),
+        ("deep/a.txt:1", "deep/a.txt", "naïve café"),
+    ]
+    assert problems.counts == {
+        "file that is not UTF-8 text (left out)": 2,
+        "file without text (left out)": 1,
+    }
+    assert problems.examples["file that is not UTF-8 text (left out)"] == ["latin.txt", "picture.png"]
+
+
+def test_a_folder_may_link_to_itself(folder):
+    (folder / "deep" / "up").symlink_to(folder)
+    assert len(list(text_passages(folder, Problems(), words=100))) == 2
+
+
+def test_one_file_is_a_source(folder):
+    assert [id for id, _, _ in text_passages(folder / "b.md", Problems(), words=100)] == ["b.md:1"]
+
+
+def test_a_hidden_folder_that_is_asked_for_is_read(folder):
+    assert [id for id, _, _ in text_passages(folder / ".git", Problems())] == ["HEAD:1"]
+
+
+def test_json_lines_of_several_forms(tmp_path):
+    rows = [
+        {"_id": "x", "title": " T ", "text": "body"},
+        {"id": 7, "contents": "other"},
+        {"text": "numbered"},
+        {"docid": "x", "text": "again"},
+        {"docid": "y", "text": " "},
+    ]
+    file = tmp_path / "rows.jsonl.gz"
+    file.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+    problems = Problems()
+    assert list(json_lines(file, problems)) == [
+        ("x", "T", "T body"),
+        ("7", "", "other"),
+        ("3", "", "numbered"),
+        ("y", "", ""),
+    ]
+    assert set(problems.counts) == {
+        "duplicate document id (first one kept)",
+        "document with empty text (kept)",
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2: bad JSON"),
+        ("[1]", "line 2: bad JSON .a list"),
+        ('{"abstract": "x", "_id": 1}', "line 2: none of text, .* its keys are abstract, _id"),
+        ('{"text": null}', "line 2: none of text"),
+    ],
+)
+def test_bad_json_lines_are_named(tmp_path, line, message):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"text": "good"}\n' + line)
+    with pytest.raises(ValueError, match=message):
+        list(json_lines(file, Problems()))
+
+
+@pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.jsonl.gz"])
+def test_a_corpus_is_read_as_it_was_written(tmp_path, name):
+    documents = [("a", "Title", "Title text"), ("b", "path/of/b", "no title in here"), ("c", "", "")]
+    write_corpus(documents, tmp_path / name)
+    corpus = read_corpus(tmp_path / name)
+    assert list(zip(corpus.ids, corpus.titles, corpus, strict=True)) == documents
+
+
+def test_an_empty_corpus_is_refused(tmp_path):
+    write_corpus([], tmp_path / "corpus.jsonl")
+    with pytest.raises(ValueError, match="holds no document"):
+        read_corpus(tmp_path / "corpus.jsonl")
