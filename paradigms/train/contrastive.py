@@ -11,8 +11,8 @@ from paradigms.core import Tokens
 from paradigms.data import Corpus
 from paradigms.model import Paradigm
 from paradigms.train.distributed import gather, gather_documents, place_among
-from paradigms.train.examples import Example, TrainingBatch, tokenised
-from paradigms.train.losses import contrastive
+from paradigms.train.examples import Example, TrainingBatch, check_taught, tokenised
+from paradigms.train.losses import Distillation, contrastive
 from paradigms.train.objective import Objective
 from paradigms.train.scoring import in_batch_rel
 
@@ -20,7 +20,8 @@ from paradigms.train.scoring import in_batch_rel
 class Contrastive(Objective):
     """The objective of every paradigm that encodes queries and documents apart.
 
-    γ is the encoder's `salience_l1`, 0 but for ALIGNER's L1 variant.
+    γ is the encoder's `salience_l1`, 0 but for ALIGNER's L1 variant. distillation: joined to the first term,
+    over the rel of each query with its own candidates.
     """
 
     def __init__(
@@ -29,9 +30,13 @@ class Contrastive(Objective):
         corpus: Corpus,
         examples: Sequence[Example],
         temperature: float | None = None,  # τ; None = the paradigm's own
+        distillation: Distillation | None = None,
     ) -> None:
+        if distillation is not None:
+            check_taught(examples)
         self.paradigm, self.corpus, self.examples = paradigm, corpus, examples
         self.temperature = temperature or paradigm.recipe.temperature
+        self.distillation = distillation
 
     def collate(self, examples: list[Example]) -> TrainingBatch:
         return tokenised(examples, self.paradigm.encoder, self.corpus)
@@ -44,6 +49,10 @@ class Contrastive(Objective):
         first = place_among(len(batch.positions))
         target = torch.arange(first, first + len(batch.relevant), device=scores.device)
         loss = contrastive(scores, target, batch.excluded(positions), self.temperature)
+        if self.distillation is not None:
+            assert batch.teacher is not None
+            own = scores.gather(1, batch.own(first)) / self.temperature
+            loss = self.distillation.joined(loss, own, batch.teacher)
         gamma = self.paradigm.encoder.settings.salience_l1
         return loss + gamma * (mean_salience(queries) + mean_salience(documents)) if gamma else loss
 

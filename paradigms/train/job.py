@@ -38,6 +38,7 @@ from paradigms.train.likelihood import Likelihood
 from paradigms.train.listwise import Listwise
 from paradigms.train.loop import TrainingSettings, train
 from paradigms.train.objective import Objective
+from paradigms.train.teacher import FalseNegatives, ScorePairs
 
 Encoded = TypeVar("Encoded", Paradigm, CrossAttention)
 
@@ -136,17 +137,35 @@ def fit(
     training: TrainingSettings,
     folder: Path,
     accelerator: Accelerator,
+    *,
+    teacher: ScorePairs | None = None,
+    suspects: FalseNegatives | None = None,
 ) -> Encoded:
     """The paradigm trained on splits[0] and chosen by nDCG@10 on the first `dev_queries` of splits[1].
 
     runs: a first ranking of each split's queries, to draw hard negatives from and to rerank. Without dev
     queries the last state is the result. Cross-attention needs negatives.
+    teacher: whose scores `training.distillation` learns. suspects: hard negatives to leave out; how many
+    these are is told.
     """
+    if (teacher is None) != (training.distillation is None):
+        raise ValueError("a distillation needs a teacher, and a teacher a distillation: give both or neither")
     corpus, (queries, dev_split), (train_run, dev_run) = collection.corpus, splits, runs
+    problems = Problems()
     examples = build_examples(
-        corpus, queries, train_run, negatives, depth=NEGATIVES_DEPTH, seed=training.seed
+        corpus,
+        queries,
+        train_run,
+        negatives,
+        depth=NEGATIVES_DEPTH,
+        seed=training.seed,
+        suspects=suspects,
+        teacher=teacher,
+        problems=problems,
     )
-    objective = _objective(paradigm, corpus, examples, training.temperature)
+    if suspects is not None:
+        accelerator.print(problems or "No hard negative scores as high as a relevant document.")
+    objective = _objective(paradigm, corpus, examples, training)
     dev = _dev(collection, dev_split, dev_run, dev_queries, accelerator)
     trained = train(paradigm, objective, training, folder, accelerator=accelerator, dev=dev)
     return trained.to(accelerator.device)
@@ -168,8 +187,6 @@ def fit_generative(
 
     generated: JSON lines of queries that a generator wrote for documents (`pairs.read_generated`).
     """
-    if training.workers and model.settings.refresh:
-        raise ValueError("workers tokenise ahead, with the clusters of NP-decoding before a refresh: set 0")
     problems = Problems()
     pairs = training_pairs(model, collection.corpus, splits[0], problems, training.seed)
     if generated is not None:
@@ -220,11 +237,11 @@ def training_pairs(
 
 
 def _objective(
-    paradigm: Paradigm | CrossAttention, corpus: Corpus, examples: list[Example], temperature: float | None
+    paradigm: Paradigm | CrossAttention, corpus: Corpus, examples: list[Example], training: TrainingSettings
 ) -> Objective:
     if isinstance(paradigm, CrossAttention):
-        return Listwise(paradigm, corpus, examples, temperature)
-    return Contrastive(paradigm, corpus, examples, temperature)
+        return Listwise(paradigm, corpus, examples, training.temperature, training.distillation)
+    return Contrastive(paradigm, corpus, examples, training.temperature, training.distillation)
 
 
 def _dev(

@@ -17,6 +17,7 @@ from paradigms.model import Trainable
 from paradigms.progress import progress_bar
 from paradigms.train.checkpoint import append_history, read_progress
 from paradigms.train.examples import Examples, StepSampler
+from paradigms.train.losses import Distillation
 from paradigms.train.objective import Objective
 from paradigms.train.state import RunState, agree, by_main, ending_all, signature
 
@@ -37,6 +38,7 @@ class TrainingSettings:
     warmup: float = 0.1  # share of the steps over which the rate rises; it then falls linearly to 0
     max_grad_norm: float = 1.0
     temperature: float | None = None  # None = the paradigm's own
+    distillation: Distillation | None = None  # towards a teacher's scores; None = labels alone
     seed: int = 0
     evaluate_every: int = 0  # steps between dev measures; 0 = only at the end
     save_every: int = 0  # steps between checkpoints; 0 = with every dev measure
