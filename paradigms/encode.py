@@ -7,16 +7,18 @@ the paradigms is data: `EncoderSettings`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paradigms.backbone import load_backbone, load_heads, load_tokenizer, offline_encoder, quiet
+from paradigms.batches import Batch, in_parts
 from paradigms.core import Tokens
 from paradigms.files import write_json
 from paradigms.relax import entropic_topk, hard_topk, token_budget
@@ -24,6 +26,8 @@ from paradigms.saved import check_choices, read_settings, require
 
 Side = Literal["query", "document"]
 SIDES: tuple[Side, Side] = ("query", "document")
+# Padded tokens at once on a processor, whose cache then holds a layer's activations. On a GPU: all.
+TOKENS = {"cpu": 1536}
 POOLED = -1  # ids of the tokens that a pooled vector is cut into: -1, -2, ...; no vocabulary has them
 
 
@@ -80,20 +84,6 @@ class EncoderSettings:
     def weighs(self, side: Side) -> bool:
         """Whether tokens of that side carry a salience."""
         return self.salience != "none" and self.salience_sides in ("both", side)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Tokenised texts, padded: what the encoder reads, and which of its tokens count."""
-
-    input_ids: Int[Tensor, "x l"]
-    attention_mask: Int[Tensor, "x l"]
-    counts: Bool[Tensor, "x l"]
-    types: Int[Tensor, "x l"] | None = None  # which of two joined texts a token is of; None = one text
-
-    def to(self, device: torch.device | str) -> Batch:
-        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Batch(**{name: t.to(device) for name, t in tensors.items() if t is not None})
 
 
 class _Layout(NamedTuple):
@@ -201,8 +191,16 @@ class TextEncoder(nn.Module):
 
     # --- ids -> vectors -----------------------------------------------------------------------------
 
-    def forward(self, batch: Batch, side: Side) -> Tokens:
-        """Tokens of x texts with axes [1, x, l, h] for documents and [x, 1, l, h] for queries."""
+    def forward(self, batch: Batch, side: Side, chunk: int = 0) -> Tokens:
+        """Tokens of x texts with axes [1, x, l, h] for documents and [x, 1, l, h] for queries.
+
+        chunk: with gradients cached (see `batches.in_parts`), the texts encoded at once; 0 = none are cached.
+        """
+        axis = 1 if side == "document" else 0
+        tokens = TOKENS.get(batch.input_ids.device.type)
+        return in_parts(partial(self._together, side=side), batch, axis, tokens=tokens, rows=chunk or None)
+
+    def _together(self, batch: Batch, side: Side) -> Tokens:
         types = {} if batch.types is None else {"token_type_ids": batch.types}
         hidden = self.backbone(
             batch.input_ids, attention_mask=batch.attention_mask, **types

@@ -142,9 +142,12 @@ class Paradigm(Trainable):
         recipe = replace(same, align=align, align_knobs=knobs, normalise=Z, search=search)
         return Paradigm(recipe, self.encoder)
 
-    def forward(self, queries: Batch, documents: Batch) -> tuple[Tokens, Tokens]:
-        """(Q, D) of tokenised texts; in one call, as DistributedDataParallel wants it."""
-        return self.encoder(queries, "query"), self.encoder(documents, "document")
+    def forward(self, queries: Batch, documents: Batch, chunk: int = 0) -> tuple[Tokens, Tokens]:
+        """(Q, D) of tokenised texts; in one call, as DistributedDataParallel wants it.
+
+        chunk: texts encoded at once, with gradients cached; 0 = none are cached.
+        """
+        return self.encoder(queries, "query", chunk), self.encoder(documents, "document", chunk)
 
     def encode(self, texts: Sequence[str], side: Side) -> Tokens:
         """Tokens of raw texts, without gradients and without dropout."""

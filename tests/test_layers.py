@@ -13,7 +13,7 @@ PARADIGM_FILES = {"dpr", "me_bert", "colbert", "coil", "aligner", "xtr"}
 # Lowest first; a module imports its own layer only where ALONGSIDE allows it, and never a higher one.
 LAYERS: list[set[str]] = [
     {"files", "progress", "saved", "settings", "core"},
-    {"backbone", "relax", "data"},
+    {"backbone", "batches", "relax", "data"},
     {"align", "impute"},
     {"encode", "lexical"},
     {"model"},

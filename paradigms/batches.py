@@ -1,0 +1,90 @@
+"""f(texts) = f(texts, a few of like length at a time): less padding, and gradient caching.
+
+`Batch` is what every encoder reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from paradigms.core import Tokens, join_documents, join_queries
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tokenised texts, padded: what the encoder reads, and which of its tokens count."""
+
+    input_ids: Int[Tensor, "x l"]
+    attention_mask: Int[Tensor, "x l"]
+    counts: Bool[Tensor, "x l"]
+    types: Int[Tensor, "x l"] | None = None  # which of two joined texts a token is of; None = one text
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        """The same texts with `function` applied to every tensor that is there."""
+        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Batch(**{name: function(t) for name, t in tensors.items() if t is not None})
+
+    def to(self, device: torch.device | str) -> Batch:
+        return self.map(lambda t: t.to(device))
+
+
+def by_length(lengths: Sequence[int], tokens: int | None = None, rows: int | None = None) -> list[list[int]]:
+    """Places of texts of like length, the longest first: at most `rows` of them, and `tokens` once padded.
+
+    A text that is longer than `tokens` stands alone.
+    """
+    order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
+    parts, start = [], 0
+    while start < len(order):
+        most = len(order) if tokens is None else max(1, tokens // max(1, lengths[order[start]]))
+        stop = start + (most if rows is None else min(most, rows))
+        parts.append(order[start:stop])
+        start = stop
+    return parts
+
+
+def in_parts(
+    encode: Callable[[Batch], Tokens],
+    batch: Batch,
+    axis: int,
+    *,
+    tokens: int | None = None,
+    rows: int | None = None,
+) -> Tokens:
+    """encode(batch), up to rounding and dropout, in the parts of `by_length`. axis: that of the texts.
+
+    Where there are more than `rows` texts, no part's activations are kept for the backward pass: it encodes
+    each again, with the dropout that it had, once the gradient of all vectors is known. Gao et al. 2021
+    (arXiv:2101.06983) call it gradient caching. The gradient is that of the whole batch, in the memory of one
+    part. As it is one graph, DistributedDataParallel sees one forward and one backward pass. Processes with
+    the same number of texts have the same number of parts where `tokens` is None, as sharded weights need it.
+    """
+    cached = rows is not None and rows < len(batch)
+    if not cached and (tokens is None or batch.input_ids.numel() <= tokens):
+        return encode(batch)
+    used = batch.attention_mask.bool() | batch.counts
+    lengths = (used * torch.arange(1, used.shape[1] + 1, device=used.device)).amax(1).tolist()
+    parts = by_length(lengths, tokens, rows)
+    found = []
+    for part in parts:
+        places, width = torch.tensor(part, device=used.device), max(1, lengths[part[0]])
+        texts = batch.map(lambda t, places=places, width=width: t[places, :width])
+        found.append(_cached(encode, texts) if cached else encode(texts))
+    order = torch.tensor([place for part in parts for place in part], device=used.device)
+    joined = (join_documents if axis == 1 else join_queries)(found)
+    return joined.map(lambda t: t.index_select(axis, order.argsort()))
+
+
+def _cached(encode: Callable[[Batch], Tokens], batch: Batch) -> Tokens:
+    # Tensors one by one, as checkpoint finds out from them which devices' generators dropout draws from.
+    tensors = [t for f in fields(batch) if (t := getattr(batch, f.name)) is not None]
+    return checkpoint(lambda *given: encode(Batch(*given)), *tensors, use_reentrant=False)
