@@ -60,6 +60,9 @@ class Settings:
     steps: int = 1000
     batch_size: int = 32
     """queries per batch and process"""
+    chunk: int = 0
+    """texts encoded at once, with gradients cached, for batches of any size at the cost of encoding each text
+    twice; 0: none are cached. Not for generative paradigms and rerankers"""
     accumulation: int = 1
     """batches per optimizer step"""
     negatives: int = 0

@@ -21,7 +21,8 @@ class Contrastive(Objective):
     """The objective of every paradigm that encodes queries and documents apart.
 
     γ is the encoder's `salience_l1`, 0 but for ALIGNER's L1 variant. distillation: joined to the first term,
-    over the rel of each query with its own candidates.
+    over the rel of each query with its own candidates. chunk: texts encoded at once, with gradients cached
+    (`batches.in_parts`), for batches of any size; 0 = none are cached.
     """
 
     def __init__(
@@ -31,18 +32,19 @@ class Contrastive(Objective):
         examples: Sequence[Example],
         temperature: float | None = None,  # τ; None = the paradigm's own
         distillation: Distillation | None = None,
+        chunk: int = 0,
     ) -> None:
         if distillation is not None:
             check_taught(examples)
         self.paradigm, self.corpus, self.examples = paradigm, corpus, examples
         self.temperature = temperature or paradigm.recipe.temperature
-        self.distillation = distillation
+        self.distillation, self.chunk = distillation, chunk
 
     def collate(self, examples: list[Example]) -> TrainingBatch:
         return tokenised(examples, self.paradigm.encoder, self.corpus)
 
     def loss(self, model: nn.Module, batch: TrainingBatch) -> Tensor:
-        queries, documents = model(batch.queries, batch.documents)
+        queries, documents = model(batch.queries, batch.documents, self.chunk)
         positions = gather(batch.positions[None])[0]
         pool = gather_documents(documents)
         scores = in_batch_rel(pool, queries, self.paradigm.align, self.paradigm.normalise)

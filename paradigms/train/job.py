@@ -241,7 +241,9 @@ def _objective(
 ) -> Objective:
     if isinstance(paradigm, CrossAttention):
         return Listwise(paradigm, corpus, examples, training.temperature, training.distillation)
-    return Contrastive(paradigm, corpus, examples, training.temperature, training.distillation)
+    return Contrastive(
+        paradigm, corpus, examples, training.temperature, training.distillation, training.chunk
+    )
 
 
 def _dev(

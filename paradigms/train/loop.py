@@ -31,6 +31,7 @@ class TrainingSettings:
 
     steps: int = 1000
     batch_size: int = 32
+    chunk: int = 0  # texts encoded at once, with gradients cached, for batches of any size; 0 = none cached
     accumulation: int = 1  # batches per optimizer step; each has its own in-batch negatives
     learning_rate: float = 2e-5
     head_learning_rate: float | None = None  # of projections and salience heads; None = learning_rate
@@ -53,6 +54,8 @@ class TrainingSettings:
         for name in ("learning_rate", "max_grad_norm"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.chunk < 0:
+            raise ValueError(f"chunk must be at least 0, got {self.chunk}")
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"warmup is a share of the steps, in [0, 1], got {self.warmup}")
         if self.temperature is not None and self.temperature <= 0:
@@ -83,6 +86,11 @@ def train(
         raise ValueError(
             f"workers={settings.workers} would make batches of {paradigm.name} before what they are made "
             "with is renewed: set workers=0"
+        )
+    if settings.chunk != objective.chunk:
+        raise ValueError(
+            f"chunk is {settings.chunk} in the settings and {objective.chunk} in the objective of "
+            f"{paradigm.name}: give both the same, or 0 where queries and documents are not encoded apart"
         )
     accelerator = accelerator or Accelerator()
     run = _Run(paradigm, objective, settings, folder, accelerator)

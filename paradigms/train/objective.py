@@ -13,6 +13,7 @@ class Objective(ABC):
     """mean over examples of a loss: the examples, how some of them become a batch, and its loss."""
 
     examples: Sequence[Any]  # each with a repr that tells it from others: a run goes on only with the same
+    chunk: int = 0  # texts encoded at once, with gradients cached; 0 = none are cached
     renews: bool = False  # whether `prepare` changes the batches that `collate` makes: none is made ahead
 
     @abstractmethod
