@@ -22,7 +22,7 @@ from paradigms.batches import Batch, in_parts
 from paradigms.core import Tokens
 from paradigms.files import write_json
 from paradigms.relax import entropic_topk, hard_topk, token_budget
-from paradigms.saved import check_choices, read_settings, require
+from paradigms.saved import check_types, read_settings, require
 
 Side = Literal["query", "document"]
 SIDES: tuple[Side, Side] = ("query", "document")
@@ -38,8 +38,10 @@ class EncoderSettings:
     query_vectors: Literal["pooled", "first", "all"] = "all"  # what of the text becomes Q
     document_vectors: Literal["pooled", "first", "all"] = "all"  # what of the text becomes D
     first: int = 8  # m of ME-BERT: vectors kept by "first"
-    pooling: Literal["cls", "mean"] = "cls"
+    pooling: Literal["cls", "mean", "max", "last"] = "cls"
     dim: int | None = 128  # h; None keeps the encoder's own width and adds no projection
+    projection_bias: bool = False
+    activation: Literal["identity", "tanh"] = "identity"  # of the projection
     layer_norm: bool = False  # of every vector, after the projection, with a trained gain and bias
     normalize: bool = True  # L2: similarities are cosines
     pooled_dim: int = 0  # COIL: width of the pooled vector that joins the tokens; 0 = none
@@ -48,7 +50,9 @@ class EncoderSettings:
     query_marker: str = ""  # put first; one token if the vocabulary holds it, else a text prefix
     document_marker: str = ""
     query_augmentation: bool = False  # fill queries up with [MASK] tokens that count
+    attend_augmentation: bool = False  # and let the other tokens attend to them
     skip: str = ""  # document tokens that are one of these characters do not count
+    skip_exact: bool = False  # only as the vocabulary has them: not after a space, nor inside a word
     special_tokens: bool = True  # whether [CLS], [SEP], </s> and one-token markers count
     salience: Literal["none", "entropic", "hard", "relu"] = "none"  # ALIGNER's head, and its gate λ
     salience_sides: Literal["both", "query", "document"] = "both"  # the other side's tokens weigh 1
@@ -60,11 +64,17 @@ class EncoderSettings:
     lora_rank: int = 0  # > 0 trains low-rank adapters in place of the encoder's weights
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_types(self)
         if self.pooled_dim and (self.dim is None or self.pooled_dim % self.dim):
             raise ValueError(f"pooled_dim={self.pooled_dim} must be a multiple of dim={self.dim}")
         if self.pooled_dim and "pooled" in (self.query_vectors, self.document_vectors):
             raise ValueError("pooled_dim joins a pooled vector to token vectors; these vectors are pooled")
+        if self.dim is None and (self.projection_bias or self.activation != "identity"):
+            raise ValueError("projection_bias and activation are of the projection, which dim makes: set dim")
+        if self.attend_augmentation and not self.query_augmentation:
+            raise ValueError("attend_augmentation needs query_augmentation")
+        if self.skip_exact and not self.skip:
+            raise ValueError("skip_exact says how skip is meant, which is empty")
         if self.pooled_dim and self.layer_norm:
             raise ValueError("layer_norm is of vectors of width dim; the pooled vector has pooled_dim")
         for name in ("query_length", "document_length", "first", "dim", "iterations"):
@@ -107,9 +117,11 @@ class TextEncoder(nn.Module):
         width: int = self.backbone.config.hidden_size
         # Rows orthonormal: a random projection, which keeps the pretrained geometry up to the error that
         # theory/projections.py bounds, so training starts from similarities that already mean something.
-        self.projection = _orthogonal(width, settings.dim) if settings.dim else None
+        bias = settings.projection_bias
+        self.projection = _orthogonal(width, settings.dim, bias) if settings.dim else None
         self.layer_norm = nn.LayerNorm(settings.dim or width) if settings.layer_norm else None
-        self.pooled_projection = _orthogonal(width, settings.pooled_dim) if settings.pooled_dim else None
+        pooled = settings.pooled_dim
+        self.pooled_projection = _orthogonal(width, pooled, bias) if pooled else None
         self.salience_heads = nn.ModuleDict(
             {side: _salience_head(settings.dim or width) for side in SIDES if settings.weighs(side)}
         )
@@ -166,6 +178,7 @@ class TextEncoder(nn.Module):
         if augment:
             fill = attention == 0
             ids, counts = ids.masked_fill(fill, self.tokenizer.mask_token_id), counts | fill
+            attention = attention | fill if s.attend_augmentation else attention
         return Batch(ids, attention, counts & ~blank[:, None])
 
     def _layout(self, side: Side, length: int, marker: str) -> _Layout:
@@ -228,11 +241,16 @@ class TextEncoder(nn.Module):
     def _pool(self, hidden: Float[Tensor, "x l w"], attention: Int[Tensor, "x l"]) -> Float[Tensor, "x 1 w"]:
         if self.settings.pooling == "cls":
             return hidden[:, :1]
+        if self.settings.pooling == "last":
+            return hidden[torch.arange(len(hidden)), attention.sum(-1) - 1][:, None]
+        if self.settings.pooling == "max":
+            return hidden.masked_fill(attention[..., None] == 0, -torch.inf).amax(1, keepdim=True)
         weight = attention[..., None].float()  # half precision would lose a mean over many tokens
         return (hidden * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True)
 
     def _project(self, vectors: Tensor) -> Tensor:
         vectors = vectors if self.projection is None else self.projection(vectors)
+        vectors = vectors.tanh() if self.settings.activation == "tanh" else vectors
         return vectors if self.layer_norm is None else self.layer_norm(vectors)
 
     def _finish(self, vectors: Tensor) -> Tensor:
@@ -283,6 +301,8 @@ class TextEncoder(nn.Module):
         return scores * entropic_topk(scores, budget, s.eps, counts, s.iterations)
 
     def _ids_of(self, characters: str) -> list[int]:
+        if self.settings.skip_exact:
+            return sorted(i for token, i in self.tokenizer.get_vocab().items() if token in set(characters))
         # A vocabulary may hold a character several times: after a space (▁ or Ġ), inside a word (##).
         bare = {i: token.removeprefix("##").lstrip("▁Ġ") for token, i in self.tokenizer.get_vocab().items()}
         return sorted(i for i, token in bare.items() if token and token in set(characters))
@@ -320,9 +340,11 @@ class TextEncoder(nn.Module):
         return {name: t for name, t in state if not name.startswith("backbone.") or ".lora_" in name}
 
 
-def _orthogonal(width: int, dim: int) -> nn.Linear:
-    linear = nn.Linear(width, dim, bias=False)
+def _orthogonal(width: int, dim: int, bias: bool = False) -> nn.Linear:
+    linear = nn.Linear(width, dim, bias)
     nn.init.orthogonal_(linear.weight)
+    if bias:
+        nn.init.zeros_(linear.bias)
     return linear
 
 
