@@ -23,6 +23,8 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
 from transformers.utils import logging as hf_logging
 
+from paradigms.linear import with_fast_linear
+
 BYTES = {f"<0x{byte:02X}>" for byte in range(256)}  # as SentencePiece names the pieces that stand for a byte
 
 
@@ -57,7 +59,7 @@ def load_backbone(name: str | Path) -> Any:
         )
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
-    return model
+    return with_fast_linear(model)
 
 
 def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
