@@ -1,0 +1,305 @@
+"""One trainer of the training benchmark in a process of its own: python -m training_parts.trainers FOLDER
+
+FOLDER/job.json is a `Job`; FOLDER/answer.json gets the seconds of every timed step, the peak memory and the
+losses. All trainers start from the same encoder and projection, and see the same batches in the same order.
+
+Runs in the environment of the trainer that it measures, whose requirements exclude each other's and ours: so
+it imports each inside its own function.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+from token_parts.systems import peak_memory
+
+CHECKED = 32  # pairs of the loss that is the same in every row
+
+
+@dataclass(frozen=True)
+class Job:
+    """Who trains on what. Lengths are in tokens, special tokens included; rel is Σⱼ maxᵢ dᵢᵀqⱼ."""
+
+    system: str  # a key of SYSTEMS
+    mini_batch: int  # texts per forward pass of gradient caching; 0 = no caching
+    batch: int
+    warmup: int  # steps before the timed ones
+    steps: int
+    work: str  # folder of encoder/, projection.safetensors and pairs.jsonl
+    dim: int
+    query_length: int
+    document_length: int
+    temperature: float
+    learning_rate: float
+    precision: str  # no, bf16
+    device: str  # cpu, cuda
+    threads: int
+    memory: int  # bytes that the process may hold on a processor; 0 = all
+    seed: int
+
+    @property
+    def all_steps(self) -> int:
+        return self.warmup + self.steps
+
+    @property
+    def encoder(self) -> str:
+        return str(Path(self.work) / "encoder")
+
+    def pairs(self, number: int) -> list[tuple[str, str]]:
+        """The first (query, document) pairs. Batch k of every trainer is the k-th run of `batch` of them."""
+        with open(Path(self.work) / "pairs.jsonl", encoding="utf-8") as file:
+            lines = [json.loads(line) for line in islice(file, number)]
+        return [(line["query"], line["document"]) for line in lines]
+
+    def projection(self) -> Any:
+        from safetensors.torch import load_file
+
+        return load_file(Path(self.work) / "projection.safetensors")["projection"]
+
+
+class Clock:
+    """When each optimizer step inside a with statement ended, whoever took it, and the peak memory then."""
+
+    def __init__(self, device: str) -> None:
+        self.device, self.peak = device, 0
+        self.ends: list[float] = []
+
+    def __enter__(self) -> Clock:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._hook = register_optimizer_step_post_hook(self._tick)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._hook.remove()
+
+    def _tick(self, *_: Any) -> None:
+        if self.device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+            self.peak = torch.cuda.max_memory_allocated()
+        else:
+            self.peak = peak_memory()
+        self.ends.append(time.perf_counter())
+
+    def seconds(self, warmup: int) -> list[float]:
+        """From the end of each step to that of the next: reading and tokenising a batch is part of it."""
+        return [end - before for before, end in pairwise(self.ends[warmup - 1 :])]
+
+
+# --- ours ---------------------------------------------------------------------------------------------
+
+
+def ours(job: Job, folder: Path) -> dict[str, float]:
+    """paradigms.train on ColBERT; the losses that every system answers: see `main`."""
+    import torch
+    from accelerate import Accelerator
+
+    from paradigms import PARADIGMS
+    from paradigms.data import Corpus
+    from paradigms.train.contrastive import Contrastive
+    from paradigms.train.examples import Example, StepSampler
+    from paradigms.train.loop import TrainingSettings, train
+
+    settings = {"dim": job.dim, "query_length": job.query_length, "document_length": job.document_length}
+    paradigm = PARADIGMS["colbert"](job.encoder, skip="", **settings)
+    paradigm = paradigm.with_alignment("query_to_document", normalise="one")
+    projection = paradigm.encoder.projection
+    assert projection is not None
+    projection.load_state_dict({"weight": job.projection()})
+    used = job.all_steps * job.batch
+    pairs = job.pairs(max(used, CHECKED))
+    corpus = Corpus([str(n) for n in range(len(pairs))], [document for _, document in pairs])
+    given = [Example(query, n, (), (n,)) for n, (query, _) in enumerate(pairs)]
+    # Each example lies where the sampler takes it in the pairs' own order.
+    examples = given[:used]
+    sampler = StepSampler(used, job.batch, job.all_steps, start=0, rank=0, world=1, seed=job.seed)
+    for n, place in enumerate(place for batch in sampler for place in batch):
+        examples[place] = given[n]
+    objective = Contrastive(paradigm, corpus, examples, job.temperature, chunk=job.mini_batch)
+    accelerator = Accelerator(cpu=job.device == "cpu", mixed_precision=job.precision)
+    paradigm.to(accelerator.device)
+    with paradigm.evaluating(), torch.no_grad(), accelerator.autocast():
+        checked = objective.collate(given[:CHECKED]).to(accelerator.device)
+        loss = objective.loss(paradigm, checked).item()
+    training = TrainingSettings(
+        steps=job.all_steps,
+        batch_size=job.batch,
+        chunk=job.mini_batch,
+        learning_rate=job.learning_rate,
+        warmup=0.0,
+        seed=job.seed,
+        log_every=1,
+    )
+    train(paradigm, objective, training, folder, accelerator=accelerator, progress=False)
+    first = json.loads((folder / "history.jsonl").read_text().splitlines()[0])["loss"]
+    return {"loss": loss, "first_loss": first}
+
+
+# --- peers --------------------------------------------------------------------------------------------
+
+
+def sentence_transformers(job: Job, folder: Path) -> dict[str, float]:
+    """The multi-vector trainer of sentence-transformers, from 6.0 on, with its contrastive losses."""
+    import torch
+    from sentence_transformers import (
+        MultiVectorEncoder,
+        MultiVectorEncoderTrainer,
+        MultiVectorEncoderTrainingArguments,
+    )
+    from sentence_transformers.base.modules import Dense, Normalize, Transformer
+    from sentence_transformers.multi_vector_encoder import losses
+    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+
+    lengths = {"query_length": job.query_length, "document_length": job.document_length}
+    weight = job.projection()
+    model = MultiVectorEncoder(
+        modules=[
+            Transformer(job.encoder, **lengths),
+            Dense(
+                weight.shape[1],
+                job.dim,
+                bias=False,
+                activation_function=torch.nn.Identity(),
+                init_weight=weight,
+                module_input_name="token_embeddings",
+            ),
+            MultiVectorMask(skiplist_words=[]),
+            Normalize(module_input_name="token_embeddings"),
+        ],
+        device=job.device,
+    )
+    scale = 1 / job.temperature
+    if job.mini_batch:
+        loss = losses.CachedMultiVectorMultipleNegativesRankingLoss(
+            model, scale=scale, mini_batch_size=job.mini_batch
+        )
+    else:
+        loss = losses.MultiVectorMultipleNegativesRankingLoss(model, scale=scale)
+    return _fit(job, folder, MultiVectorEncoderTrainer, MultiVectorEncoderTrainingArguments, model, loss)
+
+
+def pylate(job: Job, folder: Path) -> dict[str, float]:
+    """PyLate's way to train: its collator, which pads to the full length, and its contrastive losses."""
+    import torch
+    from pylate import losses, models, utils
+    from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+
+    model = models.ColBERT(
+        job.encoder,
+        device=job.device,
+        embedding_size=job.dim,
+        query_prefix="",
+        document_prefix="",
+        query_length=job.query_length,
+        document_length=job.document_length,
+        do_query_expansion=False,
+        skiplist_words=[],
+    )
+    with torch.no_grad():
+        model[-1].linear.weight.copy_(job.projection())
+    if job.mini_batch:
+        loss = losses.CachedContrastive(model, mini_batch_size=job.mini_batch, temperature=job.temperature)
+    else:
+        loss = losses.Contrastive(model, temperature=job.temperature)
+    collator = utils.ColBERTCollator(model.tokenize)
+    return _fit(
+        job, folder, SentenceTransformerTrainer, SentenceTransformerTrainingArguments, model, loss, collator
+    )
+
+
+def _fit(
+    job: Job,
+    folder: Path,
+    trainer_class: Any,
+    arguments_class: Any,
+    model: Any,
+    loss: Any,
+    collator: Any = None,
+) -> dict[str, float]:
+    """transformers' Trainer, which both peers build on; what is not named here is the peer's default."""
+    import torch
+    from datasets import Dataset
+    from torch.utils.data import BatchSampler, SequentialSampler
+
+    pairs = job.pairs(max(job.all_steps * job.batch, CHECKED))
+    arguments = arguments_class(
+        output_dir=str(folder),
+        max_steps=job.all_steps,
+        per_device_train_batch_size=job.batch,
+        batch_sampler=lambda rows, batch_size, drop_last, **_: BatchSampler(
+            SequentialSampler(rows), batch_size, drop_last
+        ),
+        learning_rate=job.learning_rate,
+        weight_decay=0.01,  # as ours
+        max_grad_norm=1.0,
+        seed=job.seed,
+        bf16=job.precision == "bf16",
+        use_cpu=job.device == "cpu",
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    trainer = trainer_class(
+        model=model,
+        args=arguments,
+        train_dataset=Dataset.from_dict({"query": [q for q, _ in pairs], "document": [d for _, d in pairs]}),
+        loss=loss,
+        data_collator=collator,
+    )
+    batch = trainer.data_collator([{"query": q, "document": d} for q, d in pairs[:CHECKED]])
+    batch = {name: t.to(job.device) if torch.is_tensor(t) else t for name, t in batch.items()}
+    trainer.model.eval()
+    with torch.no_grad(), trainer.compute_loss_context_manager():
+        checked = trainer.compute_loss(trainer.model, batch).item()
+    trainer.train()
+    first = next(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
+    return {"loss": checked, "first_loss": first}
+
+
+SYSTEMS: dict[str, Callable[[Job, Path], dict[str, float]]] = {
+    "ours": ours,
+    "sentence_transformers": sentence_transformers,
+    "pylate": pylate,
+}
+PACKAGES = {
+    "ours": "retrieval-paradigms",
+    "sentence_transformers": "sentence-transformers",
+    "pylate": "pylate",
+}
+
+
+def main(folder: Path) -> None:
+    """Answer a job: seconds [steps], memory in bytes, the versions at work, and two losses.
+
+    `loss` is that of the first CHECKED pairs without dropout, which depends on the work alone; `first_loss`
+    is that of the first training step.
+    """
+    job = Job(**json.loads((folder / "job.json").read_text()))
+    if job.memory and job.device == "cpu":
+        resource.setrlimit(resource.RLIMIT_DATA, (job.memory, job.memory))
+    import torch
+
+    torch.set_num_threads(job.threads)
+    with Clock(job.device) as clock:
+        losses = SYSTEMS[job.system](job, folder / "run")
+    versions = {name: version(name) for name in (PACKAGES[job.system], "torch", "transformers")}
+    answer = losses | {"seconds": clock.seconds(job.warmup), "memory": clock.peak, "versions": versions}
+    (folder / "answer.partial").write_text(json.dumps(answer))
+    os.replace(folder / "answer.partial", folder / "answer.json")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
