@@ -74,7 +74,7 @@ class EncoderSettings:
         if self.attend_augmentation and not self.query_augmentation:
             raise ValueError("attend_augmentation needs query_augmentation")
         if self.skip_exact and not self.skip:
-            raise ValueError("skip_exact says how skip is meant, which is empty")
+            raise ValueError("skip_exact says how skip is meant: set skip")
         if self.pooled_dim and self.layer_norm:
             raise ValueError("layer_norm is of vectors of width dim; the pooled vector has pooled_dim")
         for name in ("query_length", "document_length", "first", "dim", "iterations"):

@@ -11,6 +11,8 @@ from paradigms.colbert import colbert
 from paradigms.cross_attention import HEAD, CrossAttention, cross_attention
 from paradigms.dpr import dpr
 from paradigms.files import settle
+from paradigms.formats import read_checkpoint
+from paradigms.formats.hub import download
 from paradigms.generative.dsi import dsi
 from paradigms.generative.genre import genre
 from paradigms.generative.model import SETTINGS as GENERATIVE_SETTINGS
@@ -37,10 +39,22 @@ GENERATIVE: dict[str, Callable[..., Generative]] = {"dsi": dsi, "genre": genre, 
 RERANKERS: dict[str, Callable[..., CrossAttention]] = {"cross_attention": cross_attention}
 
 
-def load(folder: str | Path) -> Paradigm | Generative | CrossAttention:
-    """What `save_pretrained` of any kind wrote. FileNotFoundError where it is none."""
+def load(name: str | Path, *, pickled: bool = False) -> Paradigm | Generative | CrossAttention:
+    """A model by its folder or its name on the Hugging Face hub.
+
+    What `save_pretrained` of any kind here wrote, or a checkpoint of another library (`formats.FORMATS`).
+    pickled: read weights that are pickled too, as weights alone. FileNotFoundError where there is no such
+    folder; ValueError says what a folder holds that cannot be read.
+    """
+    folder = Path(name)
     settle(folder)
-    for kind, file in ((Generative, GENERATIVE_SETTINGS), (CrossAttention, HEAD)):
-        if (Path(folder) / file).is_file():
+    if not folder.is_dir():
+        folder = download(str(name), pickled)
+    for kind, file in (
+        (Generative, GENERATIVE_SETTINGS),
+        (CrossAttention, HEAD),
+        (Paradigm, "paradigm.json"),
+    ):
+        if (folder / file).is_file():
             return kind.from_pretrained(folder)
-    return Paradigm.from_pretrained(folder)
+    return read_checkpoint(folder, pickled=pickled)

@@ -18,10 +18,11 @@ LAYERS: list[set[str]] = [
     {"encode", "lexical"},
     {"model"},
     PARADIGM_FILES | {"cross_attention"},
-    {"generative"},
+    {"generative", "formats"},
     {"registry"},
     {"index", "evaluate"},
-    {"train", "hybrid", "reranking"},
+    {"reranking"},
+    {"train", "hybrid"},
     {"terminal"},
     {"__main__"},
 ]

@@ -1,0 +1,24 @@
+"""A checkpoint's folder by its name on the Hugging Face hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.metadata"]
+PICKLED = ["*.bin", "*.pt"]
+
+
+def download(name: str, pickled: bool) -> Path:
+    """The repository's folder in the cache, downloaded where it is not there yet.
+
+    FileNotFoundError for a path where no folder is, and for a repository that is not on the hub.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    if Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1:
+        raise FileNotFoundError(f"{name}: no such folder")
+    try:
+        return Path(snapshot_download(name, allow_patterns=WANTED + (PICKLED if pickled else [])))
+    except (HFValidationError, RepositoryNotFoundError, LocalEntryNotFoundError) as error:
+        raise FileNotFoundError(f"{name} is no folder, and not to be had from the hub: {error}") from error

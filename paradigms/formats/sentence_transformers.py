@@ -1,0 +1,189 @@
+"""Folders of sentence-transformers (single- and multi-vector) and of PyLate: a chain of modules.
+
+modules.json names them; read are Transformer, Pooling, Dense, Normalize, Dropout (which does nothing after
+training) and MultiVectorMask. Prompts become markers, PyLate's prefixes too. Up to version 3 PyLate wrote
+Transformer and Dense alone, and normalised all the same.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paradigms.backbone import load_tokenizer
+from paradigms.formats.files import Unreadable, json_or_empty, read_json
+from paradigms.formats.heads import POOLED, Head, dense, encoder_with
+from paradigms.formats.plain import longest
+from paradigms.formats.recipes import late_interaction, one_vector
+from paradigms.model import Paradigm
+
+MODULES = "modules.json"
+POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
+COMMUTES = ("cls", "mean", "last")  # pooling with a linear map
+DOCUMENTS = ("document", "passage", "corpus")  # names of the prompt of documents, the first one counts
+AUGMENTED = 32  # tokens of a query, where a PyLate folder does not say
+
+
+@dataclass
+class Chain:
+    """What the modules of a folder come to."""
+
+    backbone: Path
+    pooling: str = ""  # "" = token vectors
+    head: Head | None = None
+    normalize: bool = False
+    mask: dict[str, Any] = field(default_factory=dict)  # of MultiVectorMask
+
+    def add(self, kind: str, folder: Path) -> None:
+        """The next module of a kind, in its folder."""
+        if kind == "Pooling":
+            self.pooling = pooling(folder)
+            if self.head is not None and (self.head.activation != "identity" or self.pooling not in COMMUTES):
+                raise Unreadable(f"{self.pooling} pooling of projected tokens")
+        elif kind == "Dense":
+            if self.normalize:
+                raise Unreadable("a Dense after Normalize")
+            head = dense(folder)
+            self.head = head if self.head is None else self.head.then(head)
+        elif kind == "Normalize":
+            self.normalize = True
+        elif kind == "MultiVectorMask":
+            self.mask = read_json(folder / "config.json")
+        elif kind != "Dropout":
+            raise Unreadable(f"{kind} is a module that no paradigm here has")
+
+
+def is_sentence_transformers(folder: Path) -> bool:
+    return (folder / MODULES).is_file()
+
+
+def read_sentence_transformers(folder: Path) -> Paradigm:
+    """`Unreadable` names a module, or a setting of one, that no paradigm here has."""
+    config = json_or_empty(folder / "config_sentence_transformers.json")
+    found = chain(folder)
+    pylate = config.get("model_type") == "ColBERT"
+    multi = pylate or config.get("model_type") == "MultiVectorEncoder"
+    if multi == bool(found.pooling):
+        raise Unreadable(f"model_type is {config.get('model_type')}, and pooling {found.pooling or 'none'}")
+    settings = json_or_empty(found.backbone / "sentence_bert_config.json")
+    lowers(settings, found.backbone)
+    shared = prompts(config) | {"normalize": found.normalize or pylate}
+    if not multi:
+        similarity = config.get("similarity_fn_name") or "cosine"
+        if similarity not in ("cosine", "dot"):
+            raise Unreadable(f"similarity is {similarity}")
+        length = text_length(settings, found.backbone)
+        shared |= {"normalize": found.normalize or similarity == "cosine", "pooling": found.pooling}
+        lengths = {"query_length": length, "document_length": length}
+        return one_vector(encoder_with(found.backbone, found.head, **shared, **POOLED, **lengths))
+    similarity = str(config.get("similarity_fn_name") or "maxsim").lower()
+    if similarity not in ("maxsim", "meanmaxsim"):
+        raise Unreadable(f"similarity is {similarity}")
+    shared |= lengths_of(settings | config, found.backbone, pylate)
+    shared |= skipped(config if pylate else found.mask)
+    return late_interaction(
+        encoder_with(found.backbone, found.head, **shared), mean=similarity == "meanmaxsim"
+    )
+
+
+def chain(folder: Path) -> Chain:
+    """The modules of modules.json in their order."""
+    try:
+        rows = json.loads((folder / MODULES).read_text(encoding="utf-8"))
+        steps = [(str(row["type"]).rpartition(".")[2], folder / row["path"]) for row in rows]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Unreadable(f"{MODULES} is no list of modules with type and path") from error
+    if not steps or steps[0][0] != "Transformer":
+        raise Unreadable(f"the first module is {steps[0][0] if steps else 'missing'}, not Transformer")
+    found = Chain(steps[0][1])
+    for kind, place in steps[1:]:
+        found.add(kind, place)
+    return found
+
+
+def pooling(folder: Path) -> str:
+    """The one way in which tokens are pooled, in either form of the module's configuration."""
+    config = read_json(folder / "config.json")
+    if not config.get("include_prompt", True):
+        raise Unreadable("pooling leaves the prompt out")
+    modes = config.get("pooling_mode")
+    if modes is None:
+        named = {name.removeprefix("pooling_mode_") for name, on in config.items() if on is True}
+        modes = [mode for mode in (*POOLING, "mean_sqrt_len", "weightedmean") if named & spelled(mode)]
+    modes = [modes] if isinstance(modes, str) else modes
+    if len(modes) != 1 or modes[0] not in POOLING:
+        raise Unreadable(f"pooling is {' and '.join(modes) or 'none'}")
+    return POOLING[modes[0]]
+
+
+def spelled(mode: str) -> set[str]:
+    """The older names of a pooling mode."""
+    return {mode, f"{mode}_token", f"{mode}_tokens"}
+
+
+def prompts(config: dict[str, Any]) -> dict[str, str]:
+    """The markers of both sides: PyLate's prefix, and then the prompt."""
+    given = config.get("prompts") or {}
+    default = given.get(config.get("default_prompt_name")) or ""
+    query = given.get("query")
+    document = next((given[name] for name in DOCUMENTS if given.get(name) is not None), None)
+    markers = {}
+    for side, text in (("query", query), ("document", document)):
+        prefix = config.get(f"{side}_prefix") or ""
+        prompt = default if text is None else text
+        markers[f"{side}_marker"] = prefix + prompt.removeprefix(prefix)
+    return markers
+
+
+def text_length(settings: dict[str, Any], backbone: Path) -> int:
+    """Tokens of a text at most: of the module, of the tokenizer, or of the encoder."""
+    limit = longest(backbone)
+    of_tokenizer = json_or_empty(backbone / "tokenizer_config.json").get("model_max_length")
+    given = [settings.get("max_seq_length"), of_tokenizer]
+    return min([limit, *(int(length) for length in given if length and length < 1e6)])
+
+
+def lengths_of(settings: dict[str, Any], backbone: Path, pylate: bool) -> dict[str, Any]:
+    """Lengths and augmentation of a multi-vector folder."""
+    whole = text_length({}, backbone)
+    if pylate:
+        length = settings.get("query_length") or AUGMENTED
+        augments = settings.get("do_query_expansion", True)
+        attends = bool(settings.get("attend_to_expansion_tokens"))
+    else:
+        expansion = settings.get("query_expansion")
+        augments, attends = expansion is not None, bool(expansion and expansion.get("attend"))
+        length = expansion["length"] if expansion else settings.get("query_length") or whole
+        if expansion and expansion.get("strategy") != "fixed":
+            raise Unreadable(f"query expansion by the strategy {expansion.get('strategy')}")
+        token = expansion.get("token") if expansion else None
+        if token is not None and token != load_tokenizer(backbone).mask_token:
+            raise Unreadable(f"query expansion with the token {token}")
+    return {
+        "query_length": min(length, whole),
+        "document_length": min(settings.get("document_length") or whole, whole),
+        "query_augmentation": augments,
+        "attend_augmentation": augments and attends,
+    }
+
+
+def skipped(mask: dict[str, Any]) -> dict[str, Any]:
+    """The skip list, of documents."""
+    words = mask.get("skiplist_words") or []
+    if any(len(word) != 1 for word in words):
+        raise Unreadable(f"the skip list has {next(word for word in words if len(word) != 1)!r}")
+    if words and mask.get("skiplist_tasks", ["document"]) != ["document"]:
+        raise Unreadable(f"the skip list is of {' and '.join(mask['skiplist_tasks'])}")
+    if mask.get("keep_only_token_ids"):
+        raise Unreadable("only some token ids are kept")
+    return {"skip": "".join(words), "skip_exact": bool(words)}
+
+
+def lowers(settings: dict[str, Any], backbone: Path) -> None:
+    """`Unreadable` where texts are put in lower case and the tokenizer does not do it anyway."""
+    if settings.get("do_lower_case"):
+        tokenizer = load_tokenizer(backbone)
+        if tokenizer("Ab")["input_ids"] != tokenizer("ab")["input_ids"]:
+            raise Unreadable("texts are put in lower case before a tokenizer that tells cases apart")

@@ -1,0 +1,99 @@
+"""Checkpoints that sentence-transformers itself writes score the same here (extra `interop`)."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import paradigms
+from tests.tiny import WIDTH, write_checkpoint
+
+pytest.importorskip("sentence_transformers", "6.0", reason="needs sentence-transformers 6: extra interop")
+
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from sentence_transformers.sentence_transformer.modules import Pooling
+
+QUERIES = ["the fish in the sea", "fire, and warm wood?", "a"]
+DOCUMENTS = ["the fish, is (in) the sea. and more words that are long", "cold snow", "fire in a house! a fox"]
+LINEAR = torch.nn.Identity()
+
+
+def assert_same_scores(theirs: Any, folder: Path) -> None:
+    theirs.eval()
+    theirs.save_pretrained(str(folder))
+    wanted = theirs.similarity(theirs.encode_query(QUERIES), theirs.encode_document(DOCUMENTS)).cpu()
+    ours = paradigms.load(folder)
+    with torch.inference_mode():
+        found = ours.score(ours.encode_documents(DOCUMENTS), ours.encode_queries(QUERIES))
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
+
+
+@pytest.fixture(params=["bert", "modernbert", "t5"])
+def backbone(request, tmp_path):
+    torch.manual_seed(0)
+    return str(write_checkpoint(request.param, tmp_path / request.param))
+
+
+@pytest.mark.parametrize("mode", ["mean", "cls", "max", "lasttoken"])
+def test_pooling(backbone, tmp_path, mode):
+    modules = [Transformer(backbone, max_seq_length=12), Pooling(WIDTH, mode), Normalize()]
+    assert_same_scores(SentenceTransformer(modules=modules), tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_heads_and_prompts(backbone, tmp_path, similarity):
+    modules = [
+        Transformer(backbone),
+        Pooling(WIDTH, "mean"),
+        Dense(WIDTH, 16, activation_function=LINEAR, use_residual=True),
+        Dense(16, 8),  # tanh
+    ]
+    prompts = {"query": "query: ", "document": "passage: "}
+    theirs = SentenceTransformer(modules=modules, prompts=prompts, similarity_fn_name=similarity)
+    assert_same_scores(theirs, tmp_path / "theirs")
+
+
+def multi_vector(
+    backbone: str, *, skip: str = "", prompts: Any = None, similarity: Any = None, **settings: Any
+):
+    transformer = Transformer(backbone, **settings)
+    if prompts:
+        transformer.tokenizer.add_tokens(list(prompts.values()), special_tokens=True)
+        transformer.auto_model.resize_token_embeddings(len(transformer.tokenizer))
+    names = {"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"}
+    modules = [
+        transformer,
+        Dense(WIDTH, 16, bias=False, activation_function=LINEAR, **names),
+        MultiVectorMask(skiplist_words=list(skip)),
+        Normalize(**names),
+    ]
+    return MultiVectorEncoder(modules=modules, prompts=prompts, similarity_fn_name=similarity)
+
+
+@pytest.mark.parametrize("similarity", ["maxsim", "meanmaxsim"])
+def test_token_vectors(backbone, tmp_path, similarity):
+    assert_same_scores(multi_vector(backbone, similarity=similarity), tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("attend", [False, True])
+def test_colbert(tmp_path, attend):
+    backbone = str(write_checkpoint("bert", tmp_path / "bert"))
+    theirs = multi_vector(
+        backbone,
+        skip=string.punctuation,
+        prompts={"query": "[Q] ", "document": "[D] "},
+        query_expansion={"strategy": "fixed", "attend": attend, "length": 12},
+        document_length=9,
+    )
+    assert_same_scores(theirs, tmp_path / "theirs")
+
+
+def test_lengths(backbone, tmp_path):
+    theirs = multi_vector(backbone, skip=".,", query_length=5, document_length=6)
+    assert_same_scores(theirs, tmp_path / "theirs")
