@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from paradigms.align import ALIGNMENTS, NORMALISERS
 from paradigms.core import Tokens, join_documents, rel, similarity
-from paradigms.index import coding, grow, threads
+from paradigms.index import coding, parts, threads
 from paradigms.index.coding import number_bytes, numbers
 from paradigms.index.compressed import CompressedIndex
 from paradigms.index.pruning import most_salient
@@ -394,10 +394,10 @@ def test_files_that_do_not_fit_each_other_are_refused(sound: Path, tmp_path: Pat
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from paradigms.index import coding, grow
+from paradigms.index import coding, parts
 from paradigms.index.codes import Codec
 from tests.test_compressed_index import build, documents
-coding.CODED, coding.COMMIT, grow.COMMIT = 8, 16, 8
+coding.CODED, coding.COMMIT, parts.SHARD = 8, 16, 8
 given, encode, left = documents(), Codec.encode, [int(sys.argv[3])]
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -418,7 +418,7 @@ def test_a_killed_build_goes_on_to_the_same_bytes(
 ) -> None:
     monkeypatch.setattr(coding, "CODED", 8)
     monkeypatch.setattr(coding, "COMMIT", 16)
-    monkeypatch.setattr(grow, "COMMIT", 8)
+    monkeypatch.setattr(parts, "SHARD", 8)
     whole = contents(build(tmp_path / "whole").folder)
     target = tmp_path / "index"
     run = [sys.executable, "-c", KILLED, str(target), when, str(blocks)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import signal
@@ -23,7 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from paradigms import PARADIGMS, Paradigm
 from paradigms.align import one, query_to_document
 from paradigms.core import Tokens, join_documents, rel, similarity
-from paradigms.index import INDEXES, ExactIndex, FaissIndex, base, grow, parts
+from paradigms.index import INDEXES, ExactIndex, FaissIndex, base, parts
 from paradigms.index.base import TokenIndex
 from paradigms.index.columns import Column, ColumnFolder
 from paradigms.model import Recipe
@@ -72,7 +73,7 @@ def results(index: TokenIndex, k: int = 5) -> list[dict[str, float]]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 def names(folder: Path) -> list[str]:
@@ -95,9 +96,9 @@ def paradigm(tiny_bert: Path) -> Paradigm:
 KILLED = """
 import os, signal, sys
 from paradigms import Paradigm
-from paradigms.index import ExactIndex, grow, parts
+from paradigms.index import ExactIndex, parts
 from tests.test_index_storage import IDS, TEXTS
-grow.COMMIT = parts.WINDOW = 6
+parts.SHARD = 6
 paradigm = Paradigm.from_pretrained(sys.argv[1])
 def dying():
     for n, text in enumerate(TEXTS):
@@ -111,8 +112,7 @@ ExactIndex.build(paradigm, IDS, dying(), sys.argv[2], batch_size=2)
 def test_a_killed_build_goes_on_and_leaves_the_bytes_of_one_that_was_not(
     paradigm: Paradigm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grow, "COMMIT", 6)
-    monkeypatch.setattr(parts, "WINDOW", 6)
+    monkeypatch.setattr(parts, "SHARD", 6)
     paradigm.save_pretrained(tmp_path / "model")
     whole = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "whole", batch_size=2)
     (tmp_path / "killed").mkdir()
@@ -129,7 +129,7 @@ def test_a_killed_build_goes_on_and_leaves_the_bytes_of_one_that_was_not(
     encode = paradigm.encode_documents
     monkeypatch.setattr(paradigm, "encode_documents", lambda texts: encoded.extend(texts) or encode(texts))
     again = ExactIndex.build(paradigm, IDS, TEXTS, target, batch_size=2)
-    assert sorted(encoded) == sorted(TEXTS[18:])  # three commits of 6 were there
+    assert sorted(encoded) == sorted(TEXTS[18:])  # three shards of 6 were there
     assert contents(again.folder) == contents(whole.folder)
     assert names(tmp_path / "killed") == ["index"]
 
@@ -139,7 +139,7 @@ def test_a_killed_build_goes_on_and_leaves_the_bytes_of_one_that_was_not(
 def test_an_interrupted_build_of_tokens_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[TokenIndex], after: int
 ) -> None:
-    monkeypatch.setattr(grow, "COMMIT", 6)
+    monkeypatch.setattr(parts, "SHARD", 6)
     given = documents(20)
     whole = build(tmp_path / "whole", given, kind)
     for _ in range(2):  # interrupted twice
@@ -149,44 +149,33 @@ def test_an_interrupted_build_of_tokens_goes_on(
     assert contents(build(tmp_path / "index", iter(given), kind).folder) == contents(whole.folder)
 
 
-def test_a_build_of_something_else_starts_afresh_and_says_so(
+def test_an_interrupted_build_of_something_else_is_refused(
     paradigm: Paradigm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grow, "COMMIT", 6)
-    monkeypatch.setattr(parts, "WINDOW", 6)
+    monkeypatch.setattr(parts, "SHARD", 6)
     target = tmp_path / "index"
-
-    def interrupted() -> None:
-        with pytest.raises(KeyboardInterrupt):
-            ExactIndex.build(paradigm, IDS, stopping(TEXTS, 20), target, batch_size=2)
-
-    def fresh(*args: object, **options: object) -> dict[str, bytes]:
-        return contents(ExactIndex.build(paradigm, *args, tmp_path / "fresh", **options).folder)  # type: ignore[arg-type]
-
+    with pytest.raises(KeyboardInterrupt):
+        ExactIndex.build(paradigm, IDS, stopping(TEXTS, 20), target, batch_size=2)
+    stored = contents(tmp_path / ".index.building")
     other = [TEXTS[0], TEXTS[1].replace("bird", "lion"), *TEXTS[2:]]  # as long: only its words tell it
-    interrupted()
-    with pytest.warns(UserWarning, match="holds other documents, from an interrupted build: starting afresh"):
-        found = ExactIndex.build(paradigm, IDS, other, target, batch_size=2)
-    assert contents(found.folder) == fresh(IDS, other, batch_size=2)
-    interrupted()
-    with pytest.warns(UserWarning, match="holds other documents"):  # fewer than are stored
-        found = ExactIndex.build(paradigm, IDS[:5], TEXTS[:5], target, batch_size=2)
-    assert contents(found.folder) == fresh(IDS[:5], TEXTS[:5], batch_size=2)
-    interrupted()
-    with pytest.warns(UserWarning, match="interrupted build of other settings or weights"):
-        found = ExactIndex.build(paradigm, IDS, TEXTS, target, batch_size=2, keep=0.5)
-    assert contents(found.folder) == fresh(IDS, TEXTS, batch_size=2, keep=0.5)
-    interrupted()
+    another = copy.deepcopy(paradigm)
     with torch.no_grad():
-        next(paradigm.parameters()).add_(0.5)
-    with pytest.warns(UserWarning, match="interrupted build of other settings or weights"):
-        found = ExactIndex.build(paradigm, IDS, TEXTS, target, batch_size=2)
-    assert contents(found.folder) == fresh(IDS, TEXTS, batch_size=2)
-    interrupted()
-    with pytest.raises(ValueError, match=r"holds other documents.*removed: build again"):  # read only once
-        ExactIndex.build(paradigm, IDS, iter(other), target, batch_size=2)
-    found = ExactIndex.build(paradigm, IDS, iter(other), target, batch_size=2)
-    assert contents(found.folder) == fresh(IDS, other, batch_size=2)
+        next(another.parameters()).add_(0.5)
+    for model, kind, ids, texts, options, what in (
+        (paradigm, ExactIndex, IDS, other, {}, "documents"),
+        (paradigm, ExactIndex, [*IDS[:3], "x", *IDS[4:]], TEXTS, {}, "documents"),
+        (paradigm, ExactIndex, IDS[:6], TEXTS[:6], {}, "documents"),  # fewer than are stored
+        (paradigm, ExactIndex, IDS, TEXTS, {"keep": 0.5}, "settings or weights"),
+        (paradigm, ExactIndex, IDS, TEXTS, {"batch_size": 3}, "settings or weights"),
+        (paradigm, FaissIndex, IDS, TEXTS, {}, "settings or weights"),
+        (another, ExactIndex, IDS, TEXTS, {}, "settings or weights"),
+    ):
+        with pytest.raises(ValueError, match=f"interrupted build of other {what}: end that one, or remove"):
+            kind.build(model, ids, iter(texts), target, **({"batch_size": 2} | options))  # type: ignore[arg-type]
+        assert contents(tmp_path / ".index.building") == stored
+    made = ExactIndex.build(paradigm, IDS, TEXTS, target, batch_size=2)
+    fresh = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "fresh", batch_size=2)
+    assert contents(made.folder) == contents(fresh.folder)
     assert names(tmp_path) == ["fresh", "index"]
 
 
@@ -250,8 +239,7 @@ def table(tmp_path: Path) -> ColumnFolder:
     folder = tmp_path / "numbers"
     folder.mkdir()
     table = ColumnFolder(folder, "numbers")
-    with table.writing({}) as writer:
-        writer.commit()
+    table.begin({})
     append(table, 1, 2, 3)
     return table
 

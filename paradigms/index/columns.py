@@ -13,7 +13,6 @@ import fcntl
 import json
 import os
 import re
-import warnings
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -102,16 +101,29 @@ class ColumnFolder:
         """The error that names a damaged file."""
         return ValueError(f"{self.folder / file} is damaged ({what}): build the index again")
 
+    def standing(self) -> dict[str, Any]:
+        """The manifest as it is, unchecked; empty where there is none that can be read."""
+        try:
+            found = json.loads((self.folder / MANIFEST).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def begin(self, entries: Mapping[str, Any]) -> None:
+        """Empty the folder but for other folders, and start there with these entries in the manifest."""
+        for file in self.folder.iterdir():
+            if not file.is_dir():
+                file.unlink()
+        start = {"kind": self.kind, "format": FORMAT, "documents": 0, "tokens": 0}
+        self.write(start | {"generation": 0, "files": {}} | dict(entries))
+
     @contextmanager
-    def writing(self, begin: Mapping[str, Any] | None = None, afresh: bool = False) -> Iterator[Writer]:
+    def writing(self) -> Iterator[Writer]:
         """The only writer of the folder, on the state that the folder has now.
 
-        begin: go on where a folder of these entries in its manifest stopped, else (and always if `afresh`)
-        empty it and start there. BlockingIOError where another writer is at work.
+        BlockingIOError where another writer is at work.
         """
         with locked(self.folder):
-            if begin is not None:
-                self._begin(begin, afresh)
             self.read()
             self.sweep()
             writer = Writer(self)
@@ -138,23 +150,6 @@ class ColumnFolder:
         """Replace the manifest."""
         write_json(self.folder / MANIFEST, manifest, durable=True)
         self.manifest = manifest
-
-    def _begin(self, begin: Mapping[str, Any], afresh: bool) -> None:
-        try:
-            found = {} if afresh else self.read()
-        except DEFECTS:
-            found = {}
-        if found and begin.items() <= found.items():
-            return
-        if found.get("documents"):
-            warnings.warn(
-                f"{self.folder} holds an interrupted build of other settings or weights: starting afresh",
-                stacklevel=2,
-            )
-        for file in self.folder.iterdir():
-            file.unlink()
-        start = {"kind": self.kind, "format": FORMAT, **begin, "documents": 0, "tokens": 0}
-        self.write(start | {"generation": 0, "files": {}})
 
     def _manifest(self) -> dict[str, Any]:
         file = self.folder / MANIFEST

@@ -9,10 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,17 +19,18 @@ import numpy as np
 
 from paradigms.core import Tokens
 from paradigms.files import atomic_folder
-from paradigms.index.columns import CHUNK, Column, ColumnFolder, Writer, locked
-from paradigms.index.parts import Part, check_ids, text_parts, token_parts, weights_checksum
+from paradigms.index.columns import CHUNK, ColumnFolder, Writer, locked
+from paradigms.index.parts import Shard, check_ids, different, text_shards, token_shards
 from paradigms.index.pruning import most_salient
-from paradigms.index.store import DELETED, DOCUMENTS, LENGTHS, TokenStore, fields_of
+from paradigms.index.shards import SOURCES, Ended, joined
+from paradigms.index.store import DELETED, DOCUMENTS, LENGTHS, TokenStore, fields_of, grown
+from paradigms.index.weights import weights_checksum
 from paradigms.model import Paradigm
 from paradigms.progress import progress_bar
 
-COMMIT = 4096  # documents of a build after which a killed one goes on
 PRUNED_BLOCK = 1 << 16  # padded tokens that are pruned at once
-SOURCES = "sources.bin"  # while a build goes on, a checksum of what each document was made from
 Grown = TypeVar("Grown", bound="GrowingStore")
+Advance = Callable[[int], object]  # is told how many documents more are done
 
 
 class GrowingStore(TokenStore):
@@ -49,42 +48,38 @@ class GrowingStore(TokenStore):
         batch_size: int = 64,
         precision: str = "no",
         progress: bool = False,
+        meet: Callable[[], object] = lambda: None,
         **settings: Any,
     ) -> Grown:
         """Encode the documents and store their tokens; the folder appears complete or not at all.
 
-        texts may be a stream: only ids and lengths are held, beside a few thousand texts. A build that was
-        stopped goes on from its last commit when it is called again with the same weights, settings and
-        documents; else it starts afresh, with a warning.
+        Documents have the rows 0, 1, … in their order. texts may be a stream: only ids and lengths are held,
+        beside a shard. A build that was stopped goes on from the last shard that was stored when it is called
+        again with the same weights, settings and documents; with others it is refused.
+
+        Processes that call it with the same arguments share the work (`shards`), and each returns the index:
+        the bytes that one process makes with as many threads. Where one ends too early, the others raise.
+        meet: returns once all processes have called it, such as an accelerator's wait_for_everyone; without
+        it, one that comes when all is done builds the same again.
 
         keep: β^d, the share of each document's tokens that are stored, the most salient ones (`pruning`).
         precision "bf16" (or "fp16", on a GPU) encodes under autocast; vectors are stored as float16 anyway.
-        settings: those of the kind of index, `Settings`. ValueError where ids repeat or a vector does not fit
-        float16; BlockingIOError where another process is building the folder or writing it.
+        settings: those of the kind of index, `Settings`. ValueError where ids repeat, a vector does not fit
+        float16 or another build was interrupted there; BlockingIOError where other processes are building
+        something else there or writing the folder; RuntimeError where one that shared the work has ended.
         """
         known = check_ids(ids, texts)
-        source = {"weights": weights_checksum(paradigm), "batch": batch_size, "precision": precision}
+        shards = text_shards(paradigm, ids, texts, keep=keep, batch_size=batch_size, precision=precision)
         with progress_bar(progress) as bar:
             task = bar.add_task(f"encode {paradigm.recipe.name}", total=known)
-
-            def parts() -> Iterator[Part]:
-                bar.reset(task)
-                return text_parts(
-                    paradigm,
-                    ids,
-                    texts,
-                    keep=keep,
-                    batch_size=batch_size,
-                    precision=precision,
-                    advance=lambda n: bar.advance(task, n),
-                )
-
             return cls._build(
-                parts,
+                shards,
                 folder,
-                source | paradigm.description(),
-                once=ids is iter(ids) or texts is iter(texts),
+                {"batch": batch_size, "precision": precision} | paradigm.description(),
+                meet=meet,
+                advance=lambda n: bar.advance(task, n),
                 paradigm=paradigm.recipe.name,
+                weights=weights_checksum(paradigm),
                 dim=paradigm.encoder.dim,
                 fields=fields_of(paradigm),
                 keep=keep,
@@ -108,10 +103,9 @@ class GrowingStore(TokenStore):
         paradigm: its name. fields: what is stored of Tokens, of vectors, ids and salience.
         """
         return cls._build(
-            lambda: token_parts(parts, keep),
+            token_shards(parts, keep),
             folder,
             {},
-            once=parts is iter(parts),
             paradigm=paradigm,
             dim=dim,
             fields=list(fields),
@@ -124,11 +118,11 @@ class GrowingStore(TokenStore):
 
         Nothing is encoded again. Errors as in `pruning.most_salient`.
         """
-        blocks = self.blocks(PRUNED_BLOCK)
+        blocks = self.blocks(PRUNED_BLOCK, np.flatnonzero(self.living))
         kept = ((self.names(b), most_salient(self.tokens(b), keep)) for b in blocks)
-        same = {name: self.manifest[name] for name in ("paradigm", "dim", "fields", "settings")}
-        whole = self.manifest["keep"]
-        return self._build(lambda: token_parts(kept, 1.0), folder, {}, once=True, keep=whole * keep, **same)
+        names = ("paradigm", "weights", "dim", "fields", "settings")
+        same = {name: self.manifest[name] for name in names if name in self.manifest}
+        return self._build(token_shards(kept, 1.0), folder, {}, keep=self.manifest["keep"] * keep, **same)
 
     def add(
         self,
@@ -145,24 +139,15 @@ class GrowingStore(TokenStore):
         ValueError for an id that the index has, until it is deleted.
         """
         self.check(paradigm)
-        known = check_ids(ids, texts)
+        known, keep = check_ids(ids, texts), self.manifest["keep"]
+        shards = text_shards(paradigm, ids, texts, keep=keep, batch_size=batch_size, precision=precision)
         with progress_bar(progress) as bar:
             task = bar.add_task(f"encode {paradigm.recipe.name}", total=known)
-            self._add(
-                text_parts(
-                    paradigm,
-                    ids,
-                    texts,
-                    keep=self.manifest["keep"],
-                    batch_size=batch_size,
-                    precision=precision,
-                    advance=lambda n: bar.advance(task, n),
-                )
-            )
+            self._add(shards, lambda n: bar.advance(task, n))
 
     def add_from(self, parts: Iterable[tuple[list[str], Tokens]]) -> None:
         """As `add`, of documents that come encoded."""
-        self._add(token_parts(parts, self.manifest["keep"]))
+        self._add(token_shards(parts, self.manifest["keep"]))
 
     def delete(self, ids: Iterable[str]) -> None:
         """Documents that no search finds from now on, all or none of them; their bytes go with `compact`.
@@ -201,66 +186,52 @@ class GrowingStore(TokenStore):
     @classmethod
     def _build(
         cls: type[Grown],
-        parts: Callable[[], Iterator[Part]],
+        shards: Iterator[Shard],
         folder: str | Path,
         source: Mapping[str, Any],
         *,
-        once: bool,
+        meet: Callable[[], object] = lambda: None,
+        advance: Advance = lambda n: None,
         **manifest: Any,
     ) -> Grown:
-        """Fill a hidden folder beside `folder`, then move it there. once: `parts` cannot be read again."""
+        """Fill a hidden folder beside `folder`, with all who do so, then move it there.
+
+        source: what tokens depend on beside the manifest's entries and what shards are made from.
+        """
         target = Path(os.path.realpath(folder))
-        work = target.with_name(f".{target.name}.building")
+        table = ColumnFolder(target.with_name(f".{target.name}.building"), cls.kind)
         described = json.dumps(dict(source), sort_keys=True, default=dict)
-        begin = manifest | {"building": hashlib.sha256(described.encode()).hexdigest()}
-        table = ColumnFolder(work, cls.kind)
-        afresh = False
-        while True:
-            work.mkdir(parents=True, exist_ok=True)
-            try:
-                with table.writing(begin, afresh) as writer:
-                    try:
-                        store = cls(table)
-                        state = store._extend(writer, store._missing(parts()), building=True)
-                        store._derive(writer, 0)
-                        writer.remove(SOURCES)
-                        busy = locked(target) if target.exists() else nullcontext()
-                        with busy, atomic_folder(target) as fresh:
-                            writer.commit(**state, building=None)
-                            os.replace(work, fresh)
-                    except BaseException:
-                        if not table.manifest["documents"]:
-                            shutil.rmtree(work, ignore_errors=True)
-                        raise
-                return cls(ColumnFolder(target, cls.kind))
-            except OtherDocuments as error:
-                if once:
-                    shutil.rmtree(work, ignore_errors=True)
-                    raise ValueError(f"{error}; they have been removed: build again") from None
-                warnings.warn(f"{error}: starting afresh", stacklevel=3)
-                afresh = True
+        building = hashlib.sha256(described.encode()).hexdigest()
+        with suppress(Ended), joined(table, {"building": building, **manifest}) as work:
+            store, count = cls(table), 0
+            meet()
+            for n, shard in enumerate(different(shards)):
+                count = n + 1
+                with work.claimed(n) as mine:
+                    if mine and not work.holds(n, shard.source):
+                        work.put(n, shard.source, store._encoded(shard, advance))
+                    else:
+                        advance(len(shard.ids))
+            with work.all_appended(count) as writer:
+                store._derive(writer, 0)
+                writer.remove(SOURCES)
+                work.clear()
+                busy = locked(target) if target.exists() else nullcontext()
+                with busy, atomic_folder(target) as fresh:
+                    writer.commit(building=None)
+                    os.replace(table.folder, fresh)
+        return cls(ColumnFolder(target, cls.kind))
 
-    def _missing(self, parts: Iterator[Part]) -> Iterator[Part]:
-        """The parts after those that an interrupted build has stored."""
-        sources = self._table.array(SOURCES, Column("uint32"))
-        at = 0
-        for part in parts:
-            if at >= len(self.ids):
-                yield part
-                continue
-            end = at + len(part.ids)
-            if part.ids != self.ids[at:end] or part.sources != sources[at:end].tolist():
-                break
-            at = end
-        if at < len(self.ids):
-            raise OtherDocuments(f"{self.folder} holds other documents, from an interrupted build")
-
-    def _add(self, parts: Iterator[Part]) -> None:
+    def _add(self, shards: Iterator[Shard], advance: Advance = lambda n: None) -> None:
         with self._writing() as writer:
-            start = self.manifest["tokens"]
-            state = self._extend(writer, parts)
+            start, state = self.manifest["tokens"], dict(self.manifest)
+            for shard in different(shards, self._positions):
+                columns = self._encoded(shard, advance)
+                for name, rows in columns.items():
+                    writer.append(name, rows)
+                state |= grown(state, columns)
             self._derive(writer, start)
-            writer.commit(**state)
+            writer.commit(documents=state["documents"], tokens=state["tokens"])
 
     @contextmanager
     def _writing(self) -> Iterator[Writer]:
@@ -269,42 +240,25 @@ class GrowingStore(TokenStore):
             yield writer
         self._load()
 
-    def _extend(self, writer: Writer, parts: Iterator[Part], building: bool = False) -> dict[str, int]:
-        """Append documents; the manifest's entries that say how many there are then."""
-        state = {name: int(self.manifest[name]) for name in ("documents", "tokens")}
-        uncommitted, seen = 0, set(self._positions)
-        for part in parts:
-            for id in part.ids:
-                if id in seen:
-                    raise ValueError(
-                        f"document {id!r} is there already: every id needs one document, or delete it first"
-                    )
-                seen.add(id)
-            tokens = part.tokens()
-            lengths = tokens.mask[0].sum(-1).cpu().numpy().astype(np.int32)
+    def _encoded(self, shard: Shard, advance: Advance) -> dict[str, np.ndarray]:
+        """What a shard appends to each file, its documents in their order."""
+        pieces: dict[str, list[np.ndarray]] = {}
+        lengths = np.zeros(len(shard.ids), np.int32)
+        for places, tokens in shard.encode():
+            lengths[places] = tokens.mask[0].sum(-1).cpu().numpy()
             try:
                 columns = self._encode(self._rows(tokens))
             except OverflowError as error:
-                raise ValueError(f"{error} in documents {part.ids[:3]} …: not finite, or too large") from None
-            for name, values in columns.items():
-                writer.append(f"{name}.bin", values)
-            writer.append(LENGTHS, lengths)
-            writer.append(DOCUMENTS, _lines(part.ids))
-            if building:
-                writer.append(SOURCES, np.array(part.sources, dtype=np.uint32))
-            state = {
-                "documents": state["documents"] + len(lengths),
-                "tokens": state["tokens"] + int(lengths.sum()),
-            }
-            uncommitted += len(lengths)
-            if building and uncommitted >= COMMIT:
-                writer.commit(**state)
-                uncommitted = 0
-        return state
-
-
-class OtherDocuments(Exception):
-    """A build that was called again with documents that are not those of the time before."""
+                names = [shard.ids[place] for place in places[:3]]
+                raise ValueError(f"{error} in documents {names} …: not finite, or too large") from None
+            ends = np.cumsum(lengths[places])
+            for name, rows in columns.items():
+                of = pieces.setdefault(f"{name}.bin", [rows[:0]] * len(lengths))
+                for place, piece in zip(places, np.split(rows, ends[:-1]), strict=True):
+                    of[place] = piece
+            advance(len(places))
+        ids = np.frombuffer(_lines(shard.ids), np.uint8)
+        return {name: np.concatenate(of) for name, of in pieces.items()} | {LENGTHS: lengths, DOCUMENTS: ids}
 
 
 def _lines(ids: Iterable[str]) -> bytes:

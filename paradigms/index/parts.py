@@ -1,30 +1,33 @@
-"""Documents on their way into an index, a few at a time: encoded only when they are stored."""
+"""Documents on their way into an index, in shards: encoded only where their shard is not stored yet."""
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sized
 from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
-import torch
-
 from paradigms.core import Tokens
+from paradigms.data.collection import Digest
 from paradigms.index.pruning import most_salient
 from paradigms.model import Paradigm, autocast
 
-WINDOW = 4096  # documents whose lengths are sorted together, so that batches hold little padding
+SHARD = 1024  # documents whose lengths are sorted together, so that batches hold little padding
+SHARD_TOKENS = 1 << 18  # padded tokens, of documents that come as tokens, that are held for a shard
+
+Encoded = Iterator[tuple[list[int], Tokens]]
+"""Places of some documents of a shard, and their tokens, axes [1, n, i, h]: of all documents in the end."""
 
 
-class Part(NamedTuple):
-    """A few documents: ids, a checksum of what each was made from, and how to get their tokens."""
+class Shard(NamedTuple):
+    """Consecutive documents that one process encodes: which batches they come in depends on them alone."""
 
     ids: list[str]
-    sources: list[int]
-    tokens: Callable[[], Tokens]  # axes [1, n, i, h]
+    source: bytes  # sha256 of the ids and of what their tokens are made from
+    encode: Callable[[], Encoded]
 
 
-def text_parts(
+def text_shards(
     paradigm: Paradigm,
     ids: Iterable[str],
     texts: Iterable[str],
@@ -32,34 +35,51 @@ def text_parts(
     keep: float,
     batch_size: int,
     precision: str,
-    advance: Callable[[int], object],
-) -> Iterator[Part]:
-    """Batches of texts of like length, longest first in each window; `advance` is told their sizes."""
+) -> Iterator[Shard]:
+    """SHARD texts each, encoded in batches of like length, longest first.
 
-    def encode(batch: list[str]) -> Tokens:
-        with autocast(paradigm.encoder.device, precision):
-            return most_salient(paradigm.encode_documents(batch), keep)
+    ValueError where ids are more or fewer; TypeError for a text that is no string.
+    """
+
+    def encode(window: list[tuple[str, str]]) -> Encoded:
+        texts = [text for _, text in window]
+        order = sorted(range(len(texts)), key=lambda n: -len(texts[n]))
+        for start in range(0, len(order), batch_size):
+            places = order[start : start + batch_size]
+            with autocast(paradigm.encoder.device, precision):
+                tokens = most_salient(paradigm.encode_documents([texts[n] for n in places]), keep)
+            yield places, tokens
 
     pairs = _pairs(ids, texts)
-    while window := list(islice(pairs, WINDOW)):
-        window.sort(key=lambda pair: -len(pair[1]))
-        for start in range(0, len(window), batch_size):
-            names, batch = map(list, zip(*window[start : start + batch_size], strict=True))
-            sources = [zlib.crc32(text.encode(errors="surrogatepass")) for text in batch]
-            yield Part(names, sources, lambda batch=batch: encode(batch))  # type: ignore[misc]
-            advance(len(names))
+    while window := list(islice(pairs, SHARD)):
+        digest = Digest()
+        for id, text in window:
+            if not isinstance(text, str):
+                raise TypeError(f"the text of document {id!r} is {text!r}: a string is needed")
+            digest.add(id, text)
+        yield Shard([id for id, _ in window], digest.digest(), lambda w=window: encode(w))  # type: ignore[misc]
 
 
-def token_parts(parts: Iterable[tuple[list[str], Tokens]], keep: float) -> Iterator[Part]:
-    """Documents that come as tokens, axes [1, n, i, h]; ValueError where ids are more or fewer."""
+def token_shards(parts: Iterable[tuple[list[str], Tokens]], keep: float) -> Iterator[Shard]:
+    """Documents that come as tokens, axes [1, n, i, h]: whole parts, until they are as many as a shard has.
+
+    ValueError where a part's ids are more or fewer.
+    """
+    held: list[tuple[list[str], Tokens]] = []
     for ids, tokens in parts:
         if tokens.mask.shape[:2] != (1, len(ids)):
             raise ValueError(
                 f"{len(ids)} ids, {ids[:3]} …, need tokens of axes [1, {len(ids)}, i, h], not of "
                 f"{list(tokens.vectors.shape)}"
             )
-        sources = [_checksum(tokens, n) for n in range(len(ids))]
-        yield Part(ids, sources, lambda tokens=tokens: most_salient(tokens, keep))  # type: ignore[misc]
+        if ids:
+            held.append((ids, tokens))
+        documents = sum(len(ids) for ids, _ in held)
+        if documents >= SHARD or sum(tokens.mask.numel() for _, tokens in held) >= SHARD_TOKENS:
+            yield _joined(held, keep)
+            held = []
+    if held:
+        yield _joined(held, keep)
 
 
 def check_ids(ids: Iterable[str], texts: Iterable[str]) -> int | None:
@@ -73,13 +93,17 @@ def check_ids(ids: Iterable[str], texts: Iterable[str]) -> int | None:
     return len(ids)
 
 
-def weights_checksum(paradigm: Paradigm) -> int:
-    """One number for all weights: models of equal settings differ in it."""
-    checksum = 0
-    for weight in paradigm.state_dict().values():
-        values = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        checksum = zlib.crc32(values.numpy().data, checksum)
-    return checksum
+def different(shards: Iterable[Shard], taken: Iterable[str] = ()) -> Iterator[Shard]:
+    """The shards. ValueError for an id that comes twice, or is one of those `taken`."""
+    seen = set(taken)
+    for shard in shards:
+        for id in shard.ids:
+            if id in seen:
+                raise ValueError(
+                    f"document {id!r} is there already: every id needs one document, or delete it first"
+                )
+            seen.add(id)
+        yield shard
 
 
 def _pairs(ids: Iterable[str], texts: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -91,11 +115,26 @@ def _pairs(ids: Iterable[str], texts: Iterable[str]) -> Iterator[tuple[str, str]
         yield id, text
 
 
-def _checksum(tokens: Tokens, n: int) -> int:
-    checksum = 0
+def _joined(parts: list[tuple[list[str], Tokens]], keep: float) -> Shard:
+    def encode() -> Encoded:
+        first = 0
+        for ids, tokens in parts:
+            yield list(range(first, first + len(ids))), most_salient(tokens, keep)
+            first += len(ids)
+
+    source = hashlib.sha256()
+    for ids, tokens in parts:
+        digest = Digest()
+        digest.add(*ids)
+        source.update(digest.digest() + _checksum(tokens))
+    return Shard([id for ids, _ in parts for id in ids], source.digest(), encode)
+
+
+def _checksum(tokens: Tokens) -> bytes:
+    checksum = hashlib.sha256(tokens.mask.sum(-1).cpu().numpy().tobytes())
     for values in (tokens.vectors, tokens.ids, tokens.salience):
         if values is not None:
-            kept = values[0, n][tokens.mask[0, n]].cpu()
+            kept = values[tokens.mask].cpu()
             kept = kept.float() if kept.is_floating_point() else kept
-            checksum = zlib.crc32(kept.contiguous().numpy().data, checksum)
-    return checksum
+            checksum.update(kept.numpy().tobytes())
+    return checksum.digest()

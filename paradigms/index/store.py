@@ -18,10 +18,12 @@ from torch import Tensor
 
 from paradigms.core import Tokens
 from paradigms.index.columns import DEFECTS, MANIFEST, Column, ColumnFolder, Writer
+from paradigms.index.weights import weights_checksum
 from paradigms.model import Paradigm
 
 DTYPES = {"vectors": "float16", "ids": "int32", "salience": "float32"}
 DOCUMENTS, LENGTHS, DELETED = "documents.jsonl", "lengths.bin", "deleted.bin"
+LIKE = 4096  # documents that are read in the order of their lengths, so that blocks hold little padding
 Rows = slice | np.ndarray
 Store = TypeVar("Store", bound="TokenStore")
 
@@ -124,8 +126,16 @@ class TokenStore:
         return [self.ids[n] for n in positions.tolist()]
 
     def blocks(self, tokens: int, positions: np.ndarray | None = None) -> Iterator[np.ndarray]:
-        """Rows of `positions`, or of all documents, in blocks of at most `tokens` padded, or of one."""
-        rows = np.flatnonzero(self.living) if positions is None else positions
+        """Rows of `positions`, or of all documents, in blocks of at most `tokens` padded, or of one.
+
+        All documents come with those of like length together, among LIKE that lie beside each other.
+        """
+        if positions is None:
+            living = np.flatnonzero(self.living)
+            longest_first = self.offsets[living] - self.offsets[living + 1]
+            rows = living[np.lexsort((longest_first, np.arange(len(living)) // LIKE))]
+        else:
+            rows = positions
         lengths = (self.offsets[rows + 1] - self.offsets[rows]).tolist()
         start, longest = 0, 1
         for n, length in enumerate(lengths):
@@ -137,7 +147,7 @@ class TokenStore:
             yield rows[start:]
 
     def check(self, paradigm: Paradigm) -> None:
-        """ValueError where these are not tokens that `paradigm` can score."""
+        """ValueError where these are not tokens that `paradigm` can score, or other weights made them."""
         missing = [name for name in fields_of(paradigm) if name not in self.manifest["fields"]]
         if missing:
             raise ValueError(
@@ -149,6 +159,12 @@ class TokenStore:
                 f"{self.folder} holds vectors of {self.manifest['dim']} dimensions of "
                 f"{self.manifest['paradigm']}, not of {paradigm.encoder.dim} of {paradigm.recipe.name}"
             )
+        recorded = self.manifest.get("weights")  # none of documents that came encoded
+        if recorded is not None and recorded != weights_checksum(paradigm):
+            raise ValueError(
+                f"{self.folder} was made by {self.manifest['paradigm']} with other weights than this "
+                f"{paradigm.recipe.name} has: take the model that made it, or build the index again"
+            )
 
     # --- what a kind of index may do otherwise ------------------------------------------------------
 
@@ -158,8 +174,8 @@ class TokenStore:
         return {name: Column(DTYPES[name], wide.get(name)) for name in self.manifest["fields"]}
 
     def _encode(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Columns from the fields of some tokens: vectors [t, h] float32, ids [t], salience [t]."""
-        return {name: self._cast(name, values) for name, values in rows.items()}
+        """Columns from the fields of some tokens, in DTYPES: vectors [t, h], ids [t], salience [t]."""
+        return rows
 
     def _decode(self, rows: Rows) -> dict[str, np.ndarray]:
         """What `_encode` was given, as far as columns hold it, of some rows of tokens."""
@@ -173,28 +189,25 @@ class TokenStore:
         """
 
     def _rows(self, tokens: Tokens) -> dict[str, np.ndarray]:
-        """The manifest's fields of real tokens alone."""
+        """The manifest's fields of real tokens alone, as DTYPES has them.
+
+        OverflowError where a dtype cannot hold them.
+        """
         rows = {}
         for name in self.manifest["fields"]:
             values = getattr(tokens, name)
             if values is None:
                 raise ValueError(f"{self.folder} stores {name} of tokens, and documents came without")
-            values = values[0][tokens.mask[0]]
-            rows[name] = (values.float() if values.is_floating_point() else values).cpu().numpy()
+            kept = values[0][tokens.mask[0]].to(getattr(torch, DTYPES[name]))  # where they lie: less to move
+            if kept.is_floating_point() and not kept.sum(dtype=torch.float64).isfinite():
+                raise OverflowError(f"the {name} of {self.manifest['paradigm']} do not fit {DTYPES[name]}")
+            rows[name] = kept.cpu().numpy()
         dim = rows["vectors"].shape[1]
         if dim != self.manifest["dim"]:
             raise ValueError(
                 f"{self.folder} stores vectors of {self.manifest['dim']} dimensions, not of {dim}"
             )
         return rows
-
-    def _cast(self, name: str, values: np.ndarray) -> np.ndarray:
-        """Values as they are stored. OverflowError where the dtype cannot hold them."""
-        with np.errstate(over="ignore"):  # the check below says it with a name
-            cast = values.astype(DTYPES[name])
-        if not np.isfinite(cast).all():
-            raise OverflowError(f"the {name} of {self.manifest['paradigm']} do not fit {DTYPES[name]}")
-        return cast
 
     # --- the way out --------------------------------------------------------------------------------
 
@@ -249,6 +262,15 @@ class TokenStore:
             return json.loads(b"[" + lines.rstrip(b"\n").replace(b"\n", b",") + b"]")
         except ValueError as error:
             raise self._table.damaged(file.name, str(error)) from error
+
+
+def grown(manifest: Mapping[str, Any], columns: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """The manifest's entries that say how much there is, once files have some more documents."""
+    lengths = columns[LENGTHS]
+    return {
+        "documents": manifest["documents"] + len(lengths),
+        "tokens": manifest["tokens"] + int(lengths.sum(dtype=np.int64)),
+    }
 
 
 def fields_of(paradigm: Paradigm) -> list[str]:

@@ -1,0 +1,33 @@
+"""Which weights made an index: a model of the same width and other weights is not to search it."""
+
+from __future__ import annotations
+
+import hashlib
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from paradigms.model import Paradigm
+
+_known: WeakKeyDictionary[nn.Module, tuple[list[tuple[int, int]], str]] = WeakKeyDictionary()
+
+
+def weights_checksum(paradigm: Paradigm) -> str:
+    """sha256 of all weights of the encoder, as hexadecimal digits: the same under every alignment.
+
+    A second or so for a gigabyte, once: it is kept until a weight is replaced or changed in place. Changes of
+    its `.data` go unseen.
+    """
+    weights = list(paradigm.encoder.state_dict().values())
+    known, state = _known.get(paradigm.encoder), None
+    if not any(weight.is_inference() for weight in weights):  # which count no changes
+        state = [(weight.data_ptr(), weight._version) for weight in weights]
+        if known is not None and known[0] == state:
+            return known[1]
+    checksum = hashlib.sha256()
+    for weight in weights:
+        checksum.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    if state is not None:
+        _known[paradigm.encoder] = state, checksum.hexdigest()
+    return checksum.hexdigest()
