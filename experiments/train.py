@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
@@ -36,7 +36,9 @@ from paradigms.train.job import (
     training_splits,
 )
 from paradigms.train.loop import TrainingSettings, training_seconds
+from paradigms.train.losses import Distillation
 from paradigms.train.mining import mine
+from paradigms.train.teacher import FalseNegatives, ScorePairs, pair_scores
 
 
 @dataclass
@@ -70,6 +72,22 @@ class Settings:
     run: str = ""
     """a TREC run of the training queries to draw negatives from, or the folder of a saved paradigm that
     searches for them: another round of mining; empty: BM25"""
+    filter: str = ""
+    """whose scores tell which hard negatives are likely to be relevant, and left out: a TREC run with scores
+    of all candidates and relevant documents, or a model as in `teacher`"""
+    filter_margin: float | None = None
+    """those scored at most this much below the relevant document; or"""
+    filter_share: float | None = None
+    """at least this share of its score"""
+    teacher: str = ""
+    """whose scores of a query's relevant document and hard negatives are learned: a TREC run, the folder of a
+    saved paradigm or reranker, or a reranker on the hub, OWNER/NAME; a model scores what is drawn, once"""
+    distil: Literal["kl", "margin_mse"] = "kl"
+    """the loss towards the teacher's scores"""
+    distil_weight: float = 0.5
+    """of that loss; the loss over labels has the rest. 1: the teacher alone"""
+    distil_temperature: float = 1.0
+    """that the teacher's scores are divided by; the paradigm's are by `temperature`"""
     generated: str = ""
     """of a generative paradigm: JSON lines {"document": id, "query": text} that a query generator wrote"""
     learning_rate: float = 2e-5
@@ -102,8 +120,17 @@ class Settings:
         self.backbone = self.backbone or ("small" if self.paradigm in GENERATIVE else "offline")
         if self.generated and self.paradigm not in GENERATIVE:
             raise SystemExit(f"generated queries train {', '.join(GENERATIVE)}, not {self.paradigm}")
-        if self.run and not self.negatives:
-            raise SystemExit("run is where hard negatives come from: say how many with --negatives")
+        if self.backbone == "offline" and self.paradigm in GENERATIVE:
+            raise SystemExit(
+                f"offline is an encoder; {self.paradigm} needs a T5: small, or one by name or folder"
+            )
+        for name in ("run", "filter", "teacher"):
+            if getattr(self, name) and self.paradigm in GENERATIVE:
+                raise SystemExit(f"{self.paradigm} learns from no hard negatives: leave out --{name}")
+            if getattr(self, name) and not self.negatives:
+                raise SystemExit(f"{name} goes with hard negatives: say how many with --negatives")
+        if not self.filter and (self.filter_margin, self.filter_share) != (None, None):
+            raise SystemExit("filter_margin and filter_share are of scores: say whose with --filter")
         if self.paradigm in RERANKERS and not self.negatives:
             raise SystemExit(f"{self.paradigm} learns from hard negatives: say how many with --negatives")
         self.output = self.output or f"results/train-{self.paradigm}-{folder_name(self.collection)}"
@@ -146,7 +173,11 @@ def trained(
     lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
     options = lengths | OPTIONS.get(settings.paradigm, {}) | settings.options
     names = TrainingSettings.__dataclass_fields__.keys() & asdict(settings).keys()
-    training = TrainingSettings(**{name: getattr(settings, name) for name in names})
+    distillation = Distillation(settings.distil, settings.distil_weight, settings.distil_temperature)
+    training = TrainingSettings(
+        distillation=distillation if settings.teacher else None,
+        **{name: getattr(settings, name) for name in names},
+    )
     if settings.paradigm in GENERATIVE:
         small = folder.parent / "small-t5"
         backbone = t5_folder(settings.backbone, collection, small, settings.seed, accelerator)
@@ -163,6 +194,7 @@ def trained(
             console,
             Path(settings.generated) if settings.generated else None,
         )
+    teacher, suspects = judges(settings, collection, splits[0], folder, accelerator)
     build: Callable[..., Any] = (PARADIGMS | RERANKERS)[settings.paradigm]
     return fit(
         build(settings.backbone, **options).to(accelerator.device),
@@ -174,6 +206,25 @@ def trained(
         training,
         folder,
         accelerator,
+        teacher=teacher,
+        suspects=suspects,
+    )
+
+
+def judges(
+    settings: Settings, collection: Collection, split: Split, folder: Path, accelerator: Accelerator
+) -> tuple[ScorePairs | None, FalseNegatives | None]:
+    """The teacher and the filter of the settings; one that is both scores a pair once."""
+
+    def scores(source: str, name: str) -> ScorePairs:
+        return pair_scores(source, folder / f"{name}.run", split.queries, collection.corpus, accelerator)
+
+    teacher = scores(settings.teacher, "teacher") if settings.teacher else None
+    if not settings.filter:
+        return teacher, None
+    same = teacher if settings.filter == settings.teacher else None
+    return teacher, FalseNegatives(
+        same or scores(settings.filter, "filter"), settings.filter_margin, settings.filter_share
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import torch
 from jaxtyping import Float
@@ -20,7 +20,10 @@ from paradigms.core import Interaction, Tokens, interact, rel
 from paradigms.encode import Batch, EncoderSettings, Side, TextEncoder
 from paradigms.files import atomic_folder, settle, write_json
 from paradigms.impute import IMPUTATIONS
-from paradigms.saved import check_choices, read_settings
+from paradigms.saved import check_type, check_types, read_settings
+
+# accelerate's name -> the type of matrix products under autocast
+PRECISIONS: dict[str, torch.dtype | None] = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Recipe:
     temperature: float = 0.05  # of the softmax over rel in training
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_types(self)
         for kind, name, known in (
             ("alignment", self.align, ALIGNMENTS),
             ("normaliser", self.normalise, NORMALISERS),
@@ -54,10 +57,14 @@ class Recipe:
                 f"search of {self.name} is 'impute', which fills in maxima over a document's tokens; the "
                 f"alignment {self.align} takes none: set search to 'gather'"
             )
+        function = ALIGNMENTS[self.align].function
         try:
-            signature(ALIGNMENTS[self.align].function).bind(*[None] * 4, **self.align_knobs)
+            signature(function).bind(*[None] * 4, **self.align_knobs)
         except TypeError as error:
             raise ValueError(f"align_knobs of {self.name}, alignment {self.align}: {error}") from error
+        kinds = get_type_hints(function)
+        for knob, value in self.align_knobs.items():
+            check_type(f"{self.align}'s {knob}", value, kinds[knob])
 
 
 class Trainable(nn.Module, ABC):
@@ -98,9 +105,13 @@ class Trainable(nn.Module, ABC):
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """A context that computes as `precision` says: "no", "bf16", or "fp16" on a GPU."""
-    kinds = {"bf16": torch.bfloat16} | ({} if device.type == "cpu" else {"fp16": torch.float16})
-    return torch.autocast(device.type, kinds.get(precision, torch.bfloat16), enabled=precision in kinds)
+    """A context that computes as `precision` says: "no", "bf16", or "fp16" on a GPU; else ValueError."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+    if precision == "fp16" and device.type == "cpu":
+        raise ValueError("precision fp16 needs a GPU; a processor has bf16")
+    kind = PRECISIONS[precision]
+    return torch.autocast(device.type, kind, enabled=kind is not None)
 
 
 class Paradigm(Trainable):

@@ -1,19 +1,42 @@
-"""A dataclass of settings ↔ the JSON file beside a paradigm's weights: no wrong choice, no unknown key."""
+"""A dataclass of settings ↔ the JSON file beside a paradigm's weights: no wrong value, no unknown key."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import fields
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+NUMBERS: dict[type, type] = {int: Integral, float: Real}  # numpy's too, and an integer is a float's value
 
 
-def check_choices(settings: Any) -> None:
-    """ValueError for a field of a dataclass whose Literal type does not list its value."""
+def check_types(settings: Any) -> None:
+    """ValueError for a field of a dataclass that has a value of another type, or none of its choices."""
     for name, kind in get_type_hints(type(settings)).items():
-        if get_origin(kind) is Literal and getattr(settings, name) not in get_args(kind):
-            raise ValueError(f"{name}={getattr(settings, name)!r}; there are {', '.join(get_args(kind))}")
+        check_type(name, getattr(settings, name), kind)
+
+
+def check_type(name: str, value: Any, kind: Any) -> None:
+    """ValueError where the value is not of a type: a class, some choices (Literal), a mapping, or a union."""
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise ValueError(f"{name}={value!r}; there are {', '.join(get_args(kind))}")
+    elif not any(_is(value, part) for part in _parts(kind)):
+        wanted = " or ".join("null" if part is NoneType else part.__name__ for part in _parts(kind))
+        raise ValueError(f"{name}={value!r}; it must be {wanted}")
+
+
+def _parts(kind: Any) -> tuple[Any, ...]:
+    """The classes of a union, or the one class that it is."""
+    origin = get_origin(kind)
+    return get_args(kind) if origin in (Union, UnionType) else (origin or kind,)
+
+
+def _is(value: Any, kind: type) -> bool:
+    return isinstance(value, NUMBERS.get(kind, kind)) and (kind is bool or not isinstance(value, bool))
 
 
 def read_settings(kind: type, file: Path) -> Any:

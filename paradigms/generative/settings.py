@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paradigms.generative.outputs import Scorer
-from paradigms.saved import check_choices
+from paradigms.saved import check_types
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class GenerativeSettings:
     beams: int = 20
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_types(self)
         for name in ("query_length", "document_length", "span", "beams", "pawa_layers", "clusters"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from paradigms.backbone import load_tokenizer, quiet
 from paradigms.cross_attention import WINDOW, by_length
@@ -16,6 +16,14 @@ from paradigms.model import autocast
 from paradigms.progress import progress_bar
 
 LONGEST = 512  # tokens of a pair, where the model has places for more
+
+
+def is_classifier(name: str | Path) -> bool:
+    """Whether a folder or hub name is that of a sequence classifier. OSError where there is no such model."""
+    if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
+        return False
+    kinds = AutoConfig.from_pretrained(name).architectures or []
+    return any(kind.endswith("ForSequenceClassification") for kind in kinds)
 
 
 class SequenceClassifier:

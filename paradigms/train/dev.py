@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 
 from paradigms.cross_attention import CrossAttention
 from paradigms.data import Corpus, Run, Split
 from paradigms.evaluate import per_query
 from paradigms.generative.model import Generative
-from paradigms.generative.retriever import GenerativeRetriever
-from paradigms.index import ExactIndex
 from paradigms.model import Paradigm
+from paradigms.reranking import rerank
 
 
 def dev_measure(
@@ -22,19 +20,9 @@ def dev_measure(
     chosen = sorted(split.queries)[:queries]
     judgements = {q: split.judgements[q] for q in chosen}
     pool = candidates({q: run.get(q, {}) for q in chosen}, judgements, depth)
-    documents = sorted({d for ids in pool.values() for d in ids}, key=corpus.position)
-    texts = [corpus[corpus.position(d)] for d in documents]
 
     def measure(paradigm: Paradigm | Generative | CrossAttention) -> float:
-        queries = {q: split.queries[q] for q in chosen}
-        if isinstance(paradigm, Generative):
-            reranked = GenerativeRetriever(paradigm).rerank(queries, pool)
-        elif isinstance(paradigm, CrossAttention):
-            reranked = paradigm.rerank(queries, corpus, pool, precision=precision)
-        else:
-            with tempfile.TemporaryDirectory() as folder:
-                index = ExactIndex.build(paradigm, documents, texts, f"{folder}/index", precision=precision)
-                reranked = index.rerank(paradigm, queries, pool)
+        reranked = rerank(paradigm, split.queries, corpus, pool, precision=precision)
         return per_query(reranked, judgements, ("nDCG@10",)).mean("nDCG@10")
 
     return measure

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from paradigms.saved import check_choices
+from paradigms.saved import check_types
 
 
 def contrastive(
@@ -69,7 +69,7 @@ class Distillation:
     temperature: float = 1.0  # τ_t: 1 for the logits of a cross-encoder
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_types(self)
         if not 0 < self.weight <= 1:
             raise ValueError(f"the weight of a distillation must lie in (0, 1], got {self.weight}")
         if self.temperature <= 0:

@@ -6,18 +6,29 @@ import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from accelerate import Accelerator
 
-from paradigms.data import Run, read_run, write_run
+from paradigms.cross_attention import HEAD
+from paradigms.data import Corpus, Run, read_run, write_run
 from paradigms.progress import progress_bar
+from paradigms.registry import load
+from paradigms.reranking import rerank
+from paradigms.train.classifier import SequenceClassifier, is_classifier
 
 # Query id -> document ids whose scores are wanted -> their scores, and maybe others.
 ScorePairs: TypeAlias = Callable[[Mapping[str, Sequence[str]]], Run]
-# A run's pairs, and whether to show progress -> their scores.
-Rerank: TypeAlias = Callable[[Run, bool], Run]
+
+
+class Rerank(Protocol):
+    """The scores of a run's pairs."""
+
+    def __call__(self, run: Run, *, progress: bool) -> Run: ...
+
+
 PAIRS = 1 << 13  # scored between two files: what an interruption costs at most
 
 
@@ -66,6 +77,34 @@ class FalseNegatives:
         return {d for d, score in scores[query].items() if score >= own - (margin or 0.0)}
 
 
+def pair_scores(
+    source: str, file: Path, queries: dict[str, str], corpus: Corpus, accelerator: Accelerator
+) -> ScorePairs:
+    """t of `source`: a TREC run, or what a model scores once and keeps in `file` (`scored_once`).
+
+    A model is named by folder or hub name: a Hugging Face reranker, or what `registry.load` reads.
+    FileNotFoundError where it is none of these.
+    """
+    path, precision = Path(source), accelerator.mixed_precision
+    if path.is_file():
+        run = read_run(path)
+        return lambda wanted: run
+    if not path.is_dir() and source.count("/") != 1:
+        raise FileNotFoundError(
+            f"{source} is no run, no folder of a model, and no model on the hub, OWNER/NAME"
+        )
+    published = is_classifier(source)
+
+    def model() -> Rerank:
+        if published:
+            reranker = SequenceClassifier(source, accelerator.device)
+            return partial(reranker.rerank, queries, corpus, precision=precision)
+        return partial(rerank, load(source).to(accelerator.device), queries, corpus, precision=precision)
+
+    # What reads pairs goes on where it was interrupted; other models encode each document once, in one turn.
+    return scored_once(file, model, accelerator, PAIRS if published or (path / HEAD).is_file() else None)
+
+
 def scored_once(
     file: Path, load: Callable[[], Rerank], accelerator: Accelerator, pairs: int | None = PAIRS
 ) -> ScorePairs:
@@ -92,7 +131,7 @@ def scored_once(
             score = load() if mine else None
             for n in bar.track(mine, description=f"score pairs: {file.stem}"):
                 assert score is not None
-                found = score(turns[n], shown and len(turns) == 1)
+                found = score(turns[n], progress=shown and len(turns) == 1)
                 write_run(parts / f"{first + n:06}.run", found, tag=file.stem)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process and parts.is_dir():
