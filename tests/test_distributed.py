@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ def build(name: str, backbone: Path, seed: int = 0) -> Paradigm:
 
 
 def loss_and_gradients(
-    name: str, backbone: Path, accelerator: Accelerator, examples: list[Example] = EXAMPLES
+    name: str, backbone: Path, accelerator: Accelerator, examples: list[Example] = EXAMPLES, chunk: int = 0
 ) -> dict[str, torch.Tensor]:
     """Of this process's share of the examples, averaged over processes; dropout is off."""
     paradigm = build(name, backbone)
@@ -63,7 +64,7 @@ def loss_and_gradients(
     model.eval()
     share = len(examples) // accelerator.num_processes
     mine = examples[accelerator.process_index * share :][:share]
-    objective = Contrastive(paradigm, CORPUS, mine)
+    objective = Contrastive(paradigm, CORPUS, mine, chunk=chunk)
     loss = objective.loss(model, objective.collate(mine))
     accelerator.backward(loss)
     found = {n: p.grad for n, p in paradigm.named_parameters() if p.grad is not None}
@@ -74,10 +75,10 @@ def loss_and_gradients(
 
 
 def equal_losses_and_gradients(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
-    """Every paradigm's against those that one process wrote."""
-    for name in PARADIGMS:
+    """Every paradigm's against those that one process wrote, without and with gradients cached."""
+    for name, chunk in product(PARADIGMS, (0, 1)):
         expected = load_file(folder / f"{name}.safetensors")
-        found = loss_and_gradients(name, backbone, accelerator)
+        found = loss_and_gradients(name, backbone, accelerator, chunk=chunk)
         assert found.keys() == expected.keys(), name
         assert float(found.pop("loss")) == pytest.approx(float(expected.pop("loss")), rel=1e-5), name
         scale = max(float(g.abs().max()) for g in expected.values())
@@ -118,6 +119,24 @@ def exact_resume(accelerator: Accelerator, backbone: Path, folder: Path) -> None
     assert parts == whole
 
 
+def cached_steps(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
+    """Accumulated steps with gradients cached are those of whole batches: losses and gradients' norms."""
+    lines = []
+    for chunk in (0, 1):
+        paradigm, target = build("xtr", backbone), folder / f"chunk{chunk}"
+        for module in paradigm.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        settings = TrainingSettings(
+            steps=2, batch_size=2, accumulation=2, chunk=chunk, log_every=1, learning_rate=1e-4
+        )
+        objective = Contrastive(paradigm, CORPUS, EXAMPLES, chunk=chunk)
+        train(paradigm, objective, settings, target, accelerator=accelerator, progress=False)
+        lines.append([json.loads(line) for line in (target / "history.jsonl").read_text().splitlines()])
+    for plain, cached in zip(*lines, strict=True):
+        assert cached == pytest.approx(plain, rel=1e-4)
+
+
 def stop_together(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
     """Only the second process's queries are not finite: both stop, with the same error."""
     paradigm = build("dpr", backbone)
@@ -133,7 +152,7 @@ def stop_together(accelerator: Accelerator, backbone: Path, folder: Path) -> Non
         train(paradigm, objective, settings, folder / "nan", accelerator=accelerator, progress=False)
 
 
-CHECKS = (equal_losses_and_gradients, exact_resume, stop_together)
+CHECKS = (equal_losses_and_gradients, cached_steps, exact_resume, stop_together)
 
 
 def main(backbone: str, folder: str) -> None:
