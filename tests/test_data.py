@@ -23,7 +23,9 @@ from paradigms.data import (
     write_judgements,
     write_run,
 )
+from paradigms.data.collection import mended
 from paradigms.data.lines import Lines
+from paradigms.dpr import dpr
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 DOCUMENTS = [
@@ -159,6 +161,33 @@ def test_problems_are_counted_with_examples(tmp_path: Path) -> None:
     assert "absent5" not in shown
     assert "test.tsv, line 6: 'q1 c 1'" in shown
     assert len(collection.problems.lines()) == 8
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_half_characters_are_replaced_and_counted(tmp_path: Path, packed: bool, tiny_bert: Path) -> None:
+    """JSON can spell lone surrogates, which no tokenizer takes; two that belong together are a character."""
+    documents = [
+        {"_id": "a", "title": "half \ud83d", "text": "of one \ude00, and a whole \U0001f600"},
+        {"_id": "b", "text": "sound"},
+    ]
+    queries = [{"_id": "q1", "text": "end \ud83d"}, {"_id": "q2", "text": "one"}]
+    qrels = {"test": "q1\ta\t1\nq2\tb\t1\n"}
+    collection = load(beir(tmp_path / "broken", documents, queries, qrels, packed=packed))
+    assert collection.problems.counts == {
+        "document with lone surrogates (each replaced by U+FFFD)": 1,
+        "query with lone surrogates (each replaced by U+FFFD)": 1,
+    }
+    assert collection.problems.examples["query with lone surrogates (each replaced by U+FFFD)"] == ["q1"]
+    corpus = pickle.loads(pickle.dumps(collection.corpus))
+    assert list(corpus) == corpus[:] == ["half \ufffd of one \ufffd, and a whole \U0001f600", "sound"]
+    assert list(corpus.titles) == ["half \ufffd", ""]
+    assert collection.split("test").queries == {"q1": "end \ufffd", "q2": "one"}
+    dpr(tiny_bert).encode_documents([*corpus, *collection.split("test").queries.values()])
+    write_folder(collection, tmp_path / "mended")
+    again = load(tmp_path / "mended")
+    assert not again.problems
+    assert again.fingerprint == collection.fingerprint
+    assert mended("\ud83d\ude00") == "\U0001f600"
 
 
 def test_judgements_without_a_header_are_all_read(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ Run = dict[str, dict[str, float]]
 """Query id -> document id -> score; higher is better."""
 
 EXAMPLES = 3
+LONE = "with lone surrogates (each replaced by U+FFFD)"
 
 
 class Corpus(Sequence[str]):
@@ -149,6 +150,34 @@ def hold_out(split: Split, share: float, seed: int = 0) -> tuple[Split, Split]:
     )
 
 
+class Mended(Sequence[str]):
+    """Texts that are read on demand, each as `mended` gives it."""
+
+    def __init__(self, texts: Sequence[str]):
+        self._texts = texts
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __getitem__(self, index: Any) -> Any:
+        return mended(self._texts[index])
+
+    def __iter__(self) -> Iterator[str]:
+        return map(mended, self._texts)
+
+
+def mended(text: str) -> str:
+    """The text with U+FFFD for every lone surrogate, half a character that no tokenizer takes.
+
+    JSON can spell one. Two halves that follow each other are joined.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
 def joined(title: str, text: str) -> str:
     """A document's text as BEIR has it: title and text with a space between, no space without a title."""
     return f"{title} {text}".strip()
@@ -214,7 +243,8 @@ def assemble(
     queries: of all splits, or split -> stream where an id may stand for another text in another split.
     answers: split -> query id -> answers; a query with answers needs no judgement. groups: query id -> group.
     Of equal ids the first counts. A judgement for an absent document or query is left out; what remains names
-    only documents that can be retrieved. An empty text stays. Each of these is counted in `problems`.
+    only documents that can be retrieved. An empty text stays, and lone surrogates are replaced (`mended`).
+    Each of these is counted in `problems`.
     `stored` maps the positions of the kept documents in the stream to sequences of their titles and of their
     texts that read on demand; without it both are kept in memory.
     """
@@ -224,10 +254,15 @@ def assemble(
     ids: dict[str, None] = {}
     titles: list[str] = []
     texts: list[str] = []
-    for position, (id, title, text) in enumerate(documents):
+    broken = False
+    for position, (id, *found) in enumerate(documents):
         if id in ids:
             problems.add("duplicate document id (first one kept)", id)
             continue
+        title, text = map(mended, found)
+        if [title, text] != found:
+            problems.add(f"document {LONE}", id)
+            broken = True
         if not text.strip():
             problems.add("document with empty text (kept)", id)
         ids[id] = None
@@ -239,7 +274,11 @@ def assemble(
             kept.append(position)
     if not ids:
         raise ValueError(f"{name}: the corpus holds no document")
-    read = (titles, texts) if stored is None else stored(np.array(kept, dtype=np.int64))
+    read: tuple[Sequence[str], Sequence[str]] = (
+        (titles, texts) if stored is None else stored(np.array(kept, dtype=np.int64))
+    )
+    if broken and stored is not None:
+        read = Mended(read[0]), Mended(read[1])
     corpus = Corpus(list(ids), titles=read[0], texts=read[1])
 
     own = queries if isinstance(queries, Mapping) else None
@@ -280,7 +319,9 @@ def _query_texts(queries: Iterable[tuple[str, str]], problems: Problems) -> dict
         if id in texts:
             problems.add("duplicate query id (first one kept)", id)
             continue
+        texts[id] = mended(text)
+        if texts[id] != text:
+            problems.add(f"query {LONE}", id)
         if not text.strip():
             problems.add("query with empty text (kept)", id)
-        texts[id] = text
     return texts
