@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -127,6 +128,42 @@ def load_heads(module: nn.Module, expected: Mapping[str, Tensor], file: Path) ->
         lacking = dict(sorted(needed.items() - found.items()))
         raise ValueError(f"{file} holds {wrong}, where its settings need {lacking}")
     module.load_state_dict(saved, strict=False)
+
+
+def add_adapters(backbone: Any, rank: int, targets: str = "all-linear", *, dora: bool = False) -> Any:
+    """W x + 2 B A x in place of W x, where only B and A, of rank `rank`, are trained: LoRA.
+
+    Hu et al. 2022 (arXiv:2106.09685), §4.1, with α = 2·rank; `dora`: Liu et al. 2024 (arXiv:2402.09353),
+    which learns the lengths of the rows of W + 2 B A as well. targets: "all-linear", or a regular expression
+    that the names of linear layers match as a whole. ValueError where it matches none, or other modules.
+    """
+    from peft import LoraConfig, get_peft_model
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    settings = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, use_dora=dora)
+    adapted = get_peft_model(backbone, settings)
+    for name, module in adapted.get_base_model().named_modules():
+        if isinstance(module, BaseTunerLayer) and not isinstance(module.get_base_layer(), nn.Linear):
+            raise ValueError(f"lora_targets={targets!r} matches {name}, which is no linear layer")
+    return adapted
+
+
+def adapted_weights(backbone: Any, *, merged: bool) -> dict[str, Tensor]:
+    """The weights of the encoder under adapters, by its own names: W, or `merged` what takes its place.
+
+    Layers are merged in copies, one at a time: to merge and undo it in place would leave a rounding error.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    encoder = backbone.get_base_model()
+    state = encoder.state_dict().items()
+    weights = {name.replace(".base_layer.", "."): t for name, t in state if ".lora_" not in name}
+    for name, module in encoder.named_modules():
+        if merged and isinstance(module, BaseTunerLayer):
+            layer: Any = copy.deepcopy(module)
+            layer.merge()
+            weights[f"{name}.weight"] = layer.get_base_layer().weight.detach().cpu()
+    return weights
 
 
 @contextmanager

@@ -154,8 +154,8 @@ class CrossAttention(Trainable):
 
     # --- files ----------------------------------------------------------------------------------------
 
-    def write(self, folder: Path) -> None:
-        self.encoder.save(folder)
+    def write(self, folder: Path, *, merged: bool = False) -> None:
+        self.encoder.save(folder, merged=merged)
         save_file(self._head(), folder / HEAD)
 
     @classmethod

@@ -7,7 +7,7 @@ the paradigms is data: `EncoderSettings`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -17,7 +17,15 @@ from jaxtyping import Float, Int
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from paradigms.backbone import load_backbone, load_heads, load_tokenizer, offline_encoder, quiet
+from paradigms.backbone import (
+    adapted_weights,
+    add_adapters,
+    load_backbone,
+    load_heads,
+    load_tokenizer,
+    offline_encoder,
+    quiet,
+)
 from paradigms.batches import Batch, in_parts
 from paradigms.core import Tokens
 from paradigms.files import write_json
@@ -62,6 +70,8 @@ class EncoderSettings:
     eps: float = 0.002  # ε of the entropic gate
     iterations: int | None = None  # its Eq. 5 steps; None = exact
     lora_rank: int = 0  # > 0 trains low-rank adapters in place of the encoder's weights
+    lora_targets: str = "all-linear"  # or a regular expression that names of adapted modules match whole
+    dora: bool = False  # adapters that learn the lengths of a weight's rows apart from their directions
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -88,6 +98,8 @@ class EncoderSettings:
                 raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}")
         if self.eps <= 0:
             raise ValueError(f"eps must be positive, got {self.eps}")
+        if not self.lora_rank and (self.dora or self.lora_targets != "all-linear"):
+            raise ValueError("dora and lora_targets are settings of adapters: set lora_rank above 0")
         if self.salience_l1 and self.salience == "none":
             raise ValueError(f"salience_l1={self.salience_l1} needs a salience; relu is what it is meant for")
 
@@ -111,6 +123,7 @@ class TextEncoder(nn.Module):
     def __init__(self, backbone: str | Path, settings: EncoderSettings) -> None:
         super().__init__()
         self.settings = settings
+        self.tokens = TOKENS  # of one pass at most, by kind of device
         backbone = offline_encoder() if backbone == "offline" else backbone
         self.backbone: Any = load_backbone(backbone)
         self.tokenizer = load_tokenizer(backbone, self.backbone.config.vocab_size)
@@ -133,14 +146,9 @@ class TextEncoder(nn.Module):
         if settings.query_augmentation and self.tokenizer.mask_token_id is None:
             raise ValueError(f"query_augmentation needs a mask token; the tokenizer of {backbone} has none")
         if settings.lora_rank:
-            from peft import LoraConfig, get_peft_model
-
-            lora = LoraConfig(
-                r=settings.lora_rank,
-                lora_alpha=2 * settings.lora_rank,
-                target_modules="all-linear",
+            self.backbone = add_adapters(
+                self.backbone, settings.lora_rank, settings.lora_targets, dora=settings.dora
             )
-            self.backbone = get_peft_model(self.backbone, lora)
 
     @property
     def dim(self) -> int:
@@ -210,7 +218,7 @@ class TextEncoder(nn.Module):
         chunk: with gradients cached (see `batches.in_parts`), the texts encoded at once; 0 = none are cached.
         """
         axis = 1 if side == "document" else 0
-        tokens = TOKENS.get(batch.input_ids.device.type)
+        tokens = self.tokens.get(batch.input_ids.device.type)
         return in_parts(partial(self._together, side=side), batch, axis, tokens=tokens, rows=chunk or None)
 
     def _together(self, batch: Batch, side: Side) -> Tokens:
@@ -309,19 +317,23 @@ class TextEncoder(nn.Module):
 
     # --- files --------------------------------------------------------------------------------------
 
-    def save(self, folder: Path) -> None:
-        """backbone/ as transformers writes it, and heads.safetensors with every other weight."""
-        backbone, weights = self.backbone, None
-        if self.settings.lora_rank:
-            backbone = backbone.get_base_model()  # its own weights, unchanged, under their own names
-            state = backbone.state_dict().items()
-            weights = {name.replace(".base_layer.", "."): t for name, t in state if ".lora_" not in name}
+    def save(self, folder: Path, *, merged: bool) -> None:
+        """backbone/ as transformers writes it, and heads.safetensors with every other weight.
+
+        merged: adapters become part of the backbone's weights; else these are as they were before training.
+        """
+        backbone, weights, settings, heads = self.backbone, None, self.settings, self._heads()
+        if settings.lora_rank:
+            weights = adapted_weights(backbone, merged=merged)
+            backbone = backbone.get_base_model()
+        if merged:
+            settings = replace(settings, lora_rank=0, lora_targets="all-linear", dora=False)
+            heads = {name: weight for name, weight in heads.items() if ".lora_" not in name}
         with quiet():
             backbone.save_pretrained(folder / "backbone", state_dict=weights)
         self.tokenizer.save_pretrained(folder / "backbone")
-        heads = {name: weight.contiguous() for name, weight in self._heads().items()}
-        save_file(heads, folder / "heads.safetensors")
-        write_json(folder / "encoder.json", asdict(self.settings))
+        save_file({name: weight.contiguous() for name, weight in heads.items()}, folder / "heads.safetensors")
+        write_json(folder / "encoder.json", asdict(settings))
 
     @classmethod
     def load(cls, folder: Path) -> TextEncoder:

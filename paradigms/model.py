@@ -14,6 +14,7 @@ from typing import Any, Literal, get_type_hints
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from paradigms.align import ALIGNMENTS, NORMALISERS
 from paradigms.core import Interaction, Tokens, interact, rel
@@ -80,18 +81,28 @@ class Trainable(nn.Module, ABC):
         """Every setting: runs of equal descriptions train the same thing."""
 
     @abstractmethod
-    def write(self, folder: Path) -> None:
-        """Every file of the model, into a folder that exists."""
+    def write(self, folder: Path, *, merged: bool = False) -> None:
+        """Every file of the model, into a folder that exists: what `from_pretrained` reads bit for bit.
+
+        merged: adapters, where there are any, become part of the weights that they adapt. Then peft is not
+        needed to read it, nor can they be trained on.
+        """
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the whole model; the folder appears complete or not at all."""
+        """Write the whole model, adapters merged; the folder appears complete or not at all."""
         with atomic_folder(folder) as temporary:
-            self.write(temporary)
+            self.write(temporary, merged=True)
 
     @classmethod
     @abstractmethod
     def from_pretrained(cls, folder: str | Path) -> Any:
-        """What `save_pretrained` wrote, bit for bit. Weights are safetensors: no code is loaded."""
+        """What `write` or `save_pretrained` wrote. Weights are safetensors: no code is loaded."""
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """The backbone's many like modules, each of which its pass calls whole: what is sharded, recomputed
+        and compiled one at a time."""
+        return [module for module in self.modules() if isinstance(module, GradientCheckpointingLayer)]
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -183,8 +194,8 @@ class Paradigm(Trainable):
 
     # --- files --------------------------------------------------------------------------------------
 
-    def write(self, folder: Path) -> None:
-        self.encoder.save(folder)
+    def write(self, folder: Path, *, merged: bool = False) -> None:
+        self.encoder.save(folder, merged=merged)
         write_json(folder / "paradigm.json", asdict(self.recipe))
 
     @classmethod

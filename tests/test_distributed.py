@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -24,6 +21,7 @@ from paradigms.data import Corpus
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from paradigms.train.loop import TrainingSettings, train
+from tests import launch
 
 CORPUS = Corpus(
     [f"d{n}" for n in range(10)],
@@ -155,21 +153,6 @@ def stop_together(accelerator: Accelerator, backbone: Path, folder: Path) -> Non
 CHECKS = (equal_losses_and_gradients, cached_steps, exact_resume, stop_together)
 
 
-def main(backbone: str, folder: str) -> None:
-    """Run every check, as one of the processes that torchrun started; note how each ended."""
-    accelerator = Accelerator()
-    assert accelerator.num_processes == 2
-    for check in CHECKS:
-        try:
-            check(accelerator, Path(backbone), Path(folder))
-            outcome = "passed"
-        except BaseException:
-            outcome = traceback.format_exc()
-        Path(folder, f"{check.__name__}.{accelerator.process_index}").write_text(outcome)
-        accelerator.wait_for_everyone()
-    accelerator.end_training()
-
-
 @pytest.fixture(scope="module")
 def outcomes(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which two processes noted how the checks ended."""
@@ -186,30 +169,14 @@ def outcomes(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             for part in (EXAMPLES[:2], EXAMPLES[2:])
         ]
         assert float(sum(halves)) / 2 != pytest.approx(float(expected["loss"]), rel=1e-3), name
-    root = Path(__file__).parents[1]
-    # Not forked: a fork of a process whose OpenMP threads have run hangs.
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    environment = os.environ | {
-        "ACCELERATE_USE_CPU": "true",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(root),
-    }
-    command = [*launch, __file__, str(tiny_bert), str(folder)]
-    with subprocess.Popen(command, env=environment, cwd=root, stderr=subprocess.PIPE, text=True) as run:
-        try:
-            _, errors = run.communicate(timeout=120)
-        except subprocess.TimeoutExpired:
-            run.terminate()  # which, unlike a kill, ends the two processes as well
-            _, errors = run.communicate()
-    assert run.returncode == 0, errors[-4000:]
+    launch.start(__file__, tiny_bert, folder)
     return folder
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_two_processes(outcomes: Path, check: Callable[..., None]) -> None:
-    for process in (0, 1):
-        assert (outcomes / f"{check.__name__}.{process}").read_text() == "passed"
+    launch.passed(check, outcomes)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    launch.checked(CHECKS, *sys.argv[1:])

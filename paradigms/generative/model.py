@@ -159,6 +159,11 @@ class Generative(Trainable):
 
     # --- ids -> vectors -----------------------------------------------------------------------------
 
+    @property
+    def layers(self) -> list[nn.Module]:
+        """The encoder's: `decode` calls the parts of the decoder's layers one by one."""
+        return list(self.backbone.get_encoder().block)
+
     def begin(self, sources: Batch) -> tuple[Float[Tensor, "b j h"], Memory]:
         """Q, the queries' encoder states, and the memory that decoding them needs."""
         encoder = self.backbone.get_encoder()
@@ -303,7 +308,7 @@ class Generative(Trainable):
 
     # --- files --------------------------------------------------------------------------------------
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, *, merged: bool = False) -> None:
         with quiet():
             self.backbone.save_pretrained(folder / "backbone")
         self.tokenizer.save_pretrained(folder / "backbone")

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paradigms.files import write_json, write_text
+from paradigms.train.parallel import gathered, spread
 
 FOLDER, PREFIX, MANIFEST = "checkpoints", "step-", "manifest.json"
 
@@ -130,24 +131,34 @@ def cut_history(file: Path, step: int) -> None:
 # --- tensors ------------------------------------------------------------------------------------------
 
 
-def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The optimizer's per-parameter tensors as PARAMETER/KEY, on the processor."""
+def optimizer_tensors(optimizer: Optimizer, model: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
+    """The optimizer's per-parameter tensors as PARAMETER/KEY, on the processor; sharded ones are made whole.
+
+    keep: False on processes that only take part in that, and hold nothing themselves.
+    """
     tensors = {}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{name}/{key}"] = torch.as_tensor(value).detach().cpu().contiguous()
+            whole = gathered(torch.as_tensor(value).detach())
+            if keep:
+                tensors[f"{name}/{key}"] = whole.cpu().contiguous()
     return tensors
 
 
 def put_optimizer(optimizer: Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Put back `optimizer_tensors`, onto each parameter's device; AdamW's step count stays on CPU."""
+    """Put back `optimizer_tensors`, placed as each parameter is; AdamW's step count where AdamW wants it."""
     parameters = dict(model.named_parameters())
+    groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
     for full, value in tensors.items():
         name, key = full.rsplit("/", 1)
         if name not in parameters:
             raise ValueError(f"the checkpoint has optimizer state of {name}, which this model does not have")
-        where = torch.device("cpu") if key == "step" else parameters[name].device
-        optimizer.state[parameters[name]][key] = value.to(where)
+        parameter, group = parameters[name], groups[parameters[name]]
+        if key == "step":
+            beside = group.get("fused") or group.get("capturable")
+            optimizer.state[parameter][key] = value.to(parameter.device if beside else "cpu")
+        else:
+            optimizer.state[parameter][key] = spread(value, parameter)
 
 
 def random_states() -> dict[str, Tensor]:

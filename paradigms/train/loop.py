@@ -11,18 +11,21 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
 
 from paradigms.model import Trainable
 from paradigms.progress import progress_bar
-from paradigms.train.checkpoint import append_history, read_progress
+from paradigms.train.checkpoint import append_history, place, read_progress
 from paradigms.train.examples import Examples, StepSampler
 from paradigms.train.losses import Distillation
 from paradigms.train.objective import Objective
+from paradigms.train.parallel import gathered, prepare
 from paradigms.train.state import RunState, agree, by_main, ending_all, signature
 
 Trained = TypeVar("Trained", bound=Trainable)
-FREE = ("log_every", "save_every", "keep", "workers")  # settings that may change when a run is gone on with
+# Settings that may change when a run is gone on with.
+FREE = ("log_every", "save_every", "keep", "workers", "recompute")
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class TrainingSettings:
     weight_decay: float = 0.01
     warmup: float = 0.1  # share of the steps over which the rate rises; it then falls linearly to 0
     max_grad_norm: float = 1.0
+    recompute: bool = False  # activations of layers once more in the backward pass: less memory, more time
+    compiled: bool = False  # torch.compile of the layers
     temperature: float | None = None  # None = the paradigm's own
     distillation: Distillation | None = None  # towards a teacher's scores; None = labels alone
     seed: int = 0
@@ -127,7 +132,9 @@ def train(
             if last or _due(done, settings.save_every or settings.evaluate_every):
                 run.state.save(done)
     accelerator.wait_for_everyone()
-    return type(paradigm).from_pretrained(folder / "best") if dev is not None else paradigm
+    if dev is None and not isinstance(paradigm, FSDPModule):
+        return paradigm
+    return type(paradigm).from_pretrained(place(folder, settings.steps) if dev is None else folder / "best")
 
 
 def training_seconds(folder: Path) -> float:
@@ -157,14 +164,15 @@ class _Run:
             accelerator.scaler.load_state_dict(torch.amp.GradScaler(accelerator.device.type).state_dict())
         accelerator.step = 0  # a run that an error ended within an accumulation leaves another count behind
         torch.manual_seed(s.seed * 1_000_003 + accelerator.process_index)
+        self.model, whole = prepare(paradigm, accelerator, recompute=s.recompute, compiled=s.compiled)
         heads = [p for n, p in paradigm.named_parameters() if p.requires_grad and ".backbone." not in f".{n}"]
         body = [p for n, p in paradigm.named_parameters() if p.requires_grad and ".backbone." in f".{n}"]
         rate = s.learning_rate if s.head_learning_rate is None else s.head_learning_rate
         groups = [{"params": body, "lr": s.learning_rate}, {"params": heads, "lr": rate}]
         optimizer = torch.optim.AdamW([g for g in groups if g["params"]], weight_decay=s.weight_decay)
-        self.model, self.optimizer = accelerator.prepare(paradigm, optimizer)
+        self.optimizer = accelerator.prepare_optimizer(optimizer)
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
-        self.state = RunState(paradigm, self.optimizer.optimizer, folder, accelerator, signed, s.keep)
+        self.state = RunState(paradigm, whole, self.optimizer.optimizer, folder, accelerator, signed, s.keep)
 
     def step(self, step: int, batches: Any) -> float:
         """One optimizer step; the mean loss of its batches on all processes."""
@@ -183,8 +191,9 @@ class _Run:
                 self._finite("loss", losses[-1], step)
                 self.accelerator.backward(loss)
                 if self.accelerator.sync_gradients:
+                    parameters = self.model.parameters()
                     norm = float(
-                        self.accelerator.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm)
+                        gathered(self.accelerator.clip_grad_norm_(parameters, self.settings.max_grad_norm))
                     )
                     if self.accelerator.scaler is None:  # which skips a step whose gradient overflowed
                         self._finite("gradient's norm", norm, step)
@@ -209,10 +218,12 @@ class _Run:
         model = self.state.full_model()
 
         def measured() -> None:
-            value = dev(model)
+            value = dev(model.to(self.accelerator.device))
             self._log(step, {"dev": value})
             if value > self.state.best:
                 self.state.save_best(model, value, step)
+            if model is not self.paradigm:
+                model.cpu()  # a copy of sharded weights: training needs its place on the device
 
         by_main(measured, self.accelerator)
 

@@ -15,11 +15,13 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from paradigms.files import atomic_folder, flush, settle, sweep, write_json
 from paradigms.model import Trainable
 from paradigms.train import checkpoint
+from paradigms.train.parallel import gathered, spread
 
 Result = TypeVar("Result")
 TOLD = (OSError, ValueError, FloatingPointError)  # which a script tells as the end of one model's training
@@ -57,13 +59,15 @@ class RunState:
     def __init__(
         self,
         paradigm: Trainable,
+        whole: Trainable,
         optimizer: Optimizer,
         folder: Path,
         accelerator: Accelerator,
         signature: dict[str, Any],
         keep: int,
     ) -> None:
-        self.paradigm, self.optimizer, self.folder = paradigm, optimizer, folder
+        """paradigm: what is trained; whole: what is written and measured (see `parallel.prepare`)."""
+        self.paradigm, self.whole, self.optimizer, self.folder = paradigm, whole, optimizer, folder
         self.accelerator, self.signature, self.keep = accelerator, signature, keep
         self.kept: list[int] = []
         self.best, self.best_step, self.seconds = -math.inf, 0, 0.0
@@ -71,16 +75,28 @@ class RunState:
     # --- the full state on the main process: what sharded parameters would change, and nothing else doe
 
     def full_model(self) -> Trainable:
-        """The paradigm with all of its weights, to be written or measured. Every process calls this."""
-        return self.paradigm
+        """The paradigm with all of its weights, to be written or measured by the main process.
+
+        Every process calls this.
+        """
+        if isinstance(self.paradigm, FSDPModule):
+            target = self.whole.state_dict()
+            for name, tensor in self.paradigm.state_dict().items():
+                whole = gathered(tensor)
+                if self.accelerator.is_main_process:
+                    target[name].copy_(whole)
+        return self.whole
 
     def full_optimizer(self) -> dict[str, Tensor]:
         """The optimizer's tensors by parameter name, whole. Every process calls this."""
-        return checkpoint.optimizer_tensors(self.optimizer, self.paradigm)
+        main = self.accelerator.is_main_process
+        return checkpoint.optimizer_tensors(self.optimizer, self.paradigm, keep=main)
 
     def put_back(self, model: Trainable, optimizer: dict[str, Tensor]) -> None:
         """Take the weights of `model`, and what `full_optimizer` gave. Every process calls this."""
-        self.paradigm.load_state_dict(model.state_dict())
+        own = self.paradigm.state_dict()
+        weights = {name: spread(tensor, own[name]) for name, tensor in model.state_dict().items()}
+        self.paradigm.load_state_dict(weights)
         checkpoint.put_optimizer(self.optimizer, self.paradigm, optimizer)
 
     # --- files ----------------------------------------------------------------------------------------

@@ -1,0 +1,106 @@
+"""∇ of the loss of all processes, each with the whole model (DDP) or with a shard of it (FSDP2).
+
+Both average the processes' gradients, so the steps are the same up to rounding. Which one it is, the launch
+says: `distributed_type: FSDP` in a configuration of accelerate, or anything else. accelerate knows FSDP on
+GPUs only; what is done here for it is torch's, and the same on processors.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from functools import partial
+from typing import TypeVar
+
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.utils import FullyShardedDataParallelPlugin
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils.checkpoint import checkpoint
+
+from paradigms.encode import TextEncoder
+from paradigms.model import Trainable, autocast
+
+Model = TypeVar("Model", bound=Trainable)
+
+
+def prepare(
+    paradigm: Model, accelerator: Accelerator, *, recompute: bool = False, compiled: bool = False
+) -> tuple[nn.Module, Model]:
+    """(what is called in training, the paradigm that is written and measured), of one paradigm.
+
+    The second is the paradigm itself, unless this launch shards it: then it is a copy on the processor of the
+    main process, which `RunState.full_model` fills. An optimizer is to be made after this call, of the
+    paradigm's parameters. recompute: layers keep their inputs only, and compute the rest once more, with the
+    same dropout, for the backward pass. compiled: layers are compiled, for all shapes of batches at once.
+    """
+    for layer in paradigm.layers:
+        layer.gradient_checkpointing = recompute  # type: ignore[assignment]
+        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)  # type: ignore[assignment]
+        if compiled:
+            layer.compile(dynamic=True)  # in place: no weight changes its name
+    if not _sharded():
+        return accelerator.prepare_model(paradigm), paradigm
+    if isinstance(paradigm, FSDPModule):
+        raise ValueError(f"this {paradigm.name} was sharded by a run before this one: load or build it anew")
+    for tensor in (*paradigm.parameters(), *paradigm.buffers()):
+        dist.broadcast(tensor.data, 0)  # as DDP does: shards of different initial weights are no model
+    paradigm.cpu()  # each module goes back to the device when it is sharded
+    whole = copy.deepcopy(paradigm) if accelerator.is_main_process else paradigm
+    return _shard(paradigm, _plugin(accelerator), accelerator), whole
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """The whole of a tensor, sharded or not. Every process calls this, in the same order."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def spread(tensor: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor, equal on every process, on the device of `like` and sharded as that is."""
+    if isinstance(like, DTensor):
+        mesh = like.device_mesh
+        return distribute_tensor(tensor.to(mesh.device_type), mesh, like.placements).to(like.device)
+    return tensor.to(like.device)
+
+
+def _sharded() -> bool:
+    """Whether this launch asks for FSDP."""
+    asked = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    return asked and dist.is_available() and dist.is_initialized()
+
+
+def _plugin(accelerator: Accelerator) -> FullyShardedDataParallelPlugin:
+    """accelerate's settings of FSDP. ValueError for those that would be ignored or go wrong."""
+    plugin = getattr(accelerator.state, "fsdp_plugin", None) or FullyShardedDataParallelPlugin()
+    for wrong, instead in (
+        (plugin.fsdp_version != 2, "fsdp_version: 2"),
+        # transformers would load weights in the first process alone, here and when a checkpoint is opened.
+        (plugin.cpu_ram_efficient_loading, "fsdp_cpu_ram_efficient_loading: false"),
+        (plugin.activation_checkpointing, "fsdp_activation_checkpointing: false, and recompute in training"),
+    ):
+        if wrong:
+            raise ValueError(f"set {instead} in the configuration of accelerate, as fsdp.yaml does")
+    return plugin
+
+
+def _shard(
+    paradigm: Trainable, plugin: FullyShardedDataParallelPlugin, accelerator: Accelerator
+) -> Trainable:
+    """Each layer is gathered when it is run; all that is no layer, with the step's first forward pass."""
+    layers = paradigm.layers
+    if not layers:
+        raise ValueError(f"the backbone of {paradigm.name} has no layers that transformers marks as such")
+    for module in paradigm.modules():
+        if isinstance(module, TextEncoder):
+            module.tokens = {}  # processes gather weights together: each passes its layers equally often
+    offload = plugin.cpu_offload
+    for layer in layers:
+        fully_shard(layer, reshard_after_forward=plugin.reshard_after_forward, offload_policy=offload)
+    fully_shard(paradigm, offload_policy=offload)
+    # Half precision as on one process, by autocast, which leaves sums and heads in float32; weights travel in
+    # float32 for it. With FSDP's own policy for it, norms and what is added up over layers would be rounded.
+    forward = autocast(accelerator.device, accelerator.mixed_precision)(paradigm.forward)
+    paradigm.forward = forward  # type: ignore[method-assign]
+    return paradigm
