@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from capacity_claims import CROSS, gather
@@ -39,6 +40,7 @@ from paradigms.train.job import begin, fit, folder_name, keep_settings, open_col
 from paradigms.train.loop import TrainingSettings, training_seconds
 
 SYSTEM = re.compile(r"(DE|ME)-BERT(?:-([1-9]\d*))?")
+SPREAD = 64  # training queries, and passages throughout the corpus, on which the spread of scores is measured
 FREE = ("systems", "seeds", "tracker", "output", "keep_models")  # may change in a results folder
 
 
@@ -102,6 +104,8 @@ class Settings:
     learning_rate: float = 5e-5
     head_learning_rate: float = 1e-3
     """of projections and heads, which start untrained"""
+    temperature: float = 1.0
+    """of the softmax in training, in units of what the untrained system's scores of a query spread by"""
     query_length: int = 32
     save_every: int = 200
     """steps between checkpoints"""
@@ -142,6 +146,8 @@ class Settings:
             raise SystemExit(f"lengths={self.lengths} must lie between 1 and tokens={self.tokens}")
         if CROSS in self.systems and not self.negatives:
             raise SystemExit(f"negatives must be at least 1: {CROSS} learns from no others")
+        if self.temperature <= 0:
+            raise SystemExit(f"temperature must be positive, got {self.temperature}")
         if self.depth < 2 or self.samples < 2 or self.theory_queries < 1:
             raise SystemExit("depth and samples must be at least 2, theory_queries at least 1")
         self.lengths = sorted(set(self.lengths))
@@ -200,9 +206,13 @@ def run_system(
     """Train one system on the passages of one length, and measure it and its hybrids."""
     file = result_file(folder, bench, seed, name)
     own = file.with_suffix("")
-    model = trained(name, bench, seed, special, settings, own / "training", accelerator)
+    torch.manual_seed(seed)
+    model: Any = build(name, bench.length, special, settings).to(accelerator.device)  # `fit` takes one kind
+    tau = temperature(model, bench, settings)
+    model = trained(model, bench, seed, tau, settings, own / "training", accelerator)
     if accelerator.is_main_process:
         found = {"system": name, "length": bench.length, "seed": seed, "numbers": numbers_of(model)}
+        found["τ"] = tau
         found["train s"] = training_seconds(own / "training")
         found |= measure(model, name, bench, settings, accelerator.mixed_precision)
         if settings.keep_models:
@@ -229,21 +239,38 @@ def build(name: str, length: int, special: int, settings: Settings) -> Paradigm 
 
 
 def trained(
-    name: str,
+    model: Any,
     bench: Bench,
     seed: int,
-    special: int,
+    tau: float,
     settings: Settings,
     folder: Path,
     accelerator: Accelerator,
-) -> Paradigm | CrossAttention:
+) -> Any:
     """The system after all steps, which nothing chose."""
-    torch.manual_seed(seed)
-    model: Any = build(name, bench.length, special, settings).to(accelerator.device)  # `fit` takes one kind
     shared = TrainingSettings.__dataclass_fields__.keys() & asdict(settings).keys()
-    training = TrainingSettings(**{name: getattr(settings, name) for name in shared}, seed=seed)
+    values = {name: getattr(settings, name) for name in shared} | {"temperature": tau}
+    training = TrainingSettings(**values, seed=seed)
     splits, runs = (bench.collection.split("train"), Split({}, {})), (bench.mined, Run())
     return fit(model, bench.collection, splits, runs, settings.negatives, 0, training, folder, accelerator)
+
+
+def temperature(model: Paradigm | CrossAttention, bench: Bench, settings: Settings) -> float:
+    """τ: so many standard deviations of the untrained system's scores of a query, on training queries.
+
+    Inner products spread by √k and more where vectors are layer-normed, less where they are means of many
+    tokens. At the temperature 1 of all of them the softmax would start saturated for one system and flat for
+    another, and few steps of training would compare that. That of cross-attention is 1: its head starts near
+    0 and finds a scale of its own.
+    """
+    if isinstance(model, CrossAttention):
+        return 1.0
+    train, corpus = bench.collection.split("train"), bench.collection.corpus
+    passages = np.linspace(0, len(corpus) - 1, SPREAD).astype(int).tolist()
+    documents = model.encode_documents([corpus[n] for n in passages])
+    scores = model.score(documents, model.encode_queries(list(train.queries.values())[:SPREAD]))
+    # Rounded: a run may be gone on with where sums end in other bits.
+    return float(f"{settings.temperature * float(scores.std(-1).mean()):.2g}")
 
 
 def numbers_of(model: Paradigm | CrossAttention) -> int:

@@ -249,13 +249,15 @@ def of_theory(
 
 
 def verdict(interval: Interval, p: float, claim: Claim, paper: float | None, learned: bool) -> str:
-    """Reproduced: shown to be above −margin. Not reproduced: shown to be below that or the paper's number."""
+    """Reproduced: shown to be above −margin. Not reproduced: shown to be below that, or below the paper's
+    number and perhaps not above −margin."""
     if not learned:
         return "out of reach at this scale"
     if interval.low > -claim.margin and p < ALPHA:
         return "reproduced"
     least = max(-claim.margin, -1.0 if paper is None else paper)
-    return "not reproduced" if interval.high < least else "out of reach at this scale"
+    below = interval.low <= -claim.margin and interval.high < least
+    return "not reproduced" if below else "out of reach at this scale"
 
 
 def has_learned(measured: Values, stage: str, system: str, lengths: Sequence[int]) -> bool:

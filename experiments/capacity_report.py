@@ -62,12 +62,12 @@ def describe(
             "What the paper says, what we measured, and what theory predicts",
             f"Differences of {measure}. Reproduced: the interval lies above 0 and the paired permutation "
             f"test over queries (each query's mean over the seeds) has p < {ALPHA} after Holm's correction "
-            "within this table. Not reproduced: the interval lies below the paper's difference, or below 0. "
-            "Out of reach at this scale: the interval does not tell the paper's difference from none, or a "
-            f"system has less than {LEARNED:.0%} of {UNI}'s measure at one of the lengths and has not "
-            f"learned the task. Not to fall is to lose less than {MARGIN}. Random projection: the same "
-            f"difference where each system is a random projection of {UNI}'s vectors to as many numbers as "
-            "it has for a passage, as the exact law expects it.",
+            "within this table. Not reproduced: the interval lies below 0, or reaches 0 and lies below the "
+            "paper's difference. Out of reach at this scale: the interval does not tell the paper's "
+            f"difference from none, or a system has less than {LEARNED:.0%} of {UNI}'s measure at a length "
+            f"and has not learned the task. Not to fall is to lose less than {MARGIN}. Random projection: "
+            f"the same difference where each system is a random projection of {UNI}'s vectors to as many "
+            "numbers as it has for a passage, as the exact law expects it.",
             claim_rows(settings.task, measured, predictions, sizes, lengths),
         )
     }
@@ -105,9 +105,10 @@ def describe(
         ),
         "training": Section(
             "Training",
-            "Seconds on a machine that may have been shared.",
+            "τ: temperature of the softmax, from the spread of the untrained system's scores. Seconds on a "
+            "machine that may have been shared.",
             [
-                {name: result[name] for name in ("system", "length", "seed", "numbers", "train s")}
+                {name: result[name] for name in ("system", "length", "seed", "numbers", "τ", "train s")}
                 for result in results
                 if "train s" in result
             ],

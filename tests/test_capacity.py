@@ -94,6 +94,7 @@ def test_a_run_measures_every_system_at_every_length(finished: Path) -> None:
     hybrids = ["HYBRID-ME-BERT-4-uni", "HYBRID-ME-BERT-4-bi"]
     assert [row["system"] for row in retrieve] == ["BM25-uni", "BM25-bi", *dense, *hybrids]
     training = json.loads((finished / "training.json").read_text())
+    assert all(row["τ"] > 0 for row in training)
     assert {(row["system"], row["numbers"]) for row in training} == {
         ("DE-BERT-8", 8),
         ("ME-BERT-4", 8),
@@ -147,6 +148,24 @@ def test_a_finished_system_is_kept_and_others_are_added(finished: Path, texts: P
     assert {"8", "32"} <= theory["values"].keys()
     with pytest.raises(SystemExit, match=r"other settings \(steps: 2 then, 3 now\)"):
         capacity.main(settings(texts, tiny_bert, finished, steps=3))
+
+
+def test_training_starts_from_scores_that_spread_by_the_temperature(
+    texts: Path, tiny_bert: Path, tmp_path: Path
+) -> None:
+    """Whatever the width: inner products of layer-normed vectors spread by about √k."""
+    given = settings(texts, tiny_bert, tmp_path, temperature=2.0)
+    bench = capacity.TASKS["containing"](given, load_collection(texts), load_tokenizer(tiny_bert))[0]
+    corpus, queries = bench.collection.corpus, list(bench.collection.split("train").queries.values())
+    found = {}
+    for name in ("DE-BERT-4", "DE-BERT-32", "ME-BERT-32"):
+        model = capacity.build(name, bench.length, 2, given)
+        assert isinstance(model, Paradigm)
+        scores = model.score(model.encode_documents(list(corpus)), model.encode_queries(queries))
+        found[name] = capacity.temperature(model, bench, given)
+        assert found[name] == pytest.approx(2 * float(scores.std(-1).mean()), rel=0.35)  # a sample of the corpus
+    assert found["DE-BERT-32"] > 1.5 * found["DE-BERT-4"]
+    assert capacity.temperature(capacity.build("CROSS-ATTENTION", bench.length, 2, given), bench, given) == 1
 
 
 # --- question answering -----------------------------------------------------------------------------
@@ -279,6 +298,7 @@ def test_theory_stands_in_for_each_encoder_and_bm25_for_itself() -> None:
     [
         (0.01, 0.1, 0.01, 0.0, 0.2, True, "reproduced"),
         (0.01, 0.1, 0.2, 0.0, 0.05, True, "out of reach at this scale"),
+        (0.01, 0.04, 0.2, 0.0, 0.05, True, "out of reach at this scale"),
         (-0.1, 0.1, 0.9, 0.0, 0.2, True, "not reproduced"),
         (-0.1, 0.3, 0.9, 0.0, 0.2, True, "out of reach at this scale"),
         (-0.01, 0.3, 0.01, 0.02, -0.003, True, "reproduced"),
@@ -334,6 +354,7 @@ def test_a_difference_is_tested_over_seeds_and_queries() -> None:
         ({"steps": 0}, "steps must be at least 1"),
         ({"negatives": 0}, "CROSS-ATTENTION learns from no others"),
         ({"task": "answers", "lengths": "[100]"}, r"lengths=\[100\]"),
+        ({"temperature": 0}, "temperature must be positive"),
         ({"samples": 1}, "samples must be at least 2"),
         ({"train_queries": 5000}, "the corpus is too small for 5,014 queries"),
         ({"task": "answers", "collection": "pydocs", "documents": 20}, r"pydocs has no answers\.jsonl"),
