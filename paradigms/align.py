@@ -10,14 +10,16 @@ applied here but by `core.interact`, for every alignment alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from paradigms.core import Pairs, Tokens, Valid
+from paradigms.core import Align, Pairs, Tokens, Valid
 from paradigms.relax import entropic_topk
 
 # --- A ----------------------------------------------------------------------------------------------
@@ -154,19 +156,23 @@ class Alignment:
 
     function: Callable[..., Pairs]
     reads: frozenset[str]  # of: similarity, ids, pool (the other candidates), lengths
+    # The knobs with which A is one argmax over i for each j, among the real tokens or those of equal ids.
+    maximum: Mapping[str, Any] | None = None
 
 
-def _reading(function: Callable[..., Pairs], *reads: str) -> Alignment:
-    return Alignment(function, frozenset(reads))
+def _reading(
+    function: Callable[..., Pairs], *reads: str, maximum: Mapping[str, Any] | None = None
+) -> Alignment:
+    return Alignment(function, frozenset(reads), maximum)
 
 
 ALIGNMENTS: dict[str, Alignment] = {
     "all_pairs": _reading(all_pairs),
-    "query_to_document": _reading(query_to_document, "similarity"),
+    "query_to_document": _reading(query_to_document, "similarity", maximum={}),
     "document_to_query": _reading(document_to_query, "similarity"),
-    "equal_ids": _reading(equal_ids, "similarity", "ids"),
+    "equal_ids": _reading(equal_ids, "similarity", "ids", maximum={}),
     "pool_top_k": _reading(pool_top_k, "similarity", "pool"),
-    "top_k": _reading(top_k, "similarity"),
+    "top_k": _reading(top_k, "similarity", maximum={"k": 1}),
     "top_p": _reading(top_p, "similarity", "lengths"),
     "entropic": _reading(entropic, "similarity"),
 }
@@ -178,3 +184,10 @@ NORMALISERS = {
     "total": total,
     "retrieved": retrieved,
 }
+
+
+def as_maximum(align: Align) -> Alignment | None:
+    """The registered alignment that `align` is, if it is one argmax over i for each j; else None."""
+    function, knobs = (align.func, align.keywords) if isinstance(align, partial) else (align, {})
+    found = (known for known in ALIGNMENTS.values() if known.function is function)
+    return next((known for known in found if known.maximum == knobs), None)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TypeAlias
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 from torch.utils.checkpoint import checkpoint
 
+from paradigms.align import as_maximum
 from paradigms.core import Align, Interaction, Normalise, Tokens, rel, similarity
 
 CELLS = {"cpu": 1 << 20}  # entries of S at once: what a processor's cache holds with its temporaries
 MANY_CELLS = 1 << 24  # elsewhere: 64 MB, so that launching a chunk costs nothing beside computing it
+FUSED = {"cuda"}  # devices on which the kernels of train.fused find maxima, where Triton is installed
 
 
 def in_batch_rel(
@@ -29,36 +35,73 @@ def in_batch_rel(
       chunk in the backward pass.
 
     Chunks are slices of queries, so alignments that read the whole pool (XTR) see the whole pool.
+
+    On a GPU with Triton a max (`Alignment.maximum`) takes the first of these ways without S, without chunks
+    (see `train.fused`), and its rel is float32 whatever the vectors are. XTR's max does not: which of the
+    maxima count is a matter of rank among all similarities of the pool.
     """
-    b, (n, i) = queries.mask.shape[0], documents.mask.shape[1:]
     if documents.mask.shape[0] != 1:
         raise ValueError(f"in-batch documents have axes [1, n, i, h], got x = {documents.mask.shape[0]}")
-    cells = CELLS.get(documents.vectors.device.type, MANY_CELLS) if cells is None else cells
-    rows = max(1, cells // max(1, n * i * queries.mask.shape[-1]))
-    chunks = [queries[start : start + rows] for start in range(0, b, rows)]
-    if _soft(documents, queries, align):
-        return _recomputed(documents, chunks, align, normalise)
+    pairs = _fused_pairs(documents, queries, align)
+    if pairs is None:
+        b, (n, i), j = queries.mask.shape[0], documents.mask.shape[1:], queries.mask.shape[-1]
+        cells = CELLS.get(documents.vectors.device.type, MANY_CELLS) if cells is None else cells
+        rows = max(1, cells // max(1, n * i * j))
+        chunks = [queries[start : start + rows] for start in range(0, b, rows)]
+        pairs = (
+            None if _soft(documents, queries, align) else _chunked_pairs(documents, queries, chunks, align)
+        )
+        if pairs is None:
+            return _recomputed(documents, chunks, align, normalise)
+    S, A, place = pairs
+    if documents.salience is not None:
+        at = (place.clamp(min=0) + _first_tokens(place, documents.mask.shape[-1])).flatten()
+        # index_select: the backward pass of take adds in an order that changes from run to run.
+        A = A * documents.salience.flatten().index_select(0, at).view_as(place)
+    if queries.salience is not None:
+        A = A * queries.salience[:, :, None, :]
+    return Interaction(S, A, normalise(A, documents, queries)).rel
+
+
+# S, A and the document tokens i of the pairs that align, each [b, n, r, j]; −1 may stand where A is 0
+AlignedPairs: TypeAlias = tuple[Float[Tensor, "b n r j"], Float[Tensor, "b n r j"], Int[Tensor, "b n r j"]]
+
+
+def _fused_pairs(documents: Tokens, queries: Tokens, align: Align) -> AlignedPairs | None:
+    """The pairs of a max, found on the GPU without S; None where the kernels do not apply."""
+    known = as_maximum(align) if documents.vectors.device.type in FUSED and find_spec("triton") else None
+    if known is None or not documents.mask.numel() or not queries.mask.numel():
+        return None
+    from paradigms.train import fused
+
+    if torch.is_autocast_enabled(documents.vectors.device.type):  # a product of vectors, as einsum is
+        dtype = torch.get_autocast_dtype(documents.vectors.device.type)
+        documents, queries = (replace(t, vectors=t.vectors.to(dtype)) for t in (documents, queries))
+    if documents.vectors.dtype != queries.vectors.dtype or not fused.supports(documents.vectors):
+        return None
+    S, place = fused.best_tokens(documents, queries, equal_ids="ids" in known.reads)
+    S, place = S[:, :, None], place[:, :, None]
+    return S, (place >= 0).to(S.dtype), place
+
+
+def _chunked_pairs(
+    documents: Tokens, queries: Tokens, chunks: list[Tokens], align: Align
+) -> AlignedPairs | None:
+    """The pairs of a hard alignment, S formed chunk by chunk; None where they are many."""
     places, weights, similarities = [], [], []
     for chunk in chunks:
         with torch.no_grad():
             S, valid = similarity(documents, chunk)
             place, weight = _compact(align(S, valid, documents, chunk).where(valid, 0))
-        if place.shape[-2] > max(1, i // 4):
-            return _recomputed(documents, chunks, align, normalise)
+        if place.shape[-2] > max(1, documents.mask.shape[-1] // 4):
+            return None
         places.append(place)
         weights.append(weight)
         similarities.append(S.gather(-2, place))
     r = max(p.shape[-2] for p in places)
     place = torch.cat([_pad(p, r) for p in places])
     A, S = torch.cat([_pad(w, r) for w in weights]), torch.cat([_pad(s, r) for s in similarities])
-    S = _PairSimilarity.apply(documents.vectors, queries.vectors, S, place)
-    if documents.salience is not None:
-        at = (place + _first_tokens(place, i)).flatten()
-        # index_select: the backward pass of take adds in an order that changes from run to run.
-        A = A * documents.salience.flatten().index_select(0, at).view_as(place)
-    if queries.salience is not None:
-        A = A * queries.salience[:, :, None, :]
-    return Interaction(S, A, normalise(A, documents, queries)).rel
+    return _PairSimilarity.apply(documents.vectors, queries.vectors, S, place), A, place
 
 
 def _soft(documents: Tokens, queries: Tokens, align: Align) -> bool:
