@@ -11,7 +11,8 @@ import hashlib
 import json
 import shutil
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -103,16 +104,25 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+@contextmanager
+def explained(target: Path) -> Iterator[None]:
+    """OSError that names `target` for whatever a library raises when the disk does not take it."""
+    try:
+        yield
+    except Exception as error:
+        raise OSError(
+            f"{target} cannot be written: {error}. The checkpoints before it are kept, and the same call "
+            "goes on from the newest"
+        ) from error
+
+
 # --- the loss curve -----------------------------------------------------------------------------------
 
 
 def append_history(file: Path, values: dict[str, Any]) -> None:
-    """Add a line; OSError names the file."""
-    try:
-        with file.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(values) + "\n")
-    except OSError as error:
-        raise OSError(f"{file} cannot be written: {error}") from error
+    """Add a line."""
+    with explained(file), file.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(values) + "\n")
 
 
 def cut_history(file: Path, step: int) -> None:
@@ -125,7 +135,8 @@ def cut_history(file: Path, step: int) -> None:
             break  # a killed process may leave half a line, a loss of power anything, after the checkpoint's
         if values["step"] <= step:
             kept.append(line + "\n")
-    write_text(file, "".join(kept))
+    with explained(file):
+        write_text(file, "".join(kept))
 
 
 # --- tensors ------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ class RunState:
         self.kept: list[int] = []
         self.best, self.best_step, self.seconds = -math.inf, 0, 0.0
 
-    # --- the full state on the main process: what sharded parameters would change, and nothing else doe
+    # --- the full state on the main process: what sharded parameters change, and nothing else here does ---
 
     def full_model(self) -> Trainable:
         """The paradigm with all of its weights, to be written or measured by the main process.
@@ -129,7 +129,7 @@ class RunState:
     def _load(self, place: Path) -> dict[str, Any]:
         """Take weights, moments, generator states and scale from a checkpoint; its progress.json."""
         if not place.is_dir():
-            raise FileNotFoundError(
+            raise RuntimeError(
                 f"process {self.accelerator.process_index} does not see {place}: give all processes a folder "
                 "on a disk that they share"
             )
@@ -173,7 +173,7 @@ class RunState:
             place, history = checkpoint.place(self.folder, step), self.folder / "history.jsonl"
             if history.is_file():
                 flush(history)
-            with explained(place), atomic_folder(place, durable=True) as folder:
+            with checkpoint.explained(place), atomic_folder(place, durable=True) as folder:
                 model.write(folder)
                 save_file(optimizer, folder / "optimizer.safetensors")
                 save_file(random, folder / "random.safetensors")
@@ -185,7 +185,7 @@ class RunState:
 
     def save_best(self, model: Trainable, value: float, step: int) -> None:
         """Keep `model` as the best so far, by a dev measure of `value`; for the main process alone."""
-        with explained(self.folder / "best"):
+        with checkpoint.explained(self.folder / "best"):
             model.save_pretrained(self.folder / "best")
         self.best, self.best_step = value, step
 
@@ -201,10 +201,8 @@ def by_main(action: Callable[[], Result], accelerator: Accelerator) -> Result:
         try:
             told = [(action(), None, "")]
         except Exception as error:
-            failed = error
-            told = [
-                (None, next((kind for kind in TOLD if isinstance(error, kind)), RuntimeError), str(error))
-            ]
+            failed, kinds = error, (kind for kind in TOLD if isinstance(error, kind))
+            told = [(None, next(kinds, RuntimeError), str(error))]
     broadcast_object_list(told)
     if failed is not None:
         raise failed
@@ -231,18 +229,6 @@ def ending_all(accelerator: Accelerator, step: int) -> Iterator[None]:
         raise RuntimeError(
             f"process {accelerator.process_index} of {accelerator.num_processes} failed at step {step + 1}, "
             f"which ends the training of all: {type(error).__name__}: {error}"
-        ) from error
-
-
-@contextmanager
-def explained(place: Path) -> Iterator[None]:
-    """OSError that names `place` for whatever a library raises when it cannot write."""
-    try:
-        yield
-    except Exception as error:
-        raise OSError(
-            f"{place} cannot be written: {error}. The checkpoints before it are kept, and the same call goes "
-            "on from the newest"
         ) from error
 
 

@@ -13,6 +13,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
 
+from paradigms.files import write_text
+
 Started = TypeVar("Started")
 PRECISIONS = ("auto", "no", "bf16", "fp16")
 # How long processes wait for the one that searches a corpus; the default, 10 minutes on GPUs, ends the job.
@@ -53,10 +55,24 @@ def native_precision() -> str:
 
 
 def _start_wandb(accelerator: Accelerator, project: str, config: dict[str, Any], folder: Path) -> None:
+    if not accelerator.is_main_process:  # which alone logs
+        return
+    goes_on = {"id": _run_id(folder), "resume": "allow"}
+
     def begin(options: dict[str, Any]) -> None:
-        accelerator.init_trackers(project, config, {"wandb": options})
+        accelerator.init_trackers(project, config, {"wandb": options | goes_on})
 
     wandb_or_offline(begin, folder, accelerator.print)
+
+
+def _run_id(folder: Path) -> str:
+    """The W&B run of everything that is trained in `folder`, however often it is interrupted."""
+    import wandb
+
+    file = folder / "wandb" / "run-id.txt"
+    if not file.is_file():
+        write_text(file, wandb.util.generate_id())
+    return file.read_text(encoding="utf-8")
 
 
 def wandb_or_offline(
