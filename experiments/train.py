@@ -82,7 +82,7 @@ class Settings:
     teacher: str = ""
     """whose scores of a query's relevant document and hard negatives are learned: a TREC run, the folder of a
     saved paradigm or reranker, or a reranker on the hub, OWNER/NAME; a model scores what is drawn, once"""
-    distil: Literal["kl", "margin_mse"] = "kl"
+    distil: Literal["none", "kl", "margin_mse"] = "none"
     """the loss towards the teacher's scores"""
     distil_weight: float = 0.5
     """of that loss; the loss over labels has the rest. 1: the teacher alone"""
@@ -129,6 +129,8 @@ class Settings:
                 raise SystemExit(f"{self.paradigm} learns from no hard negatives: leave out --{name}")
             if getattr(self, name) and not self.negatives:
                 raise SystemExit(f"{name} goes with hard negatives: say how many with --negatives")
+        if bool(self.teacher) != (self.distil != "none"):
+            raise SystemExit("a teacher goes with a loss: set both --teacher and --distil, or neither")
         if not self.filter and (self.filter_margin, self.filter_share) != (None, None):
             raise SystemExit("filter_margin and filter_share are of scores: say whose with --filter")
         if self.paradigm in RERANKERS and not self.negatives:
@@ -173,10 +175,11 @@ def trained(
     lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
     options = lengths | OPTIONS.get(settings.paradigm, {}) | settings.options
     names = TrainingSettings.__dataclass_fields__.keys() & asdict(settings).keys()
-    distillation = Distillation(settings.distil, settings.distil_weight, settings.distil_temperature)
+    distillation = None
+    if settings.distil != "none":
+        distillation = Distillation(settings.distil, settings.distil_weight, settings.distil_temperature)
     training = TrainingSettings(
-        distillation=distillation if settings.teacher else None,
-        **{name: getattr(settings, name) for name in names},
+        distillation=distillation, **{name: getattr(settings, name) for name in names}
     )
     if settings.paradigm in GENERATIVE:
         small = folder.parent / "small-t5"

@@ -70,11 +70,16 @@ class FalseNegatives:
 
         ValueError names a candidate without a score.
         """
-        own = score_of(scores, query, positive, "false-negative filter")
-        margin = (1 - self.share) * abs(own) if self.share is not None else self.margin
+        bound = self._bound(score_of(scores, query, positive, "false-negative filter"))
         for document in candidates:
             score_of(scores, query, document, "false-negative filter")
-        return {d for d, score in scores[query].items() if score >= own - (margin or 0.0)}
+        return {d for d, score in scores[query].items() if score >= bound}
+
+    def _bound(self, positive: float) -> float:
+        if self.share is not None:
+            return positive * (self.share if positive > 0 else 2 - self.share)
+        assert self.margin is not None
+        return positive - self.margin
 
 
 def pair_scores(
