@@ -189,6 +189,11 @@ class TextEncoder(nn.Module):
             attention = attention | fill if s.attend_augmentation else attention
         return Batch(ids, attention, counts & ~blank[:, None])
 
+    @property
+    def skipped(self) -> list[str]:
+        """The tokens of documents that do not count."""
+        return list(self.tokenizer.convert_ids_to_tokens(self._skip.tolist()))
+
     def _layout(self, side: Side, length: int, marker: str) -> _Layout:
         ids = [i for token, i in self.tokenizer.get_vocab().items() if token == marker and marker]
         prefix = "" if ids else marker
@@ -311,9 +316,7 @@ class TextEncoder(nn.Module):
     def _ids_of(self, characters: str) -> list[int]:
         if self.settings.skip_exact:
             return sorted(i for token, i in self.tokenizer.get_vocab().items() if token in set(characters))
-        # A vocabulary may hold a character several times: after a space (▁ or Ġ), inside a word (##).
-        bare = {i: token.removeprefix("##").lstrip("▁Ġ") for token, i in self.tokenizer.get_vocab().items()}
-        return sorted(i for i, token in bare.items() if token and token in set(characters))
+        return sorted(i for token, i in self.tokenizer.get_vocab().items() if bare(token) in set(characters))
 
     # --- files --------------------------------------------------------------------------------------
 
@@ -350,6 +353,11 @@ class TextEncoder(nn.Module):
         """The weights that are not the backbone's own: projections, salience heads, adapters."""
         state = self.state_dict().items()
         return {name: t for name, t in state if not name.startswith("backbone.") or ".lora_" in name}
+
+
+def bare(token: str) -> str:
+    """A token without the mark of its place: after a space (▁ or Ġ), or inside a word (##)."""
+    return token.removeprefix("##").lstrip("▁Ġ")
 
 
 def _orthogonal(width: int, dim: int, bias: bool = False) -> nn.Linear:

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import paradigms
+from paradigms.formats.card import model_card
+from paradigms.formats.export import export_sentence_transformers
 from tests.tiny import WIDTH, write_checkpoint
 
 pytest.importorskip("sentence_transformers", "6.0", reason="needs sentence-transformers 6: extra interop")
@@ -32,6 +34,17 @@ def assert_same_scores(theirs: Any, folder: Path) -> None:
     with torch.inference_mode():
         found = ours.score(ours.encode_documents(DOCUMENTS), ours.encode_queries(QUERIES))
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
+
+
+def assert_exported_scores(ours: Any, folder: Path, kind: Any) -> None:
+    """Theirs opens what ours wrote, and scores as ours do; and ours opens it again."""
+    export_sentence_transformers(ours, folder, model_card(ours))
+    theirs = kind(str(folder)).eval()
+    found = theirs.similarity(theirs.encode_query(QUERIES), theirs.encode_document(DOCUMENTS)).cpu()
+    for model in (ours, paradigms.load(folder)):
+        with torch.inference_mode():
+            wanted = model.score(model.encode_documents(DOCUMENTS), model.encode_queries(QUERIES))
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
 
 
 @pytest.fixture(params=["bert", "modernbert", "t5"])
@@ -97,3 +110,36 @@ def test_colbert(tmp_path, attend):
 def test_lengths(backbone, tmp_path):
     theirs = multi_vector(backbone, skip=".,", query_length=5, document_length=6)
     assert_same_scores(theirs, tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "last"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_single_vectors_go_out(backbone, tmp_path, pooling, normalize):
+    settings = {"dim": 8, "projection_bias": True, "activation": "tanh", "query_marker": "query: "}
+    ours = paradigms.PARADIGMS["dpr"](
+        backbone, pooling=pooling, normalize=normalize, query_length=14, document_length=20, **settings
+    )
+    assert_exported_scores(ours, tmp_path / "out", SentenceTransformer)
+
+
+@pytest.mark.parametrize("settings", [{}, {"skip": "", "dim": None}, {"normalize": False}])
+def test_token_vectors_go_out(backbone, tmp_path, settings):
+    ours = paradigms.PARADIGMS["colbert"](
+        backbone, query_length=9, document_length=12, **{"dim": 8} | settings
+    )
+    assert_exported_scores(ours, tmp_path / "out", MultiVectorEncoder)
+
+
+@pytest.mark.parametrize("attend", [False, True])
+def test_markers_and_augmentation_go_out(tmp_path, attend):
+    ours = paradigms.PARADIGMS["colbert"](
+        write_checkpoint("bert", tmp_path / "bert"),
+        dim=8,
+        query_marker="fish",  # of the tiny vocabulary
+        document_marker="fox",
+        query_augmentation=True,
+        attend_augmentation=attend,
+        query_length=12,
+        document_length=12,
+    )
+    assert_exported_scores(ours, tmp_path / "out", MultiVectorEncoder)

@@ -1,4 +1,4 @@
-"""A checkpoint's folder by its name on the Hugging Face hub."""
+"""Checkpoints on the Hugging Face hub: there and back."""
 
 from __future__ import annotations
 
@@ -22,3 +22,13 @@ def download(name: str, pickled: bool) -> Path:
         return Path(snapshot_download(name, allow_patterns=WANTED + (PICKLED if pickled else [])))
     except (HFValidationError, RepositoryNotFoundError, LocalEntryNotFoundError) as error:
         raise FileNotFoundError(f"{name} is no folder, and not to be had from the hub: {error}") from error
+
+
+def upload(folder: str | Path, name: str, private: bool = True) -> None:
+    """The folder as the repository `name`, made where it is not there yet. The hub's own errors, as it has
+    them, where there is no key or no right to write."""
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    api.create_repo(name, private=private, exist_ok=True)
+    api.upload_folder(repo_id=name, folder_path=str(folder))

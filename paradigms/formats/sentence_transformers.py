@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paradigms.backbone import load_tokenizer
+from paradigms.encode import bare
 from paradigms.formats.files import Unreadable, json_or_empty, read_json
 from paradigms.formats.heads import POOLED, Head, dense, encoder_with
 from paradigms.formats.plain import longest
@@ -74,18 +75,21 @@ def read_sentence_transformers(folder: Path) -> Paradigm:
         similarity = config.get("similarity_fn_name") or "cosine"
         if similarity not in ("cosine", "dot"):
             raise Unreadable(f"similarity is {similarity}")
-        length = text_length(settings, found.backbone)
+        whole = text_length(settings, found.backbone)
         shared |= {"normalize": found.normalize or similarity == "cosine", "pooling": found.pooling}
-        lengths = {"query_length": length, "document_length": length}
+        lengths = {
+            name: min(settings.get(name) or whole, whole) for name in ("query_length", "document_length")
+        }
         return one_vector(encoder_with(found.backbone, found.head, **shared, **POOLED, **lengths))
     similarity = str(config.get("similarity_fn_name") or "maxsim").lower()
     if similarity not in ("maxsim", "meanmaxsim"):
         raise Unreadable(f"similarity is {similarity}")
     shared |= lengths_of(settings | config, found.backbone, pylate)
-    shared |= skipped(config if pylate else found.mask)
-    return late_interaction(
-        encoder_with(found.backbone, found.head, **shared), mean=similarity == "meanmaxsim"
-    )
+    mask = config if pylate else found.mask
+    encoder = encoder_with(found.backbone, found.head, **shared, **skipped(mask))
+    if not encoder.settings.skip_exact and set(mask.get("skiplist_words") or []) != set(encoder.skipped):
+        raise Unreadable("the skip list has only some of the tokens that are one character")
+    return late_interaction(encoder, mean=similarity == "meanmaxsim")
 
 
 def chain(folder: Path) -> Chain:
@@ -172,13 +176,16 @@ def lengths_of(settings: dict[str, Any], backbone: Path, pylate: bool) -> dict[s
 def skipped(mask: dict[str, Any]) -> dict[str, Any]:
     """The skip list, of documents."""
     words = mask.get("skiplist_words") or []
-    if any(len(word) != 1 for word in words):
-        raise Unreadable(f"the skip list has {next(word for word in words if len(word) != 1)!r}")
+    characters = {word: word if len(word) == 1 else bare(word) for word in words}
+    longer = next((word for word, character in characters.items() if len(character) != 1), None)
+    if longer is not None:
+        raise Unreadable(f"the skip list has {longer!r}")
     if words and mask.get("skiplist_tasks", ["document"]) != ["document"]:
         raise Unreadable(f"the skip list is of {' and '.join(mask['skiplist_tasks'])}")
     if mask.get("keep_only_token_ids"):
         raise Unreadable("only some token ids are kept")
-    return {"skip": "".join(words), "skip_exact": bool(words)}
+    exact = bool(words) and all(len(word) == 1 for word in words)
+    return {"skip": "".join(dict.fromkeys(characters.values())), "skip_exact": exact}
 
 
 def lowers(settings: dict[str, Any], backbone: Path) -> None:

@@ -30,12 +30,16 @@ from paradigms.evaluate import (
 )
 from paradigms.evaluate.explain import explain
 from paradigms.files import write_text
+from paradigms.formats.card import model_card, results_of
+from paradigms.formats.export import export_sentence_transformers
+from paradigms.formats.hub import upload
 from paradigms.generative.model import SETTINGS as GENERATIVE_SETTINGS
 from paradigms.generative.model import Generative
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.index import INDEXES
 from paradigms.index.maxima import reads_pool
 from paradigms.lexical import BM25
+from paradigms.model import Paradigm
 from paradigms.reranking import rerank
 from paradigms.terminal import show
 from paradigms.terminal.indexed import (
@@ -166,6 +170,20 @@ def run_compare(settings: argparse.Namespace) -> None:
     )
 
 
+def run_export(settings: argparse.Namespace) -> None:
+    """Write a saved model as a folder that sentence-transformers 6 opens, with a model card."""
+    model = open_model(settings.model)
+    if not isinstance(model, Paradigm):
+        raise ValueError(f"{settings.model} holds {model.name}, which sentence-transformers has no model for")
+    results = Path(settings.results) if settings.results else results_of(Path(settings.model))
+    export_sentence_transformers(model, settings.output, model_card(model, results))
+    console = Console(stderr=True, highlight=False)
+    console.print(f"{settings.model} in {settings.output}, with its card in README.md")
+    if settings.push:
+        upload(settings.output, settings.push)
+        console.print(f"and on the hub as {settings.push}")
+
+
 def measured(collection: Collection, split: str, runs: dict[str, Run], output: Path | None) -> None:
     """The table of all systems, tested against BM25, to the terminal and as files."""
     judged = with_judgements(collection.split(split), collection.corpus, list(runs.values()))
@@ -240,6 +258,16 @@ def parser() -> argparse.ArgumentParser:
     shown.add_argument("query")
     shown.add_argument("--document", help="id of the document; without it the best one")
     shown.add_argument("-k", type=_count, default=10, help="documents among which XTR looks for tokens")
+
+    written = command("export", run_export)
+    written.add_argument("model", help=f"folder of a saved model, or {OFFLINE}")
+    written.add_argument("output", help="folder to write")
+    written.add_argument(
+        "--results", help="folder of the script that trained it; without it the one around it"
+    )
+    written.add_argument(
+        "--push", metavar="OWNER/NAME", help="upload it to the Hugging Face hub too, private"
+    )
 
     beside = command("compare", run_compare)
     beside.add_argument("folders", nargs="+", help="made by index from the same source")

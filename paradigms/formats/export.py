@@ -1,0 +1,152 @@
+"""A paradigm as a folder that sentence-transformers 6 opens, with equal scores.
+
+One vector on each side becomes its SentenceTransformer, token vectors under the alignment of ColBERT its
+MultiVectorEncoder. What its modules cannot express is refused, never left out.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from paradigms.encode import EncoderSettings, TextEncoder
+from paradigms.files import atomic_folder, write_json, write_text
+from paradigms.formats.heads import ACTIVATIONS
+from paradigms.model import Paradigm
+
+PACKAGE = "sentence_transformers"
+TYPES = {
+    "Transformer": f"{PACKAGE}.base.modules.transformer.Transformer",
+    "Dense": f"{PACKAGE}.base.modules.dense.Dense",
+    "Normalize": f"{PACKAGE}.base.modules.normalize.Normalize",
+    "Pooling": f"{PACKAGE}.sentence_transformer.modules.pooling.Pooling",
+    "MultiVectorMask": f"{PACKAGE}.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask",
+}
+POOLING = {"cls": "cls", "mean": "mean", "max": "max", "last": "lasttoken"}
+SIMILARITY = {"one": "maxsim", "query_tokens": "meanmaxsim"}  # Z -> the sum of maxima or their mean
+
+
+def export_sentence_transformers(model: Paradigm, folder: str | Path, card: str = "") -> None:
+    """Write the folder, complete or not at all. card: the text of README.md (`card.model_card`).
+
+    ValueError names a setting that sentence-transformers has no module for.
+    """
+    encoder, settings = model.encoder, model.encoder.settings
+    multi = "pooled" not in (settings.query_vectors, settings.document_vectors)
+    refuse(model, multi)
+    with atomic_folder(folder) as out:
+        encoder.save(out / "own", merged=True)
+        for file in (out / "own" / "backbone").iterdir():
+            shutil.move(file, out / file.name)
+        shutil.rmtree(out / "own")
+        name = "token_embeddings" if multi else "sentence_embedding"
+        vectors = {"module_input_name": name, "module_output_name": name}
+        modules: list[tuple[str, dict[str, Any]]] = []
+        if not multi:
+            width = encoder.backbone.config.hidden_size
+            modules.append(
+                ("Pooling", {"embedding_dimension": width, "pooling_mode": POOLING[settings.pooling]})
+            )
+        if encoder.projection is not None:
+            modules.append(("Dense", dense_config(encoder) | vectors))
+        if multi:
+            modules.append(("MultiVectorMask", {"skiplist_words": encoder.skipped}))
+        if settings.normalize:
+            modules.append(("Normalize", vectors))
+        rows = [{"idx": 0, "name": "0", "path": "", "type": TYPES["Transformer"]}]
+        for n, (kind, config) in enumerate(modules, 1):
+            path = f"{n}_{kind}"
+            rows.append({"idx": n, "name": str(n), "path": path, "type": TYPES[kind]})
+            write_json(out / path / "config.json", config)
+            if kind == "Dense":
+                assert encoder.projection is not None
+                weights = {f"linear.{k}": w.contiguous() for k, w in encoder.projection.state_dict().items()}
+                save_file(weights, out / path / "model.safetensors")
+        write_json(out / "modules.json", rows)
+        write_json(out / "sentence_bert_config.json", transformer_config(settings))
+        write_json(out / "config_sentence_transformers.json", model_config(model, multi))
+        register_markers(encoder, out)
+        if card:
+            write_text(out / "README.md", card)
+
+
+def refuse(model: Paradigm, multi: bool) -> None:
+    """ValueError for what no module of sentence-transformers does."""
+    s, recipe = model.encoder.settings, model.recipe
+    known = ("query_to_document",) if multi else ("all_pairs", "query_to_document", "equal_ids")
+    if recipe.align not in known or (multi and recipe.normalise not in SIMILARITY):
+        raise ValueError(
+            f"{recipe.name} has the alignment {recipe.align} with Z = {recipe.normalise}, and "
+            "sentence-transformers knows that of ColBERT alone: model.with_alignment('query_to_document', "
+            "'query_tokens') scores as it will there"
+        )
+    whole = {"all"} if multi else {"pooled"}
+    if {s.query_vectors, s.document_vectors} != whole:
+        raise ValueError(
+            f"queries become {s.query_vectors} and documents {s.document_vectors} vectors: "
+            "sentence-transformers has one of a text, or those of all tokens"
+        )
+    absent = {
+        "layer_norm": s.layer_norm,
+        "pooled_dim": s.pooled_dim,
+        "salience": s.salience != "none",
+        "special_tokens=False": multi and not s.special_tokens,
+    }
+    named = [name for name, there in absent.items() if there]
+    if named:
+        raise ValueError(f"sentence-transformers has no module for {', '.join(named)}")
+
+
+def dense_config(encoder: TextEncoder) -> dict[str, Any]:
+    """The configuration of the Dense module."""
+    assert encoder.projection is not None
+    activation = {name: path for path, name in ACTIVATIONS.items()}[encoder.settings.activation]
+    return {
+        "in_features": encoder.projection.in_features,
+        "out_features": encoder.projection.out_features,
+        "bias": encoder.projection.bias is not None,
+        "activation_function": activation,
+    }
+
+
+def transformer_config(settings: EncoderSettings) -> dict[str, Any]:
+    """Lengths and augmentation, as its Transformer module keeps them."""
+    augmented: dict[str, Any] = {"query_length": settings.query_length}
+    if settings.query_augmentation:
+        strategy = {"strategy": "fixed", "attend": settings.attend_augmentation, "token": None}
+        augmented = {"query_expansion": strategy | {"length": settings.query_length}}
+    return {
+        "transformer_task": "feature-extraction",
+        "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+        "module_output_name": "token_embeddings",
+        "document_length": settings.document_length,
+    } | augmented
+
+
+def model_config(model: Paradigm, multi: bool) -> dict[str, Any]:
+    """Prompts, which are our markers, and the similarity."""
+    s = model.encoder.settings
+    single = "cosine" if s.normalize else "dot"
+    return {
+        "__version__": {PACKAGE: "6.0.0"},
+        "model_type": "MultiVectorEncoder" if multi else "SentenceTransformer",
+        "prompts": {"query": s.query_marker, "document": s.document_marker},
+        "default_prompt_name": None,
+        "similarity_fn_name": SIMILARITY[model.recipe.normalise] if multi else single,
+    }
+
+
+def register_markers(encoder: TextEncoder, folder: Path) -> None:
+    """Markers that are one token stay one where they stand before a text."""
+    vocabulary = encoder.tokenizer.get_vocab()
+    markers = [encoder.settings.query_marker, encoder.settings.document_marker]
+    tokens = [marker for marker in markers if marker in vocabulary]
+    if tokens:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer.add_tokens(tokens, special_tokens=True)
+        tokenizer.save_pretrained(folder)
