@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments" / "benchmarks"))
 
 import training
-from training_parts import pairs, trainers
+from training_parts import pairs, tables, trainers
 
 from paradigms import PARADIGMS
 from paradigms.data import Collection, Corpus, Problems, Split
@@ -41,7 +42,8 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def settings(collection: Path, tiny_bert: Path) -> training.Settings:
     return training.Settings(
-        batches=[BATCH], mini_batch=3, steps=STEPS - 1, collection=str(collection), encoder=str(tiny_bert),
+        batches=[BATCH], mini_batch=3, examples=(STEPS - 1) * BATCH, collection=str(collection),
+        encoder=str(tiny_bert),
         dim=8, query_length=6, document_length=7, threads=torch.get_num_threads(), device="cpu",
     )  # fmt: skip
 
@@ -59,7 +61,7 @@ def answers(
     of texts encoded at once and the queries."""
     found = {}
     for mini_batch in (0, settings.mini_batch):
-        row, made = training.Row("ours", BATCH, mini_batch), []
+        row, made = tables.Row("ours", BATCH, mini_batch), []
         folder = tmp_path_factory.mktemp("job")
         (folder / "job.json").write_text(
             json.dumps(vars(training.job_of(settings, row, work)) | {"memory": 0})
@@ -136,7 +138,7 @@ def test_the_clock_runs_from_step_to_step(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_process_that_may_not_hold_more_is_a_cell(settings: training.Settings, work: Path) -> None:
     limited = training.Settings(**vars(settings) | {"memory": 0.001})
-    answer = training.run_job(limited, training.Row("ours", BATCH, 0), work, sys.executable)
+    answer = training.run_job(limited, tables.Row("ours", BATCH, 0), work, sys.executable)
     assert answer["failed"] == "out of memory", answer["errors"]
 
 
@@ -158,7 +160,7 @@ def test_no_document_is_relevant_to_two_of_the_pairs() -> None:
             for one in "ad"
             for other, text in (("b", "two"), ("c", "three"))
         ]
-    with pytest.raises(SystemExit, match=r"words has 3 training queries.*needs 4"):
+    with pytest.raises(SystemExit, match=r"words has 3 training queries.*and 4 are"):
         pairs.distinct_pairs(whole, 4, 0)
     with pytest.raises(SystemExit, match="words has no training queries"):
         pairs.distinct_pairs(Collection("words", whole.corpus, {"test": split}, Problems(), ""), 3, 0)
@@ -169,15 +171,13 @@ def test_no_document_is_relevant_to_two_of_the_pairs() -> None:
 
 def answer(seconds: list[float], gib: float, loss: float = 2.0) -> dict:
     return {
-        "seconds": seconds, "memory": gib * training.GiB, "loss": loss, "first_loss": 3.0,
+        "seconds": seconds, "memory": gib * tables.GiB, "loss": loss, "first_loss": 3.0,
         "versions": {"torch": "2"},
     }  # fmt: skip
 
 
 def test_a_row_is_the_mean_of_its_rounds() -> None:
-    row = training.summary(
-        training.Row("pylate", 30, 0), [answer([2.0, 4.0], 1.5), answer([10.0, 20.0], 2.5)]
-    )
+    row = tables.summary(tables.Row("pylate", 30, 0), [answer([2.0, 4.0], 1.5), answer([10.0, 20.0], 2.5)])
     assert (row["slowest"], row["fastest"], row["examples_per_s"]) == (2, 10, 6)
     assert (row["memory_gib"], row["name"], row["failed"]) == (2.5, "PyLate", "")
 
@@ -185,11 +185,11 @@ def test_a_row_is_the_mean_of_its_rounds() -> None:
 def test_a_row_that_fails_once_has_no_speed(settings: training.Settings) -> None:
     failed = {"failed": "out of memory", "errors": "..."}
     measured = {
-        training.Row("ours", 128, 0): [answer([64.0], 8.0)],
-        training.Row("pylate", 128, 0): [answer([1.0], 1.0), failed],
-        training.Row("pylate", 128, 32): [],
+        tables.Row("ours", 128, 0): [answer([64.0], 8.0)],
+        tables.Row("pylate", 128, 0): [answer([1.0], 1.0), failed],
+        tables.Row("pylate", 128, 32): [],
     }
-    found = training.report(settings, measured)
+    found = tables.report(settings, measured)
     assert [row["failed"] for row in found["rows"]] == ["", "out of memory"]
     assert found["rows"][0]["ratio"] is None  # no peer is left
     assert found["targets"] == []
@@ -197,16 +197,16 @@ def test_a_row_that_fails_once_has_no_speed(settings: training.Settings) -> None
 
 def test_one_row_of_ours_has_to_meet_both_targets(settings: training.Settings) -> None:
     measured = {
-        training.Row("ours", 128, 0): [answer([128 / 10], 9.0, 2.1)],
-        training.Row("ours", 128, 32): [answer([128 / 7], 3.0)],
-        training.Row("sentence_transformers", 128, 0): [answer([128 / 3], 13.0)],
-        training.Row("sentence_transformers", 128, 32): [answer([128 / 4], 3.5)],
-        training.Row("pylate", 128, 0): [answer([128 / 2], 20.0)],
-        training.Row("ours", 32, 0): [answer([32 / 9], 4.0)],
-        training.Row("pylate", 32, 0): [answer([32 / 7.2], 4.0)],
-        training.Row("ours", 64, 0): [answer([8.0], 4.0)],
+        tables.Row("ours", 128, 0): [answer([128 / 10], 9.0, 2.1)],
+        tables.Row("ours", 128, 32): [answer([128 / 7], 3.0)],
+        tables.Row("sentence_transformers", 128, 0): [answer([128 / 3], 13.0)],
+        tables.Row("sentence_transformers", 128, 32): [answer([128 / 4], 3.5)],
+        tables.Row("pylate", 128, 0): [answer([128 / 2], 20.0)],
+        tables.Row("ours", 32, 0): [answer([32 / 9], 4.0)],
+        tables.Row("pylate", 32, 0): [answer([32 / 7.2], 4.0)],
+        tables.Row("ours", 64, 0): [answer([8.0], 4.0)],
     }
-    found = training.report(settings, measured)
+    found = tables.report(settings, measured)
     assert [row["ratio"] for row in found["rows"]] == [
         pytest.approx(2.5), pytest.approx(1.75), None, None, None, pytest.approx(1.25), None, None,
     ]  # fmt: skip
@@ -220,8 +220,8 @@ def test_one_row_of_ours_has_to_meet_both_targets(settings: training.Settings) -
     assert (speed["wanted"], speed["value"]) == (2, pytest.approx(1.75))
     assert speed["of"] == "ours, cached 32 against sentence-transformers, cached 32"
     assert (memory["wanted"], memory["value"]) == (3.5, 3.0)
-    measured[training.Row("ours", 128, 32)] = [answer([128 / 7], 3.6)]  # now neither fits: the fastest counts
-    speed, memory = training.report(settings, measured)["targets"][1:]
+    measured[tables.Row("ours", 128, 32)] = [answer([128 / 7], 3.6)]  # now neither fits: the fastest counts
+    speed, memory = tables.report(settings, measured)["targets"][1:]
     assert (speed["value"], speed["holds"], memory["holds"]) == (pytest.approx(2.5), True, False)
 
 
@@ -229,11 +229,11 @@ def test_tables_are_printed_with_failures_and_targets(
     settings: training.Settings, capsys: pytest.CaptureFixture
 ) -> None:
     measured = {
-        training.Row("ours", 32, 0): [answer([3.2], 4.0)],
-        training.Row("sentence_transformers", 32, 0): [answer([6.4], 4.0)],
-        training.Row("pylate", 32, 0): [{"failed": "out of memory", "errors": ""}],
+        tables.Row("ours", 32, 0): [answer([3.2], 4.0)],
+        tables.Row("sentence_transformers", 32, 0): [answer([6.4], 4.0)],
+        tables.Row("pylate", 32, 0): [{"failed": "out of memory", "errors": ""}],
     }
-    training.show(training.Console(width=160), settings, training.report(settings, measured))
+    tables.show(Console(width=160), settings, tables.report(settings, measured))
     printed = capsys.readouterr().out
     assert "10.00 to 10.00" in printed
     assert "PyLate, batch 32: out of memory" in printed
@@ -241,6 +241,11 @@ def test_tables_are_printed_with_failures_and_targets(
 
 
 # --- settings -----------------------------------------------------------------------------------------
+
+
+def test_every_batch_size_is_timed_on_as_many_examples() -> None:
+    settings = training.Settings(examples=200, device="cpu")
+    assert [settings.steps(batch) for batch in (32, 100, 128, 200, 256)] == [6, 2, 2, 1, 1]
 
 
 def test_caching_is_for_batches_of_more_than_one_mini_batch(settings: training.Settings) -> None:
@@ -269,7 +274,7 @@ def test_environments_tell_what_they_have(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": 0}, "steps must be at least 1"),
+        ({"examples": 0}, "examples must be at least 1"),
         ({"warmup": 0}, "warmup must be at least 1"),
         ({"batches": [1]}, "2 pairs or more"),
         ({"batches": []}, "2 pairs or more"),

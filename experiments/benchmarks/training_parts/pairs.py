@@ -17,7 +17,7 @@ from paradigms.files import atomic_folder, atomic_text
 
 def prepare(settings: Any, folder: Path) -> Path:
     """The folder `trainers.Job.work`: encoder, projection and pairs; settings of the benchmark."""
-    needed = max(CHECKED, max(settings.batches) * (settings.warmup + settings.steps))
+    needed = max(CHECKED, *(b * (settings.warmup + settings.steps(b)) for b in settings.batches))
     pairs = distinct_pairs(load(settings.collection), needed, settings.seed)
     source = offline_encoder() if settings.encoder == "offline" else settings.encoder
     backbone, tokenizer = load_backbone(source), load_tokenizer(source)
@@ -58,6 +58,6 @@ def distinct_pairs(collection: Collection, number: int, seed: int) -> list[tuple
         if len(pairs) == number:
             return pairs
     raise SystemExit(
-        f"{collection.name} has {len(pairs)} training queries without a relevant document in common, and the "
-        f"largest batch needs {number}: ask for smaller batches or fewer steps"
+        f"{collection.name} has {len(pairs)} training queries without a relevant document in common, and "
+        f"{number} are needed: ask for smaller batches or fewer examples"
     )
