@@ -169,7 +169,11 @@ class _Run:
         body = [p for n, p in paradigm.named_parameters() if p.requires_grad and ".backbone." in f".{n}"]
         rate = s.learning_rate if s.head_learning_rate is None else s.head_learning_rate
         groups = [{"params": body, "lr": s.learning_rate}, {"params": heads, "lr": rate}]
-        optimizer = torch.optim.AdamW([g for g in groups if g["params"]], weight_decay=s.weight_decay)
+        optimizer = torch.optim.AdamW(
+            [g for g in groups if g["params"]],
+            weight_decay=s.weight_decay,
+            fused=accelerator.device.type in ("cpu", "cuda"),  # one pass over memory in place of ten
+        )
         self.optimizer = accelerator.prepare_optimizer(optimizer)
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
         self.state = RunState(paradigm, whole, self.optimizer.optimizer, folder, accelerator, signed, s.keep)
