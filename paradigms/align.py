@@ -55,6 +55,17 @@ def equal_ids(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pai
     return _argmax(S, valid & same, axis=-2)
 
 
+def positive_equal_ids(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+    """`equal_ids` where S_ij > 0: no match counts against a document, as in COIL's own code.
+
+    That code takes the max over all document tokens with 0 for those of other ids. Pooled vectors, whose
+    tokens have negative ids, match whatever their sign.
+    """
+    A = equal_ids(S, valid, documents, queries)
+    assert documents.ids is not None
+    return A * ((S.detach() > 0) | (documents.ids < 0)[..., :, None])
+
+
 def pool_top_k(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens, *, k: int) -> Pairs:
     """A_ij = 1 iff i = argmax_i' S_i'j and S_ij is among the k largest of token j over the whole pool.
 
@@ -171,6 +182,7 @@ ALIGNMENTS: dict[str, Alignment] = {
     "query_to_document": _reading(query_to_document, "similarity", maximum={}),
     "document_to_query": _reading(document_to_query, "similarity"),
     "equal_ids": _reading(equal_ids, "similarity", "ids", maximum={}),
+    "positive_equal_ids": _reading(positive_equal_ids, "similarity", "ids"),
     "pool_top_k": _reading(pool_top_k, "similarity", "pool"),
     "top_k": _reading(top_k, "similarity", maximum={"k": 1}),
     "top_p": _reading(top_p, "similarity", "lengths"),

@@ -265,6 +265,27 @@ def test_multi_vector_encoder(bert, mean_of):
     torch.testing.assert_close(scores_of(paradigms.load(bert)), wanted, atol=1e-4, rtol=0)
 
 
+def test_coil(bert):
+    weights = {f"{n}_proj.weight": torch.randn(out, WIDTH) for n, out in (("tok", 4), ("cls", 8))}
+    weights |= {f"{n}_proj.bias": torch.randn(out) for n, out in (("tok", 4), ("cls", 8))}
+    torch.save(weights, bert / "model.pt")
+    torch.save([Loud()], bert / "args.pt")  # never read
+    refused(bert, "pickled weights, model.pt")
+    found = scores_of(paradigms.load(bert, pickled=True))
+    (q_ids, a, q), (d_ids, b, d) = hidden(bert, QUERIES), hidden(bert, DOCUMENTS)
+    token, pooled = ((weights[f"{n}_proj.weight"], weights[f"{n}_proj.bias"]) for n in ("tok", "cls"))
+    for x, (query, count) in enumerate(zip(q, a.sum(1), strict=True)):
+        for y, document in enumerate(d):
+            S = (query @ token[0].T + token[1]) @ (document @ token[0].T + token[1]).T
+            S = S * (q_ids[x][:, None] == d_ids[y]) * b[y]  # 0 where ids differ: the largest is never below 0
+            wanted = S.max(1).values[1 : int(count) - 1].sum()  # without [CLS] and [SEP]
+            wanted += (query[0] @ pooled[0].T + pooled[1]) @ (document[0] @ pooled[0].T + pooled[1])
+            torch.testing.assert_close(found[x, y], wanted, atol=1e-3, rtol=1e-5)
+    torch.save({"ln_tok.weight": torch.ones(4)} | weights, bert / "model.pt")
+    with pytest.raises(ValueError, match="ln_tok"):
+        paradigms.load(bert, pickled=True)
+
+
 @pytest.mark.parametrize("modules", [False, True])
 @pytest.mark.parametrize("hub", [False, True])
 def test_xtr(tmp_path, modules, hub):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paradigms.encode import EncoderSettings, TextEncoder
 from paradigms.formats.files import Unreadable, read_json, read_weights
@@ -42,13 +42,13 @@ class Head:
             "activation": self.activation,
         }
 
-    def put_into(self, encoder: TextEncoder) -> None:
-        """Replace the encoder's projection."""
-        assert encoder.projection is not None
+    def put_into(self, projection: nn.Linear | None) -> None:
+        """Replace the weights of an encoder's projection."""
+        assert projection is not None
         with torch.no_grad():
-            encoder.projection.weight.copy_(self.weight)
+            projection.weight.copy_(self.weight)
             if self.bias is not None:
-                encoder.projection.bias.copy_(self.bias)
+                projection.bias.copy_(self.bias)
 
 
 def encoder_with(folder: Path, head: Head | None, **settings: Any) -> TextEncoder:
@@ -56,7 +56,7 @@ def encoder_with(folder: Path, head: Head | None, **settings: Any) -> TextEncode
     more = {"dim": None} if head is None else head.settings()
     encoder = TextEncoder(folder, EncoderSettings(**settings | more))
     if head is not None:
-        head.put_into(encoder)
+        head.put_into(encoder.projection)
     return encoder
 
 

@@ -31,5 +31,5 @@ def read_xtr(folder: Path) -> Paradigm:
     """`Unreadable` where the linear layer is missing."""
     head = dense(folder / DENSE)
     model = xtr(folder, **LENGTHS, **head.settings())
-    head.put_into(model.encoder)
+    head.put_into(model.encoder.projection)
     return model
