@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from paradigms import PARADIGMS, Paradigm, batches, encode
+from paradigms import PARADIGMS, Paradigm, batches
 from paradigms.batches import Batch, by_length
 from paradigms.data import Corpus
 from paradigms.encode import Side
@@ -25,6 +25,7 @@ from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from paradigms.train.job import _objective
 from paradigms.train.loop import TrainingSettings, train
+from paradigms.train.parallel import prepare
 
 WORDS = "sea bird fire wood queen letter corn field snow mountain boat river ship iron moon star".split()  # noqa: SIM905
 CORPUS = Corpus(
@@ -43,7 +44,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "xtr": {"k_train": 30},
     "aligner": {"salience": "relu", "salience_l1": 0.1},
 }
-CHUNKED = {"one at a time": (1, None), "two, three": (3, None), "by tokens": (0, 20), "both": (3, 20)}
+CHUNKED = {"by texts": (2, None), "by tokens": (0, 20), "by both": (3, 20)}
 
 
 def build(name: str, backbone: Path, dropout: bool = False, **options: Any) -> Paradigm:
@@ -61,7 +62,7 @@ def step(
     paradigm.zero_grad()
     torch.manual_seed(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encode, "TOKENS", {} if tokens is None else {"cpu": tokens})
+        patch.setattr(paradigm.encoder, "tokens", {} if tokens is None else {"cpu": tokens})
         loss = objective.loss(paradigm, objective.collate(list(examples)))
         loss.backward()
     gradients = {n: p.grad.clone() for n, p in paradigm.named_parameters() if p.grad is not None}
@@ -119,14 +120,22 @@ def test_parts_hold_every_text_once_longest_first_within_both_limits(
     ],
 )
 def test_texts_come_back_in_their_places(
-    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], side: Side
+    tiny_bert: Path, name: str, options: dict[str, Any], side: Side
 ) -> None:
     paradigm = build(name, tiny_bert, **options)
     texts = ["", *(CORPUS[n] for n in range(len(CORPUS)))]
-    monkeypatch.setattr(encode, "TOKENS", {})
+    paradigm.encoder.tokens = {}
     expected = paradigm.encode(texts, side)
-    monkeypatch.setattr(encode, "TOKENS", {"cpu": 30})
+    paradigm.encoder.tokens = {"cpu": 30}
+    passes = 0
+
+    def count(*given: Any) -> None:
+        nonlocal passes
+        passes += 1
+
+    paradigm.encoder.backbone.register_forward_pre_hook(count)
     found = paradigm.encode(texts, side)
+    assert passes > 3
     width = found.mask.shape[-1]
     assert torch.equal(found.mask, expected.mask[..., :width])
     assert not expected.mask[..., width:].any()
@@ -158,7 +167,7 @@ def test_recomputed_layers_and_adapters_change_nothing(tiny_bert: Path) -> None:
         if "lora_B" in name:  # 0 at first, which leaves A without a gradient
             nn.init.normal_(weight, std=0.1)
     expected = step(paradigm)
-    paradigm.encoder.backbone.gradient_checkpointing_enable({"use_reentrant": False})
+    prepare(paradigm, Accelerator(cpu=True), recompute=True)
     check_equal(step(paradigm, 3), expected)
 
 
