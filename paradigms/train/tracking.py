@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import netrc
 import os
+import secrets
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -67,11 +68,9 @@ def _start_wandb(accelerator: Accelerator, project: str, config: dict[str, Any],
 
 def _run_id(folder: Path) -> str:
     """The W&B run of everything that is trained in `folder`, however often it is interrupted."""
-    import wandb
-
     file = folder / "wandb" / "run-id.txt"
     if not file.is_file():
-        write_text(file, wandb.util.generate_id())
+        write_text(file, secrets.token_hex(4))
     return file.read_text(encoding="utf-8")
 
 
