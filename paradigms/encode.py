@@ -6,6 +6,7 @@ the paradigms is data: `EncoderSettings`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -117,8 +118,46 @@ class _Layout(NamedTuple):
     at: int  # its place: after [CLS]
 
 
-class TextEncoder(nn.Module):
-    """Texts → `Tokens`. `backbone`: a hub name or local folder of any Hugging Face encoder, or "offline"."""
+class Encoder(nn.Module, ABC):
+    """Texts of both sides → `Tokens`: what a paradigm needs of D and Q."""
+
+    settings: EncoderSettings
+    tokenizer: Any
+
+    @property
+    @abstractmethod
+    def dim(self) -> int:
+        """h."""
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @abstractmethod
+    def tokenize(self, texts: Sequence[str], side: Side) -> Batch:
+        """Pad and cut to the side's length; of a text without a token of its own nothing counts."""
+
+    @abstractmethod
+    def labels(self, text: str, side: Side) -> list[str]:
+        """A readable name for each place of the Tokens that this text becomes."""
+
+    @abstractmethod
+    def forward(self, batch: Batch, side: Side, chunk: int = 0) -> Tokens:
+        """Tokens of x texts with axes [1, x, l, h] for documents and [x, 1, l, h] for queries.
+
+        chunk: with gradients cached (see `batches.in_parts`), the texts encoded at once; 0 = none are cached.
+        """
+
+    @abstractmethod
+    def save(self, folder: Path, *, merged: bool) -> None:
+        """Every weight and setting. merged: adapters become part of the weights that they adapt."""
+
+
+class TextEncoder(Encoder):
+    """One transformer for both sides.
+
+    backbone: a hub name or local folder of any Hugging Face encoder, or "offline".
+    """
 
     def __init__(self, backbone: str | Path, settings: EncoderSettings) -> None:
         super().__init__()
@@ -152,17 +191,11 @@ class TextEncoder(nn.Module):
 
     @property
     def dim(self) -> int:
-        """h."""
         return self.settings.dim or self.backbone.config.hidden_size
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.parameters()).device
 
     # --- text -> ids --------------------------------------------------------------------------------
 
     def tokenize(self, texts: Sequence[str], side: Side) -> Batch:
-        """Pad and cut to the side's length; of a text without a token of its own nothing counts."""
         s, layout = self.settings, self._layouts[side]
         augment = side == "query" and s.query_augmentation
         rows = self.tokenizer(
@@ -209,7 +242,6 @@ class TextEncoder(nn.Module):
         return _Layout(length, prefix, ids, at)
 
     def labels(self, text: str, side: Side) -> list[str]:
-        """A readable name for each place of the Tokens that this text becomes."""
         if self._vectors(side) == "pooled":
             return ["[pooled]"]
         ids = self.tokenize([text], side).input_ids[0, : self._kept(side)].tolist()
@@ -218,10 +250,6 @@ class TextEncoder(nn.Module):
     # --- ids -> vectors -----------------------------------------------------------------------------
 
     def forward(self, batch: Batch, side: Side, chunk: int = 0) -> Tokens:
-        """Tokens of x texts with axes [1, x, l, h] for documents and [x, 1, l, h] for queries.
-
-        chunk: with gradients cached (see `batches.in_parts`), the texts encoded at once; 0 = none are cached.
-        """
         axis = 1 if side == "document" else 0
         tokens = self.tokens.get(batch.input_ids.device.type)
         return in_parts(partial(self._together, side=side), batch, axis, tokens=tokens, rows=chunk or None)

@@ -18,10 +18,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from paradigms.align import ALIGNMENTS, NORMALISERS
 from paradigms.core import Interaction, Tokens, interact, rel
-from paradigms.encode import Batch, EncoderSettings, Side, TextEncoder
+from paradigms.encode import Batch, Encoder, EncoderSettings, Side, TextEncoder
 from paradigms.files import atomic_folder, settle, write_json
 from paradigms.impute import IMPUTATIONS
 from paradigms.saved import check_type, check_types, read_settings
+from paradigms.towers import TOWERS, TwoTowers
 
 # accelerate's name -> the type of matrix products under autocast
 PRECISIONS: dict[str, torch.dtype | None] = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -128,7 +129,7 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any
 class Paradigm(Trainable):
     """rel(d, q) = 1/Z · Σ(DᵀQ ⊙ A) with a text encoder for D and Q: encode, score, explain, save."""
 
-    def __init__(self, recipe: Recipe, encoder: TextEncoder) -> None:
+    def __init__(self, recipe: Recipe, encoder: Encoder) -> None:
         super().__init__()
         self.recipe = recipe
         self.encoder = encoder
@@ -203,4 +204,5 @@ class Paradigm(Trainable):
         folder = Path(folder)
         settle(folder)
         recipe = read_settings(Recipe, folder / "paradigm.json")
-        return cls(recipe, TextEncoder.load(folder))
+        kind = TwoTowers if (folder / TOWERS["query"]).is_dir() else TextEncoder
+        return cls(recipe, kind.load(folder))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from paradigms.aligner import aligner
 from paradigms.coil import coil
 from paradigms.colbert import colbert
 from paradigms.cross_attention import HEAD, CrossAttention, cross_attention
 from paradigms.dpr import dpr
+from paradigms.encode import TextEncoder
 from paradigms.files import settle
 from paradigms.formats import read_checkpoint
+from paradigms.formats.dpr import is_dpr
 from paradigms.formats.hub import download
 from paradigms.generative.dsi import dsi
 from paradigms.generative.genre import genre
@@ -20,6 +23,7 @@ from paradigms.generative.model import Generative
 from paradigms.generative.seal import seal
 from paradigms.me_bert import me_bert
 from paradigms.model import Paradigm
+from paradigms.towers import TwoTowers
 from paradigms.xtr import xtr
 
 # name -> builder(backbone, **settings)
@@ -39,22 +43,42 @@ GENERATIVE: dict[str, Callable[..., Generative]] = {"dsi": dsi, "genre": genre, 
 RERANKERS: dict[str, Callable[..., CrossAttention]] = {"cross_attention": cross_attention}
 
 
-def load(name: str | Path, *, pickled: bool = False) -> Paradigm | Generative | CrossAttention:
+def load(
+    name: str | Path, *, documents: str | Path | None = None, pickled: bool = False
+) -> Paradigm | Generative | CrossAttention:
     """A model by its folder or its name on the Hugging Face hub.
 
     What `save_pretrained` of any kind here wrote, or a checkpoint of another library (`formats.FORMATS`).
+    documents: likewise, the encoder of documents, where `name` encodes queries alone, as in DPR.
     pickled: read weights that are pickled too, as weights alone. FileNotFoundError where there is no such
     folder; ValueError says what a folder holds that cannot be read.
     """
-    folder = Path(name)
-    settle(folder)
-    if not folder.is_dir():
-        folder = download(str(name), pickled)
-    for kind, file in (
-        (Generative, GENERATIVE_SETTINGS),
-        (CrossAttention, HEAD),
-        (Paradigm, "paradigm.json"),
-    ):
+    folder = _folder(name, pickled)
+    if documents is not None:
+        return _joined(_open(folder, pickled), _open(_folder(documents, pickled), pickled))
+    if is_dpr(folder):
+        raise ValueError(f"{name} is one of DPR's two encoders: load(questions, documents=passages)")
+    return _open(folder, pickled)
+
+
+def _folder(name: str | Path, pickled: bool) -> Path:
+    settle(name)
+    return Path(name) if Path(name).is_dir() else download(str(name), pickled)
+
+
+def _open(folder: Path, pickled: bool) -> Paradigm | Generative | CrossAttention:
+    own: dict[str, Any] = {GENERATIVE_SETTINGS: Generative, HEAD: CrossAttention, "paradigm.json": Paradigm}
+    for file, kind in own.items():
         if (folder / file).is_file():
             return kind.from_pretrained(folder)
     return read_checkpoint(folder, pickled=pickled)
+
+
+def _joined(queries: Any, documents: Any) -> Paradigm:
+    """One paradigm of the two encoders. ValueError where they do not score alike."""
+    for model in (queries, documents):
+        if not (isinstance(model, Paradigm) and isinstance(model.encoder, TextEncoder)):
+            raise ValueError(f"a pair is of two text encoders, and {model.name} is none")
+    if queries.recipe != documents.recipe:
+        raise ValueError(f"queries are scored by {queries.recipe}, documents by {documents.recipe}")
+    return Paradigm(documents.recipe, TwoTowers(queries.encoder, documents.encoder))

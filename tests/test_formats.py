@@ -11,11 +11,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModel, AutoModelForTextEncoding, AutoTokenizer
+from transformers import (
+    AutoModel,
+    AutoModelForTextEncoding,
+    AutoTokenizer,
+    DPRConfig,
+    DPRContextEncoder,
+    DPRQuestionEncoder,
+)
 
 import paradigms
+from paradigms.cross_attention import cross_attention
 from paradigms.encode import EncoderSettings
 from paradigms.formats import read_checkpoint
+from paradigms.formats.export import export_sentence_transformers
 from paradigms.formats.files import Unreadable
 from paradigms.formats.heads import Head
 from tests.tiny import WIDTH, write_checkpoint
@@ -284,6 +293,73 @@ def test_coil(bert):
     torch.save({"ln_tok.weight": torch.ones(4)} | weights, bert / "model.pt")
     with pytest.raises(ValueError, match="ln_tok"):
         paradigms.load(bert, pickled=True)
+
+
+@pytest.fixture(params=[0, 6])
+def dpr_pair(request, tmp_path):
+    """Folders of a question and a passage encoder, with and without a projection."""
+    tokenizer = AutoTokenizer.from_pretrained(write_checkpoint("bert", tmp_path / "bert"))
+    config = json.loads((tmp_path / "bert" / "config.json").read_text()) | {"projection_dim": request.param}
+    config = DPRConfig(**{k: v for k, v in config.items() if k not in ("model_type", "architectures")})
+    pair = []
+    for n, kind in enumerate((DPRQuestionEncoder, DPRContextEncoder)):
+        torch.manual_seed(n)
+        model = kind(config).eval()
+        model.save_pretrained(tmp_path / kind.__name__)
+        tokenizer.save_pretrained(tmp_path / kind.__name__)
+        pair.append((tmp_path / kind.__name__, model))
+    return tokenizer, *pair
+
+
+def test_dpr(dpr_pair, tmp_path):
+    tokenizer, (questions, q), (passages, d) = dpr_pair
+    with torch.inference_mode():
+        Q, D = (
+            model(**tokenizer(texts, padding=True, return_tensors="pt")).pooler_output
+            for model, texts in ((q, QUERIES), (d, DOCUMENTS))
+        )
+    model = paradigms.load(questions, documents=passages)
+    torch.testing.assert_close(scores_of(model), Q @ D.T, atol=1e-4, rtol=0)
+    model.save_pretrained(tmp_path / "own")
+    torch.testing.assert_close(scores_of(paradigms.load(tmp_path / "own")), scores_of(model), atol=0, rtol=0)
+    with pytest.raises(ValueError, match="one of DPR's two encoders"):
+        paradigms.load(questions)
+    with pytest.raises(ValueError, match="an encoder for each side"):
+        export_sentence_transformers(model, tmp_path / "out")
+
+
+def test_pairs_that_do_not_go_together(dpr_pair, bert, tmp_path):
+    _, (questions, _), _ = dpr_pair
+    with pytest.raises(ValueError, match="queries are scored by"):
+        paradigms.load(questions, documents=bert)
+    reranker = tmp_path / "reranker"
+    cross_attention(bert).save_pretrained(reranker)
+    with pytest.raises(ValueError, match="cross_attention is none"):
+        paradigms.load(bert, documents=reranker)
+    config = json.loads((questions / "config.json").read_text()) | {"architectures": ["DPRReader"]}
+    (questions / "config.json").write_text(json.dumps(config))
+    refused(questions, "its architecture is DPRReader")
+
+
+def test_two_towers_are_trained_as_one(bert, tmp_path):
+    """Both encoders get gradients, plain and cached."""
+    model = paradigms.load(bert, documents=bert)
+    batch = [
+        model.encoder.tokenize(texts, side) for texts, side in ((QUERIES, "query"), (DOCUMENTS, "document"))
+    ]
+    gradients = []
+    for chunk in (0, 1):
+        model.zero_grad()
+        queries, documents = model.eval()(*batch, chunk)
+        model.score(documents, queries).sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+        assert all(
+            g is not None and bool(g.any())
+            for tower in model.encoder.towers.values()
+            for g in [next(tower.parameters()).grad]
+        )
+    for plain, cached in zip(*gradients, strict=True):
+        torch.testing.assert_close(cached, plain, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("modules", [False, True])

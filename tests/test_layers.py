@@ -16,6 +16,7 @@ LAYERS: list[set[str]] = [
     {"backbone", "batches", "relax", "data"},
     {"align", "impute"},
     {"encode", "lexical"},
+    {"towers"},
     {"model"},
     PARADIGM_FILES | {"cross_attention"},
     {"generative", "formats"},

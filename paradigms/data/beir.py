@@ -74,7 +74,7 @@ def write_folder(collection: Collection, path: str | Path) -> None:
 
 
 def write_corpus(documents: Iterable[Document], file: Path) -> None:
-    """Write corpus.jsonl from a stream of (id, title, text), whole or not at all; titles as `write_folder`."""
+    """Write corpus.jsonl from (id, title, text), whole or not at all; titles as `write_folder` has them."""
     with atomic_text(file) as stream:
         for id, title, text in documents:
             stream.write(json.dumps({"_id": id, **_divided(title, text)}) + "\n")

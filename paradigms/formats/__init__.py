@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paradigms.formats.coil import is_coil, read_coil
+from paradigms.formats.dpr import is_dpr, read_dpr
 from paradigms.formats.files import Unreadable, described, safe_weights
 from paradigms.formats.plain import is_plain, read_plain
 from paradigms.formats.sentence_transformers import is_sentence_transformers, read_sentence_transformers
@@ -23,6 +24,7 @@ FORMATS: dict[str, tuple[Callable[[Path], bool], Callable[[Path], Paradigm]]] = 
     "XTR (2_Dense, and xtr in the name)": (is_xtr, read_xtr),
     "sentence-transformers or PyLate (modules.json)": (is_sentence_transformers, read_sentence_transformers),
     "Stanford ColBERT (artifact.metadata, or HF_ColBERT in config.json)": (is_stanford, read_stanford),
+    "DPR (model_type dpr)": (is_dpr, read_dpr),
     "COIL (model.pt)": (is_coil, read_coil),
     "a plain encoder (config.json)": (is_plain, read_plain),
 }

@@ -7,6 +7,7 @@ be COIL-full as they trained and published it, with [SEP] left out and the lengt
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file
 
@@ -32,7 +33,7 @@ def read_coil(folder: Path) -> Paradigm:
         raise Unreadable(f"{HEADS} or model.pt holds {sorted(found)}, where {sorted(NEEDED)} belong")
     tokens, pooled = (Head(found[f"{n}.weight"], found[f"{n}.bias"]) for n in ("tok_proj", "cls_proj"))
     width = len(pooled.weight)
-    model = coil(folder, pooled_dim=width, **LENGTHS, **tokens.settings())
+    model: Any = coil(folder, pooled_dim=width, **LENGTHS, **tokens.settings())
     tokens.put_into(model.encoder.projection)
     pooled.put_into(model.encoder.pooled_projection)
     return model.with_alignment("positive_equal_ids")

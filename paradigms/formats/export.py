@@ -35,6 +35,8 @@ def export_sentence_transformers(model: Paradigm, folder: str | Path, card: str 
     ValueError names a setting that sentence-transformers has no module for.
     """
     encoder, settings = model.encoder, model.encoder.settings
+    if not isinstance(encoder, TextEncoder):
+        raise ValueError(f"{model.name} has an encoder for each side, and sentence-transformers one for both")
     multi = "pooled" not in (settings.query_vectors, settings.document_vectors)
     refuse(model, multi)
     with atomic_folder(folder) as out:

@@ -30,6 +30,6 @@ def is_xtr(folder: Path) -> bool:
 def read_xtr(folder: Path) -> Paradigm:
     """`Unreadable` where the linear layer is missing."""
     head = dense(folder / DENSE)
-    model = xtr(folder, **LENGTHS, **head.settings())
+    model: Any = xtr(folder, **LENGTHS, **head.settings())
     head.put_into(model.encoder.projection)
     return model

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from paradigms.data import Corpus, Problems, Run, Split
-from paradigms.encode import Batch, TextEncoder
+from paradigms.encode import Batch, Encoder
 from paradigms.train.teacher import FalseNegatives, ScorePairs, score_of
 
 
@@ -74,7 +74,7 @@ def build_examples(
             likely: set[str] = set()
             if suspects is not None:
                 likely = suspects.of(query, document, ranked[query], rated).difference(relevant)
-                for dropped in (d for d in ranked[query] if d in likely):
+                for dropped in sorted(likely):
                     problems.add("hard negative that may be relevant (left out)", f"{query} -> {dropped}")
             never = [corpus.position(d) for d in (*relevant, *sorted(likely))]
             positive = corpus.position(document)
@@ -157,7 +157,7 @@ class Examples(Dataset):
         return self.examples[index]
 
 
-def tokenised(examples: list[Example], encoder: TextEncoder, corpus: Corpus) -> TrainingBatch:
+def tokenised(examples: list[Example], encoder: Encoder, corpus: Corpus) -> TrainingBatch:
     """Examples as a tokenised batch."""
     positions = [e.positive for e in examples] + [n for e in examples for n in e.negatives]
     width = max(len(e.relevant) for e in examples)
