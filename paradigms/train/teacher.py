@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from accelerate import Accelerator
 
@@ -22,13 +22,7 @@ from paradigms.train.classifier import SequenceClassifier, is_classifier
 # Query id -> document ids whose scores are wanted -> their scores, and maybe others.
 ScorePairs: TypeAlias = Callable[[Mapping[str, Sequence[str]]], Run]
 
-
-class Rerank(Protocol):
-    """The scores of a run's pairs."""
-
-    def __call__(self, run: Run, *, progress: bool) -> Run: ...
-
-
+Rerank: TypeAlias = Callable[..., Run]  # (run, *, progress) -> the scores of the run's pairs
 PAIRS = 1 << 13  # scored between two files: what an interruption costs at most
 
 
@@ -66,14 +60,13 @@ class FalseNegatives:
             raise ValueError(f"the share of a positive's score must lie in (0, 1], got {self.share}")
 
     def of(self, query: str, positive: str, candidates: Sequence[str], scores: Run) -> set[str]:
-        """Of all documents that have a score for the query, those that the rule takes to be relevant to it.
+        """The candidates that the rule takes to be relevant; ValueError names one without a score.
 
-        ValueError names a candidate without a score.
+        Other documents are left alone though they may have scores: a second start may know more of them.
         """
-        bound = self._bound(score_of(scores, query, positive, "false-negative filter"))
-        for document in candidates:
-            score_of(scores, query, document, "false-negative filter")
-        return {d for d, score in scores[query].items() if score >= bound}
+        name = "false-negative filter"
+        bound = self._bound(score_of(scores, query, positive, name))
+        return {d for d in candidates if score_of(scores, query, d, name) >= bound}
 
     def _bound(self, positive: float) -> float:
         if self.share is not None:
