@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,12 @@ def chosen_queries(split: Split, count: int) -> list[str]:
 
 
 def align_query(
-    query_id: str, corpus: Corpus, split: Split, bm25: BM25, systems: list[str], folder: Path
+    query_id: str, corpus: Corpus, split: Split, bm25: BM25, systems: Mapping[str, Path], folder: Path
 ) -> list[AlignmentExample]:
-    """A relevant document and the best that is not, by BM25, under every system of a results folder."""
+    """A relevant document and the best that is not, by BM25, under every system of a results folder.
+
+    systems: name -> the folder that has its index, where it has one.
+    """
     query, judged = split.queries[query_id], split.judgements[query_id]
     pool = read_run(folder / "runs" / "candidates.run")[query_id]
     relevant = [d for d in sorted(judged) if judged[d] > 0][:1]
@@ -33,8 +37,8 @@ def align_query(
     for document_id in relevant + wrong:
         text = corpus[corpus.position(document_id)]
         views = [explain_bm25(bm25, query, document_id, text)]
-        for name in systems:
-            paradigm, index = opened(folder / name)
+        for name, encoded in systems.items():
+            paradigm, index = opened(folder / name / "checkpoint", encoded / "index")
             if isinstance(paradigm, Generative):
                 views += explain_generative(paradigm, query, corpus.position(document_id))
                 continue
@@ -47,7 +51,7 @@ def align_query(
 
 
 @cache
-def opened(folder: Path) -> tuple[Any, Any]:
+def opened(checkpoint: Path, index: Path) -> tuple[Any, Any]:
     """A system's trained model and, where it encodes documents, its index."""
-    paradigm = load(folder / "checkpoint")
-    return paradigm, None if isinstance(paradigm, Generative) else open_index(folder / "index")
+    paradigm = load(checkpoint)
+    return paradigm, None if isinstance(paradigm, Generative) else open_index(index)

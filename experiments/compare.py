@@ -17,7 +17,7 @@ from alignment_view import align_query, chosen_queries
 from rich.console import Console
 from systems import searcher, trained
 
-from paradigms import GENERATIVE, PARADIGMS
+from paradigms import GENERATIVE, PARADIGMS, Paradigm
 from paradigms.data import Collection, Run, Split, read_run, write_run
 from paradigms.evaluate import (
     MEASURES,
@@ -92,6 +92,9 @@ class Settings:
     generative_learning_rate: float = 3e-3
     query_length: int = 48
     document_length: int = 128
+    indexes: dict[str, str] = field(default_factory=dict)
+    """folders in which experiments/encode.py encoded the collection with what `load` names:
+    '{"xtr": "results/encode-xtr-scifact"}'"""
     index: str = "exact"
     """of encoded documents: exact, faiss, or compressed, which approximates in a quarter of the bytes"""
     depth: int = 100
@@ -117,6 +120,11 @@ class Settings:
         if idle:
             raise SystemExit(
                 f"load names {', '.join(idle)}, not among the compared {', '.join(self.paradigms)}"
+            )
+        trained = [name for name in self.indexes if name not in self.load or name in GENERATIVE]
+        if trained:
+            raise SystemExit(
+                f"indexes names {', '.join(trained)}: it takes encoders whose checkpoint load names as well"
             )
         if self.size not in ("small", "full"):
             raise SystemExit(f"size must be small or full, got {self.size!r}")
@@ -229,12 +237,10 @@ def run_paradigm(
     """Train or load, encode, search and rerank one paradigm; costs.json, written last, says: finished."""
     own, runs = folder / name, folder / "runs"
     paradigm = trained(name, data, settings, own / "training", accelerator, console)
+    began = time.perf_counter()
+    if accelerator.is_main_process or isinstance(paradigm, Paradigm):
+        search, rerank, size = searcher(paradigm, data, settings, own / "index", accelerator)
     if accelerator.is_main_process:
-        began = time.perf_counter()
-        precision = accelerator.mixed_precision
-        search, rerank, size = searcher(
-            paradigm, data.collection.corpus, own / "index", precision, settings.index
-        )
         encoded = time.perf_counter()
         run = search(data.test.queries, settings.depth, progress=True)
         searched = time.perf_counter()
@@ -244,7 +250,7 @@ def run_paradigm(
         paradigm.save_pretrained(own / "checkpoint")
         cost = {
             "train s": training_seconds(own / "training") if (own / "training").is_dir() else None,
-            "encode s": encoded - began,
+            "encode s": None if name in settings.indexes else encoded - began,
             "search ms/query": 1000 * (searched - encoded) / max(1, len(data.test.queries)),
             "bytes/document": size,
             "parameters": sum(p.numel() for p in paradigm.parameters()),
@@ -279,6 +285,7 @@ def make_report(
     }
     costs = [{"system": name} | json.loads((folder / name / "costs.json").read_text()) for name in systems]
     loaded = "".join(f", {name} loaded from {path}" for name, path in settings.load.items())
+    encoded = {name: Path(settings.indexes.get(name, folder / name)) for name in settings.paradigms}
     return Report(
         title=f"Retrieval paradigms on {data.collection.name}",
         summary=(
@@ -311,7 +318,7 @@ def make_report(
         alignments=[
             example
             for query in chosen_queries(test, ALIGNED)
-            for example in align_query(query, corpus, test, data.bm25, settings.paradigms, folder)
+            for example in align_query(query, corpus, test, data.bm25, encoded, folder)
         ],
     )
 

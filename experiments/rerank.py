@@ -1,6 +1,7 @@
 """A saved paradigm reranks a TREC run; its measures beside the run's own, with intervals and significance.
 
-The output folder gets reranked.run, table.md, table.csv, per_query.csv and config.json.
+The output folder gets reranked.run, table.md, table.csv, per_query.csv and config.json. Several processes or
+GPUs share the encoding: accelerate launch --config_file experiments/configs/gpus.yaml experiments/rerank.py
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, parse_flag_from_env
+from encode import open_encoded
 from rich.console import Console
 
-from paradigms import CrossAttention, Generative, load
+from paradigms import CrossAttention, Generative, Paradigm, load
 from paradigms.data import Collection, Run, read_run, write_run
 from paradigms.evaluate import (
     MEASURES,
@@ -29,6 +32,7 @@ from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.index import ExactIndex
 from paradigms.settings import from_command_line
 from paradigms.train.job import folder_name, open_collection
+from paradigms.train.tracking import PATIENCE
 
 
 @dataclass
@@ -47,6 +51,9 @@ class Settings:
     split: str = "test"
     depth: int = 100
     """first documents of each query that are reranked; the rest is left out, on both sides"""
+    index: str = ""
+    """folder in which experiments/encode.py encoded the collection with the checkpoint; empty: the candidates
+    are encoded"""
     output: str = ""
     """results folder; empty: results/rerank-PARADIGM-COLLECTION"""
     precision: str = "no"
@@ -62,33 +69,31 @@ class Settings:
 
 
 def main(settings: Settings) -> None:
-    console = Console()
+    state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"), timeout=PATIENCE)
+    console = Console(quiet=not state.is_main_process)
     try:
-        rerank(settings, console)
+        rerank(settings, state, console)
     except (ValueError, OSError, KeyError) as error:
         raise SystemExit(str(error)) from error
+    state.destroy_process_group()
 
 
-def rerank(settings: Settings, console: Console) -> None:
+def rerank(settings: Settings, state: PartialState, console: Console) -> None:
     run = read_run(settings.run)
-    paradigm = load(settings.checkpoint).to("cuda" if torch.cuda.is_available() else "cpu")
+    paradigm = load(settings.checkpoint).to(state.device)
     collection = open_collection(settings.collection, settings.documents or None, console)
     split = collection.split(settings.split)
     pool = candidates_of(run, collection, settings, console)
+    if isinstance(paradigm, Paradigm):
+        reranked = rerank_encoded(paradigm, collection, pool, settings, state)
+    if not state.is_main_process:
+        return
     if isinstance(paradigm, Generative):
         reranked = GenerativeRetriever(paradigm).rerank(split.queries, pool, progress=True)
     elif isinstance(paradigm, CrossAttention):
         reranked = paradigm.rerank(
             split.queries, collection.corpus, pool, precision=settings.precision, progress=True
         )
-    else:
-        ids = sorted({d for scores in pool.values() for d in scores}, key=collection.corpus.position)
-        texts = [collection.corpus[collection.corpus.position(d)] for d in ids]
-        with tempfile.TemporaryDirectory() as folder:
-            index = ExactIndex.build(
-                paradigm, ids, texts, f"{folder}/index", precision=settings.precision, progress=True
-            )
-            reranked = index.rerank(paradigm, split.queries, pool, progress=True)
 
     name, before = paradigm.name, f"run {Path(settings.run).name}"
     output = Path(settings.output or f"results/rerank-{name}-{folder_name(settings.collection)}")
@@ -104,6 +109,31 @@ def rerank(settings: Settings, console: Console) -> None:
     write_json(output / "config.json", asdict(settings))
     console.print(rich_table(table))
     console.print(f"Reranked run: {output / 'reranked.run'}")
+
+
+def rerank_encoded(
+    paradigm: Paradigm, collection: Collection, pool: Run, settings: Settings, state: PartialState
+) -> Run:
+    """The pool with scores of a paradigm that encodes documents, on the main process; none on the others."""
+    corpus, queries = collection.corpus, collection.split(settings.split).queries
+    if settings.index:
+        index = open_encoded(settings.index, paradigm, collection)
+        return index.rerank(paradigm, queries, pool, progress=True) if state.is_main_process else {}
+    ids = sorted({d for scores in pool.values() for d in scores}, key=corpus.position)
+    with tempfile.TemporaryDirectory() as folder:
+        [shared] = broadcast_object_list([folder])
+        index = ExactIndex.build(
+            paradigm,
+            ids,
+            [corpus[corpus.position(d)] for d in ids],
+            f"{shared}/index",
+            precision=settings.precision,
+            progress=state.is_main_process,
+            meet=state.wait_for_everyone,
+        )
+        reranked = index.rerank(paradigm, queries, pool, progress=True) if state.is_main_process else {}
+        state.wait_for_everyone()  # whoever reads the folder is done when it goes
+    return reranked
 
 
 def candidates_of(run: Run, collection: Collection, settings: Settings, console: Console) -> Run:

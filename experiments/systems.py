@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
+from encode import open_encoded
 from rich.console import Console
 
 from paradigms import GENERATIVE, PARADIGMS, CrossAttention, Generative, Paradigm, load
-from paradigms.data import Corpus, Run
+from paradigms.data import Run
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.index import INDEXES
 from paradigms.train.job import OPTIONS, fit, fit_generative, t5_folder
@@ -23,12 +24,14 @@ if TYPE_CHECKING:
 
 
 def searcher(
-    paradigm: Paradigm | Generative, corpus: Corpus, folder: Path, precision: str, kind: str = "exact"
+    paradigm: Paradigm | Generative, data: Data, settings: Settings, folder: Path, accelerator: Accelerator
 ) -> tuple[Callable[..., Run], Callable[..., Run], float]:
-    """(search, rerank, bytes per document) over the corpus, encoded into `folder` where it has to be.
+    """(search, rerank, bytes per document) over the corpus, which all processes together encode into `folder`
+    where it has to be and the settings name no index.
 
-    ValueError for a generative paradigm that names the documents of another corpus.
+    ValueError for a generative paradigm that names the documents of another corpus, or an index of one.
     """
+    corpus = data.collection.corpus
     if isinstance(paradigm, Generative):
         if paradigm.identifiers.documents != corpus.ids:
             raise ValueError(
@@ -37,7 +40,18 @@ def searcher(
             )
         retriever = GenerativeRetriever(paradigm)
         return retriever.search, retriever.rerank, retriever.bytes_per_document
-    index = INDEXES[kind].build(paradigm, corpus.ids, corpus, folder, precision=precision, progress=True)
+    if paradigm.name in settings.indexes:
+        index = open_encoded(settings.indexes[paradigm.name], paradigm, data.collection)
+    else:
+        index = INDEXES[settings.index].build(
+            paradigm,
+            corpus.ids,
+            corpus,
+            folder,
+            precision=accelerator.mixed_precision,
+            progress=accelerator.is_main_process,
+            meet=accelerator.wait_for_everyone,
+        )
     return partial(index.search, paradigm), partial(index.rerank, paradigm), index.bytes_per_document
 
 

@@ -1,0 +1,147 @@
+"""Encode a collection with a saved paradigm into an index; a second start goes on where one was stopped.
+
+Several processes or GPUs share the documents:
+accelerate launch --config_file experiments/configs/gpus.yaml experiments/encode.py --checkpoint FOLDER
+How many they are and how often they were stopped changes no byte of the index, where they compute alike. The
+output folder, on a disk that all see, gets index/, config.json and environment.json; compare.py takes it with
+--indexes, rerank.py with --index.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from rich.console import Console
+
+from paradigms import Paradigm, load
+from paradigms.data import Collection
+from paradigms.files import write_json
+from paradigms.index import INDEXES, open_index
+from paradigms.index.base import TokenIndex
+from paradigms.index.weights import weights_checksum
+from paradigms.settings import from_command_line
+from paradigms.train import tracking
+from paradigms.train.job import environment, folder_name, keep_settings, open_collection
+
+
+@dataclass
+class Settings:
+    """What is encoded with what, and into what."""
+
+    checkpoint: str
+    """folder of a saved paradigm, such as experiments/train.py writes"""
+    collection: str = "pydocs"
+    """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or a folder in the layout of BEIR, MIRACL, LoTTE or
+    DPR's and EntityQuestions' question answering"""
+    documents: int = 0
+    """size of a fixed subset, of pydocs alone; 0: all documents"""
+    output: str = ""
+    """results folder; empty: results/encode-PARADIGM-COLLECTION"""
+    index: str = "exact"
+    """exact, faiss, or compressed, which approximates in a quarter of the bytes"""
+    options: dict[str, Any] = field(default_factory=dict)
+    """settings of the index, such as '{"bits": 2}'"""
+    keep: float = 1.0
+    """share of each document's tokens that are stored, the most salient ones"""
+    batch_size: int = 64
+    """texts encoded at once"""
+    precision: str = "auto"
+    """no, bf16, fp16; auto: bf16 where the hardware has it"""
+
+    def __post_init__(self) -> None:
+        if self.index not in INDEXES:
+            raise SystemExit(f"index must be one of {', '.join(INDEXES)}, got {self.index!r}")
+        if self.batch_size < 1:
+            raise SystemExit(f"batch_size must be at least 1, got {self.batch_size}")
+
+
+def main(settings: Settings) -> None:
+    try:
+        paradigm = load(settings.checkpoint)
+    except (ValueError, OSError) as error:
+        raise SystemExit(str(error)) from error
+    if not isinstance(paradigm, Paradigm):
+        raise SystemExit(f"{settings.checkpoint} holds {paradigm.name}, which encodes no documents")
+    named = f"results/encode-{paradigm.name}-{folder_name(settings.collection)}"
+    folder = Path(settings.output or named)
+    accelerator = tracking.start(
+        tracker="none",
+        precision=settings.precision,
+        project="retrieval-paradigms",
+        config={},
+        folder=folder,
+    )
+    console = Console(quiet=not accelerator.is_main_process)
+    collection = open_collection(settings.collection, settings.documents or None, console)
+    paradigm = paradigm.to(accelerator.device)
+    if accelerator.is_main_process:
+        kept = asdict(settings) | {"precision": accelerator.mixed_precision}
+        kept |= {"fingerprint": collection.fingerprint, "weights": weights_checksum(paradigm)}
+        keep_settings(kept, folder, free={"output", "checkpoint"})
+    accelerator.wait_for_everyone()
+    try:
+        encode(paradigm, collection, settings, folder, accelerator, console)
+    except (ValueError, TypeError, OSError) as error:
+        raise SystemExit(f"{type(error).__name__}: {error}") from error
+    accelerator.end_training()
+
+
+def encode(
+    paradigm: Paradigm,
+    collection: Collection,
+    settings: Settings,
+    folder: Path,
+    accelerator: Accelerator,
+    console: Console,
+) -> None:
+    """The index of the collection in folder/index, from where it is."""
+    if (folder / "index").is_dir():
+        index = open_encoded(folder, paradigm, collection)
+        console.print(f"Encoded before: {len(index):,} documents in {index.folder}")
+        return
+    began = time.perf_counter()
+    index = INDEXES[settings.index].build(
+        paradigm,
+        collection.corpus.ids,
+        collection.corpus,
+        folder / "index",
+        keep=settings.keep,
+        batch_size=settings.batch_size,
+        precision=accelerator.mixed_precision,
+        progress=accelerator.is_main_process,
+        meet=accelerator.wait_for_everyone,
+        **settings.options,
+    )
+    if accelerator.is_main_process:
+        seconds = time.perf_counter() - began
+        write_json(folder / "environment.json", environment(accelerator) | {"seconds": seconds})
+        console.print(
+            f"{len(index):,} documents in {seconds:.0f} s with {accelerator.num_processes} process(es), "
+            f"{index.bytes_per_document:,.0f} bytes each. Index: {index.folder}"
+        )
+
+
+def open_encoded(folder: str | Path, paradigm: Paradigm, collection: Collection) -> TokenIndex:
+    """The index that this script made in a folder. ValueError where other weights or documents made it.
+
+    FileNotFoundError where it made none, or has not ended.
+    """
+    file = Path(folder) / "config.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is missing: {folder} is not what experiments/encode.py writes")
+    index = open_index(Path(folder) / "index")
+    index.check(paradigm)
+    if json.loads(file.read_text(encoding="utf-8"))["fingerprint"] != collection.fingerprint:
+        raise ValueError(
+            f"{folder} holds another collection than {collection.name} as it is now: encode that"
+        )
+    return index
+
+
+if __name__ == "__main__":
+    main(from_command_line(Settings, __doc__ or ""))
