@@ -5,9 +5,9 @@ A round of mining is `mine` and `examples.build_examples`:
     run = mine(trained, corpus, split, depth=100)
     examples = build_examples(corpus, split, run, negatives=7, skip=0, depth=100, seed=0)
 
-The guard against false negatives is the judgements alone: a relevant document that nobody judged becomes a
-negative like any other, and more often so the better the model is; `skip` leaves out the first ranks, where
-most of them are.
+A relevant document that nobody judged becomes a negative like any other, and more often so the better the
+model is. `skip` leaves out the first ranks, where most of them are; `teacher.FalseNegatives`, given to
+`build_examples`, leaves out those that a better model scores about as high as the relevant document.
 """
 
 from __future__ import annotations
