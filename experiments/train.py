@@ -97,6 +97,10 @@ class Settings:
     warmup: float = 0.1
     """share of the steps over which the rate rises"""
     max_grad_norm: float = 1.0
+    recompute: bool = False
+    """compute activations of the backbone's layers once more in the backward pass: less memory, more time"""
+    compiled: bool = False
+    """compile the backbone's layers with torch.compile"""
     temperature: float | None = None
     """of the softmax over rel; null: the paradigm's own"""
     query_length: int = 32

@@ -16,15 +16,23 @@ ROOT = Path(__file__).parents[1]
 Check = Callable[[Accelerator, Path, Path], None]
 
 
-def start(file: str, backbone: Path, folder: Path, **environment: str) -> None:
-    """Run `checked` in two processes on the processor, which joins them with gloo."""
+def start(file: str, backbone: Path, folder: Path, config: str = "") -> None:
+    """Run `checked` in two processes on the processor, which joins them with gloo.
+
+    config: the file in experiments/configs that says how the processes share a model; by default DDP.
+    """
     # Not forked: a fork of a process whose OpenMP threads have run hangs.
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    shared = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [*launch, file, str(backbone), str(folder)]
-    with subprocess.Popen(
-        command, env=os.environ | shared | environment, cwd=ROOT, stderr=subprocess.PIPE, text=True
-    ) as run:
+    launch = ["torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    if config:
+        launch = ["accelerate.commands.launch", "--config_file", str(ROOT / "experiments/configs" / config)]
+        launch += ["--num_processes", "2", "--main_process_port", "0"]
+    environment = os.environ | {
+        "ACCELERATE_USE_CPU": "true",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+    command = [sys.executable, "-m", *launch, file, str(backbone), str(folder)]
+    with subprocess.Popen(command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True) as run:
         try:
             _, errors = run.communicate(timeout=120)
         except subprocess.TimeoutExpired:

@@ -28,7 +28,6 @@ from paradigms.train.objective import Objective
 from tests import launch
 from tests.test_distributed import CORPUS, EXAMPLES
 
-FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 LENGTHS = {"query_length": 16, "document_length": 32}
 # name -> (family, what is built from its folder, settings of training)
 CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
@@ -190,7 +189,7 @@ def outcomes(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fsdp")
     for name in CASES:
         run(name, root / "steady", folder / "one" / name, Accelerator(cpu=True))
-    launch.start(__file__, root, folder, **FSDP)
+    launch.start(__file__, root, folder, config="fsdp.yaml")
     return folder
 
 

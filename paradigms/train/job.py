@@ -38,6 +38,7 @@ from paradigms.train.likelihood import Likelihood
 from paradigms.train.listwise import Listwise
 from paradigms.train.loop import TrainingSettings, train
 from paradigms.train.objective import Objective
+from paradigms.train.parallel import sharded
 from paradigms.train.teacher import FalseNegatives, ScorePairs
 
 Encoded = TypeVar("Encoded", Paradigm, CrossAttention)
@@ -263,6 +264,7 @@ def environment(accelerator: Accelerator) -> dict[str, Any]:
         "machine": platform.machine(),
         "device": str(accelerator.device),
         "processes": accelerator.num_processes,
+        "sharded": sharded(),
         "threads": torch.get_num_threads(),
         "precision": accelerator.mixed_precision,
     } | {name: version(name) for name in packages}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from functools import partial
 from typing import TypeVar
 
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -41,15 +42,18 @@ def prepare(
         layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)  # type: ignore[assignment]
         if compiled:
             layer.compile(dynamic=True)  # in place: no weight changes its name
-    if not _sharded():
-        return accelerator.prepare_model(paradigm), paradigm
+    if not sharded():
+        return accelerator.prepare(paradigm), paradigm
     if isinstance(paradigm, FSDPModule):
         raise ValueError(f"this {paradigm.name} was sharded by a run before this one: load or build it anew")
-    for tensor in (*paradigm.parameters(), *paradigm.buffers()):
-        dist.broadcast(tensor.data, 0)  # as DDP does: shards of different initial weights are no model
+    plugin = _plugin(accelerator)
     paradigm.cpu()  # each module goes back to the device when it is sharded
+    for tensor in (*paradigm.parameters(), *paradigm.buffers()):
+        sent = tensor.data.to(accelerator.device)
+        dist.broadcast(sent, 0)  # as DDP does: shards of different initial weights are no model
+        tensor.data.copy_(sent)
     whole = copy.deepcopy(paradigm) if accelerator.is_main_process else paradigm
-    return _shard(paradigm, _plugin(accelerator), accelerator), whole
+    return _shard(paradigm, plugin, accelerator), whole
 
 
 def gathered(tensor: Tensor) -> Tensor:
@@ -65,8 +69,8 @@ def spread(tensor: Tensor, like: Tensor) -> Tensor:
     return tensor.to(like.device)
 
 
-def _sharded() -> bool:
-    """Whether this launch asks for FSDP."""
+def sharded() -> bool:
+    """Whether this launch asks for shards of the model in place of copies."""
     asked = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
     return asked and dist.is_available() and dist.is_initialized()
 
@@ -79,6 +83,7 @@ def _plugin(accelerator: Accelerator) -> FullyShardedDataParallelPlugin:
         # transformers would load weights in the first process alone, here and when a checkpoint is opened.
         (plugin.cpu_ram_efficient_loading, "fsdp_cpu_ram_efficient_loading: false"),
         (plugin.activation_checkpointing, "fsdp_activation_checkpointing: false, and recompute in training"),
+        (isinstance(plugin.cpu_offload, CPUOffloadPolicy), "fsdp_offload_params: false"),
     ):
         if wrong:
             raise ValueError(f"set {instead} in the configuration of accelerate, as fsdp.yaml does")
@@ -95,10 +100,12 @@ def _shard(
     for module in paradigm.modules():
         if isinstance(module, TextEncoder):
             module.tokens = {}  # processes gather weights together: each passes its layers equally often
-    offload = plugin.cpu_offload
     for layer in layers:
-        fully_shard(layer, reshard_after_forward=plugin.reshard_after_forward, offload_policy=offload)
-    fully_shard(paradigm, offload_policy=offload)
+        fully_shard(layer, reshard_after_forward=plugin.reshard_after_forward)
+    fully_shard(paradigm)
+    warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view")  # none is changed in place
+    # Gradients are put together in every batch: kept until the optimizer's step, they would be whole.
+    accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = True
     # Half precision as on one process, by autocast, which leaves sums and heads in float32; weights travel in
     # float32 for it. With FSDP's own policy for it, norms and what is added up over layers would be rounded.
     forward = autocast(accelerator.device, accelerator.mixed_precision)(paradigm.forward)
