@@ -311,7 +311,7 @@ def test_links_of_the_page_lead_somewhere(page):
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     targets = [attributes["href"][1:] for tag, attributes in page.elements if tag == "a"]
-    assert len(targets) == 5
+    assert len(targets) == 6
     assert set(targets) <= set(ids)
 
 
