@@ -74,7 +74,7 @@ class Settings:
     searches for them: another round of mining; empty: BM25"""
     filter: str = ""
     """whose scores tell which hard negatives are likely to be relevant, and left out: a TREC run with scores
-    of all candidates and relevant documents, or a model as in `teacher`"""
+    of all candidates and relevant documents, or a model as in `teacher`, which scores all of these once"""
     filter_margin: float | None = None
     """those scored at most this much below the relevant document; or"""
     filter_share: float | None = None

@@ -8,7 +8,7 @@ between the two texts can do, at the price of the encoder for every pair.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -96,36 +96,15 @@ class CrossAttention(Trainable):
         precision: "no", "bf16", or "fp16" on a GPU. KeyError names a query without a text or a document that
         the corpus does not have.
         """
-        unknown = next((query for query in run if query not in queries), None)
-        if unknown is not None:
-            raise KeyError(f"the run names the query {unknown!r}, which has no text")
-        names = [(query, document) for query, documents in run.items() for document in documents]
-        length = {id: len(corpus[corpus.position(id)]) for _, id in names}
-        names.sort(key=lambda pair: -len(queries[pair[0]]) - length[pair[1]])  # what needs most memory first
-        found: Run = {query: {} for query in run}
-        with (
-            self.evaluating(),
-            torch.inference_mode(),
-            autocast(self.encoder.device, precision),
-            progress_bar(progress) as bar,
-        ):
-            task = bar.add_task(f"rerank {NAME}", total=len(names))
-            for start in range(0, len(names), WINDOW):
-                window = names[start : start + WINDOW]
-                rows = self._joined(
-                    [queries[query] for query, _ in window],
-                    [corpus[corpus.position(document)] for _, document in window],
-                )
-                for batch in by_length([len(row.ids) for row in rows], self.encoder.device):
-                    pairs = self._padded([rows[n] for n in batch])
-                    scores = self(pairs.to(self.encoder.device)).tolist()
-                    for n, score in zip(batch, scores, strict=True):
-                        found[window[n][0]][window[n][1]] = score
-                    bar.advance(task, len(batch))
-        return {
-            query: dict(sorted(scores.items(), key=lambda item: (-item[1], item[0])))
-            for query, scores in found.items()
-        }
+        device = self.encoder.device
+
+        def score(rows: Sequence[Encoding]) -> Tensor:
+            return self(self._padded(rows).to(device))
+
+        with self.evaluating():
+            return rerank_pairs(
+                queries, corpus, run, self._joined, score, device, precision=precision, progress=progress
+            )
 
     def _joined(self, queries: Sequence[str], documents: Sequence[str]) -> list[Encoding]:
         """The pairs as the tokenizer joins two texts: ids, and of which text each is."""
@@ -143,14 +122,9 @@ class CrossAttention(Trainable):
         return rows.encodings
 
     def _padded(self, rows: Sequence[Encoding]) -> Batch:
-        def padded(values: list[list[int]], fill: int) -> Tensor:
-            return pad_sequence([torch.tensor(row) for row in values], batch_first=True, padding_value=fill)
-
-        attention = padded([row.attention_mask for row in rows], 0)
-        ids = padded([row.ids for row in rows], self.encoder.tokenizer.pad_token_id)
+        ids, attention, types = padded(rows, self.encoder.tokenizer.pad_token_id)
         tells_apart = getattr(self.encoder.backbone.config, "type_vocab_size", 0) > 1
-        types = padded([row.type_ids for row in rows], 0) if tells_apart else None
-        return Batch(ids, attention, attention.bool(), types)
+        return Batch(ids, attention, attention.bool(), types if tells_apart else None)
 
     # --- files ----------------------------------------------------------------------------------------
 
@@ -171,7 +145,61 @@ class CrossAttention(Trainable):
         return {"head.weight": self.head.weight.detach().contiguous()}
 
 
-def by_length(lengths: Sequence[int], device: torch.device) -> Iterator[list[int]]:
+def rerank_pairs(
+    queries: Mapping[str, str],
+    corpus: Corpus,
+    run: Run,
+    joined: Callable[[Sequence[str], Sequence[str]], Sequence[Encoding]],
+    score: Callable[[Sequence[Encoding]], Float[Tensor, " x"]],
+    device: torch.device,
+    *,
+    precision: str = "no",
+    progress: bool = False,
+) -> Run:
+    """s of the run's queries and documents, best first, by a function of tokenised pairs in batches.
+
+    joined: pairs of texts -> tokenised. KeyError names what has no text.
+    """
+    unknown = next((query for query in run if query not in queries), None)
+    if unknown is not None:
+        raise KeyError(f"the run names the query {unknown!r}, which has no text")
+    names = [(query, document) for query, documents in run.items() for document in documents]
+    length = {id: len(corpus[corpus.position(id)]) for _, id in names}
+    names.sort(key=lambda pair: -len(queries[pair[0]]) - length[pair[1]])  # what needs most memory first
+    found: Run = {query: {} for query in run}
+    with torch.inference_mode(), autocast(device, precision), progress_bar(progress) as bar:
+        task = bar.add_task("rerank pairs", total=len(names))
+        for start in range(0, len(names), WINDOW):
+            window = names[start : start + WINDOW]
+            rows = joined(
+                [queries[query] for query, _ in window],
+                [corpus[corpus.position(document)] for _, document in window],
+            )
+            for batch in _by_length([len(row.ids) for row in rows], device):
+                scores = score([rows[n] for n in batch]).tolist()
+                for n, value in zip(batch, scores, strict=True):
+                    found[window[n][0]][window[n][1]] = value
+                bar.advance(task, len(batch))
+    return {
+        query: dict(sorted(scores.items(), key=lambda item: (-item[1], item[0])))
+        for query, scores in found.items()
+    }
+
+
+def padded(rows: Sequence[Encoding], fill: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Token ids, attention mask and text numbers of tokenised pairs [x, l]; `fill` is the id of padding."""
+
+    def joined(values: list[list[int]], value: int) -> Tensor:
+        return pad_sequence([torch.tensor(row) for row in values], batch_first=True, padding_value=value)
+
+    return (
+        joined([row.ids for row in rows], fill),
+        joined([row.attention_mask for row in rows], 0),
+        joined([row.type_ids for row in rows], 0),
+    )
+
+
+def _by_length(lengths: Sequence[int], device: torch.device) -> Iterator[list[int]]:
     """Places of pairs of like length, the longest first, within a batch's padded tokens."""
     order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
     tokens, start = TOKENS.get(device.type, MANY_TOKENS), 0

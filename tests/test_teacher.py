@@ -17,6 +17,9 @@ from paradigms.data import Corpus, Problems, Run, Split, hold_out, load, read_ru
 from paradigms.reranking import rerank
 from paradigms.train.classifier import SequenceClassifier, is_classifier
 from paradigms.train.examples import build_examples
+from paradigms.train.job import fit
+from paradigms.train.loop import TrainingSettings
+from paradigms.train.losses import Distillation
 from paradigms.train.teacher import FalseNegatives, ScorePairs, pair_scores, scored_once
 from tests.test_cross_attention import collection  # noqa: F401 - a fixture
 from tests.test_experiments_train import run as run_script
@@ -286,6 +289,16 @@ def test_a_source_is_a_run_or_any_model(published: Path, tiny_bert: Path, tmp_pa
         assert found == {q: pytest.approx(of, abs=1e-6) for q, of in expected.items()}
     with pytest.raises(FileNotFoundError, match=r"nowhere.run is no run, no folder of a model"):
         scores("nowhere.run")
+
+
+def test_a_teacher_goes_with_a_distillation(collection: Path, tiny_bert: Path, tmp_path: Path) -> None:  # noqa: F811
+    data, accelerator = load(collection), Accelerator(cpu=True)
+    splits = data.split("train"), Split({}, {})
+    dpr = PARADIGMS["dpr"](tiny_bert)
+    for teacher, distillation in ((given({}), None), (None, Distillation())):
+        settings = TrainingSettings(distillation=distillation)
+        with pytest.raises(ValueError, match="give both or neither"):
+            fit(dpr, data, splits, ({}, {}), 1, 0, settings, tmp_path, accelerator, teacher=teacher)
 
 
 # --- the script -------------------------------------------------------------------------------------

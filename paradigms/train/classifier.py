@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from tokenizers import Encoding
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from paradigms.backbone import load_tokenizer, quiet
-from paradigms.cross_attention import WINDOW, by_length
+from paradigms.cross_attention import padded, rerank_pairs
 from paradigms.data import Corpus, Run
-from paradigms.model import autocast
-from paradigms.progress import progress_bar
 
 LONGEST = 512  # tokens of a pair, where the model has places for more
 
@@ -59,30 +60,25 @@ class SequenceClassifier:
         precision: str = "no",
         progress: bool = False,
     ) -> Run:
-        """s of the run's queries and documents. precision: "no", "bf16", or "fp16" on a GPU."""
-        names = [(query, document) for query, documents in run.items() for document in documents]
-        found: Run = {query: {} for query in run}
-        with (
-            torch.inference_mode(),
-            autocast(self.device, precision),
-            progress_bar(progress) as bar,
-        ):
-            task = bar.add_task("rerank", total=len(names))
-            for start in range(0, len(names), WINDOW):
-                window = names[start : start + WINDOW]
-                rows = self.tokenizer(
-                    [queries[query] for query, _ in window],
-                    [corpus[corpus.position(document)] for _, document in window],
-                    truncation=True,
-                    max_length=self.length,
-                )
-                for batch in by_length([len(ids) for ids in rows["input_ids"]], self.device):
-                    pairs = self.tokenizer.pad(
-                        {key: [values[n] for n in batch] for key, values in rows.items()}, return_tensors="pt"
-                    )
-                    scores = self.model(**pairs.to(self.device)).logits[:, 0].float().tolist()
-                    for n, score in zip(batch, scores, strict=True):
-                        query, document = window[n]
-                        found[query][document] = score
-                    bar.advance(task, len(batch))
-        return found
+        """s of the run's queries and documents, best first. precision: "no", "bf16", or "fp16" on a GPU."""
+        return rerank_pairs(
+            queries,
+            corpus,
+            run,
+            self._joined,
+            self._score,
+            self.device,
+            precision=precision,
+            progress=progress,
+        )
+
+    def _joined(self, queries: Sequence[str], documents: Sequence[str]) -> list[Encoding]:
+        """The pairs as the tokenizer joins and cuts them: of the longer text first."""
+        rows = self.tokenizer(list(queries), list(documents), truncation=True, max_length=self.length)
+        return rows.encodings
+
+    def _score(self, rows: Sequence[Encoding]) -> Float[Tensor, " x"]:
+        names = ("input_ids", "attention_mask", "token_type_ids")
+        tensors = zip(names, padded(rows, self.tokenizer.pad_token_id), strict=True)
+        read = {name: t.to(self.device) for name, t in tensors if name in self.tokenizer.model_input_names}
+        return self.model(**read).logits[:, 0].float()

@@ -80,8 +80,8 @@ def pair_scores(
 ) -> ScorePairs:
     """t of `source`: a TREC run, or what a model scores once and keeps in `file` (`scored_once`).
 
-    A model is named by folder or hub name: a Hugging Face reranker, or what `registry.load` reads.
-    FileNotFoundError where it is none of these.
+    A model is named by folder or hub name: a Hugging Face reranker, or what `registry.load` reads. Each needs
+    a file of its own. FileNotFoundError where the source is none of these.
     """
     path, precision = Path(source), accelerator.mixed_precision
     if path.is_file():
