@@ -163,6 +163,7 @@ class _Run:
         if accelerator.scaler is not None:  # nor may this run depend on the scale that another one ended with
             accelerator.scaler.load_state_dict(torch.amp.GradScaler(accelerator.device.type).state_dict())
         accelerator.step = 0  # a run that an error ended within an accumulation leaves another count behind
+        paradigm.zero_grad()  # and gradients
         torch.manual_seed(s.seed * 1_000_003 + accelerator.process_index)
         self.model, whole = prepare(paradigm, accelerator, recompute=s.recompute, compiled=s.compiled)
         heads = [p for n, p in paradigm.named_parameters() if p.requires_grad and ".backbone." not in f".{n}"]
