@@ -124,10 +124,6 @@ class Settings:
         self.backbone = self.backbone or ("small" if self.paradigm in GENERATIVE else "offline")
         if self.generated and self.paradigm not in GENERATIVE:
             raise SystemExit(f"generated queries train {', '.join(GENERATIVE)}, not {self.paradigm}")
-        if self.backbone == "offline" and self.paradigm in GENERATIVE:
-            raise SystemExit(
-                f"offline is an encoder; {self.paradigm} needs a T5: small, or one by name or folder"
-            )
         for name in ("run", "filter", "teacher"):
             if getattr(self, name) and self.paradigm in GENERATIVE:
                 raise SystemExit(f"{self.paradigm} learns from no hard negatives: leave out --{name}")

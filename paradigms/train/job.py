@@ -206,8 +206,10 @@ def t5_folder(
 ) -> str | Path:
     """A T5's name as it is; for "small", one with random weights, made once in `folder` from the collection.
 
-    Its vocabulary comes from the documents and the training queries.
+    Its vocabulary comes from the documents and the training queries. ValueError for the offline encoder.
     """
+    if name == "offline":
+        raise ValueError("offline is an encoder, no T5: name small, or a T5 by hub name or folder")
     if name != "small":
         return name
     if accelerator.is_main_process and not folder.is_dir():
