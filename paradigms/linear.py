@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +36,28 @@ class OneDNNLinear(nn.Linear):
             and not torch.is_autocast_enabled("cpu")
             and not torch.compiler.is_compiling()  # which traces no tensor in oneDNN's layout
         )
-        if not applies:
-            return super().forward(x)
-        return nn.functional.linear(x.to_mkldnn(), self.weight, self.bias).to_dense()
+        return _Linear.apply(x, self.weight, self.bias) if applies else super().forward(x)
+
+
+class _Linear(torch.autograd.Function):
+    """Keeps x and W alone: autograd's own would keep both layouts of x and of the result."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return nn.functional.linear(x.to_mkldnn(), weight, bias).to_dense()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        gradient, (of_x, of_weight, of_bias) = gradient.to_mkldnn(), ctx.needs_input_grad
+        to_x = to_weight = to_bias = None
+        if of_x:
+            to_x = torch.ops.aten.mkldnn_linear_backward_input(x.shape, gradient, weight).to_dense()
+        if of_weight or of_bias:
+            product = torch.ops.aten.mkldnn_linear_backward_weights
+            to_weight, to_bias = product(gradient, x.to_mkldnn(), weight, of_bias)
+        return to_x, to_weight if of_weight else None, to_bias if of_bias else None
 
 
 def _onednn_is_faster() -> bool:

@@ -49,7 +49,29 @@ def test_values_and_gradients_are_those_of_a_linear_layer(
         found.append([out, given.grad, *(p.grad for p in layer.parameters())])
     for expected, value in zip(*found, strict=True):
         torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-4)
-    assert len(faster) == 1 + cached
+    assert len(faster) == 3 + cached  # of x, once more where it is recomputed, and for both gradients
+
+
+def test_weights_that_are_not_trained_get_no_gradient(faster: list[str]) -> None:
+    plain, fast = pair()
+    for layer in (plain, fast):
+        layer.requires_grad_(False)
+    x = torch.randn(4, 24, generator=torch.Generator().manual_seed(1))
+    found = [torch.autograd.grad(layer(x.requires_grad_()).square().sum(), x)[0] for layer in (plain, fast)]
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-4)
+    fast.bias.requires_grad_(True)
+    fast(x).sum().backward()
+    assert fast.weight.grad is None
+    torch.testing.assert_close(fast.bias.grad, torch.full_like(fast.bias, 4.0))
+
+
+def test_only_the_input_and_the_weights_are_kept(faster: list[str]) -> None:
+    kept: list[Tensor] = []
+    _, fast = pair()
+    x = torch.randn(4, 24, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t):
+        fast(x)
+    assert [t.data_ptr() for t in kept] == [x.data_ptr(), fast.weight.data_ptr()]
 
 
 def test_what_onednn_does_not_do_is_done_as_before(faster: list[str]) -> None:
