@@ -36,6 +36,10 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         return self.map(lambda t: t.to(device))
 
+    def some(self, places: Int[Tensor, " y"], width: int) -> Batch:
+        """The texts in some places, cut to `width` tokens."""
+        return self.map(lambda t: t[places, :width])
+
 
 def by_length(lengths: Sequence[int], tokens: int | None = None, rows: int | None = None) -> list[list[int]]:
     """Places of texts of like length, the longest first: at most `rows` of them, and `tokens` once padded.
@@ -77,7 +81,7 @@ def in_parts(
     found = []
     for part in parts:
         places, width = torch.tensor(part, device=used.device), max(1, lengths[part[0]])
-        texts = batch.map(lambda t, places=places, width=width: t[places, :width])
+        texts = batch.some(places, width)
         found.append(_cached(encode, texts) if cached else encode(texts))
     order = torch.tensor([place for part in parts for place in part], device=used.device)
     joined = (join_documents if axis == 1 else join_queries)(found)

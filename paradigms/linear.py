@@ -48,7 +48,7 @@ class _Linear(torch.autograd.Function):
         return nn.functional.linear(x.to_mkldnn(), weight, bias).to_dense()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         gradient, (of_x, of_weight, of_bias) = gradient.to_mkldnn(), ctx.needs_input_grad
         to_x = to_weight = to_bias = None
