@@ -12,13 +12,16 @@ import torch
 import paradigms
 from paradigms.formats.card import model_card
 from paradigms.formats.export import export_sentence_transformers
+from paradigms.train.scorer import Scorer
 from tests.tiny import WIDTH, write_checkpoint
 
 pytest.importorskip("sentence_transformers", "6.0", reason="needs sentence-transformers 6: extra interop")
 
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.multi_vector_encoder.losses import MultiVectorMultipleNegativesRankingLoss
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from sentence_transformers.multi_vector_encoder.scoring import colbert_scores
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 QUERIES = ["the fish in the sea", "fire, and warm wood?", "a"]
@@ -143,3 +146,19 @@ def test_markers_and_augmentation_go_out(tmp_path, attend):
         document_length=12,
     )
     assert_exported_scores(ours, tmp_path / "out", MultiVectorEncoder)
+
+
+def test_every_alignment_trains_in_their_loss(tmp_path):
+    """ColBERT's loss is their own to the digit; another alignment gives gradients."""
+    theirs = multi_vector(str(write_checkpoint("bert", tmp_path / "bert"))).eval()
+    features = [
+        theirs.preprocess(texts, task=task) for texts, task in ((QUERIES, "query"), (DOCUMENTS, "document"))
+    ]
+
+    def loss(scorer: Any) -> torch.Tensor:
+        theirs.zero_grad()
+        return MultiVectorMultipleNegativesRankingLoss(theirs, similarity_fct=scorer)(features, None)
+
+    torch.testing.assert_close(loss(Scorer("query_to_document", "one")), loss(colbert_scores))
+    loss(Scorer("top_k", "total", k=2)).backward()
+    assert all(bool(p.grad.any()) for name, p in theirs.named_parameters() if "1.linear" in name)

@@ -1,0 +1,62 @@
+"""Any alignment as the scorer that the losses of PyLate and sentence-transformers call.
+
+    losses.Contrastive(model, score_metric=Scorer("top_k", k=2))  # PyLate, or of sentence-transformers
+    MultiVectorMultipleNegativesRankingLoss(model, similarity_fct=Scorer("pool_top_k", "retrieved", k=320))
+
+Both bring Q as [x, j, h] and D as [y, n, i, h], the n documents of each of y queries, with masks of the same
+axes before h (none: all tokens are real).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from paradigms.align import ALIGNMENTS, NORMALISERS
+from paradigms.core import Tokens, rel
+from paradigms.train.scoring import in_batch_rel
+
+Mask = Bool[Tensor, "..."] | Int[Tensor, "..."] | None
+
+
+class Scorer:
+    """rel of every query against the documents of all: [x, y·n], document m of query y in column y·n + m.
+
+    own: of each query against its own documents alone, [x, n], as losses of distillation want it. Alignments
+    that read the pool (XTR's) see all documents of the call. ValueError for one that reads token ids, which
+    these losses do not hand on.
+    """
+
+    def __init__(
+        self, align: str, normalise: str = "query_tokens", *, own: bool = False, **knobs: Any
+    ) -> None:
+        if align not in ALIGNMENTS or normalise not in NORMALISERS:
+            raise ValueError(
+                f"there is no alignment {align!r} with Z = {normalise!r}; there are {', '.join(ALIGNMENTS)}, "
+                f"and {', '.join(NORMALISERS)}"
+            )
+        if "ids" in ALIGNMENTS[align].reads:
+            raise ValueError(f"the alignment {align} reads token ids, which these losses do not hand on")
+        self.align = partial(ALIGNMENTS[align].function, **knobs)
+        self.normalise, self.own = NORMALISERS[normalise], own
+
+    def __call__(
+        self,
+        queries_embeddings: Float[Tensor, "x j h"],
+        documents_embeddings: Float[Tensor, "y n i h"],
+        queries_mask: Mask = None,
+        documents_mask: Mask = None,
+    ) -> Float[Tensor, "x m"]:
+        queries = Tokens(queries_embeddings[:, None], _real(queries_embeddings, queries_mask)[:, None])
+        documents = Tokens(documents_embeddings, _real(documents_embeddings, documents_mask))
+        if self.own:
+            return rel(documents, queries, self.align, self.normalise)
+        pool = documents.map(lambda t: t.flatten(0, 1)[None])
+        return in_batch_rel(pool, queries, self.align, self.normalise)
+
+
+def _real(vectors: Tensor, mask: Mask) -> Tensor:
+    return vectors.new_ones(vectors.shape[:-1]).bool() if mask is None else mask.bool()
