@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from paradigms.align import one, query_to_document
 from paradigms.core import Tokens, rel
+from tests.test_fused import needs_triton
 
 BENCHMARKS = Path(__file__).parents[1] / "experiments" / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -134,9 +134,7 @@ def test_the_check_starts_again_with_interpreted_kernels(monkeypatch: pytest.Mon
     assert environment == os.environ | {"TRITON_INTERPRET": "1"}
 
 
-@pytest.mark.skipif(
-    find_spec("triton") is None, reason="Triton is not installed (pip install triton, for Linux)"
-)
+@needs_triton
 def test_the_kernels_are_checked_without_a_gpu(tmp_path: Path) -> None:
     output = tmp_path / "out.json"
     script = [sys.executable, str(BENCHMARKS / "fused_scoring.py"), "--interpret", "true"]
