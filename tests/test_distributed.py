@@ -150,7 +150,16 @@ def stop_together(accelerator: Accelerator, backbone: Path, folder: Path) -> Non
         train(paradigm, objective, settings, folder / "nan", accelerator=accelerator, progress=False)
 
 
-CHECKS = (equal_losses_and_gradients, cached_steps, exact_resume, stop_together)
+def uneven_batches(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
+    """Negatives would be lost or counted twice: both processes say so, before anything is exchanged."""
+    paradigm = build("dpr", backbone)
+    mine = EXAMPLES[: 2 - accelerator.process_index]
+    objective = Contrastive(paradigm, CORPUS, mine)
+    with pytest.raises(ValueError, match=r"different numbers of documents: \[6, 3\]"):
+        objective.loss(accelerator.prepare(paradigm), objective.collate(mine))
+
+
+CHECKS = (equal_losses_and_gradients, cached_steps, exact_resume, stop_together, uneven_batches)
 
 
 @pytest.fixture(scope="module")

@@ -42,11 +42,14 @@ CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
 }
 
 
-def build(name: str, root: Path) -> Any:
-    """A case's paradigm on the checkpoints in `root`, the same in every process."""
+def build(name: str, root: Path, seed: int = 0) -> Any:
+    """A case's paradigm on the checkpoints in `root`; on a processor it encodes few texts at once."""
     family, function, _ = CASES[name]
-    torch.manual_seed(0)
-    return function(root / family)
+    torch.manual_seed(seed)
+    paradigm = function(root / family)
+    if isinstance(paradigm, Paradigm):
+        paradigm.encoder.tokens = {"cpu": 40}
+    return paradigm
 
 
 def objective_of(paradigm: Any, chunk: int) -> Objective:
@@ -57,8 +60,8 @@ def objective_of(paradigm: Any, chunk: int) -> Objective:
 
 
 def run(name: str, root: Path, folder: Path, accelerator: Accelerator, **changes: Any) -> Any:
-    """Four steps of four examples in all."""
-    paradigm = changes.pop("paradigm", None) or build(name, root)
+    """Four steps of four examples in all. Processes build other heads; those of the first are to be used."""
+    paradigm = changes.pop("paradigm", None) or build(name, root, seed=accelerator.process_index)
     settings = {"steps": 4, "batch_size": 4 // accelerator.num_processes, "log_every": 1}
     settings |= {"learning_rate": 1e-3, "save_every": 2} | CASES[name][2]
     dev = changes.pop("dev", measure)

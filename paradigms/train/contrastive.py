@@ -45,8 +45,8 @@ class Contrastive(Objective):
 
     def loss(self, model: nn.Module, batch: TrainingBatch) -> Tensor:
         queries, documents = model(batch.queries, batch.documents, self.chunk)
-        positions = gather(batch.positions[None])[0]
         pool = gather_documents(documents)
+        positions = gather(batch.positions[None])[0]
         scores = in_batch_rel(pool, queries, self.paradigm.align, self.paradigm.normalise)
         first = place_among(len(batch.positions))
         target = torch.arange(first, first + len(batch.relevant), device=scores.device)

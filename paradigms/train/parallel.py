@@ -11,7 +11,7 @@ import copy
 import os
 import warnings
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from accelerate import Accelerator
@@ -108,6 +108,11 @@ def _shard(
     accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = True
     # Half precision as on one process, by autocast, which leaves sums and heads in float32; weights travel in
     # float32 for it. With FSDP's own policy for it, norms and what is added up over layers would be rounded.
-    forward = autocast(accelerator.device, accelerator.mixed_precision)(paradigm.forward)
-    paradigm.forward = forward  # type: ignore[method-assign]
+    forward = paradigm.forward
+
+    def in_precision(*given: Any, **named: Any) -> Any:
+        with autocast(accelerator.device, accelerator.mixed_precision):
+            return forward(*given, **named)
+
+    paradigm.forward = in_precision
     return paradigm
