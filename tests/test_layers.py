@@ -24,7 +24,7 @@ LAYERS: list[set[str]] = [
     {"index", "evaluate"},
     {"reranking"},
     {"train", "hybrid"},
-    {"terminal"},
+    {"terminal", "pipelines"},
     {"__main__"},
 ]
 OUTSIDE = {"torch", "transformers", "accelerate"}

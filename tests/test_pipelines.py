@@ -1,0 +1,97 @@
+"""Paradigms in PyTerrier's pipelines (extra `pyterrier`)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("pyterrier", reason="needs PyTerrier: extra pyterrier")
+
+import pandas as pd
+import pyterrier as pt
+
+from paradigms import PARADIGMS
+from paradigms.cross_attention import cross_attention
+from paradigms.data import Corpus
+from paradigms.generative.dsi import dsi
+from paradigms.generative.retriever import GenerativeRetriever
+from paradigms.lexical import BM25
+from paradigms.pipelines import Indexer, Reranker, Retriever
+
+TEXTS = {"fish": "the fish in the sea", "fire": "fire and warm wood", "snow": "cold snow on ice"}
+TOPICS = pd.DataFrame({"qid": ["1", "2"], "query": ["cold snow on ice", "fire and warm wood"]})
+QRELS = pd.DataFrame({"qid": ["1", "2"], "docno": ["snow", "fire"], "label": [1, 1]})
+LENGTHS = {"query_length": 12, "document_length": 16}
+
+
+def model_of(name, backbone):
+    torch.manual_seed(0)
+    if name == "cross_attention":
+        return cross_attention(backbone, **LENGTHS)
+    return PARADIGMS[name](backbone, **LENGTHS)
+
+
+def rows():
+    return [{"docno": docno, "text": text} for docno, text in TEXTS.items()]
+
+
+@pytest.fixture
+def candidates():
+    every = TOPICS.merge(pd.DataFrame(rows()), how="cross")
+    return every.assign(score=0.0, rank=0)
+
+
+@pytest.mark.parametrize("name", PARADIGMS)
+def test_every_paradigm_indexes_retrieves_and_reranks(tiny_bert, tmp_path, candidates, name):
+    model = model_of(name, tiny_bert)
+    retriever = Indexer(model, tmp_path / "index", k=3).index(iter(rows()))
+    found = retriever(TOPICS)
+    assert set(found.columns) == {"qid", "query", "docno", "score", "rank"}
+    best = found[found["rank"] == 0].set_index("qid")["docno"].to_dict()
+    assert best == {"1": "snow", "2": "fire"}
+    reranked = Reranker(model)(candidates)
+    if name != "xtr":  # which takes the candidates for its pool
+        both = found.merge(reranked, on=["qid", "docno"])
+        assert len(both) == len(found)
+        pd.testing.assert_series_equal(both["score_x"], both["score_y"], check_names=False, atol=1e-3)
+
+
+def test_an_experiment(tiny_bert, tmp_path, candidates):
+    model = model_of("colbert", tiny_bert)
+    retriever = Indexer(model, tmp_path / "index").index(rows())
+    bm25 = Retriever(BM25.build(Corpus(list(TEXTS), list(TEXTS.values())), list(TEXTS)))
+    texts = pt.apply.generic(lambda frame: frame.merge(pd.DataFrame(rows()), on="docno"))
+    systems = [bm25, retriever, retriever % 2, retriever >> texts >> Reranker(model)]
+    table = pt.Experiment(systems, TOPICS, QRELS, ["ndcg_cut_10", "recip_rank"], names=list("abcd"))
+    assert table["ndcg_cut_10"].tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("name", ["colbert", "cross_attention"])
+def test_a_reranker_keeps_every_row(tiny_bert, candidates, name):
+    found = Reranker(model_of(name, tiny_bert))(candidates)
+    assert len(found) == len(candidates)
+    for _, group in found.groupby("qid"):
+        ordered = group.sort_values("rank")["score"].tolist()
+        assert ordered == sorted(ordered, reverse=True)
+
+
+def test_a_generative_model(seq2seq, candidates):
+    corpus = Corpus(list(TEXTS), list(TEXTS.values()), list(TEXTS))
+    model = dsi(seq2seq["t5"], corpus)
+    found = Retriever(GenerativeRetriever(model), k=2)(TOPICS)
+    assert set(found["docno"]) <= set(TEXTS)
+    assert len(Reranker(model)(candidates)) == len(candidates)
+
+
+def test_no_queries_and_wrong_columns(tiny_bert, tmp_path, candidates):
+    model = model_of("colbert", tiny_bert)
+    retriever = Indexer(model, tmp_path / "index").index(rows())
+    assert retriever(TOPICS[:0]).empty
+    with pytest.raises(Exception, match="query"):
+        retriever(TOPICS[["qid"]])
+    with pytest.raises(Exception, match="text"):
+        Reranker(model)(candidates.drop(columns="text"))
+    with pytest.raises(ValueError, match="give it as model"):
+        Retriever(retriever.found)
+    with pytest.raises(ValueError, match="kind must be one of"):
+        Indexer(model, tmp_path, kind="none")
