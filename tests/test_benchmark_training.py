@@ -116,7 +116,7 @@ def test_the_loss_is_that_of_summed_maxima(answers: dict, work: Path, settings: 
 def test_an_answer_has_times_memory_and_versions(answers: dict) -> None:
     for answer, _ in answers.values():
         assert len(answer["seconds"]) == STEPS - 1
-        assert all(0 < seconds < 30 for seconds in answer["seconds"])
+        assert all(0 < seconds < 30 for seconds in answer["seconds"] + answer["cpu_seconds"])
         assert 2**27 < answer["memory"] < 2**35
         assert answer["versions"]["torch"] == torch.__version__
         assert 0 < answer["first_loss"] < 10
@@ -124,15 +124,17 @@ def test_an_answer_has_times_memory_and_versions(answers: dict) -> None:
 
 def test_the_clock_runs_from_step_to_step(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = iter([5.0, 7.0, 10.0, 14.0])
+    spent = iter([1.0, 5.0, 11.0, 19.0])
     monkeypatch.setattr(trainers.time, "perf_counter", lambda: next(moments))
+    monkeypatch.setattr(trainers.time, "process_time", lambda: next(spent))
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.AdamW([weight])
     with trainers.Clock("cpu") as clock:
         for _ in range(4):
             optimizer.step()
     optimizer.step()  # no longer of interest: the hook is gone
-    assert clock.seconds(1) == [2.0, 3.0, 4.0]
-    assert clock.seconds(2) == [3.0, 4.0]
+    assert clock.answer(1)["seconds"] == [2.0, 3.0, 4.0]
+    assert clock.answer(2) == {"seconds": [3.0, 4.0], "cpu_seconds": [6.0, 8.0], "memory": clock.peak}
     assert clock.peak > 0
 
 
@@ -171,7 +173,8 @@ def test_no_document_is_relevant_to_two_of_the_pairs() -> None:
 
 def answer(seconds: list[float], gib: float, loss: float = 2.0) -> dict:
     return {
-        "seconds": seconds, "memory": gib * tables.GiB, "loss": loss, "first_loss": 3.0,
+        "seconds": seconds, "cpu_seconds": [2 * s for s in seconds], "memory": gib * tables.GiB,
+        "loss": loss, "first_loss": 3.0,
         "versions": {"torch": "2"},
     }  # fmt: skip
 
@@ -179,6 +182,7 @@ def answer(seconds: list[float], gib: float, loss: float = 2.0) -> dict:
 def test_a_row_is_the_mean_of_its_rounds() -> None:
     row = tables.summary(tables.Row("pylate", 30, 0), [answer([2.0, 4.0], 1.5), answer([10.0, 20.0], 2.5)])
     assert (row["slowest"], row["fastest"], row["examples_per_s"]) == (2, 10, 6)
+    assert row["examples_per_cpu_s"] == 3
     assert (row["memory_gib"], row["name"], row["failed"]) == (2.5, "PyLate", "")
 
 

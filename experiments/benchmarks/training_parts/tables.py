@@ -63,6 +63,9 @@ def summary(row: Row, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
             "examples_per_s": statistics.mean(rates),
             "slowest": min(rates),
             "fastest": max(rates),
+            "examples_per_cpu_s": statistics.mean(
+                row.batch * len(a["cpu_seconds"]) / sum(a["cpu_seconds"]) for a in answers
+            ),
             "memory_gib": max(a["memory"] for a in answers) / GiB,
             "loss": answers[0]["loss"],
             "first_loss": answers[0]["first_loss"],
@@ -117,7 +120,17 @@ def show(console: Console, settings: Any, found: Mapping[str, Any]) -> None:
         f"{settings.document_length}, {settings.dim} dimensions, {precision}, {where}"
     )
     shown = Table(title=title)
-    columns = ("batch", "system", "examples/s", "rounds", "peak GiB", "loss", "first step", "times faster")
+    columns = (
+        "batch",
+        "system",
+        "examples/s",
+        "rounds",
+        "per CPU s",
+        "peak GiB",
+        "loss",
+        "first step",
+        "times faster",
+    )
     for name in columns:
         shown.add_column(name, justify="left" if name == "system" else "right", no_wrap=name == "system")
     for row in found["rows"]:
@@ -127,7 +140,8 @@ def show(console: Console, settings: Any, found: Mapping[str, Any]) -> None:
             continue
         shown.add_row(
             str(row["batch"]), row["name"], f"{row['examples_per_s']:.2f}",
-            f"{row['slowest']:.2f} to {row['fastest']:.2f}", f"{row['memory_gib']:.2f}",
+            f"{row['slowest']:.2f} to {row['fastest']:.2f}", f"{row['examples_per_cpu_s']:.2f}",
+            f"{row['memory_gib']:.2f}",
             f"{row['loss']:.4f}", f"{row['first_loss']:.3f}",
             "" if row["ratio"] is None else f"{row['ratio']:.2f}", style=bold,
         )  # fmt: skip
@@ -138,7 +152,8 @@ def show(console: Console, settings: Any, found: Mapping[str, Any]) -> None:
     memory = "the largest resident set" if settings.device == "cpu" else "the most that torch allocated"
     console.print(
         f"Means of {settings.rounds} rounds, the slowest and the fastest: {settings.examples} pairs after "
-        f"{settings.warmup} steps that do not count. Peak: {memory}. Times faster: than the fastest peer. "
+        f"{settings.warmup} steps that do not count. Per CPU s: examples per second that the "
+        f"processor spent, which other load moves less. Peak: {memory}. Times faster: than the fastest peer. "
         f"Loss: of {CHECKED} pairs without dropout; first step: with it, of a batch. PyLate pads every text "
         "to the full length, the others to the longest of a forward pass."
     )

@@ -73,6 +73,7 @@ class Clock:
     def __init__(self, device: str) -> None:
         self.device, self.peak = device, 0
         self.ends: list[float] = []
+        self.cpu_ends: list[float] = []  # in seconds that the processor spent on this process, on all threads
 
     def __enter__(self) -> Clock:
         from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -92,10 +93,15 @@ class Clock:
         else:
             self.peak = peak_memory()
         self.ends.append(time.perf_counter())
+        self.cpu_ends.append(time.process_time())
 
-    def seconds(self, warmup: int) -> list[float]:
+    def answer(self, warmup: int) -> dict[str, Any]:
         """From the end of each step to that of the next: reading and tokenising a batch is part of it."""
-        return [end - before for before, end in pairwise(self.ends[warmup - 1 :])]
+        of = {"seconds": self.ends, "cpu_seconds": self.cpu_ends}
+        times = {
+            name: [end - before for before, end in pairwise(ends[warmup - 1 :])] for name, ends in of.items()
+        }
+        return times | {"memory": self.peak}
 
 
 # --- ours ---------------------------------------------------------------------------------------------
@@ -282,7 +288,7 @@ PACKAGES = {
 
 
 def main(folder: Path) -> None:
-    """Answer a job: seconds [steps], memory in bytes, the versions at work, and two losses.
+    """Answer a job: seconds [steps] by the clock and of CPU time, memory in bytes, versions, and two losses.
 
     `loss` is that of the first CHECKED pairs without dropout, which depends on the work alone; `first_loss`
     is that of the first training step.
@@ -296,7 +302,7 @@ def main(folder: Path) -> None:
     with Clock(job.device) as clock:
         losses = SYSTEMS[job.system](job, folder / "run")
     versions = {name: version(name) for name in (PACKAGES[job.system], "torch", "transformers")}
-    answer = losses | {"seconds": clock.seconds(job.warmup), "memory": clock.peak, "versions": versions}
+    answer = losses | clock.answer(job.warmup) | {"versions": versions}
     (folder / "answer.partial").write_text(json.dumps(answer))
     os.replace(folder / "answer.partial", folder / "answer.json")
 
