@@ -231,7 +231,7 @@ def test_a_folder_of_another_kind_is_refused(tiny_bert: Path, tmp_path: Path) ->
     with pytest.raises(FileNotFoundError, match="is not a saved paradigm"):
         Paradigm.from_pretrained(tmp_path / "cross")
     (tmp_path / "cross" / HEAD).unlink()
-    with pytest.raises(FileNotFoundError, match="is not a saved paradigm"):
+    with pytest.raises(ValueError, match="is no checkpoint of"):
         load(tmp_path / "cross")
 
 

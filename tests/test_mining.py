@@ -153,5 +153,5 @@ def test_the_script_trains_a_second_round(collection: Path, tiny_bert: Path, tmp
     shutil.rmtree(tmp_path / "first")
     (tmp_path / "first" / "checkpoint").mkdir(parents=True)
     run_script("train", **second)  # what was mined is not searched for again
-    with pytest.raises(SystemExit, match="is not a saved paradigm"):
+    with pytest.raises(SystemExit, match="is no checkpoint of"):
         run_script("train", **(second | {"output": tmp_path / "third"}))
