@@ -226,7 +226,7 @@ def test_in_batch_rel_takes_the_kernels_and_equals_rel(
 def test_what_the_kernels_do_not_do_is_done_without_them(
     fused: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Alignments other than a max, float64, sides without tokens."""
+    """Alignments other than a max, float64, sides without tokens; vectors of two types are einsum's error."""
     calls = count_calls(fused, monkeypatch)
     D, Q = batch()
     double = [replace(t, vectors=t.vectors.double()) for t in (D, Q)]
@@ -240,6 +240,8 @@ def test_what_the_kernels_do_not_do_is_done_without_them(
     for documents, queries, align in cases:
         expected = rel(documents, queries, align, Z)
         torch.testing.assert_close(scoring.in_batch_rel(documents, queries, align, Z), expected)
+    with pytest.raises(RuntimeError, match="dtype"):
+        scoring.in_batch_rel(D, replace(Q, vectors=Q.vectors.bfloat16()), best, Z)
     assert not calls
     scoring.in_batch_rel(D, Q, best, Z)
     assert len(calls) == 1

@@ -4,9 +4,11 @@ S has b·n·i·j entries; what a maximum over i needs of it, forward and backwar
 holds a tile of query tokens, walks through each document's tokens tile by tile and keeps the largest
 similarity and its place; the backward pass reads the places alone:
 
-    ∂Q[b, j] = Σₙ g[b, n, j] · D[n, place[b, n, j]]          rows of D, gathered
-    ∂D[n, i] = Σ g[b, n, j] · Q[b, j] over the (b, j) whose place in n is i          a product with a one-hot
-                                                               matrix, which is made tile by tile as well
+    ∂Q[b, j] = Σₙ g[b, n, j] · D[n, place[b, n, j]]
+    ∂D[n, i] = Σ g[b, n, j] · Q[b, j] over the (b, j) whose place in n is i
+
+The first gathers rows. The second would scatter them; it is a product with a one-hot matrix instead, whose
+tiles are made from the places as they are needed.
 
 No kernel adds atomically: one program owns each result and sums in one order, that of n, or of (b, j). The
 tuned configurations differ in tiles and warps, not in that order. Products are accumulated in float32, and

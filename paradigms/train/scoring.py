@@ -48,9 +48,8 @@ def in_batch_rel(
         cells = CELLS.get(documents.vectors.device.type, MANY_CELLS) if cells is None else cells
         rows = max(1, cells // max(1, n * i * j))
         chunks = [queries[start : start + rows] for start in range(0, b, rows)]
-        pairs = (
-            None if _soft(documents, queries, align) else _chunked_pairs(documents, queries, chunks, align)
-        )
+        if not _soft(documents, queries, align):
+            pairs = _chunked_pairs(documents, queries, chunks, align)
         if pairs is None:
             return _recomputed(documents, chunks, align, normalise)
     S, A, place = pairs
@@ -74,10 +73,12 @@ def _fused_pairs(documents: Tokens, queries: Tokens, align: Align) -> AlignedPai
         return None
     from paradigms.train import fused
 
+    if not (fused.supports(documents.vectors) and fused.supports(queries.vectors)):
+        return None
     if torch.is_autocast_enabled(documents.vectors.device.type):  # a product of vectors, as einsum is
         dtype = torch.get_autocast_dtype(documents.vectors.device.type)
         documents, queries = (replace(t, vectors=t.vectors.to(dtype)) for t in (documents, queries))
-    if documents.vectors.dtype != queries.vectors.dtype or not fused.supports(documents.vectors):
+    if documents.vectors.dtype != queries.vectors.dtype:
         return None
     S, place = fused.best_tokens(documents, queries, equal_ids="ids" in known.reads)
     S, place = S[:, :, None], place[:, :, None]
