@@ -63,11 +63,12 @@ def describe(
             f"Differences of {measure}. Reproduced: the interval lies above 0 and the paired permutation "
             f"test over queries (each query's mean over the seeds) has p < {ALPHA} after Holm's correction "
             "within this table. Not reproduced: the interval lies below 0, or reaches 0 and lies below the "
-            "paper's difference. Out of reach at this scale: the interval does not tell the paper's "
-            f"difference from none, or a system has less than {LEARNED:.0%} of {UNI}'s measure at a length "
-            f"and has not learned the task. Not to fall is to lose less than {MARGIN}. Random projection: "
+            "paper's difference. Out of reach at this scale: neither, or a system has not learned the task: "
+            f"at a length it retrieves with less than {LEARNED:.0%} of {UNI}'s measure, and with less than a "
+            f"random projection of its size. Not to fall is to lose less than {MARGIN}. Random projection: "
             f"the same difference where each system is a random projection of {UNI}'s vectors to as many "
-            "numbers as it has for a passage, as the exact law expects it.",
+            "numbers as it has for a passage, as the exact law expects it; what a system loses beyond that, "
+            "its training has lost, and not its size.",
             claim_rows(settings.task, measured, predictions, sizes, lengths),
         )
     }

@@ -163,7 +163,8 @@ def test_training_starts_from_scores_that_spread_by_the_temperature(
         assert isinstance(model, Paradigm)
         scores = model.score(model.encode_documents(list(corpus)), model.encode_queries(queries))
         found[name] = capacity.temperature(model, bench, given)
-        assert found[name] == pytest.approx(2 * float(scores.std(-1).mean()), rel=0.35)  # a sample of the corpus
+        # Not of all passages.
+        assert found[name] == pytest.approx(2 * float(scores.std(-1).mean()), rel=0.35)
     assert found["DE-BERT-32"] > 1.5 * found["DE-BERT-4"]
     assert capacity.temperature(capacity.build("CROSS-ATTENTION", bench.length, 2, given), bench, given) == 1
 
@@ -338,6 +339,25 @@ def test_a_difference_is_tested_over_seeds_and_queries() -> None:
     measured["retrieve"]["DE-BERT-8"][20] = 0.01 * base  # not learned
     rows = claims.claim_rows("containing", measured, predictions, {"DE-BERT-8": 8}, [10, 20])
     assert {row["verdict"] for row in rows} == {"out of reach at this scale"}
+    predictions[20] = {"values": {"8": [0.004]}}  # no more can be asked of so few numbers
+    rows = claims.claim_rows("containing", measured, predictions, {"DE-BERT-8": 8}, [10, 20])
+    assert {row["verdict"] for row in rows} == {"reproduced"}
+
+
+def test_what_has_learned_is_judged_by_its_retrieval_and_a_reranker_by_its_reranking() -> None:
+    most, some, little = (np.full((1, 4), value) for value in (0.9, 0.3, 0.2))
+    measured: Any = {
+        "rerank": {"BM25-uni": {10: most}, "DE-BERT-8": {10: most}, "CROSS-ATTENTION": {10: little}},
+        "retrieve": {"BM25-uni": {10: most}, "DE-BERT-8": {10: little}},
+    }
+    for prediction, learned in ((0.1, True), (0.25, False)):
+        predictions = {10: {"values": {"8": [prediction]}}}
+        assert claims.has_learned(measured, predictions, {"DE-BERT-8": 8}, "DE-BERT-8", [10]) == learned
+    measured["retrieve"]["DE-BERT-8"][10] = some
+    assert claims.has_learned(measured, predictions, {"DE-BERT-8": 8}, "DE-BERT-8", [10])
+    assert not claims.has_learned(measured, predictions, {}, "CROSS-ATTENTION", [10])
+    measured["rerank"]["CROSS-ATTENTION"][10] = some
+    assert claims.has_learned(measured, predictions, {}, "CROSS-ATTENTION", [10])
 
 
 # --- settings ---------------------------------------------------------------------------------------
