@@ -14,6 +14,7 @@ from typing import Any
 
 from accelerate import Accelerator
 from alignment_view import align_query, chosen_queries
+from encode import open_encoded
 from rich.console import Console
 from systems import searcher, trained
 
@@ -239,7 +240,17 @@ def run_paradigm(
     paradigm = trained(name, data, settings, own / "training", accelerator, console)
     began = time.perf_counter()
     if accelerator.is_main_process or isinstance(paradigm, Paradigm):
-        search, rerank, size = searcher(paradigm, data, settings, own / "index", accelerator)
+        made = settings.indexes.get(name)
+        search, rerank, size = searcher(
+            paradigm,
+            data.collection.corpus,
+            own / "index",
+            accelerator.mixed_precision,
+            settings.index,
+            index=open_encoded(made, paradigm, data.collection) if made else None,
+            meet=accelerator.wait_for_everyone,
+            progress=accelerator.is_main_process,
+        )
     if accelerator.is_main_process:
         encoded = time.perf_counter()
         run = search(data.test.queries, settings.depth, progress=True)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
-from encode import open_encoded
 from rich.console import Console
 
 from paradigms import GENERATIVE, PARADIGMS, CrossAttention, Generative, Paradigm, load
-from paradigms.data import Run
+from paradigms.data import Corpus, Run
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.index import INDEXES
+from paradigms.index.base import TokenIndex
 from paradigms.train.job import OPTIONS, fit, fit_generative, t5_folder
 from paradigms.train.loop import TrainingSettings
 
@@ -24,14 +24,21 @@ if TYPE_CHECKING:
 
 
 def searcher(
-    paradigm: Paradigm | Generative, data: Data, settings: Settings, folder: Path, accelerator: Accelerator
+    paradigm: Paradigm | Generative,
+    corpus: Corpus,
+    folder: Path,
+    precision: str,
+    kind: str = "exact",
+    *,
+    index: TokenIndex | None = None,
+    meet: Callable[[], object] = lambda: None,
+    progress: bool = True,
 ) -> tuple[Callable[..., Run], Callable[..., Run], float]:
     """(search, rerank, bytes per document) over the corpus, which all processes together encode into `folder`
-    where it has to be and the settings name no index.
+    where it has to be and is not in `index` yet. meet: as of `build`.
 
-    ValueError for a generative paradigm that names the documents of another corpus, or an index of one.
+    ValueError for a generative paradigm that names the documents of another corpus.
     """
-    corpus = data.collection.corpus
     if isinstance(paradigm, Generative):
         if paradigm.identifiers.documents != corpus.ids:
             raise ValueError(
@@ -40,17 +47,9 @@ def searcher(
             )
         retriever = GenerativeRetriever(paradigm)
         return retriever.search, retriever.rerank, retriever.bytes_per_document
-    if paradigm.name in settings.indexes:
-        index = open_encoded(settings.indexes[paradigm.name], paradigm, data.collection)
-    else:
-        index = INDEXES[settings.index].build(
-            paradigm,
-            corpus.ids,
-            corpus,
-            folder,
-            precision=accelerator.mixed_precision,
-            progress=accelerator.is_main_process,
-            meet=accelerator.wait_for_everyone,
+    if index is None:
+        index = INDEXES[kind].build(
+            paradigm, corpus.ids, corpus, folder, precision=precision, progress=progress, meet=meet
         )
     return partial(index.search, paradigm), partial(index.rerank, paradigm), index.bytes_per_document
 
