@@ -145,24 +145,27 @@ def draw(found: Found) -> dict[str, Figure]:
     """Figures 6 and 7; bands and bars are 95 % intervals over seeds and queries."""
     from matplotlib.figure import Figure
 
-    depth = Figure(figsize=(6.4, 4.2), layout="constrained")
+    colours = dict(zip(found.ours.values(), PALETTE, strict=False))
+    outside: dict[str, Any] = {"frameon": False, "loc": "center left", "bbox_to_anchor": (1, 0.5)}
+    depth = Figure(figsize=(8, 4.2), layout="constrained")
     axes = depth.subplots()
-    for n, system in enumerate(found.ours.values()):
+    for system, colour in colours.items():
         means, low, high = np.array([seeds_interval(found.reranked(system, d)) for d in found.depths]).T
-        axes.plot(found.depths, means, marker="o", markersize=4, color=PALETTE[n], label=system)
-        axes.fill_between(found.depths, low, high, color=PALETTE[n], alpha=0.08, linewidth=0)
+        axes.plot(found.depths, means, marker="o", markersize=4, color=colour, label=system)
+        axes.fill_between(found.depths, low, high, color=colour, alpha=0.08, linewidth=0)
+        axes.axhline(found.values("retrieve", system, RR).mean(), linestyle=":", color=colour)
     axes.set_xscale("log")
     axes.set_xticks(found.depths, map(str, found.depths))
     axes.set_xticks([], minor=True)
     axes.set(xlabel="first documents that cross-attention reranks", ylabel=RR)
     axes.grid(color="0.9", linewidth=0.6)
-    axes.legend(frameon=False, title="first stage")
+    axes.legend(title="first stage\n(dotted: not reranked)", **outside)
 
     points, kinds = found.curves, found.approximate
-    time = Figure(figsize=(1.2 + 4.2 * max(1, len(kinds)), 4.2), layout="constrained")
+    time = Figure(figsize=(2.6 + 4.2 * max(1, len(kinds)), 4.2), layout="constrained")
     panels = time.subplots(1, max(1, len(kinds)), sharey=True, squeeze=False)[0]
     for panel, kind in zip(panels, kinds or ["exact"], strict=True):
-        for n, system in enumerate((DE, ME)):
+        for system in (DE, ME):
             own = [point for point in points if point["system"] == system]
             exact = next(point for point in own if point["index"] == "exact")
             line = sorted((p for p in own if p["index"] == kind), key=lambda p: p["probes"])
@@ -175,13 +178,15 @@ def draw(found: Found) -> dict[str, Figure]:
                 marker="o",
                 markersize=4,
                 capsize=2,
-                color=PALETTE[n],
+                color=colours[system],
                 label=system,
             )
-            panel.axhline(exact[RR].mean(), linestyle="--", color=PALETTE[n])
-            panel.axvline(exact["ms/query"], linestyle=":", color=PALETTE[n])
+            for point, x, y in zip(line, ms, means, strict=True):
+                panel.annotate(str(point["probes"]), (x, y), (4, 4), textcoords="offset points", fontsize=8)
+            panel.axhline(exact[RR].mean(), linestyle="--", color=colours[system])
+            panel.axvline(exact["ms/query"], linestyle=":", color=colours[system])
         panel.set(xlabel="ms per query", title=kind)
         panel.grid(color="0.9", linewidth=0.6)
     panels[0].set_ylabel(RR)
-    panels[0].legend(frameon=False, title="dashed and dotted: exact search")
+    panels[-1].legend(title="dashed, dotted: exact\nat a point: lists probed", **outside)
     return {"rerank_depth": depth, "search_time": time}
