@@ -15,9 +15,9 @@ from paradigms import PARADIGMS
 from paradigms.cross_attention import cross_attention
 from paradigms.data import Corpus, Problems, Run, Split, hold_out, load, read_run, write_run
 from paradigms.reranking import rerank
+from paradigms.train import job
 from paradigms.train.classifier import SequenceClassifier, is_classifier
-from paradigms.train.examples import build_examples
-from paradigms.train.job import fit
+from paradigms.train.examples import Example, build_examples
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.losses import Distillation
 from paradigms.train.teacher import FalseNegatives, ScorePairs, pair_scores, scored_once
@@ -298,7 +298,12 @@ def test_a_teacher_goes_with_a_distillation(collection: Path, tiny_bert: Path, t
     for teacher, distillation in ((given({}), None), (None, Distillation())):
         settings = TrainingSettings(distillation=distillation)
         with pytest.raises(ValueError, match="give both or neither"):
-            fit(dpr, data, splits, ({}, {}), 1, 0, settings, tmp_path, accelerator, teacher=teacher)
+            job.fit(dpr, data, splits, ({}, {}), 1, 0, settings, tmp_path, accelerator, teacher=teacher)
+    examples = [Example("a", 0, (1,), (0,), (2.0, 1.0))]
+    settings = TrainingSettings(distillation=Distillation("margin_mse", 1.0))
+    for model in (dpr, cross_attention(tiny_bert)):
+        objective: Any = job._objective(model, data.corpus, examples, settings)
+        assert objective.distillation is settings.distillation
 
 
 # --- the script -------------------------------------------------------------------------------------
