@@ -1,7 +1,7 @@
 """Train one paradigm on one collection; an interrupted run goes on exactly where it was.
 
 The output folder gets checkpoint/ (the paradigm that was best on dev queries, for `Paradigm.from_pretrained`
-and experiments/rerank.py), training/ (its last state and history.jsonl), config.json and environment.json.
+and experiments/rerank.py), training/ (its newest checkpoints, history.jsonl), config.json, environment.json.
 Several processes or GPUs: accelerate launch --config_file experiments/configs/gpus.yaml experiments/train.py
 """
 
@@ -109,6 +109,8 @@ class Settings:
     """steps between dev measures and checkpoints"""
     dev_queries: int = 128
     """dev queries of that measure: nDCG@10 of reranking BM25's first 10 and the relevant; 0: keep the last"""
+    keep: int = 2
+    """checkpoints that are kept: where the newest is damaged, the one before it is gone on with"""
     workers: int = 0
     """processes that tokenise ahead"""
     seed: int = 0
@@ -143,7 +145,7 @@ def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
     console.print(f"{accelerator.num_processes} process(es) on {accelerator.device}")
     if accelerator.is_main_process:
-        keep_settings(asdict(settings), folder, free={"tracker", "output", "workers"})
+        keep_settings(asdict(settings), folder, free={"tracker", "output", "keep", "workers"})
     collection = open_collection(settings.collection, settings.documents or None, console)
     try:
         paradigm = trained(settings, collection, folder / "training", accelerator, console)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from paradigms import files
-from paradigms.files import atomic_folder, atomic_text, settle, write_json, write_text
+from paradigms.files import atomic_folder, atomic_text, settle, sweep, write_json, write_text
 
 
 def names(folder: Path) -> list[str]:
@@ -179,6 +179,18 @@ def test_a_living_writer_is_not_cleared_up_and_the_last_to_end_wins(tmp_path: Pa
     assert process.returncode == 0
     assert (path / "content").read_text() == "new"
     assert names(tmp_path) == ["folder"]
+
+
+def test_a_sweep_finishes_what_killed_writers_left_under_any_name(tmp_path: Path) -> None:
+    for leftover in (".step-4.01234567.partial", ".run.v2.89abcdef.partial"):
+        (tmp_path / leftover / "fresh").mkdir(parents=True)
+    (tmp_path / ".run.v2.89abcdef.partial" / "old.01234567").mkdir()
+    with atomic_folder(tmp_path / "alive", durable=True) as folder:
+        sweep(tmp_path)
+        (folder / "content").write_text("new")
+    assert names(tmp_path) == ["alive", "run.v2"]
+    assert (tmp_path / "alive" / "content").read_text() == "new"
+    sweep(tmp_path / "none")
 
 
 def test_names_that_begin_alike_are_kept_apart(tmp_path: Path) -> None:

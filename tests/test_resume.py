@@ -61,10 +61,10 @@ def go(backbone: Path, folder: Path, trap: Trap | None = None, **changes: Any) -
     """Train in `folder`, or go on there from whatever weights: what a fork does."""
     torch.set_num_threads(1)
     paradigm = build(backbone, seed=len(checkpoint.steps(folder)))
-    objective = Contrastive(paradigm, CORPUS, EXAMPLES)
+    settings = TrainingSettings(**OWN | changes)
+    objective = Contrastive(paradigm, CORPUS, EXAMPLES, chunk=settings.chunk)
     if trap is not None:
         trap(objective, folder)
-    settings = TrainingSettings(**OWN | changes)
     train(paradigm, objective, settings, folder, accelerator=Accelerator(), dev=dev, progress=False)
 
 
@@ -118,8 +118,14 @@ def at(owner: Any, name: str, call: int, act: Callable[[], None], after: bool = 
 
 
 def in_batch(batch: int, objective: Contrastive, folder: Path) -> None:
-    """Killed in the middle of a step: when the loss of that batch is wanted."""
-    at(objective, "loss", batch, kill)
+    """Killed in the middle of a step, when the loss of that batch is wanted, and of a line of the curve."""
+
+    def die() -> None:
+        with (folder / "history.jsonl").open("a") as file:
+            file.write('{"step": 4, "lo')
+        kill()
+
+    at(objective, "loss", batch, die)
 
 
 def in_save(moment: str, objective: Contrastive, folder: Path) -> None:

@@ -25,7 +25,7 @@ CPU = {"ACCELERATE_USE_CPU": "true"}
 
 def half(backbone: Path, folder: Path, trap: Trap | None) -> None:
     """What each of the two does."""
-    go(backbone, folder, trap, batch_size=2)
+    go(backbone, folder, trap, batch_size=2, chunk=1)  # with gradients cached, whose dropout is drawn once
 
 
 def start(backbone: Path, folder: Path, trap: Trap | None = None) -> list[Fork]:

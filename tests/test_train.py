@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,49 +102,6 @@ def test_an_interrupted_run_goes_on_bit_for_bit_with_dropout(tiny_bert: Path, tm
     again = fit(tiny_bert, tmp_path / "parts", paradigm=build(tiny_bert, seed=2))
     assert torch.equal(weights(again), weights(whole))  # a finished run is only loaded
     assert training_seconds(tmp_path / "parts") > 0
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-import torch
-from tests import test_train
-torch.set_num_threads(1)
-paradigm, passes = test_train.build(Path(sys.argv[2])), 0
-def kill(module, given):
-    global passes
-    passes += 1
-    if passes == 4:
-        with open(f"{sys.argv[3]}/history.jsonl", "a") as file:
-            file.write('{"step": 4, "lo')  # what a death in the middle of a line leaves
-        os.kill(os.getpid(), signal.SIGKILL)
-paradigm.register_forward_pre_hook(kill)
-test_train.fit(None, Path(sys.argv[3]), paradigm=paradigm)
-"""
-
-
-def test_a_killed_process_is_gone_on_with_bit_for_bit(tiny_bert: Path, tmp_path: Path) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        root = str(Path(__file__).parents[1])
-        command = [
-            sys.executable,
-            "-c",
-            KILLED,
-            root,
-            str(tiny_bert),
-            str(tmp_path / "parts"),
-        ]
-        killed = subprocess.run(command, capture_output=True, text=True)
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
-        parts = fit(tiny_bert, tmp_path / "parts")
-        whole = fit(tiny_bert, tmp_path / "whole")
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(weights(parts), weights(whole))
-    assert history(tmp_path / "parts") == history(tmp_path / "whole")
 
 
 def test_accumulation_is_the_mean_of_its_batches(tiny_bert: Path, tmp_path: Path) -> None:

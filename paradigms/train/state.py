@@ -171,9 +171,9 @@ class RunState:
 
         def write() -> None:
             place, history = checkpoint.place(self.folder, step), self.folder / "history.jsonl"
-            if history.is_file():
-                flush(history)
             with checkpoint.explained(place), atomic_folder(place, durable=True) as folder:
+                if history.is_file():
+                    flush(history)
                 model.write(folder)
                 save_file(optimizer, folder / "optimizer.safetensors")
                 save_file(random, folder / "random.safetensors")
