@@ -1,14 +1,16 @@
-"""Two processes, started as torchrun starts them, that run checks of a test file; how each check ended."""
+"""Two processes, started as a shipped configuration starts them, that run checks of a test file."""
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import yaml
 from accelerate import Accelerator
 
 ROOT = Path(__file__).parents[1]
@@ -16,29 +18,39 @@ ROOT = Path(__file__).parents[1]
 Check = Callable[[Accelerator, Path, Path], None]
 
 
-def start(file: str, backbone: Path, folder: Path, config: str = "") -> None:
+def start(file: str, config: str, backbone: Path, folder: Path) -> None:
     """Run `checked` in two processes on the processor, which joins them with gloo.
 
-    config: the file in experiments/configs that says how the processes share a model; by default DDP.
+    config: a file in experiments/configs. Where it is of two machines, each process is one.
     """
     # Not forked: a fork of a process whose OpenMP threads have run hangs.
-    launch = ["torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    if config:
-        launch = ["accelerate.commands.launch", "--config_file", str(ROOT / "experiments/configs" / config)]
-        launch += ["--num_processes", "2", "--main_process_port", "0"]
+    path = ROOT / "experiments" / "configs" / config
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(path)]
+    command += ["--num_processes", "2", "--main_process_port", port, "--machine_rank"]
     environment = os.environ | {
         "ACCELERATE_USE_CPU": "true",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(ROOT),
     }
-    command = [sys.executable, "-m", *launch, file, str(backbone), str(folder)]
-    with subprocess.Popen(command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True) as run:
-        try:
-            _, errors = run.communicate(timeout=120)
-        except subprocess.TimeoutExpired:
-            run.terminate()  # which, unlike a kill, ends the two processes as well
-            _, errors = run.communicate()
-    assert run.returncode == 0, errors[-4000:]
+    machines = [
+        subprocess.Popen(
+            [*command, str(rank), file, str(backbone), str(folder)],
+            env=environment,
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(yaml.safe_load(path.read_text())["num_machines"])
+    ]
+    try:
+        errors = [machine.communicate(timeout=300)[1] for machine in machines]
+    finally:
+        for machine in machines:
+            machine.terminate()  # which, unlike a kill, ends its processes as well
+    assert not any(machine.returncode for machine in machines), "".join(errors)[-4000:]
 
 
 def checked(checks: Sequence[Check], backbone: str, folder: str) -> None:

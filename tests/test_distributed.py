@@ -178,7 +178,7 @@ def outcomes(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             for part in (EXAMPLES[:2], EXAMPLES[2:])
         ]
         assert float(sum(halves)) / 2 != pytest.approx(float(expected["loss"]), rel=1e-3), name
-    launch.start(__file__, tiny_bert, folder)
+    launch.start(__file__, "nodes_2.yaml", tiny_bert, folder)
     return folder
 
 

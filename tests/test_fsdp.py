@@ -192,7 +192,7 @@ def outcomes(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fsdp")
     for name in CASES:
         run(name, root / "steady", folder / "one" / name, Accelerator(cpu=True))
-    launch.start(__file__, root, folder, config="fsdp.yaml")
+    launch.start(__file__, "fsdp.yaml", root, folder)
     return folder
 
 

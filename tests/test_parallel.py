@@ -175,6 +175,16 @@ def test_settings_of_fsdp_that_would_go_wrong(
         prepare(PARADIGMS["dpr"](tiny_bert), one_of_one)
 
 
+def test_clusters_are_made_from_whole_weights(
+    seq2seq: dict[str, Path], one_of_one: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    model = GENERATIVE["genre"](seq2seq["t5"], CORPUS)
+    model.clusters = nn.Linear(1, 1)
+    with pytest.raises(ValueError, match="genre makes its clusters from whole weights"):
+        prepare(model, one_of_one)
+
+
 def test_a_paradigm_is_sharded_once(
     tiny_bert: Path, one_of_one: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

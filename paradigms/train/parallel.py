@@ -94,6 +94,8 @@ def _shard(
     paradigm: Trainable, plugin: FullyShardedDataParallelPlugin, accelerator: Accelerator
 ) -> Trainable:
     """Each layer is gathered when it is run; all that is no layer, with the step's first forward pass."""
+    if getattr(paradigm, "clusters", None) is not None:
+        raise ValueError(f"{paradigm.name} makes its clusters from whole weights: train it without shards")
     layers = paradigm.layers
     if not layers:
         raise ValueError(f"the backbone of {paradigm.name} has no layers that transformers marks as such")
