@@ -24,7 +24,7 @@ LAYERS: list[set[str]] = [
     {"index", "evaluate"},
     {"reranking"},
     {"train", "hybrid"},
-    {"terminal", "pipelines"},
+    {"terminal", "pipelines", "engines"},
     {"__main__"},
 ]
 OUTSIDE = {"torch", "transformers", "accelerate"}

@@ -1,0 +1,95 @@
+"""What an engine has to bring, and which paradigms it can answer for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from paradigms.align import NORMALISERS
+from paradigms.core import Tokens
+from paradigms.data import Run
+from paradigms.index.base import TokenIndex
+from paradigms.model import Paradigm
+from paradigms.progress import progress_bar
+
+BLOCK = 1 << 16  # padded tokens that are handed over at once
+
+Vectors = Float[np.ndarray, "_ h"]
+
+
+class Engine(ABC):
+    """Documents of one or more vectors, and the best by Σⱼ maxᵢ dᵢᵀqⱼ. single: every document has one."""
+
+    single: bool
+
+    @abstractmethod
+    def add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
+        """Store documents of at least one vector; one whose id is there takes its place."""
+
+    @abstractmethod
+    def search(self, query: Vectors, k: int) -> list[tuple[str, float]]:
+        """The k best documents of one query and their scores, best first."""
+
+
+def hand_over(index: TokenIndex, model: Paradigm, engine: Engine, *, progress: bool = False) -> int:
+    """Write the stored vectors of every document into an engine; how many documents have any.
+
+    Documents without a token that counts cannot be found, and are left out. ValueError where the model's rel
+    is no Σⱼ maxᵢ (`check_maxima`), or it has several vectors a document and the engine one.
+    """
+    index.check(model)
+    check_maxima(model, engine)
+    count = 0
+    with progress_bar(progress) as bar:
+        task = bar.add_task(f"hand over {model.name}", total=len(index))
+        for rows in index.blocks(BLOCK, np.flatnonzero(index.living)):
+            tokens = index.tokens(rows)
+            parts = [v[m].numpy() for v, m in zip(tokens.vectors[0], tokens.mask[0], strict=True)]
+            named = zip(index.names(rows), parts, strict=True)
+            whole = [(id, part) for id, part in named if len(part)]
+            if whole:
+                engine.add(*map(list, zip(*whole, strict=True)))
+            count += len(whole)
+            bar.advance(task, len(rows))
+    return count
+
+
+def search(
+    engine: Engine, model: Paradigm, queries: Mapping[str, str], k: int = 100, *, progress: bool = False
+) -> Run:
+    """rel of the k best documents of every query, best first."""
+    check_maxima(model, engine)
+    normalise, found = NORMALISERS[model.recipe.normalise], {}
+    with progress_bar(progress) as bar:
+        task = bar.add_task(f"search {model.name}", total=len(queries))
+        for name, text in queries.items():
+            query = model.encode_queries([text])
+            vectors = query.vectors[0, 0][query.mask[0, 0]].float().cpu().numpy()
+            Z = float(normalise(torch.ones(1, 1, 1, 1), _one(query), query.to("cpu")))
+            found[name] = {id: score / Z for id, score in engine.search(vectors, k)} if len(vectors) else {}
+            bar.advance(task)
+    return found
+
+
+def check_maxima(model: Paradigm, engine: Engine) -> None:
+    """ValueError unless rel is Σⱼ maxᵢ dᵢᵀqⱼ up to a factor that the query alone sets."""
+    recipe, settings = model.recipe, model.encoder.settings
+    one = {settings.query_vectors, settings.document_vectors} == {"pooled"}
+    maxima = recipe.align == "query_to_document" or (recipe.align == "all_pairs" and one)
+    if not maxima or recipe.normalise not in ("one", "query_tokens") or settings.salience != "none":
+        raise ValueError(
+            f"{recipe.name} scores by the alignment {recipe.align} with Z = {recipe.normalise} and salience "
+            f"{settings.salience}; engines know the maximum alone: "
+            "model.with_alignment('query_to_document', 'query_tokens') scores by that"
+        )
+    if engine.single and not one:
+        raise ValueError(f"{recipe.name} has several vectors a document, and this engine takes one")
+
+
+def _one(query: Tokens) -> Tokens:
+    """A document of one token, which the Z of `check_maxima` does not look at."""
+    return Tokens(query.vectors[:1, :1, :1].cpu(), torch.ones(1, 1, 1, dtype=torch.bool))

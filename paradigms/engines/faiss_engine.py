@@ -1,0 +1,63 @@
+"""FAISS: one vector a document, in a file that any FAISS opens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paradigms.engines.base import Engine, Vectors
+from paradigms.files import write_json
+
+INDEX, IDS = "index.faiss", "ids.json"
+
+
+class FaissEngine(Engine):
+    """An exact inner-product index. `save` writes index.faiss, and ids.json with the document of each row."""
+
+    single = True
+
+    def __init__(self, dim: int) -> None:
+        import faiss
+
+        self.index: Any = faiss.IndexFlatIP(dim)
+        self.rows: dict[str, int] = {}
+
+    def add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
+        again = [id for id in ids if id in self.rows]
+        if again:
+            raise ValueError(
+                f"document {again[0]!r} is there already, and a flat index of FAISS replaces none"
+            )
+        self.rows |= {id: len(self.rows) + n for n, id in enumerate(ids)}
+        self.index.add(np.concatenate([d[:1] for d in documents]).astype(np.float32))
+
+    def search(self, query: Vectors, k: int) -> list[tuple[str, float]]:
+        scores, rows = self.index.search(query[:1].astype(np.float32), min(k, len(self.rows)))
+        names = list(self.rows)
+        return [
+            (names[row], float(s)) for row, s in zip(rows[0].tolist(), scores[0], strict=True) if row >= 0
+        ]
+
+    def save(self, folder: str | Path) -> None:
+        """Write both files."""
+        import faiss
+
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        faiss.write_index(self.index, str(Path(folder) / INDEX))
+        write_json(Path(folder) / IDS, list(self.rows))
+
+    @classmethod
+    def load(cls, folder: str | Path) -> FaissEngine:
+        """What `save` wrote."""
+        import faiss
+
+        index = faiss.read_index(str(Path(folder) / INDEX))
+        engine = cls(index.d)
+        engine.index = index
+        names = json.loads((Path(folder) / IDS).read_text(encoding="utf-8"))
+        engine.rows = {id: n for n, id in enumerate(names)}
+        return engine
