@@ -216,6 +216,8 @@ def cross_attention(
     document_length: int = 180,
     pooling: Literal["cls", "mean"] = "cls",
     lora_rank: int = 0,
+    lora_targets: str = "all-linear",
+    dora: bool = False,
 ) -> CrossAttention:
     """The reranker over `backbone`. Both texts are cut as the paradigms of these lengths cut them.
 
@@ -230,5 +232,7 @@ def cross_attention(
         query_length=query_length,
         document_length=document_length,
         lora_rank=lora_rank,
+        lora_targets=lora_targets,
+        dora=dora,
     )
     return CrossAttention(TextEncoder(backbone, settings))

@@ -74,7 +74,7 @@ def test_a_merged_folder_opens_without_peft(
 
 def test_a_reranker_is_merged_too(tiny_bert: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = cross_attention(tiny_bert, lora_rank=2)
+    model = cross_attention(tiny_bert, lora_rank=2, lora_targets=r".*query", dora=True)
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.1 * torch.randn_like(weight))

@@ -63,7 +63,7 @@ def run(name: str, root: Path, folder: Path, accelerator: Accelerator, **changes
     """Four steps of four examples in all. Processes build other heads; those of the first are to be used."""
     paradigm = changes.pop("paradigm", None) or build(name, root, seed=accelerator.process_index)
     settings = {"steps": 4, "batch_size": 4 // accelerator.num_processes, "log_every": 1}
-    settings |= {"learning_rate": 1e-3, "save_every": 2} | CASES[name][2]
+    settings |= {"learning_rate": 1e-3} | CASES[name][2]
     dev = changes.pop("dev", measure)
     return train(
         paradigm,
@@ -139,7 +139,7 @@ def exact_resume(accelerator: Accelerator, root: Path, folder: Path) -> None:
 
         paradigm.register_forward_pre_hook(interrupt)
         with suppress(KeyboardInterrupt):
-            run("xtr", root, folder / target, accelerator, paradigm=paradigm, dev=None)
+            run("xtr", root, folder / target, accelerator, paradigm=paradigm, dev=None, save_every=2)
     assert curve(folder / "parts") == curve(folder / "whole")
     for file in ("heads.safetensors", "backbone/model.safetensors", "optimizer.safetensors"):
         parts, whole = (load_file(last(folder / target) / file) for target in ("parts", "whole"))
