@@ -18,7 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-PATIENCE = 60.0  # seconds after which a process that should have ended counts as hanging
+PATIENCE = 200.0  # seconds after which a process that should have ended counts as hanging
 
 
 @dataclass

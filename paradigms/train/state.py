@@ -228,7 +228,8 @@ def ending_all(accelerator: Accelerator, step: int) -> Iterator[None]:
             raise
         raise RuntimeError(
             f"process {accelerator.process_index} of {accelerator.num_processes} failed at step {step + 1}, "
-            f"which ends the training of all: {type(error).__name__}: {error}"
+            "which ends the training of all; one whose connection was closed failed after another: "
+            f"{type(error).__name__}: {error}"
         ) from error
 
 
