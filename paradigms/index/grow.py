@@ -20,7 +20,7 @@ import numpy as np
 from paradigms.core import Tokens
 from paradigms.files import atomic_folder
 from paradigms.index.columns import CHUNK, ColumnFolder, Writer, locked
-from paradigms.index.parts import Shard, check_ids, different, text_shards, token_shards
+from paradigms.index.parts import SHARD, Shard, check_ids, different, text_shards, token_shards
 from paradigms.index.pruning import most_salient
 from paradigms.index.shards import SOURCES, Ended, joined
 from paradigms.index.store import DELETED, DOCUMENTS, LENGTHS, TokenStore, fields_of, grown
@@ -200,7 +200,7 @@ class GrowingStore(TokenStore):
         """
         target = Path(os.path.realpath(folder))
         table = ColumnFolder(target.with_name(f".{target.name}.building"), cls.kind)
-        described = json.dumps(dict(source), sort_keys=True, default=dict)
+        described = json.dumps({"shard": SHARD, **source}, sort_keys=True, default=dict)
         building = hashlib.sha256(described.encode()).hexdigest()
         with suppress(Ended), joined(table, {"building": building, **manifest}) as work:
             store, count = cls(table), 0

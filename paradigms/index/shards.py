@@ -60,7 +60,7 @@ class Shards:
         """Whether shard n is stored. ValueError where that was made from something else."""
         found = self._source(n)
         if found is not None and found != source:
-            raise interrupted(self.table.folder, "documents")
+            raise _interrupted(self.table.folder, "documents")
         return found is not None
 
     def put(self, n: int, source: bytes, columns: Mapping[str, np.ndarray]) -> None:
@@ -89,7 +89,7 @@ class Shards:
                 stored = None if writer is None else self._append_stored(writer)
                 if writer is not None and stored == count:
                     if self._more(count):
-                        raise interrupted(self.table.folder, "documents")
+                        raise _interrupted(self.table.folder, "documents")
                     yield writer
                     return
             if stored is not None:
@@ -106,7 +106,7 @@ class Shards:
 
     def _wait_for(self, n: int, count: int) -> None:
         if n > count:
-            raise interrupted(self.table.folder, "documents")
+            raise _interrupted(self.table.folder, "documents")
         with self.claimed(n) as mine:
             if mine and self._source(n) is None:
                 raise RuntimeError(
@@ -189,7 +189,7 @@ def joined(table: ColumnFolder, begin: Mapping[str, Any]) -> Iterator[Shards]:
             os.close(claims)
 
 
-def interrupted(folder: Path, what: str) -> ValueError:
+def _interrupted(folder: Path, what: str) -> ValueError:
     """The error of a build where another one has stopped."""
     return ValueError(
         f"{folder} holds an interrupted build of other {what}: end that one, or remove the folder"
@@ -203,7 +203,7 @@ def _begin(table: ColumnFolder, begin: Mapping[str, Any]) -> None:
             table.read()
             return
     elif "building" in table.standing() and _stored(table):
-        raise interrupted(table.folder, "settings or weights")
+        raise _interrupted(table.folder, "settings or weights")
     for file in (table.folder / FOLDER).iterdir():
         if file.name != CLAIMS:
             file.unlink()
