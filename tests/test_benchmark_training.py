@@ -222,7 +222,7 @@ def test_one_row_of_ours_has_to_meet_both_targets(settings: training.Settings) -
     ]
     speed, memory = found["targets"][1:]
     assert (speed["wanted"], speed["value"]) == (2, pytest.approx(1.75))
-    assert speed["of"] == "ours, cached 32 against sentence-transformers, cached 32"
+    assert speed["of"] == "ours, cached 32 against sentence-transformers, cached 32; 1.75 by CPU time"
     assert (memory["wanted"], memory["value"]) == (3.5, 3.0)
     measured[tables.Row("ours", 128, 32)] = [answer([128 / 7], 3.6)]  # now neither fits: the fastest counts
     speed, memory = tables.report(settings, measured)["targets"][1:]
@@ -242,6 +242,7 @@ def test_tables_are_printed_with_failures_and_targets(
     assert "10.00 to 10.00" in printed
     assert "PyLate, batch 32: out of memory" in printed
     assert "ours against sentence-transformers" in printed
+    assert "had 2.00 to 2.00 processors at a time" in printed
 
 
 # --- settings -----------------------------------------------------------------------------------------

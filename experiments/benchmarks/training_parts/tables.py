@@ -98,7 +98,8 @@ def targets(table: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         row = max(able or mine, key=lambda r: r["examples_per_s"])
         rival = max(peers, key=lambda r: r["examples_per_s"])
         ratio = row["examples_per_s"] / rival["examples_per_s"]
-        note = f"{row['name']} against {rival['name']}"
+        by_cpu = row["examples_per_cpu_s"] / rival["examples_per_cpu_s"]
+        note = f"{row['name']} against {rival['name']}; {by_cpu:.2f} by CPU time"
         found.append(
             _target(f"batch {batch}: times faster", TARGETS[batch], ratio, ratio >= TARGETS[batch], note)
         )
@@ -159,6 +160,12 @@ def show(console: Console, settings: Any, found: Mapping[str, Any]) -> None:
     )
     if found["losses_differ_by"] is not None:
         console.print(f"The losses without dropout differ by {found['losses_differ_by']:.1e} of their value.")
+    busy = [row["examples_per_s"] / row["examples_per_cpu_s"] for row in found["rows"] if not row["failed"]]
+    if busy and settings.device == "cpu":
+        console.print(
+            f"The processes had {min(busy):.2f} to {max(busy):.2f} processors at a time for {settings.threads}"
+            " threads: where that is far fewer, other load made the times, and CPU time tells more."
+        )
     for versions in found["versions"].values():
         console.print(", ".join(f"{package} {version}" for package, version in versions.items()))
     if found["targets"]:
