@@ -57,6 +57,7 @@ CASES: dict[str, Case] = {
     "me_bert": Case("query_to_document", "one", query_tokens=1),
     "colbert": Case("query_to_document", "query_tokens"),
     "coil": Case("equal_ids", "one"),
+    "coil as published": Case("positive_equal_ids", "one"),
     "aligner": Case("top_k", "total", {"k": 1}, salience=True),
     "aligner top-3": Case("top_k", "total", {"k": 3}, salience=True),
     "aligner top-p": Case("top_p", "total", {"p": 0.4}, salience=True),
@@ -143,6 +144,9 @@ def loop_score(case: Case, S: list[Tensor], n: int, b: int, documents: Tokens, q
         case "equal_ids":
             found = [own[d_ids == q_ids[j], j] for j in range(own.shape[1])]
             return sum((s.max() for s in found if len(s)), own.sum() * 0)
+        case "positive_equal_ids":
+            found = [own[d_ids == q_ids[j], j] for j in range(own.shape[1])]
+            return sum((s.max().clamp(min=0) for s in found if len(s)), own.sum() * 0)
         case "pool_top_k":
             best = []
             for j in range(own.shape[1]):

@@ -1,0 +1,38 @@
+"""How many dimensions do your own vectors need? Lemma 1 of Luan et al. 2021 against the exact law and a draw.
+
+    python experiments/examples/check_a_bound.py vectors.npy      # rows: a query, its document, the others
+
+One Gaussian projection to k dimensions ranks the wrong document first with a probability that the margin of
+the pair decides alone; k* is the k that keeps it below 5 %.
+"""
+
+import sys
+
+import numpy as np
+
+from theory.projections import normalized_margin, pairwise_error, pairwise_error_bound, required_dimension
+
+
+def main(file: str = "", k: int = 64, draws: int = 2000) -> None:
+    rng = np.random.default_rng(0)
+    rows = (
+        np.load(file, allow_pickle=False)
+        if file
+        else rng.standard_normal((6, 300)) + np.linspace(0, 1, 6)[:, None]
+    )
+    query, better, *others = rows if file else (rows[5], rows[5] + 2 * rng.standard_normal(300), *rows[:4])
+    print(f"{'margin':>8} {'bound':>8} {'exact':>8} {'drawn':>8} {'k*':>6} {'k of Lemma 1':>13}")
+    for worse in others:
+        margin = float(normalized_margin(query, better, worse))
+        if margin <= 0:
+            print(f"{margin:8.3f} the document does not score higher")
+            continue
+        projected = rng.standard_normal((draws, k, len(query))) @ np.stack([query, better - worse], 1)
+        drawn = float((np.prod(projected, -1).sum(-1) <= 0).mean())
+        bound, exact = float(pairwise_error_bound(k, margin)), float(pairwise_error(k, margin))
+        needed, printed = (required_dimension(margin, 0.05, method) for method in ("exact", "lemma1"))
+        print(f"{margin:8.3f} {bound:8.4f} {exact:8.4f} {drawn:8.4f} {needed:6.0f} {printed:13.0f}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

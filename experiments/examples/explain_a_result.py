@@ -1,0 +1,26 @@
+"""Why does a document score as it does? The tokens that each paradigm aligns, in the terminal and as a page.
+
+python experiments/examples/explain_a_result.py "remove white space" "Return a copy without leading blanks."
+"""
+
+import sys
+
+from paradigms import PARADIGMS
+from paradigms.evaluate import AlignmentExample, Report, write_report
+from paradigms.evaluate.explain import explain
+from paradigms.terminal.show import alignment
+
+
+def main(query: str, document: str, backbone: str = "offline", page: str = "results/explained.html") -> None:
+    systems = []
+    for name in ("dpr", "colbert", "aligner"):
+        model = PARADIGMS[name](backbone, query_length=32, document_length=128)
+        systems.append(explain(model, query, document))
+        alignment(systems[-1], f"{name}: {query}", "document")
+    example = AlignmentExample("query", "document", query, document, True, systems)
+    write_report(page, Report(title="Explained", summary="Untrained projections.", alignments=[example]))
+    print(f"Side by side: {page}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,30 @@
+"""Load any checkpoint, from the hub or a folder, and search some texts with it.
+
+python experiments/examples/search_with_a_checkpoint.py lightonai/GTE-ModernColBERT-v1 "how do magnets work?"
+"""
+
+import sys
+import tempfile
+
+import paradigms
+from paradigms.index import ExactIndex
+
+TEXTS = {
+    "iron": "A magnet attracts iron because its field aligns the small magnets that the atoms of iron are.",
+    "bread": "Bread rises because yeast turns sugar into carbon dioxide, which the dough holds.",
+    "tides": "The moon's gravity raises the sea on both sides of the earth, twice a day.",
+}
+
+
+def main(checkpoint: str, query: str = "why does iron stick to a magnet?") -> dict[str, float]:
+    model = paradigms.load(checkpoint)
+    with tempfile.TemporaryDirectory() as folder:
+        index = ExactIndex.build(model, list(TEXTS), list(TEXTS.values()), f"{folder}/index")
+        found = index.search(model, {"query": query}, k=3)["query"]
+    for id, score in found.items():
+        print(f"{score:.3f}  {id}: {TEXTS[id]}")
+    return found
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,40 @@
+"""Train ColBERT on your own pairs, JSON lines {"query", "document"}, and search the documents with it.
+
+python experiments/examples/train_on_own_pairs.py pairs.jsonl
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from paradigms import PARADIGMS
+from paradigms.data import Corpus, Split
+from paradigms.data.files import numbered_lines
+from paradigms.index import ExactIndex
+from paradigms.train.contrastive import Contrastive
+from paradigms.train.examples import build_examples
+from paradigms.train.loop import TrainingSettings, train
+
+
+def main(pairs: str, backbone: str = "offline", output: str = "results/own-pairs", steps: int = 30) -> None:
+    rows = [json.loads(line) for _, line in numbered_lines(pairs)]
+    documents = list(dict.fromkeys(row["document"] for row in rows))
+    corpus = Corpus([f"d{n}" for n in range(len(documents))], documents)
+    judged = {f"q{n}": {f"d{documents.index(row['document'])}": 1} for n, row in enumerate(rows)}
+    queries = Split({f"q{n}": row["query"] for n, row in enumerate(rows)}, judged)
+
+    model = PARADIGMS["colbert"](backbone, dim=128, query_length=32, document_length=128)
+    objective = Contrastive(model, corpus, build_examples(corpus, queries))
+    settings = TrainingSettings(steps=steps, batch_size=min(16, len(rows)), learning_rate=3e-5)
+    train(model, objective, settings, Path(output) / "training").save_pretrained(f"{output}/checkpoint")
+
+    index = ExactIndex.build(model, corpus.ids, corpus, f"{output}/index")
+    for id, found in index.search(model, dict(list(queries.queries.items())[:3]), k=3).items():
+        print(
+            queries.queries[id],
+            *(f"\n  {score:.3f}  {corpus[corpus.position(d)][:80]}" for d, score in found.items()),
+        )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
