@@ -163,8 +163,8 @@ def show(console: Console, settings: Any, found: Mapping[str, Any]) -> None:
     busy = [row["examples_per_s"] / row["examples_per_cpu_s"] for row in found["rows"] if not row["failed"]]
     if busy and settings.device == "cpu":
         console.print(
-            f"The processes had {min(busy):.2f} to {max(busy):.2f} processors at a time for {settings.threads}"
-            " threads: where that is far fewer, other load made the times, and CPU time tells more."
+            f"The processes had {min(busy):.2f} to {max(busy):.2f} processors at a time for "
+            f"{settings.threads} threads: where that is far fewer, CPU time tells more."
         )
     for versions in found["versions"].values():
         console.print(", ".join(f"{package} {version}" for package, version in versions.items()))

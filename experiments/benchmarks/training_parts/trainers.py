@@ -122,7 +122,7 @@ def ours(job: Job, folder: Path) -> dict[str, float]:
     paradigm = PARADIGMS["colbert"](job.encoder, skip="", **settings)
     paradigm = paradigm.with_alignment("query_to_document", normalise="one")
     projection = paradigm.encoder.projection
-    assert projection is not None
+    assert isinstance(projection, torch.nn.Linear)
     projection.load_state_dict({"weight": job.projection()})
     used = job.all_steps * job.batch
     pairs = job.pairs(max(used, CHECKED))
