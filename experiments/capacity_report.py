@@ -170,9 +170,10 @@ def draw(
 ) -> dict[str, Figure]:
     """Figures 4 and 5, one for each stage, and the encoders beside random projections of their sizes."""
     figures = {}
-    order = list(dict.fromkeys([*sizes, *measured["rerank"], *measured["retrieve"]]))  # colours: in all alike
+    others = [name for of_stage in measured.values() for name in of_stage if name not in (UNI, BI)]
+    colours = [*dict.fromkeys([*sizes, *others]), UNI, BI]  # a system has the same one in all figures
     for stage, of_stage in measured.items():
-        systems = [(name, style(name, order.index(name))) for name in of_stage]
+        systems = [(name, style(name, colours.index(name))) for name in of_stage]
         figures[stage] = _figure(STAGES[stage].capitalize(), settings)
         axes = figures[stage].axes[0]
         for name, look in systems:
