@@ -15,7 +15,7 @@ from accelerate.utils import broadcast_object_list, parse_flag_from_env
 from encode import open_encoded
 from rich.console import Console
 
-from paradigms import CrossAttention, Generative, Paradigm, load
+from paradigms import Paradigm, load
 from paradigms.data import Collection, Run, read_run, write_run
 from paradigms.evaluate import (
     MEASURES,
@@ -28,8 +28,8 @@ from paradigms.evaluate import (
     write_per_query,
 )
 from paradigms.files import write_json, write_text
-from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.index import ExactIndex
+from paradigms.reranking import rerank as rerank_texts
 from paradigms.settings import from_command_line
 from paradigms.train.job import folder_name, open_collection
 from paradigms.train.tracking import PATIENCE
@@ -88,11 +88,9 @@ def rerank(settings: Settings, state: PartialState, console: Console) -> None:
         reranked = rerank_encoded(paradigm, collection, pool, settings, state)
     if not state.is_main_process:
         return
-    if isinstance(paradigm, Generative):
-        reranked = GenerativeRetriever(paradigm).rerank(split.queries, pool, progress=True)
-    elif isinstance(paradigm, CrossAttention):
-        reranked = paradigm.rerank(
-            split.queries, collection.corpus, pool, precision=settings.precision, progress=True
+    if not isinstance(paradigm, Paradigm):
+        reranked = rerank_texts(
+            paradigm, split.queries, collection.corpus, pool, precision=settings.precision, progress=True
         )
 
     name, before = paradigm.name, f"run {Path(settings.run).name}"
