@@ -86,7 +86,8 @@ def describe(
             f"Expected {measure} of the same passages, on {settings.theory_queries} test queries at most, of "
             "BM25 over words. "
             f"Margin: of the passage that {UNI} has first to its nearest competitor, median. k*: numbers "
-            f"that keep it first for {1 - BETA:.0%} of the queries, whether it is relevant or not.",
+            f"that keep it first for {1 - BETA:.0%} of the queries, whether it is relevant or not; not "
+            "determined where the samples leave an error as large as it.",
             theory_rows(measured, predictions, sizes, lengths),
             ["theory"],
         ),
@@ -141,7 +142,8 @@ def theory_rows(
     for length in lengths:
         found = predictions[length]
         row = {"length": length, "median smallest margin": found["margin"]}
-        row["k*"] = f"{found['k*']:.0f} ± {found['error of k*']:.0f}"
+        k_star, error = found["k*"], found["error of k*"]
+        row["k*"] = f"{k_star:.0f} ± {error:.0f}" if error < k_star else "not determined"
         for system, k in sizes.items():
             expected = float(np.mean(found["values"][str(k)]))
             row[f"{system}: k = {k}"] = (

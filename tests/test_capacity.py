@@ -11,6 +11,7 @@ import capacity
 import capacity_claims as claims
 import numpy as np
 import pytest
+from capacity_report import theory_rows
 from capacity_tasks import answer_benches, by_module, projected, read_answers, worth
 from scipy import sparse
 
@@ -358,6 +359,15 @@ def test_what_has_learned_is_judged_by_its_retrieval_and_a_reranker_by_its_reran
     assert not claims.has_learned(measured, predictions, {}, "CROSS-ATTENTION", [10])
     measured["rerank"]["CROSS-ATTENTION"][10] = some
     assert claims.has_learned(measured, predictions, {}, "CROSS-ATTENTION", [10])
+
+
+def test_a_dimension_whose_error_is_as_large_is_not_given() -> None:
+    measured: Any = {"retrieve": {name: {10: np.array([[0.5]])} for name in ("BM25-uni", "DE-BERT-8")}}
+    for error, shown in ((30.0, "100 ± 30"), (100.0, "not determined"), (np.inf, "not determined")):
+        predictions = {10: {"margin": 0.1, "k*": 100.0, "error of k*": error, "values": {"8": [0.25]}}}
+        (row,) = theory_rows(measured, predictions, {"DE-BERT-8": 8}, [10])
+        assert row["k*"] == shown
+        assert row["DE-BERT-8: k = 8"] == "0.250, 0.500 measured"
 
 
 # --- settings ---------------------------------------------------------------------------------------
