@@ -8,7 +8,7 @@ between the two texts can do, at the price of the encoder for every pair.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from paradigms.backbone import load_heads
+from paradigms.batches import by_length
 from paradigms.data import Corpus, Run
 from paradigms.encode import Batch, EncoderSettings, Side, TextEncoder
 from paradigms.files import settle
@@ -175,7 +176,8 @@ def rerank_pairs(
                 [queries[query] for query, _ in window],
                 [corpus[corpus.position(document)] for _, document in window],
             )
-            for batch in _by_length([len(row.ids) for row in rows], device):
+            tokens = TOKENS.get(device.type, MANY_TOKENS)
+            for batch in by_length([len(row.ids) for row in rows], tokens):
                 scores = score([rows[n] for n in batch]).tolist()
                 for n, value in zip(batch, scores, strict=True):
                     found[window[n][0]][window[n][1]] = value
@@ -197,16 +199,6 @@ def padded(rows: Sequence[Encoding], fill: int) -> tuple[Tensor, Tensor, Tensor]
         joined([row.attention_mask for row in rows], 0),
         joined([row.type_ids for row in rows], 0),
     )
-
-
-def _by_length(lengths: Sequence[int], device: torch.device) -> Iterator[list[int]]:
-    """Places of pairs of like length, the longest first, within a batch's padded tokens."""
-    order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
-    tokens, start = TOKENS.get(device.type, MANY_TOKENS), 0
-    while start < len(order):
-        stop = start + max(1, tokens // lengths[order[start]])
-        yield order[start:stop]
-        start = stop
 
 
 def cross_attention(
