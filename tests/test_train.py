@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.data import Corpus, Run, Split
+from paradigms.index.weights import weights_checksum
 from paradigms.train import loop
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.dev import candidates, dev_measure
@@ -102,6 +103,17 @@ def test_an_interrupted_run_goes_on_bit_for_bit_with_dropout(tiny_bert: Path, tm
     again = fit(tiny_bert, tmp_path / "parts", paradigm=build(tiny_bert, seed=2))
     assert torch.equal(weights(again), weights(whole))  # a finished run is only loaded
     assert training_seconds(tmp_path / "parts") > 0
+
+
+def test_an_index_of_the_weights_before_training_is_told_from_one_after(
+    tiny_bert: Path, tmp_path: Path
+) -> None:
+    paradigm = build(tiny_bert)
+    before = weights_checksum(paradigm)
+    after = weights_checksum(fit(tiny_bert, tmp_path / "run", paradigm=paradigm))
+    assert after != before
+    paradigm.save_pretrained(tmp_path / "saved")
+    assert after == weights_checksum(Paradigm.from_pretrained(tmp_path / "saved"))
 
 
 def test_accumulation_is_the_mean_of_its_batches(tiny_bert: Path, tmp_path: Path) -> None:

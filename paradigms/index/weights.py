@@ -17,7 +17,7 @@ def weights_checksum(paradigm: Paradigm) -> str:
     """sha256 of all weights of the encoder, as hexadecimal digits: the same under every alignment.
 
     A second or so for a gigabyte, once: it is kept until a weight is replaced or changed in place. Changes of
-    its `.data` go unseen.
+    its `.data` go unseen, and steps of a fused optimizer, but for those of `train`.
     """
     weights = list(paradigm.encoder.state_dict().values())
     known, state = _known.get(paradigm.encoder), None

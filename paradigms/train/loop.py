@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
+from torch.autograd.graph import increment_version
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
 
@@ -204,6 +205,8 @@ class _Run:
                         self._finite("gradient's norm", norm, step)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
+        for group in self.optimizer.param_groups:  # AdamW in one pass changes weights without counting it,
+            increment_version(group["params"])  # by which an index knows that other weights made it
         mean = sum(losses) / len(losses)
         self.state.seconds += time.perf_counter() - began
         if _due(step + 1, self.settings.log_every) or step == 0:
