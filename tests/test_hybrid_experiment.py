@@ -293,9 +293,13 @@ def test_all_lists_find_what_exact_search_finds(
         most = max(probes for _, probes in own)
         for kind, probes in (("exact", 0), ("faiss", most)):
             found = own[kind, probes].found
-            assert {q: list(of) for q, of in found.items()} == {q: list(of) for q, of in exact.items()}
+            assert found.keys() == exact.keys()
             for query, scores in exact.items():
-                assert found[query] == pytest.approx(scores, rel=1e-3)
+                # Of scores that are nearly equal, half precision may find another document.
+                assert list(found[query].values()) == pytest.approx(list(scores.values()), rel=1e-3)
+                same = found[query].keys() & scores.keys()
+                assert len(same) >= (5 if kind == "exact" else 4)
+                assert all(found[query][d] == pytest.approx(scores[d], rel=1e-3) for d in same)
         # Codes of 4 bits lose a little, a single list much.
         shared = {
             way: np.mean([len(exact[q].keys() & of.keys()) / 5 for q, of in own[way].found.items()])
