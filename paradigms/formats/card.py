@@ -48,7 +48,12 @@ def model_card(model: Paradigm, results: Path | None = None) -> str:
 
 
 def results_of(checkpoint: Path) -> Path | None:
-    """The results folder that a checkpoint lies in: the nearest folder above it with a config.json."""
+    """The results folder that a checkpoint lies in: the nearest folder above it with a config.json.
+
+    None for a name, such as one on the hub.
+    """
+    if not checkpoint.is_dir():
+        return None
     above = checkpoint.resolve().parents[:2]
     return next((folder for folder in above if (folder / "config.json").is_file()), None)
 

@@ -32,13 +32,15 @@ SIMILARITY = {"one": "maxsim", "query_tokens": "meanmaxsim"}  # Z -> the sum of 
 def export_sentence_transformers(model: Paradigm, folder: str | Path, card: str = "") -> None:
     """Write the folder, complete or not at all. card: the text of README.md (`card.model_card`).
 
-    ValueError names a setting that sentence-transformers has no module for.
+    ValueError names a setting that sentence-transformers has no module for. FileExistsError where the folder
+    holds anything but such a model, which it would take the place of.
     """
     encoder, settings = model.encoder, model.encoder.settings
     if not isinstance(encoder, TextEncoder):
         raise ValueError(f"{model.name} has an encoder for each side, and sentence-transformers one for both")
     multi = "pooled" not in (settings.query_vectors, settings.document_vectors)
     refuse(model, multi)
+    check_free(Path(folder))
     with atomic_folder(folder) as out:
         encoder.save(out / "own", merged=True)
         for file in (out / "own" / "backbone").iterdir():
@@ -100,6 +102,16 @@ def refuse(model: Paradigm, multi: bool) -> None:
     named = [name for name, there in absent.items() if there]
     if named:
         raise ValueError(f"sentence-transformers has no module for {', '.join(named)}")
+
+
+def check_free(folder: Path) -> None:
+    """FileExistsError where the folder would replace what is no model of sentence-transformers."""
+    if folder.is_dir():
+        if not (folder / "modules.json").is_file() and any(folder.iterdir()):
+            held = min(entry.name for entry in folder.iterdir())
+            raise FileExistsError(f"{folder} holds {held}, which would be lost: choose another output")
+    elif folder.exists():
+        raise FileExistsError(f"{folder} is a file, which would be lost: choose another output")
 
 
 def dense_config(encoder: TextEncoder) -> dict[str, Any]:
