@@ -44,6 +44,26 @@ def test_passages_are_named_by_the_line_that_they_begin_on(folder):
     assert problems.examples["file that is not UTF-8 text (left out)"] == ["latin.txt", "picture.png"]
 
 
+def test_what_has_no_white_space_is_cut_and_kept(tmp_path):
+    (tmp_path / "ja.txt").write_text("猫は動物です。犬も動物です。", encoding="utf-8")
+    (tmp_path / "row.csv").write_text("x\na,b,c,d,e f")
+    assert [text for _, _, text in text_passages(tmp_path, Problems(), words=4)] == [
+        "猫は動物",
+        "です。犬も",
+        "動物です。",
+        "x\na,b,c,",
+        "d,e f",
+    ]
+
+
+def test_any_name_of_a_file_makes_an_id(tmp_path):
+    for name in (b"my notes.txt", b"my%20notes.txt", b"a\nb", b"\xff", b"\xfe"):
+        with open(bytes(tmp_path) + b"/" + name, "w") as stream:
+            stream.write("text")
+    ids = [id for id, _, _ in text_passages(tmp_path, Problems())]
+    assert sorted(ids) == ["%FE:1", "%FF:1", "a%0Ab:1", "my%20notes.txt:1", "my%2520notes.txt:1"]
+
+
 def test_a_folder_may_link_to_itself(folder):
     (folder / "deep" / "up").symlink_to(folder)
     assert len(list(text_passages(folder, Problems(), words=100))) == 2
@@ -64,6 +84,7 @@ def test_json_lines_of_several_forms(tmp_path):
         {"text": "numbered"},
         {"docid": "x", "text": "again"},
         {"docid": "y", "text": " "},
+        {"_id": None, "text": "no id"},
     ]
     file = tmp_path / "rows.jsonl.gz"
     file.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
@@ -73,6 +94,7 @@ def test_json_lines_of_several_forms(tmp_path):
         ("7", "", "other"),
         ("3", "", "numbered"),
         ("y", "", ""),
+        ("6", "", "no id"),
     ]
     assert set(problems.counts) == {
         "duplicate document id (first one kept)",

@@ -4,37 +4,72 @@ Streams of (id, title, text), as `collection.assemble` takes them; what was left
 """
 
 import json
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from paradigms.data.collection import Problems, joined
 from paradigms.data.files import numbered_lines
 from paradigms.data.lines import Document
-from paradigms.data.passages import read_runs, units
 
 WORDS = 150  # of a passage at most
 IDS, TEXTS = ("_id", "id", "docid", "doc_id"), ("text", "contents", "content", "body")
-MARKER = "search.json"  # stands in a folder that an index command wrote, which is no source
+CORPUS, INDEX = "corpus.jsonl", "index"
+MARKER = "search.json"  # written last into a folder that an index command makes, which is no source
+OWN = {CORPUS, INDEX, MARKER}
+# Scripts without white space between words: each character is one. Thai, Lao, Burmese, Khmer, kana, Han.
+ALONE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+RUN, WORD = re.compile(r"\S+"), re.compile(rf"[{ALONE}]|(?:(?![{ALONE}])\w)+")
+UNNAMED = re.compile(r"[\s%\ud800-\udfff]")  # what an id has none of, and the sign that stands for it
 
 
 def text_passages(folder: Path, problems: Problems, words: int = WORDS) -> Iterator[Document]:
     """Passages of at most `words` words of every text file in and below a folder, which may also be one file.
 
-    A passage is named "path:line" by the line that it begins on, a second one of that line "path:line.2"; its
-    title, no part of the text, is the path. Files and folders whose name begins with a dot are left out
-    silently; files that are not UTF-8 text, and empty ones, are counted.
+    A passage is named "path:line" by the line that it begins on, white space written as in URLs (%20), a second
+    one of that line "path:line.2"; its title, no part of the text, is the path. Files and folders whose name
+    begins with a dot are left out silently; files that are not UTF-8 text, and empty ones, are counted.
     """
     for file in text_files(folder):
         name = file.relative_to(folder).as_posix() if file != folder else file.name
         text = read_text(file, name, problems)
-        [(_, runs)] = read_runs([text])
+        id = UNNAMED.sub(lambda found: quote(os.fsencode(found[0])), name)
         line, upto, places = 1, 0, dict[int, int]()
-        for unit in units(runs, words):
-            line, upto = line + text.count("\n", upto, unit.start), unit.start
+        for start, end in passages(text, words):
+            line, upto = line + text.count("\n", upto, start), start
             places[line] = places.get(line, 0) + 1
             repeat = f".{places[line]}" if places[line] > 1 else ""
-            yield f"{name}:{line}{repeat}", name, text[unit.start : unit.end]
+            yield f"{id}:{line}{repeat}", name, text[start:end]
+
+
+def passages(text: str, words: int) -> Iterator[tuple[int, int]]:
+    """Start and end of passages of at most `words` words, which leave out nothing but white space.
+
+    Cuts fall on white space, or before a word where there is none in `words` words.
+    """
+    start, last, count = -1, 0, 0
+    for first, end, more in _runs(text, words):
+        if start >= 0 and count + more > words:
+            yield start, last
+            start, count = -1, 0
+        start, last, count = first if start < 0 else start, end, count + more
+    if start >= 0:
+        yield start, last
+
+
+def _runs(text: str, words: int) -> Iterator[tuple[int, int, int]]:
+    """Start, end and words of what is not cut: the text between white space, or each word of a longer one."""
+    for run in RUN.finditer(text):
+        first, end = run.span()
+        places = [word.start() for word in WORD.finditer(text, first, end)]
+        if len(places) <= words:
+            yield first, end, len(places)
+            continue
+        places[0] = first
+        yield from ((a, b, 1) for a, b in zip(places, [*places[1:], end], strict=True))
 
 
 def text_files(folder: Path) -> Iterator[Path]:
@@ -43,10 +78,21 @@ def text_files(folder: Path) -> Iterator[Path]:
         if entry.name.startswith(".") and entry != folder:
             continue
         if entry.is_dir():
-            if not (entry / MARKER).is_file() and not entry.is_symlink():  # a link may lead back up
+            if not entry.is_symlink() and not is_index(entry):  # a link may lead back up
                 yield from text_files(entry)
         elif entry.is_file():
             yield entry
+
+
+def is_index(folder: Path) -> bool:
+    """Whether an index command made this folder, or began to."""
+    names = visible(folder)
+    return MARKER in names or (CORPUS in names and names <= OWN)
+
+
+def visible(folder: Path) -> set[str]:
+    """The names of a folder's entries, hidden ones left out."""
+    return {entry.name for entry in folder.iterdir() if not entry.name.startswith(".")}
 
 
 def read_text(file: Path, name: str, problems: Problems) -> str:
@@ -90,7 +136,7 @@ def json_lines(file: Path, problems: Problems) -> Iterator[Document]:
             raise ValueError(
                 f"{where}: none of {', '.join(TEXTS)} is a string; its keys are {', '.join(row)}"
             )
-        id = str(next((row[key] for key in IDS if key in row), number))
+        id = str(next((row[key] for key in IDS if row.get(key) is not None), number))
         if id in seen:
             problems.add("duplicate document id (first one kept)", id)
             continue

@@ -6,8 +6,10 @@ what they were made of. All commands but `rerank` work on such folders.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,17 @@ from paradigms.data import load as load_collection
 from paradigms.data.beir import read_corpus, write_corpus
 from paradigms.data.collection import Digest
 from paradigms.data.lines import Document
-from paradigms.data.texts import MARKER, WORDS, is_json_lines, json_lines, text_passages
+from paradigms.data.texts import (
+    CORPUS,
+    INDEX,
+    MARKER,
+    OWN,
+    WORDS,
+    is_json_lines,
+    json_lines,
+    text_passages,
+    visible,
+)
 from paradigms.dpr import dpr
 from paradigms.files import write_json
 from paradigms.generative.model import Generative
@@ -30,9 +42,7 @@ from paradigms.registry import load
 from paradigms.saved import read_settings
 
 OFFLINE = "offline"  # all-MiniLM-L6-v2 as it was trained: one vector a text
-CORPUS, INDEX = "corpus.jsonl", "index"
 ROWS = (CORPUS, f"{CORPUS}.gz")  # the documents of a folder in BEIR layout
-OWN = {CORPUS, INDEX, MARKER}
 NO_INDEX: dict[type, str] = {
     Generative: "whose documents are in its weights: search takes its folder as it is",
     CrossAttention: "which scores pairs of texts and encodes none: rerank takes it",
@@ -43,8 +53,8 @@ NO_INDEX: dict[type, str] = {
 class Made:
     """search.json: what a folder was made of."""
 
-    source: str
-    model: str
+    source: str  # a name, or the whole path of a folder or file
+    model: str  # likewise
     kind: str  # of `INDEXES`
     words: int  # of a passage, where the source is a folder of text files
     fingerprint: str  # of the documents
@@ -103,26 +113,30 @@ def make(
 ) -> tuple[Indexed, Problems]:
     """Index a source. A folder that holds the same is left as it is; an interrupted build goes on.
 
-    FileExistsError where the folder holds something else.
+    FileExistsError where the folder holds something else; ValueError where the source has no document.
     """
     problems, digest, file = Problems(), Digest(), folder / MARKER
+    place, model_place = _place(source), model if model == OFFLINE else _place(model)
     found = _digested(documents(source, problems, words), digest)
     if file.is_file():
         for _ in found:
             pass
-        made, kept = Made(source, model, kind, words, digest.hexdigest()), asdict(_made(file))
+        made, kept = Made(place, model_place, kind, words, digest.hexdigest()), asdict(_made(file))
         changed = [key for key, value in asdict(made).items() if kept[key] != value]
         if changed:
             raise FileExistsError(
                 f"{folder} was made with another {', '.join(changed)}: delete it, or choose another output"
             )
         return open_folder(folder), problems
-    if folder.exists() and not (folder.is_dir() and {entry.name for entry in folder.iterdir()} <= OWN):
+    if folder.exists() and not (folder.is_dir() and visible(folder) <= OWN):
         raise FileExistsError(f"{folder} exists and is no index: choose another output")
+    first = next(found, None)
+    if first is None:
+        raise ValueError("; ".join([f"{source} holds no document", *problems.lines()]))
     paradigm = open_model(model)
     if not isinstance(paradigm, Paradigm):
         raise ValueError(f"{model} holds {paradigm.name}, {NO_INDEX[type(paradigm)]}")
-    write_corpus(found, folder / CORPUS)
+    write_corpus(chain([first], found), folder / CORPUS)
     corpus = read_corpus(folder / CORPUS)
     INDEXES[kind].build(
         paradigm,
@@ -133,7 +147,7 @@ def make(
         precision=precision,
         progress=True,
     )
-    write_json(file, asdict(Made(source, model, kind, words, digest.hexdigest())))
+    write_json(file, asdict(Made(place, model_place, kind, words, digest.hexdigest())))
     return open_folder(folder), problems
 
 
@@ -153,6 +167,11 @@ def open_folder(folder: str | Path) -> Indexed:
 def is_collection(folder: Path) -> bool:
     """Whether the folder has the layout of a collection with queries."""
     return any(recognised(folder) for recognised, _ in LAYOUTS.values())
+
+
+def _place(name: str) -> str:
+    """A path that holds in any current folder; other names are kept."""
+    return os.path.abspath(name) if Path(name).exists() else name
 
 
 def _made(file: Path) -> Made:
