@@ -267,6 +267,7 @@ def test_files_of_queries(tmp_path, text, found):
         ("a\tone\nb two\n", "line 2: no tab"),
         ("a\tone\na\ttwo\n", "line 2: the id 'a' is there twice"),
         ('{"_id": 1, "text": "x"}\n{"text": "y"}\n', "line 2: no JSON object with _id and text"),
+        ('{"_id": 1, "text": null}\n', "line 1: no JSON object with _id and text"),
     ],
 )
 def test_bad_files_of_queries(tmp_path, text, message):
@@ -293,3 +294,64 @@ def test_as_a_program():
     ended = subprocess.run(program, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert ended.stderr.strip() == "nowhere holds no search.json: make it with `python -m paradigms index`"
+
+
+def test_export_takes_no_folder_of_the_users(models, source):
+    assert "notes holds fire.txt" in refused("export", models["dpr"], "notes")
+    assert {file.name for file in source.iterdir()} == set(TEXTS)
+    for _ in range(2):  # what it wrote itself it writes anew
+        main(["export", str(models["dpr"]), "out"])
+    assert (source.parent / "out" / "modules.json").is_file()
+
+
+def test_a_folder_to_compare_is_not_taken_for_a_query(indexed, capsys):
+    assert refused("compare", indexed, "-q", "snow", "other.index") == "2"
+    assert "unrecognized arguments: other.index" in capsys.readouterr().err
+
+
+def test_names_are_printed_as_they_are(source, models, capsys):
+    source.rename("a [bold] name")
+    main(["index", "a [bold] name", "--model", str(models["colbert"]), "--output", "[red].index"])
+    assert "3 documents of a [bold] name in [red].index" in capsys.readouterr().err
+
+
+def test_an_index_is_searched_from_any_folder(source, models, capsys, monkeypatch):
+    monkeypatch.chdir(models["colbert"].parent)
+    main(["index", str(source), "--model", "colbert", "--output", str(source.parent / "x")])
+    monkeypatch.chdir(source)
+    main(["search", "../x", "cold snow on ice", "-k", "1", "--format", "trec"])
+    assert capsys.readouterr().out.split()[2] == "snow.txt:1"
+    main(["index", ".", "--model", str(models["colbert"]), "--output", "../x"])  # the same, by other names
+
+
+def test_an_unfinished_index_is_no_source(source, models, monkeypatch, capsys):
+    from paradigms.index.exact import ExactIndex
+
+    monkeypatch.chdir(source)
+    build = ExactIndex.build
+    monkeypatch.setattr(ExactIndex, "build", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    index = ["index", ".", "--model", str(models["colbert"])]
+    assert "interrupted" in refused(*index)
+    monkeypatch.setattr(ExactIndex, "build", build)
+    main(index)
+    assert "3 documents of . in notes.index" in capsys.readouterr().err
+
+
+def test_a_source_without_documents_is_named(source, models, monkeypatch):
+    (source.parent / "void").mkdir()
+    assert refused("index", "void", "--model", models["colbert"]) == "void holds no document"
+    assert not (source.parent / "void.index").exists()
+
+
+def test_white_space_in_ids_stands_in_no_trec_run(source, models):
+    with open("rows.jsonl", "w") as stream:
+        stream.writelines(json.dumps({"_id": f"a {n}", "text": text}) + "\n" for n, text in TEXTS.items())
+    main(["index", "rows.jsonl", "--model", str(models["colbert"])])
+    assert "white space" in refused("search", "rows.index", "snow", "--format", "trec")
+
+
+def test_the_card_of_a_name_tells_of_no_training(source, models):
+    from paradigms.formats.card import results_of
+
+    (source.parent / "config.json").write_text("{}")
+    assert results_of(source.parent / "offline") is None

@@ -61,9 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     whole = parser()
     settings, rest = whole.parse_known_args(arguments)
     # argparse gives up on texts that come after an option.
-    if any(word.startswith("-") for word in rest) or (
-        rest and not isinstance(vars(settings).get("query"), list)
-    ):
+    takes_texts = settings.run_command in (run_search, run_rerank)
+    if any(word.startswith("-") for word in rest) or (rest and not takes_texts):
         whole.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         settings.query += rest
@@ -86,9 +85,9 @@ def run_index(settings: argparse.Namespace) -> None:
         words=settings.words,
         precision=native_precision() if settings.precision == "auto" else settings.precision,
     )
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, markup=False)
     show.problems(problems, console)
-    console.print(f"{len(made.corpus):,} documents of {settings.source} in {output}")
+    console.print(f"{len(made.corpus):,} documents of {settings.source} in {output}", soft_wrap=True)
     console.print(f'Search them: python -m paradigms search {output} "your question"', soft_wrap=True)
 
 
@@ -177,7 +176,7 @@ def run_export(settings: argparse.Namespace) -> None:
         raise ValueError(f"{settings.model} holds {model.name}, which sentence-transformers has no model for")
     results = Path(settings.results) if settings.results else results_of(Path(settings.model))
     export_sentence_transformers(model, settings.output, model_card(model, results))
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, markup=False)
     console.print(f"{settings.model} in {settings.output}, with its card in README.md")
     if settings.push:
         upload(settings.output, settings.push)

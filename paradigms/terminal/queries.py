@@ -46,6 +46,8 @@ def from_file(file: str) -> dict[str, str]:
             try:
                 row = json.loads(line)
                 id, text = str(row["_id"]), row["text"]
+                if not isinstance(text, str):
+                    raise ValueError(f"its text is {text!r}")
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{where}: no JSON object with _id and text") from error
         elif form == "\t":

@@ -37,6 +37,9 @@ def results(queries: Mapping[str, str], run: Run, corpus: Corpus | None, form: s
             continue
         for rank, (id, score) in enumerate(found.items(), 1):
             if form == "trec":
+                for name in (query, id):
+                    if name.split() != [name]:
+                        raise ValueError(f"the id {name!r} holds white space, which no TREC run can have")
                 print(f"{query} Q0 {id} {rank} {score!r} paradigms")
                 continue
             row = {"query": query, "text": text, "rank": rank, "id": id, "score": score}
