@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from paradigms import PARADIGMS, Paradigm
 from paradigms.core import Tokens
 from paradigms.data import load, read_run, write_run
 from paradigms.index import INDEXES, ExactIndex, open_index, parts, shards, store
+from paradigms.index.columns import ColumnFolder
 from paradigms.index.weights import weights_checksum
 from paradigms.settings import from_command_line
 from tests.test_index_storage import contents, names
@@ -275,6 +277,21 @@ def test_what_others_are_building_is_left_alone(model: Path, tmp_path: Path) -> 
     others[0].kill()
     others[0].wait()
     assert build(paradigm, tmp_path / "index").ids == IDS
+
+
+def test_who_comes_late_leaves_the_next_build_alone(tmp_path: Path) -> None:
+    """One process has ended a build and begun another there, while this one was still reading documents."""
+    table, source = ColumnFolder(tmp_path / "building", "exact"), bytes(32)
+    columns = {store.LENGTHS: np.zeros(1, np.int32), store.DOCUMENTS: np.frombuffer(b'"a"\n', np.uint8)}
+    with suppress(shards.Ended), shards.joined(table, {"building": "first"}) as late:
+        table.folder.rename(tmp_path / "index")
+        with shards.joined(ColumnFolder(table.folder, "exact"), {"building": "second"}) as following:
+            following.put(0, source, columns)
+            before = contents(table.folder)
+            for action in (lambda: late.holds(1, source), lambda: late.put(1, source, columns)):
+                with pytest.raises(shards.Ended):
+                    action()
+            assert contents(table.folder) == before
 
 
 # --- one process ------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ class Shards:
     def __init__(self, table: ColumnFolder, claims: int) -> None:
         self.table, self._claims = table, claims
         self._folder = table.folder / FOLDER
+        self._joined = table.folder.stat()
 
     @contextmanager
     def claimed(self, n: int) -> Iterator[bool]:
@@ -122,9 +123,13 @@ class Shards:
             sources = self.table.array(SOURCES, SOURCE)
         except FileNotFoundError:
             raise Ended from None
-        if ended:
+        if ended or self._moved():
             raise Ended
         return sources[n].tobytes() if n < len(sources) else None
+
+    def _moved(self) -> bool:
+        """Whether the folder that stands here now is that of another build."""
+        return not os.path.samestat(self._joined, self.table.folder.stat())
 
     @contextmanager
     def _appending(self) -> Iterator[Writer | None]:
@@ -133,6 +138,8 @@ class Shards:
             writer = None
             with suppress(BlockingIOError):
                 writer = stack.enter_context(self.table.writing())
+            if writer is not None and self._moved():
+                raise Ended
             yield writer
 
     def _append_stored(self, writer: Writer) -> int:
