@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -103,6 +105,46 @@ def test_a_faiss_file_is_opened_again(indexed, tmp_path):
     assert search(again, model, texts(3, 1), 5) == search(engine, model, texts(3, 1), 5)
     with pytest.raises(ValueError, match="is there already"):
         hand_over(index, model, again)
+
+
+def test_no_document_and_half_a_save(tmp_path, monkeypatch):
+    import faiss
+
+    assert FaissEngine(2).search(np.ones((1, 2), np.float32), 3) == []
+    engine = FaissEngine(2)
+    engine.add(["a"], [np.ones((1, 2), np.float32)])
+    engine.save(tmp_path)
+    engine.add(["b"], [np.ones((1, 2), np.float32)])
+
+    def broken(index, file):
+        Path(file).write_bytes(b"half")
+        raise OSError("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(faiss, "write_index", broken)
+        with pytest.raises(OSError, match="no space"):
+            engine.save(tmp_path)
+    assert FaissEngine.load(tmp_path).rows == {"a": 0}
+    assert len(list(tmp_path.iterdir())) == 2
+    (tmp_path / "ids.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"ids.json names 0 documents and index.faiss holds 1"):
+        FaissEngine.load(tmp_path)
+
+
+@pytest.mark.skipif(find_spec("qdrant_client") is None, reason="needs qdrant_client")
+def test_requests_to_qdrant_are_no_larger_than_a_server_takes(tmp_path, monkeypatch):
+    engine = QdrantEngine(8, path=str(tmp_path / "qdrant"))
+    sent, send = [], engine.client.upsert
+
+    def counted(collection, points, wait):
+        sent.append(sum(len(point.vector) * 8 for point in points))
+        return send(collection, points, wait=wait)
+
+    monkeypatch.setattr(engine.client, "upsert", counted)
+    monkeypatch.setattr("paradigms.engines.qdrant.REQUEST", 100)
+    engine.add(list("abcde"), [np.ones((n, 8), np.float32) for n in (5, 5, 5, 20, 1)])
+    assert sent == [80, 40, 160, 8]
+    assert len(engine.search(np.ones((1, 8), np.float32), 9)) == 5
 
 
 @pytest.mark.parametrize("name", ["xtr", "coil", "aligner"])

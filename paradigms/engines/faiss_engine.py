@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,8 @@ class FaissEngine(Engine):
         self.index.add(np.concatenate([d[:1] for d in documents]).astype(np.float32))
 
     def search(self, query: Vectors, k: int) -> list[tuple[str, float]]:
+        if not self.rows:
+            return []
         scores, rows = self.index.search(query[:1].astype(np.float32), min(k, len(self.rows)))
         names = list(self.rows)
         return [
@@ -43,21 +47,25 @@ class FaissEngine(Engine):
         ]
 
     def save(self, folder: str | Path) -> None:
-        """Write both files."""
+        """Write both files, each of which appears whole or not at all."""
         import faiss
 
         Path(folder).mkdir(parents=True, exist_ok=True)
-        faiss.write_index(self.index, str(Path(folder) / INDEX))
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            faiss.write_index(self.index, f"{temporary}/{INDEX}")
+            os.replace(f"{temporary}/{INDEX}", Path(folder) / INDEX)
         write_json(Path(folder) / IDS, list(self.rows))
 
     @classmethod
     def load(cls, folder: str | Path) -> FaissEngine:
-        """What `save` wrote."""
+        """What `save` wrote. ValueError where the two files are of different saves."""
         import faiss
 
         index = faiss.read_index(str(Path(folder) / INDEX))
         engine = cls(index.d)
         engine.index = index
         names = json.loads((Path(folder) / IDS).read_text(encoding="utf-8"))
+        if len(names) != index.ntotal:
+            raise ValueError(f"{folder}: {IDS} names {len(names)} documents and {INDEX} holds {index.ntotal}")
         engine.rows = {id: n for n, id in enumerate(names)}
         return engine

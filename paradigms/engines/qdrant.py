@@ -9,6 +9,7 @@ from typing import Any
 from paradigms.engines.base import Engine, Vectors
 
 COLLECTION = "documents"
+REQUEST = 1 << 20  # numbers in one request: about 20 MB as JSON, of which a server takes 32
 
 
 class QdrantEngine(Engine):
@@ -35,15 +36,21 @@ class QdrantEngine(Engine):
             )
 
     def add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
-        points = [
-            # Qdrant's ids are numbers or UUIDs: one that each of ours always becomes.
-            self.models.PointStruct(
-                id=str(uuid.uuid5(uuid.NAMESPACE_URL, id)),
-                vector=d[0].tolist() if self.single else d.tolist(),
-                payload={"id": id},
+        points: list[Any] = []
+        held = 0
+        for id, d in zip(ids, documents, strict=True):
+            if points and held + d.size > REQUEST:
+                self.client.upsert(COLLECTION, points, wait=True)
+                points, held = [], 0
+            held += d.size
+            points.append(
+                # Qdrant's ids are numbers or UUIDs: one that each of ours always becomes.
+                self.models.PointStruct(
+                    id=str(uuid.uuid5(uuid.NAMESPACE_URL, id)),
+                    vector=d[0].tolist() if self.single else d.tolist(),
+                    payload={"id": id},
+                )
             )
-            for id, d in zip(ids, documents, strict=True)
-        ]
         self.client.upsert(COLLECTION, points, wait=True)
 
     def search(self, query: Vectors, k: int) -> list[tuple[str, float]]:
