@@ -27,7 +27,8 @@ from paradigms.reranking import rerank
 
 
 class Retriever(pt.Transformer):
-    """qid, query → qid, query, docno, score, rank: the k best documents of an index for each query.
+    """qid, query → qid, query, docno, score, rank: the k best documents of an index for each query. Ids that
+    are numbers become texts.
 
     found: an index with the `model` that made it, a generative model's retriever, or a BM25.
     """
@@ -43,6 +44,7 @@ class Retriever(pt.Transformer):
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         pt.validate.query_frame(inp, extra_columns=["query"])
+        inp = inp.astype({"qid": str})
         queries = _texts(inp, "qid", "query")
         search: Any = self.found.search
         if self.model is not None:
@@ -55,7 +57,8 @@ class Retriever(pt.Transformer):
 
 
 class Reranker(pt.Transformer):
-    """qid, query, docno, text → the same rows with score and rank by a model of any kind.
+    """qid, query, docno, text → the same rows with score and rank by a model of any kind. Ids that are
+    numbers become texts.
 
     A generative model scores documents of its own corpus by their docno.
     """
@@ -67,6 +70,7 @@ class Reranker(pt.Transformer):
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         pt.validate.result_frame(inp, extra_columns=["query", self.text_field])
+        inp = inp.astype({"qid": str, "docno": str})
         run: Run = {}
         for query, document in zip(inp["qid"], inp["docno"], strict=True):
             run.setdefault(query, {})[document] = 0.0
@@ -111,4 +115,4 @@ class Indexer(pt.Indexer):
 
 def _texts(frame: pd.DataFrame, id: str, text: str) -> dict[str, str]:
     rows = frame.drop_duplicates(id)
-    return dict(zip(rows[id].astype(str), rows[text], strict=True))
+    return dict(zip(rows[id], rows[text], strict=True))

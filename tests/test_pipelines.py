@@ -87,6 +87,7 @@ def test_no_queries_and_wrong_columns(tiny_bert, tmp_path, candidates):
     model = model_of("colbert", tiny_bert)
     retriever = Indexer(model, tmp_path / "index").index(rows())
     assert retriever(TOPICS[:0]).empty
+    assert Reranker(model)(candidates[:0]).empty
     with pytest.raises(Exception, match="query"):
         retriever(TOPICS[["qid"]])
     with pytest.raises(Exception, match="text"):
@@ -95,3 +96,14 @@ def test_no_queries_and_wrong_columns(tiny_bert, tmp_path, candidates):
         Retriever(retriever.found)
     with pytest.raises(ValueError, match="kind must be one of"):
         Indexer(model, tmp_path, kind="none")
+
+
+def test_ids_may_be_numbers(tiny_bert, tmp_path, candidates):
+    model = model_of("colbert", tiny_bert)
+    retriever = Indexer(model, tmp_path / "index", k=2).index(rows())
+    numbers = retriever(TOPICS.astype({"qid": int}))
+    pd.testing.assert_frame_equal(numbers, retriever(TOPICS))
+    codes = {docno: n for n, docno in enumerate(TEXTS)}
+    numbered = candidates.assign(qid=candidates["qid"].astype(int), docno=candidates["docno"].map(codes))
+    scores = Reranker(model)(numbered)["score"].tolist()
+    assert scores == Reranker(model)(candidates)["score"].tolist()
