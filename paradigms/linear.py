@@ -31,6 +31,7 @@ class OneDNNLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         applies = (
             x.device.type == "cpu"
+            and x.ndim > 1
             and x.dtype == self.weight.dtype == torch.float32
             and torch.backends.mkldnn.enabled
             and not torch.is_autocast_enabled("cpu")

@@ -81,6 +81,7 @@ def test_what_onednn_does_not_do_is_done_as_before(faster: list[str]) -> None:
         assert torch.equal(fast(x), plain(x))
     with torch.backends.mkldnn.flags(enabled=False):
         assert torch.equal(fast(x), plain(x))
+    assert torch.equal(fast(x[0]), plain(x[0]))
     assert torch.equal(fast.double()(x.double()), plain.double()(x.double()))
     assert faster == []
 
