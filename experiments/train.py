@@ -145,7 +145,7 @@ def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
     console.print(f"{accelerator.num_processes} process(es) on {accelerator.device}")
     if accelerator.is_main_process:
-        keep_settings(asdict(settings), folder, free={"tracker", "output", "keep", "workers"})
+        keep_settings(asdict(settings), folder, free={"tracker", "output", "keep", "workers", "recompute"})
     collection = open_collection(settings.collection, settings.documents or None, console)
     try:
         paradigm = trained(settings, collection, folder / "training", accelerator, console)
