@@ -554,6 +554,13 @@ def test_a_hub_name_is_downloaded(bert, monkeypatch):
     assert asked == [("owner/name", False), ("owner/name", True)]
 
 
+def test_pickled_weights_on_the_hub_are_told_of(bert, monkeypatch):
+    (bert / "model.safetensors").unlink()
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, allow_patterns: str(bert))
+    with pytest.raises(ValueError, match=r"owner/name .* no safetensors on the hub.*pickled=True"):
+        paradigms.load("owner/name")
+
+
 @pytest.mark.parametrize("name", ["/nowhere", "./nowhere", "results/nowhere/checkpoint", "not a name"])
 def test_a_path_is_not_asked_for(name):
     with pytest.raises(FileNotFoundError, match=r"no such folder|no folder"):

@@ -11,7 +11,8 @@ PICKLED = ["*.bin", "*.pt"]
 def download(name: str, pickled: bool) -> Path:
     """The repository's folder in the cache, downloaded where it is not there yet.
 
-    FileNotFoundError for a path where no folder is, and for a repository that is not on the hub.
+    FileNotFoundError for a path where no folder is, and for a repository that is not on the hub;
+    ValueError for one without safetensors, unless pickled weights may be read.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
@@ -19,9 +20,15 @@ def download(name: str, pickled: bool) -> Path:
     if Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1:
         raise FileNotFoundError(f"{name}: no such folder")
     try:
-        return Path(snapshot_download(name, allow_patterns=WANTED + (PICKLED if pickled else [])))
+        folder = Path(snapshot_download(name, allow_patterns=WANTED + (PICKLED if pickled else [])))
     except (HFValidationError, RepositoryNotFoundError, LocalEntryNotFoundError) as error:
         raise FileNotFoundError(f"{name} is no folder, and not to be had from the hub: {error}") from error
+    if not pickled and not any(folder.rglob("*.safetensors")):
+        raise ValueError(
+            f"{name} has no safetensors on the hub: where you trust who made it, ask for pickled weights "
+            "with pickled=True"
+        )
+    return folder
 
 
 def upload(folder: str | Path, name: str, private: bool = True) -> None:
