@@ -10,8 +10,9 @@ export TOKENIZERS_PARALLELISM ?= false
 compare: .venv/.run
 	$(BIN)/python experiments/compare.py $(ARGS)
 
+# A worker for each of at most four processors, and one thread in each.
 test: .venv/.test
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 lint: .venv/.test
 	$(BIN)/ruff check .
