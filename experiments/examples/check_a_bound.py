@@ -14,6 +14,7 @@ from theory.projections import normalized_margin, pairwise_error, pairwise_error
 
 
 def main(file: str = "", k: int = 64, draws: int = 2000) -> None:
+    k, draws = int(k), int(draws)
     rng = np.random.default_rng(0)
     rows = (
         np.load(file, allow_pickle=False)

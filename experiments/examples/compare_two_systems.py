@@ -16,7 +16,7 @@ from paradigms.lexical import BM25
 
 
 def main(backbone: str = "offline", documents: int = 400) -> None:
-    collection = load("pydocs", documents=documents)
+    collection = load("pydocs", documents=int(documents))
     corpus, test = collection.corpus, collection.split("test")
     runs = {"bm25": BM25.build(corpus, corpus.ids).search(test.queries, 100)}
     model = PARADIGMS["dpr"](backbone, pooling="mean", query_length=48, document_length=128)

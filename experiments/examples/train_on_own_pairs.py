@@ -25,7 +25,7 @@ def main(pairs: str, backbone: str = "offline", output: str = "results/own-pairs
 
     model = PARADIGMS["colbert"](backbone, dim=128, query_length=32, document_length=128)
     objective = Contrastive(model, corpus, build_examples(corpus, queries))
-    settings = TrainingSettings(steps=steps, batch_size=min(16, len(rows)), learning_rate=3e-5)
+    settings = TrainingSettings(steps=int(steps), batch_size=min(16, len(rows)), learning_rate=3e-5)
     train(model, objective, settings, Path(output) / "training").save_pretrained(f"{output}/checkpoint")
 
     index = ExactIndex.build(model, corpus.ids, corpus, f"{output}/index")

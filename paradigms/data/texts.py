@@ -29,9 +29,9 @@ UNNAMED = re.compile(r"[\s%\ud800-\udfff]")  # what an id has none of, and the s
 def text_passages(folder: Path, problems: Problems, words: int = WORDS) -> Iterator[Document]:
     """Passages of at most `words` words of every text file in and below a folder, which may also be one file.
 
-    A passage is named "path:line" by the line that it begins on, white space as in URLs (%20), a second one of
-    that line "path:line.2"; its title, no part of the text, is the path. Files and folders whose name begins
-    with a dot are left out silently; files that are not UTF-8 text, and empty ones, are counted.
+    A passage is named "path:line" by the line that it begins on, white space as in URLs (%20), a second one
+    of that line "path:line.2"; its title, no part of the text, is the path. Files and folders whose name
+    begins with a dot are left out silently; files that are not UTF-8 text, and empty ones, are counted.
     """
     for file in text_files(folder):
         name = file.relative_to(folder).as_posix() if file != folder else file.name
