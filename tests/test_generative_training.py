@@ -328,7 +328,7 @@ def test_a_generative_paradigm_is_compared_on_its_own_corpus_alone(t5: Path, tmp
         ),
         ({"generated": "absent.jsonl"}, "absent.jsonl"),
         ({"backbone": "bert"}, "is a bert; generative paradigms need one of t5, mt5"),
-        ({"options": '{"tokens": "clusters", "refresh": 1}', "workers": 1}, "before a refresh: set 0"),
+        ({"options": '{"tokens": "clusters", "refresh": 1}', "workers": 1}, "before what they are made with is renewed: set workers=0"),
     ],
 )
 def test_wrong_settings_are_said(
@@ -346,7 +346,7 @@ def test_both_kinds_load_by_one_call(t5: Path, tiny_bert: Path, tmp_path: Path) 
     PARADIGMS["dpr"](tiny_bert).save_pretrained(tmp_path / "dpr")
     assert isinstance(load(tmp_path / "genre"), Generative)
     assert isinstance(load(tmp_path / "dpr"), Paradigm)
-    with pytest.raises(FileNotFoundError, match="not a saved paradigm"):
+    with pytest.raises(ValueError, match="is no checkpoint of"):
         load(tmp_path)
 
 
