@@ -328,7 +328,10 @@ def test_a_generative_paradigm_is_compared_on_its_own_corpus_alone(t5: Path, tmp
         ),
         ({"generated": "absent.jsonl"}, "absent.jsonl"),
         ({"backbone": "bert"}, "is a bert; generative paradigms need one of t5, mt5"),
-        ({"options": '{"tokens": "clusters", "refresh": 1}', "workers": 1}, "before what they are made with is renewed: set workers=0"),
+        (
+            {"options": '{"tokens": "clusters", "refresh": 1}', "workers": 1},
+            "before what they are made with is renewed: set workers=0",
+        ),
     ],
 )
 def test_wrong_settings_are_said(
