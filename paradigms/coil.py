@@ -15,7 +15,7 @@ from paradigms.model import Paradigm
 
 
 def coil(backbone: str | Path, **settings: Any) -> Paradigm:
-    """COIL over `backbone`; settings are fields of `encode.EncoderSettings`."""
+    """COIL over `backbone`; settings are fields of `encoder_settings.EncoderSettings`."""
     defaults = {"dim": 32, "pooled_dim": 768, "normalize": False, "special_tokens": False}
     return Paradigm.build(
         backbone, defaults | settings, name="coil", align="equal_ids", normalise="one", temperature=1.0

@@ -15,7 +15,7 @@ from paradigms.model import Paradigm
 
 
 def colbert(backbone: str | Path, **settings: Any) -> Paradigm:
-    """ColBERT over `backbone`; settings are fields of `encode.EncoderSettings`."""
+    """ColBERT over `backbone`; settings are fields of `encoder_settings.EncoderSettings`."""
     return Paradigm.build(
         backbone,
         {"skip": string.punctuation} | settings,

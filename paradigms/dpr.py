@@ -18,7 +18,7 @@ from paradigms.model import Paradigm
 
 
 def dpr(backbone: str | Path, **settings: Any) -> Paradigm:
-    """DPR over `backbone`; settings are fields of `encode.EncoderSettings`. τ is 1 of inner products."""
+    """DPR over `backbone`; settings are those of `EncoderSettings`. τ is 1 of inner products."""
     defaults = {"query_vectors": "pooled", "document_vectors": "pooled", "dim": None}
     return Paradigm.build(
         backbone,

@@ -13,7 +13,7 @@ PARADIGM_FILES = {"dpr", "me_bert", "colbert", "coil", "aligner", "xtr"}
 # Lowest first; a module imports its own layer only where ALONGSIDE allows it, and never a higher one.
 LAYERS: list[set[str]] = [
     {"files", "linear", "progress", "saved", "settings", "core"},
-    {"backbone", "batches", "relax", "data"},
+    {"backbone", "batches", "encoder_settings", "relax", "data"},
     {"align", "impute"},
     {"encode", "lexical"},
     {"towers"},
