@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -22,24 +23,60 @@ Vectors = Float[np.ndarray, "_ h"]
 
 
 class Engine(ABC):
-    """Documents of one or more vectors, and the best by Σⱼ maxᵢ dᵢᵀqⱼ. single: every document has one."""
+    """Documents of one or more vectors of `dim` numbers, and the best by Σⱼ maxᵢ dᵢᵀqⱼ.
 
+    single: documents and queries have one vector each. An engine brings `_add` and `_search`, which get what
+    `add` and `search` have checked.
+    """
+
+    dim: int
     single: bool
 
-    @abstractmethod
     def add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
-        """Store documents of at least one vector; one whose id is there takes its place."""
+        """Store documents of at least one vector; one whose id is there takes its place.
+
+        ValueError names a document that comes twice, has no vector, or vectors that do not fit.
+        """
+        twice = next((id for id, count in Counter(ids).items() if count > 1), None)
+        if twice is not None:
+            raise ValueError(f"document {twice!r} comes twice")
+        for id, vectors in zip(ids, documents, strict=True):
+            if not len(vectors):
+                raise ValueError(f"document {id!r} has no vector, and could not be found: leave it out")
+            self._check(f"document {id!r}", vectors)
+        if ids:
+            self._add(ids, documents)
+
+    def search(self, query: Vectors, k: int) -> list[tuple[str, float]]:
+        """The k best documents of one query and their scores, best first; none of a query without vectors.
+
+        ValueError where its vectors do not fit.
+        """
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}")
+        self._check("the query", query)
+        return self._search(query, k) if len(query) else []
 
     @abstractmethod
-    def search(self, query: Vectors, k: int) -> list[tuple[str, float]]:
-        """The k best documents of one query and their scores, best first."""
+    def _add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None: ...
+
+    @abstractmethod
+    def _search(self, query: Vectors, k: int) -> list[tuple[str, float]]: ...
+
+    def _check(self, what: str, vectors: Vectors) -> None:
+        if vectors.ndim != 2 or vectors.shape[1] != self.dim:
+            raise ValueError(f"{what} needs axes [vectors, {self.dim}], not {list(vectors.shape)}")
+        if self.single and len(vectors) > 1:
+            raise ValueError(f"{what} has {len(vectors)} vectors, and this engine takes one")
+        if not np.isfinite(vectors).all():
+            raise ValueError(f"{what} has vectors that are not finite")
 
 
 def hand_over(index: TokenIndex, model: Paradigm, engine: Engine, *, progress: bool = False) -> int:
     """Write the stored vectors of every document into an engine; how many documents have any.
 
     Documents without a token that counts cannot be found, and are left out. ValueError where the model's rel
-    is no Σⱼ maxᵢ (`check_maxima`), or it has several vectors a document and the engine one.
+    is no Σⱼ maxᵢ (`check_maxima`), or its vectors do not fit the engine.
     """
     index.check(model)
     check_maxima(model, engine)
@@ -70,13 +107,13 @@ def search(
             query = model.encode_queries([text])
             vectors = query.vectors[0, 0][query.mask[0, 0]].float().cpu().numpy()
             Z = float(normalise(torch.ones(1, 1, 1, 1), _one(query), query.to("cpu")))
-            found[name] = {id: score / Z for id, score in engine.search(vectors, k)} if len(vectors) else {}
+            found[name] = {id: score / Z for id, score in engine.search(vectors, k)}
             bar.advance(task)
     return found
 
 
 def check_maxima(model: Paradigm, engine: Engine) -> None:
-    """ValueError unless rel is Σⱼ maxᵢ dᵢᵀqⱼ up to a factor that the query alone sets."""
+    """ValueError unless rel is Σⱼ maxᵢ dᵢᵀqⱼ up to a factor that the query alone sets, and vectors fit."""
     recipe, settings = model.recipe, model.encoder.settings
     one = {settings.query_vectors, settings.document_vectors} == {"pooled"}
     maxima = recipe.align == "query_to_document" or (recipe.align == "all_pairs" and one)
@@ -88,6 +125,10 @@ def check_maxima(model: Paradigm, engine: Engine) -> None:
         )
     if engine.single and not one:
         raise ValueError(f"{recipe.name} has several vectors a document, and this engine takes one")
+    if model.encoder.dim != engine.dim:
+        raise ValueError(
+            f"{recipe.name} has vectors of {model.encoder.dim} dimensions, the engine of {engine.dim}"
+        )
 
 
 def _one(query: Tokens) -> Tokens:

@@ -25,22 +25,23 @@ class FaissEngine(Engine):
     def __init__(self, dim: int) -> None:
         import faiss
 
+        self.dim = dim
         self.index: Any = faiss.IndexFlatIP(dim)
         self.rows: dict[str, int] = {}
 
-    def add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
+    def _add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
         again = [id for id in ids if id in self.rows]
         if again:
             raise ValueError(
                 f"document {again[0]!r} is there already, and a flat index of FAISS replaces none"
             )
         self.rows |= {id: len(self.rows) + n for n, id in enumerate(ids)}
-        self.index.add(np.concatenate([d[:1] for d in documents]).astype(np.float32))
+        self.index.add(np.concatenate(documents).astype(np.float32))
 
-    def search(self, query: Vectors, k: int) -> list[tuple[str, float]]:
+    def _search(self, query: Vectors, k: int) -> list[tuple[str, float]]:
         if not self.rows:
             return []
-        scores, rows = self.index.search(query[:1].astype(np.float32), min(k, len(self.rows)))
+        scores, rows = self.index.search(query.astype(np.float32), min(k, len(self.rows)))
         names = list(self.rows)
         return [
             (names[row], float(s)) for row, s in zip(rows[0].tolist(), scores[0], strict=True) if row >= 0
@@ -58,10 +59,16 @@ class FaissEngine(Engine):
 
     @classmethod
     def load(cls, folder: str | Path) -> FaissEngine:
-        """What `save` wrote. ValueError where the two files are of different saves."""
+        """What `save` wrote. ValueError where the two files are of different saves, or the index of another
+        metric."""
         import faiss
 
         index = faiss.read_index(str(Path(folder) / INDEX))
+        if index.metric_type != faiss.METRIC_INNER_PRODUCT:
+            raise ValueError(
+                f"{folder}: {INDEX} compares by FAISS's metric {index.metric_type}, not by the inner product "
+                f"({faiss.METRIC_INNER_PRODUCT})"
+            )
         engine = cls(index.d)
         engine.index = index
         names = json.loads((Path(folder) / IDS).read_text(encoding="utf-8"))

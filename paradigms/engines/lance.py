@@ -9,37 +9,68 @@ import numpy as np
 
 from paradigms.engines.base import Engine, Vectors
 
-TABLE = "documents"
+TABLE, METRIC = "documents", "dot"
 
 
 class LanceEngine(Engine):
     """place: a folder, or an address such as s3://bucket/path. single: one vector a document.
 
     Search is exact until `approximate` has made an index; then LanceDB looks into `nprobes` of its lists and
-    scores those that it finds from the vectors themselves.
+    scores those that it finds from the vectors themselves. ValueError where a table of other columns, or with
+    an index of another metric, is there.
     """
 
     def __init__(self, place: str, dim: int, *, single: bool = False, nprobes: int = 20) -> None:
         import lancedb
         import pyarrow as pa
 
-        self.single, self.nprobes = single, nprobes
+        self.dim, self.single, self.nprobes = dim, single, nprobes
         vector = pa.list_(pa.float32(), dim)
-        kind = vector if single else pa.list_(vector)
-        schema = pa.schema([pa.field("id", pa.string()), pa.field("vector", kind)])
-        self.table: Any = lancedb.connect(place).create_table(TABLE, schema=schema, exist_ok=True)
+        schema = pa.schema(
+            [pa.field("id", pa.string()), pa.field("vector", vector if single else pa.list_(vector))]
+        )
+        database = lancedb.connect(place)
+        try:
+            self.table: Any = database.create_table(TABLE, schema=schema, exist_ok=True)
+        except ValueError:  # LanceDB says that the schema is another, and not which
+            self.table = database.open_table(TABLE)
+        there, wanted = _columns(self.table.schema), _columns(schema)
+        if there != wanted:
+            raise ValueError(
+                f"{place} has a table {TABLE!r} with the columns {there}, not {wanted}: take another place"
+            )
+        for index in self.table.list_indices():
+            metric = self.table.index_stats(index.name).distance_type
+            if "vector" in index.columns and metric != METRIC:
+                raise ValueError(
+                    f"{place} has an index {index.name!r} of the metric {metric}, not {METRIC}: drop it, or "
+                    "take another place"
+                )
 
-    def add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
+    def _add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
         vectors = [d[0] if self.single else list(d) for d in documents]
         rows = [{"id": id, "vector": v} for id, v in zip(ids, vectors, strict=True)]
         self.table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
 
-    def search(self, query: Vectors, k: int) -> list[tuple[str, float]]:
+    def _search(self, query: Vectors, k: int) -> list[tuple[str, float]]:
         wanted = query[0] if self.single else query
-        asked = self.table.search(np.ascontiguousarray(wanted)).distance_type("dot")
+        asked = self.table.search(np.ascontiguousarray(wanted)).distance_type(METRIC)
         found = asked.nprobes(self.nprobes).refine_factor(10).limit(k).to_list()
         return [(row["id"], len(query) - row["_distance"]) for row in found]  # 1 − dᵀq of each query vector
 
     def approximate(self, **settings: Any) -> None:
         """Make LanceDB's index of the vectors; settings are those of its `create_index`."""
-        self.table.create_index(metric="dot", vector_column_name="vector", **settings)
+        self.table.create_index(metric=METRIC, vector_column_name="vector", **settings)
+
+
+def _columns(schema: Any) -> dict[str, str]:
+    """The name and type of each column, as LanceDB says them, however it calls the items of a list."""
+    return {field.name: _kind(field.type) for field in schema}
+
+
+def _kind(kind: Any) -> str:
+    import pyarrow as pa
+
+    if pa.types.is_fixed_size_list(kind):
+        return f"{kind.list_size} × {_kind(kind.value_type)}"
+    return f"lists of {_kind(kind.value_type)}" if pa.types.is_list(kind) else str(kind)

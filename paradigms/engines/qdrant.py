@@ -16,26 +16,30 @@ class QdrantEngine(Engine):
     """client: settings of qdrant_client.QdrantClient, such as path= (embedded), or url= and api_key=.
 
     exact: score every document; else a server searches its HNSW graph. Embedded, all searches are exact.
+    ValueError where a collection of other vectors or of another metric is there.
     """
 
     def __init__(self, dim: int, *, single: bool = False, exact: bool = False, **client: Any) -> None:
         from qdrant_client import QdrantClient, models
 
-        self.single, self.models = single, models
+        self.dim, self.single, self.models = dim, single, models
         self.client = QdrantClient(**client)
         self.asked = models.SearchParams(exact=True) if exact else None
         maxima = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
+        wanted = models.VectorParams(
+            size=dim, distance=models.Distance.DOT, multivector_config=None if single else maxima
+        )
         if not self.client.collection_exists(COLLECTION):
-            self.client.create_collection(
-                COLLECTION,
-                vectors_config=models.VectorParams(
-                    size=dim,
-                    distance=models.Distance.DOT,
-                    multivector_config=None if single else maxima,
-                ),
+            self.client.create_collection(COLLECTION, vectors_config=wanted)
+        there = self.client.get_collection(COLLECTION).config.params.vectors
+        if _vectors(there) != _vectors(wanted):
+            self.client.close()
+            raise ValueError(
+                f"Qdrant has a collection {COLLECTION!r} of {_vectors(there)}, not of {_vectors(wanted)}: "
+                "take another path or server"
             )
 
-    def add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
+    def _add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
         points: list[Any] = []
         held = 0
         for id, d in zip(ids, documents, strict=True):
@@ -53,7 +57,17 @@ class QdrantEngine(Engine):
             )
         self.client.upsert(COLLECTION, points, wait=True)
 
-    def search(self, query: Vectors, k: int) -> list[tuple[str, float]]:
+    def _search(self, query: Vectors, k: int) -> list[tuple[str, float]]:
         wanted = query[0].tolist() if self.single else query.tolist()
         found = self.client.query_points(COLLECTION, query=wanted, limit=k, search_params=self.asked).points
         return [(point.payload["id"], point.score) for point in found]
+
+
+def _vectors(params: Any) -> str:
+    """What a collection's vectors are, in words."""
+    if params is None or isinstance(params, dict):
+        return f"vectors with names ({', '.join(params or {}) or 'none'})"
+    kept = params.multivector_config
+    kind = "one vector a document" if kept is None else f"many vectors a document ({kept.comparator.value})"
+    numbers = "float32" if params.datatype is None else params.datatype.value
+    return f"{kind}, {params.size} × {numbers}, {params.distance.value}"
