@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, NamedTuple, get_type_hints
 
 import torch
 from jaxtyping import Float
@@ -19,13 +20,16 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from paradigms.align import ALIGNMENTS, NORMALISERS
 from paradigms.core import Interaction, Tokens, interact, rel
 from paradigms.encode import Batch, Encoder, EncoderSettings, Side, TextEncoder
-from paradigms.files import atomic_folder, settle, write_json
+from paradigms.files import atomic_folder, settle, write_json, write_text
 from paradigms.impute import IMPUTATIONS
 from paradigms.saved import check_type, check_types, read_settings
-from paradigms.towers import TOWERS, TwoTowers
+from paradigms.towers import TOWERS, TwoTowers, described
 
 # accelerate's name -> the type of matrix products under autocast
 PRECISIONS: dict[str, torch.dtype | None] = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+# What of a repository on the hub is settings or weights: the rest, as its card, is neither read nor replaced.
+SETTINGS_AND_WEIGHTS = ("*.json", "*.safetensors", "*.model", "*.txt", "*.metadata")
+PICKLED = ("*.bin", "*.pt")
 
 
 @dataclass(frozen=True)
@@ -89,10 +93,38 @@ class Trainable(nn.Module, ABC):
         needed to read it, nor can they be trained on.
         """
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write the whole model, adapters merged; the folder appears complete or not at all."""
+    def save_pretrained(self, folder: str | Path, layout: str = "paradigms", card: str | None = None) -> None:
+        """Write the whole model, adapters merged; the folder appears complete or not at all.
+
+        layout: a key of `LAYOUTS`. card: text of README.md; without it the layout's own, if it has one.
+        FileExistsError where the folder would take the place of anything but a saved model; ValueError for
+        what the layout cannot hold.
+        """
+        chosen = layout_of(layout)
+        check_free(Path(folder), {*LAYOUTS["paradigms"].marks, *chosen.marks})
         with atomic_folder(folder) as temporary:
-            self.write(temporary, merged=True)
+            chosen.write(self, temporary)
+            text = chosen.card(self) if card is None else card
+            if text:
+                write_text(temporary / "README.md", text)
+
+    def push_to_hub(
+        self, name: str, layout: str = "paradigms", card: str | None = None, *, private: bool = True
+    ) -> None:
+        """What `save_pretrained` writes as the repository `name`, made where it is not there yet.
+
+        Settings and weights that it held before are taken out: they stay in its history. The hub's own
+        errors, as it has them, where there is no key or no right to write.
+        """
+        from huggingface_hub import HfApi
+
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary) / "model"
+            self.save_pretrained(folder, layout, card)
+            api = HfApi()
+            api.create_repo(name, private=private, exist_ok=True)
+            old = [*SETTINGS_AND_WEIGHTS, *PICKLED]
+            api.upload_folder(repo_id=name, folder_path=str(folder), delete_patterns=old)
 
     @classmethod
     @abstractmethod
@@ -114,6 +146,42 @@ class Trainable(nn.Module, ABC):
             yield
         finally:
             self.train(training)
+
+
+class Layout(NamedTuple):
+    """How a model lies in a folder."""
+
+    write: Callable[[Any, Path], None]  # every file, into a folder that exists; ValueError: it cannot hold it
+    marks: Collection[str]  # files that only such folders have, each one of them
+    card: Callable[[Any], str] = lambda model: ""  # README.md where none is given
+
+
+# File -> the kind of model whose own folders have it. `registry` knows the kinds that are no `Paradigm`.
+KINDS: dict[str, type[Trainable]] = {}
+
+# Name -> layout; `formats` adds those of other libraries.
+LAYOUTS: dict[str, Layout] = {
+    "paradigms": Layout(lambda model, folder: model.write(folder, merged=True), KINDS)
+}
+
+
+def layout_of(name: str) -> Layout:
+    """ValueError names a layout that there is not."""
+    if name not in LAYOUTS:
+        raise ValueError(f"unknown layout {name!r}; there are {', '.join(LAYOUTS)}")
+    return LAYOUTS[name]
+
+
+def check_free(folder: Path, marks: Collection[str]) -> None:
+    """FileExistsError where something other than a folder with one of these files would be replaced."""
+    if folder.is_dir():
+        held = sorted(entry.name for entry in folder.iterdir())
+        if held and not set(marks) & set(held):
+            raise FileExistsError(
+                f"{folder} is no saved model and holds {held[0]}, which would be lost: choose another folder"
+            )
+    elif folder.exists():
+        raise FileExistsError(f"{folder} is a file, which would be lost: choose another name")
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
@@ -146,7 +214,7 @@ class Paradigm(Trainable):
         return self.recipe.name
 
     def description(self) -> dict[str, Any]:
-        return asdict(self.recipe) | asdict(self.encoder.settings)
+        return asdict(self.recipe) | described(self.encoder)
 
     @property
     def reads(self) -> frozenset[str]:
@@ -206,3 +274,6 @@ class Paradigm(Trainable):
         recipe = read_settings(Recipe, folder / "paradigm.json")
         kind = TwoTowers if (folder / TOWERS["query"]).is_dir() else TextEncoder
         return cls(recipe, kind.load(folder))
+
+
+KINDS["paradigm.json"] = Paradigm

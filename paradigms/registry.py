@@ -22,7 +22,7 @@ from paradigms.generative.model import SETTINGS as GENERATIVE_SETTINGS
 from paradigms.generative.model import Generative
 from paradigms.generative.seal import seal
 from paradigms.me_bert import me_bert
-from paradigms.model import Paradigm
+from paradigms.model import KINDS, Paradigm
 from paradigms.towers import TwoTowers
 from paradigms.xtr import xtr
 
@@ -42,23 +42,34 @@ GENERATIVE: dict[str, Callable[..., Generative]] = {"dsi": dsi, "genre": genre, 
 # name -> builder(backbone, **settings): scores that are no rel, of given pairs of texts
 RERANKERS: dict[str, Callable[..., CrossAttention]] = {"cross_attention": cross_attention}
 
+KINDS |= {GENERATIVE_SETTINGS: Generative, HEAD: CrossAttention}
+
 
 def load(
-    name: str | Path, *, documents: str | Path | None = None, pickled: bool = False
+    name: str | Path,
+    *,
+    documents: str | Path | None = None,
+    layout: str | None = None,
+    pickled: bool = False,
 ) -> Paradigm | Generative | CrossAttention:
     """A model by its folder or its name on the Hugging Face hub.
 
     What `save_pretrained` of any kind here wrote, or a checkpoint of another library (`formats.FORMATS`).
-    documents: likewise, the encoder of documents, where `name` encodes queries alone, as in DPR.
-    pickled: read weights that are pickled too, as weights alone. FileNotFoundError where there is no such
-    folder; ValueError says what a folder holds that cannot be read.
+    documents: likewise, the encoder of documents, where `name` encodes queries alone, as in DPR. layout: the
+    format that a checkpoint of another library is read in, where its files do not tell. pickled: read weights
+    that are pickled too, as weights alone. FileNotFoundError where there is no such folder; ValueError says
+    what a folder holds that cannot be read.
     """
     folder = _folder(name, pickled)
     if documents is not None:
-        return _joined(_open(folder, pickled), _open(_folder(documents, pickled), pickled))
+        pair = folder, _folder(documents, pickled)
+        return _joined(*(_open(of, layout, pickled) for of in pair))
     if is_dpr(folder):
-        raise ValueError(f"{name} is one of DPR's two encoders: load(questions, documents=passages)")
-    return _open(folder, pickled)
+        raise ValueError(
+            f"{name} is one of DPR's two encoders: load(questions, documents=passages), at the terminal "
+            "--model QUESTIONS --document-model PASSAGES"
+        )
+    return _open(folder, layout, pickled)
 
 
 def _folder(name: str | Path, pickled: bool) -> Path:
@@ -66,12 +77,11 @@ def _folder(name: str | Path, pickled: bool) -> Path:
     return Path(name) if Path(name).is_dir() else download(str(name), pickled)
 
 
-def _open(folder: Path, pickled: bool) -> Paradigm | Generative | CrossAttention:
-    own: dict[str, Any] = {GENERATIVE_SETTINGS: Generative, HEAD: CrossAttention, "paradigm.json": Paradigm}
-    for file, kind in own.items():
+def _open(folder: Path, layout: str | None, pickled: bool) -> Paradigm | Generative | CrossAttention:
+    for file, kind in KINDS.items():
         if (folder / file).is_file():
             return kind.from_pretrained(folder)
-    return read_checkpoint(folder, pickled=pickled)
+    return read_checkpoint(folder, layout=layout, pickled=pickled)
 
 
 def _joined(queries: Any, documents: Any) -> Paradigm:

@@ -6,6 +6,7 @@ Built from two encoders whose vectors can be compared; trained and searched as o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,7 @@ TOWERS: dict[Side, str] = {"query": "query", "document": "document"}  # folders 
 
 
 class TwoTowers(Encoder):
-    """Texts → `Tokens`, by the side's own encoder. Settings are those of documents, but for the lengths and
-    markers of queries, which their encoder has.
+    """Texts → `Tokens`, by the side's own encoder. `settings` are those of documents: see `described`.
 
     ValueError where the two make vectors of other widths.
     """
@@ -33,26 +33,33 @@ class TwoTowers(Encoder):
 
     @property
     def dim(self) -> int:
-        return self._of("document").dim
+        return self.of("document").dim
 
     def tokenize(self, texts: Sequence[str], side: Side) -> Batch:
-        return self._of(side).tokenize(texts, side)
+        return self.of(side).tokenize(texts, side)
 
     def labels(self, text: str, side: Side) -> list[str]:
-        return self._of(side).labels(text, side)
+        return self.of(side).labels(text, side)
 
     def forward(self, batch: Batch, side: Side, chunk: int = 0) -> Tokens:
-        return self._of(side)(batch, side, chunk)
+        return self.of(side)(batch, side, chunk)
 
     def save(self, folder: Path, *, merged: bool) -> None:
         for side in SIDES:
-            self._of(side).save(folder / TOWERS[side], merged=merged)
+            self.of(side).save(folder / TOWERS[side], merged=merged)
 
     @classmethod
     def load(cls, folder: Path) -> TwoTowers:
         """What `save` wrote. Errors as in `TextEncoder.load`."""
         return cls(*(TextEncoder.load(folder / TOWERS[side]) for side in SIDES))
 
-    def _of(self, side: Side) -> TextEncoder:
+    def of(self, side: Side) -> TextEncoder:
+        """The side's encoder."""
         tower: Any = self.towers[side]
         return tower
+
+
+def described(encoder: Encoder) -> dict[str, Any]:
+    """Every setting of an encoder: of two towers those of documents, and of queries as "query_tower"."""
+    query = {"query_tower": asdict(encoder.of("query").settings)} if isinstance(encoder, TwoTowers) else {}
+    return asdict(encoder.settings) | query

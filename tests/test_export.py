@@ -1,4 +1,4 @@
-"""Checkpoints out: the layout of sentence-transformers 6, its card, and the hub.
+"""Checkpoints out: the layouts that a model is saved in, their cards, and the hub.
 
 That sentence-transformers scores the same is tested in test_sentence_transformers.py, where it is installed.
 """
@@ -8,18 +8,20 @@ from __future__ import annotations
 import json
 import string
 from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
 import torch
 
 import paradigms
 from paradigms.formats.card import model_card, results_of
-from paradigms.formats.export import export_sentence_transformers
 from paradigms.terminal.commands import main
 
 QUERIES = ["the fish in the sea", "fire, and warm wood?"]
 DOCUMENTS = ["the fish, is (in) the sea. and more words", "cold snow", "fire in a house! a fox"]
 LENGTHS = {"query_length": 12, "document_length": 16}
+LAYOUT = "sentence-transformers"
 EXPORTED = {
     "single": ("dpr", {"pooling": "mean", "dim": 8, "projection_bias": True, "activation": "tanh"}),
     "inner products": ("dpr", {"pooling": "max", "normalize": False, "query_marker": "read: "}),
@@ -42,7 +44,7 @@ def test_what_goes_out_comes_back(tiny_bert, tmp_path, what):
     name, settings = EXPORTED[what]
     torch.manual_seed(0)
     model = paradigms.PARADIGMS[name](tiny_bert, **LENGTHS, **settings)
-    export_sentence_transformers(model, tmp_path / "out")
+    model.save_pretrained(tmp_path / "out", LAYOUT)
     back = paradigms.load(tmp_path / "out")
     # The tiny vocabulary has every character once, so that both skip lists are the same tokens.
     exact = replace(model.encoder.settings, skip_exact=bool(model.encoder.settings.skip))
@@ -64,14 +66,21 @@ def test_what_goes_out_comes_back(tiny_bert, tmp_path, what):
 def test_what_it_has_no_module_for_is_refused(tiny_bert, tmp_path, name, settings, message):
     model = paradigms.PARADIGMS[name](tiny_bert, **LENGTHS, **settings)
     with pytest.raises(ValueError, match=message):
-        export_sentence_transformers(model, tmp_path / "out")
+        model.save_pretrained(tmp_path / "out", LAYOUT)
     assert not (tmp_path / "out").exists()
+
+
+def test_models_of_no_single_texts_are_refused(tiny_bert, tmp_path):
+    with pytest.raises(ValueError, match="cross_attention is no encoder of single texts"):
+        paradigms.RERANKERS["cross_attention"](tiny_bert, **LENGTHS).save_pretrained(tmp_path / "out", LAYOUT)
+    with pytest.raises(ValueError, match="unknown layout 'onnx'; there are paradigms, sentence-transformers"):
+        paradigms.PARADIGMS["dpr"](tiny_bert, **LENGTHS).save_pretrained(tmp_path / "out", "onnx")
 
 
 def test_xtr_goes_out_as_colbert_when_asked(tiny_bert, tmp_path):
     model = paradigms.PARADIGMS["xtr"](tiny_bert, **LENGTHS)
     model = model.with_alignment("query_to_document", "query_tokens")
-    export_sentence_transformers(model, tmp_path / "out")
+    model.save_pretrained(tmp_path / "out", LAYOUT)
     torch.testing.assert_close(scores_of(paradigms.load(tmp_path / "out")), scores_of(model))
 
 
@@ -101,19 +110,129 @@ def test_the_card_tells_data_settings_and_measures(results):
     assert "None recorded." in bare
 
 
-def test_export_from_the_terminal(results, tmp_path, monkeypatch, capsys):
-    done = []
+def test_a_card_is_a_table_and_tells_no_paths_of_this_machine(results):
+    settings = {"collection": "/home/me/data/beir", "note": "a|b", "indexes": {"x": ["/home/me/x/index"]}}
+    settings |= {"backbone": "~/models/own/bert", "filter": "results/x", "options": {"marker": "/query "}}
+    (results / "config.json").write_text(json.dumps(settings))
+    card = model_card(paradigms.load(results / "colbert" / "checkpoint"), results)
+    assert "home" not in card
+    assert "models/own" not in card
+    for told in ("beir: its training", '"a\\|b"', '{"x": ["index"]}', '"bert"', '"results/x"', '"/query "'):
+        assert told in card
+    table = [line for line in card.splitlines() if line.startswith("| note ")]
+    assert table[0].replace("\\|", "").count("|") == 3
+
+
+def test_a_card_of_no_results_is_refused(results, tmp_path):
+    model = paradigms.load(results / "colbert" / "checkpoint")
+    with pytest.raises(FileNotFoundError, match="no folder of results"):
+        model_card(model, tmp_path)
+
+
+def test_a_layout_brings_its_card(results, tmp_path):
+    """sentence-transformers' has one, ours has none, and that which is given is written."""
+    model = paradigms.load(results / "colbert" / "checkpoint")
+    for n, (layout, card, told) in enumerate(
+        [(LAYOUT, None, "# colbert"), (LAYOUT, "mine", "mine"), ("paradigms", "own", "own")]
+    ):
+        model.save_pretrained(tmp_path / str(n), layout, card)
+        assert told in (tmp_path / str(n) / "README.md").read_text()
+    model.save_pretrained(tmp_path / "bare", LAYOUT, "")
+    model.save_pretrained(tmp_path / "ours")
+    assert not list(tmp_path.glob("[bo]*/README.md"))
+
+
+# --- where it goes -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(tiny_bert):
+    return paradigms.PARADIGMS["dpr"](tiny_bert, **LENGTHS)
+
+
+@pytest.mark.parametrize("layout", ["paradigms", LAYOUT])
+def test_no_folder_but_that_of_a_model_is_replaced(model, tiny_bert, tmp_path, layout):
+    full, file = tmp_path / "full", tmp_path / "file"
+    full.mkdir()
+    (full / "thesis.tex").write_text("mine")
+    file.write_text("mine")
+    with pytest.raises(FileExistsError, match=r"full is no saved model and holds thesis\.tex"):
+        model.save_pretrained(full, layout)
+    with pytest.raises(FileExistsError, match="file is a file"):
+        model.save_pretrained(file, layout)
+    assert (full / "thesis.tex").read_text() == file.read_text() == "mine"
+    (tmp_path / "empty").mkdir()
+    model.save_pretrained(tmp_path / "empty", layout)
+    saved = {"cross": paradigms.RERANKERS["cross_attention"](tiny_bert, **LENGTHS), "dpr": model}
+    for name, before in saved.items():  # one of ours, of any kind, is replaced
+        before.save_pretrained(tmp_path / name)
+        model.save_pretrained(tmp_path / name, layout)
+        assert paradigms.load(tmp_path / name).name == "dpr"
+
+
+def test_an_export_is_replaced_by_an_export_alone(model, tmp_path):
+    """In our own layout it would take the place of what may be a checkpoint of theirs."""
+    for _ in range(2):
+        model.save_pretrained(tmp_path / "out", LAYOUT)
+    with pytest.raises(FileExistsError, match="no saved model"):
+        model.save_pretrained(tmp_path / "out")
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """What is done to the hub: name -> its files, and whether it is private."""
+    repositories = {}
 
     class HfApi:
         def create_repo(self, name, private, exist_ok):
-            done.append((name, private))
+            assert exist_ok
+            repositories.setdefault(
+                name, ({"README.md": b"old", "paradigm.json": b"old", "1/a.bin": b""}, private)
+            )
 
-        def upload_folder(self, repo_id, folder_path):
-            done.append((repo_id, folder_path))
+        def upload_folder(self, repo_id, folder_path, delete_patterns):
+            held, private = repositories[repo_id]
+            files = {name: held[name] for name in held if not any(fnmatch(name, p) for p in delete_patterns)}
+            new = {
+                str(f.relative_to(folder_path)): f.read_bytes()
+                for f in Path(folder_path).rglob("*")
+                if f.is_file()
+            }
+            repositories[repo_id] = files | new, private
 
     monkeypatch.setattr("huggingface_hub.HfApi", HfApi)
+    return repositories
+
+
+def test_push_to_hub_leaves_no_file_of_another_layout(model, hub, tmp_path):
+    """paradigms.load would open what it knows first."""
+    model.push_to_hub("me/mine", LAYOUT)
+    files, private = hub["me/mine"]
+    assert private
+    assert "# dpr" in files["README.md"].decode()
+    assert not files.keys() & {"paradigm.json", "1/a.bin"}
+    model.push_to_hub("me/mine", private=False)
+    assert "modules.json" not in hub["me/mine"][0]
+    assert "README.md" in hub["me/mine"][0]  # which is not ours to take away
+    for name, content in hub["me/mine"][0].items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    torch.testing.assert_close(scores_of(paradigms.load(tmp_path)), scores_of(model), atol=0, rtol=0)
+
+
+def test_what_cannot_go_out_makes_no_repository(tiny_bert, hub):
+    with pytest.raises(ValueError, match="knows that of ColBERT alone"):
+        paradigms.PARADIGMS["xtr"](tiny_bert, **LENGTHS).push_to_hub("me/mine", LAYOUT)
+    assert not hub
+
+
+def test_export_from_the_terminal(results, tmp_path, hub, capsys):
     checkpoint, out = str(results / "colbert" / "checkpoint"), str(tmp_path / "out")
     main(["export", checkpoint, out, "--push", "me/mine"])
     assert "pydocs" in (tmp_path / "out" / "README.md").read_text()
-    assert done == [("me/mine", True), ("me/mine", out)]
+    assert hub["me/mine"][0]["README.md"] == (tmp_path / "out" / "README.md").read_bytes()
+    assert "on the hub as me/mine" in capsys.readouterr().err
     assert paradigms.load(out).name == "colbert"
+    main(["export", out, str(tmp_path / "own"), "--layout", "paradigms", "--results", str(results)])
+    assert "library_name: paradigms" in (tmp_path / "own" / "README.md").read_text()
+    assert paradigms.load(tmp_path / "own").name == "colbert"

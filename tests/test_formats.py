@@ -24,9 +24,9 @@ import paradigms
 from paradigms.cross_attention import cross_attention
 from paradigms.encode import EncoderSettings
 from paradigms.formats import read_checkpoint
-from paradigms.formats.export import export_sentence_transformers
 from paradigms.formats.files import Unreadable
 from paradigms.formats.heads import Head
+from paradigms.formats.xtr import DIM
 from tests.tiny import WIDTH, write_checkpoint
 
 QUERIES = ["the fish in the sea", "fire, and warm wood?"]
@@ -60,7 +60,9 @@ def write_dense(folder: Path, out: int, activation: str = IDENTITY, bias: bool =
     """The weights are returned."""
     weights = {"linear.weight": torch.randn(out, width)}
     weights |= {"linear.bias": torch.randn(out)} if bias else {}
-    write_module(folder, weights, activation_function=activation, bias=bias, in_features=width)
+    write_module(
+        folder, weights, activation_function=activation, bias=bias, in_features=width, out_features=out
+    )
     return weights
 
 
@@ -325,7 +327,7 @@ def test_dpr(dpr_pair, tmp_path):
     with pytest.raises(ValueError, match="one of DPR's two encoders"):
         paradigms.load(questions)
     with pytest.raises(ValueError, match="an encoder for each side"):
-        export_sentence_transformers(model, tmp_path / "out")
+        model.save_pretrained(tmp_path / "out", layout="sentence-transformers")
 
 
 def test_pairs_that_do_not_go_together(dpr_pair, bert, tmp_path):
@@ -362,26 +364,63 @@ def test_two_towers_are_trained_as_one(bert, tmp_path):
         torch.testing.assert_close(cached, plain, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("modules", [False, True])
-@pytest.mark.parametrize("hub", [False, True])
-def test_xtr(tmp_path, modules, hub):
-    torch.manual_seed(0)
-    name = "models--google--xtr-base-en/snapshots/0123" if hub else "xtr-base-en"
-    folder = write_checkpoint("t5", tmp_path / name)
-    weight = write_dense(folder / "2_Dense", 8, bias=False)["linear.weight"]
-    if modules:
-        write_module(folder / "1_Pooling", pooling_mode="mean")
-        write_modules(folder, module("Pooling", "1_Pooling"), module("Dense", "2_Dense"))
-    model = paradigms.load(folder)
-    assert (model.name, model.recipe.search) == ("xtr", "impute")
-    plain = write_checkpoint("t5", tmp_path / "t5")
+def xtr_scores(folder: Path, weight: Tensor) -> Tensor:
+    """The mean over query tokens of the best cosines: every token of so small a pool is retrieved."""
+    plain = write_checkpoint("t5", folder.parent / "plain" / "t5")
     (_, a, q), (_, b, d) = hidden(plain, QUERIES), hidden(plain, DOCUMENTS)
     q, d = (torch.nn.functional.normalize(x @ weight.T, dim=-1) for x in (q, d))
     best = torch.einsum("bjh,nih->bnij", q, d).masked_fill(b[None, :, :, None] == 0, -torch.inf).amax(-2)
-    wanted = (best * a[:, None]).sum(-1) / a.sum(
-        -1, keepdim=True
-    )  # every token of so small a pool is retrieved
-    torch.testing.assert_close(scores_of(model), wanted, atol=1e-5, rtol=0)
+    return (best * a[:, None]).sum(-1) / a.sum(-1, keepdim=True)
+
+
+@pytest.fixture
+def xtr_folder(tmp_path):
+    """As XTR was published, under a name that does not tell; and its linear layer."""
+    torch.manual_seed(0)
+    folder = write_checkpoint("t5", tmp_path / "snapshots" / "0123-t5")
+    return folder, write_dense(folder / "2_Dense", DIM, bias=False)["linear.weight"]
+
+
+def test_xtr_is_known_by_its_files(xtr_folder):
+    folder, weight = xtr_folder
+    model = paradigms.load(folder)
+    assert (model.name, model.recipe.search) == ("xtr", "impute")
+    torch.testing.assert_close(scores_of(model), xtr_scores(folder, weight), atol=1e-5, rtol=0)
+
+
+def test_what_may_be_xtr_is_read_as_it_is_told(xtr_folder):
+    """A model of one vector a text over a T5 may have the same files."""
+    folder, weight = xtr_folder
+    write_module(folder / "1_Pooling", pooling_mode="mean")
+    write_modules(folder, module("Pooling", "1_Pooling"), module("Dense", "2_Dense"))
+    refused(folder, "may be XTR.*layout='xtr' or layout='sentence-transformers'.*--model-layout")
+    with pytest.raises(ValueError, match="unknown layout 'other'; there are xtr"):
+        paradigms.load(folder, layout="other")
+    model = paradigms.load(folder, layout="xtr")
+    torch.testing.assert_close(scores_of(model), xtr_scores(folder, weight), atol=1e-5, rtol=0)
+    assert paradigms.load(folder, layout="sentence-transformers").name == "dpr"
+
+
+@pytest.mark.parametrize(
+    ("settings", "model_type"),
+    [
+        ({"out": 768}, None),
+        ({"activation": TANH}, None),
+        ({"bias": True}, None),
+        ({}, "ColBERT"),
+        ({}, "SentenceTransformer"),
+    ],
+)
+def test_what_cannot_be_xtr_is_read_as_its_modules_say(tmp_path, settings, model_type):
+    """The T5s of one vector a text that are published, and token vectors that say so."""
+    folder = write_checkpoint("t5", tmp_path / "xtr-like")
+    write_dense(folder / "2_Dense", **{"out": DIM, "bias": False} | settings)
+    modules = [module("Dense", "2_Dense")]
+    if model_type != "ColBERT":
+        write_module(folder / "1_Pooling", pooling_mode="mean")
+        modules = [module("Pooling", "1_Pooling"), *modules]
+    write_modules(folder, *modules, model_type=model_type, do_query_expansion=False)
+    assert paradigms.load(folder).name == ("colbert" if model_type == "ColBERT" else "dpr")
 
 
 # --- what is refused ----------------------------------------------------------------------------------
@@ -535,30 +574,54 @@ def test_a_pickle_runs_no_code(bert):
 def test_pickles_beside_safetensors_are_not_looked_at(bert):
     (bert / "pytorch_model.bin").write_bytes(b"never read")
     (bert / "training_args.bin").write_bytes(b"never read")
+    (bert / "checkpoint-500").mkdir()
+    (bert / "checkpoint-500" / "pytorch_model.bin").write_bytes(b"never read")
     assert paradigms.load(bert).name == "dpr"
 
 
 # --- where checkpoints are -----------------------------------------------------------------------------
 
 
-def test_a_hub_name_is_downloaded(bert, monkeypatch):
+@pytest.fixture
+def hub(bert, monkeypatch):
+    """The names that are downloaded, and whether with pickles, of a repository with the files of a folder."""
     asked = []
+
+    class HfApi:
+        def list_repo_files(self, name):
+            if name == "owner/offline":
+                raise ConnectionError
+            return [str(file.relative_to(bert)) for file in bert.rglob("*") if file.is_file()]
 
     def snapshot_download(name, allow_patterns):
         asked.append((name, "*.bin" in allow_patterns))
         return str(bert)
 
+    monkeypatch.setattr("huggingface_hub.HfApi", HfApi)
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    return asked
+
+
+def test_a_hub_name_is_downloaded(bert, hub):
+    (bert / "pytorch_model.bin").write_bytes(b"never read: it stands beside safetensors")
     assert paradigms.load("owner/name").name == "dpr"
     assert paradigms.load("owner/name", pickled=True).name == "dpr"
-    assert asked == [("owner/name", False), ("owner/name", True)]
+    assert paradigms.load("owner/offline").name == "dpr"  # from the cache
+    assert hub == [("owner/name", False), ("owner/name", True), ("owner/offline", False)]
 
 
-def test_pickled_weights_on_the_hub_are_told_of(bert, monkeypatch):
-    (bert / "model.safetensors").unlink()
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, allow_patterns: str(bert))
-    with pytest.raises(ValueError, match=r"owner/name .* no safetensors on the hub.*pickled=True"):
+@pytest.mark.parametrize("pickle", ["pytorch_model.bin", "2_Dense/pytorch_model.bin", "model.pt"])
+def test_pickled_weights_on_the_hub_are_told_of(bert, hub, pickle):
+    """All, those of a module, or the heads of COIL, without which a plain encoder would be left."""
+    if pickle == "pytorch_model.bin":
+        (bert / "model.safetensors").unlink()
+    (bert / pickle).parent.mkdir(exist_ok=True)
+    (bert / pickle).write_bytes(b"never read")
+    with pytest.raises(
+        ValueError, match=f"owner/name holds pickled weights, {pickle}: .*pickled=True .*--pickled"
+    ):
         paradigms.load("owner/name")
+    assert not hub  # told before anything is downloaded
 
 
 @pytest.mark.parametrize("name", ["/nowhere", "./nowhere", "results/nowhere/checkpoint", "not a name"])

@@ -11,7 +11,6 @@ import torch
 
 import paradigms
 from paradigms.formats.card import model_card
-from paradigms.formats.export import export_sentence_transformers
 from paradigms.train.scorer import Scorer
 from tests.tiny import WIDTH, write_checkpoint
 
@@ -41,7 +40,7 @@ def assert_same_scores(theirs: Any, folder: Path) -> None:
 
 def assert_exported_scores(ours: Any, folder: Path, kind: Any) -> None:
     """Theirs opens what ours wrote, and scores as ours do; and ours opens it again."""
-    export_sentence_transformers(ours, folder, model_card(ours))
+    ours.save_pretrained(folder, layout="sentence-transformers", card=model_card(ours))
     theirs = kind(str(folder)).eval()
     found = theirs.similarity(theirs.encode_query(QUERIES), theirs.encode_document(DOCUMENTS)).cpu()
     for model in (ours, paradigms.load(folder)):

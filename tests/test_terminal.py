@@ -2,20 +2,24 @@
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import DPRConfig, DPRContextEncoder, DPRQuestionEncoder
 
-from paradigms import PARADIGMS
+from paradigms import PARADIGMS, load
 from paradigms.cross_attention import cross_attention
 from paradigms.data import read_run
 from paradigms.evaluate.report import SystemAlignment
 from paradigms.generative.dsi import dsi
 from paradigms.terminal import show
-from paradigms.terminal.commands import main
+from paradigms.terminal.commands import main, output_name
 from paradigms.terminal.queries import from_file, typed
+from tests.tiny import WIDTH, write_checkpoint
 
 TEXTS = {"fish.txt": "the fish in the sea", "fire.txt": "fire and warm wood", "snow.txt": "cold snow on ice"}
 
@@ -114,10 +118,10 @@ def test_a_prompt_ends_with_an_empty_line(monkeypatch):
 def test_indexing_again_changes_nothing_and_other_settings_are_refused(indexed, source, models):
     index = ["index", "notes", "--model", str(models["colbert"])]
     main(index)
-    assert "another words" in refused(*index, "--words", 3)
-    assert "another model" in refused("index", "notes", "--model", models["dpr"])
+    assert "other words (16, not 3)" in refused(*index, "--words", 3)
+    assert f"other model ({models['colbert']}, not " in refused("index", "notes", "--model", models["dpr"])
     (source / "fire.txt").write_text("other")
-    assert "another fingerprint" in refused(*index)
+    assert "was made with other documents: delete it" in refused(*index)
     assert "is no index" in refused(*index, "--output", "notes")
 
 
@@ -138,7 +142,7 @@ def test_json_lines_and_collections_are_sources(source, models, capsys):
     with open("rows.jsonl", "w") as stream:
         stream.writelines(json.dumps({"_id": name, "text": text}) + "\n" for name, text in TEXTS.items())
     main(["index", "rows.jsonl", "--model", str(models["colbert"])])
-    main(["search", "rows.index", "fire and warm wood", "-k", "1", "--format", "trec"])
+    main(["search", "rows.jsonl.index", "fire and warm wood", "-k", "1", "--format", "trec"])
     assert capsys.readouterr().out.split()[2] == "fire.txt"
     assert "rows.jsonl" in refused("index", "rows.jsonl", "--output", "rows.jsonl")
 
@@ -268,6 +272,8 @@ def test_files_of_queries(tmp_path, text, found):
         ("a\tone\na\ttwo\n", "line 2: the id 'a' is there twice"),
         ('{"_id": 1, "text": "x"}\n{"text": "y"}\n', "line 2: no JSON object with _id and text"),
         ('{"_id": 1, "text": null}\n', "line 1: no JSON object with _id and text"),
+        ('{"_id": 1, "text": " "}\n', "line 1: the text of the query '1' is blank"),
+        ("a\tone\nb\t\n", "line 2: the text of the query 'b' is blank"),
     ],
 )
 def test_bad_files_of_queries(tmp_path, text, message):
@@ -297,7 +303,7 @@ def test_as_a_program():
 
 
 def test_export_takes_no_folder_of_the_users(models, source):
-    assert "notes holds fire.txt" in refused("export", models["dpr"], "notes")
+    assert "notes is no saved model and holds fire.txt" in refused("export", models["dpr"], "notes")
     assert {file.name for file in source.iterdir()} == set(TEXTS)
     for _ in range(2):  # what it wrote itself it writes anew
         main(["export", str(models["dpr"]), "out"])
@@ -347,7 +353,7 @@ def test_white_space_in_ids_stands_in_no_trec_run(source, models):
     with open("rows.jsonl", "w") as stream:
         stream.writelines(json.dumps({"_id": f"a {n}", "text": text}) + "\n" for n, text in TEXTS.items())
     main(["index", "rows.jsonl", "--model", str(models["colbert"])])
-    assert "white space" in refused("search", "rows.index", "snow", "--format", "trec")
+    assert "white space" in refused("search", "rows.jsonl.index", "snow", "--format", "trec")
 
 
 def test_the_card_of_a_name_tells_of_no_training(source, models):
@@ -355,3 +361,155 @@ def test_the_card_of_a_name_tells_of_no_training(source, models):
 
     (source.parent / "config.json").write_text("{}")
     assert results_of(source.parent / "offline") is None
+
+
+# --- checkpoints that need more than a name -------------------------------------------------------------
+
+
+@pytest.fixture
+def pickled(tiny_bert, tmp_path):
+    """A plain encoder whose weights are pickled."""
+    folder = tmp_path / "pickled"
+    shutil.copytree(tiny_bert, folder)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    return str(folder)
+
+
+def test_pickled_weights_are_read_where_a_command_is_told_so(source, pickled, tmp_path, capsys):
+    """By each command anew: an index that was got from others says nothing of it."""
+    told = "--pickled"
+    assert told in refused("index", "notes", "--model", pickled)
+    main(["index", "notes", "--model", pickled, told])
+    assert 'search notes.index "your question" --pickled' in capsys.readouterr().err
+    for command in (["search", "notes.index", "snow"], ["explain", "notes.index", "snow"]):
+        assert told in refused(*command)
+        main([*command, told])
+    compare = ["compare", "notes.index", "-q", "snow"]
+    assert told in refused(*compare)
+    main([*compare, told])
+    rerank = ["rerank", "notes", "snow", "--model", pickled]
+    assert told in refused(*rerank)
+    main([*rerank, told])
+    export = ["export", pickled, str(tmp_path / "safe")]
+    assert told in refused(*export)
+    main([*export, told])
+    main(["index", "notes", "--model", str(tmp_path / "safe"), "--output", "safe.index"])
+
+
+def test_two_towers_are_named_at_the_terminal(source, tmp_path, capsys):
+    towers = []
+    for n, side in enumerate(("questions", "passages")):
+        folder = write_checkpoint("bert", tmp_path / side, seed=n)
+        kind = (DPRQuestionEncoder, DPRContextEncoder)[n]
+        config = json.loads((folder / "config.json").read_text())
+        kept = {name: value for name, value in config.items() if name not in ("model_type", "architectures")}
+        kind(DPRConfig(**kept)).save_pretrained(folder)
+        towers.append(str(folder))
+    questions, passages = towers
+    assert "--model QUESTIONS --document-model PASSAGES" in refused("index", "notes", "--model", questions)
+    pair = ["--model", questions, "--document-model", passages]
+    main(["index", "notes", *pair])
+    main(["search", "notes.index", "snow", "--format", "jsonl"])
+    found = {row["id"]: row["score"] for row in rows_of(capsys.readouterr().out)}
+    model = load(questions, documents=passages)
+    with torch.inference_mode():
+        S = model.score(model.encode_documents(list(TEXTS.values())), model.encode_queries(["snow"]))[0]
+    assert found == pytest.approx({f"{id}:1": float(s) for id, s in zip(TEXTS, S, strict=True)}, abs=0.05)
+    main(["rerank", "notes", "cold snow", *pair])
+    main(["export", questions, "own", "--document-model", passages, "--layout", "paradigms"])
+    assert load("own").description()["query_tower"]
+    swapped = ["--model", passages, "--document-model", questions]
+    assert "other model (" in refused("index", "notes", *swapped)
+    assert "give --model too" in refused("index", "notes", "--document-model", passages)
+
+
+def test_what_may_be_xtr_is_told_at_the_terminal(source, tmp_path):
+    folder = write_checkpoint("t5", tmp_path / "theirs")
+    for name, config in (
+        ("1_Pooling", {"pooling_mode": "mean"}),
+        (
+            "2_Dense",
+            {"bias": False, "out_features": 128, "activation_function": "torch.nn.modules.linear.Identity"},
+        ),
+    ):
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(config))
+    save_file({"linear.weight": torch.randn(128, WIDTH)}, folder / "2_Dense" / "model.safetensors")
+    rows = [{"type": "x.Transformer", "path": ""}, {"type": "x.Pooling", "path": "1_Pooling"}]
+    (folder / "modules.json").write_text(json.dumps([*rows, {"type": "x.Dense", "path": "2_Dense"}]))
+    index = ["index", "notes", "--model", str(folder)]
+    assert "--model-layout" in refused(*index)
+    main([*index, "--model-layout", "xtr"])
+    assert json.loads((source.parent / "notes.index" / "search.json").read_text())["model_layout"] == "xtr"
+    main(["search", "notes.index", "snow"])  # as it was indexed
+
+
+# --- sources, passages, names ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [["index", "nowhere"], ["rerank", "nowhere", "snow"]])
+def test_a_source_that_is_not_there_is_told_with_what_could_be(source, command):
+    message = refused(*command)
+    assert message.startswith("nowhere: no such folder or file")
+    for told in ("folder of text files", "JSON lines", "BEIR", "pydocs", "hf:OWNER/NAME"):
+        assert told in message
+    assert "hf:" not in refused("index", "pydocs", "--model", "./nowhere")  # a collection, not a folder
+
+
+@pytest.mark.parametrize(("length", "words"), [(24, 16), (128, 85), (512, 85)])
+def test_passages_fit_the_model(source, tiny_bert, capsys, length, words):
+    model = PARADIGMS["dpr"](tiny_bert, query_length=12, document_length=length)
+    model.save_pretrained("model")
+    (source / "long.txt").write_text("word " * 200)
+    index = ["index", "notes", "--model", "model"]
+    main(index)
+    assert f"passages of at most {words} words" in capsys.readouterr().err
+    made = json.loads((source.parent / "notes.index" / "search.json").read_text())
+    assert made["words"] == words
+    rows = rows_of((source.parent / "notes.index" / "corpus.jsonl").read_text())
+    longest = max((row["text"] for row in rows), key=len)
+    assert len(longest.split()) == words
+    rerank = ["rerank", "notes", "word", "--model", "model"]
+    main(rerank)
+    assert f"passages of at most {words} words" in capsys.readouterr().err
+    main([*rerank, "--words", "7"])
+    assert "passages of" not in capsys.readouterr().err
+
+
+def test_words_are_of_text_files(judged, models):
+    assert "--words is of text files" in refused("index", judged, "--model", models["dpr"], "--words", "9")
+    main(["index", str(judged), "--model", str(models["dpr"]), "--output", "x"])
+    assert json.loads((judged.parent / "x" / "search.json").read_text())["words"] == 0
+
+
+def test_folders_of_other_passages_are_not_compared(source, models):
+    for words in (2, 3):
+        main(["index", "notes", "--model", str(models["dpr"]), "--words", str(words), "--output", f"{words}"])
+    assert "2 has passages of 2 words and 3 of 3: index both with the same --words" in refused(
+        "compare", "2", "3", "-q", "snow"
+    )
+
+
+def test_names_that_differ_after_a_dot_make_two_indexes(source, models):
+    for name in ("v1.2", "v1.3"):
+        shutil.copytree(source, source.parent / name)
+        main(["index", name, "--model", str(models["dpr"])])
+        assert (source.parent / f"{name}.index" / "search.json").is_file()
+    assert output_name("irds:beir/scifact/test") == "irds-beir-scifact-test"
+
+
+# --- queries that ask nothing ---------------------------------------------------------------------------
+
+
+def test_a_blank_query_finds_nothing_and_says_so(indexed, capsys):
+    blank = "query 1 is blank"
+    for command in ("search", "explain"):
+        assert blank in refused(command, indexed, " ")
+    assert blank in refused("rerank", "notes", "")
+    assert "query 2 is blank" in refused("compare", indexed, "-q", "snow", "-q", "")
+    capsys.readouterr()
+    main(["search", indexed, "\u200b", "snow"])  # of the first the tokenizer leaves nothing
+    out = capsys.readouterr().out
+    assert out.count("nothing found") == 1
+    assert "snow.txt:1" in out

@@ -15,7 +15,7 @@ from paradigms.data.collection import Problems, joined
 from paradigms.data.files import numbered_lines
 from paradigms.data.lines import Document
 
-WORDS = 150  # of a passage at most
+WORDS = 85  # of a passage at most: about what 128 tokens hold
 IDS, TEXTS = ("_id", "id", "docid", "doc_id"), ("text", "contents", "content", "body")
 CORPUS, INDEX = "corpus.jsonl", "index"
 MARKER = "search.json"  # written last into a folder that an index command makes, which is no source

@@ -1,4 +1,4 @@
-"""Checkpoints that other libraries wrote, as paradigms of equal scores.
+"""Checkpoints of other libraries: read as paradigms of equal scores, and written where they can hold one.
 
 Each format recognises a folder by its files and reads it, whole or not at all: a part that no paradigm here
 has is named, never left out. Weights are safetensors; pickled ones are read when the caller asks for it by
@@ -9,37 +9,67 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
+from paradigms.formats.card import model_card
 from paradigms.formats.coil import is_coil, read_coil
 from paradigms.formats.dpr import is_dpr, read_dpr
+from paradigms.formats.export import write_sentence_transformers
 from paradigms.formats.files import Unreadable, described, safe_weights
 from paradigms.formats.plain import is_plain, read_plain
-from paradigms.formats.sentence_transformers import is_sentence_transformers, read_sentence_transformers
+from paradigms.formats.sentence_transformers import (
+    MODULES,
+    is_sentence_transformers,
+    read_sentence_transformers,
+)
 from paradigms.formats.stanford import is_stanford, read_stanford
-from paradigms.formats.xtr import is_xtr, read_xtr
-from paradigms.model import Paradigm
+from paradigms.formats.xtr import is_xtr, may_be_xtr, read_xtr
+from paradigms.model import LAYOUTS, Layout, Paradigm
 
-# Format -> whether a folder has it, and its reader. The first that recognises a folder reads it.
-FORMATS: dict[str, tuple[Callable[[Path], bool], Callable[[Path], Paradigm]]] = {
-    "XTR (2_Dense, and xtr in the name)": (is_xtr, read_xtr),
-    "sentence-transformers or PyLate (modules.json)": (is_sentence_transformers, read_sentence_transformers),
-    "Stanford ColBERT (artifact.metadata, or HF_ColBERT in config.json)": (is_stanford, read_stanford),
-    "DPR (model_type dpr)": (is_dpr, read_dpr),
-    "COIL (model.pt)": (is_coil, read_coil),
-    "a plain encoder (config.json)": (is_plain, read_plain),
+LAYOUTS["sentence-transformers"] = Layout(write_sentence_transformers, {MODULES}, model_card)
+
+
+class Format(NamedTuple):
+    """A layout of checkpoints that is read."""
+
+    title: str
+    recognises: Callable[[Path], bool]
+    read: Callable[[Path], Paradigm]
+
+
+# Name -> format. The first that recognises a folder reads it.
+FORMATS: dict[str, Format] = {
+    "xtr": Format("XTR (a T5 with 2_Dense and no modules.json)", is_xtr, read_xtr),
+    "sentence-transformers": Format(
+        f"sentence-transformers or PyLate ({MODULES})", is_sentence_transformers, read_sentence_transformers
+    ),
+    "stanford": Format(
+        "Stanford ColBERT (artifact.metadata, or HF_ColBERT in config.json)", is_stanford, read_stanford
+    ),
+    "dpr": Format("DPR (model_type dpr)", is_dpr, read_dpr),
+    "coil": Format("COIL (model.pt)", is_coil, read_coil),
+    "plain": Format("a plain encoder (config.json)", is_plain, read_plain),
 }
 
 
-def read_checkpoint(folder: Path, *, pickled: bool = False) -> Paradigm:
-    """The paradigm in a folder of any of `FORMATS`.
+def read_checkpoint(folder: Path, *, layout: str | None = None, pickled: bool = False) -> Paradigm:
+    """The paradigm in a folder of any of `FORMATS`. layout: the one to read it in, where it is told.
 
-    ValueError says what was found and what is missing, or cannot be had.
+    ValueError says what was found and what is missing, cannot be had, or could mean two things.
     """
-    for name, (recognised, read) in FORMATS.items():
-        if recognised(folder):
-            with safe_weights(folder, pickled) as safe:
-                try:
-                    return read(safe)
-                except Unreadable as error:
-                    raise ValueError(f"{folder}, in the format of {name}: {error}") from error
-    raise ValueError(f"{folder} is no checkpoint of {'; '.join(FORMATS)}: it holds {described(folder)}")
+    if layout is not None and layout not in FORMATS:
+        raise ValueError(f"unknown layout {layout!r}; there are {', '.join(FORMATS)}")
+    if layout is None and may_be_xtr(folder):
+        raise ValueError(
+            f"{folder} may be XTR, whose vectors are those of tokens, or a model of one vector a text: say "
+            "which with layout='xtr' or layout='sentence-transformers' (at the terminal --model-layout)"
+        )
+    told = [FORMATS[layout]] if layout else [form for form in FORMATS.values() if form.recognises(folder)]
+    if not told:
+        known = "; ".join(form.title for form in FORMATS.values())
+        raise ValueError(f"{folder} is no checkpoint of {known}: it holds {described(folder)}")
+    with safe_weights(folder, pickled) as safe:
+        try:
+            return told[0].read(safe)
+        except Unreadable as error:
+            raise ValueError(f"{folder}, in the format of {told[0].title}: {error}") from error

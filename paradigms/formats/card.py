@@ -6,55 +6,71 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paradigms.model import Paradigm
+from paradigms.model import Trainable
 
 UNTOLD = {"output", "tracker", "load", "fingerprint"}  # settings that say nothing of the model
 
+BAR = "\\|"  # in a cell of a table
 
-def model_card(model: Paradigm, results: Path | None = None) -> str:
-    """The card of a model. results: folder of the script that trained it, with config.json and table.md."""
-    settings = _json(results, "config.json")
+
+def model_card(
+    model: Trainable, results: str | Path | None = None, layout: str = "sentence-transformers"
+) -> str:
+    """The card of a model. results: folder of the script that trained it, with config.json and table.md.
+
+    layout: that in which the model is saved. FileNotFoundError where the results have no config.json. Of
+    paths on this machine the last part is told.
+    """
+    folder = None if results is None else Path(results)
+    if folder is not None and not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{folder} holds no config.json: it is no folder of results")
+    settings, described = _json(folder, "config.json"), model.description()
     data = settings.get("collection")
-    tags = ["sentence-transformers", "retrieval", model.name]
+    tags = [layout, "retrieval", model.name]
+    formula = (
+        f": rel(d, q) = 1/Z · Σ(DᵀQ ⊙ A), with the alignment `{described['align']}` and Z = "
+        f"`{described['normalise']}`"
+        if "align" in described
+        else ""
+    )
     lines = [
         "---",
-        "library_name: sentence-transformers",
+        f"library_name: {layout}",
         "tags:",
-        *(f"- {tag}" for tag in tags),
+        *(f"- {tag}" for tag in dict.fromkeys(tags)),
         "---",
         "",
         f"# {model.name}",
         "",
-        "A retrieval model of retrieval-paradigms: rel(d, q) = 1/Z · Σ(DᵀQ ⊙ A), with the alignment "
-        f"`{model.recipe.align}` and Z = `{model.recipe.normalise}`.",
+        f"A retrieval model of retrieval-paradigms{formula}.",
         "",
         "## Training data",
         "",
-        f"{data}: its training queries and documents." if data else "Not recorded.",
+        f"{_told(data)}: its training queries and documents." if data else "Not recorded.",
         "",
-        *_table("Settings", model.description()),
+        *_table("Settings", described),
     ]
     if settings:
         told = {name: value for name, value in settings.items() if name not in UNTOLD}
         lines += _table("Settings of the training script", told)
-    environment = _json(results, "environment.json")
+    environment = _json(folder, "environment.json")
     if environment:
         lines += _table("Where it was trained", environment)
-    measured = results / "table.md" if results is not None else None
+    measured = folder / "table.md" if folder is not None else None
     told_measures = measured is not None and measured.is_file()
     lines += ["## Measures", ""]
     lines += [measured.read_text(encoding="utf-8")] if measured and told_measures else ["None recorded.", ""]
     return "\n".join(lines)
 
 
-def results_of(checkpoint: Path) -> Path | None:
+def results_of(checkpoint: str | Path) -> Path | None:
     """The results folder that a checkpoint lies in: the nearest folder above it with a config.json.
 
     None for a name, such as one on the hub.
     """
-    if not checkpoint.is_dir():
+    if not Path(checkpoint).is_dir():
         return None
-    above = checkpoint.resolve().parents[:2]
+    above = Path(checkpoint).resolve().parents[:2]
     return next((folder for folder in above if (folder / "config.json").is_file()), None)
 
 
@@ -64,5 +80,16 @@ def _json(folder: Path | None, name: str) -> dict[str, Any]:
 
 
 def _table(title: str, values: dict[str, Any]) -> list[str]:
-    rows = [f"| {name} | {json.dumps(value, ensure_ascii=False)} |" for name, value in values.items()]
+    cells = {name: json.dumps(_told(value), ensure_ascii=False) for name, value in values.items()}
+    rows = [f"| {name} | {cell.replace('|', BAR)} |" for name, cell in cells.items()]
     return [f"## {title}", "", "| setting | value |", "|---|---|", *rows, ""]
+
+
+def _told(value: Any) -> Any:
+    """The value, with the last part alone of each path that begins at the root or in a home."""
+    if isinstance(value, dict):
+        return {name: _told(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_told(part) for part in value]
+    local = isinstance(value, str) and value.startswith(("/", "~/")) and value.strip("/").count("/")
+    return Path(value).name if local else value

@@ -13,8 +13,9 @@ from typing import Any
 from safetensors.torch import save_file
 
 from paradigms.encode import EncoderSettings, TextEncoder
-from paradigms.files import atomic_folder, write_json, write_text
+from paradigms.files import write_json
 from paradigms.formats.heads import ACTIVATIONS
+from paradigms.formats.sentence_transformers import MODEL, MODULES
 from paradigms.model import Paradigm
 
 PACKAGE = "sentence_transformers"
@@ -29,52 +30,49 @@ POOLING = {"cls": "cls", "mean": "mean", "max": "max", "last": "lasttoken"}
 SIMILARITY = {"one": "maxsim", "query_tokens": "meanmaxsim"}  # Z -> the sum of maxima or their mean
 
 
-def export_sentence_transformers(model: Paradigm, folder: str | Path, card: str = "") -> None:
-    """Write the folder, complete or not at all. card: the text of README.md (`card.model_card`).
+def write_sentence_transformers(model: Any, folder: Path) -> None:
+    """Every file of the folder, which is empty: a layout of `model.LAYOUTS`.
 
-    ValueError names a setting that sentence-transformers has no module for. FileExistsError where the folder
-    holds anything but such a model, which it would take the place of.
+    ValueError names a setting, or a kind of model, that sentence-transformers has no module for.
     """
+    if not isinstance(model, Paradigm):
+        raise ValueError(
+            f"{model.name} is no encoder of single texts, and sentence-transformers has no other"
+        )
     encoder, settings = model.encoder, model.encoder.settings
     if not isinstance(encoder, TextEncoder):
         raise ValueError(f"{model.name} has an encoder for each side, and sentence-transformers one for both")
     multi = "pooled" not in (settings.query_vectors, settings.document_vectors)
     refuse(model, multi)
-    check_free(Path(folder))
-    with atomic_folder(folder) as out:
-        encoder.save(out / "own", merged=True)
-        for file in (out / "own" / "backbone").iterdir():
-            shutil.move(file, out / file.name)
-        shutil.rmtree(out / "own")
-        name = "token_embeddings" if multi else "sentence_embedding"
-        vectors = {"module_input_name": name, "module_output_name": name}
-        modules: list[tuple[str, dict[str, Any]]] = []
-        if not multi:
-            width = encoder.backbone.config.hidden_size
-            modules.append(
-                ("Pooling", {"embedding_dimension": width, "pooling_mode": POOLING[settings.pooling]})
-            )
-        if encoder.projection is not None:
-            modules.append(("Dense", dense_config(encoder) | vectors))
-        if multi:
-            modules.append(("MultiVectorMask", {"skiplist_words": encoder.skipped}))
-        if settings.normalize:
-            modules.append(("Normalize", vectors))
-        rows = [{"idx": 0, "name": "0", "path": "", "type": TYPES["Transformer"]}]
-        for n, (kind, config) in enumerate(modules, 1):
-            path = f"{n}_{kind}"
-            rows.append({"idx": n, "name": str(n), "path": path, "type": TYPES[kind]})
-            write_json(out / path / "config.json", config)
-            if kind == "Dense":
-                assert encoder.projection is not None
-                weights = {f"linear.{k}": w.contiguous() for k, w in encoder.projection.state_dict().items()}
-                save_file(weights, out / path / "model.safetensors")
-        write_json(out / "modules.json", rows)
-        write_json(out / "sentence_bert_config.json", transformer_config(settings))
-        write_json(out / "config_sentence_transformers.json", model_config(model, multi))
-        register_markers(encoder, out)
-        if card:
-            write_text(out / "README.md", card)
+    encoder.save(folder / "own", merged=True)
+    for file in (folder / "own" / "backbone").iterdir():
+        shutil.move(file, folder / file.name)
+    shutil.rmtree(folder / "own")
+    name = "token_embeddings" if multi else "sentence_embedding"
+    vectors = {"module_input_name": name, "module_output_name": name}
+    modules: list[tuple[str, dict[str, Any]]] = []
+    if not multi:
+        width = encoder.backbone.config.hidden_size
+        modules.append(("Pooling", {"embedding_dimension": width, "pooling_mode": POOLING[settings.pooling]}))
+    if encoder.projection is not None:
+        modules.append(("Dense", dense_config(encoder) | vectors))
+    if multi:
+        modules.append(("MultiVectorMask", {"skiplist_words": encoder.skipped}))
+    if settings.normalize:
+        modules.append(("Normalize", vectors))
+    rows = [{"idx": 0, "name": "0", "path": "", "type": TYPES["Transformer"]}]
+    for n, (kind, config) in enumerate(modules, 1):
+        path = f"{n}_{kind}"
+        rows.append({"idx": n, "name": str(n), "path": path, "type": TYPES[kind]})
+        write_json(folder / path / "config.json", config)
+        if kind == "Dense":
+            assert encoder.projection is not None
+            weights = {f"linear.{k}": w.contiguous() for k, w in encoder.projection.state_dict().items()}
+            save_file(weights, folder / path / "model.safetensors")
+    write_json(folder / MODULES, rows)
+    write_json(folder / "sentence_bert_config.json", transformer_config(settings))
+    write_json(folder / MODEL, model_config(model, multi))
+    register_markers(encoder, folder)
 
 
 def refuse(model: Paradigm, multi: bool) -> None:
@@ -102,16 +100,6 @@ def refuse(model: Paradigm, multi: bool) -> None:
     named = [name for name, there in absent.items() if there]
     if named:
         raise ValueError(f"sentence-transformers has no module for {', '.join(named)}")
-
-
-def check_free(folder: Path) -> None:
-    """FileExistsError where the folder would replace what is no model of sentence-transformers."""
-    if folder.is_dir():
-        if not (folder / "modules.json").is_file() and any(folder.iterdir()):
-            held = min(entry.name for entry in folder.iterdir())
-            raise FileExistsError(f"{folder} holds {held}, which would be lost: choose another output")
-    elif folder.exists():
-        raise FileExistsError(f"{folder} is a file, which would be lost: choose another output")
 
 
 def dense_config(encoder: TextEncoder) -> dict[str, Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath
+from typing import Any, NoReturn
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,6 +17,7 @@ from torch import Tensor
 
 # Pickled weights, and what they are called as safetensors. COIL keeps its heads in model.pt.
 PICKLES = {"pytorch_model*.bin": "model.safetensors", "model.pt": "heads.safetensors"}
+MODULE = re.compile(r"\d+_\w+$")  # the folder of one
 MANY = 12  # files that an error names
 
 
@@ -32,14 +34,15 @@ def described(folder: Path) -> str:
 
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file. ValueError names the file where there is none."""
+    name = f"{file.parent.name}/{file.name}"
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise Unreadable(f"{file.name} is missing") from error
+        raise Unreadable(f"{name} is missing") from error
     except ValueError as error:
-        raise Unreadable(f"{file.name}: bad JSON ({error})") from error
+        raise Unreadable(f"{name}: bad JSON ({error})") from error
     if not isinstance(found, dict):
-        raise Unreadable(f"{file.name}: a {type(found).__name__} where an object belongs")
+        raise Unreadable(f"{name}: a {type(found).__name__} where an object belongs")
     return found
 
 
@@ -56,26 +59,43 @@ def read_weights(folder: Path, *names: str) -> dict[str, Tensor]:
     return found
 
 
+def pickles(there: Collection[PurePath]) -> dict[PurePath, list[PurePath]]:
+    """Safetensors file that is not among these, whole or in parts -> the pickled ones in its place.
+
+    Those of a folder and of its modules, such as 2_Dense: others, as of a step in training, are not read.
+    """
+    found: dict[PurePath, list[PurePath]] = {}
+    for file in sorted(file for file in there if file.parent.name == "" or MODULE.match(str(file.parent))):
+        for pattern, name in PICKLES.items():
+            target = file.with_name(name)
+            parts = f"{target.stem}*{target.suffix}"
+            if file.match(pattern) and not any(o.parent == file.parent and o.match(parts) for o in there):
+                found.setdefault(target, []).append(file)
+    return found
+
+
+def refuse_pickles(name: str, found: dict[PurePath, list[PurePath]]) -> NoReturn:
+    """ValueError: the caller has not said that `pickles` may be read."""
+    raise ValueError(
+        f"{name} holds pickled weights, {next(iter(found.values()))[0]}: convert them to safetensors, or, "
+        "where you trust who made them, ask for them with pickled=True (at the terminal --pickled)"
+    )
+
+
 @contextmanager
 def safe_weights(folder: Path, pickled: bool) -> Iterator[Path]:
     """The folder, or a temporary one of the same files with pickled weights as safetensors.
 
     ValueError where weights are pickled and the caller has not said that they may be read.
     """
-    found: dict[Path, list[Path]] = {}  # safetensors file that is not there -> what it would hold
-    for file in sorted(folder.rglob("*")):
-        for pattern, name in PICKLES.items():
-            if file.match(pattern) and not _stands(file.with_name(name)):
-                found.setdefault(file.with_name(name), []).append(file)
+    there = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
+    found = pickles(there)
     if not found:
         yield folder
         return
-    files = [file for of in found.values() for file in of]
     if not pickled:
-        raise ValueError(
-            f"{folder} holds pickled weights, {files[0].relative_to(folder)}: convert them to safetensors, "
-            "or, where you trust who made them, ask for them with pickled=True"
-        )
+        refuse_pickles(str(folder), found)
+    files = [folder / file for of in found.values() for file in of]
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary) / folder.name
         for file in folder.rglob("*"):
@@ -84,16 +104,11 @@ def safe_weights(folder: Path, pickled: bool) -> Iterator[Path]:
                 link.parent.mkdir(parents=True, exist_ok=True)
                 os.symlink(file.resolve(), link)
         for target, parts in found.items():
-            written = copy / target.relative_to(folder)
+            written = copy / target
             written.parent.mkdir(parents=True, exist_ok=True)
-            tensors = {name: t for part in parts for name, t in _unpickled(part).items()}
+            tensors = {name: t for part in parts for name, t in _unpickled(folder / part).items()}
             save_file(tensors, written, metadata={"format": "pt"})
         yield copy
-
-
-def _stands(file: Path) -> bool:
-    """Whether the file is there, whole or in parts."""
-    return bool(list(file.parent.glob(f"{file.stem}*{file.suffix}")))
 
 
 def _unpickled(file: Path) -> dict[str, Tensor]:

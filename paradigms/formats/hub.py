@@ -1,41 +1,39 @@
-"""Checkpoints on the Hugging Face hub: there and back."""
+"""Checkpoints of the Hugging Face hub, in its cache on this machine."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
 
-WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.metadata"]
-PICKLED = ["*.bin", "*.pt"]
+from paradigms.formats.files import pickles, refuse_pickles
+from paradigms.model import PICKLED, SETTINGS_AND_WEIGHTS
 
 
 def download(name: str, pickled: bool) -> Path:
     """The repository's folder in the cache, downloaded where it is not there yet.
 
     FileNotFoundError for a path where no folder is, and for a repository that is not on the hub;
-    ValueError for one without safetensors, unless pickled weights may be read.
+    ValueError for one some of whose weights are pickled alone, unless these may be read.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     if Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1:
         raise FileNotFoundError(f"{name}: no such folder")
+    found = {} if pickled else pickles(listed(name))
+    if found:
+        refuse_pickles(name, found)
+    wanted = [*SETTINGS_AND_WEIGHTS, *(PICKLED if pickled else ())]
     try:
-        folder = Path(snapshot_download(name, allow_patterns=WANTED + (PICKLED if pickled else [])))
+        return Path(snapshot_download(name, allow_patterns=wanted))
     except (HFValidationError, RepositoryNotFoundError, LocalEntryNotFoundError) as error:
         raise FileNotFoundError(f"{name} is no folder, and not to be had from the hub: {error}") from error
-    if not pickled and not any(folder.rglob("*.safetensors")):
-        raise ValueError(
-            f"{name} has no safetensors on the hub: where you trust who made it, ask for pickled weights "
-            "with pickled=True"
-        )
-    return folder
 
 
-def upload(folder: str | Path, name: str, private: bool = True) -> None:
-    """The folder as the repository `name`, made where it is not there yet. The hub's own errors, as it has
-    them, where there is no key or no right to write."""
+def listed(name: str) -> list[PurePosixPath]:
+    """The files of a repository; none where the hub does not answer, which the download then tells."""
     from huggingface_hub import HfApi
 
-    api = HfApi()
-    api.create_repo(name, private=private, exist_ok=True)
-    api.upload_folder(repo_id=name, folder_path=str(folder))
+    with suppress(Exception):  # of what kind depends on the version of its HTTP library
+        return [PurePosixPath(file) for file in HfApi().list_repo_files(name)]
+    return []

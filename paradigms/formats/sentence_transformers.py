@@ -20,7 +20,8 @@ from paradigms.formats.plain import longest
 from paradigms.formats.recipes import late_interaction, one_vector
 from paradigms.model import Paradigm
 
-MODULES = "modules.json"
+MODULES, MODEL = "modules.json", "config_sentence_transformers.json"
+MULTI = ("ColBERT", "MultiVectorEncoder")  # model_type of token vectors: PyLate's, and its own
 POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
 COMMUTES = ("cls", "mean", "last")  # pooling with a linear map
 DOCUMENTS = ("document", "passage", "corpus")  # names of the prompt of documents, the first one counts
@@ -62,10 +63,10 @@ def is_sentence_transformers(folder: Path) -> bool:
 
 def read_sentence_transformers(folder: Path) -> Paradigm:
     """`Unreadable` names a module, or a setting of one, that no paradigm here has."""
-    config = json_or_empty(folder / "config_sentence_transformers.json")
+    config = json_or_empty(folder / MODEL)
     found = chain(folder)
-    pylate = config.get("model_type") == "ColBERT"
-    multi = pylate or config.get("model_type") == "MultiVectorEncoder"
+    multi = config.get("model_type") in MULTI
+    pylate = multi and config["model_type"] == MULTI[0]
     if multi == bool(found.pooling):
         raise Unreadable(f"model_type is {config.get('model_type')}, and pooling {found.pooling or 'none'}")
     settings = json_or_empty(found.backbone / "sentence_bert_config.json")

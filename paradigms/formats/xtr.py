@@ -1,30 +1,44 @@
 """XTR as it was published (xtr-base-en): the encoder of a T5 and a linear layer in 2_Dense.
 
-Lee et al. 2023. The folder has the form of a single-vector model, with or without modules.json, and says
-nowhere that its vectors are those of tokens: it is known by "xtr" in its name, on the hub or on the disk.
+Lee et al. 2023. Nothing in such a folder says that its vectors are those of tokens. Without modules.json
+nothing else has a 2_Dense; with it, a model of one vector a text would look the same, where neither says its
+type.
 """
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
-from paradigms.formats.files import read_json
-from paradigms.formats.heads import dense
+from paradigms.formats.files import json_or_empty
+from paradigms.formats.heads import ACTIVATIONS, dense
+from paradigms.formats.sentence_transformers import MODEL, is_sentence_transformers
 from paradigms.model import Paradigm
 from paradigms.xtr import xtr
 
 DENSE = "2_Dense"
-NAMED = 3  # last parts of a path, one of which has the name: the hub's cache has NAME/snapshots/REVISION
+DIM = 128  # of the published models; those of one vector a text over a T5 have 768
 LENGTHS: dict[str, Any] = {"query_length": 64, "document_length": 512}
 
 
 def is_xtr(folder: Path) -> bool:
-    named = any(re.search(r"(?<![a-z])m?xtr(?![a-z])", part.lower()) for part in folder.parts[-NAMED:])
-    if not (named and (folder / DENSE).is_dir() and (folder / "config.json").is_file()):
+    return t5_with_dense(folder) and not is_sentence_transformers(folder)
+
+
+def may_be_xtr(folder: Path) -> bool:
+    """Whether modules.json, without a type of model, stands beside an encoder and a layer such as XTR's."""
+    if not (t5_with_dense(folder) and is_sentence_transformers(folder)):
         return False
-    return read_json(folder / "config.json").get("model_type") in ("t5", "mt5")
+    if json_or_empty(folder / MODEL).get("model_type"):
+        return False
+    head = json_or_empty(folder / DENSE / "config.json")
+    linear = ACTIVATIONS.get(head.get("activation_function", "")) == "identity" and not head.get("bias", True)
+    return linear and head.get("out_features") == DIM
+
+
+def t5_with_dense(folder: Path) -> bool:
+    model_type = json_or_empty(folder / "config.json").get("model_type")
+    return (folder / DENSE).is_dir() and model_type in ("t5", "mt5")
 
 
 def read_xtr(folder: Path) -> Paradigm:

@@ -3,9 +3,10 @@
     python -m paradigms index notes
     python -m paradigms search notes.index "how do I renew the certificate?"
 
-A source is a folder of text files, a file of JSON lines {"_id", "title", "text"}, or a collection by name or
-folder (pydocs, hf:OWNER/NAME, irds:IDENTIFIER, BEIR, MIRACL, LoTTE). A model is a folder that train.py or
-compare.py wrote, or offline, the small encoder that comes with this project.
+A source is a folder of text files, one such file, JSON lines {"_id", "title", "text"} (.jsonl), or a
+collection by name or folder (pydocs, hf:OWNER/NAME, irds:IDENTIFIER, BEIR, MIRACL, LoTTE, DPR). A model is
+any checkpoint that paradigms.load opens, by folder or name on the hub, or offline, the small encoder that
+comes with this project.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from shlex import quote
 
 from rich.console import Console
 
 from paradigms.data import Collection, Corpus, Problems, Run, read_run, write_run
 from paradigms.data import load as load_collection
-from paradigms.data.texts import WORDS
 from paradigms.evaluate import (
     MEASURES,
     csv_table,
@@ -31,26 +32,18 @@ from paradigms.evaluate import (
 from paradigms.evaluate.explain import explain
 from paradigms.files import write_text
 from paradigms.formats.card import model_card, results_of
-from paradigms.formats.export import export_sentence_transformers
-from paradigms.formats.hub import upload
 from paradigms.generative.model import SETTINGS as GENERATIVE_SETTINGS
 from paradigms.generative.model import Generative
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.index import INDEXES
 from paradigms.index.maxima import reads_pool
 from paradigms.lexical import BM25
-from paradigms.model import Paradigm
+from paradigms.model import LAYOUTS
 from paradigms.reranking import rerank
-from paradigms.terminal import show
-from paradigms.terminal.indexed import (
-    OFFLINE,
-    Indexed,
-    documents,
-    make,
-    open_folder,
-    open_model,
-)
-from paradigms.terminal.queries import read_queries, typed
+from paradigms.terminal import options, show
+from paradigms.terminal.checkpoint import OFFLINE, Checkpoint
+from paradigms.terminal.indexed import Indexed, check_source, documents, make, open_folder, words_of
+from paradigms.terminal.queries import read_queries, refuse_blank, typed
 from paradigms.train.tracking import native_precision
 
 BASELINE = "bm25"
@@ -76,19 +69,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run_index(settings: argparse.Namespace) -> None:
     """Encode a source's documents into a folder that search, explain and compare read."""
-    output = Path(settings.output or f"{Path(settings.source).resolve().name.partition('.')[0]}.index")
+    output = Path(settings.output or f"{output_name(settings.source)}.index")
     made, problems = make(
         settings.source,
         output,
-        model=settings.model,
+        Checkpoint.of(settings),
         kind=settings.kind,
         words=settings.words,
-        precision=native_precision() if settings.precision == "auto" else settings.precision,
+        pickled=settings.pickled,
+        precision=precision_of(settings),
     )
-    console = Console(stderr=True, highlight=False, markup=False)
-    show.problems(problems, console)
-    console.print(f"{len(made.corpus):,} documents of {settings.source} in {output}", soft_wrap=True)
-    console.print(f'Search them: python -m paradigms search {output} "your question"', soft_wrap=True)
+    told = notes()
+    show.problems(problems, told)
+    tell_words(settings, made.made.words, told)
+    told.print(f"{len(made.corpus):,} documents of {settings.source} in {output}", soft_wrap=True)
+    again = " --pickled" if settings.pickled else ""
+    told.print(
+        f'Search them: python -m paradigms search {quote(str(output))} "your question"{again}', soft_wrap=True
+    )
 
 
 def run_search(settings: argparse.Namespace) -> None:
@@ -96,11 +94,11 @@ def run_search(settings: argparse.Namespace) -> None:
     corpus: Corpus | None = None
     find: Callable[..., Run]
     if (Path(settings.folder) / GENERATIVE_SETTINGS).is_file():
-        model = open_model(settings.folder)
+        model = Checkpoint(model=settings.folder).open(pickled=False)
         assert isinstance(model, Generative)
         find = GenerativeRetriever(model).search
     else:
-        opened = open_folder(settings.folder)
+        opened = open_folder(settings.folder, pickled=settings.pickled)
         corpus, find = opened.corpus, opened.search
     queries = read_queries(settings, None if corpus is None else opened.made.source)
     if queries:
@@ -113,29 +111,32 @@ def run_search(settings: argparse.Namespace) -> None:
 
 def run_rerank(settings: argparse.Namespace) -> None:
     """Order the first documents of BM25, or of any run, anew by a model; nothing is indexed."""
-    problems = Problems()
-    rows = list(documents(settings.source, problems, settings.words))
-    show.problems(problems, Console(stderr=True))
-    if not rows:
-        raise ValueError(f"{settings.source} holds no document")
-    ids, titles, texts = map(list, zip(*rows, strict=True))
-    corpus = Corpus(ids, texts, titles)
+    check_source(settings.source)
     queries = read_queries(settings, settings.source)
     if not queries:
         raise ValueError("no query: give its text, --queries FILE or --split NAME")
+    model = Checkpoint.of(settings).open(pickled=settings.pickled)
+    words, problems, told = words_of(settings.source, settings.words, model), Problems(), notes()
+    rows = list(documents(settings.source, problems, words))
+    show.problems(problems, told)
+    if not rows:
+        raise ValueError(f"{settings.source} holds no document")
+    tell_words(settings, words, told)
+    ids, titles, texts = map(list, zip(*rows, strict=True))
+    corpus = Corpus(ids, texts, titles)
     run = read_run(settings.run) if settings.run else BM25.build(corpus, ids).search(queries, settings.depth)
     known = {query: first(scores, settings.depth) for query, scores in run.items() if query in queries}
     if not known:
         raise ValueError(f"{settings.run} names none of the queries: {', '.join(list(queries)[:3])} …")
-    precision = native_precision() if settings.precision == "auto" else settings.precision
-    found = rerank(open_model(settings.model), queries, corpus, known, precision=precision, progress=True)
+    found = rerank(model, queries, corpus, known, precision=precision_of(settings), progress=True)
     best = {query: first(scores, settings.k) for query, scores in found.items()}
     show.results({query: queries[query] for query in best}, best, corpus, settings.format)
 
 
 def run_explain(settings: argparse.Namespace) -> None:
     """Which tokens made a document's score, in colours: the best document's, or that of --document."""
-    opened = open_folder(settings.folder)
+    refuse_blank({"1": settings.query})
+    opened = open_folder(settings.folder, pickled=settings.pickled)
     run = opened.search({"1": settings.query}, settings.k)["1"]
     document = settings.document or next(iter(run), None)
     if document is None:
@@ -150,7 +151,7 @@ def run_explain(settings: argparse.Namespace) -> None:
 
 def run_compare(settings: argparse.Namespace) -> None:
     """BM25 and several indexed folders of the same documents: side by side, or measured on judged queries."""
-    systems = [open_folder(folder) for folder in settings.folders]
+    systems = [open_folder(folder, pickled=settings.pickled) for folder in settings.folders]
     check_same(systems)
     source, corpus = systems[0].made.source, systems[0].corpus
     queries = read_queries(settings, source)
@@ -170,17 +171,15 @@ def run_compare(settings: argparse.Namespace) -> None:
 
 
 def run_export(settings: argparse.Namespace) -> None:
-    """Write a saved model as a folder that sentence-transformers 6 opens, with a model card."""
-    model = open_model(settings.model)
-    if not isinstance(model, Paradigm):
-        raise ValueError(f"{settings.model} holds {model.name}, which sentence-transformers has no model for")
-    results = Path(settings.results) if settings.results else results_of(Path(settings.model))
-    export_sentence_transformers(model, settings.output, model_card(model, results))
-    console = Console(stderr=True, highlight=False, markup=False)
-    console.print(f"{settings.model} in {settings.output}, with its card in README.md")
+    """Write a model as a folder that sentence-transformers 6 opens, or as our own, with a model card."""
+    model = Checkpoint.of(settings).open(pickled=settings.pickled)
+    card = model_card(model, settings.results or results_of(settings.model), settings.layout)
+    model.save_pretrained(settings.output, settings.layout, card)
+    told = notes()
+    told.print(f"{settings.model} in {settings.output}, with its card in README.md", soft_wrap=True)
     if settings.push:
-        upload(settings.output, settings.push)
-        console.print(f"and on the hub as {settings.push}")
+        model.push_to_hub(settings.push, settings.layout, card)
+        told.print(f"and on the hub as {settings.push}", soft_wrap=True)
 
 
 def measured(collection: Collection, split: str, runs: dict[str, Run], output: Path | None) -> None:
@@ -199,6 +198,12 @@ def check_same(systems: list[Indexed]) -> None:
     """ValueError unless all folders hold the same documents, under names of their own."""
     first_one = systems[0]
     for other in systems[1:]:
+        same_source = other.made.source == first_one.made.source
+        if same_source and other.made.words != first_one.made.words:
+            raise ValueError(
+                f"{first_one.folder} has passages of {first_one.made.words} words and {other.folder} of "
+                f"{other.made.words}: index both with the same --words"
+            )
         if other.made.fingerprint != first_one.made.fingerprint:
             raise ValueError(f"{first_one.folder} and {other.folder} hold different documents")
     names = [BASELINE, *(one.name for one in systems)]
@@ -209,6 +214,28 @@ def check_same(systems: list[Indexed]) -> None:
 def first(scores: dict[str, float], count: int) -> dict[str, float]:
     """The `count` best documents, of equal scores the smaller id."""
     return dict(sorted(scores.items(), key=lambda item: (-item[1], item[0]))[:count])
+
+
+def output_name(source: str) -> str:
+    """A name for what is made of a source: of a path its last part, as it is; of a collection its name."""
+    if Path(source).exists():
+        return Path(source).resolve().name
+    return source.replace(":", "-").replace("/", "-")
+
+
+def precision_of(settings: argparse.Namespace) -> str:
+    return native_precision() if settings.precision == "auto" else settings.precision
+
+
+def notes() -> Console:
+    """What is told beside the results."""
+    return Console(stderr=True, highlight=False, markup=False)
+
+
+def tell_words(settings: argparse.Namespace, words: int, console: Console) -> None:
+    """How text files were cut, where the user has not said how."""
+    if words and not settings.words:
+        console.print(f"Text files are cut into passages of at most {words} words (--words)", soft_wrap=True)
 
 
 # --- arguments --------------------------------------------------------------------------------------
@@ -231,82 +258,54 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("source", help="folder of text files, JSON lines, or a collection")
     made.add_argument("--output", help="folder to make; without it SOURCE.index in the current folder")
     made.add_argument("--kind", choices=list(INDEXES), default="exact")
-    _model(made)
-    _precision(made)
-    _words(made)
+    options.add_model(made)
+    options.add_precision(made)
+    options.add_words(made)
 
     found = command("search", run_search)
     found.add_argument("folder", help="made by index, or a saved generative model")
     found.add_argument("query", nargs="*", help="texts; without any they are read from the terminal, by line")
-    _queries(found)
-    _shown(found)
+    options.add_pickled(found)
+    options.add_queries(found)
+    options.add_shown(found)
 
     ranked = command("rerank", run_rerank)
     ranked.add_argument("source", help="folder of text files, JSON lines, or a collection")
     ranked.add_argument("query", nargs="*", help="texts")
     ranked.add_argument("--run", help="TREC run to take the candidates from; without it BM25 finds them")
-    ranked.add_argument("--depth", type=_count, default=100, help="candidates of each query")
-    _model(ranked)
-    _precision(ranked)
-    _words(ranked)
-    _queries(ranked)
-    _shown(ranked)
+    ranked.add_argument("--depth", type=options.count, default=100, help="candidates of each query")
+    options.add_model(ranked)
+    options.add_precision(ranked)
+    options.add_words(ranked)
+    options.add_queries(ranked)
+    options.add_shown(ranked)
 
     shown = command("explain", run_explain)
     shown.add_argument("folder", help="made by index")
     shown.add_argument("query")
     shown.add_argument("--document", help="id of the document; without it the best one")
-    shown.add_argument("-k", type=_count, default=10, help="documents among which XTR looks for tokens")
+    shown.add_argument(
+        "-k", type=options.count, default=10, help="documents among which XTR looks for tokens"
+    )
+    options.add_pickled(shown)
 
     written = command("export", run_export)
-    written.add_argument("model", help=f"folder of a saved model, or {OFFLINE}")
-    written.add_argument("output", help="folder to write")
+    written.add_argument("model", help=f"checkpoint: a folder, a name on the hub, or {OFFLINE}")
+    written.add_argument("output", help="folder to write: a new one, or that of a saved model")
+    written.add_argument("--layout", choices=list(LAYOUTS), default="sentence-transformers")
     written.add_argument(
         "--results", help="folder of the script that trained it; without it the one around it"
     )
     written.add_argument(
         "--push", metavar="OWNER/NAME", help="upload it to the Hugging Face hub too, private"
     )
+    options.add_reading(written)
 
     beside = command("compare", run_compare)
     beside.add_argument("folders", nargs="+", help="made by index from the same source")
     beside.add_argument("-q", "--query", action="append", default=[], help="a text; may be repeated")
     beside.add_argument("--output", help="folder for runs and tables")
-    beside.add_argument("-k", type=_count, default=100, help="documents of each query")
-    _queries(beside)
+    beside.add_argument("-k", type=options.count, default=100, help="documents of each query")
+    options.add_pickled(beside)
+    options.add_queries(beside)
     return whole
-
-
-def _model(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--model", default=OFFLINE, help=f"folder of a saved model, or {OFFLINE} (default)")
-
-
-def _precision(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--precision", choices=["auto", "no", "bf16", "fp16"], default="auto")
-
-
-def _words(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--words",
-        type=_count,
-        default=WORDS,
-        help="of a passage of a text file at most (default %(default)s)",
-    )
-
-
-def _queries(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--queries", help="file of queries: JSON lines {_id, text}, ID tab TEXT, or lines of text"
-    )
-    command.add_argument("--split", help="queries of the source, a collection, such as test")
-
-
-def _shown(command: argparse.ArgumentParser) -> None:
-    command.add_argument("-k", type=_count, default=10, help="documents to show (default %(default)s)")
-    command.add_argument("--format", choices=list(show.FORMATS), default="table")
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
-    return int(text)

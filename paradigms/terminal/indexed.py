@@ -1,19 +1,16 @@
 """A folder that can be searched: the documents, their index, and which model made it.
 
 corpus.jsonl has the documents in BEIR's form; index/ is any `TokenIndex`; search.json, written last, says
-what they were made of. All commands but `rerank` work on such folders.
+what they were made of. All commands but `rerank` and `export` work on such folders.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from paradigms.cross_attention import CrossAttention
 from paradigms.data import LAYOUTS, Corpus, Problems, Run
@@ -26,37 +23,34 @@ from paradigms.data.texts import (
     INDEX,
     MARKER,
     OWN,
-    WORDS,
     is_json_lines,
     json_lines,
     text_passages,
     visible,
 )
-from paradigms.dpr import dpr
 from paradigms.files import write_json
 from paradigms.generative.model import Generative
 from paradigms.index import INDEXES, open_index
 from paradigms.index.base import TokenIndex
 from paradigms.model import Paradigm
-from paradigms.registry import load
 from paradigms.saved import read_settings
+from paradigms.terminal.checkpoint import Checkpoint, whole, words_that_fit
 
-OFFLINE = "offline"  # all-MiniLM-L6-v2 as it was trained: one vector a text
 ROWS = (CORPUS, f"{CORPUS}.gz")  # the documents of a folder in BEIR layout
+NAMES = ("hf:", "irds:")  # of collections that are no folder
 NO_INDEX: dict[type, str] = {
     Generative: "whose documents are in its weights: search takes its folder as it is",
     CrossAttention: "which scores pairs of texts and encodes none: rerank takes it",
 }
 
 
-@dataclass(frozen=True)
-class Made:
-    """search.json: what a folder was made of."""
+@dataclass(frozen=True, kw_only=True)
+class Made(Checkpoint):
+    """search.json: what a folder was made of. Each command is told anew whether weights may be pickled."""
 
     source: str  # a name, or the whole path of a folder or file
-    model: str  # likewise
     kind: str  # of `INDEXES`
-    words: int  # of a passage, where the source is a folder of text files
+    words: int  # of a passage; 0 where the source is no text files
     fingerprint: str  # of the documents
 
 
@@ -75,67 +69,95 @@ class Indexed:
         return self.folder.name
 
     def search(self, queries: Mapping[str, str], k: int, *, progress: bool = False) -> Run:
-        """The k best documents of every query, best first."""
-        return self.index.search(self.model, queries, k, progress=progress)
-
-
-def open_model(name: str) -> Any:
-    """The model of a folder that `paradigms.load` takes, or "offline"; on the GPU if there is one."""
-    if name == OFFLINE:
-        model: Any = dpr(OFFLINE, pooling="mean", query_length=64, document_length=256)
-    else:
-        model = load(name)
-    return model.to("cuda" if torch.cuda.is_available() else "cpu")
+        """The k best documents of every query, best first; none of a query without a token."""
+        tokenize = self.model.encoder.tokenize
+        known = {id: text for id, text in queries.items() if tokenize([text], "query").counts.any()}
+        found = self.index.search(self.model, known, k, progress=progress)
+        return {id: found.get(id, {}) for id in queries}
 
 
 def documents(source: str, problems: Problems, words: int) -> Iterator[Document]:
-    """(id, title, text) of text files, of a file of JSON lines, or of a collection by name or folder."""
-    path = Path(source)
-    rows = next((file for file in (path, *(path / name for name in ROWS)) if is_json_lines(file)), None)
+    """(id, title, text) of text files, of a file of JSON lines, or of a collection by name or folder.
+
+    words: of a passage of a text file.
+    """
+    check_source(source)
+    rows = _rows(source)
     if rows is not None:
         return json_lines(rows, problems)
-    if path.is_file() or (path.is_dir() and not is_collection(path)):
-        return text_passages(path, problems, words)
+    if is_text(source):
+        return text_passages(Path(source), problems, words)
     collection = load_collection(source)
     problems.counts, problems.examples = collection.problems.counts, collection.problems.examples
     return zip(collection.corpus.ids, collection.corpus.titles, collection.corpus, strict=True)
 
 
+def check_source(source: str) -> None:
+    """FileNotFoundError where there is none."""
+    if not Path(source).exists() and source != "pydocs" and not source.startswith(NAMES):
+        raise FileNotFoundError(
+            f"{source}: no such folder or file. A source is a folder of text files, one such file, JSON "
+            "lines (.jsonl), or a collection: pydocs, hf:OWNER/NAME, irds:IDENTIFIER, or a folder in the "
+            f"layout of {' or '.join(LAYOUTS)}"
+        )
+
+
+def is_text(source: str) -> bool:
+    """Whether the source is text files, which are cut into passages."""
+    path = Path(source)
+    return _rows(source) is None and (path.is_file() or (path.is_dir() and not is_collection(path)))
+
+
+def words_of(source: str, asked: int | None, model: Any) -> int:
+    """Words of a passage: as asked, or as fit the model; 0 of a source that is not cut.
+
+    ValueError where they are asked for of one that is not.
+    """
+    if is_text(source):
+        return asked or words_that_fit(model)
+    if asked:
+        raise ValueError(f"--words is of text files, and {source} has documents, which are not cut")
+    return 0
+
+
 def make(
     source: str,
     folder: Path,
+    checkpoint: Checkpoint,
     *,
-    model: str = OFFLINE,
     kind: str = "exact",
-    words: int = WORDS,
+    words: int | None = None,
+    pickled: bool = False,
     precision: str = "no",
     batch_size: int = 64,
 ) -> tuple[Indexed, Problems]:
     """Index a source. A folder that holds the same is left as it is; an interrupted build goes on.
 
-    FileExistsError where the folder holds something else; ValueError where the source has no document.
+    words: of a passage of a text file; None = as many as fit the model. FileExistsError where the folder
+    holds something else; ValueError where the source has no document.
     """
     problems, digest, file = Problems(), Digest(), folder / MARKER
-    place, model_place = _place(source), model if model == OFFLINE else _place(model)
+    if not file.is_file() and folder.exists() and not (folder.is_dir() and visible(folder) <= OWN):
+        raise FileExistsError(f"{folder} exists and is no index: choose another output")
+    check_source(source)
+    paradigm = checkpoint.open(pickled=pickled)
+    if not isinstance(paradigm, Paradigm):
+        raise ValueError(f"{checkpoint.model} holds {paradigm.name}, {NO_INDEX[type(paradigm)]}")
+    words = words_of(source, words, paradigm)
     found = _digested(documents(source, problems, words), digest)
+
+    def made() -> Made:
+        own = {"source": whole(source), "kind": kind, "words": words, "fingerprint": digest.hexdigest()}
+        return Made(**asdict(checkpoint) | own)
+
     if file.is_file():
         for _ in found:
             pass
-        made, kept = Made(place, model_place, kind, words, digest.hexdigest()), asdict(_made(file))
-        changed = [key for key, value in asdict(made).items() if kept[key] != value]
-        if changed:
-            raise FileExistsError(
-                f"{folder} was made with another {', '.join(changed)}: delete it, or choose another output"
-            )
-        return open_folder(folder), problems
-    if folder.exists() and not (folder.is_dir() and visible(folder) <= OWN):
-        raise FileExistsError(f"{folder} exists and is no index: choose another output")
+        _check_made(folder, _made(file), made())
+        return open_folder(folder, paradigm), problems
     first = next(found, None)
     if first is None:
         raise ValueError("; ".join([f"{source} holds no document", *problems.lines()]))
-    paradigm = open_model(model)
-    if not isinstance(paradigm, Paradigm):
-        raise ValueError(f"{model} holds {paradigm.name}, {NO_INDEX[type(paradigm)]}")
     write_corpus(chain([first], found), folder / CORPUS)
     corpus = read_corpus(folder / CORPUS)
     INDEXES[kind].build(
@@ -147,19 +169,19 @@ def make(
         precision=precision,
         progress=True,
     )
-    write_json(file, asdict(Made(place, model_place, kind, words, digest.hexdigest())))
-    return open_folder(folder), problems
+    write_json(file, asdict(made()))
+    return open_folder(folder, paradigm), problems
 
 
-def open_folder(folder: str | Path) -> Indexed:
-    """What `make` made. FileNotFoundError where there is none."""
+def open_folder(folder: str | Path, paradigm: Paradigm | None = None, *, pickled: bool = False) -> Indexed:
+    """What `make` made. paradigm: its model, where that is open. FileNotFoundError where there is none."""
     folder = Path(folder)
     file = folder / MARKER
     if not file.is_file():
         raise FileNotFoundError(f"{folder} holds no {MARKER}: make it with `python -m paradigms index`")
     made = _made(file)
     index = open_index(folder / INDEX)
-    paradigm = open_model(made.model)
+    paradigm = paradigm or made.open(pickled=pickled)
     index.check(paradigm)
     return Indexed(folder, made, read_corpus(folder / CORPUS), index, paradigm)
 
@@ -169,14 +191,32 @@ def is_collection(folder: Path) -> bool:
     return any(recognised(folder) for recognised, _ in LAYOUTS.values())
 
 
-def _place(name: str) -> str:
-    """A path that holds in any current folder; other names are kept."""
-    return os.path.abspath(name) if Path(name).exists() else name
+def _rows(source: str) -> Path | None:
+    """The file of JSON lines that a source is, or has."""
+    path = Path(source)
+    return next((file for file in (path, *(path / name for name in ROWS)) if is_json_lines(file)), None)
 
 
 def _made(file: Path) -> Made:
     made: Made = read_settings(Made, file)
     return made
+
+
+def _check_made(folder: Path, kept: Made, made: Made) -> None:
+    """FileExistsError where a folder was made of something else."""
+    now, changed = asdict(made), []
+    for name, value in asdict(kept).items():
+        if value != now[name]:
+            told = (
+                "documents"
+                if name == "fingerprint"
+                else f"{name.replace('_', ' ')} ({value}, not {now[name]})"
+            )
+            changed.append(told)
+    if changed:
+        raise FileExistsError(
+            f"{folder} was made with other {', '.join(changed)}: delete it, or choose another output"
+        )
 
 
 def _digested(stream: Iterable[Document], digest: Digest) -> Iterator[Document]:

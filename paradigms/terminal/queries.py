@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rich.console import Console
 
@@ -22,7 +22,9 @@ def read_queries(settings: argparse.Namespace, source: str | None) -> dict[str, 
     if len(given) > 1:
         raise ValueError(f"queries come from one place, not from {' and '.join(given)}")
     if settings.query:
-        return {str(n): text for n, text in enumerate(settings.query, 1)}
+        queries = {str(n): text for n, text in enumerate(settings.query, 1)}
+        refuse_blank(queries)
+        return queries
     if settings.queries:
         return from_file(settings.queries)
     if settings.split:
@@ -32,10 +34,17 @@ def read_queries(settings: argparse.Namespace, source: str | None) -> dict[str, 
     return {}
 
 
+def refuse_blank(queries: Mapping[str, str]) -> None:
+    """ValueError names a query without a text, which every document would match alike."""
+    blank = next((id for id, text in queries.items() if not text.strip()), None)
+    if blank is not None:
+        raise ValueError(f"query {blank} is blank: nothing can be found by it")
+
+
 def from_file(file: str) -> dict[str, str]:
     """JSON lines {"_id", "text"}, lines "id<tab>text", or lines of text, which are numbered.
 
-    The first line tells which. ValueError names a line of another form and a repeated id.
+    The first line tells which. ValueError names a line of another form, a repeated id and a blank text.
     """
     queries: dict[str, str] = {}
     form = ""
@@ -58,6 +67,8 @@ def from_file(file: str) -> dict[str, str]:
             id, text = str(number), line
         if id in queries:
             raise ValueError(f"{where}: the id {id!r} is there twice")
+        if not text.strip():
+            raise ValueError(f"{where}: the text of the query {id!r} is blank")
         queries[id] = text
     if not queries:
         raise ValueError(f"{file} holds no query")
