@@ -18,9 +18,10 @@ from paradigms.train.loop import TrainingSettings, train
 
 def main(pairs: str, backbone: str = "offline", output: str = "results/own-pairs", steps: int = 30) -> None:
     rows = [json.loads(line) for _, line in numbered_lines(pairs)]
-    documents = list(dict.fromkeys(row["document"] for row in rows))
-    corpus = Corpus([f"d{n}" for n in range(len(documents))], documents)
-    judged = {f"q{n}": {f"d{documents.index(row['document'])}": 1} for n, row in enumerate(rows)}
+    texts = dict.fromkeys(row["document"] for row in rows)  # each once, in their order
+    ids = {text: f"d{n}" for n, text in enumerate(texts)}
+    corpus = Corpus(list(ids.values()), list(ids))
+    judged = {f"q{n}": {ids[row["document"]]: 1} for n, row in enumerate(rows)}
     queries = Split({f"q{n}": row["query"] for n, row in enumerate(rows)}, judged)
 
     model = PARADIGMS["colbert"](backbone, dim=128, query_length=32, document_length=128)
