@@ -49,6 +49,8 @@ def test_own_documents(texts):
     every = Scorer("query_to_document", "one")(Q, D, q_mask, d_mask).view(3, 3, 2)
     own = Scorer("query_to_document", "one", own=True)(Q, D, q_mask, d_mask)
     torch.testing.assert_close(own, every[range(3), range(3)])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert Scorer("query_to_document", "one", own=True)(Q, D, q_mask, d_mask).equal(own)
 
 
 def test_without_masks_every_token_is_real(texts):

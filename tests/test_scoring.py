@@ -92,6 +92,26 @@ def test_without_gradients_the_values_are_the_same(name: str) -> None:
     torch.testing.assert_close(found, rel(D, Q, align, Z).detach(), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("name", ALIGNMENTS)
+def test_autocast_changes_nothing(name: str) -> None:
+    """Bit for bit, in values and gradients, whichever way is taken; scores would be rounded to 8 bits."""
+    align, Z = alignment(name, KNOBS.get(name, {})), NORMALISERS["total"]
+    D, Q = (t.map(lambda v: v.detach().float() if v.is_floating_point() else v) for t in batch())
+    for side in (D, Q):
+        for leaf in (side.vectors, side.salience):
+            leaf.requires_grad_()
+    for cells in (1, None):
+        expected = in_batch_rel(D, Q, align, Z, cells)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = in_batch_rel(D, Q, align, Z, cells)
+            rounded = rel(D, Q, align, Z)
+        assert found.dtype == torch.float32
+        assert found.equal(expected)
+        assert not torch.allclose(found, rounded.float(), rtol=1e-4)
+        for mine, theirs in zip(gradients(found, D, Q), gradients(expected, D, Q), strict=True):
+            assert mine.equal(theirs)
+
+
 def test_documents_of_each_query_are_refused() -> None:
     D, Q = batch()
     each = D.map(lambda t: t.expand(B, *t.shape[1:]))

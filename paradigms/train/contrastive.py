@@ -23,6 +23,9 @@ class Contrastive(Objective):
     γ is the encoder's `salience_l1`, 0 but for ALIGNER's L1 variant. distillation: joined to the first term,
     over the rel of each query with its own candidates. chunk: texts encoded at once, with gradients cached
     (`batches.in_parts`), for batches of any size; 0 = none are cached.
+
+    Mixed precision is the encoders' alone: `model` computes its layers in half precision and gives vectors
+    in float32, of which rel, softmax and loss are computed in float32 (`scoring.in_batch_rel`).
     """
 
     def __init__(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -53,7 +54,8 @@ class Scorer:
         queries = Tokens(queries_embeddings[:, None], _real(queries_embeddings, queries_mask)[:, None])
         documents = Tokens(documents_embeddings, _real(documents_embeddings, documents_mask))
         if self.own:
-            return rel(documents, queries, self.align, self.normalise)
+            with torch.autocast(documents.vectors.device.type, enabled=False):  # as in `in_batch_rel`
+                return rel(documents, queries, self.align, self.normalise)
         pool = documents.map(lambda t: t.flatten(0, 1)[None])
         return in_batch_rel(pool, queries, self.align, self.normalise)
 
