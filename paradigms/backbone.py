@@ -24,6 +24,8 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
 from transformers.utils import logging as hf_logging
 
+from paradigms.attention import with_lean_attention
+from paradigms.dropout import with_bit_dropout
 from paradigms.linear import with_fast_linear
 
 BYTES = {f"<0x{byte:02X}>" for byte in range(256)}  # as SentencePiece names the pieces that stand for a byte
@@ -60,7 +62,7 @@ def load_backbone(name: str | Path) -> Any:
         )
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
-    return with_fast_linear(model)
+    return with_lean_attention(with_bit_dropout(with_fast_linear(model)))
 
 
 def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
@@ -149,20 +151,25 @@ def add_adapters(backbone: Any, rank: int, targets: str = "all-linear", *, dora:
 
 
 def adapted_weights(backbone: Any, *, merged: bool) -> dict[str, Tensor]:
-    """The weights of the encoder under adapters, by its own names: W, or `merged` what takes its place.
+    """The weights of the encoder under adapters, by its own names: W, or `merged` what takes its place."""
+    return without_adapters(backbone.get_base_model(), merged=merged)
+
+
+def without_adapters(module: nn.Module, *, merged: bool = True) -> dict[str, Tensor]:
+    """The weights of a module, by the names and in the order that they have without its adapters.
 
     Layers are merged in copies, one at a time: to merge and undo it in place would leave a rounding error.
+    And on the processor, whatever device they are on: so the same adapters always give the same bits there.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    encoder = backbone.get_base_model()
-    state = encoder.state_dict().items()
+    state = module.state_dict().items()
     weights = {name.replace(".base_layer.", "."): t for name, t in state if ".lora_" not in name}
-    for name, module in encoder.named_modules():
-        if merged and isinstance(module, BaseTunerLayer):
-            layer: Any = copy.deepcopy(module)
+    for name, part in module.named_modules():
+        if merged and isinstance(part, BaseTunerLayer):
+            layer: Any = copy.deepcopy(part).cpu()
             layer.merge()
-            weights[f"{name}.weight"] = layer.get_base_layer().weight.detach().cpu()
+            weights[f"{name}.weight"] = layer.get_base_layer().weight.detach()
     return weights
 
 

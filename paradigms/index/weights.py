@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from paradigms.backbone import without_adapters
 from paradigms.model import Paradigm
 
 _known: WeakKeyDictionary[nn.Module, tuple[list[tuple[int, int]], str]] = WeakKeyDictionary()
@@ -16,17 +17,23 @@ _known: WeakKeyDictionary[nn.Module, tuple[list[tuple[int, int]], str]] = WeakKe
 def weights_checksum(paradigm: Paradigm) -> str:
     """sha256 of all weights of the encoder, as hexadecimal digits: the same under every alignment.
 
+    Adapters count as merged, as `save_pretrained` writes them: an index of one serves the other. That holds
+    where products are rounded alike, which processors of two kinds may not do; there a model whose adapters
+    are apart is taken for another, and the saved one is to encode as well as search.
+
     A second or so for a gigabyte, once: it is kept until a weight is replaced or changed in place. Changes of
     its `.data` go unseen, and steps of a fused optimizer, but for those of `train`.
     """
-    weights = list(paradigm.encoder.state_dict().values())
+    state_dict = paradigm.encoder.state_dict()
+    weights = list(state_dict.values())
     known, state = _known.get(paradigm.encoder), None
     if not any(weight.is_inference() for weight in weights):  # which count no changes
         state = [(weight.data_ptr(), weight._version) for weight in weights]
         if known is not None and known[0] == state:
             return known[1]
+    adapted = any(".lora_" in name for name in state_dict)
     checksum = hashlib.sha256()
-    for weight in weights:
+    for weight in without_adapters(paradigm.encoder).values() if adapted else weights:
         checksum.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     if state is not None:
         _known[paradigm.encoder] = state, checksum.hexdigest()
