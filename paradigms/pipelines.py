@@ -52,8 +52,8 @@ class Retriever(pt.Transformer):
         run = search(queries, self.k)
         rows = [(q, d, score) for q, documents in run.items() for d, score in documents.items()]
         found = pd.DataFrame(rows, columns=["qid", "docno", "score"])
-        rest = inp.drop(columns=[c for c in ("docno", "score", "rank") if c in inp]).drop_duplicates("qid")
-        return pt.model.add_ranks(rest.merge(found, on="qid"))
+        asked = inp[pt.model.query_columns(inp)].drop_duplicates("qid")
+        return pt.model.add_ranks(asked.merge(found, on="qid"))
 
 
 class Reranker(pt.Transformer):

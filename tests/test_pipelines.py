@@ -10,15 +10,15 @@ pytest.importorskip("pyterrier", reason="needs PyTerrier: extra pyterrier")
 import pandas as pd
 import pyterrier as pt
 
-from paradigms import PARADIGMS
+from paradigms import GENERATIVE, PARADIGMS
 from paradigms.cross_attention import cross_attention
 from paradigms.data import Corpus
-from paradigms.generative.dsi import dsi
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.lexical import BM25
 from paradigms.pipelines import Indexer, Reranker, Retriever
 
 TEXTS = {"fish": "the fish in the sea", "fire": "fire and warm wood", "snow": "cold snow on ice"}
+CORPUS = Corpus(list(TEXTS), list(TEXTS.values()), list(TEXTS))
 TOPICS = pd.DataFrame({"qid": ["1", "2"], "query": ["cold snow on ice", "fire and warm wood"]})
 QRELS = pd.DataFrame({"qid": ["1", "2"], "docno": ["snow", "fire"], "label": [1, 1]})
 LENGTHS = {"query_length": 12, "document_length": 16}
@@ -56,14 +56,49 @@ def test_every_paradigm_indexes_retrieves_and_reranks(tiny_bert, tmp_path, candi
         pd.testing.assert_series_equal(both["score_x"], both["score_y"], check_names=False, atol=1e-3)
 
 
-def test_an_experiment(tiny_bert, tmp_path, candidates):
-    model = model_of("colbert", tiny_bert)
+def measured(*systems):
+    """nDCG@10 of systems in one experiment."""
+    names = [f"system {n}" for n in range(len(systems))]
+    table = pt.Experiment(list(systems), TOPICS, QRELS, ["ndcg_cut_10", "recip_rank"], names=names)
+    assert table["name"].tolist() == names
+    return table["ndcg_cut_10"].tolist()
+
+
+def bm25():
+    return Retriever(BM25.build(CORPUS, CORPUS.ids))
+
+
+def texts():
+    return pt.apply.generic(lambda frame: frame.merge(pd.DataFrame(rows()), on="docno"))
+
+
+@pytest.mark.parametrize("name", PARADIGMS)
+def test_every_paradigm_in_an_experiment(tiny_bert, tmp_path, name):
+    """Indexing, the retriever, and the reranker after it and after BM25."""
+    model = model_of(name, tiny_bert)
     retriever = Indexer(model, tmp_path / "index").index(rows())
-    bm25 = Retriever(BM25.build(Corpus(list(TEXTS), list(TEXTS.values())), list(TEXTS)))
-    texts = pt.apply.generic(lambda frame: frame.merge(pd.DataFrame(rows()), on="docno"))
-    systems = [bm25, retriever, retriever % 2, retriever >> texts >> Reranker(model)]
-    table = pt.Experiment(systems, TOPICS, QRELS, ["ndcg_cut_10", "recip_rank"], names=list("abcd"))
-    assert table["ndcg_cut_10"].tolist() == [1.0] * 4
+    reranker = texts() >> Reranker(model)
+    assert measured(bm25(), retriever, retriever % 2, retriever >> reranker, bm25() >> reranker) == [1.0] * 5
+
+
+@pytest.mark.parametrize("name", GENERATIVE)
+def test_every_generative_model_in_an_experiment(seq2seq, candidates, name):
+    """The corpus is in the model, which is its index, and which has learned nothing."""
+    torch.manual_seed(0)
+    # Before it has learned, no n-gram is likelier by SEAL's own keys than in a corpus of so few tokens.
+    model = GENERATIVE[name](seq2seq["t5"], CORPUS, **({"decode": "spans"} if name == "seal" else {}))
+    retriever = Retriever(GenerativeRetriever(model))
+    reranker = texts() >> Reranker(model)
+    assert all(0 <= value <= 1 for value in measured(retriever, retriever % 1, bm25() >> reranker))
+    found = retriever(TOPICS)
+    assert set(found["docno"]) <= set(TEXTS)
+    assert len(found) == len(found.drop_duplicates(["qid", "docno"])) > 0
+    assert len(Reranker(model)(candidates)) == len(candidates)
+
+
+def test_the_full_attention_reranker_in_an_experiment(tiny_bert):
+    reranker = texts() >> Reranker(model_of("cross_attention", tiny_bert))
+    assert measured(bm25() >> reranker, bm25() % 1 >> reranker) == [1.0] * 2
 
 
 @pytest.mark.parametrize("name", ["colbert", "cross_attention"])
@@ -75,12 +110,14 @@ def test_a_reranker_keeps_every_row(tiny_bert, candidates, name):
         assert ordered == sorted(ordered, reverse=True)
 
 
-def test_a_generative_model(seq2seq, candidates):
-    corpus = Corpus(list(TEXTS), list(TEXTS.values()), list(TEXTS))
-    model = dsi(seq2seq["t5"], corpus)
-    found = Retriever(GenerativeRetriever(model), k=2)(TOPICS)
-    assert set(found["docno"]) <= set(TEXTS)
-    assert len(Reranker(model)(candidates)) == len(candidates)
+def test_a_retriever_keeps_what_is_of_queries(tiny_bert, tmp_path, candidates):
+    """And nothing else: a score and a text would be taken for those of the documents that it finds."""
+    retriever = Indexer(model_of("colbert", tiny_bert), tmp_path / "index").index(rows())
+    found = retriever(TOPICS.assign(query_0="as it was", score=7.0, text="of another"))
+    assert (found["query_0"] == "as it was").all()
+    pd.testing.assert_frame_equal(found.drop(columns="query_0"), retriever(TOPICS))
+    with pytest.raises(Exception, match="docno"):
+        retriever(candidates)
 
 
 def test_no_queries_and_wrong_columns(tiny_bert, tmp_path, candidates):
