@@ -38,6 +38,7 @@ from paradigms.index import ExactIndex
 from paradigms.settings import from_command_line
 from paradigms.train.job import begin, fit, folder_name, keep_settings, open_collection
 from paradigms.train.loop import TrainingSettings, training_seconds
+from paradigms.train.state import by_main
 
 SYSTEM = re.compile(r"(DE|ME)-BERT(?:-([1-9]\d*))?")
 SPREAD = 64  # training queries, and passages throughout the corpus, on which the spread of scores is measured
@@ -159,10 +160,9 @@ def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
     collection = open_collection(settings.collection, settings.documents or None, console)
     tokenizer = load_tokenizer(backbone_of(settings))
-    if accelerator.is_main_process:
-        kept = asdict(settings) | {"fingerprint": collection.fingerprint}
-        kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
-        keep_settings(kept, folder, free=FREE)
+    kept = asdict(settings) | {"fingerprint": collection.fingerprint}
+    kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
+    by_main(lambda: keep_settings(kept, folder, free=FREE), accelerator)
     try:
         benches = TASKS[settings.task](settings, collection, tokenizer)
     except (ValueError, OSError) as error:
@@ -210,7 +210,8 @@ def run_system(
     model: Any = build(name, bench.length, special, settings).to(accelerator.device)  # `fit` takes one kind
     tau = temperature(model, bench, settings)
     model = trained(model, bench, seed, tau, settings, own / "training", accelerator)
-    if accelerator.is_main_process:
+
+    def finish() -> None:
         found = {"system": name, "length": bench.length, "seed": seed, "numbers": numbers_of(model)}
         found["τ"] = tau
         found["train s"] = training_seconds(own / "training")
@@ -219,7 +220,8 @@ def run_system(
             model.save_pretrained(own / "checkpoint")
         write_json(file, found)
         shutil.rmtree(own / "training" / "checkpoints")  # of no use any more, each three times the model
-    accelerator.wait_for_everyone()
+
+    by_main(finish, accelerator)
     accelerator.free_memory()
 
 

@@ -27,6 +27,7 @@ from paradigms.index.weights import weights_checksum
 from paradigms.settings import from_command_line
 from paradigms.train import tracking
 from paradigms.train.job import environment, folder_name, keep_settings, open_collection
+from paradigms.train.state import by_main
 
 
 @dataclass
@@ -79,11 +80,13 @@ def main(settings: Settings) -> None:
     console = Console(quiet=not accelerator.is_main_process)
     collection = open_collection(settings.collection, settings.documents or None, console)
     paradigm = paradigm.to(accelerator.device)
-    if accelerator.is_main_process:
+
+    def keep() -> None:
         kept = asdict(settings) | {"precision": accelerator.mixed_precision}
         kept |= {"fingerprint": collection.fingerprint, "weights": weights_checksum(paradigm)}
         keep_settings(kept, folder, free={"output", "checkpoint"})
-    accelerator.wait_for_everyone()
+
+    by_main(keep, accelerator)
     try:
         encode(paradigm, collection, settings, folder, accelerator, console)
     except (ValueError, TypeError, OSError) as error:

@@ -13,6 +13,7 @@ import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -41,6 +42,7 @@ from paradigms.hybrid import combine, tune, union
 from paradigms.index import ExactIndex
 from paradigms.settings import from_command_line
 from paradigms.train.job import begin, keep_settings
+from paradigms.train.state import by_main
 
 FOUND = 10  # documents that a timed search asks for: those that RR@10 looks at
 
@@ -59,10 +61,9 @@ def main(settings: Settings) -> None:
     folder = Path(settings.output)
     accelerator, console = begin(settings)
     bench = open_bench(settings, console)
-    if accelerator.is_main_process:
-        kept = asdict(settings) | {"fingerprint": bench.collection.fingerprint}
-        kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
-        keep_settings(kept, folder, free={"seeds", "output", "tracker"})
+    kept = asdict(settings) | {"fingerprint": bench.collection.fingerprint}
+    kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
+    by_main(lambda: keep_settings(kept, folder, free={"seeds", "output", "tracker"}), accelerator)
     files = {seed: folder / f"seed-{seed}" / "measured.json" for seed in settings.seeds}
     # Before any process can finish one, so that all agree on which are left.
     missing = [seed for seed, file in files.items() if not file.is_file()]
@@ -70,12 +71,10 @@ def main(settings: Settings) -> None:
     for seed in missing:
         try:
             train_all(seed, bench, settings, accelerator, console)
-            if accelerator.is_main_process:
-                console.print(f"{bench.collection.name}, seed {seed}: measuring")
-                write_json(files[seed], measure(seed, bench, settings, accelerator))
+            console.print(f"{bench.collection.name}, seed {seed}: measuring")
+            by_main(partial(finish, files[seed], seed, bench, settings, accelerator), accelerator)
         except (ValueError, OSError, KeyError, FloatingPointError) as error:
             raise SystemExit(f"{bench.collection.name}, seed {seed}: {error}") from error
-        accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         found = gather([json.loads(file.read_text(encoding="utf-8")) for file in files.values()])
         summary = (
@@ -97,6 +96,11 @@ def main(settings: Settings) -> None:
 
 
 # --- measuring --------------------------------------------------------------------------------------
+
+
+def finish(file: Path, seed: int, bench: Bench, settings: Settings, accelerator: Accelerator) -> None:
+    """Write what `measure` finds: the seed is measured."""
+    write_json(file, measure(seed, bench, settings, accelerator))
 
 
 def measure(seed: int, bench: Bench, settings: Settings, accelerator: Accelerator) -> Measured:

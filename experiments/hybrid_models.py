@@ -7,6 +7,7 @@ nothing chose; the dev queries choose among rounds.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from paradigms.lexical import BM25
 from paradigms.train.job import NEGATIVES_DEPTH, fit, folder_name, open_collection, training_splits
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.mining import mine
+from paradigms.train.state import by_main
 
 RERANKER = "cross_attention"
 FIRST = "first"  # the round that starts from the backbone
@@ -208,9 +210,7 @@ def train_all(
             folder / "training",
             accelerator,
         )
-        if accelerator.is_main_process:
-            fitted.save_pretrained(folder / "checkpoint")
-        accelerator.wait_for_everyone()
+        by_main(partial(fitted.save_pretrained, folder / "checkpoint"), accelerator)
         accelerator.free_memory()
 
 

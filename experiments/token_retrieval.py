@@ -45,6 +45,7 @@ from paradigms.train.job import (
     training_splits,
 )
 from paradigms.train.loop import TrainingSettings, training_seconds
+from paradigms.train.state import by_main
 from paradigms.xtr import xtr
 
 
@@ -133,10 +134,9 @@ def main(settings: Settings) -> None:
     bm25 = BM25.build(collection.corpus, collection.corpus.ids)
     mined = bm25.search(train.queries, NEGATIVES_DEPTH) if settings.negatives else {}
     bench = Bench(collection, train, dev, test, mined)
-    if accelerator.is_main_process:
-        kept = asdict(settings) | {"fingerprint": collection.fingerprint}
-        kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
-        keep_settings(kept, folder, free=FREE)
+    kept = asdict(settings) | {"fingerprint": collection.fingerprint}
+    kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
+    by_main(lambda: keep_settings(kept, folder, free=FREE), accelerator)
     pairs = [(model, seed) for seed in settings.seeds for model in settings.models()]
     # Before any process can finish one, so that all agree on which are left.
     missing = [pair for pair in pairs if not result_file(folder, *pair).is_file()]
@@ -188,7 +188,8 @@ def run_model(model: Model, seed: int, bench: Bench, settings: Settings, acceler
     """Train a model where it is not there yet, and measure it."""
     own = result_file(Path(settings.output), model, seed).parent
     paradigm = trained(model, seed, bench, settings, own, accelerator)
-    if accelerator.is_main_process:
+
+    def finish() -> None:
         corpus = bench.collection.corpus
         with tempfile.TemporaryDirectory(dir=own) as folder:
             began = time.perf_counter()
@@ -213,7 +214,8 @@ def run_model(model: Model, seed: int, bench: Bench, settings: Settings, acceler
             measured["dev"] = dev_measure(paradigm, index, bench.dev, settings.table_tokens)
         measured["cost"] = json.loads((own / "cost.json").read_text(encoding="utf-8")) | took
         write_json(result_file(Path(settings.output), model, seed), asdict(model) | {"seed": seed} | measured)
-    accelerator.wait_for_everyone()
+
+    by_main(finish, accelerator)
     accelerator.free_memory()
 
 
@@ -247,11 +249,13 @@ def trained(
             own / "training",
             accelerator,
         )
-        if accelerator.is_main_process:
+
+        def keep() -> None:
             write_json(own / "cost.json", cost(own / "training"))
             paradigm.save_pretrained(own / "checkpoint")
             shutil.rmtree(own / "training" / "checkpoints")  # of no use any more, each three times the model
-        accelerator.wait_for_everyone()
+
+        by_main(keep, accelerator)
     saved = Paradigm.from_pretrained(own / "checkpoint")
     saved.to(accelerator.device).eval()
     return saved

@@ -26,6 +26,7 @@ from paradigms.train.job import (
     NEGATIVES_DEPTH,
     OPTIONS,
     begin,
+    checksum,
     environment,
     fit,
     fit_generative,
@@ -38,7 +39,11 @@ from paradigms.train.job import (
 from paradigms.train.loop import TrainingSettings, training_seconds
 from paradigms.train.losses import Distillation
 from paradigms.train.mining import mine
+from paradigms.train.state import by_main
 from paradigms.train.teacher import FalseNegatives, ScorePairs, pair_scores
+
+FREE = {"tracker", "output", "keep", "workers", "recompute"}  # what may change in a results folder
+SOURCES = ("run", "filter", "teacher", "generated")  # settings that name files, or folders of models
 
 
 @dataclass
@@ -144,9 +149,8 @@ def main(settings: Settings) -> None:
     folder = Path(settings.output)
     accelerator, console = begin(settings)
     console.print(f"{accelerator.num_processes} process(es) on {accelerator.device}")
-    if accelerator.is_main_process:
-        keep_settings(asdict(settings), folder, free={"tracker", "output", "keep", "workers", "recompute"})
     collection = open_collection(settings.collection, settings.documents or None, console)
+    by_main(lambda: keep_settings(bound(settings, collection), folder, FREE), accelerator)
     try:
         paradigm = trained(settings, collection, folder / "training", accelerator, console)
     except (ValueError, TypeError, OSError, FloatingPointError, KeyError) as error:
@@ -157,6 +161,13 @@ def main(settings: Settings) -> None:
     seconds = training_seconds(folder / "training")
     console.print(f"Trained for {seconds:.0f} s. Checkpoint: {folder / 'checkpoint'}")
     accelerator.end_training()
+
+
+def bound(settings: Settings, collection: Collection) -> dict[str, Any]:
+    """What a results folder is bound to: the settings, and the content of what they name."""
+    found = asdict(settings) | {"fingerprint": collection.fingerprint}
+    named = {name: Path(getattr(settings, name)) for name in SOURCES if getattr(settings, name)}
+    return found | {f"content of {name}": checksum(path) for name, path in named.items() if path.exists()}
 
 
 def trained(
@@ -235,14 +246,17 @@ def judges(
 
 def mined_run(run: str, collection: Collection, split: Split, folder: Path, accelerator: Accelerator) -> Run:
     """The run in a file; or what the paradigm in a folder finds, kept in mined.run: one process searches."""
-    file = Path(run)
-    if file.is_dir():
-        file = folder / "mined.run"
-        if accelerator.is_main_process and not file.is_file():
+    if not Path(run).is_dir():
+        return read_run(run)
+    file = folder / "mined.run"
+
+    def search() -> None:
+        if not file.is_file():
             model, precision = load(run).to(accelerator.device), accelerator.mixed_precision
             found = mine(model, collection.corpus, split, NEGATIVES_DEPTH, precision=precision, progress=True)
             write_run(file, found, tag=model.name)
-        accelerator.wait_for_everyone()
+
+    by_main(search, accelerator)
     return read_run(file)
 
 

@@ -6,10 +6,12 @@ import csv
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -116,6 +118,43 @@ def test_a_finished_run_is_only_loaded_and_other_settings_are_refused(
     assert all(torch.equal(again[name], value) for name, value in weights.items())
     with pytest.raises(SystemExit, match=r"other settings \(steps: 4 then, 5 now\)"):
         run("train", **training(collection, tiny_bert, trained, steps=5))
+
+
+def test_a_folder_is_bound_to_what_its_settings_name(
+    collection: Path, tiny_bert: Path, trained: Path, tmp_path: Path
+) -> None:
+    """Other content under the same name is another training: of a run, of a model, of the collection."""
+    own, run_file, miner = (tmp_path / name for name in ("collection", "first.run", "miner"))
+    shutil.copytree(collection, own)
+    shutil.copytree(trained / "checkpoint", miner)
+    write_run(run_file, {"q0": {"d1": 1.0}})
+    flags = training(own, tiny_bert, tmp_path / "out", steps=1, dev_queries=0, run=miner, filter=run_file)
+    module = script("train")
+    settings = module.from_command_line(
+        module.Settings, "", [f"--{k}={v}" for k, v in (flags | {"filter_margin": 0.0}).items()]
+    )
+
+    def bound() -> dict[str, Any]:
+        return module.bound(settings, load(own))
+
+    first = bound()
+    keep_settings(first, tmp_path / "out", module.FREE)
+    (tmp_path / "out" / "training").mkdir()
+    assert bound() == first
+    for file, name in (
+        (run_file, "content of filter"),
+        (miner / "heads.safetensors", "content of run"),
+        (own / "queries.jsonl", "fingerprint"),
+    ):
+        before = file.read_bytes()
+        file.write_bytes(before.replace(b"q0", b"q1") if b"q0" in before else before[:-1] + b"!")
+        now = bound()
+        assert {key for key in now if now[key] != first[key]} == {name}
+        with pytest.raises(SystemExit, match=f"other settings .{name}: .* then, .* now"):
+            keep_settings(now, tmp_path / "out", module.FREE)
+        file.write_bytes(before)
+    (miner / "extra").touch()
+    assert bound()["content of run"] != first["content of run"]
 
 
 def test_settings_of_a_run_that_failed_at_once_bind_nobody(tmp_path: Path) -> None:

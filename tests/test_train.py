@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
 from paradigms import PARADIGMS, Paradigm
+from paradigms.core import rel
 from paradigms.data import Corpus, Run, Split
+from paradigms.index import ExactIndex
 from paradigms.index.weights import weights_checksum
 from paradigms.train import loop
 from paradigms.train.contrastive import Contrastive
@@ -22,6 +25,7 @@ from paradigms.train.dev import candidates, dev_measure
 from paradigms.train.examples import Example, StepSampler, build_examples, tokenised
 from paradigms.train.loop import TrainingSettings, train, training_seconds
 from paradigms.train.losses import contrastive
+from paradigms.train.parallel import prepare
 
 WORDS = "sea bird fire wood queen letter corn field snow mountain boat river ship iron moon star".split()  # noqa: SIM905
 CORPUS = Corpus([f"d{n}" for n in range(len(WORDS))], [f"{word} {word} and {word}" for word in WORDS])
@@ -116,6 +120,28 @@ def test_an_index_of_the_weights_before_training_is_told_from_one_after(
     assert after == weights_checksum(Paradigm.from_pretrained(tmp_path / "saved"))
 
 
+@pytest.mark.parametrize("dora", [False, True])
+def test_an_index_of_adapters_is_that_of_the_saved_model(tiny_bert: Path, tmp_path: Path, dora: bool) -> None:
+    """Where they are merged; that of a checkpoint of the training, where they are apart, is the same."""
+    torch.manual_seed(0)
+    paradigm = PARADIGMS["colbert"](tiny_bert, lora_rank=2, dora=dora)
+    before = weights_checksum(paradigm)
+    paradigm = fit(tiny_bert, tmp_path / "run", replace(SETTINGS, steps=2), paradigm=paradigm)
+    assert weights_checksum(paradigm) != before
+    index = ExactIndex.build(paradigm, CORPUS.ids, CORPUS, tmp_path / "index")
+    paradigm.save_pretrained(tmp_path / "saved")
+    merged = Paradigm.from_pretrained(tmp_path / "saved")
+    assert not any(".lora_" in name for name in merged.state_dict())
+    apart = Paradigm.from_pretrained(tmp_path / "run/checkpoints/step-2")
+    assert any(".lora_" in name for name in apart.state_dict())
+    for model in (paradigm, merged, apart):
+        assert len(index.search(model, {"q": "the sea"}, 1)["q"]) == 1
+    with torch.no_grad():
+        next(weight for name, weight in apart.named_parameters() if ".lora_B" in name).add_(1e-3)
+    with pytest.raises(ValueError, match="with other weights"):
+        index.search(apart, {"q": "the sea"}, 1)
+
+
 def test_accumulation_is_the_mean_of_its_batches(tiny_bert: Path, tmp_path: Path) -> None:
     settings = replace(SETTINGS, steps=1, accumulation=3, max_grad_norm=1e9)
     paradigm = without_dropout(build(tiny_bert))
@@ -173,16 +199,57 @@ def test_heads_have_their_own_rate(tiny_bert: Path, tmp_path: Path) -> None:
     assert change[0] > 1e-3 > 1e-6 > max(change[1:])
 
 
-def test_bfloat16_trains_on_the_processor(tiny_bert: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def bfloat16() -> Iterator[Accelerator]:
     AcceleratorState._reset_state()
-    try:
-        fit(tiny_bert, tmp_path / "bf16", accelerator=Accelerator(cpu=True, mixed_precision="bf16"))
-    finally:
-        AcceleratorState._reset_state()
+    yield Accelerator(cpu=True, mixed_precision="bf16")
+    AcceleratorState._reset_state()
+
+
+def products(paradigm: Paradigm) -> list[torch.dtype]:
+    """The types of what linear layers give, from now on."""
+    kinds: list[torch.dtype] = []
+    for module in paradigm.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_hook(lambda module, given, result: kinds.append(result.dtype))
+    return kinds
+
+
+def test_bfloat16_trains_on_the_processor(tiny_bert: Path, tmp_path: Path, bfloat16: Accelerator) -> None:
+    paradigm = build(tiny_bert)
+    kinds = products(paradigm)
+    trained = fit(tiny_bert, tmp_path / "bf16", paradigm=paradigm, accelerator=bfloat16)
+    assert set(kinds) == {torch.bfloat16}
+    kinds.clear()
+    batch = Contrastive(paradigm, CORPUS, EXAMPLES).collate(EXAMPLES)
+    trained(batch.queries, batch.documents)
+    assert set(kinds) == {torch.float32}  # the precision was the training's
+    AcceleratorState._reset_state()
     fit(tiny_bert, tmp_path / "no")
     low, full = history(tmp_path / "bf16"), history(tmp_path / "no")
     assert low[0]["loss"] == pytest.approx(full[0]["loss"], rel=0.1)
     assert low[0]["loss"] != full[0]["loss"]
+
+
+@pytest.mark.parametrize("name", PARADIGMS)
+def test_under_bfloat16_layers_alone_compute_in_half(
+    tiny_bert: Path, bfloat16: Accelerator, name: str
+) -> None:
+    """Vectors, rel and the loss are float32's, wherever autocast reaches."""
+    paradigm = without_dropout(build(tiny_bert, name))
+    model, _ = prepare(paradigm, bfloat16)
+    objective = Contrastive(paradigm, CORPUS, EXAMPLES[:4])
+    batch = objective.collate(EXAMPLES[:4])
+    kinds = products(paradigm)
+    queries, documents = model(batch.queries, batch.documents)
+    assert torch.bfloat16 in kinds
+    assert {t.dtype for t in (queries.vectors, documents.vectors)} == {torch.float32}
+    scores = rel(documents, queries, paradigm.align, paradigm.normalise)
+    none = torch.zeros(4, 4, dtype=torch.bool)
+    expected = contrastive(scores, torch.arange(4), none, paradigm.recipe.temperature)
+    torch.testing.assert_close(objective.loss(model, batch), expected, rtol=1e-5, atol=0)
+    with bfloat16.autocast():
+        torch.testing.assert_close(objective.loss(model, batch), expected, rtol=1e-5, atol=0)
 
 
 def test_the_best_by_the_dev_measure_is_returned(tiny_bert: Path, tmp_path: Path) -> None:
@@ -201,6 +268,15 @@ def test_the_best_by_the_dev_measure_is_returned(tiny_bert: Path, tmp_path: Path
         (4, 0.3),
         (6, 0.7),
     ]
+
+
+def test_a_dev_measure_may_come_to_a_run_without_one(tiny_bert: Path, tmp_path: Path) -> None:
+    """To one that is at its end, too: what is there is the best so far."""
+    settings = replace(SETTINGS, steps=2)
+    last = fit(tiny_bert, tmp_path, settings)
+    best = fit(tiny_bert, tmp_path, settings, dev=lambda paradigm: 0.5)
+    assert torch.equal(weights(best), weights(last))
+    assert history(tmp_path)[-1] == {"step": 2, "dev": 0.5}
 
 
 def test_the_scale_of_fp16_starts_anew_with_each_run(tiny_bert: Path, tmp_path: Path) -> None:
@@ -253,7 +329,15 @@ def test_a_checkpoint_of_other_settings_or_data_is_refused(tiny_bert: Path, tmp_
 def test_impossible_settings_are_refused(tiny_bert: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"batch of 17 .* larger than the 16 training examples"):
         fit(tiny_bert, tmp_path, replace(SETTINGS, batch_size=17))
-    for wrong in ({"steps": 0}, {"warmup": 1.5}, {"temperature": 0.0}, {"max_grad_norm": 0.0}):
+    for wrong in (
+        {"steps": 0},
+        {"warmup": 1.5},
+        {"temperature": 0.0},
+        {"max_grad_norm": 0.0},
+        {"head_learning_rate": -1e-3},
+        {"weight_decay": -0.1},
+        {"workers": -1},
+    ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             replace(SETTINGS, **wrong)
 

@@ -78,7 +78,7 @@ def read_json(file: Path) -> Any:
 def seal(folder: Path) -> None:
     """Write manifest.json of the files that are in the folder."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())
-    told = {str(file.relative_to(folder)): [file.stat().st_size, _sha256(file)] for file in files}
+    told = {str(file.relative_to(folder)): [file.stat().st_size, sha256(file)] for file in files}
     write_json(folder / MANIFEST, told)
 
 
@@ -90,7 +90,7 @@ def damage(folder: Path) -> str | None:
             file = folder / name
             if file.stat().st_size != size:
                 return f"{name} has {file.stat().st_size} bytes, not the {size} that were written"
-            if _sha256(file) != digest:
+            if sha256(file) != digest:
                 return f"{name} is not what was written"
     except FileNotFoundError as error:
         return f"{Path(error.filename).relative_to(folder)} is missing"
@@ -99,7 +99,8 @@ def damage(folder: Path) -> str | None:
     return None
 
 
-def _sha256(file: Path) -> str:
+def sha256(file: Path) -> str:
+    """Of what is in the file, as hexadecimal digits."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

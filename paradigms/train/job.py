@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from paradigms.generative.pairs import (
 from paradigms.generative.small import small_t5
 from paradigms.model import Paradigm
 from paradigms.train import tracking
+from paradigms.train.checkpoint import sha256
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.dev import dev_measure
 from paradigms.train.examples import Example, build_examples
@@ -39,6 +41,7 @@ from paradigms.train.listwise import Listwise
 from paradigms.train.loop import TrainingSettings, train
 from paradigms.train.objective import Objective
 from paradigms.train.parallel import sharded
+from paradigms.train.state import by_main
 from paradigms.train.teacher import FalseNegatives, ScorePairs
 
 Encoded = TypeVar("Encoded", Paradigm, CrossAttention)
@@ -99,6 +102,15 @@ def keep_settings(settings: dict[str, Any], folder: Path, free: Names[str]) -> N
                 + "). Choose another --output, or delete that folder."
             )
     write_json(file, settings)
+
+
+def checksum(path: Path) -> str:
+    """sha256 of a file; of a folder, such as a saved model, that of its files' names and contents."""
+    if path.is_file():
+        return sha256(path)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    listed = "".join(f"{sha256(file)} {file.relative_to(path)}\n" for file in files)
+    return hashlib.sha256(listed.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def open_collection(name: str, documents: int | None, console: Console) -> Collection:
@@ -212,11 +224,13 @@ def t5_folder(
         raise ValueError("offline is an encoder, no T5: name small, or a T5 by hub name or folder")
     if name != "small":
         return name
-    if accelerator.is_main_process and not folder.is_dir():
-        small_t5(
-            [*collection.corpus, *training_splits(collection, seed)[0].queries.values()], folder, seed=seed
-        )
-    accelerator.wait_for_everyone()
+
+    def make() -> None:
+        if not folder.is_dir():
+            texts = [*collection.corpus, *training_splits(collection, seed)[0].queries.values()]
+            small_t5(texts, folder, seed=seed)
+
+    by_main(make, accelerator)
     return folder
 
 

@@ -57,15 +57,15 @@ class TrainingSettings:
         for name in ("steps", "batch_size", "accumulation", "keep", "log_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("learning_rate", "max_grad_norm"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if self.chunk < 0:
-            raise ValueError(f"chunk must be at least 0, got {self.chunk}")
+        for name in ("chunk", "weight_decay", "evaluate_every", "save_every", "workers"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        for name in ("learning_rate", "head_learning_rate", "max_grad_norm", "temperature"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be positive, got {value}")
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"warmup is a share of the steps, in [0, 1], got {self.warmup}")
-        if self.temperature is not None and self.temperature <= 0:
-            raise ValueError(f"temperature must be positive, got {self.temperature}")
 
 
 def train(
@@ -121,8 +121,8 @@ def train(
     batches = iter(loader)
     with progress_bar(progress and accelerator.is_main_process) as bar:
         task = bar.add_task(f"train {paradigm.name}", total=settings.steps, completed=start)
-        if start == 0 and dev is not None:
-            run.measure(0, dev)
+        if dev is not None and run.state.best == -math.inf:  # at the start, or of a run without it so far
+            run.measure(start, dev)
         for step in range(start, settings.steps):
             with ending_all(accelerator, step):
                 loss = run.step(step, batches)
@@ -133,6 +133,7 @@ def train(
             if last or _due(done, settings.save_every or settings.evaluate_every):
                 run.state.save(done)
     accelerator.wait_for_everyone()
+    accelerator.unwrap_model(run.model, keep_fp32_wrapper=False)  # its precision was the training's
     if dev is None and not isinstance(paradigm, FSDPModule):
         return paradigm
     return type(paradigm).from_pretrained(place(folder, settings.steps) if dev is None else folder / "best")

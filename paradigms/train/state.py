@@ -24,7 +24,8 @@ from paradigms.train import checkpoint
 from paradigms.train.parallel import gathered, spread
 
 Result = TypeVar("Result")
-TOLD = (OSError, ValueError, FloatingPointError)  # which a script tells as the end of one model's training
+# What scripts tell as the end of a training, and their own last word.
+TOLD = (OSError, ValueError, FloatingPointError, KeyError, SystemExit)
 
 
 def signature(
@@ -194,13 +195,14 @@ def by_main(action: Callable[[], Result], accelerator: Accelerator) -> Result:
     """What `action` gives on the main process, while the others wait; its error is raised by every process.
 
     Raised by the main process alone it would leave the others waiting for as long as their patience lasts.
+    An action calls nothing in which processes wait for each other.
     """
-    failed: Exception | None = None
+    failed: BaseException | None = None
     told: list[Any] = [None]
     if accelerator.is_main_process:
         try:
             told = [(action(), None, "")]
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             failed, kinds = error, (kind for kind in TOLD if isinstance(error, kind))
             told = [(None, next(kinds, RuntimeError), str(error))]
     broadcast_object_list(told)

@@ -18,6 +18,7 @@ from paradigms.progress import progress_bar
 from paradigms.registry import load
 from paradigms.reranking import rerank
 from paradigms.train.classifier import SequenceClassifier, is_classifier
+from paradigms.train.state import by_main
 
 # Query id -> document ids whose scores are wanted -> their scores, and maybe others.
 ScorePairs: TypeAlias = Callable[[Mapping[str, Sequence[str]]], Run]
@@ -132,11 +133,13 @@ def scored_once(
                 found = score(turns[n], progress=shown and len(turns) == 1)
                 write_run(parts / f"{first + n:06}.run", found, tag=file.stem)
         accelerator.wait_for_everyone()
-        if accelerator.is_main_process and parts.is_dir():
+        by_main(join, accelerator)
+        return read_run(file)
+
+    def join() -> None:
+        if parts.is_dir():
             write_run(file, _kept(file, parts), tag=file.stem)
             shutil.rmtree(parts)
-        accelerator.wait_for_everyone()
-        return read_run(file)
 
     return scores
 

@@ -26,8 +26,8 @@ def start(*, tracker: str, precision: str, project: str, config: dict[str, Any],
     """An Accelerator that logs to `tracker`: "wandb", or "none".
 
     precision: "no", "bf16", "fp16", or "auto": bf16 where the hardware multiplies it natively. W&B as in
-    `wandb_or_offline`. SystemExit says what is wrong with either, as fp16
-    on a processor, which would run in float32.
+    `wandb_or_offline`. SystemExit says what is wrong with either, as fp16 on a processor, which would run in
+    float32.
     """
     if precision not in PRECISIONS:
         raise SystemExit(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
