@@ -1,0 +1,264 @@
+"""The tables of serving_costs.py: what was measured, the model beside it, and what to take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pages import Section
+from serving_parts.measure import Way, recall
+from serving_parts.model import (
+    EXACT,
+    FLAT,
+    RULES,
+    Cost,
+    Machine,
+    Option,
+    Wanted,
+    bound,
+    choose,
+    codec_bytes,
+    compressed_cost,
+    exact_cost,
+    fitted,
+    flat_cost,
+    machines,
+    reading,
+)
+from serving_parts.paradigm import NAMES, Measured
+
+from paradigms.index.codes import padded_width
+
+if TYPE_CHECKING:
+    from serving_costs import Settings
+
+Row = dict[str, Any]
+
+
+def sections(
+    settings: Settings,
+    where: Mapping[str, Any],
+    speeds: Sequence[Row],
+    machine: Machine,
+    all: Sequence[Measured],
+) -> dict[str, Section]:
+    """Every table by the name of its file."""
+    return {
+        "machine": Section(
+            "Measured: the machine",
+            "; ".join(f"{name} {value}" for name, value in where.items())
+            + f"; GB/s of reading {settings.read:g} GiB, at random in lines of 64 bytes.",
+            [{"threads": r["threads"]} | {k: r[k] / 1e9 for k in ("in order", "at random")} for r in speeds],
+        ),
+        "vectors": Section(
+            "Measured: vectors",
+            f"{settings.documents:,} documents and {settings.queries} queries of {settings.collection}. "
+            "GFLOP/s: of the kernels, with such vectors in cache.",
+            [vectors_row(m, settings) for m in all],
+        ),
+        "engines": Section(
+            "Measured: engines",
+            f"Seconds of building from vectors, without encoding; milliseconds of single queries that came "
+            f"encoded, {settings.threads} threads, median and 10th to 90th percentile over queries and "
+            f"{settings.rounds} rounds; bytes on disk with ids; heap: what a process holds after a query, "
+            f"per document. recall@{settings.k}: of the paradigm's own exact search, and of exact MaxSim.",
+            [engine_row(m, way, settings) for m in all for way in m.ways.values()],
+        ),
+        "check": Section(
+            "The model against measured seconds",
+            f"Above {settings.documents:,} documents vectors are SYNTHETIC, copies near those encoded. "
+            "Reading and kernel: the two bounds; λ: see the model. What lies in a cache is read faster than "
+            "memory gives.",
+            [row for m in all for row in check_rows(m, machine, settings)],
+        ),
+        "fit": Section(
+            "The model fitted: seconds = a + ρ · bound",
+            "a: of the smallest collection, less its bound. ρ: of the largest one. Lists: the fewest of 8, "
+            f"16, … with which the index of {settings.checked} bits finds {settings.recall:g} of the exact "
+            "search's documents at the size encoded.",
+            [row for m in all for row in fit_rows(m, machine, settings)],
+        ),
+        "options": Section(
+            "Model: every engine at every size",
+            f"Extrapolated, not measured. Machines of {settings.machine_memory:g} GiB, side by side, "
+            "documents divided among them. Reading: the bound by reading memory; expected: a + ρ · the "
+            "larger of the bounds by reading and by the kernels. Recall is that of the size encoded, and falls "
+            "as collections grow. Qdrant: float32 vectors alone, without its graph; LanceDB: bytes as measured. "
+            "Their reading is that of an exhaustive search (LanceDB: by one machine, as if all were in RAM); "
+            "what their own indexes do at such sizes is not known here.",
+            [
+                option_row(m, n, o)
+                for m in all
+                for n in settings.sizes
+                for o in options(m, n, machine, settings)
+            ],
+        ),
+        "choice": Section(
+            "Model: which engine to take",
+            f"{settings.latency:g} s a query, recall {settings.recall:g} of the exact search, machines of "
+            f"{settings.machine_memory:g} GiB, at most {settings.most_machines} of another engine's. "
+            + "; ".join(f"{rule}: {says}" for rule, says in RULES.items())
+            + ".",
+            [choice_row(m, n, machine, settings) for m in all for n in settings.sizes],
+        ),
+    }
+
+
+def vectors_row(m: Measured, settings: Settings) -> Row:
+    """A paradigm's vectors and the speed of the kernels with them."""
+    s = m.shape
+    row: Row = {"paradigm": m.name, "vectors/document": s.tokens, "h": s.dim, "vectors/query": s.query}
+    row["GFLOP/s, exact"] = m.flops[EXACT] / 1e9
+    row[f"GFLOP/s, {settings.checked} bits"] = m.flops[settings.checked] / 1e9
+    return row
+
+
+def engine_row(m: Measured, way: Way, settings: Settings) -> Row:
+    """An engine at the size that was encoded."""
+    low, high = way.timed.spread
+    return {
+        "paradigm": m.name,
+        "engine": way.engine,
+        "bytes/document": way.stored / way.documents,
+        "heap/document": way.held and way.held / way.documents,
+        "build s": way.build,
+        "ms": 1e3 * way.timed.median,
+        "10%": 1e3 * low,
+        "90%": 1e3 * high,
+        f"recall@{settings.k}": recall(way.timed.found, m.wanted),
+        "of MaxSim": m.by_maxima and recall(way.timed.found, m.by_maxima),
+    }
+
+
+# --- the model with what was measured ------------------------------------------------------------------
+
+
+def cost_of(m: Measured, bits: int, documents: int, settings: Settings) -> Cost:
+    """What an index of so many bits costs. r is that of the largest collection; a flat index, which was not
+    asked for it, holds ids as an exact one does."""
+    largest = m.checked[-1]
+    if bits in (EXACT, FLAT):
+        own = held(m, largest[EXACT], EXACT)
+        return (exact_cost if bits == EXACT else flat_cost)(m.shape, documents, own)
+    own = held(m, largest[settings.checked], settings.checked)
+    return compressed_cost(m.shape, documents, own, bits, m.knobs)
+
+
+def held(m: Measured, way: Way, bits: int) -> float:
+    """r, from the heap of a process that searched an index of this project."""
+    tokens = round(way.documents * m.shape.tokens)
+    codec = 0.0 if bits == EXACT else codec_bytes(tokens, padded_width(m.shape.dim, bits))
+    return max(0.0, ((way.held or 0) - codec) / way.documents)
+
+
+def check_rows(m: Measured, machine: Machine, settings: Settings) -> list[Row]:
+    """Measured seconds beside the bound, at every size."""
+    rows = []
+    for size in m.checked:
+        for bits, way in size.items():
+            cost = cost_of(m, bits, way.documents, settings)
+            synthetic = way.documents > m.ways[NAMES[EXACT]].documents
+            rows.append(
+                {
+                    "paradigm": m.name,
+                    "engine": way.engine,
+                    "documents": way.documents,
+                    "vectors": "synthetic" if synthetic else "real",
+                    "MB": way.stored / 1e6,
+                    "MB by model": cost.stored / 1e6,
+                    "λ": way.measured.get("distinct"),
+                    "ms": 1e3 * way.timed.median,
+                    "reading ms": 1e3 * reading(cost, machine),
+                    "kernel ms": 1e3 * cost.flops / m.flops[bits],
+                    "measured / bound": way.timed.median / bound(cost, machine, m.flops[bits]),
+                    "recall": recall(way.timed.found, size[EXACT].timed.found),
+                }
+            )
+    return rows
+
+
+def fit(m: Measured, bits: int, machine: Machine, settings: Settings) -> tuple[float, float]:
+    """a and ρ of an index; of every compressed one those of the one that was searched at all sizes."""
+    of = bits if bits in (EXACT, FLAT) else settings.checked
+    ways = [size[of] for size in m.checked]
+    costs = [cost_of(m, of, way.documents, settings) for way in ways]
+    return fitted(
+        [(way.timed.median, bound(c, machine, m.flops[of])) for way, c in zip(ways, costs, strict=True)]
+    )
+
+
+def fit_rows(m: Measured, machine: Machine, settings: Settings) -> list[Row]:
+    """a and ρ of every index that was searched at all sizes."""
+    return [
+        {"paradigm": m.name, "engine": NAMES[bits], "a, ms": 1e3 * a, "ρ": rho, "lists/query vector": probes}
+        for bits, probes in ((FLAT, None), (EXACT, None), (settings.checked, m.knobs.probes))
+        if bits in m.checked[0]
+        for a, rho in [fit(m, bits, machine, settings)]
+    ]
+
+
+def options(m: Measured, documents: int, machine: Machine, settings: Settings) -> list[Option]:
+    """What there is for one paradigm and size."""
+    found = []
+    for bits in (FLAT, EXACT, *settings.bits):
+        if NAMES[bits] not in m.ways:
+            continue
+        costs = partial(cost_of, m, bits, settings=settings)
+        count = machines(costs, documents, machine.memory)
+        cost = costs(math.ceil(documents / count))
+        fixed, rho = fit(m, bits, machine, settings)
+        found.append(
+            Option(
+                engine=NAMES[bits],
+                stored=count * cost.stored,
+                memory=count * cost.memory,
+                machines=count,
+                reading=reading(cost, machine),
+                seconds=fixed + rho * bound(cost, machine, m.flops[bits]),
+                recall=recall(m.ways[NAMES[bits]].timed.found, m.wanted),
+            )
+        )
+    vectors = 4 * m.shape.dim * m.shape.tokens * documents
+    for engine in ("Qdrant", "LanceDB") if m.maxima else ():
+        way = m.ways.get(engine)
+        stored = documents * way.stored / way.documents if way and engine == "LanceDB" else vectors
+        count = math.ceil(vectors / machine.memory)
+        found.append(
+            Option(
+                engine=engine,
+                stored=stored,
+                memory=vectors if engine == "Qdrant" else None,
+                machines=count if engine == "Qdrant" else None,
+                reading=stored / machine.ordered / (count if engine == "Qdrant" else 1),
+                seconds=None,
+                recall=recall(way.timed.found, m.wanted) if way else None,
+                takes_over=True,
+            )
+        )
+    return found
+
+
+def option_row(m: Measured, documents: int, option: Option) -> Row:
+    """An option, for the table."""
+    return {
+        "paradigm": m.name,
+        "documents": documents,
+        "engine": option.engine,
+        "bytes": option.stored,
+        "RAM": option.memory,
+        "machines": option.machines,
+        "reading ms": option.reading and 1e3 * option.reading,
+        "expected ms": option.seconds and 1e3 * option.seconds,
+        "recall, measured": option.recall,
+    }
+
+
+def choice_row(m: Measured, documents: int, machine: Machine, settings: Settings) -> Row:
+    """What to take, and by which rule."""
+    wanted = Wanted(settings.latency, settings.recall, settings.most_machines)
+    found = options(m, documents, machine, settings)
+    option, rule = choose(found, wanted)
+    divided = next(o.machines for o in found if o.engine == NAMES[settings.checked])
+    return option_row(m, documents, option) | {f"machines, {NAMES[settings.checked]}": divided, "rule": rule}
