@@ -178,10 +178,11 @@ def check_free(folder: Path, marks: Collection[str]) -> None:
         held = sorted(entry.name for entry in folder.iterdir())
         if held and not set(marks) & set(held):
             raise FileExistsError(
-                f"{folder} is no saved model and holds {held[0]}, which would be lost: choose another folder"
+                f"{folder} would be replaced, and is no model that was saved so: it holds {held[0]}. Choose "
+                "another folder"
             )
     elif folder.exists():
-        raise FileExistsError(f"{folder} is a file, which would be lost: choose another name")
+        raise FileExistsError(f"{folder} is a file, which would be replaced: choose another name")
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:

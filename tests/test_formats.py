@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import string
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -588,10 +589,11 @@ def hub(bert, monkeypatch):
     asked = []
 
     class HfApi:
-        def list_repo_files(self, name):
+        def model_info(self, name):
             if name == "owner/offline":
                 raise ConnectionError
-            return [str(file.relative_to(bert)) for file in bert.rglob("*") if file.is_file()]
+            files = [str(file.relative_to(bert)) for file in bert.rglob("*") if file.is_file()]
+            return SimpleNamespace(siblings=[SimpleNamespace(rfilename=file) for file in files])
 
     def snapshot_download(name, allow_patterns):
         asked.append((name, "*.bin" in allow_patterns))

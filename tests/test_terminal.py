@@ -108,6 +108,15 @@ def test_queries_are_read_from_the_standard_input(indexed, capsys, monkeypatch):
     ]
 
 
+def test_an_empty_standard_input_is_told(indexed, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(" \n"))
+    assert "no query: the standard input is empty" in refused("search", indexed)
+
+
+def test_the_index_of_a_folder_is_named_where_the_folder_is_given(indexed):
+    assert refused("search", "notes", "x").endswith("; notes.index is one")
+
+
 def test_a_prompt_ends_with_an_empty_line(monkeypatch):
     lines = iter(["one", "", "never"])
     monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
@@ -131,7 +140,7 @@ def test_a_build_that_was_interrupted_goes_on(source, models, monkeypatch, capsy
     build = ExactIndex.build
     monkeypatch.setattr(ExactIndex, "build", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     assert "interrupted" in refused("index", "notes", "--model", models["colbert"])
-    assert "index`" in refused("search", "notes.index", "x")
+    assert "notes.index is no index" in refused("search", "notes.index", "x")
     monkeypatch.setattr(ExactIndex, "build", build)
     main(["index", "notes", "--model", str(models["colbert"])])
     main(["search", "notes.index", "cold snow on ice"])
@@ -229,6 +238,8 @@ def test_explain_names_the_aligned_tokens(source, models, capsys, name):
     assert "fish.txt:1" in out
     assert "rel = " in out
     assert ("[pooled]" if name == "dpr" else "fish") in out
+    main(["explain", "explained", "fish in the sea"])
+    assert ("one vector of a text" in capsys.readouterr().err) == (name == "dpr")
     main(["explain", "explained", "fish in the sea", "--document", "snow.txt:1"])
     assert "snow.txt:1" in capsys.readouterr().out
     assert "no document 'x'" in refused("explain", "explained", "fish", "--document", "x")
@@ -299,11 +310,12 @@ def test_as_a_program():
     program = [sys.executable, "-m", "paradigms", "search", "nowhere", "x"]
     ended = subprocess.run(program, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    assert ended.stderr.strip() == "nowhere holds no search.json: make it with `python -m paradigms index`"
+    made = "`python -m paradigms index SOURCE` makes: no search.json in it"
+    assert ended.stderr.strip() == f"nowhere is no index, which {made}"
 
 
 def test_export_takes_no_folder_of_the_users(models, source):
-    assert "notes is no saved model and holds fire.txt" in refused("export", models["dpr"], "notes")
+    assert "notes would be replaced" in refused("export", models["dpr"], "notes")
     assert {file.name for file in source.iterdir()} == set(TEXTS)
     for _ in range(2):  # what it wrote itself it writes anew
         main(["export", str(models["dpr"]), "out"])

@@ -35,5 +35,5 @@ def listed(name: str) -> list[PurePosixPath]:
     from huggingface_hub import HfApi
 
     with suppress(Exception):  # of what kind depends on the version of its HTTP library
-        return [PurePosixPath(file) for file in HfApi().list_repo_files(name)]
+        return [PurePosixPath(file.rfilename) for file in HfApi().model_info(name).siblings or []]
     return []

@@ -12,6 +12,7 @@ comes with this project.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from shlex import quote
@@ -82,7 +83,8 @@ def run_index(settings: argparse.Namespace) -> None:
     told = notes()
     show.problems(problems, told)
     tell_words(settings, made.made.words, told)
-    told.print(f"{len(made.corpus):,} documents of {settings.source} in {output}", soft_wrap=True)
+    count = f"{len(made.corpus):,} document{'s' * (len(made.corpus) != 1)}"
+    told.print(f"{count} of {settings.source} in {output}", soft_wrap=True)
     again = " --pickled" if settings.pickled else ""
     told.print(
         f'Search them: python -m paradigms search {quote(str(output))} "your question"{again}', soft_wrap=True
@@ -106,7 +108,10 @@ def run_search(settings: argparse.Namespace) -> None:
         show.results(queries, run, corpus, settings.format)
         return
     for n, text in enumerate(typed(), 1):
-        show.results({str(n): text}, find({str(n): text}, settings.k), corpus, settings.format)
+        queries = {str(n): text}
+        show.results(queries, find(queries, settings.k), corpus, settings.format)
+    if not queries and not sys.stdin.isatty():
+        raise ValueError("no query: the standard input is empty")
 
 
 def run_rerank(settings: argparse.Namespace) -> None:
@@ -147,6 +152,13 @@ def run_explain(settings: argparse.Namespace) -> None:
     if others and reads_pool(opened.model.recipe):
         pool = opened.index.tokens_of(others, opened.model.encoder.device)
     show.alignment(explain(opened.model, settings.query, text, pool), settings.query, document)
+    described = opened.model.description()
+    if described["query_vectors"] == described["document_vectors"] == "pooled":
+        notes().print(
+            f"{opened.model.name} makes one vector of a text: tokens are seen of a model of token vectors, "
+            "such as colbert",
+            soft_wrap=True,
+        )
 
 
 def run_compare(settings: argparse.Namespace) -> None:

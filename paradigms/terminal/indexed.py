@@ -178,7 +178,11 @@ def open_folder(folder: str | Path, paradigm: Paradigm | None = None, *, pickled
     folder = Path(folder)
     file = folder / MARKER
     if not file.is_file():
-        raise FileNotFoundError(f"{folder} holds no {MARKER}: make it with `python -m paradigms index`")
+        near = folder.with_name(f"{folder.name}.index")
+        meant = f"; {near} is one" if (near / MARKER).is_file() else ""
+        raise FileNotFoundError(
+            f"{folder} is no index, which `python -m paradigms index SOURCE` makes: no {MARKER} in it{meant}"
+        )
     made = _made(file)
     index = open_index(folder / INDEX)
     paradigm = paradigm or made.open(pickled=pickled)

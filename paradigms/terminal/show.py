@@ -117,7 +117,7 @@ def _listed(query: str, found: Mapping[str, float], corpus: Corpus | None) -> Gr
         shown = " ".join(body(title, text).split())
         if shown:
             cut = shown if len(shown) <= SNIPPET else shown[: SNIPPET - 1] + "…"
-            lines.append(Padding(Text(cut), (0, 0, 0, 5)))
+            lines.append(Padding(Text(cut), (0, 0, 0, 5), expand=False))
     return Group(*lines, "" if found else "  nothing found")
 
 
