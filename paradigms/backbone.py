@@ -62,7 +62,7 @@ def load_backbone(name: str | Path) -> Any:
         )
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
-    return with_lean_attention(with_bit_dropout(with_fast_linear(model)))
+    return _fast_on_processors(model)
 
 
 def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
@@ -118,7 +118,11 @@ def load_seq2seq(name: str | Path) -> Any:
         raise ValueError(
             f"{name} lacks weights of {type(model).__name__}, as {missing[0]}: they would be random"
         )
-    return model
+    return _fast_on_processors(model)
+
+
+def _fast_on_processors(model: Any) -> Any:
+    return with_lean_attention(with_bit_dropout(with_fast_linear(model)))
 
 
 def load_heads(module: nn.Module, expected: Mapping[str, Tensor], file: Path) -> None:
@@ -167,8 +171,8 @@ def without_adapters(module: nn.Module, *, merged: bool = True) -> dict[str, Ten
     weights = {name.replace(".base_layer.", "."): t for name, t in state if ".lora_" not in name}
     for name, part in module.named_modules():
         if merged and isinstance(part, BaseTunerLayer):
-            layer: Any = copy.deepcopy(part).cpu()
-            layer.merge()
+            layer: Any = copy.deepcopy(part)
+            layer.cpu().merge()
             weights[f"{name}.weight"] = layer.get_base_layer().weight.detach()
     return weights
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -17,6 +18,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from paradigms.core import Tokens, join_documents, join_queries
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 @dataclass(frozen=True)
@@ -69,25 +72,26 @@ def in_parts(
 ) -> Tokens:
     """encode(batch), up to rounding and dropout, in the parts of `by_length`. axis: that of the texts.
 
-    Where there are more than `rows` texts, no part's activations are kept for the backward pass: it encodes
-    each again, with the dropout that it had, once the gradient of all vectors is known. Gao et al. 2021
-    (arXiv:2101.06983) call it gradient caching. The gradient is that of the whole batch, in the memory of one
-    part. As it is one graph, DistributedDataParallel sees one forward and one backward pass. Processes with
-    the same number of texts have the same number of parts where `tokens` is None, as sharded weights need it.
+    Where there are more than `rows` texts, the backward pass finds the activations of no more than the last
+    `rows`, the shortest. The other parts are encoded again, with the dropout that they had, once the gradient
+    of all vectors is known and those activations are gone: the gradient of the whole batch in the memory of
+    `rows` texts. Gao et al. 2021 (arXiv:2101.06983) call it gradient caching. As it is one graph,
+    DistributedDataParallel sees one forward and one backward pass. Processes with the same number of texts
+    have the same number of parts where `tokens` is None, as sharded weights need it.
     """
-    cached = rows is not None and rows < len(batch)
+    rows = len(batch) if rows is None else rows
+    cached = rows < len(batch)
     if not cached and (tokens is None or batch.input_ids.numel() <= tokens):
         return encode(batch)
     used = batch.attention_mask.bool() | batch.counts
     lengths = (used * torch.arange(1, used.shape[1] + 1, device=used.device)).amax(1).tolist()
     parts = by_length(lengths, tokens, rows)
-    found = []
+    found, left = [], len(batch)
     for part in parts:
         places, width = torch.tensor(part, device=used.device), max(1, lengths[part[0]])
         texts = batch.some(places, width)
-        found.append(_cached(encode, texts) if cached else encode(texts))
-        if cached and used.device.type == "cpu":
-            _trim()(0)
+        found.append(_cached(encode, texts) if cached and left > rows else encode(texts))
+        left -= len(part)
     order = torch.tensor([place for part in parts for place in part], device=used.device)
     joined = (join_documents if axis == 1 else join_queries)(found)
     return joined.map(lambda t: t.index_select(axis, order.argsort()))
@@ -100,11 +104,13 @@ def _cached(encode: Callable[[Batch], Tokens], batch: Batch) -> Tokens:
 
 
 @cache
-def _trim() -> Callable[[int], int]:
-    """glibc's malloc_trim, which gives freed memory back to the system; elsewhere nothing.
+def keep_freed_memory() -> None:
+    """Leave up to 1 GiB of freed memory to this process, as far as its malloc is glibc's.
 
-    malloc fits no new tensor between what lives on of a part, the nodes of its graph: each part of 8 × 180
-    tokens of all-MiniLM took another 145 MB for tensors that were freed at once (glibc 2.36).
+    By default each freed tensor of 32 MiB, and what lies free at the end, goes back to the system, which
+    clears every page that it hands out again: a fifth of the time of a training step.
     """
-    library = ctypes.CDLL(None) if sys.platform == "linux" else None
-    return getattr(library, "malloc_trim", lambda pad: 0)
+    library: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if hasattr(library, "mallopt"):
+        for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
+            library.mallopt(option, 1 << 30)

@@ -27,7 +27,7 @@ from paradigms.backbone import (
     offline_encoder,
     quiet,
 )
-from paradigms.batches import Batch, in_parts
+from paradigms.batches import Batch, in_parts, keep_freed_memory
 from paradigms.core import Tokens
 from paradigms.encoder_settings import SIDES, EncoderSettings, Side
 from paradigms.files import write_json
@@ -181,7 +181,10 @@ class TextEncoder(Encoder):
 
     def forward(self, batch: Batch, side: Side, chunk: int = 0) -> Tokens:
         axis = 1 if side == "document" else 0
-        tokens = self.tokens.get(batch.input_ids.device.type)
+        device = batch.input_ids.device.type
+        if device == "cpu":
+            keep_freed_memory()
+        tokens = self.tokens.get(device)
         return in_parts(partial(self._together, side=side), batch, axis, tokens=tokens, rows=chunk or None)
 
     def _together(self, batch: Batch, side: Side) -> Tokens:

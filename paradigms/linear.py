@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -35,30 +37,33 @@ class OneDNNLinear(nn.Linear):
             and x.dtype == self.weight.dtype == torch.float32
             and torch.backends.mkldnn.enabled
             and not torch.is_autocast_enabled("cpu")
-            and not torch.compiler.is_compiling()  # which traces no tensor in oneDNN's layout
+            and not torch.compiler.is_compiling()  # which chooses by itself
         )
         return _Linear.apply(x, self.weight, self.bias) if applies else super().forward(x)
 
 
 class _Linear(torch.autograd.Function):
-    """Keeps x and W alone: autograd's own would keep both layouts of x and of the result."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return nn.functional.linear(x.to_mkldnn(), weight, bias).to_dense()
+        return _product(x, weight, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        gradient, (of_x, of_weight, of_bias) = gradient.to_mkldnn(), ctx.needs_input_grad
-        to_x = to_weight = to_bias = None
-        if of_x:
-            to_x = torch.ops.aten.mkldnn_linear_backward_input(x.shape, gradient, weight).to_dense()
-        if of_weight or of_bias:
-            product = torch.ops.aten.mkldnn_linear_backward_weights
-            to_weight, to_bias = product(gradient, x.to_mkldnn(), weight, of_bias)
-        return to_x, to_weight if of_weight else None, to_bias if of_bias else None
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        rows = gradient.flatten(0, -2)
+        return (
+            _product(gradient, weight.t()) if of_x else None,
+            _product(rows.t(), x.flatten(0, -2).t()) if of_weight else None,
+            rows.sum(0) if of_bias else None,
+        )
+
+
+def _product(x: Float[Tensor, "... w"], weight: Float[Tensor, "v w"], bias: Tensor | None = None) -> Tensor:
+    """x Wᵀ + b: what torch.compile calls, the one way to oneDNN that copies neither x nor the result."""
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 def _onednn_is_faster() -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -243,15 +245,9 @@ def test_memory_is_set_by_the_chunk_and_not_by_the_batch(tiny_bert: Path) -> Non
     assert most(64, 64) == most(0, 64)  # a batch within the chunk is not encoded twice
 
 
-def test_a_text_is_encoded_twice_only_where_it_is_cached(
-    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trimmed: list[int] = []
-    assert batches._trim()(0) in (0, 1)
-    monkeypatch.setattr(batches, "_trim", lambda: trimmed.append)
-    for chunk, times in ((0, 1), (8, 1), (7, 2)):
+def test_a_text_is_encoded_twice_only_where_it_is_cached(tiny_bert: Path) -> None:
+    for chunk, cached in ((0, 0), (8, 0), (7, 7), (4, 4), (3, 6)):  # parts of 7 and 1; of 4 and 4; of 3, 3, 2
         paradigm, texts = build("dpr", tiny_bert), 0
-        trimmed.clear()
 
         def count(module: nn.Module, given: tuple[Any, ...]) -> None:
             nonlocal texts
@@ -260,8 +256,22 @@ def test_a_text_is_encoded_twice_only_where_it_is_cached(
         paradigm.encoder.backbone.register_forward_pre_hook(count)
         examples = [Example(word, n, (), (n,)) for n, word in enumerate(WORDS[:8])]
         step(paradigm, chunk, examples=examples)
-        assert texts == 16 * times
-        assert len(trimmed) == (4 if times == 2 else 0)  # after each part
+        assert texts == 2 * (8 + cached)
+
+
+def test_freed_memory_is_asked_of_malloc_once(monkeypatch: pytest.MonkeyPatch, tiny_bert: Path) -> None:
+    asked: list[tuple[int, int]] = []
+    batches.keep_freed_memory.cache_clear()
+    monkeypatch.setattr(
+        batches.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=lambda *to: asked.append(to))
+    )
+    step(build("dpr", tiny_bert), 0)
+    assert asked == [(-1, 1 << 30), (-3, 1 << 30)] or sys.platform != "linux"
+    batches.keep_freed_memory.cache_clear()
+    monkeypatch.setattr(
+        batches.ctypes, "CDLL", lambda name: SimpleNamespace()
+    )  # a malloc that is not glibc's
+    step(build("dpr", tiny_bert), 0)
 
 
 # --- the loop -----------------------------------------------------------------------------------------

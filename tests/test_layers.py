@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[1]
 PARADIGM_FILES = {"dpr", "me_bert", "colbert", "coil", "aligner", "xtr"}
 # Lowest first; a module imports its own layer only where ALONGSIDE allows it, and never a higher one.
 LAYERS: list[set[str]] = [
-    {"files", "linear", "progress", "saved", "settings", "core"},
+    {"files", "linear", "dropout", "progress", "saved", "settings", "core"},
+    {"attention"},
     {"backbone", "batches", "encoder_settings", "relax", "data"},
     {"align", "impute"},
     {"encode", "lexical"},
