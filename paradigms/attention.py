@@ -48,11 +48,11 @@ def attention(
     applies = (
         0 < dropout < 1
         and query.device.type == "cpu"
-        and query.dtype == key.dtype == value.dtype == torch.float32
+        and query.dtype in (torch.float32, torch.bfloat16)
+        and query.dtype == key.dtype == value.dtype
         and query.shape[:2] == key.shape[:2]
         and (attention_mask.dtype == torch.bool if attention_mask is not None else not causal)
         and all(more.get(name) is None for name in ("position_bias", "softcap", "cache"))
-        and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
     )
     if not applies:
@@ -60,7 +60,7 @@ def attention(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, **more
         )
     factor = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return _Attention.apply(query * factor, key, value, attention_mask, dropout), None
+    return _Attention.apply(query, key, value, attention_mask, dropout, factor), None
 
 
 AttentionInterface.register(NAME, attention)
@@ -68,49 +68,51 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 class _Attention(torch.autograd.Function):
+    """Computes in float32, keeps Q, K and V as they are."""
+
     @staticmethod
+    @torch.autocast("cpu", enabled=False)
     def forward(
         ctx: Any,
         query: Float[Tensor, "x n l h"],
         key: Float[Tensor, "x n k h"],
-        value: Float[Tensor, "x n k h"],
+        value: Float[Tensor, "x n k v"],
         mask: Bool[Tensor, "#x #n #l k"] | None,
         p: float,
-    ) -> Float[Tensor, "x l n h"]:
-        x, n, l, h = query.shape
-        out, bits = query.new_empty(x, l, n, h), []
+        factor: float,
+    ) -> Float[Tensor, "x l n v"]:
+        out, bits = value.new_empty(*query.transpose(1, 2).shape[:3], value.shape[-1]), []
         for texts in _tiles(query, key):
-            weights = _weights(query[texts], key[texts], _some(mask, texts))
+            q, k, v = _heads(texts, query, key, value)
+            weights = _weights(q, k, _some(mask, texts), query.shape[1], factor)
             kept = draw(weights.shape, p)
             bits.append(pack(kept))
-            found = torch.bmm(weights.mul_(kept), value[texts].flatten(0, 1)).mul_(scale(p))
-            out[texts].transpose(1, 2).copy_(found.view(-1, n, l, h))
+            whole = out[texts].transpose(1, 2)
+            whole.copy_(torch.bmm(weights.mul_(kept), v).mul_(scale(p)).view_as(whole))
         ctx.save_for_backward(query, key, value, mask, *bits)
-        ctx.p = p
+        ctx.p, ctx.factor = p, factor
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Float[Tensor, "x l n h"]) -> tuple[Tensor | None, ...]:
+    @torch.autocast("cpu", enabled=False)  # whose decorator has no types
+    def backward(  # type: ignore[override]
+        ctx: Any, gradient: Float[Tensor, "x l n v"]
+    ) -> tuple[Tensor | None, ...]:
         query, key, value, mask, *bits = ctx.saved_tensors
-        factor = scale(ctx.p)
         # Laid out as the linear layers gave them, each token's heads side by side.
         found = [t.new_empty(t.transpose(1, 2).shape).transpose(1, 2) for t in (query, key, value)]
         for texts, packed in zip(_tiles(query, key), bits, strict=True):
-            weights = _weights(query[texts], key[texts], _some(mask, texts))
+            q, k, v, given = _heads(texts, query, key, value, gradient.transpose(1, 2))
+            weights = _weights(q, k, _some(mask, texts), query.shape[1], ctx.factor)
             kept = unpack(packed, weights.shape)
-            q, k, v = (t[texts].flatten(0, 1) for t in (query, key, value))
-            given = gradient[texts].transpose(1, 2).flatten(0, 1) * factor
+            given = given * scale(ctx.p)
             to_weights = torch.bmm(given, v.mT).mul_(kept)
-            to_scores = torch._softmax_backward_data(to_weights, weights, -1, weights.dtype)
+            to_scores = torch._softmax_backward_data(to_weights, weights, -1, weights.dtype).mul_(ctx.factor)
             to_value = torch.bmm(weights.mul_(kept).mT, given)
             for whole, part in zip(found, (to_scores @ k, to_scores.mT @ q, to_value), strict=True):
                 whole[texts].copy_(part.view_as(whole[texts]))
-        return *found, None, None
-
-
-def _some(mask: Tensor | None, texts: slice) -> Tensor | None:
-    return mask if mask is None or len(mask) == 1 else mask[texts]
+        return *found, None, None, None
 
 
 def _tiles(query: Tensor, key: Tensor) -> Iterator[slice]:
@@ -118,14 +120,24 @@ def _tiles(query: Tensor, key: Tensor) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, len(query), size))
 
 
+def _heads(texts: slice, *whole: Float[Tensor, "x n _ _"]) -> list[Float[Tensor, "tn _ _"]]:
+    return [t[texts].flatten(0, 1).float() for t in whole]
+
+
+def _some(mask: Tensor | None, texts: slice) -> Tensor | None:
+    return mask if mask is None or len(mask) == 1 else mask[texts]
+
+
 def _weights(
-    query: Float[Tensor, "t n l h"], key: Float[Tensor, "t n k h"], mask: Bool[Tensor, "#t #n #l k"] | None
+    query: Float[Tensor, "tn l h"],
+    key: Float[Tensor, "tn k h"],
+    mask: Bool[Tensor, "#t #n #l k"] | None,
+    heads: int,
+    factor: float,
 ) -> Float[Tensor, "tn l k"]:
-    """softmax(QKᵀ), over the places where the mask is true."""
-    scores = torch.bmm(query.flatten(0, 1), key.flatten(0, 1).mT)
+    """softmax(factor · QKᵀ), over the places where the mask is true."""
+    scores = torch.bmm(query * factor, key.mT)
     if mask is not None:
-        lowest = torch.finfo(
-            scores.dtype
-        ).min  # and not −∞, of which a text that attends to nothing makes NaN
-        scores.view(*query.shape[:2], *scores.shape[1:]).masked_fill_(~mask, lowest)
+        lowest = torch.finfo(scores.dtype).min  # not −∞, of which a text that attends to nothing makes NaN
+        scores.unflatten(0, (-1, heads)).masked_fill_(~mask, lowest)
     return torch.softmax(scores, -1)
