@@ -59,8 +59,6 @@ class Settings:
     """sizes, in shares of the documents, at which measured seconds are held against the model"""
     most_vectors: int = 1_000_000
     """larger collections are not made for that"""
-    probes: int = 0
-    """lists that each query vector looks into; 0: the fewest of 8, 16, 32, … that find enough (recall)"""
     k: int = 10
     rounds: int = 3
     threads: int = 0

@@ -266,6 +266,31 @@ def test_a_lancedb_table_of_another_dtype_or_metric_is_refused(tmp_path):
     assert again.search(vectors[0], 1)[0][0] == str(best)
 
 
+@pytest.mark.skipif(find_spec("lancedb") is None, reason="needs lancedb")
+def test_lancedb_indexes_many_vectors_a_document_where_cosines_are_inner_products(tmp_path):
+    draw = np.random.default_rng(0)
+    vectors = draw.standard_normal((600, 5, 16)).astype(np.float32)
+    unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+    ids = [str(n) for n in range(600)]
+    exact, engine, long = (LanceEngine(str(tmp_path / name), 16, nprobes=1000) for name in "abc")
+    exact.add(ids, list(unit))
+    engine.add(ids, list(unit))
+    long.add(ids, list(vectors))
+    with pytest.raises(ValueError, match=r"document '\d+' has a vector of length"):
+        long.approximate(index_type="IVF_FLAT")
+    engine.approximate(index_type="IVF_FLAT")
+    again = LanceEngine(str(tmp_path / "b"), 16, nprobes=1000)
+    for query in unit[:3, :4]:
+        wanted = dict(exact.search(query, 10))
+        for found in (dict(engine.search(query, 10)), dict(again.search(query, 10))):
+            both = wanted.keys() & found.keys()
+            assert len(both) >= 8  # of those near its tokens, LanceDB scores some
+            assert {id: found[id] for id in both} == pytest.approx({id: wanted[id] for id in both}, abs=1e-4)
+            assert next(iter(found)) == next(iter(wanted))
+    with pytest.raises(ValueError, match="the query has a vector of length"):
+        again.search(2 * unit[0], 10)
+
+
 @pytest.mark.skipif(find_spec("qdrant_client") is None, reason="needs qdrant_client")
 def test_a_qdrant_collection_of_another_metric_or_with_names_is_refused(tmp_path):
     from qdrant_client import QdrantClient, models

@@ -14,12 +14,11 @@ import numpy as np
 from numba import njit
 from serving_parts.model import LINE
 
-from paradigms.index.codes import padded_width
 from paradigms.index.threads import shared
 
-REPEATS = 5  # the best counts: what else the machine does only takes away
+REPEATS = 15  # the best counts: what else the machine does only takes away
 CACHED = 1 << 18  # bytes of vectors of a thread that lie in a second-level cache
-BURST = 0.02  # seconds of a kernel at least
+BURST = 0.004  # seconds of a kernel at least
 WORDS = LINE // 8
 
 
@@ -70,54 +69,27 @@ def _best(function: Callable[[np.ndarray], Any], parts: list[np.ndarray], thread
     return min(run() for _ in range(REPEATS))
 
 
-def kernel_speed(dim: int, lanes: int, tokens: float, bits: int, threads: int, seed: int) -> float:
-    """FLOP/s, of those in 2 h q' per token, of the kernel that an index scores with, its vectors in cache.
-
-    bits 16: documents of `tokens` float16 vectors; fewer: codes, list by list, as if one long document.
-    """
+def kernel_speed(dim: int, tiles: int, threads: int, seed: int) -> float:
+    """FLOP/s of the products that every kernel of the indexes is made of, with so many tiles of query vectors
+    and document vectors of `dim` float32 that lie in a cache."""
     from paradigms.index import kernels
 
-    draw, width = np.random.default_rng(seed), dim if bits == 16 else padded_width(dim, bits)
-    queries = kernels.pack(draw.standard_normal((lanes, width)).astype(np.float32))
-    count = max(kernels.ROWS, CACHED // (width * bits // 8))
-    each = max(1, round(tokens)) if bits == 16 else count
-    starts = np.arange(0, count, each, dtype=np.int64)
-    stops = np.minimum(starts + each, count)
-    if bits == 16:
-        padded = -(-width // kernels.LANES) * kernels.LANES  # the kernel reads whole lanes of a row
-        vectors = draw.standard_normal((count, padded)).astype(np.float16).view(np.uint16)
-        packed = kernels.pack(np.zeros((lanes, padded), np.float32))
-        width = padded
-
-        def score(best: np.ndarray) -> None:
-            kernels.maxima(vectors, starts, stops, packed, best)
-
-    else:
-        coded = kernels.Coded(
-            draw.integers(0, 256, (count, width * bits // 8), dtype=np.uint8),
-            bits,
-            draw.integers(0, 256, count, dtype=np.uint8),
-            np.ones(256, np.float32),
-            np.zeros(count, np.uint16),
-        )
-        similarities = np.zeros((1, queries.shape[0] * kernels.LANES), np.float32)
-        query = kernels.CodedQuery(similarities, queries, similarities[0])
-
-        def score(best: np.ndarray) -> None:
-            kernels.coded_maxima(coded, query, starts, stops, best)
-
-    bests = [np.empty((len(starts), queries.shape[0] * kernels.LANES), np.float32) for _ in range(threads)]
-    score(bests[0])  # compiled
+    draw = np.random.default_rng(seed)
+    count = max(kernels.ROWS, CACHED // (4 * dim))
+    vectors = draw.standard_normal((count, dim)).astype(np.float32)
+    queries = draw.standard_normal((max(1, tiles), dim, kernels.LANES)).astype(np.float32)
+    found = np.empty((threads, count, len(queries) * kernels.LANES), np.float32)
+    kernels.products(vectors, queries, found[0])  # compiled
     began = time.perf_counter()
-    score(bests[0])
+    kernels.products(vectors, queries, found[0])
     rounds = max(1, round(BURST / (time.perf_counter() - began)))
 
-    def burst(best: np.ndarray) -> None:
+    def burst(out: np.ndarray) -> None:
         for _ in range(rounds):
-            score(best)
+            kernels.products(vectors, queries, out)
 
-    work = 2 * width * queries.shape[0] * kernels.LANES * count * rounds * threads
-    return work / _best(burst, bests, threads)
+    work = 2 * dim * found.size * rounds
+    return work / _best(burst, list(found), threads)
 
 
 def described() -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,16 +21,18 @@ from paradigms.index import CompressedIndex, ExactIndex, TokenIndex
 from paradigms.model import Recipe
 
 BLOCK = 1 << 16  # padded tokens that go from one index to another at once
+LONG = 10.0  # seconds of rounds after which no other begins
 NOISE = 0.5  # of a vector that is made of another: cosines of the two are about .89
-EXTRAS = {"FAISS": "faiss", "LanceDB": "lancedb", "Qdrant": "qdrant_client"}
+EXTRAS = {"FAISS": "faiss", "LanceDB": "lancedb", "LanceDB, IVF_RQ": "lancedb", "Qdrant": "qdrant_client"}
 MAXIMA = ("query_to_document", "query_tokens")  # what an engine knows, of a paradigm that has another A
 
 Found = list[dict[str, float]]
+Kind = TypeVar("Kind", bound=TokenIndex)
 
 
 @dataclass
 class Timed:
-    """Seconds of single queries, all rounds, and the k best documents of each query."""
+    """Seconds of every query in its fastest round, and the k best documents of each."""
 
     seconds: np.ndarray
     found: Found
@@ -41,7 +43,7 @@ class Timed:
 
     @property
     def spread(self) -> tuple[float, float]:
-        """The 10th and 90th percentile."""
+        """The 10th and 90th percentile of queries."""
         low, high = np.quantile(self.seconds, (0.1, 0.9))
         return float(low), float(high)
 
@@ -60,18 +62,22 @@ class Way:
 
 
 def timed(find: Callable[[int], dict[str, float]], queries: int, rounds: int) -> Timed:
-    """`find` of every query by its number, in every round, after three that are not counted."""
+    """`find` of every query by its number, in so many rounds, or until they have taken LONG, after three that
+    are not counted. The fastest round of each counts: what else the machine does only adds to it."""
     for n in range(min(3, queries)):
         find(n)
-    seconds, found = [], []
+    seconds, found = np.full(queries, np.inf), []
+    started = time.perf_counter()
     for turn in range(rounds):
         for n in range(queries):
             began = time.perf_counter()
             answer = find(n)
-            seconds.append(time.perf_counter() - began)
+            seconds[n] = min(seconds[n], time.perf_counter() - began)
             if not turn:
                 found.append(answer)
-    return Timed(np.array(seconds), found)
+        if time.perf_counter() - started > LONG:
+            break
+    return Timed(seconds, found)
 
 
 def recall(found: Found, wanted: Found) -> float:
@@ -108,8 +114,8 @@ def sized(index: ExactIndex, documents: int, seed: int) -> Iterator[tuple[list[s
 
 
 def build_index(
-    kind: type[TokenIndex], base: ExactIndex, documents: int, folder: Path, seed: int, **settings: Any
-) -> tuple[TokenIndex, float]:
+    kind: type[Kind], base: ExactIndex, documents: int, folder: Path, seed: int, **settings: Any
+) -> tuple[Kind, float]:
     """An index of `sized` documents, in place of what is in the folder, and the seconds that it took."""
     shutil.rmtree(folder, ignore_errors=True)
     names = ("paradigm", "dim", "fields")
@@ -154,16 +160,27 @@ def measure_index(
     return way
 
 
-def enough_probes(
+def enough_knobs(
     index: CompressedIndex, recipe: Recipe, queries: Tokens, k: int, wanted: Found, least: float
-) -> int:
-    """The fewest of 8, 16, 32, … lists for each query vector with which a share `least` of what was wanted is
-    found; all lists where none of these is enough."""
+) -> dict[str, int]:
+    """`probes` and `candidates`, the fewest with which a share `least` of what was wanted is found.
+
+    candidates: 64, 128, …, up to an eighth of the documents, with which all lists find enough; then probes:
+    8, 16, …, or all. Where nothing is enough, the most of both.
+    """
     lists = len(index._sizes)
-    index.probes = 8
-    while index.probes < lists and recall(index.search_tokens(recipe, queries, k), wanted) < least:
-        index.probes *= 2
-    return min(index.probes, lists)
+
+    def enough(probes: int, candidates: int) -> bool:
+        index.probes, index.candidates = probes, candidates
+        return recall(index.search_tokens(recipe, queries, k), wanted) >= least
+
+    candidates, probes = max(64, 4 * k), 8
+    if recipe.search == "gather":
+        while 8 * candidates < len(index) and not enough(lists, candidates):
+            candidates *= 2
+    while probes < lists and not enough(probes, candidates):
+        probes *= 2
+    return {"probes": min(probes, lists), "candidates": candidates}
 
 
 def distinct_lists(index: CompressedIndex, queries: Tokens) -> float:
@@ -196,11 +213,18 @@ def as_maxima(model: Paradigm) -> Paradigm | None:
     return model.with_alignment(*MAXIMA) if "pool" in model.reads else model
 
 
-def engines(single: bool) -> tuple[list[str], list[str]]:
-    """The engines that take such documents and are installed, and those whose package is missing."""
-    takes = [name for name in EXTRAS if single or name != "FAISS"]
+def engines(model: Paradigm) -> tuple[list[str], list[str]]:
+    """The engines that take such documents and are installed, and those whose package is missing; model: of
+    `as_maxima`. LanceDB's index of many vectors a document takes those of length 1."""
+    single, unit = one_vector(model), model.encoder.settings.normalize
+    takes = [name for name in EXTRAS if single or (name != "FAISS" and (unit or "IVF" not in name))]
     missing = [name for name in takes if find_spec(EXTRAS[name]) is None]
     return [name for name in takes if name not in missing], missing
+
+
+def one_vector(model: Paradigm) -> bool:
+    """Whether a document has one vector."""
+    return model.encoder.settings.document_vectors == "pooled"
 
 
 def measure_engine(
@@ -209,12 +233,13 @@ def measure_engine(
     """An engine embedded in this process, given all documents of an index; model: of `as_maxima`."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    single = model.encoder.settings.document_vectors == "pooled"
-    engine = _engine(name, folder, model.encoder.dim, single)
+    engine = _engine(name, folder, model.encoder.dim, one_vector(model))
     began = time.perf_counter()
     hand_over(index, model, engine)
     if isinstance(engine, FaissEngine):
         engine.save(folder)
+    if isinstance(engine, LanceEngine) and name != "LanceDB":
+        engine.approximate(index_type=name.partition(", ")[2])
     build = time.perf_counter() - began
     rows = [queries.vectors[n, 0][queries.mask[n, 0]].numpy() for n in range(len(queries.mask))]
     answers = timed(lambda n: dict(engine.search(rows[n], k)), len(rows), rounds)
@@ -226,7 +251,7 @@ def measure_engine(
 def _engine(name: str, folder: Path, dim: int, single: bool) -> Engine:
     if name == "FAISS":
         return FaissEngine(dim)
-    if name == "LanceDB":
+    if name.startswith("LanceDB"):
         return LanceEngine(str(folder), dim, single=single)
     return QdrantEngine(dim, single=single, exact=True, path=str(folder))
 

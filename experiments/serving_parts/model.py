@@ -4,7 +4,8 @@ Symbols. A document has t vectors of h numbers on average, so there are n = N t;
 the kernels score in q' = 16⌈q/16⌉ lanes. x: bytes of a vector's id and salience, where the paradigm reads
 them. i: bytes of a document's id on disk; r: bytes of a document that a process holds (its id as a Python
 string, its place, its offset). Of the machine: B bytes/s read in order, G bytes/s read in LINE = 64 bytes at
-random places, F FLOP/s of the kernel on vectors in cache.
+random places, F FLOP/s of the products that every kernel is
+made of, on vectors in cache.
 
     exact       bytes      = n (2h + x) + N (4 + i)
                 in order   = n (2h + x)                             all of it, for every query
@@ -21,7 +22,7 @@ random places, F FLOP/s of the kernel on vectors in cache.
                 held       = N r + K (5h' + 12) + n / 16       centroids, sizes, every 64th token's document
     flat        bytes      = n 4h + N i, in order = n 4h, held = N r    FAISS, which keeps float32 in memory
     seconds     ≥ max(in order / B + at random / G, FLOPs / F)
-    machines    = min m: held(N/m) + bytes(N/m) ≤ memory, documents divided among them
+    machines    = min m: held(N/m) + bytes(N/m) ≤ memory and seconds(N/m) ≤ latency, where that can be
 
 λ is measured: lists that several query vectors share count once, and lists that are looked into are longer
 than the mean. A random line is counted once for each token, but never more lines than the array has. The
@@ -47,7 +48,6 @@ from paradigms.index.coding import number_bytes
 LINE = 64  # bytes that memory gives at once
 STRIDE = 64  # tokens between two whose documents an index keeps
 EXACT, FLAT = 16, 32  # bits of the numbers of an exact index, and of a flat one of FAISS
-MOST_MACHINES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -171,21 +171,24 @@ def fitted(measured: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return fixed, max(1.0, (last - fixed) / most)
 
 
-def machines(cost_of: Callable[[int], Cost], documents: int, memory: float) -> int:
-    """The fewest machines of so much memory that hold the documents, as many on each. ValueError for none."""
+def machines(fits: Callable[[int], bool], documents: int) -> int:
+    """The fewest machines among which documents can be divided evenly, so many fitting each or not.
 
-    def fits(count: int) -> bool:
-        return cost_of(math.ceil(documents / count)).memory <= memory
+    ValueError where no number of machines is enough.
+    """
+
+    def enough(count: int) -> bool:
+        return fits(math.ceil(documents / count))
 
     high = 1
-    while not fits(high):
+    while not enough(high):
+        if high >= documents:
+            raise ValueError("a machine does not even hold one document")
         high *= 2
-        if high > MOST_MACHINES:
-            raise ValueError(f"no number of machines of {memory:,.0f} bytes holds these documents")
-    low = high // 2  # does not fit, or 0
+    low = high // 2  # not enough, or 0
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
+        low, high = (low, middle) if enough(middle) else (middle, high)
     return high
 
 
@@ -242,4 +245,4 @@ def choose(options: Sequence[Option], wanted: Wanted) -> tuple[Option, str]:
     if not here:
         raise ValueError("there is nothing to choose from")
     ranked = enough or [max(here, key=lambda option: option.recall or 0.0)]
-    return min(ranked, key=lambda option: option.machines or MOST_MACHINES), "shards"
+    return min(ranked, key=lambda option: option.machines or math.inf), "shards"

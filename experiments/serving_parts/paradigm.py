@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +18,7 @@ from serving_parts.measure import (
     as_maxima,
     build_index,
     engines,
-    enough_probes,
+    enough_knobs,
     measure_engine,
     measure_index,
 )
@@ -51,7 +50,7 @@ class Measured:
     missing: list[str]  # engines that could score it and are not installed
     ways: dict[str, Way]  # at the size encoded
     checked: list[dict[int, Way]]  # by bits, at every size, ascending
-    flops: dict[int, float]  # bits -> F
+    flops: float  # F
     knobs: Knobs  # of compressed indexes
     wanted: Found  # of the paradigm's own exact search
     by_maxima: Found | None  # of exact MaxSim of the same vectors
@@ -65,24 +64,21 @@ def measure(name: str, collection: Collection, settings: Settings, work: Path, c
     base = ExactIndex.build(model, texts.keys(), texts.values(), work / name, progress=True)
     queries = model.encode_queries(asked).to("cpu")
     shape, scored = shape_of(base, queries), as_maxima(model)
-    single = model.encoder.settings.document_vectors == "pooled"
-    names, missing = engines(single) if scored else ([], [])
+    names, missing = engines(scored) if scored else ([], [])
     wanted = base.search_tokens(model.recipe, queries, settings.k)
     by_maxima = base.search_tokens(scored.recipe, queries, settings.k) if scored else None
-    probes = settings.probes
-    if not probes:
-        tried, _ = build_index(
-            CompressedIndex, base, len(base), work / "4", settings.seed, bits=settings.checked
-        )
-        probes = enough_probes(tried, model.recipe, queries, settings.k, wanted, settings.recall)
+    tried, _ = build_index(
+        CompressedIndex, base, len(base), work / "tried", settings.seed, bits=settings.checked
+    )
+    knobs = enough_knobs(tried, model.recipe, queries, settings.k, wanted, settings.recall)
     counts = {max(1, round(share * len(base))) for share in settings.growth} | {len(base)}
     counts = {n for n in counts if n <= len(base) or n * shape.tokens <= settings.most_vectors}
 
     def indexed(what: str, kind: type[TokenIndex], documents: int, **options: Any) -> Way:
         folder = work / kind.kind
         index, seconds = build_index(kind, base, documents, folder, settings.seed, **options)
-        knobs = {"probes": probes} if kind is CompressedIndex else {}
-        return measure_index(what, index, seconds, model.recipe, queries, settings.k, settings.rounds, knobs)
+        given = knobs if kind is CompressedIndex else {}
+        return measure_index(what, index, seconds, model.recipe, queries, settings.k, settings.rounds, given)
 
     def engine(what: str, documents: int) -> Way:
         index = base if documents == len(base) else ExactIndex.open(work / ExactIndex.kind, verify=False)
@@ -93,7 +89,7 @@ def measure(name: str, collection: Collection, settings: Settings, work: Path, c
     jobs: dict[tuple[str, int], Callable[[], Way]] = {}
     for n in sorted(counts):
         jobs[NAMES[EXACT], n] = partial(indexed, NAMES[EXACT], ExactIndex, n)
-        if single and scored:
+        if NAMES[FLAT] in names:
             jobs[NAMES[FLAT], n] = partial(engine, NAMES[FLAT], n)  # of the index that was just built
         for bits in settings.bits if n == len(base) else [settings.checked]:
             jobs[NAMES[bits], n] = partial(indexed, NAMES[bits], CompressedIndex, n, bits=bits)
@@ -108,7 +104,7 @@ def measure(name: str, collection: Collection, settings: Settings, work: Path, c
             done[what, n] = job()
             bar.advance(task)
     largest = done[NAMES[settings.checked], max(counts)]
-    candidates = 0 if model.recipe.search == "impute" else max(64, 4 * settings.k)
+    rescored = knobs["candidates"] if model.recipe.search == "gather" else 0
     return Measured(
         name=name,
         shape=shape,
@@ -123,8 +119,8 @@ def measure(name: str, collection: Collection, settings: Settings, work: Path, c
             }
             for n in sorted(counts)
         ],
-        flops=kernel_speeds(shape, settings),
-        knobs=Knobs(probes, candidates, largest.measured["distinct"]),
+        flops=kernel_speed(shape.dim, round(shape.lanes / LANES), settings.threads, settings.seed),
+        knobs=Knobs(knobs["probes"], rescored, largest.measured["distinct"]),
         wanted=wanted,
         by_maxima=by_maxima,
     )
@@ -164,12 +160,3 @@ def shape_of(index: ExactIndex, queries: Tokens) -> Shape:
         extra=sum(column.itemsize for column in columns.values()),
         id_bytes=index.manifest["files"][DOCUMENTS]["bytes"] / len(index),
     )
-
-
-def kernel_speeds(shape: Shape, settings: Settings) -> dict[int, float]:
-    """Bits -> F; no bound on FAISS, whose products are its own."""
-    lanes = max(1, round(shape.lanes / LANES)) * LANES
-    return {FLAT: math.inf} | {
-        bits: kernel_speed(shape.dim, lanes, shape.tokens, bits, settings.threads, settings.seed)
-        for bits in (EXACT, *settings.bits)
-    }

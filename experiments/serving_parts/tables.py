@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pages import Section
@@ -56,7 +55,7 @@ def sections(
             "Measured: vectors",
             f"{settings.documents:,} documents and {settings.queries} queries of {settings.collection}. "
             "GFLOP/s: of the kernels, with such vectors in cache.",
-            [vectors_row(m, settings) for m in all],
+            [vectors_row(m) for m in all],
         ),
         "engines": Section(
             "Measured: engines",
@@ -75,19 +74,21 @@ def sections(
         ),
         "fit": Section(
             "The model fitted: seconds = a + ρ · bound",
-            "a: of the smallest collection, less its bound. ρ: of the largest one. Lists: the fewest of 8, "
-            f"16, … with which the index of {settings.checked} bits finds {settings.recall:g} of the exact "
-            "search's documents at the size encoded.",
+            "a: of the smallest collection, less its bound. ρ: of the largest one. Lists that each query "
+            "vector looks into, and candidates that are scored in full: the fewest of 8, 16, … and 64, "
+            f"128, … with which the index of {settings.checked} bits finds {settings.recall:g} of the exact "
+            "search's documents at the size encoded; else all lists, and an eighth of the documents.",
             [row for m in all for row in fit_rows(m, machine, settings)],
         ),
         "options": Section(
             "Model: every engine at every size",
-            f"Extrapolated, not measured. Machines of {settings.machine_memory:g} GiB, side by side, "
-            "documents divided among them. Reading: the bound by reading memory; expected: a + ρ · the "
-            "larger of the bounds by reading and by the kernels. Recall is that of the size encoded, and falls "
-            "as collections grow. Qdrant: float32 vectors alone, without its graph; LanceDB: bytes as measured. "
-            "Their reading is that of an exhaustive search (LanceDB: by one machine, as if all were in RAM); "
-            "what their own indexes do at such sizes is not known here.",
+            f"Extrapolated, not measured. Machines of {settings.machine_memory:g} GiB side by side, "
+            "documents divided among them: the fewest that hold them and, where that can be, answer in "
+            "time. Reading: the bound by reading memory; expected: a + ρ · the larger of the bounds by "
+            "reading and by the kernels. Recall is that of the size encoded, and falls as collections "
+            "grow. Qdrant: float32 vectors alone, without its graph; LanceDB: bytes as measured. Their "
+            "reading is that of an exhaustive search (LanceDB: by one machine, as if all were in RAM); what "
+            "their own indexes do at such sizes is not known here.",
             [
                 option_row(m, n, o)
                 for m in all
@@ -106,13 +107,16 @@ def sections(
     }
 
 
-def vectors_row(m: Measured, settings: Settings) -> Row:
+def vectors_row(m: Measured) -> Row:
     """A paradigm's vectors and the speed of the kernels with them."""
     s = m.shape
-    row: Row = {"paradigm": m.name, "vectors/document": s.tokens, "h": s.dim, "vectors/query": s.query}
-    row["GFLOP/s, exact"] = m.flops[EXACT] / 1e9
-    row[f"GFLOP/s, {settings.checked} bits"] = m.flops[settings.checked] / 1e9
-    return row
+    return {
+        "paradigm": m.name,
+        "vectors/document": s.tokens,
+        "h": s.dim,
+        "vectors/query": s.query,
+        "GFLOP/s": m.flops / 1e9,
+    }
 
 
 def engine_row(m: Measured, way: Way, settings: Settings) -> Row:
@@ -171,8 +175,8 @@ def check_rows(m: Measured, machine: Machine, settings: Settings) -> list[Row]:
                     "λ": way.measured.get("distinct"),
                     "ms": 1e3 * way.timed.median,
                     "reading ms": 1e3 * reading(cost, machine),
-                    "kernel ms": 1e3 * cost.flops / m.flops[bits],
-                    "measured / bound": way.timed.median / bound(cost, machine, m.flops[bits]),
+                    "kernel ms": 1e3 * cost.flops / m.flops,
+                    "measured / bound": way.timed.median / bound(cost, machine, m.flops),
                     "recall": recall(way.timed.found, size[EXACT].timed.found),
                 }
             )
@@ -185,59 +189,78 @@ def fit(m: Measured, bits: int, machine: Machine, settings: Settings) -> tuple[f
     ways = [size[of] for size in m.checked]
     costs = [cost_of(m, of, way.documents, settings) for way in ways]
     return fitted(
-        [(way.timed.median, bound(c, machine, m.flops[of])) for way, c in zip(ways, costs, strict=True)]
+        [(way.timed.median, bound(c, machine, m.flops)) for way, c in zip(ways, costs, strict=True)]
     )
 
 
 def fit_rows(m: Measured, machine: Machine, settings: Settings) -> list[Row]:
     """a and ρ of every index that was searched at all sizes."""
     return [
-        {"paradigm": m.name, "engine": NAMES[bits], "a, ms": 1e3 * a, "ρ": rho, "lists/query vector": probes}
-        for bits, probes in ((FLAT, None), (EXACT, None), (settings.checked, m.knobs.probes))
-        if bits in m.checked[0]
+        {
+            "paradigm": m.name,
+            "engine": NAMES[bits],
+            "a, ms": 1e3 * a,
+            "ρ": rho,
+            "lists": m.knobs.probes if bits == settings.checked else None,
+            "candidates": m.knobs.candidates if bits == settings.checked else None,
+        }
+        for bits in m.checked[0]
         for a, rho in [fit(m, bits, machine, settings)]
     ]
 
 
 def options(m: Measured, documents: int, machine: Machine, settings: Settings) -> list[Option]:
     """What there is for one paradigm and size."""
-    found = []
-    for bits in (FLAT, EXACT, *settings.bits):
-        if NAMES[bits] not in m.ways:
-            continue
-        costs = partial(cost_of, m, bits, settings=settings)
-        count = machines(costs, documents, machine.memory)
-        cost = costs(math.ceil(documents / count))
-        fixed, rho = fit(m, bits, machine, settings)
-        found.append(
-            Option(
-                engine=NAMES[bits],
-                stored=count * cost.stored,
-                memory=count * cost.memory,
-                machines=count,
-                reading=reading(cost, machine),
-                seconds=fixed + rho * bound(cost, machine, m.flops[bits]),
-                recall=recall(m.ways[NAMES[bits]].timed.found, m.wanted),
-            )
-        )
+    here = [bits for bits in (FLAT, EXACT, *settings.bits) if NAMES[bits] in m.ways]
+    found = [index_option(m, bits, documents, machine, settings) for bits in here]
+    return found + ([qdrant_option(m, documents, machine), lance_option(m, documents, machine)] * m.maxima)
+
+
+def index_option(m: Measured, bits: int, documents: int, machine: Machine, settings: Settings) -> Option:
+    """An index, on the fewest machines that hold it and answer in time; that only hold it where a is more."""
+    fixed, rho = fit(m, bits, machine, settings)
+
+    def seconds(share: int) -> float:
+        return fixed + rho * bound(cost_of(m, bits, share, settings), machine, m.flops)
+
+    latency = settings.latency if seconds(1) < settings.latency else math.inf
+
+    def fits(share: int) -> bool:
+        return cost_of(m, bits, share, settings).memory <= machine.memory and seconds(share) <= latency
+
+    count = machines(fits, documents)
+    share = math.ceil(documents / count)
+    cost = cost_of(m, bits, share, settings)
+    return Option(
+        engine=NAMES[bits],
+        stored=count * cost.stored,
+        memory=count * cost.memory,
+        machines=count,
+        reading=reading(cost, machine),
+        seconds=seconds(share),
+        recall=_recall(m, NAMES[bits]),
+    )
+
+
+def qdrant_option(m: Measured, documents: int, machine: Machine) -> Option:
+    """Float32 vectors in the RAM of a cluster: nothing of it was measured."""
     vectors = 4 * m.shape.dim * m.shape.tokens * documents
-    for engine in ("Qdrant", "LanceDB") if m.maxima else ():
-        way = m.ways.get(engine)
-        stored = documents * way.stored / way.documents if way and engine == "LanceDB" else vectors
-        count = math.ceil(vectors / machine.memory)
-        found.append(
-            Option(
-                engine=engine,
-                stored=stored,
-                memory=vectors if engine == "Qdrant" else None,
-                machines=count if engine == "Qdrant" else None,
-                reading=stored / machine.ordered / (count if engine == "Qdrant" else 1),
-                seconds=None,
-                recall=recall(way.timed.found, m.wanted) if way else None,
-                takes_over=True,
-            )
-        )
-    return found
+    count = math.ceil(vectors / machine.memory)
+    time = vectors / machine.ordered / count
+    return Option("Qdrant", vectors, vectors, count, time, None, _recall(m, "Qdrant"), takes_over=True)
+
+
+def lance_option(m: Measured, documents: int, machine: Machine) -> Option:
+    """A table as large as the measured one, or float32 vectors alone where there is none."""
+    way = m.ways.get("LanceDB")
+    each = way.stored / way.documents if way else 4 * m.shape.dim * m.shape.tokens
+    stored = each * documents
+    time = stored / machine.ordered
+    return Option("LanceDB", stored, None, None, time, None, _recall(m, "LanceDB"), takes_over=True)
+
+
+def _recall(m: Measured, engine: str) -> float | None:
+    return recall(m.ways[engine].timed.found, m.wanted) if engine in m.ways else None
 
 
 def option_row(m: Measured, documents: int, option: Option) -> Row:

@@ -9,15 +9,18 @@ import numpy as np
 
 from paradigms.engines.base import Engine, Vectors
 
-TABLE, METRIC = "documents", "dot"
+TABLE, DOT, COSINE = "documents", "dot", "cosine"
+UNIT = 1e-2  # by which the length of a vector may differ from 1, and its cosines from inner products
+LOOKED_AT = 1000  # documents whose lengths are looked at before an index is made
 
 
 class LanceEngine(Engine):
     """place: a folder, or an address such as s3://bucket/path. single: one vector a document.
 
     Search is exact until `approximate` has made an index; then LanceDB looks into `nprobes` of its lists and
-    scores those that it finds from the vectors themselves. ValueError where a table of other columns, or with
-    an index of another metric, is there.
+    scores those that it finds from the vectors themselves. LanceDB's indexes of many vectors a document know
+    cosines alone: they stand for inner products where all vectors have length 1. ValueError where a table of
+    other columns, or with an index of another metric, is there.
     """
 
     def __init__(self, place: str, dim: int, *, single: bool = False, nprobes: int = 20) -> None:
@@ -39,13 +42,15 @@ class LanceEngine(Engine):
             raise ValueError(
                 f"{place} has a table {TABLE!r} with the columns {there}, not {wanted}: take another place"
             )
+        self.metric, able = DOT, DOT if single else COSINE
         for index in self.table.list_indices():
-            metric = self.table.index_stats(index.name).distance_type
-            if "vector" in index.columns and metric != METRIC:
-                raise ValueError(
-                    f"{place} has an index {index.name!r} of the metric {metric}, not {METRIC}: drop it, or "
-                    "take another place"
-                )
+            if "vector" in index.columns:
+                self.metric = self.table.index_stats(index.name).distance_type
+                if self.metric != able:
+                    raise ValueError(
+                        f"{place} has an index {index.name!r} of the metric {self.metric}, not {able}: drop "
+                        "it, or take another place"
+                    )
 
     def _add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
         vectors = [d[0] if self.single else list(d) for d in documents]
@@ -53,14 +58,33 @@ class LanceEngine(Engine):
         self.table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
 
     def _search(self, query: Vectors, k: int) -> list[tuple[str, float]]:
+        if self.metric == COSINE:
+            _check_unit("the query", query)
         wanted = query[0] if self.single else query
-        asked = self.table.search(np.ascontiguousarray(wanted)).distance_type(METRIC)
+        asked = self.table.search(np.ascontiguousarray(wanted)).distance_type(self.metric)
         found = asked.nprobes(self.nprobes).refine_factor(10).limit(k).to_list()
         return [(row["id"], len(query) - row["_distance"]) for row in found]  # 1 − dᵀq of each query vector
 
     def approximate(self, **settings: Any) -> None:
-        """Make LanceDB's index of the vectors; settings are those of its `create_index`."""
-        self.table.create_index(metric=METRIC, vector_column_name="vector", **settings)
+        """Make LanceDB's index of the vectors; settings are those of its `create_index`.
+
+        ValueError where documents have many vectors, and not of length 1.
+        """
+        metric = DOT if self.single else COSINE
+        if metric == COSINE:
+            for row in self.table.head(LOOKED_AT).to_pylist():
+                _check_unit(f"document {row['id']!r}", np.array(row["vector"]))
+        self.table.create_index(metric=metric, vector_column_name="vector", **settings)
+        self.metric = metric
+
+
+def _check_unit(what: str, vectors: np.ndarray) -> None:
+    lengths = np.linalg.norm(vectors, axis=1)
+    if np.abs(lengths - 1).max() > UNIT:
+        raise ValueError(
+            f"{what} has a vector of length {lengths[np.abs(lengths - 1).argmax()]:.3g}: LanceDB's index of "
+            "many vectors a document compares by cosines, which are inner products of vectors of length 1"
+        )
 
 
 def _columns(schema: Any) -> dict[str, str]:
