@@ -254,10 +254,10 @@ def test_every_batch_size_is_timed_on_as_many_examples() -> None:
 
 
 def test_caching_is_for_batches_of_more_than_one_mini_batch(settings: training.Settings) -> None:
-    wide = training.Settings(batches=[32, 64], device="cpu")
+    wide = training.Settings(batches=[32, 64], chunks=[32, 48], device="cpu")
     assert [(row.batch, row.name) for row in training.rows(wide, ["ours", "pylate"])] == [
         (32, "ours"), (32, "PyLate"), (64, "ours"), (64, "PyLate"),
-        (64, "ours, cached 32"), (64, "PyLate, cached 32"),
+        (64, "ours, cached 32"), (64, "PyLate, cached 32"), (64, "ours, cached 48"),
     ]  # fmt: skip
     wide.systems = ["PyLate, cached"]
     assert [row.batch for row in training.rows(wide, ["ours", "pylate"])] == [64]

@@ -56,6 +56,9 @@ class Settings:
     """pairs in a batch"""
     mini_batch: int = 32
     """texts per forward pass of gradient caching (our `chunk`), in batches that are larger"""
+    chunks: list[int] = field(default_factory=lambda: [64])
+    """more rows of ours: we keep the bits of dropout where the peers keep matrices, and fit more texts in the
+    memory of their mini-batch"""
     examples: int = 256
     """timed in each round of a system: 8 steps at batch 32, 1 at 256 and beyond"""
     warmup: int = 1
@@ -87,6 +90,8 @@ class Settings:
         for name in ("examples", "warmup", "rounds", "mini_batch", "threads", "dim"):
             if getattr(self, name) < 1:
                 raise SystemExit(f"{name} must be at least 1, got {getattr(self, name)}")
+        if any(chunk < 1 for chunk in self.chunks):
+            raise SystemExit(f"chunks must hold at least 1 text, got {self.chunks}")
         if not self.batches or min(self.batches) < 2:
             raise SystemExit(
                 f"batches must hold 2 pairs or more: others of a batch are negatives, got {self.batches}"
@@ -112,9 +117,9 @@ def rows(settings: Settings, systems: Iterable[str]) -> list[Row]:
     found = [
         Row(system, batch, mini_batch)
         for batch in settings.batches
-        for mini_batch in (0, settings.mini_batch)
+        for mini_batch in sorted({0, settings.mini_batch, *settings.chunks})
         for system in systems
-        if mini_batch < batch
+        if mini_batch < batch and (system == "ours" or mini_batch in (0, settings.mini_batch))
     ]
     chosen = [row for row in found if row.name.startswith(tuple(settings.systems) or "")]
     if not chosen:
