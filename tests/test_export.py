@@ -186,6 +186,8 @@ def hub(monkeypatch):
     class HfApi:
         def create_repo(self, name, private, exist_ok):
             assert exist_ok
+            if name == "others/theirs":
+                raise RuntimeError("403 Forbidden")
             repositories.setdefault(
                 name, ({"README.md": b"old", "paradigm.json": b"old", "1/a.bin": b""}, private)
             )
@@ -233,6 +235,8 @@ def test_export_from_the_terminal(results, tmp_path, hub, capsys):
     assert hub["me/mine"][0]["README.md"] == (tmp_path / "out" / "README.md").read_bytes()
     assert "on the hub as me/mine" in capsys.readouterr().err
     assert paradigms.load(out).name == "colbert"
+    with pytest.raises(SystemExit, match="others/theirs is not on the hub: 403 Forbidden"):
+        main(["export", checkpoint, out, "--push", "others/theirs"])
     main(["export", out, str(tmp_path / "own"), "--layout", "paradigms", "--results", str(results)])
     assert "library_name: paradigms" in (tmp_path / "own" / "README.md").read_text()
     assert paradigms.load(tmp_path / "own").name == "colbert"

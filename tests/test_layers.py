@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PARADIGM_FILES = {"dpr", "me_bert", "colbert", "coil", "aligner", "xtr"}
-# Lowest first; a module imports its own layer only where ALONGSIDE allows it, and never a higher one.
+# Lowest first: a part imports itself and lower layers.
 LAYERS: list[set[str]] = [
     {"files", "linear", "dropout", "progress", "saved", "settings", "core"},
     {"attention"},

@@ -113,6 +113,11 @@ def test_an_empty_standard_input_is_told(indexed, monkeypatch):
     assert "no query: the standard input is empty" in refused("search", indexed)
 
 
+def test_an_interrupted_search_tells_of_no_index(indexed, monkeypatch):
+    monkeypatch.setattr("paradigms.terminal.commands.typed", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert refused("search", indexed) == "interrupted"
+
+
 def test_the_index_of_a_folder_is_named_where_the_folder_is_given(indexed):
     assert refused("search", "notes", "x").endswith("; notes.index is one")
 
@@ -139,7 +144,7 @@ def test_a_build_that_was_interrupted_goes_on(source, models, monkeypatch, capsy
 
     build = ExactIndex.build
     monkeypatch.setattr(ExactIndex, "build", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
-    assert "interrupted" in refused("index", "notes", "--model", models["colbert"])
+    assert "goes on with the index" in refused("index", "notes", "--model", models["colbert"])
     assert "notes.index is no index" in refused("search", "notes.index", "x")
     monkeypatch.setattr(ExactIndex, "build", build)
     main(["index", "notes", "--model", str(models["colbert"])])

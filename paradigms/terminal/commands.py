@@ -65,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (ValueError, OSError, KeyError, ImportError) as error:
         raise SystemExit(str(error.args[0]) if isinstance(error, KeyError) else str(error)) from error
     except KeyboardInterrupt:
-        raise SystemExit("interrupted; an index that was being built goes on with the same command") from None
+        more = "; the same command goes on with the index" if settings.run_command is run_index else ""
+        raise SystemExit(f"interrupted{more}") from None
 
 
 def run_index(settings: argparse.Namespace) -> None:
@@ -190,7 +191,10 @@ def run_export(settings: argparse.Namespace) -> None:
     told = notes()
     told.print(f"{settings.model} in {settings.output}, with its card in README.md", soft_wrap=True)
     if settings.push:
-        model.push_to_hub(settings.push, settings.layout, card)
+        try:
+            model.push_to_hub(settings.push, settings.layout, card)
+        except Exception as error:  # of what kind depends on the version of the hub's HTTP library
+            raise ValueError(f"{settings.push} is not on the hub: {error}") from error
         told.print(f"and on the hub as {settings.push}", soft_wrap=True)
 
 
