@@ -239,7 +239,7 @@ def test_tables_are_printed_with_failures_and_targets(
     }
     tables.show(Console(width=160), settings, tables.report(settings, measured))
     printed = capsys.readouterr().out
-    assert "10.00 to 10.00" in printed
+    assert "10.00–10.00" in printed
     assert "PyLate, batch 32: out of memory" in printed
     assert "ours against sentence-transformers" in printed
     assert "had 2.00 to 2.00 processors at a time" in printed

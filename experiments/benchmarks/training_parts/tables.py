@@ -121,29 +121,27 @@ def show(console: Console, settings: Any, found: Mapping[str, Any]) -> None:
         f"{settings.document_length}, {settings.dim} dimensions, {precision}, {where}"
     )
     shown = Table(title=title)
-    columns = (
+    rounds = ["rounds"] if settings.rounds > 1 else []
+    for name in (
         "batch",
         "system",
-        "examples/s",
-        "rounds",
-        "per CPU s",
-        "peak GiB",
+        "examples\n/s",
+        *rounds,
+        "per\nCPU s",
+        "peak\nGiB",
         "loss",
-        "first step",
-        "times faster",
-    )
-    for name in columns:
-        shown.add_column(name, justify="left" if name == "system" else "right", no_wrap=name == "system")
+        "times\nfaster",
+    ):
+        shown.add_column(name, justify="left" if name == "system" else "right", no_wrap=True)
     for row in found["rows"]:
         bold = "bold" if row["system"] == "ours" else None
         if row["failed"]:
             shown.add_row(str(row["batch"]), row["name"], "failed", style=bold)
             continue
+        spread = [f"{row['slowest']:.2f}–{row['fastest']:.2f}"] if rounds else []
         shown.add_row(
-            str(row["batch"]), row["name"], f"{row['examples_per_s']:.2f}",
-            f"{row['slowest']:.2f} to {row['fastest']:.2f}", f"{row['examples_per_cpu_s']:.2f}",
-            f"{row['memory_gib']:.2f}",
-            f"{row['loss']:.4f}", f"{row['first_loss']:.3f}",
+            str(row["batch"]), row["name"], f"{row['examples_per_s']:.2f}", *spread,
+            f"{row['examples_per_cpu_s']:.2f}", f"{row['memory_gib']:.2f}", f"{row['loss']:.3f}",
             "" if row["ratio"] is None else f"{row['ratio']:.2f}", style=bold,
         )  # fmt: skip
     console.print(shown)
@@ -152,11 +150,10 @@ def show(console: Console, settings: Any, found: Mapping[str, Any]) -> None:
             console.print(f"{row['name']}, batch {row['batch']}: {row['failed']}")
     memory = "the largest resident set" if settings.device == "cpu" else "the most that torch allocated"
     console.print(
-        f"Means of {settings.rounds} rounds, the slowest and the fastest: {settings.examples} pairs after "
-        f"{settings.warmup} steps that do not count. Per CPU s: examples per second that the "
-        f"processor spent, which other load moves less. Peak: {memory}. Times faster: than the fastest peer. "
-        f"Loss: of {CHECKED} pairs without dropout; first step: with it, of a batch. PyLate pads every text "
-        "to the full length, the others to the longest of a forward pass."
+        f"Means of {settings.rounds} rounds, in each {settings.examples} pairs after {settings.warmup} steps "
+        "that do not count. Per CPU s: examples per second that the processor spent, which other load "
+        f"moves less. Peak: {memory}. Times faster: than the fastest peer. Loss: of {CHECKED} pairs without "
+        "dropout. PyLate pads every text to the full length, the others to the longest of a forward pass."
     )
     if found["losses_differ_by"] is not None:
         console.print(f"The losses without dropout differ by {found['losses_differ_by']:.1e} of their value.")
