@@ -125,7 +125,7 @@ def show(console: Console, settings: Any, found: Mapping[str, Any]) -> None:
     for name in (
         "batch",
         "system",
-        "examples\n/s",
+        "pairs/s",
         *rounds,
         "per\nCPU s",
         "peak\nGiB",
@@ -141,7 +141,7 @@ def show(console: Console, settings: Any, found: Mapping[str, Any]) -> None:
         spread = [f"{row['slowest']:.2f}–{row['fastest']:.2f}"] if rounds else []
         shown.add_row(
             str(row["batch"]), row["name"], f"{row['examples_per_s']:.2f}", *spread,
-            f"{row['examples_per_cpu_s']:.2f}", f"{row['memory_gib']:.2f}", f"{row['loss']:.3f}",
+            f"{row['examples_per_cpu_s']:.2f}", f"{row['memory_gib']:.2f}",
             "" if row["ratio"] is None else f"{row['ratio']:.2f}", style=bold,
         )  # fmt: skip
     console.print(shown)
@@ -151,12 +151,15 @@ def show(console: Console, settings: Any, found: Mapping[str, Any]) -> None:
     memory = "the largest resident set" if settings.device == "cpu" else "the most that torch allocated"
     console.print(
         f"Means of {settings.rounds} rounds, in each {settings.examples} pairs after {settings.warmup} steps "
-        "that do not count. Per CPU s: examples per second that the processor spent, which other load "
-        f"moves less. Peak: {memory}. Times faster: than the fastest peer. Loss: of {CHECKED} pairs without "
-        "dropout. PyLate pads every text to the full length, the others to the longest of a forward pass."
+        "that do not count. Per CPU s: pairs per second that the processor spent, which other load "
+        f"moves less. Peak: {memory}. Times faster: than the fastest peer. PyLate pads every text to the full "
+        "length, the others to the longest of a forward pass."
     )
     if found["losses_differ_by"] is not None:
-        console.print(f"The losses without dropout differ by {found['losses_differ_by']:.1e} of their value.")
+        console.print(
+            f"The losses of {CHECKED} pairs without dropout differ by {found['losses_differ_by']:.1e} of their "
+            "value."
+        )
     busy = [row["examples_per_s"] / row["examples_per_cpu_s"] for row in found["rows"] if not row["failed"]]
     if busy and settings.device == "cpu":
         console.print(
