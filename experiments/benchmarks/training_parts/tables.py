@@ -129,7 +129,6 @@ def show(console: Console, settings: Any, found: Mapping[str, Any]) -> None:
         *rounds,
         "per\nCPU s",
         "peak\nGiB",
-        "loss",
         "times\nfaster",
     ):
         shown.add_column(name, justify="left" if name == "system" else "right", no_wrap=True)
@@ -152,13 +151,13 @@ def show(console: Console, settings: Any, found: Mapping[str, Any]) -> None:
     console.print(
         f"Means of {settings.rounds} rounds, in each {settings.examples} pairs after {settings.warmup} steps "
         "that do not count. Per CPU s: pairs per second that the processor spent, which other load "
-        f"moves less. Peak: {memory}. Times faster: than the fastest peer. PyLate pads every text to the full "
-        "length, the others to the longest of a forward pass."
+        f"moves less. Peak: {memory}. Times faster: than the fastest peer. PyLate pads every text to the "
+        "full length, the others to the longest of a forward pass."
     )
     if found["losses_differ_by"] is not None:
         console.print(
-            f"The losses of {CHECKED} pairs without dropout differ by {found['losses_differ_by']:.1e} of their "
-            "value."
+            f"The losses of {CHECKED} pairs without dropout differ by "
+            f"{found['losses_differ_by']:.1e} of their value."
         )
     busy = [row["examples_per_s"] / row["examples_per_cpu_s"] for row in found["rows"] if not row["failed"]]
     if busy and settings.device == "cpu":
