@@ -233,13 +233,14 @@ def test_tables_are_printed_with_failures_and_targets(
     settings: training.Settings, capsys: pytest.CaptureFixture
 ) -> None:
     measured = {
-        tables.Row("ours", 32, 0): [answer([3.2], 4.0)],
+        tables.Row("ours", 32, 0): [answer([3.2], 4.0), answer([4.0], 4.0)],
         tables.Row("sentence_transformers", 32, 0): [answer([6.4], 4.0)],
         tables.Row("pylate", 32, 0): [{"failed": "out of memory", "errors": ""}],
     }
+    settings.rounds = 2
     tables.show(Console(width=160), settings, tables.report(settings, measured))
     printed = capsys.readouterr().out
-    assert "10.00–10.00" in printed
+    assert "The rounds of a row lie up to 25% apart." in printed
     assert "PyLate, batch 32: out of memory" in printed
     assert "ours against sentence-transformers" in printed
     assert "had 2.00 to 2.00 processors at a time" in printed

@@ -121,25 +121,15 @@ def show(console: Console, settings: Any, found: Mapping[str, Any]) -> None:
         f"{settings.document_length}, {settings.dim} dimensions, {precision}, {where}"
     )
     shown = Table(title=title)
-    rounds = ["rounds"] if settings.rounds > 1 else []
-    for name in (
-        "batch",
-        "system",
-        "pairs/s",
-        *rounds,
-        "per\nCPU s",
-        "peak\nGiB",
-        "times\nfaster",
-    ):
+    for name in ("batch", "system", "pairs/s", "per\nCPU s", "peak\nGiB", "times\nfaster"):
         shown.add_column(name, justify="left" if name == "system" else "right", no_wrap=True)
     for row in found["rows"]:
         bold = "bold" if row["system"] == "ours" else None
         if row["failed"]:
             shown.add_row(str(row["batch"]), row["name"], "failed", style=bold)
             continue
-        spread = [f"{row['slowest']:.2f}–{row['fastest']:.2f}"] if rounds else []
         shown.add_row(
-            str(row["batch"]), row["name"], f"{row['examples_per_s']:.2f}", *spread,
+            str(row["batch"]), row["name"], f"{row['examples_per_s']:.2f}",
             f"{row['examples_per_cpu_s']:.2f}", f"{row['memory_gib']:.2f}",
             "" if row["ratio"] is None else f"{row['ratio']:.2f}", style=bold,
         )  # fmt: skip
@@ -159,6 +149,11 @@ def show(console: Console, settings: Any, found: Mapping[str, Any]) -> None:
             f"The losses of {CHECKED} pairs without dropout differ by "
             f"{found['losses_differ_by']:.1e} of their value."
         )
+    apart = max(
+        (row["fastest"] / row["slowest"] - 1 for row in found["rows"] if not row["failed"]), default=0
+    )
+    if settings.rounds > 1:
+        console.print(f"The rounds of a row lie up to {apart:.0%} apart.")
     busy = [row["examples_per_s"] / row["examples_per_cpu_s"] for row in found["rows"] if not row["failed"]]
     if busy and settings.device == "cpu":
         console.print(
