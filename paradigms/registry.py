@@ -79,7 +79,7 @@ def _folder(name: str | Path, pickled: bool) -> Path:
 
 def _open(folder: Path, layout: str | None, pickled: bool) -> Paradigm | Generative | CrossAttention:
     for file, kind in KINDS.items():
-        if (folder / file).is_file():
+        if layout is None and (folder / file).is_file():
             return kind.from_pretrained(folder)
     return read_checkpoint(folder, layout=layout, pickled=pickled)
 

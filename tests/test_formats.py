@@ -639,6 +639,8 @@ def test_what_was_read_is_saved_as_our_own(bert, tmp_path):
     model = paradigms.load(bert)
     model.save_pretrained(tmp_path / "own")
     torch.testing.assert_close(scores_of(paradigms.load(tmp_path / "own")), scores_of(model), atol=0, rtol=0)
+    with pytest.raises(ValueError, match=r"in the format of XTR .*2_Dense/config\.json is missing"):
+        paradigms.load(tmp_path / "own", layout="xtr")  # what is told is not passed over
 
 
 def test_heads_that_are_not_one_are_refused():
