@@ -109,12 +109,12 @@ def test_a_run_in_two_parts_ends_as_one(name: str, t5: Path, tiny_bert: Path, tm
 def test_what_was_learned_is_found(name: str, t5: Path, tiny_bert: Path, tmp_path: Path) -> None:
     model = build(name, t5, tiny_bert)
     before = objective(model).loss(model.eval(), objective(model).collate(objective(model).examples[:8]))
-    trained = fit(model, tmp_path, steps=60, batch_size=16, learning_rate=5e-3, save_every=60).eval()
+    trained = fit(model, tmp_path, steps=100, batch_size=16, learning_rate=5e-3, save_every=100).eval()
     after = objective(trained).loss(trained, objective(trained).collate(objective(trained).examples[:8]))
     assert after < 0.6 * before
     run = GenerativeRetriever(trained).search(SPLIT.queries, 3)
     first = [next(iter(run[q]), None) == f"d{q[1:]}" for q in SPLIT.queries]
-    assert sum(first) >= 6
+    assert sum(first) >= 7  # of 8: all, with three seeds
 
 
 def test_no_batch_is_made_before_the_clusters_are_renewed(t5: Path, tmp_path: Path) -> None:
