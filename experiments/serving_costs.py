@@ -39,7 +39,7 @@ class Settings:
 
     collection: str = "pydocs"
     """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or the folder of a collection"""
-    documents: int = 1500
+    documents: int = 1200
     """documents that are encoded, drawn at random"""
     queries: int = 30
     """queries of the split, drawn at random"""
@@ -55,9 +55,9 @@ class Settings:
     """more settings of a paradigm's encoder: {"colbert": {"dim": 64}}"""
     bits: list[int] = field(default_factory=lambda: [8, 4, 2, 1])
     """of the compressed index, a dimension; the most faithful first"""
-    growth: list[float] = field(default_factory=lambda: [0.25, 1, 4, 16, 64])
+    growth: list[float] = field(default_factory=lambda: [0.25, 1, 3, 16, 64])
     """sizes, in shares of the documents, at which measured seconds are held against the model"""
-    most_vectors: int = 1_000_000
+    most_vectors: int = 500_000
     """larger collections are not made for that"""
     k: int = 10
     rounds: int = 3

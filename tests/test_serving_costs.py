@@ -98,6 +98,7 @@ def test_the_bound_is_the_larger_of_reading_and_multiplying() -> None:
 
 def test_fixed_costs_and_slope_are_fitted() -> None:
     assert model.fitted([(1.0, 0.5), (3.0, 1.0), (9.5, 3.0)]) == (0.5, 3.0)
+    assert model.fitted([(8.5, 0.5), (6.0, 1.0), (9.0, 2.0)]) == (5.0, 2.0)  # the first was disturbed
     assert model.fitted([(0.1, 0.5), (1.0, 3.0)]) == (0.0, 1.0)  # from a cache, below what memory gives
 
 

@@ -28,7 +28,7 @@ made of, on vectors in cache.
 than the mean. A random line is counted once for each token, but never more lines than the array has. The
 bound is by what has to be read and multiplied. What a search does beside that is fitted to measured seconds:
 
-    seconds     = a + ρ · bound,   a: of the smallest collection, less its bound; ρ ≥ 1: of the largest one
+    seconds     = a + ρ · bound,   ρ ≥ 1: of the largest collection; a: the most that ρ ≥ 1 leaves at any size
 
 `bytes` of exact and compressed are those of the files, to the byte but for the manifest and the header of a
 safetensors file. Of engines that take over only bytes are modelled: n vectors of 4h bytes for Qdrant, without
@@ -164,10 +164,9 @@ def bound(cost: Cost, machine: Machine, flops: float) -> float:
 
 
 def fitted(measured: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """a and ρ of seconds = a + ρ · bound, from (seconds, bound) of collections, the smallest first."""
-    first, least = measured[0]
+    """a and ρ of seconds = a + ρ · bound, from (seconds, bound) of collections, the largest last."""
+    fixed = max(0.0, min(seconds - least for seconds, least in measured))
     last, most = measured[-1]
-    fixed = max(0.0, first - least)
     return fixed, max(1.0, (last - fixed) / most)
 
 

@@ -44,6 +44,7 @@ def sections(
     all: Sequence[Measured],
 ) -> dict[str, Section]:
     """Every table by the name of its file."""
+    encoded = all[0].ways[NAMES[EXACT]].documents
     return {
         "machine": Section(
             "Measured: the machine",
@@ -53,28 +54,29 @@ def sections(
         ),
         "vectors": Section(
             "Measured: vectors",
-            f"{settings.documents:,} documents and {settings.queries} queries of {settings.collection}. "
+            f"{encoded:,} documents and {settings.queries} queries of {settings.collection}. "
             "GFLOP/s: of the kernels, with such vectors in cache.",
             [vectors_row(m) for m in all],
         ),
         "engines": Section(
             "Measured: engines",
-            f"Seconds of building from vectors, without encoding; milliseconds of single queries that came "
-            f"encoded, {settings.threads} threads, median and 10th to 90th percentile over queries and "
-            f"{settings.rounds} rounds; bytes on disk with ids; heap: what a process holds after a query, "
-            f"per document. recall@{settings.k}: of the paradigm's own exact search, and of exact MaxSim.",
+            "Seconds of building from vectors, without encoding; milliseconds of single queries that came "
+            f"encoded, {settings.threads} threads, of each the fastest of {settings.rounds} rounds: median, "
+            "10th and 90th percentile over queries; bytes on disk with ids; heap: what a process holds "
+            f"after a query. recall@{settings.k}: of the paradigm's own exact search, and of exact MaxSim."
+            + left_out(all),
             [engine_row(m, way, settings) for m in all for way in m.ways.values()],
         ),
         "check": Section(
             "The model against measured seconds",
-            f"Above {settings.documents:,} documents vectors are SYNTHETIC, copies near those encoded. "
+            f"Above {encoded:,} documents vectors are SYNTHETIC, copies near those encoded. "
             "Reading and kernel: the two bounds; λ: see the model. What lies in a cache is read faster than "
             "memory gives.",
             [row for m in all for row in check_rows(m, machine, settings)],
         ),
         "fit": Section(
             "The model fitted: seconds = a + ρ · bound",
-            "a: of the smallest collection, less its bound. ρ: of the largest one. Lists that each query "
+            "a: the least of measured less bound. ρ: of the largest collection, 1 at least. Lists that a query "
             "vector looks into, and candidates that are scored in full: the fewest of 8, 16, … and 64, "
             f"128, … with which the index of {settings.checked} bits finds {settings.recall:g} of the exact "
             "search's documents at the size encoded; else all lists, and an eighth of the documents.",
@@ -105,6 +107,16 @@ def sections(
             [choice_row(m, n, machine, settings) for m in all for n in settings.sizes],
         ),
     }
+
+
+def left_out(all: Sequence[Measured]) -> str:
+    """Which engines were not asked, and why, in words."""
+    absent = sorted({engine for m in all for engine in m.missing})
+    other = [m.name for m in all if not m.maxima]
+    said = f" Not installed, and left out: {', '.join(absent)}." if absent else ""
+    if other:
+        said += f" No other engine knows the rel of {', '.join(other)}, which is no sum of maxima."
+    return said
 
 
 def vectors_row(m: Measured) -> Row:
