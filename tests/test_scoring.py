@@ -112,6 +112,17 @@ def test_autocast_changes_nothing(name: str) -> None:
             assert mine.equal(theirs)
 
 
+@pytest.mark.parametrize("name", ALIGNMENTS)
+def test_nothing_at_all_scores_as_rel_does(name: str) -> None:
+    """No query, and no document."""
+    align, Z = alignment(name, KNOBS.get(name, {})), NORMALISERS["total"]
+    D, Q = batch(salience=False)
+    for documents, queries in ((D, Q[:0]), (D.map(lambda t: t[:, :0]), Q)):
+        found = in_batch_rel(documents, queries, align, Z)
+        assert found.shape == (len(queries.mask), documents.mask.shape[1])
+        assert found.equal(rel(documents, queries, align, Z))
+
+
 def test_documents_of_each_query_are_refused() -> None:
     D, Q = batch()
     each = D.map(lambda t: t.expand(B, *t.shape[1:]))

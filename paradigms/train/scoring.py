@@ -46,6 +46,8 @@ def in_batch_rel(
     if documents.mask.shape[0] != 1:
         raise ValueError(f"in-batch documents have axes [1, n, i, h], got x = {documents.mask.shape[0]}")
     with torch.autocast(documents.vectors.device.type, enabled=False):
+        if not (documents.mask.numel() and queries.mask.numel()):
+            return rel(documents, queries, align, normalise)
         return _rel(documents, queries, align, normalise, cells)
 
 
@@ -79,7 +81,7 @@ AlignedPairs: TypeAlias = tuple[Float[Tensor, "b n r j"], Float[Tensor, "b n r j
 def _fused_pairs(documents: Tokens, queries: Tokens, align: Align) -> AlignedPairs | None:
     """The pairs of a max, found on the GPU without S; None where the kernels do not apply."""
     known = as_maximum(align) if documents.vectors.device.type in FUSED and find_spec("triton") else None
-    if known is None or not documents.mask.numel() or not queries.mask.numel():
+    if known is None:
         return None
     from paradigms.train import fused
 
