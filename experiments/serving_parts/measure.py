@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from serving_parts.model import drawn
 
 from paradigms import Paradigm
 from paradigms.core import Tokens
@@ -156,7 +157,7 @@ def measure_index(
     way = Way(name, len(index), build, folder_bytes(index.folder), answers, held)
     if isinstance(kept, CompressedIndex):
         way.held = held + kept._codec.centroids.nbytes  # torch's memory, which tracemalloc does not see
-        way.measured["distinct"] = distinct_lists(kept, queries)
+        way.measured["λ"] = probed_ratio(kept, queries)
     return way
 
 
@@ -183,8 +184,8 @@ def enough_knobs(
     return {"probes": min(probes, lists), "candidates": candidates}
 
 
-def distinct_lists(index: CompressedIndex, queries: Tokens) -> float:
-    """λ: tokens in the lists that a query looks into, in shares of p q n / K."""
+def probed_ratio(index: CompressedIndex, queries: Tokens) -> float:
+    """λ: tokens in the lists that a query looks into, over those in as many lists drawn at random."""
     from paradigms.index import loops
 
     shares = []
@@ -197,8 +198,8 @@ def distinct_lists(index: CompressedIndex, queries: Tokens) -> float:
         chosen, missing = np.zeros(lists, np.bool_), np.empty(count, np.float32)
         near = index._coded_query(query, 1).similarities
         loops.select(near, index._sizes, index.probes, 1, chosen, missing)
-        mean = index._sizes.sum() / lists
-        shares.append(float(index._sizes[chosen].sum()) / (index.probes * count * mean))
+        expected = index._sizes.sum() * drawn(index.probes, count, lists)
+        shares.append(float(index._sizes[chosen].sum() / expected))
     return float(np.mean(shares)) if shares else 0.0
 
 

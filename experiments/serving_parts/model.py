@@ -15,7 +15,7 @@ made of, on vectors in cache.
                 w          = h' b / 8 bytes of codes, h' = h rounded up to whole vectors of codes
                 e          = bytes that number n tokens
                 bytes      = n (w + 3 + e + x) + K (h' + 12) + 4 h' + 8 + N (4 + i)
-                s          = λ p q n / K tokens of the p lists that each query vector looks into
+                s          = λ n (1 − (1 − p/K)^q) tokens of the p lists that each query vector looks into
                 in order   = 4 h' K + e s + c t (w + 3 + x)         centroids, lists, c candidates
                 at random  = 64 (lines of codes, scales, documents' numbers, offsets, marks of s tokens)
                 FLOPs      = 2 h' q' (K + s + c t)
@@ -24,9 +24,10 @@ made of, on vectors in cache.
     seconds     ≥ max(in order / B + at random / G, FLOPs / F)
     machines    = min m: held(N/m) + bytes(N/m) ≤ memory and seconds(N/m) ≤ latency, where that can be
 
-λ is measured: lists that several query vectors share count once, and lists that are looked into are longer
-than the mean. A random line is counted once for each token, but never more lines than the array has. The
-bound is by what has to be read and multiplied. What a search does beside that is fitted to measured seconds:
+λ is measured: lists drawn at random would have λ = 1; query vectors of one text share more of them, and lists
+that are looked into are longer than the mean. A random line is counted once for each token, but never more
+lines than the array has. The bound is by what has to be read and multiplied. What a search does beside that
+is fitted to measured seconds:
 
     seconds     = a + ρ · bound,   ρ ≥ 1: of the largest collection; a: the most that ρ ≥ 1 leaves at any size
 
@@ -68,7 +69,7 @@ class Knobs:
 
     probes: int  # p
     candidates: int  # c; 0 where documents are scored from probed tokens alone
-    distinct: float  # λ
+    ratio: float  # λ
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def compressed_cost(shape: Shape, documents: int, held: float, bits: int, knobs:
     n = documents * shape.tokens
     K, width = centroids_for(round(n)), padded_width(shape.dim, bits)
     codes, number = width * bits // 8, number_bytes(round(n))
-    probed = min(n, knobs.distinct * knobs.probes * shape.query * n / K)
+    probed = min(n, knobs.ratio * n * drawn(knobs.probes, shape.query, K))
     rescored = min(n, knobs.candidates * shape.tokens)
     lines = (
         _lines(probed, n * codes, -(-codes // LINE))
@@ -141,6 +142,11 @@ def flat_cost(shape: Shape, documents: int, held: float) -> Cost:
     """A flat index of FAISS. held: r."""
     vectors = 4 * shape.dim * documents * shape.tokens
     return Cost(vectors + documents * shape.id_bytes, documents * held, vectors, 0.0, 0.0)
+
+
+def drawn(probes: int, query: float, lists: int) -> float:
+    """1 − (1 − p/K)^q: the share of K lists that q draws of p among them meet."""
+    return 1 - (1 - min(1.0, probes / lists)) ** query
 
 
 def codec_bytes(tokens: int, width: int) -> float:

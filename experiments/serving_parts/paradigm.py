@@ -120,7 +120,7 @@ def measure(name: str, collection: Collection, settings: Settings, work: Path, c
             for n in sorted(counts)
         ],
         flops=kernel_speed(shape.dim, round(shape.lanes / LANES), settings.threads, settings.seed),
-        knobs=Knobs(knobs["probes"], rescored, largest.measured["distinct"]),
+        knobs=Knobs(knobs["probes"], rescored, largest.measured["λ"]),
         wanted=wanted,
         by_maxima=by_maxima,
     )

@@ -76,10 +76,10 @@ def sections(
         ),
         "fit": Section(
             "The model fitted: seconds = a + ρ · bound",
-            "a: the least of measured less bound. ρ: of the largest collection, 1 at least. Lists that a query "
-            "vector looks into, and candidates that are scored in full: the fewest of 8, 16, … and 64, "
-            f"128, … with which the index of {settings.checked} bits finds {settings.recall:g} of the exact "
-            "search's documents at the size encoded; else all lists, and an eighth of the documents.",
+            "a: the least of measured less bound. ρ: of the largest collection, 1 at least. Lists that "
+            "a query vector looks into, and candidates that are scored in full: the fewest of 8, 16, … and "
+            f"64, 128, … with which the index of {settings.checked} bits finds {settings.recall:g} of the "
+            "exact search's documents at the size encoded; else all lists, and an eighth of the documents.",
             [row for m in all for row in fit_rows(m, machine, settings)],
         ),
         "options": Section(
@@ -184,7 +184,7 @@ def check_rows(m: Measured, machine: Machine, settings: Settings) -> list[Row]:
                     "vectors": "synthetic" if synthetic else "real",
                     "MB": way.stored / 1e6,
                     "MB by model": cost.stored / 1e6,
-                    "λ": way.measured.get("distinct"),
+                    "λ": way.measured.get("λ"),
                     "ms": 1e3 * way.timed.median,
                     "reading ms": 1e3 * reading(cost, machine),
                     "kernel ms": 1e3 * cost.flops / m.flops,
