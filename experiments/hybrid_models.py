@@ -218,7 +218,10 @@ def start(name: str, round: str, seed: int, settings: Settings) -> Any:
     """The model before a round: new, or as the first round left it."""
     if round != FIRST:
         return load(model_folder(name, FIRST, seed, settings) / "checkpoint")
-    lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
+    lengths: dict[str, Any] = {
+        "query_length": settings.query_length,
+        "document_length": settings.document_length,
+    }
     if name == RERANKER:
         return cross_attention(settings.backbone, pooling=settings.pooling, **lengths)
     first = {"first": settings.vectors} if name == "me_bert" else {}

@@ -105,7 +105,8 @@ class Settings:
     recompute: bool = False
     """compute activations of the backbone's layers once more in the backward pass: less memory, more time"""
     compiled: bool = False
-    """compile the backbone's layers with torch.compile"""
+    """compile the backbone's layers with torch.compile, once for batches of all shapes, which takes
+    minutes. Not for processors, where it halves the speed; on GPUs its gain has not been measured"""
     temperature: float | None = None
     """of the softmax over rel; null: the paradigm's own"""
     query_length: int = 32

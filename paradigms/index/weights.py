@@ -34,7 +34,7 @@ def weights_checksum(paradigm: Paradigm) -> str:
     adapted = any(".lora_" in name for name in state_dict)
     checksum = hashlib.sha256()
     for weight in without_adapters(paradigm.encoder).values() if adapted else weights:
-        checksum.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        checksum.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     if state is not None:
         _known[paradigm.encoder] = state, checksum.hexdigest()
     return checksum.hexdigest()

@@ -43,7 +43,7 @@ class TrainingSettings:
     warmup: float = 0.1  # share of the steps over which the rate rises; it then falls linearly to 0
     max_grad_norm: float = 1.0
     recompute: bool = False  # activations of layers once more in the backward pass: less memory, more time
-    compiled: bool = False  # torch.compile of the layers
+    compiled: bool = False  # torch.compile of the layers: not for processors (see `parallel.prepare`)
     temperature: float | None = None  # None = the paradigm's own
     distillation: Distillation | None = None  # towards a teacher's scores; None = labels alone
     seed: int = 0

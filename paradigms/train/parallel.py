@@ -35,7 +35,13 @@ def prepare(
     The second is the paradigm itself, unless this launch shards it: then it is a copy on the processor of the
     main process, which `RunState.full_model` fills. An optimizer is to be made after this call, of the
     paradigm's parameters. recompute: layers keep their inputs only, and compute the rest once more, with the
-    same dropout, for the backward pass. compiled: layers are compiled, for all shapes of batches at once.
+    same dropout, for the backward pass. compiled: torch.compile of the layers, once for all batches' shapes.
+
+    To compile halves the speed on processors, as compiled layers go without what is faster there than torch's
+    own (`linear`, `attention`, `dropout`). ColBERT over all-MiniLM-L6-v2, 32 pairs a batch, float32, on two
+    threads of an AMD processor with AVX-512 that others used too, torch 2.13: 4.9 pairs a second in place of
+    8.8; 3.6 in place of 7.5 with 180 tokens in every document. Compiling took 155 s, for three graphs that
+    serve batches of all lengths. Neither bfloat16 nor GPUs have been measured.
     """
     for layer in paradigm.layers:
         layer.gradient_checkpointing = recompute  # type: ignore[assignment]
