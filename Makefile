@@ -4,6 +4,8 @@ BIN := .venv/bin
 # Idle OpenMP threads that spin make two threads beside a busy neighbour many times slower than one.
 export OMP_WAIT_POLICY ?= passive
 export TOKENIZERS_PARALLELISM ?= false
+# Python compiles what is imported when it is; pip would compile 16,000 files, for half a minute.
+export PIP_NO_COMPILE ?= 1
 
 .PHONY: compare test lint bench interop
 
