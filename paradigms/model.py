@@ -30,6 +30,9 @@ PRECISIONS: dict[str, torch.dtype | None] = {"no": None, "bf16": torch.bfloat16,
 # What of a repository on the hub is settings or weights: the rest, as its card, is neither read nor replaced.
 SETTINGS_AND_WEIGHTS = ("*.json", "*.safetensors", "*.model", "*.txt", "*.metadata")
 PICKLED = ("*.bin", "*.pt")
+# What a saved model is made of, in whichever layout.
+FILES = (*SETTINGS_AND_WEIGHTS, "*.jinja", "README.md")
+FOLDERS = ("backbone", *TOWERS.values(), "[0-9]_*")
 
 
 @dataclass(frozen=True)
@@ -97,11 +100,11 @@ class Trainable(nn.Module, ABC):
         """Write the whole model, adapters merged; the folder appears complete or not at all.
 
         layout: a key of `LAYOUTS`. card: text of README.md; without it the layout's own, if it has one.
-        FileExistsError where the folder would take the place of anything but a saved model; ValueError for
-        what the layout cannot hold.
+        FileExistsError where the folder would take the place of anything but a model that was saved in this
+        layout; ValueError for what the layout cannot hold.
         """
         chosen = layout_of(layout)
-        check_free(Path(folder), {*LAYOUTS["paradigms"].marks, *chosen.marks})
+        check_free(Path(folder), chosen.marks)
         with atomic_folder(folder) as temporary:
             chosen.write(self, temporary)
             text = chosen.card(self) if card is None else card
@@ -173,12 +176,20 @@ def layout_of(name: str) -> Layout:
 
 
 def check_free(folder: Path, marks: Collection[str]) -> None:
-    """FileExistsError where something other than a folder with one of these files would be replaced."""
+    """FileExistsError where something would be replaced that is no saved model with one of these files."""
+
+    def strange(entry: Path) -> bool:
+        return not any(entry.match(form) for form in (FOLDERS if entry.is_dir() else FILES))
+
     if folder.is_dir():
-        held = sorted(entry.name for entry in folder.iterdir())
-        if held and not set(marks) & set(held):
+        held = {entry.name for entry in folder.iterdir()}
+        other = min(held, default=None)
+        if held & set(marks):
+            found = (str(e.relative_to(folder)) for e in sorted(folder.rglob("*")) if strange(e))
+            other = next(found, None)
+        if other is not None:
             raise FileExistsError(
-                f"{folder} would be replaced, and is no model that was saved so: it holds {held[0]}. Choose "
+                f"{folder} would be replaced, and is no model that was saved so: it holds {other}. Choose "
                 "another folder"
             )
     elif folder.exists():

@@ -129,6 +129,13 @@ def test_a_card_of_no_results_is_refused(results, tmp_path):
         model_card(model, tmp_path)
 
 
+def test_a_model_around_a_model_is_no_folder_of_results(model, tmp_path):
+    """As where a trainer keeps its steps in the folder of the last one."""
+    model.save_pretrained(tmp_path / "model", LAYOUT)
+    model.save_pretrained(tmp_path / "model" / "checkpoint-5", LAYOUT)
+    assert results_of(tmp_path / "model" / "checkpoint-5") is None
+
+
 def test_a_layout_brings_its_card(results, tmp_path):
     """sentence-transformers' has one, ours has none, and that which is given is written."""
     model = paradigms.load(results / "colbert" / "checkpoint")
@@ -151,7 +158,7 @@ def model(tiny_bert):
 
 
 @pytest.mark.parametrize("layout", ["paradigms", LAYOUT])
-def test_no_folder_but_that_of_a_model_is_replaced(model, tiny_bert, tmp_path, layout):
+def test_no_folder_but_that_of_a_model_is_replaced(model, tmp_path, layout):
     full, file = tmp_path / "full", tmp_path / "file"
     full.mkdir()
     (full / "thesis.tex").write_text("mine")
@@ -163,19 +170,30 @@ def test_no_folder_but_that_of_a_model_is_replaced(model, tiny_bert, tmp_path, l
     assert (full / "thesis.tex").read_text() == file.read_text() == "mine"
     (tmp_path / "empty").mkdir()
     model.save_pretrained(tmp_path / "empty", layout)
-    saved = {"cross": paradigms.RERANKERS["cross_attention"](tiny_bert, **LENGTHS), "dpr": model}
-    for name, before in saved.items():  # one of ours, of any kind, is replaced
-        before.save_pretrained(tmp_path / name)
-        model.save_pretrained(tmp_path / name, layout)
-        assert paradigms.load(tmp_path / name).name == "dpr"
 
 
-def test_an_export_is_replaced_by_an_export_alone(model, tmp_path):
-    """In our own layout it would take the place of what may be a checkpoint of theirs."""
+def test_a_model_is_replaced_in_its_own_layout_alone(model, tiny_bert, tmp_path):
+    """Another layout may be a checkpoint of theirs, or lack what ours says of training and search."""
+    paradigms.RERANKERS["cross_attention"](tiny_bert, **LENGTHS).save_pretrained(tmp_path / "own")
+    model.save_pretrained(tmp_path / "own")
+    assert paradigms.load(tmp_path / "own").name == "dpr"
     for _ in range(2):
         model.save_pretrained(tmp_path / "out", LAYOUT)
-    with pytest.raises(FileExistsError, match="no model that was saved so"):
-        model.save_pretrained(tmp_path / "out")
+    for folder, layout in (("out", "paradigms"), ("own", LAYOUT)):
+        with pytest.raises(FileExistsError, match="no model that was saved so"):
+            model.save_pretrained(tmp_path / folder, layout)
+
+
+@pytest.mark.parametrize("layout", ["paradigms", LAYOUT])
+@pytest.mark.parametrize("other", [".git/HEAD", "training_args.bin", "older/config.json"])
+def test_what_else_lies_in_a_model_is_not_lost(model, tmp_path, layout, other):
+    model.save_pretrained(tmp_path / "own", layout)
+    kept = tmp_path / "own" / other
+    kept.parent.mkdir(exist_ok=True)
+    kept.write_text("mine")
+    with pytest.raises(FileExistsError, match=f"own would be replaced.*it holds {other.split('/')[0]}"):
+        model.save_pretrained(tmp_path / "own", layout)
+    assert kept.read_text() == "mine"
 
 
 @pytest.fixture

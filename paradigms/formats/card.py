@@ -64,14 +64,14 @@ def model_card(
 
 
 def results_of(checkpoint: str | Path) -> Path | None:
-    """The results folder that a checkpoint lies in: the nearest folder above it with a config.json.
+    """The results folder that a checkpoint lies in: the nearest above it whose config.json has a collection.
 
-    None for a name, such as one on the hub.
+    None for a name, such as one on the hub. Folders of models have a config.json too.
     """
     if not Path(checkpoint).is_dir():
         return None
     above = Path(checkpoint).resolve().parents[:2]
-    return next((folder for folder in above if (folder / "config.json").is_file()), None)
+    return next((folder for folder in above if "collection" in _json(folder, "config.json")), None)
 
 
 def _json(folder: Path | None, name: str) -> dict[str, Any]:

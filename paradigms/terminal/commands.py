@@ -307,7 +307,7 @@ def parser() -> argparse.ArgumentParser:
 
     written = command("export", run_export)
     written.add_argument("model", help=f"checkpoint: a folder, a name on the hub, or {OFFLINE}")
-    written.add_argument("output", help="folder to write: a new one, or that of a saved model")
+    written.add_argument("output", help="folder to write: a new one, or that of a model in the same layout")
     written.add_argument("--layout", choices=list(LAYOUTS), default="sentence-transformers")
     written.add_argument(
         "--results", help="folder of the script that trained it; without it the one around it"
