@@ -152,6 +152,17 @@ def test_a_build_that_was_interrupted_goes_on(source, models, monkeypatch, capsy
     assert "1. snow.txt:1" in capsys.readouterr().out
 
 
+def test_documents_of_the_users_are_not_replaced_by_an_index(source, models):
+    row = json.dumps({"_id": "a", "text": "the fish", "metadata": {"year": 1999}})
+    (source.parent / "data").mkdir()
+    (source.parent / "data" / "corpus.jsonl").write_text(row)
+    for taken in ("data", "notes"):  # the one has no other names than an index
+        assert "data exists and is no index" in refused(
+            "index", taken, "--output", "data", "--model", models["colbert"]
+        )
+    assert (source.parent / "data" / "corpus.jsonl").read_text() == row
+
+
 def test_json_lines_and_collections_are_sources(source, models, capsys):
     with open("rows.jsonl", "w") as stream:
         stream.writelines(json.dumps({"_id": name, "text": text}) + "\n" for name, text in TEXTS.items())

@@ -1,7 +1,8 @@
 """A folder that can be searched: the documents, their index, and which model made it.
 
 corpus.jsonl has the documents in BEIR's form; index/ is any `TokenIndex`; search.json, written last, says
-what they were made of. All commands but `rerank` and `export` work on such folders.
+what they were made of; .begun, written first, that the folder is one that may be gone on with. All commands
+but `rerank` and `export` work on such folders.
 """
 
 from __future__ import annotations
@@ -22,13 +23,12 @@ from paradigms.data.texts import (
     CORPUS,
     INDEX,
     MARKER,
-    OWN,
     is_json_lines,
     json_lines,
     text_passages,
     visible,
 )
-from paradigms.files import write_json
+from paradigms.files import write_json, write_text
 from paradigms.generative.model import Generative
 from paradigms.index import INDEXES, open_index
 from paradigms.index.base import TokenIndex
@@ -36,6 +36,7 @@ from paradigms.model import Paradigm
 from paradigms.saved import read_settings
 from paradigms.terminal.checkpoint import Checkpoint, whole, words_that_fit
 
+BEGUN = ".begun"
 ROWS = (CORPUS, f"{CORPUS}.gz")  # the documents of a folder in BEIR layout
 NAMES = ("hf:", "irds:")  # of collections that are no folder
 NO_INDEX: dict[type, str] = {
@@ -136,8 +137,9 @@ def make(
     words: of a passage of a text file; None = as many as fit the model. FileExistsError where the folder
     holds something else; ValueError where the source has no document.
     """
-    problems, digest, file = Problems(), Digest(), folder / MARKER
-    if not file.is_file() and folder.exists() and not (folder.is_dir() and visible(folder) <= OWN):
+    problems, digest, file, begun = Problems(), Digest(), folder / MARKER, folder / BEGUN
+    ours = file.is_file() or begun.is_file()
+    if not ours and folder.exists() and (not folder.is_dir() or visible(folder)):
         raise FileExistsError(f"{folder} exists and is no index: choose another output")
     check_source(source)
     paradigm = checkpoint.open(pickled=pickled)
@@ -158,6 +160,7 @@ def make(
     first = next(found, None)
     if first is None:
         raise ValueError("; ".join([f"{source} holds no document", *problems.lines()]))
+    write_text(begun, "")
     write_corpus(chain([first], found), folder / CORPUS)
     corpus = read_corpus(folder / CORPUS)
     INDEXES[kind].build(
@@ -170,6 +173,7 @@ def make(
         progress=True,
     )
     write_json(file, asdict(made()))
+    begun.unlink()
     return open_folder(folder, paradigm), problems
 
 
