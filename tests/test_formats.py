@@ -397,6 +397,8 @@ def test_what_may_be_xtr_is_read_as_it_is_told(xtr_folder):
     refused(folder, "may be XTR.*layout='xtr' or layout='sentence-transformers'.*--model-layout")
     with pytest.raises(ValueError, match="unknown layout 'other'; there are xtr"):
         paradigms.load(folder, layout="other")
+    with pytest.raises(ValueError, match=r"in the format of COIL.*heads\.safetensors"):
+        paradigms.load(folder, layout="coil")
     model = paradigms.load(folder, layout="xtr")
     torch.testing.assert_close(scores_of(model), xtr_scores(folder, weight), atol=1e-5, rtol=0)
     assert paradigms.load(folder, layout="sentence-transformers").name == "dpr"

@@ -71,5 +71,5 @@ def read_checkpoint(folder: Path, *, layout: str | None = None, pickled: bool = 
     with safe_weights(folder, pickled) as safe:
         try:
             return told[0].read(safe)
-        except Unreadable as error:
+        except (Unreadable, FileNotFoundError) as error:
             raise ValueError(f"{folder}, in the format of {told[0].title}: {error}") from error
