@@ -130,6 +130,21 @@ def test_maxima_score_as_the_alignments_that_keep_one_token(made: Made) -> None:
         assert not keeps_maxima(paradigm.recipe)
 
 
+def test_vectors_are_scored_where_they_lie_if_maxima_are_enough(made: Made) -> None:
+    in_place = {
+        n: index._in_place(paradigm.recipe, torch.device("cpu")) for n, (paradigm, index) in made.items()
+    }
+    assert [n for n, so in in_place.items() if so] == ["dpr", "me_bert", "colbert"]
+    colbert, index = made["colbert"]  # many vectors a document: their sum is no maximum
+    sums = colbert.with_alignment("all_pairs")
+    assert not index._in_place(sums.recipe, torch.device("cpu"))
+    query, text = next(iter(QUERIES.items()))
+    expected = twin(sums, index, IDS, text)
+    assert index.search(sums, {query: text}, 3)[query] == pytest.approx(
+        {d: expected[d] for d in ranked(expected)[:3]}, rel=1e-5
+    )
+
+
 @pytest.mark.parametrize("name", ["colbert", "coil", "aligner"])
 def test_queries_may_be_their_first_vectors(tiny_bert: Path, tmp_path: Path, name: str) -> None:
     """A slice of the encoder's output: its tensors do not lie in one piece."""

@@ -157,7 +157,7 @@ class CompressedIndex(TokenIndex):
         from paradigms.index import kernels
 
         wanted = max(k, self.candidates or max(64, 4 * k))
-        by_kernel = keeps_lengths(recipe, self.manifest["fields"])
+        by_kernel = keeps_lengths(recipe, self.manifest["fields"], self.longest)
 
         def find(query: Tokens, threads: int) -> Tensor:
             coded = self._coded_query(query, threads)

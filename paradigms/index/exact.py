@@ -87,7 +87,7 @@ class ExactIndex(TokenIndex):
         """Whether `kernels.maxima`, which reads the stored vectors as they lie, gives rel."""
         from paradigms.index.kernels import LANES
 
-        plain = recipe.search == "gather" and keeps_lengths(recipe, self.manifest["fields"])
+        plain = recipe.search == "gather" and keeps_lengths(recipe, self.manifest["fields"], self.longest)
         return plain and device.type == "cpu" and self.manifest["dim"] % LANES == 0
 
     def _maxima(self, recipe: Recipe, queries: Tokens, rows: np.ndarray) -> Tensor:

@@ -44,9 +44,15 @@ def keeps_maxima(recipe: Recipe) -> bool:
     return align in ("query_to_document", "equal_ids") or (align == "top_k" and knobs["k"] == 1)
 
 
-def keeps_lengths(recipe: Recipe, fields: Sequence[str]) -> bool:
-    """Whether rel needs no more of documents than maxᵢ dᵢᵀqⱼ and their lengths: see `rel_of_maxima`."""
-    return keeps_maxima(recipe) and recipe.align != "equal_ids" and "salience" not in fields
+def keeps_lengths(recipe: Recipe, fields: Sequence[str], longest: int) -> bool:
+    """Whether rel needs no more of documents than maxᵢ dᵢᵀqⱼ and their lengths: see `rel_of_maxima`.
+
+    longest: the tokens of the longest; the sum over a single token is its maximum.
+    """
+    maxima = (
+        recipe.align != "equal_ids" if keeps_maxima(recipe) else recipe.align == "all_pairs" and longest <= 1
+    )
+    return maxima and "salience" not in fields
 
 
 def max_rel(recipe: Recipe, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:

@@ -234,6 +234,7 @@ class TokenStore:
         self.offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         if len(lengths) != count or self.offsets[-1] != total or (lengths < 0).any():
             raise table.damaged(LENGTHS, f"not {count} lengths of {total} tokens")
+        self.longest = int(lengths.max(initial=0))  # tokens of a document
         if ((deleted < 0) | (deleted >= count)).any():
             raise table.damaged(DELETED, f"not rows of {count} documents")
         self.living = np.ones(count, dtype=bool)
