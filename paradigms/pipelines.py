@@ -85,7 +85,8 @@ class Reranker(pt.Transformer):
 class Indexer(pt.Indexer):
     """{docno, text} → a `Retriever` over an index in `folder`, which keeps the texts in corpus.jsonl too.
 
-    kind: of `index.INDEXES`; settings: those of its `build`.
+    kind: of `index.INDEXES`; settings: those of its `build`. FileExistsError where a corpus.jsonl is there
+    and no index that was made or begun beside it.
     """
 
     def __init__(
@@ -105,6 +106,8 @@ class Indexer(pt.Indexer):
 
     def index(self, iter: Iterable[Mapping[str, str]], **kwargs: Any) -> Retriever:
         file = self.folder / "corpus.jsonl"
+        if file.exists() and not any(self.folder.glob("*index*")):  # hidden while it is made
+            raise FileExistsError(f"{file} would be replaced, and is no index's: choose another folder")
         write_corpus(((str(row["docno"]), "", row[self.text_field]) for row in iter), file)
         corpus = read_corpus(file)
         index = INDEXES[self.kind].build(

@@ -56,6 +56,17 @@ def test_every_paradigm_indexes_retrieves_and_reranks(tiny_bert, tmp_path, candi
         pd.testing.assert_series_equal(both["score_x"], both["score_y"], check_names=False, atol=1e-3)
 
 
+def test_a_collection_is_not_replaced_by_its_index(tiny_bert, tmp_path):
+    (tmp_path / "corpus.jsonl").write_text("mine")
+    indexer = Indexer(model_of("colbert", tiny_bert), tmp_path)
+    with pytest.raises(FileExistsError, match=r"corpus\.jsonl would be replaced"):
+        indexer.index(rows())
+    assert (tmp_path / "corpus.jsonl").read_text() == "mine"
+    (tmp_path / ".index.building").mkdir()  # one that was interrupted
+    for _ in range(2):
+        assert len(indexer.index(rows()).found) == len(TEXTS)
+
+
 def measured(*systems):
     """nDCG@10 of systems in one experiment."""
     names = [f"system {n}" for n in range(len(systems))]
