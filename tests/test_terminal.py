@@ -150,6 +150,7 @@ def test_a_build_that_was_interrupted_goes_on(source, models, monkeypatch, capsy
     main(["index", "notes", "--model", str(models["colbert"])])
     main(["search", "notes.index", "cold snow on ice"])
     assert "1. snow.txt:1" in capsys.readouterr().out
+    assert not (source.parent / "notes.index" / ".begun").exists()
 
 
 def test_documents_of_the_users_are_not_replaced_by_an_index(source, models):

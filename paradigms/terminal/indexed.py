@@ -173,7 +173,7 @@ def make(
         progress=True,
     )
     write_json(file, asdict(made()))
-    begun.unlink()
+    begun.unlink(missing_ok=True)  # of several that built it together one was first
     return open_folder(folder, paradigm), problems
 
 
