@@ -19,7 +19,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from paradigms.dropout import draw, pack, scale, unpack
+from paradigms.dropout import LARGEST, draw, pack, scale, unpack
 
 NAME = "sdpa_dropout"  # in transformers' register
 TILE = 1 << 20  # numbers of QKᵀ at once: 4 MiB
@@ -46,7 +46,7 @@ def attention(
     """Attention as transformers asks for it, by `_Attention` where that applies, else by torch's."""
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     applies = (
-        0 < dropout < 1
+        0 < dropout <= LARGEST
         and query.device.type == "cpu"
         and query.dtype in (torch.float32, torch.bfloat16)
         and query.dtype == key.dtype == value.dtype
@@ -135,7 +135,7 @@ def _weights(
     heads: int,
     factor: float,
 ) -> Float[Tensor, "tn l k"]:
-    """softmax(factor · QKᵀ), over the places where the mask is true."""
+    """softmax(factor · QKᵀ), over the places where the mask is true; uniform where it is nowhere."""
     scores = torch.bmm(query * factor, key.mT)
     if mask is not None:
         lowest = torch.finfo(scores.dtype).min  # not −∞, of which a text that attends to nothing makes NaN

@@ -111,6 +111,6 @@ def keep_freed_memory() -> None:
     clears every page that it hands out again: a fifth of the time of a training step.
     """
     library: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if hasattr(library, "mallopt"):
-        for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
-            library.mallopt(option, 1 << 30)
+    # A glibc that takes no such threshold for mapping is better left to choose both, which it does together.
+    if hasattr(library, "mallopt") and library.mallopt(M_MMAP_THRESHOLD, 1 << 30):
+        library.mallopt(M_TRIM_THRESHOLD, 1 << 30)

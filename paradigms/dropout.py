@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 Module = TypeVar("Module", bound=nn.Module)
 STEPS = 1 << 16  # p is rounded to multiples of 1/STEPS
+LARGEST = 1 - 1 / STEPS  # p that keeps anything
 
 
 def with_bit_dropout(module: Module) -> Module:
@@ -33,7 +34,7 @@ class BitDropout(nn.Dropout):
     def forward(self, input: Tensor) -> Tensor:
         applies = (
             self.training
-            and 0 < self.p < 1
+            and 0 < self.p <= LARGEST
             and not self.inplace
             and input.device.type == "cpu"
             and input.is_floating_point()
@@ -61,7 +62,9 @@ def draw(shape: torch.Size, p: float) -> Bool[Tensor, ...]:
     """What is kept: each number with probability 1 − round(p · STEPS) / STEPS."""
     count = math.prod(shape)
     # From the least number of 64 bits to no bound: torch's way to say all 64 bits.
-    words = torch.empty(-(-count // 4), dtype=torch.int64).random_(torch.iinfo(torch.int64).min, None)
+    words = torch.empty(-(-count // 4), dtype=torch.int64, device="cpu").random_(
+        torch.iinfo(torch.int64).min, None
+    )
     kept = words.numpy().view(np.uint16)[:count] >= round(p * STEPS)
     return torch.from_numpy(kept).view(shape)
 

@@ -14,7 +14,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
@@ -66,8 +66,11 @@ def write_json(path: str | Path, value: Any, durable: bool = False) -> None:
 
 
 @contextmanager
-def atomic_folder(path: str | Path, durable: bool = False) -> Iterator[Path]:
-    """A folder to fill that takes the place of `path`, whatever stood there, if the body ends without error.
+def atomic_folder(path: str | Path, marks: Collection[str] | None, durable: bool = False) -> Iterator[Path]:
+    """A folder to fill that takes the place of `path` if the body ends without error.
+
+    FileExistsError where that would replace what this writer has not written: see `check_marked`. marks =
+    None replaces whatever is there, for places within a folder of one's own.
 
     Of several writers the last one to end wins. A writer that is killed leaves at most a hidden folder beside
     `path`, which the next writer removes; killed between the two renames that replace a folder, it leaves the
@@ -76,6 +79,8 @@ def atomic_folder(path: str | Path, durable: bool = False) -> Iterator[Path]:
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     settle(target)
+    if marks is not None:
+        check_marked(target, marks)
     _sweep(target)
     work = target.with_name(f".{target.name}.{_token()}.partial")
     work.mkdir()
@@ -102,6 +107,21 @@ def atomic_folder(path: str | Path, durable: bool = False) -> Iterator[Path]:
         settle(target)
         shutil.rmtree(work, ignore_errors=True)
         os.close(lock)
+
+
+def check_marked(folder: Path, marks: Collection[str]) -> None:
+    """FileExistsError where something is there that is neither empty nor a folder with one of these files."""
+    if folder.is_dir():
+        held: set[str] = set()
+        with suppress(FileNotFoundError):  # another writer is replacing it
+            held = {entry.name for entry in folder.iterdir()}
+        if held and not held & set(marks):
+            raise FileExistsError(
+                f"{folder} would be replaced, and is none that was written so: it holds {min(held)}, and no "
+                f"{' or '.join(marks)}. Choose another folder"
+            )
+    elif folder.exists():
+        raise FileExistsError(f"{folder} is a file, which would be replaced: choose another name")
 
 
 def flush(path: Path) -> None:

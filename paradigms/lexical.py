@@ -156,11 +156,11 @@ class BM25:
         return reranked
 
     def save(self, folder: str | Path) -> None:
-        """Write the index as .npy and .json files (no pickle), in place of whatever `folder` was.
+        """Write the index as .npy and .json files (no pickle), in place of an older index at most.
 
         The tokenizer is written with it: what it was loaded from is not needed again.
         """
-        with atomic_folder(folder) as fresh:
+        with atomic_folder(folder, ["settings.json"]) as fresh:
             self._index.save(fresh, show_progress=False, allow_pickle=False)
             settings = {"ids": self.ids, "ngrams": self.ngrams, "stopwords": sorted(self.stopwords)}
             if self.tokenizer is not None:

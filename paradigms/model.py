@@ -105,7 +105,7 @@ class Trainable(nn.Module, ABC):
         """
         chosen = layout_of(layout)
         check_free(Path(folder), chosen.marks)
-        with atomic_folder(folder) as temporary:
+        with atomic_folder(folder, chosen.marks) as temporary:
             chosen.write(self, temporary)
             text = chosen.card(self) if card is None else card
             if text:

@@ -25,7 +25,7 @@ def names(folder: Path) -> list[str]:
 
 
 def fill(path: Path, content: str) -> None:
-    with atomic_folder(path) as folder:
+    with atomic_folder(path, ["content"]) as folder:
         (folder / "content").write_text(content)
 
 
@@ -70,7 +70,7 @@ def test_an_interrupted_or_full_disk_writer_leaves_the_old_output_and_nothing_el
             raise failure
 
     def write_folder() -> None:
-        with atomic_folder(tmp_path / "folder") as folder:
+        with atomic_folder(tmp_path / "folder", ["content"]) as folder:
             (folder / "content").write_text("half")
             raise failure
 
@@ -82,18 +82,15 @@ def test_an_interrupted_or_full_disk_writer_leaves_the_old_output_and_nothing_el
     assert (tmp_path / "folder" / "content").read_text() == "old"
 
 
-def test_a_folder_replaces_a_folder_a_file_and_what_a_link_points_to(tmp_path: Path) -> None:
+def test_a_folder_replaces_a_folder_and_what_a_link_points_to(tmp_path: Path) -> None:
     fill(tmp_path / "deep" / "folder", "1")
     fill(tmp_path / "deep" / "folder", "2")
     assert (tmp_path / "deep" / "folder" / "content").read_text() == "2"
-    (tmp_path / "file").write_text("a file")
-    fill(tmp_path / "file", "3")
-    assert (tmp_path / "file" / "content").read_text() == "3"
     (tmp_path / "link").symlink_to(tmp_path / "deep" / "folder")
     fill(tmp_path / "link", "4")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "deep" / "folder" / "content").read_text() == "4"
-    assert names(tmp_path) == ["deep", "file", "link"]
+    assert names(tmp_path) == ["deep", "link"]
     assert names(tmp_path / "deep") == ["folder"]
 
 
@@ -134,7 +131,7 @@ def killed(source, target):
 
 if sys.argv[2] == "renaming":
     os.replace = killed
-with files.atomic_folder(sys.argv[1]) as folder:
+with files.atomic_folder(sys.argv[1], ["content"]) as folder:
     (folder / "content").write_text("new")
     if sys.argv[2] == "writing":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -185,12 +182,27 @@ def test_a_sweep_finishes_what_killed_writers_left_under_any_name(tmp_path: Path
     for leftover in (".step-4.01234567.partial", ".run.v2.89abcdef.partial"):
         (tmp_path / leftover / "fresh").mkdir(parents=True)
     (tmp_path / ".run.v2.89abcdef.partial" / "old.01234567").mkdir()
-    with atomic_folder(tmp_path / "alive", durable=True) as folder:
+    with atomic_folder(tmp_path / "alive", None, durable=True) as folder:
         sweep(tmp_path)
         (folder / "content").write_text("new")
     assert names(tmp_path) == ["alive", "run.v2"]
     assert (tmp_path / "alive" / "content").read_text() == "new"
     sweep(tmp_path / "none")
+
+
+def test_only_folders_that_were_written_so_are_replaced(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    fill(mine, "new")  # an empty one
+    fill(mine, "newer")
+    with atomic_folder(mine, None) as folder:
+        (folder / "thesis.tex").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"holds thesis\.tex, and no content"):
+        fill(mine, "lost")
+    with pytest.raises(FileExistsError, match="is a file"):
+        fill(mine / "thesis.tex", "lost")
+    assert (mine / "thesis.tex").read_text() == "mine"
+    assert names(tmp_path) == ["mine"]
 
 
 def test_names_that_begin_alike_are_kept_apart(tmp_path: Path) -> None:
@@ -209,7 +221,7 @@ def test_many_writers_and_readers_at_once_see_whole_outputs_only(tmp_path: Path)
     def write(mark: str) -> None:
         try:
             while time.monotonic() < until:
-                with atomic_folder(path) as folder:
+                with atomic_folder(path, ["0"]) as folder:
                     for part in range(3):
                         (folder / str(part)).write_text(mark)
                 write_text(tmp_path / "file", mark * 1000)

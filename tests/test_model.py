@@ -98,10 +98,10 @@ def test_what_is_on_disk(tiny_bert, tmp_path):
 def test_saving_replaces_what_was_there(tiny_bert, checkpoints, tmp_path):
     folder = tmp_path / "saved"
     trained("aligner", tiny_bert).save_pretrained(folder)
-    (folder / "leftover").touch()
+    (folder / "old.safetensors").touch()
     other = trained("dpr", checkpoints["t5"])
     other.save_pretrained(folder)
-    assert "leftover" not in files(folder)
+    assert "old.safetensors" not in files(folder)
     loaded = Paradigm.from_pretrained(folder)
     assert loaded.recipe.name == "dpr"
     assert same(tokens(loaded)[1], tokens(other)[1])

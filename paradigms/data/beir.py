@@ -54,7 +54,7 @@ def write_folder(collection: Collection, path: str | Path) -> None:
     """
     if any(split.answers for split in collection.splits.values()):
         raise ValueError(f"{collection.name} has answers, which a folder in BEIR layout cannot hold")
-    with atomic_folder(path) as folder:
+    with atomic_folder(path, ["corpus.jsonl"]) as folder:
         corpus = collection.corpus
         write_corpus(zip(corpus.ids, corpus.titles, corpus, strict=True), folder / "corpus.jsonl")
         queries: dict[str, str] = {}

@@ -30,7 +30,7 @@ def write_pictures(report: Report, folder: Path) -> list[Path]:
             figures[name] = alignment_picture(example, system.system)
             if any(a not in (0, 1) for *_, a in system.links):
                 figures[f"{name}_weights"] = alignment_picture(example, system.system, weights=True)
-    with atomic_folder(folder) as fresh:
+    with atomic_folder(folder, ["recall.png"]) as fresh:
         for name, figure in figures.items():
             figure.savefig(fresh / f"{name}.png", dpi=120)
     return [folder / f"{name}.png" for name in figures]

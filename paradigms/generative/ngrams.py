@@ -133,7 +133,7 @@ class NGramIndex:
 
     def save(self, folder: str | Path) -> None:
         """Write the arrays into a folder, which appears complete or not at all."""
-        with atomic_folder(folder) as fresh:
+        with atomic_folder(folder, ["starts.npy"]) as fresh:
             for field in fields(self):
                 np.save(fresh / f"{field.name}.npy", getattr(self, field.name), allow_pickle=False)
 

@@ -50,7 +50,7 @@ def small_t5(
     }
     kind: dict[str, Any] = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
     config = T5Config(vocab_size=len(tokenizer), dropout_rate=dropout, **sizes, **kind)
-    with torch.random.fork_rng(devices=[]), quiet(), atomic_folder(folder) as temporary:
+    with torch.random.fork_rng(devices=[]), quiet(), atomic_folder(folder, ["config.json"]) as temporary:
         torch.manual_seed(seed)
         model = T5ForConditionalGeneration(config)
         # The class ties both tables; two of different values stay two.

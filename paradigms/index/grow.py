@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from paradigms.core import Tokens
-from paradigms.files import atomic_folder
-from paradigms.index.columns import CHUNK, ColumnFolder, Writer, locked
+from paradigms.files import atomic_folder, check_marked
+from paradigms.index.columns import CHUNK, MANIFEST, ColumnFolder, Writer, locked
 from paradigms.index.parts import SHARD, Shard, check_ids, different, text_shards, token_shards
 from paradigms.index.pruning import most_salient
 from paradigms.index.shards import SOURCES, Ended, joined
@@ -199,6 +199,7 @@ class GrowingStore(TokenStore):
         source: what tokens depend on beside the manifest's entries and what shards are made from.
         """
         target = Path(os.path.realpath(folder))
+        check_marked(target, [MANIFEST])
         table = ColumnFolder(target.with_name(f".{target.name}.building"), cls.kind)
         described = json.dumps({"shard": SHARD, **source}, sort_keys=True, default=dict)
         building = hashlib.sha256(described.encode()).hexdigest()
@@ -217,7 +218,7 @@ class GrowingStore(TokenStore):
                 writer.remove(SOURCES)
                 work.clear()
                 busy = locked(target) if target.exists() else nullcontext()
-                with busy, atomic_folder(target) as fresh:
+                with busy, atomic_folder(target, [MANIFEST]) as fresh:
                     writer.commit(building=None)
                     os.replace(table.folder, fresh)
         return cls(ColumnFolder(target, cls.kind))

@@ -172,7 +172,7 @@ class RunState:
 
         def write() -> None:
             place, history = checkpoint.place(self.folder, step), self.folder / "history.jsonl"
-            with checkpoint.explained(place), atomic_folder(place, durable=True) as folder:
+            with checkpoint.explained(place), atomic_folder(place, None, durable=True) as folder:
                 if history.is_file():
                     flush(history)
                 model.write(folder)

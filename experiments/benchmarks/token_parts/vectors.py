@@ -49,7 +49,7 @@ def prepare(settings: Any, folder: Path, console: Console) -> Path:
     ids = [collection.corpus.ids[n] for n in places]
     judged = [[n for n, id in enumerate(ids) if test.judgements[query].get(id, 0) > 0] for query in queries]
     ranked = [exact(tokens, lengths, query, 100) for query in reduced]
-    with atomic_folder(target) as fresh:
+    with atomic_folder(target, None) as fresh:
         np.save(fresh / "tokens.npy", tokens)
         np.save(fresh / "lengths.npy", lengths)
         np.savez(fresh / "queries.npz", **{str(n): query for n, query in enumerate(reduced)})

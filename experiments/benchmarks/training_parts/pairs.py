@@ -23,7 +23,7 @@ def prepare(settings: Any, folder: Path) -> Path:
     backbone, tokenizer = load_backbone(source), load_tokenizer(source)
     torch.manual_seed(settings.seed)
     projection = torch.nn.init.orthogonal_(torch.empty(settings.dim, backbone.config.hidden_size))
-    with atomic_folder(folder / "work") as work:
+    with atomic_folder(folder / "work", None) as work:
         with quiet():
             backbone.save_pretrained(work / "encoder")
         tokenizer.save_pretrained(work / "encoder")
