@@ -49,6 +49,7 @@ from paradigms.train.job import (
     training_splits,
 )
 from paradigms.train.loop import TrainingSettings
+from paradigms.train.state import by_main
 
 MEASURE = "nDCG@10"
 RANKED = 10  # documents of a ranking that the measure reads
@@ -122,12 +123,11 @@ class Settings:
 def main(settings: Settings) -> None:
     folder = Path(settings.output)
     accelerator, console = begin(settings)
-    if accelerator.is_main_process:
-        kept = asdict(settings) | {"processes": accelerator.num_processes}
-        kept |= {"precision": accelerator.mixed_precision}
-        free = {"collections", "trained_with", "seeds", "shots", "levels", "wrong_default"}
-        free |= {"tracker", "output"}
-        keep_settings(kept, folder, free)
+    kept = asdict(settings) | {"processes": accelerator.num_processes}
+    kept |= {"precision": accelerator.mixed_precision}
+    free = {"collections", "trained_with", "seeds", "shots", "levels", "wrong_default"}
+    free |= {"tracker", "output"}
+    by_main(lambda: keep_settings(kept, folder, free), accelerator)
     if settings.checkpoint:
         settings = replace(settings, trained_with=[alignment_of(settings.checkpoint)], seeds=[0])
     for name in settings.collections:

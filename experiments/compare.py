@@ -51,6 +51,7 @@ from paradigms.train.job import (
     training_splits,
 )
 from paradigms.train.loop import training_seconds
+from paradigms.train.state import by_main
 
 SMALL = 2000  # documents of pydocs that fit the whole job in 15 minutes on 2 cores
 ALIGNED = 6  # test queries in the report's alignment view
@@ -159,10 +160,10 @@ def main(settings: Settings) -> None:
     collection = open_collection(settings.collection, SMALL if small else None, console)
     if small:
         console.print(f"A fixed subset of pydocs, {SMALL:,} documents; --size full takes all of it.")
-    if accelerator.is_main_process:
-        kept = asdict(settings) | {"fingerprint": collection.fingerprint}
-        kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
-        keep_settings(kept, folder, free={"paradigms", "tracker", "baseline", "output"})
+    kept = asdict(settings) | {"fingerprint": collection.fingerprint}
+    kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
+    free = {"paradigms", "tracker", "baseline", "output"}
+    by_main(lambda: keep_settings(kept, folder, free), accelerator)
     data = prepare(collection, settings)
     if accelerator.is_main_process:
         run_bm25(data, settings, folder)

@@ -29,6 +29,7 @@ from paradigms.index import ExactIndex
 from paradigms.train.job import begin, fit, keep_settings, training_pairs
 from paradigms.train.likelihood import Likelihood
 from paradigms.train.loop import TrainingSettings, train, training_seconds
+from paradigms.train.state import by_main
 
 MEASURES = ("R@1", "R@10", "RR@10", "nDCG@10")
 STAGES = ("retrieve", "rerank")
@@ -119,9 +120,9 @@ def run_all(settings: Settings) -> tuple[Bench, dict[int, dict[str, Measured]], 
     folder = Path(settings.output)
     accelerator, console = begin(settings)
     bench = open_bench(settings, console)
-    if accelerator.is_main_process:
-        keep_training(settings, bench)
-        keep_settings(asdict(settings) | {"fingerprint": bench.collection.fingerprint}, folder, free=FREE)
+    kept = asdict(settings) | {"fingerprint": bench.collection.fingerprint}
+    by_main(lambda: keep_training(settings, bench), accelerator)
+    by_main(lambda: keep_settings(kept, folder, free=FREE), accelerator)
     pool = bench.pool(bench.test, settings.depth)
     files = {
         (seed, system): folder / f"seed-{seed}" / f"{system}.json"

@@ -37,6 +37,7 @@ from paradigms.lexical import BM25
 from paradigms.progress import progress_bar
 from paradigms.settings import from_command_line
 from paradigms.train.job import begin, environment, folder_name, keep_settings, open_collection
+from paradigms.train.state import by_main
 from theory import kernels
 
 
@@ -65,9 +66,8 @@ def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
     subset = settings.documents or None if settings.collection == "pydocs" else None
     collection = open_collection(settings.collection, subset, console)
-    if accelerator.is_main_process:
-        kept = asdict(settings) | {"fingerprint": collection.fingerprint}
-        keep_settings(kept, folder, FREE | {"candidates", "features", "draws"})
+    kept = asdict(settings) | {"fingerprint": collection.fingerprint}
+    by_main(lambda: keep_settings(kept, folder, FREE | {"candidates", "features", "draws"}), accelerator)
     pairs = chosen_pairs(collection.split(settings.split), settings.queries)
     bm25 = BM25.build(collection.corpus, collection.corpus.ids)
     pool = bm25.search({pair.query_id: pair.query for pair in pairs}, settings.candidates)

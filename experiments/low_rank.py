@@ -37,6 +37,7 @@ from paradigms.generative.targets import Targets
 from paradigms.progress import progress_bar
 from paradigms.settings import from_command_line
 from paradigms.train.job import begin, environment, folder_name, keep_settings, open_collection
+from paradigms.train.state import by_main
 from theory import low_rank as lemma
 
 BATCH = 16  # pairs whose rel is decomposed at once
@@ -56,8 +57,8 @@ def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
     subset = settings.documents or None if settings.collection == "pydocs" else None
     collection = open_collection(settings.collection, subset, console)
-    if accelerator.is_main_process:
-        keep_settings(asdict(settings) | {"fingerprint": collection.fingerprint}, folder, FREE)
+    kept = asdict(settings) | {"fingerprint": collection.fingerprint}
+    by_main(lambda: keep_settings(kept, folder, FREE), accelerator)
     pairs = chosen_pairs(collection.split(settings.split), settings.queries)
     models = []
     for name, model in opened(settings, collection, accelerator, console):

@@ -41,6 +41,7 @@ from paradigms.train.job import (
     open_collection,
 )
 from paradigms.train.loop import TrainingSettings, training_seconds
+from paradigms.train.state import by_main
 
 METHODS: dict[str, dict[str, Any]] = {
     "entropic": {"salience": "entropic"},
@@ -128,10 +129,9 @@ def main(settings: Settings) -> None:
             raise SystemExit(
                 f"{collection.name} has no split {split!r}; it has {', '.join(collection.splits)}"
             )
-    if accelerator.is_main_process:
-        kept = asdict(settings) | {"fingerprint": collection.fingerprint}
-        kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
-        keep_settings(kept, folder, free={"methods", "seeds", "tracker", "output"})
+    kept = asdict(settings) | {"fingerprint": collection.fingerprint}
+    kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
+    by_main(lambda: keep_settings(kept, folder, free={"methods", "seeds", "tracker", "output"}), accelerator)
     models = [(method, seed) for seed in settings.seeds for method in settings.methods]
     # Before any process can finish one, so that all agree on which are left.
     missing = [model for model in models if not result_file(folder, *model).is_file()]

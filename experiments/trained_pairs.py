@@ -37,6 +37,7 @@ from paradigms.train.job import (
     training_splits,
 )
 from paradigms.train.loop import TrainingSettings
+from paradigms.train.state import by_main
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -246,10 +247,9 @@ def measure_pairs(
     folder = Path(settings.output)
     accelerator, console = begin(settings)
     bench = open_bench(settings, console)
-    if accelerator.is_main_process:
-        keep_training(settings, bench)
-        kept = asdict(settings) | {"fingerprint": bench.collection.fingerprint}
-        keep_settings(kept, folder, free={"seeds", "models", "output", "tracker"})
+    by_main(lambda: keep_training(settings, bench), accelerator)
+    kept = asdict(settings) | {"fingerprint": bench.collection.fingerprint}
+    by_main(lambda: keep_settings(kept, folder, free={"seeds", "models", "output", "tracker"}), accelerator)
     files = {seed: folder / f"seed-{seed}.json" for seed in settings.seeds}
     missing = [seed for seed, file in files.items() if not file.is_file()]
     accelerator.wait_for_everyone()  # before any process can finish one
