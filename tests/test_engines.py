@@ -59,7 +59,7 @@ def engine_of(name, dim, single, folder):
         return FaissEngine(dim)
     if name == "lancedb":
         return LanceEngine(str(folder / "lance"), dim, single=single)
-    return QdrantEngine(dim, single=single, path=str(folder / "qdrant"))
+    return QdrantEngine(dim, single=single, path=str(folder / "qdrant"), pickled=True)
 
 
 @pytest.fixture(scope="module", params=SETTINGS)
@@ -304,7 +304,18 @@ def test_a_qdrant_collection_of_another_metric_or_with_names_is_refused(tmp_path
         client.create_collection("documents", vectors_config=params)
         client.close()
         with pytest.raises(ValueError, match=f"{said}.*, not of one vector a document, 4 × float32, Dot"):
-            QdrantEngine(4, single=True, path=str(tmp_path / str(n)))
+            QdrantEngine(4, single=True, path=str(tmp_path / str(n)), pickled=True)
+
+
+@pytest.mark.skipif(find_spec("qdrant_client") is None, reason="needs qdrant_client")
+def test_pickles_of_an_embedded_qdrant_are_read_when_asked_for_alone(tmp_path):
+    first = QdrantEngine(4, path=str(tmp_path))
+    first.add(["a"], [np.ones((2, 4), np.float32)])
+    first.client.close()
+    with pytest.raises(ValueError, match="holds points as pickles"):
+        QdrantEngine(4, path=str(tmp_path))
+    again = QdrantEngine(4, path=str(tmp_path), pickled=True)
+    assert again.search(np.ones((1, 4), np.float32), 3) == [("a", 4.0)]
 
 
 def test_a_faiss_file_of_another_metric_is_refused(tmp_path):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from paradigms.engines.base import Engine, Vectors
@@ -16,12 +18,22 @@ class QdrantEngine(Engine):
     """client: settings of qdrant_client.QdrantClient, such as path= (embedded), or url= and api_key=.
 
     exact: score every document; else a server searches its HNSW graph. Embedded, all searches are exact.
+    pickled: open what an earlier process left at path=. An embedded Qdrant keeps its points as pickles, which
+    can run anything when they are read: for folders of your own alone.
     ValueError where a collection of other vectors or of another metric is there.
     """
 
-    def __init__(self, dim: int, *, single: bool = False, exact: bool = False, **client: Any) -> None:
+    def __init__(
+        self, dim: int, *, single: bool = False, exact: bool = False, pickled: bool = False, **client: Any
+    ) -> None:
         from qdrant_client import QdrantClient, models
 
+        kept = next(Path(client.get("path") or os.devnull).glob("collection/*/*.sqlite"), None)
+        if kept is not None and not pickled:
+            raise ValueError(
+                f"{kept} holds points as pickles, which can run anything once they are read: if it is "
+                "your own, pass pickled=True, else take another path"
+            )
         self.dim, self.single, self.models = dim, single, models
         self.client = QdrantClient(**client)
         self.asked = models.SearchParams(exact=True) if exact else None
