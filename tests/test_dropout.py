@@ -64,7 +64,9 @@ def test_the_generator_replays_it_and_a_checkpoint_does() -> None:
 
 def test_where_it_does_not_apply_it_is_torchs_own() -> None:
     plain = nn.Dropout(0.4)
-    ours = with_bit_dropout(nn.Sequential(nn.Dropout(0.4), nn.Dropout(1.0), nn.Dropout(0.0), nn.Dropout(1 - 1e-6)))
+    ours = with_bit_dropout(
+        nn.Sequential(nn.Dropout(0.4), nn.Dropout(1.0), nn.Dropout(0.0), nn.Dropout(1 - 1e-6))
+    )
     assert all(type(layer) is BitDropout for layer in ours)
     x = torch.randn(10, 10)
     assert torch.equal(ours[1](x), torch.zeros_like(x))
