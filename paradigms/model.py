@@ -28,7 +28,7 @@ from paradigms.towers import TOWERS, TwoTowers, described
 # accelerate's name -> the type of matrix products under autocast
 PRECISIONS: dict[str, torch.dtype | None] = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 # What of a repository on the hub is settings or weights: the rest, as its card, is neither read nor replaced.
-SETTINGS_AND_WEIGHTS = ("*.json", "*.safetensors", "*.model", "*.txt", "*.metadata")
+SETTINGS_AND_WEIGHTS = ("*.json", "*.safetensors", "*.model", "*vocab.txt", "*merges.txt", "*.metadata")
 PICKLED = ("*.bin", "*.pt")
 # What a saved model is made of, in whichever layout.
 FILES = (*SETTINGS_AND_WEIGHTS, "*.jinja", "README.md")
