@@ -120,7 +120,7 @@ def check_marked(folder: Path, marks: Collection[str]) -> None:
                 f"{folder} would be replaced, and is none that was written so: it holds {min(held)}, and no "
                 f"{' or '.join(marks)}. Choose another folder"
             )
-    elif folder.exists():
+    elif folder.is_file():
         raise FileExistsError(f"{folder} is a file, which would be replaced: choose another name")
 
 

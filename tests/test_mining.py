@@ -150,8 +150,12 @@ def test_the_script_trains_a_second_round(collection: Path, tiny_bert: Path, tmp
     model = Paradigm.from_pretrained(tmp_path / "first" / "checkpoint")
     found = read_run(tmp_path / "second" / "training" / "mined.run")
     assert found == mine(model, data.corpus, trained, depth=100)
+    mined = (tmp_path / "second" / "training" / "mined.run").stat().st_mtime_ns
+    run_script("train", **second)  # what was mined is not searched for again
+    assert (tmp_path / "second" / "training" / "mined.run").stat().st_mtime_ns == mined
     shutil.rmtree(tmp_path / "first")
     (tmp_path / "first" / "checkpoint").mkdir(parents=True)
-    run_script("train", **second)  # what was mined is not searched for again
+    with pytest.raises(SystemExit, match=r"other settings \(content of run"):
+        run_script("train", **second)
     with pytest.raises(SystemExit, match="is no checkpoint of"):
         run_script("train", **(second | {"output": tmp_path / "third"}))
