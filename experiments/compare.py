@@ -103,7 +103,7 @@ class Settings:
     """documents retrieved per query, and BM25 candidates per query in rerank mode"""
     evaluate_every: int = 30
     """steps between dev measures, which choose the checkpoint; the untrained encoder is measured too"""
-    dev_queries: int = 64
+    dev_queries: int = 32
     """dev queries of that measure: nDCG@10 of reranking BM25's first 10 documents and the relevant ones"""
     baseline: str = "bm25"
     """the system that the others are tested against"""

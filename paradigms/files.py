@@ -111,16 +111,22 @@ def atomic_folder(path: str | Path, marks: Collection[str] | None, durable: bool
 
 def check_marked(folder: Path, marks: Collection[str]) -> None:
     """FileExistsError where something is there that is neither empty nor a folder with one of these files."""
-    if folder.is_dir():
-        held: set[str] = set()
-        with suppress(FileNotFoundError):  # another writer is replacing it
-            held = {entry.name for entry in folder.iterdir()}
-        if held and not held & set(marks):
-            raise FileExistsError(
-                f"{folder} would be replaced, and is none that was written so: it holds {min(held)}, and no "
-                f"{' or '.join(marks)}. Choose another folder"
-            )
-    elif folder.is_file():
+    held: set[str] = set()
+    with suppress(FileNotFoundError, NotADirectoryError):  # another writer is replacing it
+        while True:
+            before = folder.stat()
+            listed = {entry.name for entry in folder.iterdir()}
+            after = folder.stat()
+            # Else it has been replaced meanwhile, and what was listed is being deleted.
+            if (before.st_ino, before.st_ctime_ns) == (after.st_ino, after.st_ctime_ns):
+                held = listed
+                break
+    if held and not held & set(marks):
+        raise FileExistsError(
+            f"{folder} would be replaced, and is none that was written so: it holds {min(held)}, and no "
+            f"{' or '.join(marks)}. Choose another folder"
+        )
+    if folder.is_file():
         raise FileExistsError(f"{folder} is a file, which would be replaced: choose another name")
 
 
