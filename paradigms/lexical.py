@@ -160,7 +160,7 @@ class BM25:
 
         The tokenizer is written with it: what it was loaded from is not needed again.
         """
-        with atomic_folder(folder, ["settings.json"]) as fresh:
+        with atomic_folder(folder, ["params.index.json"]) as fresh:
             self._index.save(fresh, show_progress=False, allow_pickle=False)
             settings = {"ids": self.ids, "ngrams": self.ngrams, "stopwords": sorted(self.stopwords)}
             if self.tokenizer is not None:

@@ -12,6 +12,7 @@ from paradigms import PARADIGMS, Paradigm
 from paradigms.core import Tokens, similarity
 from paradigms.index import ExactIndex, base, exact
 from paradigms.index.maxima import keeps_maxima, max_rel
+from paradigms.lexical import BM25
 from paradigms.xtr import imputed_rel
 
 TEXTS = [
@@ -143,6 +144,17 @@ def test_vectors_are_scored_where_they_lie_if_maxima_are_enough(made: Made) -> N
     assert index.search(sums, {query: text}, 3)[query] == pytest.approx(
         {d: expected[d] for d in ranked(expected)[:3]}, rel=1e-5
     )
+
+
+def test_no_index_takes_the_place_of_a_folder_of_the_users(made: Made, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    (tmp_path / "settings.json").write_text("{}")
+    with pytest.raises(FileExistsError, match=r"holds settings\.json, and no manifest\.json"):
+        ExactIndex.build(made["dpr"][0], IDS, TEXTS, tmp_path)
+    bm25 = BM25.build(["the sea"], ["d"])
+    with pytest.raises(FileExistsError, match=r"holds settings.json, and no params.index.json"):
+        bm25.save(tmp_path)
+    assert (tmp_path / "thesis.tex").read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", ["colbert", "coil", "aligner"])
