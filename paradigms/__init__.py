@@ -1,8 +1,25 @@
 """Every neural retrieval paradigm as rel(d, q) = 1/Z · Σ(DᵀQ ⊙ A)."""
 
-from paradigms.cross_attention import CrossAttention
-from paradigms.generative.model import Generative
-from paradigms.model import Paradigm
-from paradigms.registry import GENERATIVE, PARADIGMS, RERANKERS, load
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paradigms.registry import (
+        GENERATIVE,
+        PARADIGMS,
+        RERANKERS,
+        CrossAttention,
+        Generative,
+        Paradigm,
+        load,
+    )
 
 __all__ = ["GENERATIVE", "PARADIGMS", "RERANKERS", "CrossAttention", "Generative", "Paradigm", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    """What stands above, imported when it is asked for: modules that need no torch then import none."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from paradigms import registry
+
+    return getattr(registry, name)

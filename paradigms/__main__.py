@@ -1,6 +1,6 @@
-"""python -m paradigms: see `paradigms.terminal.commands`."""
+"""python -m paradigms: see `paradigms.terminal.arguments`."""
 
-from paradigms.terminal.commands import main
+from paradigms.terminal.arguments import main
 
 if __name__ == "__main__":
     main()

@@ -15,9 +15,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from transformers import AttentionInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from paradigms.dropout import LARGEST, draw, pack, scale, unpack
 
@@ -25,8 +22,13 @@ NAME = "sdpa_dropout"  # in transformers' register
 TILE = 1 << 20  # numbers of QKᵀ at once: 4 MiB
 
 
-def with_lean_attention(model: PreTrainedModel) -> PreTrainedModel:
+def with_lean_attention(model: Any) -> Any:
     """The same model; where its attention is torch's, that in training on processors is the one below."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
     if model.config._attn_implementation == "sdpa" and model._can_set_attn_implementation():
         model.set_attn_implementation(NAME)
     return model
@@ -56,15 +58,13 @@ def attention(
         and not torch.compiler.is_compiling()
     )
     if not applies:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, **more
         )
     factor = query.shape[-1] ** -0.5 if scaling is None else scaling
     return _Attention.apply(query, key, value, attention_mask, dropout, factor), None
-
-
-AttentionInterface.register(NAME, attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 class _Attention(torch.autograd.Function):

@@ -14,15 +14,6 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import decoders, models
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForSeq2SeqLM,
-    AutoModelForTextEncoding,
-    AutoTokenizer,
-)
-from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
-from transformers.utils import logging as hf_logging
 
 from paradigms.attention import with_lean_attention
 from paradigms.dropout import with_bit_dropout
@@ -48,6 +39,9 @@ def load_backbone(name: str | Path) -> Any:
     Of T5 and its kin that is the encoder half; poolers are dropped, as weights that get no gradient stop
     DistributedDataParallel. ValueError where the checkpoint lacks weights of the encoder.
     """
+    from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding
+    from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
+
     if Path(name).is_absolute() and not Path(name).is_dir():
         raise FileNotFoundError(f"the backbone {name} is a path, and no such folder is there")
     config = AutoConfig.from_pretrained(name)
@@ -72,6 +66,8 @@ def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
 
     ValueError where its files are missing: transformers would make one to which every word is unknown.
     """
+    from transformers import AutoConfig, AutoTokenizer
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except ValueError as error:
@@ -109,6 +105,8 @@ def load_seq2seq(name: str | Path) -> Any:
 
     ValueError where the checkpoint lacks weights.
     """
+    from transformers import AutoModelForSeq2SeqLM
+
     with quiet():
         model, found = AutoModelForSeq2SeqLM.from_pretrained(
             name, dtype=torch.float32, output_loading_info=True
@@ -180,6 +178,8 @@ def without_adapters(module: nn.Module, *, merged: bool = True) -> dict[str, Ten
 @contextmanager
 def quiet() -> Iterator[None]:
     """No report on heads that a checkpoint has and an encoder has not, no bar for a second's load or save."""
+    from transformers.utils import logging as hf_logging
+
     verbosity, bar = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()

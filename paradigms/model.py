@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple, get_type_hints
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from paradigms.align import ALIGNMENTS, NORMALISERS
 from paradigms.core import Interaction, Tokens, interact, rel
@@ -138,6 +137,8 @@ class Trainable(nn.Module, ABC):
     def layers(self) -> list[nn.Module]:
         """The backbone's many like modules, each of which its pass calls whole: what is sharded, recomputed
         and compiled one at a time."""
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
         return [module for module in self.modules() if isinstance(module, GradientCheckpointingLayer)]
 
     @contextmanager

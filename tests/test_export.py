@@ -16,7 +16,7 @@ import torch
 
 import paradigms
 from paradigms.formats.card import model_card, results_of
-from paradigms.terminal.commands import main
+from paradigms.terminal.arguments import main
 
 QUERIES = ["the fish in the sea", "fire, and warm wood?"]
 DOCUMENTS = ["the fish, is (in) the sea. and more words", "cold snow", "fire in a house! a fox"]

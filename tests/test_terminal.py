@@ -17,7 +17,8 @@ from paradigms.data import read_run
 from paradigms.evaluate.report import SystemAlignment
 from paradigms.generative.dsi import dsi
 from paradigms.terminal import show
-from paradigms.terminal.commands import main, output_name
+from paradigms.terminal.arguments import main
+from paradigms.terminal.commands import output_name
 from paradigms.terminal.queries import from_file, typed
 from tests.tiny import WIDTH, write_checkpoint
 

@@ -6,9 +6,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import transformers
-from transformers import BertConfig, BertModel
-
 from paradigms.backbone import load_tokenizer, quiet
 from paradigms.formats.files import Unreadable, read_json
 from paradigms.formats.heads import POOLED, Head, encoder_with
@@ -26,6 +23,8 @@ def is_dpr(folder: Path) -> bool:
 
 def read_dpr(folder: Path) -> Paradigm:
     """One of the two encoders, for both sides (`registry.load` joins two)."""
+    import transformers
+
     architecture = (read_json(folder / "config.json").get("architectures") or ["none"])[0]
     if architecture not in PARTS:
         raise Unreadable(f"its architecture is {architecture}, not {' or '.join(PARTS)}")
@@ -48,8 +47,10 @@ def read_dpr(folder: Path) -> Paradigm:
         )
 
 
-def bert_of(model: Any) -> BertModel:
+def bert_of(model: Any) -> Any:
     """The same weights under a configuration that says what they are: BERT's."""
+    from transformers import BertConfig, BertModel
+
     known = BertConfig().to_dict().keys() - {"model_type", "architectures", "transformers_version"}
     config = BertConfig(**{name: value for name, value in model.config.to_dict().items() if name in known})
     bert = BertModel(config, add_pooling_layer=False)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transformers import AutoConfig
-
 from paradigms.formats.files import Unreadable, read_json
 from paradigms.formats.heads import POOLED, encoder_with
 from paradigms.formats.recipes import one_vector
@@ -38,4 +36,6 @@ def read_plain(folder: Path) -> Paradigm:
 
 def longest(folder: Path) -> int:
     """The longest text in tokens that the encoder has places for; `LENGTH` where they are without end."""
+    from transformers import AutoConfig
+
     return int(getattr(AutoConfig.from_pretrained(folder), "max_position_embeddings", None) or LENGTH)

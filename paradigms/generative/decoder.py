@@ -18,13 +18,14 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import AutoConfig
 
 FAMILIES = ("t5", "mt5")  # model types whose decoder this is
 
 
 def check_family(backbone: str | Path) -> None:
     """ValueError where a checkpoint, a hub name or a folder, is none of these models."""
+    from transformers import AutoConfig
+
     found = AutoConfig.from_pretrained(backbone).model_type
     if found not in FAMILIES:
         raise ValueError(f"{backbone} is a {found}; generative paradigms need one of {', '.join(FAMILIES)}")

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from paradigms.backbone import quiet
 from paradigms.files import atomic_folder
@@ -34,6 +33,8 @@ def small_t5(
 
     ValueError for a width below the heads, no layer, or texts without a character.
     """
+    from transformers import T5Config, T5ForConditionalGeneration
+
     if layers < 1 or heads < 1 or width < heads:
         raise ValueError(
             f"layers and heads must be at least 1, width at least heads; got {layers}, {heads} and {width}"
@@ -61,7 +62,9 @@ def small_t5(
     return Path(folder)
 
 
-def _byte_pairs(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
+def _byte_pairs(texts: Iterable[str], vocabulary: int) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     # Identifiers of programs and their parts are words: `MutableSet.add`, `is_subnormal`.

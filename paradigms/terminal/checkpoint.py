@@ -14,8 +14,7 @@ from paradigms.data.texts import WORDS
 from paradigms.dpr import dpr
 from paradigms.generative.model import Generative
 from paradigms.registry import load
-
-OFFLINE = "offline"  # all-MiniLM-L6-v2 as it was trained: one vector a text
+from paradigms.terminal.arguments import OFFLINE
 
 
 @dataclass(frozen=True, kw_only=True)

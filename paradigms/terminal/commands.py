@@ -1,19 +1,10 @@
-"""Search your own texts: index a folder, then ask.
-
-    python -m paradigms index notes
-    python -m paradigms search notes.index "how do I renew the certificate?"
-
-A source is a folder of text files, one such file, JSON lines {"_id", "title", "text"} (.jsonl), or a
-collection by name or folder (pydocs, hf:OWNER/NAME, irds:IDENTIFIER, BEIR, MIRACL, LoTTE, DPR). A model is
-any checkpoint that paradigms.load opens, by folder or name on the hub, or offline, the small encoder that
-comes with this project.
-"""
+"""What each command does; `arguments` has what it is for."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
 
@@ -36,13 +27,11 @@ from paradigms.formats.card import model_card, results_of
 from paradigms.generative.model import SETTINGS as GENERATIVE_SETTINGS
 from paradigms.generative.model import Generative
 from paradigms.generative.retriever import GenerativeRetriever
-from paradigms.index import INDEXES
 from paradigms.index.maxima import reads_pool
 from paradigms.lexical import BM25
-from paradigms.model import LAYOUTS
 from paradigms.reranking import rerank
-from paradigms.terminal import options, show
-from paradigms.terminal.checkpoint import OFFLINE, Checkpoint
+from paradigms.terminal import show
+from paradigms.terminal.checkpoint import Checkpoint
 from paradigms.terminal.indexed import Indexed, check_source, documents, make, open_folder, words_of
 from paradigms.terminal.queries import read_queries, refuse_blank, typed
 from paradigms.train.tracking import native_precision
@@ -50,27 +39,8 @@ from paradigms.train.tracking import native_precision
 BASELINE = "bm25"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command; wrong input ends the program with a line and exit code 1."""
-    whole = parser()
-    settings, rest = whole.parse_known_args(arguments)
-    # argparse gives up on texts that come after an option.
-    takes_texts = settings.run_command in (run_search, run_rerank)
-    if any(word.startswith("-") for word in rest) or (rest and not takes_texts):
-        whole.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:
-        settings.query += rest
-    try:
-        settings.run_command(settings)
-    except (ValueError, OSError, KeyError, ImportError) as error:
-        raise SystemExit(str(error.args[0]) if isinstance(error, KeyError) else str(error)) from error
-    except KeyboardInterrupt:
-        more = "; the same command goes on with the index" if settings.run_command is run_index else ""
-        raise SystemExit(f"interrupted{more}") from None
-
-
 def run_index(settings: argparse.Namespace) -> None:
-    """Encode a source's documents into a folder that search, explain and compare read."""
+    """Make the folder, or go on with it, and say how it is searched."""
     output = Path(settings.output or f"{output_name(settings.source)}.index")
     made, problems = make(
         settings.source,
@@ -93,7 +63,7 @@ def run_index(settings: argparse.Namespace) -> None:
 
 
 def run_search(settings: argparse.Namespace) -> None:
-    """The best documents of an indexed folder, or of a saved generative model, for each query."""
+    """Results of the queries that are given, or of each line that is typed."""
     corpus: Corpus | None = None
     find: Callable[..., Run]
     if (Path(settings.folder) / GENERATIVE_SETTINGS).is_file():
@@ -116,7 +86,7 @@ def run_search(settings: argparse.Namespace) -> None:
 
 
 def run_rerank(settings: argparse.Namespace) -> None:
-    """Order the first documents of BM25, or of any run, anew by a model; nothing is indexed."""
+    """Results of the candidates, which are encoded for this once."""
     check_source(settings.source)
     queries = read_queries(settings, settings.source)
     if not queries:
@@ -140,7 +110,7 @@ def run_rerank(settings: argparse.Namespace) -> None:
 
 
 def run_explain(settings: argparse.Namespace) -> None:
-    """Which tokens made a document's score, in colours: the best document's, or that of --document."""
+    """The alignment of one document, among those found where A reads them all."""
     refuse_blank({"1": settings.query})
     opened = open_folder(settings.folder, pickled=settings.pickled)
     run = opened.search({"1": settings.query}, settings.k)["1"]
@@ -163,7 +133,7 @@ def run_explain(settings: argparse.Namespace) -> None:
 
 
 def run_compare(settings: argparse.Namespace) -> None:
-    """BM25 and several indexed folders of the same documents: side by side, or measured on judged queries."""
+    """Every system's run, as a file where that is wanted; side by side, or measured."""
     systems = [open_folder(folder, pickled=settings.pickled) for folder in settings.folders]
     check_same(systems)
     source, corpus = systems[0].made.source, systems[0].corpus
@@ -184,7 +154,7 @@ def run_compare(settings: argparse.Namespace) -> None:
 
 
 def run_export(settings: argparse.Namespace) -> None:
-    """Write a model as a folder that sentence-transformers 6 opens, or as our own, with a model card."""
+    """The folder, and the repository on the hub where there is to be one."""
     model = Checkpoint.of(settings).open(pickled=settings.pickled)
     card = model_card(model, settings.results or results_of(settings.model), settings.layout)
     model.save_pretrained(settings.output, settings.layout, card)
@@ -252,76 +222,3 @@ def tell_words(settings: argparse.Namespace, words: int, console: Console) -> No
     """How text files were cut, where the user has not said how."""
     if words and not settings.words:
         console.print(f"Text files are cut into passages of at most {words} words (--words)", soft_wrap=True)
-
-
-# --- arguments --------------------------------------------------------------------------------------
-
-
-def parser() -> argparse.ArgumentParser:
-    """Every command with its arguments."""
-    whole = argparse.ArgumentParser(
-        "python -m paradigms", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commands = whole.add_subparsers(required=True, metavar="COMMAND")
-
-    def command(name: str, run: Callable[..., None]) -> argparse.ArgumentParser:
-        described = str(run.__doc__)
-        added = commands.add_parser(name, help=described, description=described)
-        added.set_defaults(run_command=run)
-        return added
-
-    made = command("index", run_index)
-    made.add_argument("source", help="folder of text files, JSON lines, or a collection")
-    made.add_argument("--output", help="folder to make; without it SOURCE.index in the current folder")
-    made.add_argument("--kind", choices=list(INDEXES), default="exact")
-    options.add_model(made)
-    options.add_precision(made)
-    options.add_words(made)
-
-    found = command("search", run_search)
-    found.add_argument("folder", help="made by index, or a saved generative model")
-    found.add_argument("query", nargs="*", help="texts; without any they are read from the terminal, by line")
-    options.add_pickled(found)
-    options.add_queries(found)
-    options.add_shown(found)
-
-    ranked = command("rerank", run_rerank)
-    ranked.add_argument("source", help="folder of text files, JSON lines, or a collection")
-    ranked.add_argument("query", nargs="*", help="texts")
-    ranked.add_argument("--run", help="TREC run to take the candidates from; without it BM25 finds them")
-    ranked.add_argument("--depth", type=options.count, default=100, help="candidates of each query")
-    options.add_model(ranked)
-    options.add_precision(ranked)
-    options.add_words(ranked)
-    options.add_queries(ranked)
-    options.add_shown(ranked)
-
-    shown = command("explain", run_explain)
-    shown.add_argument("folder", help="made by index")
-    shown.add_argument("query")
-    shown.add_argument("--document", help="id of the document; without it the best one")
-    shown.add_argument(
-        "-k", type=options.count, default=10, help="documents among which XTR looks for tokens"
-    )
-    options.add_pickled(shown)
-
-    written = command("export", run_export)
-    written.add_argument("model", help=f"checkpoint: a folder, a name on the hub, or {OFFLINE}")
-    written.add_argument("output", help="folder to write: a new one, or that of a model in the same layout")
-    written.add_argument("--layout", choices=list(LAYOUTS), default="sentence-transformers")
-    written.add_argument(
-        "--results", help="folder of the script that trained it; without it the one around it"
-    )
-    written.add_argument(
-        "--push", metavar="OWNER/NAME", help="upload it to the Hugging Face hub too, private"
-    )
-    options.add_reading(written)
-
-    beside = command("compare", run_compare)
-    beside.add_argument("folders", nargs="+", help="made by index from the same source")
-    beside.add_argument("-q", "--query", action="append", default=[], help="a text; may be repeated")
-    beside.add_argument("--output", help="folder for runs and tables")
-    beside.add_argument("-k", type=options.count, default=100, help="documents of each query")
-    options.add_pickled(beside)
-    options.add_queries(beside)
-    return whole

@@ -15,7 +15,6 @@ from paradigms.data import Corpus, Problems, Run
 from paradigms.data.collection import body
 from paradigms.evaluate.report import PALETTE, SystemAlignment
 
-FORMATS = ("table", "jsonl", "trec")
 SNIPPET = 240  # characters
 RANKS = 10  # of each system, side by side
 LINKS = 30  # of an alignment, listed

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from tokenizers import Encoding
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from paradigms.backbone import load_tokenizer, quiet
 from paradigms.cross_attention import padded, rerank_pairs
@@ -21,6 +20,8 @@ LONGEST = 512  # tokens of a pair, where the model has places for more
 
 def is_classifier(name: str | Path) -> bool:
     """Whether a folder or hub name is that of a sequence classifier. OSError where there is no such model."""
+    from transformers import AutoConfig
+
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         return False
     kinds = AutoConfig.from_pretrained(name).architectures or []
@@ -34,6 +35,8 @@ class SequenceClassifier:
     """
 
     def __init__(self, name: str | Path, device: torch.device | str) -> None:
+        from transformers import AutoModelForSequenceClassification
+
         with quiet():
             model, found = AutoModelForSequenceClassification.from_pretrained(
                 name, dtype=torch.float32, output_loading_info=True
