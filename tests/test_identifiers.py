@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from paradigms.data import Corpus, Problems, load
+from paradigms.data import Corpus, Problems
 from paradigms.generative.identifiers import Identifiers, atomic, text, titles, tokenize
+from tests import needs
 
-SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 unhurried = settings(deadline=None)  # a busy machine is not a failure
 
 
@@ -228,9 +228,7 @@ def test_titles_need_an_end_and_padding(bert: Any, t5: Any, checkpoints: dict[st
     ],
 )
 def test_titles_of_real_collections(t5: Any, name: str, problems: dict[str, int]) -> None:
-    if not (SHARED / name).is_dir():
-        pytest.skip(f"needs the {name} collection beside the repository")
-    corpus = load(SHARED / name).corpus
+    corpus = needs.collection(name).corpus
     found = titles(corpus, t5, 1000)
     assert found.documents == corpus.ids
     counts = dict(found.problems.counts)

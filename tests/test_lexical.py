@@ -8,10 +8,9 @@ import ir_measures
 import numpy as np
 import pytest
 
-from paradigms.data import load
 from paradigms.lexical import BM25, tokenize
+from tests import needs
 
-SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 TEXTS = ["cat cat dog", "dog bird", "the of and", "", "bird bird bird fish fish dog", "dog bird"]
 IDS = ["e", "d", "c", "b", "a", "D"]
 
@@ -211,9 +210,7 @@ def test_unusable_input_is_refused() -> None:
     [("scifact", 0.6635), ("nfcorpus", 0.3060)],
 )
 def test_ndcg_on_beir(name: str, ndcg: float) -> None:
-    if not (SHARED / name).is_dir():
-        pytest.skip(f"needs the {name} collection beside the repository")
-    collection = load(SHARED / name)
+    collection = needs.collection(name)
     test = collection.split("test")
     run = BM25.build(collection.corpus, collection.corpus.ids).search(test.queries, 100)
     found = ir_measures.calc_aggregate([ir_measures.nDCG @ 10], test.judgements, run)

@@ -14,7 +14,7 @@ from paradigms import linear
 from paradigms.backbone import load_backbone
 from paradigms.linear import OneDNNLinear, with_fast_linear
 
-pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs a torch with oneDNN")
 
 
 @pytest.fixture

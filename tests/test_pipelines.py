@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-pytest.importorskip("pyterrier", reason="needs PyTerrier: extra pyterrier")
+pytest.importorskip("pyterrier", reason="needs PyTerrier: make extras")
 
 import pandas as pd
 import pyterrier as pt

@@ -17,7 +17,7 @@ from paradigms.evaluate import AlignmentExample, Report, SystemAlignment, write_
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 BROWSER = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"none of {', '.join(BROWSERS)} is installed")
+pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"needs a browser, one of {', '.join(BROWSERS)}")
 
 
 def system(name: str, links: list[tuple[int, int, float, float]], salience: list[float] | None = None):

