@@ -18,41 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from accelerate import Accelerator
-from adaptation_claims import Task
-from adaptation_report import describe, draw, write_tables
-from pages import print_sections, write_page
-from rich.console import Console
-
-from paradigms import Paradigm
-from paradigms.aligner import aligner
-from paradigms.data import Collection, Split, hold_out, read_run, write_run
-from paradigms.encode import TextEncoder
-from paradigms.evaluate import per_query
-from paradigms.evaluate.adaptation import Rule, adapt, best, best_if_significant
-from paradigms.files import write_json
-from paradigms.index import ExactIndex
-from paradigms.index.strategies import STRATEGIES, aligned, rerank_strategies
-from paradigms.lexical import BM25
-from paradigms.settings import from_command_line
-from paradigms.train.job import (
-    DEV_DEPTH,
-    NEGATIVES_DEPTH,
-    begin,
-    environment,
-    fit,
-    folder_name,
-    keep_settings,
-    open_collection,
-    training_splits,
-)
-from paradigms.train.loop import TrainingSettings
-from paradigms.train.state import by_main
-
-MEASURE = "nDCG@10"
-RANKED = 10  # documents of a ranking that the measure reads
+from paradigms.settings import command_line, folder_name
 
 
 @dataclass
@@ -118,6 +84,44 @@ class Settings:
             raise SystemExit("depth and every number of shots must be at least 1")
         if not all(0 < level < 1 for level in self.levels):
             raise SystemExit(f"a level must lie in (0, 1), got {self.levels}")
+
+
+if __name__ == "__main__":  # before the imports that take seconds
+    given = command_line(Settings, __doc__ or "")
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from adaptation_claims import Task
+from adaptation_report import describe, draw, write_tables
+from pages import print_sections, write_page
+from rich.console import Console
+
+from paradigms import Paradigm
+from paradigms.aligner import aligner
+from paradigms.data import Collection, Split, hold_out, read_run, write_run
+from paradigms.encode import TextEncoder
+from paradigms.evaluate import per_query
+from paradigms.evaluate.adaptation import Rule, adapt, best, best_if_significant
+from paradigms.files import write_json
+from paradigms.index import ExactIndex
+from paradigms.index.strategies import STRATEGIES, aligned, rerank_strategies
+from paradigms.lexical import BM25
+from paradigms.train.job import (
+    DEV_DEPTH,
+    NEGATIVES_DEPTH,
+    begin,
+    environment,
+    fit,
+    keep_settings,
+    open_collection,
+    training_splits,
+)
+from paradigms.train.loop import TrainingSettings
+from paradigms.train.state import by_main
+
+MEASURE = "nDCG@10"
+RANKED = 10  # documents of a ranking that the measure reads
 
 
 def main(settings: Settings) -> None:
@@ -329,4 +333,4 @@ def show(settings: Settings, folder: Path, accelerator: Accelerator) -> None:
 
 
 if __name__ == "__main__":
-    main(from_command_line(Settings, __doc__ or ""))
+    main(Settings(**given))

@@ -16,12 +16,29 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, get_args
 
+from shared_settings import PairSettings
+
+from paradigms.settings import command_line
+
+
+@dataclass
+class Settings(PairSettings):
+    """What is trained on what, and which queries are measured."""
+
+    dev_queries: int = 50
+    """dev queries that choose the Z of q←d and the scorer and pooling of GR, drawn at random; 0: all"""
+
+    experiment = "alignment-directions"
+
+
+if __name__ == "__main__":  # before the imports that take seconds
+    given = command_line(Settings, __doc__ or "")
+
 import numpy as np
 from pages import Section
 from trained_pairs import (
     Bench,
     Measured,
-    PairSettings,
     Rows,
     measure_pairs,
     publish,
@@ -38,7 +55,6 @@ from paradigms.generative.forced import sequence_scores
 from paradigms.generative.outputs import Scorer
 from paradigms.index import ExactIndex
 from paradigms.progress import progress_bar
-from paradigms.settings import from_command_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,16 +74,6 @@ PAPER = {
     "MVDR (q←d)": ((53.2, 90.1, 65.7), (34.8, 78.8, 48.4)),
     "GR": ((47.4, 87.0, 60.5), (35.3, 77.1, 48.3)),
 }
-
-
-@dataclass
-class Settings(PairSettings):
-    """What is trained on what, and which queries are measured."""
-
-    dev_queries: int = 50
-    """dev queries that choose the Z of q←d and the scorer and pooling of GR, drawn at random; 0: all"""
-
-    experiment = "alignment-directions"
 
 
 @dataclass(frozen=True)
@@ -330,4 +336,4 @@ def draw(results: Results) -> Figure:
 
 
 if __name__ == "__main__":
-    main(from_command_line(Settings, __doc__ or ""))
+    main(Settings(**given))

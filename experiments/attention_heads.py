@@ -7,7 +7,7 @@ decoder's normalised states and Q the encoder's, W_Q and W_K those of one head o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from accelerate import Accelerator
 from alignment_view import chosen_queries
 from rich.console import Console
+from shared_settings import ModelSettings
 from torch import Tensor
 
 from paradigms import GENERATIVE, Generative, load
@@ -30,47 +31,6 @@ from paradigms.train.loop import TrainingSettings
 
 Array = np.ndarray
 Rows = list[dict[str, Any]]
-
-
-@dataclass
-class ModelSettings:
-    """Which generative models are looked at, on which queries. Experiments add fields of their own."""
-
-    checkpoints: list[str] = field(default_factory=list)
-    """saved generative models of one kind, such as one for each seed; empty: they are trained here"""
-    paradigm: str = "seal"
-    """of the models trained here: dsi, genre or seal"""
-    backbone: str = "small"
-    """a T5 by hub name or folder; small: one with random weights and the collection's vocabulary"""
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
-    """of the small T5's weights and of training"""
-    steps: int = 400
-    """of training; 0: the backbone as it is"""
-    batch_size: int = 64
-    learning_rate: float = 1e-3
-    width: int = 128
-    """of the small T5"""
-    collection: str = "pydocs"
-    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
-    documents: int = 2000
-    """size of a fixed subset, of pydocs alone; 0: all documents"""
-    split: str = "test"
-    queries: int = 100
-    """how many of its judged queries, evenly spaced in the order of their ids"""
-    output: str = ""
-    """results folder; empty: one named after the experiment and the collection"""
-    precision: str = "no"
-    """of training: no, bf16, fp16; auto: bf16 where the hardware has it"""
-    tracker: str = "wandb"
-    """wandb (offline without a key) or none"""
-
-    def __post_init__(self) -> None:
-        if self.paradigm not in GENERATIVE:
-            raise SystemExit(f"unknown paradigm {self.paradigm}; there are {', '.join(GENERATIVE)}")
-        if not (self.checkpoints or self.seeds) or self.queries < 1 or self.steps < 0:
-            raise SystemExit("there must be a checkpoint or a seed, a query, and no negative steps")
-        if not self.steps and self.backbone != "small":
-            self.seeds = self.seeds[:1]  # of the backbone as it is there is one
 
 
 FREE = {"checkpoints", "seeds", "queries", "output", "tracker"}  # may change within a results folder

@@ -21,28 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from accelerate import Accelerator
-from capacity_claims import CROSS, gather
-from capacity_report import TITLES, describe, draw, summarise
-from capacity_tasks import TASKS, UNI, Bench, backbone_of, predict
-from trained_pairs import publish
-
-from paradigms import PARADIGMS, RERANKERS, CrossAttention, Paradigm
-from paradigms.backbone import load_tokenizer
-from paradigms.data import Run, Split
-from paradigms.files import write_json
-from paradigms.hybrid import Hybrid, System, candidate_scores, tune
-from paradigms.index import ExactIndex
-from paradigms.settings import from_command_line
-from paradigms.train.job import begin, fit, folder_name, keep_settings, open_collection
-from paradigms.train.loop import TrainingSettings, training_seconds
-from paradigms.train.state import by_main
-
-SYSTEM = re.compile(r"(DE|ME)-BERT(?:-([1-9]\d*))?")
-SPREAD = 64  # training queries, and passages throughout the corpus, on which the spread of scores is measured
-FREE = ("systems", "seeds", "tracker", "output", "keep_models")  # may change in a results folder
+from paradigms.settings import command_line, folder_name
 
 
 @dataclass
@@ -153,6 +132,32 @@ class Settings:
             raise SystemExit("depth and samples must be at least 2, theory_queries at least 1")
         self.lengths = sorted(set(self.lengths))
         self.output = self.output or f"results/capacity-{self.task}-{folder_name(self.collection)}"
+
+
+if __name__ == "__main__":  # before the imports that take seconds
+    given = command_line(Settings, __doc__ or "")
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from capacity_claims import CROSS, gather
+from capacity_report import TITLES, describe, draw, summarise
+from capacity_tasks import TASKS, UNI, Bench, backbone_of, predict
+from trained_pairs import publish
+
+from paradigms import PARADIGMS, RERANKERS, CrossAttention, Paradigm
+from paradigms.backbone import load_tokenizer
+from paradigms.data import Run, Split
+from paradigms.files import write_json
+from paradigms.hybrid import Hybrid, System, candidate_scores, tune
+from paradigms.index import ExactIndex
+from paradigms.train.job import begin, fit, keep_settings, open_collection
+from paradigms.train.loop import TrainingSettings, training_seconds
+from paradigms.train.state import by_main
+
+SYSTEM = re.compile(r"(DE|ME)-BERT(?:-([1-9]\d*))?")
+SPREAD = 64  # training queries, and passages throughout the corpus, on which the spread of scores is measured
+FREE = ("systems", "seeds", "tracker", "output", "keep_models")  # may change in a results folder
 
 
 def main(settings: Settings) -> None:
@@ -348,4 +353,4 @@ def predicted(bench: Bench, sizes: dict[str, int], settings: Settings, folder: P
 
 
 if __name__ == "__main__":
-    main(from_command_line(Settings, __doc__ or ""))
+    main(Settings(**given))

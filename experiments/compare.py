@@ -12,49 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator
-from alignment_view import align_query, chosen_queries
-from encode import open_encoded
-from rich.console import Console
-from systems import searcher, trained
-
-from paradigms import GENERATIVE, PARADIGMS, Paradigm
-from paradigms.data import Collection, Run, Split, read_run, write_run
-from paradigms.evaluate import (
-    MEASURES,
-    Report,
-    csv_table,
-    cutoff_curve,
-    markdown_table,
-    on_split,
-    result_table,
-    rich_table,
-    with_judgements,
-    write_per_query,
-    write_pictures,
-    write_report,
-)
-from paradigms.files import write_json, write_text
-from paradigms.index import INDEXES
-from paradigms.lexical import BM25
-from paradigms.settings import from_command_line
-from paradigms.train.dev import candidates
-from paradigms.train.job import (
-    DEV_DEPTH,
-    NEGATIVES_DEPTH,
-    OPTIONS,
-    begin,
-    environment,
-    folder_name,
-    keep_settings,
-    open_collection,
-    training_splits,
-)
-from paradigms.train.loop import training_seconds
-from paradigms.train.state import by_main
-
-SMALL = 2000  # documents of pydocs that fit the whole job in 15 minutes on 2 cores
-ALIGNED = 6  # test queries in the report's alignment view
+from paradigms.settings import command_line, folder_name
 
 
 @dataclass
@@ -68,7 +26,9 @@ class Settings:
     """the queries to compare on, which train and choose nothing: dev of MIRACL, search or forum of LoTTE"""
     size: str = "small"
     """small: a fixed subset of pydocs that fits 15 minutes on 2 cores; full: all of the collection"""
-    paradigms: list[str] = field(default_factory=lambda: [*PARADIGMS, "dsi"])
+    paradigms: list[str] = field(
+        default_factory=lambda: ["dpr", "me_bert", "colbert", "coil", "aligner", "xtr", "dsi"]
+    )
     """which of dpr, me_bert, colbert, coil, aligner, xtr; generative: dsi, genre, seal"""
     load: dict[str, str] = field(default_factory=dict)
     """folders of saved paradigms that are compared without training: '{"xtr": "results/xtr/checkpoint"}'"""
@@ -138,6 +98,52 @@ class Settings:
             raise SystemExit(f"the baseline {self.baseline!r} is not among the compared systems")
         split = "" if self.split == "test" else f"-{self.split}"
         self.output = self.output or f"results/compare-{folder_name(self.collection)}{split}"
+
+
+if __name__ == "__main__":  # before the imports that take seconds
+    given = command_line(Settings, __doc__ or "")
+
+from accelerate import Accelerator
+from alignment_view import align_query, chosen_queries
+from encode import open_encoded
+from rich.console import Console
+from systems import searcher, trained
+
+from paradigms import GENERATIVE, PARADIGMS, Paradigm
+from paradigms.data import Collection, Run, Split, read_run, write_run
+from paradigms.evaluate import (
+    MEASURES,
+    Report,
+    csv_table,
+    cutoff_curve,
+    markdown_table,
+    on_split,
+    result_table,
+    rich_table,
+    with_judgements,
+    write_per_query,
+    write_pictures,
+    write_report,
+)
+from paradigms.files import write_json, write_text
+from paradigms.index import INDEXES
+from paradigms.lexical import BM25
+from paradigms.train.dev import candidates
+from paradigms.train.job import (
+    DEV_DEPTH,
+    NEGATIVES_DEPTH,
+    OPTIONS,
+    begin,
+    environment,
+    keep_settings,
+    open_collection,
+    training_splits,
+)
+from paradigms.train.loop import training_seconds
+from paradigms.train.state import by_main
+
+SMALL = 2000  # documents of pydocs that fit the whole job in 15 minutes on 2 cores
+ALIGNED = 6  # test queries in the report's alignment view
 
 
 @dataclass
@@ -375,4 +381,4 @@ def log_to_wandb(report: Report, pictures: list[Path], accelerator: Accelerator)
 
 
 if __name__ == "__main__":
-    main(from_command_line(Settings, __doc__ or ""))
+    main(Settings(**given))

@@ -15,19 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator
-from rich.console import Console
-
-from paradigms import Paradigm, load
-from paradigms.data import Collection
-from paradigms.files import write_json
-from paradigms.index import INDEXES, open_index
-from paradigms.index.base import TokenIndex
-from paradigms.index.weights import weights_checksum
-from paradigms.settings import from_command_line
-from paradigms.train import tracking
-from paradigms.train.job import environment, folder_name, keep_settings, open_collection
-from paradigms.train.state import by_main
+from paradigms.settings import command_line, folder_name
 
 
 @dataclass
@@ -59,6 +47,23 @@ class Settings:
             raise SystemExit(f"index must be one of {', '.join(INDEXES)}, got {self.index!r}")
         if self.batch_size < 1:
             raise SystemExit(f"batch_size must be at least 1, got {self.batch_size}")
+
+
+if __name__ == "__main__":  # before the imports that take seconds
+    given = command_line(Settings, __doc__ or "")
+
+from accelerate import Accelerator
+from rich.console import Console
+
+from paradigms import Paradigm, load
+from paradigms.data import Collection
+from paradigms.files import write_json
+from paradigms.index import INDEXES, open_index
+from paradigms.index.base import TokenIndex
+from paradigms.index.weights import weights_checksum
+from paradigms.train import tracking
+from paradigms.train.job import environment, keep_settings, open_collection
+from paradigms.train.state import by_main
 
 
 def main(settings: Settings) -> None:
@@ -147,4 +152,4 @@ def open_encoded(folder: str | Path, paradigm: Paradigm, collection: Collection)
 
 
 if __name__ == "__main__":
-    main(from_command_line(Settings, __doc__ or ""))
+    main(Settings(**given))

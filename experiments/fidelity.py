@@ -20,26 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from lexical_vectors import open_counts
-from pages import Section, Tracker, finite, print_sections, steps, track, write_page
-from projection_runs import Problem, exact_thresholds, make_problem, mean_required_dimension
+from shared_settings import Tracker
 
-from paradigms import PARADIGMS, Paradigm
-from paradigms.core import Tokens
-from paradigms.files import write_json
-from paradigms.progress import progress_bar
-from paradigms.settings import from_command_line
-from theory.projections import pairwise_error, projected_margin
-from theory.recall import recall_failure, required_dimension_recall_exact
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-Rows = list[dict[str, Any]]
-
-MARGIN_RANKS = (1, 10, 100, 1000)
-RECALL_RANKS = (1, 10, 100)
+from paradigms.settings import command_line
 
 
 @dataclass
@@ -77,6 +60,30 @@ class Settings:
                 raise SystemExit(f"{name} = {getattr(self, name)}; allowed: at least 1")
         if self.samples < 2:
             raise SystemExit(f"samples = {self.samples}; allowed: at least 2, for a standard error")
+
+
+if __name__ == "__main__":  # before the imports that take seconds
+    given = command_line(Settings, (__doc__ or "").partition("\n\n")[0])
+
+import numpy as np
+from lexical_vectors import open_counts
+from pages import Section, finite, print_sections, steps, track, write_page
+from projection_runs import Problem, exact_thresholds, make_problem, mean_required_dimension
+
+from paradigms import PARADIGMS, Paradigm
+from paradigms.core import Tokens
+from paradigms.files import write_json
+from paradigms.progress import progress_bar
+from theory.projections import pairwise_error, projected_margin
+from theory.recall import recall_failure, required_dimension_recall_exact
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Rows = list[dict[str, Any]]
+
+MARGIN_RANKS = (1, 10, 100, 1000)
+RECALL_RANKS = (1, 10, 100)
 
 
 def main(settings: Settings) -> dict[str, Any]:
@@ -349,4 +356,4 @@ def draw(rows: Rows, dimension: int) -> "Figure":
 
 
 if __name__ == "__main__":
-    main(from_command_line(Settings, (__doc__ or "").partition("\n\n")[0]))
+    main(Settings(**given))

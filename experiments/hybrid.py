@@ -16,6 +16,13 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+from hybrid_settings import Settings
+
+from paradigms.settings import command_line
+
+if __name__ == "__main__":  # before the imports that take seconds
+    given = command_line(Settings, __doc__ or "")
+
 from accelerate import Accelerator
 from approximate_search import time_searches
 from encoding_runs import cost
@@ -40,7 +47,6 @@ from paradigms.evaluate import per_query
 from paradigms.files import write_json
 from paradigms.hybrid import combine, tune, union
 from paradigms.index import ExactIndex
-from paradigms.settings import from_command_line
 from paradigms.train.job import begin, keep_settings
 from paradigms.train.state import by_main
 
@@ -239,4 +245,4 @@ def rr(run: Run, split: Split) -> float:
 
 
 if __name__ == "__main__":
-    main(from_command_line(Settings, __doc__ or ""))
+    main(Settings(**given))

@@ -14,28 +14,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-import torch
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-from torch import Tensor
-
-from paradigms import Paradigm
-from paradigms.core import similarity
-from paradigms.data import Split
-from paradigms.encode import Side
-from paradigms.evaluate.report import PALETTE
-from paradigms.files import write_text
-from paradigms.settings import from_command_line
-from paradigms.train.job import open_collection
-
-CLOSING, OPENING = set(".,;:!?)]}%'’"), set("([{")
-CONTRACTED = {"s", "t", "re", "ve", "ll", "d", "m"}  # after an apostrophe
-NO_SALIENCE: dict[Side, str] = {
-    "query": "This model has no salience for queries: words are ordered by their best similarity.",
-    "document": "This model has no salience for documents: none of their words is marked as salient.",
-}
+from paradigms.settings import command_line
 
 
 @dataclass
@@ -69,6 +48,32 @@ class Settings:
             raise SystemExit(f"words must lie between 1 and {len(PALETTE)}, as many as there are colours")
         if not (0 < self.query_share <= 1 and 0 < self.document_share <= 1):
             raise SystemExit("query_share and document_share must lie in (0, 1]")
+
+
+if __name__ == "__main__":  # before the imports that take seconds
+    given = command_line(Settings, __doc__ or "")
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from paradigms import Paradigm
+from paradigms.core import similarity
+from paradigms.data import Split
+from paradigms.encode import Side
+from paradigms.evaluate.report import PALETTE
+from paradigms.files import write_text
+from paradigms.train.job import open_collection
+
+CLOSING, OPENING = set(".,;:!?)]}%'’"), set("([{")
+CONTRACTED = {"s", "t", "re", "ve", "ll", "d", "m"}  # after an apostrophe
+NO_SALIENCE: dict[Side, str] = {
+    "query": "This model has no salience for queries: words are ordered by their best similarity.",
+    "document": "This model has no salience for documents: none of their words is marked as salient.",
+}
 
 
 @dataclass
@@ -291,4 +296,4 @@ def page(title: str, notes: list[str], pairs: list[Pair]) -> str:
 
 
 if __name__ == "__main__":
-    main(from_command_line(Settings, __doc__ or ""))
+    main(Settings(**given))

@@ -13,32 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from attention_heads import (
-    FREE,
-    Array,
-    ModelSettings,
-    Pair,
-    Seen,
-    best_names,
-    chosen_pairs,
-    opened,
-    seen,
-)
-from kernel_report import BALANCED, POSITIVE, Measured, claims, draw, map_rows
-from pages import Section, print_sections, write_page, write_rows
-from rich.console import Console
-from scipy.special import logsumexp, softmax
+from shared_settings import ModelSettings
 
-from paradigms import Generative
-from paradigms.data import Run
-from paradigms.files import write_json
-from paradigms.lexical import BM25
-from paradigms.progress import progress_bar
-from paradigms.settings import from_command_line
-from paradigms.train.job import begin, environment, folder_name, keep_settings, open_collection
-from paradigms.train.state import by_main
-from theory import kernels
+from paradigms.settings import command_line, folder_name
 
 
 @dataclass
@@ -59,6 +36,35 @@ class Settings(ModelSettings):
         if self.candidates < 2 or not self.draws or not self.features or min(self.features) < 1:
             raise SystemExit("there must be two candidates, a draw, and numbers of features of at least 1")
         self.features = sorted(set(self.features))
+
+
+if __name__ == "__main__":  # before the imports that take seconds
+    given = command_line(Settings, __doc__ or "")
+
+import numpy as np
+from attention_heads import (
+    FREE,
+    Array,
+    Pair,
+    Seen,
+    best_names,
+    chosen_pairs,
+    opened,
+    seen,
+)
+from kernel_report import BALANCED, POSITIVE, Measured, claims, draw, map_rows
+from pages import Section, print_sections, write_page, write_rows
+from rich.console import Console
+from scipy.special import logsumexp, softmax
+
+from paradigms import Generative
+from paradigms.data import Run
+from paradigms.files import write_json
+from paradigms.lexical import BM25
+from paradigms.progress import progress_bar
+from paradigms.train.job import begin, environment, keep_settings, open_collection
+from paradigms.train.state import by_main
+from theory import kernels
 
 
 def main(settings: Settings) -> None:
@@ -227,4 +233,4 @@ def show(
 
 
 if __name__ == "__main__":
-    main(from_command_line(Settings, __doc__ or ""))
+    main(Settings(**given))

@@ -12,11 +12,11 @@ from typing import Literal
 
 import numpy as np
 from scipy import sparse
+from shared_settings import Weighting
 
 from paradigms.data import Collection, load
 from paradigms.lexical import BM25
 
-Weighting = Literal["bm25", "tfidf", "boolean"]
 Placement = Literal["query", "both", "document"]
 # Share of the idf that stands in the query.
 PLACEMENTS: dict[Placement, float] = {"query": 1.0, "both": 0.5, "document": 0.0}

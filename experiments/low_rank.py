@@ -13,11 +13,27 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from shared_settings import ModelSettings
+
+from paradigms.settings import command_line, folder_name
+
+
+@dataclass
+class Settings(ModelSettings):
+    """Which models, queries and documents are looked at."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.output = self.output or f"results/low-rank-{folder_name(self.collection)}"
+
+
+if __name__ == "__main__":  # before the imports that take seconds
+    given = command_line(Settings, __doc__ or "")
+
 import numpy as np
 from attention_heads import (
     FREE,
     Array,
-    ModelSettings,
     Pair,
     Seen,
     best_names,
@@ -35,21 +51,11 @@ from paradigms.generative.interaction import decompose
 from paradigms.generative.outputs import Scorer
 from paradigms.generative.targets import Targets
 from paradigms.progress import progress_bar
-from paradigms.settings import from_command_line
-from paradigms.train.job import begin, environment, folder_name, keep_settings, open_collection
+from paradigms.train.job import begin, environment, keep_settings, open_collection
 from paradigms.train.state import by_main
 from theory import low_rank as lemma
 
 BATCH = 16  # pairs whose rel is decomposed at once
-
-
-@dataclass
-class Settings(ModelSettings):
-    """Which models, queries and documents are looked at."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.output = self.output or f"results/low-rank-{folder_name(self.collection)}"
 
 
 def main(settings: Settings) -> None:
@@ -216,4 +222,4 @@ def show(
 
 
 if __name__ == "__main__":
-    main(from_command_line(Settings, __doc__ or ""))
+    main(Settings(**given))

@@ -9,20 +9,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from shared_settings import Tracker
 
 from paradigms.evaluate.report import format_number
 from paradigms.files import atomic_text, write_json, write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-Tracker = Literal["none", "wandb"]
 
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">

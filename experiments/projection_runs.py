@@ -3,17 +3,16 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from lexical_vectors import Counts, Placement, Weighting, weigh
+from lexical_vectors import Counts, Placement, weigh
 from scipy import sparse
+from shared_settings import Ensemble, Weighting
 
 from theory.projections import pairwise_error
 from theory.recall import rank_thresholds
 from theory.roots import decreasing_root
-
-Ensemble = Literal["rademacher", "gaussian"]
 
 
 @dataclass(frozen=True)

@@ -17,31 +17,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from lexical_vectors import PLACEMENTS, Counts, Weighting, open_counts
-from pages import Tracker, finite, print_sections, steps, track, write_page
-from projection_report import MARGIN_RANKS, Rows, describe, draw, slope_rows
-from projection_runs import (
-    Ensemble,
-    Explicit,
-    Problem,
-    exact_thresholds,
-    k_grid,
-    length_groups,
-    make_problem,
-    margin_rows,
-    mean_required_dimension,
-    run_matrices,
-    stable_crossing,
-)
-from rich.progress import Progress
-from scipy.special import ndtri
+from shared_settings import Ensemble, Tracker, Weighting
 
-from paradigms.files import write_json
-from paradigms.progress import progress_bar
-from paradigms.settings import from_command_line
-from theory.projections import distortion, required_dimension
-from theory.recall import recall_failure, required_dimension_recall, required_dimension_recall_exact
+from paradigms.settings import command_line
 
 
 @dataclass
@@ -94,6 +72,33 @@ class Settings:
         if not self.weightings or not self.ensembles:
             raise SystemExit("weightings and ensembles must each name at least one")
 
+
+if __name__ == "__main__":  # before the imports that take seconds
+    given = command_line(Settings, (__doc__ or "").partition("\n\n")[0])
+
+import numpy as np
+from lexical_vectors import PLACEMENTS, Counts, open_counts
+from pages import finite, print_sections, steps, track, write_page
+from projection_report import MARGIN_RANKS, Rows, describe, draw, slope_rows
+from projection_runs import (
+    Explicit,
+    Problem,
+    exact_thresholds,
+    k_grid,
+    length_groups,
+    make_problem,
+    margin_rows,
+    mean_required_dimension,
+    run_matrices,
+    stable_crossing,
+)
+from rich.progress import Progress
+from scipy.special import ndtri
+
+from paradigms.files import write_json
+from paradigms.progress import progress_bar
+from theory.projections import distortion, required_dimension
+from theory.recall import recall_failure, required_dimension_recall, required_dimension_recall_exact
 
 BOUND_RANKS = (1, 10, 100)
 # Pairs of one query share its best document and fail together.
@@ -362,4 +367,4 @@ def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings, p
 
 
 if __name__ == "__main__":
-    main(from_command_line(Settings, (__doc__ or "").partition("\n\n")[0]))
+    main(Settings(**given))

@@ -10,29 +10,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, parse_flag_from_env
-from encode import open_encoded
-from rich.console import Console
-
-from paradigms import Paradigm, load
-from paradigms.data import Collection, Run, read_run, write_run
-from paradigms.evaluate import (
-    MEASURES,
-    csv_table,
-    markdown_table,
-    on_split,
-    result_table,
-    rich_table,
-    with_judgements,
-    write_per_query,
-)
-from paradigms.files import write_json, write_text
-from paradigms.index import ExactIndex
-from paradigms.reranking import rerank as rerank_texts
-from paradigms.settings import from_command_line
-from paradigms.train.job import folder_name, open_collection
-from paradigms.train.tracking import PATIENCE
+from paradigms.settings import command_line, folder_name
 
 
 @dataclass
@@ -66,6 +44,33 @@ class Settings:
             raise SystemExit(f"depth must be at least 1, got {self.depth}")
         if self.precision not in ("no", "bf16", "fp16"):
             raise SystemExit(f"precision must be no, bf16 or fp16, got {self.precision!r}")
+
+
+if __name__ == "__main__":  # before the imports that take seconds
+    given = command_line(Settings, __doc__ or "")
+
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, parse_flag_from_env
+from encode import open_encoded
+from rich.console import Console
+
+from paradigms import Paradigm, load
+from paradigms.data import Collection, Run, read_run, write_run
+from paradigms.evaluate import (
+    MEASURES,
+    csv_table,
+    markdown_table,
+    on_split,
+    result_table,
+    rich_table,
+    with_judgements,
+    write_per_query,
+)
+from paradigms.files import write_json, write_text
+from paradigms.index import ExactIndex
+from paradigms.reranking import rerank as rerank_texts
+from paradigms.train.job import open_collection
+from paradigms.train.tracking import PATIENCE
 
 
 def main(settings: Settings) -> None:
@@ -155,4 +160,4 @@ def candidates_of(run: Run, collection: Collection, settings: Settings, console:
 
 
 if __name__ == "__main__":
-    main(from_command_line(Settings, __doc__ or ""))
+    main(Settings(**given))

@@ -17,20 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from pages import Section, print_sections, write_rows
-from rich.console import Console
-from serving_parts.machine import described, memory_speed
-from serving_parts.model import Machine
-from serving_parts.paradigm import measure
-from serving_parts.tables import sections
-
-from paradigms import PARADIGMS
-from paradigms.files import write_json, write_text
-from paradigms.settings import from_command_line
-from paradigms.train.job import open_collection
-
-GIB = 1 << 30
+from paradigms.settings import command_line
 
 
 @dataclass
@@ -44,7 +31,9 @@ class Settings:
     queries: int = 30
     """queries of the split, drawn at random"""
     split: str = "test"
-    paradigms: list[str] = field(default_factory=lambda: list(PARADIGMS))
+    paradigms: list[str] = field(
+        default_factory=lambda: ["dpr", "me_bert", "colbert", "coil", "aligner", "xtr"]
+    )
     backbone: str = "offline"
     """offline (all-MiniLM-L6-v2), a hub name or a folder"""
     load: dict[str, str] = field(default_factory=dict)
@@ -105,6 +94,24 @@ class Settings:
         return 4 if 4 in self.bits else self.bits[0]
 
 
+if __name__ == "__main__":  # before the imports that take seconds
+    given = command_line(Settings, __doc__ or "")
+
+import torch
+from pages import Section, print_sections, write_rows
+from rich.console import Console
+from serving_parts.machine import described, memory_speed
+from serving_parts.model import Machine
+from serving_parts.paradigm import measure
+from serving_parts.tables import sections
+
+from paradigms import PARADIGMS
+from paradigms.files import write_json, write_text
+from paradigms.train.job import open_collection
+
+GIB = 1 << 30
+
+
 def main(settings: Settings) -> None:
     console = Console()
     torch.set_num_threads(settings.threads)
@@ -148,4 +155,4 @@ def write(
 
 
 if __name__ == "__main__":
-    main(from_command_line(Settings, __doc__ or ""))
+    main(Settings(**given))

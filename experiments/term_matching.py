@@ -21,12 +21,30 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from shared_settings import PairSettings
+
+from paradigms.settings import command_line
+
+
+@dataclass
+class Settings(PairSettings):
+    """What is trained on what, and which queries are measured."""
+
+    fewest: int = 50
+    """tokens that a bin needs for a claim to rest on it"""
+
+    experiment = "term-matching"
+
+
+if __name__ == "__main__":  # before the imports that take seconds
+    given = command_line(Settings, __doc__ or "")
+
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from pages import Section
 from torch import Tensor
-from trained_pairs import Bench, Measured, PairSettings, Rows, measure_pairs, publish, shown, trained_on
+from trained_pairs import Bench, Measured, Rows, measure_pairs, publish, shown, trained_on
 
 from paradigms import Generative, Paradigm
 from paradigms.core import Tokens
@@ -39,7 +57,6 @@ from paradigms.generative.identifiers import tokenize
 from paradigms.generative.targets import Targets
 from paradigms.lexical import STOPWORDS
 from paradigms.progress import progress_bar
-from paradigms.settings import from_command_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,16 +70,6 @@ PAPER_HARD = 0.114
 RESAMPLES = 2000
 Key = tuple[str, str, str]  # direction, series, kind
 Values = tuple[Int[np.ndarray, " x"], Float[np.ndarray, " x"]]  # ids of tokens and their rates
-
-
-@dataclass
-class Settings(PairSettings):
-    """What is trained on what, and which queries are measured."""
-
-    fewest: int = 50
-    """tokens that a bin needs for a claim to rest on it"""
-
-    experiment = "term-matching"
 
 
 def main(settings: Settings) -> None:
@@ -435,4 +442,4 @@ def draw(results: Results, direction: str, series: Sequence[str]) -> Figure:
 
 
 if __name__ == "__main__":
-    main(from_command_line(Settings, __doc__ or ""))
+    main(Settings(**given))

@@ -17,22 +17,7 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from importlib import import_module
 
-import numpy as np
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-from theory_claims import CLAIMS, Claim, Evidence
-
-from paradigms.files import write_json, write_text
-from paradigms.progress import progress_bar
-from paradigms.settings import from_command_line
-
-for chapter in ("projections", "recall", "aligner", "xtr", "generative"):
-    import_module(f"theory_claims_{chapter}")  # fills CLAIMS
-
-HOLDS, CORRECTED, FALSE, FAILS = "holds", "holds with correction", "false as printed", "FAILS"
-PRINTED_TOLERANCE = 1e-6  # a printed form counts as violated beyond this, in the units of its own check
-STYLES = {HOLDS: "green", CORRECTED: "yellow", FALSE: "magenta", FAILS: "bold red"}
+from paradigms.settings import command_line
 
 
 @dataclass
@@ -51,6 +36,26 @@ class Settings:
     def __post_init__(self) -> None:
         if self.samples < 20 or self.seed < 0:
             raise SystemExit(f"samples {self.samples}, seed {self.seed}; allowed: at least 20, at least 0")
+
+
+if __name__ == "__main__":  # before the imports that take seconds
+    given = command_line(Settings, (__doc__ or "").partition("\n\n")[0])
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from theory_claims import CLAIMS, Claim, Evidence
+
+from paradigms.files import write_json, write_text
+from paradigms.progress import progress_bar
+
+for chapter in ("projections", "recall", "aligner", "xtr", "generative"):
+    import_module(f"theory_claims_{chapter}")  # fills CLAIMS
+
+HOLDS, CORRECTED, FALSE, FAILS = "holds", "holds with correction", "false as printed", "FAILS"
+PRINTED_TOLERANCE = 1e-6  # a printed form counts as violated beyond this, in the units of its own check
+STYLES = {HOLDS: "green", CORRECTED: "yellow", FALSE: "magenta", FAILS: "bold red"}
 
 
 @dataclass(frozen=True)
@@ -205,8 +210,7 @@ def as_html(results: list[Result], settings: Settings) -> str:
     )
 
 
-def main(arguments: list[str] | None = None) -> int:
-    settings = from_command_line(Settings, (__doc__ or "").partition("\n\n")[0], arguments)
+def main(settings: Settings) -> int:
     names, results, console = chosen(settings.only), [], Console()
     with progress_bar() as progress:
         task = progress.add_task("checking", total=len(names))
@@ -225,4 +229,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(Settings(**given)))

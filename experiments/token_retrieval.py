@@ -17,36 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate import Accelerator
-from rich.console import Console
-from token_claims import Model, gather
-from token_measures import DEPTH, MEASURES, Measured, imputed_run, measure, token_search
-from token_retrieval_figures import draw
-from token_retrieval_report import describe
-from trained_pairs import publish, some_queries
-
-from paradigms import Paradigm
-from paradigms.colbert import colbert
-from paradigms.data import Collection, Run, Split
-from paradigms.evaluate import per_query
-from paradigms.files import write_json
-from paradigms.index import ExactIndex
-from paradigms.lexical import BM25
-from paradigms.settings import from_command_line
-from paradigms.train.job import (
-    NEGATIVES_DEPTH,
-    begin,
-    fit,
-    folder_name,
-    keep_settings,
-    open_collection,
-    t5_folder,
-    training_splits,
-)
-from paradigms.train.loop import TrainingSettings, training_seconds
-from paradigms.train.state import by_main
-from paradigms.xtr import xtr
+from paradigms.settings import command_line, folder_name
 
 
 @dataclass
@@ -112,6 +83,38 @@ class Settings:
         sizes = dict.fromkeys([self.batch_size, *self.other_batch_sizes])
         return [Model(None, self.batch_size), *(Model(k, size) for size in sizes for k in self.k_train)]
 
+
+if __name__ == "__main__":  # before the imports that take seconds
+    given = command_line(Settings, __doc__ or "")
+
+import torch
+from accelerate import Accelerator
+from rich.console import Console
+from token_claims import Model, gather
+from token_measures import DEPTH, MEASURES, Measured, imputed_run, measure, token_search
+from token_retrieval_figures import draw
+from token_retrieval_report import describe
+from trained_pairs import publish, some_queries
+
+from paradigms import Paradigm
+from paradigms.colbert import colbert
+from paradigms.data import Collection, Run, Split
+from paradigms.evaluate import per_query
+from paradigms.files import write_json
+from paradigms.index import ExactIndex
+from paradigms.lexical import BM25
+from paradigms.train.job import (
+    NEGATIVES_DEPTH,
+    begin,
+    fit,
+    keep_settings,
+    open_collection,
+    t5_folder,
+    training_splits,
+)
+from paradigms.train.loop import TrainingSettings, training_seconds
+from paradigms.train.state import by_main
+from paradigms.xtr import xtr
 
 FREE = {"seeds", "k_train", "other_batch_sizes", "output", "tracker"}  # what may change in a results folder
 
@@ -282,4 +285,4 @@ def cost(folder: Path) -> Measured:
 
 
 if __name__ == "__main__":
-    main(from_command_line(Settings, __doc__ or ""))
+    main(Settings(**given))

@@ -12,38 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-from accelerate import Accelerator
-from rich.console import Console
-
-from paradigms import GENERATIVE, PARADIGMS, RERANKERS, CrossAttention, Generative, Paradigm, load
-from paradigms.data import Collection, Run, Split, read_run, write_run
-from paradigms.files import write_json
-from paradigms.lexical import BM25
-from paradigms.settings import from_command_line
-from paradigms.train.job import (
-    DEV_DEPTH,
-    NEGATIVES_DEPTH,
-    OPTIONS,
-    begin,
-    checksum,
-    environment,
-    fit,
-    fit_generative,
-    folder_name,
-    keep_settings,
-    open_collection,
-    t5_folder,
-    training_splits,
-)
-from paradigms.train.loop import TrainingSettings, training_seconds
-from paradigms.train.losses import Distillation
-from paradigms.train.mining import mine
-from paradigms.train.state import by_main
-from paradigms.train.teacher import FalseNegatives, ScorePairs, pair_scores
-
-FREE = {"tracker", "output", "keep", "workers", "recompute"}  # what may change in a results folder
-SOURCES = ("run", "filter", "teacher", "generated")  # settings that name files, or folders of models
+from paradigms.settings import command_line, folder_name
 
 
 @dataclass
@@ -144,6 +113,41 @@ class Settings:
         if self.paradigm in RERANKERS and not self.negatives:
             raise SystemExit(f"{self.paradigm} learns from hard negatives: say how many with --negatives")
         self.output = self.output or f"results/train-{self.paradigm}-{folder_name(self.collection)}"
+
+
+if __name__ == "__main__":  # before the imports that take seconds
+    given = command_line(Settings, __doc__ or "")
+
+import torch
+from accelerate import Accelerator
+from rich.console import Console
+
+from paradigms import GENERATIVE, PARADIGMS, RERANKERS, CrossAttention, Generative, Paradigm, load
+from paradigms.data import Collection, Run, Split, read_run, write_run
+from paradigms.files import write_json
+from paradigms.lexical import BM25
+from paradigms.train.job import (
+    DEV_DEPTH,
+    NEGATIVES_DEPTH,
+    OPTIONS,
+    begin,
+    checksum,
+    environment,
+    fit,
+    fit_generative,
+    keep_settings,
+    open_collection,
+    t5_folder,
+    training_splits,
+)
+from paradigms.train.loop import TrainingSettings, training_seconds
+from paradigms.train.losses import Distillation
+from paradigms.train.mining import mine
+from paradigms.train.state import by_main
+from paradigms.train.teacher import FalseNegatives, ScorePairs, pair_scores
+
+FREE = {"tracker", "output", "keep", "workers", "recompute"}  # what may change in a results folder
+SOURCES = ("run", "filter", "teacher", "generated")  # settings that name files, or folders of models
 
 
 def main(settings: Settings) -> None:
@@ -262,4 +266,4 @@ def mined_run(run: str, collection: Collection, split: Split, folder: Path, acce
 
 
 if __name__ == "__main__":
-    main(from_command_line(Settings, __doc__ or ""))
+    main(Settings(**given))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import torch
 from accelerate import Accelerator
 from pages import Section, print_sections, write_page, write_rows
 from rich.console import Console
+from shared_settings import PairSettings
 
 from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm, load
 from paradigms.data import Collection, Problems, Run, Split, hold_out
@@ -30,7 +31,6 @@ from paradigms.train.job import (
     environment,
     fit,
     fit_generative,
-    folder_name,
     keep_settings,
     open_collection,
     training_pairs,
@@ -43,57 +43,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAMES = ("colbert", "seal")  # the order in which a pair is given
-
-
-@dataclass
-class PairSettings:
-    """What is trained on what, and which queries are measured. Experiments add fields of their own."""
-
-    collection: str = "pydocs"
-    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
-    documents: int = 2000
-    """size of a fixed subset, of pydocs alone; 0: all documents"""
-    backbone: str = "small"
-    """a T5 by hub name or folder; small: one with random weights and the collection's vocabulary"""
-    vocabulary: int = 8000
-    """tokens of the small T5"""
-    width: int = 128
-    """of the small T5's vectors"""
-    layers: int = 2
-    """of the small T5's encoder, and of its decoder"""
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
-    """of the small T5's weights and of training"""
-    steps: int = 2000
-    """of ColBERT; SEAL has as many more as it takes to see as many queries beside its passages"""
-    batch_size: int = 64
-    learning_rate: float = 1e-3
-    query_length: int = 32
-    document_length: int = 128
-    span: int = 10
-    """tokens of a document's windows, by which SEAL scores it"""
-    queries: int = 150
-    """test queries that are measured, drawn at random; 0: all"""
-    depth: int = 100
-    """BM25 candidates of each query, to which the relevant documents are added"""
-    models: str = ""
-    """folder of the trained models, which experiments share; empty: results/pairs-COLLECTION"""
-    output: str = ""
-    """results folder; empty: one named after the experiment and the collection"""
-    precision: str = "no"
-    """no, bf16, fp16; auto: bf16 where the hardware has it"""
-    tracker: str = "wandb"
-    """wandb (offline without a key) or none"""
-
-    experiment = "pairs"  # of results folders
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "depth", "span", "vocabulary", "width", "layers"):
-            if getattr(self, name) < 1:
-                raise SystemExit(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise SystemExit(f"seeds must be different, and at least one; got {self.seeds}")
-        self.models = self.models or f"results/pairs-{folder_name(self.collection)}"
-        self.output = self.output or f"results/{self.experiment}-{folder_name(self.collection)}"
 
 
 TRAINING = (  # settings of the models; results under others are refused

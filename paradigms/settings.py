@@ -1,25 +1,55 @@
-"""A flat dataclass → command-line flags, --config FILE.yaml and --help: the settings of every script."""
+"""A flat dataclass → command-line flags, --config FILE.yaml and --help: the settings of every script.
+
+A script reads its command line before it imports what takes seconds: help and mistakes are told at once.
+
+    @dataclass
+    class Settings: ...
+
+    if __name__ == "__main__":
+        given = command_line(Settings, __doc__ or "")
+
+    import torch
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
 
 from jsonargparse import ArgumentParser, set_parsing_settings
 
 Settings = TypeVar("Settings")
 
 
-def from_command_line(
-    kind: type[Settings], description: str, arguments: Sequence[str] | None = None
-) -> Settings:
-    """An instance of the dataclass `kind` from flags; a flag beats the YAML file, which beats the default.
+def command_line(kind: type, description: str, arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """The values of the dataclass `kind` from flags; a flag beats the YAML file, which beats the default.
 
     The string under each field is its help text. Wrong names and types end the program with a message.
     """
+    # jsonargparse would run the script's `if TYPE_CHECKING` blocks for them.
+    vars(kind)["__init__"].__annotations__.update(get_type_hints(kind))
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = ArgumentParser(description=description.strip())
     parser.add_argument("--config", action="config", help="YAML file of settings; flags after it win")
     parser.add_class_arguments(kind)
     values = parser.parse_args(arguments)
-    return kind(**{name: value for name, value in values.as_dict().items() if name != "config"})
+    return {name: value for name, value in values.as_dict().items() if name != "config"}
+
+
+def from_command_line(
+    kind: type[Settings], description: str, arguments: Sequence[str] | None = None
+) -> Settings:
+    """An instance of `kind` from its `command_line`; what the class itself refuses is an error of its own."""
+    return kind(**command_line(kind, description, arguments))
+
+
+def folder_name(collection: str) -> str:
+    """A collection's part of a results folder's name: hf-BeIR-scifact, or the name of its own folder.
+
+    A folder named after a split, as LoTTE's are, is named with the one that it lies in: lifestyle-test.
+    """
+    if collection.startswith(("hf:", "irds:")):
+        return collection.replace(":", "-").replace("/", "-")
+    path = Path(collection).resolve()
+    return f"{path.parent.name}-{path.name}" if path.name in ("train", "dev", "test") else path.name

@@ -12,7 +12,8 @@ import rerank
 
 from paradigms.data import Collection, load, write_folder, write_run
 from paradigms.data.lines import Lines
-from paradigms.train.job import folder_name, training_splits
+from paradigms.settings import folder_name, from_command_line
+from paradigms.train.job import training_splits
 
 PASSAGES = [
     ("12#0", "Ziwa", "Ziwa Viktoria ni ziwa kubwa"),
@@ -296,7 +297,7 @@ def compared(collection: Path, output: Path, backbone: Path, split: str) -> dict
     flags = {"collection": collection, "split": split, "output": output, "backbone": backbone, "steps": 0}
     flags |= {"paradigms": "[dpr]", "query_length": 8, "document_length": 12, "depth": 3, "tracker": "none"}
     arguments = [f"--{name}={value}" for name, value in flags.items()]
-    compare.main(compare.from_command_line(compare.Settings, "", arguments))
+    compare.main(from_command_line(compare.Settings, "", arguments))
     return cells(output, "retrieve")
 
 
@@ -341,7 +342,7 @@ def test_questions_are_compared_by_accuracy(tmp_path: Path, tiny_bert: Path) -> 
     write_run(tmp_path / "nq.run", run)
     flags = {"checkpoint": out / "dpr" / "checkpoint", "run": tmp_path / "nq.run", "split": "nq-test"}
     flags |= {"collection": folder, "output": tmp_path / "reranked"}
-    rerank.main(rerank.from_command_line(rerank.Settings, "", [f"--{k}={v}" for k, v in flags.items()]))
+    rerank.main(from_command_line(rerank.Settings, "", [f"--{k}={v}" for k, v in flags.items()]))
     with (tmp_path / "reranked" / "table.csv").open() as file:
         means = {(row["system"], row["measure"]): float(row["mean"]) for row in csv.DictReader(file)}
     assert means["run nq.run", "Success@1"] == 0.5

@@ -14,6 +14,7 @@ from paradigms import PARADIGMS, Paradigm
 from paradigms import load as load_paradigm
 from paradigms.data import Collection, load, read_run, write_folder
 from paradigms.index import ExactIndex
+from paradigms.settings import from_command_line
 from tests.tiny import WORDS as TEXT
 
 WORDS = TEXT.split()
@@ -55,7 +56,7 @@ def settings(collection: Path, backbone: Path, output: Path, **changes: object) 
 
 
 def run(flags: list[str]) -> None:
-    compare.main(compare.from_command_line(compare.Settings, compare.__doc__ or "", flags))
+    compare.main(from_command_line(compare.Settings, compare.__doc__ or "", flags))
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +181,7 @@ def test_test_queries_choose_nothing(collection: Path):
     """Without a dev split it is held out of the training queries."""
     loaded: Collection = load(collection)
     flags = settings(collection, Path("unused"), collection.parent / "unused")
-    data = compare.prepare(loaded, compare.from_command_line(compare.Settings, "", flags))
+    data = compare.prepare(loaded, from_command_line(compare.Settings, "", flags))
     assert len(data.dev.queries) == 3
     assert not data.dev.queries.keys() & data.test.queries.keys()
     assert not data.dev.queries.keys() & data.train.queries.keys()

@@ -19,6 +19,7 @@ import torch
 from paradigms import Paradigm
 from paradigms.data import load, read_run, write_run
 from paradigms.lexical import BM25
+from paradigms.settings import from_command_line
 from paradigms.train.job import keep_settings
 from tests.tiny import WORDS
 
@@ -38,9 +39,7 @@ def script(name: str) -> ModuleType:
 
 def run(name: str, **flags: object) -> None:
     module = script(name)
-    module.main(
-        module.from_command_line(module.Settings, module.__doc__, [f"--{k}={v}" for k, v in flags.items()])
-    )
+    module.main(from_command_line(module.Settings, module.__doc__, [f"--{k}={v}" for k, v in flags.items()]))
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +129,7 @@ def test_a_folder_is_bound_to_what_its_settings_name(
     write_run(run_file, {"q0": {"d1": 1.0}})
     flags = training(own, tiny_bert, tmp_path / "out", steps=1, dev_queries=0, run=miner, filter=run_file)
     module = script("train")
-    settings = module.from_command_line(
+    settings = from_command_line(
         module.Settings, "", [f"--{k}={v}" for k, v in (flags | {"filter_margin": 0.0}).items()]
     )
 
@@ -274,6 +273,6 @@ def test_the_shipped_configuration_starts_two_processes(
 def test_every_setting_has_a_flag(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     module = script(name)
     with pytest.raises(SystemExit):
-        module.from_command_line(module.Settings, module.__doc__, ["--help"])
+        from_command_line(module.Settings, module.__doc__, ["--help"])
     shown = capsys.readouterr().out
     assert all(f"--{field}" in shown or field in shown for field in module.Settings.__dataclass_fields__)

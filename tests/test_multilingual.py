@@ -19,6 +19,7 @@ from paradigms.backbone import load_backbone, load_tokenizer
 from paradigms.core import Tokens
 from paradigms.data import Collection, load
 from paradigms.index import ExactIndex
+from paradigms.settings import from_command_line
 from paradigms.xtr import xtr
 from tests.tiny import HEADS, LAYERS, WIDTH
 
@@ -189,14 +190,12 @@ def trained(mt5: Path, swahili: Path, tmp_path_factory: pytest.TempPathFactory) 
     flags = {"config": CONFIG, "backbone": mt5, "collection": swahili, "output": output, "dev_queries": 0}
     flags |= {"steps": 30, "batch_size": 10, "evaluate_every": 30, "workers": 0, "tracker": "none"}
     flags |= {"options.dim": 16, "options.k_train": 32, "query_length": 16, "document_length": 32}
-    train.main(
-        train.from_command_line(train.Settings, "", [f"--{name}={value}" for name, value in flags.items()])
-    )
+    train.main(from_command_line(train.Settings, "", [f"--{name}={value}" for name, value in flags.items()]))
     return output
 
 
 def test_the_configuration_is_the_papers() -> None:
-    settings = train.from_command_line(train.Settings, "", [f"--config={CONFIG}"])
+    settings = from_command_line(train.Settings, "", [f"--config={CONFIG}"])
     assert (settings.paradigm, settings.backbone) == ("xtr", "google/mt5-base")
     assert (settings.steps, settings.learning_rate) == (50_000, 1e-3)
     assert settings.options == {"k_train": 320, "search_tokens": 40_000, "imputation": "kth", "dim": 128}
@@ -214,7 +213,7 @@ def test_multilingual_xtr_learns_and_is_compared_on_miracl(
         "output": tmp_path / "out",
         "depth": 5,
     }
-    compare.main(compare.from_command_line(compare.Settings, "", [f"--{k}={v}" for k, v in flags.items()]))
+    compare.main(from_command_line(compare.Settings, "", [f"--{k}={v}" for k, v in flags.items()]))
     with (tmp_path / "out" / "retrieve.csv").open() as file:
         means = {(row["system"], row["measure"]): float(row["mean"]) for row in csv.DictReader(file)}
     assert {measure for _, measure in means} == {"nDCG@10", "R@100"}

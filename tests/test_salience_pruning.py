@@ -17,6 +17,7 @@ from paradigms import Paradigm
 from paradigms.data import load
 from paradigms.evaluate import Interval, per_query
 from paradigms.index import ExactIndex
+from paradigms.settings import from_command_line
 from tests.tiny import WORDS
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
@@ -43,7 +44,7 @@ def script(name: str) -> ModuleType:
 def run(name: str, *arguments: str, **flags: object) -> None:
     module = script(name)
     given = [*arguments, *(f"--{k}={v}" for k, v in flags.items())]
-    module.main(module.from_command_line(module.Settings, module.__doc__, given))
+    module.main(from_command_line(module.Settings, module.__doc__, given))
 
 
 @pytest.fixture(scope="module")

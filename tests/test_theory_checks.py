@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from paradigms.settings import from_command_line
 from theory import entropic, kernels, low_rank, multivector, projections, recall, token_retrieval
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
@@ -22,8 +23,12 @@ def checks(monkeypatch):
     return importlib.import_module("theory_checks")
 
 
+def run(checks, arguments):
+    return checks.main(from_command_line(checks.Settings, "", arguments))
+
+
 def test_everything_holds_as_shipped(checks, tmp_path, capsys):
-    assert checks.main([*QUICK, "--output", str(tmp_path)]) == 0
+    assert run(checks, [*QUICK, "--output", str(tmp_path)]) == 0
     assert "written to" in capsys.readouterr().out
     report = json.loads((tmp_path / "checks.json").read_text())
     verdicts = {row["name"]: row["verdict"] for row in report["claims"]}
@@ -81,18 +86,18 @@ BROKEN = [  # our statement, how to break it, and a claim that must notice
 @pytest.mark.parametrize(("module", "function", "change", "claim"), BROKEN)
 def test_a_broken_statement_of_ours_fails(checks, monkeypatch, tmp_path, module, function, change, claim):
     arguments = ["--samples", "1000", "--output", str(tmp_path), "--only", claim]
-    assert checks.main(arguments) == 0
+    assert run(checks, arguments) == 0
     original = getattr(module, function)
     monkeypatch.setattr(module, function, lambda *a, **k: change(original(*a, **k)))
     if function == "markov_union_bound":
         monkeypatch.setitem(recall.BOUNDS, "markov_union", recall.markov_union_bound)
-    assert checks.main(arguments) == 1
+    assert run(checks, arguments) == 1
     assert json.loads((tmp_path / "checks.json").read_text())["claims"][0]["verdict"] == "FAILS"
 
 
 def test_a_printed_form_cannot_fail_the_run(checks, monkeypatch, tmp_path):
     monkeypatch.setattr(entropic, "stationarity_as_printed", entropic.stationarity)
-    assert checks.main([*QUICK, "--output", str(tmp_path), "--only", "kkt_sign"]) == 0
+    assert run(checks, [*QUICK, "--output", str(tmp_path), "--only", "kkt_sign"]) == 0
     assert json.loads((tmp_path / "checks.json").read_text())["claims"][0]["verdict"] == "holds"
 
 
@@ -116,7 +121,7 @@ def test_a_check_that_raises_fails_and_says_why(checks, monkeypatch, tmp_path):
         raise ZeroDivisionError("nothing <here>")
 
     monkeypatch.setitem(checks.CLAIMS, "lemma_1", checks.Claim("s", "source", "none", "", broken))
-    assert checks.main([*QUICK, "--output", str(tmp_path), "--only", "lemma_1"]) == 1
+    assert run(checks, [*QUICK, "--output", str(tmp_path), "--only", "lemma_1"]) == 1
     row = json.loads((tmp_path / "checks.json").read_text())["claims"][0]
     assert row["detail"] == "ZeroDivisionError: nothing <here>"
     assert row["violation"] == "inf"
@@ -143,12 +148,12 @@ def test_choice_of_claims(checks):
 
 def test_settings_out_of_range(checks):
     with pytest.raises(SystemExit, match="samples 5"):
-        checks.main(["--samples", "5"])
+        run(checks, ["--samples", "5"])
 
 
 def test_help_names_every_setting(checks, capsys):
     with pytest.raises(SystemExit) as stopped:
-        checks.main(["--help"])
+        run(checks, ["--help"])
     assert stopped.value.code == 0
     shown = capsys.readouterr().out
     assert all(flag in shown for flag in ("--samples", "--seed", "--output", "--only", "--config"))

@@ -10,8 +10,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from paradigms.settings import folder_name
 from paradigms.train import tracking
-from paradigms.train.job import folder_name
 
 
 @pytest.fixture

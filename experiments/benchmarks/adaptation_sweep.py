@@ -16,24 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from rich.console import Console
-from rich.table import Table
-from torch import nn
-
-from paradigms import Paradigm
-from paradigms.core import Tokens
-from paradigms.encode import Batch, EncoderSettings, Side
-from paradigms.files import write_json
-from paradigms.index import ExactIndex
-from paradigms.index.maxima import max_rel
-from paradigms.index.strategies import STRATEGIES, blocks_of_like_length, rerank_strategies
-from paradigms.model import Recipe
-from paradigms.settings import from_command_line
-
-LIMIT = 1.5  # of a sweep over one strategy
-CHUNK = 10  # queries for which the ways take turns
+from paradigms.settings import command_line
 
 
 @dataclass
@@ -57,6 +40,28 @@ class Settings:
     def __post_init__(self) -> None:
         if self.candidates > self.documents:
             raise SystemExit(f"candidates={self.candidates} of {self.documents} documents")
+
+
+if __name__ == "__main__":  # before the imports that take seconds
+    given = command_line(Settings, __doc__ or "")
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from paradigms import Paradigm
+from paradigms.core import Tokens
+from paradigms.encode import Batch, EncoderSettings, Side
+from paradigms.files import write_json
+from paradigms.index import ExactIndex
+from paradigms.index.maxima import max_rel
+from paradigms.index.strategies import STRATEGIES, blocks_of_like_length, rerank_strategies
+from paradigms.model import Recipe
+
+LIMIT = 1.5  # of a sweep over one strategy
+CHUNK = 10  # queries for which the ways take turns
 
 
 class RandomEncoder(nn.Module):
@@ -172,4 +177,4 @@ def as_table(rows: list[dict[str, Any]], settings: Settings) -> Table:
 
 
 if __name__ == "__main__":
-    main(from_command_line(Settings, __doc__ or ""))
+    main(Settings(**given))

@@ -24,50 +24,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
-import torch
-from jaxtyping import Int
-from rich.console import Console
-from rich.table import Table
-from torch import Tensor
-
-from paradigms.data import load
-from paradigms.encode import Batch
-from paradigms.files import write_json
-from paradigms.generative.beam import Hypotheses, beam_search
-from paradigms.generative.constraints import Branches
-from paradigms.generative.forced import sequence_scores
-from paradigms.generative.identifiers import START
-from paradigms.generative.model import Generative
-from paradigms.generative.ngrams import SEPARATOR, NGramIndex
-from paradigms.generative.seal import Spans, seal
-from paradigms.generative.small import small_t5
-from paradigms.settings import from_command_line
-
-Sequences = tuple[Int[np.ndarray, " t"], Int[np.ndarray, " n1"]]  # tokens and offsets, as NGramIndex takes
-WORD = re.compile(r"\w+|[^\w\s]")
-# Run by the Python of --peers in a folder with text.npy, where the largest symbol closes a document, and
-# work.json. Leave offsets.npy and tokens.npy there and print seconds: of the queries alone, not of making
-# arrays of their answers.
-PEERS = {
-    "tokengrams": """
-import json, time
-import numpy as np
-from tokengrams import InMemoryIndex
-text, work = np.load("text.npy").tolist(), json.load(open("work.json"))
-end = max(text)
-index = InMemoryIndex(text, vocab=end + 1)
-seconds = []
-for _ in range(work["repeats"] + 1):
-    start = time.perf_counter()
-    counts = [index.count_next(prefix) for prefix in work["prefixes"]]
-    seconds.append(time.perf_counter() - start)
-sets = [np.flatnonzero(np.array(row[:end])) for row in counts]
-np.save("offsets.npy", np.cumsum([0, *map(len, sets)]))
-np.save("tokens.npy", np.concatenate(sets))
-print(json.dumps(seconds[1:]))
-"""
-}
+from paradigms.settings import command_line
 
 
 @dataclass
@@ -95,6 +52,54 @@ class Settings:
     peers: str = ""
     """a Python that can import tokengrams; empty: it is left out"""
     output: str = "results/benchmarks/constrained_decoding.json"
+
+
+if __name__ == "__main__":  # before the imports that take seconds
+    given = command_line(Settings, __doc__ or "")
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from paradigms.data import load
+from paradigms.encode import Batch
+from paradigms.files import write_json
+from paradigms.generative.beam import Hypotheses, beam_search
+from paradigms.generative.constraints import Branches
+from paradigms.generative.forced import sequence_scores
+from paradigms.generative.identifiers import START
+from paradigms.generative.model import Generative
+from paradigms.generative.ngrams import SEPARATOR, NGramIndex
+from paradigms.generative.seal import Spans, seal
+from paradigms.generative.small import small_t5
+
+Sequences = tuple[Int[np.ndarray, " t"], Int[np.ndarray, " n1"]]  # tokens and offsets, as NGramIndex takes
+WORD = re.compile(r"\w+|[^\w\s]")
+# Run by the Python of --peers in a folder with text.npy, where the largest symbol closes a document, and
+# work.json. Leave offsets.npy and tokens.npy there and print seconds: of the queries alone, not of making
+# arrays of their answers.
+PEERS = {
+    "tokengrams": """
+import json, time
+import numpy as np
+from tokengrams import InMemoryIndex
+text, work = np.load("text.npy").tolist(), json.load(open("work.json"))
+end = max(text)
+index = InMemoryIndex(text, vocab=end + 1)
+seconds = []
+for _ in range(work["repeats"] + 1):
+    start = time.perf_counter()
+    counts = [index.count_next(prefix) for prefix in work["prefixes"]]
+    seconds.append(time.perf_counter() - start)
+sets = [np.flatnonzero(np.array(row[:end])) for row in counts]
+np.save("offsets.npy", np.cumsum([0, *map(len, sets)]))
+np.save("tokens.npy", np.concatenate(sets))
+print(json.dumps(seconds[1:]))
+"""
+}
 
 
 class Missing(Exception):
@@ -301,4 +306,4 @@ def as_table(rows: list[Row]) -> Table:
 
 
 if __name__ == "__main__":
-    main(from_command_line(Settings, __doc__ or ""))
+    main(Settings(**given))

@@ -11,14 +11,7 @@ import statistics
 import time
 from dataclasses import asdict, dataclass
 
-import torch
-from rich.console import Console
-from rich.table import Table
-
-from paradigms.files import write_json
-from paradigms.relax import entropic_topk, token_budget
-from paradigms.settings import from_command_line
-from theory import entropic
+from paradigms.settings import command_line
 
 
 @dataclass
@@ -37,6 +30,18 @@ class Settings:
     """measured repetitions, after one that is not; the median counts"""
     threads: int = 1
     output: str = "results/benchmarks/entropic_topk.json"
+
+
+if __name__ == "__main__":  # before the imports that take seconds
+    given = command_line(Settings, __doc__ or "")
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from paradigms.files import write_json
+from paradigms.relax import entropic_topk, token_budget
+from theory import entropic
 
 
 def main(settings: Settings) -> None:
@@ -98,4 +103,4 @@ def as_table(rows: list[dict], settings: Settings) -> Table:
 
 
 if __name__ == "__main__":
-    main(from_command_line(Settings, __doc__ or ""))
+    main(Settings(**given))

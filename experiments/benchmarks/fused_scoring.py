@@ -20,6 +20,49 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
 
+from paradigms.settings import command_line
+
+
+@dataclass
+class Settings:
+    """Which batches are scored, and by whom."""
+
+    batches: list[int] = field(default_factory=lambda: [64, 128, 256, 512, 1024])
+    """queries in a batch, and as many documents"""
+    tokens: list[str] = field(default_factory=lambda: ["32x180", "64x256"])
+    """tokens of a query x tokens of a document"""
+    dim: int = 128
+    precisions: list[str] = field(default_factory=lambda: ["bfloat16", "tf32", "float32"])
+    """of bfloat16, float16, float32 (multiplied exactly) and tf32 (float32 multiplied as TF32)"""
+    systems: list[str] = field(
+        default_factory=lambda: [
+            *("kernels", "chunks", "einsum", "pylate", "sentence-transformers"),
+            *("late_interaction_kernels", "flash_maxsim"),
+        ]
+    )
+    """rows to run"""
+    shortest: float = 1.0
+    """lengths are uniform between this share of the longest and the longest"""
+    repeats: int = 20
+    """measured repetitions, after three that are not; the median counts"""
+    interpret: bool = False
+    """compare our kernels with the formula on the CPU, on a tiny batch, and time nothing"""
+    output: str = "results/benchmarks/fused_scoring.json"
+
+    def __post_init__(self) -> None:
+        for kind, given, known in (
+            ("system", self.systems, SYSTEMS),
+            ("precision", self.precisions, PRECISIONS),
+        ):
+            if unknown := [name for name in given if name not in known]:
+                raise SystemExit(f"unknown {kind} {', '.join(unknown)}; there are {', '.join(known)}")
+        if not self.batches or not all(len(t.split("x")) == 2 for t in self.tokens):
+            raise SystemExit("give batches, and tokens such as 32x180: of a query x of a document")
+
+
+if __name__ == "__main__":  # before the imports that take seconds
+    given = command_line(Settings, __doc__ or "")
+
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -29,7 +72,6 @@ from paradigms.align import one, query_to_document
 from paradigms.core import Tokens
 from paradigms.files import write_json
 from paradigms.progress import progress_bar
-from paradigms.settings import from_command_line
 from paradigms.train import scoring
 
 MiB = 1 << 20
@@ -128,38 +170,6 @@ SYSTEMS: dict[str, Callable[[Tokens, Tokens], Tensor]] = {
 }
 OURS = ("kernels", "chunks")
 PACKAGES = ("late_interaction_kernels", "flash_maxsim")
-
-
-@dataclass
-class Settings:
-    """Which batches are scored, and by whom."""
-
-    batches: list[int] = field(default_factory=lambda: [64, 128, 256, 512, 1024])
-    """queries in a batch, and as many documents"""
-    tokens: list[str] = field(default_factory=lambda: ["32x180", "64x256"])
-    """tokens of a query x tokens of a document"""
-    dim: int = 128
-    precisions: list[str] = field(default_factory=lambda: ["bfloat16", "tf32", "float32"])
-    """of bfloat16, float16, float32 (multiplied exactly) and tf32 (float32 multiplied as TF32)"""
-    systems: list[str] = field(default_factory=lambda: list(SYSTEMS))
-    """rows to run"""
-    shortest: float = 1.0
-    """lengths are uniform between this share of the longest and the longest"""
-    repeats: int = 20
-    """measured repetitions, after three that are not; the median counts"""
-    interpret: bool = False
-    """compare our kernels with the formula on the CPU, on a tiny batch, and time nothing"""
-    output: str = "results/benchmarks/fused_scoring.json"
-
-    def __post_init__(self) -> None:
-        for kind, given, known in (
-            ("system", self.systems, SYSTEMS),
-            ("precision", self.precisions, PRECISIONS),
-        ):
-            if unknown := [name for name in given if name not in known]:
-                raise SystemExit(f"unknown {kind} {', '.join(unknown)}; there are {', '.join(known)}")
-        if not self.batches or not all(len(t.split("x")) == 2 for t in self.tokens):
-            raise SystemExit("give batches, and tokens such as 32x180: of a query x of a document")
 
 
 def main(settings: Settings) -> None:
@@ -348,4 +358,4 @@ def ratio(plain: float | None, own: float | None) -> str:
 
 
 if __name__ == "__main__":
-    main(from_command_line(Settings, __doc__ or ""))
+    main(Settings(**given))

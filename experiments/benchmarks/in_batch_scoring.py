@@ -15,25 +15,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-import torch
-from rich.console import Console
-from rich.table import Table
-
-from paradigms.align import ALIGNMENTS, NORMALISERS
-from paradigms.core import Tokens, rel
-from paradigms.files import write_json
-from paradigms.settings import from_command_line
-from paradigms.train.scoring import in_batch_rel
-
-# What the paradigms train with. The soft alignment is here as the other of the two paths.
-CASES: dict[str, tuple[str, dict[str, float], str]] = {
-    "colbert": ("query_to_document", {}, "one"),
-    "coil": ("equal_ids", {}, "one"),
-    "aligner": ("top_k", {"k": 1}, "total"),
-    "xtr": ("pool_top_k", {"k": 320}, "retrieved"),
-    "entropic": ("entropic", {"k": 1, "eps": 0.01}, "total"),
-}
-MiB = 1 << 20
+from paradigms.settings import command_line
 
 
 @dataclass
@@ -56,6 +38,29 @@ class Settings:
         unknown = [name for name in self.cases if name not in CASES]
         if unknown:
             raise SystemExit(f"unknown case {', '.join(unknown)}; there are {', '.join(CASES)}")
+
+
+if __name__ == "__main__":  # before the imports that take seconds
+    given = command_line(Settings, __doc__ or "")
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from paradigms.align import ALIGNMENTS, NORMALISERS
+from paradigms.core import Tokens, rel
+from paradigms.files import write_json
+from paradigms.train.scoring import in_batch_rel
+
+# What the paradigms train with. The soft alignment is here as the other of the two paths.
+CASES: dict[str, tuple[str, dict[str, float], str]] = {
+    "colbert": ("query_to_document", {}, "one"),
+    "coil": ("equal_ids", {}, "one"),
+    "aligner": ("top_k", {"k": 1}, "total"),
+    "xtr": ("pool_top_k", {"k": 320}, "retrieved"),
+    "entropic": ("entropic", {"k": 1, "eps": 0.01}, "total"),
+}
+MiB = 1 << 20
 
 
 def main(settings: Settings) -> None:
@@ -142,4 +147,4 @@ def as_table(rows: list[dict], settings: Settings) -> Table:
 
 
 if __name__ == "__main__":
-    main(from_command_line(Settings, __doc__ or ""))
+    main(Settings(**given))

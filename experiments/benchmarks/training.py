@@ -23,25 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
-from rich.console import Console
-from training_parts.pairs import prepare
-from training_parts.tables import NAMES, GiB, Row, failure, report, show
-from training_parts.trainers import Job
-
-from paradigms.files import write_json
-from paradigms.progress import progress_bar
-from paradigms.settings import from_command_line
-
-HERE = Path(__file__).parent
-# A file that an environment has where it has the system.
-MARKS = {
-    "sentence_transformers": "sentence_transformers/multi_vector_encoder/trainer.py",
-    "pylate": "pylate/losses/cached_contrastive.py",
-}
-OUT_OF_MEMORY = re.compile(
-    "can't allocate memory|cannot allocate memory|out of memory|not enough memory|MemoryError|bad_alloc", re.I
-)
+from paradigms.settings import command_line
 
 
 @dataclass
@@ -110,6 +92,29 @@ class Settings:
     def steps(self, batch: int) -> int:
         """Timed steps of a round."""
         return max(1, round(self.examples / batch))
+
+
+if __name__ == "__main__":  # before the imports that take seconds
+    given = command_line(Settings, __doc__ or "")
+
+import torch
+from rich.console import Console
+from training_parts.pairs import prepare
+from training_parts.tables import NAMES, GiB, Row, failure, report, show
+from training_parts.trainers import Job
+
+from paradigms.files import write_json
+from paradigms.progress import progress_bar
+
+HERE = Path(__file__).parent
+# A file that an environment has where it has the system.
+MARKS = {
+    "sentence_transformers": "sentence_transformers/multi_vector_encoder/trainer.py",
+    "pylate": "pylate/losses/cached_contrastive.py",
+}
+OUT_OF_MEMORY = re.compile(
+    "can't allocate memory|cannot allocate memory|out of memory|not enough memory|MemoryError|bad_alloc", re.I
+)
 
 
 def rows(settings: Settings, systems: Iterable[str]) -> list[Row]:
@@ -218,4 +223,4 @@ def free_memory() -> int:
 
 
 if __name__ == "__main__":
-    main(from_command_line(Settings, __doc__ or ""))
+    main(Settings(**given))

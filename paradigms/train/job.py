@@ -62,17 +62,6 @@ SPANS = 3  # of each document whose text is its name
 BEFORE_RESULTS = {"config.json", "environment.json", "wandb"}  # what a run that failed at once leaves
 
 
-def folder_name(collection: str) -> str:
-    """A collection's part of a results folder's name: hf-BeIR-scifact, or the name of its own folder.
-
-    A folder named after a split, as LoTTE's are, is named with the one that it lies in: lifestyle-test.
-    """
-    if collection.startswith(("hf:", "irds:")):
-        return collection.replace(":", "-").replace("/", "-")
-    path = Path(collection).resolve()
-    return f"{path.parent.name}-{path.name}" if path.name in ("train", "dev", "test") else path.name
-
-
 def begin(settings: Any) -> tuple[Accelerator, Console]:
     """The accelerator of a script's settings (tracker, precision, output), and a terminal that only its main
     process writes to."""
