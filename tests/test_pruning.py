@@ -120,7 +120,7 @@ ALIGNMENTS = [
 
 
 @pytest.mark.parametrize(("align", "knobs"), ALIGNMENTS, ids=str)
-@pytest.mark.parametrize(("document_keep", "query_keep"), [(0.4, 1.0), (1.0, 0.3), (0.2, 0.5)])
+@pytest.mark.parametrize(("document_keep", "query_keep"), [(0.4, 1.0), (1.0, 0.1), (0.2, 0.5)])
 def test_search_over_what_is_kept_is_rel_over_what_is_kept(
     tiny_bert: Path, tmp_path: Path, align: str, knobs: dict, document_keep: float, query_keep: float
 ) -> None:
@@ -133,7 +133,7 @@ def test_search_over_what_is_kept_is_rel_over_what_is_kept(
     for query, text in QUERIES.items():
         scores = paradigm.score(documents, by_hand(paradigm.encode_queries([text]), query_keep))[0]
         assert found[query] == pytest.approx(dict(zip(IDS, scores.tolist(), strict=True)), abs=1e-5)
-    assert found != whole.search(paradigm, QUERIES, 4)
+    assert found["q1"] != pytest.approx(whole.search(paradigm, QUERIES, 4)["q1"], abs=1e-3)
 
 
 def test_building_pruned_is_pruning_what_was_built(tiny_bert: Path, tmp_path: Path) -> None:

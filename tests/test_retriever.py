@@ -22,6 +22,7 @@ from paradigms.generative.outputs import Scorer
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.seal import query_grams
 from paradigms.generative.targets import Targets
+from tests.near import same_run
 from tests.test_beam import continuations, slow_search, text_next
 from tests.test_seal import occurrences, slow_seal, spans_of
 from tests.tiny_generative import Sequences, generative, named, texts
@@ -38,13 +39,6 @@ def log_p(model: Generative, query: str, sequence: list[int], scorer: Scorer = "
 
 def ranked(scores: dict[str, float]) -> dict[str, float]:
     return dict(sorted(scores.items(), key=lambda item: (-item[1], item[0])))
-
-
-def assert_same(run: dict[str, dict[str, float]], expected: dict[str, dict[str, float]]) -> None:
-    assert list(run) == list(expected)
-    for query in expected:
-        assert list(run[query]) == list(expected[query]), query
-        assert run[query] == pytest.approx(expected[query], abs=1e-6)
 
 
 def two_names() -> Identifiers:
@@ -68,9 +62,9 @@ def test_with_beams_for_all_names_search_ranks_all_documents_by_log_probability(
     }
     for hypotheses in (1, 25, 1000):  # queries alone, in twos, together
         monkeypatch.setattr(module, "HYPOTHESES", {"cpu": hypotheses})
-        assert_same(GenerativeRetriever(model).search(QUERIES, progress=hypotheses == 1), expected)
+        same_run(GenerativeRetriever(model).search(QUERIES, progress=hypotheses == 1), expected)
     cut = {q: dict(list(scores.items())[:3]) for q, scores in expected.items()}
-    assert_same(GenerativeRetriever(model).search(QUERIES, 3), cut)
+    same_run(GenerativeRetriever(model).search(QUERIES, 3), cut)
 
 
 def test_few_beams_find_few_documents(seq2seq):
@@ -147,9 +141,9 @@ def test_search_by_ngrams_is_the_slow_search_and_the_slow_score(seq2seq, decode)
         assert all(generated)
         assert generated != with_own, "the query's own n-grams add to a score"
     retriever = GenerativeRetriever(model)
-    assert_same(retriever.search(QUERIES), expected)
+    same_run(retriever.search(QUERIES), expected)
     assert all("d1" not in scores for scores in expected.values()), "the empty document has no n-gram"
-    assert_same(retriever.search(QUERIES, 1), {q: dict([*s.items()][:1]) for q, s in expected.items()})
+    same_run(retriever.search(QUERIES, 1), {q: dict([*s.items()][:1]) for q, s in expected.items()})
 
 
 def test_a_span_of_clusters_counts_as_the_best_of_its_sequences(seq2seq):
@@ -192,7 +186,7 @@ def test_rerank_gives_the_pool_rel_under_the_models_scorer(seq2seq, scorer):
         q: ranked({d: log_p(model, QUERIES[q], [*NAMES[int(d[1:])], END], scorer) for d in pool})
         for q, pool in POOL.items()
     }
-    assert_same(run, expected)
+    same_run(run, expected)
 
 
 @pytest.mark.parametrize("names", ["best", "mean"])
