@@ -7,6 +7,10 @@ of the best one. A is differentiable, so that training moves all tokens, not the
 """
 
 import sys
+
+if __name__ == "__main__" and "--help" in sys.argv:  # before the imports that take seconds
+    sys.exit(print(__doc__))
+
 from pathlib import Path
 from typing import Any
 

@@ -8,6 +8,9 @@ the pair decides alone; k* is the k that keeps it below 5 %.
 
 import sys
 
+if __name__ == "__main__" and "--help" in sys.argv:  # before the imports that take seconds
+    sys.exit(print(__doc__))
+
 import numpy as np
 
 from theory.projections import normalized_margin, pairwise_error, pairwise_error_bound, required_dimension

@@ -4,6 +4,10 @@ python experiments/examples/compare_two_systems.py
 """
 
 import sys
+
+if __name__ == "__main__" and "--help" in sys.argv:  # before the imports that take seconds
+    sys.exit(print(__doc__))
+
 import tempfile
 
 from rich import print as show

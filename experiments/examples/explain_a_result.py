@@ -5,6 +5,9 @@ python experiments/examples/explain_a_result.py "remove white space" "Return a c
 
 import sys
 
+if __name__ == "__main__" and "--help" in sys.argv:  # before the imports that take seconds
+    sys.exit(print(__doc__))
+
 from paradigms import PARADIGMS
 from paradigms.evaluate import AlignmentExample, Report, write_report
 from paradigms.evaluate.explain import explain

@@ -4,6 +4,10 @@ python experiments/examples/search_with_a_checkpoint.py lightonai/GTE-ModernColB
 """
 
 import sys
+
+if __name__ == "__main__" and "--help" in sys.argv:  # before the imports that take seconds
+    sys.exit(print(__doc__))
+
 import tempfile
 
 import paradigms

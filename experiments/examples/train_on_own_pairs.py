@@ -3,8 +3,12 @@
 python experiments/examples/train_on_own_pairs.py pairs.jsonl
 """
 
-import json
 import sys
+
+if __name__ == "__main__" and "--help" in sys.argv:  # before the imports that take seconds
+    sys.exit(print(__doc__))
+
+import json
 from pathlib import Path
 
 from paradigms import PARADIGMS
