@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import pytest
 
@@ -10,9 +10,14 @@ import pytest
 TOLERANCE = 1e-5
 
 
+def same_scores(found: Iterable[dict[str, float]], expected: Iterable[dict[str, float]]) -> None:
+    """Two computations of the scores of each query: equal, each in its own order, so near ties may swap."""
+    for scores, wanted in zip(found, expected, strict=True):
+        assert scores == pytest.approx(wanted, rel=TOLERANCE, abs=TOLERANCE)
+        assert list(scores) == sorted(scores, key=lambda id: (-scores[id], id))
+
+
 def same_run(found: Mapping[str, dict[str, float]], expected: Mapping[str, dict[str, float]]) -> None:
-    """Two computations of one run: equal scores, in the order of its own, so near ties may swap."""
+    """Two computations of one run."""
     assert list(found) == list(expected)
-    for query, scores in found.items():
-        assert scores == pytest.approx(expected[query], rel=TOLERANCE, abs=TOLERANCE), query
-        assert list(scores) == sorted(scores, key=lambda id: (-scores[id], id)), query
+    same_scores(found.values(), expected.values())

@@ -16,7 +16,7 @@ from paradigms import PARADIGMS
 from paradigms.core import Tokens
 from paradigms.index import ExactIndex, FaissIndex, faiss_index
 from paradigms.model import Recipe
-from tests.near import TOLERANCE, same_run
+from tests.near import same_run, same_scores
 
 DIM = 16
 RECIPE = Recipe("colbert", "query_to_document", "one", search_tokens=60)
@@ -65,11 +65,6 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> ExactIndex:
     return ExactIndex.build_from(documents(0, 200), folder, paradigm="colbert", dim=DIM)
 
 
-def near(found: list[dict[str, float]], expected: list[dict[str, float]]) -> None:
-    for scores, row in zip(found, expected, strict=True):
-        assert scores == pytest.approx(row, rel=TOLERANCE, abs=TOLERANCE)
-
-
 def owners(index: FaissIndex, tokens: torch.Tensor) -> set[str]:
     """The documents that hold tokens."""
     places = np.searchsorted(index.offsets, tokens.flatten().numpy(), "right") - 1
@@ -82,9 +77,9 @@ def overlap(found: list[dict[str, float]], expected: list[dict[str, float]]) -> 
 
 def test_a_flat_index_imputes_and_retrieves_exactly(exact: ExactIndex, tmp_path: Path) -> None:
     index = build(tmp_path / "index")
-    near(index.search_tokens(IMPUTING, queries(), 10), exact.search_tokens(IMPUTING, queries(), 10))
+    same_scores(index.search_tokens(IMPUTING, queries(), 10), exact.search_tokens(IMPUTING, queries(), 10))
     every = replace(RECIPE, search_tokens=10_000)
-    near(index.search_tokens(every, queries(), 10), exact.search_tokens(every, queries(), 10))
+    same_scores(index.search_tokens(every, queries(), 10), exact.search_tokens(every, queries(), 10))
     vectors = queries().vectors.flatten(0, 2)
     mine, theirs = index.token_search(vectors, 7), exact.token_search(vectors, 7)
     torch.testing.assert_close(mine[0].sort().values, theirs[0].sort().values)
@@ -98,7 +93,7 @@ def test_gathered_scores_are_rel_of_the_owners_of_retrieved_tokens(exact: ExactI
         query = queries()[row : row + 1]
         tokens = index.token_search(query.vectors[0, 0], 3)[1]
         assert scores.keys() == owners(index, tokens)
-        near([scores], exact.rerank_tokens(few, query, [list(scores)]))
+        same_scores([scores], exact.rerank_tokens(few, query, [list(scores)]))
 
 
 @pytest.mark.parametrize("factory", APPROXIMATE)

@@ -148,7 +148,12 @@ def exact_resume(accelerator: Accelerator, root: Path, folder: Path) -> None:
 
 
 def bfloat16(accelerator: Accelerator, root: Path, folder: Path) -> None:
-    """Products of layers are in bfloat16, scores of salience and what is kept in float32."""
+    """Products of layers are in bfloat16, scores of salience and what is kept in float32.
+
+    Before the first step, loss and gradient are float32's to the 8 bits of bfloat16, which some twenty
+    products of the backward pass add up to some percent. Later ones say less: Adam moves a weight whose
+    gradient is all rounding as far as any other, and processors round differently. So they are to fall.
+    """
     AcceleratorState._reset_state()
     half = Accelerator(mixed_precision="bf16")
     paradigm, kinds = build("aligner", root / "steady"), []
@@ -161,11 +166,10 @@ def bfloat16(accelerator: Accelerator, root: Path, folder: Path) -> None:
     trained = run("aligner", root / "steady", folder / "bf16", half, paradigm=paradigm)
     assert set(kinds) == {(True, torch.bfloat16), (False, torch.float32)}
     assert {weight.dtype for weight in trained.parameters()} == {torch.float32}
-    one, two = (
-        [line.get("loss") for line in curve(run)] for run in (folder / "one/aligner", folder / "bf16")
-    )
-    assert one[1:-1] != two[1:-1]
-    assert one[1:-1] == pytest.approx(two[1:-1], rel=0.05)
+    one, two = (curve(folder / name)[1:-1] for name in ("one/aligner", "bf16"))
+    assert one[0]["loss"] != two[0]["loss"] == pytest.approx(one[0]["loss"], rel=2**-8)
+    assert two[0]["gradient_norm"] == pytest.approx(one[0]["gradient_norm"], rel=0.1)
+    assert two[-1]["loss"] < two[0]["loss"] / 4
 
 
 CHECKS = (every_case, half_of_everything, exact_resume, bfloat16)
