@@ -7,14 +7,30 @@ export TOKENIZERS_PARALLELISM ?= false
 # Python compiles what is imported when it is; pip would compile 16,000 files, for half a minute.
 export PIP_NO_COMPILE ?= 1
 
-.PHONY: compare test lint bench interop
+.PHONY: compare test test-cpus extras lint bench
 
 compare: .venv/.run
 	$(BIN)/python experiments/compare.py $(ARGS)
 
 # A worker for each of at most four processors, and one thread in each.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 test: .venv/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	$(PYTEST) $(ARGS)
+
+# Again, as older x86 processors compute: without vector instructions, and with AVX2 and no bfloat16. numba's loops
+# are for AVX2 in both (with no list of features, or it adds this processor's). All but what reads files, runs
+# scripts and writes reports, and costs half the time:
+LONG := alignment_adaptation alignment_directions benchmark_training capacity collections compare configs \
+	containing_passage data document_encoding examples experiments_train fidelity files fused_scoring \
+	hub hybrid_experiment interpret kernel_experiment layers low_rank_experiment multilingual pydocs \
+	random_projections report report_browser salience_pruning serving_costs term_matching terminal \
+	theory_checks token_analysis token_search tracking train_processes
+OLDER := NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES= $(PYTEST) $(LONG:%=--ignore=tests/test_%.py)
+test-cpus: .venv/.test
+	ATEN_CPU_CAPABILITY=default DNNL_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 FAISS_SIMD_LEVEL=NONE \
+		OPENBLAS_CORETYPE=Nehalem $(OLDER) $(ARGS)
+	ATEN_CPU_CAPABILITY=avx2 DNNL_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 FAISS_SIMD_LEVEL=AVX2 \
+		OPENBLAS_CORETYPE=Haswell $(OLDER) $(ARGS)
 
 lint: .venv/.test
 	$(BIN)/ruff check .
@@ -25,10 +41,8 @@ bench: .venv/.run
 	# 3: a benchmark of what this machine does not have
 	for benchmark in experiments/benchmarks/*.py; do $(BIN)/python $$benchmark || [ $$? -eq 3 ] || exit 1; done
 
-# What other libraries write and answer, against ours: needs them, and some minutes to install them.
-interop: .venv/.test
-	$(BIN)/python -m pip install --quiet -e '.[interop,pyterrier,lancedb,qdrant]'
-	$(BIN)/python -m pytest tests/test_sentence_transformers.py tests/test_pipelines.py tests/test_engines.py
+# The libraries whose checkpoints, pipelines and answers are compared with ours: `make extras test` skips none.
+extras: .venv/.extras
 
 .venv/.run: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -39,4 +53,8 @@ interop: .venv/.test
 
 .venv/.test: .venv/.run
 	$(BIN)/python -m pip install --quiet -e '.[test]'
+	touch $@
+
+.venv/.extras: .venv/.test
+	$(BIN)/python -m pip install --quiet -e '.[interop,pyterrier,lancedb,qdrant]'
 	touch $@

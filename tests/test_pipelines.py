@@ -1,4 +1,4 @@
-"""Paradigms in PyTerrier's pipelines (extra `pyterrier`)."""
+"""Paradigms in PyTerrier's pipelines (`make extras`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that sentence-transformers itself writes score the same here (extra `interop`)."""
+"""Checkpoints that sentence-transformers itself writes score the same here (`make extras`)."""
 
 from __future__ import annotations
 
