@@ -72,7 +72,7 @@ class QdrantEngine(Engine):
     def _search(self, query: Vectors, k: int) -> list[tuple[str, float]]:
         wanted = query[0].tolist() if self.single else query.tolist()
         found = self.client.query_points(COLLECTION, query=wanted, limit=k, search_params=self.asked).points
-        return [(point.payload["id"], point.score) for point in found]
+        return [((point.payload or {})["id"], point.score) for point in found]
 
 
 def _vectors(params: Any) -> str:
