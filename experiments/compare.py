@@ -107,7 +107,7 @@ from accelerate import Accelerator
 from alignment_view import align_query, chosen_queries
 from encode import open_encoded
 from rich.console import Console
-from systems import searcher, trained
+from systems import searcher, trained, training_settings
 
 from paradigms import GENERATIVE, PARADIGMS, Paradigm
 from paradigms.data import Collection, Run, Split, read_run, write_run
@@ -128,6 +128,7 @@ from paradigms.evaluate import (
 from paradigms.files import write_json, write_text
 from paradigms.index import INDEXES
 from paradigms.lexical import BM25
+from paradigms.progress import progress_bar
 from paradigms.train.dev import candidates
 from paradigms.train.job import (
     DEV_DEPTH,
@@ -144,6 +145,9 @@ from paradigms.train.state import by_main
 
 SMALL = 2000  # documents of pydocs that fit the whole job in 15 minutes on 2 cores
 ALIGNED = 6  # test queries in the report's alignment view
+# Seconds on two CPU cores, with the default encoder and T5: for each training pair, document and query of an
+# encoder; for those of a generative paradigm, whose documents DSI embeds; for BM25 and the report.
+ENCODER, GENERATOR, REST = (0.06, 0.012, 0.02), (0.0004, 0.012, 0.03), 20.0
 
 
 @dataclass
@@ -162,20 +166,23 @@ def main(settings: Settings) -> None:
     began = time.perf_counter()
     folder = Path(settings.output)
     accelerator, console = begin(settings)
+    # Before any process can finish one, so that all agree on which are left.
+    finished = [name for name in settings.paradigms if (folder / name / "costs.json").is_file()]
     small = settings.collection == "pydocs" and settings.size == "small"
-    collection = open_collection(settings.collection, SMALL if small else None, console)
     if small:
-        console.print(f"A fixed subset of pydocs, {SMALL:,} documents; --size full takes all of it.")
+        announce(settings, finished, SMALL, SMALL // 6, console)
+    collection = open_collection(settings.collection, SMALL if small else None, console)
+    if not small:
+        queries = collection.splits.get(settings.split, Split({}, {})).queries
+        announce(settings, finished, len(collection.corpus), len(queries), console)
     kept = asdict(settings) | {"fingerprint": collection.fingerprint}
     kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
     free = {"paradigms", "tracker", "baseline", "output"}
     by_main(lambda: keep_settings(kept, folder, free), accelerator)
-    data = prepare(collection, settings)
+    data = prepare(collection, settings, progress=accelerator.is_main_process)
     if accelerator.is_main_process:
         run_bm25(data, settings, folder)
     resumed = any((folder / name).exists() for name in settings.paradigms)
-    # Before any process can finish one, so that all agree on which are left.
-    finished = [name for name in settings.paradigms if (folder / name / "costs.json").is_file()]
     accelerator.wait_for_everyone()
     for name in settings.paradigms:
         if name in finished:
@@ -192,7 +199,29 @@ def main(settings: Settings) -> None:
     accelerator.end_training()
 
 
-def prepare(collection: Collection, settings: Settings) -> Data:
+def announce(settings: Settings, finished: list[str], documents: int, queries: int, console: Console) -> None:
+    """What will be done, about how long that takes, and where its results will be."""
+    seconds = REST
+    for name in settings.paradigms:
+        if name not in finished:
+            pair, document, query = GENERATOR if name in GENERATIVE else ENCODER
+            training = training_settings(name, settings)
+            pairs = 0 if name in settings.load else training.steps * training.batch_size
+            seconds += pair * pairs + document * documents * (name not in settings.indexes) + query * queries
+    encoders = f"{settings.steps:,} steps of {settings.batch_size} queries"
+    generative = f"{settings.generative_steps:,} steps of {settings.generative_batch_size} pairs"
+    console.print(
+        f"BM25 and {', '.join(settings.paradigms)} on {documents:,} documents of {settings.collection}"
+        f"{' (--size full: all of it)' * (settings.collection == 'pydocs' and settings.size == 'small')}: "
+        f"each is trained (encoders {encoders}, generative ones {generative}), searches all documents and "
+        f"reranks BM25's first {settings.depth}; tests and a report follow.\n"
+        f"About {max(1, round(seconds / 60))} min on two CPU cores with the default encoder. Results: "
+        f"{settings.output}, where an interrupted run goes on.",
+        soft_wrap=True,
+    )
+
+
+def prepare(collection: Collection, settings: Settings, *, progress: bool = False) -> Data:
     """Splits, and BM25 with what training needs of it.
 
     Without a dev split a tenth of the training queries is held out for it; test queries choose nothing.
@@ -210,10 +239,11 @@ def prepare(collection: Collection, settings: Settings) -> Data:
             "--load takes checkpoints trained elsewhere"
         )
     began = time.perf_counter()
-    bm25 = BM25.build(collection.corpus, collection.corpus.ids)
+    bm25 = BM25.build(collection.corpus, collection.corpus.ids, progress=progress)
     seconds = time.perf_counter() - began
-    dev_run = bm25.search(dev.queries, DEV_DEPTH)
-    train_run = bm25.search(train_split.queries, NEGATIVES_DEPTH) if settings.negatives else {}
+    dev_run = bm25.search(dev.queries, DEV_DEPTH, progress=progress)
+    mined = train_split.queries if settings.negatives else {}
+    train_run = bm25.search(mined, NEGATIVES_DEPTH, progress=progress and bool(mined))
     return Data(collection, train_split, dev, test, bm25, seconds, dev_run, train_run)
 
 
@@ -221,7 +251,7 @@ def run_bm25(data: Data, settings: Settings, folder: Path) -> None:
     """The BM25 system: its runs, its costs, and the candidates of rerank mode."""
     bm25, test, runs = data.bm25, data.test, folder / "runs"
     began = time.perf_counter()
-    run = bm25.search(test.queries, settings.depth)
+    run = bm25.search(test.queries, settings.depth, progress=True)
     seconds = time.perf_counter() - began
     pool = candidates(run, test.judgements, settings.depth)
     write_run(runs / "bm25.retrieve.run", run, tag="bm25")
@@ -291,19 +321,42 @@ def make_report(
     )
     measures = data.collection.measures or MEASURES
     curve = "Success" if test.answers else "Recall"
-    measured = {
-        stage: {name: on_split(run, test, measures) for name, run in of_stage.items()}
-        for stage, of_stage in runs.items()
-    }
-    write_per_query(folder / "per_query.csv", measured)
     titles = {
         "retrieve": "End to end: the whole corpus searched",
         "rerank": f"Rerank: BM25's top {settings.depth}"
         + (" and the relevant documents" if any(data.test.judgements.values()) else ""),
     }
+    encoded = {name: Path(settings.indexes.get(name, folder / name)) for name in settings.paradigms}
+    with progress_bar() as bar:
+        measured = {
+            stage: {
+                name: on_split(run, test, measures)
+                for name, run in bar.track(of_stage.items(), description=f"measure {stage}")
+            }
+            for stage, of_stage in runs.items()
+        }
+        tables = [
+            result_table(
+                titles[stage],
+                of_stage,
+                baseline=settings.baseline,
+                primary=measures[:1],
+                seed=settings.seed,
+            )
+            for stage, of_stage in bar.track(measured.items(), description="test differences")
+        ]
+        curves = {
+            name: cutoff_curve(run, test, curve)
+            for name, run in bar.track(runs["retrieve"].items(), description="recall curves")
+        }
+        alignments = [
+            example
+            for query in bar.track(chosen_queries(test, ALIGNED), description="alignments")
+            for example in align_query(query, corpus, test, data.bm25, encoded, folder)
+        ]
+    write_per_query(folder / "per_query.csv", measured)
     costs = [{"system": name} | json.loads((folder / name / "costs.json").read_text()) for name in systems]
     loaded = "".join(f", {name} loaded from {path}" for name, path in settings.load.items())
-    encoded = {name: Path(settings.indexes.get(name, folder / name)) for name in settings.paradigms}
     return Report(
         title=f"Retrieval paradigms on {data.collection.name}",
         summary=(
@@ -313,18 +366,9 @@ def make_report(
             f"{'Gone on with after an interruption, this part' if resumed else 'All of it'} "
             f"took {seconds:.0f} s."
         ),
-        tables=[
-            result_table(
-                titles[stage],
-                of_stage,
-                baseline=settings.baseline,
-                primary=measures[:1],
-                seed=settings.seed,
-            )
-            for stage, of_stage in measured.items()
-        ],
+        tables=tables,
         curve=curve,
-        curves={name: cutoff_curve(run, test, curve) for name, run in runs["retrieve"].items()},
+        curves=curves,
         costs=costs,
         settings=asdict(settings) | {f"only {k}": v for k, v in OPTIONS.items()},
         environment=where,
@@ -333,11 +377,7 @@ def make_report(
             "One training seed: intervals and tests cover the choice of queries, not that of the seed.",
             *generative_note(settings),
         ],
-        alignments=[
-            example
-            for query in chosen_queries(test, ALIGNED)
-            for example in align_query(query, corpus, test, data.bm25, encoded, folder)
-        ],
+        alignments=alignments,
     )
 
 

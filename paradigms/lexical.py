@@ -26,6 +26,7 @@ import scipy.sparse
 from paradigms.backbone import load_tokenizer
 from paradigms.data import Run
 from paradigms.files import atomic_folder, settle
+from paradigms.progress import progress_bar
 
 WORD = re.compile(r"\w+")
 BATCH = 1000  # texts in one call of a tokenizer
@@ -95,10 +96,13 @@ class BM25:
             stopwords = STOPWORDS if pieces is None else ()
         stopwords = frozenset(stopwords)
         vocabulary: dict[str, int] = {}
-        terms = [
-            [vocabulary.setdefault(term, len(vocabulary)) for term in text]
-            for text in _terms(corpus, ngrams, stopwords, pieces)
-        ]
+        with progress_bar(progress) as bar:
+            terms = [
+                [vocabulary.setdefault(term, len(vocabulary)) for term in text]
+                for text in bar.track(
+                    _terms(corpus, ngrams, stopwords, pieces), len(ids), description="index bm25"
+                )
+            ]
         if len(terms) != len(ids) or len(set(ids)) != len(ids):
             raise ValueError(
                 f"{len(terms)} texts need as many different ids, not {len(set(ids))} among {len(ids)}"
@@ -106,7 +110,7 @@ class BM25:
         if not vocabulary:
             raise ValueError(f"none of the {len(terms)} texts holds a word to index")
         index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
-        index.index((terms, vocabulary), create_empty_token=False, show_progress=progress)
+        index.index((terms, vocabulary), create_empty_token=False, show_progress=False)
         return cls(index, list(ids), ngrams=ngrams, stopwords=stopwords, tokenizer=pieces)
 
     def terms(self, text: str) -> list[str]:
@@ -120,7 +124,7 @@ class BM25:
         by_term = scipy.sparse.csc_array((scores["data"], scores["indices"], scores["indptr"]), shape=shape)
         return scipy.sparse.csr_array(by_term)
 
-    def search(self, queries: dict[str, str], k: int) -> Run:
+    def search(self, queries: dict[str, str], k: int, *, progress: bool = False) -> Run:
         """Per query the k best documents by falling score, equal scores by id.
 
         Only documents that share a term with the query (their score is positive): fewer than k where there
@@ -129,13 +133,15 @@ class BM25:
         if k < 1:
             raise ValueError(f"k must be at least 1, not {k}")
         run: Run = {}
-        for query, text in queries.items():
-            scores = self._scores(text)
-            found = np.flatnonzero(scores > 0)
-            if len(found) > k:  # all that tie with the k-th stay in until the ids decide
-                found = found[scores[found] >= np.partition(scores[found], -k)[-k]]
-            best = found[np.lexsort((self._order[found], -scores[found]))[:k]]
-            run[query] = {self.ids[i]: score for i, score in zip(best, scores[best].tolist(), strict=True)}
+        with progress_bar(progress) as bar:
+            for query, text in bar.track(queries.items(), description="search bm25"):
+                scores = self._scores(text)
+                found = np.flatnonzero(scores > 0)
+                if len(found) > k:  # all that tie with the k-th stay in until the ids decide
+                    found = found[scores[found] >= np.partition(scores[found], -k)[-k]]
+                best = found[np.lexsort((self._order[found], -scores[found]))[:k]]
+                scored = zip(best, scores[best].tolist(), strict=True)
+                run[query] = {self.ids[i]: score for i, score in scored}
         return run
 
     def rerank(self, queries: dict[str, str], run: Run) -> Run:

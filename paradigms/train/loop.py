@@ -122,6 +122,7 @@ def train(
     with progress_bar(progress and accelerator.is_main_process) as bar:
         task = bar.add_task(f"train {paradigm.name}", total=settings.steps, completed=start)
         if dev is not None and run.state.best == -math.inf:  # at the start, or of a run without it so far
+            bar.update(task, description=f"train {paradigm.name}, dev queries")
             run.measure(start, dev)
         for step in range(start, settings.steps):
             with ending_all(accelerator, step):
@@ -129,6 +130,7 @@ def train(
             bar.update(task, completed=step + 1, description=f"train {paradigm.name} loss {loss:.3f}")
             done, last = step + 1, step + 1 == settings.steps
             if dev is not None and (last or _due(done, settings.evaluate_every)):
+                bar.update(task, description=f"train {paradigm.name} loss {loss:.3f}, dev queries")
                 run.measure(done, dev)
             if last or _due(done, settings.save_every or settings.evaluate_every):
                 run.state.save(done)
