@@ -172,7 +172,9 @@ def main(settings: Settings) -> None:
     if small:
         announce(settings, finished, SMALL, SMALL // 6, console)
     collection = open_collection(settings.collection, SMALL if small else None, console)
-    if not small:
+    if small:
+        console.print(f"A fixed subset of pydocs, {SMALL:,} documents; --size full takes all of it.")
+    else:
         queries = collection.splits.get(settings.split, Split({}, {})).queries
         announce(settings, finished, len(collection.corpus), len(queries), console)
     kept = asdict(settings) | {"fingerprint": collection.fingerprint}
@@ -184,10 +186,11 @@ def main(settings: Settings) -> None:
         run_bm25(data, settings, folder)
     resumed = any((folder / name).exists() for name in settings.paradigms)
     accelerator.wait_for_everyone()
-    for name in settings.paradigms:
+    for number, name in enumerate(settings.paradigms, 1):
         if name in finished:
             console.print(f"{name}: finished before, its runs are taken from {folder / 'runs'}")
             continue
+        console.print(f"{name}, {number} of {len(settings.paradigms)}")
         try:
             run_paradigm(name, data, settings, folder, accelerator, console)
         except (ValueError, OSError, FloatingPointError) as error:
@@ -208,17 +211,14 @@ def announce(settings: Settings, finished: list[str], documents: int, queries: i
             training = training_settings(name, settings)
             pairs = 0 if name in settings.load else training.steps * training.batch_size
             seconds += pair * pairs + document * documents * (name not in settings.indexes) + query * queries
-    encoders = f"{settings.steps:,} steps of {settings.batch_size} queries"
-    generative = f"{settings.generative_steps:,} steps of {settings.generative_batch_size} pairs"
     console.print(
-        f"BM25 and {', '.join(settings.paradigms)} on {documents:,} documents of {settings.collection}"
-        f"{' (--size full: all of it)' * (settings.collection == 'pydocs' and settings.size == 'small')}: "
-        f"each is trained (encoders {encoders}, generative ones {generative}), searches all documents and "
-        f"reranks BM25's first {settings.depth}; tests and a report follow.\n"
-        f"About {max(1, round(seconds / 60))} min on two CPU cores with the default encoder. Results: "
-        f"{settings.output}, where an interrupted run goes on.",
-        soft_wrap=True,
+        f"BM25 and {', '.join(settings.paradigms)} on {documents:,} documents of {settings.collection}. "
+        f"Training: {settings.steps:,} steps of {settings.batch_size} queries, of what is generative "
+        f"{settings.generative_steps:,} of {settings.generative_batch_size}. Then each searches all documents "
+        f"and reranks BM25's first {settings.depth}; tests and a report follow."
     )
+    told = f"About {max(1, round(seconds / 60))} min on two CPU cores with the default encoder"
+    console.print(f"{told}; an interrupted run goes on. Results: {settings.output}", soft_wrap=True)
 
 
 def prepare(collection: Collection, settings: Settings, *, progress: bool = False) -> Data:
