@@ -45,6 +45,7 @@ bench: .venv/.run
 extras: .venv/.extras
 
 .venv/.run: pyproject.toml
+	@echo "Installing into .venv: a few minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -e .
