@@ -213,8 +213,8 @@ def announce(settings: Settings, finished: list[str], documents: int, queries: i
             seconds += pair * pairs + document * documents * (name not in settings.indexes) + query * queries
     console.print(
         f"BM25 and {', '.join(settings.paradigms)} on {documents:,} documents of {settings.collection}. "
-        f"Training: {settings.steps:,} steps of {settings.batch_size} queries, of what is generative "
-        f"{settings.generative_steps:,} of {settings.generative_batch_size}. Then each searches the documents "
+        f"Training: {settings.steps:,} steps of {settings.batch_size} queries, generative ones "
+        f"{settings.generative_steps:,} of {settings.generative_batch_size}. Each searches the documents "
         f"and reranks BM25's first {settings.depth}; tests and a report follow."
     )
     told = f"About {max(1, round(seconds / 60))} min on two CPU cores with the default encoder"
