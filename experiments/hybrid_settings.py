@@ -7,7 +7,7 @@ from typing import Literal
 
 from paradigms.settings import folder_name
 
-FURTHER = ("again", "mined")  # rounds that go on from its end
+FURTHER = ("again", "mined")  # rounds that go on from the end of the first
 APPROXIMATE = ("faiss", "compressed")  # kinds of index
 
 
