@@ -131,14 +131,12 @@ def test_maxima_score_as_the_alignments_that_keep_one_token(made: Made) -> None:
         assert not keeps_maxima(paradigm.recipe)
 
 
-def test_vectors_are_scored_where_they_lie_if_maxima_are_enough(made: Made) -> None:
-    in_place = {
-        n: index._in_place(paradigm.recipe, torch.device("cpu")) for n, (paradigm, index) in made.items()
-    }
-    assert [n for n, so in in_place.items() if so] == ["dpr", "me_bert", "colbert"]
+def test_every_paradigm_is_scored_where_its_vectors_lie(made: Made) -> None:
+    cpu = torch.device("cpu")
+    assert all(index._scanned(paradigm.recipe, cpu) for paradigm, index in made.values())
     colbert, index = made["colbert"]  # many vectors a document: their sum is no maximum
     sums = colbert.with_alignment("all_pairs")
-    assert not index._in_place(sums.recipe, torch.device("cpu"))
+    assert index._scanned(sums.recipe, cpu) is None
     query, text = next(iter(QUERIES.items()))
     expected = twin(sums, index, IDS, text)
     assert index.search(sums, {query: text}, 3)[query] == pytest.approx(

@@ -10,8 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from paradigms.index import kernels, loops
+from paradigms.align import retrieved_tokens
+from paradigms.core import Tokens, similarity
+from paradigms.impute import IMPUTATIONS
+from paradigms.index import kernels, loops, scan, tiles
+from paradigms.index.maxima import score
+from paradigms.index.scan import Packed, Scanned
+from paradigms.model import Recipe
+from paradigms.xtr import imputed_rel
 
 QUERIES = (1, 16, 17, 33)
 WIDTHS = (16, 32, 128)
@@ -39,10 +47,28 @@ def unpacked(codes: np.ndarray, bits: int) -> np.ndarray:
     return np.concatenate([codes >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)], axis=1)
 
 
-def largest(similarities: np.ndarray, starts: Any, stops: Any) -> np.ndarray:
-    absent = np.full((1, similarities.shape[1]), -np.inf, np.float32)
-    rows = [similarities[a:b] if b > a else absent for a, b in zip(starts, stops, strict=True)]
-    return np.stack([part.max(0) for part in rows])
+def texts(vectors: list[np.ndarray], ids: bool = False, salience: bool = False) -> Tokens:
+    """Queries of these vectors, padded, axes [b, 1, j, h], with random ids and salience if wanted."""
+    random, longest = torch.Generator().manual_seed(0), max(1, *map(len, vectors))
+    shape = (len(vectors), 1, longest)
+    mask = torch.zeros(shape, dtype=torch.bool)
+    full = torch.zeros(*shape, vectors[0].shape[1])
+    for n, row in enumerate(vectors):
+        mask[n, 0, : len(row)], full[n, 0, : len(row)] = True, torch.from_numpy(row)
+    drawn = torch.randint(-2, 5, shape, generator=random) if ids else None
+    return Tokens(full, mask, drawn, torch.rand(shape, generator=random) if salience else None)
+
+
+def stored_tokens(vectors: np.ndarray, offsets: np.ndarray, fields: dict, rows: np.ndarray) -> Tokens:
+    """The documents at `rows` as tensors, axes [1, n, i, h]."""
+    places = [np.arange(offsets[row], offsets[row + 1]) for row in rows]
+    longest = max(map(len, places))
+    index = np.stack([np.pad(p, (0, longest - len(p))) for p in places])
+    mask = torch.from_numpy(np.arange(longest) < np.array([len(p) for p in places])[:, None])[None]
+    beside = {name: torch.from_numpy(values[index])[None] for name, values in fields.items()}
+    if "ids" in beside:
+        beside["ids"] = beside["ids"].long()
+    return Tokens(torch.from_numpy(vectors[index])[None] * mask[..., None], mask, **beside)
 
 
 class Corpus:
@@ -56,13 +82,12 @@ class Corpus:
         scales = random.integers(0, 256, total).astype(np.uint8)
         nearest = random.integers(0, lists, total).astype(np.uint16)
         centroids, spread, queries = normal(lists, width), np.abs(normal(width)), normal(count, width, seed=1)
-        middle = np.float32(((1 << bits) - 1) / 2)
+        middle = ((1 << bits) - 1) / 2
         tokens = centroids[nearest] + LEVELS[scales][:, None] * spread * (unpacked(codes, bits) - middle)
         self.similarities = tokens.astype(np.float64) @ queries.T.astype(np.float64)
-        tiles = kernels.pack(queries * spread)
-        near = np.zeros((lists, tiles.shape[0] * kernels.LANES), np.float32)
-        near[:, :count] = centroids @ queries.T
-        self.query = kernels.CodedQuery(near, tiles, tiles.sum(1).ravel() * middle)
+        self.packed = Packed(texts([queries]), spread, middle).compare(centroids)
+        self.query, self.x, self.width = self.packed.query, tokens.astype(np.float32), width
+        self.centroids, self.spread, self.middle = centroids, spread, middle
         self.coded = kernels.Coded(frozen(codes), bits, frozen(scales), LEVELS, frozen(nearest))
         self.order = np.argsort(nearest, kind="stable")
         self.begins = offsets_of(np.bincount(nearest, minlength=lists))
@@ -80,82 +105,110 @@ def probed(
     """document -> what `probe` found of it."""
     n = len(lists.alive)
     slots, documents = np.full(n, -1, np.int32), np.empty(n, np.int64)
-    best = np.empty((n, corpus.query.similarities.shape[1]), np.float32)
-    met = kernels.probe(corpus.coded, corpus.query, lists, chosen, begins, ends, slots, documents, best)
+    best = np.empty((n, corpus.query.near.shape[1]), np.float32)
+    edges = begins, ends, corpus.width
+    met = kernels.probe(corpus.coded, corpus.query, lists, chosen, *edges, slots, documents, best)
     assert (slots == -1).all()
     assert len(set(documents[:met].tolist())) == met
     return dict(zip(documents[:met].tolist(), best[:met], strict=True))
 
 
-# --- similarities -----------------------------------------------------------------------------------
+# --- rel ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 21])
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 24, 25, 50])
 def test_products(count: int) -> None:
-    for width, j in itertools.product((1, 16, 33, 128), QUERIES):
+    for width, j in itertools.product((16, 32, 128), QUERIES):
         vectors, queries = normal(count, width), normal(j, width, seed=1)
-        packed = kernels.pack(queries)
-        out = np.full((count, packed.shape[0] * kernels.LANES), np.nan, np.float32)
+        packed = tiles.pack(queries)
+        out = np.full((count, packed.lanes), np.nan, np.float32)
         kernels.products(vectors, packed, out)
         np.testing.assert_allclose(out[:, :j], vectors @ queries.T, rtol=1e-5, atol=1e-4)
         assert (out[:, j:] == 0).all()
 
 
-def test_packed_queries_are_tiles_filled_up_with_zeros() -> None:
-    for j, tiles in ((0, 1), (1, 1), (16, 1), (17, 2), (33, 3)):
-        queries = normal(j, 5)
-        packed = kernels.pack(queries)
-        assert packed.shape == (tiles, 5, kernels.LANES)
-        flat = packed.transpose(0, 2, 1).reshape(-1, 5)
-        assert np.array_equal(flat[:j], queries)
-        assert not flat[j:].any()
+ALIGNMENTS = [
+    ("query_to_document", {}),
+    ("top_k", {"k": 1}),
+    ("top_k", {"k": 3}),
+    ("top_p", {"p": 0.3}),
+    ("equal_ids", {}),
+    ("positive_equal_ids", {}),
+]
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_maxima_of_float16_that_begin_anywhere(tmp_path: Path, width: int) -> None:
-    offsets = offsets_of(LENGTHS)
+@pytest.mark.parametrize("salient", [False, True])
+@pytest.mark.parametrize("width", [16, 128])
+@pytest.mark.parametrize(("align", "knobs"), ALIGNMENTS)
+def test_relevance_is_core_rel(tmp_path: Path, align: str, knobs: dict, width: int, salient: bool) -> None:
+    """Of float16 that begin anywhere in a file, and of codes; queries of 0 tokens, of a tile, of several."""
+    lengths = (*LENGTHS, 60, 0, 1, 1, 1)
+    offsets, rows = offsets_of(lengths), np.random.default_rng(1).permutation(len(lengths))
+    random = np.random.default_rng(0)
+    fields = {"ids": random.integers(-2, 4, offsets[-1]).astype(np.int32)}
+    if salient:
+        fields["salience"] = random.random(offsets[-1]).astype(np.float32)
     halves = normal(int(offsets[-1]), width).astype(np.float16)
-    file = tmp_path / "vectors.bin"
-    for skipped, j in itertools.product((0, 2, 6, 34), QUERIES):
-        file.write_bytes(bytes(skipped) + halves.tobytes())
-        stored = np.memmap(file, np.uint16, "r", skipped, halves.shape)
-        queries = normal(j, width, seed=1)
-        packed = kernels.pack(queries)
-        best = np.empty((len(LENGTHS), packed.shape[0] * kernels.LANES), np.float32)
-        kernels.maxima(stored, offsets[:-1], offsets[1:], packed, best)
-        expected = largest(halves.astype(np.float32) @ queries.T, offsets[:-1], offsets[1:])
-        np.testing.assert_allclose(best[:, :j], expected, rtol=1e-5, atol=1e-4)
+    (tmp_path / "vectors.bin").write_bytes(bytes(6) + halves.tobytes())
+    mapped = np.memmap(tmp_path / "vectors.bin", np.uint16, "r", 6, halves.shape)
+    queries = texts([normal(j, width, seed=j) for j in (0, *QUERIES)], ids=True, salience=salient)
+    stored = Scanned(kernels.Stored(np.asarray(mapped)), offsets, fields)
+    cases = [(stored, Packed(queries), queries, halves.astype(np.float32))]
+    if width == 128:
+        for bits in BITS:
+            corpus = Corpus(bits, width, 33, lengths)
+            one = texts([corpus.packed.plain], ids=True, salience=salient)
+            packed = Packed(one, corpus.spread, corpus.middle).compare(corpus.centroids)
+            cases.append((Scanned(corpus.coded, offsets, fields), packed, one, corpus.x))
+    for scanned, packed, q, vectors in cases:
+        documents = stored_tokens(vectors, offsets, fields, rows)
+        for normalise in scan.NORMALISERS:
+            recipe = Recipe("test", align, normalise, knobs)
+            expected = score(recipe, documents, q)
+            found = scanned.relevance(recipe, packed, rows)
+            scale = max(1.0, float(expected.abs().max()))
+            torch.testing.assert_close(found / scale, expected / scale, rtol=1e-5, atol=2e-5)
 
 
-def test_maxima_widen_every_float16_exactly() -> None:
+@pytest.mark.parametrize("imputation", IMPUTATIONS)
+@pytest.mark.parametrize("k", [1, 5, 20, 70, 10_000])
+def test_imputed_is_imputed_rel(imputation: str, k: int) -> None:
+    offsets, halves = offsets_of((*LENGTHS, 60)), normal(sum(LENGTHS) + 60, 32).astype(np.float16)
+    rows = np.arange(len(LENGTHS) + 1)
+    queries = texts([normal(j, 32, seed=j) for j in (0, *QUERIES)])
+    scanned = Scanned(kernels.Stored(frozen(halves.view(np.uint16))), offsets, {})
+    recipe = Recipe("test", "pool_top_k", "retrieved", {"k": 8}, "impute", k, imputation)
+    documents = stored_tokens(halves.astype(np.float32), offsets, {}, rows)
+    found, owns = scanned.imputed(recipe, Packed(queries), rows, int(offsets[-1]))
+    S, valid = similarity(documents, queries)
+    torch.testing.assert_close(found, imputed_rel(S, valid, k, imputation), rtol=1e-4, atol=1e-4)
+    assert (owns == retrieved_tokens(S, valid, k).any(-1).any(-1).numpy()).all()
+
+
+def test_every_float16_is_widened_exactly() -> None:
     """All finite values, subnormal ones too, each as the product with the unit vector of its place."""
     halves = np.arange(1 << 16).astype(np.uint16)
     halves = halves[np.isfinite(halves.view(np.float16))].reshape(-1, 16)
-    places = np.arange(len(halves), dtype=np.int64)
-    best = np.empty((len(halves), kernels.LANES), np.float32)
-    kernels.maxima(frozen(halves), places, places + 1, kernels.pack(np.eye(16, dtype=np.float32)), best)
-    assert np.array_equal(best, halves.view(np.float16).astype(np.float32))
+    rows = np.arange(len(halves))
+    scanned = Scanned(kernels.Stored(frozen(halves)), np.arange(len(halves) + 1), {})
+    units = texts(list(np.eye(16, dtype=np.float32)[:, None]))
+    found = scanned.relevance(Recipe("test", "query_to_document", "one"), Packed(units), rows)
+    assert np.array_equal(found.numpy().T, halves.view(np.float16).astype(np.float32))
 
 
-def test_maxima_of_documents_in_any_order_and_more_than_once() -> None:
-    offsets, halves = offsets_of(LENGTHS), normal(sum(LENGTHS), 32).astype(np.float16)
-    rows, queries = np.array([7, 0, 7, 1, 8]), normal(5, 32, seed=1)
-    best = np.empty((len(rows), kernels.LANES), np.float32)
-    stored = frozen(halves.view(np.uint16))
-    kernels.maxima(stored, offsets[rows], offsets[rows + 1], kernels.pack(queries), best)
-    expected = largest(halves.astype(np.float32) @ queries.T, offsets[rows], offsets[rows + 1])
-    np.testing.assert_allclose(best[:, :5], expected, rtol=1e-5, atol=1e-4)
-
-
-@pytest.mark.parametrize("bits", BITS)
-def test_coded_maxima(bits: int) -> None:
-    for width, j in itertools.product((128, 256), QUERIES):
-        corpus = Corpus(bits, width, j)
-        starts, stops = corpus.offsets[:-1], corpus.offsets[1:]
-        best = np.empty((len(starts), corpus.query.similarities.shape[1]), np.float32)
-        kernels.coded_maxima(corpus.coded, corpus.query, starts, stops, best)
-        expected = largest(corpus.similarities, starts, stops)
-        np.testing.assert_allclose(best[:, :j], expected, rtol=1e-5, atol=corpus.tolerance)
+@pytest.mark.parametrize(
+    ("features", "name", "expected"),
+    [
+        ("+sse2,+avx2,+f16c,+avx512f", None, (32, 16, True)),
+        ("+avx2,+f16c,-avx512f", None, (16, 8, True)),
+        ("+sse2,-avx2,-f16c", None, (16, 4, False)),
+        ("", "haswell", (16, 8, True)),
+        ("", "generic", (16, 4, False)),
+    ],
+)
+def test_registers_are_those_that_the_features_name(features: str, name: str | None, expected: Any) -> None:
+    assert tiles.registers("x86_64-unknown-linux-gnu", features, name) == expected
+    assert tiles.registers("arm64-apple-darwin", "+neon") == (32, 4, True)
 
 
 # --- lists ------------------------------------------------------------------------------------------
@@ -199,7 +252,7 @@ def test_cuts_divide_lists_by_documents() -> None:
     assert parts[1] == {}
     assert sum(map(len, parts)) == len(whole)
     for document, row in itertools.chain.from_iterable(part.items() for part in parts):
-        assert np.array_equal(row, whole[document])
+        np.testing.assert_allclose(row, whole[document], rtol=1e-5, atol=corpus.tolerance)
 
 
 @pytest.mark.parametrize(("total", "bytes"), [(255, 1), (65_000, 2), (1 << 24, 3), ((1 << 24) + 99, 4)])
@@ -211,15 +264,17 @@ def test_tokens_of_large_numbers_are_found(total: int, bytes: int) -> None:
     codes[numbers] = np.random.default_rng(0).integers(0, 256, (len(numbers), 64))
     scales[numbers] = 255
     queries = normal(2, 128)
-    tiles = kernels.pack(queries)
-    query = kernels.CodedQuery(np.zeros((1, 16), np.float32), tiles, tiles.sum(1).ravel() * np.float32(7.5))
+    packed = Packed(texts([queries]), np.ones(128, np.float32), 7.5).compare(np.zeros((1, 128), np.float32))
     coded = kernels.Coded(frozen(codes), 4, frozen(scales), LEVELS, frozen(np.zeros(1, np.uint16)))
     entries = numbers.astype("<i8").view(np.uint8).reshape(-1, 8)[:, :bytes].copy()
     owners = np.searchsorted(offsets, np.arange(0, total, kernels.STRIDE), "right") - 1
     lists = kernels.Lists(frozen(entries), offsets, owners.astype(np.uint32), np.ones(5, bool))
-    slots, documents, best = np.full(5, -1, np.int32), np.empty(5, np.int64), np.empty((5, 16), np.float32)
+    slots, documents = np.full(5, -1, np.int32), np.empty(5, np.int64)
+    best = np.empty((5, packed.query.near.shape[1]), np.float32)
     edges = np.zeros(1, np.int64), np.array([len(numbers)])
-    met = kernels.probe(coded, query, lists, np.zeros(1, np.int64), *edges, slots, documents, best)
+    met = kernels.probe(
+        coded, packed.query, lists, np.zeros(1, np.int64), *edges, 128, slots, documents, best
+    )
     similarities = 2 * (unpacked(codes[numbers], 4) - 7.5) @ queries.T
     assert documents[:met].tolist() == [0, 1, 3, 4]
     for document, row in zip(documents[:met].tolist(), best, strict=False):
@@ -312,8 +367,9 @@ def test_codes_and_scales_are_those_of_the_definition(bits: int) -> None:
 GUARDED = """
 import ctypes, itertools, mmap, os, signal
 import numpy as np
-from paradigms.index import kernels
-from tests.test_token_kernels import BITS, LENGTHS, QUERIES, Corpus, normal, offsets_of, probed
+from paradigms.index import kernels, tiles
+from paradigms.index.scan import Packed
+from tests.test_token_kernels import BITS, LENGTHS, QUERIES, Corpus, normal, offsets_of, probed, texts
 
 libc, kept = ctypes.CDLL(None, use_errno=True), []
 
@@ -336,19 +392,35 @@ if (child := os.fork()) == 0:  # the guard guards
     os._exit(0)
 assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGSEGV
 offsets = offsets_of(LENGTHS)
+def everything(tokens, width, packed):
+    #Each kernel once
+    starts, stops = guarded(offsets[:-1]), guarded(offsets[1:])
+    documents = kernels.Documents(starts, stops, guarded(np.ones(offsets[-1], np.float32)))
+    query = kernels.Query(*map(guarded, packed.query))
+    lanes, count = query.weights.shape[0], len(LENGTHS)
+    out = guarded(np.empty((count, len(packed)), np.float32))
+    given = tokens, query, documents, width
+    kernels.maxima(*given, 0, out)
+    kernels.largest(*given, guarded(np.full(count, 3)), 0, out)
+    ids = guarded(np.zeros(offsets[-1], np.int32))
+    order, begins = guarded(np.arange(query.spans[-1])), guarded(np.array([0, query.spans[-1]]))
+    kernels.equal(*given, kernels.Matches(ids, 0, begins, order, guarded(packed.vectors), False), 0, out)
+    best = guarded(np.empty((count + 1, lanes), np.float32))
+    kernels.retrieve(*given, 3, guarded(np.empty(count + 1, np.int64)), best,
+                     guarded(np.empty((query.spans[-1], 7), np.float32)))
+    return query
+
 for width, j in itertools.product((16, 48, 128), QUERIES):
-    vectors, packed = guarded(normal(13, width)), guarded(kernels.pack(normal(j, width)))
-    kernels.products(vectors, packed, guarded(np.empty((13, packed.shape[0] * 16), np.float32)))
+    vectors, packed = guarded(normal(13, width)), tiles.pack(normal(j, width))
+    out = guarded(np.empty((13, packed.lanes), np.float32))
+    kernels.products(vectors, tiles.Packed(*map(guarded, packed)), out)
     halves = normal(int(offsets[-1]), width).astype(np.float16).view(np.uint16)
     halves.setflags(write=False)
-    best = guarded(np.empty((len(LENGTHS), packed.shape[0] * 16), np.float32))
-    kernels.maxima(guarded(halves), guarded(offsets[:-1]), guarded(offsets[1:]), packed, best)
+    everything(kernels.Stored(guarded(halves)), width, Packed(texts([normal(j, width)])))
 for bits, j in itertools.product(BITS, (1, 17)):
     corpus = Corpus(bits, 128, j)
     corpus.coded = kernels.Coded(*(guarded(a) if isinstance(a, np.ndarray) else a for a in corpus.coded))
-    corpus.query = kernels.CodedQuery(*map(guarded, corpus.query))
-    best = guarded(np.empty((len(LENGTHS), corpus.query.similarities.shape[1]), np.float32))
-    kernels.coded_maxima(corpus.coded, corpus.query, guarded(offsets[:-1]), guarded(offsets[1:]), best)
+    corpus.query = everything(corpus.coded, 128, corpus.packed)
     for bytes in (1, 2, 3, 4):
         lists = kernels.Lists(*map(guarded, corpus.lists(bytes, np.ones(len(LENGTHS), bool))))
         chosen = np.arange(5)

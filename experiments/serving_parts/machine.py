@@ -69,16 +69,16 @@ def _best(function: Callable[[np.ndarray], Any], parts: list[np.ndarray], thread
     return min(run() for _ in range(REPEATS))
 
 
-def kernel_speed(dim: int, tiles: int, threads: int, seed: int) -> float:
-    """FLOP/s of the products that every kernel of the indexes is made of, with so many tiles of query vectors
+def kernel_speed(dim: int, lanes: int, threads: int, seed: int) -> float:
+    """FLOP/s of the products that every kernel of the indexes is made of, with so many lanes of query vectors
     and document vectors of `dim` float32 that lie in a cache."""
-    from paradigms.index import kernels
+    from paradigms.index import kernels, tiles
 
     draw = np.random.default_rng(seed)
-    count = max(kernels.ROWS, CACHED // (4 * dim))
+    count = max(tiles.BLOCK, CACHED // (4 * dim))
     vectors = draw.standard_normal((count, dim)).astype(np.float32)
-    queries = draw.standard_normal((max(1, tiles), dim, kernels.LANES)).astype(np.float32)
-    found = np.empty((threads, count, len(queries) * kernels.LANES), np.float32)
+    queries = tiles.pack(draw.standard_normal((lanes, dim)).astype(np.float32))
+    found = np.empty((threads, count, queries.lanes), np.float32)
     kernels.products(vectors, queries, found[0])  # compiled
     began = time.perf_counter()
     kernels.products(vectors, queries, found[0])

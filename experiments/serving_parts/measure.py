@@ -196,7 +196,7 @@ def probed_ratio(index: CompressedIndex, queries: Tokens) -> float:
         if not count:
             continue
         chosen, missing = np.zeros(lists, np.bool_), np.empty(count, np.float32)
-        near = index._coded_query(query, 1).similarities
+        near = index._packed(query).query.near
         loops.select(near, index._sizes, index.probes, 1, chosen, missing)
         expected = index._sizes.sum() * drawn(index.probes, count, lists)
         shares.append(float(index._sizes[chosen].sum() / expected))

@@ -1,11 +1,10 @@
 """bytes(N), RAM(N) and seconds(N) of a search over N documents, from what was measured on a few thousand.
 
 Symbols. A document has t vectors of h numbers on average, so there are n = N t; a query has q vectors, which
-the kernels score in q' = 16⌈q/16⌉ lanes. x: bytes of a vector's id and salience, where the paradigm reads
-them. i: bytes of a document's id on disk; r: bytes of a document that a process holds (its id as a Python
-string, its place, its offset). Of the machine: B bytes/s read in order, G bytes/s read in LINE = 64 bytes at
-random places, F FLOP/s of the products that every kernel is
-made of, on vectors in cache.
+the kernels score in q' = g⌈q/g⌉ lanes, g = 8 or 16. x: bytes of a vector's id and salience, where the
+paradigm reads them. i: bytes of a document's id on disk; r: bytes of a document that a process holds (its id
+as a Python string, its place, its offset). Of the machine: B bytes/s read in order, G bytes/s read in LINE =
+64 bytes at random places, F FLOP/s of the products that every kernel is made of, on vectors in cache.
 
     exact       bytes      = n (2h + x) + N (4 + i)
                 in order   = n (2h + x)                             all of it, for every query

@@ -28,8 +28,8 @@ from paradigms import PARADIGMS, Paradigm, load
 from paradigms.core import Tokens
 from paradigms.data import Collection
 from paradigms.index import CompressedIndex, ExactIndex, FaissIndex, TokenIndex
-from paradigms.index.kernels import LANES
 from paradigms.index.store import DOCUMENTS
+from paradigms.index.tiles import GRAIN
 from paradigms.progress import progress_bar
 from paradigms.train.job import OPTIONS
 
@@ -119,7 +119,7 @@ def measure(name: str, collection: Collection, settings: Settings, work: Path, c
             }
             for n in sorted(counts)
         ],
-        flops=kernel_speed(shape.dim, round(shape.lanes / LANES), settings.threads, settings.seed),
+        flops=kernel_speed(shape.dim, round(shape.lanes), settings.threads, settings.seed),
         knobs=Knobs(knobs["probes"], rescored, largest.measured["λ"]),
         wanted=wanted,
         by_maxima=by_maxima,
@@ -156,7 +156,7 @@ def shape_of(index: ExactIndex, queries: Tokens) -> Shape:
         tokens=float(index.offsets[-1]) / len(index),
         dim=int(index.manifest["dim"]),
         query=float(lengths.mean()),
-        lanes=float((-(-lengths // LANES) * LANES).mean()),
+        lanes=float((-(-lengths // GRAIN) * GRAIN).mean()),
         extra=sum(column.itemsize for column in columns.values()),
         id_bytes=index.manifest["files"][DOCUMENTS]["bytes"] / len(index),
     )

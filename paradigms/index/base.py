@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,11 @@ from paradigms.align import ALIGNMENTS
 from paradigms.core import Tokens
 from paradigms.data import Run
 from paradigms.impute import IMPUTATIONS, retrieved_rel
+from paradigms.index.columns import VECTOR
 from paradigms.index.grow import GrowingStore
 from paradigms.index.maxima import reads_pool, score
 from paradigms.index.pruning import most_salient
+from paradigms.index.scan import Packed, Scanned, aligns
 from paradigms.model import Paradigm, Recipe
 from paradigms.progress import progress_bar
 
@@ -107,7 +110,7 @@ class TokenIndex(GrowingStore, ABC):
             ranked = []
             for row, ids in enumerate(candidates):
                 rows = np.array(sorted(map(self.position, ids)), dtype=np.int64)
-                scores = self._score_rows(recipe, _trimmed(queries[row : row + 1]), rows)
+                scores = self._score_rows(recipe, queries[row : row + 1], rows)
                 ranked.append(self._decode_keys(self._best(scores, rows, len(rows))))
         return ranked
 
@@ -146,7 +149,7 @@ class TokenIndex(GrowingStore, ABC):
             found.append([])
             for row, _, tokens in self._retrieved(queries, recipe.search_tokens):
                 rows = np.unique(self._owners(tokens[tokens >= 0]))
-                scores = self._score_rows(recipe, _trimmed(queries[row : row + 1]), rows)
+                scores = self._score_rows(recipe, queries[row : row + 1], rows)
                 found[-1].append(self._best(scores, rows, k))
                 bar.advance(task)
         return found
@@ -189,9 +192,38 @@ class TokenIndex(GrowingStore, ABC):
     def _score_rows(self, recipe: Recipe, query: Tokens, rows: np.ndarray) -> Tensor:
         """`maxima.score` of one query and documents by row: [1, n]."""
         device = query.mask.device
-        whole = reads_pool(recipe) or not len(rows)
+        scanned = self._scanned(recipe, device)
+        if scanned and recipe.search == "impute":
+            return scanned.imputed(recipe, self._packed(query), rows, self._tokens_in(rows))[0]
+        if scanned:
+            return scanned.relevance(recipe, self._packed(query), rows)
+        query, whole = _trimmed(query), reads_pool(recipe) or not len(rows)
         blocks = [rows] if whole else self.blocks(CANDIDATES, rows)
         return torch.cat([score(recipe, self.tokens(block, device), query) for block in blocks], 1)
+
+    def _scanned(self, recipe: Recipe, device: torch.device) -> Scanned | None:
+        """What the kernels read, where they know the recipe and the tokens lie in their reach."""
+        known = recipe.search == "impute" or aligns(recipe, self.longest)
+        if device.type != "cpu" or not known or self._width % VECTOR:
+            return None
+        return self._scannable
+
+    @cached_property
+    def _scannable(self) -> Scanned:
+        from paradigms.index import kernels
+
+        vectors = np.asarray(self.fields["vectors"]).view(np.uint16)
+        return Scanned(kernels.Stored(vectors), self.offsets, self.fields)
+
+    def _packed(self, query: Tokens) -> Packed:
+        return Packed(query)
+
+    @property
+    def _width(self) -> int:
+        return self.manifest["dim"]
+
+    def _tokens_in(self, rows: np.ndarray) -> int:
+        return int((self.offsets[rows + 1] - self.offsets[rows]).sum())
 
     def _owners(self, tokens: Tensor) -> np.ndarray:
         """The rows of the documents that hold tokens; −1 of −1."""
@@ -244,6 +276,7 @@ class TokenIndex(GrowingStore, ABC):
         # Which tokens belong to deleted documents; None where no document is deleted.
         self.dead = None if self.living.all() else np.repeat(~self.living, lengths)
         self._ordered: tuple[np.ndarray, np.ndarray] | None = None
+        self.__dict__.pop("_scannable", None)
 
     @property
     def _order(self) -> tuple[np.ndarray, np.ndarray]:

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from paradigms.index.columns import VECTOR
 from paradigms.progress import progress_bar
 
 # The step of the uniform quantiser of 2^b levels with the least squared error on N(0, 1).
@@ -136,10 +137,8 @@ class Codec:
 
 
 def padded_width(width: int, bits: int) -> int:
-    """The width that whole tiles of codes have: the kernels read them LANES bytes at a time."""
-    from paradigms.index.kernels import LANES
-
-    whole = LANES * 8 // bits
+    """The width that codes have in whole VECTORs of bytes, which the kernels read at a time."""
+    whole = VECTOR * 8 // bits
     return -(-width // whole) * whole
 
 

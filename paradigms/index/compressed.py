@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,13 +45,10 @@ from paradigms.index.coding import (
     write_lists,
 )
 from paradigms.index.columns import Column, Writer
-from paradigms.index.maxima import keeps_lengths, of_lengths, rel_of_maxima
+from paradigms.index.scan import Packed, Scanned
 from paradigms.index.store import Rows
 from paradigms.index.threads import shared, worth
 from paradigms.model import Recipe
-
-if TYPE_CHECKING:
-    from paradigms.index import kernels
 
 
 class CompressedIndex(TokenIndex):
@@ -117,19 +114,28 @@ class CompressedIndex(TokenIndex):
         if len(self._begins) != lists + 1 or self._begins[-1] != total or len(entries) != total:
             raise self._table.damaged(ENTRIES, f"not {lists} lists of {total} tokens")
         self._marks = threading.local()
-        self._coded = kernels.Coded(
-            self.fields["codes"],
-            self.settings.bits,
-            self.fields["scales"],
-            self._codec.levels,
-            self.fields["centroids"],
-        )
         self._sizes = np.diff(self._begins)
         if not self.living.all():
             there = np.repeat(self.living, np.diff(self.offsets))
             self._sizes = np.bincount(self.fields["centroids"][there], minlength=lists)
         owners = np.searchsorted(self.offsets, np.arange(0, total, kernels.STRIDE), side="right") - 1
         self._lists = kernels.Lists(entries, self.offsets, owners.astype(np.uint32), self.living)
+
+    @cached_property
+    def _scannable(self) -> Scanned:
+        from paradigms.index import kernels
+
+        codes, scales, centroids = (self.fields[name] for name in ("codes", "scales", "centroids"))
+        coded = kernels.Coded(codes, self.settings.bits, scales, self._codec.levels, centroids)
+        return Scanned(coded, self.offsets, self.fields)
+
+    def _packed(self, query: Tokens) -> Packed:
+        packed = Packed(query, self._codec.spread, self._codec.middle)
+        return packed.compare(self._codec.centroids.numpy())
+
+    @property
+    def _width(self) -> int:
+        return len(self._codec.spread)
 
     # --- search ---------------------------------------------------------------------------------------
 
@@ -154,31 +160,15 @@ class CompressedIndex(TokenIndex):
 
     def _gather(self, recipe: Recipe, parts: list[Tokens], k: int, bar: Any) -> list[list[Tensor]]:
         """For each part and query the `_best` keys: `core.rel` on x̂ of the documents with the largest f."""
-        from paradigms.index import kernels
-
         wanted = max(k, self.candidates or max(64, 4 * k))
-        by_kernel = keeps_lengths(recipe, self.manifest["fields"], self.longest)
 
-        def find(query: Tokens, threads: int) -> Tensor:
-            coded = self._coded_query(query, threads)
-            near, f = self._near(coded, query, recipe.search_tokens, threads)
-            rows = _largest(near, f, wanted)
-            if not by_kernel:
-                return self._best(self._score_rows(recipe, query, rows), rows, k)
-            lanes = coded.similarities.shape[1]
-
-            def maxima(rows: np.ndarray) -> np.ndarray:
-                best = np.empty((len(rows), lanes), np.float32)
-                starts, stops = self.offsets[rows], self.offsets[rows + 1]
-                kernels.coded_maxima(self._coded, coded, starts, stops, best)
-                return best
-
-            lengths = self.offsets[rows + 1] - self.offsets[rows]
-            threads = worth(int(lengths.sum()), threads)
-            best: np.ndarray = np.concatenate(shared(maxima, np.array_split(rows, threads), threads))
-            found = torch.from_numpy(best[:, : query.mask.shape[-1]])
-            documents = of_lengths(recipe, lengths)
-            return self._best(rel_of_maxima(recipe, found, None, documents, query), rows, k)
+        def find(query: Tokens) -> Tensor:
+            packed = self._packed(query)
+            rows = _largest(*self._near(packed, recipe.search_tokens), wanted)
+            scanned = self._scanned(recipe, query.mask.device)
+            if scanned:
+                return self._best(scanned.relevance(recipe, packed, rows), rows, k)
+            return self._best(self._score_rows(recipe, query, rows), rows, k)
 
         return self._each(recipe, parts, bar, find)
 
@@ -190,83 +180,65 @@ class CompressedIndex(TokenIndex):
                 f"imputation {recipe.imputation} needs an exact index, or one of FAISS"
             )
 
-        def find(query: Tokens, threads: int) -> Tensor:
+        def find(query: Tokens) -> Tensor:
             query = Tokens(query.vectors, query.mask)  # Eq. 4 knows no salience
-            near, f = self._near(self._coded_query(query, threads), query, recipe.search_tokens, threads)
+            near, f = self._near(self._packed(query), recipe.search_tokens)
             return self._best(torch.from_numpy(f / query.mask.shape[-1]), near, k)
 
         return self._each(recipe, parts, bar, find)
 
     def _each(
-        self, recipe: Recipe, parts: list[Tokens], bar: Any, find: Callable[[Tokens, int], Tensor]
+        self, recipe: Recipe, parts: list[Tokens], bar: Any, find: Callable[[Tokens], Tensor]
     ) -> list[list[Tensor]]:
         """`find` of every query, without its padding: one after the other in all threads, or side by side."""
         self._check_probes()
         task = bar.add_task(f"search {recipe.name}", total=sum(len(q.mask) for q in parts))
         threads = torch.get_num_threads()
 
-        def one(query: Tokens, threads: int) -> Tensor:
+        def one(query: Tokens) -> Tensor:
             there = query.mask[0, 0]
             real = query.map(lambda t: t[:, :, there].cpu())
-            found = find(real, threads) if there.any() else torch.zeros(0, dtype=torch.long)
+            found = find(real) if there.any() else torch.zeros(0, dtype=torch.long)
             bar.advance(task)
             return found
 
         keys = []
         for queries in parts:
             each = [queries[n : n + 1] for n in range(len(queries.mask))]
-            alone = len(each) < threads
-            keys.append(
-                [one(q, threads) for q in each] if alone else shared(lambda q: one(q, 1), each, threads)
-            )
+            keys.append([one(q) for q in each] if len(each) < threads else shared(one, each, threads))
         return keys
 
     def _check_probes(self) -> None:
         if self.probes < 1:
             raise ValueError(f"each query token has to probe 1 list at least: probes is {self.probes}")
 
-    def _coded_query(self, query: Tokens, threads: int) -> kernels.CodedQuery:
-        """What scores codes, of one query without padding."""
-        from paradigms.index import kernels
-
-        vectors = padded(query.vectors[0, 0], self.settings.bits).numpy()
-        plain, tiles = kernels.pack(vectors), kernels.pack(vectors * self._codec.spread)
-        centroids = self._codec.centroids.numpy()
-        similarities = np.empty((len(centroids), len(tiles) * kernels.LANES), np.float32)
-        threads = worth(len(centroids), threads)
-        edges = np.linspace(0, len(centroids), threads + 1).astype(int)
-        slices = [slice(*edge) for edge in pairwise(edges)]
-        shared(lambda s: kernels.products(centroids[s], plain, similarities[s]), slices, threads)
-        return kernels.CodedQuery(similarities, tiles, tiles.sum(1).ravel() * np.float32(self._codec.middle))
-
-    def _near(
-        self, coded: kernels.CodedQuery, query: Tokens, k: int, threads: int
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _near(self, packed: Packed, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The documents that own a probed token, and N f of each, weighted by the query's salience if any."""
         from paradigms.index import kernels, loops
 
-        count = query.mask.shape[-1]
+        query, count = packed.query, int(packed.query.spans[-1])
         missing = np.empty(count, np.float32)
         chosen = np.zeros(len(self._sizes), np.bool_)
-        loops.select(coded.similarities, self._sizes, self.probes, k, chosen, missing)
-        weights = np.ones(count, np.float32) if query.salience is None else query.salience[0, 0].numpy()
+        loops.select(query.near, self._sizes, self.probes, k, chosen, missing)
         lists = np.flatnonzero(chosen)
         begins, ends = self._begins[lists], self._begins[lists + 1]
-        threads = worth(int((ends - begins).sum()), threads)
+        threads = worth(int((ends - begins).sum()))
         # Documents are divided among the threads, so that no two of them meet the same.
         bounds = self.offsets[np.linspace(0, len(self.ids), threads + 1).astype(np.int64)]
         cuts = np.empty((threads + 1, len(lists)), np.int64)
         for n, token in enumerate(bounds):
             kernels.cut(self._lists, begins, ends, token, cuts[n])
+        tokens = self._scannable.tokens
 
         def probe(n: int) -> tuple[np.ndarray, np.ndarray]:
             most = min(len(self.ids), int((cuts[n + 1] - cuts[n]).sum()))
             rows, f = np.empty(most, np.int64), np.empty(most, np.float32)
-            best = np.empty((most, coded.similarities.shape[1]), np.float32)
+            best = np.empty((most, query.near.shape[1]), np.float32)
+            edges = cuts[n], cuts[n + 1]
             met = kernels.probe(
-                self._coded, coded, self._lists, lists, cuts[n], cuts[n + 1], self._slots(), rows, best
+                tokens, query, self._lists, lists, *edges, self._width, self._slots(), rows, best
             )
-            loops.sums(best, missing, weights, f[:met])
+            loops.sums(best, missing, query.weights, f[:met])
             return rows[:met], f[:met]
 
         found: list[tuple[np.ndarray, np.ndarray]] = shared(probe, range(threads), threads)

@@ -6,7 +6,6 @@ encoded queries, a block of documents and a slice of queries, whatever the corpu
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,11 @@ from torch import Tensor
 from paradigms.core import Tokens
 from paradigms.index import base
 from paradigms.index.base import LARGE_SIZES, TokenIndex
-from paradigms.index.maxima import keeps_lengths, of_lengths, rel_of_maxima, score
-from paradigms.index.threads import shared, worth
+from paradigms.index.maxima import score
+from paradigms.index.scan import Packed, slices
 from paradigms.model import Recipe
 
 IN_PLACE = 1 << 20  # tokens of a block of documents whose stored vectors are read in place
-MAXIMA = 1 << 25  # of documents for query tokens, held at once: a block has many documents if they are short
-PIECES = 4  # of a block for each thread, so that none waits long for another
 TOKEN_BLOCK = 1 << 18  # document tokens that a token search reads at once
 GROUP = 8  # similarities that a token search first takes the largest of
 
@@ -58,58 +55,42 @@ class ExactIndex(TokenIndex):
         task = bar.add_task(f"search {recipe.name}", total=len(self))
         best = [torch.zeros((len(q.mask), 0), dtype=torch.long, device=q.mask.device) for q in parts]
         device = parts[0].mask.device
+        scanned = self._scanned(recipe, device)
+        packed = [[Packed(q) for q in slices(queries)] for queries in parts] if scanned else []
         limit, cells = base.SIZES.get(device.type, LARGE_SIZES)
-        in_place = self._in_place(recipe, device)
-        cells = MAXIMA if in_place else cells
-        for block in self._slices() if in_place else self.blocks(limit):
-            documents = None if in_place else self.tokens(block, device)
+        for block in self._in_place() if scanned else self.blocks(limit):
+            documents = None if scanned else self.tokens(block, device)
             for n, queries in enumerate(parts):
-                held = len(block) if documents is None else documents.mask.numel()
-                rows = max(1, cells // (held * queries.mask.shape[-1]))
-                slices = [queries[start : start + rows] for start in range(0, len(queries.mask), rows)]
-                scores = torch.cat(
-                    [
-                        self._maxima(recipe, q, block) if documents is None else score(recipe, documents, q)
-                        for q in slices
-                    ]
-                )
+                if scanned:
+                    scores = torch.cat([scanned.relevance(recipe, q, block) for q in packed[n]])
+                else:
+                    assert documents is not None
+                    rows = max(1, cells // (documents.mask.numel() * queries.mask.shape[-1]))
+                    some = [queries[start : start + rows] for start in range(0, len(queries.mask), rows)]
+                    scores = torch.cat([score(recipe, documents, q) for q in some])
                 keys = torch.cat([best[n], self._keys(scores, block)], 1)
                 best[n] = keys.topk(min(k, keys.shape[1])).values
             bar.advance(task, len(block))
         return [list(keys) for keys in best]
 
-    def _score_rows(self, recipe: Recipe, query: Tokens, rows: np.ndarray) -> Tensor:
-        if self._in_place(recipe, query.mask.device):
-            return self._maxima(recipe, query, rows)
-        return super()._score_rows(recipe, query, rows)
+    def _impute(self, recipe: Recipe, parts: list[Tokens], k: int, bar: Any) -> list[list[Tensor]]:
+        """As `TokenIndex` has it, in one pass over the stored vectors for a slice of the queries."""
+        scanned = self._scanned(recipe, parts[0].mask.device)
+        if not scanned:
+            return super()._impute(recipe, parts, k, bar)
+        task = bar.add_task(f"search {recipe.name}", total=sum(len(q.mask) for q in parts))
+        rows = np.flatnonzero(self.living)
+        found: list[list[Tensor]] = []
+        for queries in parts:
+            found.append([])
+            for some in slices(queries):
+                scores, owns = scanned.imputed(recipe, Packed(some), rows, self.living_tokens)
+                for row, own in zip(scores, owns, strict=True):
+                    found[-1].append(self._best(row[torch.from_numpy(own)], rows[own], k))
+                    bar.advance(task)
+        return found
 
-    def _in_place(self, recipe: Recipe, device: torch.device) -> bool:
-        """Whether `kernels.maxima`, which reads the stored vectors as they lie, gives rel."""
-        from paradigms.index.kernels import LANES
-
-        plain = recipe.search == "gather" and keeps_lengths(recipe, self.manifest["fields"], self.longest)
-        return plain and device.type == "cpu" and self.manifest["dim"] % LANES == 0
-
-    def _maxima(self, recipe: Recipe, queries: Tokens, rows: np.ndarray) -> Tensor:
-        """rel(d, q), [b, n], of the documents at `rows`."""
-        from paradigms.index import kernels
-
-        vectors = np.asarray(self.fields["vectors"]).view(np.uint16)
-        packed = kernels.pack(queries.vectors.flatten(0, 2).numpy())
-        lengths = self.offsets[rows + 1] - self.offsets[rows]
-        threads = worth(int(lengths.sum()) * len(packed), torch.get_num_threads())
-        best = np.empty((len(rows), len(packed) * kernels.LANES), np.float32)
-
-        def maxima(part: slice) -> None:
-            there = rows[part]
-            kernels.maxima(vectors, self.offsets[there], self.offsets[there + 1], packed, best[part])
-
-        edges = np.linspace(0, len(rows), (PIECES * threads if threads > 1 else 1) + 1).astype(int)
-        shared(maxima, [slice(*edge) for edge in pairwise(edges)], threads)
-        found = torch.from_numpy(best[:, : queries.mask.numel()])
-        return rel_of_maxima(recipe, found, None, of_lengths(recipe, lengths), queries)
-
-    def _slices(self) -> list[np.ndarray]:
+    def _in_place(self) -> list[np.ndarray]:
         """Living documents by row, in blocks of some IN_PLACE tokens."""
         rows = np.flatnonzero(self.living)
         cuts = np.searchsorted(self.offsets[rows], range(IN_PLACE, int(self.offsets[-1]), IN_PLACE))

@@ -6,10 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -44,17 +42,6 @@ def keeps_maxima(recipe: Recipe) -> bool:
     return align in ("query_to_document", "equal_ids") or (align == "top_k" and knobs["k"] == 1)
 
 
-def keeps_lengths(recipe: Recipe, fields: Sequence[str], longest: int) -> bool:
-    """Whether rel needs no more of documents than maxᵢ dᵢᵀqⱼ and their lengths: see `rel_of_maxima`.
-
-    longest: the tokens of the longest; the sum over a single token is its maximum.
-    """
-    maxima = (
-        recipe.align != "equal_ids" if keeps_maxima(recipe) else recipe.align == "all_pairs" and longest <= 1
-    )
-    return maxima and "salience" not in fields
-
-
 def max_rel(recipe: Recipe, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
     """rel(d, q) for documents of axes [1, n, i, h], where `keeps_maxima`."""
     (_, n, i, h), (b, _, j, _) = documents.vectors.shape, queries.vectors.shape
@@ -69,21 +56,6 @@ def max_rel(recipe: Recipe, documents: Tokens, queries: Tokens) -> Float[Tensor,
     else:
         best, place = S.max(1)
         kept = documents.salience[0].gather(1, place)
-    return rel_of_maxima(recipe, best, kept, documents, queries)
-
-
-def rel_of_maxima(
-    recipe: Recipe,
-    best: Float[Tensor, "n bj"],
-    kept: Float[Tensor, "n bj"] | None,
-    documents: Tokens,
-    queries: Tokens,
-) -> Float[Tensor, "b n"]:
-    """rel(d, q) from maxᵢ dᵢᵀqⱼ, −∞ where nothing is aligned, and the salience of the token that has it.
-
-    Of the documents only their lengths are read: `of_lengths` will do.
-    """
-    n, (b, _, j) = len(best), queries.mask.shape
     A = (best > -torch.inf) & queries.mask.reshape(b * j)
     best = best.where(A, 0)
     weights = A.to(best.dtype) if kept is None else A * kept
@@ -91,11 +63,3 @@ def rel_of_maxima(
         weights = weights * queries.salience.reshape(b * j)
     best, weights = (t.view(n, b, j).transpose(0, 1)[:, :, None] for t in (best, weights))
     return Interaction(best, weights, NORMALISERS[recipe.normalise](weights, documents, queries)).rel
-
-
-def of_lengths(recipe: Recipe, lengths: np.ndarray) -> Tokens:
-    """Documents of which only the lengths are known, [1, n, i, 0]; one token where Z does not count them."""
-    if recipe.normalise != "document_tokens":
-        lengths = np.minimum(lengths, 1)
-    mask = torch.arange(int(lengths.max(initial=0))) < torch.from_numpy(lengths)[:, None]
-    return Tokens(torch.zeros((1, *mask.shape, 0)), mask[None])

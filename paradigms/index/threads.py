@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TypeVar
+
+import torch
 
 Item, Result = TypeVar("Item"), TypeVar("Result")
 
 WORTH = 1 << 14  # tokens to score, some .4 ms: with fewer, waking a thread costs more than it does
 
 
-def worth(tokens: int, threads: int) -> int:
-    """How many of the threads scoring so many tokens is worth."""
-    return min(threads, 1 + tokens // WORTH)
+_busy = threading.local()
+
+
+def worth(tokens: int) -> int:
+    """How many threads so many tokens are worth; 1 in a thread that shares work with others already."""
+    return 1 if getattr(_busy, "sharing", False) else min(torch.get_num_threads(), 1 + tokens // WORTH)
 
 
 def shared(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> list[Result]:
@@ -25,11 +31,16 @@ def shared(function: Callable[[Item], Result], items: Iterable[Item], threads: i
     results: list[Result | None] = [None] * len(items)
     places = iter(range(len(items)))  # whoever is free takes the next one: the lock keeps them apart
 
-    def work() -> None:
-        for place in places:
-            results[place] = function(items[place])
-
     helpers = min(threads, len(items)) - 1
+
+    def work() -> None:
+        _busy.sharing = helpers > 0
+        try:
+            for place in places:
+                results[place] = function(items[place])
+        finally:
+            _busy.sharing = False
+
     waiting = [_pool(threads, os.getpid()).submit(work) for _ in range(helpers)]
     work()
     for helper in waiting:
