@@ -86,8 +86,7 @@ class TokenIndex(GrowingStore, ABC):
         if unknown is not None:
             raise KeyError(f"the run names the query {unknown!r}, which has no text")
         for candidates in run.values():
-            for id in candidates:
-                self.position(id)
+            self.positions(candidates)
         names = [query for query in run if run[query]]
         found: Run = {}
         with torch.inference_mode(), progress_bar(progress) as bar:
@@ -109,9 +108,10 @@ class TokenIndex(GrowingStore, ABC):
         with torch.inference_mode():
             ranked = []
             for row, ids in enumerate(candidates):
-                rows = np.array(sorted(map(self.position, ids)), dtype=np.int64)
-                scores = self._score_rows(recipe, queries[row : row + 1], rows)
-                ranked.append(self._decode_keys(self._best(scores, rows, len(rows))))
+                rows = np.sort(self.positions(ids))
+                scores = self._score_rows(recipe, queries[row : row + 1], rows)[0].cpu().numpy()
+                order = np.lexsort((self._order[1][rows], -scores))
+                ranked.append(dict(zip(self.names(rows[order]), scores[order].tolist(), strict=True)))
         return ranked
 
     @abstractmethod

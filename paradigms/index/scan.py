@@ -86,7 +86,8 @@ class Packed:
 def divided(work: Callable[[slice], Any], count: int, tokens: int) -> list[Any]:
     """`work` of parts of 0 … count − 1, in as many threads as so many tokens are worth."""
     threads = worth(tokens)
-    edges = np.linspace(0, count, (PIECES * threads if threads > 1 else 1) + 1).astype(int).tolist()
+    pieces = PIECES * threads if threads > 1 else 1
+    edges = [count * n // pieces for n in range(pieces + 1)]
     return shared(work, [slice(*edge) for edge in pairwise(edges)], threads)
 
 

@@ -7,7 +7,7 @@ row, changes only in `compact`; its id never does.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -113,13 +113,20 @@ class TokenStore:
 
     def tokens_of(self, ids: Sequence[str], device: torch.device | str = "cpu") -> Tokens:
         """The stored tokens of documents, by id, in the order of `ids`."""
-        return self.tokens([self.position(id) for id in ids], device)
+        return self.tokens(self.positions(ids), device)
 
     def position(self, id: str) -> int:
         """The row of a document. KeyError names an unknown or deleted one."""
         if id not in self._positions:
             raise KeyError(f"document {id!r} is not in the index {self.folder} of {len(self)} documents")
         return self._positions[id]
+
+    def positions(self, ids: Iterable[str]) -> np.ndarray:
+        """The rows of documents, int64, as `position` has them."""
+        try:
+            return np.array([self._positions[id] for id in ids], dtype=np.int64)
+        except KeyError as error:
+            return np.array([self.position(error.args[0])])
 
     def names(self, positions: np.ndarray) -> list[str]:
         """The ids of documents, by row."""

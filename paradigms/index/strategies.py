@@ -55,7 +55,7 @@ def rerank_strategies(
         task = bar.add_task(f"rerank {paradigm.recipe.name}, {len(strategies)} strategies", total=len(run))
         for query, candidates in run.items():
             ids = sorted(candidates)
-            positions = np.array([index.position(id) for id in ids], dtype=np.int64)
+            positions = index.positions(ids)
             encoded = paradigm.encode_queries([queries[query]])
             scores = np.zeros((len(strategies), len(ids)), dtype=np.float32)
             for members in blocks_of_like_length(np.diff(index.offsets)[positions]):
