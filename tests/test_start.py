@@ -38,9 +38,7 @@ def run(*command: str) -> tuple[str, set[str]]:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_help_of_a_script_imports_nothing_slow(script: str, request: pytest.FixtureRequest) -> None:
-    if script.endswith("token_search.py"):
-        request.applymarker(pytest.mark.xfail(reason="imports first", strict=True))
+def test_help_of_a_script_imports_nothing_slow(script: str) -> None:
     shown, slow = run(script, "--help")
     assert shown.strip()
     assert not slow

@@ -58,6 +58,10 @@ class System(ABC):
     def open(self) -> None:
         """What a process does once before it searches."""
 
+    def work(self) -> dict[str, float] | None:
+        """Bytes that a query alone has to read and FLOPs of its products, on average; None: not known."""
+        return None
+
     @abstractmethod
     def find(self, queries: Sequence[int], k: int) -> Found:
         """The k best documents of each query, best first."""
@@ -106,6 +110,29 @@ class Ours(System):
         else:
             runs = self.index.search_tokens(self.recipe, encoded, k)
         return [[int(id) for id in run][:k] for run in runs]
+
+    def work(self) -> dict[str, float]:
+        from paradigms.index import loops
+
+        dim, lengths, bytes, flops = self.vectors.half.shape[1], self.vectors.lengths, 0.0, 0.0
+        for n, query in enumerate(self.vectors.queries):
+            tokens = int(
+                lengths[self.vectors.candidates[n]].sum() if "rerank" in self.settings else lengths.sum()
+            )
+            size, once = 2 * dim, 0
+            if self.settings["kind"] == "CompressedIndex":
+                packed = self.index._packed(self._tokens([query]))
+                near, centroids = packed.query.near, self.index._codec.centroids
+                chosen, missing = np.zeros(len(near), bool), np.empty(len(query), np.float32)
+                probes, k = self.index.probes, self.settings["search_tokens"]
+                loops.select(near, self.index._sizes, probes, k, chosen, missing)
+                tokens = int(self.index._sizes[chosen].sum()) + int(self.index.candidates * lengths.mean())
+                size, once = self.index._codec.code_bytes + 6, 4 * centroids.numel()
+                flops += 2 * len(query) * centroids.numel()
+            bytes += once + size * tokens
+            flops += 2 * dim * len(query) * tokens
+        count = len(self.vectors.queries)
+        return {"bytes": bytes / count, "flops": flops / count}
 
     def _index_class(self) -> Any:
         from paradigms import index
@@ -283,7 +310,8 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         single.append(seconds)
         found += rows
     batch, _ = timed(lambda: system.find(every, job["k"]))
-    return {"single": single, "batch": batch, "found": found, "memory": peak_memory()}
+    memory = peak_memory()
+    return {"single": single, "batch": batch, "found": found, "memory": memory, "work": system.work()}
 
 
 def timed(function: Callable[[], Any]) -> tuple[float, Any]:
