@@ -19,6 +19,7 @@ from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.targets import Targets
 from paradigms.generative.trie import Trie
+from tests.near import TOLERANCE
 from tests.test_trie import csr
 from tests.tiny import SEQ2SEQ
 from tests.tiny_generative import Sequences, generative, named, texts
@@ -114,7 +115,9 @@ def as_lists(hypotheses: Hypotheses) -> Found:
 
 def assert_same(found: Found, expected: Found) -> None:
     assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
-    np.testing.assert_allclose([s for _, s in found], [s for _, s in expected], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        [s for _, s in found], [s for _, s in expected], rtol=TOLERANCE, atol=TOLERANCE
+    )
 
 
 # --- everything there is ----------------------------------------------------------------------------
@@ -204,7 +207,7 @@ def test_what_a_step_keeps_holds_what_the_search_finds(seq2seq):
     found = beam_search(model, sources, trie(model), beams=3, length=5)
     for n in range(len(QUERIES)):
         there = dict(zip(map(tuple, kept.of(n).sequences()), kept.of(n).scores, strict=True))
-        assert all(there[tuple(s)] == score for s, score in as_lists(found.of(n)))
+        assert all(there[tuple(s)] == pytest.approx(score) for s, score in as_lists(found.of(n)))
         assert np.bincount(kept.of(n).lengths)[1:].max() <= 6
 
 

@@ -29,6 +29,7 @@ from paradigms.index.compressed import CompressedIndex
 from paradigms.index.pruning import most_salient
 from paradigms.model import Recipe
 from paradigms.xtr import imputed_rel
+from tests.near import same_scores
 from tests.test_index_storage import contents, cut, flip, names, other, remove, stopping
 
 DIM, FIELDS = 24, ["vectors", "ids", "salience"]
@@ -226,7 +227,7 @@ def test_candidates_are_those_with_the_largest_f(index: CompressedIndex) -> None
 
 
 def test_threads_and_batches_change_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not a bit of it where the kernels score; torch sums in another order with other threads."""
+    """But for the order of torch's sums, which threads and batches change."""
     given = [*documents(), *[([f"{id}'" for id in ids], part) for ids, part in documents()]]  # all twice
     made = build(tmp_path / "index", given, ["vectors", "ids"])
     monkeypatch.setattr(threads, "WORTH", 1)  # however little there is to share
@@ -239,11 +240,8 @@ def test_threads_and_batches_change_no_result(tmp_path: Path, monkeypatch: pytes
             found.append(made.search_tokens(recipe, asked, 9))
             found.append([made.search_tokens(recipe, asked[n : n + 1], 9)[0] for n in range(4)])
         torch.set_num_threads(before)
-        for row in zip(*found, strict=True):
-            if recipe is XTR or recipe.align == "query_to_document":
-                assert all(list(one.items()) == list(row[0].items()) for one in row), recipe.name
-            else:
-                assert all(one == pytest.approx(row[0], abs=1e-4) for one in row), recipe.name
+        for again in found[1:]:
+            same_scores(again, found[0])
 
 
 def test_token_search_finds_the_nearest_of_the_lists(index: CompressedIndex) -> None:

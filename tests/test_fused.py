@@ -160,8 +160,11 @@ def test_maxima_places_and_gradients(
 )
 def test_other_shapes(fused: ModuleType, shape: tuple[int, ...]) -> None:
     """One of everything; several tiles of tokens and of features; several of rows; many documents."""
-    D, Q = batch(*shape)
-    D, Q = (replace(t, mask=t.mask | True) for t in (D, Q))
+    random = torch.Generator().manual_seed(0)  # all tokens are real, and no two are equal
+    D, Q = (
+        Tokens(torch.randn(t.vectors.shape, generator=random).requires_grad_(), t.mask | True)
+        for t in batch(*shape)
+    )
     best, place = fused.best_tokens(D, Q)
     expected, places = twin(D, Q)
     assert place.equal(places.to(place.dtype))

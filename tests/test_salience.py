@@ -113,7 +113,7 @@ def test_salience_is_the_gated_score(tiny_bert: Path, variant: dict) -> None:
             "hard": hard_topk,
             "entropic": lambda s, k, m: entropic_topk(s, k, 0.1, m, variant.get("iterations")),
         }[variant["salience"]](scores, budget, tokens.mask)
-        torch.testing.assert_close(tokens.salience, scores * gate)
+        torch.testing.assert_close(tokens.salience, scores * gate, rtol=1e-4, atol=1e-5)  # 1 / ε of rounding
         if variant["salience"] == "hard":
             assert ((tokens.salience > 0).sum(-1) <= budget).all()
 

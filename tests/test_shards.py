@@ -407,7 +407,9 @@ def test_what_was_encoded_is_compared_and_reranked(
     with monkeypatch.context() as patch:
         patch.setattr(Paradigm, "encode_documents", None)  # nothing is encoded again
         rerank_with(model, tmp_path, index=tmp_path / "encoded")
-        assert read_run(tmp_path / "reranked" / "reranked.run") == fresh
+        again = read_run(tmp_path / "reranked" / "reranked.run")
+        near = {query: pytest.approx(scores, abs=2e-3) for query, scores in fresh.items()}
+        assert again == near  # of vectors that float16 keeps, and that were encoded in other batches
     compare.main(flags(compare, **common, indexes=indexes))
     assert not (tmp_path / "compared" / "colbert" / "index").exists()
     assert json.loads((tmp_path / "compared" / "colbert" / "costs.json").read_text())["encode s"] is None
