@@ -377,7 +377,8 @@ def show(
             row["name"], _number(row["build_s"], 1), _number(row["build_mib"], 0),
             _number(row["bytes_per_token"], 1), _number(row["search_mib"], 0), _number(row["single_ms"], 2),
             _number(row["single_limit_ms"], 2), _number(row["batch_ms"], 2),
-            _number(row["batch_limit_ms"], 2), _number(row["recall"], 3), _number(row["mrr"], 3), faster or "",
+            _number(row["batch_limit_ms"], 2), _number(row["recall"], 3),
+            _number(row["mrr"], 3), faster or "",
             style="bold" if row["ours"] else None,
         )  # fmt: skip
     console.print(shown)
