@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+
+class _Silent(Progress):
+    """Shows nothing and counts nothing: a search of a millisecond has no time for it."""
+
+    def __enter__(self) -> _Silent:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def add_task(self, *given: Any, **named: Any) -> TaskID:
+        return TaskID(0)
+
+    def advance(self, *given: Any, **named: Any) -> None:
+        pass
+
+    def update(self, *given: Any, **named: Any) -> None:
+        pass
+
+
+_SILENT = _Silent(disable=True)
 
 
 def progress_bar(shown: bool = True) -> Progress:
     """A rich progress display, to be used as a context manager; on stderr, so that output can be piped."""
+    if not shown:
+        return _SILENT
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True), disable=not shown)
+    return Progress(*columns, console=Console(stderr=True))

@@ -222,7 +222,7 @@ class CompressedIndex(TokenIndex):
         loops.select(query.near, self._sizes, self.probes, k, chosen, missing)
         lists = np.flatnonzero(chosen)
         begins, ends = self._begins[lists], self._begins[lists + 1]
-        threads = worth(int((ends - begins).sum()))
+        threads = worth(4 * int((ends - begins).sum()))  # scattered ones, with their lists: slower
         # Documents are divided among the threads, so that no two of them meet the same.
         bounds = self.offsets[np.linspace(0, len(self.ids), threads + 1).astype(np.int64)]
         cuts = np.empty((threads + 1, len(lists)), np.int64)

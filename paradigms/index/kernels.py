@@ -26,6 +26,7 @@ from paradigms.index.tiles import (
     at,
     dots,
     prefetch,
+    raise_shifted,
     raise_to,
     raise_with,
     shift,
@@ -149,7 +150,8 @@ def _(tokens, query, places, count, tile, products):
         for r in range(count):
             near = at(query.near, places[1, r]) + lane * 4
             scale = tokens.levels[tokens.scales[places[0, r]]]
-            shift(at(products, r * grains * GRAIN), near, at(query.centre, lane), scale, grains)
+            found = at(products, r * grains * GRAIN)
+            shift(found, found, near, at(query.centre, lane), scale, grains)
 
     return correct
 
@@ -507,8 +509,18 @@ def products(vectors, query, out):
             source = at(rows, 0)
         for tile in range(query.edges.shape[0] - 1):
             low, grains = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile]
-            dots(source, at(query.tiles, low * width), at(found, 0), width, some, grains, at(vectors, 0))
-            for r in range(some):
+            whole = some == BLOCK and query.edges.shape[0] == 2  # rows of out follow each other
+            target = at(out, first) if whole else at(found, 0)
+            dots(
+                source,
+                at(query.tiles, low * width),
+                target,
+                width,
+                some,
+                grains,
+                at(vectors, first) + BLOCK * width * 4,
+            )
+            for r in range(0 if whole else some):
                 for j in range(grains * GRAIN):
                     out[first + r, low + j] = found[r * grains * GRAIN + j]
 
@@ -554,9 +566,12 @@ def _meet(tokens, query, rows, places, owners, count, products, best):
     """The maxima of the documents in rows `owners` with a block of tokens."""
     for tile in range(query.edges.shape[0] - 1):
         lane, grains = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile]
-        step = _multiply(tokens, query, rows, places, count, tile, products)
+        queries = at(query.tiles, lane * rows.shape[1])
+        dots(at(rows, 0), queries, at(products, 0), rows.shape[1], count, grains, at(rows, 0))
         for r in range(count):
-            raise_to(at(best, owners[r]) + lane * 4, at(products, r * step), 1, grains)
+            near, scale = at(query.near, places[1, r]) + lane * 4, tokens.levels[tokens.scales[places[0, r]]]
+            found = at(products, r * grains * GRAIN)
+            raise_shifted(at(best, owners[r]) + lane * 4, found, near, at(query.centre, lane), scale, grains)
 
 
 @no_type_check

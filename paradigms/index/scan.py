@@ -56,7 +56,7 @@ class Packed:
         there = queries.mask[:, 0]
         self.plain: np.ndarray = queries.vectors[:, 0][there].numpy()
         self.ids = None if queries.ids is None else queries.ids[:, 0][there].numpy()
-        if spread is not None:
+        if spread is not None and len(spread) > self.plain.shape[1]:
             self.plain = np.pad(self.plain, ((0, 0), (0, len(spread) - self.plain.shape[1])))
         self.vectors = self.plain if spread is None else self.plain * spread
         packed = tiles.pack(self.vectors)

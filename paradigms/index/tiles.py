@@ -217,23 +217,32 @@ def raise_with(typing, best, kept, products, salience, count, grains):
     return _nothing(6), generate
 
 
-@no_type_check
-@intrinsic
-def shift(typing, products, near, centre, scale, grains):
-    """products[j] = near[j] + scale · (products[j] − centre[j]) of one row; scale is a float32."""
+def _shift(raises: bool):
+    """The intrinsic (out, products, near, centre, scale, grains), of which scale is a float32."""
 
-    def generate(context, builder, signature, arguments):
-        products, near, centre, scale, grains = arguments
-        products, near, centre = (builder.inttoptr(a, _FLOATS.as_pointer()) for a in (products, near, centre))
-        scale = _spread(builder, scale, GRAIN)
-        with cgutils.for_range(builder, grains) as grain:
-            values = [_load(builder, builder.gep(a, [grain.index]), 4) for a in (products, near, centre)]
-            scaled = builder.fmul(scale, builder.fsub(values[0], values[2]), flags=("contract",))
-            total = builder.fadd(values[1], scaled, flags=("contract",))
-            _store(builder, total, builder.gep(products, [grain.index]))
-        return context.get_dummy_value()
+    @intrinsic
+    def shift(typing, out, products, near, centre, scale, grains):
+        def generate(context, builder, signature, arguments):
+            scale, grains = _spread(builder, arguments[4], GRAIN), arguments[5]
+            pointers = [builder.inttoptr(a, _FLOATS.as_pointer()) for a in arguments[:4]]
+            with cgutils.for_range(builder, grains) as grain:
+                places = [builder.gep(pointer, [grain.index]) for pointer in pointers]
+                product, near, centre = (_load(builder, place, 4) for place in places[1:])
+                scaled = builder.fmul(scale, builder.fsub(product, centre), flags=("contract",))
+                total = builder.fadd(near, scaled, flags=("contract",))
+                if raises:
+                    old = _load(builder, places[0], 4)
+                    total = builder.select(builder.fcmp_ordered(">", total, old), total, old)
+                _store(builder, total, places[0])
+            return context.get_dummy_value()
 
-    return types.void(types.intp, types.intp, types.intp, types.float32, types.intp), generate
+        return types.void(*[types.intp] * 4, types.float32, types.intp), generate
+
+    return no_type_check(shift)
+
+
+shift = _shift(False)  # out[j] = near[j] + scale · (products[j] − centre[j]) of one row
+raise_shifted = _shift(True)  # out[j] = max(out[j], that)
 
 
 @no_type_check
