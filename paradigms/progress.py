@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich.console import Console
@@ -25,6 +26,9 @@ class _Silent(Progress):
 
     def update(self, *given: Any, **named: Any) -> None:
         pass
+
+    def track(self, sequence: Iterable[Any], *given: Any, **named: Any) -> Iterator[Any]:
+        return iter(sequence)
 
 
 _SILENT = _Silent(disable=True)
