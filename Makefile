@@ -23,8 +23,8 @@ test: .venv/.test
 LONG := alignment_adaptation alignment_directions benchmark_training capacity collections compare configs \
 	containing_passage data document_encoding examples experiments_train fidelity files fused_scoring \
 	hub hybrid_experiment interpret kernel_experiment layers low_rank_experiment multilingual pydocs \
-	random_projections report report_browser salience_pruning serving_costs shards start term_matching \
-	terminal theory_checks token_analysis token_search tracking train_processes
+	random_projections report report_browser resume_processes salience_pruning serving_costs shards \
+	start term_matching terminal theory_checks token_analysis token_search tracking train_processes
 OLDER := NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES= $(PYTEST) $(LONG:%=--ignore=tests/test_%.py)
 test-cpus: .venv/.test
 	ATEN_CPU_CAPABILITY=default DNNL_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 FAISS_SIMD_LEVEL=NONE \
