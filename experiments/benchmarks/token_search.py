@@ -105,7 +105,7 @@ def rows() -> list[Row]:
             name = f"gather, {bits} bits, {probes} lists, {candidates} candidates"
             settings = built | {"knobs": knobs, "search_tokens": k}
             found.append(Row(name, "gather", "ours", settings, f"compressed-{bits}"))
-        for probes, k in ((4, 2000), (8, 4000), (16, 6000), (32, 10000)):
+        for probes, k in ((2, 1000), (3, 2000), (4, 2000), (8, 4000), (16, 6000), (32, 10000)):
             settings = built | {"knobs": {"probes": probes}, "search_tokens": k, "impute": True}
             name = f"impute, {bits} bits, {probes} lists, k' = {k}"
             found.append(Row(name, "impute", "ours", settings, f"compressed-{bits}"))
@@ -159,7 +159,7 @@ def machine(threads: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    memory, rows, queries = torch.ones(1 << 27), torch.ones(1 << 14, 128), torch.ones(128, 2048)
+    memory, matrix = torch.ones(1 << 27), torch.ones(1536, 1536)
 
     def best(work: Callable[[], Any]) -> float:
         def once() -> float:
@@ -173,7 +173,7 @@ def machine(threads: int) -> dict[str, Any]:
         "processor": names[0] if names else platform.processor(),
         "vectors": torch.backends.cpu.get_cpu_capability(),
         "bytes_per_s": 4 * memory.numel() / best(memory.sum),
-        "flops_per_s": 2 * len(rows) * queries.numel() / best(lambda: rows @ queries),
+        "flops_per_s": 2 * len(matrix) ** 3 / best(lambda: matrix @ matrix),
     }
 
 

@@ -12,6 +12,7 @@ the caller set (`torch.set_num_threads`).
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -242,8 +243,12 @@ class TokenIndex(GrowingStore, ABC):
                 f"{self.folder}, made by {self.manifest['paradigm']}, holds no ids of tokens, which "
                 f"{recipe.name} reads"
             )
-        queries = queries.map(lambda t: t.detach().float() if t.is_floating_point() else t)
-        finite = queries.vectors.square().sum(-1).isfinite() | ~queries.mask
+        if queries.vectors.dtype != torch.float32 or queries.vectors.requires_grad:
+            queries = queries.map(lambda t: t.detach().float() if t.is_floating_point() else t)
+        squares = queries.vectors.square().sum(-1)
+        finite = (
+            queries.mask.new_ones(()) if math.isfinite(squares.sum()) else squares.isfinite() | ~queries.mask
+        )
         if not finite.all():
             place = int((~finite).any(-1).any(-1).nonzero()[0])
             raise ValueError(f"query {place} of {len(finite)} has vectors that are not finite, or too large")

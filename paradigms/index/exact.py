@@ -70,7 +70,7 @@ class ExactIndex(TokenIndex):
                     scores = torch.cat([score(recipe, documents, q) for q in some])
                 keys = torch.cat([best[n], self._keys(scores, block)], 1)
                 best[n] = keys.topk(min(k, keys.shape[1])).values
-            bar.advance(task, len(block))
+                bar.advance(task, len(block) / len(parts))
         return [list(keys) for keys in best]
 
     def _impute(self, recipe: Recipe, parts: list[Tokens], k: int, bar: Any) -> list[list[Tensor]]:

@@ -53,16 +53,19 @@ class Packed:
         """spread, middle: what codes are multiplied and centred by; the vectors then have its width."""
         from paradigms.index import kernels, tiles
 
-        there = queries.mask[:, 0]
-        self.plain: np.ndarray = queries.vectors[:, 0][there].numpy()
-        self.ids = None if queries.ids is None else queries.ids[:, 0][there].numpy()
+        there = queries.mask.numpy()[:, 0]
+        self.plain: np.ndarray = queries.vectors.numpy()[:, 0][there]
+        self.ids = None if queries.ids is None else queries.ids.numpy()[:, 0][there]
         if spread is not None and len(spread) > self.plain.shape[1]:
             self.plain = np.pad(self.plain, ((0, 0), (0, len(spread) - self.plain.shape[1])))
         self.vectors = self.plain if spread is None else self.plain * spread
         packed = tiles.pack(self.vectors)
-        spans = np.concatenate([[0], np.cumsum(there.sum(1).numpy())])
+        spans = np.zeros(len(there) + 1, np.int64)
+        there.sum(1).cumsum(out=spans[1:])
         weights = np.zeros(packed.lanes, np.float32)
-        weights[: spans[-1]] = 1 if queries.salience is None else queries.salience[:, 0][there].numpy()
+        weights[: spans[-1]] = (
+            1 if queries.salience is None else queries.salience.detach().numpy()[:, 0][there]
+        )
         near, centre = np.zeros((0, 0), np.float32), np.zeros(0, np.float32)
         if spread is not None:
             centre = np.zeros(packed.lanes, np.float32)
