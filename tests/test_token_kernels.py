@@ -406,8 +406,8 @@ def everything(tokens, width, packed):
     order, begins = guarded(np.arange(query.spans[-1])), guarded(np.array([0, query.spans[-1]]))
     kernels.equal(*given, kernels.Matches(ids, 0, begins, order, guarded(packed.vectors), False), 0, out)
     best = guarded(np.empty((count + 1, lanes), np.float32))
-    kernels.retrieve(*given, 3, guarded(np.empty(count + 1, np.int64)), best,
-                     guarded(np.empty((query.spans[-1], 7), np.float32)))
+    kernels.retrieve(*given, guarded(np.empty(count + 1, np.int64)), best,
+                     guarded(np.empty((query.spans[-1], 3), np.float32)))
     return query
 
 for width, j in itertools.product((16, 48, 128), QUERIES):

@@ -254,16 +254,18 @@ def _clear(best, row):
 
 @no_type_check
 @helper
-def _keep(values, k):
-    """Moves the k largest values to the front, leaves −∞ behind them, and returns the least of them."""
-    values[:] = -np.partition(-values, k - 1)
-    least = values[0]
-    for n in range(values.shape[0]):
-        if n < k:
-            least = min(least, values[n])
-        else:
-            values[n] = -np.inf
-    return least
+def _replace_least(heap, value):
+    """The least value of a heap, its first, gives way to a larger one."""
+    place = 0
+    while 2 * place + 1 < heap.shape[0]:
+        child = 2 * place + 1
+        if child + 1 < heap.shape[0] and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= value:
+            break
+        heap[place] = heap[child]
+        place = child
+    heap[place] = value
 
 
 # --- Z ------------------------------------------------------------------------------------------------
@@ -451,16 +453,15 @@ def equal(tokens, query, documents, width, matches, normaliser, out):
 
 @no_type_check
 @njit(nogil=True, cache=True)
-def retrieve(tokens, query, documents, width, k, met, best, tops):
+def retrieve(tokens, query, documents, width, met, best, tops):
     """The k largest similarities of each query token, and the maxima of documents that may own one of them.
 
-    tops: float32 [lanes, at least k + 1], filled up with −∞. best[m, j] is the maximum of document met[m];
+    tops: float32 [lanes, k], of each a heap, filled up with −∞. best[m, j] is the maximum of document met[m];
     other documents have no row. Returns the number of rows.
     """
     rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
     places, ends = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)
     lanes = query.spans[-1]
-    counts, floor = np.zeros(lanes, np.int64), np.full(lanes, -np.inf, np.float32)
     for lane in range(lanes):
         _clear(tops, lane)
     found = 0
@@ -475,18 +476,12 @@ def retrieve(tokens, query, documents, width, k, met, best, tops):
                 step = _multiply(tokens, query, rows, places, count, tile, products)
                 raise_to(at(best, found) + lane * 4, at(products, 0), count, grains)
                 for j in range(lane, min(lane + step, lanes)):
-                    if not best[found, j] > floor[j]:
-                        continue
-                    for r in range(count):
-                        value = products[r * step + j - lane]
-                        if value > floor[j]:
-                            tops[j, counts[j]] = value
-                            counts[j] += 1
-                            if counts[j] == tops.shape[1]:
-                                counts[j], floor[j] = k, _keep(tops[j], k)
+                    for r in range(count if best[found, j] > tops[j, 0] else 0):
+                        if products[r * step + j - lane] > tops[j, 0]:
+                            _replace_least(tops[j], products[r * step + j - lane])
         owns = False
         for j in range(lanes):
-            owns |= best[found, j] >= floor[j] and best[found, j] > -np.inf
+            owns |= best[found, j] >= tops[j, 0] and best[found, j] > -np.inf
         if owns:
             met[found] = n
             found += 1

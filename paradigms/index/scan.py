@@ -148,9 +148,9 @@ class Scanned:
             met = np.empty(some + 1, np.int64)
             # Rows that are not written take no memory; one more than documents is begun.
             best = np.empty((some + 1, len(packed.query.weights)), np.float32)
-            tops = np.empty((lanes, 1 + min(2 * k, int(lengths[part].sum()))), np.float32)
+            tops = np.empty((lanes, max(1, min(k, int(lengths[part].sum())))), np.float32)
             documents = kernels.Documents(starts[part], stops[part], self.salience)
-            found = kernels.retrieve(self.tokens, packed.query, documents, width, k, met, best, tops)
+            found = kernels.retrieve(self.tokens, packed.query, documents, width, met, best, tops)
             return part.start + met[:found], best[:found, :lanes], tops
 
         parts = divided(work, len(rows), int(lengths.sum()) * (len(packed.query.edges) - 1))
