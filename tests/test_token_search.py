@@ -61,13 +61,15 @@ def test_workers_build_and_search_our_indexes_and_the_plain_ways(folder: Path, t
         found = measured["searched"][row.name][0]["found"]
         if row.kind != "gather":
             assert [r[:10] for r in found] == [r[:10] for r in wanted]
-    table = {row["name"]: row for row in token_search.summary(chosen, measured, folder)}
+    speed = {"bytes_per_s": 1e10, "flops_per_s": 1e11}
+    table = {row["name"]: row for row in token_search.summary(chosen, measured, folder, speed)}
     assert table["exact"]["recall"] == table["exact"]["mrr"] == 1
     assert table["gather, 4 bits, 8 lists, 128 candidates"]["recall"] > 0.6
     assert table["exact"]["bytes_per_token"] > 2 * DIM
     assert 20 < table["exact"]["search_mib"] < 4000
     assert table["rerank 100"]["ratio"][1] == "padded einsum, 100"
     assert table["exact"]["ratio"] is None
+    assert table["exact"]["single_limit_ms"] >= table["exact"]["batch_limit_ms"] > 0
 
 
 def row(name: str, kind: str, ours: bool, ms: float, recall: float, index: str = "") -> dict:
