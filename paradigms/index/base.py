@@ -110,7 +110,8 @@ class TokenIndex(GrowingStore, ABC):
             ranked = []
             for row, ids in enumerate(candidates):
                 rows = np.sort(self.positions(ids))
-                scores = self._score_rows(recipe, queries[row : row + 1], rows)[0].cpu().numpy()
+                query = queries if len(candidates) == 1 else queries[row : row + 1]
+                scores = self._score_rows(recipe, query, rows)[0].cpu().numpy()
                 order = np.lexsort((self._order[1][rows], -scores))
                 ranked.append(dict(zip(self.names(rows[order]), scores[order].tolist(), strict=True)))
         return ranked
@@ -245,13 +246,14 @@ class TokenIndex(GrowingStore, ABC):
             )
         if queries.vectors.dtype != torch.float32 or queries.vectors.requires_grad:
             queries = queries.map(lambda t: t.detach().float() if t.is_floating_point() else t)
-        squares = queries.vectors.square().sum(-1)
-        finite = (
-            queries.mask.new_ones(()) if math.isfinite(squares.sum()) else squares.isfinite() | ~queries.mask
-        )
-        if not finite.all():
-            place = int((~finite).any(-1).any(-1).nonzero()[0])
-            raise ValueError(f"query {place} of {len(finite)} has vectors that are not finite, or too large")
+        flat = queries.vectors.flatten()
+        if not math.isfinite(flat.dot(flat)):
+            finite = queries.vectors.square().sum(-1).isfinite() | ~queries.mask
+            bad = (~finite).flatten(1).any(1).nonzero()
+            if len(bad):
+                raise ValueError(
+                    f"query {int(bad[0])} of {len(finite)} has vectors that are not finite, or too large"
+                )
         return queries
 
     # One integer for score and id, so that the largest keys are the best documents whatever ties: above the

@@ -27,6 +27,7 @@ NORMALISERS = ("one", "query_tokens", "document_tokens", "total", "retrieved")  
 MAXIMA = ("query_to_document", "top_k", "top_p")
 EQUAL = ("equal_ids", "positive_equal_ids")
 PIECES = 4  # of the documents for each thread, so that none waits long for another
+NOTHING = np.zeros((1, 0), np.float32)
 PACKED = 1 << 20  # bytes of queries that meet a block of tokens: they stay in the cache
 
 
@@ -62,11 +63,10 @@ class Packed:
         packed = tiles.pack(self.vectors)
         spans = np.zeros(len(there) + 1, np.int64)
         there.sum(1).cumsum(out=spans[1:])
-        weights = np.zeros(packed.lanes, np.float32)
-        weights[: spans[-1]] = (
-            1 if queries.salience is None else queries.salience.detach().numpy()[:, 0][there]
-        )
-        near, centre = np.zeros((0, 0), np.float32), np.zeros(0, np.float32)
+        weights = np.ones(packed.lanes, np.float32)
+        if queries.salience is not None:
+            weights[: spans[-1]] = queries.salience.detach().numpy()[:, 0][there]
+        near, centre = NOTHING, NOTHING[0]
         if spread is not None:
             centre = np.zeros(packed.lanes, np.float32)
             centre[: spans[-1]] = self.vectors.sum(1) * np.float32(middle)

@@ -88,11 +88,12 @@ def pack(queries: np.ndarray) -> Packed:
     """Query tokens [j, h], filled up with zeros to whole grains, as tiles of two, and one of three or one."""
     count, width = queries.shape
     grains = max(1, -(-count // GRAIN))
-    edges = [*range(0, grains - 1, 2), grains] if grains > 1 else [0, 1]
     full = np.zeros((grains * GRAIN, width), np.float32)
     full[:count] = queries
-    tiles = [full[low * GRAIN : high * GRAIN].T.ravel() for low, high in pairwise(edges)]
-    return Packed(np.concatenate(tiles), np.array(edges, np.int64))
+    cut = max(0, grains - 2 - grains % 2)
+    twos = full[: cut * GRAIN].reshape(-1, 2 * GRAIN, width).transpose(0, 2, 1)
+    tiles = np.concatenate([twos.ravel(), full[cut * GRAIN :].T.ravel()])
+    return Packed(tiles, np.array([*range(0, cut + 1, 2), grains], np.int64))
 
 
 def _dot_tile(grains: int):
