@@ -17,15 +17,10 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --d
 test: .venv/.test
 	$(PYTEST) $(ARGS)
 
-# Again, as older x86 processors compute: without vector instructions, and with AVX2 and no bfloat16. numba's loops
-# are for AVX2 in both (with no list of features, or it adds this processor's). All but what reads files, runs
-# scripts and writes reports, and costs half the time:
-LONG := alignment_adaptation alignment_directions benchmark_training capacity collections compare configs \
-	containing_passage data document_encoding examples experiments_train fidelity files fused_scoring \
-	hub hybrid_experiment interpret kernel_experiment layers low_rank_experiment multilingual pydocs \
-	random_projections report report_browser resume_processes salience_pruning serving_costs shards \
-	start term_matching terminal theory_checks token_analysis token_search tracking train_processes
-OLDER := NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES= $(PYTEST) $(LONG:%=--ignore=tests/test_%.py)
+# The numerical tests again, as older x86 processors compute: without vector instructions, and with AVX2 and no
+# bfloat16. numba's loops are for AVX2 in both (with no list of features, or it adds this processor's).
+NUMERICAL := tests/test_*.py $(patsubst %,tests/%,encoder scoring generative baselines index train)
+OLDER := NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES= $(PYTEST) $(NUMERICAL)
 test-cpus: .venv/.test
 	ATEN_CPU_CAPABILITY=default DNNL_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 FAISS_SIMD_LEVEL=NONE \
 		OPENBLAS_CORETYPE=Nehalem $(OLDER) $(ARGS)

@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from paradigms.settings import command_line, folder_name
+from paradigms.io.settings import command_line, folder_name
 
 
 @dataclass
@@ -92,21 +92,21 @@ if __name__ == "__main__":  # before the imports that take seconds
 import numpy as np
 import torch
 from accelerate import Accelerator
-from adaptation_claims import Task
-from adaptation_report import describe, draw, write_tables
-from pages import print_sections, write_page
 from rich.console import Console
+from studies.adaptation_claims import Task
+from studies.adaptation_report import describe, draw, write_tables
+from studies.pages import print_sections, write_page
 
 from paradigms import Paradigm
 from paradigms.aligner import aligner
+from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Split, hold_out, read_run, write_run
-from paradigms.encode import TextEncoder
+from paradigms.encoder.text import TextEncoder
 from paradigms.evaluate import per_query
 from paradigms.evaluate.adaptation import Rule, adapt, best, best_if_significant
-from paradigms.files import write_json
 from paradigms.index import ExactIndex
 from paradigms.index.strategies import STRATEGIES, aligned, rerank_strategies
-from paradigms.lexical import BM25
+from paradigms.io.files import write_json
 from paradigms.train.job import (
     DEV_DEPTH,
     NEGATIVES_DEPTH,

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, get_args
 
-from shared_settings import PairSettings
+from studies.shared_settings import PairSettings
 
-from paradigms.settings import command_line
+from paradigms.io.settings import command_line
 
 
 @dataclass
@@ -35,8 +35,8 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
 import numpy as np
-from pages import Section
-from trained_pairs import (
+from studies.pages import Section
+from studies.trained_pairs import (
     Bench,
     Measured,
     Rows,
@@ -54,7 +54,7 @@ from paradigms.evaluate.report import PALETTE
 from paradigms.generative.forced import sequence_scores
 from paradigms.generative.outputs import Scorer
 from paradigms.index import ExactIndex
-from paradigms.progress import progress_bar
+from paradigms.io.progress import progress_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

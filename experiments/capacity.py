@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paradigms.settings import command_line, folder_name
+from paradigms.io.settings import command_line, folder_name
 
 
 @dataclass
@@ -140,17 +140,17 @@ if __name__ == "__main__":  # before the imports that take seconds
 import numpy as np
 import torch
 from accelerate import Accelerator
-from capacity_claims import CROSS, gather
-from capacity_report import TITLES, describe, draw, summarise
-from capacity_tasks import TASKS, UNI, Bench, backbone_of, predict
-from trained_pairs import publish
+from studies.capacity_claims import CROSS, gather
+from studies.capacity_report import TITLES, describe, draw, summarise
+from studies.capacity_tasks import TASKS, UNI, Bench, backbone_of, predict
+from studies.trained_pairs import publish
 
 from paradigms import PARADIGMS, RERANKERS, CrossAttention, Paradigm
-from paradigms.backbone import load_tokenizer
 from paradigms.data import Run, Split
-from paradigms.files import write_json
-from paradigms.hybrid import Hybrid, System, candidate_scores, tune
+from paradigms.encoder.backbone import load_tokenizer
+from paradigms.evaluate.hybrid import Hybrid, System, candidate_scores, tune
 from paradigms.index import ExactIndex
+from paradigms.io.files import write_json
 from paradigms.train.job import begin, fit, keep_settings, open_collection
 from paradigms.train.loop import TrainingSettings, training_seconds
 from paradigms.train.state import by_main

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paradigms.settings import command_line, folder_name
+from paradigms.io.settings import command_line, folder_name
 
 
 @dataclass
@@ -104,12 +104,13 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
 from accelerate import Accelerator
-from alignment_view import align_query, chosen_queries
 from encode import open_encoded
 from rich.console import Console
-from systems import searcher, trained, training_settings
+from studies.alignment_view import align_query, chosen_queries
+from studies.systems import searcher, trained, training_settings
 
 from paradigms import GENERATIVE, PARADIGMS, Paradigm
+from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Run, Split, read_run, write_run
 from paradigms.evaluate import (
     MEASURES,
@@ -125,10 +126,9 @@ from paradigms.evaluate import (
     write_pictures,
     write_report,
 )
-from paradigms.files import write_json, write_text
 from paradigms.index import INDEXES
-from paradigms.lexical import BM25
-from paradigms.progress import progress_bar
+from paradigms.io.files import write_json, write_text
+from paradigms.io.progress import progress_bar
 from paradigms.train.dev import candidates
 from paradigms.train.job import (
     DEV_DEPTH,

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
-from encoding_settings import SYSTEMS, Settings
+from studies.encoding_settings import SYSTEMS, Settings
 
-from paradigms.settings import command_line
+from paradigms.io.settings import command_line
 
 if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
 import numpy as np
-from encoding_runs import BM25, MEASURES, STAGES, run_all
-from pages import Section
-from trained_pairs import Measured, Rows, publish, shown
+from studies.encoding_runs import BM25, MEASURES, STAGES, run_all
+from studies.pages import Section
+from studies.trained_pairs import Measured, Rows, publish, shown
 
 from paradigms.evaluate import Interval, holm, paired_test, seeds_interval
 from paradigms.evaluate.report import PALETTE

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paradigms.settings import command_line, folder_name
+from paradigms.io.settings import command_line, folder_name
 
 
 @dataclass
@@ -57,10 +57,10 @@ from rich.console import Console
 
 from paradigms import Paradigm, load
 from paradigms.data import Collection
-from paradigms.files import write_json
 from paradigms.index import INDEXES, open_index
 from paradigms.index.base import TokenIndex
 from paradigms.index.weights import weights_checksum
+from paradigms.io.files import write_json
 from paradigms.train import tracking
 from paradigms.train.job import environment, keep_settings, open_collection
 from paradigms.train.state import by_main

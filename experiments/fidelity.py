@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared_settings import Tracker
+from studies.shared_settings import Tracker
 
-from paradigms.settings import command_line
+from paradigms.io.settings import command_line
 
 
 @dataclass
@@ -66,14 +66,14 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, (__doc__ or "").partition("\n\n")[0])
 
 import numpy as np
-from lexical_vectors import open_counts
-from pages import Section, finite, print_sections, steps, track, write_page
-from projection_runs import Problem, exact_thresholds, make_problem, mean_required_dimension
+from studies.lexical_vectors import open_counts
+from studies.pages import Section, finite, print_sections, steps, track, write_page
+from studies.projection_runs import Problem, exact_thresholds, make_problem, mean_required_dimension
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.core import Tokens
-from paradigms.files import write_json
-from paradigms.progress import progress_bar
+from paradigms.io.files import write_json
+from paradigms.io.progress import progress_bar
 from theory.projections import pairwise_error, projected_margin
 from theory.recall import recall_failure, required_dimension_recall_exact
 

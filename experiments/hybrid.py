@@ -16,18 +16,18 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from hybrid_settings import Settings
+from studies.hybrid_settings import Settings
 
-from paradigms.settings import command_line
+from paradigms.io.settings import command_line
 
 if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
 from accelerate import Accelerator
-from approximate_search import time_searches
-from encoding_runs import cost
-from hybrid_claims import DE, DENSE, MEASURES, RR, Measured, gather, hybrid_name
-from hybrid_models import (
+from studies.approximate_search import time_searches
+from studies.encoding_runs import cost
+from studies.hybrid_claims import DE, DENSE, MEASURES, RR, Measured, gather, hybrid_name
+from studies.hybrid_models import (
     FIRST,
     RERANKER,
     Bench,
@@ -38,15 +38,15 @@ from hybrid_models import (
     open_bench,
     train_all,
 )
-from hybrid_report import describe, draw
-from trained_pairs import publish
+from studies.hybrid_report import describe, draw
+from studies.trained_pairs import publish
 
 from paradigms import CrossAttention, Paradigm, load
 from paradigms.data import Run, Split
 from paradigms.evaluate import per_query
-from paradigms.files import write_json
-from paradigms.hybrid import combine, tune, union
+from paradigms.evaluate.hybrid import combine, tune, union
 from paradigms.index import ExactIndex
+from paradigms.io.files import write_json
 from paradigms.train.job import begin, keep_settings
 from paradigms.train.state import by_main
 

@@ -14,7 +14,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from paradigms.settings import command_line
+from paradigms.io.settings import command_line
 
 
 @dataclass
@@ -63,9 +63,9 @@ from torch import Tensor
 from paradigms import Paradigm
 from paradigms.core import similarity
 from paradigms.data import Split
-from paradigms.encode import Side
+from paradigms.encoder.text import Side
 from paradigms.evaluate.report import PALETTE
-from paradigms.files import write_text
+from paradigms.io.files import write_text
 from paradigms.train.job import open_collection
 
 CLOSING, OPENING = set(".,;:!?)]}%'’"), set("([{")

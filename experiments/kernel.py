@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shared_settings import ModelSettings
+from studies.shared_settings import ModelSettings
 
-from paradigms.settings import command_line, folder_name
+from paradigms.io.settings import command_line, folder_name
 
 
 @dataclass
@@ -42,26 +42,17 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
 import numpy as np
-from attention_heads import (
-    FREE,
-    Array,
-    Pair,
-    Seen,
-    best_names,
-    chosen_pairs,
-    opened,
-    seen,
-)
-from kernel_report import BALANCED, POSITIVE, Measured, claims, draw, map_rows
-from pages import Section, print_sections, write_page, write_rows
 from rich.console import Console
 from scipy.special import logsumexp, softmax
+from studies.attention_heads import FREE, Array, Pair, Seen, best_names, chosen_pairs, opened, seen
+from studies.kernel_report import BALANCED, POSITIVE, Measured, claims, draw, map_rows
+from studies.pages import Section, print_sections, write_page, write_rows
 
 from paradigms import Generative
+from paradigms.baselines.bm25 import BM25
 from paradigms.data import Run
-from paradigms.files import write_json
-from paradigms.lexical import BM25
-from paradigms.progress import progress_bar
+from paradigms.io.files import write_json
+from paradigms.io.progress import progress_bar
 from paradigms.train.job import begin, environment, keep_settings, open_collection
 from paradigms.train.state import by_main
 from theory import kernels

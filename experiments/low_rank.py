@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from shared_settings import ModelSettings
+from studies.shared_settings import ModelSettings
 
-from paradigms.settings import command_line, folder_name
+from paradigms.io.settings import command_line, folder_name
 
 
 @dataclass
@@ -31,26 +31,17 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
 import numpy as np
-from attention_heads import (
-    FREE,
-    Array,
-    Pair,
-    Seen,
-    best_names,
-    chosen_pairs,
-    opened,
-    seen,
-)
-from low_rank_report import FORMS, Measured, claims, draw, head_rows, layer_rows, share_rows
-from pages import Section, print_sections, write_page, write_rows
 from rich.console import Console
+from studies.attention_heads import FREE, Array, Pair, Seen, best_names, chosen_pairs, opened, seen
+from studies.low_rank_report import FORMS, Measured, claims, draw, head_rows, layer_rows, share_rows
+from studies.pages import Section, print_sections, write_page, write_rows
 
 from paradigms import Generative
-from paradigms.files import write_json
 from paradigms.generative.interaction import decompose
 from paradigms.generative.outputs import Scorer
 from paradigms.generative.targets import Targets
-from paradigms.progress import progress_bar
+from paradigms.io.files import write_json
+from paradigms.io.progress import progress_bar
 from paradigms.train.job import begin, environment, keep_settings, open_collection
 from paradigms.train.state import by_main
 from theory import low_rank as lemma

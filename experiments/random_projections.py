@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shared_settings import Ensemble, Tracker, Weighting
+from studies.shared_settings import Ensemble, Tracker, Weighting
 
-from paradigms.settings import command_line
+from paradigms.io.settings import command_line
 
 
 @dataclass
@@ -77,10 +77,12 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, (__doc__ or "").partition("\n\n")[0])
 
 import numpy as np
-from lexical_vectors import PLACEMENTS, Counts, open_counts
-from pages import finite, print_sections, steps, track, write_page
-from projection_report import MARGIN_RANKS, Rows, describe, draw, slope_rows
-from projection_runs import (
+from rich.progress import Progress
+from scipy.special import ndtri
+from studies.lexical_vectors import PLACEMENTS, Counts, open_counts
+from studies.pages import finite, print_sections, steps, track, write_page
+from studies.projection_report import MARGIN_RANKS, Rows, describe, draw, slope_rows
+from studies.projection_runs import (
     Explicit,
     Problem,
     exact_thresholds,
@@ -92,11 +94,9 @@ from projection_runs import (
     run_matrices,
     stable_crossing,
 )
-from rich.progress import Progress
-from scipy.special import ndtri
 
-from paradigms.files import write_json
-from paradigms.progress import progress_bar
+from paradigms.io.files import write_json
+from paradigms.io.progress import progress_bar
 from theory.projections import distortion, required_dimension
 from theory.recall import recall_failure, required_dimension_recall, required_dimension_recall_exact
 

@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from paradigms.settings import command_line, folder_name
+from paradigms.io.settings import command_line, folder_name
 
 
 @dataclass
@@ -66,9 +66,9 @@ from paradigms.evaluate import (
     with_judgements,
     write_per_query,
 )
-from paradigms.files import write_json, write_text
+from paradigms.evaluate.reranking import rerank as rerank_texts
 from paradigms.index import ExactIndex
-from paradigms.reranking import rerank as rerank_texts
+from paradigms.io.files import write_json, write_text
 from paradigms.train.job import open_collection
 from paradigms.train.tracking import PATIENCE
 

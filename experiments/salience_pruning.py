@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paradigms.settings import command_line, folder_name
+from paradigms.io.settings import command_line, folder_name
 
 
 @dataclass
@@ -89,18 +89,18 @@ if __name__ == "__main__":  # before the imports that take seconds
 import numpy as np
 import torch
 from accelerate import Accelerator
-from pages import print_sections, write_page
 from rich.console import Console
-from salience_report import describe, draw, write_rows
+from studies.pages import print_sections, write_page
+from studies.salience_report import describe, draw, write_rows
 
 from paradigms import Paradigm
 from paradigms.aligner import aligner
+from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Run, Split
 from paradigms.evaluate import per_query
-from paradigms.files import write_json
 from paradigms.index import ExactIndex
 from paradigms.index.pruning import most_salient
-from paradigms.lexical import BM25
+from paradigms.io.files import write_json
 from paradigms.train.job import (
     NEGATIVES_DEPTH,
     begin,

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paradigms.settings import command_line
+from paradigms.io.settings import command_line
 
 
 @dataclass
@@ -98,15 +98,15 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
 import torch
-from pages import Section, print_sections, write_rows
 from rich.console import Console
 from serving_parts.machine import described, memory_speed
 from serving_parts.model import Machine
 from serving_parts.paradigm import measure
 from serving_parts.tables import sections
+from studies.pages import Section, print_sections, write_rows
 
 from paradigms import PARADIGMS
-from paradigms.files import write_json, write_text
+from paradigms.io.files import write_json, write_text
 from paradigms.train.job import open_collection
 
 GIB = 1 << 30

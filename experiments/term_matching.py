@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from shared_settings import PairSettings
+from studies.shared_settings import PairSettings
 
-from paradigms.settings import command_line
+from paradigms.io.settings import command_line
 
 
 @dataclass
@@ -42,21 +42,21 @@ if __name__ == "__main__":  # before the imports that take seconds
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from pages import Section
+from studies.pages import Section
+from studies.trained_pairs import Bench, Measured, Rows, measure_pairs, publish, shown, trained_on
 from torch import Tensor
-from trained_pairs import Bench, Measured, Rows, measure_pairs, publish, shown, trained_on
 
 from paradigms import Generative, Paradigm
+from paradigms.baselines.bm25 import STOPWORDS
 from paradigms.core import Tokens
 from paradigms.data import Corpus
-from paradigms.encode import Batch
+from paradigms.encoder.text import Batch
 from paradigms.evaluate import Interval
 from paradigms.evaluate.report import PALETTE
 from paradigms.generative.decoder import Trace, decode
 from paradigms.generative.identifiers import tokenize
 from paradigms.generative.targets import Targets
-from paradigms.lexical import STOPWORDS
-from paradigms.progress import progress_bar
+from paradigms.io.progress import progress_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

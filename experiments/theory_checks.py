@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from importlib import import_module
 
-from paradigms.settings import command_line
+from paradigms.io.settings import command_line
 
 
 @dataclass
@@ -45,13 +45,13 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from theory_claims import CLAIMS, Claim, Evidence
+from studies.theory_claims import CLAIMS, Claim, Evidence
 
-from paradigms.files import write_json, write_text
-from paradigms.progress import progress_bar
+from paradigms.io.files import write_json, write_text
+from paradigms.io.progress import progress_bar
 
 for chapter in ("projections", "recall", "aligner", "xtr", "generative"):
-    import_module(f"theory_claims_{chapter}")  # fills CLAIMS
+    import_module(f"studies.theory_claims_{chapter}")  # fills CLAIMS
 
 HOLDS, CORRECTED, FALSE, FAILS = "holds", "holds with correction", "false as printed", "FAILS"
 PRINTED_TOLERANCE = 1e-6  # a printed form counts as violated beyond this, in the units of its own check

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paradigms.settings import command_line, folder_name
+from paradigms.io.settings import command_line, folder_name
 
 
 @dataclass
@@ -90,19 +90,19 @@ if __name__ == "__main__":  # before the imports that take seconds
 import torch
 from accelerate import Accelerator
 from rich.console import Console
-from token_claims import Model, gather
-from token_measures import DEPTH, MEASURES, Measured, imputed_run, measure, token_search
-from token_retrieval_figures import draw
-from token_retrieval_report import describe
-from trained_pairs import publish, some_queries
+from studies.token_claims import Model, gather
+from studies.token_measures import DEPTH, MEASURES, Measured, imputed_run, measure, token_search
+from studies.token_retrieval_figures import draw
+from studies.token_retrieval_report import describe
+from studies.trained_pairs import publish, some_queries
 
 from paradigms import Paradigm
+from paradigms.baselines.bm25 import BM25
 from paradigms.colbert import colbert
 from paradigms.data import Collection, Run, Split
 from paradigms.evaluate import per_query
-from paradigms.files import write_json
 from paradigms.index import ExactIndex
-from paradigms.lexical import BM25
+from paradigms.io.files import write_json
 from paradigms.train.job import (
     NEGATIVES_DEPTH,
     begin,

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from paradigms.settings import command_line, folder_name
+from paradigms.io.settings import command_line, folder_name
 
 
 @dataclass
@@ -123,9 +123,9 @@ from accelerate import Accelerator
 from rich.console import Console
 
 from paradigms import GENERATIVE, PARADIGMS, RERANKERS, CrossAttention, Generative, Paradigm, load
+from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Run, Split, read_run, write_run
-from paradigms.files import write_json
-from paradigms.lexical import BM25
+from paradigms.io.files import write_json
 from paradigms.train.job import (
     DEV_DEPTH,
     NEGATIVES_DEPTH,

@@ -1,6 +1,6 @@
-"""python -m paradigms: see `paradigms.terminal.arguments`."""
+"""python -m paradigms: see `paradigms.cli.arguments`."""
 
-from paradigms.terminal.arguments import main
+from paradigms.cli.arguments import main
 
 if __name__ == "__main__":
     main()

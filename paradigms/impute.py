@@ -18,6 +18,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from paradigms.align import retrieved_tokens
+from paradigms.core import Pairs, Valid
+
 Retrieved = Float[Tensor, "j k"]
 Missing = Float[Tensor, " j"]
 
@@ -91,12 +94,27 @@ IMPUTATIONS: dict[str, Callable[[Retrieved, int], Missing]] = {
 }
 
 
+def imputed_rel(S: Pairs, valid: Valid, k: int, imputation: str = "kth") -> Float[Tensor, "b n"]:
+    """f_XTR'(q, d) = 1/N Σⱼ (maxᵢ dᵢᵀqⱼ if a token of d is among j's k best of the pool, else mⱼ), Eq. 4.
+
+    mⱼ: a function of `IMPUTATIONS`, by default the k-th best similarity, a bound on all that was not
+    retrieved; with "none" Z is not N but the query tokens that retrieved something of d. S and valid
+    [b, n, i, j] span the whole corpus: this is the readable twin of the index search, not a fast path.
+    """
+    retrieved = retrieved_tokens(S, valid, k)
+    pool = S.masked_fill(~valid, -torch.inf).movedim(-1, 1).flatten(2)  # [b, j, n·i]
+    best = pool.topk(min(k, pool.shape[-1])).values
+    tokens = valid.any(-1).flatten(1).sum(1).tolist()
+    missing = torch.stack([IMPUTATIONS[imputation](*of) for of in zip(best, tokens, strict=True)])
+    return filled_mean(S.masked_fill(~retrieved, -torch.inf).amax(-2), missing[:, None])
+
+
 def retrieved_rel(
     similarities: Retrieved, documents: Int[Tensor, "j k"], count: int, missing: Missing
 ) -> Float[Tensor, " n"]:
     """f_XTR'(q, d) = 1/Z Σⱼ (the best similarity of d that j retrieved, else mⱼ) for documents 0 … count − 1.
 
-    Eq. 4 from retrieved tokens alone: equals `xtr.imputed_rel` on the whole corpus. documents: the place of
+    Eq. 4 from retrieved tokens alone: equals `imputed_rel` on the whole corpus. documents: the place of
     each retrieved token's document, any where the similarity is −∞. Z counts the terms; a document without
     any has 0. A retrieved similarity stands even where an mⱼ that is no bound lies above it.
     """

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from paradigms.aligner import aligner
+from paradigms.baselines.cross_attention import HEAD, CrossAttention, cross_attention
 from paradigms.coil import coil
 from paradigms.colbert import colbert
-from paradigms.cross_attention import HEAD, CrossAttention, cross_attention
 from paradigms.dpr import dpr
-from paradigms.encode import TextEncoder
-from paradigms.files import settle
+from paradigms.encoder.text import TextEncoder
+from paradigms.encoder.towers import TwoTowers
 from paradigms.formats import read_checkpoint
 from paradigms.formats.dpr import is_dpr
 from paradigms.formats.hub import download
@@ -21,9 +21,9 @@ from paradigms.generative.genre import genre
 from paradigms.generative.model import SETTINGS as GENERATIVE_SETTINGS
 from paradigms.generative.model import Generative
 from paradigms.generative.seal import seal
+from paradigms.io.files import settle
 from paradigms.me_bert import me_bert
 from paradigms.model import KINDS, Paradigm
-from paradigms.towers import TwoTowers
 from paradigms.xtr import xtr
 
 # name -> builder(backbone, **settings)

@@ -12,13 +12,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
-from paradigms.align import retrieved_tokens
-from paradigms.core import Pairs, Valid
-from paradigms.impute import IMPUTATIONS, filled_mean
 from paradigms.model import Paradigm
 
 
@@ -45,18 +38,3 @@ def xtr(
         imputation=imputation,
         temperature=0.02,
     )
-
-
-def imputed_rel(S: Pairs, valid: Valid, k: int, imputation: str = "kth") -> Float[Tensor, "b n"]:
-    """f_XTR'(q, d) = 1/N Σⱼ (maxᵢ dᵢᵀqⱼ if a token of d is among j's k best of the pool, else mⱼ), Eq. 4.
-
-    mⱼ: a function of `impute.IMPUTATIONS`, by default the k-th best similarity, a bound on all that was not
-    retrieved; with "none" Z is not N but the query tokens that retrieved something of d. S and valid
-    [b, n, i, j] span the whole corpus: this is the readable twin of the index search, not a fast path.
-    """
-    retrieved = retrieved_tokens(S, valid, k)
-    pool = S.masked_fill(~valid, -torch.inf).movedim(-1, 1).flatten(2)  # [b, j, n·i]
-    best = pool.topk(min(k, pool.shape[-1])).values
-    tokens = valid.any(-1).flatten(1).sum(1).tolist()
-    missing = torch.stack([IMPUTATIONS[imputation](*of) for of in zip(best, tokens, strict=True)])
-    return filled_mean(S.masked_fill(~retrieved, -torch.inf).amax(-2), missing[:, None])

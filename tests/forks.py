@@ -52,8 +52,8 @@ def fork(log: Path, function: Callable[..., None], *arguments: Any, **environmen
     """Start `function(*arguments)` in a process of its own, with these environment variables too."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([getattr(function, "func", function).__module__])  # it may be a partial
-    tests = Path(__file__).parent  # pytest gives test modules names of their own, the others are `tests.NAME`
-    with patch.dict(os.environ, ALONE | {"PYTHONPATH": f"{tests.parent}{os.pathsep}{tests}"}):
+    root = Path(__file__).parents[1]
+    with patch.dict(os.environ, ALONE | {"PYTHONPATH": f"{root}{os.pathsep}{root / 'experiments'}"}):
         process = context.Process(target=_run, args=(log, environment, function, *arguments))
         process.start()
     return Fork(process, log)

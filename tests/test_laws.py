@@ -16,8 +16,8 @@ from torch import Tensor
 from paradigms import PARADIGMS
 from paradigms.align import ALIGNMENTS, NORMALISERS, SMALLEST, one
 from paradigms.core import Interaction, Tokens, interact, join_documents, join_queries, pad_tokens, rel
-from paradigms.train.scoring import in_batch_rel
-from paradigms.xtr import imputed_rel
+from paradigms.impute import imputed_rel
+from paradigms.scoring.in_batch import in_batch_rel
 
 B, N, I, J, H = 3, 5, 6, 4, 8
 

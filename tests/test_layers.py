@@ -12,20 +12,20 @@ ROOT = Path(__file__).parents[1]
 PARADIGM_FILES = {"dpr", "me_bert", "colbert", "coil", "aligner", "xtr"}
 # Lowest first: a part imports itself and lower layers.
 LAYERS: list[set[str]] = [
-    {"files", "linear", "dropout", "progress", "saved", "settings", "core"},
-    {"attention"},
-    {"backbone", "batches", "encoder_settings", "relax", "data"},
-    {"align", "impute"},
-    {"encode", "lexical"},
-    {"towers"},
+    {"core", "io"},
+    {"relax", "data"},
+    {"align"},
+    {"impute"},
+    {"recipe"},
+    {"scoring", "encoder"},
     {"model"},
-    PARADIGM_FILES | {"cross_attention"},
+    PARADIGM_FILES | {"baselines"},
     {"generative", "formats"},
     {"registry"},
-    {"index", "evaluate"},
-    {"reranking"},
-    {"train", "hybrid"},
-    {"terminal", "pipelines", "engines"},
+    {"index"},
+    {"evaluate"},
+    {"train"},
+    {"cli", "engines"},
     {"__main__"},
 ]
 OUTSIDE = {"torch", "transformers", "accelerate"}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paradigms import PARADIGMS, Paradigm, load
-from paradigms.encode import EncoderSettings
+from paradigms.encoder.text import EncoderSettings
 from paradigms.index import ExactIndex
 from tests.tiny import WIDTH
 

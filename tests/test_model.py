@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.core import Tokens, rel
-from paradigms.model import Recipe
+from paradigms.recipe import Recipe
 from tests.tiny import FAMILIES
 
 QUERIES = ["where is the quick fox", "stone"]
@@ -112,7 +112,9 @@ def test_a_failed_save_leaves_the_old_one(tiny_bert, tmp_path, monkeypatch):
     folder = tmp_path / "saved"
     old = trained("dpr", tiny_bert)
     old.save_pretrained(folder)
-    monkeypatch.setattr("paradigms.encode.save_file", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(
+        "paradigms.encoder.text.save_file", lambda *_: (_ for _ in ()).throw(OSError("disk full"))
+    )
     with pytest.raises(OSError, match="disk full"):
         trained("colbert", tiny_bert).save_pretrained(folder)
     assert same(tokens(Paradigm.from_pretrained(folder))[1], tokens(old)[1])

@@ -16,7 +16,7 @@ from paradigms.align import ALIGNMENTS, total
 from paradigms.aligner import aligner
 from paradigms.core import Tokens, rel
 from paradigms.data import Corpus
-from paradigms.encode import SIDES, EncoderSettings
+from paradigms.encoder.text import SIDES, EncoderSettings
 from paradigms.index import ExactIndex
 from paradigms.relax import entropic_topk, hard_topk, token_budget
 from paradigms.train.contrastive import Contrastive, mean_salience

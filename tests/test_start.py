@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from paradigms import GENERATIVE, PARADIGMS
+from paradigms.cli import arguments
 from paradigms.formats import FORMATS
 from paradigms.index import INDEXES
 from paradigms.model import LAYOUTS
-from paradigms.terminal import arguments
 
 ROOT = Path(__file__).parents[1]
 SLOW = {"torch", "transformers", "peft", "faiss", "datasets", "accelerate", "numba", "scipy", "matplotlib"}
@@ -52,7 +52,7 @@ def test_help_of_the_command_line_imports_nothing_slow(command: list[str]) -> No
 
 
 def test_the_package_imports_torch_when_it_is_used() -> None:
-    assert run("-c", "import paradigms, paradigms.settings, paradigms.data")[1] == set()
+    assert run("-c", "import paradigms, paradigms.io.settings, paradigms.data")[1] == set()
     assert run("-c", "from paradigms import PARADIGMS, load")[1] == {"torch"}
 
 

@@ -16,11 +16,10 @@ from torch import Tensor
 from paradigms import PARADIGMS, Paradigm
 from paradigms.align import ALIGNMENTS, NORMALISERS
 from paradigms.core import Tokens, rel
-from paradigms.impute import IMPUTATIONS, retrieved_rel
-from paradigms.model import Recipe
+from paradigms.impute import IMPUTATIONS, imputed_rel, retrieved_rel
+from paradigms.recipe import Recipe
+from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.train.losses import contrastive
-from paradigms.train.scoring import in_batch_rel
-from paradigms.xtr import imputed_rel
 from theory import token_retrieval as theory
 
 unhurried = settings(deadline=None, max_examples=60)  # a busy machine is not a failure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from attention_heads import Seen
+from studies.attention_heads import Seen
 
 from paradigms.data import Collection, Corpus, Problems, Split, write_folder
 from tests.tiny import WORDS

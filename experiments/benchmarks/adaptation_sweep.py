@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paradigms.settings import command_line
+from paradigms.io.settings import command_line
 
 
 @dataclass
@@ -53,12 +53,12 @@ from torch import nn
 
 from paradigms import Paradigm
 from paradigms.core import Tokens
-from paradigms.encode import Batch, EncoderSettings, Side
-from paradigms.files import write_json
+from paradigms.encoder.text import Batch, EncoderSettings, Side
 from paradigms.index import ExactIndex
-from paradigms.index.maxima import max_rel
 from paradigms.index.strategies import STRATEGIES, blocks_of_like_length, rerank_strategies
-from paradigms.model import Recipe
+from paradigms.io.files import write_json
+from paradigms.recipe import Recipe
+from paradigms.scoring.maxima import max_rel
 
 LIMIT = 1.5  # of a sweep over one strategy
 CHUNK = 10  # queries for which the ways take turns

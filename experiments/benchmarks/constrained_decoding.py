@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from paradigms.settings import command_line
+from paradigms.io.settings import command_line
 
 
 @dataclass
@@ -65,8 +65,7 @@ from rich.table import Table
 from torch import Tensor
 
 from paradigms.data import load
-from paradigms.encode import Batch
-from paradigms.files import write_json
+from paradigms.encoder.text import Batch
 from paradigms.generative.beam import Hypotheses, beam_search
 from paradigms.generative.constraints import Branches
 from paradigms.generative.forced import sequence_scores
@@ -75,6 +74,7 @@ from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import SEPARATOR, NGramIndex
 from paradigms.generative.seal import Spans, seal
 from paradigms.generative.small import small_t5
+from paradigms.io.files import write_json
 
 Sequences = tuple[Int[np.ndarray, " t"], Int[np.ndarray, " n1"]]  # tokens and offsets, as NGramIndex takes
 WORD = re.compile(r"\w+|[^\w\s]")

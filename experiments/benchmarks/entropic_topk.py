@@ -11,7 +11,7 @@ import statistics
 import time
 from dataclasses import asdict, dataclass
 
-from paradigms.settings import command_line
+from paradigms.io.settings import command_line
 
 
 @dataclass
@@ -39,7 +39,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from paradigms.files import write_json
+from paradigms.io.files import write_json
 from paradigms.relax import entropic_topk, token_budget
 from theory import entropic
 

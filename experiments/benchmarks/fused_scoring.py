@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
 
-from paradigms.settings import command_line
+from paradigms.io.settings import command_line
 
 
 @dataclass
@@ -70,9 +70,9 @@ from torch import Tensor
 
 from paradigms.align import one, query_to_document
 from paradigms.core import Tokens
-from paradigms.files import write_json
-from paradigms.progress import progress_bar
-from paradigms.train import scoring
+from paradigms.io.files import write_json
+from paradigms.io.progress import progress_bar
+from paradigms.scoring import in_batch as scoring
 
 MiB = 1 << 20
 NO_GPU = 3

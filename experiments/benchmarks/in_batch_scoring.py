@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-from paradigms.settings import command_line
+from paradigms.io.settings import command_line
 
 
 @dataclass
@@ -49,8 +49,8 @@ from rich.table import Table
 
 from paradigms.align import ALIGNMENTS, NORMALISERS
 from paradigms.core import Tokens, rel
-from paradigms.files import write_json
-from paradigms.train.scoring import in_batch_rel
+from paradigms.io.files import write_json
+from paradigms.scoring.in_batch import in_batch_rel
 
 # What the paradigms train with. The soft alignment is here as the other of the two paths.
 CASES: dict[str, tuple[str, dict[str, float], str]] = {

@@ -31,7 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paradigms.settings import command_line
+from paradigms.io.settings import command_line
 
 
 @dataclass
@@ -64,8 +64,8 @@ from rich.console import Console
 from rich.table import Table
 from token_parts.vectors import prepare
 
-from paradigms.files import write_json
-from paradigms.progress import progress_bar
+from paradigms.io.files import write_json
+from paradigms.io.progress import progress_bar
 
 K = 10
 WORKER = Path(__file__).parent / "token_parts" / "systems.py"

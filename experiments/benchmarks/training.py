@@ -23,7 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from paradigms.settings import command_line
+from paradigms.io.settings import command_line
 
 
 @dataclass
@@ -103,8 +103,8 @@ from training_parts.pairs import prepare
 from training_parts.tables import NAMES, GiB, Row, failure, report, show
 from training_parts.trainers import Job
 
-from paradigms.files import write_json
-from paradigms.progress import progress_bar
+from paradigms.io.files import write_json
+from paradigms.io.progress import progress_bar
 
 HERE = Path(__file__).parent
 # A file that an environment has where it has the system.

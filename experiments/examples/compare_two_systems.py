@@ -13,10 +13,10 @@ import tempfile
 from rich import print as show
 
 from paradigms import PARADIGMS
+from paradigms.baselines.bm25 import BM25
 from paradigms.data import load
 from paradigms.evaluate import on_split, result_table, rich_table
 from paradigms.index import ExactIndex
-from paradigms.lexical import BM25
 
 
 def main(backbone: str = "offline", documents: int = 400) -> None:

@@ -9,9 +9,9 @@ if __name__ == "__main__" and "--help" in sys.argv:  # before the imports that t
     sys.exit(print(__doc__))
 
 from paradigms import PARADIGMS
+from paradigms.cli.show import alignment
 from paradigms.evaluate import AlignmentExample, Report, write_report
 from paradigms.evaluate.explain import explain
-from paradigms.terminal.show import alignment
 
 
 def main(query: str, document: str, backbone: str = "offline", page: str = "results/explained.html") -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from paradigms import PARADIGMS
 from paradigms.data import Corpus, Split
-from paradigms.data.files import numbered_lines
 from paradigms.index import ExactIndex
+from paradigms.io.gzipped import numbered_lines
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import build_examples
 from paradigms.train.loop import TrainingSettings, train

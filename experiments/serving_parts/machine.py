@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 from serving_parts.model import LINE
 
-from paradigms.index.threads import shared
+from paradigms.scoring.machine import shared
 
 REPEATS = 15  # the best counts: what else the machine does only takes away
 CACHED = 1 << 18  # bytes of vectors of a thread that lie in a second-level cache
@@ -72,7 +72,7 @@ def _best(function: Callable[[np.ndarray], Any], parts: list[np.ndarray], thread
 def kernel_speed(dim: int, lanes: int, threads: int, seed: int) -> float:
     """FLOP/s of the products that every kernel of the indexes is made of, with so many lanes of query vectors
     and document vectors of `dim` float32 that lie in a cache."""
-    from paradigms.index import kernels, tiles
+    from paradigms.scoring import kernels, tiles
 
     draw = np.random.default_rng(seed)
     count = max(tiles.BLOCK, CACHED // (4 * dim))

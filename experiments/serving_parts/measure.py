@@ -19,7 +19,7 @@ from paradigms import Paradigm
 from paradigms.core import Tokens
 from paradigms.engines import Engine, FaissEngine, LanceEngine, QdrantEngine, hand_over
 from paradigms.index import CompressedIndex, ExactIndex, TokenIndex
-from paradigms.model import Recipe
+from paradigms.recipe import Recipe
 
 BLOCK = 1 << 16  # padded tokens that go from one index to another at once
 LONG = 10.0  # seconds of rounds after which no other begins

@@ -29,8 +29,8 @@ from paradigms.core import Tokens
 from paradigms.data import Collection
 from paradigms.index import CompressedIndex, ExactIndex, FaissIndex, TokenIndex
 from paradigms.index.store import DOCUMENTS
-from paradigms.index.tiles import GRAIN
-from paradigms.progress import progress_bar
+from paradigms.io.progress import progress_bar
+from paradigms.scoring.tiles import GRAIN
 from paradigms.train.job import OPTIONS
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pages import Section
 from serving_parts.measure import Way, recall
 from serving_parts.model import (
     EXACT,
@@ -27,6 +26,7 @@ from serving_parts.model import (
     reading,
 )
 from serving_parts.paradigm import NAMES, Measured
+from studies.pages import Section
 
 from paradigms.index.codes import padded_width
 

@@ -8,7 +8,7 @@
     test = collection.split("test")                  # .queries, .judgements
     print(collection.problems)                       # what was wrong with the data, counted
 
-Of the rest of the project this package imports only `paradigms.files`.
+Of the rest of the project this package imports only `paradigms.io.files`.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,6 @@ from pathlib import Path
 
 from paradigms.data.beir import is_beir, read_folder, write_folder
 from paradigms.data.collection import Collection, Corpus, Judgements, Problems, Run, Split, hold_out
-from paradigms.data.containing_passage import check_containment, containing_passages
 from paradigms.data.hub import read_hub, read_irds
 from paradigms.data.lotte import is_lotte, read_lotte
 from paradigms.data.miracl import is_miracl, read_miracl
@@ -33,8 +32,6 @@ __all__ = [
     "Run",
     "Split",
     "articles",
-    "check_containment",
-    "containing_passages",
     "cut",
     "hold_out",
     "load",

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from paradigms.data.collection import Collection, Corpus, Problems, assemble, body, grade, text_of, title_of
-from paradigms.data.files import numbered_lines
 from paradigms.data.lines import Document, byte_lines, read_documents
-from paradigms.files import atomic_folder, atomic_text
+from paradigms.io.files import atomic_folder, atomic_text
+from paradigms.io.gzipped import numbered_lines
 
 HEADER = ("query-id", "corpus-id", "score")
 SPLITS = ("train", "dev", "test")

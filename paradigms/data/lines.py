@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from paradigms.data.files import BROKEN_GZIP, open_binary
+from paradigms.io.gzipped import BROKEN_GZIP, open_binary
 
 Document = tuple[str, str, str]
 """(id, title, text), the title joined to the text."""

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paradigms.data.collection import Collection, assemble
-from paradigms.data.files import numbered_lines
 from paradigms.data.lines import Document, decoded, read_documents
+from paradigms.io.gzipped import numbered_lines
 
 MEASURES = ("Success@5",)
 QUESTIONS = re.compile(r"questions\.(?P<split>\w+)\.tsv")

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paradigms.data.collection import Collection, assemble, text_of, title_of
-from paradigms.data.files import numbered_lines
 from paradigms.data.lines import Document, read_documents
 from paradigms.data.trec import read_judgements
+from paradigms.io.gzipped import numbered_lines
 
 MEASURES = ("nDCG@10", "R@100")
 SHARD = re.compile(r"docs-(\d+)\.jsonl(?:\.gz)?")

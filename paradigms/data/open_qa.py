@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from paradigms.data.collection import Collection, Problems, assemble, joined
-from paradigms.data.files import numbered_lines
 from paradigms.data.lines import Document, decoded, read_documents
+from paradigms.io.gzipped import numbered_lines
 
 MEASURES = ("Success@20", "Success@100", "Success@5", "Success@1")
 PASSAGES = ("psgs_w100.tsv", "psgs_w100.tsv.gz", "passages.tsv", "passages.tsv.gz")

@@ -39,7 +39,7 @@ from pathlib import Path
 from paradigms.data import near
 from paradigms.data.beir import read_folder, write_folder
 from paradigms.data.collection import Collection, Digest, assemble
-from paradigms.files import atomic_text
+from paradigms.io.files import atomic_text
 
 PACKAGES = ("matplotlib", "networkx", "numpy", "pandas", "scipy", "sympy", "torch", "transformers")
 # Parts of a module's path that mark tests and code that belongs to somebody else.

@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import quote
 
 from paradigms.data.collection import Problems, joined
-from paradigms.data.files import numbered_lines
 from paradigms.data.lines import Document
+from paradigms.io.gzipped import numbered_lines
 
 WORDS = 85  # of a passage at most: about what 128 tokens hold
 IDS, TEXTS = ("_id", "id", "docid", "doc_id"), ("text", "contents", "content", "body")

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paradigms.data.collection import Judgements, Run, grade
-from paradigms.data.files import numbered_lines
-from paradigms.files import atomic_text
+from paradigms.io.files import atomic_text
+from paradigms.io.gzipped import numbered_lines
 
 
 def read_run(path: str | Path) -> Run:

@@ -14,8 +14,8 @@ from paradigms.align import NORMALISERS
 from paradigms.core import Tokens
 from paradigms.data import Run
 from paradigms.index.base import TokenIndex
+from paradigms.io.progress import progress_bar
 from paradigms.model import Paradigm
-from paradigms.progress import progress_bar
 
 BLOCK = 1 << 16  # padded tokens that are handed over at once
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from paradigms.engines.base import Engine, Vectors
-from paradigms.files import write_json
+from paradigms.io.files import write_json
 
 INDEX, IDS = "index.faiss", "ids.json"
 

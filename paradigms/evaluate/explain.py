@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from paradigms.baselines.bm25 import BM25
 from paradigms.core import Tokens, join_documents
-from paradigms.encode import Side
+from paradigms.encoder.text import Side
 from paradigms.evaluate.report import SystemAlignment
 from paradigms.generative.interaction import decompose
 from paradigms.generative.model import Generative
 from paradigms.generative.targets import Targets
-from paradigms.lexical import BM25
 from paradigms.model import Paradigm
 
 READS = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paradigms.evaluate.report import PALETTE, AlignmentExample, Report, recall_range, spread
-from paradigms.files import atomic_folder
+from paradigms.io.files import atomic_folder
 
 if TYPE_CHECKING:
     import matplotlib.figure

@@ -18,7 +18,7 @@ import jinja2
 import numpy as np
 
 from paradigms.evaluate.table import ResultTable
-from paradigms.files import write_text
+from paradigms.io.files import write_text
 
 # Okabe and Ito's colours, which stay apart in colour-blind eyes, without their yellow, too pale for lines.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")

@@ -14,7 +14,7 @@ import numpy as np
 
 from paradigms.evaluate.measures import PerQuery, bootstrap_intervals
 from paradigms.evaluate.significance import BETTER, WORSE, Comparison, compare
-from paradigms.files import write_text
+from paradigms.io.files import write_text
 
 if TYPE_CHECKING:
     import rich.table

@@ -15,7 +15,6 @@ from paradigms.formats.card import model_card
 from paradigms.formats.coil import is_coil, read_coil
 from paradigms.formats.dpr import is_dpr, read_dpr
 from paradigms.formats.export import write_sentence_transformers
-from paradigms.formats.files import Unreadable, described, safe_weights
 from paradigms.formats.plain import is_plain, read_plain
 from paradigms.formats.sentence_transformers import (
     MODULES,
@@ -23,6 +22,7 @@ from paradigms.formats.sentence_transformers import (
     read_sentence_transformers,
 )
 from paradigms.formats.stanford import is_stanford, read_stanford
+from paradigms.formats.weights import Unreadable, described, safe_weights
 from paradigms.formats.xtr import is_xtr, may_be_xtr, read_xtr
 from paradigms.model import LAYOUTS, Layout, Paradigm
 

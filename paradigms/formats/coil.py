@@ -12,8 +12,8 @@ from typing import Any
 from safetensors.torch import load_file
 
 from paradigms.coil import coil
-from paradigms.formats.files import Unreadable
 from paradigms.formats.heads import Head
+from paradigms.formats.weights import Unreadable
 from paradigms.model import Paradigm
 
 HEADS = "heads.safetensors"  # what model.pt becomes

@@ -12,10 +12,10 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from paradigms.encode import EncoderSettings, TextEncoder
-from paradigms.files import write_json
+from paradigms.encoder.text import EncoderSettings, TextEncoder
 from paradigms.formats.heads import ACTIVATIONS
 from paradigms.formats.sentence_transformers import MODEL, MODULES
+from paradigms.io.files import write_json
 from paradigms.model import Paradigm
 
 PACKAGE = "sentence_transformers"

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paradigms.encode import EncoderSettings, TextEncoder
-from paradigms.formats.files import Unreadable, read_json, read_weights
+from paradigms.encoder.text import EncoderSettings, TextEncoder
+from paradigms.formats.weights import Unreadable, read_json, read_weights
 
 ACTIVATIONS = {"torch.nn.modules.linear.Identity": "identity", "torch.nn.modules.activation.Tanh": "tanh"}
 

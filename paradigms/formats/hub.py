@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from paradigms.formats.files import pickles, refuse_pickles
+from paradigms.formats.weights import pickles, refuse_pickles
 from paradigms.model import PICKLED, SETTINGS_AND_WEIGHTS
 
 

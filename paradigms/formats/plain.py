@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paradigms.formats.files import Unreadable, read_json
 from paradigms.formats.heads import POOLED, encoder_with
 from paradigms.formats.recipes import one_vector
+from paradigms.formats.weights import Unreadable, read_json
 from paradigms.model import Paradigm
 
 LENGTH = 512  # of a text, where the encoder has no limit of its own or a larger one

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from paradigms.encode import TextEncoder
-from paradigms.model import Paradigm, Recipe
+from paradigms.encoder.text import TextEncoder
+from paradigms.model import Paradigm
+from paradigms.recipe import Recipe
 
 
 def late_interaction(encoder: TextEncoder, *, mean: bool = False) -> Paradigm:

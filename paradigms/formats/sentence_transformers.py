@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paradigms.backbone import load_tokenizer
-from paradigms.encode import bare
-from paradigms.formats.files import Unreadable, json_or_empty, read_json
+from paradigms.encoder.backbone import load_tokenizer
+from paradigms.encoder.text import bare
 from paradigms.formats.heads import POOLED, Head, dense, encoder_with
 from paradigms.formats.plain import longest
 from paradigms.formats.recipes import late_interaction, one_vector
+from paradigms.formats.weights import Unreadable, json_or_empty, read_json
 from paradigms.model import Paradigm
 
 MODULES, MODEL = "modules.json", "config_sentence_transformers.json"

@@ -9,9 +9,9 @@ from __future__ import annotations
 import string
 from pathlib import Path
 
-from paradigms.formats.files import Unreadable, json_or_empty, read_json, read_weights
 from paradigms.formats.heads import Head, encoder_with
 from paradigms.formats.recipes import late_interaction
+from paradigms.formats.weights import Unreadable, json_or_empty, read_json, read_weights
 from paradigms.model import Paradigm
 
 METADATA = "artifact.metadata"

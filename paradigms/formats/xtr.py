@@ -10,9 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paradigms.formats.files import json_or_empty
 from paradigms.formats.heads import ACTIVATIONS, dense
 from paradigms.formats.sentence_transformers import MODEL, is_sentence_transformers
+from paradigms.formats.weights import json_or_empty
 from paradigms.model import Paradigm
 from paradigms.xtr import xtr
 

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from paradigms.encode import Batch
+from paradigms.encoder.text import Batch
 from paradigms.generative.constraints import Branches, Constraint, ranges
 from paradigms.generative.decoder import Memory, decode
 from paradigms.generative.identifiers import START

@@ -16,12 +16,12 @@ import torch
 from jaxtyping import Float
 
 from paradigms.data import Corpus
-from paradigms.encode import EncoderSettings, TextEncoder
+from paradigms.encoder.text import EncoderSettings, TextEncoder
 from paradigms.generative.identifiers import atomic
 from paradigms.generative.model import Generative
 from paradigms.generative.semantic_ids import semantic
 from paradigms.generative.settings import GenerativeSettings
-from paradigms.progress import progress_bar
+from paradigms.io.progress import progress_bar
 
 Kind = Literal["semantic", "atomic"]
 BATCH = 64  # documents encoded at once

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from paradigms.encode import Batch
+from paradigms.encoder.text import Batch
 from paradigms.generative.decoder import Memory, decode
 from paradigms.generative.model import Generative
 from paradigms.generative.outputs import Scorer

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paradigms.backbone import load_tokenizer
 from paradigms.data import Corpus
+from paradigms.encoder.backbone import load_tokenizer
 from paradigms.generative.decoder import check_family
 from paradigms.generative.identifiers import titles
 from paradigms.generative.model import Generative

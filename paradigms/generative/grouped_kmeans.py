@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from paradigms.progress import progress_bar
+from paradigms.io.progress import progress_bar
 
 ROUNDS = 20  # of Lloyd's algorithm, at most
 ALIKE = 1e-4  # vectors that differ by less, relative to their length, are equal but for rounding

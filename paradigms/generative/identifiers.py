@@ -26,8 +26,8 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from paradigms.data import Corpus, Problems
-from paradigms.files import write_json
 from paradigms.generative.constraints import columns
+from paradigms.io.files import write_json
 
 START = 0
 END = 1

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from paradigms.core import Interaction, Tokens, similarity
-from paradigms.encode import Batch
+from paradigms.encoder.text import Batch
 from paradigms.generative.decoder import Trace, decode
 from paradigms.generative.model import Generative
 from paradigms.generative.outputs import Scorer

@@ -20,10 +20,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from paradigms.backbone import load_heads, load_seq2seq, load_tokenizer, quiet
 from paradigms.data import Corpus
-from paradigms.encode import Batch
-from paradigms.files import settle, write_json
+from paradigms.encoder.backbone import load_heads, load_seq2seq, load_tokenizer, quiet
+from paradigms.encoder.text import Batch
 from paradigms.generative.decoder import Memory, check_family, decode, remember
 from paradigms.generative.identifiers import Identifiers
 from paradigms.generative.np_decoding import Clusters, cluster_tokens
@@ -31,8 +30,9 @@ from paradigms.generative.outputs import Outputs, Scorer
 from paradigms.generative.pawa import PLACES, Pawa
 from paradigms.generative.settings import GenerativeSettings
 from paradigms.generative.targets import Targets
+from paradigms.io.files import settle, write_json
+from paradigms.io.typed import read_settings
 from paradigms.model import Trainable
-from paradigms.saved import read_settings
 
 SETTINGS, HEADS = "generative.json", "heads.safetensors"
 

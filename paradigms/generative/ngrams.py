@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from paradigms.files import atomic_folder, settle
 from paradigms.generative.constraints import Branches, check_sequences, columns, find_in_ranges, ranges
+from paradigms.io.files import atomic_folder, settle
 
 SEPARATOR = -1  # closes every document in the text; no n-gram contains it, so none crosses a boundary
 

@@ -29,7 +29,7 @@ from paradigms.data import Corpus
 from paradigms.generative.constraints import Branches, Constraint, ranges
 from paradigms.generative.grouped_kmeans import Groups, grouped_kmeans
 from paradigms.generative.identifiers import END, FIRST, START, Identifiers, tokenize
-from paradigms.progress import progress_bar
+from paradigms.io.progress import progress_bar
 
 ENCODED = 32  # windows that the encoder reads at once
 SORTED = 32  # so many batches' windows are sorted by length, against padding

@@ -28,10 +28,10 @@ from jaxtyping import Float
 from rapidfuzz.fuzz import ratio
 from rapidfuzz.process import cdist
 
-from paradigms import lexical
+from paradigms.baselines import bm25 as lexical
 from paradigms.data import Corpus, Problems, Split
-from paradigms.data.files import numbered_lines
 from paradigms.generative.identifiers import Identifiers, Tokenized, tokenize
+from paradigms.io.gzipped import numbered_lines
 
 GRAM = 3  # words of a query and of a passage that are compared
 WORD = re.compile(r"\S+")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from paradigms.data import Run
-from paradigms.encode import Batch
+from paradigms.encoder.text import Batch
 from paradigms.generative.beam import Hypotheses, beam_search
 from paradigms.generative.forced import sequence_scores
 from paradigms.generative.model import Generative
@@ -22,7 +22,7 @@ from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.np_decoding import ClusterConstraint
 from paradigms.generative.seal import Spans, query_grams, seal_scores, span_scores
 from paradigms.generative.trie import Trie
-from paradigms.progress import progress_bar
+from paradigms.io.progress import progress_bar
 
 HYPOTHESES = {"cpu": 640}  # of all queries that are decoded at once, so many; each has a vocabulary of logits
 MANY_HYPOTHESES = 1 << 13

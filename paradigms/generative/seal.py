@@ -18,9 +18,9 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from paradigms.backbone import load_tokenizer
 from paradigms.data import Corpus
-from paradigms.encode import Batch
+from paradigms.encoder.backbone import load_tokenizer
+from paradigms.encoder.text import Batch
 from paradigms.generative.constraints import Branches, ranges
 from paradigms.generative.decoder import check_family
 from paradigms.generative.forced import sequence_scores

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paradigms.generative.outputs import Scorer
-from paradigms.saved import check_types
+from paradigms.io.typed import check_types
 
 
 @dataclass(frozen=True)

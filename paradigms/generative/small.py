@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from paradigms.backbone import quiet
-from paradigms.files import atomic_folder
+from paradigms.encoder.backbone import quiet
+from paradigms.io.files import atomic_folder
 
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"  # with T5's ids, 0, 1 and 2
 

@@ -4,7 +4,7 @@ Two ways to score (`Recipe.search`):
 
 - gather: `core.rel`, from all stored tokens of a candidate;
 - impute: a token search gives the k' best document tokens of each query token, and documents are scored from
-  those alone: `xtr.imputed_rel` (Lee et al. 2023, Eq. 4), where that token search is exact.
+  those alone: `impute.imputed_rel` (Lee et al. 2023, Eq. 4), where that token search is exact.
 
 Of equal scores the smaller document id ranks first. Deleted documents are never found. Threads are those that
 the caller set (`torch.set_num_threads`).
@@ -26,13 +26,14 @@ from paradigms.align import ALIGNMENTS
 from paradigms.core import Tokens
 from paradigms.data import Run
 from paradigms.impute import IMPUTATIONS, retrieved_rel
-from paradigms.index.columns import VECTOR
 from paradigms.index.grow import GrowingStore
-from paradigms.index.maxima import reads_pool, score
 from paradigms.index.pruning import most_salient
-from paradigms.index.scan import Packed, Scanned, aligns
-from paradigms.model import Paradigm, Recipe
-from paradigms.progress import progress_bar
+from paradigms.io.progress import progress_bar
+from paradigms.model import Paradigm
+from paradigms.recipe import Recipe
+from paradigms.scoring.machine import VECTOR
+from paradigms.scoring.maxima import reads_pool, score
+from paradigms.scoring.stored import Packed, Scanned, aligns
 
 QUERIES = 64  # encoded at once, texts of like length together
 RETRIEVED = 1 << 22  # retrieved tokens, of all query tokens of a slice of queries, that are held at once
@@ -212,7 +213,7 @@ class TokenIndex(GrowingStore, ABC):
 
     @cached_property
     def _scannable(self) -> Scanned:
-        from paradigms.index import kernels
+        from paradigms.scoring import kernels
 
         vectors = np.asarray(self.fields["vectors"]).view(np.uint16)
         return Scanned(kernels.Stored(vectors), self.offsets, self.fields)

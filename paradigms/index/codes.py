@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from paradigms.index.columns import VECTOR
-from paradigms.progress import progress_bar
+from paradigms.io.progress import progress_bar
+from paradigms.scoring.machine import VECTOR
 
 # The step of the uniform quantiser of 2^b levels with the least squared error on N(0, 1).
 STEPS = {1: 1.5958, 2: 0.9957, 4: 0.3352, 8: 0.0308}

@@ -21,9 +21,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 
-from paradigms.files import settle, write_json
-
-VECTOR = 16  # numbers that the kernels read at once: rows with a multiple of these are scored where they lie
+from paradigms.io.files import settle, write_json
 
 FORMAT = 1
 CHUNK = 1 << 22  # bytes read at once for a checksum

@@ -10,8 +10,8 @@ with x̂ what the codes stand for and mⱼ the k'-th best similarity of query to
 its centroid is, less 1/1023 of the range of its similarities at most (`loops.select`). The two ways to score
 (`Recipe.search`):
 
-- impute: f approximates `xtr.imputed_rel` (Lee et al. 2023, Eq. 4); no candidate is gathered, and k' may be
-  as large as one likes, for it is never a list. In the limit of all lists, tokens at their centroids and no
+- impute: f approximates `impute.imputed_rel` (Lee et al. 2023, Eq. 4); no candidate is gathered, and k' may
+  be as large as one likes, for it is never a list. In the limit of all lists, tokens at their centroids and no
   loss of coding f is that rel (its ties apart);
 - gather: the `candidates` documents with the largest f are scored by `core.rel` on all of their tokens x̂.
 
@@ -45,10 +45,10 @@ from paradigms.index.coding import (
     write_lists,
 )
 from paradigms.index.columns import Column, Writer
-from paradigms.index.scan import Packed, Scanned
 from paradigms.index.store import Rows
-from paradigms.index.threads import shared, worth
-from paradigms.model import Recipe
+from paradigms.recipe import Recipe
+from paradigms.scoring.machine import shared, worth
+from paradigms.scoring.stored import Packed, Scanned
 
 
 class CompressedIndex(TokenIndex):
@@ -99,7 +99,7 @@ class CompressedIndex(TokenIndex):
         super()._map(manifest)
         if self._building:
             return
-        from paradigms.index import kernels
+        from paradigms.scoring import kernels
 
         path = self._table.path(CODEC)
         try:
@@ -123,7 +123,7 @@ class CompressedIndex(TokenIndex):
 
     @cached_property
     def _scannable(self) -> Scanned:
-        from paradigms.index import kernels
+        from paradigms.scoring import kernels
 
         codes, scales, centroids = (self.fields[name] for name in ("codes", "scales", "centroids"))
         coded = kernels.Coded(codes, self.settings.bits, scales, self._codec.levels, centroids)
@@ -214,7 +214,8 @@ class CompressedIndex(TokenIndex):
 
     def _near(self, packed: Packed, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The documents that own a probed token, and N f of each, weighted by the query's salience if any."""
-        from paradigms.index import kernels, loops
+        from paradigms.index import loops
+        from paradigms.scoring import kernels
 
         query, count = packed.query, int(packed.query.spans[-1])
         missing = np.empty(count, np.float32)

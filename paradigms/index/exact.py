@@ -1,6 +1,6 @@
 """top-k_d rel(d, q) over a whole corpus, exactly: float16 token vectors on disk, read in blocks.
 
-gather equals `core.rel` and impute `xtr.imputed_rel`, both on the stored vectors. Memory is bounded by the
+gather equals `core.rel` and impute `impute.imputed_rel`, both on the stored vectors. Memory is bounded by the
 encoded queries, a block of documents and a slice of queries, whatever the corpus.
 """
 
@@ -15,9 +15,9 @@ from torch import Tensor
 from paradigms.core import Tokens
 from paradigms.index import base
 from paradigms.index.base import LARGE_SIZES, TokenIndex
-from paradigms.index.maxima import score
-from paradigms.index.scan import Packed, slices
-from paradigms.model import Recipe
+from paradigms.recipe import Recipe
+from paradigms.scoring.maxima import score
+from paradigms.scoring.stored import Packed, slices
 
 IN_PLACE = 1 << 20  # tokens of a block of documents whose stored vectors are read in place
 TOKEN_BLOCK = 1 << 18  # document tokens that a token search reads at once

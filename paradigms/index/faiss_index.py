@@ -3,8 +3,8 @@
 Beside the float16 store of an exact index lies a FAISS index of the same token vectors under inner product
 (Douze et al. 2024, arXiv:2401.08281). gather is `core.rel`, exactly, of the documents that own one of the k'
 (`Recipe.search_tokens`) tokens retrieved for each query token: Khattab & Zaharia 2020, §3.6. impute is
-`xtr.imputed_rel` of the retrieved similarities as FAISS approximates them: Lee et al. 2023, Eq. 4. Both are
-exact where the factory's index is ("Flat") and k' reaches every token.
+`impute.imputed_rel` of the retrieved similarities as FAISS approximates them: Lee et al. 2023, Eq. 4. Both
+are exact where the factory's index is ("Flat") and k' reaches every token.
 
 FAISS parses its file in native code: checksums tell damage, not malice, so open only files that you trust.
 """

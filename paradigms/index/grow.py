@@ -18,15 +18,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from paradigms.core import Tokens
-from paradigms.files import atomic_folder, check_marked
 from paradigms.index.columns import CHUNK, MANIFEST, ColumnFolder, Writer, locked
 from paradigms.index.parts import SHARD, Shard, check_ids, different, text_shards, token_shards
 from paradigms.index.pruning import most_salient
 from paradigms.index.shards import SOURCES, Ended, joined
 from paradigms.index.store import DELETED, DOCUMENTS, LENGTHS, TokenStore, fields_of, grown
 from paradigms.index.weights import weights_checksum
+from paradigms.io.files import atomic_folder, check_marked
+from paradigms.io.progress import progress_bar
 from paradigms.model import Paradigm
-from paradigms.progress import progress_bar
 
 PRUNED_BLOCK = 1 << 16  # padded tokens that are pruned at once
 Grown = TypeVar("Grown", bound="GrowingStore")

@@ -20,8 +20,8 @@ from torch import Tensor
 from paradigms.core import Tokens
 from paradigms.data import Run
 from paradigms.index.exact import ExactIndex
+from paradigms.io.progress import progress_bar
 from paradigms.model import Paradigm
-from paradigms.progress import progress_bar
 
 Strategies = Mapping[str, tuple[str, Mapping[str, Any]]]
 # name -> (a key of align.ALIGNMENTS, its knobs), in the order of the paper's Table 7.

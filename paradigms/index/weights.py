@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from paradigms.backbone import without_adapters
+from paradigms.encoder.backbone import without_adapters
 from paradigms.model import Paradigm
 
 _known: WeakKeyDictionary[nn.Module, tuple[list[tuple[int, int]], str]] = WeakKeyDictionary()

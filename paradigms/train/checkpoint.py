@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paradigms.files import write_json, write_text
+from paradigms.io.files import write_json, write_text
 from paradigms.train.parallel import gathered, spread
 
 FOLDER, PREFIX, MANIFEST = "checkpoints", "step-", "manifest.json"

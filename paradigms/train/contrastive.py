@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from paradigms.core import Tokens
 from paradigms.data import Corpus
 from paradigms.model import Paradigm
+from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.train.distributed import gather, gather_documents, place_among
 from paradigms.train.examples import Example, TrainingBatch, check_taught, tokenised
 from paradigms.train.losses import Distillation, contrastive
 from paradigms.train.objective import Objective
-from paradigms.train.scoring import in_batch_rel
 
 
 class Contrastive(Objective):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paradigms.cross_attention import CrossAttention
+from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.data import Corpus, Run, Split
 from paradigms.evaluate import per_query
+from paradigms.evaluate.reranking import rerank
 from paradigms.generative.model import Generative
 from paradigms.model import Paradigm
-from paradigms.reranking import rerank
 
 
 def dev_measure(

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from paradigms.data import Corpus, Problems, Run, Split
-from paradigms.encode import Batch, Encoder
+from paradigms.encoder.text import Batch, Encoder
 from paradigms.train.teacher import FalseNegatives, ScorePairs, score_of
 
 

@@ -16,9 +16,8 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 
-from paradigms.cross_attention import CrossAttention
+from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.data import Collection, Corpus, Problems, Run, Split, hold_out, load
-from paradigms.files import write_json
 from paradigms.generative.model import Generative
 from paradigms.generative.pairs import (
     Pair,
@@ -30,6 +29,7 @@ from paradigms.generative.pairs import (
     span_pairs,
 )
 from paradigms.generative.small import small_t5
+from paradigms.io.files import write_json
 from paradigms.model import Paradigm
 from paradigms.train import tracking
 from paradigms.train.checkpoint import sha256

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paradigms.data import Corpus
-from paradigms.encode import Batch
+from paradigms.encoder.text import Batch
 from paradigms.generative.model import Generative
 from paradigms.generative.pairs import Pair
 from paradigms.generative.targets import Targets

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from paradigms.cross_attention import CrossAttention
+from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.data import Corpus
-from paradigms.encode import Batch
+from paradigms.encoder.text import Batch
 from paradigms.train.examples import Example, check_taught, teacher_scores
 from paradigms.train.losses import Distillation, contrastive
 from paradigms.train.objective import Objective

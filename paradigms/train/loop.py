@@ -15,8 +15,8 @@ from torch.autograd.graph import increment_version
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
 
+from paradigms.io.progress import progress_bar
 from paradigms.model import Trainable
-from paradigms.progress import progress_bar
 from paradigms.train.checkpoint import append_history, place, read_progress
 from paradigms.train.examples import Examples, StepSampler
 from paradigms.train.losses import Distillation

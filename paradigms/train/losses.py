@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from paradigms.saved import check_types
+from paradigms.io.typed import check_types
 
 
 def contrastive(

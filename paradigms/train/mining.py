@@ -15,7 +15,7 @@ from __future__ import annotations
 import random
 import tempfile
 
-from paradigms.cross_attention import CrossAttention
+from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.data import Corpus, Run, Split
 from paradigms.generative.model import Generative
 from paradigms.generative.retriever import GenerativeRetriever

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
-from paradigms.encode import TextEncoder
+from paradigms.encoder.text import TextEncoder
 from paradigms.model import Trainable, autocast
 
 Model = TypeVar("Model", bound=Trainable)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paradigms.align import ALIGNMENTS, NORMALISERS
 from paradigms.core import Tokens, rel
-from paradigms.train.scoring import in_batch_rel
+from paradigms.scoring.in_batch import in_batch_rel
 
 Mask = Bool[Tensor, "..."] | Int[Tensor, "..."] | None
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
-from paradigms.files import atomic_folder, flush, settle, sweep, write_json
+from paradigms.io.files import atomic_folder, flush, settle, sweep, write_json
 from paradigms.model import Trainable
 from paradigms.train import checkpoint
 from paradigms.train.parallel import gathered, spread

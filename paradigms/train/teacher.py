@@ -12,12 +12,12 @@ from typing import TypeAlias
 
 from accelerate import Accelerator
 
-from paradigms.cross_attention import HEAD
+from paradigms.baselines.classifier import SequenceClassifier, is_classifier
+from paradigms.baselines.cross_attention import HEAD
 from paradigms.data import Corpus, Run, read_run, write_run
-from paradigms.progress import progress_bar
+from paradigms.evaluate.reranking import rerank
+from paradigms.io.progress import progress_bar
 from paradigms.registry import load
-from paradigms.reranking import rerank
-from paradigms.train.classifier import SequenceClassifier, is_classifier
 from paradigms.train.state import by_main
 
 # Query id -> document ids whose scores are wanted -> their scores, and maybe others.

@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
 
-from paradigms.files import write_text
+from paradigms.io.files import write_text
 
 Started = TypeVar("Started")
 PRECISIONS = ("auto", "no", "bf16", "fp16")

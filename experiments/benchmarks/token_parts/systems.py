@@ -89,7 +89,7 @@ class Ours(System):
         )
 
     def open(self) -> None:
-        from paradigms.model import Recipe
+        from paradigms.recipe import Recipe
 
         self.index = self._index_class().open(self.folder, verify=False)
         for name, value in self.settings.get("knobs", {}).items():

@@ -14,8 +14,8 @@ from token_parts.systems import best
 
 from paradigms import PARADIGMS
 from paradigms.data import load
-from paradigms.files import atomic_folder, write_json
-from paradigms.progress import progress_bar
+from paradigms.io.files import atomic_folder, write_json
+from paradigms.io.progress import progress_bar
 
 
 def prepare(settings: Any, folder: Path, console: Console) -> Path:

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 from training_parts.trainers import CHECKED
 
-from paradigms.backbone import load_backbone, load_tokenizer, offline_encoder, quiet
 from paradigms.data import Collection, load
-from paradigms.files import atomic_folder, atomic_text
+from paradigms.encoder.backbone import load_backbone, load_tokenizer, offline_encoder, quiet
+from paradigms.io.files import atomic_folder, atomic_text
 
 
 def prepare(settings: Any, folder: Path) -> Path:

@@ -1,0 +1,57 @@
+"""Which pairs the report's alignment view shows, and how every system of a results folder aligns them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from paradigms import load
+from paradigms.baselines.bm25 import BM25
+from paradigms.data import Corpus, Split, read_run
+from paradigms.evaluate import AlignmentExample
+from paradigms.evaluate.explain import explain, explain_bm25, explain_generative
+from paradigms.generative.model import Generative
+from paradigms.index import open_index
+
+
+def chosen_queries(split: Split, count: int) -> list[str]:
+    """Judged queries for the alignment view: evenly spaced in the order of their ids."""
+    ids = sorted(q for q, judged in split.judgements.items() if any(g > 0 for g in judged.values()))
+    return ids[:: max(1, len(ids) // count)][:count]
+
+
+def align_query(
+    query_id: str, corpus: Corpus, split: Split, bm25: BM25, systems: Mapping[str, Path], folder: Path
+) -> list[AlignmentExample]:
+    """A relevant document and the best that is not, by BM25, under every system of a results folder.
+
+    systems: name -> the folder that has its index, where it has one.
+    """
+    query, judged = split.queries[query_id], split.judgements[query_id]
+    pool = read_run(folder / "runs" / "candidates.run")[query_id]
+    relevant = [d for d in sorted(judged) if judged[d] > 0][:1]
+    wrong = [d for d in sorted(pool, key=lambda d: -pool[d]) if judged.get(d, 0) == 0][:1]
+    examples = []
+    for document_id in relevant + wrong:
+        text = corpus[corpus.position(document_id)]
+        views = [explain_bm25(bm25, query, document_id, text)]
+        for name, encoded in systems.items():
+            paradigm, index = opened(folder / name / "checkpoint", encoded / "index")
+            if isinstance(paradigm, Generative):
+                views += explain_generative(paradigm, query, corpus.position(document_id))
+                continue
+            others = [d for d in sorted(pool) if d != document_id]
+            rest = index.tokens_of(others, paradigm.encoder.device) if "pool" in paradigm.reads else None
+            views.append(explain(paradigm, query, text, rest))
+        example = AlignmentExample(query_id, document_id, query, text, document_id in relevant, views)
+        examples.append(example)
+    return examples
+
+
+@cache
+def opened(checkpoint: Path, index: Path) -> tuple[Any, Any]:
+    """A system's trained model and, where it encodes documents, its index."""
+    paradigm = load(checkpoint)
+    return paradigm, None if isinstance(paradigm, Generative) else open_index(index)

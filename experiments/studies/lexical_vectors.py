@@ -1,0 +1,97 @@
+"""A collection as sparse vectors whose inner product is BM25, TF-IDF or the Boolean score.
+
+Luan et al., TACL 2021, section 2.1.3. With n the counts of a document's terms and idf that of BM25:
+boolean 1[n > 0]; tfidf n · idf; bm25 as `paradigms.baselines.bm25.BM25` (Lucene's form, k1 = .9, b = .4).
+The paper lets the query carry the idf. Where it stands changes no score, but all norms and margins.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy import sparse
+from studies.shared_settings import Weighting
+
+from paradigms.baselines.bm25 import BM25
+from paradigms.data import Collection, load
+
+Placement = Literal["query", "both", "document"]
+# Share of the idf that stands in the query.
+PLACEMENTS: dict[Placement, float] = {"query": 1.0, "both": 0.5, "document": 0.0}
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Term counts, documents [n, v] and queries [m, v]; `saturated` [n, v] is BM25 without idf; `idf` [v]."""
+
+    documents: sparse.csr_array
+    queries: sparse.csr_array
+    saturated: sparse.csr_array
+    idf: np.ndarray
+    query_ids: list[str]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Number of terms of each document, [n]."""
+        return np.asarray(self.documents.sum(axis=1)).ravel()
+
+
+def open_counts(
+    name: str, split: str, queries: int, seed: int, *, documents: int | None = None
+) -> tuple[Collection, Counts]:
+    """A collection by name and its counts; a wrong name or a broken file ends the program with a line."""
+    try:
+        collection = load(name, documents=documents)
+        return collection, count_terms(collection, split, queries, seed)[0]
+    except (FileNotFoundError, ValueError) as error:
+        raise SystemExit(str(error)) from error
+
+
+def count_terms(collection: Collection, split: str, queries: int, seed: int) -> tuple[Counts, BM25]:
+    """Counts of all documents and of `queries` random queries of the split that hold a known term."""
+    corpus = collection.corpus
+    bm25 = BM25.build(corpus, corpus.ids)
+    texts = collection.split(split).queries
+    known = [i for i, text in texts.items() if any(term in bm25.vocabulary for term in bm25.terms(text))]
+    if not known:
+        raise ValueError(f"no query of {collection.name}, split {split!r}, holds a word of the documents")
+    chosen = np.random.default_rng(seed).choice(len(known), size=min(queries, len(known)), replace=False)
+    ids = [known[i] for i in sorted(chosen)]
+    documents = count_matrix(bm25, corpus)
+    frequency = np.diff(documents.tocsc().indptr)
+    idf = np.log1p((len(corpus) - frequency + 0.5) / (frequency + 0.5))
+    saturated = (bm25.matrix().astype(np.float64) @ sparse.diags_array(1 / idf)).tocsr()
+    saturated.sort_indices()
+    return Counts(documents, count_matrix(bm25, (texts[i] for i in ids)), saturated, idf, ids), bm25
+
+
+def count_matrix(bm25: BM25, texts: Iterable[str]) -> sparse.csr_array:
+    """How often each known term stands in each text: [texts, vocabulary]."""
+    columns: list[int] = []
+    values: list[int] = []
+    starts = [0]
+    for text in texts:
+        counts = Counter(bm25.vocabulary[term] for term in bm25.terms(text) if term in bm25.vocabulary)
+        for column in sorted(counts):
+            columns.append(column)
+            values.append(counts[column])
+        starts.append(len(columns))
+    shape = (len(starts) - 1, len(bm25.vocabulary))
+    return sparse.csr_array((np.array(values, dtype=np.float64), columns, starts), shape=shape)
+
+
+def weigh(
+    counts: Counts, weighting: Weighting, placement: Placement = "query"
+) -> tuple[sparse.csr_array, sparse.csr_array]:
+    """(documents [n, v], queries [m, v]) whose inner products are the scores; idf placed as asked.
+
+    boolean has no idf, so there the placement changes nothing.
+    """
+    if weighting == "boolean":
+        return counts.documents.sign(), counts.queries.sign()
+    documents = counts.saturated if weighting == "bm25" else counts.documents
+    share = PLACEMENTS[placement]
+    in_documents, in_queries = (sparse.diags_array(counts.idf**power) for power in (1 - share, share))
+    return (documents @ in_documents).tocsr(), (counts.queries @ in_queries).tocsr()

@@ -1,0 +1,150 @@
+"""Figures, tables and one self-contained HTML page for the experiments on theory, and their tracker."""
+
+import base64
+import csv
+import io
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from studies.shared_settings import Tracker
+
+from paradigms.evaluate.report import format_number
+from paradigms.io.files import atomic_text, write_json, write_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ title }}</title>
+<style>
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+table { border-collapse: collapse; margin: 1rem 0; font-size: .9rem; display: block; overflow-x: auto }
+th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid #ddd }
+th:first-child, td:first-child { text-align: left }
+img { max-width: 100%; height: auto }
+</style>
+<h1>{{ title }}</h1><p>{{ summary }}</p>
+{% for section in sections %}<h2>{{ section.heading }}</h2>
+{% if section.text %}<p>{{ section.text }}</p>{% endif %}
+{% for name in section.figures %}<img alt="{{ name }}" src="data:image/png;base64,{{ images[name] }}">
+{% endfor %}
+{% if section.rows %}<table><tr>{% for key in section.rows[0] %}<th>{{ key }}</th>{% endfor %}</tr>
+{% for row in section.rows %}<tr>{% for value in row.values() %}<td>{{ shown(value) }}</td>{% endfor %}</tr>
+{% endfor %}</table>{% endif %}{% endfor %}
+<h2>Settings</h2>
+<table>{% for key, value in settings.items() %}<tr><td>{{ key }}</td><td>{{ value }}</td></tr>
+{% endfor %}</table></html>
+"""
+
+
+@dataclass
+class Section:
+    """A heading, a paragraph, rows (all with the same keys) and names of figures, on page and console."""
+
+    heading: str
+    text: str = ""
+    rows: Sequence[Mapping[str, Any]] = ()
+    figures: list[str] = field(default_factory=list)
+
+
+def write_page(
+    folder: Path,
+    title: str,
+    summary: str,
+    sections: Sequence[Section],
+    figures: Mapping[str, "Figure"],
+    settings: Mapping[str, Any],
+) -> Path:
+    """Write every figure as NAME.png and the page that embeds them as report.html; returns its path."""
+    import jinja2
+
+    images = {}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, figure in figures.items():
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=150)
+        temporary = folder / f".{name}.png.partial"
+        temporary.write_bytes(buffer.getvalue())
+        os.replace(temporary, folder / f"{name}.png")
+        images[name] = base64.b64encode(buffer.getvalue()).decode()
+    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(_PAGE)
+    page = template.render(
+        title=title, summary=summary, sections=sections, images=images, settings=settings, shown=format_number
+    )
+    write_text(folder / "report.html", page)
+    return folder / "report.html"
+
+
+def steps(progress: Progress, name: str, total: int) -> Callable[..., None]:
+    """A new bar, and what moves it on: step() by one, step(n) by n."""
+    return partial(progress.advance, progress.add_task(name, total=total))
+
+
+def finite(value: float) -> float | None:
+    """The value, or none where it is infinite or nan: JSON has neither."""
+    return value if math.isfinite(value) else None
+
+
+def print_sections(sections: Sequence[Section]) -> None:
+    """The same sections on the console, without figures."""
+    console = Console()
+    for section in sections:
+        console.print(f"\n[bold]{section.heading}[/bold]")
+        if section.text:
+            console.print(section.text, highlight=False)
+        if section.rows:
+            table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+            cells = [[format_number(value) for value in row.values()] for row in section.rows]
+            for position, key in enumerate(section.rows[0]):
+                widest = max(len(row[position]) for row in cells)
+                side = "right" if position else "left"
+                # In a narrow terminal headings and text fold, numbers do not.
+                table.add_column(key, justify=side, min_width=min(widest, 12), overflow="fold")
+            for row in cells:
+                table.add_row(*row)
+            console.print(table)
+
+
+def track(
+    tracker: Tracker,
+    run: str,
+    settings: Mapping[str, Any],
+    numbers: Mapping[str, float],
+    images: Iterable[Path],
+    folder: Path,
+) -> None:
+    """Send the numbers and images of a finished run to W&B, whose own files go to `folder`."""
+    if tracker == "none":
+        return
+    import wandb
+
+    from paradigms.train.tracking import wandb_or_offline
+
+    def begin(options: dict[str, Any]) -> wandb.Run:
+        return wandb.init(project="retrieval-paradigms", name=run, config=dict(settings), **options)
+
+    session = wandb_or_offline(begin, folder)
+    session.log({**numbers, **{image.stem: wandb.Image(str(image)) for image in images}})
+    session.finish()
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows of the same keys as path.csv and path.json, with all digits, and path.md, as people read it."""
+    write_json(path.with_suffix(".json"), list(rows))
+    with atomic_text(path.with_suffix(".csv")) as stream:
+        writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *([*map(format_number, row.values())] for row in rows)]
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    write_text(path.with_suffix(".md"), "".join(f"| {' | '.join(line)} |\n" for line in cells))

@@ -1,0 +1,178 @@
+"""Claims about the alignment matrix of generative retrieval: Wu et al. 2024, Lemmas 5.1 and 5.2."""
+
+import numpy as np
+from studies.theory_claims import GENERATIVE, Evidence, apart, claim, excess, median_ratio, standard_errors
+
+from theory import kernels, low_rank
+
+
+def attention_factors(
+    rng: np.random.Generator, samples: int
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """D [M, h], Q [N, h], W [h, h] of sizes 2–15 and scales that make δ small to large."""
+    found = []
+    for _ in range(samples):
+        M, N, h = rng.integers(2, 16, 3)
+        scale = 10 ** rng.uniform(-1.5, 1)
+        found.append(
+            (
+                scale * rng.standard_normal((M, h)),
+                rng.standard_normal((N, h)),
+                rng.standard_normal((h, h)) / h,
+            )
+        )
+    return found
+
+
+def unit_tokens(rng: np.random.Generator, count: int, h: int) -> np.ndarray:
+    x = rng.standard_normal((count, h))
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+@claim(
+    "‖A − R‖ ≤ 4γ‖W‖ for a rank-one R, γ depending on the matrix entries",
+    f"{GENERATIVE}, Lemma 5.1",
+    "none",
+    "vacuous, γ is free; ‖A − 1·softmax(r)ᵀ‖_∞ ≤ 2tanh(δ/4) ≤ ½ max‖d_i−d̄‖ diam(Q) ‖W‖₂",
+)
+def lemma_5_1(rng: np.random.Generator, samples: int) -> Evidence:
+    worst, ratios, count = 0.0, [], min(samples, 500)
+    for D, Q, W in attention_factors(rng, count):
+        S = low_rank.attention_scores(D, Q, W)
+        error = low_rank.row_norm(low_rank.alignment(S) - low_rank.rank_one(S))
+        bound = low_rank.row_bound(low_rank.spread(S))
+        worst = max(worst, excess(error, bound), excess(bound, low_rank.norm_bound(D, Q, W)))
+        ratios.append(error / bound)
+    S = low_rank.attention_scores(np.eye(2), np.eye(2))
+    A, report = low_rank.alignment(S), low_rank.report(S)
+    golden = max(apart(report["row_error"], 0.46211716), apart(report["row_bound"], 0.48983732))
+    gamma = low_rank.gamma_as_printed(A, np.full((2, 2), 1e6), np.eye(2))
+    detail = f"D = Q = W = I: even R = 10⁶·11ᵀ satisfies it, with γ = {gamma:.3g}"
+    tight = float(np.median(ratios))
+    return Evidence(max(worst, golden), count, tolerance=1e-7, tightness=tight, detail=detail)
+
+
+@claim("‖A − 1·softmax(r)ᵀ‖_F ≤ √(2M) tanh(δ/4)", "Lemma 5.1 corrected", "none")
+def lemma_5_1_frobenius(rng: np.random.Generator, samples: int) -> Evidence:
+    errors, bounds = [], []
+    for factors in attention_factors(rng, min(samples, 500)):
+        S = low_rank.attention_scores(*factors)
+        errors.append(np.linalg.norm(low_rank.alignment(S) - low_rank.rank_one(S)))
+        bounds.append(low_rank.frobenius_bound(low_rank.spread(S), len(S)))
+    return Evidence(excess(errors, bounds), len(errors), tightness=median_ratio(errors, bounds))
+
+
+@claim("R = 1rᵀ, r = d̄ᵀWQ, is near A", f"{GENERATIVE}, appendix B", "none", "R = 1·softmax(r)ᵀ")
+def lemma_5_1_reference(rng: np.random.Generator, samples: int) -> Evidence:
+    S = low_rank.attention_scores(rng.standard_normal((5, 3)), rng.standard_normal((4, 3)), np.zeros((3, 3)))
+    A = low_rank.alignment(S)
+    printed = low_rank.row_norm(A - low_rank.rank_one_as_printed(S))
+    ours = low_rank.row_norm(A - low_rank.rank_one(S))
+    detail = f"W = 0: ‖A − 1rᵀ‖_∞ = {printed:g}, although the printed bound 4γ‖W‖ is 0 for every γ"
+    return Evidence(float(ours), 1, printed=float(printed), detail=detail)
+
+
+@claim("the alignment of generative retrieval is inherently of low rank", f"{GENERATIVE}, §5.2.4 and §7.4")
+def low_rank_is_inherent(rng: np.random.Generator, samples: int) -> Evidence:
+    A = low_rank.alignment(5 * np.eye(16))
+    error, rank = low_rank.best_rank_one(A)[1], low_rank.stable_rank(A)
+    left, values, right = np.linalg.svd(rng.standard_normal((6, 5)))
+    X = (left[:, :5] * values) @ right
+    ours = apart(low_rank.best_rank_one(X)[1] ** 2, 1 - values[0] ** 2 / (values**2).sum())
+    detail = f"softmax(5·I₁₆): best rank-one relative error {error:.3f}, stable rank {rank:.1f}"
+    return Evidence(max(ours, excess(abs(error - 0.96), 0.005)), 1, printed=float(error), detail=detail)
+
+
+@claim("rel = Σ_ij (1/p_ij) tr(F(d_i)ᵀF(q_j)) with F(x) = xφ(x)ᵀ, φ = elu", f"{GENERATIVE}, Lemma 5.2")
+def lemma_5_2(rng: np.random.Generator, samples: int) -> Evidence:
+    d, q = np.array([[1.0, -np.log(2)]]), np.array([[1.0, 2.0]])
+    term, rel = kernels.kernel_terms(d, q, kernels.elu).item(), kernels.relevance(d, q)
+    negative = (kernels.elu([1.0]) @ kernels.elu([-1.0])).item()
+    ours = max(abs(term), apart(rel, 1 - 2 * np.log(2)), apart(negative, np.expm1(-1)))
+    detail = (
+        f"d = (1, −ln 2), q = (1, 2): rel = {rel:.4f} but tr(FᵀF) = 0, so that no p helps; "
+        f"elu(1)·elu(−1) = {negative:.3f}"
+    )
+    return Evidence(ours, 1, printed=abs(rel - term), detail=detail)
+
+
+@claim(
+    "E φ(x)ᵀφ(y) = exp(xᵀy), relative deviation √((e^{‖x+y‖²}−1)/m)",
+    "positive random features",
+    "ω ~ N(0, I), independent",
+)
+def kernel_of_positive_features(rng: np.random.Generator, samples: int) -> Evidence:
+    h, m, draws = 5, 16, 2 * samples
+    x, y = unit_tokens(rng, 2, h)
+    W = rng.standard_normal((draws * m, h))
+    products = kernels.positive_features(x[None], W) * kernels.positive_features(y[None], W)
+    estimates = products.reshape(draws, m).sum(1) * draws  # the features carry 1/√(draws·m) each
+    deviation = kernels.kernel_relative_deviation(x, y, m)
+    errors = estimates / np.exp(x @ y) - 1
+    worst = standard_errors(errors.mean(), deviation / np.sqrt(draws), 0)
+    worst = max(worst, standard_errors((errors**2).mean(), (errors**2).std() / np.sqrt(draws), deviation**2))
+    seen = np.sqrt((errors**2).mean())
+    detail = f"relative deviation at m = {m}: {seen:.3f} seen, {deviation:.3f} predicted"
+    return Evidence(worst, draws, tolerance=4, unit="s.e.", detail=detail)
+
+
+@claim(
+    "rel ≈ Σ_i d_iᵀS_Qφ(d_i)/(φ(d_i)ᵀz_Q), median error ≤ .1 with 256 features, .03 with 4096",
+    "positive random features",
+    "unit vectors, h = 16",
+)
+def positive_features(rng: np.random.Generator, samples: int) -> Evidence:
+    counts, errors = (256, 4096), []
+    for _ in range(min(samples, 60)):
+        D, Q = unit_tokens(rng, 20, 16), unit_tokens(rng, 10, 16)
+        exact, row = kernels.relevance(D, Q), []
+        for m in counts:
+            W = kernels.orthogonal_projections(16, m, int(rng.integers(2**31)))
+            row.append(kernels.kernel_relevance(D, Q, lambda x, W=W: kernels.positive_features(x, W)))
+        row += [kernels.kernel_relevance(D, Q, phi) for phi in (kernels.elu, kernels.elu_plus_one)]
+        errors.append(np.abs(np.array(row) / exact - 1))
+    few, many, elu, shifted = np.median(errors, axis=0)
+    detail = f"median relative error {few:.3f} (256), {many:.3f} (4096); elu {elu:.1f}, elu + 1 {shifted:.2f}"
+    return Evidence(
+        max(excess(few, 0.1), excess(many, 0.03), excess(many, few / 2)), len(errors), detail=detail
+    )
+
+
+@claim(
+    "p_ij depends on d_i and q_j",
+    f"{GENERATIVE}, Lemma 5.2",
+    "none",
+    "on d_i and all of Q: p_i = Σ_j exp(d_iᵀq_j)",
+)
+def normaliser(rng: np.random.Generator, samples: int) -> Evidence:
+    worst, spread, count = 0.0, 0.0, min(samples, 200)
+    for _ in range(count):
+        d, q, *others = rng.standard_normal((4, 6))
+        implied = []
+        for other in others:
+            S = np.array([[d @ q, d @ other]])
+            implied.append(np.exp(d @ q) / low_rank.alignment(S)[0, 0])
+            worst = max(worst, apart(implied[-1], np.exp(S).sum()))
+        spread = max(spread, float(np.ptp(np.log(implied))))
+    detail = f"the same d_i and q_j beside another query token: ln p differs by up to {spread:.1f}"
+    return Evidence(worst, count, printed=spread, detail=detail)
+
+
+@claim(
+    "the separable bound approximately decomposes the relevance",
+    f"{GENERATIVE}, after Lemma 5.2",
+    "p̂ constant",
+)
+def separable_bound(rng: np.random.Generator, samples: int) -> Evidence:
+    documents = [unit_tokens(rng, 6, 8) * rng.uniform(0.5, 1.5) for _ in range(20)]
+    queries = [unit_tokens(rng, 4, 8) for _ in range(20)]
+    exact = np.array([[kernels.relevance(D, Q) for D in documents] for Q in queries])
+    factor = np.array([kernels.separable_factor(D, kernels.elu) for D in documents])
+    bound = np.array([factor * kernels.separable_factor(Q, kernels.elu) for Q in queries])
+    same = float(np.mean(bound.argsort(1) != bound[0].argsort()))
+    ranks = exact.argsort(1).argsort(1), bound.argsort(1).argsort(1)
+    correlation = np.mean([np.corrcoef(a, b)[0, 1] for a, b in zip(*ranks, strict=True)])
+    detail = (
+        f"one order of 20 documents for all of 20 queries; mean rank correlation with rel {correlation:.2f}"
+    )
+    return Evidence(same, 20, printed=float(1 - correlation), detail=detail)

@@ -1,0 +1,190 @@
+"""Claims about recall under one shared projection and about multi-vector encodings: Luan et al. 2021."""
+
+from collections.abc import Callable
+
+import numpy as np
+from studies.theory_claims import LUAN, Evidence, apart, claim, excess, median_ratio, standard_errors
+
+from theory import multivector, projections, recall
+
+
+@claim(
+    "P(R ≥ r) ≤ 4(|D|−r+1)exp(−(k/2)h(ε)), ε the r-th smallest margin",
+    f"{LUAN}, Lemma 2 and Eq. 3",
+    "Gaussian A, orthogonal competitors",
+)
+def lemma_2(rng: np.random.Generator, samples: int) -> Evidence:
+    return _recall_bound(recall.lemma2_bound, rng, samples)
+
+
+@claim("P(R ≥ r) ≤ Σ_{i≥r} p(k, μ_(i))", "t-union bound", "Gaussian A, orthogonal competitors")
+def t_union(rng: np.random.Generator, samples: int) -> Evidence:
+    return _recall_bound(recall.t_union_bound, rng, samples)
+
+
+@claim(
+    "P(R ≥ r) ≤ min_{s<r} Σ_{i>s} p(k, μ_(i))/(r−s)",
+    "Markov-union bound",
+    "Gaussian A, orthogonal competitors",
+)
+def markov_union(rng: np.random.Generator, samples: int) -> Evidence:
+    return _recall_bound(recall.markov_union_bound, rng, samples)
+
+
+def _recall_bound(bound: Callable, rng: np.random.Generator, samples: int) -> Evidence:
+    """A bound on P(R ≥ r) against quadrature of the exact law; tightness where that lies in 10⁻⁴ … ½."""
+    exact, limit = [], []
+    for _ in range(min(samples, 150)):
+        margins, k = rng.uniform(0.05, 0.5, rng.integers(1, 60)), float(rng.integers(1, 200))
+        r = int(rng.integers(1, min(len(margins), 10) + 1))
+        exact.append(recall.orthogonal_recall_failure(k, margins, r))
+        limit.append(bound(k, margins, r))
+    use = (np.array(exact) > 1e-4) & (np.array(exact) < 0.5)
+    tight = median_ratio(np.array(exact)[use], np.array(limit)[use])
+    return Evidence(excess(exact, limit), len(exact), tightness=tight)
+
+
+def collection(rng: np.random.Generator, documents: int, terms: int) -> tuple[np.ndarray, ...]:
+    """A query, its best document and the others, in skewed non-negative weights."""
+    query = rng.lognormal(size=terms) * (rng.random(terms) < 0.1) + 0.01
+    others = rng.lognormal(size=(documents, terms)) * (rng.random((documents, terms)) < 0.2)
+    best = np.argmax(others @ query)
+    return query, others[best], np.delete(others, best, axis=0)
+
+
+@claim(
+    "k for recall@r: Eq. 3 ≥ Σ Lemma 1 ≥ t-union ≥ Markov-union ≥ exact law",
+    "exact recall law and bounds",
+    "Gaussian A, β = .05, skewed sparse vectors",
+)
+def recall_dimensions(rng: np.random.Generator, samples: int) -> Evidence:
+    query, best, others = collection(rng, 300, 100)
+    margins = projections.normalized_margin(query, best, others)
+    seed = int(rng.integers(2**31))
+    thresholds = recall.recall_thresholds(query, best, others, [1, 10], samples=samples, seed=seed)
+    worst, rows, tight = 0.0, [], []
+    for r, sampled in zip((1, 10), thresholds, strict=True):
+        exact, error = recall.required_dimension_recall_exact(sampled)
+        methods = ("eq3", "lemma1_sum", "t_union", "markov_union")
+        k = np.array([recall.required_dimension_recall(margins, r, method=method) for method in methods])
+        worst = max(worst, excess(k[1:], k[:-1] * (1 + 1e-9)), excess(exact - 4 * error, k[-1]))
+        tight.append(exact / k[-1])
+        ratios = ", ".join(f"{x:.2f}" for x in k / exact)
+        quick = recall.quick_required_dimension(sampled)
+        rows.append(
+            f"r = {r}: exact {exact:.1f} ± {error:.1f}, bounds over it {ratios}, quick rule {quick:.1f}"
+        )
+    return Evidence(worst, samples, tightness=float(np.median(tight)), detail="; ".join(rows))
+
+
+@claim(
+    "P(R ≥ r) = E_z F_{χ²_k}(max(T_(r),0)²): golden values by quadrature",
+    "exact recall law",
+    "Gaussian A, orthogonal competitors",
+)
+def recall_law_golden(rng: np.random.Generator, samples: int) -> Evidence:
+    golden = {
+        (32, 1): 0.4032276686,
+        (32, 2): 0.0525230482,
+        (32, 3): 0.0018219163,
+        (64, 1): 0.2593903395,
+        (64, 2): 0.0135701142,
+        (64, 3): 0.0001046332,
+    }
+    found = [recall.orthogonal_recall_failure(k, [0.1, 0.2, 0.3], r) for k, r in golden]
+    equal = np.full(100, 0.2)
+    many = [recall.orthogonal_recall_failure(k, equal, r) for k, r in ((64, 1), (64, 10), (256, 1))]
+    expected = [*golden.values(), 0.9889941693, 0.0776218833, 0.0596459264]
+    return Evidence(apart([*found, *many], expected), len(expected), tolerance=1e-6)
+
+
+@claim(
+    "P(R ≥ r) by the exact law is that of explicit shared projections",
+    "exact recall law",
+    "Gaussian A, any vectors",
+)
+def recall_law_simulated(rng: np.random.Generator, samples: int) -> Evidence:
+    (query, best, others), k, r, draws = collection(rng, 40, 60), 32, 5, 2 * samples
+    thresholds = recall.recall_thresholds(
+        query, best, others, [r], samples=draws, seed=int(rng.integers(2**31))
+    )
+    exact, error = recall.recall_failure(k, thresholds[0])
+    lost = 0
+    for _ in range(draws):
+        A = rng.standard_normal((k, len(query)))
+        scores = np.vstack([best, others]) @ (A.T @ (A @ query))
+        lost += np.sum(scores[1:] >= scores[0]) >= r
+    found, noise = lost / draws, np.sqrt(max(lost, 1)) / draws
+    detail = f"explicit {found:.4f} ± {noise:.4f}, law {exact:.4f} ± {error:.4f}"
+    return Evidence(
+        standard_errors(found, np.hypot(noise, error), exact), draws, tolerance=4, unit="s.e.", detail=detail
+    )
+
+
+@claim(
+    "a segment's margin is at least the document's: μ(q,d1⁽ⁱ⁾,d2⁽ⁱ⁾) ≥ μ(q,d1,d2)",
+    f"{LUAN}, Theorem 1",
+    "orthogonal segments, ⟨q,d1⁽ⁱ⁾⟩ = ⟨q,d1⟩, ⟨q,d2⁽ⁱ⁾⟩ ≤ ⟨q,d2⟩, ⟨q,d1⟩ ≥ ⟨q,d2⟩",
+)
+def theorem_1(rng: np.random.Generator, samples: int) -> Evidence:
+    same, whole = [], []
+    for _ in range(min(samples, 500)):
+        query, better, worse = np.zeros(9), np.zeros((3, 9)), np.zeros((3, 9))
+        query[:3] = np.abs(rng.standard_normal(3))
+        for i in range(3):
+            better[i, 3 * i : 3 * i + 3], worse[i, 3 * i : 3 * i + 3] = rng.standard_normal((2, 3))
+        better[0, :3] += query[:3] * excess(worse[0] @ query, better[0] @ query) * 1.1 / (query @ query)
+        if multivector.broken_conditions(query, better, worse, 0):
+            continue
+        pair = multivector.segment_margins(query, better, worse, 0)
+        same.append(pair[0])
+        whole.append(pair[1])
+    return Evidence(excess(whole, same), len(same), tightness=median_ratio(whole, same))
+
+
+@claim(
+    "so multi-vector encodings (max over segments) need no larger k than single vectors",
+    f"{LUAN}, §3, from Theorem 1",
+    "the conditions of Theorem 1; Gaussian A, k = 64",
+)
+def cross_pairs(rng: np.random.Generator, samples: int) -> Evidence:
+    example = multivector.COUNTEREXAMPLE
+    conditions = len(multivector.broken_conditions(**example, segment=0))
+    whole = multivector.segment_margins(**example, segment=0)[1]
+    single = projections.pairwise_error(64, whole)
+    found, error = multivector.simulated_maxscore_error(
+        64, **example, samples=20 * samples, seed=int(rng.integers(2**31))
+    )
+    golden = max(apart(single, 1.6118466e-11), apart(whole, np.sqrt(0.5)), float(conditions))
+    golden = max(golden, apart(multivector.maxscore_margin(**example), 1 / np.sqrt(201)))
+    printed = excess(found - 4 * error, single)
+    detail = (
+        "q = e0, d1 = (1,10,9), d2 = (0,10,10), segments {0,1}, {2}: "
+        f"single vector {single:.2g}, max over segments {found:.4f} ± {error:.4f}"
+    )
+    return Evidence(golden, 20 * samples, tolerance=1e-7, printed=printed, detail=detail)
+
+
+@claim(
+    "P(max-scoring error) ≤ min_i Σ_j p(k, μ(q,d1⁽ⁱ⁾,d2⁽ʲ⁾))",
+    "margin over cross pairs",
+    "Gaussian A, some segment of d1 beats all of d2",
+)
+def maxscore_bound(rng: np.random.Generator, samples: int) -> Evidence:
+    worst, ratios = 0.0, []
+    for _ in range(10):
+        query, better, worse = (
+            rng.standard_normal(6),
+            rng.standard_normal((3, 6)),
+            rng.standard_normal((3, 6)),
+        )
+        better[0] += query * (excess(worse @ query, better[0] @ query) + 0.5) / (query @ query)
+        bound = multivector.maxscore_error_bound(16, query, better, worse)
+        found, error = multivector.simulated_maxscore_error(
+            16, query, better, worse, samples=samples, seed=int(rng.integers(2**31))
+        )
+        worst = max(worst, (found - bound) / max(error, 1 / samples))
+        ratios.append(found / bound)
+    return Evidence(
+        max(worst, 0.0), 10 * samples, tolerance=4, unit="s.e.", tightness=float(np.median(ratios))
+    )

@@ -1,0 +1,162 @@
+"""Claims about token retrieval: Lee et al. 2023 (XTR)."""
+
+import numpy as np
+from studies.theory_claims import XTR, Evidence, apart, claim, excess, median_ratio
+
+from theory import token_retrieval
+
+EXACT_SEARCH = "exact search"
+
+
+def pools(rng: np.random.Generator, samples: int) -> list[tuple[np.ndarray, np.ndarray, int]]:
+    """1–8 query tokens, pools of 3–12 documents, similarities of either sign, k' inside the pool."""
+    found = []
+    for _ in range(samples):
+        count = rng.integers(3, 13)
+        owners = rng.permutation(
+            np.concatenate([np.arange(count), rng.integers(0, count, rng.integers(0, 40))])
+        )
+        P = rng.normal(rng.uniform(-2, 2), 1, (rng.integers(1, 9), owners.size))
+        found.append((P, owners, int(rng.integers(1, owners.size + 1))))
+    return found
+
+
+@claim(
+    "f_XTR = (1/Z) Σ_i max_j Â_ij q_iᵀd_j",
+    f"{XTR}, Eq. 2",
+    "similarities of either sign",
+    "−∞ where Â = 0: otherwise unretrieved 0s beat negative retrieved similarities",
+)
+def retrieved_maximum(rng: np.random.Generator, samples: int) -> Evidence:
+    worst = printed = 0.0
+    for P, owners, k in pools(rng, min(samples, 200)):
+        ours, found = token_retrieval.xtr_scores(P, owners, k), token_retrieval.retrieved(P, k)
+        for document in np.flatnonzero(token_retrieval.candidates(P, owners, k)):
+            rows = [
+                row[mine] for row, mine in zip(P, found & (owners == document), strict=True) if mine.any()
+            ]
+            mean = np.mean([row.max() for row in rows])
+            worst = max(worst, abs(ours[document] - mean))
+        printed = max(
+            printed, float(np.abs(token_retrieval.xtr_scores_as_printed(P, owners, k) - ours).max())
+        )
+    P, owners = [[-0.2, -0.3]], [0, 0]
+    literal = token_retrieval.xtr_scores_as_printed(P, owners, 1)[0]
+    masked = token_retrieval.xtr_scores(P, owners, 1)[0]
+    detail = f"P = (−.2, −.3), k = 1: {literal:g} as printed, {masked:g} with −∞"
+    return Evidence(worst, min(samples, 200), printed=printed, detail=detail)
+
+
+@claim(
+    "an unretrieved token takes m_i if Â_i* = 0 and m_i ≥ 0; m_i bounds it from above",
+    f"{XTR}, Eq. 4",
+    EXACT_SEARCH + ", m_i the k'-th score",
+    "whatever the sign of m_i: f_XTR' − f_ColBERT = (1/n)Σ_{missing}(m_i − max_j P_ij) ≥ 0",
+)
+def imputation(rng: np.random.Generator, samples: int) -> Evidence:
+    worst, gaps, negative = 0.0, [], 0
+    for P, owners, k in pools(rng, min(samples, 300)):
+        colbert, gap = token_retrieval.colbert_scores(P, owners), token_retrieval.imputation_gap(P, owners, k)
+        imputed = token_retrieval.imputed_scores(P, owners, k)
+        literal = token_retrieval.imputed_scores_as_printed(P, owners, k)  # max over j, no condition on m_i
+        worst = max(
+            worst, excess(colbert, imputed), *np.abs(imputed - colbert - gap), *np.abs(literal - imputed)
+        )
+        gaps.extend(gap[token_retrieval.candidates(P, owners, k)])
+        negative += bool(token_retrieval.imputed_similarities(P, k).min() < 0)
+    detail = f"mean gap of a candidate {np.mean(gaps):.3f}; m_i < 0 in {negative} pools"
+    return Evidence(float(worst), min(samples, 300), detail=detail)
+
+
+@claim("a document outside the candidates has f_ColBERT ≤ (1/n)Σ m_i", "imputation bound", EXACT_SEARCH)
+def non_candidates(rng: np.random.Generator, samples: int) -> Evidence:
+    worst, ratios = 0.0, []
+    for P, owners, k in pools(rng, min(samples, 300)):
+        P = P - P.min() + 0.1  # positive, so that a ratio means something
+        outside = ~token_retrieval.candidates(P, owners, k)
+        bound = token_retrieval.non_candidate_bound(P, k)
+        if outside.any():
+            best = token_retrieval.colbert_scores(P, owners)[outside].max()
+            worst = max(worst, excess(best, bound))
+            ratios.append(best / bound)
+    return Evidence(worst, len(ratios), tightness=float(np.median(ratios)))
+
+
+@claim("∂L/∂P⁺ = −(1−P⁺)/Z⁺ and ∂L/∂P⁻ = P⁻/Z⁻ on the maxima", f"{XTR}, appendix A", "Z locally constant")
+def xtr_gradients(rng: np.random.Generator, samples: int) -> Evidence:
+    worst, h, count = 0.0, 1e-6, min(samples, 100)
+    for P, owners, k in pools(rng, count):
+        gradient = token_retrieval.xtr_gradient(P, owners, k, 0)
+        direction = rng.standard_normal(P.shape)
+        ahead, behind = (
+            token_retrieval.cross_entropy(token_retrieval.xtr_scores(P + sign * h * direction, owners, k), 0)
+            for sign in (1, -1)
+        )
+        if np.diff(np.sort(P, axis=1)).min() > 20 * h:  # no tie changes hands between the two
+            worst = max(worst, abs((ahead - behind) / (2 * h) - float((gradient * direction).sum())))
+    return Evidence(worst, count, tolerance=1e-5)
+
+
+@claim(
+    "few retrieved tokens mean a large gradient on the document",
+    f"{XTR}, appendix A",
+    "Z locally constant, Z > 0",
+    "per entry only: its total is 1 − P⁺ or P⁻ whatever Z; the same mass on fewer entries",
+)
+def gradient_mass(rng: np.random.Generator, samples: int) -> Evidence:
+    worst, count = 0.0, min(samples, 200)
+    for P, owners, k in pools(rng, count):
+        f = token_retrieval.xtr_scores(P, owners, k)
+        expected = np.exp(f - f.max()) / np.exp(f - f.max()).sum()
+        expected[0] = 1 - expected[0]
+        expected[~token_retrieval.candidates(P, owners, k)] = 0
+        mass = token_retrieval.gradient_mass(token_retrieval.xtr_gradient(P, owners, k, 0), owners)
+        worst = max(worst, float(np.abs(mass - expected).max()))
+    few = np.array([[0.9, 0.2, 0.1], [0.1, 0.2, 0.9]])
+    one, two = (token_retrieval.xtr_gradient(few, owners, 1, 0) for owners in ([0, 1, 1], [0, 1, 0]))
+    one_each, two_each = np.abs(one[one != 0]).max(), np.abs(two[two < 0]).max()
+    detail = f"the same score from 1 or 2 rows: {one_each:.3f} on one entry, {two_each:.3f} on each of two"
+    return Evidence(worst, count, detail=detail)
+
+
+@claim(
+    "at f⁺ = .8 and all f⁻ = .2 the cross-entropy is close to zero",
+    f"{XTR}, §3, failure case",
+    "cosines, a batch of 128 documents, no temperature",
+    "it is 4.2584, and P⁺ ≤ .05498: cosines need a temperature",
+)
+def temperature(rng: np.random.Generator, samples: int) -> Evidence:
+    loss, limit = token_retrieval.level_loss(128), token_retrieval.positive_probability_limit(128)
+    scores = rng.uniform(-1, 1, (min(samples, 1000), 128))
+    reached = [np.exp(-token_retrieval.cross_entropy(row, 0)) for row in scores]
+    attained = np.append(1.0, np.full(127, -1.0))
+    golden = max(apart(loss, 4.2584325), apart(limit, 0.05498257))
+    golden = max(
+        golden, apart(np.exp(-token_retrieval.cross_entropy(attained, 0)), limit), excess(reached, limit)
+    )
+    cold, needed = (
+        token_retrieval.level_loss(128, temperature=0.02),
+        token_retrieval.largest_temperature(128, 0.9),
+    )
+    detail = f"loss {loss:.4f}; at τ = .02 {cold:.1e}; P⁺ = .9 needs τ ≤ {needed:.3f}"
+    tight = median_ratio(reached, limit)
+    return Evidence(golden, len(reached), tolerance=1e-6, tightness=tight, printed=loss, detail=detail)
+
+
+@claim(
+    "XTR scores with 4000 times fewer FLOPs",
+    f"{XTR}, Table 1 and appendix B",
+    "n = 16, k' = 1000, m̄ = 55, d = 128, r̄ = 2.5",
+    "nk' candidates with 2.5 tokens each need 2.5nk' retrieved tokens; counted consistently, 12226 times",
+)
+def scoring_cost(rng: np.random.Generator, samples: int) -> Evidence:
+    paper, ours = token_retrieval.scoring_cost(consistent=False), token_retrieval.scoring_cost()
+    golden = apart(
+        [paper["colbert"], paper["xtr"], paper["ratio"], paper["gathered_bytes"], ours["ratio"]],
+        [3_618_816_000, 896_000, 4038.8571, 450.56e6, 12225.7297],
+    )
+    balance = apart(ours["candidates"] * 2.5, 16 * 1000)
+    costs = (f"{c['colbert']:.0f} / {c['xtr']:.0f} = {c['ratio']:.2f}" for c in (paper, ours))
+    detail = "paper {}; consistent {}".format(*costs)
+    printed = apart(paper["candidates"] * 2.5, 16 * 1000)
+    return Evidence(max(golden, balance), 1, tolerance=1e-7, printed=printed, detail=detail)

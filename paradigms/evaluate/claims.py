@@ -1,0 +1,108 @@
+"""Does what a paper says hold here? A claim as data, and one verdict for all studies.
+
+A claim says that the mean of a contrast over queries and training seeds lies above −margin, or, as one of
+equality, within ±margin. Its verdict is
+
+- reproduced, where the interval over seeds and queries lies there, and the paired test over queries, corrected
+  with Holm for all claims of a study, agrees;
+- contradicted, where both say the opposite;
+- not decided here otherwise: the sample is too small, or a system has not learned what the claim is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, isfinite
+
+import numpy as np
+from jaxtyping import Float
+
+from paradigms.evaluate.measures import Interval, seeds_interval
+from paradigms.evaluate.significance import holm, paired_test
+
+ALPHA = 0.05
+REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "not decided here"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """mean(contrast) > −margin, or |mean(contrast)| ≤ margin where `equal`."""
+
+    place: str  # the paper and the place in it: "Lee et al. 2023, §5.2"
+    sentence: str  # as printed
+    quantity: str  # what `contrast` is, with its measure: "nDCG@10, XTR − ColBERT"
+    contrast: Float[np.ndarray, "seeds queries"]
+    margin: float = 0.0  # how much less still counts, chosen before measuring
+    equal: bool = False
+    printed: str = ""  # the paper's value of the quantity
+    unlearned: str = ""  # a system that has not learned enough to be heard, and by which measure; "" = none
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim, the interval of its contrast, p after Holm's correction, and what follows."""
+
+    claim: Claim
+    interval: Interval
+    p: float
+    word: str
+    reason: str  # why it is not decided, and what would decide it
+
+    @property
+    def row(self) -> dict[str, str]:
+        """As a row of a study's table."""
+        seeds, queries = self.claim.contrast.shape
+        mean, low, high = self.interval
+        return {
+            "claim": f"“{self.claim.sentence}” ({self.claim.place})",
+            "quantity": self.claim.quantity,
+            "printed": self.claim.printed,
+            "measured": f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]",
+            "p (Holm)": f"{self.p:.4f}",
+            "sample": f"{queries} queries, {seeds} seed{'s' * (seeds != 1)}",
+            "verdict": self.word + (f": {self.reason}" if self.reason else ""),
+        }
+
+
+def judge(claims: Sequence[Claim]) -> list[Verdict]:
+    """The verdicts of a study: its claims are one family of Holm's correction.
+
+    ValueError for a contrast with NaN.
+    """
+    adjusted = holm([_p(claim) for claim in claims])
+    return [_verdict(claim, p) for claim, p in zip(claims, adjusted, strict=True)]
+
+
+def _p(claim: Claim) -> float:
+    """p of mean(contrast) = −margin; of a claim of equality the larger p of its two ends."""
+    ends = (claim.margin, -claim.margin) if claim.equal else (claim.margin,)
+    queries = claim.contrast.mean(0)
+    return max(paired_test(queries + end, np.zeros_like(queries)) for end in ends)
+
+
+def _verdict(claim: Claim, p: float) -> Verdict:
+    interval = seeds_interval(claim.contrast)
+    upper = claim.margin if claim.equal else np.inf
+    inside = interval.low > -claim.margin and interval.high < upper
+    outside = interval.high < -claim.margin or interval.low > upper
+    if claim.unlearned:
+        word, reason = UNDECIDED, f"{claim.unlearned} has not learned enough"
+    elif p < ALPHA and (inside or outside):
+        word, reason = REPRODUCED if inside else CONTRADICTED, ""
+    else:
+        word, reason = UNDECIDED, _needed(claim, interval, upper)
+    return Verdict(claim, interval, p, word, reason)
+
+
+def _needed(claim: Claim, interval: Interval, upper: float) -> str:
+    """About how many queries would show a mean like this one: widths fall with √queries, seeds as they are."""
+    distances = [
+        abs(interval.mean + claim.margin),
+        *([abs(upper - interval.mean)] if isfinite(upper) else []),
+    ]
+    half = (interval.high - interval.low) / 2
+    if not min(distances):
+        return "the mean lies on the margin"
+    count = ceil(claim.contrast.shape[1] * (half / min(distances)) ** 2)
+    return f"about {max(count, claim.contrast.shape[1] + 1):,} queries would decide a mean like this"

@@ -1,0 +1,37 @@
+"""rel of given candidates by any model, of the texts themselves: nothing is indexed beforehand."""
+
+from __future__ import annotations
+
+import tempfile
+
+from paradigms.baselines.cross_attention import CrossAttention
+from paradigms.data import Corpus, Run
+from paradigms.generative.model import Generative
+from paradigms.generative.retriever import GenerativeRetriever
+from paradigms.index import ExactIndex
+from paradigms.model import Paradigm
+
+
+def rerank(
+    model: Paradigm | Generative | CrossAttention,
+    queries: dict[str, str],
+    corpus: Corpus,
+    run: Run,
+    *,
+    precision: str = "no",
+    progress: bool = False,
+) -> Run:
+    """New scores for the run's queries and documents, best first.
+
+    precision: of encoding, no, bf16, or fp16 on a GPU; a generative model computes in float32. KeyError names
+    a query without a text or a document outside the corpus.
+    """
+    if isinstance(model, Generative):
+        return GenerativeRetriever(model).rerank(queries, run, progress=progress)
+    if isinstance(model, CrossAttention):
+        return model.rerank(queries, corpus, run, precision=precision, progress=progress)
+    ids = sorted({d for scores in run.values() for d in scores}, key=corpus.position)
+    texts = [corpus[corpus.position(d)] for d in ids]
+    with tempfile.TemporaryDirectory() as folder:
+        index = ExactIndex.build(model, ids, texts, f"{folder}/index", precision=precision, progress=progress)
+        return index.rerank(model, queries, run, progress=progress)

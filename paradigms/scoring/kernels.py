@@ -1,0 +1,603 @@
+"""rel over stored tokens, compiled for the processor at hand by numba when first called.
+
+Document tokens come as float16 (`Stored`) or as codes (`Coded`), BLOCK at a time and from several documents
+if these are short. They become float32 in a buffer that stays in the cache, and meet all query tokens in
+`tiles`. What A keeps is summed as soon as a document ends. So each stored byte is read once, and one score is
+written for each document and query.
+
+Every kernel releases the interpreter lock and runs on one thread; callers divide the documents.
+Compiled code is kept beside this file, or in the user's cache folder. `no_type_check` keeps the run-time type
+checks of the tests away: numba reads a function's own code.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, call-arg, import-untyped"
+from __future__ import annotations
+
+from typing import NamedTuple, no_type_check
+
+import numpy as np
+from numba import njit
+from numba.extending import overload
+
+from paradigms.scoring.tiles import (
+    BLOCK,
+    GRAIN,
+    LINE,
+    at,
+    dots,
+    prefetch,
+    raise_shifted,
+    raise_to,
+    raise_with,
+    shift,
+    unpack,
+    widen,
+)
+
+AHEAD = 16  # tokens that are asked for before their turn, where the processor cannot see them coming
+STRIDE = 64  # tokens between two whose documents are kept: the next ones are found from there
+WIDEST = 3 * GRAIN  # lanes of a tile at most
+ALONE = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # of what kernels alone call
+helper = njit(**ALONE)  # type: ignore[call-overload]
+
+
+class Stored(NamedTuple):
+    """Tokens as float16."""
+
+    vectors: np.ndarray  # seen as uint16 [tokens, h]
+
+
+class Coded(NamedTuple):
+    """Tokens as codes: xᵢ ≈ C[centroids[i]] + levels[scales[i]] · spread · (code − (2^bits − 1) / 2)."""
+
+    codes: np.ndarray  # uint8 [tokens, h · bits / 8], as `tiles.unpack` reads them
+    bits: int
+    scales: np.ndarray  # uint8 [tokens]
+    levels: np.ndarray  # float32 [256]
+    centroids: np.ndarray  # of each token
+
+
+class Query(NamedTuple):
+    """Tokens of one or more queries, without padding, and what scores `Stored` or `Coded` ones against them.
+
+    For codes xᵢᵀ qⱼ ≈ near[cᵢ, j] + scale · (codeᵀ tile_j − centre[j]).
+    """
+
+    tiles: np.ndarray  # of Q, or of spread · Q: see `tiles.Packed`
+    edges: np.ndarray
+    spans: np.ndarray  # int64 [b + 1]: the tokens of query n are spans[n] to spans[n + 1]
+    weights: np.ndarray  # float32 [lanes]: their salience, or 1
+    near: np.ndarray  # C Q, float32 [K, lanes]
+    centre: np.ndarray  # (2^bits − 1) / 2 · Σ_h spread · Q, float32 [lanes]
+
+
+class Documents(NamedTuple):
+    """Which stored tokens are scored: those from starts[n] to stops[n] are document n."""
+
+    starts: np.ndarray  # int64 [n]
+    stops: np.ndarray
+    salience: np.ndarray  # of all stored tokens, float32; of none: 1
+
+
+class Lists(NamedTuple):
+    """The tokens of each centroid, and the document of each token."""
+
+    entries: np.ndarray  # uint8 [tokens, bytes]: numbers of tokens, little-endian, list by list
+    offsets: np.ndarray  # int64 [documents + 1]: where the tokens of each document begin
+    owners: np.ndarray  # owners[n]: the document of token n · STRIDE
+    alive: np.ndarray  # bool [documents]
+
+
+# --- one block of tokens ------------------------------------------------------------------------------
+
+
+def _fetch(tokens, token, target, width):
+    """Token `token` as float32 at the address `target`."""
+
+
+def _nearest(tokens, token):
+    """The centroid of a token; 0 where there is none."""
+
+
+def _correct(tokens, query, places, count, tile, products):
+    """Products with codes become those with what the codes stand for."""
+
+
+def _corrected(tokens, query, token, lane, product):
+    """As `_correct`, of one product."""
+
+
+def _ahead(tokens, rows, token):
+    """The address of the memory after a token, where the next one is likely to lie; else that of `rows`."""
+
+
+def _ask(tokens, token, count):
+    """Ask for the memory of some tokens."""
+
+
+@no_type_check
+@overload(_fetch)
+def _(tokens, token, target, width):
+    if tokens.instance_class is Stored:
+
+        @no_type_check
+        def fetch(tokens, token, target, width):
+            widen(at(tokens.vectors, token), target, width)
+
+        return fetch
+    return lambda tokens, token, target, width: unpack(
+        at(tokens.codes, token), target, tokens.codes.shape[1], tokens.bits
+    )
+
+
+@no_type_check
+@overload(_nearest)
+def _(tokens, token):
+    if tokens.instance_class is Stored:
+        return lambda tokens, token: 0
+    return lambda tokens, token: np.int64(tokens.centroids[token])
+
+
+@no_type_check
+@overload(_correct)
+def _(tokens, query, places, count, tile, products):
+    if tokens.instance_class is Stored:
+        return lambda tokens, query, places, count, tile, products: None
+
+    @no_type_check
+    def correct(tokens, query, places, count, tile, products):
+        lane, grains = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile]
+        for r in range(count):
+            near = at(query.near, places[1, r]) + lane * 4
+            scale = tokens.levels[tokens.scales[places[0, r]]]
+            found = at(products, r * grains * GRAIN)
+            shift(found, found, near, at(query.centre, lane), scale, grains)
+
+    return correct
+
+
+@no_type_check
+@overload(_corrected)
+def _(tokens, query, token, lane, product):
+    if tokens.instance_class is Stored:
+        return lambda tokens, query, token, lane, product: product
+    return lambda tokens, query, token, lane, product: (
+        query.near[tokens.centroids[token], lane]
+        + tokens.levels[tokens.scales[token]] * (product - query.centre[lane])
+    )
+
+
+@no_type_check
+@overload(_ahead)
+def _(tokens, rows, token):
+    if tokens.instance_class is Stored:
+        return lambda tokens, rows, token: at(rows, 0) if token < 0 else at(tokens.vectors, token + 1)
+    return lambda tokens, rows, token: at(rows, 0)
+
+
+@no_type_check
+@overload(_ask)
+def _(tokens, token, count):
+    if tokens.instance_class is Stored:
+
+        @no_type_check
+        def ask(tokens, token, count):
+            row = tokens.vectors.shape[1] * 2
+            for byte in range(0, count * row, LINE):
+                prefetch(at(tokens.vectors, token) + byte)
+
+        return ask
+
+    @no_type_check
+    def ask_codes(tokens, token, count):
+        row = tokens.codes.shape[1]
+        for byte in range(0, count * row, LINE):
+            prefetch(at(tokens.codes, token) + byte)
+
+    return ask_codes
+
+
+@no_type_check
+@helper
+def _fill(tokens, documents, document, token, rows, places, ends):
+    """The next BLOCK tokens as float32, from `token` of `document` on; places: their rows in the columns, and
+    their centroids.
+
+    ends[s]: where the s-th document of the block ends in it; the last may go on in the next block. Returns
+    the document and token that come next, and the numbers of tokens and of documents.
+    """
+    width, count, segments = rows.shape[1], 0, 0
+    while document < documents.starts.shape[0] and count < BLOCK and segments < BLOCK:
+        if token == documents.starts[document] and document + 1 < documents.starts.shape[0]:
+            following = documents.starts[document + 1]
+            if following != documents.stops[document]:  # else the processor sees it coming
+                _ask(tokens, following, min(AHEAD, documents.stops[document + 1] - following))
+        take = min(documents.stops[document] - token, BLOCK - count)
+        for r in range(count, count + take):
+            _fetch(tokens, token, at(rows, r), width)
+            places[0, r], places[1, r] = token, _nearest(tokens, token)
+            token += 1
+        count += take
+        ends[segments] = count
+        segments += 1
+        if token == documents.stops[document]:
+            document += 1
+            if document < documents.starts.shape[0]:
+                token = documents.starts[document]
+    return document, token, count, segments
+
+
+@no_type_check
+@helper
+def _multiply(tokens, query, rows, places, count, tile, products):
+    """products[r, j] of a block with the lanes j of a tile; their number."""
+    low, grains, width = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile], rows.shape[1]
+    dots(
+        at(rows, 0),
+        at(query.tiles, low * width),
+        at(products, 0),
+        width,
+        count,
+        grains,
+        _ahead(tokens, rows, places[0, count - 1] if tile == 0 and count else -1),
+    )
+    _correct(tokens, query, places, count, tile, products)
+    return grains * GRAIN
+
+
+@no_type_check
+@helper
+def _clear(best, row):
+    for lane in range(best.shape[1]):
+        best[row, lane] = -np.inf
+
+
+@no_type_check
+@helper
+def _replace_least(heap, value):
+    """The least value of a heap, its first, gives way to a larger one."""
+    place = 0
+    while 2 * place + 1 < heap.shape[0]:
+        child = 2 * place + 1
+        if child + 1 < heap.shape[0] and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= value:
+            break
+        heap[place] = heap[child]
+        place = child
+    heap[place] = value
+
+
+# --- Z ------------------------------------------------------------------------------------------------
+
+NORMALISERS = ("one", "query_tokens", "document_tokens", "total", "retrieved")  # of align.NORMALISERS
+SMALLEST = 1e-6  # as align.SMALLEST
+
+
+@no_type_check
+@helper
+def _normalised(total, weight, aligned, queries, documents, normaliser):
+    """Σ S ⊙ A / Z, from Σ S ⊙ A, Σ A, the query tokens that have an A > 0, and the lengths."""
+    z = 1.0
+    if normaliser == 1:
+        z = max(1, queries)
+    elif normaliser == 2:
+        z = max(1, documents)
+    elif normaliser == 3:
+        z = max(SMALLEST, weight)
+    elif normaliser == 4:
+        z = max(SMALLEST, aligned)
+    return total / z
+
+
+@no_type_check
+@helper
+def _finish(best, kept, query, length, normaliser, out):
+    """out[b]: rel from maxima, −∞ where nothing is aligned, and the salience of the token that has each."""
+    for b in range(out.shape[0]):
+        total, weight, aligned = 0.0, 0.0, 0
+        for lane in range(query.spans[b], query.spans[b + 1]):
+            if best[lane] > -np.inf:
+                share = query.weights[lane] * (kept[lane] if kept.shape[0] else np.float32(1))
+                total += share * best[lane]
+                weight += share
+                aligned += share > 0
+        count = query.spans[b + 1] - query.spans[b]
+        out[b] = _normalised(total, weight, aligned, count, length, normaliser)
+
+
+# --- kernels ------------------------------------------------------------------------------------------
+
+
+@no_type_check
+@njit(nogil=True, cache=True)
+def maxima(tokens, query, documents, width, normaliser, out):
+    """out[n, b] = rel where A keeps, for each query token, the document token of largest similarity.
+
+    normaliser: a place in NORMALISERS. width: h, a multiple of VECTOR.
+    """
+    lanes = query.edges[-1] * GRAIN
+    rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
+    places, ends = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)
+    best = np.empty((BLOCK, lanes), np.float32)
+    salient = documents.salience.shape[0] > 0
+    kept = np.empty((BLOCK, lanes if salient else 0), np.float32)
+    salience = np.empty(BLOCK, np.float32)
+    following, token, begun = 0, 0, False
+    if documents.starts.shape[0]:
+        token = documents.starts[0]
+    while following < documents.starts.shape[0]:
+        first = following
+        following, token, count, segments = _fill(tokens, documents, first, token, rows, places, ends)
+        for s in range(1 if begun else 0, segments):
+            _clear(best, s)
+        if salient:
+            for r in range(count):
+                salience[r] = documents.salience[places[0, r]]
+        for tile in range(query.edges.shape[0] - 1):
+            lane, grains = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile]
+            step = _multiply(tokens, query, rows, places, count, tile, products)
+            row = 0
+            for s in range(segments):
+                held, found = at(best, s) + lane * 4, at(products, row * step)
+                if salient:
+                    weighed = at(kept, s) + lane * 4
+                    raise_with(held, weighed, found, at(salience, row), ends[s] - row, grains)
+                else:
+                    raise_to(held, found, ends[s] - row, grains)
+                row = ends[s]
+        for n in range(first, following):
+            length = documents.stops[n] - documents.starts[n]
+            _finish(best[n - first], kept[n - first], query, length, normaliser, out[n])
+        begun = segments > following - first
+        if begun:
+            for lane in range(lanes):
+                best[0, lane] = best[segments - 1, lane]
+                if salient:
+                    kept[0, lane] = kept[segments - 1, lane]
+
+
+@no_type_check
+@njit(nogil=True, cache=True)
+def largest(tokens, query, documents, width, tops, normaliser, out):
+    """As `maxima`; A keeps the tops[n] document tokens of largest similarity for each query token."""
+    lanes, most = query.edges[-1] * GRAIN, max(1, tops.max()) if tops.shape[0] else 1
+    rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
+    places, ends = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)
+    best, kept = np.empty((lanes, most), np.float32), np.ones((lanes, most), np.float32)
+    salient = documents.salience.shape[0] > 0
+    for n in range(documents.starts.shape[0]):
+        for lane in range(lanes):
+            for place in range(most):
+                best[lane, place] = -np.inf
+        alone = Documents(documents.starts[n : n + 1], documents.stops[n : n + 1], documents.salience)
+        document, token, last = 0, alone.starts[0], tops[n] - 1
+        while document == 0:
+            document, token, count, _ = _fill(tokens, alone, 0, token, rows, places, ends)
+            for tile in range(query.edges.shape[0] - 1):
+                lane = query.edges[tile] * GRAIN
+                step = _multiply(tokens, query, rows, places, count, tile, products)
+                for r in range(count):
+                    for j in range(min(step, query.spans[-1] - lane)):
+                        value = products[r * step + j]
+                        if value <= best[lane + j, last]:
+                            continue
+                        weight = documents.salience[places[0, r]] if salient else np.float32(1)
+                        place = last
+                        while place > 0 and best[lane + j, place - 1] < value:
+                            best[lane + j, place] = best[lane + j, place - 1]
+                            kept[lane + j, place] = kept[lane + j, place - 1]
+                            place -= 1
+                        best[lane + j, place], kept[lane + j, place] = value, weight
+        length = documents.stops[n] - documents.starts[n]
+        for b in range(out.shape[1]):
+            total, weight, aligned = 0.0, 0.0, 0
+            for lane in range(query.spans[b], query.spans[b + 1]):
+                any = False
+                for place in range(last + 1):
+                    if best[lane, place] > -np.inf:
+                        share = query.weights[lane] * kept[lane, place]
+                        total += share * best[lane, place]
+                        weight += share
+                        any |= share > 0
+                aligned += any
+            count = query.spans[b + 1] - query.spans[b]
+            out[n, b] = _normalised(total, weight, aligned, count, length, normaliser)
+
+
+class Matches(NamedTuple):
+    """The query tokens of each id: those with id low + n are order[begins[n] : begins[n + 1]]."""
+
+    ids: np.ndarray  # of all stored tokens
+    low: int
+    begins: np.ndarray
+    order: np.ndarray
+    vectors: np.ndarray  # Q, or spread · Q: float32 [lanes, h]
+    positive: bool  # without a positive similarity, tokens with an id of at least 0 are not aligned
+
+
+@no_type_check
+@njit(**ALONE, fastmath=True)
+def _dot(x, y):
+    total = np.float32(0)
+    for h in range(x.shape[0]):
+        total += x[h] * y[h]
+    return total
+
+
+@no_type_check
+@njit(nogil=True, cache=True)
+def equal(tokens, query, documents, width, matches, normaliser, out):
+    """As `maxima`, among document tokens with the query token's id: no other vector is read."""
+    lanes = query.edges[-1] * GRAIN
+    row, best = np.zeros(width, np.float32), np.empty((1, lanes), np.float32)
+    salient = documents.salience.shape[0] > 0
+    kept = np.empty(lanes if salient else 0, np.float32)
+    for n in range(documents.starts.shape[0]):
+        _clear(best, 0)
+        for token in range(documents.starts[n], documents.stops[n]):
+            id = matches.ids[token] - matches.low
+            if id < 0 or id >= matches.begins.shape[0] - 1 or matches.begins[id] == matches.begins[id + 1]:
+                continue
+            _fetch(tokens, token, at(row, 0), width)
+            for place in range(matches.begins[id], matches.begins[id + 1]):
+                lane = matches.order[place]
+                value = _corrected(tokens, query, token, lane, _dot(row, matches.vectors[lane]))
+                aligned = value > 0 or not matches.positive or id + matches.low < 0
+                if aligned and value > best[0, lane]:
+                    best[0, lane] = value
+                    if salient:
+                        kept[lane] = documents.salience[token]
+        _finish(best[0], kept, query, documents.stops[n] - documents.starts[n], normaliser, out[n])
+
+
+@no_type_check
+@njit(nogil=True, cache=True)
+def retrieve(tokens, query, documents, width, met, best, tops):
+    """The k largest similarities of each query token, and the maxima of documents that may own one of them.
+
+    tops: float32 [lanes, k], of each a heap, filled up with −∞. best[m, j] is the maximum of document met[m];
+    other documents have no row. Returns the number of rows.
+    """
+    rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
+    places, ends = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)
+    lanes = query.spans[-1]
+    for lane in range(lanes):
+        _clear(tops, lane)
+    found = 0
+    for n in range(documents.starts.shape[0]):
+        alone = Documents(documents.starts[n : n + 1], documents.stops[n : n + 1], documents.salience)
+        _clear(best, found)
+        document, token = 0, alone.starts[0]
+        while document == 0:
+            document, token, count, _ = _fill(tokens, alone, 0, token, rows, places, ends)
+            for tile in range(query.edges.shape[0] - 1):
+                lane, grains = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile]
+                step = _multiply(tokens, query, rows, places, count, tile, products)
+                raise_to(at(best, found) + lane * 4, at(products, 0), count, grains)
+                for j in range(lane, min(lane + step, lanes)):
+                    for r in range(count if best[found, j] > tops[j, 0] else 0):
+                        if products[r * step + j - lane] > tops[j, 0]:
+                            _replace_least(tops[j], products[r * step + j - lane])
+        owns = False
+        for j in range(lanes):
+            owns |= best[found, j] >= tops[j, 0] and best[found, j] > -np.inf
+        if owns:
+            met[found] = n
+            found += 1
+    return found
+
+
+@no_type_check
+@njit(nogil=True, cache=True)
+def products(vectors, query, out):
+    """out[i, j] = vectors[i]ᵀ qⱼ of float32 vectors [i, h]; query as `tiles.pack` makes it."""
+    (count, width), rows = vectors.shape, np.zeros((BLOCK, vectors.shape[1]), np.float32)
+    found = np.empty(BLOCK * WIDEST, np.float32)
+    for first in range(0, count, BLOCK):
+        some = min(BLOCK, count - first)
+        source = at(vectors, first)
+        if some < BLOCK:
+            for r in range(some):
+                for h in range(width):
+                    rows[r, h] = vectors[first + r, h]
+            source = at(rows, 0)
+        for tile in range(query.edges.shape[0] - 1):
+            low, grains = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile]
+            whole = some == BLOCK and query.edges.shape[0] == 2  # rows of out follow each other
+            target = at(out, first) if whole else at(found, 0)
+            dots(
+                source,
+                at(query.tiles, low * width),
+                target,
+                width,
+                some,
+                grains,
+                at(vectors, first) + BLOCK * width * 4,
+            )
+            for r in range(0 if whole else some):
+                for j in range(grains * GRAIN):
+                    out[first + r, low + j] = found[r * grains * GRAIN + j]
+
+
+@no_type_check
+@njit(nogil=True, cache=True)
+def probe(tokens, query, lists, chosen, begins, ends, width, slots, documents, best):
+    """best[n, j]: the largest similarity of query token j to the tokens of documents[n] in the chosen lists.
+
+    begins[l], ends[l]: where the tokens of list chosen[l] lie among the entries. slots: −1 for every
+    document, and left so. Returns how many documents were met; as many rows are filled.
+    """
+    rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
+    places, owners = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)
+    met, count = 0, 0
+    for n in range(chosen.shape[0]):
+        for entry in range(begins[n], ends[n]):
+            if entry + AHEAD < lists.entries.shape[0]:
+                _ask(tokens, _number(lists.entries[entry + AHEAD]), 1)
+            token = _number(lists.entries[entry])
+            document = _owner(lists, token)
+            if lists.alive[document]:
+                if slots[document] < 0:
+                    slots[document] = met
+                    documents[met] = document
+                    _clear(best, met)
+                    met += 1
+                places[0, count], places[1, count], owners[count] = token, chosen[n], slots[document]
+                _fetch(tokens, token, at(rows, count), width)
+                count += 1
+            if count == BLOCK:
+                _meet(tokens, query, rows, places, owners, count, products, best)
+                count = 0
+    _meet(tokens, query, rows, places, owners, count, products, best)
+    for n in range(met):
+        slots[documents[n]] = -1
+    return met
+
+
+@no_type_check
+@helper
+def _meet(tokens, query, rows, places, owners, count, products, best):
+    """The maxima of the documents in rows `owners` with a block of tokens."""
+    for tile in range(query.edges.shape[0] - 1):
+        lane, grains = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile]
+        queries = at(query.tiles, lane * rows.shape[1])
+        dots(at(rows, 0), queries, at(products, 0), rows.shape[1], count, grains, at(rows, 0))
+        for r in range(count):
+            near, scale = at(query.near, places[1, r]) + lane * 4, tokens.levels[tokens.scales[places[0, r]]]
+            found = at(products, r * grains * GRAIN)
+            raise_shifted(at(best, owners[r]) + lane * 4, found, near, at(query.centre, lane), scale, grains)
+
+
+@no_type_check
+@helper
+def _owner(lists, token):
+    """The document of a token."""
+    document = np.int64(lists.owners[token // STRIDE])
+    while lists.offsets[document + 1] <= token:
+        document += 1
+    return document
+
+
+@no_type_check
+@helper
+def _number(bytes):
+    value = np.int64(0)
+    for n in range(bytes.shape[0]):
+        value |= np.int64(bytes[n]) << (8 * n)
+    return value
+
+
+@no_type_check
+@njit(nogil=True, cache=True)
+def cut(lists, begins, ends, token, out):
+    """out[n]: the first entry from begins[n] up to ends[n] that is at least `token`; entries ascend."""
+    for n in range(begins.shape[0]):
+        low, high = begins[n], ends[n]
+        while low < high:
+            middle = (low + high) // 2
+            if _number(lists.entries[middle]) < token:
+                low = middle + 1
+            else:
+                high = middle
+        out[n] = low

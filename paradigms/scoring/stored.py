@@ -1,0 +1,189 @@
+"""rel of stored documents by the compiled kernels: which recipes they know, and how tensors reach them.
+
+On the stored vectors `relevance` equals `core.rel`, for every alignment that keeps some document tokens for
+each query token by similarity or by id, and `imputed` equals `impute.imputed_rel`. Other alignments, and what
+does not lie in a CPU's memory, are scored by `maxima.score`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paradigms.core import Tokens
+from paradigms.impute import IMPUTATIONS, filled_mean
+from paradigms.recipe import Recipe
+from paradigms.scoring.machine import shared, worth
+
+if TYPE_CHECKING:
+    from paradigms.scoring import kernels
+
+NORMALISERS = ("one", "query_tokens", "document_tokens", "total", "retrieved")  # the kernels number them so
+MAXIMA = ("query_to_document", "top_k", "top_p")
+EQUAL = ("equal_ids", "positive_equal_ids")
+PIECES = 4  # of the documents for each thread, so that none waits long for another
+NOTHING = np.zeros((1, 0), np.float32)
+PACKED = 1 << 20  # bytes of queries that meet a block of tokens: they stay in the cache
+
+
+def aligns(recipe: Recipe, longest: int) -> bool:
+    """Whether `relevance` gives rel of documents of at most `longest` tokens.
+
+    The sum over a single token is its maximum.
+    """
+    align = recipe.align in (*MAXIMA, *EQUAL) or (recipe.align == "all_pairs" and longest <= 1)
+    return align and recipe.normalise in NORMALISERS
+
+
+def slices(queries: Tokens) -> list[Tokens]:
+    """Queries of axes [b, 1, j, h], as many at a time as stay in the cache."""
+    ends = np.cumsum(queries.mask.sum((1, 2)).numpy()) * queries.vectors.shape[-1] * 4 // PACKED
+    cuts = [0, *(np.flatnonzero(np.diff(ends)) + 1).tolist(), len(ends)]
+    return [queries[low:high] for low, high in pairwise(cuts)]
+
+
+class Packed:
+    """Queries of axes [b, 1, j, h] as the kernels read them: the real tokens of all, one after the other."""
+
+    def __init__(self, queries: Tokens, spread: np.ndarray | None = None, middle: float = 0.0) -> None:
+        """spread, middle: what codes are multiplied and centred by; the vectors then have its width."""
+        from paradigms.scoring import kernels, tiles
+
+        there = queries.mask.numpy()[:, 0]
+        self.plain: np.ndarray = queries.vectors.numpy()[:, 0][there]
+        self.ids = None if queries.ids is None else queries.ids.numpy()[:, 0][there]
+        if spread is not None and len(spread) > self.plain.shape[1]:
+            self.plain = np.pad(self.plain, ((0, 0), (0, len(spread) - self.plain.shape[1])))
+        self.vectors = self.plain if spread is None else self.plain * spread
+        packed = tiles.pack(self.vectors)
+        spans = np.zeros(len(there) + 1, np.int64)
+        there.sum(1).cumsum(out=spans[1:])
+        weights = np.ones(packed.lanes, np.float32)
+        if queries.salience is not None:
+            weights[: spans[-1]] = queries.salience.detach().numpy()[:, 0][there]
+        near, centre = NOTHING, NOTHING[0]
+        if spread is not None:
+            centre = np.zeros(packed.lanes, np.float32)
+            centre[: spans[-1]] = self.vectors.sum(1) * np.float32(middle)
+        self.query = kernels.Query(packed.tiles, packed.edges, spans, weights, near, centre)
+
+    def compare(self, centroids: np.ndarray) -> Packed:
+        """The same, with the similarities of all centroids, float32 [K, h]."""
+        from paradigms.scoring import kernels, tiles
+
+        plain = tiles.pack(self.plain)
+        near = np.empty((len(centroids), plain.lanes), np.float32)
+        divided(lambda s: kernels.products(centroids[s], plain, near[s]), len(centroids), len(centroids))
+        self.query = self.query._replace(near=near)
+        return self
+
+    def __len__(self) -> int:
+        return len(self.query.spans) - 1
+
+
+def divided(work: Callable[[slice], Any], count: int, tokens: int) -> list[Any]:
+    """`work` of parts of 0 … count − 1, in as many threads as so many tokens are worth."""
+    threads = worth(tokens)
+    pieces = PIECES * threads if threads > 1 else 1
+    edges = [count * n // pieces for n in range(pieces + 1)]
+    return shared(work, [slice(*edge) for edge in pairwise(edges)], threads)
+
+
+class Scanned:
+    """The tokens of an index: `kernels.Stored` or `kernels.Coded`, and what lies beside them."""
+
+    def __init__(
+        self, tokens: kernels.Stored | kernels.Coded, offsets: np.ndarray, fields: dict[str, np.ndarray]
+    ) -> None:
+        none = np.zeros(0, np.float32)
+        none.setflags(write=False)
+        self.tokens, self.offsets = tokens, offsets
+        self.salience = np.asarray(fields.get("salience", none))
+        self.ids = np.asarray(fields["ids"]) if "ids" in fields else None
+
+    def relevance(self, recipe: Recipe, packed: Packed, rows: np.ndarray) -> Tensor:
+        """rel(d, q), [b, n], of the documents at `rows`; where the recipe `aligns` so."""
+        from paradigms.scoring import kernels
+
+        starts, stops = self.offsets[rows], self.offsets[rows + 1]
+        lengths, width = stops - starts, packed.vectors.shape[1]
+        out, normaliser = np.empty((len(rows), len(packed)), np.float32), NORMALISERS.index(recipe.normalise)
+        tops = _tops(recipe, lengths)
+        matches = self._matches(recipe, packed) if recipe.align in EQUAL else None
+
+        def work(part: slice) -> None:
+            documents = kernels.Documents(starts[part], stops[part], self.salience)
+            given = self.tokens, packed.query, documents, width
+            if matches is not None:
+                kernels.equal(*given, matches, normaliser, out[part])
+            elif tops is None:
+                kernels.maxima(*given, normaliser, out[part])
+            else:
+                kernels.largest(*given, tops[part], normaliser, out[part])
+
+        divided(work, len(rows), int(lengths.sum()) * (len(packed.query.edges) - 1))
+        return torch.from_numpy(out.T)
+
+    def imputed(
+        self, recipe: Recipe, packed: Packed, rows: np.ndarray, corpus: int
+    ) -> tuple[Tensor, np.ndarray]:
+        """f_XTR'(q, d) of the documents at `rows`, which are the pool, and which own a retrieved token: [b,
+        n].
+
+        corpus: the number of tokens that an imputation extrapolates to.
+        """
+        from paradigms.scoring import kernels
+
+        starts, stops = self.offsets[rows], self.offsets[rows + 1]
+        lengths, width, lanes = stops - starts, packed.vectors.shape[1], int(packed.query.spans[-1])
+        k = max(1, min(recipe.search_tokens, int(lengths.sum())))
+
+        def work(part: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            some = part.stop - part.start
+            met = np.empty(some + 1, np.int64)
+            # Rows that are not written take no memory; one more than documents is begun.
+            best = np.empty((some + 1, len(packed.query.weights)), np.float32)
+            tops = np.empty((lanes, max(1, min(k, int(lengths[part].sum())))), np.float32)
+            documents = kernels.Documents(starts[part], stops[part], self.salience)
+            found = kernels.retrieve(self.tokens, packed.query, documents, width, met, best, tops)
+            return part.start + met[:found], best[:found, :lanes], tops
+
+        parts = divided(work, len(rows), int(lengths.sum()) * (len(packed.query.edges) - 1))
+        tops = np.concatenate([top for _, _, top in parts], axis=1)
+        retrieved = torch.from_numpy(-np.partition(-tops, k - 1, axis=1)[:, :k])
+        met = np.concatenate([documents for documents, _, _ in parts])
+        best = torch.from_numpy(np.concatenate([rows for _, rows, _ in parts]))
+        best.masked_fill_(best < retrieved.amin(1), -torch.inf)
+        missing = IMPUTATIONS[recipe.imputation](retrieved, corpus)
+        scores = torch.empty((len(packed), len(rows)))
+        owns = np.zeros((len(packed), len(rows)), bool)
+        for b, (low, high) in enumerate(pairwise(packed.query.spans.tolist())):
+            own, absent = best[:, low:high], missing[low:high]
+            scores[b] = filled_mean(own.new_full((1, high - low), -torch.inf), absent)
+            scores[b, met] = filled_mean(own, absent)
+            owns[b, met] = (own > -torch.inf).any(1).numpy()
+        return scores, owns
+
+    def _matches(self, recipe: Recipe, packed: Packed) -> kernels.Matches:
+        from paradigms.scoring import kernels
+
+        if self.ids is None or packed.ids is None:
+            raise ValueError(f"{recipe.align} needs token ids on both sides; Tokens.ids is None")
+        order = np.argsort(packed.ids, kind="stable")
+        low, high = (int(packed.ids[order[end]]) for end in (0, -1)) if len(order) else (0, 0)
+        begins = np.concatenate([[0], np.cumsum(np.bincount(packed.ids - low, minlength=high - low + 1))])
+        positive = recipe.align == "positive_equal_ids"
+        return kernels.Matches(self.ids, low, begins, order, np.ascontiguousarray(packed.vectors), positive)
+
+
+def _tops(recipe: Recipe, lengths: np.ndarray) -> np.ndarray | None:
+    """How many tokens of each document a query token aligns with; None where it is one of each."""
+    if recipe.align == "top_p":
+        return np.maximum(np.floor(recipe.align_knobs["p"] * lengths + 1e-9), 1).astype(np.int64)
+    k = recipe.align_knobs["k"] if recipe.align == "top_k" else 1
+    return None if k == 1 else np.minimum(np.full(len(lengths), k), np.maximum(lengths, 1))

@@ -1,0 +1,360 @@
+"""Products of document and query tokens in tiles that the processor's registers hold, in LLVM's instructions.
+
+    out[r, j] = Σ_h rows[r, h] · queries[h, j]
+
+for a few rows and one, two or three GRAINs of query tokens at once. The sums stay in registers, so their
+shape follows the host: AVX-512 has 32 registers of 16 float32, AVX2 16 of 8, NEON 32 of 4. The host is what
+numba compiles for (`NUMBA_CPU_NAME`, `NUMBA_CPU_FEATURES`), and is read once at import. What is stored on
+disk does not depend on it.
+
+Intrinsics take addresses and counts, as integers, and check nothing.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, call-arg, import-untyped"
+from __future__ import annotations
+
+from typing import NamedTuple, no_type_check
+
+import numpy as np
+from llvmlite import binding, ir
+from numba import njit, types
+from numba.core import cgutils, config
+from numba.core.codegen import get_host_cpu_features
+from numba.extending import intrinsic
+
+from paradigms.scoring.machine import VECTOR
+
+
+class Registers(NamedTuple):
+    """Vector registers of a processor."""
+
+    number: int
+    lanes: int  # float32 in each
+    halves: bool  # an instruction widens float16
+
+
+def registers(architecture: str, features: str, name: str | None = None) -> Registers:
+    """The registers that code for these features may use.
+
+    features: as LLVM writes them, "+avx2,-avx512f,…". Where none are listed, the processor `name` that numba
+    was told has AVX2, unless it is one of LLVM's oldest.
+    """
+    if architecture.startswith(("aarch64", "arm64")):
+        return Registers(32, 4, True)
+    if not architecture.startswith("x86"):
+        return Registers(16, 4, False)
+    if not features and name:
+        features = "" if name in ("generic", "x86-64", "core2", "nehalem") else "+avx2,+f16c"
+    there = set(features.split(","))
+    if "+avx512f" in there:
+        return Registers(32, 16, True)
+    return Registers(16, 8, "+f16c" in there) if "+avx2" in there else Registers(16, 4, "+f16c" in there)
+
+
+def _host() -> Registers:
+    name, told = (getattr(config, setting) for setting in ("CPU_NAME", "CPU_FEATURES"))
+    features = get_host_cpu_features() if told is None else told
+    return registers(binding.get_process_triple(), features, name)
+
+
+HOST = _host()
+GRAIN = max(8, HOST.lanes)  # query tokens: a tile has one, two or three of these
+# Document tokens of a tile of one, two and three grains: the sums, a row of queries and one value have to fit
+# the registers; more than 8 gain nothing.
+ROWS = tuple(min(8, HOST.number * 3 // 4 // (n * GRAIN // HOST.lanes)) for n in (1, 2, 3))
+BLOCK = (
+    24  # document tokens that are widened at once: a multiple of all ROWS, and its float32 stay in the cache
+)
+LINE = 64  # bytes that memory gives at once
+UNROLLED = 4  # steps of h in one turn of the loop
+
+_INDEX, _INT, _BYTE, _FLOAT = ir.IntType(64), ir.IntType(32), ir.IntType(8), ir.FloatType()
+_FLOATS = ir.VectorType(_FLOAT, GRAIN)
+
+
+class Packed(NamedTuple):
+    """Query tokens as tiles [h, lanes], one after the other: tile t has grains edges[t] to edges[t + 1]."""
+
+    tiles: np.ndarray  # float32 [grains · GRAIN · h]
+    edges: np.ndarray  # int64 [tiles + 1]
+
+    @property
+    def lanes(self) -> int:
+        return int(self.edges[-1]) * GRAIN
+
+
+def pack(queries: np.ndarray) -> Packed:
+    """Query tokens [j, h], filled up with zeros to whole grains, as tiles of two, and one of three or one."""
+    count, width = queries.shape
+    grains = max(1, -(-count // GRAIN))
+    full = np.zeros((grains * GRAIN, width), np.float32)
+    full[:count] = queries
+    cut = max(0, grains - 2 - grains % 2)
+    twos = full[: cut * GRAIN].reshape(-1, 2 * GRAIN, width).transpose(0, 2, 1)
+    tiles = np.concatenate([twos.ravel(), full[cut * GRAIN :].T.ravel()])
+    return Packed(tiles, np.array([*range(0, cut + 1, 2), grains], np.int64))
+
+
+def _dot_tile(grains: int):
+    """The intrinsic (rows, queries, out, width, count, ahead) of `dots`, for so many grains."""
+    height = ROWS[grains - 1]
+
+    @intrinsic
+    def dot_tile(typing, rows, queries, out, width, count, ahead):
+        def generate(context, builder, signature, arguments):
+            rows, queries, out, width, count, ahead = arguments
+            queries, out = (builder.inttoptr(a, _FLOATS.as_pointer()) for a in (queries, out))
+            rows = builder.inttoptr(rows, _FLOAT.as_pointer())
+            groups = builder.udiv(builder.add(count, _INDEX(height - 1)), _INDEX(height))
+            with cgutils.for_range(builder, groups) as group:
+                first = builder.mul(group.index, _INDEX(height))
+                starts = [
+                    builder.gep(rows, [builder.mul(width, builder.add(first, _INDEX(r)))])
+                    for r in range(height)
+                ]
+                before = builder.basic_block
+                loop, after = builder.append_basic_block("loop"), builder.append_basic_block("after")
+                builder.branch(loop)
+                builder.position_at_end(loop)
+                at = builder.phi(_INDEX)
+                sums = [builder.phi(_FLOATS) for _ in range(height * grains)]
+                new = list(sums)
+                turn = builder.add(builder.mul(group.index, width), at)
+                _prefetch(builder, builder.add(ahead, builder.mul(turn, _INDEX(LINE // UNROLLED))))
+                for step in range(UNROLLED):
+                    h = builder.add(at, _INDEX(step))
+                    place = builder.mul(h, _INDEX(grains))
+                    query = [
+                        _load(builder, builder.gep(queries, [builder.add(place, _INDEX(n))]), 4)
+                        for n in range(grains)
+                    ]
+                    for r in range(height):
+                        value = _spread(builder, _load(builder, builder.gep(starts[r], [h]), 4), GRAIN)
+                        for n in range(grains):
+                            product = builder.fmul(value, query[n], flags=("contract",))
+                            cell = r * grains + n
+                            new[cell] = builder.fadd(new[cell], product, flags=("contract",))
+                following = builder.add(at, _INDEX(UNROLLED))
+                at.add_incoming(_INDEX(0), before)
+                at.add_incoming(following, loop)
+                for total, value in zip(sums, new, strict=True):
+                    total.add_incoming(ir.Constant(_FLOATS, [0.0] * GRAIN), before)
+                    total.add_incoming(value, loop)
+                builder.cbranch(builder.icmp_signed("<", following, width), loop, after)
+                builder.position_at_end(after)
+                cells = builder.gep(out, [builder.mul(first, _INDEX(grains))])
+                for cell, value in enumerate(new):
+                    _store(builder, value, builder.gep(cells, [_INDEX(cell)]))
+            return context.get_dummy_value()
+
+        return _nothing(6), generate
+
+    return no_type_check(dot_tile)
+
+
+_one, _two, _three = map(_dot_tile, (1, 2, 3))
+
+
+@no_type_check
+@njit(nogil=True)
+def dots(rows, queries, out, width, count, grains, ahead):
+    """out[r, j] = Σ_h rows[r, h] · queries[h, j] of `count` rows, and of more up to a multiple of ROWS.
+
+    width: a multiple of UNROLLED. Meanwhile the memory from `ahead` on is asked for.
+    """
+    if grains == 2:
+        _two(rows, queries, out, width, count, ahead)
+    elif grains == 1:
+        _one(rows, queries, out, width, count, ahead)
+    else:
+        _three(rows, queries, out, width, count, ahead)
+
+
+@no_type_check
+@intrinsic
+def raise_to(typing, best, products, count, grains):
+    """best[j] = max(best[j], products[r, j]) of `count` rows."""
+
+    def generate(context, builder, signature, arguments):
+        best, products, count, grains = arguments
+        best, products = (builder.inttoptr(a, _FLOATS.as_pointer()) for a in (best, products))
+        with cgutils.for_range(builder, grains) as grain:
+            place = builder.gep(best, [grain.index])
+            held = cgutils.alloca_once_value(builder, _load(builder, place, 4))
+            with cgutils.for_range(builder, count) as row:
+                cell = builder.add(builder.mul(row.index, grains), grain.index)
+                value, old = _load(builder, builder.gep(products, [cell]), 4), builder.load(held)
+                builder.store(builder.select(builder.fcmp_ordered(">", value, old), value, old), held)
+            _store(builder, builder.load(held), place)
+        return context.get_dummy_value()
+
+    return _nothing(4), generate
+
+
+@no_type_check
+@intrinsic
+def raise_with(typing, best, kept, products, salience, count, grains):
+    """As `raise_to`; kept[j] becomes salience[r] of the row that raised best[j] last."""
+
+    def generate(context, builder, signature, arguments):
+        best, kept, products, salience, count, grains = arguments
+        best, kept, products = (builder.inttoptr(a, _FLOATS.as_pointer()) for a in (best, kept, products))
+        salience = builder.inttoptr(salience, _FLOAT.as_pointer())
+        with cgutils.for_range(builder, grains) as grain:
+            places = [builder.gep(a, [grain.index]) for a in (best, kept)]
+            held = [cgutils.alloca_once_value(builder, _load(builder, place, 4)) for place in places]
+            with cgutils.for_range(builder, count) as row:
+                cell = builder.add(builder.mul(row.index, grains), grain.index)
+                value = _load(builder, builder.gep(products, [cell]), 4)
+                own = _spread(builder, _load(builder, builder.gep(salience, [row.index]), 4), GRAIN)
+                above = builder.fcmp_ordered(">", value, builder.load(held[0]))
+                for new, old in zip((value, own), held, strict=True):
+                    builder.store(builder.select(above, new, builder.load(old)), old)
+            for old, place in zip(held, places, strict=True):
+                _store(builder, builder.load(old), place)
+        return context.get_dummy_value()
+
+    return _nothing(6), generate
+
+
+def _shift(raises: bool):
+    """The intrinsic (out, products, near, centre, scale, grains), of which scale is a float32."""
+
+    @intrinsic
+    def shift(typing, out, products, near, centre, scale, grains):
+        def generate(context, builder, signature, arguments):
+            scale, grains = _spread(builder, arguments[4], GRAIN), arguments[5]
+            pointers = [builder.inttoptr(a, _FLOATS.as_pointer()) for a in arguments[:4]]
+            with cgutils.for_range(builder, grains) as grain:
+                places = [builder.gep(pointer, [grain.index]) for pointer in pointers]
+                product, near, centre = (_load(builder, place, 4) for place in places[1:])
+                scaled = builder.fmul(scale, builder.fsub(product, centre), flags=("contract",))
+                total = builder.fadd(near, scaled, flags=("contract",))
+                if raises:
+                    old = _load(builder, places[0], 4)
+                    total = builder.select(builder.fcmp_ordered(">", total, old), total, old)
+                _store(builder, total, places[0])
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 4, types.float32, types.intp), generate
+
+    return no_type_check(shift)
+
+
+shift = _shift(False)  # out[j] = near[j] + scale · (products[j] − centre[j]) of one row
+raise_shifted = _shift(True)  # out[j] = max(out[j], that)
+
+
+@no_type_check
+@intrinsic
+def widen(typing, source, target, count):
+    """target[i] = float32(source[i]) of `count` float16; a multiple of VECTOR."""
+
+    def generate(context, builder, signature, arguments):
+        source, target, count = arguments
+        source = builder.inttoptr(source, ir.VectorType(ir.IntType(16), VECTOR).as_pointer())
+        target = builder.inttoptr(target, ir.VectorType(_FLOAT, VECTOR).as_pointer())
+        with cgutils.for_range(builder, builder.udiv(count, _INDEX(VECTOR))) as loop:
+            bits = _load(builder, builder.gep(source, [loop.index]), 2)
+            _store(builder, _widened(builder, bits), builder.gep(target, [loop.index]))
+        return context.get_dummy_value()
+
+    return _nothing(3), generate
+
+
+@no_type_check
+@intrinsic
+def unpack(typing, source, target, count, bits):
+    """float32 of the codes in `count` bytes: those in the lowest bits of all bytes, then the next, …"""
+
+    def generate(context, builder, signature, arguments):
+        source, target, count, bits = arguments
+        source = builder.inttoptr(source, ir.VectorType(_BYTE, VECTOR).as_pointer())
+        target = builder.inttoptr(target, ir.VectorType(_FLOAT, VECTOR).as_pointer())
+        step, bits = builder.udiv(count, _INDEX(VECTOR)), builder.trunc(bits, _INT)
+        mask = _spread(builder, builder.sub(builder.shl(_INT(1), bits), _INT(1)), VECTOR)
+        parts = builder.zext(builder.udiv(_INT(8), bits), _INDEX)
+        with cgutils.for_range(builder, step) as chunk:
+            packed = _load(builder, builder.gep(source, [chunk.index]), 1)
+            packed = builder.zext(packed, ir.VectorType(_INT, VECTOR))
+            with cgutils.for_range(builder, parts) as part:
+                moved = _spread(builder, builder.mul(builder.trunc(part.index, _INT), bits), VECTOR)
+                codes = builder.and_(builder.lshr(packed, moved), mask)
+                place = builder.add(builder.mul(part.index, step), chunk.index)
+                values = builder.sitofp(codes, ir.VectorType(_FLOAT, VECTOR))
+                _store(builder, values, builder.gep(target, [place]))
+        return context.get_dummy_value()
+
+    return _nothing(4), generate
+
+
+@no_type_check
+@intrinsic
+def at(typing, array, index):
+    """The address of array[index], an element or a row."""
+
+    def generate(context, builder, signature, arguments):
+        held = context.make_array(signature.args[0])(context, builder, arguments[0])
+        stride = builder.extract_value(held.strides, 0)
+        return builder.add(builder.ptrtoint(held.data, _INDEX), builder.mul(stride, arguments[1]))
+
+    return types.intp(array, types.intp), generate
+
+
+@no_type_check
+@intrinsic
+def prefetch(typing, address):
+    """Ask for the memory at an address, without waiting for it."""
+
+    def generate(context, builder, signature, arguments):
+        _prefetch(builder, arguments[0])
+        return context.get_dummy_value()
+
+    return _nothing(1), generate
+
+
+def _prefetch(builder, address):
+    pointer = _BYTE.as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [pointer, _INT, _INT, _INT])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [builder.inttoptr(address, pointer), _INT(0), _INT(3), _INT(1)])
+
+
+def _nothing(count: int):
+    return types.void(*[types.intp] * count)
+
+
+def _widened(builder, bits):
+    """float32 of the bits of VECTOR float16, which are finite."""
+    floats, ints = ir.VectorType(_FLOAT, VECTOR), ir.VectorType(_INT, VECTOR)
+    if HOST.halves:
+        return builder.fpext(builder.bitcast(bits, ir.VectorType(ir.HalfType(), VECTOR)), floats)
+    # Exponent and mantissa in their places, times 2^112 for the exponents' different zeros: exact.
+    wide = builder.zext(bits, ints)
+
+    def constant(value: int):
+        return ir.Constant(ints, [value] * VECTOR)
+
+    size = builder.shl(builder.and_(wide, constant(0x7FFF)), constant(13))
+    value = builder.fmul(builder.bitcast(size, floats), ir.Constant(floats, [2.0**112] * VECTOR))
+    sign = builder.shl(builder.and_(wide, constant(0x8000)), constant(16))
+    return builder.bitcast(builder.or_(builder.bitcast(value, ints), sign), floats)
+
+
+def _load(builder, pointer, align):
+    value = builder.load(pointer)
+    value.align = align  # of one element: arrays that are read in place begin anywhere
+    return value
+
+
+def _store(builder, value, pointer):
+    builder.store(value, pointer).align = 4
+
+
+def _spread(builder, value, lanes: int):
+    """One value in all lanes."""
+    vector = ir.VectorType(value.type, lanes)
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, _INT(0))
+    return builder.shuffle_vector(
+        first, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(_INT, lanes), [0] * lanes)
+    )

@@ -1,0 +1,217 @@
+"""BM25: the formula, the matrix that equals the search, and every degenerate case."""
+
+import math
+import shutil
+from pathlib import Path
+
+import ir_measures
+import numpy as np
+import pytest
+
+from paradigms.baselines.bm25 import BM25, tokenize
+from tests import needs
+
+TEXTS = ["cat cat dog", "dog bird", "the of and", "", "bird bird bird fish fish dog", "dog bird"]
+IDS = ["e", "d", "c", "b", "a", "D"]
+
+
+@pytest.fixture
+def bm25() -> BM25:
+    return BM25.build(TEXTS, IDS)
+
+
+def by_formula(
+    query: list[str], document: list[str], documents: list[list[str]], k1: float, b: float
+) -> float:
+    mean = sum(map(len, documents)) / len(documents)
+    total = 0.0
+    for term in query:
+        holding = sum(term in other for other in documents)
+        count = document.count(term)
+        weight = math.log(1 + (len(documents) - holding + 0.5) / (holding + 0.5))
+        total += weight * count / (count + k1 * (1 - b + b * len(document) / mean))
+    return total
+
+
+@pytest.mark.parametrize(("k1", "b", "ngrams"), [(0.9, 0.4, 1), (1.2, 0.75, 1), (0.9, 0.4, 2)])
+def test_scores_follow_the_formula(k1: float, b: float, ngrams: int) -> None:
+    index = BM25.build(TEXTS, IDS, k1=k1, b=b, ngrams=ngrams)
+    documents = [tokenize(text, ngrams) for text in TEXTS]
+    for query in ("dog", "cat bird cat", "dog bird fish", "bird fish zebra"):
+        expected = {
+            id: by_formula(tokenize(query, ngrams), document, documents, k1, b)
+            for id, document in zip(IDS, documents, strict=True)
+        }
+        found = index.rerank({"q": query}, {"q": dict.fromkeys(IDS, 0.0)})["q"]
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Größte Seen, x_1 CO²", ["größte", "seen", "x_1", "co²"]),
+        ("cafe\u0301 café", ["cafe\u0301", "café"]),  # a mark ends no word
+        ("विक्टोरिया झील है", ["विक्टोरिया", "झील", "है"]),  # nor does a vowel sign
+        ("بحيرة في أفريقيا", ["بحيرة", "في", "أفريقيا"]),
+        ("빅토리아호는 가장 큰", ["빅토리아호는", "가장", "큰"]),
+        ("最大的湖泊。在非洲", ["最大", "大的", "的湖", "湖泊", "在非", "非洲"]),
+        ("湖 ＡＢ", ["湖", "ａｂ"]),
+        ("2024年のAI搭載センター", ["2024", "年の", "ai", "搭載", "載セ", "セン", "ンタ", "ター"]),
+        ("ที่สุด", ["ที่สุ", "สุด"]),
+    ],
+)
+def test_words_of_scripts_with_and_without_spaces(text: str, words: list[str]) -> None:
+    assert tokenize(text) == words
+
+
+@pytest.mark.parametrize("ngrams", [1, 3])
+def test_scores_are_the_matrix_times_term_counts(ngrams: int) -> None:
+    index = BM25.build(TEXTS, IDS, ngrams=ngrams)
+    matrix = index.matrix()
+    assert matrix.shape == (len(TEXTS), len(index.vocabulary))
+    queries = {"1": "dog bird bird", "2": "cat fish zebra cat", "3": "bird bird bird fish"}
+    run = index.search(queries, 100)
+    for query, text in queries.items():
+        counts = np.zeros(len(index.vocabulary))
+        for term in index.terms(text):
+            if term in index.vocabulary:
+                counts[index.vocabulary[term]] += 1
+        scores = matrix @ counts
+        assert run[query] == pytest.approx({IDS[i]: scores[i] for i in np.flatnonzero(scores)}, rel=1e-6)
+
+
+def test_ties_rank_by_id_also_at_the_cut(bm25: BM25) -> None:
+    everything = bm25.search({"q": "dog bird"}, 100)["q"]
+    assert everything["a"] > everything["D"] == everything["d"] > everything["e"]
+    assert list(everything) == ["a", "D", "d", "e"]
+    assert list(bm25.search({"q": "dog bird"}, 2)["q"]) == ["a", "D"]
+    assert list(bm25.search({"q": "dog bird"}, 3)["q"]) == ["a", "D", "d"]
+    # The same texts in another order give the same run.
+    turned = BM25.build(TEXTS[::-1], IDS[::-1]).search({"q": "dog bird"}, 3)["q"]
+    assert list(turned.items()) == list(bm25.search({"q": "dog bird"}, 3)["q"].items())
+
+
+def test_of_many_equal_documents_the_smallest_ids_are_found() -> None:
+    ids = [f"{number * 37 % 200:03}" for number in range(200)]
+    index = BM25.build(["same text" for _ in ids], ids)
+    for k in (1, 7, 150):
+        assert list(index.search({"q": "text"}, k)["q"]) == sorted(ids)[:k]
+
+
+def test_only_documents_that_share_a_word_are_found(bm25: BM25) -> None:
+    queries = {"empty": "", "stop": "the of", "unknown": "zebra", "mixed": "zebra cat"}
+    run = bm25.search(queries, 1000)
+    assert run["empty"] == run["stop"] == run["unknown"] == {}
+    assert list(run["mixed"]) == ["e"]
+    assert list(bm25.search({"q": "dog"}, 1000)["q"]) == ["D", "d", "e", "a"]
+
+
+def test_rerank_scores_the_given_candidates_and_no_others(bm25: BM25) -> None:
+    full = bm25.search({"q": "dog bird"}, 100)["q"]
+    reranked = bm25.rerank({"q": "dog bird", "unused": "cat"}, {"q": {"b": 9.0, "e": 8.0, "a": 7.0}})
+    assert list(reranked) == ["q"]
+    assert list(reranked["q"]) == ["a", "e", "b"]
+    assert reranked["q"] == {"a": full["a"], "e": full["e"], "b": 0.0}
+    empty = bm25.rerank({"q": ""}, {"q": {"b": 1.0, "a": 0.0}})["q"]
+    assert list(empty.items()) == [("a", 0.0), ("b", 0.0)]
+    with pytest.raises(KeyError, match="'nowhere'"):
+        bm25.rerank({"q": "dog"}, {"q": {"nowhere": 1.0}})
+    with pytest.raises(KeyError, match="'p'"):
+        bm25.rerank({"q": "dog"}, {"p": {"a": 1.0}})
+
+
+def test_save_and_load_give_the_same_run(tmp_path: Path) -> None:
+    index = BM25.build(TEXTS, IDS, k1=1.1, b=0.3, ngrams=2, stopwords=["dog"])
+    index.save(tmp_path / "bm25")
+    index.save(tmp_path / "bm25")  # takes the place of the first
+    again = BM25.load(tmp_path / "bm25")
+    queries = {"1": "dog bird the of", "2": "bird fish"}
+    assert again.search(queries, 10) == index.search(queries, 10)
+    assert again.terms("the dog bird") == index.terms("the dog bird") == ["the", "bird", "the bird"]
+    assert (again.matrix() != index.matrix()).nnz == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bm25"]
+    for file in (tmp_path / "bm25").iterdir():
+        assert file.suffix in (".npy", ".json")
+        if file.suffix == ".npy":
+            np.load(file, allow_pickle=False)
+    with pytest.raises(FileNotFoundError, match=r"no settings\.json"):
+        BM25.load(tmp_path)
+
+
+@pytest.mark.parametrize("ngrams", [1, 2])
+def test_terms_of_pieces_follow_the_formula(tiny_bert: Path, ngrams: int) -> None:
+    """BM25-uni and BM25-bi of Luan et al.: word pieces, none of them a stop word."""
+    index = BM25.build(TEXTS, IDS, ngrams=ngrams, tokenizer=tiny_bert)
+    assert index.terms("The CATS, of")[:5] == ["the", "cat", "##s", ",", "of"]
+    assert index.terms("The CATS")[3:] == ([] if ngrams == 1 else ["the cat", "cat ##s"])
+    assert index.terms("☃ cat")[:2] == ["cat"]  # an unknown piece is no term
+    documents = [index.terms(text) for text in TEXTS]
+    for query in ("dog", "The cats", "bird fish zebra"):
+        expected = {
+            id: by_formula(index.terms(query), document, documents, 0.9, 0.4)
+            for id, document in zip(IDS, documents, strict=True)
+        }
+        found = index.rerank({"q": query}, {"q": dict.fromkeys(IDS, 0.0)})["q"]
+        assert found == pytest.approx(expected, rel=1e-5)
+    without = BM25.build(TEXTS, IDS, ngrams=ngrams, tokenizer=tiny_bert, stopwords=["the", "##s"])
+    assert without.terms("The cats")[:1] == ["cat"]
+    assert "the" not in without.vocabulary
+
+
+def test_pieces_ignore_case_whatever_the_tokenizer_does(checkpoints: dict[str, Path]) -> None:
+    index = BM25.build(TEXTS, IDS, tokenizer=checkpoints["t5"])  # it tells "Dog" from "dog"
+    assert index.terms("The DOG") == index.terms("the dog") == ["▁the", "▁dog"]
+    assert index.search({"q": "DOG"}, 9) == index.search({"q": "dog"}, 9)
+    assert "</s>" not in index.terms("cat </s>")  # where a text spells a special token, it has none
+
+
+def test_an_index_of_pieces_needs_its_own_folder_alone(tiny_bert: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(tiny_bert, source)
+    index = BM25.build(TEXTS, IDS, ngrams=2, tokenizer=source)
+    index.save(tmp_path / "bm25")
+    shutil.rmtree(source)
+    again = BM25.load(tmp_path / "bm25")
+    queries = {"1": "dog birds THE of", "2": "bird fish"}
+    assert again.search(queries, 10) == index.search(queries, 10)
+    assert again.terms("Zebras and cats") == index.terms("Zebras and cats")
+    assert {file.suffix for file in (tmp_path / "bm25").rglob("*.*")} == {".npy", ".json"}
+    (tmp_path / "bm25" / "tokenizer" / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match="tokenizer"):
+        BM25.load(tmp_path / "bm25")
+    with pytest.raises((OSError, ValueError)):
+        BM25.build(TEXTS, IDS, tokenizer=source)
+
+
+def test_terms_are_lower_case_words_without_stop_words() -> None:
+    assert tokenize("The Cat's x_1, and ÉCOLE!") == ["cat", "s", "x_1", "école"]
+    assert tokenize("big red dog", 3) == ["big", "red", "dog", "big red", "red dog", "big red dog"]
+    assert tokenize("the cat", stopwords=()) == ["the", "cat"]
+    assert tokenize(" ?! ", 2) == []
+
+
+def test_unusable_input_is_refused() -> None:
+    with pytest.raises(ValueError, match="2 texts need as many different ids"):
+        BM25.build(["a b", "c"], ["1"])
+    with pytest.raises(ValueError, match="different ids"):
+        BM25.build(["x", "y"], ["1", "1"])
+    for texts in ([], ["", "the"]):
+        with pytest.raises(ValueError, match="holds a word"):
+            BM25.build(texts, [str(i) for i in range(len(texts))])
+    with pytest.raises(ValueError, match="ngrams"):
+        BM25.build(["x"], ["1"], ngrams=0)
+    with pytest.raises(ValueError, match="k must be"):
+        BM25.build(["x"], ["1"]).search({"q": "x"}, 0)
+
+
+@pytest.mark.parametrize(
+    # Published with Lucene and Porter stemming: .665 and .325; unstemmed words lose a little.
+    ("name", "ndcg"),
+    [("scifact", 0.6635), ("nfcorpus", 0.3060)],
+)
+def test_ndcg_on_beir(name: str, ndcg: float) -> None:
+    collection = needs.collection(name)
+    test = collection.split("test")
+    run = BM25.build(collection.corpus, collection.corpus.ids).search(test.queries, 100)
+    found = ir_measures.calc_aggregate([ir_measures.nDCG @ 10], test.judgements, run)
+    assert found[ir_measures.nDCG @ 10] == pytest.approx(ndcg, abs=0.001)

@@ -1,0 +1,345 @@
+"""Cross-attention: pairs as transformers joins them, reranking whatever the batches, its loss, its files."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from functools import cache
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from transformers import AutoModel, AutoModelForTextEncoding, AutoTokenizer
+
+from paradigms import PARADIGMS, CrossAttention, Paradigm, load
+from paradigms.baselines.cross_attention import HEAD, cross_attention
+from paradigms.data import Corpus, Run, Split
+from paradigms.train.dev import dev_measure
+from paradigms.train.examples import Example
+from paradigms.train.listwise import Listwise
+from paradigms.train.loop import TrainingSettings, train
+from tests.experiments.test_train_script import run as run_script
+from tests.experiments.test_train_script import training
+from tests.tiny import FAMILIES, WORDS
+
+module = import_module(
+    "paradigms.baselines.cross_attention"
+)  # `paradigms.baselines.cross_attention` is also its builder
+
+QUERIES = {"q0": "where is the quick fox", "q1": "stone", "q2": "a boat on the river in the morning light"}
+TEXTS = [
+    "a quick fox ran in the garden; the dog was old",
+    "stone",
+    "the boat carried wheat and fish over the river to the market of the old town by the sea",
+    "",
+    "snow fell",
+    "the stone story of a zebra, of water and of stone",
+]
+CORPUS = Corpus([f"d{n}" for n in range(len(TEXTS))], TEXTS)
+RUN: Run = {"q1": {"d5": 1.0, "d1": 3.0, "d3": 2.0}, "q0": {"d0": 1.0, "d2": 1.0}, "q2": {}}
+
+
+def build(backbone: Path, **settings) -> CrossAttention:
+    torch.manual_seed(0)
+    return cross_attention(backbone, **settings).eval()
+
+
+@cache
+def backbone_of(folder: Path) -> tuple[Any, Any]:
+    """Tokenizer and model, straight from transformers."""
+    loader = AutoModelForTextEncoding if folder.name.endswith("t5") else AutoModel
+    return AutoTokenizer.from_pretrained(folder), loader.from_pretrained(folder).eval()
+
+
+def by_hand(model: CrossAttention, folder: Path, query: str, document: str, pooling: str = "cls") -> float:
+    """transformers' own encoding of the pair, its model's pooled state, then wᵀ."""
+    tokenizer, backbone = backbone_of(folder)
+    inputs = tokenizer([query], [document], return_tensors="pt", return_token_type_ids=True)
+    if folder.name != "bert":
+        del inputs["token_type_ids"]
+    with torch.no_grad():
+        hidden = backbone(**inputs).last_hidden_state[0]
+        return float((hidden[0] if pooling == "cls" else hidden.mean(0)) @ model.head.weight[0])
+
+
+def score(model: CrossAttention, queries: list[str], documents: list[str]) -> Tensor:
+    with torch.no_grad():
+        return model(model.tokenize(queries, documents))
+
+
+def tokens(model: CrossAttention, query: str, document: str) -> list[str]:
+    batch = model.tokenize([query], [document])
+    return model.encoder.tokenizer.convert_ids_to_tokens(batch.input_ids[0].tolist())
+
+
+# --- pairs -> scores --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scores_are_the_head_on_the_joint_encoding_whatever_the_padding(
+    checkpoints: dict[str, Path], family: str, pooling: str
+) -> None:
+    model = build(checkpoints[family], pooling=pooling)
+    pairs = [(query, text) for query in QUERIES.values() for text in TEXTS]
+    found = score(model, [q for q, _ in pairs], [d for _, d in pairs])
+    expected = [by_hand(model, checkpoints[family], *pair, pooling) for pair in pairs]
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-5)
+    assert found.std() > 0.05  # the two texts matter
+
+
+def test_the_second_text_has_a_type_of_its_own_where_the_backbone_knows_types(
+    checkpoints: dict[str, Path],
+) -> None:
+    batch = build(checkpoints["bert"]).tokenize(["the fox", "a"], ["snow garden", "sea"])
+    assert batch.types is not None
+    assert batch.types.tolist() == [[0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 0, 0]]
+    assert batch.attention_mask.sum(-1).tolist() == [7, 5]
+    assert build(checkpoints["modernbert"]).tokenize(["the fox"], ["snow"]).types is None
+
+
+def test_each_text_is_cut_for_itself_and_as_the_other_paradigms_cut_it(tiny_bert: Path) -> None:
+    long = "the quick brown fox and the lazy dog"
+    model = build(tiny_bert, query_length=5, document_length=6)
+    quick = ["[CLS]", "the", "quick", "brown", "[SEP]", "the", "quick", "brown", "fox", "[SEP]"]
+    assert tokens(model, long, long) == quick
+    assert tokens(model, "fox", long) == ["[CLS]", "fox", *quick[4:]]
+    assert tokens(model, long, "fox") == [*quick[:5], "fox", "[SEP]"]
+    assert tokens(model, "", "") == ["[CLS]", "[SEP]", "[SEP]"]
+    dense = PARADIGMS["dpr"](tiny_bert, query_length=5, document_length=6).encoder
+    assert dense.tokenize([long], "query").input_ids.shape[1] == 5  # [CLS] the quick brown [SEP]
+    assert dense.tokenize([long], "document").input_ids.shape[1] == 6
+    dense.tokenize([long], "query")
+    assert tokens(model, long, long) == quick  # another call leaves no truncation behind
+
+
+def test_lengths_beyond_the_positions_are_refused(tiny_bert: Path) -> None:
+    build(tiny_bert, query_length=33, document_length=480)  # 31 + 478 + 3 = 512
+    with pytest.raises(ValueError, match=r"query_length=34 and .* pairs of 513 tokens, beyond the 512"):
+        build(tiny_bert, query_length=34, document_length=480)
+    with pytest.raises(ValueError, match="query_length=2 leaves no room for text"):
+        build(tiny_bert, query_length=2)
+    with pytest.raises(TypeError, match="salience"):
+        cross_attention(tiny_bert, salience="relu")
+
+
+def test_the_head_is_computed_in_float32_under_autocast(tiny_bert: Path) -> None:
+    model = build(tiny_bert)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = score(model, list(QUERIES.values()), TEXTS[:3])
+    assert found.dtype == torch.float32
+    assert (found.bfloat16().float() != found).all()
+    torch.testing.assert_close(found, score(model, list(QUERIES.values()), TEXTS[:3]), rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_trainable_parameter_gets_a_gradient(
+    checkpoints: dict[str, Path], family: str, lora_rank: int
+) -> None:
+    model = build(checkpoints[family], lora_rank=lora_rank).train()
+    model(model.tokenize(["the fox", "a dog"], TEXTS[:2])).logsumexp(-1).backward()
+    assert [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+
+
+# --- reranking --------------------------------------------------------------------------------------
+
+
+def test_reranking_is_the_score_of_every_pair_best_first(tiny_bert: Path) -> None:
+    model = build(tiny_bert).train()
+    found = model.rerank(QUERIES, CORPUS, RUN)
+    assert model.training
+    assert list(found) == list(RUN)
+    assert found["q2"] == {}
+    for query, scores in found.items():
+        assert scores.keys() == RUN[query].keys()
+        assert all(a >= b for a, b in pairwise(scores.values()))
+        for id, value in scores.items():
+            text = CORPUS[CORPUS.position(id)]
+            assert value == pytest.approx(by_hand(model, tiny_bert, QUERIES[query], text), abs=1e-4)
+    assert list(found["q1"]) != sorted(found["q1"])
+    assert list(found["q1"]) != sorted(RUN["q1"], key=lambda d: -RUN["q1"][d])  # an order of its own
+
+
+def test_batches_and_windows_change_nothing_but_memory(
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build(tiny_bert)
+    whole: Run = {query: dict.fromkeys(CORPUS.ids, 0.0) for query in QUERIES}
+    expected = model.rerank(QUERIES, CORPUS, whole)
+    sizes: list[tuple[int, int]] = []
+    handle = model.register_forward_pre_hook(lambda _, given: sizes.append(tuple(given[0].input_ids.shape)))
+    for tokens, window in ((1, 4), (40, 5), (64, 1000)):
+        sizes.clear()
+        monkeypatch.setitem(module.TOKENS, "cpu", tokens)
+        monkeypatch.setattr(module, "WINDOW", window)
+        found = model.rerank(QUERIES, CORPUS, whole)
+        for query in QUERIES:
+            assert found[query] == pytest.approx(expected[query], abs=1e-5)
+        assert sum(count for count, _ in sizes) == 18
+        assert all(count == 1 or count * length <= tokens for count, length in sizes)
+    assert len(sizes) < 9  # the last: several pairs a batch
+    handle.remove()
+
+
+def test_equal_scores_rank_by_document_id(tiny_bert: Path) -> None:
+    model = build(tiny_bert)
+    nn.init.zeros_(model.head.weight)
+    assert list(model.rerank(QUERIES, CORPUS, RUN)["q1"]) == ["d1", "d3", "d5"]
+
+
+def test_unknown_queries_and_documents_are_named(tiny_bert: Path) -> None:
+    model = build(tiny_bert)
+    with pytest.raises(KeyError, match="the query 'q9', which has no text"):
+        model.rerank(QUERIES, CORPUS, {"q9": {"d0": 1.0}})
+    with pytest.raises(KeyError, match="no document 'd9'"):
+        model.rerank(QUERIES, CORPUS, {"q0": {"d9": 1.0}})
+
+
+# --- files ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("family", "lora_rank"), [("bert", 0), ("t5", 0), ("bert", 2)])
+def test_what_is_saved_loads_bit_for_bit(
+    checkpoints: dict[str, Path], tmp_path: Path, family: str, lora_rank: int
+) -> None:
+    model = build(checkpoints[family], pooling="mean", lora_rank=lora_rank, document_length=20)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.05 * torch.randn_like(weight))
+    (tmp_path / "saved").mkdir()
+    model.write(tmp_path / "saved")
+    shutil.move(tmp_path / "saved", tmp_path / "moved")
+    torch.manual_seed(99)
+    loaded = load(tmp_path / "moved")
+    assert isinstance(loaded, CrossAttention)
+    assert loaded.description() == model.description()
+    assert loaded.name == "cross_attention"
+    assert loaded.rerank(QUERIES, CORPUS, RUN) == model.rerank(QUERIES, CORPUS, RUN)
+
+
+def test_a_folder_of_another_kind_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    PARADIGMS["dpr"](tiny_bert).save_pretrained(tmp_path / "dpr")
+    build(tiny_bert).save_pretrained(tmp_path / "cross")
+    assert isinstance(load(tmp_path / "dpr"), Paradigm)
+    with pytest.raises(FileNotFoundError, match=f"{HEAD} is missing"):
+        CrossAttention.from_pretrained(tmp_path / "dpr")
+    with pytest.raises(FileNotFoundError, match="is not a saved paradigm"):
+        Paradigm.from_pretrained(tmp_path / "cross")
+    (tmp_path / "cross" / HEAD).unlink()
+    with pytest.raises(ValueError, match="is no checkpoint of"):
+        load(tmp_path / "cross")
+
+
+# --- training ---------------------------------------------------------------------------------------
+
+EXAMPLES = [
+    Example("the quick fox", 0, (1, 4), (0,)),
+    Example("stone", 5, (2, 0), (5, 1)),
+    Example("a boat", 2, (5, 3), (2,)),
+    Example("winter snow", 4, (0, 5), (4,)),
+]
+
+
+def test_the_loss_is_cross_entropy_over_the_querys_own_candidates(tiny_bert: Path) -> None:
+    model = build(tiny_bert)
+    for temperature in (None, 0.5):
+        objective = Listwise(model, CORPUS, EXAMPLES, temperature)
+        losses = []
+        for example in EXAMPLES:
+            texts = [CORPUS[p] for p in (example.positive, *example.negatives)]
+            s = [by_hand(model, tiny_bert, example.query, text) / (temperature or 1.0) for text in texts]
+            losses.append(math.log(sum(map(math.exp, s))) - s[0])
+        found = objective.loss(model, objective.collate(EXAMPLES))
+        assert found.item() == pytest.approx(sum(losses) / 4, rel=1e-4)
+        # Processes share nothing: the mean of their losses is that of the whole batch.
+        halves = [objective.loss(model, objective.collate(part)) for part in (EXAMPLES[:2], EXAMPLES[2:])]
+        assert found.item() == pytest.approx(sum(h.item() for h in halves) / 2, rel=1e-5)
+
+
+def test_examples_without_negatives_or_with_unequally_many_are_refused(tiny_bert: Path) -> None:
+    model = build(tiny_bert)
+    none, one = Example("a", 0, (), (0,)), Example("a", 0, (1,), (0,))
+    for examples, told in (([none], "has 0"), ([one, *EXAMPLES], "has 1 or 2"), ([], "has no examples")):
+        with pytest.raises(ValueError, match=f"cross_attention needs equally many hard negatives.*{told}"):
+            Listwise(model, CORPUS, examples)
+
+
+def test_it_learns_goes_on_exactly_and_is_chosen_by_the_dev_measure(tiny_bert: Path, tmp_path: Path) -> None:
+    def fit(folder: Path, steps: int, stop: int = 0, **options) -> CrossAttention:
+        model = build(tiny_bert)
+        passes = 0
+
+        def count(*_) -> None:
+            nonlocal passes
+            passes += 1
+            if stop and model.training and passes > stop:
+                raise KeyboardInterrupt
+
+        model.register_forward_pre_hook(count)
+        settings = TrainingSettings(
+            steps=steps, batch_size=2, learning_rate=3e-3, save_every=3, log_every=1, evaluate_every=steps
+        )
+        objective = Listwise(model, CORPUS, EXAMPLES)
+        accelerator = Accelerator(cpu=True)
+        return train(model, objective, settings, folder, accelerator=accelerator, progress=False, **options)
+
+    judged = Split({"x": "winter snow", "y": "stone"}, {"x": {"d4": 1}, "y": {"d5": 1}})
+    run: Run = {"x": {"d0": 2.0, "d5": 1.0, "d2": 1.0}, "y": {"d0": 2.0, "d2": 1.0}}
+    dev = dev_measure(CORPUS, judged, run, queries=2, depth=3, precision="no")
+    whole = fit(tmp_path / "whole", 60, dev=dev)
+    lines = [json.loads(line) for line in (tmp_path / "whole" / "history.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert sum(losses[-5:]) < 0.25 * sum(losses[:5])
+    assert dev(whole) == max(line["dev"] for line in lines if "dev" in line) == pytest.approx(1.0)
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "parts", 6, stop=4)
+    parts, straight = fit(tmp_path / "parts", 6), fit(tmp_path / "straight", 6)
+    assert all(torch.equal(a, b) for a, b in zip(parts.parameters(), straight.parameters(), strict=True))
+
+
+@pytest.fixture
+def collection(tmp_path: Path) -> Path:
+    """Twelve documents of five words, of which the first three are the document's query."""
+    folder, words = tmp_path / "collection", WORDS.split()
+    (folder / "qrels").mkdir(parents=True)
+    texts = [" ".join(words[(11 * n + 5 * w) % len(words)] for w in range(5)) for n in range(12)]
+    rows = [{"_id": f"d{n}", "title": "", "text": text} for n, text in enumerate(texts)]
+    asked = [{"_id": f"q{n}", "text": " ".join(text.split()[:3])} for n, text in enumerate(texts)]
+    for name, lines in (("corpus", rows), ("queries", asked)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for split, chosen in (("train", range(9)), ("test", range(9, 12))):
+        judged = "".join(f"q{n}\td{n}\t1\n" for n in chosen)
+        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
+    return folder
+
+
+def test_the_scripts_train_it_and_rerank_with_it(collection: Path, tiny_bert: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    flags = training(collection, tiny_bert, output, paradigm="cross_attention", options="{}", negatives=2)
+    with pytest.raises(SystemExit, match="cross_attention learns from hard negatives"):
+        run_script("train", **(flags | {"negatives": 0}))
+    run_script("train", **flags)
+    model = load(output / "checkpoint")
+    assert isinstance(model, CrossAttention)
+    assert model.encoder.settings.query_length == 8
+    lines = [f"q9 Q0 d{n} {n + 1} {-n} bm25\n" for n in range(12)]
+    (tmp_path / "first.run").write_text("".join(lines))
+    reranked = tmp_path / "reranked"
+    run_script(
+        "rerank",
+        checkpoint=output / "checkpoint",
+        run=tmp_path / "first.run",
+        collection=collection,
+        depth=5,
+        output=reranked,
+    )
+    assert "| cross\\_attention |" in (reranked / "table.md").read_text()
+    found = (reranked / "reranked.run").read_text().splitlines()
+    assert {line.split()[2] for line in found} == {f"d{n}" for n in range(5)}

@@ -1,0 +1,545 @@
+"""`python -m paradigms`: index, search, rerank, explain and compare on small sources and tiny models."""
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import DPRConfig, DPRContextEncoder, DPRQuestionEncoder
+
+from paradigms import PARADIGMS, load
+from paradigms.baselines.cross_attention import cross_attention
+from paradigms.cli import show
+from paradigms.cli.arguments import main
+from paradigms.cli.commands import output_name
+from paradigms.cli.queries import from_file, typed
+from paradigms.data import read_run
+from paradigms.evaluate.report import SystemAlignment
+from paradigms.generative.dsi import dsi
+from tests.tiny import WIDTH, write_checkpoint
+
+TEXTS = {"fish.txt": "the fish in the sea", "fire.txt": "fire and warm wood", "snow.txt": "cold snow on ice"}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory, tiny_bert, seq2seq):
+    """name -> folder of a saved model."""
+    root, lengths = tmp_path_factory.mktemp("models"), {"query_length": 12, "document_length": 24}
+    made = {}
+    for name in ("colbert", "dpr", "xtr"):
+        torch.manual_seed(0)
+        options = {"dim": 8, "special_tokens": False} if name != "dpr" else {"pooling": "mean"}
+        made[name] = PARADIGMS[name](tiny_bert, **options | lengths)
+    made["cross_attention"] = cross_attention(tiny_bert, **lengths)
+    from paradigms.data import Corpus
+
+    corpus = Corpus(list(TEXTS), list(TEXTS.values()), list(TEXTS))
+    made["dsi"] = dsi(seq2seq["t5"], corpus)
+    for name, model in made.items():
+        model.save_pretrained(root / name)
+    return {name: root / name for name in made}
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """A folder of text files, in an empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    for name, text in TEXTS.items():
+        (notes / name).write_text(text)
+    return notes
+
+
+@pytest.fixture
+def indexed(source, models):
+    main(["index", "notes", "--model", str(models["colbert"])])
+    return "notes.index"
+
+
+def refused(*arguments):
+    with pytest.raises(SystemExit) as stopped:
+        main([str(word) for word in arguments])
+    assert stopped.value.code not in (0, None)
+    return str(stopped.value)
+
+
+def rows_of(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("kind", ["exact", "faiss", "compressed"])
+def test_index_then_search(source, models, capsys, kind):
+    main(["index", "notes", "--model", str(models["colbert"]), "--kind", kind])
+    assert "search notes.index" in capsys.readouterr().err.replace("\n", " ")
+    main(["search", "notes.index", "the fish in the sea", "--format", "jsonl", "-k", "2"])
+    rows = rows_of(capsys.readouterr().out)
+    assert [row["rank"] for row in rows] == [1, 2]
+    assert rows[0]["id"] == "fish.txt:1"
+    assert rows[0]["document"] == TEXTS["fish.txt"]
+    assert rows[0]["score"] >= rows[1]["score"]
+
+
+def test_results_to_read(indexed, capsys):
+    capsys.readouterr()
+    main(["search", indexed, "fire and warm wood", "cold snow on ice"])
+    out = capsys.readouterr().out
+    assert out.index("1. fire.txt:1") < out.index("1. snow.txt:1")
+    assert out.count("fire and warm wood") == 3  # as a query, and as a text for each
+
+
+def test_texts_may_follow_options(indexed, capsys):
+    capsys.readouterr()
+    main(["search", indexed, "--format", "trec", "-k", "1", "cold snow on ice", "fire and warm wood"])
+    assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == ["snow.txt:1", "fire.txt:1"]
+
+
+def test_queries_are_read_from_the_standard_input(indexed, capsys, monkeypatch):
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "stdin", io.StringIO("cold snow on ice\n\n fire and warm wood \n"))
+    main(["search", indexed, "--format", "trec", "-k", "1"])
+    assert [line.split()[:3] for line in capsys.readouterr().out.splitlines()] == [
+        ["1", "Q0", "snow.txt:1"],
+        ["2", "Q0", "fire.txt:1"],
+    ]
+
+
+def test_an_empty_standard_input_is_told(indexed, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(" \n"))
+    assert "no query: the standard input is empty" in refused("search", indexed)
+
+
+def test_an_interrupted_search_tells_of_no_index(indexed, monkeypatch):
+    monkeypatch.setattr("paradigms.cli.commands.typed", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert refused("search", indexed) == "interrupted"
+
+
+def test_the_index_of_a_folder_is_named_where_the_folder_is_given(indexed):
+    assert refused("search", "notes", "x").endswith("; notes.index is one")
+
+
+def test_a_prompt_ends_with_an_empty_line(monkeypatch):
+    lines = iter(["one", "", "never"])
+    monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
+    monkeypatch.setattr("rich.console.Console.input", lambda self, prompt: next(lines))
+    assert list(typed()) == ["one"]
+
+
+def test_indexing_again_changes_nothing_and_other_settings_are_refused(indexed, source, models):
+    index = ["index", "notes", "--model", str(models["colbert"])]
+    main(index)
+    assert "other words (16, not 3)" in refused(*index, "--words", 3)
+    assert f"other model ({models['colbert']}, not " in refused("index", "notes", "--model", models["dpr"])
+    (source / "fire.txt").write_text("other")
+    assert "was made with other documents: delete it" in refused(*index)
+    assert "is no index" in refused(*index, "--output", "notes")
+
+
+def test_a_build_that_was_interrupted_goes_on(source, models, monkeypatch, capsys):
+    from paradigms.index.exact import ExactIndex
+
+    build = ExactIndex.build
+    monkeypatch.setattr(ExactIndex, "build", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert "goes on with the index" in refused("index", "notes", "--model", models["colbert"])
+    assert "notes.index is no index" in refused("search", "notes.index", "x")
+    monkeypatch.setattr(ExactIndex, "build", build)
+    main(["index", "notes", "--model", str(models["colbert"])])
+    main(["search", "notes.index", "cold snow on ice"])
+    assert "1. snow.txt:1" in capsys.readouterr().out
+    assert not (source.parent / "notes.index" / ".begun").exists()
+
+
+def test_documents_of_the_users_are_not_replaced_by_an_index(source, models):
+    row = json.dumps({"_id": "a", "text": "the fish", "metadata": {"year": 1999}})
+    (source.parent / "data").mkdir()
+    (source.parent / "data" / "corpus.jsonl").write_text(row)
+    for taken in ("data", "notes"):  # the one has no other names than an index
+        assert "data exists and is no index" in refused(
+            "index", taken, "--output", "data", "--model", models["colbert"]
+        )
+    assert (source.parent / "data" / "corpus.jsonl").read_text() == row
+
+
+def test_json_lines_and_collections_are_sources(source, models, capsys):
+    with open("rows.jsonl", "w") as stream:
+        stream.writelines(json.dumps({"_id": name, "text": text}) + "\n" for name, text in TEXTS.items())
+    main(["index", "rows.jsonl", "--model", str(models["colbert"])])
+    main(["search", "rows.jsonl.index", "fire and warm wood", "-k", "1", "--format", "trec"])
+    assert capsys.readouterr().out.split()[2] == "fire.txt"
+    assert "rows.jsonl" in refused("index", "rows.jsonl", "--output", "rows.jsonl")
+
+
+@pytest.fixture
+def judged(source):
+    """A BEIR folder whose queries are its documents."""
+    folder = source.parent / "beir"
+    (folder / "qrels").mkdir(parents=True)
+    for name in ("corpus", "queries"):
+        with open(folder / f"{name}.jsonl", "w") as stream:
+            stream.writelines(json.dumps({"_id": n, "text": text}) + "\n" for n, text in TEXTS.items())
+    lines = "".join(f"{name}\t{name}\t1\n" for name in TEXTS)
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
+    return folder
+
+
+def test_compare_measures_judged_queries(judged, models, capsys):
+    for name in ("colbert", "dpr"):
+        main(["index", str(judged), "--model", str(models[name]), "--output", name])
+    main(["compare", "colbert", "dpr", "--split", "test", "--output", "compared"])
+    assert "bm25" in capsys.readouterr().out
+    assert {file.name for file in (judged.parent / "compared").iterdir()} == {
+        "bm25.run",
+        "colbert.run",
+        "dpr.run",
+        "table.csv",
+        "table.md",
+    }
+    best = {q: next(iter(found)) for q, found in read_run("compared/colbert.run").items()}
+    assert best == {name: name for name in TEXTS}
+
+
+def test_compare_shows_rankings_side_by_side(judged, models, capsys, indexed):
+    main(["index", str(judged), "--model", str(models["colbert"]), "--output", "one"])
+    capsys.readouterr()
+    main(["compare", "one", "-q", "cold snow on ice"])
+    out = capsys.readouterr().out
+    assert "bm25" in out
+    assert "1 of the first 10 are found by all" in out
+    assert "different documents" in refused("compare", "one", indexed, "-q", "x")
+    assert "name of its own" in refused("compare", "one", "one", "-q", "x")
+    assert "no query" in refused("compare", "one")
+    assert "one place" in refused("compare", "one", "-q", "x", "--split", "test")
+
+
+@pytest.mark.parametrize("name", ["colbert", "xtr", "dpr", "cross_attention"])
+def test_rerank_orders_what_bm25_finds(source, models, capsys, name):
+    main(["rerank", "notes", "cold fire in the sea", "--model", str(models[name]), "--format", "jsonl"])
+    rows = rows_of(capsys.readouterr().out)
+    assert {row["id"] for row in rows} == {"fish.txt:1", "fire.txt:1", "snow.txt:1"}
+    assert [row["score"] for row in rows] == sorted((row["score"] for row in rows), reverse=True)
+
+
+def test_rerank_of_a_run(source, models, capsys):
+    (source.parent / "first.run").write_text(
+        "a Q0 snow.txt:1 1 9 x\na Q0 fire.txt:1 2 8 x\na Q0 fish.txt:1 3 7 x\nb Q0 fire.txt:1 1 1 x\n"
+    )
+    (source.parent / "queries.tsv").write_text("a\tfire and warm wood\n")
+    rerank = ["rerank", "notes", "--model", str(models["colbert"]), "--queries", "queries.tsv"]
+    main([*rerank, "--run", "first.run", "--depth", "2", "--format", "trec"])
+    assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == ["fire.txt:1", "snow.txt:1"]
+    (source.parent / "first.run").write_text("c Q0 snow.txt:1 1 9 x\n")
+    assert "names none of the queries: a" in refused(*rerank, "--run", "first.run")
+    (source.parent / "first.run").write_text("a Q0 nowhere 1 9 x\n")
+    assert "no document 'nowhere'" in refused(*rerank, "--run", "first.run")
+    assert "no query" in refused("rerank", "notes")
+
+
+def test_a_generative_model_is_searched_as_it_is(source, models, capsys):
+    main(["search", str(models["dsi"]), "snow", "--format", "jsonl", "-k", "3"])
+    assert {row["id"] for row in rows_of(capsys.readouterr().out)} <= set(TEXTS)
+    assert "search takes its folder" in refused("index", "notes", "--model", models["dsi"])
+    assert "rerank takes it" in refused("index", "notes", "--model", models["cross_attention"])
+    assert "here none was" in refused("search", models["dsi"], "--split", "test")
+
+
+@pytest.mark.parametrize("name", ["colbert", "xtr", "dpr"])
+def test_explain_names_the_aligned_tokens(source, models, capsys, name):
+    main(["index", "notes", "--model", str(models[name]), "--output", "explained"])
+    capsys.readouterr()
+    main(["explain", "explained", "fish in the sea"])
+    out = capsys.readouterr().out
+    assert "fish.txt:1" in out
+    assert "rel = " in out
+    assert ("[pooled]" if name == "dpr" else "fish") in out
+    main(["explain", "explained", "fish in the sea"])
+    assert ("one vector of a text" in capsys.readouterr().err) == (name == "dpr")
+    main(["explain", "explained", "fish in the sea", "--document", "snow.txt:1"])
+    assert "snow.txt:1" in capsys.readouterr().out
+    assert "no document 'x'" in refused("explain", "explained", "fish", "--document", "x")
+
+
+def test_a_document_token_has_the_colour_of_the_query_token_it_scores_most_for():
+    from rich.console import Console
+
+    links = [(0, 0, 0.5, 1.0), (0, 1, 0.9, 1.0), (2, 0, 0.3, 1.0)]
+    found = SystemAlignment("x", "S", ["a", "##b"], ["u", "v", "w"], links, 2.0, 0.85)
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=100)
+    show.alignment(found, "ab", "document", console)
+    lines = console.file.getvalue().splitlines()
+    first, second = (f"38;2;{int(c[1:3], 16)};{int(c[3:5], 16)};{int(c[5:], 16)}m" for c in show.PALETTE[:2])
+    assert f"{first}a" in lines[1]
+    assert f"{second}b" in lines[1]
+    assert f"{second}u" in lines[3]
+    assert f"{first}w" in lines[3]
+    assert "2mv" in lines[3].replace(" ", "")  # dim: it takes no part
+    assert "0.450" in console.file.getvalue()  # S·A/Z of the largest
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("one\ntwo\n", {"1": "one", "2": "two"}),
+        ("a\tone\nb\ttwo\twords\n", {"a": "one", "b": "two\twords"}),
+        ('{"_id": 3, "text": "one"}\n', {"3": "one"}),
+    ],
+)
+def test_files_of_queries(tmp_path, text, found):
+    (tmp_path / "queries").write_text(text)
+    assert from_file(str(tmp_path / "queries")) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no query"),
+        ("a\tone\nb two\n", "line 2: no tab"),
+        ("a\tone\na\ttwo\n", "line 2: the id 'a' is there twice"),
+        ('{"_id": 1, "text": "x"}\n{"text": "y"}\n', "line 2: no JSON object with _id and text"),
+        ('{"_id": 1, "text": null}\n', "line 1: no JSON object with _id and text"),
+        ('{"_id": 1, "text": " "}\n', "line 1: the text of the query '1' is blank"),
+        ("a\tone\nb\t\n", "line 2: the text of the query 'b' is blank"),
+    ],
+)
+def test_bad_files_of_queries(tmp_path, text, message):
+    (tmp_path / "queries").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        from_file(str(tmp_path / "queries"))
+
+
+def test_help_and_wrong_arguments(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("index", "search", "rerank", "explain", "compare"))
+    for wrong, message in (
+        (["-k", "0"], "from 1 on"),
+        (["--nonsense"], "unrecognized arguments: --nonsense"),
+    ):
+        assert refused("search", "nowhere", "x", *wrong) == "2"
+        assert message in capsys.readouterr().err
+
+
+def test_as_a_program():
+    program = [sys.executable, "-m", "paradigms", "search", "nowhere", "x"]
+    ended = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    made = "`python -m paradigms index SOURCE` makes: no search.json in it"
+    assert ended.stderr.strip() == f"nowhere is no index, which {made}"
+
+
+def test_export_takes_no_folder_of_the_users(models, source):
+    assert "notes would be replaced" in refused("export", models["dpr"], "notes")
+    assert {file.name for file in source.iterdir()} == set(TEXTS)
+    for _ in range(2):  # what it wrote itself it writes anew
+        main(["export", str(models["dpr"]), "out"])
+    assert (source.parent / "out" / "modules.json").is_file()
+
+
+def test_a_folder_to_compare_is_not_taken_for_a_query(indexed, capsys):
+    assert refused("compare", indexed, "-q", "snow", "other.index") == "2"
+    assert "unrecognized arguments: other.index" in capsys.readouterr().err
+
+
+def test_names_are_printed_as_they_are(source, models, capsys):
+    source.rename("a [bold] name")
+    main(["index", "a [bold] name", "--model", str(models["colbert"]), "--output", "[red].index"])
+    assert "3 documents of a [bold] name in [red].index" in capsys.readouterr().err
+
+
+def test_an_index_is_searched_from_any_folder(source, models, capsys, monkeypatch):
+    monkeypatch.chdir(models["colbert"].parent)
+    main(["index", str(source), "--model", "colbert", "--output", str(source.parent / "x")])
+    monkeypatch.chdir(source)
+    main(["search", "../x", "cold snow on ice", "-k", "1", "--format", "trec"])
+    assert capsys.readouterr().out.split()[2] == "snow.txt:1"
+    main(["index", ".", "--model", str(models["colbert"]), "--output", "../x"])  # the same, by other names
+
+
+def test_an_unfinished_index_is_no_source(source, models, monkeypatch, capsys):
+    from paradigms.index.exact import ExactIndex
+
+    monkeypatch.chdir(source)
+    build = ExactIndex.build
+    monkeypatch.setattr(ExactIndex, "build", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    index = ["index", ".", "--model", str(models["colbert"])]
+    assert "interrupted" in refused(*index)
+    monkeypatch.setattr(ExactIndex, "build", build)
+    main(index)
+    assert "3 documents of . in notes.index" in capsys.readouterr().err
+
+
+def test_a_source_without_documents_is_named(source, models, monkeypatch):
+    (source.parent / "void").mkdir()
+    assert refused("index", "void", "--model", models["colbert"]) == "void holds no document"
+    assert not (source.parent / "void.index").exists()
+
+
+def test_white_space_in_ids_stands_in_no_trec_run(source, models):
+    with open("rows.jsonl", "w") as stream:
+        stream.writelines(json.dumps({"_id": f"a {n}", "text": text}) + "\n" for n, text in TEXTS.items())
+    main(["index", "rows.jsonl", "--model", str(models["colbert"])])
+    assert "white space" in refused("search", "rows.jsonl.index", "snow", "--format", "trec")
+
+
+def test_the_card_of_a_name_tells_of_no_training(source, models):
+    from paradigms.formats.card import results_of
+
+    (source.parent / "config.json").write_text("{}")
+    assert results_of(source.parent / "offline") is None
+
+
+# --- checkpoints that need more than a name -------------------------------------------------------------
+
+
+@pytest.fixture
+def pickled(tiny_bert, tmp_path):
+    """A plain encoder whose weights are pickled."""
+    folder = tmp_path / "pickled"
+    shutil.copytree(tiny_bert, folder)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    return str(folder)
+
+
+def test_pickled_weights_are_read_where_a_command_is_told_so(source, pickled, tmp_path, capsys):
+    """By each command anew: an index that was got from others says nothing of it."""
+    told = "--pickled"
+    assert told in refused("index", "notes", "--model", pickled)
+    main(["index", "notes", "--model", pickled, told])
+    assert 'search notes.index "your question" --pickled' in capsys.readouterr().err
+    for command in (["search", "notes.index", "snow"], ["explain", "notes.index", "snow"]):
+        assert told in refused(*command)
+        main([*command, told])
+    compare = ["compare", "notes.index", "-q", "snow"]
+    assert told in refused(*compare)
+    main([*compare, told])
+    rerank = ["rerank", "notes", "snow", "--model", pickled]
+    assert told in refused(*rerank)
+    main([*rerank, told])
+    export = ["export", pickled, str(tmp_path / "safe")]
+    assert told in refused(*export)
+    main([*export, told])
+    main(["index", "notes", "--model", str(tmp_path / "safe"), "--output", "safe.index"])
+
+
+def test_two_towers_are_named_at_the_terminal(source, tmp_path, capsys):
+    towers = []
+    for n, side in enumerate(("questions", "passages")):
+        folder = write_checkpoint("bert", tmp_path / side, seed=n)
+        kind = (DPRQuestionEncoder, DPRContextEncoder)[n]
+        config = json.loads((folder / "config.json").read_text())
+        kept = {name: value for name, value in config.items() if name not in ("model_type", "architectures")}
+        kind(DPRConfig(**kept)).save_pretrained(folder)
+        towers.append(str(folder))
+    questions, passages = towers
+    assert "--model QUESTIONS --document-model PASSAGES" in refused("index", "notes", "--model", questions)
+    pair = ["--model", questions, "--document-model", passages]
+    main(["index", "notes", *pair])
+    main(["search", "notes.index", "snow", "--format", "jsonl"])
+    found = {row["id"]: row["score"] for row in rows_of(capsys.readouterr().out)}
+    model = load(questions, documents=passages)
+    with torch.inference_mode():
+        S = model.score(model.encode_documents(list(TEXTS.values())), model.encode_queries(["snow"]))[0]
+    assert found == pytest.approx({f"{id}:1": float(s) for id, s in zip(TEXTS, S, strict=True)}, abs=0.05)
+    main(["rerank", "notes", "cold snow", *pair])
+    main(["export", questions, "own", "--document-model", passages, "--layout", "paradigms"])
+    assert load("own").description()["query_tower"]
+    swapped = ["--model", passages, "--document-model", questions]
+    assert "other model (" in refused("index", "notes", *swapped)
+    assert "give --model too" in refused("index", "notes", "--document-model", passages)
+
+
+def test_what_may_be_xtr_is_told_at_the_terminal(source, tmp_path):
+    folder = write_checkpoint("t5", tmp_path / "theirs")
+    for name, config in (
+        ("1_Pooling", {"pooling_mode": "mean"}),
+        (
+            "2_Dense",
+            {"bias": False, "out_features": 128, "activation_function": "torch.nn.modules.linear.Identity"},
+        ),
+    ):
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(config))
+    save_file({"linear.weight": torch.randn(128, WIDTH)}, folder / "2_Dense" / "model.safetensors")
+    rows = [{"type": "x.Transformer", "path": ""}, {"type": "x.Pooling", "path": "1_Pooling"}]
+    (folder / "modules.json").write_text(json.dumps([*rows, {"type": "x.Dense", "path": "2_Dense"}]))
+    index = ["index", "notes", "--model", str(folder)]
+    assert "--model-layout" in refused(*index)
+    main([*index, "--model-layout", "xtr"])
+    assert json.loads((source.parent / "notes.index" / "search.json").read_text())["model_layout"] == "xtr"
+    main(["search", "notes.index", "snow"])  # as it was indexed
+
+
+# --- sources, passages, names ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [["index", "nowhere"], ["rerank", "nowhere", "snow"]])
+def test_a_source_that_is_not_there_is_told_with_what_could_be(source, command):
+    message = refused(*command)
+    assert message.startswith("nowhere: no such folder or file")
+    for told in ("folder of text files", "JSON lines", "BEIR", "pydocs", "hf:OWNER/NAME"):
+        assert told in message
+    assert "hf:" not in refused("index", "pydocs", "--model", "./nowhere")  # a collection, not a folder
+
+
+@pytest.mark.parametrize(("length", "words"), [(24, 16), (128, 85), (512, 85)])
+def test_passages_fit_the_model(source, tiny_bert, capsys, length, words):
+    model = PARADIGMS["dpr"](tiny_bert, query_length=12, document_length=length)
+    model.save_pretrained("model")
+    (source / "long.txt").write_text("word " * 200)
+    index = ["index", "notes", "--model", "model"]
+    main(index)
+    assert f"passages of at most {words} words" in capsys.readouterr().err
+    made = json.loads((source.parent / "notes.index" / "search.json").read_text())
+    assert made["words"] == words
+    rows = rows_of((source.parent / "notes.index" / "corpus.jsonl").read_text())
+    longest = max((row["text"] for row in rows), key=len)
+    assert len(longest.split()) == words
+    rerank = ["rerank", "notes", "word", "--model", "model"]
+    main(rerank)
+    assert f"passages of at most {words} words" in capsys.readouterr().err
+    main([*rerank, "--words", "7"])
+    assert "passages of" not in capsys.readouterr().err
+
+
+def test_words_are_of_text_files(judged, models):
+    assert "--words is of text files" in refused("index", judged, "--model", models["dpr"], "--words", "9")
+    main(["index", str(judged), "--model", str(models["dpr"]), "--output", "x"])
+    assert json.loads((judged.parent / "x" / "search.json").read_text())["words"] == 0
+
+
+def test_folders_of_other_passages_are_not_compared(source, models):
+    for words in (2, 3):
+        main(["index", "notes", "--model", str(models["dpr"]), "--words", str(words), "--output", f"{words}"])
+    assert "2 has passages of 2 words and 3 of 3: index both with the same --words" in refused(
+        "compare", "2", "3", "-q", "snow"
+    )
+
+
+def test_names_that_differ_after_a_dot_make_two_indexes(source, models):
+    for name in ("v1.2", "v1.3"):
+        shutil.copytree(source, source.parent / name)
+        main(["index", name, "--model", str(models["dpr"])])
+        assert (source.parent / f"{name}.index" / "search.json").is_file()
+    assert output_name("irds:beir/scifact/test") == "irds-beir-scifact-test"
+
+
+# --- queries that ask nothing ---------------------------------------------------------------------------
+
+
+def test_a_blank_query_finds_nothing_and_says_so(indexed, capsys):
+    blank = "query 1 is blank"
+    for command in ("search", "explain"):
+        assert blank in refused(command, indexed, " ")
+    assert blank in refused("rerank", "notes", "")
+    assert "query 2 is blank" in refused("compare", indexed, "-q", "snow", "-q", "")
+    capsys.readouterr()
+    main(["search", indexed, "\u200b", "snow"])  # of the first the tokenizer leaves nothing
+    out = capsys.readouterr().out
+    assert out.count("nothing found") == 1
+    assert "snow.txt:1" in out

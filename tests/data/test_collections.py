@@ -1,0 +1,349 @@
+"""MIRACL, LoTTE, open-domain question answering and EntityQuestions, from small folders in their layouts."""
+
+import csv
+import gzip
+import json
+import pickle
+from pathlib import Path
+
+import compare
+import pytest
+import rerank
+
+from paradigms.data import Collection, load, write_folder, write_run
+from paradigms.data.lines import Lines
+from paradigms.io.settings import folder_name, from_command_line
+from paradigms.train.job import training_splits
+
+PASSAGES = [
+    ("12#0", "Ziwa", "Ziwa Viktoria ni ziwa kubwa"),
+    ("12#1", "", "维多利亚湖是非洲最大的湖泊"),
+    ("7#0", "Mlima", "Kilimanjaro ni mlima mrefu"),
+    ("9#0", "Mto", "Nile ni mto"),
+]
+
+
+def put(path: Path, text: str) -> None:
+    """Write a file and its folders; gzipped where the name ends in .gz."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+
+
+def jsonl(*rows: object) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def miracl(root: Path, corpus: str = "miracl/miracl-v1.0-sw", ending: str = "jsonl.gz") -> Path:
+    """A language of MIRACL with its passages, in three shards, in the folder `corpus` of `root`."""
+    folder = root / "miracl" / "miracl-v1.0-sw"
+    parts = {"docs-0": PASSAGES[:2], "docs-2": PASSAGES[2:3], "docs-10": PASSAGES[3:], "docs-11": []}
+    for name, part in parts.items():
+        rows = [{"docid": id, "title": title, "text": text} for id, title, text in part]
+        put(root / corpus / f"{name}.{ending}", jsonl(*rows))
+    topics = {
+        "train": "0#1\tziwa gani?\n1\tmlima gani?\n",
+        "dev": "1\tmto \tgani?\n2\t哪个湖？\n",
+        "test-b": "5\tx\n",
+    }
+    for split, text in topics.items():
+        put(folder / "topics" / f"topics.miracl-v1.0-sw-{split}.tsv", text)
+    qrels = {
+        "train": "0#1\tQ0\t12#0\t1\n1\tQ0\t7#0\t1\n1\tQ0\t9#0\t0\n",
+        "dev": "1\tQ0\t9#0\t1\n2\tQ0\t12#1\t1\n",
+    }
+    for split, text in qrels.items():
+        put(folder / "qrels" / f"qrels.miracl-v1.0-sw-{split}.tsv", text)
+    return folder
+
+
+def check_miracl(collection: Collection) -> None:
+    assert collection.name == "miracl-v1.0-sw"
+    assert collection.measures == ("nDCG@10", "R@100")
+    assert collection.corpus.ids == [id for id, _, _ in PASSAGES]
+    assert list(collection.corpus) == [f"{title} {text}".strip() for _, title, text in PASSAGES]
+    assert list(collection.corpus.titles) == [title for _, title, _ in PASSAGES]
+    assert list(collection.splits) == ["train", "dev"]  # test-b has no judgements
+    assert collection.split("train").queries == {"0#1": "ziwa gani?", "1": "mlima gani?"}
+    assert collection.split("dev").queries == {"1": "mto \tgani?", "2": "哪个湖？"}  # 1 is another one here
+    assert collection.split("train").judgements == {"0#1": {"12#0": 1}, "1": {"7#0": 1, "9#0": 0}}
+    assert collection.split("dev").judgements == {"1": {"9#0": 1}, "2": {"12#1": 1}}
+    assert not collection.problems
+
+
+@pytest.mark.parametrize(
+    "corpus", ["miracl/miracl-v1.0-sw", "miracl/miracl-corpus-v1.0-sw", "miracl-corpus/miracl-corpus-v1.0-sw"]
+)
+@pytest.mark.parametrize("ending", ["jsonl.gz", "jsonl"])
+def test_a_language_of_miracl(tmp_path: Path, corpus: str, ending: str) -> None:
+    collection = load(miracl(tmp_path, corpus, ending))
+    check_miracl(collection)
+    assert isinstance(collection.corpus._texts, Lines) is (ending == "jsonl")
+    assert list(pickle.loads(pickle.dumps(collection.corpus))) == list(collection.corpus)
+
+
+def test_a_plain_shard_is_taken_before_its_gz(tmp_path: Path) -> None:
+    folder = miracl(tmp_path, ending="jsonl")
+    put(folder / "docs-2.jsonl.gz", "broken")
+    check_miracl(load(folder))
+
+
+def test_what_miracl_lacks_is_named(tmp_path: Path) -> None:
+    folder = miracl(tmp_path)
+    (folder / "topics" / "topics.miracl-v1.0-sw-dev.tsv").unlink()
+    with pytest.raises(FileNotFoundError, match=r"topics\.miracl-v1\.0-sw-dev\.tsv: no such file"):
+        load(folder)
+    put(folder / "topics" / "topics.miracl-v1.0-sw-dev.tsv", "1 mto\n")
+    with pytest.raises(ValueError, match=r"sw-dev\.tsv, line 1: no tab"):
+        load(folder)
+    put(folder / "docs-2.jsonl.gz", '{"docid": "7#0"}\n{"id": 3}\n')
+    with pytest.raises(ValueError, match=r'docs-2\.jsonl\.gz, line 2: not a passage in JSON with a "docid"'):
+        load(folder)
+    put(folder / "docs-2.jsonl.gz", '{"docid": ""}\n')
+    with pytest.raises(ValueError, match=r'docs-2\.jsonl\.gz, line 1: the "docid" is empty'):
+        load(folder)
+    put(folder / "docs-2.jsonl.gz", '{"docid": "7#0", "text": 3}\n')
+    with pytest.raises(ValueError, match=r"docs-2\.jsonl\.gz, line 1: 'text' is not a string but 3"):
+        load(folder)
+    for shard in folder.glob("docs-*"):
+        shard.unlink()
+    with pytest.raises(FileNotFoundError, match=r"no docs-<n>\.jsonl .*miracl-corpus-v1\.0-sw$"):
+        load(folder)
+    for file in folder.glob("qrels/*"):
+        file.unlink()
+    with pytest.raises(FileNotFoundError, match=r"holds no qrels\.\*-<split>\.tsv"):
+        load(folder)
+
+
+def lotte(root: Path) -> Path:
+    folder = root / "lotte" / "lifestyle" / "test"
+    put(folder / "collection.tsv", "0\tcats sleep\ta lot\n1\tdogs bark\n2\tfish — swim\n3\tbirds fly\n")
+    put(folder / "questions.search.tsv", "0\tdo cats sleep\n1\twho swims\n")
+    put(folder / "questions.forum.tsv", "0\twhy do dogs bark?\n")
+    put(folder / "qas.search.jsonl", jsonl({"qid": 0, "query": "do cats sleep", "answer_pids": [0]}, QAS))
+    put(folder / "qas.forum.jsonl", jsonl({"qid": 0, "query": "", "answer_pids": [1], "url": "u"}))
+    return folder
+
+
+QAS = {"qid": 1, "query": "who swims", "answer_pids": [2, 1]}
+
+
+def test_a_domain_of_lotte(tmp_path: Path) -> None:
+    folder = lotte(tmp_path)
+    collection = load(folder)
+    assert collection.name == folder_name(str(folder)) == "lifestyle-test"
+    assert collection.measures == ("Success@5",)
+    assert list(collection.corpus) == ["cats sleep\ta lot", "dogs bark", "fish — swim", "birds fly"]
+    assert isinstance(collection.corpus._texts, Lines)
+    assert list(collection.splits) == ["search", "forum"]
+    assert collection.split("search").queries == {"0": "do cats sleep", "1": "who swims"}
+    assert collection.split("search").judgements == {"0": {"0": 1}, "1": {"2": 1, "1": 1}}
+    assert collection.split("forum").queries == {"0": "why do dogs bark?"}
+    assert collection.split("forum").judgements == {"0": {"1": 1}}
+    with pytest.raises(ValueError, match="the id '0' is of different queries in two splits"):
+        write_folder(collection, tmp_path / "beir")
+    assert not (tmp_path / "beir").exists()
+
+
+def test_what_lotte_lacks_is_named(tmp_path: Path) -> None:
+    folder = lotte(tmp_path)
+    put(folder / "qas.forum.jsonl", jsonl({"qid": 0, "answer_pids": 1}))
+    with pytest.raises(
+        ValueError, match=r'qas\.forum\.jsonl, line 1: not JSON with "qid" and a list "answer_p'
+    ):
+        load(folder)
+    (folder / "qas.forum.jsonl").unlink()
+    with pytest.raises(FileNotFoundError, match=r"qas\.forum\.jsonl: no such file"):
+        load(folder)
+    put(folder / "collection.tsv", "0\tcats\n\n1 dogs\n")
+    with pytest.raises(ValueError, match=r"collection\.tsv, line 3: not an id and a text"):
+        load(folder)
+    (folder / "collection.tsv").write_bytes(b"0\tcats\n1\t\xff\n")
+    with pytest.raises(ValueError, match=r"collection\.tsv, line 2: not UTF-8 text"):
+        load(folder)
+    for file in folder.glob("questions.*"):
+        file.unlink()
+    with pytest.raises(FileNotFoundError, match=r"holds no questions\.<split>\.tsv"):
+        load(folder)
+
+
+WIKIPEDIA = """id\ttext\ttitle
+1\t"Aaron ( or ; ""Ahärôn"") is a prophet, high priest"\tAaron
+2\tKiel lies on the Baltic Sea\t"Kiel"
+3\tLisbon is the capital of Portugal, as everyone knows\tLisbon
+4\tPorto lies on the Douro\tPorto
+"""
+
+
+def questions(root: Path, passages: str = "psgs_w100.tsv") -> Path:
+    """Wikipedia with Natural Questions, TriviaQA and EntityQuestions."""
+    folder = root / "wikipedia"
+    put(folder / passages, WIKIPEDIA)
+    put(
+        folder / "nq-test.qa.csv", "who was a prophet\t['Aaron', \"Ahärôn\"]\nwhere is kiel\t['Baltic Sea']\n"
+    )
+    put(folder / "trivia-test.csv.gz", '"what is the ""capital"""\t"[\'Lisbon\', \'L\'\'isboa\']"\n')
+    put(folder / "squad1-test.jsonl", jsonl({"question": "which sea?", "answer": ["the Baltic Sea", ""]}))
+    for relation, rows in {
+        "P17": [("Where is Kiel?", ["Germany", "Baltic"]), ("Where is Porto?", ["Portugal"])],
+        "P36": [("What is the capital?", ["Lisbon"])],
+    }.items():
+        listed = [{"question": question, "answers": answers} for question, answers in rows]
+        put(folder / "dataset" / "test" / f"{relation}.test.json", json.dumps(listed, indent=1))
+        put(folder / "dataset" / "train" / f"{relation}.train.json", json.dumps(listed[:1]))
+    return folder
+
+
+@pytest.mark.parametrize("passages", ["psgs_w100.tsv", "psgs_w100.tsv.gz", "passages.tsv"])
+def test_questions_over_wikipedia(tmp_path: Path, passages: str) -> None:
+    collection = load(questions(tmp_path, passages))
+    assert collection.measures[:2] == ("Success@20", "Success@100")
+    assert collection.corpus.ids == ["1", "2", "3", "4"]
+    assert list(collection.corpus.titles) == ["Aaron", "Kiel", "Lisbon", "Porto"]
+    assert collection.corpus[0] == 'Aaron Aaron ( or ; "Ahärôn") is a prophet, high priest'
+    assert isinstance(collection.corpus._texts, Lines) is not passages.endswith(".gz")
+    assert sorted(collection.splits) == ["nq-test", "squad1-test", "test", "train", "trivia-test"]
+    nq = collection.split("nq-test")
+    assert nq.queries == {"nq-test-0": "who was a prophet", "nq-test-1": "where is kiel"}
+    assert nq.answers == {"nq-test-0": ["Aaron", "Ahärôn"], "nq-test-1": ["Baltic Sea"]}
+    assert nq.judgements == {"nq-test-0": {}, "nq-test-1": {}}
+    assert nq.groups == {}
+    assert collection.split("trivia-test").queries == {"trivia-test-0": 'what is the "capital"'}
+    assert collection.split("trivia-test").answers == {"trivia-test-0": ["Lisbon", "Lisboa"]}
+    assert collection.split("squad1-test").answers == {"squad1-test-0": ["the Baltic Sea"]}
+    entity = collection.split("test")
+    assert entity.groups == {"P17.test-0": "P17", "P17.test-1": "P17", "P36.test-0": "P36"}
+    assert entity.queries["P17.test-1"] == "Where is Porto?"
+    assert collection.problems.counts == {"empty answer (left out)": 1}
+    with pytest.raises(ValueError, match="wikipedia has answers"):
+        write_folder(collection, tmp_path / "beir")
+
+
+def test_answers_and_groups_are_part_of_the_fingerprint(tmp_path: Path) -> None:
+    first = load(questions(tmp_path / "a")).fingerprint
+    assert load(questions(tmp_path / "b")).fingerprint == first
+    put(
+        tmp_path / "a" / "wikipedia" / "nq-test.qa.csv",
+        "who was a prophet\t['Aaron']\nwhere is kiel\t['x']\n",
+    )
+    assert load(tmp_path / "a" / "wikipedia").fingerprint != first
+    both = tmp_path / "b" / "wikipedia" / "dataset" / "test"
+    (both / "P36.test.json").rename(both / "P35.test.json")
+    assert load(tmp_path / "b" / "wikipedia").fingerprint != first
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("nq-test.qa.csv", "where\t['x']\nwhere\n", r"nq-test\.qa\.csv, line 2: 1 columns where 2 belong"),
+        (
+            "nq-test.qa.csv",
+            "where\tx\n",
+            r"nq-test\.qa\.csv, line 1: the answers are no list as Python writes",
+        ),
+        ("nq-test.qa.csv", "where\t__import__('os')\n", "the answers are no list as Python writes it"),
+        ("nq-test.qa.csv", "where\t[1969]\n", r"nq-test\.qa\.csv, line 1: an answer that is no text"),
+        (
+            "squad1-test.jsonl",
+            '{"question": "a"}\n',
+            r'squad1-test\.jsonl, line 1: no "question" with a list',
+        ),
+        ("squad1-test.jsonl", "{}\n{\n", r'squad1-test\.jsonl, line 1: no "question"'),
+        ("squad1-test.jsonl", "{\n", r"squad1-test\.jsonl, line 1: bad JSON"),
+        ("dev/P17.dev.json", "[{}]", r'P17\.dev\.json, question 0: no "question"'),
+        ("dev/P17.dev.json", "{}", r"P17\.dev\.json: not a list of questions but a dict"),
+        ("dev/P17.dev.json", "[", r"P17\.dev\.json: bad JSON"),
+        (
+            "test/P17.test.json",
+            "[]",
+            r"two files of questions have one name: .*P17\.test\.json and .*P17\.test",
+        ),
+        ("psgs_w100.tsv", "id\ttext\ttitle\n1\tx\n", r"psgs_w100\.tsv, line 2: 2 columns where 3 belong"),
+        ("psgs_w100.tsv", "1\tx\ty\n\tx\ty\n", r"psgs_w100\.tsv, line 2: the passage has no id"),
+        ("psgs_w100.tsv", '1\t"x\ty\n', r"psgs_w100\.tsv, line 1: 2 columns where 3 belong"),
+    ],
+)
+def test_what_questions_lack_is_named(tmp_path: Path, file: str, text: str, message: str) -> None:
+    folder = questions(tmp_path)
+    put(folder / file, text)
+    with pytest.raises(ValueError, match=message):
+        load(folder)
+
+
+def test_passages_without_questions_and_unknown_layouts_are_named(tmp_path: Path) -> None:
+    put(tmp_path / "wikipedia" / "psgs_w100.tsv", WIKIPEDIA)
+    with pytest.raises(FileNotFoundError, match="holds passages, but no file of questions"):
+        load(tmp_path / "wikipedia")
+    with pytest.raises(FileNotFoundError, match=r"has none of the layouts BEIR .* MIRACL .* LoTTE .* DPR"):
+        load(tmp_path)
+
+
+def test_what_is_measured_trains_nothing(tmp_path: Path) -> None:
+    collection = load(miracl(tmp_path))
+    train, dev = training_splits(collection, seed=0, measured="dev")
+    assert {*train.queries, *dev.queries} == {"0#1", "1"}
+    assert {**train.queries, **dev.queries}["1"] == "mlima gani?"
+    train, dev = training_splits(collection, seed=0)
+    assert (len(train.queries), dev) == (2, collection.split("dev"))
+    unjudged, _ = training_splits(load(questions(tmp_path)), seed=0)  # answers alone are no positives
+    assert not unjudged.queries
+
+
+def cells(folder: Path, stage: str) -> dict[tuple[str, str], float]:
+    with (folder / f"{stage}.csv").open() as file:
+        return {(row["system"], row["measure"]): float(row["mean"]) for row in csv.DictReader(file)}
+
+
+def compared(collection: Path, output: Path, backbone: Path, split: str) -> dict[tuple[str, str], float]:
+    flags = {"collection": collection, "split": split, "output": output, "backbone": backbone, "steps": 0}
+    flags |= {"paradigms": "[dpr]", "query_length": 8, "document_length": 12, "depth": 3, "tracker": "none"}
+    arguments = [f"--{name}={value}" for name, value in flags.items()]
+    compare.main(from_command_line(compare.Settings, "", arguments))
+    return cells(output, "retrieve")
+
+
+def test_miracl_is_compared_by_its_measures(tmp_path: Path, tiny_bert: Path) -> None:
+    found = compared(miracl(tmp_path), tmp_path / "out", tiny_bert, "dev")
+    assert {measure for _, measure in found} == {"nDCG@10", "R@100"}
+    assert found["bm25", "R@100"] == 0.5  # mto is a word of the passage, 哪个湖 is none
+    assert "on nDCG@10" in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_lotte_is_compared_by_success(tmp_path: Path, tiny_bert: Path, capsys: pytest.CaptureFixture) -> None:
+    found = compared(lotte(tmp_path), tmp_path / "out", tiny_bert, "search")
+    assert {measure for _, measure in found} == {"Success@5"}
+    assert found["bm25", "Success@5"] == 0.5  # swims and swim are two words
+    assert "2 search queries over 4 documents" in capsys.readouterr().out.replace("\n", " ")
+    with pytest.raises(
+        SystemExit, match="has no split 'test'; it has search, forum: choose one with --split"
+    ):
+        compared(tmp_path / "lotte" / "lifestyle" / "test", tmp_path / "other", tiny_bert, "test")
+
+
+def test_questions_are_compared_by_accuracy(tmp_path: Path, tiny_bert: Path) -> None:
+    """BM25 finds Kiel, whose text has an answer, and Porto, whose text has none: relations count alike."""
+    folder, out = questions(tmp_path), tmp_path / "out"
+    found = compared(folder, out, tiny_bert, "test")
+    assert found["bm25", "Success@1"] == pytest.approx((0.5 + 1) / 2)
+    with (out / "per_query.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    values = {
+        row["query"]: row["value"]
+        for row in rows
+        if row["system"] == "bm25" and row["measure"] == "Success@1"
+    }
+    assert values == {"P17.test-0": "1.0", "P17.test-1": "0.0", "P36.test-0": "1.0"}
+    page = (out / "report.html").read_text()
+    assert "Mean over 2 groups of the means over their queries (3 in all)" in page
+    assert "Success@k" in page
+    assert "Recall@k" not in page
+    assert "and the relevant documents" not in page  # none are known to add to BM25's
+
+    run = {"nq-test-0": {"2": 2.0, "1": 1.0}, "nq-test-1": {"2": 1.0}}
+    write_run(tmp_path / "nq.run", run)
+    flags = {"checkpoint": out / "dpr" / "checkpoint", "run": tmp_path / "nq.run", "split": "nq-test"}
+    flags |= {"collection": folder, "output": tmp_path / "reranked"}
+    rerank.main(from_command_line(rerank.Settings, "", [f"--{k}={v}" for k, v in flags.items()]))
+    with (tmp_path / "reranked" / "table.csv").open() as file:
+        means = {(row["system"], row["measure"]): float(row["mean"]) for row in csv.DictReader(file)}
+    assert means["run nq.run", "Success@1"] == 0.5
+    assert means["run nq.run", "Success@5"] == means["dpr", "Success@5"] == 1.0

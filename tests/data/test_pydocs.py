@@ -1,0 +1,335 @@
+"""The built-in collection: what becomes a document, that nothing leaks, that it is the same every time."""
+
+import importlib.metadata
+import json
+import textwrap
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paradigms.baselines.bm25 import BM25
+from paradigms.data import Collection, load, pydocs
+from paradigms.data.near import near_copies, words
+
+REST = " ".join(f"word{i}" for i in range(30))
+
+
+def triples(text: str) -> set[tuple[str, ...]]:
+    found = words(text)
+    return set(zip(found, found[1:], found[2:], strict=False))
+
+
+def similarity(x: str, y: str) -> float:
+    union = triples(x) | triples(y)
+    return len(triples(x) & triples(y)) / len(union) if union else 0.0
+
+
+@given(
+    st.lists(st.lists(st.sampled_from("abc"), max_size=12).map(" ".join), max_size=12),
+    st.sampled_from([0.3, 0.5, 0.8]),
+)
+def test_near_copies_are_those_that_brute_force_finds(texts: list[str], threshold: float) -> None:
+    kept: list[str] = []
+    expected = []
+    for text in texts:
+        expected.append(any(similarity(text, other) >= threshold for other in kept))
+        if not expected[-1]:
+            kept.append(text)
+    assert near_copies(texts, threshold) == expected
+
+
+@pytest.mark.parametrize(
+    ("docstring", "expected"),
+    [
+        (f"Open the file.\n\n{REST}", ("Open the file.", REST)),
+        (f"\n    Open the\n    named file.\n\n      {REST}   \n    ", ("Open the named file.", REST)),
+        (f"Open the file.\n   \n{REST}", ("Open the file.", REST)),
+        (f"Open the file.\n\n    {REST}\n\n        more", ("Open the file.", f"{REST}\n\n    more")),
+        (f"Open it.\n\n{REST}", None),  # a summary of two words
+        (f"{'word ' * 13}\n\n{REST}", None),
+        ("Open the file.\n\n" + " ".join(["word"] * 29), None),
+        ("Open the file.", None),
+        (f">>> open the file\n\n{REST}", None),
+        (f"Parameters\n----------\nfile name\n\n{REST}", None),
+        (f"Args: the file name\n\n{REST}", None),
+        (f"name (`str`): the file\n\n{REST}", None),
+    ],
+)
+def test_a_docstring_divides_into_summary_and_rest(docstring: str, expected: tuple | None) -> None:
+    assert pydocs.divided(docstring) == expected
+
+
+@pytest.mark.parametrize(
+    ("id", "summary", "expected"),
+    [
+        ("torch.nn.functional:max_pool2d", "Pool the input.", "max pool2d in torch nn functional"),
+        ("_pydecimal:Context.divmod", "Divide two numbers.", "Context divmod in pydecimal"),
+        ("m:HTTPServer.__enter__", "Open the server.", "HTTP Server enter in m"),
+        ("pandas.core.dtypes:ArrowDType", "A type of Arrow.", "Arrow D Type in pandas core dtypes"),
+        ("scipy.linalg:", "Linear algebra routines.", "scipy linalg"),
+        ("numpy.exceptions:DeprecationWarning", "Deprecation warning.", ""),  # the query, in other letters
+        ("numpy.exceptions:DeprecationWarning", "A deprecation.", "Deprecation Warning in numpy exceptions"),
+        ("m:f_open", "Open", ""),
+        ("m:f_reopen", "Open", "f reopen in m"),
+    ],
+)
+def test_a_title_is_the_id_in_words(id: str, summary: str, expected: str) -> None:
+    assert pydocs.title(pydocs.Docstring(id, "g", summary, REST)) == expected
+
+
+def test_which_definitions_count(tmp_path: Path) -> None:
+    source = '''
+        """Say what the module does.
+
+        REST module"""
+        import nothing_that_exists
+        if True:
+            def conditional():
+                """Say what conditional does.
+
+                REST conditional"""
+        class Public:
+            """Say what the class does.
+
+            REST class"""
+            def method(self):
+                """Say what the method does.
+
+                REST method"""
+                def nested():
+                    """Say what nested does.
+
+                    REST nested"""
+            def _private(self):
+                """Say what private does.
+
+                REST private"""
+            async def __aenter__(self):
+                """Say what entering does.
+
+                REST enter"""
+        class _Private:
+            def method(self):
+                """Say what hidden does.
+
+                REST hidden"""
+    '''
+    file = tmp_path / "part.py"
+    file.write_text(textwrap.dedent(source).replace("REST", REST))
+    found = {item.id: item for item in pydocs.docstrings("numpy.lib.part", file)}
+    names = ["", "conditional", "Public", "Public.method", "Public.__aenter__"]
+    assert list(found) == [f"numpy.lib.part:{name}" for name in names]
+    method = found["numpy.lib.part:Public.method"]
+    assert (method.summary, method.rest) == ("Say what the method does.", f"{REST} method")
+    assert method.group == "numpy.lib"
+    assert next(pydocs.docstrings("asyncio.part", file)).group == "asyncio"
+    assert next(pydocs.docstrings("numpy", file)).group == "numpy"
+    file.write_text("# This file was automatically generated from x\n" + file.read_text())
+    assert not list(pydocs.docstrings("x", file))
+    file.write_text("def broken(:")
+    assert not list(pydocs.docstrings("x", file))
+
+
+def test_which_modules_count(tmp_path: Path) -> None:
+    for name in (
+        "a.py",
+        "sub/__init__.py",
+        "sub/b.py",
+        "tests/c.py",
+        "sub/_vendor/d.py",
+        "test_e.py",
+        "notes.txt",
+    ):
+        path = tmp_path / "top" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert [name for name, _ in pydocs._modules("top", tmp_path / "top")] == ["top.a", "top.sub", "top.sub.b"]
+    assert [name for name, _ in pydocs._modules("single", tmp_path / "top" / "a.py")] == ["single"]
+
+
+def test_repeats_are_left_out() -> None:
+    def item(id: str, summary: str, rest: str) -> pydocs.Docstring:
+        return pydocs.Docstring(id, "g", summary, rest)
+
+    other = REST.replace("word", "other")
+    items = [
+        item("d", "Close the file.", other + " end"),  # near copy of b
+        item("b", "Open the file.", other),
+        item("c", "open the FILE", "third " * 40),  # the summary of b
+        item("a", "Read the file.", REST),
+        item("a", "Read it again.", "fourth " * 40),  # the id of a
+    ]
+    assert [(item.id, item.summary) for item in pydocs.distinct(items)] == [
+        ("a", "Read the file."),
+        ("b", "Open the file."),
+    ]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A cache of its own and a few packages of the standard library as the only sources."""
+    chosen = ("asyncio", "email", "json", "logging")
+    sources = {name: path for name, path in pydocs._sources().items() if name in chosen}
+    monkeypatch.setattr(pydocs, "_sources", lambda: sources)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "retrieval-paradigms"
+
+
+def test_the_cache_is_used_checked_and_rebuilt(
+    small: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    builds = Counter[str]()
+    build = pydocs.build
+
+    def counted(sources: dict) -> list[pydocs.Docstring]:
+        builds["all"] += 1
+        return build(sources)
+
+    monkeypatch.setattr(pydocs, "build", counted)
+    first = load("pydocs")
+    again = load("pydocs")
+    assert builds["all"] == 1
+    assert again.fingerprint == first.fingerprint
+    assert list(again.corpus) == list(first.corpus)
+    (folder,) = (path for path in small.iterdir() if path.is_dir())
+    content = (folder / "corpus.jsonl").read_text()
+
+    for damage in (content.replace("event", "EVENT", 1), content[: len(content) // 2]):
+        (folder / "corpus.jsonl").write_text(damage)
+        assert load("pydocs").fingerprint == first.fingerprint
+        assert (folder / "corpus.jsonl").read_text() == content
+    (folder / "meta.json").unlink()
+    load("pydocs")
+    assert builds["all"] == 4
+
+    versions = {**pydocs.installed_versions(), "numpy": "0.0"}
+    monkeypatch.setattr(pydocs, "installed_versions", lambda: versions)
+    other = load("pydocs")
+    assert builds["all"] == 5
+    assert list(other.corpus) == list(first.corpus)
+    assert other.fingerprint != first.fingerprint
+    assert sum(path.is_dir() for path in small.iterdir()) == 2
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("small")
+def test_of_two_that_start_together_one_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    builds = Counter[str]()
+
+    def counted(sources: dict) -> list[pydocs.Docstring]:
+        builds["all"] += 1
+        time.sleep(0.2)
+        return [pydocs.Docstring(f"m:{i}", f"g{i}", f"Do thing {i}.", f"{i} " * 30) for i in range(40)]
+
+    monkeypatch.setattr(pydocs, "build", counted)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(load, ["pydocs", "pydocs"])
+    assert builds["all"] == 1
+    assert first.fingerprint == second.fingerprint
+
+
+def test_a_missing_package_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pydocs, "PACKAGES", ("no_such_package",))
+    with pytest.raises(ModuleNotFoundError, match=r"no_such_package.*pip install"):
+        pydocs._sources()
+
+
+@pytest.mark.usefixtures("small")
+def test_a_subset_is_fixed_and_in_proportion() -> None:
+    whole = load("pydocs")
+    part = load("pydocs", documents=100)
+    assert part.name == "pydocs-100"
+    assert len(part.corpus) == 100
+    assert part.fingerprint not in (whole.fingerprint, load("pydocs", documents=101).fingerprint)
+    assert part.fingerprint == load("pydocs", documents=100).fingerprint
+    assert not part.problems
+    for name, split in whole.splits.items():
+        shrunk = part.split(name)
+        assert abs(len(shrunk.queries) - 100 * len(split.queries) / len(whole.corpus)) < 1
+        assert shrunk.queries.items() <= split.queries.items()
+        assert all(split.judgements[query] == grades for query, grades in shrunk.judgements.items())
+    for id in part.corpus.ids:
+        here, there = part.corpus.position(id), whole.corpus.position(id)
+        assert part.corpus[here] == whole.corpus[there]
+        assert part.corpus.titles[here] == whole.corpus.titles[there]
+    half = load("pydocs", documents=50)
+    assert len(set(half.corpus.ids) - set(part.corpus.ids)) <= len(whole.splits)
+    positions = [whole.corpus.position(id) for id in part.corpus.ids]
+    assert positions == sorted(positions)
+    assert max(positions) > 0.9 * len(whole.corpus)  # from all over the corpus, not its beginning
+    for wrong in (0, len(whole.corpus) + 1):
+        with pytest.raises(ValueError, match=f"documents, not {wrong}"):
+            load("pydocs", documents=wrong)
+
+
+@pytest.fixture(scope="module")
+def whole() -> Collection:
+    return load("pydocs")
+
+
+def test_every_query_has_its_own_document_in_one_split(whole: Collection) -> None:
+    answers = [
+        (query, document)
+        for split in whole.splits.values()
+        for query, grades in split.judgements.items()
+        for document in grades
+    ]
+    assert all(query == f"q:{document}" for query, document in answers)
+    assert sorted(document for _, document in answers) == whole.corpus.ids
+    assert not whole.problems
+    texts = Counter(
+        " ".join(words(text)) for split in whole.splits.values() for text in split.queries.values()
+    )
+    assert texts.most_common(1)[0][1] == 1
+
+
+def test_titles_differ_and_none_holds_its_query(whole: Collection) -> None:
+    titles = dict(zip(whole.corpus.ids, whole.corpus.titles, strict=True))
+    repeated = Counter(title for title in titles.values() if title)
+    assert repeated.most_common(1)[0][1] == 1
+    assert sum(not title for title in titles.values()) < 0.005 * len(titles)
+    for split in whole.splits.values():
+        for query, text in split.queries.items():
+            assert f" {' '.join(words(text))} " not in f" {' '.join(words(titles[query[2:]]))} "
+
+
+def test_no_near_copy_lies_anywhere_in_the_collection(whole: Collection) -> None:
+    third = list(whole.corpus)[::3]
+    assert not any(near_copies(third, pydocs.NEAR))
+    assert near_copies([*third, third[0] + " and more"], pydocs.NEAR)[-1]
+
+
+def test_groups_of_modules_stay_in_one_split(whole: Collection) -> None:
+    home: dict[str, str] = {}
+    for name, split in whole.splits.items():
+        for query in split.queries:
+            module = query.removeprefix("q:").partition(":")[0].split(".")
+            group = ".".join(module[:2]) if module[0] in pydocs.PACKAGES else module[0]
+            assert home.setdefault(group, name) == name
+    assert len(home) > 200
+
+
+def test_size_and_difficulty_of_the_collection(whole: Collection) -> None:
+    assert 8_000 < len(whole.corpus) < 13_000
+    shares = {name: len(split.queries) / len(whole.corpus) for name, split in whole.splits.items()}
+    assert list(shares) == ["train", "dev", "test"]
+    assert shares == pytest.approx(pydocs.SHARES, abs=0.06)
+    test = whole.split("test")
+    run = BM25.build(whole.corpus, whole.corpus.ids).search(test.queries, 10)
+    ranks = [list(run[query]).index(query[2:]) if query[2:] in run[query] else 10 for query in test.queries]
+    assert sum(rank == 0 for rank in ranks) / len(ranks) == pytest.approx(0.35, abs=0.05)
+    assert sum(rank < 10 for rank in ranks) / len(ranks) == pytest.approx(0.65, abs=0.05)
+
+
+def test_the_versions_are_those_installed() -> None:
+    versions = pydocs.installed_versions()
+    assert set(versions) == {"python", *pydocs.PACKAGES}
+    assert importlib.metadata.version("torch").startswith(versions["torch"])
+    assert "+" not in json.dumps(versions)

@@ -1,0 +1,135 @@
+"""Low-rank adapters: trained apart, merged into the weights when a paradigm is saved."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from paradigms import PARADIGMS, Paradigm, load
+from paradigms.baselines.cross_attention import cross_attention
+from paradigms.encoder.backbone import adapted_weights
+from tests.tiny import FAMILIES
+
+TEXTS = ["the sea", "a bird flew over the island in the morning light"]
+
+
+def adapted(name: str, backbone: Path, seed: int = 0, **settings: Any) -> Paradigm:
+    """A paradigm whose adapters and heads are away from where they start."""
+    torch.manual_seed(seed)
+    settings = {"lora_rank": 2, "document_length": 20} | settings
+    paradigm = PARADIGMS[name](backbone, **settings)
+    with torch.no_grad():
+        for weight in paradigm.parameters():
+            if weight.requires_grad:
+                weight.add_(0.1 * torch.randn_like(weight))
+    return paradigm
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5 * float(b.abs().max()))
+
+
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_saved_paradigm_has_its_adapters_merged(
+    checkpoints: dict[str, Path], tmp_path: Path, family: str, dora: bool
+) -> None:
+    paradigm = adapted("aligner", checkpoints[family], dora=dora)
+    before = {name: weight.clone() for name, weight in paradigm.state_dict().items()}
+    paradigm.save_pretrained(tmp_path / "saved")
+    assert all(torch.equal(weight, before[name]) for name, weight in paradigm.state_dict().items())
+    merged = Paradigm.from_pretrained(tmp_path / "saved")
+    found, expected = (p.encode_documents(TEXTS) for p in (merged, paradigm))
+    plain = PARADIGMS["aligner"](checkpoints[family], document_length=20).encode_documents(TEXTS)
+    assert float((expected.vectors - plain.vectors).abs().max()) > 0.05
+    close(found.vectors, expected.vectors)
+    assert found.salience is not None
+    assert expected.salience is not None
+    close(found.salience, expected.salience)
+    assert merged.encoder.settings.lora_rank == 0
+    assert not merged.encoder.settings.dora
+    assert all(weight.requires_grad for weight in merged.parameters())
+    # A merged one is an encoder like any other, and can be adapted again.
+    again = PARADIGMS["aligner"](tmp_path / "saved" / "backbone", lora_rank=2, document_length=20)
+    assert any(".lora_" in name for name, _ in again.named_parameters())
+
+
+def test_a_merged_folder_opens_without_peft(
+    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paradigm = adapted("colbert", tiny_bert)
+    paradigm.save_pretrained(tmp_path / "saved")
+    (tmp_path / "apart").mkdir()
+    paradigm.write(tmp_path / "apart")
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ImportError, match="peft"):
+        load(tmp_path / "apart")
+    load(tmp_path / "saved")
+
+
+def test_a_reranker_is_merged_too(tiny_bert: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = cross_attention(tiny_bert, lora_rank=2, lora_targets=r".*query", dora=True)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))
+    model.save_pretrained(tmp_path / "saved")
+    loaded: Any = load(tmp_path / "saved")
+    assert not any(".lora_" in name for name in loaded.state_dict())
+    pairs = model.tokenize(["the sea"] * 2, TEXTS)
+    with model.evaluating(), loaded.evaluating(), torch.no_grad():
+        close(loaded(pairs), model(pairs))
+
+
+def test_merging_is_what_the_papers_write(tiny_bert: Path) -> None:
+    """W + 2 B A; with DoRA its rows have the learnt lengths."""
+    for dora in (False, True):
+        backbone = adapted("dpr", tiny_bert, dora=dora).encoder.backbone
+        weights = adapted_weights(backbone, merged=True)
+        state = backbone.get_base_model().state_dict()
+        for name in [
+            name.removesuffix(".base_layer.weight") for name in state if "base_layer.weight" in name
+        ]:
+            W, A, B = (
+                state[f"{name}.{part}.weight"] for part in ("base_layer", "lora_A.default", "lora_B.default")
+            )
+            expected = W + 2 * B @ A
+            if dora:
+                lengths = state[f"{name}.lora_magnitude_vector.default.weight"]
+                expected = expected * (lengths / expected.norm(dim=1))[:, None]
+            close(weights[f"{name}.weight"], expected)
+
+
+def test_a_name_chooses_what_is_adapted(tiny_bert: Path, tmp_path: Path) -> None:
+    paradigm = adapted("dpr", tiny_bert, lora_targets=r".*attention\.self\.(query|value)")
+    trained = {name for name, weight in paradigm.named_parameters() if ".lora_" in name}
+    assert {name.split(".")[-4] for name in trained} == {"query", "value"}
+    assert len(trained) == 2 * 2 * 2  # layers, names, and A and B
+    paradigm.save_pretrained(tmp_path / "saved")
+    merged = load_file(tmp_path / "saved" / "backbone" / "model.safetensors")
+    original = load_file(tiny_bert / "model.safetensors")
+    changed = {name for name, weight in merged.items() if not torch.equal(weight, original[name])}
+    assert {name.split(".")[-2] for name in changed} == {"query", "value"}
+    (tmp_path / "apart").mkdir()
+    paradigm.write(tmp_path / "apart")
+    loaded = Paradigm.from_pretrained(tmp_path / "apart")
+    assert torch.equal(loaded.encode_queries(TEXTS).vectors, paradigm.encode_queries(TEXTS).vectors)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lora_rank": 2, "lora_targets": "nothing"}, "Target modules nothing not found"),
+        ({"lora_rank": 2, "lora_targets": r".*word_embeddings"}, "word_embeddings, which is no linear layer"),
+        ({"dora": True}, "set lora_rank above 0"),
+        ({"lora_targets": "query"}, "set lora_rank above 0"),
+    ],
+)
+def test_refused(tiny_bert: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PARADIGMS["dpr"](tiny_bert, **settings)

@@ -1,0 +1,322 @@
+"""Texts in parts by length, and gradient caching: the plain step's losses and gradients, in less memory."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from paradigms import PARADIGMS, Paradigm
+from paradigms.data import Corpus
+from paradigms.encoder import batches
+from paradigms.encoder.batches import Batch, by_length
+from paradigms.encoder.text import Side
+from paradigms.train.contrastive import Contrastive
+from paradigms.train.examples import Example
+from paradigms.train.job import _objective
+from paradigms.train.loop import TrainingSettings, train
+from paradigms.train.parallel import prepare
+
+WORDS = "sea bird fire wood queen letter corn field snow mountain boat river ship iron moon star".split()  # noqa: SIM905
+CORPUS = Corpus(
+    [f"d{n}" for n in range(len(WORDS))],
+    [" ".join([word, *WORDS[: n * 7 % 16]]) for n, word in enumerate(WORDS)],
+)
+# Document 3 is relevant to two queries.
+EXAMPLES = [
+    Example("the sea", 0, (5, 15), (0,)),
+    Example("a queen of fire and wood", 3, (7, 1), (3, 2)),
+    Example("snow on the mountain in the winter", 9, (4, 6), (9,)),
+    Example("corn", 6, (8, 11), (6, 3)),
+    Example("ship of iron", 13, (12, 10), (13,)),
+]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "xtr": {"k_train": 30},
+    "aligner": {"salience": "relu", "salience_l1": 0.1},
+}
+CHUNKED = {"by texts": (2, None), "by tokens": (0, 20), "by both": (3, 20)}
+
+
+def build(name: str, backbone: Path, dropout: bool = False, **options: Any) -> Paradigm:
+    torch.manual_seed(0)
+    lengths = {"query_length": 16, "document_length": 32}
+    paradigm = PARADIGMS[name](backbone, **(lengths | OPTIONS.get(name, {}) | options))
+    return paradigm.train(dropout)
+
+
+def step(
+    paradigm: Paradigm, chunk: int = 0, tokens: int | None = None, examples: Sequence[Example] = EXAMPLES
+) -> dict[str, Tensor]:
+    """The loss of one batch and its gradients. tokens: at once, None = all."""
+    objective = Contrastive(paradigm, CORPUS, examples, chunk=chunk)
+    paradigm.zero_grad()
+    torch.manual_seed(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paradigm.encoder, "tokens", {} if tokens is None else {"cpu": tokens})
+        loss = objective.loss(paradigm, objective.collate(list(examples)))
+        loss.backward()
+    gradients = {n: p.grad.clone() for n, p in paradigm.named_parameters() if p.grad is not None}
+    return gradients | {"loss": loss.detach()}
+
+
+def check_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    scale = max(float(g.abs().max()) for name, g in expected.items() if name != "loss")
+    assert scale > 1e-3
+    assert float(found["loss"]) == pytest.approx(float(expected["loss"]), rel=1e-5)
+    for name, value in expected.items():
+        error = float((found[name] - value).abs().max())
+        assert name == "loss" or error < 1e-5 * scale, f"{name} differs by {error} of {scale}"
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+# --- parts ------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=30),
+    st.none() | st.integers(1, 100),
+    st.none() | st.integers(1, 12),
+)
+def test_parts_hold_every_text_once_longest_first_within_both_limits(
+    lengths: list[int], tokens: int | None, rows: int | None
+) -> None:
+    parts = by_length(lengths, tokens, rows)
+    order = [place for part in parts for place in part]
+    assert sorted(order) == list(range(len(lengths)))
+    assert [lengths[place] for place in order] == sorted(lengths, reverse=True)
+    for part, after in zip(parts, [*parts[1:], None], strict=True):
+        longest = max(lengths[place] for place in part)
+        assert rows is None or len(part) <= rows
+        assert tokens is None or len(part) == 1 or len(part) * longest <= tokens
+        if after is not None:  # no part ends before a limit is reached
+            one_more = len(part) + 1
+            assert one_more > (rows or one_more) or one_more * longest > (tokens or one_more * longest)
+
+
+@pytest.mark.parametrize("side", ["query", "document"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("colbert", {}),
+        ("colbert", {"query_augmentation": True, "document_marker": "[unused1]"}),
+        ("dpr", {"pooling": "mean"}),
+        ("me_bert", {"first": 4}),
+        ("coil", {}),
+        ("aligner", {"salience": "entropic"}),
+    ],
+)
+def test_texts_come_back_in_their_places(
+    tiny_bert: Path, name: str, options: dict[str, Any], side: Side
+) -> None:
+    paradigm = build(name, tiny_bert, **options)
+    texts = ["", *(CORPUS[n] for n in range(len(CORPUS)))]
+    paradigm.encoder.tokens = {}
+    expected = paradigm.encode(texts, side)
+    paradigm.encoder.tokens = {"cpu": 30}
+    passes = 0
+
+    def count(*given: Any) -> None:
+        nonlocal passes
+        passes += 1
+
+    paradigm.encoder.backbone.register_forward_pre_hook(count)
+    found = paradigm.encode(texts, side)
+    assert passes > 3
+    width = found.mask.shape[-1]
+    assert torch.equal(found.mask, expected.mask[..., :width])
+    assert not expected.mask[..., width:].any()
+    for mine, kept in ((found.vectors, expected.vectors), (found.salience, expected.salience)):
+        if kept is not None:
+            torch.testing.assert_close(mine[found.mask], kept[expected.mask], rtol=1e-4, atol=1e-5)
+    if expected.ids is not None:
+        assert torch.equal(found.ids[found.mask], expected.ids[expected.mask])
+
+
+# --- gradients ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("chunk", "tokens"), CHUNKED.values(), ids=CHUNKED)
+@pytest.mark.parametrize("name", PARADIGMS)
+def test_losses_and_gradients_are_those_of_the_plain_step(
+    tiny_bert: Path, name: str, chunk: int, tokens: int | None
+) -> None:
+    paradigm = build(name, tiny_bert)
+    check_equal(step(paradigm, chunk, tokens), step(paradigm))
+
+
+def test_recomputed_layers_and_adapters_change_nothing(tiny_bert: Path) -> None:
+    paradigm = build("colbert", tiny_bert, lora_rank=2).train()
+    for module in paradigm.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    for name, weight in paradigm.named_parameters():
+        if "lora_B" in name:  # 0 at first, which leaves A without a gradient
+            nn.init.normal_(weight, std=0.1)
+    expected = step(paradigm)
+    prepare(paradigm, Accelerator(cpu=True), recompute=True)
+    check_equal(step(paradigm, 3), expected)
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize("name", ["colbert", "aligner"])
+def test_dropout_is_replayed(
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, name: str, precision: str
+) -> None:
+    """With the same seed the step is, bit for bit, the one that keeps every chunk's activations."""
+    paradigm = build(name, tiny_bert, dropout=True)
+    AcceleratorState._reset_state()
+    try:
+        model: Any = Accelerator(cpu=True, mixed_precision=precision).prepare(paradigm)
+    finally:
+        AcceleratorState._reset_state()
+    cached = step(model, 3)
+    passed: list[Any] = []
+
+    def keep(function: Any, *given: Any, use_reentrant: bool) -> Any:
+        passed.extend(given)
+        return function(*given)
+
+    monkeypatch.setattr(batches, "checkpoint", keep)
+    assert same(cached, step(model, 3))
+    # checkpoint finds out from its arguments which devices' generators it has to keep.
+    assert passed
+    assert all(isinstance(each, Tensor) for each in passed)
+    assert not same(cached, step(build(name, tiny_bert), 3))
+
+
+def test_gradients_scale_with_the_loss(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GradScaler asks for: a power of two comes through exactly."""
+    paradigm = build("xtr", tiny_bert, dropout=True)
+    expected, loss = step(paradigm, 2), Contrastive.loss
+    monkeypatch.setattr(Contrastive, "loss", lambda *given: 1024 * loss(*given))
+    found = step(paradigm, 2)
+    assert same(found, {name: 1024 * value for name, value in expected.items()})
+
+
+class Activations:
+    """The most bytes of a backbone's linear layers' results that were alive at once."""
+
+    def __init__(self, paradigm: Paradigm) -> None:
+        self.alive: dict[StorageWeakRef, int] = {}
+        self.most = 0
+        for module in paradigm.encoder.backbone.modules():
+            if isinstance(module, nn.Linear):
+                module.register_forward_hook(self._note)
+
+    def _note(self, module: nn.Module, given: Any, result: Tensor) -> None:
+        storage = result.untyped_storage()
+        self.alive[StorageWeakRef(storage)] = storage.nbytes()
+        self.alive = {ref: size for ref, size in self.alive.items() if not ref.expired()}
+        self.most = max(self.most, sum(self.alive.values()))
+
+
+def test_memory_is_set_by_the_chunk_and_not_by_the_batch(tiny_bert: Path) -> None:
+    words = [f"{a} {b}" for a in WORDS for b in WORDS[:4]]
+    corpus = Corpus([f"d{n}" for n in range(64)], words)
+
+    def most(chunk: int, count: int) -> int:
+        paradigm = build("colbert", tiny_bert, dropout=True)
+        activations = Activations(paradigm)
+        examples = [Example(words[n], n, (), (n,)) for n in range(count)]
+        objective = Contrastive(paradigm, corpus, examples, chunk=chunk)
+        objective.loss(paradigm, objective.collate(examples)).backward()
+        return activations.most
+
+    cached = most(4, 8)
+    assert most(4, 64) == cached
+    assert most(8, 64) == 2 * cached
+    assert most(0, 64) > 8 * cached
+    assert most(64, 64) == most(0, 64)  # a batch within the chunk is not encoded twice
+
+
+def test_a_text_is_encoded_twice_only_where_it_is_cached(tiny_bert: Path) -> None:
+    for chunk, cached in ((0, 0), (8, 0), (7, 7), (4, 4), (3, 6)):  # parts of 7 and 1; of 4 and 4; of 3, 3, 2
+        paradigm, texts = build("dpr", tiny_bert), 0
+
+        def count(module: nn.Module, given: tuple[Any, ...]) -> None:
+            nonlocal texts
+            texts += len(given[0])
+
+        paradigm.encoder.backbone.register_forward_pre_hook(count)
+        examples = [Example(word, n, (), (n,)) for n, word in enumerate(WORDS[:8])]
+        step(paradigm, chunk, examples=examples)
+        assert texts == 2 * (8 + cached)
+
+
+def test_freed_memory_is_asked_of_malloc_once(monkeypatch: pytest.MonkeyPatch, tiny_bert: Path) -> None:
+    asked, taken = list[tuple[int, int]](), 1
+    batches.keep_freed_memory.cache_clear()
+    monkeypatch.setattr(
+        batches.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=lambda *to: asked.append(to) or taken)
+    )
+    step(build("dpr", tiny_bert), 0)
+    assert asked == [(-3, 1 << 30), (-1, 1 << 30)] or sys.platform != "linux"
+    batches.keep_freed_memory.cache_clear()
+    asked.clear()
+    taken = 0
+    step(build("dpr", tiny_bert), 0)
+    assert asked == [(-3, 1 << 30)] or sys.platform != "linux"
+    batches.keep_freed_memory.cache_clear()
+    monkeypatch.setattr(
+        batches.ctypes, "CDLL", lambda name: SimpleNamespace()
+    )  # a malloc that is not glibc's
+    step(build("dpr", tiny_bert), 0)
+
+
+# --- the loop -----------------------------------------------------------------------------------------
+
+
+def test_training_with_accumulation_is_the_same(tiny_bert: Path, tmp_path: Path) -> None:
+    settings = TrainingSettings(
+        steps=3, batch_size=2, accumulation=2, learning_rate=1e-4, warmup=0.0, log_every=1
+    )
+    lines = []
+    for chunk in (0, 1):
+        paradigm = build("xtr", tiny_bert)
+        for module in paradigm.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        objective = Contrastive(paradigm, CORPUS, EXAMPLES, chunk=chunk)
+        given = {"accelerator": Accelerator(cpu=True), "progress": False}
+        train(paradigm, objective, replace(settings, chunk=chunk), tmp_path / str(chunk), **given)
+        text = (tmp_path / str(chunk) / "history.jsonl").read_text()
+        lines.append([json.loads(line) for line in text.splitlines()])
+    assert len(lines[0]) == 3
+    for plain, cached in zip(*lines, strict=True):
+        assert cached == pytest.approx(plain, rel=1e-3)
+
+
+def test_settings_and_objective_agree(tiny_bert: Path, tmp_path: Path) -> None:
+    paradigm, settings = build("dpr", tiny_bert), TrainingSettings(steps=1, batch_size=2, chunk=3)
+    assert _objective(paradigm, CORPUS, EXAMPLES, settings).chunk == 3
+    objective = Contrastive(paradigm, CORPUS, EXAMPLES)
+    with pytest.raises(ValueError, match="chunk is 3 in the settings and 0 in the objective of dpr"):
+        train(paradigm, objective, settings, tmp_path, accelerator=Accelerator(cpu=True), progress=False)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match="chunk must be at least 0, got -1"):
+        replace(settings, chunk=-1)
+
+
+def test_a_batch_keeps_what_it_has() -> None:
+    ones = torch.ones(2, 3, dtype=torch.long)
+    batch = Batch(ones, ones, ones.bool())
+    assert len(batch) == 2
+    assert batch.map(lambda t: t[:1]).types is None
+    assert batch.to("cpu").counts.dtype == torch.bool

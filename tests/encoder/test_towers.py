@@ -1,0 +1,56 @@
+"""An encoder for each side: what describes it, and what of it a run or an index is told by."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from paradigms import PARADIGMS, Paradigm
+from paradigms.encoder.towers import TwoTowers, described
+from paradigms.train.state import signature
+
+
+def pair(tiny_bert, query_length: int = 9, **query) -> Paradigm:
+    """dpr with a tower for each side."""
+    towers = [
+        PARADIGMS["dpr"](tiny_bert, query_length=length, document_length=20, **settings).encoder
+        for length, settings in ((query_length, query), (30, {}))
+    ]
+    return Paradigm(PARADIGMS["dpr"](tiny_bert).recipe, TwoTowers(*towers))
+
+
+def test_both_towers_are_described(tiny_bert):
+    found = pair(tiny_bert, query_marker="find: ").description()
+    assert (found["query_length"], found["document_length"], found["query_marker"]) == (30, 20, "")
+    assert (found["query_tower"]["query_length"], found["query_tower"]["query_marker"]) == (9, "find: ")
+    assert "query_tower" not in described(PARADIGMS["dpr"](tiny_bert).encoder)
+
+
+@pytest.mark.parametrize("change", [{"query_length": 10}, {"query_marker": "find: "}, {"pooling": "mean"}])
+def test_a_run_of_other_queries_is_another_run(tiny_bert, change):
+    """A checkpoint is gone on with where the signature is the same."""
+    first, same, other = (
+        signature(pair(tiny_bert, **settings), {}, [], Accelerator(cpu=True)) for settings in ({}, {}, change)
+    )
+    assert first == same != other
+    assert first == json.loads(json.dumps(first))
+
+
+def test_a_pair_is_saved_whole(tiny_bert, tmp_path):
+    model = pair(tiny_bert, query_marker="find: ")
+    model.save_pretrained(tmp_path / "pair")
+    loaded = Paradigm.from_pretrained(tmp_path / "pair")
+    assert loaded.description() == model.description()
+    for side in ("queries", "documents"):
+        texts = ["the fish in the sea, and the fire of a warm wood in the cold"]
+        a, b = (getattr(one, f"encode_{side}")(texts) for one in (model, loaded))
+        assert torch.equal(a.vectors, b.vectors)
+
+
+def test_towers_of_other_widths_are_refused(tiny_bert):
+    one, other = (PARADIGMS["dpr"](tiny_bert, dim=dim).encoder for dim in (8, 16))
+    with pytest.raises(ValueError, match="queries have 8 dimensions and documents 16"):
+        TwoTowers(one, other)

@@ -1,0 +1,157 @@
+"""Paradigms in PyTerrier's pipelines (`make extras`)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("pyterrier", reason="needs PyTerrier: make extras")
+
+import pandas as pd
+import pyterrier as pt
+
+from paradigms import GENERATIVE, PARADIGMS
+from paradigms.baselines.bm25 import BM25
+from paradigms.baselines.cross_attention import cross_attention
+from paradigms.data import Corpus
+from paradigms.engines.pyterrier import Indexer, Reranker, Retriever
+from paradigms.generative.retriever import GenerativeRetriever
+
+TEXTS = {"fish": "the fish in the sea", "fire": "fire and warm wood", "snow": "cold snow on ice"}
+CORPUS = Corpus(list(TEXTS), list(TEXTS.values()), list(TEXTS))
+TOPICS = pd.DataFrame({"qid": ["1", "2"], "query": ["cold snow on ice", "fire and warm wood"]})
+QRELS = pd.DataFrame({"qid": ["1", "2"], "docno": ["snow", "fire"], "label": [1, 1]})
+LENGTHS = {"query_length": 12, "document_length": 16}
+
+
+def model_of(name, backbone):
+    torch.manual_seed(0)
+    if name == "cross_attention":
+        return cross_attention(backbone, **LENGTHS)
+    return PARADIGMS[name](backbone, **LENGTHS)
+
+
+def rows():
+    return [{"docno": docno, "text": text} for docno, text in TEXTS.items()]
+
+
+@pytest.fixture
+def candidates():
+    every = TOPICS.merge(pd.DataFrame(rows()), how="cross")
+    return every.assign(score=0.0, rank=0)
+
+
+@pytest.mark.parametrize("name", PARADIGMS)
+def test_every_paradigm_indexes_retrieves_and_reranks(tiny_bert, tmp_path, candidates, name):
+    model = model_of(name, tiny_bert)
+    retriever = Indexer(model, tmp_path / "index", k=3).index(iter(rows()))
+    found = retriever(TOPICS)
+    assert set(found.columns) == {"qid", "query", "docno", "score", "rank"}
+    best = found[found["rank"] == 0].set_index("qid")["docno"].to_dict()
+    assert best == {"1": "snow", "2": "fire"}
+    reranked = Reranker(model)(candidates)
+    if name != "xtr":  # which takes the candidates for its pool
+        both = found.merge(reranked, on=["qid", "docno"])
+        assert len(both) == len(found)
+        pd.testing.assert_series_equal(both["score_x"], both["score_y"], check_names=False, atol=1e-3)
+
+
+def test_a_collection_is_not_replaced_by_its_index(tiny_bert, tmp_path):
+    (tmp_path / "corpus.jsonl").write_text("mine")
+    indexer = Indexer(model_of("colbert", tiny_bert), tmp_path)
+    with pytest.raises(FileExistsError, match=r"corpus\.jsonl would be replaced"):
+        indexer.index(rows())
+    assert (tmp_path / "corpus.jsonl").read_text() == "mine"
+    (tmp_path / ".index.building").mkdir()  # one that was interrupted
+    for _ in range(2):
+        assert len(indexer.index(rows()).found) == len(TEXTS)
+
+
+def measured(*systems):
+    """nDCG@10 of systems in one experiment."""
+    names = [f"system {n}" for n in range(len(systems))]
+    table = pt.Experiment(list(systems), TOPICS, QRELS, ["ndcg_cut_10", "recip_rank"], names=names)
+    assert table["name"].tolist() == names
+    return table["ndcg_cut_10"].tolist()
+
+
+def bm25():
+    return Retriever(BM25.build(CORPUS, CORPUS.ids))
+
+
+def texts():
+    return pt.apply.generic(lambda frame: frame.merge(pd.DataFrame(rows()), on="docno"))
+
+
+@pytest.mark.parametrize("name", PARADIGMS)
+def test_every_paradigm_in_an_experiment(tiny_bert, tmp_path, name):
+    """Indexing, the retriever, and the reranker after it and after BM25."""
+    model = model_of(name, tiny_bert)
+    retriever = Indexer(model, tmp_path / "index").index(rows())
+    reranker = texts() >> Reranker(model)
+    assert measured(bm25(), retriever, retriever % 2, retriever >> reranker, bm25() >> reranker) == [1.0] * 5
+
+
+@pytest.mark.parametrize("name", GENERATIVE)
+def test_every_generative_model_in_an_experiment(seq2seq, candidates, name):
+    """The corpus is in the model, which is its index, and which has learned nothing."""
+    torch.manual_seed(0)
+    # Before it has learned, no n-gram is likelier by SEAL's own keys than in a corpus of so few tokens.
+    model = GENERATIVE[name](seq2seq["t5"], CORPUS, **({"decode": "spans"} if name == "seal" else {}))
+    retriever = Retriever(GenerativeRetriever(model))
+    reranker = texts() >> Reranker(model)
+    assert all(0 <= value <= 1 for value in measured(retriever, retriever % 1, bm25() >> reranker))
+    found = retriever(TOPICS)
+    assert set(found["docno"]) <= set(TEXTS)
+    assert len(found) == len(found.drop_duplicates(["qid", "docno"])) > 0
+    assert len(Reranker(model)(candidates)) == len(candidates)
+
+
+def test_the_full_attention_reranker_in_an_experiment(tiny_bert):
+    reranker = texts() >> Reranker(model_of("cross_attention", tiny_bert))
+    assert measured(bm25() >> reranker, bm25() % 1 >> reranker) == [1.0] * 2
+
+
+@pytest.mark.parametrize("name", ["colbert", "cross_attention"])
+def test_a_reranker_keeps_every_row(tiny_bert, candidates, name):
+    found = Reranker(model_of(name, tiny_bert))(candidates)
+    assert len(found) == len(candidates)
+    for _, group in found.groupby("qid"):
+        ordered = group.sort_values("rank")["score"].tolist()
+        assert ordered == sorted(ordered, reverse=True)
+
+
+def test_a_retriever_keeps_what_is_of_queries(tiny_bert, tmp_path, candidates):
+    """And nothing else: a score and a text would be taken for those of the documents that it finds."""
+    retriever = Indexer(model_of("colbert", tiny_bert), tmp_path / "index").index(rows())
+    found = retriever(TOPICS.assign(query_0="as it was", score=7.0, text="of another"))
+    assert (found["query_0"] == "as it was").all()
+    pd.testing.assert_frame_equal(found.drop(columns="query_0"), retriever(TOPICS))
+    with pytest.raises(Exception, match="docno"):
+        retriever(candidates)
+
+
+def test_no_queries_and_wrong_columns(tiny_bert, tmp_path, candidates):
+    model = model_of("colbert", tiny_bert)
+    retriever = Indexer(model, tmp_path / "index").index(rows())
+    assert retriever(TOPICS[:0]).empty
+    assert Reranker(model)(candidates[:0]).empty
+    with pytest.raises(Exception, match="query"):
+        retriever(TOPICS[["qid"]])
+    with pytest.raises(Exception, match="text"):
+        Reranker(model)(candidates.drop(columns="text"))
+    with pytest.raises(ValueError, match="give it as model"):
+        Retriever(retriever.found)
+    with pytest.raises(ValueError, match="kind must be one of"):
+        Indexer(model, tmp_path, kind="none")
+
+
+def test_ids_may_be_numbers(tiny_bert, tmp_path, candidates):
+    model = model_of("colbert", tiny_bert)
+    retriever = Indexer(model, tmp_path / "index", k=2).index(rows())
+    numbers = retriever(TOPICS.astype({"qid": int}))
+    pd.testing.assert_frame_equal(numbers, retriever(TOPICS))
+    codes = {docno: n for n, docno in enumerate(TEXTS)}
+    numbered = candidates.assign(qid=candidates["qid"].astype(int), docno=candidates["docno"].map(codes))
+    scores = Reranker(model)(numbered)["score"].tolist()
+    assert scores == Reranker(model)(candidates)["score"].tolist()

@@ -1,0 +1,50 @@
+"""Verdicts on claims: what a sample shows, refutes or leaves open."""
+
+import numpy as np
+import pytest
+
+from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, Claim, judge
+
+
+def claim(mean, spread=0.1, seeds=2, queries=200, **settings):
+    values = np.random.default_rng(0).normal(size=(seeds, queries))
+    values = (values - values.mean()) * spread + mean
+    return Claim("Paper 2020, §1", "it is better", "nDCG@10, a − b", values, **settings)
+
+
+@pytest.mark.parametrize(
+    ("made", "word"),
+    [
+        (claim(0.1), REPRODUCED),
+        (claim(-0.1), CONTRADICTED),
+        (claim(0.001), UNDECIDED),
+        (claim(-0.01, margin=0.1), REPRODUCED),
+        (claim(-0.2, margin=0.1), CONTRADICTED),
+        (claim(0.0, margin=0.05, equal=True), REPRODUCED),
+        (claim(0.1, margin=0.05, equal=True), CONTRADICTED),
+        (claim(0.05, margin=0.05, equal=True), UNDECIDED),
+        (claim(0.1, unlearned="DPR"), UNDECIDED),
+    ],
+)
+def test_verdict(made, word):
+    assert judge([made])[0].word == word
+
+
+def test_claims_of_a_study_are_one_family():
+    alone, one = claim(0.02, queries=60), [claim(0.02, queries=60)] * 40
+    assert judge([alone])[0].word == REPRODUCED
+    assert {v.word for v in judge(one)} == {UNDECIDED}
+
+
+def test_the_queries_that_would_decide_decide():
+    few = judge([claim(0.01, queries=50)])[0]
+    needed = int(few.reason.split()[1].replace(",", ""))
+    assert few.word == UNDECIDED
+    assert judge([claim(0.01, queries=2 * needed)])[0].word == REPRODUCED
+
+
+def test_row_reads_alone():
+    row = judge([claim(0.001, printed="+2.1")])[0].row
+    assert row["claim"] == "“it is better” (Paper 2020, §1)"
+    assert row["sample"] == "200 queries, 2 seeds"
+    assert row["verdict"].startswith("not decided here: about ")

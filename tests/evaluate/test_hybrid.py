@@ -1,0 +1,174 @@
+"""Hybrids: sums on the scales of the systems, λ where it can be computed by hand, nothing imputed as 0."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paradigms import PARADIGMS
+from paradigms.baselines.bm25 import BM25
+from paradigms.data import Run, Split
+from paradigms.evaluate import on_split
+from paradigms.evaluate.hybrid import Hybrid, System, Tuning, candidate_scores, combine, scale, tune, union
+from paradigms.index import ExactIndex
+
+TEXTS = ["cat cat dog", "dog bird", "bird bird fish dog", "fish fish", "cat bird"]
+IDS = ["a", "b", "c", "d", "e"]
+QUERIES = {"1": "dog fish", "2": "bird cat cat", "3": "zebra"}
+# The relevant document g beats r (dense ahead by 1, sparse behind by 2) from λ = 1/2 on, and s (dense behind
+# by 3, sparse ahead by 1) up to λ = 3: it is first between.
+DENSE: Run = {"q": {"g": 4.0, "r": 5.0, "s": 1.0}}
+SPARSE: Run = {"q": {"g": 2.0, "r": 0.0, "s": 3.0}}
+DEV = Split({"q": "a query"}, {"q": {"g": 1}})
+
+
+def table(scores: Run) -> System:
+    """A system that knows these scores: its search sees the best ones."""
+
+    def search(queries: dict[str, str], k: int) -> Run:
+        ranked = {q: sorted(scores[q].items(), key=lambda item: (-item[1], item[0])) for q in queries}
+        return {q: dict(row[:k]) for q, row in ranked.items()}
+
+    def rerank(queries: dict[str, str], run: Run) -> Run:
+        return {q: {d: scores[q][d] for d in row} for q, row in run.items()}
+
+    return System(search, rerank)
+
+
+def test_the_weight_adds_sparse_scores_to_dense_ones() -> None:
+    run = combine(DENSE, SPARSE, 2.0)
+    assert list(run["q"].items()) == [("g", 8.0), ("s", 7.0), ("r", 5.0)]
+    assert combine(DENSE, SPARSE, 0.0) == DENSE
+    # Equal scores rank by id.
+    assert list(combine(DENSE, SPARSE, 0.5)["q"]) == ["g", "r", "s"]
+    assert list(combine(DENSE, SPARSE, 3.0)["q"]) == ["g", "s", "r"]
+    assert combine({"q": {}}, {"q": {}}, 1.0) == {"q": {}}
+    for weight in (-0.1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="finite and at least 0"):
+            combine(DENSE, SPARSE, weight)
+
+
+def test_a_score_that_is_missing_is_not_0() -> None:
+    for dense, sparse in (({"q": {"g": 4.0}}, SPARSE), (DENSE, {"q": {"g": 1.0, "r": 0.0}})):
+        with pytest.raises(ValueError, match=r"document '[rs]' of the query 'q'.*rerank the `union`"):
+            combine(dense, sparse, 1.0)
+    for dense, sparse in ((DENSE, {}), ({}, SPARSE), ({"p": {}, **DENSE}, SPARSE)):
+        with pytest.raises(ValueError, match=r"only one of the two runs has the (document|query)"):
+            combine(dense, sparse, 1.0)
+
+
+@pytest.mark.parametrize("measure", ["RR@10", "nDCG@10"])
+def test_the_best_weight_lies_between_the_two_at_which_documents_change_places(measure: str) -> None:
+    weights = [0.0, 0.2, 0.4, 0.49, 0.51, 1.0, 2.0, 2.9, 3.1, 4.0, 100.0]
+    tuning = tune(DENSE, SPARSE, DEV, measure=measure, weights=weights[::-1])
+    assert [weight for weight, value in tuning.curve.items() if value == 1] == [0.51, 1.0, 2.0, 2.9]
+    assert tuning.weight == 2.0  # the middle, of an even number the larger
+    assert list(tuning.curve) == weights
+    assert tuning.measure == measure
+    assert max(value for weight, value in tuning.curve.items() if not 0.5 <= weight <= 3) < 1
+    # Between two systems the plateau is [1/2, 3], ties by id included: no weight of the grid leaves it.
+    found = tune(DENSE, SPARSE, DEV, measure=measure).weight
+    assert 0.5 <= found <= 3
+
+
+def test_weights_are_tried_around_the_ratio_of_the_spreads() -> None:
+    ratio = np.std([4.0, 5.0, 1.0]) / np.std([2.0, 0.0, 3.0])
+    assert scale(DENSE, SPARSE) == pytest.approx(ratio)
+    weights = list(tune(DENSE, SPARSE, DEV).curve)
+    assert weights[0] == 0
+    assert weights[1:] == pytest.approx([ratio * 2 ** (n / 2) for n in range(-12, 13)])
+    # Of several queries the mean spread counts; a query without candidates has none.
+    dense: Run = {"q": DENSE["q"], "p": {"x": 1.0, "y": 3.0}, "o": {}}
+    sparse: Run = {"q": SPARSE["q"], "p": {"x": 0.0, "y": 0.0}, "o": {}}
+    assert scale(dense, sparse) == pytest.approx(
+        (np.std([4.0, 5.0, 1.0]) + 1) / (np.std([2.0, 0.0, 3.0]) + 0)
+    )
+    flat: Run = {"q": dict.fromkeys("grs", 1.0)}
+    with pytest.raises(ValueError, match="the sparse scores of the candidates differ within no query"):
+        tune(DENSE, flat, DEV)
+    with pytest.raises(ValueError, match="the dense scores"):
+        tune(flat, SPARSE, DEV)
+    with pytest.raises(ValueError, match="no weights"):
+        tune(DENSE, SPARSE, DEV, weights=[])
+
+
+@given(st.floats(0.01, 100), st.floats(0.01, 100), st.integers(0, 5))
+def test_the_choice_does_not_depend_on_units(dense: float, sparse: float, seed: int) -> None:
+    """Dense scores times a and sparse ones times b: the ranking stays, and λ is a / b times what it was."""
+    generator = np.random.default_rng(seed)
+    runs: list[Run] = [{q: {d: float(generator.normal()) for d in "abcdef"} for q in "xyz"} for _ in range(2)]
+    dev = Split(dict.fromkeys("xyz", "a query"), {q: {"a": 1} for q in "xyz"})
+    scaled = [
+        {q: {d: unit * score for d, score in row.items()} for q, row in run.items()}
+        for unit, run in zip((dense, sparse), runs, strict=True)
+    ]
+    one, other = tune(*runs, dev), tune(*scaled, dev)
+    assert other.weight == pytest.approx(one.weight * dense / sparse)
+    assert list(other.curve.values()) == pytest.approx(list(one.curve.values()))
+
+
+def test_a_union_has_every_document_and_no_score() -> None:
+    first: Run = {"q": {"a": 3.0, "b": 1.0}, "p": {"c": 1.0}}
+    second: Run = {"q": {"b": 7.0, "d": 6.0}, "o": {}}
+    assert union(first, second) == {"q": {"a": 0.0, "b": 0.0, "d": 0.0}, "p": {"c": 0.0}, "o": {}}
+    assert list(union(first, second)["q"]) == ["a", "b", "d"]
+    assert union() == {}
+
+
+def test_search_reranks_what_either_system_finds() -> None:
+    """With one candidate of each, g is never seen; with two it is, and what one system missed is scored."""
+    systems = table(DENSE), table(SPARSE)
+    assert Hybrid(*systems, 1.0, depth=1).search({"q": "?"}, 10) == {"q": {"r": 5.0, "s": 4.0}}
+    found = Hybrid(*systems, 1.0, depth=2).search({"q": "?"}, 10)["q"]
+    assert list(found.items()) == [("g", 6.0), ("r", 5.0), ("s", 4.0)]
+    assert list(Hybrid(*systems, 1.0).search({"q": "?"}, 1)["q"]) == ["g"]
+    assert Hybrid(*systems, 1.0).rerank({"q": "?"}, {"q": {"s": 0.0, "r": 0.0}}) == {
+        "q": {"r": 5.0, "s": 4.0}
+    }
+    hybrid, tuning = Hybrid.tuned(*systems, DEV, measure="RR@10", weights=[0.0, 1.0, 5.0])
+    assert (hybrid.weight, hybrid.depth) == (1.0, 100)
+    assert tuning == Tuning(1.0, "RR@10", {0.0: 0.5, 1.0: 1.0, 5.0: 0.5})
+    with pytest.raises(ValueError, match="k must be"):
+        hybrid.search({"q": "?"}, 0)
+
+
+def test_scores_of_an_imputing_search_are_not_taken_over() -> None:
+    """A search whose scores differ from its rerank's: both kinds must not meet in one ranking."""
+    honest = table(DENSE)
+    imputing = System(lambda queries, k: {q: {"g": 900.0} for q in queries}, honest.rerank)
+    dense, sparse = candidate_scores(imputing, table(SPARSE), {"q": "?"}, 2)
+    assert dense == {"q": {"g": 4.0, "s": 1.0}}
+    assert sparse == {"q": {"g": 2.0, "s": 3.0}}
+
+
+def test_a_paradigm_with_bm25(tiny_bert: Path, tmp_path: Path) -> None:
+    paradigm = PARADIGMS["dpr"](tiny_bert)
+    index = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "index")
+    bm25 = BM25.build(TEXTS, IDS)
+    dense = System(
+        lambda queries, k: index.search(paradigm, queries, k),
+        lambda queries, run: index.rerank(paradigm, queries, run),
+    )
+    sparse = System(bm25.search, bm25.rerank)
+    dev = Split(QUERIES, {"1": {"d": 1}, "2": {"e": 1}, "3": {"a": 1}})
+    hybrid, tuning = Hybrid.tuned(dense, sparse, dev, depth=2)
+    every = union({query: dict.fromkeys(IDS, 0.0) for query in QUERIES})
+    twin = {
+        query: {
+            d: dense.rerank(QUERIES, every)[query][d]
+            + tuning.weight * sparse.rerank(QUERIES, every)[query][d]
+            for d in IDS
+        }
+        for query in QUERIES
+    }
+    found = hybrid.search(QUERIES, 10)
+    assert [len(found[query]) for query in "123"] != [5, 5, 5]  # candidates, not the whole corpus
+    for query, row in found.items():
+        assert row == pytest.approx({d: twin[query][d] for d in row}, abs=1e-5)
+        assert list(row.values()) == sorted(row.values(), reverse=True)
+    # The curve is what each weight gives on these queries.
+    value = on_split(found, dev, ["nDCG@10"]).mean("nDCG@10")
+    assert tuning.curve[tuning.weight] == pytest.approx(value)
+    assert value == max(tuning.curve.values())

@@ -1,0 +1,216 @@
+"""The main job, end to end on a tiny encoder and a tiny collection."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import compare
+import pytest
+
+from paradigms import PARADIGMS, Paradigm
+from paradigms import load as load_paradigm
+from paradigms.data import Collection, load, read_run, write_folder
+from paradigms.index import ExactIndex
+from paradigms.io.settings import from_command_line
+from tests.tiny import WORDS as TEXT
+
+WORDS = TEXT.split()
+SYSTEMS = [*PARADIGMS, "dsi"]
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty documents of five words; each query is three of a document's words."""
+    folder = tmp_path_factory.mktemp("words")
+    texts = [" ".join(WORDS[(7 * n + 3 * w) % len(WORDS)] for w in range(5)) for n in range(40)]
+    documents = [{"_id": f"d{n}", "title": "", "text": text} for n, text in enumerate(texts)]
+    queries = [{"_id": f"q{n}", "text": " ".join(text.split()[:3])} for n, text in enumerate(texts)]
+    for name, rows in (("corpus", documents), ("queries", queries)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "qrels").mkdir()
+    for split, chosen in (("train", range(30)), ("test", range(30, 40))):
+        lines = "".join(f"q{n}\td{n}\t1\n" for n in chosen)
+        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
+    return folder
+
+
+def settings(collection: Path, backbone: Path, output: Path, **changes: object) -> list[str]:
+    flags = {
+        "collection": collection,
+        "backbone": backbone,
+        "output": output,
+        "steps": 2,
+        "batch_size": 4,
+        "negatives": 1,
+        "query_length": 8,
+        "document_length": 12,
+        "depth": 20,
+        "tracker": "none",
+        "generative_steps": 2,
+        "generative_batch_size": 4,
+    } | changes
+    return [f"--{name}={value}" for name, value in flags.items()]
+
+
+def run(flags: list[str]) -> None:
+    compare.main(from_command_line(compare.Settings, compare.__doc__ or "", flags))
+
+
+@pytest.fixture(scope="module")
+def finished(collection: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A results folder of the whole job, all paradigms, logged to W&B offline."""
+    output = tmp_path_factory.mktemp("results") / "compare"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_MODE", "offline")
+        run(settings(collection, tiny_bert, output, tracker="wandb"))
+    return output
+
+
+def test_every_system_has_runs_costs_and_checkpoint(finished: Path):
+    for name in ["bm25", *SYSTEMS]:
+        assert set(read_run(finished / "runs" / f"{name}.retrieve.run")) <= {f"q{n}" for n in range(30, 40)}
+        costs = json.loads((finished / name / "costs.json").read_text())
+        assert costs["bytes/document"] > 0
+    for name in SYSTEMS:
+        assert load_paradigm(finished / name / "checkpoint").name == name
+        assert len(read_run(finished / "runs" / f"{name}.rerank.run")) == 10
+
+
+def test_reranking_keeps_the_candidates_and_holds_the_gold(finished: Path):
+    pool = read_run(finished / "runs" / "candidates.run")
+    for name in SYSTEMS:
+        reranked = read_run(finished / "runs" / f"{name}.rerank.run")
+        assert {q: set(d) for q, d in reranked.items()} == {q: set(d) for q, d in pool.items()}
+    assert all(f"d{q[1:]}" in documents for q, documents in pool.items())
+
+
+def test_results_are_files(finished: Path):
+    with (finished / "per_query.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["system"] for row in rows} == {"bm25", *SYSTEMS}
+    assert {row["stage"] for row in rows} == {"retrieve", "rerank"}
+    page = (finished / "report.html").read_text()
+    assert all(name in page for name in SYSTEMS)
+    assert "nDCG@10" in (finished / "table.md").read_text()
+    assert json.loads((finished / "config.json").read_text())["seed"] == 0
+    assert {p.name for p in (finished / "pictures").iterdir()} >= {"recall.png", "alignment_0_colbert.png"}
+    assert "torch" in json.loads((finished / "environment.json").read_text())
+
+
+def test_pictures_tables_and_curves_are_logged(finished: Path):
+    (run_folder,) = (finished / "wandb").glob("offline-run-*")
+    media = {file.name.rsplit("_", 2)[0] for file in (run_folder / "files" / "media").rglob("*.*")}
+    assert {"recall", "alignment_0_xtr", "retrieve"} <= media
+
+
+def test_a_finished_run_only_renews_its_report(
+    finished: Path, collection: Path, tiny_bert: Path, capsys: pytest.CaptureFixture[str]
+):
+    before = {name: (finished / name / "costs.json").stat().st_mtime_ns for name in SYSTEMS}
+    (finished / "report.html").unlink()
+    run(settings(collection, tiny_bert, finished))
+    assert {name: (finished / name / "costs.json").stat().st_mtime_ns for name in SYSTEMS} == before
+    assert (finished / "report.html").is_file()
+    assert "finished before" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_ends_as_one_that_was_not(
+    finished: Path, collection: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    flags = settings(collection, tiny_bert, tmp_path, paradigms="[dpr,xtr]")
+    for owner, name in ((ExactIndex, "search"), (Paradigm, "save_pretrained"), (compare, "make_report")):
+        with monkeypatch.context() as patch:
+
+            def interrupt(*_: object, **__: object) -> None:
+                raise KeyboardInterrupt
+
+            patch.setattr(owner, name, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                run(flags)
+        assert not (tmp_path / "report.html").exists()
+    run(flags)
+    for name in ("bm25", "dpr", "xtr"):
+        for stage in ("retrieve", "rerank"):
+            file = f"runs/{name}.{stage}.run"
+            assert (tmp_path / file).read_bytes() == (finished / file).read_bytes()
+
+
+def test_a_saved_paradigm_is_compared_without_training(
+    finished: Path, collection: Path, tiny_bert: Path, tmp_path: Path
+):
+    saved = {"dpr": str(finished / "dpr" / "checkpoint")}
+    flags = settings(collection, tiny_bert, tmp_path / "out", paradigms="[dpr]", load=json.dumps(saved))
+    run(flags)
+    for file in ("runs/dpr.retrieve.run", "runs/dpr.rerank.run"):
+        assert (tmp_path / "out" / file).read_bytes() == (finished / file).read_bytes()
+    assert json.loads((tmp_path / "out" / "dpr" / "costs.json").read_text())["train s"] is None
+    assert "dpr loaded from" in (tmp_path / "out" / "report.html").read_text()
+    other = json.dumps({"dpr": str(finished / "xtr" / "checkpoint")})
+    with pytest.raises(SystemExit, match="holds xtr, not dpr"):
+        run(settings(collection, tiny_bert, tmp_path / "b", paradigms="[dpr]", load=other))
+    with pytest.raises(SystemExit, match="load names dpr, not among the compared xtr"):
+        run(settings(collection, tiny_bert, tmp_path / "b", paradigms="[xtr]", load=other))
+
+
+def test_two_processes_end_together(collection: Path, tiny_bert: Path, tmp_path: Path):
+    """The main one alone searches and reports; the other neither writes nor leaves early."""
+    flags = settings(collection, tiny_bert, tmp_path / "out", paradigms="[dpr,dsi]")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*launch, compare.__file__, *flags], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("Report: ") == 1
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["processes"] == 2
+    assert "steps of 8 queries" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_other_settings_are_not_mixed_into_a_results_folder(
+    finished: Path, collection: Path, tiny_bert: Path
+):
+    with pytest.raises(SystemExit, match="steps: 2 then, 3 now"):
+        run(settings(collection, tiny_bert, finished, steps=3))
+
+
+def test_test_queries_choose_nothing(collection: Path):
+    """Without a dev split it is held out of the training queries."""
+    loaded: Collection = load(collection)
+    flags = settings(collection, Path("unused"), collection.parent / "unused")
+    data = compare.prepare(loaded, from_command_line(compare.Settings, "", flags))
+    assert len(data.dev.queries) == 3
+    assert not data.dev.queries.keys() & data.test.queries.keys()
+    assert not data.dev.queries.keys() & data.train.queries.keys()
+    assert len(data.train.queries) == 27
+
+
+def test_no_training_queries_is_said(collection: Path, tmp_path: Path, tiny_bert: Path):
+    loaded = load(collection)
+    only_test = Collection(
+        loaded.name, loaded.corpus, {"test": loaded.split("test")}, loaded.problems, loaded.fingerprint
+    )
+    write_folder(only_test, tmp_path / "only-test")
+    with pytest.raises(SystemExit, match="no training queries"):
+        run(settings(tmp_path / "only-test", tiny_bert, tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--paradigms=[dpr,splade]"], "unknown paradigm splade"),
+        (["--size=huge"], "small or full"),
+        (["--baseline=splade"], "not among the compared systems"),
+        (["--stepz=3"], "stepz"),
+        (["--collection=nowhere", "--tracker=none"], "no collection 'nowhere'"),
+    ],
+)
+def test_wrong_arguments_end_with_a_message(flags: list[str], message: str, tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, compare.__file__, *flags], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode != 0
+    assert message in done.stderr + done.stdout

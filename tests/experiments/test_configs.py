@@ -1,0 +1,47 @@
+"""The launch configurations that ship: accelerate takes each as it is meant.
+
+Training with them, on a processor: cpu_2.yaml in test_train_script.py, nodes_2.yaml in
+test_distributed.py, fsdp.yaml in test_fsdp.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from accelerate.commands.config import load_config_from_file
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils import DistributedType
+
+CONFIGS = Path(__file__).parents[2] / "experiments" / "configs"
+# file -> kind, processes, machines
+LAUNCHES = {
+    "gpu.yaml": ("NO", 1, 1),
+    "gpus.yaml": ("MULTI_GPU", 8, 1),
+    "nodes_2.yaml": ("MULTI_GPU", 16, 2),
+    "fsdp.yaml": ("FSDP", 8, 1),
+    "cpu_2.yaml": ("MULTI_GPU", 2, 1),
+}
+
+
+def test_no_launch_configuration_is_forgotten() -> None:
+    files = {file.name: yaml.safe_load(file.read_text()) for file in CONFIGS.glob("*.yaml")}
+    assert {name for name, content in files.items() if "distributed_type" in content} == LAUNCHES.keys()
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_accelerate_takes_it_as_it_is_meant(name: str) -> None:
+    config = load_config_from_file(str(CONFIGS / name))
+    kind, processes, machines = LAUNCHES[name]
+    assert config.distributed_type == DistributedType(kind)
+    assert (config.num_processes, config.num_machines) == (processes, machines)
+    parser = launch_command_parser()
+    arguments = parser.parse_args(["--config_file", str(CONFIGS / name), "experiments/train.py"])
+    arguments, _, _ = _validate_launch_command(arguments)
+    assert (arguments.multi_gpu, arguments.use_fsdp) == (kind == "MULTI_GPU", kind == "FSDP")
+    assert (arguments.num_processes, arguments.num_machines) == (processes, machines)
+    assert arguments.mixed_precision == "no"
+    if kind == "FSDP":
+        assert int(arguments.fsdp_version) == 2
+        assert str(arguments.fsdp_cpu_ram_efficient_loading).lower() == "false"

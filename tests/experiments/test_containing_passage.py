@@ -1,0 +1,347 @@
+"""The containing-passage task: what is promised of every collection, by brute force, and what is refused."""
+
+import pickle
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from studies.phrases import Phrases
+
+from paradigms.data import (
+    Collection,
+    Corpus,
+    articles,
+    check_containment,
+    containing_passages,
+    cut,
+    load,
+    write_folder,
+)
+from paradigms.data.passages import WORD, read_runs, units, words_of
+from paradigms.encoder.backbone import load_tokenizer
+
+COUNTS = {"train": 12, "dev": 4, "test": 8}
+LENGTHS = (50, 100, 200)
+# Of `made(source())`, in whatever process: a change here changes the task for everyone.
+FINGERPRINTS = {
+    50: "adcd63280215782c0d7c30d9d573eec83089cf1f0479613b7ddbc2a0169acc67",
+    100: "b9fb934e2dd4e6c131be1b4978e1589500e6df926c5e5f20f92f94bc106934fc",
+    200: "cac875ef0cd6d817f8c30239783a6cb4d55438f56dcf5fa75eb182c2a8b8a2ac",
+}
+
+
+def source(texts: int = 12, words: int = 700, vocabulary: int = 400) -> Corpus:
+    """Texts of words like "Wbd", some with punctuation; three texts end early."""
+    draw = random.Random(0).random  # the same numbers in every version of Python
+
+    def integers(below: int, size: int) -> list[int]:
+        return [int(draw() * below) for _ in range(size)]
+
+    names = ["W" + "".join("abcdefghij"[int(digit)] for digit in str(n)) for n in range(vocabulary)]
+    names = [name if n % 2 else name.lower() for n, name in enumerate(names)]
+    ends = ["", "", "", ",", ".", "-x", ")"]
+    rows = []
+    for n in range(texts):
+        size = words if n % 4 else 130
+        drawn = zip(integers(vocabulary, size), integers(len(ends), size), strict=True)
+        rows.append(" ".join(names[word] + ends[mark] for word, mark in drawn))
+    return Corpus([f"t{n}" for n in range(texts)], rows)
+
+
+def made(corpus: Corpus, **settings: Any) -> dict[int, Collection]:
+    return containing_passages(corpus, COUNTS, **{"lengths": LENGTHS, **settings})
+
+
+@pytest.fixture(scope="module")
+def tasks() -> dict[int, Collection]:
+    return made(source())
+
+
+def spaced(text: str) -> str:
+    return f" {' '.join(words_of(text))} "
+
+
+def test_counts_are_exact(tasks: dict[int, Collection]) -> None:
+    assert list(tasks) == list(LENGTHS)
+    for length, task in tasks.items():
+        assert task.name == f"containing-passage-{length}"
+        assert {name: len(part.queries) for name, part in task.splits.items()} == COUNTS
+        for part in task.splits.values():
+            assert all(list(grades.values()) == [1] for grades in part.judgements.values())
+    for length, task in made(source(), passages=30, distractors=3).items():
+        assert len(task.corpus) == 30 + 3 * sum(COUNTS.values()), length
+    without = made(source(), distractors=0)[50].corpus
+    assert not any(id.startswith("q:") for id in without.ids)
+    # Every text is cut whole, but for what is too short to hold a query.
+    assert len(" ".join(without).split()) > 0.95 * len(" ".join(source()).split())
+
+
+def test_a_query_is_in_its_passage_and_in_no_other_document(tasks: dict[int, Collection]) -> None:
+    for task in tasks.values():
+        documents = dict(zip(task.corpus.ids, map(spaced, task.corpus), strict=True))
+        for part in task.splits.values():
+            for query, text in part.queries.items():
+                holders = [id for id, document in documents.items() if spaced(text) in document]
+                assert holders == list(part.judgements[query])
+                # As it stands there, with its capitals and its punctuation.
+                assert text in task.corpus[task.corpus.position(holders[0])]
+                assert 5 <= len(words_of(text)) <= 25
+
+
+def test_lengths_share_their_queries_and_their_passages_nest(tasks: dict[int, Collection]) -> None:
+    for name in COUNTS:
+        first = tasks[50].split(name)
+        for small, large in ((50, 100), (100, 200)):
+            one, other = tasks[small], tasks[large]
+            assert other.split(name).queries == first.queries
+            for query in first.queries:
+                inner, outer = (
+                    task.corpus[task.corpus.position(next(iter(task.split(name).judgements[query])))]
+                    for task in (one, other)
+                )
+                assert inner in outer
+    for length, task in tasks.items():
+        sizes = [len(words_of(text)) for text in task.corpus]
+        assert max(sizes) <= length
+        assert min(sizes) >= 25
+        assert np.median(sizes) > length - 3
+
+
+def test_a_distractor_is_a_passage_with_one_or_two_words_of_the_query_replaced(
+    tasks: dict[int, Collection],
+) -> None:
+    for task in tasks.values():
+        queries = {id: text for part in task.splits.values() for id, text in part.queries.items()}
+        hosts = [text for id, text in zip(task.corpus.ids, task.corpus, strict=True) if id[0] == "t"]
+        assert [id for id in task.corpus.ids if id[0] == "q"]
+        for id, text in zip(task.corpus.ids, task.corpus, strict=True):
+            if id[0] != "q":
+                continue
+            query, n = id.rsplit(":", 1)
+            words, own = words_of(text), words_of(queries[query])
+            runs = [words[i : i + len(own)] for i in range(len(words) - len(own) + 1)]
+            different = [sum(a != b for a, b in zip(own, run, strict=True)) for run in runs]
+            assert min(different) == 1 + int(n) % 2
+            at = different.index(min(different))
+            # What stands before and after is a passage's.
+            before, after = spaced(" ".join(words[:at])), spaced(" ".join(words[at + len(own) :]))
+            assert any(before.rstrip() in spaced(h) and after.lstrip() in spaced(h) for h in hosts)
+
+
+def test_the_same_seed_gives_the_same_bytes_in_any_process(tasks: dict[int, Collection]) -> None:
+    assert {length: task.fingerprint for length, task in tasks.items()} == FINGERPRINTS
+    other = made(source(), seed=1)
+    assert all(other[length].fingerprint != FINGERPRINTS[length] for length in LENGTHS)
+    assert other[50].split("test").queries.keys() != tasks[50].split("test").queries.keys()
+
+
+def test_a_query_does_not_depend_on_how_many_there_are_nor_on_lengths_in_between() -> None:
+    few = containing_passages(source(), {"test": 6}, lengths=(50, 200))
+    many = containing_passages(source(), {"test": 6, "dev": 9}, lengths=LENGTHS)
+    assert few[50].split("test").queries == many[50].split("test").queries
+    kept = containing_passages(source(), {"test": 6}, lengths=(50, 200), passages=20)
+    assert kept[200].split("test").queries == few[50].split("test").queries
+
+
+def test_what_occurs_twice_is_no_query_and_a_small_vocabulary_fools_nothing() -> None:
+    """Of four words most runs of five occur often, and an edit often makes another query by accident."""
+    for seed in range(3):
+        task = made(source(vocabulary=4), seed=seed)[100]
+        everything = [spaced(text) for text in source(vocabulary=4)]
+        for part in task.splits.values():
+            for text in part.queries.values():
+                assert sum(row.count(spaced(text)) for row in everything) == 1
+    twice = Corpus(["a", "b"], [source(1, 300)[0]] * 2)
+    with pytest.raises(ValueError, match="gave 0 that occur only once"):
+        containing_passages(twice, {"test": 1}, distractors=0)
+
+
+def test_a_task_is_a_collection_like_any_other(tasks: dict[int, Collection], tmp_path: Path) -> None:
+    write_folder(tasks[100], tmp_path / "task")
+    again = load(tmp_path / "task")
+    assert again.fingerprint == tasks[100].fingerprint
+    assert list(again.corpus) == list(tasks[100].corpus)
+    assert again.splits == tasks[100].splits
+    check_containment(again)
+    corpus = tasks[100].corpus
+    assert list(pickle.loads(pickle.dumps(corpus))) == list(corpus)  # by a worker process
+    assert corpus[-1] == list(corpus)[-1]
+    with pytest.raises(IndexError):
+        corpus._texts[len(corpus)]
+
+
+@pytest.mark.parametrize("family", ["bert", "t5"])
+def test_lengths_are_an_encoders_tokens(checkpoints: dict[str, Path], family: str) -> None:
+    tokenizer = load_tokenizer(checkpoints[family])
+    # Words of many pieces; symbols without space, which its pieces join to the words beside them.
+    text = source(8, 300)
+    texts = Corpus(text.ids, [row.replace(",", " £2−").replace(".", "… (the cat)") for row in text])
+    tasks = containing_passages(texts, {"test": 10}, lengths=(60, 120), tokenizer=tokenizer)
+    for length, task in tasks.items():
+        sizes = [len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in task.corpus]
+        assert length - 10 < np.median(sizes) <= max(sizes) <= length
+        for query in task.split("test").queries.values():
+            assert len(words_of(query)) >= 5
+            assert len(tokenizer(query, add_special_tokens=False)["input_ids"]) <= 25
+    with pytest.raises(ValueError, match="slow tokenizer"):
+        cut(texts, 50, type("Slow", (), {"is_fast": False})())
+
+
+def test_a_word_of_many_tokens_makes_no_distractor_longer_than_a_passage(tiny_bert: Path) -> None:
+    tokenizer = load_tokenizer(tiny_bert)
+    draw = random.Random(1).random
+    known = ["cat", "dog", "bird", "fish", "cow", "boat", "book", "box", "boy", "bread"]
+    words = [
+        known[int(draw() * 10)] if draw() < 0.9 else "xyzzy" * (1 + int(draw() * 5)) for _ in range(4000)
+    ]
+    corpus = Corpus(list("abcd"), [" ".join(words[n : n + 1000]) for n in range(0, 4000, 1000)])
+    task = containing_passages(corpus, {"test": 40}, lengths=(30,), distractors=4, tokenizer=tokenizer)[30]
+    assert max(len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in task.corpus) <= 30
+    assert len([id for id in task.corpus.ids if id.startswith("q:")]) == 160
+
+
+def test_containment_is_checked(tasks: dict[int, Collection]) -> None:
+    task = tasks[50]
+    test = task.split("test")
+    query, (gold,) = next(iter(test.queries)), next(iter(test.judgements.values()))
+    other = next(id for id in task.corpus.ids if id != gold)
+
+    def with_test(**changed: Any) -> Collection:
+        return replace(task, splits={**task.splits, "test": replace(test, **changed)})
+
+    check_containment(task)
+    with pytest.raises(
+        ValueError, match=f"'{gold}' contains the query '{query}' of test and is not relevant"
+    ):
+        check_containment(with_test(judgements={**test.judgements, query: {}}))
+    with pytest.raises(
+        ValueError, match=f"'{gold}' contains the query '{query}' of test and is not relevant"
+    ):
+        check_containment(with_test(judgements={**test.judgements, query: {gold: 0}}))
+    with pytest.raises(ValueError, match=f"'{other}' does not contain the query"):
+        check_containment(with_test(judgements={**test.judgements, query: {gold: 1, other: 1}}))
+    with pytest.raises(ValueError, match=f"'{query}' of test holds no word"):
+        check_containment(with_test(queries={**test.queries, query: "?"}))
+    texts = list(task.corpus)
+    texts[task.corpus.position(gold)] = " ".join(reversed(words_of(texts[task.corpus.position(gold)])))
+    with pytest.raises(ValueError, match=f"'{gold}' does not contain the query"):
+        check_containment(replace(task, corpus=Corpus(task.corpus.ids, texts)))
+
+
+def test_nothing_is_returned_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    where = "studies.containing_passage.check_containment"
+    monkeypatch.setattr(where, lambda collection: seen.append(collection.name))
+    containing_passages(source(), {"test": 2}, lengths=(50, 100), name="task")
+    assert seen == ["task-50", "task-100"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"queries": {}}, "every split needs"),
+        ({"queries": {"test": 0}}, "every split needs"),
+        ({"queries": {"test": 1000}}, r"too small for 1,000 queries: of its \d+ passages"),
+        ({"lengths": (50, 120)}, "multiples"),
+        ({"lengths": (20, 40)}, "must hold 25 tokens"),
+        ({"lengths": ()}, "must hold"),
+        ({"query": (4, 25)}, "5 words or more"),
+        ({"query": (9, 8)}, "5 words or more"),
+        ({"distractors": -1}, "at least 0"),
+        ({"passages": 3}, "passages=3 does not lie between"),
+        ({"passages": 4000}, "passages=4,000 does not lie between"),
+    ],
+)
+def test_settings_that_fit_nothing_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        containing_passages(source(), **{"queries": {"test": 10}, **settings})
+
+
+def test_a_corpus_without_room_for_distractors_is_refused() -> None:
+    """One longest passage is for queries or for distractors, as the seed has it."""
+    messages = set()
+    for seed in range(8):
+        with pytest.raises(ValueError, match="bring more text") as refused:
+            containing_passages(source(1), {"test": 1}, lengths=(50, 200), seed=seed)
+        messages.add(str(refused.value).split(" passages")[0].split(": ")[-1])
+    assert messages == {"100 attempts found no place among 0", "of its 3"}
+    containing_passages(source(1), {"test": 1}, lengths=(50, 200), distractors=0)
+    with pytest.raises(ValueError, match="of its 0 passages"):
+        containing_passages(Corpus(["a"], ["too short"]), {"test": 1})
+
+
+# --- what it is made of ------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple), unique=True, max_size=6),
+    st.lists(st.lists(st.integers(-1, 2), max_size=12), max_size=6),
+)
+def test_phrases_are_found_where_a_slow_search_finds_them(
+    phrases: list[tuple[int, ...]], rows: list[list[int]]
+) -> None:
+    slow = [
+        (p, r)
+        for r, row in enumerate(rows)
+        for p, phrase in enumerate(phrases)
+        for at in range(len(row))
+        if tuple(row[at : at + len(phrase)]) == phrase
+    ]
+    assert sorted(Phrases(phrases).find(rows)) == sorted(slow)
+
+
+def test_phrases_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("studies.phrases.BLOCK", 4)
+    rows = [[1, 2], [3, 1, 2, 1, 2], [], [2, 1], [1, 2]]
+    assert sorted(Phrases([(1, 2)]).find(rows)) == [(0, 0), (0, 1), (0, 1), (0, 4)]
+    with monkeypatch.context() as patched:  # where everything has one hash
+        patched.setattr("studies.phrases._mix", lambda numbers: np.zeros(len(numbers), np.uint64))
+        assert list(Phrases([(1, 2)]).find([[2, 1, 2, 3]])) == [(0, 0)]
+    for wrong in ([(1,), (1,)], [()]):
+        with pytest.raises(ValueError, match="empty or there twice"):
+            Phrases(wrong)
+
+
+def test_units_leave_no_gap_within_a_group() -> None:
+    def places(text: str, **settings: int) -> list[tuple[int, str]]:
+        [(_, runs)] = read_runs([text])
+        return [(unit.place, text[unit.start : unit.end]) for unit in units(runs, **settings)]
+
+    assert places(" a b, c d e ", length=2) == [(0, "a b,"), (1, "c d"), (2, "e")]
+    assert places("a b c d e", length=2, least=2) == [(0, "a b"), (1, "c d")]
+    # A run of more tokens than a unit holds is left out, and no passage of two units spans its place.
+    assert places("a b c-d-e f g", length=2, group=2) == [(0, "a b"), (2, "f g")]
+    assert places("a b-c-d e f", length=3, least=2, group=4) == [(0, "b-c-d"), (1, "e f")]
+    assert places(" … ", length=2) == []
+
+
+def test_cut_reads_passages_where_they_lie() -> None:
+    corpus = Corpus(["x", "y", "z"], ["One two. Three", "", "four"], ["X", "Y", ""])
+    passages = cut(corpus, 2)
+    assert list(passages) == ["One two.", "Three", "four"]
+    assert passages.ids == ["x:0", "x:1", "z:0"]
+    assert list(passages.titles) == ["X", "X", ""]
+    with pytest.raises(ValueError, match="at least 1 token, not 0"):
+        cut(corpus, 0)
+    for length in (2, 3, 50):
+        words = [word for text in cut(source(3, 140), length) for word in words_of(text)]
+        assert words == [word for text in source(3, 140) for word in words_of(text)]
+
+
+def test_articles_are_paragraphs_under_one_title() -> None:
+    corpus = Corpus(
+        ["a", "b", "c", "d", "e", "f"],
+        ["Cat one", "Cat two", "three", "four", "Dog five", "Cat six"],
+        ["Cat", "Cat", "", "", "Dog", "Cat"],
+    )
+    joined = articles(corpus)
+    assert list(joined) == ["one\ntwo", "three", "four", "five", "six"]
+    assert joined.ids == ["a", "c", "d", "e", "f"]
+    assert list(joined.titles) == ["Cat", "", "", "Dog", "Cat"]
+    assert joined[-1] == "six"
+    assert WORD.findall(joined[0]) == ["one", "two"]

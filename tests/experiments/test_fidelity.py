@@ -1,0 +1,173 @@
+"""experiments/fidelity.py: explicit random projections in the model's place do what the law says."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from test_random_projections import write_collection
+
+import fidelity  # isort: skip  (test_random_projections puts experiments on the path)
+from studies import lexical_vectors, pages, projection_runs
+
+from paradigms.core import Tokens
+from paradigms.data import load
+from paradigms.train import tracking
+
+DIMENSION = 48
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_collection(tmp_path_factory.mktemp("fidelity"))
+
+
+@pytest.fixture(scope="module")
+def problem(folder):
+    counts, _ = lexical_vectors.count_terms(load(folder), "test", 40, 0)
+    return projection_runs.make_problem(counts, "bm25", "query", [np.arange(400)])
+
+
+@pytest.fixture(scope="module")
+def projected(problem):
+    """Documents and queries under 24 explicit Gaussian matrices."""
+    rng = np.random.default_rng(3)
+    matrices = (rng.standard_normal((problem.documents.shape[1], DIMENSION)) for _ in range(24))
+    return [(problem.documents @ matrix, problem.queries @ matrix) for matrix in matrices]
+
+
+def test_pairs_of_a_random_projection(problem, projected):
+    tables = [fidelity.pair_rows(problem, *vectors, 4) for vectors in projected[:12]]
+    for row in range(4):
+        for found, law in (
+            ("model", "random projection"),
+            ("margin left, model", "margin left, projection"),
+        ):
+            measured = np.array([table[row][found] for table in tables])
+            error = measured.std(ddof=1) / np.sqrt(len(measured))
+            assert abs(measured.mean() - tables[0][row][law]) < 4 * error
+        assert np.median([table[row]["worth"] for table in tables]) == pytest.approx(DIMENSION, rel=0.25)
+
+
+def test_recall_and_overlap_of_a_random_projection(problem, projected):
+    settings = fidelity.Settings(samples=200)
+    scored = [documents @ queries.T for documents, queries in projected]
+    recall = fidelity.recall_rows(problem, scored[0], DIMENSION, 200, 0, lambda: None)
+    overlap = fidelity.overlap_row(problem, scored[0], DIMENSION, settings, lambda: None)
+    for row in recall:
+        lost = []
+        for scores in scored:
+            best = [problem.competitors(0, q)[:2] for q in range(40)]
+            lost.append(
+                np.mean([np.sum(scores[o, q] >= scores[b, q]) < row["r"] for q, (b, o) in enumerate(best)])
+            )
+        error = np.hypot(np.std(lost, ddof=1) / np.sqrt(len(lost)), row["±"])
+        assert abs(np.mean(lost) - row["random projection"]) < 4 * error
+        assert row["model"] == lost[0]
+    kept = []
+    for scores in scored:
+        shares = []
+        for q in range(40):
+            gold = fidelity.first_documents(problem.scores[:, q], 10)
+            shares.append(np.isin(gold, fidelity.first_documents(scores[:, q], 10)).mean())
+        kept.append(np.mean(shares))
+    error = np.hypot(np.std(kept, ddof=1) / np.sqrt(len(kept)), overlap["±"])
+    assert abs(np.mean(kept) - overlap["random projection"]) < 4 * error
+    assert overlap["model"] == pytest.approx(kept[0], abs=1e-9)
+
+
+def test_a_model_that_is_bm25_agrees_everywhere(problem):
+    vectors = problem.documents.toarray(), problem.queries.toarray()
+    for row in fidelity.pair_rows(problem, *vectors, 3):
+        assert row["model"] == 1
+        assert row["worth"] is None
+    best, below, margins = problem.margins(0, 7)
+    found = fidelity.model_margins(vectors[1][7], vectors[0][best], vectors[0][below])
+    np.testing.assert_allclose(found, margins, rtol=1e-9)
+    twice = vectors[0][[best, best]]
+    np.testing.assert_array_equal(fidelity.model_margins(vectors[1][7], twice[0], twice), [0, 0])
+    assert (
+        fidelity.overlap_row(problem, problem.scores, 8, fidelity.Settings(samples=2), lambda: None)["model"]
+        == 1
+    )
+
+
+def stub(length=1):
+    """A model whose one number is the length of the text."""
+
+    def encode(texts):
+        vectors = torch.tensor([[float(len(text)), 1.0] for text in texts])[None, :, None].repeat(
+            1, 1, length, 1
+        )
+        return Tokens(vectors=vectors, mask=torch.ones(vectors.shape[:3], dtype=torch.bool))
+
+    queries = lambda texts: SimpleNamespace(vectors=encode(texts).vectors.transpose(0, 1))  # noqa: E731
+    return SimpleNamespace(
+        encode_documents=encode, encode_queries=queries, recipe=SimpleNamespace(name="stub")
+    )
+
+
+def test_single_vectors_keep_their_texts():
+    texts = ["aaa", "a", "aaaaa", "aa", ""]
+    steps = []
+    found = fidelity.single_vectors(stub().encode_documents, texts, 2, steps.append)
+    np.testing.assert_array_equal(found[:, 0], [3, 1, 5, 2, 0])
+    assert steps == [2, 2, 1]
+    with pytest.raises(SystemExit, match="2 vectors a text; allowed: one"):
+        fidelity.single_vectors(stub(2).encode_documents, texts, 2, steps.append)
+
+
+def test_a_folder_without_a_model_ends_with_a_line(tmp_path):
+    with pytest.raises(SystemExit, match=r"--model: .*not a saved paradigm"):
+        fidelity.open_model(str(tmp_path))
+
+
+def test_run_writes_everything(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(fidelity, "open_model", lambda name: stub())
+    settings = fidelity.Settings(
+        collection=str(folder), queries=10, samples=8, margin_bins=3, output=tmp_path / "out"
+    )
+    fidelity.main(settings)
+    assert {path.name for path in settings.output.iterdir()} == {
+        "results.json",
+        "report.html",
+        "agreement.png",
+    }
+    written = json.loads((settings.output / "results.json").read_text())
+    assert written["dimension"] == 2
+    assert [row["r"] for row in written["recall"]] == [1, 10, 100]
+    with pytest.raises(SystemExit, match="samples = 1"):
+        fidelity.Settings(samples=1)
+
+
+def test_tracker_without_a_key_logs_offline(tmp_path, monkeypatch, capsys):
+    from matplotlib.figure import Figure
+
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
+    Figure().savefig(tmp_path / "figure.png")
+    pages.track("wandb", "test", {"a": 1}, {"number": 0.5}, [tmp_path / "figure.png"], tmp_path / "out")
+    assert "logging offline" in capsys.readouterr().out
+    assert list((tmp_path / "out" / "wandb").glob("offline-run-*"))
+    pages.track("none", "test", {}, {}, [tmp_path / "absent.png"], tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_an_unreachable_server_means_offline(tmp_path, monkeypatch):
+    import wandb
+
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("WANDB_MODE", "online")
+    asked, said = [], []
+
+    def begin(options):
+        asked.append(options.get("mode"))
+        if len(asked) == 1:
+            raise wandb.errors.CommError("no route")
+        return "run"
+
+    assert tracking.wandb_or_offline(begin, tmp_path, said.append) == "run"
+    assert asked == [None, "offline"]
+    assert "no route" in said[0]

@@ -1,0 +1,468 @@
+"""experiments/hybrid.py end to end on a tiny encoder, beside what its saved models do; its claims about
+planted numbers; timed searches find what exact search finds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import hybrid
+import numpy as np
+import pytest
+from studies.approximate_search import time_searches
+from studies.hybrid_claims import (
+    CROSS,
+    DE,
+    ME,
+    MEASURES,
+    RR,
+    SPARSE,
+    claim_rows,
+    equal_time,
+    gather,
+    hybrid_name,
+    verdict,
+    working,
+)
+from studies.hybrid_models import Settings
+from studies.hybrid_report import describe, mining_rows, retrieve_rows
+
+from paradigms import PARADIGMS, CrossAttention, Paradigm, load
+from paradigms.baselines.bm25 import BM25
+from paradigms.data import Collection, Run, Split
+from paradigms.data import load as load_collection
+from paradigms.evaluate import Interval, per_query
+from paradigms.index import ExactIndex
+from paradigms.io.settings import from_command_line
+from tests.tiny import WORDS
+
+TEXT = {"query_length": 12, "document_length": 24}
+
+
+def write_collection(folder: Path) -> Path:
+    """Forty documents of 8 to 17 words; a query is three words of one and one of the next."""
+    words, random = WORDS.split(), np.random.default_rng(0)
+    texts = [list(random.choice(words, 8 + n // 4)) for n in range(40)]
+    rows = [{"_id": f"d{n}", "title": "", "text": " ".join(text)} for n, text in enumerate(texts)]
+    asked = [[*random.choice(text, 3), texts[(n + 1) % 40][0]] for n, text in enumerate(texts)]
+    queries = [{"_id": f"q{n}", "text": " ".join(text)} for n, text in enumerate(asked)]
+    (folder / "qrels").mkdir(parents=True)
+    for name, lines in (("corpus", rows), ("queries", queries)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for split, chosen in (("train", range(20)), ("dev", range(20, 28)), ("test", range(28, 40))):
+        judged = "".join(f"q{n}\td{n}\t1\n" for n in chosen)
+        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
+    return folder
+
+
+def settings(folder: Path, backbone: Path, output: Path, **changes: object) -> Settings:
+    flags = {
+        "collection": folder,
+        "backbone": backbone,
+        "output": output,
+        "seeds": "[3]",
+        "steps": 2,
+        "batch_size": 4,
+        "negatives": 1,
+        "learning_rate": 1e-2,
+        "rerank_steps": 2,
+        "rerank_batch_size": 2,
+        "rerank_negatives": 2,
+        "depth": 10,
+        "rerank_depths": "[2,5]",
+        "lists": 4,
+        "probes": "[1,4,9]",
+        "repeats": 2,
+        "precision": "no",
+        "tracker": "none",
+    } | TEXT
+    given = [f"--{name}={value}" for name, value in (flags | changes).items()]
+    return from_command_line(Settings, "", given)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_collection(tmp_path_factory.mktemp("hybrid") / "collection")
+
+
+@pytest.fixture(scope="module")
+def collection(folder: Path) -> Collection:
+    return load_collection(folder)
+
+
+@pytest.fixture(scope="module")
+def finished(folder: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    given = settings(folder, tiny_bert, tmp_path_factory.mktemp("results") / "hybrid")
+    hybrid.main(given)
+    return given
+
+
+@pytest.fixture(scope="module")
+def measured(finished: Settings) -> dict[str, Any]:
+    return json.loads((Path(finished.output) / "seed-3" / "measured.json").read_text())
+
+
+# --- the whole run ----------------------------------------------------------------------------------
+
+
+def test_tables_and_figures_are_there(finished: Settings) -> None:
+    output = Path(finished.output)
+    for name in ("claims", "retrieve", "rerank", "mining", "weights", "search", "training"):
+        for suffix in ("csv", "json", "md"):
+            assert (output / f"{name}.{suffix}").is_file(), name
+    for name in ("rerank_depth", "search_time"):
+        assert (output / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    systems = [row["system"] for row in json.loads((output / "retrieve.json").read_text())]
+    assert systems == [
+        *SPARSE,
+        DE,
+        ME,
+        *(hybrid_name(dense, sparse) for dense in (DE, ME) for sparse in SPARSE),
+    ]
+    trained = [(row["model"], row["round"]) for row in json.loads((output / "training.json").read_text())]
+    assert trained == [
+        *((name, round) for round in ("first", "again", "mined") for name in ("dpr", "me_bert")),
+        ("cross_attention", "first"),
+    ]
+    assert (output / "report.html").read_text().count("data:image/png") == 2
+
+
+def test_the_numbers_are_those_of_the_saved_models(
+    finished: Settings, measured: dict[str, Any], collection: Collection, tmp_path: Path
+) -> None:
+    corpus, test = collection.corpus, collection.split("test")
+    own = Path(finished.output) / "seed-3"
+    chosen = {row["hybrid"]: row["round"] for row in json.loads((own.parent / "weights.json").read_text())}
+    bm25 = BM25.build(corpus, corpus.ids, ngrams=2)
+    lexical = bm25.search(test.queries, 10)
+    assert measured["retrieve"]["BM25-bi"] == values(lexical, test.judgements)
+    for name, system in (("dpr", DE), ("me_bert", ME)):
+        mixture = hybrid_name(system, "BM25-bi")
+        model = load(own / f"{name}-{chosen[mixture]}" / "checkpoint")
+        assert isinstance(model, Paradigm)
+        assert model.encoder.settings.first == 3 or name == "dpr"
+        index = ExactIndex.build(model, corpus.ids, corpus, tmp_path / name)
+        found = index.search(model, test.queries, 10)
+        assert measured["retrieve"][system] == values(found, test.judgements)
+        assert measured["rounds"][system][chosen[mixture]] == measured["retrieve"][system]
+        assert measured["dev"][system][chosen[mixture]] == max(measured["dev"][system].values())
+        best = [
+            int((index.tokens_of([document]).vectors[0, 0] @ vector).argmax())
+            for query, vector in zip(
+                found, model.encode_queries(list(test.queries.values())).vectors[:, 0, 0], strict=True
+            )
+            for document in found[query]
+        ]
+        assert measured["first wins"][system] == pytest.approx(np.mean([place == 0 for place in best]))
+        # dense + λ · BM25 of every document that one of the two has found.
+        λ = measured["weights"][mixture]["λ"]
+        run: Run = {}
+        for query in test.queries:
+            candidates = {query: dict.fromkeys([*found[query], *lexical[query]], 0.0)}
+            dense = index.rerank(model, test.queries, candidates)[query]
+            sparse = bm25.rerank(test.queries, candidates)[query]
+            run[query] = {document: dense[document] + λ * sparse[document] for document in dense}
+        assert measured["retrieve"][mixture] == values(run, test.judgements)
+    reranker = load(own / "cross_attention-first" / "checkpoint")
+    assert isinstance(reranker, CrossAttention)
+    for depth in (2, 5):
+        heads = {query: dict(list(documents.items())[:depth]) for query, documents in lexical.items()}
+        anew = reranker.rerank(test.queries, corpus, heads)
+        assert measured["rerank"]["BM25-bi"][str(depth)] == values(anew, test.judgements)[RR]
+
+
+def values(run: Run, judgements: dict[str, dict[str, int]]) -> dict[str, list[float]]:
+    return {name: of.tolist() for name, of in per_query(run, judgements, MEASURES).values.items()}
+
+
+def test_a_hybrid_takes_the_weight_that_dev_queries_prefer() -> None:
+    """The relevant document is first where 2/3 < λ < 3/2, on the dev and on the test query."""
+    dense, sparse = {"r": 0.6, "a": 1.0, "b": 0.0}, {"r": 0.6, "a": 0.0, "b": 1.0}
+
+    def given(run: Run, scores: dict[str, float]) -> Run:
+        return {query: {document: scores[document] for document in of} for query, of in run.items()}
+
+    index = SimpleNamespace(rerank=lambda model, queries, run: given(run, dense))
+    bm25 = SimpleNamespace(rerank=lambda queries, run: given(run, sparse))
+    found, others = {"q": {"a": 1.0}}, {"q": {"b": 1.0, "r": 0.6}}
+    split = Split({"q": "text"}, {"q": {"r": 1}})
+    bench: Any = SimpleNamespace(dev=split, test=split)
+    vectors: Any = SimpleNamespace(index=index, model=None, dev=found, test=found)
+    words: Any = SimpleNamespace(bm25=bm25, dev=others, test=others)
+    run, tuned = hybrid.mixed(vectors, words, bench)
+    λ = tuned["λ"]
+    assert 2 / 3 < λ < 3 / 2
+    assert tuned["dev RR@10"] == 1
+    assert run == {"q": {d: pytest.approx(dense[d] + λ * sparse[d]) for d in dense}}
+    assert next(iter(run["q"])) == "r"
+    far = SimpleNamespace(rerank=lambda queries, run: given(run, {d: 100 * v for d, v in sparse.items()}))
+    words.bm25 = far
+    again, scaled = hybrid.mixed(vectors, words, bench)
+    assert scaled["λ"] == pytest.approx(λ / 100)
+    assert again == {"q": pytest.approx(run["q"])}
+
+
+def test_rounds_go_on_from_the_first(finished: Settings) -> None:
+    """With other negatives: the same start gives different weights."""
+    folder = Path(finished.output) / "seed-3"
+    first, again, mined = (
+        load(folder / f"dpr-{round}" / "checkpoint").encoder.state_dict()
+        for round in ("first", "again", "mined")
+    )
+    name = "backbone.encoder.layer.0.output.dense.weight"
+    step = {
+        round: float((of[name] - first[name]).norm()) for round, of in (("again", again), ("mined", mined))
+    }
+    fresh = PARADIGMS["dpr"](finished.backbone).encoder.state_dict()[name]
+    assert all(0 < size < float((first[name] - fresh).norm()) + size for size in step.values())
+    assert float((again[name] - mined[name]).norm()) > 0
+
+
+def test_a_finished_run_is_not_repeated_and_other_settings_are_refused(
+    finished: Settings, folder: Path, tiny_bert: Path
+) -> None:
+    files = [
+        *Path(finished.output).glob("seed-3/*/checkpoint/*.safetensors"),
+        *Path(finished.output).glob("*/*.json"),
+    ]
+    before = {file: file.stat().st_mtime_ns for file in files}
+    assert len(files) > 7
+    hybrid.main(settings(folder, tiny_bert, Path(finished.output)))
+    assert {file: file.stat().st_mtime_ns for file in files} == before
+    with pytest.raises(SystemExit, match=r"other settings \(steps: 2 then, 3 now\)"):
+        hybrid.main(settings(folder, tiny_bert, Path(finished.output), steps=3))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rounds": '["third"]'}, "rounds must be some of again, mined; got third"),
+        ({"indexes": '["exact"]'}, "indexes must be some of faiss, compressed"),
+        ({"seeds": "[1,1]"}, "seeds must be different numbers"),
+        ({"rerank_depths": "[]"}, "rerank_depths must be different numbers, and at least one"),
+        ({"probes": "[0]"}, "probes must be at least 1"),
+        ({"repeats": 1}, "repeats must be at least 2"),
+        ({"rerank_depths": "[11]"}, "reach 11, and 10 documents are retrieved"),
+        ({"collection": "nowhere"}, "no collection 'nowhere'"),
+        ({"batch_size": 64}, "seed 3: a batch of 64"),
+    ],
+)
+def test_what_cannot_be_run_ends_with_a_line(
+    folder: Path, tiny_bert: Path, tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(SystemExit, match=message):
+        hybrid.main(settings(folder, tiny_bert, tmp_path, **changes))
+
+
+# --- time -------------------------------------------------------------------------------------------
+
+
+def test_all_lists_find_what_exact_search_finds(
+    collection: Collection, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    corpus, queries = collection.corpus, collection.split("test").queries
+    options = TEXT | {"normalize": False}
+    systems = {}
+    for name, backbone in (("dpr", "bert"), ("me_bert", "modernbert")):
+        model = PARADIGMS[name](
+            checkpoints[backbone], **options, **({"first": 3} if name == "me_bert" else {})
+        )
+        systems[name] = model, ExactIndex.build(model, corpus.ids, corpus, tmp_path / name)
+    common = {"kinds": ["faiss", "compressed"], "probes": [1, 50], "lists": 0, "k": 5, "repeats": 2}
+    ways = time_searches(systems, queries, tmp_path, **common)
+    labels = [(way.system, way.kind, way.probes) for way in ways]
+    # As many lists as the square root of the vectors: 40, and 3 of each of 40 documents.
+    assert labels == [
+        (name, kind, probes)
+        for name, lists in (("dpr", 6), ("me_bert", 11))
+        for kind, probes in (
+            ("exact", 0),
+            ("faiss", 1),
+            ("faiss", lists),
+            ("compressed", 1),
+            ("compressed", lists),
+        )
+    ]
+    assert all((way.milliseconds > 0).all() and np.isfinite(way.milliseconds).all() for way in ways)
+    assert all(way.milliseconds.shape == (len(queries),) for way in ways)
+    for name, (model, index) in systems.items():
+        exact = index.search(model, queries, 5)
+        own = {(way.kind, way.probes): way for way in ways if way.system == name}
+        most = max(probes for _, probes in own)
+        for kind, probes in (("exact", 0), ("faiss", most)):
+            found = own[kind, probes].found
+            assert found.keys() == exact.keys()
+            for query, scores in exact.items():
+                # Of scores that are nearly equal, half precision may find another document.
+                assert list(found[query].values()) == pytest.approx(list(scores.values()), rel=1e-3)
+                same = found[query].keys() & scores.keys()
+                assert len(same) >= (5 if kind == "exact" else 4)
+                assert all(found[query][d] == pytest.approx(scores[d], rel=1e-3) for d in same)
+        # Codes of 4 bits lose a little, a single list much.
+        shared = {
+            way: np.mean([len(exact[q].keys() & of.keys()) / 5 for q, of in own[way].found.items()])
+            for way in (("compressed", most), ("compressed", 1), ("faiss", 1))
+        }
+        assert shared["compressed", most] > 0.7
+        assert shared["faiss", 1] < 1
+        assert shared["compressed", 1] < 1
+
+
+# --- claims -----------------------------------------------------------------------------------------
+
+SYSTEMS = {  # mean RR@10 of every query
+    "BM25-uni": 0.3,
+    "BM25-bi": 0.4,
+    DE: 0.5,
+    ME: 0.6,
+    **{hybrid_name(DE, sparse): 0.55 for sparse in SPARSE},
+    **{hybrid_name(ME, sparse): 0.58 for sparse in SPARSE},
+}
+RERANKED = {2: 0.05, 20: 0.1}  # what cross-attention adds
+
+
+def planted(
+    seed: int, systems: dict[str, float] = SYSTEMS, added: dict[int, float] = RERANKED
+) -> dict[str, Any]:
+    """A seed's file in which each system has its value, give or take little, for each of 12 queries."""
+    random = np.random.default_rng(seed)
+
+    def around(mean: float) -> list[float]:
+        return (mean + random.normal(0, 0.005, 12)).tolist()
+
+    points = [("exact", 0, 9.0), ("faiss", 1, 1.0), ("faiss", 4, 4.0), ("faiss", 8, 8.0)]
+    return {
+        "seed": seed,
+        "queries": [f"q{n}" for n in range(12)],
+        "dev": {"BM25-uni": 0.3, "BM25-bi": 0.4},
+        "weights": {hybrid: {"round": "mined", "λ": 0.5, "dev RR@10": 0.5} for hybrid in list(systems)[4:]},
+        "first wins": {DE: 1.0, ME: 0.25},
+        "retrieve": {
+            s: {m: around(0.1 if m == "Judged@10" else v) for m in MEASURES} for s, v in systems.items()
+        },
+        "rounds": {
+            s: {
+                r: {m: around(v) for m in MEASURES}
+                for r, v in (("first", 0.4), ("again", 0.5), ("mined", 0.6))
+            }
+            for s in (DE, ME)
+        },
+        "rerank": {s: {str(d): around(v + more) for d, more in added.items()} for s, v in systems.items()},
+        "search": [
+            {
+                "system": s,
+                "index": kind,
+                "probes": probes,
+                "ms/query": ms * factor,
+                "bytes/document": 64 * factor,
+            }
+            | {RR: around(v + 0.01 * probes)}
+            for s, v, factor in ((DE, 0.5, 1), (ME, 0.6, 1.9))
+            for kind, probes, ms in points
+        ],
+        "training": [],
+    }
+
+
+def verdicts(*seeds: dict[str, Any]) -> dict[tuple[str, str], str]:
+    return {(row["claim"], row["measure"]): row["verdict"] for row in claim_rows(gather(seeds))}
+
+
+def test_claims_follow_the_numbers() -> None:
+    found = verdicts(planted(0), planted(1))
+    de, me = hybrid_name(DE, "BM25-bi"), hybrid_name(ME, "BM25-bi")  # what the dev queries prefer
+    expected = {
+        f"{DE} > BM25-bi": "reproduced",
+        f"{ME} > {DE}": "reproduced",
+        f"{de} > {DE}": "reproduced",
+        f"{me} > {ME}": "not reproduced",
+        f"{ME} > {de}": "reproduced",
+        f"{CROSS} over its first 20 improves {ME}": "reproduced",
+        f"{ME} > {DE}, 20 reranked": "reproduced",
+        f"{ME} > BM25-bi, 2 reranked": "reproduced",
+        f"{ME} in 7.6 ms > {DE} in 8 ms, faiss": "reproduced",
+    }
+    assert {claim: found[claim, RR] for claim in expected} == expected
+    # Every system gains alike from reranking: no lead shrinks.
+    for system in (ME, me):
+        assert found[f"{system}'s lead over BM25-bi shrinks from 2 to 20 reranked", RR] != "reproduced"
+    assert len([claim for claim, measure in found if measure == "nDCG@10"]) == 8
+    assert f"{DE} > BM25-bi" not in [claim for claim, measure in found if measure == "nDCG@10"]
+
+
+def test_a_lead_that_shrinks_is_seen() -> None:
+    seeds = [planted(0), planted(1)]
+    for seed in seeds:
+        seed["rerank"]["BM25-bi"]["20"] = (np.array(seed["rerank"]["BM25-bi"]["20"]) + 0.1).tolist()
+    rows = [row for row in claim_rows(gather(seeds)) if "lead over" in row["claim"]]
+    assert [row["verdict"] for row in rows] == ["reproduced", "reproduced"]
+    assert rows[0]["measured"].startswith("+0.1")
+
+
+def test_what_has_not_learned_proves_nothing() -> None:
+    weak = SYSTEMS | {DE: 0.15}
+    found = gather([planted(0, weak), planted(1, weak)])
+    assert working(found) == {ME, CROSS, "faiss"}
+    table = {(row["claim"], row["measure"]): row["verdict"] for row in claim_rows(found)}
+    assert table[f"{ME} > {DE}", RR] == "out of reach at this scale"
+    assert table[f"{ME} > BM25-bi", RR] == "reproduced"
+    worse = gather([planted(0, added={2: -0.05, 20: -0.1})])
+    assert working(worse) == {DE, ME, "faiss"}
+    assert {row["verdict"] for row in claim_rows(worse) if "reranked" in row["claim"]} == {
+        "out of reach at this scale"
+    }
+
+
+def test_an_index_slower_than_exact_search_trades_nothing() -> None:
+    slow = planted(0)
+    for point in slow["search"]:
+        point["ms/query"] /= 5 if point["index"] == "exact" else 1  # 1.8, and 1 the fastest of faiss
+    assert working(gather([slow])) == {DE, ME, CROSS}
+    (row,) = (row for row in claim_rows(gather([slow])) if row["source"] == "Figure 7")
+    assert row["verdict"] == "out of reach at this scale"
+
+
+def test_verdicts() -> None:
+    cases = {
+        (0.01, 0.03): "reproduced",
+        (-0.01, 0.01): "not reproduced",
+        (-0.01, 0.03): "out of reach at this scale",
+    }
+    for (low, high), expected in cases.items():
+        interval = Interval((low + high) / 2, low, high)
+        assert verdict(interval, 0.01, 0.02, True) == expected
+        assert verdict(interval, 0.01, 0.02, False) == "out of reach at this scale"
+    for paper in (0.02, 0.05):
+        assert verdict(Interval(0.02, 0.01, 0.03), 0.2, paper, True) == "out of reach at this scale"
+
+
+def test_equal_time_is_chosen_by_times_alone() -> None:
+    de, me = equal_time(gather([planted(0)]), "faiss")
+    assert (de["probes"], me["probes"]) == (8, 4)
+    slow = planted(0)
+    for point in slow["search"]:
+        point["ms/query"] *= 20 if point["system"] == ME else 1
+    de, me = equal_time(gather([slow]), "faiss")
+    assert (de["probes"], me["probes"]) == (8, 1)
+
+
+def test_tables_say_what_was_measured() -> None:
+    found = gather([planted(0), planted(1)])
+    table = {row["system"]: row for row in retrieve_rows(found)}
+    assert table[DE]["paper"] == "0.302/0.288"
+    assert table[hybrid_name(ME, "BM25-bi")]["paper"] == "0.338/0.346"
+    assert table["BM25-uni"]["paper"] == table[hybrid_name(ME, "BM25-uni")]["paper"] == "–"
+    assert float(table[DE]["Holes@10"]) == pytest.approx(0.9, abs=0.01)
+    rows = {(row["system"], row["difference"], row["measure"]): row for row in mining_rows(found)}
+    assert len(rows) == 12
+    mined = rows[ME, "mined − again", RR]
+    assert (mined["before"], mined["after"]) == (pytest.approx(0.5, abs=0.01), pytest.approx(0.6, abs=0.01))
+    assert mined["mean"].startswith("+0.")
+    assert float(mined["p (Holm)"]) < 0.05
+    assert "maximum of 25%" in describe(found, 3)["retrieve"].text
+    assert describe(found, 3).keys() == {"claims", "retrieve", "rerank", "mining", "weights", "search"}
+    other = planted(1) | {"queries": ["other"]}
+    with pytest.raises(SystemExit, match="different queries"):
+        gather([planted(0), other])

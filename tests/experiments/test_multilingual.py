@@ -1,0 +1,235 @@
+"""Multilingual XTR, end to end on a tiny mT5 that lies in a folder as google/mt5-base does on the hub."""
+
+import csv
+import gzip
+import io
+import json
+import pickle
+from pathlib import Path
+
+import compare
+import pytest
+import sentencepiece
+import torch
+import train
+from transformers import MT5Config, MT5ForConditionalGeneration
+
+from paradigms import Paradigm
+from paradigms.core import Tokens
+from paradigms.data import Collection, load
+from paradigms.encoder.backbone import load_backbone, load_tokenizer
+from paradigms.index import ExactIndex
+from paradigms.io.settings import from_command_line
+from paradigms.xtr import xtr
+from tests.tiny import HEADS, LAYERS, WIDTH
+
+CONFIG = Path(__file__).parents[2] / "experiments" / "configs" / "xtr_multilingual.yaml"
+PADDED = 12  # entries of the model beyond the tokenizer's, as mT5 has
+LAKES = {
+    "en": "the largest lake of Africa is Lake Victoria",
+    "sw": "Ziwa Viktoria ni ziwa kubwa la Afrika",
+    "de": "der größte See Afrikas ist der Viktoriasee",
+    "ru": "крупнейшее озеро Африки это озеро Виктория",
+    "ar": "بحيرة فيكتوريا هي أكبر بحيرة في أفريقيا",
+    "hi": "विक्टोरिया झील अफ्रीका की सबसे बड़ी झील है",
+    "th": "ทะเลสาบวิกตอเรียเป็นทะเลสาบที่ใหญ่ที่สุดในแอฟริกา",
+    "zh": "维多利亚湖是非洲最大的湖泊",
+    "ja": "ヴィクトリア湖はアフリカ最大の湖",
+    "ko": "빅토리아호는 아프리카에서 가장 큰 호수이다",
+}
+OUTSIDE = ["😀", "Ω", "①", "ᚠ", "e\u0301"]  # characters that the vocabulary lacks; one in two code points
+
+
+@pytest.fixture(scope="module")
+def pieces() -> bytes:
+    """A SentencePiece model with byte fallback over all the scripts, made as mT5's was."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([*LAKES.values()] * 4),
+        model_writer=model,
+        model_type="unigram",
+        vocab_size=600,
+        hard_vocab_limit=False,
+        byte_fallback=True,
+        character_coverage=1.0,
+        normalization_rule_name="nmt_nfkc",
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        num_threads=1,
+        minloglevel=2,
+    )
+    return model.getvalue()
+
+
+@pytest.fixture(scope="module")
+def mt5(pieces: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Encoder and decoder, and spiece.model without a tokenizer.json."""
+    folder = tmp_path_factory.mktemp("mt5")
+    entries = sentencepiece.SentencePieceProcessor(model_proto=pieces).get_piece_size() + PADDED
+    torch.manual_seed(0)
+    size = {
+        "d_model": WIDTH,
+        "d_kv": WIDTH // HEADS,
+        "d_ff": 2 * WIDTH,
+        "num_layers": LAYERS,
+        "num_heads": HEADS,
+    }
+    model = MT5ForConditionalGeneration(
+        MT5Config(vocab_size=entries, dropout_rate=0.0, decoder_start_token_id=0, **size)
+    )
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 2:
+                weight.normal_(std=1.0 if "shared" in name else WIDTH**-0.5)
+    model.save_pretrained(folder)
+    (folder / "spiece.model").write_bytes(pieces)
+    settings = {"tokenizer_class": "T5Tokenizer", "extra_ids": 0, "pad_token": "<pad>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"unk_token": "<unk>"}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(mt5: Path) -> Paradigm:
+    return xtr(mt5, dim=16, query_length=16, document_length=24)
+
+
+def test_the_encoder_of_a_whole_mt5_is_loaded(mt5: Path) -> None:
+    encoder, whole = load_backbone(mt5), MT5ForConditionalGeneration.from_pretrained(mt5)
+    assert type(encoder).__name__ == "MT5EncoderModel"
+    expected = {f"encoder.{name}": weight for name, weight in whole.encoder.named_parameters()}
+    expected.pop("encoder.embed_tokens.weight", None)
+    found = dict(encoder.named_parameters())
+    assert found.keys() == expected.keys() | {"shared.weight"}
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+    assert torch.equal(found["shared.weight"], whole.shared.weight)
+
+
+@pytest.mark.parametrize(
+    "text", [*LAKES.values(), *OUTSIDE, "a😀b Ω", "ｆｕｌｌ　ｗｉｄｔｈ", "  two  spaces "]
+)
+def test_tokens_are_those_of_sentencepiece(mt5: Path, pieces: bytes, text: str) -> None:
+    expected = sentencepiece.SentencePieceProcessor(model_proto=pieces).encode(text)
+    tokenizer = load_tokenizer(mt5)
+    for same in (tokenizer, pickle.loads(pickle.dumps(tokenizer))):
+        assert same(text)["input_ids"] == [*expected, 1]
+    assert tokenizer.unk_token_id not in expected
+
+
+def test_bytes_are_read_back(mt5: Path) -> None:
+    tokenizer = load_tokenizer(mt5)
+    text = "Lake 😀 Ω of 湖"
+    assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
+
+
+def test_a_vocabulary_without_bytes_keeps_its_unknown_token(checkpoints: dict[str, Path]) -> None:
+    tokenizer = load_tokenizer(checkpoints["mt5"])
+    assert tokenizer("湖")["input_ids"][-2] == tokenizer.unk_token_id
+
+
+def ids(tokens: Tokens) -> list[list[int]]:
+    """Per text the vocabulary ids of the tokens that count, without </s>."""
+    assert tokens.ids is not None
+    rows = zip(tokens.ids.flatten(0, 1), tokens.mask.flatten(0, 1), strict=True)
+    return [[i for i in row[mask].tolist() if i != 1] for row, mask in rows]
+
+
+def test_equal_words_are_equal_tokens_in_every_script(model: Paradigm) -> None:
+    """What P(lexically equal) counts: a query's token ids stand in a document with the same words."""
+    for text in LAKES.values():
+        words = text.split()
+        query = " ".join(words[:2])
+        (asked,) = ids(model.encode_queries([query]))
+        (there,) = ids(model.encode_documents([text]))
+        assert asked
+        assert asked == there[: len(asked)]
+    composed, decomposed = ids(model.encode_documents(["größte", "gro\u0308ßte"]))
+    assert composed == decomposed
+    outside = [tuple(row) for row in ids(model.encode_queries(OUTSIDE[:4]))]
+    assert len(set(outside)) == 4  # as unknown tokens all four would be equal
+
+
+def test_labels_are_readable(model: Paradigm) -> None:
+    labels = model.encoder.labels(LAKES["zh"], "document")
+    assert "".join(labels) == f"▁{LAKES['zh']}</s>"
+    assert len(labels) == model.encode_documents([LAKES["zh"]]).mask.sum()
+
+
+def test_texts_without_spaces_are_cut_by_tokens(model: Paradigm) -> None:
+    texts = [LAKES["th"] * 5, LAKES["zh"] * 5, "", " \u3000", "湖"]
+    tokens = model.encode_documents(texts)
+    assert tokens.mask.sum(-1).tolist()[0][:4] == [24, 24, 0, 0]
+    assert tokens.vectors.isfinite().all()
+    alone = model.encode_documents(texts[4:])
+    width = alone.vectors.shape[-2]
+    torch.testing.assert_close(tokens.vectors[:, 4:, :width], alone.vectors, atol=1e-5, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def swahili(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A language of MIRACL with a passage in each of the languages here; queries are parts of passages."""
+    folder = tmp_path_factory.mktemp("data") / "miracl-v1.0-sw"
+    for part in ("topics", "qrels"):
+        (folder / part).mkdir(parents=True)
+    rows = [{"docid": f"{name}#0", "title": name, "text": text} for name, text in LAKES.items()]
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (folder / "docs-0.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    for split, part in (("train", slice(0, 10)), ("dev", slice(2, 12))):
+        topics = "".join(f"{n}\t{text[part]}\n" for n, text in enumerate(LAKES.values()))
+        qrels = "".join(f"{n}\tQ0\t{name}#0\t1\n" for n, name in enumerate(LAKES))
+        (folder / "topics" / f"topics.miracl-v1.0-sw-{split}.tsv").write_text(topics, encoding="utf-8")
+        (folder / "qrels" / f"qrels.miracl-v1.0-sw-{split}.tsv").write_text(qrels, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(mt5: Path, swahili: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """experiments/train.py with the configuration of this project, on the tiny mT5."""
+    output = tmp_path_factory.mktemp("trained")
+    flags = {"config": CONFIG, "backbone": mt5, "collection": swahili, "output": output, "dev_queries": 0}
+    flags |= {"steps": 30, "batch_size": 10, "evaluate_every": 30, "workers": 0, "tracker": "none"}
+    flags |= {"options.dim": 16, "options.k_train": 32, "query_length": 16, "document_length": 32}
+    train.main(from_command_line(train.Settings, "", [f"--{name}={value}" for name, value in flags.items()]))
+    return output
+
+
+def test_the_configuration_is_the_papers() -> None:
+    settings = from_command_line(train.Settings, "", [f"--config={CONFIG}"])
+    assert (settings.paradigm, settings.backbone) == ("xtr", "google/mt5-base")
+    assert (settings.steps, settings.learning_rate) == (50_000, 1e-3)
+    assert settings.options == {"k_train": 320, "search_tokens": 40_000, "imputation": "kth", "dim": 128}
+
+
+def test_multilingual_xtr_learns_and_is_compared_on_miracl(
+    trained: Path, swahili: Path, tmp_path: Path
+) -> None:
+    history = [json.loads(line) for line in (trained / "training" / "history.jsonl").read_text().splitlines()]
+    losses = [row["loss"] for row in history if "loss" in row]
+    assert losses[-1] < 0.1 * losses[0]
+    flags = {"collection": swahili, "split": "dev", "paradigms": "[xtr]", "steps": 0, "tracker": "none"}
+    flags |= {
+        "load": json.dumps({"xtr": str(trained / "checkpoint")}),
+        "output": tmp_path / "out",
+        "depth": 5,
+    }
+    compare.main(from_command_line(compare.Settings, "", [f"--{k}={v}" for k, v in flags.items()]))
+    with (tmp_path / "out" / "retrieve.csv").open() as file:
+        means = {(row["system"], row["measure"]): float(row["mean"]) for row in csv.DictReader(file)}
+    assert {measure for _, measure in means} == {"nDCG@10", "R@100"}
+    assert means["xtr", "nDCG@10"] > 0.9
+    assert LAKES["ar"] in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_saved_multilingual_xtr_is_the_same(trained: Path, swahili: Path, tmp_path: Path) -> None:
+    saved = Paradigm.from_pretrained(trained / "checkpoint")
+    saved.save_pretrained(tmp_path / "again")
+    again = Paradigm.from_pretrained(tmp_path / "again")
+    collection: Collection = load(swahili)
+    texts = [*collection.corpus, *OUTSIDE]
+    first, second = saved.encode_documents(texts), again.encode_documents(texts)
+    assert torch.equal(first.vectors, second.vectors)
+    assert torch.equal(first.ids, second.ids)
+    index = ExactIndex.build(saved, collection.corpus.ids, collection.corpus, tmp_path / "index")
+    run = index.search(saved, collection.split("dev").queries, 3)
+    assert all(len(found) == 3 for found in run.values())

@@ -1,0 +1,273 @@
+"""experiments/random_projections.py, and the vectors and runs behind it, on 400 documents of Zipf words."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import random_projections
+from studies import (
+    lexical_vectors,
+    pages,
+    projection_runs,
+)
+
+from paradigms.data import load
+from paradigms.io.settings import from_command_line
+from theory.projections import normalized_margin, pairwise_error
+from theory.recall import recall_failure, recall_thresholds
+
+
+def write_collection(path):
+    """400 documents of 20 to 120 words, 40 queries of 4 words of some document."""
+    rng = np.random.default_rng(0)
+    words = np.array([f"w{i}" for i in range(2000)])
+    chance = 1 / (np.arange(2000) + 10)
+    chance /= chance.sum()
+    texts = [rng.choice(words, rng.integers(20, 120), p=chance) for _ in range(400)]
+    (path / "qrels").mkdir()
+    rows = [{"_id": f"d{i}", "title": "", "text": " ".join(text)} for i, text in enumerate(texts)]
+    (path / "corpus.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    queries = [{"_id": f"q{i}", "text": " ".join(rng.choice(texts[i], 4))} for i in range(40)]
+    (path / "queries.jsonl").write_text("\n".join(map(json.dumps, queries)))
+    lines = [f"q{i}\td{i}\t1" for i in range(40)]
+    (path / "qrels" / "test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *lines]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_collection(tmp_path_factory.mktemp("zipf"))
+
+
+@pytest.fixture(scope="module")
+def counts(folder):
+    return lexical_vectors.count_terms(load(folder), "test", 40, 0)[0]
+
+
+@pytest.fixture(scope="module")
+def problem(counts):
+    groups = projection_runs.length_groups(counts.lengths, 2)
+    return projection_runs.make_problem(counts, "bm25", "query", groups)
+
+
+def test_vectors_score_as_bm25_wherever_the_idf_stands(folder):
+    collection = load(folder)
+    counts, bm25 = lexical_vectors.count_terms(collection, "test", 40, 0)
+    texts = {i: collection.split("test").queries[i] for i in counts.query_ids}
+    run = bm25.search(texts, 400)
+    for placement in lexical_vectors.PLACEMENTS:
+        documents, queries = lexical_vectors.weigh(counts, "bm25", placement)
+        scores = (documents @ queries.T).toarray()
+        for column, query in enumerate(counts.query_ids):
+            found = {bm25.ids[i]: scores[i, column] for i in np.flatnonzero(scores[:, column] > 0)}
+            assert found == pytest.approx(run[query], rel=1e-5)
+    documents, queries = lexical_vectors.weigh(counts, "boolean")
+    assert set(documents.data) == set(queries.data) == {1.0}
+    documents, queries = lexical_vectors.weigh(counts, "tfidf", "document")
+    assert documents.sum() == pytest.approx((counts.documents @ counts.idf).sum())
+    assert set(queries.data) <= {1.0, 2.0, 3.0, 4.0}
+
+
+def test_length_groups_are_full_and_ordered(counts, problem):
+    short, long, everything = problem.groups
+    assert abs(len(short) - len(long)) <= 1
+    assert counts.lengths[short].max() <= counts.lengths[long].min()
+    assert len(everything) == 400
+
+
+def test_margins_are_those_of_the_theory(problem):
+    best, below, margins = problem.margins(0, 3)
+    assert set(below) < set(problem.groups[0])
+    expected = normalized_margin(problem.queries[[3]], problem.documents[[best]], problem.documents[below])
+    np.testing.assert_allclose(margins, expected, rtol=1e-9)
+    assert problem.scores[below, 3].max() < problem.scores[best, 3]
+    assert problem.scores[problem.groups[0], 3].max() == problem.scores[best, 3]
+
+
+def test_queries_without_a_match_have_no_competitors(problem):
+    empty = projection_runs.Problem(
+        problem.documents, problem.queries * 0, problem.squares, problem.scores * 0, problem.groups
+    )
+    assert len(empty.competitors(0, 0)[1]) == 0
+
+
+def test_shared_draws_give_the_law_of_theory(problem):
+    """The experiment's sharing of products between groups changes nothing but the random numbers."""
+    found = projection_runs.exact_thresholds(problem, [3], 400, 5, lambda: None)[3]
+    for group in (0, 2):
+        best, below, _ = problem.competitors(group, 1)
+        single = recall_thresholds(
+            problem.queries[[1]], problem.documents[[best]], problem.documents[below], [3], samples=2000
+        )[0]
+        (a, da), (b, db) = recall_failure(48, found[group][1]), recall_failure(48, single)
+        assert abs(a - b) < 4 * np.hypot(da, db)
+
+
+@pytest.mark.parametrize("ensemble", ["gaussian", "rademacher"])
+def test_nested_rows_are_one_matrix(problem, ensemble):
+    seen = {}
+    grid = np.array([40, 300])
+    projection_runs.project(
+        problem, ensemble, grid, np.random.default_rng(1), lambda i, totals: seen.setdefault(i, totals.copy())
+    )
+    rng, rows = np.random.default_rng(1), []
+    for size in (40, 256, 4):
+        shape = (problem.documents.shape[1], size)
+        rows.append(
+            rng.standard_normal(shape, dtype=np.float32)
+            if ensemble == "gaussian"
+            else projection_runs.signs(rng, shape)
+        )
+    matrix = np.hstack(rows).astype(np.float64)
+    for position, k in enumerate(grid):
+        direct = (problem.documents @ matrix[:, :k]) @ (problem.queries @ matrix[:, :k]).T
+        np.testing.assert_allclose(seen[position], direct, rtol=2e-4, atol=2e-4 * np.abs(direct).max())
+
+
+def test_signs_are_balanced():
+    values = projection_runs.signs(np.random.default_rng(0), (301, 33))
+    assert set(np.unique(values)) == {-1.0, 1.0}
+    assert abs(values.mean()) < 4 / np.sqrt(values.size)
+
+
+def test_explicit_matrices_follow_the_exact_laws(problem):
+    """Misordered pairs against p(k, ε), lost queries against P(R ≥ r), over 60 matrices."""
+    grid, matrices = np.array([16, 64]), 60
+    bins = np.full(problem.scores.shape, -1)
+    pairs = []
+    for query in range(40):
+        _, below, margins = problem.margins(2, query)
+        bins[below, query] = 0
+        pairs.append(margins)
+    run = projection_runs.run_matrices(problem, "gaussian", grid, matrices, bins, 3, 0, lambda: None)
+    margins = np.concatenate(pairs)
+    thresholds = projection_runs.exact_thresholds(problem, [3], 200, 1, lambda: None)[3]
+    for position, k in enumerate(grid):
+        measured = run.wrong[position, 0] / len(margins) / matrices
+        assert measured == pytest.approx(np.mean(pairwise_error(k, margins)), rel=0.08)
+        for group, found in enumerate(thresholds):
+            exact, error = recall_failure(k, found)
+            lost = run.lost[:, position, group]
+            assert abs(lost.mean() - exact) < 4 * np.hypot(error, lost.std(ddof=1) / np.sqrt(matrices))
+
+
+def test_stable_crossing():
+    grid = np.array([10, 20, 40, 80])
+    assert projection_runs.stable_crossing(grid, np.array([0.2, 0.04, 0.06, 0.01]), 0.05) == (
+        80.0,
+        pytest.approx(40 * 2**0.2),
+    )
+    assert projection_runs.stable_crossing(grid, np.array([0.2, 0.1, 0.1, 0.06]), 0.05) == (None, None)
+    assert projection_runs.stable_crossing(grid, np.array([0.01, 0, 0, 0]), 0.05) == (10.0, None)
+
+
+def test_run_writes_everything(folder, tmp_path, capsys):
+    settings = random_projections.Settings(
+        collection=str(folder),
+        queries=40,
+        rank=5,
+        length_bins=2,
+        margin_bins=6,
+        matrices=2,
+        samples=32,
+        grid=(32, 2048, 12),
+        bound_queries=4,
+        output=tmp_path / "out",
+    )
+    results = random_projections.main(settings)
+    assert {path.name for path in settings.output.iterdir()} == {
+        "results.json",
+        "report.html",
+        "figure2.png",
+        "figure3.png",
+        "idf.png",
+    }
+    assert json.loads((settings.output / "results.json").read_text())["figure2"].keys() == {
+        "bm25",
+        "tfidf",
+        "boolean",
+    }
+    page = (settings.output / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 3
+    assert "http" not in page
+    exact = {row["vectors"]: row for row in results["slopes"] if row["measured by"] == "exact k*"}
+    assert 1.1 < exact["bm25"]["k · h(ε)"] < 1.36
+    assert exact["bm25"]["exponent of ε"] == pytest.approx(-2, abs=0.1)
+    for row in results["bounds"]:
+        assert row["Eq. 3 / exact"] > row["sum of Lemma 1 / exact"] > row["t-union / exact"]
+        assert row["t-union / exact"] >= row["Markov-union / exact"] * (1 - 1e-12)
+        assert row["Markov-union / exact"] > 0.8
+    assert results["timing"]["ratio, nested grid"] > 10
+    assert len(results["idf"]) == 7
+    printed = capsys.readouterr().out
+    assert "Figure 3b, bm25" in printed
+    assert str(settings.output / "report.html") in printed
+
+
+def test_a_run_too_small_for_any_bin_still_reports(folder, tmp_path):
+    settings = random_projections.Settings(
+        collection=str(folder),
+        queries=5,
+        matrices=1,
+        samples=8,
+        grid=(32, 64, 2),
+        weightings=["boolean"],
+        bound_queries=2,
+        output=tmp_path,
+    )
+    results = random_projections.main(settings)
+    assert results["figure2"] == {"boolean": []}
+    assert (tmp_path / "figure2.png").stat().st_size > 1000
+    json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
+
+
+def test_bad_settings_are_named(folder, tmp_path):
+    with pytest.raises(SystemExit, match="matrices = 0"):
+        random_projections.Settings(matrices=0)
+    with pytest.raises(SystemExit, match=r"beta = 0\.5"):
+        random_projections.Settings(beta=0.5)
+    with pytest.raises(SystemExit, match="grid"):
+        random_projections.Settings(grid=(64, 32, 4))
+    with pytest.raises(SystemExit, match=r"rank = 400; allowed: at most \d+"):
+        random_projections.main(
+            random_projections.Settings(
+                collection=str(folder),
+                rank=400,
+                grid=(32, 64, 2),
+                weightings=["bm25"],
+                queries=5,
+                matrices=1,
+                output=tmp_path,
+            )
+        )
+    assert not any(tmp_path.iterdir())
+
+
+def test_command_line_explains_itself(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        from_command_line(random_projections.Settings, "What?", ["--help"])
+    shown = capsys.readouterr().out
+    assert stopped.value.code == 0
+    assert "--bound_queries" in shown
+    assert "Gaussian vectors per query" in shown
+    with pytest.raises(SystemExit):
+        from_command_line(random_projections.Settings, "What?", ["--weightings", "[lm]"])
+    assert "bm25" in capsys.readouterr().err
+    chosen = from_command_line(random_projections.Settings, "", ["--grid", "[8, 16, 2]", "--output", "x"])
+    assert chosen.grid == (8, 16, 2)
+    assert chosen.output == Path("x")
+
+
+def test_wrong_collections_end_with_a_line(folder):
+    with pytest.raises(SystemExit, match="no collection 'nowhere'"):
+        lexical_vectors.open_counts("nowhere", "test", 10, 0)
+    with pytest.raises(SystemExit, match="no split 'dev'; it has test"):
+        lexical_vectors.open_counts(str(folder), "dev", 10, 0)
+
+
+def test_tables_keep_their_numbers_in_a_narrow_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "70")
+    rows = [{f"long heading {i}": 0.0123456 for i in range(8)}]
+    pages.print_sections([pages.Section("Heading", "text", rows)])
+    assert capsys.readouterr().out.count("0.0123") == 8

@@ -1,0 +1,263 @@
+"""experiments/term_matching.py end to end on a tiny T5; its rates against loops, its claims about planted
+numbers."""
+
+from __future__ import annotations
+
+import json
+from math import exp, log
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import term_matching
+import torch
+from term_matching import (
+    BINS,
+    KINDS,
+    SERIES,
+    Sums,
+    binned,
+    by_bin,
+    claims,
+    counted_tokens,
+    cross_attention,
+    each_token,
+    generative_rates,
+    multivector_rates,
+    over_candidates,
+    overall,
+    token_idf,
+    trend,
+)
+
+from paradigms.core import Tokens, interact
+from paradigms.data import Corpus
+from paradigms.encoder.backbone import load_tokenizer
+from paradigms.generative.interaction import decompose
+from paradigms.generative.targets import Targets
+from tests.experiments.test_alignment_directions import SPAN, arguments, run, write_collection
+from tests.tiny_generative import generative, texts
+
+HARD, SOFT = ("q→d", "MVDR hard"), ("q→d", "MVDR soft")
+
+
+@pytest.fixture(scope="module")
+def finished(seq2seq: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("matching")
+    collection = write_collection(folder / "words")
+    run(term_matching, arguments(collection, seq2seq["t5"], folder, fewest=3))
+    return folder / "results"
+
+
+def test_it_leaves_tables_and_figures(finished: Path) -> None:
+    for name in ("claims", "query_to_document", "document_to_query"):
+        rows = json.loads((finished / f"{name}.json").read_text())
+        assert len((finished / f"{name}.csv").read_text().splitlines()) == len(rows) + 1
+    for name in ("figure2", "figure3"):
+        assert (finished / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    found = json.loads((finished / "seed-0.json").read_text())
+    assert [(row["direction"], row["series"]) for row in found["rates"][::2]] == SERIES
+    for row in found["rates"]:
+        sums, counts = np.array(row["totals"]).transpose(1, 0, 2)
+        assert counts.sum() > 0
+        assert (sums <= counts + 1e-9).all()
+    every, possible = (
+        {(r["direction"], r["series"]): r["totals"] for r in found["rates"][n::2]} for n in (0, 1)
+    )
+    for key in SERIES:
+        both = np.array(every[key]), np.array(possible[key])
+        assert (both[1][:, 1] <= both[0][:, 1]).all()
+        if key[0] == "d→q":  # a token that cannot match has rate 0 either way
+            np.testing.assert_allclose(both[0][:, 0], both[1][:, 0], atol=1e-6)
+
+
+def mvdr(documents: Tokens, queries: Tokens) -> Any:
+    """What `multivector_rates` needs of a ColBERT, with these tokens."""
+    from paradigms.align import document_to_query, one, query_to_document
+
+    def paradigm(align: Any) -> Any:
+        return SimpleNamespace(
+            encode_queries=lambda _: queries,
+            encode_documents=lambda _: documents,
+            interact=lambda d, q: interact(d, q, align, one),
+            with_alignment=lambda name: paradigm({"document_to_query": document_to_query}[name]),
+        )
+
+    return paradigm(query_to_document)
+
+
+def test_rates_of_a_case_by_hand() -> None:
+    # Documents (7, 8, 9) and (8, padding); the query is (8, 7, 5), its last token padding.
+    documents = Tokens(
+        torch.tensor([[[[1.0, 0], [0.9, 0.8], [0, 1]], [[1, 0], [9, 9], [9, 9]]]]),
+        torch.tensor([[[True, True, True], [True, False, False]]]),
+        torch.tensor([[[7, 8, 9], [8, 7, 7]]]),
+    )
+    queries = Tokens(
+        torch.tensor([[[[1.0, 1], [1, 0], [5, 5]]]]),
+        torch.tensor([[[True, True, False]]]),
+        torch.tensor([[[8, 7, 5]]]),
+    )
+    found = {(d, s): part for d, s, part in multivector_rates(mvdr(documents, queries), "", ["", ""])}
+    # S of the first document, query token 8: 1, 1.7, 1, so it takes the equal token; 7: 1, .9, 0, likewise.
+    ids, rates, possible = found[HARD]
+    assert ids.tolist() == [[8, 7, -1]] * 2
+    assert rates.tolist() == [[1, 1, 0], [1, 0, 0]]
+    assert possible.tolist() == [[True, True, False], [True, False, False]]
+    best = exp(1) / (exp(1) + 2)
+    torch.testing.assert_close(found[SOFT][1], torch.tensor([[best, best, 0], [1, 0, 0]]))
+    torch.testing.assert_close(found["q→d", "uniform"][1], torch.tensor([[1 / 3, 1 / 3, 0], [1, 0, 0]]))
+    # d→q: 7 ties and takes the first query token, 8; 8 takes 8 (1.7 > .9); 9 is not in the query.
+    ids, rates, possible = found["d→q", "MVDR (q←d)"]
+    best, other = exp(1) / (exp(1) + 1), 1 / (exp(1) + 1)
+    assert ids.tolist() == [[7, 8, 9], [8, -1, -1]]
+    torch.testing.assert_close(rates, torch.tensor([[other, best, 0], [best, 0, 0]]))
+    assert possible.tolist() == [[True, True, False], [True, False, False]]
+    torch.testing.assert_close(found["d→q", "uniform"][1], torch.tensor([[0.5, 0.5, 0], [0.5, 0, 0]]))
+
+
+@pytest.mark.parametrize("family", ["t5", "t5-v1.1"])
+def test_the_attention_is_that_of_the_exact_identity(seq2seq: dict[str, Path], family: str) -> None:
+    rows = [[40, 41, 42, 43, 44, 45], [50, 51, 52, 53]]
+    model = generative(seq2seq[family], texts(rows), decode="spans", span=SPAN)
+    source = model.tokenize(["the lazy fox and the snow"])
+    targets = Targets.pad([[rows[0][:4], rows[1]]])
+    found = cross_attention(model, source, targets)
+    layers, n, m, heads, j = found.shape
+    exact = decompose(model, source, targets, "logit")[2].alignment[0]
+    torch.testing.assert_close(exact.view(n, layers, heads, m, j).permute(1, 0, 3, 2, 4), found)
+    naive = decompose(model, source, targets, "logit", "naive")[2].alignment[0]
+    torch.testing.assert_close(naive, found[-1].mean(2))
+
+
+def test_a_decoders_rates_against_loops(seq2seq: dict[str, Path]) -> None:
+    tokenizer = load_tokenizer(seq2seq["t5"])
+    query = "the lazy fox and the snow"
+    ids = tokenizer(query)["input_ids"]
+    rows = [[ids[0], 40, ids[1], 41, ids[2], ids[0]], [], [ids[4], 52]]  # a window of 4 and a rest
+    model = generative(seq2seq["t5"], texts(rows), decode="spans", span=SPAN)
+    source = model.tokenize([query])
+    seen: dict[str, list[tuple[int, float, bool]]] = {"GR, all layers": [], "GR, last layer": []}
+    for _, series, (own, rates, possible) in generative_rates(model, query, [0, 1, 2]):
+        kept = own >= 0
+        seen[series] += zip(own[kept].tolist(), rates[kept].tolist(), possible[kept].tolist(), strict=True)
+    expected: list[tuple[int, float, bool]] = []
+    for document, row in enumerate(rows):
+        names, at = model.names(document), 0
+        for number, name in enumerate(names):
+            alpha = cross_attention(model, source, Targets.pad([[name]]))[:, 0]
+            first = 0 if number + 1 < len(names) else len(name) - (len(row) - at)
+            for place in range(first, len(name)):
+                weights = alpha[:, place].mean((0, 1)).tolist()
+                equal = [w for w, id in zip(weights, ids, strict=True) if id == name[place]]
+                expected.append((name[place], sum(equal), bool(equal)))
+            at += len(name)
+    assert [x[0] for x in expected] == [*rows[0], *rows[2]]  # every token once
+    for series in seen:
+        assert [(x[0], x[2]) for x in seen[series]] == [(x[0], x[2]) for x in expected]
+    assert [x[1] for x in seen["GR, all layers"]] == pytest.approx([x[1] for x in expected])
+    assert seen["GR, all layers"] != seen["GR, last layer"]
+
+
+def test_averages_over_candidates_and_over_tokens() -> None:
+    ids = torch.tensor([[8, 7, 6]] * 3)
+    rates = torch.tensor([[0.9, 0.3, 0.0], [0.3, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    possible = torch.tensor([[True, True, False], [True, False, False], [False, False, False]])
+    tokens, values = over_candidates(ids, rates, possible, False)
+    assert tokens.tolist() == [8, 7, 6]
+    assert values == pytest.approx([0.4, 0.1, 0])
+    tokens, values = over_candidates(ids, rates, possible, True)
+    assert tokens.tolist() == [8, 7]  # 6 is in no candidate
+    assert values == pytest.approx([0.6, 0.3])
+    tokens, values = each_token(ids, rates, possible, False)
+    assert (len(tokens), values.sum()) == (9, pytest.approx(1.5))
+    tokens, values = each_token(ids, rates, possible, True)
+    assert tokens.tolist() == [8, 7, 8]
+    assert values == pytest.approx([0.9, 0.3, 0.3])
+
+
+def test_bins_leave_out_what_does_not_count() -> None:
+    bins = np.array([0, 4, -1, 1])  # of tokens 0 to 3
+    found = binned(np.array([0, 1, 1, 2, -1, 3]), np.array([0.5, 0.1, 0.2, 9.0, 9.0, 0.7]), bins)
+    np.testing.assert_allclose(found, [[0.5, 0.7, 0, 0, 0.3], [1, 1, 0, 0, 2]])
+
+
+def test_idf_counts_documents_and_words_are_words(seq2seq: dict[str, Path]) -> None:
+    tokenizer = load_tokenizer(seq2seq["t5"])
+    corpus = Corpus(["a", "b", "c"], ["fox fox snow", "fox", "the wind , of"])
+    idf = token_idf(corpus, tokenizer)
+    number = tokenizer.convert_tokens_to_ids
+    assert idf[number("▁fox")] == pytest.approx(log(1 + 1.5 / 2.5))
+    assert idf[number("▁snow")] == pytest.approx(log(1 + 2.5 / 1.5))
+    assert idf[number("▁wolf")] == pytest.approx(log(1 + 3.5 / 0.5))
+    counted = counted_tokens(tokenizer)
+    assert counted[number(["▁fox", "▁snow", "k", "7"])].all()
+    assert not counted[number(["▁the", "▁of", "a", ",", "▁(", "▁", "<pad>", "</s>", "<unk>"])].any()
+
+
+# --- claims about planted numbers -------------------------------------------------------------------
+
+
+def planted(rates: list[float], tokens: list[int], seeds: int = 3, queries: int = 30) -> Sums:
+    """Rates by bin that vary a little over seeds and queries."""
+    random = np.random.default_rng(0)
+    counts = np.tile(tokens, (seeds, queries, 1))
+    noise = random.uniform(0.9, 1.1, counts.shape)
+    return Sums(counts * np.array(rates) * noise, counts)
+
+
+def test_rates_weigh_tokens_and_bins_keep_apart() -> None:
+    of = Sums(
+        np.array([[[1.0, 0, 0, 0, 0], [3.0, 2.0, 0, 0, 0]]]), np.array([[[1, 4, 0, 0, 0], [9, 4, 0, 0, 0]]])
+    )
+    assert overall(of).mean == pytest.approx(6 / 18)
+    found = by_bin(of)
+    assert [found[0].mean, found[1].mean] == pytest.approx([0.4, 0.25])
+    assert np.isnan(found[2].mean)
+    assert found[0].low == pytest.approx(1 / 3)
+    assert found[0].high == pytest.approx(1)  # both draws are the first query
+    assert of.tokens.tolist() == [10, 8, 0, 0, 0]
+
+
+def test_trends_are_between_the_bins_with_tokens() -> None:
+    of = planted([0.1, 0.3, 0.2, 0.4, 0.9], [1, 5, 5, 5, 0])
+    found = trend(of, fewest=100)
+    assert found is not None
+    change, ends = found
+    assert ends == [1, 3]
+    assert change.mean == pytest.approx(0.1, abs=0.01)
+    assert change.low > 0.08
+    assert trend(of, fewest=151) is None
+
+
+def results(falling: list[float], rising: list[float], tokens: list[int]) -> dict[Any, Sums]:
+    return {
+        (direction, series, kind): planted(
+            [0.01] * 5 if series == "uniform" else falling if direction == "q→d" else rising, tokens
+        )
+        for direction, series in SERIES
+        for kind in KINDS
+    }
+
+
+def test_verdicts_follow_the_numbers() -> None:
+    yes, no, far = "reproduced", "not reproduced", "out of reach at this scale"
+    down, up, flat, many = [0.2, 0.15, 0.1, 0.07, 0.05], [0.05, 0.1, 0.2, 0.3, 0.4], [0.114] * 5, [5] * 5
+
+    def verdicts(*of: Any) -> list[str]:
+        return [row["verdict"] for row in claims(results(*of), fewest=50)]
+
+    mean = planted(down, many)
+    assert overall(mean).mean == pytest.approx(0.114, abs=0.002)
+    assert verdicts(down, up, many) == [yes] * 11 + [far]
+    assert verdicts(up, down, many) == [no] * 11 + [far]
+    assert verdicts(flat, flat, many) == [yes] + [no] * 10 + [far]
+    assert verdicts(down, up, [0, 0, 5, 0, 0]) == [no] + [far] * 11  # one bin shows no trend
+    assert len(BINS) == len(many) + 1
+    found = results(down, up, many)
+    for kind in KINDS:  # a decoder that has learned to look at nothing
+        found["d→q", "GR, all layers", kind] = planted([0.005, 0.0075, 0.01, 0.0125, 0.015], many)
+    rows = claims(found, fewest=50)
+    assert [row["verdict"] for row in rows] == [yes] * 7 + [far] * 2 + [yes] * 2 + [far]

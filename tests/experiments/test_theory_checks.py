@@ -1,0 +1,169 @@
+"""The runner of the claims: passes as shipped, fails when a statement of ours is broken, and only then."""
+
+import importlib
+import io
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from paradigms.io.settings import from_command_line
+from theory import entropic, kernels, low_rank, multivector, projections, recall, token_retrieval
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+QUICK = ["--samples", "100"]
+
+
+@pytest.fixture
+def checks(monkeypatch):
+    monkeypatch.syspath_prepend(EXPERIMENTS)
+    return importlib.import_module("theory_checks")
+
+
+def run(checks, arguments):
+    return checks.main(from_command_line(checks.Settings, "", arguments))
+
+
+def test_everything_holds_as_shipped(checks, tmp_path, capsys):
+    assert run(checks, [*QUICK, "--output", str(tmp_path)]) == 0
+    assert "written to" in capsys.readouterr().out
+    report = json.loads((tmp_path / "checks.json").read_text())
+    verdicts = {row["name"]: row["verdict"] for row in report["claims"]}
+    assert list(verdicts) == list(checks.CLAIMS)
+    assert set(verdicts.values()) == {"holds", "holds with correction", "false as printed"}
+    for name in ("lemma_5_2", "cross_pairs", "few_iterations"):
+        assert verdicts[name] == "false as printed"
+    for name in ("dual_temperature", "kkt_sign", "lemma_5_1", "temperature", "corollary_1"):
+        assert verdicts[name] == "holds with correction"
+    for name in (
+        "lemma_1",
+        "lemma_2",
+        "theorem_1",
+        "tight_up_to_a_constant",
+        "recall_law_simulated",
+        "entropic_solution",
+    ):
+        assert verdicts[name] == "holds"
+    page = (tmp_path / "checks.html").read_text()
+    assert all(f'id="{name}"' in page for name in checks.CLAIMS)
+    assert not any(outside in page for outside in ("http:", "https:", "src=", "@import"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checks.html", "checks.json"]
+
+
+BROKEN = [  # our statement, how to break it, and a claim that must notice
+    (projections, "pairwise_error", lambda value: 2 * np.asarray(value) + 0.5, "lemma_1"),
+    (projections, "pairwise_error_bound", lambda value: 0.2 * np.asarray(value), "lemma_1_with_constant_2"),
+    (
+        projections,
+        "required_dimension",
+        lambda value: np.floor(np.asarray(value) * 0.9),
+        "exact_required_dimension",
+    ),
+    (recall, "markov_union_bound", lambda value: 0.01 * np.asarray(value), "recall_dimensions"),
+    (recall, "orthogonal_recall_failure", lambda value: 1.001 * value, "recall_law_golden"),
+    (recall, "recall_failure", lambda value: (value[0] + 0.5, value[1]), "recall_law_simulated"),
+    (multivector, "segment_margins", lambda value: value[::-1], "theorem_1"),
+    (multivector, "maxscore_error_bound", lambda value: 0.01 * value, "maxscore_bound"),
+    (entropic, "entropic_top_k", lambda value: 0.99 * value, "entropic_solution"),
+    (entropic, "jacobian", lambda value: 1.01 * value, "entropic_derivatives"),
+    (entropic, "dual", lambda value: -value, "ascent"),
+    (entropic, "convergence_rate", lambda value: 0.9 * value, "iteration_rate"),
+    (entropic, "sufficient_iterations", lambda value: np.maximum(value // 4, 1), "sufficient_iterations"),
+    (token_retrieval, "imputed_scores", lambda value: value - 0.01, "imputation"),
+    (token_retrieval, "non_candidate_bound", lambda value: 0.5 * value, "non_candidates"),
+    (token_retrieval, "xtr_gradient", lambda value: -value, "xtr_gradients"),
+    (token_retrieval, "xtr_scores", lambda value: value + 0.1, "retrieved_maximum"),
+    (low_rank, "row_bound", lambda value: 0.5 * np.asarray(value), "lemma_5_1"),
+    (low_rank, "frobenius_bound", lambda value: 0.1 * value, "lemma_5_1_frobenius"),
+    (kernels, "positive_features", lambda value: 1.1 * value, "kernel_of_positive_features"),
+    (kernels, "kernel_relative_deviation", lambda value: 1.2 * value, "kernel_of_positive_features"),
+]
+
+
+@pytest.mark.parametrize(("module", "function", "change", "claim"), BROKEN)
+def test_a_broken_statement_of_ours_fails(checks, monkeypatch, tmp_path, module, function, change, claim):
+    arguments = ["--samples", "1000", "--output", str(tmp_path), "--only", claim]
+    assert run(checks, arguments) == 0
+    original = getattr(module, function)
+    monkeypatch.setattr(module, function, lambda *a, **k: change(original(*a, **k)))
+    if function == "markov_union_bound":
+        monkeypatch.setitem(recall.BOUNDS, "markov_union", recall.markov_union_bound)
+    assert run(checks, arguments) == 1
+    assert json.loads((tmp_path / "checks.json").read_text())["claims"][0]["verdict"] == "FAILS"
+
+
+def test_a_printed_form_cannot_fail_the_run(checks, monkeypatch, tmp_path):
+    monkeypatch.setattr(entropic, "stationarity_as_printed", entropic.stationarity)
+    assert run(checks, [*QUICK, "--output", str(tmp_path), "--only", "kkt_sign"]) == 0
+    assert json.loads((tmp_path / "checks.json").read_text())["claims"][0]["verdict"] == "holds"
+
+
+def test_verdicts(checks):
+    plain = checks.Claim("s", "source", "none", "", None)
+    mended = checks.Claim("s", "source", "none", "but", None)
+
+    def verdict(claim, violation, printed=None):
+        return checks.verdict(claim, checks.Evidence(violation, 1, printed=printed))
+
+    assert verdict(plain, 0.0) == "holds"
+    assert verdict(mended, 0.0) == verdict(mended, 0.0, 0.1) == "holds with correction"
+    assert verdict(plain, 0.0, 0.1) == "false as printed"
+    assert verdict(mended, 0.0, 0.0) == "holds"
+    for violation in (0.1, math.inf, math.nan):
+        assert verdict(mended, violation, 0.1) == "FAILS"
+
+
+def test_a_check_that_raises_fails_and_says_why(checks, monkeypatch, tmp_path):
+    def broken(rng, samples):
+        raise ZeroDivisionError("nothing <here>")
+
+    monkeypatch.setitem(checks.CLAIMS, "lemma_1", checks.Claim("s", "source", "none", "", broken))
+    assert run(checks, [*QUICK, "--output", str(tmp_path), "--only", "lemma_1"]) == 1
+    row = json.loads((tmp_path / "checks.json").read_text())["claims"][0]
+    assert row["detail"] == "ZeroDivisionError: nothing <here>"
+    assert row["violation"] == "inf"
+    assert "nothing &lt;here&gt;" in (tmp_path / "checks.html").read_text()
+
+
+def test_evidence_depends_on_the_seed_alone(checks):
+    first, again = checks.check("exact_law_simulated", 100, 3), checks.check("exact_law_simulated", 100, 3)
+    assert first.evidence == again.evidence
+    assert checks.check("exact_law_simulated", 100, 4).evidence != first.evidence
+
+
+def test_choice_of_claims(checks):
+    assert checks.chosen("lemma_1, lemma_2") == ["lemma_1", "lemma_2"]
+    assert set(checks.chosen("lemma_5*")) == {
+        "lemma_5_1",
+        "lemma_5_1_frobenius",
+        "lemma_5_1_reference",
+        "lemma_5_2",
+    }
+    with pytest.raises(SystemExit, match=r"lemma_9.*there are: lemma_1"):
+        checks.chosen("lemma_1,lemma_9")
+
+
+def test_settings_out_of_range(checks):
+    with pytest.raises(SystemExit, match="samples 5"):
+        run(checks, ["--samples", "5"])
+
+
+def test_help_names_every_setting(checks, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        run(checks, ["--help"])
+    assert stopped.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(flag in shown for flag in ("--samples", "--seed", "--output", "--only", "--config"))
+    assert "shell pattern" in shown
+
+
+@pytest.mark.parametrize("width", [70, 200])
+def test_terminal_table_shows_everything_at_any_width(checks, width):
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(checks.terminal_table([checks.check("temperature", 100, 0)], width))
+    shown = " ".join(console.export_text().split())
+    for part in ("4.2584", "cosines", "holds", "as printed", "tightness"):
+        assert part in shown

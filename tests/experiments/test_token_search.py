@@ -1,0 +1,116 @@
+"""The token search benchmark: what its workers answer about indexes of ours, and what its tables say."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "benchmarks"))
+
+import token_search
+from token_parts import systems, vectors
+
+DIM = 32
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    draw = np.random.default_rng(0)
+    target = tmp_path_factory.mktemp("vectors")
+    lengths = draw.integers(1, 9, 40)
+    tokens = vectors.unit(draw.standard_normal((lengths.sum(), DIM))).astype(np.float16)
+    queries = [vectors.unit(draw.standard_normal((n, DIM))).astype(np.float32) for n in (3, 5, 17)]
+    np.save(target / "tokens.npy", tokens)
+    np.save(target / "lengths.npy", lengths)
+    np.savez(target / "queries.npz", **{str(n): query for n, query in enumerate(queries)})
+    ranked = [vectors.exact(tokens, lengths, query, 20) for query in queries]
+    (target / "candidates.json").write_text(json.dumps(ranked))
+    (target / "relevant.json").write_text(json.dumps([[row[0]] for row in ranked]))
+    (target / "vectors.json").write_text(json.dumps({"tokens": len(tokens)}))
+    return target
+
+
+def test_exact_maxsim_by_definition(folder: Path) -> None:
+    made = systems.Vectors(str(folder))
+    for query, ranked in zip(made.queries, made.candidates, strict=True):
+        scores = [(d @ query.T).max(0).sum() for d in made.documents()]
+        assert ranked == np.argsort(scores)[::-1][:20].tolist()
+
+
+def test_workers_build_and_search_our_indexes_and_the_plain_ways(folder: Path, tmp_path: Path) -> None:
+    wanted = json.loads((folder / "candidates.json").read_text())
+    pythons, missing = token_search.interpreters([])
+    assert missing == ["maxsim_cpu", "fast_plaid", "warp"]
+    settings = token_search.Settings(threads=1)
+    names = ("exact", "rerank 100", "gather, 4 bits, 8 lists, 128 candidates", "padded einsum, 100")
+    chosen = [row for row in token_search.rows() if row.name in names]
+    assert len(chosen) == len(names)
+    measured: dict = {"built": {}, "searched": {}}
+    for row in chosen:
+        if row.index and row.index not in measured["built"]:
+            measured["built"][row.index] = token_search.run_job(
+                settings, folder, tmp_path, pythons, row, "build"
+            )
+        measured["searched"][row.name] = [
+            token_search.run_job(settings, folder, tmp_path, pythons, row, "search")
+        ]
+        found = measured["searched"][row.name][0]["found"]
+        if row.kind != "gather":
+            assert [r[:10] for r in found] == [r[:10] for r in wanted]
+    speed = {"bytes_per_s": 1e10, "flops_per_s": 1e11}
+    table = {row["name"]: row for row in token_search.summary(chosen, measured, folder, speed)}
+    assert table["exact"]["recall"] == table["exact"]["mrr"] == 1
+    assert table["gather, 4 bits, 8 lists, 128 candidates"]["recall"] > 0.6
+    assert table["exact"]["bytes_per_token"] > 2 * DIM
+    assert 20 < table["exact"]["search_mib"] < 4000
+    assert table["rerank 100"]["ratio"][1] == "padded einsum, 100"
+    assert table["exact"]["ratio"] is None
+    assert table["exact"]["single_limit_ms"] >= table["exact"]["batch_limit_ms"] > 0
+
+
+def row(name: str, kind: str, ours: bool, ms: float, recall: float, index: str = "") -> dict:
+    return {
+        "name": name, "kind": kind, "ours": ours, "single_ms": ms, "batch_ms": ms, "recall": recall,
+        "index": index, "build_s": 10.0 if ours else 50.0, "bytes_per_token": 71.0,
+    }  # fmt: skip
+
+
+def test_ratios_are_to_peers_that_find_as_much() -> None:
+    table = [
+        row("fast", "gather", False, 8, 0.7),
+        row("good", "gather", False, 40, 0.95),
+        row("ours, 4 bits", "gather", True, 4, 0.9),
+    ]
+    assert token_search.ratio(table[2], table) == (10, "good")
+    table[2]["recall"] = 0.97  # none finds as much: the one that finds most stands for it
+    assert token_search.ratio(table[2], table) == (10, "good (finds less)")
+    assert token_search.ratio(table[2], table[2:]) is None
+
+
+def test_targets_take_our_fastest_row_with_the_peers_recall() -> None:
+    table = [
+        row("gather, 4 bits, little", "gather", True, 1, 0.5, "compressed-4"),
+        row("gather, 4 bits, much", "gather", True, 5, 0.96, "compressed-4"),
+        row("fast-plaid, 4 bits", "gather", False, 40, 0.95, "plaid-4"),
+        row("xtr-warp", "impute", False, 9, 0.8, "warp-4"),
+    ]
+    found = {t["target"]: t for t in token_search.targets(table)}
+    assert found["gather, 4 bits, single: times faster"]["value"] == 8
+    assert found["gather, 4 bits, single: times faster"]["holds"]
+    table[2]["recall"] = 0.92  # a peer that finds little does not lower what is asked of ours
+    table[1]["recall"] = 0.93
+    lower = {t["target"]: t for t in token_search.targets(table)}
+    assert lower["gather, 4 bits, single: times faster"]["value"] is None
+    assert found["impute: times faster"]["value"] is None
+    assert not found["impute: times faster"]["holds"]
+    assert found["gather, 4 bits: bytes per token"]["holds"]
+    assert found["build: times faster"]["value"] == 5
+
+
+def test_what_is_no_environment_is_said() -> None:
+    with pytest.raises(SystemExit, match="nowhere is not a virtual environment"):
+        token_search.interpreters(["nowhere"])

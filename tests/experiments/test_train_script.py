@@ -1,0 +1,278 @@
+"""experiments/train.py and experiments/rerank.py, end to end on a tiny encoder and a tiny collection."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from paradigms import Paradigm
+from paradigms.baselines.bm25 import BM25
+from paradigms.data import load, read_run, write_run
+from paradigms.io.settings import from_command_line
+from paradigms.train.job import keep_settings
+from tests.tiny import WORDS
+
+ROOT = Path(__file__).parents[2]
+EXPERIMENTS = ROOT / "experiments"
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"{name}_script", EXPERIMENTS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(name: str, **flags: object) -> None:
+    module = script(name)
+    module.main(from_command_line(module.Settings, module.__doc__, [f"--{k}={v}" for k, v in flags.items()]))
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Thirty documents of five words; each query is three of a document's words."""
+    folder, words = tmp_path_factory.mktemp("words"), WORDS.split()
+    texts = [" ".join(words[(11 * n + 5 * w) % len(words)] for w in range(5)) for n in range(30)]
+    documents = [{"_id": f"d{n}", "title": "", "text": text} for n, text in enumerate(texts)]
+    queries = [{"_id": f"q{n}", "text": " ".join(text.split()[:3])} for n, text in enumerate(texts)]
+    for name, rows in (("corpus", documents), ("queries", queries)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "qrels").mkdir()
+    for split, chosen in (("train", range(20)), ("test", range(20, 30))):
+        lines = "".join(f"q{n}\td{n}\t1\n" for n in chosen)
+        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
+    return folder
+
+
+def training(collection: Path, backbone: Path, output: Path, **changes: object) -> dict[str, object]:
+    return {
+        "paradigm": "colbert",
+        "collection": collection,
+        "backbone": backbone,
+        "output": output,
+        "options": '{"dim": 16}',
+        "steps": 4,
+        "batch_size": 4,
+        "negatives": 1,
+        "evaluate_every": 2,
+        "query_length": 8,
+        "document_length": 12,
+        "precision": "no",
+        "tracker": "none",
+    } | changes
+
+
+@pytest.fixture(scope="module")
+def trained(collection: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("results") / "train"
+    run("train", **training(collection, tiny_bert, output))
+    return output
+
+
+@pytest.fixture(scope="module")
+def first_run(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """BM25's run of the test queries, and of one that the split does not hold."""
+    file = tmp_path_factory.mktemp("runs") / "bm25.run"
+    data = load(collection)
+    found = BM25.build(data.corpus, data.corpus.ids).search(data.split("test").queries, 20)
+    write_run(file, found | {"q0": {"d0": 1.0}})
+    return file
+
+
+def test_training_leaves_a_paradigm_its_curve_and_its_settings(trained: Path) -> None:
+    paradigm = Paradigm.from_pretrained(trained / "checkpoint")
+    assert paradigm.recipe.name == "colbert"
+    assert paradigm.encoder.dim == 16
+    lines = [json.loads(line) for line in (trained / "training" / "history.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "dev" in line] == [0, 2, 4]
+    best = max((line for line in lines if "dev" in line), key=lambda line: line["dev"])
+    progress = json.loads((trained / "training/checkpoints/step-4/progress.json").read_text())
+    assert (progress["step"], progress["best_step"], progress["best"]) == (4, best["step"], best["dev"])
+    assert json.loads((trained / "config.json").read_text())["steps"] == 4
+    assert json.loads((trained / "environment.json").read_text())["processes"] == 1
+
+
+def test_a_finished_run_is_only_loaded_and_other_settings_are_refused(
+    trained: Path, collection: Path, tiny_bert: Path
+) -> None:
+    before = (trained / "training" / "history.jsonl").read_text()
+    weights = Paradigm.from_pretrained(trained / "checkpoint").state_dict()
+    run("train", **training(collection, tiny_bert, trained))
+    assert (trained / "training" / "history.jsonl").read_text() == before
+    again = Paradigm.from_pretrained(trained / "checkpoint").state_dict()
+    assert all(torch.equal(again[name], value) for name, value in weights.items())
+    with pytest.raises(SystemExit, match=r"other settings \(steps: 4 then, 5 now\)"):
+        run("train", **training(collection, tiny_bert, trained, steps=5))
+
+
+def test_a_folder_is_bound_to_what_its_settings_name(
+    collection: Path, tiny_bert: Path, trained: Path, tmp_path: Path
+) -> None:
+    """Other content under the same name is another training: of a run, of a model, of the collection."""
+    own, run_file, miner = (tmp_path / name for name in ("collection", "first.run", "miner"))
+    shutil.copytree(collection, own)
+    shutil.copytree(trained / "checkpoint", miner)
+    write_run(run_file, {"q0": {"d1": 1.0}})
+    flags = training(own, tiny_bert, tmp_path / "out", steps=1, dev_queries=0, run=miner, filter=run_file)
+    module = script("train")
+    settings = from_command_line(
+        module.Settings, "", [f"--{k}={v}" for k, v in (flags | {"filter_margin": 0.0}).items()]
+    )
+
+    def bound() -> dict[str, Any]:
+        return module.bound(settings, load(own))
+
+    first = bound()
+    keep_settings(first, tmp_path / "out", module.FREE)
+    (tmp_path / "out" / "training").mkdir()
+    assert bound() == first
+    for file, name in (
+        (run_file, "content of filter"),
+        (miner / "heads.safetensors", "content of run"),
+        (own / "queries.jsonl", "fingerprint"),
+    ):
+        before = file.read_bytes()
+        file.write_bytes(before.replace(b"q0", b"q1") if b"q0" in before else before[:-1] + b"!")
+        now = bound()
+        assert {key for key in now if now[key] != first[key]} == {name}
+        with pytest.raises(SystemExit, match=f"other settings .{name}: .* then, .* now"):
+            keep_settings(now, tmp_path / "out", module.FREE)
+        file.write_bytes(before)
+    (miner / "extra").touch()
+    assert bound()["content of run"] != first["content of run"]
+
+
+def test_settings_of_a_run_that_failed_at_once_bind_nobody(tmp_path: Path) -> None:
+    (tmp_path / "wandb").mkdir()
+    keep_settings({"backbone": "/nowhere"}, tmp_path, free=set())
+    keep_settings({"backbone": "offline"}, tmp_path, free=set())
+    (tmp_path / "training").mkdir()
+    with pytest.raises(SystemExit, match=r"other settings \(backbone: offline then, x now\)"):
+        keep_settings({"backbone": "x"}, tmp_path, free=set())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"backbone": "/nowhere/at/all"}, "the backbone /nowhere/at/all is a path, and no such folder is"),
+        ({"paradigm": "bert"}, "unknown paradigm bert; there are dpr"),
+        ({"run": "some.run", "negatives": 0}, "how many with --negatives"),
+        ({"collection": "nowhere"}, "no collection 'nowhere'"),
+        ({"batch_size": 64}, "batch of 64 .* larger than the 18 training examples"),
+        ({"options": '{"dims": 3}'}, "dims"),
+        ({"run": "nowhere.run"}, "nowhere.run: no such file"),
+        ({"learning_rate": -1.0}, "learning_rate must be positive"),
+    ],
+)
+def test_what_cannot_be_trained_ends_with_a_line(
+    collection: Path, tiny_bert: Path, tmp_path: Path, changes: dict, message: str
+) -> None:
+    with pytest.raises(SystemExit, match=message):
+        run("train", **(training(collection, tiny_bert, tmp_path / "out") | changes))
+
+
+def test_reranking_writes_the_run_and_its_measures(
+    trained: Path, first_run: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "rerank"
+    run(
+        "rerank",
+        checkpoint=trained / "checkpoint",
+        run=first_run,
+        collection=collection,
+        output=output,
+        depth=1,
+    )
+    shown = capsys.readouterr().out
+    assert "1 queries of" in shown
+    found, given = read_run(output / "reranked.run"), read_run(first_run)
+    queries = load(collection).split("test").queries
+    assert list(found) == list(queries)
+    assert any(len(given[query]) > 1 for query in found)
+    paradigm, corpus = Paradigm.from_pretrained(trained / "checkpoint"), load(collection).corpus
+    for query, scores in found.items():
+        assert list(scores) == sorted(scores, key=lambda d: (-scores[d], d))
+        assert set(scores) == set(sorted(given[query], key=lambda d: (-given[query][d], d))[:1])
+        texts = [corpus[corpus.position(d)] for d in scores]
+        q, documents = paradigm.encode_queries([queries[query]]), paradigm.encode_documents(texts)
+        expected = paradigm.score(documents, q)[0].tolist()
+        assert list(scores.values()) == pytest.approx(expected, abs=5e-3)  # vectors are stored as float16
+    with (output / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["system"] for row in rows} == {"run bm25.run", "colbert"}
+    tested = [row for row in rows if row["p"]]
+    assert [(row["system"], row["measure"]) for row in tested] == [("colbert", "nDCG@10")]
+    assert "| run bm25.run |" in (output / "table.md").read_text()
+    assert (output / "per_query.csv").is_file()
+    assert json.loads((output / "config.json").read_text())["depth"] == 1
+
+
+def test_what_cannot_be_reranked_ends_with_a_line(
+    trained: Path, first_run: Path, collection: Path, tmp_path: Path
+) -> None:
+    flags: dict[str, object] = {
+        "checkpoint": trained / "checkpoint",
+        "run": first_run,
+        "collection": collection,
+        "output": tmp_path / "out",
+    }
+    write_run(tmp_path / "other.run", {"q20": {"d99": 1.0}})
+    write_run(tmp_path / "none.run", {"x": {"d1": 1.0}})
+    for changes, message in (
+        ({"run": tmp_path / "other.run"}, r"other.run, query 'q20': no document 'd99'"),
+        ({"run": tmp_path / "none.run"}, "none of its 1 queries is in test"),
+        ({"run": tmp_path / "absent.run"}, "absent.run: no such file"),
+        ({"checkpoint": tmp_path}, "is no checkpoint of"),
+        ({"split": "tests"}, "no split 'tests'"),
+        ({"depth": 0}, "depth must be at least 1"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            run("rerank", **(flags | changes))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_shipped_configuration_starts_two_processes(
+    collection: Path, tiny_bert: Path, tmp_path: Path
+) -> None:
+    flags = training(collection, tiny_bert, tmp_path / "out", steps=2, dev_queries=0)
+    flags |= {"options": {"dim": 16}}
+    (tmp_path / "train.yaml").write_text(json.dumps(flags, default=str))  # JSON is YAML
+    launch = [sys.executable, "-m", "accelerate.commands.launch"]
+    launch += ["--config_file", str(EXPERIMENTS / "configs" / "cpu_2.yaml"), str(EXPERIMENTS / "train.py")]
+    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*launch, "--config", str(tmp_path / "train.yaml"), "--steps", "3"],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("2 process(es)") == 1
+    assert json.loads((tmp_path / "out" / "environment.json").read_text())["processes"] == 2
+    assert (tmp_path / "out/training/checkpoints/step-3/progress.json").is_file()
+    assert Paradigm.from_pretrained(tmp_path / "out" / "checkpoint").recipe.name == "colbert"
+
+
+@pytest.mark.parametrize("name", ["train", "rerank"])
+def test_every_setting_has_a_flag(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module = script(name)
+    with pytest.raises(SystemExit):
+        from_command_line(module.Settings, module.__doc__, ["--help"])
+    shown = capsys.readouterr().out
+    assert all(f"--{field}" in shown or field in shown for field in module.Settings.__dataclass_fields__)

@@ -1,0 +1,260 @@
+"""Checkpoints out: the layouts that a model is saved in, their cards, and the hub.
+
+That sentence-transformers scores the same is tested in test_sentence_transformers.py, where it is installed.
+"""
+
+from __future__ import annotations
+
+import json
+import string
+from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+import torch
+
+import paradigms
+from paradigms.cli.arguments import main
+from paradigms.formats.card import model_card, results_of
+
+QUERIES = ["the fish in the sea", "fire, and warm wood?"]
+DOCUMENTS = ["the fish, is (in) the sea. and more words", "cold snow", "fire in a house! a fox"]
+LENGTHS = {"query_length": 12, "document_length": 16}
+LAYOUT = "sentence-transformers"
+EXPORTED = {
+    "single": ("dpr", {"pooling": "mean", "dim": 8, "projection_bias": True, "activation": "tanh"}),
+    "inner products": ("dpr", {"pooling": "max", "normalize": False, "query_marker": "read: "}),
+    "tokens": ("colbert", {"dim": 8}),
+    "exact skips": ("colbert", {"dim": 8, "skip": string.punctuation, "skip_exact": True}),
+    "markers": (
+        "colbert",
+        {"dim": None, "query_marker": "fish", "query_augmentation": True, "attend_augmentation": True},
+    ),
+}
+
+
+def scores_of(model):
+    with torch.inference_mode():
+        return model.score(model.encode_documents(DOCUMENTS), model.encode_queries(QUERIES))
+
+
+@pytest.mark.parametrize("what", EXPORTED)
+def test_what_goes_out_comes_back(tiny_bert, tmp_path, what):
+    name, settings = EXPORTED[what]
+    torch.manual_seed(0)
+    model = paradigms.PARADIGMS[name](tiny_bert, **LENGTHS, **settings)
+    model.save_pretrained(tmp_path / "out", LAYOUT)
+    back = paradigms.load(tmp_path / "out")
+    # The tiny vocabulary has every character once, so that both skip lists are the same tokens.
+    exact = replace(model.encoder.settings, skip_exact=bool(model.encoder.settings.skip))
+    assert back.encoder.settings == exact
+    torch.testing.assert_close(scores_of(back), scores_of(model), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("xtr", {}, "knows that of ColBERT alone: model.with_alignment"),
+        ("aligner", {}, "knows that of ColBERT alone"),
+        ("coil", {}, "knows that of ColBERT alone"),
+        ("me_bert", {}, "queries become pooled and documents first vectors"),
+        ("dpr", {"dim": 8, "layer_norm": True}, "no module for layer_norm"),
+        ("colbert", {"special_tokens": False}, "no module for special_tokens=False"),
+    ],
+)
+def test_what_it_has_no_module_for_is_refused(tiny_bert, tmp_path, name, settings, message):
+    model = paradigms.PARADIGMS[name](tiny_bert, **LENGTHS, **settings)
+    with pytest.raises(ValueError, match=message):
+        model.save_pretrained(tmp_path / "out", LAYOUT)
+    assert not (tmp_path / "out").exists()
+
+
+def test_models_of_no_single_texts_are_refused(tiny_bert, tmp_path):
+    with pytest.raises(ValueError, match="cross_attention is no encoder of single texts"):
+        paradigms.RERANKERS["cross_attention"](tiny_bert, **LENGTHS).save_pretrained(tmp_path / "out", LAYOUT)
+    with pytest.raises(ValueError, match="unknown layout 'onnx'; there are paradigms, sentence-transformers"):
+        paradigms.PARADIGMS["dpr"](tiny_bert, **LENGTHS).save_pretrained(tmp_path / "out", "onnx")
+
+
+def test_xtr_goes_out_as_colbert_when_asked(tiny_bert, tmp_path):
+    model = paradigms.PARADIGMS["xtr"](tiny_bert, **LENGTHS)
+    model = model.with_alignment("query_to_document", "query_tokens")
+    model.save_pretrained(tmp_path / "out", LAYOUT)
+    torch.testing.assert_close(scores_of(paradigms.load(tmp_path / "out")), scores_of(model))
+
+
+@pytest.fixture
+def results(tiny_bert, tmp_path):
+    """A results folder as the scripts write it."""
+    folder = tmp_path / "results" / "compare-x"
+    model = paradigms.PARADIGMS["colbert"](tiny_bert, dim=8, **LENGTHS)
+    model.save_pretrained(folder / "colbert" / "checkpoint")
+    (folder / "config.json").write_text(json.dumps({"collection": "pydocs", "steps": 30, "tracker": "none"}))
+    (folder / "environment.json").write_text(json.dumps({"torch": "2.0"}))
+    (folder / "table.md").write_text("| system | nDCG@10 |\n")
+    return folder
+
+
+def test_the_card_tells_data_settings_and_measures(results):
+    model = paradigms.load(results / "colbert" / "checkpoint")
+    assert results_of(results / "colbert" / "checkpoint") == results
+    card = model_card(model, results)
+    for told in ("pydocs: its training", "| steps | 30 |", '| torch | "2.0" |', "| system | nDCG@10 |"):
+        assert told in card
+    assert '| align | "query_to_document" |' in card
+    assert "tracker" not in card
+    assert card.startswith("---\nlibrary_name: sentence-transformers\n")
+    bare = model_card(model)
+    assert "Not recorded." in bare
+    assert "None recorded." in bare
+
+
+def test_a_card_is_a_table_and_tells_no_paths_of_this_machine(results):
+    settings = {"collection": "/home/me/data/beir", "note": "a|b", "indexes": {"x": ["/home/me/x/index"]}}
+    settings |= {"backbone": "~/models/own/bert", "filter": "results/x", "options": {"marker": "/query "}}
+    (results / "config.json").write_text(json.dumps(settings))
+    card = model_card(paradigms.load(results / "colbert" / "checkpoint"), results)
+    assert "home" not in card
+    assert "models/own" not in card
+    for told in ("beir: its training", '"a\\|b"', '{"x": ["index"]}', '"bert"', '"results/x"', '"/query "'):
+        assert told in card
+    table = [line for line in card.splitlines() if line.startswith("| note ")]
+    assert table[0].replace("\\|", "").count("|") == 3
+
+
+def test_a_card_of_no_results_is_refused(results, tmp_path):
+    model = paradigms.load(results / "colbert" / "checkpoint")
+    with pytest.raises(FileNotFoundError, match="no folder of results"):
+        model_card(model, tmp_path)
+
+
+def test_a_model_around_a_model_is_no_folder_of_results(model, tmp_path):
+    """As where a trainer keeps its steps in the folder of the last one."""
+    model.save_pretrained(tmp_path / "model", LAYOUT)
+    model.save_pretrained(tmp_path / "model" / "checkpoint-5", LAYOUT)
+    assert results_of(tmp_path / "model" / "checkpoint-5") is None
+
+
+def test_a_layout_brings_its_card(results, tmp_path):
+    """sentence-transformers' has one, ours has none, and that which is given is written."""
+    model = paradigms.load(results / "colbert" / "checkpoint")
+    for n, (layout, card, told) in enumerate(
+        [(LAYOUT, None, "# colbert"), (LAYOUT, "mine", "mine"), ("paradigms", "own", "own")]
+    ):
+        model.save_pretrained(tmp_path / str(n), layout, card)
+        assert told in (tmp_path / str(n) / "README.md").read_text()
+    model.save_pretrained(tmp_path / "bare", LAYOUT, "")
+    model.save_pretrained(tmp_path / "ours")
+    assert not list(tmp_path.glob("[bo]*/README.md"))
+
+
+# --- where it goes -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(tiny_bert):
+    return paradigms.PARADIGMS["dpr"](tiny_bert, **LENGTHS)
+
+
+@pytest.mark.parametrize("layout", ["paradigms", LAYOUT])
+def test_no_folder_but_that_of_a_model_is_replaced(model, tmp_path, layout):
+    full, file = tmp_path / "full", tmp_path / "file"
+    full.mkdir()
+    (full / "thesis.tex").write_text("mine")
+    file.write_text("mine")
+    with pytest.raises(FileExistsError, match=r"full would be replaced.*it holds thesis\.tex"):
+        model.save_pretrained(full, layout)
+    with pytest.raises(FileExistsError, match="file is a file"):
+        model.save_pretrained(file, layout)
+    assert (full / "thesis.tex").read_text() == file.read_text() == "mine"
+    (tmp_path / "empty").mkdir()
+    model.save_pretrained(tmp_path / "empty", layout)
+
+
+def test_a_model_is_replaced_in_its_own_layout_alone(model, tiny_bert, tmp_path):
+    """Another layout may be a checkpoint of theirs, or lack what ours says of training and search."""
+    paradigms.RERANKERS["cross_attention"](tiny_bert, **LENGTHS).save_pretrained(tmp_path / "own")
+    model.save_pretrained(tmp_path / "own")
+    assert paradigms.load(tmp_path / "own").name == "dpr"
+    for _ in range(2):
+        model.save_pretrained(tmp_path / "out", LAYOUT)
+    for folder, layout in (("out", "paradigms"), ("own", LAYOUT)):
+        with pytest.raises(FileExistsError, match="no model that was saved so"):
+            model.save_pretrained(tmp_path / folder, layout)
+
+
+@pytest.mark.parametrize("layout", ["paradigms", LAYOUT])
+@pytest.mark.parametrize("other", [".git/HEAD", "training_args.bin", "older/config.json"])
+def test_what_else_lies_in_a_model_is_not_lost(model, tmp_path, layout, other):
+    model.save_pretrained(tmp_path / "own", layout)
+    kept = tmp_path / "own" / other
+    kept.parent.mkdir(exist_ok=True)
+    kept.write_text("mine")
+    with pytest.raises(FileExistsError, match=f"own would be replaced.*it holds {other.split('/')[0]}"):
+        model.save_pretrained(tmp_path / "own", layout)
+    assert kept.read_text() == "mine"
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """What is done to the hub: name -> its files, and whether it is private."""
+    repositories = {}
+
+    class HfApi:
+        def create_repo(self, name, private, exist_ok):
+            assert exist_ok
+            if name == "others/theirs":
+                raise RuntimeError("403 Forbidden")
+            repositories.setdefault(
+                name, ({"README.md": b"old", "paradigm.json": b"old", "1/a.bin": b""}, private)
+            )
+
+        def upload_folder(self, repo_id, folder_path, delete_patterns):
+            held, private = repositories[repo_id]
+            files = {name: held[name] for name in held if not any(fnmatch(name, p) for p in delete_patterns)}
+            new = {
+                str(f.relative_to(folder_path)): f.read_bytes()
+                for f in Path(folder_path).rglob("*")
+                if f.is_file()
+            }
+            repositories[repo_id] = files | new, private
+
+    monkeypatch.setattr("huggingface_hub.HfApi", HfApi)
+    return repositories
+
+
+def test_push_to_hub_leaves_no_file_of_another_layout(model, hub, tmp_path):
+    """paradigms.load would open what it knows first."""
+    model.push_to_hub("me/mine", LAYOUT)
+    files, private = hub["me/mine"]
+    assert private
+    assert "# dpr" in files["README.md"].decode()
+    assert not files.keys() & {"paradigm.json", "1/a.bin"}
+    model.push_to_hub("me/mine", private=False)
+    assert "modules.json" not in hub["me/mine"][0]
+    assert "README.md" in hub["me/mine"][0]  # which is not ours to take away
+    for name, content in hub["me/mine"][0].items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    torch.testing.assert_close(scores_of(paradigms.load(tmp_path)), scores_of(model), atol=0, rtol=0)
+
+
+def test_what_cannot_go_out_makes_no_repository(tiny_bert, hub):
+    with pytest.raises(ValueError, match="knows that of ColBERT alone"):
+        paradigms.PARADIGMS["xtr"](tiny_bert, **LENGTHS).push_to_hub("me/mine", LAYOUT)
+    assert not hub
+
+
+def test_export_from_the_terminal(results, tmp_path, hub, capsys):
+    checkpoint, out = str(results / "colbert" / "checkpoint"), str(tmp_path / "out")
+    main(["export", checkpoint, out, "--push", "me/mine"])
+    assert "pydocs" in (tmp_path / "out" / "README.md").read_text()
+    assert hub["me/mine"][0]["README.md"] == (tmp_path / "out" / "README.md").read_bytes()
+    assert "on the hub as me/mine" in capsys.readouterr().err
+    assert paradigms.load(out).name == "colbert"
+    with pytest.raises(SystemExit, match="others/theirs is not on the hub: 403 Forbidden"):
+        main(["export", checkpoint, out, "--push", "others/theirs"])
+    main(["export", out, str(tmp_path / "own"), "--layout", "paradigms", "--results", str(results)])
+    assert "library_name: paradigms" in (tmp_path / "own" / "README.md").read_text()
+    assert paradigms.load(tmp_path / "own").name == "colbert"

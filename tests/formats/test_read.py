@@ -1,0 +1,665 @@
+"""Checkpoints of other libraries: minimal folders of each layout, against their formulas written out here."""
+
+from __future__ import annotations
+
+import json
+import string
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import (
+    AutoModel,
+    AutoModelForTextEncoding,
+    AutoTokenizer,
+    DPRConfig,
+    DPRContextEncoder,
+    DPRQuestionEncoder,
+)
+
+import paradigms
+from paradigms.baselines.cross_attention import cross_attention
+from paradigms.encoder.text import EncoderSettings
+from paradigms.formats import read_checkpoint
+from paradigms.formats.heads import Head
+from paradigms.formats.weights import Unreadable
+from paradigms.formats.xtr import DIM
+from tests.tiny import WIDTH, write_checkpoint
+
+QUERIES = ["the fish in the sea", "fire, and warm wood?"]
+DOCUMENTS = ["the fish, is (in) the sea. and more words", "cold snow", "fire in a house! a home; fox"]
+TRANSFORMERS = "sentence_transformers.base.modules.transformer.Transformer"
+IDENTITY, TANH = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Tanh"
+
+
+def scores_of(model: Any) -> Tensor:
+    with torch.inference_mode():
+        return model.score(model.encode_documents(DOCUMENTS), model.encode_queries(QUERIES))
+
+
+def module(kind: str, path: str) -> dict[str, str]:
+    return {"type": f"package.modules.{kind}", "path": path}
+
+
+def write_modules(folder: Path, *modules: dict[str, str], **config: Any) -> None:
+    (folder / "modules.json").write_text(json.dumps([module("Transformer", ""), *modules]))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(config))
+
+
+def write_module(folder: Path, tensors: dict[str, Tensor] | None = None, **config: Any) -> None:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    if tensors:
+        save_file(tensors, folder / "model.safetensors")
+
+
+def write_dense(folder: Path, out: int, activation: str = IDENTITY, bias: bool = True, width: int = WIDTH):
+    """The weights are returned."""
+    weights = {"linear.weight": torch.randn(out, width)}
+    weights |= {"linear.bias": torch.randn(out)} if bias else {}
+    write_module(
+        folder, weights, activation_function=activation, bias=bias, in_features=width, out_features=out
+    )
+    return weights
+
+
+def hidden(folder: Path, texts: list[str], **settings: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """ids, attention and hidden states, by transformers alone."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False, **settings)
+    loader = AutoModelForTextEncoding if "t5" in folder.name else AutoModel
+    with torch.inference_mode():
+        out = loader.from_pretrained(folder).eval()(**rows).last_hidden_state
+    return rows["input_ids"], rows["attention_mask"], out
+
+
+def mean(states: Tensor, attention: Tensor) -> Tensor:
+    weight = attention[..., None].float()
+    return (states * weight).sum(1) / weight.sum(1)
+
+
+def cosines(d: Tensor, q: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(q, dim=-1) @ torch.nn.functional.normalize(d, dim=-1).T
+
+
+@pytest.fixture(params=["bert", "t5"])
+def folder(request, tmp_path):
+    torch.manual_seed(0)
+    return write_checkpoint(request.param, tmp_path / request.param)
+
+
+@pytest.fixture
+def bert(tmp_path):
+    torch.manual_seed(0)
+    return write_checkpoint("bert", tmp_path / "bert")
+
+
+# --- single vectors -----------------------------------------------------------------------------------
+
+
+def test_a_plain_encoder_is_cosines_of_means(folder):
+    model = paradigms.load(folder)
+    assert model.name == "dpr"
+    (_, a, q), (_, b, d) = hidden(folder, QUERIES), hidden(folder, DOCUMENTS)
+    torch.testing.assert_close(scores_of(model), cosines(mean(d, b), mean(q, a)), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("mode", ["mean", "cls", "max", "lasttoken"])
+@pytest.mark.parametrize("old", [False, True])
+def test_pooling(folder, mode, old):
+    names = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "lasttoken": "lasttoken"}
+    flags = {f"pooling_mode_{name}": key == mode for key, name in names.items()}
+    write_module(folder / "1_Pooling", **(flags if old else {"pooling_mode": mode}))
+    write_modules(folder, module("Pooling", "1_Pooling"), similarity_fn_name="dot")
+
+    def pool(states: Tensor, attention: Tensor) -> Tensor:
+        return {
+            "mean": lambda: mean(states, attention),
+            "cls": lambda: states[:, 0],
+            "max": lambda: torch.stack([s[m.bool()].amax(0) for s, m in zip(states, attention, strict=True)]),
+            "lasttoken": lambda: torch.stack(
+                [s[m.bool()][-1] for s, m in zip(states, attention, strict=True)]
+            ),
+        }[mode]()
+
+    (_, a, q), (_, b, d) = hidden(folder, QUERIES), hidden(folder, DOCUMENTS)
+    torch.testing.assert_close(
+        scores_of(paradigms.load(folder)), pool(q, a) @ pool(d, b).T, atol=1e-4, rtol=0
+    )
+
+
+def test_heads_prompts_and_lengths(folder):
+    write_module(folder / "1_Pooling", pooling_mode="mean")
+    first, second = write_dense(folder / "2_Dense", 16), write_dense(folder / "3_Dense", 8, TANH, width=16)
+    write_modules(
+        folder,
+        module("Pooling", "1_Pooling"),
+        module("Dense", "2_Dense"),
+        module("Dense", "3_Dense"),
+        module("Dropout", "4_Dropout"),
+        module("Normalize", "5_Normalize"),
+        prompts={"query": "find: ", "passage": "text: ", "other": "never"},
+    )
+    (folder / "sentence_bert_config.json").write_text(
+        json.dumps({"max_seq_length": 9, "do_lower_case": False})
+    )
+
+    def encode(texts: list[str], prompt: str) -> Tensor:
+        _, attention, states = hidden(folder, [prompt + t for t in texts], truncation=True, max_length=9)
+        x = mean(states, attention) @ first["linear.weight"].T + first["linear.bias"]
+        return (x @ second["linear.weight"].T + second["linear.bias"]).tanh()
+
+    model = paradigms.load(folder)
+    assert model.encoder.settings.document_length == 9
+    wanted = cosines(encode(DOCUMENTS, "text: "), encode(QUERIES, "find: "))
+    torch.testing.assert_close(scores_of(model), wanted, atol=1e-5, rtol=0)
+
+
+def test_a_head_with_a_residual(bert):
+    write_module(bert / "1_Pooling", pooling_mode="mean")
+    weight, residual = torch.randn(4, WIDTH), torch.randn(4, WIDTH)
+    write_module(
+        bert / "2_Dense",
+        {"linear.weight": weight, "residual.weight": residual},
+        activation_function=IDENTITY,
+        bias=False,
+        use_residual=True,
+    )
+    write_modules(bert, module("Pooling", "1_Pooling"), module("Dense", "2_Dense"), similarity_fn_name="dot")
+    (_, a, q), (_, b, d) = hidden(bert, QUERIES), hidden(bert, DOCUMENTS)
+    both = weight + residual
+    wanted = (mean(q, a) @ both.T) @ (mean(d, b) @ both.T).T
+    torch.testing.assert_close(scores_of(paradigms.load(bert)), wanted, atol=1e-3, rtol=1e-5)
+
+
+# --- token vectors ------------------------------------------------------------------------------------
+
+
+def with_marker(ids: Tensor, marker: int) -> Tensor:
+    return torch.cat([ids[:, :1], torch.full_like(ids[:, :1], marker), ids[:, 1:]], 1)
+
+
+def late(folder: Path, weight: Tensor, *, lengths: tuple[int, int], markers: tuple[str, str], attend: bool):
+    """The sum over query tokens of the best cosines, as Stanford's code and PyLate compute it."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    vocabulary = tokenizer.get_vocab()
+    skip = {vocabulary[c] for c in string.punctuation if c in vocabulary}
+    sides = []
+    for side, texts in enumerate((QUERIES, DOCUMENTS)):
+        rows = tokenizer(
+            texts,
+            padding="max_length" if side == 0 else True,
+            truncation=True,
+            max_length=lengths[side] - 1,
+            return_tensors="pt",
+        )
+        ids = with_marker(rows["input_ids"], vocabulary[markers[side]])
+        attention = with_marker(rows["attention_mask"], 1)
+        counts = attention.bool()
+        if side == 0:
+            ids = ids.masked_fill(attention == 0, tokenizer.mask_token_id)
+            counts = torch.ones_like(counts)
+            attention = torch.ones_like(attention) if attend else attention
+        else:
+            counts &= ~torch.tensor([[i in skip for i in row] for row in ids.tolist()])
+        with torch.inference_mode():
+            states = model(input_ids=ids, attention_mask=attention).last_hidden_state
+        vectors = torch.nn.functional.normalize(states @ weight.T, dim=-1)
+        sides.append([v[c] for v, c in zip(vectors, counts, strict=True)])
+    return torch.tensor([[float((q @ d.T).max(1).values.sum()) for d in sides[1]] for q in sides[0]])
+
+
+@pytest.mark.parametrize("attend", [False, True])
+def test_stanford_colbert(bert, attend):
+    file = bert / "model.safetensors"
+    weight = torch.randn(8, WIDTH)
+    state = {f"bert.{name}": t for name, t in load_file(file).items()} | {"linear.weight": weight}
+    plain = write_checkpoint("bert", bert.parent / "plain")
+    save_file(state, file, metadata={"format": "pt"})
+    config = json.loads((bert / "config.json").read_text()) | {"architectures": ["HF_ColBERT"]}
+    (bert / "config.json").write_text(json.dumps(config))
+    metadata = {"query_maxlen": 12, "doc_maxlen": 10, "attend_to_mask_tokens": attend, "dim": 8}
+    metadata |= {"query_token_id": "fish", "doc_token_id": "fox"}  # of the tiny vocabulary
+    (bert / "artifact.metadata").write_text(json.dumps(metadata))
+    wanted = late(plain, weight, lengths=(12, 10), markers=("fish", "fox"), attend=attend)
+    torch.testing.assert_close(scores_of(paradigms.load(bert)), wanted, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("attend", [False, True])
+def test_pylate(bert, attend):
+    weight = write_dense(bert / "1_Dense", 8, bias=False)["linear.weight"]
+    write_modules(
+        bert,
+        module("Dense", "1_Dense"),
+        model_type="ColBERT",
+        similarity_fn_name="MaxSim",
+        query_prefix="fish",
+        document_prefix="fox",
+        query_length=12,
+        document_length=10,
+        attend_to_expansion_tokens=attend,
+        do_query_expansion=True,
+        skiplist_words=list(string.punctuation),
+    )
+    wanted = late(bert, weight, lengths=(12, 10), markers=("fish", "fox"), attend=attend)
+    model = paradigms.load(bert)
+    torch.testing.assert_close(scores_of(model), wanted, atol=1e-4, rtol=0)
+    assert model.name == "colbert"
+
+
+@pytest.mark.parametrize("mean_of", [False, True])
+def test_multi_vector_encoder(bert, mean_of):
+    weight = write_dense(bert / "1_Dense", 8, bias=False)["linear.weight"]
+    write_module(bert / "2_Mask", skiplist_words=list(string.punctuation), skiplist_tasks=["document"])
+    (bert / "sentence_bert_config.json").write_text(
+        json.dumps(
+            {
+                "document_length": 10,
+                "query_expansion": {"strategy": "fixed", "attend": False, "length": 12, "token": None},
+            }
+        )
+    )
+    write_modules(
+        bert,
+        module("Dense", "1_Dense"),
+        module("MultiVectorMask", "2_Mask"),
+        module("Normalize", "3_Normalize"),
+        model_type="MultiVectorEncoder",
+        prompts={"query": "fish", "document": "fox"},
+        similarity_fn_name="meanmaxsim" if mean_of else None,
+    )
+    wanted = late(bert, weight, lengths=(12, 10), markers=("fish", "fox"), attend=False)
+    wanted = wanted / 12 if mean_of else wanted
+    torch.testing.assert_close(scores_of(paradigms.load(bert)), wanted, atol=1e-4, rtol=0)
+
+
+def test_coil(bert):
+    weights = {f"{n}_proj.weight": torch.randn(out, WIDTH) for n, out in (("tok", 4), ("cls", 8))}
+    weights |= {f"{n}_proj.bias": torch.randn(out) for n, out in (("tok", 4), ("cls", 8))}
+    torch.save(weights, bert / "model.pt")
+    torch.save([Loud()], bert / "args.pt")  # never read
+    refused(bert, "pickled weights, model.pt")
+    found = scores_of(paradigms.load(bert, pickled=True))
+    (q_ids, a, q), (d_ids, b, d) = hidden(bert, QUERIES), hidden(bert, DOCUMENTS)
+    token, pooled = ((weights[f"{n}_proj.weight"], weights[f"{n}_proj.bias"]) for n in ("tok", "cls"))
+    for x, (query, count) in enumerate(zip(q, a.sum(1), strict=True)):
+        for y, document in enumerate(d):
+            S = (query @ token[0].T + token[1]) @ (document @ token[0].T + token[1]).T
+            S = S * (q_ids[x][:, None] == d_ids[y]) * b[y]  # 0 where ids differ: the largest is never below 0
+            wanted = S.max(1).values[1 : int(count) - 1].sum()  # without [CLS] and [SEP]
+            wanted += (query[0] @ pooled[0].T + pooled[1]) @ (document[0] @ pooled[0].T + pooled[1])
+            torch.testing.assert_close(found[x, y], wanted, atol=1e-3, rtol=1e-5)
+    torch.save({"ln_tok.weight": torch.ones(4)} | weights, bert / "model.pt")
+    with pytest.raises(ValueError, match="ln_tok"):
+        paradigms.load(bert, pickled=True)
+
+
+@pytest.fixture(params=[0, 6])
+def dpr_pair(request, tmp_path):
+    """Folders of a question and a passage encoder, with and without a projection."""
+    tokenizer = AutoTokenizer.from_pretrained(write_checkpoint("bert", tmp_path / "bert"))
+    config = json.loads((tmp_path / "bert" / "config.json").read_text()) | {"projection_dim": request.param}
+    config = DPRConfig(**{k: v for k, v in config.items() if k not in ("model_type", "architectures")})
+    pair = []
+    for n, kind in enumerate((DPRQuestionEncoder, DPRContextEncoder)):
+        torch.manual_seed(n)
+        model = kind(config).eval()
+        model.save_pretrained(tmp_path / kind.__name__)
+        tokenizer.save_pretrained(tmp_path / kind.__name__)
+        pair.append((tmp_path / kind.__name__, model))
+    return tokenizer, *pair
+
+
+def test_dpr(dpr_pair, tmp_path):
+    tokenizer, (questions, q), (passages, d) = dpr_pair
+    with torch.inference_mode():
+        Q, D = (
+            model(**tokenizer(texts, padding=True, return_tensors="pt")).pooler_output
+            for model, texts in ((q, QUERIES), (d, DOCUMENTS))
+        )
+    model = paradigms.load(questions, documents=passages)
+    torch.testing.assert_close(scores_of(model), Q @ D.T, atol=1e-4, rtol=0)
+    model.save_pretrained(tmp_path / "own")
+    torch.testing.assert_close(scores_of(paradigms.load(tmp_path / "own")), scores_of(model), atol=0, rtol=0)
+    with pytest.raises(ValueError, match="one of DPR's two encoders"):
+        paradigms.load(questions)
+    with pytest.raises(ValueError, match="an encoder for each side"):
+        model.save_pretrained(tmp_path / "out", layout="sentence-transformers")
+
+
+def test_pairs_that_do_not_go_together(dpr_pair, bert, tmp_path):
+    _, (questions, _), _ = dpr_pair
+    with pytest.raises(ValueError, match="queries are scored by"):
+        paradigms.load(questions, documents=bert)
+    reranker = tmp_path / "reranker"
+    cross_attention(bert).save_pretrained(reranker)
+    with pytest.raises(ValueError, match="cross_attention is none"):
+        paradigms.load(bert, documents=reranker)
+    config = json.loads((questions / "config.json").read_text()) | {"architectures": ["DPRReader"]}
+    (questions / "config.json").write_text(json.dumps(config))
+    refused(questions, "its architecture is DPRReader")
+
+
+def test_two_towers_are_trained_as_one(bert, tmp_path):
+    """Both encoders get gradients, plain and cached."""
+    model = paradigms.load(bert, documents=bert)
+    batch = [
+        model.encoder.tokenize(texts, side) for texts, side in ((QUERIES, "query"), (DOCUMENTS, "document"))
+    ]
+    gradients = []
+    for chunk in (0, 1):
+        model.zero_grad()
+        queries, documents = model.eval()(*batch, chunk)
+        model.score(documents, queries).sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+        assert all(
+            g is not None and bool(g.any())
+            for tower in model.encoder.towers.values()
+            for g in [next(tower.parameters()).grad]
+        )
+    for plain, cached in zip(*gradients, strict=True):
+        torch.testing.assert_close(cached, plain, atol=1e-5, rtol=1e-4)
+
+
+def xtr_scores(folder: Path, weight: Tensor) -> Tensor:
+    """The mean over query tokens of the best cosines: every token of so small a pool is retrieved."""
+    plain = write_checkpoint("t5", folder.parent / "plain" / "t5")
+    (_, a, q), (_, b, d) = hidden(plain, QUERIES), hidden(plain, DOCUMENTS)
+    q, d = (torch.nn.functional.normalize(x @ weight.T, dim=-1) for x in (q, d))
+    best = torch.einsum("bjh,nih->bnij", q, d).masked_fill(b[None, :, :, None] == 0, -torch.inf).amax(-2)
+    return (best * a[:, None]).sum(-1) / a.sum(-1, keepdim=True)
+
+
+@pytest.fixture
+def xtr_folder(tmp_path):
+    """As XTR was published, under a name that does not tell; and its linear layer."""
+    torch.manual_seed(0)
+    folder = write_checkpoint("t5", tmp_path / "snapshots" / "0123-t5")
+    return folder, write_dense(folder / "2_Dense", DIM, bias=False)["linear.weight"]
+
+
+def test_xtr_is_known_by_its_files(xtr_folder):
+    folder, weight = xtr_folder
+    model = paradigms.load(folder)
+    assert (model.name, model.recipe.search) == ("xtr", "impute")
+    torch.testing.assert_close(scores_of(model), xtr_scores(folder, weight), atol=1e-5, rtol=0)
+
+
+def test_what_may_be_xtr_is_read_as_it_is_told(xtr_folder):
+    """A model of one vector a text over a T5 may have the same files."""
+    folder, weight = xtr_folder
+    write_module(folder / "1_Pooling", pooling_mode="mean")
+    write_modules(folder, module("Pooling", "1_Pooling"), module("Dense", "2_Dense"))
+    refused(folder, "may be XTR.*layout='xtr' or layout='sentence-transformers'.*--model-layout")
+    with pytest.raises(ValueError, match="unknown layout 'other'; there are xtr"):
+        paradigms.load(folder, layout="other")
+    with pytest.raises(ValueError, match=r"in the format of COIL.*heads\.safetensors"):
+        paradigms.load(folder, layout="coil")
+    model = paradigms.load(folder, layout="xtr")
+    torch.testing.assert_close(scores_of(model), xtr_scores(folder, weight), atol=1e-5, rtol=0)
+    assert paradigms.load(folder, layout="sentence-transformers").name == "dpr"
+
+
+@pytest.mark.parametrize(
+    ("settings", "model_type"),
+    [
+        ({"out": 768}, None),
+        ({"activation": TANH}, None),
+        ({"bias": True}, None),
+        ({}, "ColBERT"),
+        ({}, "SentenceTransformer"),
+    ],
+)
+def test_what_cannot_be_xtr_is_read_as_its_modules_say(tmp_path, settings, model_type):
+    """The T5s of one vector a text that are published, and token vectors that say so."""
+    folder = write_checkpoint("t5", tmp_path / "xtr-like")
+    write_dense(folder / "2_Dense", **{"out": DIM, "bias": False} | settings)
+    modules = [module("Dense", "2_Dense")]
+    if model_type != "ColBERT":
+        write_module(folder / "1_Pooling", pooling_mode="mean")
+        modules = [module("Pooling", "1_Pooling"), *modules]
+    write_modules(folder, *modules, model_type=model_type, do_query_expansion=False)
+    assert paradigms.load(folder).name == ("colbert" if model_type == "ColBERT" else "dpr")
+
+
+# --- what is refused ----------------------------------------------------------------------------------
+
+
+def refused(folder: Path, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("modules", "config", "message"),
+    [
+        ([("WordWeights", {})], {}, "WordWeights is a module that no paradigm here has"),
+        ([("Pooling", {"pooling_mode": "weightedmean"})], {}, "pooling is weightedmean"),
+        ([("Pooling", {"pooling_mode": ["mean", "max"]})], {}, "pooling is mean and max"),
+        ([("Pooling", {"pooling_mode_mean_sqrt_len_tokens": True})], {}, "pooling is mean_sqrt_len"),
+        ([("Pooling", {})], {}, "pooling is none"),
+        ([("Pooling", {"pooling_mode": "mean", "include_prompt": False})], {}, "leaves the prompt out"),
+        (
+            [("Pooling", {"pooling_mode": "mean"})],
+            {"similarity_fn_name": "euclidean"},
+            "similarity is euclidean",
+        ),
+        ([], {"model_type": "SentenceTransformer"}, "pooling none"),
+        ([("Pooling", {"pooling_mode": "mean"})], {"model_type": "MultiVectorEncoder"}, "and pooling mean"),
+        (
+            [("Dense", {"activation_function": "torch.nn.ReLU"})],
+            {},
+            "0_Dense has the activation torch.nn.ReLU",
+        ),
+        ([("Dense", {"activation_function": IDENTITY})], {}, "0_Dense lacks the weights"),
+        (
+            [("MultiVectorMask", {"skiplist_words": ["and"]})],
+            {"model_type": "MultiVectorEncoder"},
+            "the skip list has 'and'",
+        ),
+        (
+            [("MultiVectorMask", {"skiplist_words": ["."], "skiplist_tasks": ["query", "document"]})],
+            {"model_type": "MultiVectorEncoder"},
+            "of query and document",
+        ),
+        (
+            [("MultiVectorMask", {"keep_only_token_ids": [1]})],
+            {"model_type": "MultiVectorEncoder"},
+            "only some token ids",
+        ),
+    ],
+)
+def test_half_recognised_modules_are_refused(bert, modules, config, message):
+    rows = []
+    for n, (kind, settings) in enumerate(modules):
+        write_module(bert / f"{n}_{kind}", **settings)
+        rows.append(module(kind, f"{n}_{kind}"))
+    write_modules(bert, *rows, **config)
+    refused(bert, message)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"query_expansion": {"strategy": "min", "length": 8}}, "by the strategy min"),
+        ({"query_expansion": {"strategy": "fixed", "length": 8, "token": "fox"}}, "with the token fox"),
+    ],
+)
+def test_query_expansions_that_are_not_here_are_refused(bert, settings, message):
+    write_modules(bert, model_type="MultiVectorEncoder")
+    (bert / "sentence_bert_config.json").write_text(json.dumps(settings))
+    refused(bert, message)
+
+
+def test_lower_case_that_the_tokenizer_does_not_make_is_refused(folder):
+    write_module(folder / "1_Pooling", pooling_mode="mean")
+    write_modules(folder, module("Pooling", "1_Pooling"))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
+    if folder.name == "bert":  # its tokenizer does
+        assert paradigms.load(folder).name == "dpr"
+    else:
+        refused(folder, "lower case")
+
+
+def test_unknown_folders_say_what_they_hold(tmp_path):
+    refused(tmp_path, "it holds nothing")
+    (tmp_path / "weights.onnx").write_bytes(b"")
+    refused(tmp_path, "it holds weights.onnx")
+
+
+def test_missing_and_broken_parts_are_named(bert):
+    (bert / "artifact.metadata").write_text("{}")
+    refused(bert, "no linear.weight")
+    (bert / "artifact.metadata").write_text("[]")
+    save_file({"linear.weight": torch.randn(8, WIDTH)}, bert / "linear.safetensors")
+    refused(bert, "artifact.metadata: a list where an object belongs")
+    (bert / "artifact.metadata").write_text('{"similarity": "l2"}')
+    refused(bert, "similarity is l2")
+    (bert / "modules.json").write_text('[{"type": "a.Pooling", "path": ""}]')
+    refused(bert, "the first module is Pooling")
+    (bert / "modules.json").write_text("{}")
+    refused(bert, "the first module is missing")
+    (bert / "modules.json").write_text("[1]")
+    refused(bert, "no list of modules")
+
+
+def test_a_plain_folder_without_weights_or_tokenizer(bert):
+    weights = bert / "model.safetensors"
+    moved = weights.rename(bert.parent / "elsewhere")
+    refused(bert, "no .*safetensors")
+    moved.rename(weights)
+    (bert / "tokenizer.json").unlink()
+    refused(bert, "tokenizer")
+
+
+# --- pickled weights ----------------------------------------------------------------------------------
+
+
+class Loud:
+    """Unpickling it would raise the alarm."""
+
+    def __reduce__(self):
+        return exec, ("raise SystemError('code was run')",)
+
+
+def pickle_weights(folder: Path, parts: int = 1) -> None:
+    file = folder / "model.safetensors"
+    items = list(load_file(file).items())
+    file.unlink()
+    for n in range(parts):
+        name = "pytorch_model.bin" if parts == 1 else f"pytorch_model-{n + 1:05}-of-{parts:05}.bin"
+        torch.save(dict(items[n::parts]), folder / name)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_pickled_weights_are_read_when_asked_for(folder, parts):
+    wanted = scores_of(paradigms.load(folder))
+    pickle_weights(folder, parts)
+    refused(folder, "pickled weights, pytorch_model.*pickled=True")
+    torch.testing.assert_close(scores_of(paradigms.load(folder, pickled=True)), wanted, atol=0, rtol=0)
+    assert not list(folder.glob("*.safetensors"))
+
+
+def test_a_pickle_runs_no_code(bert):
+    (bert / "model.safetensors").unlink()
+    torch.save({"weight": Loud()}, bert / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="cannot be read as weights alone"):
+        paradigms.load(bert, pickled=True)
+    torch.save([1], bert / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="no state dict"):
+        paradigms.load(bert, pickled=True)
+
+
+def test_pickles_beside_safetensors_are_not_looked_at(bert):
+    (bert / "pytorch_model.bin").write_bytes(b"never read")
+    (bert / "training_args.bin").write_bytes(b"never read")
+    (bert / "checkpoint-500").mkdir()
+    (bert / "checkpoint-500" / "pytorch_model.bin").write_bytes(b"never read")
+    assert paradigms.load(bert).name == "dpr"
+
+
+# --- where checkpoints are -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(bert, monkeypatch):
+    """The names that are downloaded, and whether with pickles, of a repository with the files of a folder."""
+    asked = []
+
+    class HfApi:
+        def model_info(self, name):
+            if name == "owner/offline":
+                raise ConnectionError
+            files = [str(file.relative_to(bert)) for file in bert.rglob("*") if file.is_file()]
+            return SimpleNamespace(siblings=[SimpleNamespace(rfilename=file) for file in files])
+
+    def snapshot_download(name, allow_patterns):
+        asked.append((name, "*.bin" in allow_patterns))
+        return str(bert)
+
+    monkeypatch.setattr("huggingface_hub.HfApi", HfApi)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    return asked
+
+
+def test_a_hub_name_is_downloaded(bert, hub):
+    (bert / "pytorch_model.bin").write_bytes(b"never read: it stands beside safetensors")
+    assert paradigms.load("owner/name").name == "dpr"
+    assert paradigms.load("owner/name", pickled=True).name == "dpr"
+    assert paradigms.load("owner/offline").name == "dpr"  # from the cache
+    assert hub == [("owner/name", False), ("owner/name", True), ("owner/offline", False)]
+
+
+@pytest.mark.parametrize("pickle", ["pytorch_model.bin", "2_Dense/pytorch_model.bin", "model.pt"])
+def test_pickled_weights_on_the_hub_are_told_of(bert, hub, pickle):
+    """All, those of a module, or the heads of COIL, without which a plain encoder would be left."""
+    if pickle == "pytorch_model.bin":
+        (bert / "model.safetensors").unlink()
+    (bert / pickle).parent.mkdir(exist_ok=True)
+    (bert / pickle).write_bytes(b"never read")
+    with pytest.raises(
+        ValueError, match=f"owner/name holds pickled weights, {pickle}: .*pickled=True .*--pickled"
+    ):
+        paradigms.load("owner/name")
+    assert not hub  # told before anything is downloaded
+
+
+@pytest.mark.parametrize("name", ["/nowhere", "./nowhere", "results/nowhere/checkpoint", "not a name"])
+def test_a_path_is_not_asked_for(name):
+    with pytest.raises(FileNotFoundError, match=r"no such folder|no folder"):
+        paradigms.load(name)
+
+
+def test_what_was_read_is_saved_as_our_own(bert, tmp_path):
+    write_module(bert / "1_Pooling", pooling_mode="max")
+    write_dense(bert / "2_Dense", 8, TANH)
+    write_modules(bert, module("Pooling", "1_Pooling"), module("Dense", "2_Dense"))
+    model = paradigms.load(bert)
+    model.save_pretrained(tmp_path / "own")
+    torch.testing.assert_close(scores_of(paradigms.load(tmp_path / "own")), scores_of(model), atol=0, rtol=0)
+    with pytest.raises(ValueError, match=r"in the format of XTR .*2_Dense/config\.json is missing"):
+        paradigms.load(tmp_path / "own", layout="xtr")  # what is told is not passed over
+
+
+def test_heads_that_are_not_one_are_refused():
+    head = Head(torch.randn(4, 4), None, "tanh")
+    with pytest.raises(Unreadable, match="tanh is not one projection"):
+        head.then(head)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dim": None, "activation": "tanh"}, "set dim"),
+        ({"dim": None, "projection_bias": True}, "set dim"),
+        ({"attend_augmentation": True}, "needs query_augmentation"),
+        ({"skip_exact": True}, "set skip"),
+    ],
+)
+def test_settings_that_go_together(settings, message):
+    with pytest.raises(ValueError, match=message):
+        EncoderSettings(**settings)

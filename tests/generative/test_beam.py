@@ -1,0 +1,269 @@
+"""Beam search against its slow twin, and against scoring every identifier there is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from paradigms.generative.beam import Hypotheses, beam_search
+from paradigms.generative.constraints import Constraint
+from paradigms.generative.decoder import Memory, decode
+from paradigms.generative.identifiers import END, FIRST, START
+from paradigms.generative.model import Generative
+from paradigms.generative.ngrams import NGramIndex
+from paradigms.generative.targets import Targets
+from paradigms.generative.trie import Trie
+from tests.generative.test_trie import csr
+from tests.near import TOLERANCE
+from tests.tiny import SEQ2SEQ
+from tests.tiny_generative import Sequences, generative, named, texts
+
+QUERIES = ["the lazy dog", "a king lived in the house near that river, so they say", "", "corn"]
+Found = list[tuple[list[int], float]]
+Allowed = Callable[[tuple[int, ...]], list[int]]
+
+
+def trie(model: Generative) -> Trie:
+    return Trie.build(model.identifiers.tokens, model.identifiers.offsets, model.identifiers.end)
+
+
+def ngrams(model: Generative) -> NGramIndex:
+    return NGramIndex.build(model.identifiers.tokens, model.identifiers.offsets)
+
+
+def random_rows(seed: int, count: int = 12) -> Sequences:
+    """Of few tokens, so that prefixes are shared and some sequences are equal or begin others."""
+    drawn = random.Random(seed)
+    return [[drawn.choice([2, 5, 9, 300]) for _ in range(drawn.randint(1, 4))] for _ in range(count)]
+
+
+def continuations(whole: set[tuple[int, ...]]) -> Allowed:
+    return lambda p: sorted({s[len(p)] for s in whole if len(s) > len(p) and s[: len(p)] == p})
+
+
+def named_next(model: Generative) -> Allowed:
+    return continuations({model.identifiers.target(n) for n in range(len(model.identifiers))})
+
+
+def text_next(model: Generative) -> Allowed:
+    rows = [tuple(model.identifiers[n].tolist()) for n in range(len(model.identifiers))]
+
+    def follow(prefix: tuple[int, ...]) -> list[int]:
+        m = len(prefix)
+        return sorted({r[i + m] for r in rows for i in range(len(r) - m) if r[i : i + m] == prefix})
+
+    return follow
+
+
+def any_next(model: Generative) -> Allowed:
+    vocabulary = list(range(len(model.embed(torch.arange(model.identifiers.vocabulary)))))
+    return lambda p: [] if p and p[-1] == model.identifiers.end else vocabulary
+
+
+CONSTRAINTS: dict[str, tuple[Callable[[Generative], Constraint | None], Callable[[Generative], Allowed]]] = {
+    "trie": (trie, named_next),
+    "ngrams": (ngrams, text_next),
+    "none": (lambda model: None, any_next),
+}
+
+
+def slow_search(
+    model: Generative, query: str, allowed: Allowed, beams: int, length: int, keep: bool = False
+) -> Found:
+    """One query, no cache, a list of (prefix, score): what a beam search is."""
+    with torch.inference_mode():
+        _, begun = model.begin(model.tokenize([query]))
+
+    @torch.inference_mode()
+    def log_p(prefix: tuple[int, ...]) -> Tensor:
+        memory = Memory(begun.mask, begun.crossed, [])
+        inputs = torch.tensor([[[START, *prefix]]])
+        states = decode(model.backbone.decoder, model.embed(inputs), memory)[..., -1:, :]
+        return model.next_log_probabilities(states, inputs)[0, 0]
+
+    def best(found: list[tuple[tuple[int, ...], float]], k: int) -> list[tuple[tuple[int, ...], float]]:
+        return sorted(found, key=lambda item: (-item[1], item[0]))[:k]
+
+    live: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
+    finished: list[tuple[tuple[int, ...], float]] = []
+    kept = []
+    for step in range(1, length + 1):
+        found = []
+        for prefix, score in live:
+            p = log_p(prefix).tolist()
+            found += [((*prefix, v), score + p[v]) for v in allowed(prefix) if p[v] > -np.inf]
+        ended = {s for s, _ in found if step == length or not allowed(s)}
+        if keep:
+            found = best(found, 2 * beams)
+            kept += found
+            found = [item for item in found if item[0] not in ended]
+        pool = best(finished + found, beams)
+        finished = [item for item in pool if item in finished or item[0] in ended]
+        live = [item for item in pool if item not in finished]
+    return [(list(s), score) for s, score in best(kept if keep else finished, 10**9)]
+
+
+def as_lists(hypotheses: Hypotheses) -> Found:
+    return list(zip(hypotheses.sequences(), hypotheses.scores.tolist(), strict=True))
+
+
+def assert_same(found: Found, expected: Found) -> None:
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
+    np.testing.assert_allclose(
+        [s for _, s in found], [s for _, s in expected], rtol=TOLERANCE, atol=TOLERANCE
+    )
+
+
+# --- everything there is ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", SEQ2SEQ)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({}, id="backbone"),
+        pytest.param({"tokens": "own"}, id="own tokens"),
+        pytest.param({"tokens": "own", "softmax": "place"}, id="softmax of the place"),
+        pytest.param({"pawa_rank": 4}, id="PAWA"),
+    ],
+)
+def test_a_search_that_leaves_nothing_out_finds_every_identifier_with_its_token_scores(
+    seq2seq, family, settings
+):
+    model = generative(seq2seq[family], named(random_rows(0)), **settings)
+    sources = model.tokenize(QUERIES)
+    found = beam_search(model, sources, trie(model), beams=20, length=5)
+    expected = sorted({model.identifiers.target(n) for n in range(len(model.identifiers))})
+    with torch.inference_mode():
+        targets = Targets.pad([[list(t) for t in expected]] * len(QUERIES))
+        scores = model.token_scores(sources, targets, "log_probability").sum(-1).numpy()
+    for query in range(len(QUERIES)):
+        order = np.argsort(-scores[query])
+        assert_same(as_lists(found.of(query)), [(list(expected[n]), scores[query, n]) for n in order])
+    assert (np.diff(trie(model).branches(found.states).offsets) == 0).all(), "states are those of leaves"
+    if "softmax" not in settings:  # renormalised over the valid tokens they would add up to 1
+        assert (np.exp(scores).sum(1) < 0.9).all()
+
+
+def test_every_ngram_of_a_length_is_found(seq2seq):
+    rows = [[5, 6, 7, 5, 6], [5, 6, 9], [9], []]
+    model = generative(seq2seq["t5"], texts(rows))
+    found = beam_search(model, model.tokenize(QUERIES[:1]), ngrams(model), beams=50, length=3)
+    # Of length 3, or ending with a document and followed by nothing elsewhere.
+    assert sorted(found.sequences()) == [[5, 6, 7], [5, 6, 9], [6, 7, 5], [6, 9], [7, 5, 6], [9]]
+    assert np.array_equal(found.lengths, [len(s) for s in found.sequences()])
+    assert np.array_equal(ngrams(model).find(*csr(found.sequences())), found.states)
+
+
+# --- the slow twin ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("kind", CONSTRAINTS)
+@pytest.mark.parametrize("seed", range(3))
+def test_few_beams_are_those_of_the_slow_search_in_any_batch(seq2seq, kind, seed, keep):
+    build, allowed = CONSTRAINTS[kind]
+    identifiers = (texts if kind == "ngrams" else named)(random_rows(seed))
+    model = generative(seq2seq["t5-v1.1"], identifiers, tokens="own")
+    for beams in (1, 3):
+        search: dict[str, Any] = {"beams": beams, "length": 3, "keep": keep}
+        together = beam_search(model, model.tokenize(QUERIES), build(model), **search)
+        for n, query in enumerate(QUERIES):
+            expected = slow_search(model, query, allowed(model), **search)
+            assert_same(as_lists(together.of(n)), expected)
+            alone = beam_search(model, model.tokenize([query]), build(model), **search)
+            assert_same(as_lists(alone), expected)
+
+
+@pytest.mark.parametrize("family", SEQ2SEQ)
+def test_without_a_constraint_it_is_the_search_of_transformers(seq2seq, family):
+    model = generative(seq2seq[family], texts([[5]]))  # no end token: all sequences are as long
+    sources = model.tokenize(QUERIES)
+    found = beam_search(model, sources, None, beams=4, length=5)
+    with torch.inference_mode():
+        expected = model.backbone.generate(
+            input_ids=sources.input_ids,
+            attention_mask=sources.attention_mask,
+            num_beams=4,
+            num_return_sequences=4,
+            max_new_tokens=5,
+            do_sample=False,
+            decoder_start_token_id=START,
+            eos_token_id=None,
+        )
+    assert found.sequences() == expected[:, 1:].tolist()
+
+
+def test_what_a_step_keeps_holds_what_the_search_finds(seq2seq):
+    model = generative(seq2seq["t5"], named(random_rows(3)))
+    sources = model.tokenize(QUERIES)
+    kept = beam_search(model, sources, trie(model), beams=3, length=5, keep=True)
+    found = beam_search(model, sources, trie(model), beams=3, length=5)
+    for n in range(len(QUERIES)):
+        there = dict(zip(map(tuple, kept.of(n).sequences()), kept.of(n).scores, strict=True))
+        assert all(there[tuple(s)] == pytest.approx(score) for s, score in as_lists(found.of(n)))
+        assert np.bincount(kept.of(n).lengths)[1:].max() <= 6
+
+
+# --- edges ------------------------------------------------------------------------------------------
+
+
+def test_equal_scores_are_in_the_order_of_tokens(seq2seq):
+    rows = [[7, 3], [4, 9], [8, 2], [4, 3], [3, 300]]
+    model = generative(seq2seq["t5"], named(rows), tokens="own")
+    model.table = torch.nn.Parameter(torch.zeros(310, model.width).double())  # every token is as likely
+    sources = model.tokenize(QUERIES)
+    found = beam_search(model, sources, trie(model), beams=3, length=3)
+    free = beam_search(model, sources, None, beams=2, length=2)
+    for n in range(len(QUERIES)):
+        assert found.of(n).sequences() == [[3, 300, END], [4, 3, END], [4, 9, END]]
+        assert free.of(n).sequences() == [[END], [0, 0]]
+
+
+def test_a_finished_sequence_gives_way_to_an_equal_one_that_reads_smaller(seq2seq):
+    model = generative(seq2seq["t5"], named([[9], [3, 7]]), tokens="own", softmax="place")
+    model.table = torch.nn.Parameter(torch.zeros(310, model.width).double())  # ½, ½, and then 1
+    sources = model.tokenize(QUERIES[:1])
+    for beams, expected in ((1, [[3, 7, END]]), (2, [[3, 7, END], [9, END]])):
+        found = beam_search(model, sources, trie(model), beams=beams, length=3)
+        assert found.sequences() == expected
+        assert np.allclose(found.scores, 2 * np.log(0.5))
+
+
+def test_beams_beyond_the_valid_set_stay_empty(seq2seq):
+    model = generative(seq2seq["t5"], named([[5], [6, 7]]), tokens="own", softmax="place")
+    found = beam_search(model, model.tokenize(QUERIES), None, beams=40, length=2)
+    assert np.isfinite(found.scores).all()
+    assert {t for s in found.sequences() for t in s} <= {END, 5, 6, 7}, "−∞ is no candidate"
+    valid = beam_search(model, model.tokenize(QUERIES), trie(model), beams=40, length=9)
+    assert [sorted(valid.of(n).sequences()) for n in range(len(QUERIES))] == [[[5, 1], [6, 7, 1]]] * 4
+
+
+def test_a_search_cut_at_its_length_gives_prefixes(seq2seq):
+    model = generative(seq2seq["t5"], named([[5, 6, 7], [8]]))
+    found = beam_search(model, model.tokenize(["corn"]), trie(model), beams=5, length=2)
+    assert sorted(found.sequences()) == [[5, 6], [8, END]]
+
+
+def test_no_beam_and_no_length(seq2seq):
+    model = generative(seq2seq["t5"], named([[FIRST]]))
+    sources = model.tokenize(["corn"])
+    for beams, length in ((0, 1), (1, 0)):
+        with pytest.raises(ValueError, match="must be at least 1"):
+            beam_search(model, sources, trie(model), beams=beams, length=length)
+
+
+def test_dropout_is_off_and_the_mode_restored(seq2seq):
+    model = generative(seq2seq["t5"], named(random_rows(0)))
+    sources = model.tokenize(QUERIES)
+    expected = beam_search(model, sources, trie(model), beams=4, length=5)
+    model.train()
+    found = beam_search(model, sources, trie(model), beams=4, length=5)
+    assert model.training
+    assert as_lists(found) == as_lists(expected)

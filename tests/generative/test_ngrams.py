@@ -1,0 +1,181 @@
+"""The index of n-grams against its slow twin, a scan of every document."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paradigms.generative.ngrams import NGramIndex, _previous_smaller
+from tests.generative.test_trie import csr
+
+unhurried = settings(deadline=None)  # a busy machine is not a failure
+Documents = list[list[int]]
+TOKENS = st.sampled_from([0, 1, 5, 2**31 - 1])  # few, so that they repeat
+# Documents repeat as well: a drawn list of documents, and then picks from it.
+CORPORA = (
+    st.lists(st.lists(TOKENS, max_size=8), min_size=1, max_size=5)
+    .flatmap(lambda documents: st.lists(st.sampled_from(documents), min_size=1, max_size=8))
+    .filter(any)
+)
+
+
+def occurrences(documents: Documents, gram: tuple[int, ...]) -> list[tuple[int, int]]:
+    """(document, position) of every place where `gram` stands; the empty one stands at every token."""
+    return [
+        (d, i)
+        for d, document in enumerate(documents)
+        for i in range(len(document))
+        if tuple(document[i : i + len(gram)]) == gram
+    ]
+
+
+def successors(documents: Documents, gram: tuple[int, ...]) -> list[int]:
+    after = [documents[d][i + len(gram) :] for d, i in occurrences(documents, gram)]
+    return sorted({rest[0] for rest in after if rest})
+
+
+def check_everything(documents: Documents) -> None:
+    """Every n-gram that a search can reach, with its successors, frequency and places."""
+    index = NGramIndex.build(*csr(documents))
+    grams: list[tuple[int, ...]] = [()]
+    states = index.start()
+    while grams:
+        found, places = index.branches(states), index.locate(states)
+        reached: list[tuple[int, ...]] = []
+        for n, gram in enumerate(grams):
+            expected = occurrences(documents, gram)
+            assert index.counts(states)[n] == len(expected)
+            part = slice(places.offsets[n], places.offsets[n + 1])
+            pairs = zip(places.documents[part].tolist(), places.positions[part].tolist(), strict=True)
+            assert list(pairs) == expected
+            tokens = found.tokens[found.offsets[n] : found.offsets[n + 1]].tolist()
+            assert tokens == successors(documents, gram)
+            reached += [(*gram, token) for token in tokens]
+        assert (found.states[:, 2] == len(grams[0]) + 1).all()
+        assert index.find(*csr([list(gram) for gram in grams])).tolist() == states.tolist()
+        grams, states = reached, found.states
+
+
+@unhurried
+@given(CORPORA)
+def test_every_ngram_of_a_small_corpus(documents: Documents):
+    check_everything(documents)
+
+
+@pytest.mark.parametrize(
+    "documents",
+    [
+        pytest.param([[4]], id="one token"),
+        pytest.param([[], [], [4], []], id="empty documents"),
+        pytest.param([[4], [5], [4]], id="one-token documents"),
+        pytest.param([[4, 5, 4, 5, 6]] * 3, id="three equal documents"),
+        pytest.param([[4] * 9, [4] * 9, [4] * 9 + [5]], id="one token repeated"),
+        pytest.param([[4, 5], [5, 6], [6, 4]], id="chain over the boundaries"),
+        pytest.param([[0], [0, 0]], id="token 0"),
+    ],
+)
+def test_every_ngram_of_odd_corpora(documents: Documents):
+    check_everything(documents)
+
+
+@pytest.mark.parametrize("tokens", [100, 1000, 70_000])
+def test_suffixes_are_sorted_as_numbers(tokens: int):
+    """Symbols of one, two and four bytes."""
+    random = np.random.default_rng(0)
+    documents = [random.permutation(tokens).tolist(), random.integers(0, tokens, 300).tolist()]
+    index = NGramIndex.build(*csr(documents))
+    text = index.text.tolist()
+    begins = [text[row : row + 12] for row in index.rows[:: max(1, tokens // 500)].tolist()]
+    assert begins == sorted(begins)
+    probe = documents[1][:40]
+    states = index.find(*csr([probe[i : i + 2] for i in range(40)]))
+    expected = [len(occurrences(documents, tuple(probe[i : i + 2]))) for i in range(40)]
+    assert index.counts(states).tolist() == expected
+    found = index.branches(index.start())
+    assert found.tokens.tolist() == list(range(tokens))
+
+
+def test_an_ngram_over_two_documents_is_absent():
+    index = NGramIndex.build(*csr([[4, 5], [6, 7], [5, 8]]))
+    states = index.find(*csr([[4, 5], [5, 6], [7, 5, 8], [4, 5, 6]]))
+    assert index.counts(states).tolist() == [1, 0, 0, 0]
+    assert index.branches(states[:1]).tokens.size == 0
+
+
+def test_absent_ngrams_have_no_branches_and_no_places():
+    index = NGramIndex.build(*csr([[4, 5, 4, 6], [4, 5]]))
+    absent = index.find(*csr([[9], [4, 9], [4, 5, 4, 6, 4], [0], [5, 5, 4]]))
+    assert (absent[:, 0] == absent[:, 1]).all()
+    assert absent[:, 2].tolist() == [1, 2, 5, 1, 3]
+    mixed = np.concatenate([absent, index.find(*csr([[4]]))])
+    found, places = index.branches(mixed), index.locate(mixed)
+    assert found.offsets.tolist() == [0, 0, 0, 0, 0, 0, 2]
+    assert found.tokens.tolist() == [5, 6]
+    assert places.offsets.tolist() == [0, 0, 0, 0, 0, 0, 3]
+    assert index.branches(mixed[:0]).states.shape == (0, 3)
+
+
+def test_the_absent_state_of_every_row_has_no_branches():
+    """Also where a present n-gram has the same first row and depth."""
+    index = NGramIndex.build(*csr([[4, 5, 4, 6], [4, 5]]))
+    absent = np.array([[lo, lo, depth] for lo in range(6) for depth in range(5)])
+    assert index.branches(absent).tokens.size == 0
+    assert not index.find(np.array([], dtype=np.int64), np.array([0])).size
+
+
+def test_counts_are_of_documents_and_of_repetitions_within_one():
+    index = NGramIndex.build(*csr([[4, 4, 4], [4, 4, 4], [7, 4]]))
+    states = index.find(*csr([[4], [4, 4], [4, 4, 4], [7, 4], []]))
+    assert index.counts(states).tolist() == [7, 4, 2, 1, 8]
+
+
+def test_narrow_and_wide_tokens_make_the_same_index():
+    tokens, offsets = csr([[4, 5, 4, 6], [], [4, 5]])
+    wide = NGramIndex.build(tokens, offsets)
+    for kind in (np.int32, np.int64):
+        narrow = NGramIndex.build(tokens.astype(kind), offsets)
+        for name, array in vars(wide).items():
+            assert np.array_equal(array, getattr(narrow, name)), name
+
+
+def test_a_saved_index_answers_as_before(tmp_path: Path):
+    documents = [[4, 5, 4, 6], [], [4, 5]]
+    index = NGramIndex.build(*csr(documents))
+    index.save(tmp_path / "index")
+    loaded = NGramIndex.load(tmp_path / "index")
+    states = index.find(*csr([[4], [4, 5], [9]]))
+    assert loaded.find(*csr([[4], [4, 5], [9]])).tolist() == states.tolist()
+    for twin, mine in (
+        (loaded.branches(states), index.branches(states)),
+        (loaded.locate(states), index.locate(states)),
+    ):
+        for name, array in vars(mine).items():
+            assert np.array_equal(array, getattr(twin, name)), name
+    (tmp_path / "index" / "rows.npy").unlink()
+    with pytest.raises(FileNotFoundError, match=r"holds no n-gram index: rows.npy is missing"):
+        NGramIndex.load(tmp_path / "index")
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="every document is empty"):
+        NGramIndex.build(*csr([[], []]))
+    with pytest.raises(ValueError, match="every document is empty"):
+        NGramIndex.build(*csr([]))
+    with pytest.raises(ValueError, match="document 2 has the token -1"):
+        NGramIndex.build(*csr([[3], [], [4, -1]]))
+    with pytest.raises(ValueError, match=r"offsets of documents must ascend from 0 to .* 2"):
+        NGramIndex.build(np.array([3, 4]), np.array([0, 1]))
+    index = NGramIndex.build(*csr([[3, 4]]))
+    with pytest.raises(ValueError, match="n-gram 1 has the token -1"):  # of the separator in the text
+        index.find(*csr([[3], [4, -1]]))
+
+
+@unhurried
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40))
+def test_previous_smaller_value(values: list[int]):
+    expected = [max((j for j in range(i) if values[j] < values[i]), default=0) for i in range(len(values))]
+    assert _previous_smaller(np.array(values)).tolist() == expected

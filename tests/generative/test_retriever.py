@@ -1,0 +1,249 @@
+"""The generative retriever against scoring every document with `Generative.token_scores`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from paradigms.data import Problems
+from paradigms.evaluate.measures import per_query
+from paradigms.generative import retriever as module
+from paradigms.generative.identifiers import END, Identifiers
+from paradigms.generative.model import Generative
+from paradigms.generative.ngrams import NGramIndex
+from paradigms.generative.np_decoding import Clusters
+from paradigms.generative.outputs import Scorer
+from paradigms.generative.retriever import GenerativeRetriever
+from paradigms.generative.seal import query_grams
+from paradigms.generative.targets import Targets
+from tests.generative.test_beam import continuations, slow_search, text_next
+from tests.generative.test_seal import occurrences, slow_seal, spans_of
+from tests.near import same_run
+from tests.tiny_generative import Sequences, generative, named, texts
+
+QUERIES = {"q1": "the lazy dog", "q2": "a king lived near that river, so they say", "q0": "", "q3": "corn"}
+NAMES = [[5, 6], [7], [5, 6], [5, 6, 8, 9], [300], [7, 7]]  # d0 and d2 have one name
+
+
+def log_p(model: Generative, query: str, sequence: list[int], scorer: Scorer = "log_probability") -> float:
+    with torch.inference_mode():
+        targets = Targets.pad([[sequence]])
+        return float(model.token_scores(model.tokenize([query]), targets, scorer).sum())
+
+
+def ranked(scores: dict[str, float]) -> dict[str, float]:
+    return dict(sorted(scores.items(), key=lambda item: (-item[1], item[0])))
+
+
+def two_names() -> Identifiers:
+    """d0: 5 6 and 9; d1: 7; d2: 9."""
+    tokens, offsets = np.array([5, 6, 9, 7, 9]), np.array([0, 2, 3, 4, 5])
+    owners = np.array([0, 0, 1, 2])
+    return Identifiers("title", ["d0", "d1", "d2"], tokens, offsets, owners, 310, END, Problems())
+
+
+# --- search by identifiers --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"tokens": "own", "softmax": "place"}, {"pawa_rank": 4}])
+def test_with_beams_for_all_names_search_ranks_all_documents_by_log_probability(
+    seq2seq, monkeypatch, settings
+):
+    model = generative(seq2seq["t5"], named(NAMES), beams=10, **settings)
+    expected = {
+        q: ranked({f"d{n}": log_p(model, text, [*name, END]) for n, name in enumerate(NAMES)})
+        for q, text in QUERIES.items()
+    }
+    for hypotheses in (1, 25, 1000):  # queries alone, in twos, together
+        monkeypatch.setattr(module, "HYPOTHESES", {"cpu": hypotheses})
+        same_run(GenerativeRetriever(model).search(QUERIES, progress=hypotheses == 1), expected)
+    cut = {q: dict(list(scores.items())[:3]) for q, scores in expected.items()}
+    same_run(GenerativeRetriever(model).search(QUERIES, 3), cut)
+
+
+def test_few_beams_find_few_documents(seq2seq):
+    found = GenerativeRetriever(generative(seq2seq["t5"], named(NAMES), beams=1)).search(QUERIES, 100)
+    assert all(len(scores) in (1, 2) for scores in found.values()), "two where both share the name"
+
+
+def test_a_document_has_the_score_of_its_best_name_and_shares_it(seq2seq):
+    model = generative(seq2seq["t5"], two_names(), beams=5)
+    run = GenerativeRetriever(model).search(QUERIES)
+    for query, text in QUERIES.items():
+        both, seven, nine = (log_p(model, text, [*name, END]) for name in ([5, 6], [7], [9]))
+        assert run[query] == pytest.approx({"d0": max(both, nine), "d1": seven, "d2": nine}, abs=1e-6)
+
+
+def clustered(folder: Path, identifiers: Identifiers, **settings) -> Generative:
+    """Two clusters of every surface token; the identifiers' tokens are in the first or second by turns."""
+    surface = np.unique(identifiers.tokens)
+    group = np.searchsorted(surface, identifiers.tokens)
+    labels = 2 + 2 * group + np.arange(len(group)) % 2
+    vectors = torch.randn(2 + 2 * len(surface), 32, generator=torch.Generator().manual_seed(1))
+    clusters = Clusters(vectors, np.concatenate([[0, 1], np.repeat(surface, 2)]), labels)
+    return generative(folder, identifiers, clusters, tokens="clusters", **settings)
+
+
+def ways(model: Generative, tokens: Iterable[int]) -> Sequences:
+    """Every sequence of clusters that reads like this."""
+    assert model.clusters is not None
+    groups = (np.flatnonzero(model.clusters.surface == token).tolist() for token in tokens)
+    return [list(way) for way in product(*groups)]
+
+
+def test_a_decoder_of_clusters_finds_a_name_by_the_best_of_its_sequences(seq2seq):
+    model = clustered(seq2seq["t5"], named(NAMES), beams=100)
+    run = GenerativeRetriever(model).search(QUERIES)
+    for query, text in QUERIES.items():
+        for n, name in enumerate(NAMES):
+            best = max(log_p(model, text, [*way, END]) for way in ways(model, name))
+            assert run[query][f"d{n}"] == pytest.approx(best, abs=1e-6)
+
+
+# --- search by n-grams ------------------------------------------------------------------------------
+
+
+def corpus(model: Generative) -> Sequences:
+    """Documents with the words of the queries; one is empty."""
+    ids = [model.tokenizer(text, add_special_tokens=False)["input_ids"] for text in QUERIES.values()]
+    return [ids[0] + [9, 300], [], ids[1][:5], [300, 9] + ids[0][:2] + ids[3], [9, 9, 300] * 2]
+
+
+@pytest.mark.parametrize("decode", ["spans", "keys"])
+def test_search_by_ngrams_is_the_slow_search_and_the_slow_score(seq2seq, decode):
+    rows = [*corpus(generative(seq2seq["t5"], texts([[5]]))), [300] * 30000]  # others are rare beside these
+    model = generative(seq2seq["t5"], texts(rows), decode=decode, beams=3, span=4)
+    allowed = text_next(model) if decode == "keys" else continuations(spans_of(rows, 4))
+    expected = {}
+    generated, with_own = [], []
+    for query, text in QUERIES.items():
+        found = slow_search(model, text, allowed, 3, 4, keep=decode == "keys")
+        grams = {tuple(tokens): score for tokens, score in found}
+        if decode == "keys":
+            own = model.tokenizer(text, add_special_tokens=False)["input_ids"]
+            own_grams = {tuple(own[i : i + m]) for m in (1, 2, 3) for i in range(len(own) - m + 1)}
+            there = {gram for gram in own_grams if any(occurrences(row, gram) for row in rows)}
+            generated.append(slow_seal(rows, grams, 1500))
+            grams |= {gram: log_p(model, text, list(gram)) for gram in there}
+            scores = slow_seal(rows, grams, 1500)
+            with_own.append(scores)
+        else:
+            held = {n: [s for g, s in grams.items() if occurrences(row, g)] for n, row in enumerate(rows)}
+            scores = {n: max(spans) + 1e-9 * len(spans) for n, spans in held.items() if spans}
+        expected[query] = ranked({f"d{n}": score for n, score in scores.items()})
+    if decode == "keys":
+        assert all(generated)
+        assert generated != with_own, "the query's own n-grams add to a score"
+    retriever = GenerativeRetriever(model)
+    same_run(retriever.search(QUERIES), expected)
+    assert all("d1" not in scores for scores in expected.values()), "the empty document has no n-gram"
+    same_run(retriever.search(QUERIES, 1), {q: dict([*s.items()][:1]) for q, s in expected.items()})
+
+
+def test_a_span_of_clusters_counts_as_the_best_of_its_sequences(seq2seq):
+    rows = corpus(generative(seq2seq["t5"], texts([[5]])))
+    model = clustered(seq2seq["t5"], texts(rows), decode="spans", beams=500, span=2)
+    run = GenerativeRetriever(model).search({"q": "corn"})["q"]
+    best = {span: max(log_p(model, "corn", way) for way in ways(model, span)) for span in spans_of(rows, 2)}
+    for n in (0, 2, 3, 4):
+        held = [best[span] for span in best if occurrences(rows[n], span)]
+        assert run[f"d{n}"] == pytest.approx(max(held) + 1e-9 * len(held), abs=1e-6)
+    assert len(run) == 4
+
+
+def test_a_querys_ngram_in_clusters_is_that_of_an_occurrence(seq2seq):
+    rows = corpus(generative(seq2seq["t5"], texts([[5]])))
+    model = clustered(seq2seq["t5"], texts(rows), decode="keys")
+    index = NGramIndex.build(model.identifiers.tokens, model.identifiers.offsets)
+    text = QUERIES["q1"]
+    [(states, scores)] = query_grams(model, index, [text], model.tokenize([text]))
+    assert len(states) == 6
+    assert model.clusters is not None
+    for (lo, _, depth), score in zip(states.tolist(), scores, strict=True):
+        begin = int(index.rows[lo])
+        place = begin - sum(start <= begin for start in index.starts[1:])
+        written = model.clusters.labels[place : place + depth]
+        assert model.clusters.surface[written].tolist() == index.text[begin : begin + depth].tolist()
+        assert score == pytest.approx(log_p(model, text, written.tolist()), abs=1e-6)
+
+
+# --- rerank -----------------------------------------------------------------------------------------
+
+POOL = {"q3": {"d4": 0.0, "d0": 1.0}, "q1": dict.fromkeys([f"d{n}" for n in range(6)], 0.0), "q0": {}}
+
+
+@pytest.mark.parametrize("scorer", ["log_probability", "logit", "centred_logit"])
+def test_rerank_gives_the_pool_rel_under_the_models_scorer(seq2seq, scorer):
+    model = generative(seq2seq["t5-v1.1"], named(NAMES), score=scorer)
+    run = GenerativeRetriever(model).rerank(QUERIES, POOL)
+    expected = {
+        q: ranked({d: log_p(model, QUERIES[q], [*NAMES[int(d[1:])], END], scorer) for d in pool})
+        for q, pool in POOL.items()
+    }
+    same_run(run, expected)
+
+
+@pytest.mark.parametrize("names", ["best", "mean"])
+def test_names_are_pooled_as_the_settings_say(seq2seq, names):
+    rows = [[5, 6, 7, 8, 9], [5], []]
+    model = generative(seq2seq["t5"], texts(rows), decode="spans", span=2, names=names)
+    run = GenerativeRetriever(model).rerank({"q": "corn"}, {"q": {"d0": 0.0, "d1": 0.0, "d2": 0.0}})
+    for n in (0, 1):
+        rel = [log_p(model, "corn", name) for name in model.names(n)]
+        pooled = max(rel) if names == "best" else sum(rel) / len(rel)
+        assert run["q"][f"d{n}"] == pytest.approx(pooled, abs=1e-6)
+    assert run["q"]["d2"] == -math.inf, "no name is the worst name"
+    assert list(run["q"])[-1] == "d2"
+    assert per_query(run, {"q": {"d2": 1}}, ["RR@10"]).mean("RR@10") == pytest.approx(1 / 3)
+
+
+def test_wrong_pools_are_named(seq2seq):
+    retriever = GenerativeRetriever(generative(seq2seq["t5"], named(NAMES)))
+    assert "valid" not in vars(retriever), "reranking needs no trie"
+    with pytest.raises(KeyError, match="'nobody'"):
+        retriever.rerank(QUERIES, {"q1": {"d1": 0.0}, "q3": {"d2": 0.0, "nobody": 1.0}})
+    with pytest.raises(KeyError, match="'q9', which has no text"):
+        retriever.rerank(QUERIES, {"q9": {"d1": 0.0}})
+    assert retriever.rerank(QUERIES, {}) == {}
+
+
+# --- the rest ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("identifiers", "decode"), [(named(NAMES), "spans"), (texts(NAMES), "identifiers"), (two_names(), "keys")]
+)
+def test_what_is_decoded_must_go_with_the_identifiers(seq2seq, identifiers, decode):
+    model = generative(seq2seq["t5"], identifiers, decode=decode)
+    with pytest.raises(ValueError, match=f"decode='{decode}' does not go with {identifiers.kind}"):
+        GenerativeRetriever(model)
+
+
+def test_k_must_be_positive_and_no_query_finds_nothing(seq2seq):
+    retriever = GenerativeRetriever(generative(seq2seq["t5"], named(NAMES)))
+    assert retriever.search({}) == {}
+    with pytest.raises(ValueError, match="k must be at least 1"):
+        retriever.search(QUERIES, 0)
+
+
+def test_bytes_are_those_of_weights_identifiers_and_valid_prefixes(seq2seq):
+    rows = [[5, 6, 7], [5]]
+    model = generative(seq2seq["t5"], texts(rows), decode="keys")
+    retriever = GenerativeRetriever(model)
+    weights = sum(parameter.numel() * 8 for parameter in model.parameters())  # double precision
+    ids, index = model.identifiers, NGramIndex.build(model.identifiers.tokens, model.identifiers.offsets)
+    arrays = [ids.tokens, ids.offsets, ids.owners, index.text, index.starts, index.rows]
+    arrays += [index.nodes, index.first, index.tokens, index.lows]
+    assert retriever.bytes_per_document == (weights + sum(array.nbytes for array in arrays)) / len(rows)
+    held = clustered(seq2seq["t5"], named(rows))
+    plain = generative(seq2seq["t5"], named(rows))
+    assert held.clusters is not None
+    more = held.clusters.vectors.nbytes + held.clusters.surface.nbytes + held.clusters.labels.nbytes
+    parts = [GenerativeRetriever(model).bytes_per_document for model in (held, plain)]
+    assert parts[0] - parts[1] == more / len(rows)

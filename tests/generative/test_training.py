@@ -1,0 +1,357 @@
+"""Generative paradigms in the shared loop: what they learn, on one process and two, and by the scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from inspect import unwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rerank as rerank_script
+import torch
+import train as train_script
+from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
+from studies.systems import searcher
+from transformers import AutoModelForSeq2SeqLM
+
+from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm, load
+from paradigms.data import Corpus, Problems, Split, read_run, write_run
+from paradigms.generative.pairs import Pair, retrieval_pairs
+from paradigms.generative.retriever import GenerativeRetriever
+from paradigms.generative.small import small_t5
+from paradigms.io.settings import from_command_line
+from paradigms.train.job import training_pairs
+from paradigms.train.likelihood import Likelihood
+from paradigms.train.loop import TrainingSettings, train
+from tests.tiny import WORDS, write_seq2seq
+
+TEXTS = [" ".join(WORDS.split()[(11 * n + 5 * w) % 300] for w in range(6)) for n in range(16)]
+CORPUS = Corpus([f"d{n}" for n in range(16)], TEXTS, [" ".join(text.split()[:2]) for text in TEXTS])
+SPLIT = Split(
+    {f"q{n}": " ".join(TEXTS[n].split()[1:4]) for n in range(8)}, {f"q{n}": {f"d{n}": 1} for n in range(8)}
+)
+OPTIONS: dict[str, dict] = {
+    "dsi": {"identifiers": "atomic"},
+    "dsi_pawa": {"pawa_rank": 8, "softmax": "place"},
+    "genre": {},
+    "genre_np": {"tokens": "clusters", "refresh": 2},
+    "seal": {"span": 3},
+}
+SETTINGS = TrainingSettings(steps=4, batch_size=4, learning_rate=1e-3, save_every=2, log_every=1)
+
+
+def build(name: str, folder: Path, encoder: Path) -> Generative:
+    torch.manual_seed(0)
+    options = {"query_length": 12, "document_length": 16} | OPTIONS[name]
+    if name == "dsi_pawa":
+        options |= {"embedder": encoder, "branching": 4}
+    return GENERATIVE[name.split("_")[0]](folder, CORPUS, **options)
+
+
+def objective(model: Generative) -> Likelihood:
+    return Likelihood(model, CORPUS, training_pairs(model, CORPUS, SPLIT, Problems(), 0))
+
+
+def fit(model: Generative, folder: Path, **changes: float) -> Generative:
+    settings = replace(SETTINGS, **changes)
+    return train(model, objective(model), settings, folder, accelerator=Accelerator(), progress=False)
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_seq2seq("t5-v1.1", tmp_path_factory.mktemp("t5"))
+
+
+def test_the_loss_is_that_of_transformers(t5: Path) -> None:
+    """Summed over tokens and averaged over pairs, where theirs is averaged over tokens."""
+    model = build("genre", t5, t5).eval()
+    pairs = retrieval_pairs(SPLIT, model.identifiers)[:4]
+    batch = objective(model).collate(pairs)
+    labels = batch.targets.ids[:, 0].masked_fill(~batch.targets.mask[:, 0], -100)
+    reference = AutoModelForSeq2SeqLM.from_pretrained(t5).eval()
+    theirs = reference(
+        input_ids=batch.sources.input_ids, attention_mask=batch.sources.attention_mask, labels=labels
+    ).loss
+    ours = objective(model).loss(model, batch)
+    torch.testing.assert_close(ours * 4 / (labels >= 0).sum(), theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_run_in_two_parts_ends_as_one(name: str, t5: Path, tiny_bert: Path, tmp_path: Path) -> None:
+    """With clusters renewed on the way (refresh = 2), too."""
+    whole = fit(build(name, t5, tiny_bert), tmp_path / "whole")
+    model = build(name, t5, tiny_bert)
+    forwards = 0
+
+    def interrupt(module: torch.nn.Module, given: tuple) -> None:
+        nonlocal forwards
+        forwards += 1
+        if forwards > 3:
+            raise KeyboardInterrupt
+
+    handle = model.register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, tmp_path / "parts")
+    handle.remove()
+    parts = fit(build(name, t5, tiny_bert), tmp_path / "parts")
+    assert (tmp_path / "parts/history.jsonl").read_text() == (tmp_path / "whole/history.jsonl").read_text()
+    for (key, a), b in zip(whole.state_dict().items(), parts.state_dict().values(), strict=True):
+        assert torch.equal(a, b), key
+
+
+@pytest.mark.parametrize("name", ["dsi", "genre", "seal"])
+def test_what_was_learned_is_found(name: str, t5: Path, tiny_bert: Path, tmp_path: Path) -> None:
+    model = build(name, t5, tiny_bert)
+    before = objective(model).loss(model.eval(), objective(model).collate(objective(model).examples[:8]))
+    trained = fit(model, tmp_path, steps=100, batch_size=16, learning_rate=5e-3, save_every=100).eval()
+    after = objective(trained).loss(trained, objective(trained).collate(objective(trained).examples[:8]))
+    assert after < 0.6 * before
+    run = GenerativeRetriever(trained).search(SPLIT.queries, 3)
+    first = [next(iter(run[q]), None) == f"d{q[1:]}" for q in SPLIT.queries]
+    assert sum(first) >= 7  # of 8: all, with three seeds
+
+
+def test_no_batch_is_made_before_the_clusters_are_renewed(t5: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="workers=1 would make batches of genre before"):
+        fit(build("genre_np", t5, t5), tmp_path, workers=1)
+    fit(build("genre", t5, t5), tmp_path, workers=1, steps=1)
+
+
+def test_without_pairs_nothing_is_trained(t5: Path) -> None:
+    with pytest.raises(ValueError, match="genre has no training pairs"):
+        Likelihood(build("genre", t5, t5), CORPUS, [])
+
+
+def test_a_small_t5_is_the_same_for_a_seed_and_loads_as_any(tmp_path: Path) -> None:
+    folders = [small_t5(TEXTS, tmp_path / str(n), vocabulary=200, width=16, seed=1) for n in range(2)]
+    for file in ("model.safetensors", "tokenizer.json"):
+        assert (folders[0] / file).read_bytes() == (folders[1] / file).read_bytes()
+    model = GENERATIVE["genre"](folders[0], CORPUS)
+    assert not torch.equal(model.backbone.lm_head.weight, model.backbone.shared.weight)
+    assert model.tokenizer("sea")["input_ids"][-1] == model.identifiers.end == 1
+    state = torch.get_rng_state()
+    small_t5(TEXTS, tmp_path / "again", vocabulary=200, width=16)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_small_t5_that_could_read_nothing_is_refused(tmp_path: Path) -> None:
+    for sizes in ({"layers": 0}, {"width": 2, "heads": 4}):
+        with pytest.raises(ValueError, match="at least 1, width at least heads"):
+            small_t5(TEXTS, tmp_path / "t5", **sizes)
+    with pytest.raises(ValueError, match="no text has a character"):
+        small_t5(["", ""], tmp_path / "t5")
+    assert not (tmp_path / "t5").exists()
+
+
+def test_dsi_names_its_identifiers(t5: Path) -> None:
+    with pytest.raises(ValueError, match="identifiers='tomic'; there are semantic, atomic"):
+        unwrap(GENERATIVE["dsi"])(t5, CORPUS, identifiers="tomic")
+
+
+# --- two processes ----------------------------------------------------------------------------------
+
+
+def gradients(name: str, t5: Path, encoder: Path, accelerator: Accelerator) -> dict[str, torch.Tensor]:
+    """Of this process's share of 8 pairs, averaged over processes; dropout is off."""
+    model = build(name, t5, encoder)
+    wrapped = accelerator.prepare(model)
+    wrapped.eval()
+    likelihood = objective(model)
+    share = 8 // accelerator.num_processes
+    mine: list[Pair] = likelihood.examples[accelerator.process_index * share :][:share]
+    accelerator.backward(likelihood.loss(wrapped, likelihood.collate(mine)))
+    return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def common_clusters(t5: Path, encoder: Path, folder: Path, accelerator: Accelerator) -> None:
+    """The first process's clusters are those of both, though the second began with others."""
+    corpus = Corpus(CORPUS.ids, TEXTS, [f"the {title}" for title in CORPUS.titles])
+    model = GENERATIVE["genre"](t5, corpus, document_length=16, **OPTIONS["genre_np"])
+    clusters, (the, _) = model.clusters, model.tokenizer("the")["input_ids"]
+    assert clusters is not None
+    if accelerator.process_index == 1:
+        names = np.flatnonzero(clusters.surface == the)
+        own = np.isin(clusters.labels, names)
+        clusters.labels[own] = names[0] + names[-1] - clusters.labels[own]
+        model.refresh = lambda corpus: pytest.fail("the second process clusters, too")  # type: ignore
+    before = clusters_of(model, accelerator)
+    assert not torch.equal(*before)
+    likelihood = Likelihood(model, corpus, retrieval_pairs(SPLIT, model.identifiers))
+    for steps in (1, 3):  # without a refresh, and with one
+        settings = replace(SETTINGS, steps=steps, batch_size=2)
+        train(model, likelihood, settings, folder / f"np{steps}", accelerator=accelerator, progress=False)
+        after = clusters_of(model, accelerator)
+        assert torch.equal(*after)
+        assert torch.equal(after[0], before[0]) == (steps == 1)
+
+
+def clusters_of(model: Generative, accelerator: Accelerator) -> list[torch.Tensor]:
+    """Every process's clusters: vectors and labels."""
+    assert model.clusters is not None
+    own = torch.cat([model.clusters.vectors.detach().flatten().double(), model.clusters.get_extra_state()])
+    return list(accelerator.gather(own[None]))
+
+
+def one_corpus(t5: Path, encoder: Path, folder: Path, accelerator: Accelerator) -> None:
+    """Processes that have read other titles are told so, both of them."""
+    titles = list(CORPUS.titles)
+    titles[3] = ("sea", "sun")[accelerator.process_index]
+    model = GENERATIVE["genre"](t5, Corpus(CORPUS.ids, TEXTS, titles))
+    with pytest.raises(ValueError, match="the processes that train genre have different examples"):
+        train(model, objective(model), SETTINGS, folder / "other", accelerator=accelerator, progress=False)
+
+
+def test_two_processes_have_the_gradient_of_one_and_learn_the_same(
+    t5: Path, tiny_bert: Path, tmp_path: Path
+) -> None:
+    for name in OPTIONS:
+        found = gradients(name, t5, tiny_bert, Accelerator())
+        save_file({n: g.contiguous() for n, g in found.items()}, tmp_path / f"{name}.safetensors")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(Path(__file__).parents[2]), str(Path(train_script.__file__).parent)]
+    )
+    done = subprocess.run(
+        [*launch, __file__, str(t5), str(tiny_bert), str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def main(t5: str, encoder: str, folder: str) -> None:
+    """One of the two processes."""
+    accelerator = Accelerator()
+    assert accelerator.num_processes == 2
+    for name in OPTIONS:
+        expected = load_file(Path(folder) / f"{name}.safetensors")
+        found = gradients(name, Path(t5), Path(encoder), accelerator)
+        assert found.keys() == expected.keys(), name
+        scale = max(float(g.abs().max()) for g in expected.values())
+        for parameter, value in expected.items():
+            error = float((found[parameter] - value).abs().max())
+            assert error < 1e-5 * scale, f"{name}: {parameter} differs by {error} of {scale}"
+    for check in (common_clusters, one_corpus):
+        check(Path(t5), Path(encoder), Path(folder), accelerator)
+    accelerator.end_training()
+
+
+# --- the scripts ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("collection")
+    documents = [
+        {"_id": id, "title": title, "text": text}
+        for id, title, text in zip(CORPUS.ids, CORPUS.titles, TEXTS, strict=True)
+    ]
+    queries = [{"_id": id, "text": text} for id, text in SPLIT.queries.items()]
+    for name, rows in (("corpus", documents), ("queries", queries)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "qrels").mkdir()
+    for split, chosen in (("train", range(6)), ("test", range(6, 8))):
+        lines = "".join(f"q{n}\td{n}\t1\n" for n in chosen)
+        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
+    return folder
+
+
+def run(script: object, **flags: object) -> None:
+    given = [f"--{name}={value}" for name, value in flags.items()]
+    script.main(from_command_line(script.Settings, script.__doc__, given))  # type: ignore[attr-defined]
+
+
+def training(collection: Path, t5: Path | str, output: Path, **changes: object) -> dict[str, object]:
+    return {
+        "paradigm": "genre",
+        "collection": collection,
+        "backbone": t5,
+        "output": output,
+        "steps": 2,
+        "batch_size": 4,
+        "evaluate_every": 1,
+        "query_length": 8,
+        "document_length": 12,
+        "precision": "no",
+        "tracker": "none",
+    } | changes
+
+
+def test_a_generative_checkpoint_is_trained_and_reranks(collection: Path, t5: Path, tmp_path: Path) -> None:
+    (tmp_path / "queries.jsonl").write_text('{"document": "d3", "query": "old sea"}\n')
+    run(train_script, **training(collection, t5, tmp_path / "out", generated=tmp_path / "queries.jsonl"))
+    model = load(tmp_path / "out" / "checkpoint")
+    assert isinstance(model, Generative)
+    assert model.name == "genre"
+    write_run(tmp_path / "first.run", {"q6": {"d6": 2.0, "d1": 1.0}, "q7": {"d2": 1.0}}, tag="first")
+    run(
+        rerank_script,
+        checkpoint=tmp_path / "out" / "checkpoint",
+        run=tmp_path / "first.run",
+        collection=collection,
+        output=tmp_path / "reranked",
+    )
+    reranked = read_run(tmp_path / "reranked" / "reranked.run")
+    expected = GenerativeRetriever(model).rerank({"q6": SPLIT.queries["q6"]}, {"q6": {"d6": 2.0, "d1": 1.0}})
+    assert reranked["q6"] == pytest.approx(expected["q6"], rel=1e-4)
+
+
+def test_a_generative_paradigm_has_a_small_t5_where_none_is_named(collection: Path, tmp_path: Path) -> None:
+    run(train_script, **training(collection, "", tmp_path, paradigm="seal", steps=1, dev_queries=0))
+    assert (tmp_path / "small-t5" / "model.safetensors").is_file()
+    assert json.loads((tmp_path / "config.json").read_text())["backbone"] == "small"
+
+
+def test_a_generative_paradigm_is_compared_on_its_own_corpus_alone(t5: Path, tmp_path: Path) -> None:
+    """Ids of two collections may be equal: a search would find documents of the wrong one."""
+    model = build("genre", t5, t5)
+    assert len(searcher(model, CORPUS, tmp_path, "no")) == 3
+    with pytest.raises(ValueError, match="genre names the 16 documents of another corpus, not these 15"):
+        searcher(model, Corpus(CORPUS.ids[:15], TEXTS[:15]), tmp_path, "no")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"paradigm": "colbert", "generated": "x.jsonl"},
+            "generated queries train dsi, genre, seal, not colbert",
+        ),
+        ({"generated": "absent.jsonl"}, "absent.jsonl"),
+        ({"backbone": "bert"}, "is a bert; generative paradigms need one of t5, mt5"),
+        (
+            {"options": '{"tokens": "clusters", "refresh": 1}', "workers": 1},
+            "before what they are made with is renewed: set workers=0",
+        ),
+    ],
+)
+def test_wrong_settings_are_said(
+    collection: Path, t5: Path, tiny_bert: Path, tmp_path: Path, changes: dict, message: str
+) -> None:
+    given = training(collection, t5, tmp_path / "out") | changes
+    if given["backbone"] == "bert":
+        given["backbone"] = tiny_bert
+    with pytest.raises(SystemExit, match=message):
+        run(train_script, **given)
+
+
+def test_both_kinds_load_by_one_call(t5: Path, tiny_bert: Path, tmp_path: Path) -> None:
+    build("genre", t5, t5).save_pretrained(tmp_path / "genre")
+    PARADIGMS["dpr"](tiny_bert).save_pretrained(tmp_path / "dpr")
+    assert isinstance(load(tmp_path / "genre"), Generative)
+    assert isinstance(load(tmp_path / "dpr"), Paradigm)
+    with pytest.raises(ValueError, match="is no checkpoint of"):
+        load(tmp_path)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,552 @@
+"""The compressed index equals its twins on what its codes stand for, through changes, crashes and damage."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from paradigms.align import ALIGNMENTS, NORMALISERS
+from paradigms.core import Tokens, join_documents, rel, similarity
+from paradigms.impute import imputed_rel
+from paradigms.index import coding, parts
+from paradigms.index.coding import number_bytes, numbers
+from paradigms.index.compressed import CompressedIndex
+from paradigms.index.pruning import most_salient
+from paradigms.recipe import Recipe
+from tests.index.test_storage import contents, cut, flip, names, other, remove, stopping
+from tests.near import same_scores
+
+DIM, FIELDS = 24, ["vectors", "ids", "salience"]
+LENGTHS = [5, 1, 0, 9, 3, 8, 12, 0, 2, 6, 5, 7, 1, 4, 10, 8, 3, 5]
+COLBERT = Recipe("colbert", "query_to_document", "one")
+XTR = Recipe("xtr", "pool_top_k", "retrieved", {"k": 8}, search="impute", search_tokens=20)
+GATHERING = {
+    "colbert": COLBERT,
+    "mean": replace(COLBERT, normalise="query_tokens"),
+    "of documents": replace(COLBERT, normalise="document_tokens"),
+    "aligner": Recipe("aligner", "top_k", "total", {"k": 2}),
+    "aligner 1": Recipe("aligner", "top_k", "total", {"k": 1}),
+    "coil": Recipe("coil", "equal_ids", "one"),
+    "dpr": Recipe("dpr", "all_pairs", "one"),
+}
+Documents = list[tuple[list[str], Tokens]]
+
+
+def tokens(*lengths: int, seed: int = 0) -> Tokens:
+    """Documents of unit vectors around 12 directions, with ids and salience."""
+    random = torch.Generator().manual_seed(seed)
+    n, longest = len(lengths), max(1, *lengths)
+    directions = torch.randn(12, DIM, generator=torch.Generator().manual_seed(99))
+    of = torch.randint(12, (1, n, longest), generator=random)
+    vectors = directions[of] + 0.7 * torch.randn(1, n, longest, DIM, generator=random)
+    mask = (torch.arange(longest) < torch.tensor(lengths)[:, None])[None]
+    u = torch.rand(1, n, longest, generator=random)
+    return Tokens(torch.nn.functional.normalize(vectors, dim=-1), mask, of, u)
+
+
+def documents(lengths: list[int] = LENGTHS, size: int = 4) -> Documents:
+    return [
+        ([f"d{n}" for n in range(s, min(s + size, len(lengths)))], tokens(*lengths[s : s + size], seed=s))
+        for s in range(0, len(lengths), size)
+    ]
+
+
+def build(folder: Path, given: Any = None, fields: list[str] = FIELDS, **options: Any) -> CompressedIndex:
+    given = documents() if given is None else given
+    return CompressedIndex.build_from(
+        given, folder, **({"paradigm": "colbert", "dim": DIM, "fields": fields, "lists": 6} | options)
+    )
+
+
+def queries(*lengths: int, salience: bool = False) -> Tokens:
+    """Queries whose padding lies anywhere, and would change every score."""
+    made = tokens(*lengths, seed=50).map(lambda t: t.transpose(0, 1))
+    order = torch.randperm(made.mask.shape[-1], generator=torch.Generator().manual_seed(0))
+    made = made.map(lambda t: t[:, :, order])
+    vectors = made.vectors.where(made.mask[..., None], torch.tensor(1e3))
+    return replace(made, vectors=vectors, salience=made.salience if salience else None)
+
+
+def everything(index: CompressedIndex) -> CompressedIndex:
+    """Every list is probed, every document a candidate."""
+    index.probes, index.candidates = 1 << 20, 1 << 20
+    return index
+
+
+def with_tokens(index: CompressedIndex) -> list[str]:
+    return [id for n, id in enumerate(index.ids) if index.living[n] and np.diff(index.offsets)[n]]
+
+
+def gathered(index: CompressedIndex, recipe: Recipe, asked: Tokens) -> list[dict[str, float]]:
+    """core.rel of all documents with a token, on what codes stand for; nothing for a query without tokens."""
+    ids = with_tokens(index)
+    align = partial(ALIGNMENTS[recipe.align].function, **recipe.align_knobs)
+    scores = rel(index.tokens_of(ids), asked, align, NORMALISERS[recipe.normalise])
+    there = asked.mask[:, 0].any(-1).tolist()
+    return [
+        dict(zip(ids, row.tolist(), strict=True)) if t else {} for row, t in zip(scores, there, strict=True)
+    ]
+
+
+def imputed(index: CompressedIndex, k: int, asked: Tokens) -> list[dict[str, float]]:
+    """f(d, q) = 1/N Σⱼ max(mⱼ, maxᵢ x̂ᵢᵀqⱼ) over probed tokens of d, with mⱼ from sorting the centroids."""
+    found: list[dict[str, float]] = []
+    codec, nearest = index._codec, np.array(index.fields["centroids"])
+    alive = np.repeat(index.living, np.diff(index.offsets))
+    sizes = np.bincount(nearest[alive], minlength=len(codec.packed))
+    owners = np.repeat(np.arange(len(index.ids)), np.diff(index.offsets))
+    decoded = torch.from_numpy(index._decode(np.arange(len(nearest)))["vectors"])
+    for vectors, mask in zip(asked.vectors[:, 0], asked.mask[:, 0], strict=True):
+        Q, S = vectors[mask], decoded @ vectors[mask].T
+        near = codec.centroids[:, :DIM] @ Q.T
+        probed, missing = np.zeros(len(near), bool), []
+        for column in near.T.numpy():
+            order = np.argsort(-column)
+            probed[order[: index.probes]] = True
+            reached = np.flatnonzero(np.cumsum(sizes[order]) >= k)
+            missing.append(column[order[reached[0]]] if len(reached) else column.min())
+        found.append({})
+        for n in np.unique(owners[alive & probed[nearest]]).tolist() if len(Q) else []:
+            mine = torch.from_numpy((owners == n) & probed[nearest])
+            best = S[mine].amax(0).maximum(torch.tensor(missing))
+            found[-1][index.ids[n]] = float(best.mean())
+    return found
+
+
+def assert_ranked(
+    found: list[dict[str, float]], expected: list[dict[str, float]], k: int, abs: float
+) -> None:
+    for scores, all_scores in zip(found, expected, strict=True):
+        assert scores == pytest.approx({id: all_scores[id] for id in scores}, rel=1e-5, abs=abs)
+        best = sorted(all_scores.values(), reverse=True)[:k]
+        assert list(scores.values()) == pytest.approx(best, rel=1e-5, abs=abs)
+        assert list(scores) == sorted(scores, key=lambda id: (-scores[id], id))
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> CompressedIndex:
+    made = build(tmp_path_factory.mktemp("compressed") / "index", fields=["vectors", "ids"])
+    made.delete(["d3", "d12"])
+    return made
+
+
+# --- the two ways to score --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("bits", "fields"), [(1, FIELDS[:2]), (2, FIELDS), (4, FIELDS[:2]), (8, FIELDS)])
+def test_gathering_is_rel_on_what_codes_stand_for(tmp_path: Path, bits: int, fields: list[str]) -> None:
+    made = everything(build(tmp_path / "index", fields=fields, bits=bits))
+    made.delete(["d4", "d9"])
+    for salience in (False, True):
+        asked = queries(5, 0, 17, 33, 1, salience=salience)
+        for recipe in GATHERING.values():
+            expected = gathered(made, recipe, asked)
+            found = made.search_tokens(recipe, asked, 100)
+            assert [set(scores) for scores in found] == [set(scores) for scores in expected]
+            assert_ranked(found, expected, 100, 1e-4)
+            assert_ranked(made.search_tokens(recipe, asked, 3), expected, 3, 1e-4)
+
+
+def test_one_vector_on_either_side(tmp_path: Path) -> None:
+    """DPR has one document vector and ME-BERT a few, and both one of the query."""
+    for lengths, name in (([1] * 20, "dpr"), ([3] * 20, "colbert")):
+        made = everything(build(tmp_path / name, documents(lengths), ["vectors"]))
+        asked = queries(1, 1)
+        expected = gathered(made, GATHERING[name], asked)
+        assert_ranked(made.search_tokens(GATHERING[name], asked, 7), expected, 7, 1e-5)
+
+
+@pytest.mark.parametrize("k", [1, 7, 20, 10**6])
+@pytest.mark.parametrize("probes", [1, 3, 99])
+def test_imputing_is_the_formula(index: CompressedIndex, k: int, probes: int) -> None:
+    """To the bins of `loops.select`: m lies up to one below, and lists of a bin are probed together."""
+    index.probes = probes
+    asked = queries(5, 0, 17, 33)
+    expected = imputed(index, k, asked)
+    found = index.search_tokens(replace(XTR, search_tokens=k), asked, 100)
+    assert [set(scores) for scores in found] == [set(scores) for scores in expected]
+    assert_ranked(found, expected, 100, 2.5 / 1023)
+
+
+def test_imputing_is_that_of_xtr_where_nothing_is_lost(tmp_path: Path) -> None:
+    """Every token its own centroid, in 8 bits, and every list probed."""
+    whole = join_documents([part for _, part in documents()])
+    made = everything(build(tmp_path / "index", bits=8, lists=1 << 16, rounds=0))
+    asked = queries(4, 9)
+    for deleted in ([], ["d6", "d14"]):
+        made.delete(deleted)
+        living = torch.tensor([id not in deleted for id in made.ids])
+        corpus = whole.map(lambda t, living=living: t[:, living])
+        for k in (1, 6, 30):
+            expected = imputed_rel(*similarity(corpus, asked), k)
+            rows = [dict(zip(np.array(made.ids)[living], row.tolist(), strict=True)) for row in expected]
+            for scores, of in zip(
+                made.search_tokens(replace(XTR, search_tokens=k), asked), rows, strict=True
+            ):
+                assert scores == pytest.approx({id: of[id] for id in scores}, abs=4e-3)
+                assert sorted(scores) == sorted(with_tokens(made))
+
+
+def test_salience_of_queries_plays_no_part_in_imputing(index: CompressedIndex) -> None:
+    asked = queries(5, 9, salience=True)
+    assert index.search_tokens(XTR, asked) == index.search_tokens(XTR, replace(asked, salience=None))
+    with pytest.raises(ValueError, match="the imputation zero needs an exact index"):
+        index.search_tokens(replace(XTR, imputation="zero"), asked)
+
+
+def test_candidates_are_those_with_the_largest_f(index: CompressedIndex) -> None:
+    index.probes = 2
+    asked = queries(5, 9)
+    for count in (1, 4):
+        index.candidates = count
+        f = index.search_tokens(XTR, asked, 100)
+        expected = gathered(index, COLBERT, asked)
+        found = index.search_tokens(COLBERT, asked, 1 if count == 1 else 3)
+        for scores, ranked, all_scores in zip(found, f, expected, strict=True):
+            among = {id: all_scores[id] for id in list(ranked)[:count]}
+            best = sorted(among, key=lambda id: -among[id])[: len(scores)]
+            assert scores == pytest.approx({id: among[id] for id in best}, abs=1e-4)
+    for index.candidates in (0, 2):  # as many as are asked for at least
+        assert len(index.search_tokens(COLBERT, asked, 5)[0]) == 5
+
+
+def test_threads_and_batches_change_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the order of torch's sums, which threads and batches change."""
+    given = [*documents(), *[([f"{id}'" for id in ids], part) for ids, part in documents()]]  # all twice
+    made = build(tmp_path / "index", given, ["vectors", "ids"])
+    monkeypatch.setattr(threads, "WORTH", 1)  # however little there is to share
+    asked, before = queries(5, 17, 0, 9, salience=True), torch.get_num_threads()
+    made.probes = 3
+    for recipe, candidates in itertools.product((XTR, *GATHERING.values()), (3, 1 << 20)):
+        made.candidates, found = candidates, []
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            found.append(made.search_tokens(recipe, asked, 10))  # no pair is cut
+            found.append([made.search_tokens(recipe, asked[n : n + 1], 10)[0] for n in range(4)])
+        torch.set_num_threads(before)
+        for again in found[1:]:
+            same_scores(again, found[0])
+
+
+def test_token_search_finds_the_nearest_of_the_lists(index: CompressedIndex) -> None:
+    vectors = queries(6).vectors[0, 0]
+    rows = np.flatnonzero(np.repeat(index.living, np.diff(index.offsets)))
+    S = vectors @ torch.from_numpy(index._decode(rows)["vectors"]).T
+    index.probes = 99
+    scores, found = index.token_search(vectors, 10)
+    torch.testing.assert_close(scores.sort(descending=True).values, S.topk(10).values)
+    assert all(set(row) <= set(rows.tolist()) for row in found.tolist())
+    index.probes = 1
+    few, found = index.token_search(vectors, 10**6)
+    assert few.shape == (6, index.offsets[-1])
+    assert torch.equal(few == -torch.inf, found == -1)
+    for row in found:
+        assert len(set(index.fields["centroids"][row[row >= 0].numpy()].tolist())) == 1
+    with pytest.raises(ValueError, match="k must be at least 1"):
+        index.token_search(vectors, 0)
+    index.probes = 0
+    with pytest.raises(ValueError, match="probe 1 list at least"):
+        index.token_search(vectors, 10)
+    for recipe in (COLBERT, XTR):
+        with pytest.raises(ValueError, match="probe 1 list at least"):
+            index.search_tokens(recipe, queries(6), 10)
+    index.probes = 8
+
+
+def test_rerank_scores_candidates_as_rel_does(index: CompressedIndex) -> None:
+    asked, candidates = queries(5, 9), [["d0", "d2", "d6"], ["d10", "d1"]]
+    for recipe in GATHERING.values():
+        align = partial(ALIGNMENTS[recipe.align].function, **recipe.align_knobs)
+        for n, found in enumerate(index.rerank_tokens(recipe, asked, candidates)):
+            one = index.tokens_of(candidates[n])
+            scores = rel(one, asked[n : n + 1], align, NORMALISERS[recipe.normalise])[0]
+            assert found == pytest.approx(dict(zip(candidates[n], scores.tolist(), strict=True)), abs=1e-4)
+    for n, found in enumerate(index.rerank_tokens(XTR, asked, candidates)):
+        scores = imputed_rel(*similarity(index.tokens_of(candidates[n]), asked[n : n + 1]), 20)[0]
+        assert found == pytest.approx(dict(zip(candidates[n], scores.tolist(), strict=True)), abs=1e-4)
+
+
+# --- files ------------------------------------------------------------------------------------------
+
+
+def test_equal_seeds_give_equal_bytes_however_lists_are_sorted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = contents(build(tmp_path / "one").folder)
+    assert set(expected) == {
+        *("begins.bin", "centroids.bin", "codec.safetensors", "codes.bin", "documents.jsonl"),
+        *("entries.bin", "ids.bin", "lengths.bin", "manifest.json", "salience.bin", "scales.bin"),
+    }
+    for sorted_, sampled in ((1, 1), (7, 30), (40, 1 << 12)):
+        monkeypatch.setattr(coding, "SORTED", sorted_)
+        monkeypatch.setattr(coding, "SAMPLED", sampled)
+        assert contents(build(tmp_path / f"{sorted_}").folder) == expected
+    assert (
+        contents(build(tmp_path / "other", seed=1).folder)["codec.safetensors"]
+        != expected["codec.safetensors"]
+    )
+
+
+def test_lists_hold_every_token_once_in_order(index: CompressedIndex) -> None:
+    entries, nearest = numbers(index._lists.entries), index.fields["centroids"]
+    assert np.array_equal(entries, np.argsort(nearest, kind="stable"))
+    assert np.array_equal(np.diff(index._begins), np.bincount(nearest, minlength=6))
+
+
+def test_numbers_of_tokens_have_the_bytes_that_they_need() -> None:
+    for count, width in ((0, 1), (1, 1), (256, 1), (257, 2), (1 << 16, 2), ((1 << 24) + 1, 4)):
+        assert number_bytes(count) == width
+        few = np.unique([0, count // 2, max(0, count - 1)])
+        assert np.array_equal(numbers(few.astype("<i8").view(np.uint8).reshape(-1, 8)[:, :width]), few)
+
+
+def test_an_index_is_small_and_is_mapped(tmp_path: Path) -> None:
+    made = build(tmp_path / "index", documents([50] * 8), ["vectors"], lists=4)
+    lists = 5 * 8 + len((made.folder / "codec.safetensors").read_bytes())
+    assert made.bytes_per_document == (400 * (16 + 1 + 2 + 2) + 8 * 4 + lists) / 8  # 24 dimensions fill 32
+    opened = CompressedIndex.open(made.folder)
+    assert all(isinstance(column, np.memmap) for column in opened.fields.values())
+    assert isinstance(opened._lists.entries, np.memmap)
+
+
+def test_pruned_tokens_are_left_out_before_coding(tmp_path: Path) -> None:
+    pruned = build(tmp_path / "pruned", keep=0.5)
+    given = [(ids, most_salient(part, 0.5)) for ids, part in documents()]
+    expected = contents(build(tmp_path / "given", given).folder)
+    assert pruned.offsets[-1] == sum(-(-length // 2) for length in LENGTHS)
+    found = contents(pruned.folder)
+    assert {n: b for n, b in found.items() if n != "manifest.json"} == {
+        n: b for n, b in expected.items() if n != "manifest.json"
+    }
+    again = build(tmp_path / "whole").prune(0.5, tmp_path / "later")
+    assert np.array_equal(again.offsets, pruned.offsets)
+    assert again.settings == pruned.settings
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"bits": 3}, "bits must be one of 1, 2, 4, 8, got 3"),
+        ({"lists": -1}, "lists must lie in 1 to 65,536, or be 0 for a number by size, got -1"),
+        ({"lists": 65_537}, "lists must lie in 1 to 65,536"),
+        ({"rounds": -1}, "rounds and seed must be at least 0, got -1 and 0"),
+        ({"seed": -5}, "rounds and seed must be at least 0, got 5 and -5"),
+    ],
+)
+def test_settings_out_of_range_are_refused_before_anything_is_written(
+    tmp_path: Path, option: dict[str, int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(tmp_path / "index", **option)
+    assert names(tmp_path) == []
+
+
+FILES = ["codec.safetensors", "entries.bin", "begins.bin", "codes.bin", "scales.bin", "centroids.bin"]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("sound") / "index").folder
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("damage", [remove, cut, flip], ids=["removed", "cut", "flipped"])
+def test_a_damaged_file_is_named(
+    sound: Path, tmp_path: Path, damage: Callable[[str], Callable[[Path], object]], file: str
+) -> None:
+    folder = shutil.copytree(sound, tmp_path / "index")
+    damage(file)(folder)
+    with pytest.raises(ValueError, match=rf"{file} is damaged .*build the index again"):
+        CompressedIndex.open(folder)
+
+
+def test_files_that_do_not_fit_each_other_are_refused(sound: Path, tmp_path: Path) -> None:
+    for changed, named in (
+        ({"settings": {"bits": 3}}, "manifest.json"),
+        ({"settings": {"bits": 8, "lists": 6}}, "codes.bin"),
+        ({"dim": 70}, "codes.bin"),
+        ({"tokens": 1}, "lengths.bin"),
+    ):
+        folder = shutil.copytree(sound, tmp_path / "index", dirs_exist_ok=True)
+        other(**changed)(folder)
+        with pytest.raises(ValueError, match=f"{named} is damaged"):
+            CompressedIndex.open(folder, verify=False)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from paradigms.index import coding, parts
+from paradigms.index.codes import Codec
+from tests.index.test_compressed import build, documents
+coding.CODED, coding.COMMIT, parts.SHARD = 8, 16, 8
+given, encode, left = documents(), Codec.encode, [int(sys.argv[3])]
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+def dying():
+    yield from given[:3]
+    die()
+def encoding(self, vectors):
+    left[0] -= 1
+    return encode(self, vectors) if left[0] else die()
+Codec.encode = encoding
+build(Path(sys.argv[1]), dying() if sys.argv[2] == "encoding" else given)
+"""
+
+
+@pytest.mark.parametrize(("when", "blocks"), [("encoding", 0), ("coding", 6)])
+def test_a_killed_build_goes_on_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str, blocks: int
+) -> None:
+    monkeypatch.setattr(coding, "CODED", 8)
+    monkeypatch.setattr(coding, "COMMIT", 16)
+    monkeypatch.setattr(parts, "SHARD", 8)
+    whole = contents(build(tmp_path / "whole").folder)
+    target = tmp_path / "index"
+    run = [sys.executable, "-c", KILLED, str(target), when, str(blocks)]
+    assert subprocess.run(run, cwd=Path(__file__).parents[2]).returncode == -signal.SIGKILL
+    assert names(tmp_path) == [".index.building", "whole"]
+    coded: list[int] = []
+    encode = coding.Codec.encode
+    monkeypatch.setattr(coding.Codec, "encode", lambda self, v: coded.append(len(v)) or encode(self, v))
+    if when == "coding":  # the codec is there, and the blocks that were committed
+        monkeypatch.setattr(coding.Codec, "fit", None)
+    assert contents(build(target).folder) == whole
+    assert sum(coded) == sum(LENGTHS) - (32 if when == "coding" else 0)
+
+
+# --- documents come and go --------------------------------------------------------------------------
+
+
+def test_added_documents_are_coded_as_those_of_the_build(tmp_path: Path) -> None:
+    given = documents(size=1)
+    made = build(tmp_path / "index", given, bits=8)
+    expected, codec = contents(made.folder), (made.folder / "codec.safetensors").read_bytes()
+    made.delete(["d16", "d17"])
+    made.add_from(given[16:])
+    made.compact()
+    for name in ("codes.bin", "scales.bin", "centroids.bin", "entries.bin", "begins.bin", "ids.bin"):
+        file = made.manifest["files"][name]["file"]
+        assert (made.folder / file).read_bytes() == expected[name], name
+    assert (made.folder / made.manifest["files"]["codec.safetensors"]["file"]).read_bytes() == codec
+
+
+def test_what_is_deleted_is_not_found_and_compaction_changes_no_result(tmp_path: Path) -> None:
+    made, asked = everything(build(tmp_path / "index")), queries(5, 9)
+    made.delete(["d6", "d14", "d0"])
+    found = [made.search_tokens(recipe, asked, 50) for recipe in (XTR, *GATHERING.values())]
+    assert not {"d6", "d14", "d0"} & {id for rows in found for row in rows for id in row}
+    size = made.bytes_per_document
+    made.compact()
+    assert made.bytes_per_document < size
+    for index in (made, everything(CompressedIndex.open(made.folder))):
+        assert [index.search_tokens(recipe, asked, 50) for recipe in (XTR, *GATHERING.values())] == found
+    made.delete([id for id in made.ids if made._positions.get(id) is not None])
+    assert made.search_tokens(XTR, asked) == made.search_tokens(COLBERT, asked) == [{}, {}]
+    made.compact()
+    assert made.search_tokens(XTR, asked) == [{}, {}]
+    made.add_from(documents())
+    assert all(made.search_tokens(COLBERT, asked))
+
+
+def test_small_and_empty_indexes(tmp_path: Path) -> None:
+    asked = queries(5, 0)
+    for n, lengths in enumerate(([], [0, 0], [1], [3, 0])):
+        made = build(tmp_path / str(n), documents(lengths))
+        for index in (made, CompressedIndex.open(made.folder)):
+            for recipe in (XTR, *GATHERING.values()):
+                ids = {f"d{n}" for n, length in enumerate(lengths) if length}
+                assert [set(scores) for scores in index.search_tokens(recipe, asked, 10)] == [ids, set()]
+
+
+def test_an_addition_that_fails_adds_nothing(tmp_path: Path) -> None:
+    made = build(tmp_path / "index", documents(LENGTHS[:8]))
+    before = contents(made.folder)
+    for given in (documents(LENGTHS[:12])[1:], stopping(documents(LENGTHS, 1)[9:], 2)):
+        with pytest.raises((ValueError, KeyboardInterrupt), match=r"is there already|^$"):
+            made.add_from(given)
+        assert contents(made.folder) == before
+
+
+class Changes(RuleBasedStateMachine):
+    """Any changes of an index against a dict of id -> seed of its tokens, and against the twins."""
+
+    @initialize(count=st.integers(0, 6))
+    def start(self, count: int) -> None:
+        self.root = Path(tempfile.mkdtemp())
+        self.seeds = {f"d{n}": n for n in range(count)}
+        given = [([id], self.tokens(seed)) for id, seed in self.seeds.items()]
+        self.index = everything(build(self.root / "index", given, bits=8, lists=3, rounds=1))
+        self.seed = count
+
+    def tokens(self, seed: int) -> Tokens:
+        return tokens(seed % 5, seed=seed)
+
+    @rule(numbers=st.lists(st.integers(0, 12), min_size=1, max_size=4, unique=True))
+    def add(self, numbers: list[int]) -> None:
+        ids = [f"d{n}" for n in numbers if f"d{n}" not in self.seeds]
+        new = {id: self.seed + n for n, id in enumerate(ids)}
+        self.index.add_from([([id], self.tokens(seed)) for id, seed in new.items()])
+        self.seeds |= new
+        self.seed += len(new)
+
+    @rule(numbers=st.lists(st.integers(0, 12), max_size=3))
+    def delete(self, numbers: list[int]) -> None:
+        ids = [f"d{n}" for n in numbers if f"d{n}" in self.seeds]
+        self.index.delete(ids)
+        for id in ids:
+            self.seeds.pop(id, None)
+
+    @rule()
+    def compact(self) -> None:
+        self.index.compact()
+        assert sorted(self.index.ids) == sorted(self.seeds)
+
+    @rule()
+    def reopen(self) -> None:
+        self.index = everything(CompressedIndex.open(self.root / "index"))
+
+    @invariant()
+    def equals_the_twins(self) -> None:
+        if not hasattr(self, "index"):
+            return
+        assert len(self.index) == len(self.seeds)
+        for id, seed in self.seeds.items():
+            stored, given = self.index.tokens_of([id]), self.tokens(seed)
+            length = int(given.mask.sum())
+            assert int(stored.mask.sum()) == length
+            off = stored.vectors[0, 0, :length] - given.vectors[0, 0, :length]
+            assert float(off.norm(dim=-1).max() if length else 0.0) < 0.5
+            assert torch.equal(stored.ids[stored.mask], given.ids[given.mask])  # type: ignore[index]
+        asked = queries(4, 2)
+        if not with_tokens(self.index):
+            assert self.index.search_tokens(COLBERT, asked) == [{}, {}]
+            return
+        assert_ranked(
+            self.index.search_tokens(COLBERT, asked, 5), gathered(self.index, COLBERT, asked), 5, 1e-4
+        )
+        assert_ranked(self.index.search_tokens(XTR, asked, 5), imputed(self.index, 20, asked), 5, 2.5 / 1023)
+
+    def teardown(self) -> None:
+        if hasattr(self, "root"):
+            shutil.rmtree(self.root)
+
+
+TestChanges = Changes.TestCase
+TestChanges.settings = settings(max_examples=8, stateful_step_count=8, deadline=None)

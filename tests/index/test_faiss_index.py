@@ -1,0 +1,238 @@
+"""The FAISS index: exact where its token index is, else near it; in step with its store; deterministic."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+import torch
+
+from paradigms import PARADIGMS
+from paradigms.core import Tokens
+from paradigms.index import ExactIndex, FaissIndex, faiss_index
+from paradigms.recipe import Recipe
+from tests.near import same_run, same_scores
+
+DIM = 16
+RECIPE = Recipe("colbert", "query_to_document", "one", search_tokens=60)
+IMPUTING = Recipe("xtr", "pool_top_k", "retrieved", {"k": 8}, search="impute", search_tokens=60)
+APPROXIMATE = ["IVF16,SQfp16", "IVF16,PQ8x8", "SQ8", "PQ8x8", "OPQ8,IVF16,PQ8x8", "HNSW16"]
+Parts = list[tuple[list[str], Tokens]]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> object:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def unit(*shape: int, seed: int) -> torch.Tensor:
+    """Unit vectors about 12 centres: what inverted lists are made for."""
+    random = torch.Generator().manual_seed(seed)
+    centres = torch.randn(12, DIM, generator=torch.Generator().manual_seed(99))
+    chosen = centres[torch.randint(0, 12, shape, generator=random)]
+    return torch.nn.functional.normalize(chosen + 0.4 * torch.randn(*shape, DIM, generator=random), dim=-1)
+
+
+def documents(first: int, last: int) -> Parts:
+    """Documents of 1 to 10 tokens, that depend on their number alone."""
+    return [
+        ([f"d{n}"], Tokens(unit(1, 1, 10, seed=n), torch.arange(10)[None, None] < 1 + n % 10))
+        for n in range(first, last)
+    ]
+
+
+def queries() -> Tokens:
+    return Tokens(unit(6, 1, 5, seed=10_000), torch.ones(6, 1, 5, dtype=torch.bool))
+
+
+def build(folder: Path, factory: str = "Flat", count: int = 200, **options: object) -> FaissIndex:
+    return FaissIndex.build_from(
+        documents(0, count), folder, paradigm="colbert", dim=DIM, factory=factory, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> ExactIndex:
+    folder = tmp_path_factory.mktemp("exact") / "index"
+    return ExactIndex.build_from(documents(0, 200), folder, paradigm="colbert", dim=DIM)
+
+
+def owners(index: FaissIndex, tokens: torch.Tensor) -> set[str]:
+    """The documents that hold tokens."""
+    places = np.searchsorted(index.offsets, tokens.flatten().numpy(), "right") - 1
+    return set(index.names(places))
+
+
+def overlap(found: list[dict[str, float]], expected: list[dict[str, float]]) -> float:
+    return float(np.mean([len(a.keys() & b.keys()) / len(b) for a, b in zip(found, expected, strict=True)]))
+
+
+def test_a_flat_index_imputes_and_retrieves_exactly(exact: ExactIndex, tmp_path: Path) -> None:
+    index = build(tmp_path / "index")
+    same_scores(index.search_tokens(IMPUTING, queries(), 10), exact.search_tokens(IMPUTING, queries(), 10))
+    every = replace(RECIPE, search_tokens=10_000)
+    same_scores(index.search_tokens(every, queries(), 10), exact.search_tokens(every, queries(), 10))
+    vectors = queries().vectors.flatten(0, 2)
+    mine, theirs = index.token_search(vectors, 7), exact.token_search(vectors, 7)
+    torch.testing.assert_close(mine[0].sort().values, theirs[0].sort().values)
+    assert torch.equal(mine[1].sort().values, theirs[1].sort().values)
+
+
+def test_gathered_scores_are_rel_of_the_owners_of_retrieved_tokens(exact: ExactIndex, tmp_path: Path) -> None:
+    index = build(tmp_path / "index", "IVF16,SQfp16", probes=2)
+    few = replace(RECIPE, search_tokens=3)
+    for row, scores in enumerate(index.search_tokens(few, queries(), 200)):
+        query = queries()[row : row + 1]
+        tokens = index.token_search(query.vectors[0, 0], 3)[1]
+        assert scores.keys() == owners(index, tokens)
+        same_scores([scores], exact.rerank_tokens(few, query, [list(scores)]))
+
+
+@pytest.mark.parametrize("factory", APPROXIMATE)
+def test_any_factory_is_near_the_exact_search_and_the_same_every_time(
+    exact: ExactIndex, tmp_path: Path, factory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faiss_index, "SAMPLE", 900)  # of 1100 tokens
+    made = [build(tmp_path / name, factory) for name in ("one", "two")]
+    digests = [hashlib.sha256((index.folder / "tokens.faiss").read_bytes()).hexdigest() for index in made]
+    assert digests[0] == digests[1]
+    expected = exact.search_tokens(RECIPE, queries(), 5)
+    found = made[0].search_tokens(RECIPE, queries(), 5)
+    assert overlap(found, expected) >= 0.8
+    assert found == FaissIndex.open(tmp_path / "one").search_tokens(RECIPE, queries(), 5)
+    imputed = made[0].search_tokens(IMPUTING, queries(), 5)
+    assert overlap(imputed, exact.search_tokens(IMPUTING, queries(), 5)) >= 0.4
+
+
+def test_more_probes_find_more(exact: ExactIndex, tmp_path: Path) -> None:
+    index = build(tmp_path / "index", "IVF64,SQfp16")
+    vectors = queries().vectors.flatten(0, 2)
+    best = exact.token_search(vectors, 60)[1]
+    recall = []
+    for probes in (1, 4, 64):
+        index.probes = probes
+        found = index.token_search(vectors, 60)[1]
+        recall.append(
+            np.mean([np.isin(b, f).mean() for b, f in zip(best.numpy(), found.numpy(), strict=True)])
+        )
+    assert recall[0] < recall[1] < recall[2]
+    assert recall[2] > 0.98
+    index.add_from(documents(200, 201))
+    assert index.probes == 64
+
+
+def test_what_is_not_found_is_left_empty(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", "IVF64,SQfp16", probes=1)
+    scores, rows = index.token_search(queries().vectors.flatten(0, 2), 1000)
+    absent = rows < 0
+    assert absent.any()
+    assert (scores[absent] == -torch.inf).all()
+    assert (scores[~absent] > -torch.inf).all()
+    found = index.search_tokens(replace(IMPUTING, search_tokens=1000), queries(), 1000)
+    for row, scored in enumerate(found):
+        tokens = index.token_search(queries().vectors[row, 0], 1000)[1]
+        assert scored.keys() == owners(index, tokens[tokens >= 0])
+        assert all(np.isfinite(list(scored.values())))
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF16,SQfp16", "HNSW16"])
+def test_the_token_index_keeps_step_with_the_store(exact: ExactIndex, tmp_path: Path, factory: str) -> None:
+    index = build(tmp_path / "index", factory, count=150, probes=16)
+    index.add_from(documents(150, 200))
+    vectors = queries().vectors.flatten(0, 2)
+    expected = exact.search_tokens(RECIPE, queries(), 5)
+    assert overlap(index.search_tokens(RECIPE, queries(), 5), expected) >= 0.9
+    gone = list({id for scores in expected for id in scores})
+    index.delete(gone)
+    scores, rows = index.token_search(vectors, 60)
+    assert scores.shape == (len(vectors), 60)
+    if factory != "HNSW16":  # whose graph may not lead to all of them
+        assert (rows >= 0).all()  # as many as wanted, however many of the best are deleted
+    living = FaissIndex.build_from(
+        [part for part in documents(0, 200) if part[0][0] not in gone],
+        tmp_path / "living",
+        paradigm="colbert",
+        dim=DIM,
+        factory="Flat",
+    )
+    best = living.token_search(vectors, 60)[0].sort().values
+    torch.testing.assert_close(scores.sort().values[:, -10:], best[:, -10:], atol=0.02, rtol=0)
+    before = index.search_tokens(RECIPE, queries(), 5)
+    assert not any(id in scores for scores in before for id in gone)
+    index.compact()
+    assert index._read().ntotal == index.offsets[-1] == living.offsets[-1]
+    assert overlap(index.search_tokens(RECIPE, queries(), 5), before) >= 0.9
+    index.delete(index.ids)
+    index.compact()
+    assert (
+        index.search_tokens(RECIPE, queries(), 5) == index.search_tokens(IMPUTING, queries(), 5) == [{}] * 6
+    )
+    assert not list(index.folder.glob("*.faiss"))
+    index.add_from(documents(0, 150))  # trained again
+    assert index._read().ntotal == index.offsets[-1]
+
+
+def test_search_from_texts(tiny_bert: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    paradigm = PARADIGMS["colbert"](tiny_bert, dim=DIM)
+    texts = ["a bird over the sea", "the old mill by the river", "snow on the mountain"]
+    index = FaissIndex.build(paradigm, ["a", "b", "c"], texts, tmp_path / "index")
+    exact = ExactIndex.build(paradigm, ["a", "b", "c"], texts, tmp_path / "exact")
+    asked = {"q": "old river"}
+    same_run(index.search(paradigm, asked), exact.search(paradigm, asked))
+    assert index.search(paradigm, {"r": ""}) == {"r": {}}  # no token retrieves anything
+    run = {"q": {"b": 1.0, "c": 1.0}}
+    same_run(index.rerank(paradigm, asked, run), exact.rerank(paradigm, asked, run))
+
+
+def test_what_faiss_cannot_make_or_read_is_said(tmp_path: Path) -> None:
+    for factory, message in (
+        ("nonsense", "FAISS makes no index of 'nonsense'"),
+        ("IVF64,SQfp16", "tokens do not train 'IVF64,SQfp16'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            build(tmp_path / "index", factory, count=3)
+        assert [entry.name for entry in tmp_path.iterdir()] == [".index.building"]  # the tokens are stored
+        with pytest.raises(ValueError, match="an interrupted build of other settings"):
+            build(tmp_path / "index", count=3)
+        shutil.rmtree(tmp_path / ".index.building")
+    index = build(tmp_path / "index", count=3)
+    file = index.folder / "tokens.faiss"
+    file.write_bytes(b"x" * file.stat().st_size)
+    with pytest.raises(ValueError, match=r"tokens.faiss is damaged .its checksum"):
+        FaissIndex.open(index.folder)
+    with pytest.raises(ValueError, match=r"tokens.faiss is damaged"):
+        FaissIndex.open(index.folder, verify=False).search_tokens(RECIPE, queries())
+    with pytest.raises(ValueError, match="k must be at least 1"):
+        index.token_search(queries().vectors[0, 0], 0)
+
+
+def test_threads_are_torchs_and_settings_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, set_threads = faiss.omp_get_max_threads(), faiss.omp_set_num_threads
+    set_threads(3)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # FAISS and torch may count in one place
+    before = 3, faiss.cvar.distance_compute_blas_threshold
+    seen: list[int] = []
+    monkeypatch.setattr(faiss, "omp_set_num_threads", lambda n: seen.append(n) or set_threads(n))
+    index = build(tmp_path / "index", count=3)
+    index.search_tokens(RECIPE, queries())
+    assert seen == [2, 3] * (len(seen) // 2)
+    assert seen
+    after = faiss.omp_get_max_threads(), faiss.cvar.distance_compute_blas_threshold
+    set_threads(threads)
+    assert after == before
+
+
+def test_the_default_grows_with_the_corpus() -> None:
+    assert faiss_index.default_factory(1000) == "SQfp16"
+    assert faiss_index.default_factory(600_000) == "IVF4096,SQfp16"
+    assert faiss_index.default_factory(100_000) == "IVF1024,SQfp16"
+    assert faiss_index.default_factory(10**9) == "IVF4096,SQfp16"

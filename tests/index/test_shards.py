@@ -1,0 +1,448 @@
+"""Indexes that several processes build together: the bytes of one process, killed and gone on with or not."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import compare
+import encode
+import numpy as np
+import pytest
+import rerank
+import torch
+from accelerate import PartialState
+
+from paradigms import PARADIGMS, Paradigm
+from paradigms.core import Tokens
+from paradigms.data import load, read_run, write_run
+from paradigms.index import INDEXES, ExactIndex, open_index, parts, shards, store
+from paradigms.index.columns import ColumnFolder
+from paradigms.index.weights import weights_checksum
+from paradigms.io.settings import from_command_line
+from tests.index.test_storage import contents, names
+from tests.tiny import WORDS as TEXT
+
+ROOT = Path(__file__).parents[2]
+WORDS = TEXT.split()
+SHARD = 8
+TEXTS = [" ".join(WORDS[(7 * n + 3 * w) % len(WORDS)] for w in range(1 + 5 * n % 13)) for n in range(60)]
+IDS = [f"d{n}" for n in range(60)]
+KINDS: dict[str, dict[str, Any]] = {"exact": {}, "compressed": {"lists": 4}, "faiss": {}}
+Encode = Callable[[Sequence[str]], Tokens]
+
+
+@pytest.fixture(autouse=True)
+def alike(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Small shards, and as many threads as processes that are started have."""
+    monkeypatch.setattr(parts, "SHARD", SHARD)
+    monkeypatch.setattr(shards, "POLL", 0.01)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("model") / "colbert"
+    PARADIGMS["colbert"](tiny_bert, document_length=16).save_pretrained(folder)
+    return folder
+
+
+def build(paradigm: Paradigm, folder: Path, kind: str = "exact", **options: Any) -> Any:
+    return INDEXES[kind].build(paradigm, IDS, TEXTS, folder, batch_size=3, **(KINDS[kind] | options))
+
+
+def watched(paradigm: Paradigm, before: Callable[[], object] = lambda: None) -> list[str]:
+    """The texts that the paradigm encodes from now on; `before` is called before each batch."""
+    encoded: list[str] = []
+    original: Encode = paradigm.encode_documents
+
+    def encode_documents(texts: Sequence[str]) -> Tokens:
+        before()
+        encoded.extend(texts)
+        return original(texts)
+
+    paradigm.encode_documents = encode_documents  # type: ignore[method-assign]
+    return encoded
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    started = time.monotonic()
+    while not what():
+        assert time.monotonic() < started + 60
+        time.sleep(0.01)
+
+
+def stored(folder: Path) -> list[int]:
+    """The shards that are files."""
+    building = folder.with_name(f".{folder.name}.building")
+    return [int(file.stem) for file in (building / shards.FOLDER).glob(f"*{shards.STORED}")]
+
+
+def kept(folder: Path) -> int:
+    """How many documents an interrupted build has stored."""
+    building = folder.with_name(f".{folder.name}.building")
+    appended: int = json.loads((building / "manifest.json").read_text())["documents"]
+    return appended + sum(min(SHARD, len(IDS) - SHARD * n) for n in stored(folder))
+
+
+# --- two processes ----------------------------------------------------------------------------------
+
+
+def collection(folder: Path) -> Path:
+    """TEXTS in BEIR layout; of every tenth a query is judged."""
+    (folder / "qrels").mkdir(parents=True)
+    rows = {
+        "corpus": dict(zip(IDS, TEXTS, strict=True)),
+        "queries": {f"q{n}": TEXTS[n] for n in range(9, 60, 10)},
+    }
+    for name, texts in rows.items():
+        lines = [json.dumps({"_id": id, "text": text}) + "\n" for id, text in texts.items()]
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+    judged = "".join(f"q{n}\td{n}\t1\n" for n in range(9, 60, 10))
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
+    write_run(
+        folder / "some.run", {f"q{n}": {f"d{m}": -float(m) for m in range(n)} for n in range(9, 60, 10)}
+    )
+    return folder
+
+
+def flags(script: Any, **values: object) -> Any:
+    given = [f"--{name}={value}" for name, value in values.items()]
+    return from_command_line(script.Settings, "", given)
+
+
+def encode_with(model: Path, folder: Path) -> None:
+    encode.main(
+        flags(encode, checkpoint=model, collection=folder / "data", output=folder / "encoded", precision="no")
+    )
+
+
+def rerank_with(model: Path, folder: Path, **options: object) -> None:
+    run = folder / "data" / "some.run"
+    common = {"checkpoint": model, "collection": folder / "data", "run": run, "output": folder / "reranked"}
+    rerank.main(flags(rerank, **(common | options)))
+
+
+def worker(model: str, folder: str, dies: str = "") -> None:
+    """One of two processes, which build each kind and run the scripts, or of which the second dies."""
+    state, root = PartialState(cpu=True), Path(folder)
+    first, taken = state.is_main_process, Path(folder, "taken")
+    parts.SHARD, shards.POLL = SHARD, 0.01
+    for kind in KINDS:
+        paradigm, batches = Paradigm.from_pretrained(model), 0
+
+        def before(kind: str = kind) -> None:
+            nonlocal batches
+            batches += 1
+            if dies and first:
+                wait_for(taken.exists)
+            elif dies:  # in the middle of a shard, when others are stored
+                taken.touch()
+                wait_for(lambda: kept(root / kind) > SHARD)
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif first and batches == 1 and kind != "exact":  # shards are stored before their turn comes
+                wait_for(lambda: len(stored(root / kind)) > 1)
+
+        encoded = watched(paradigm, before)
+        index = build(paradigm, root / kind, kind, meet=state.wait_for_everyone)
+        assert index.ids == IDS
+        (root / f"{kind}.{state.process_index}.json").write_text(json.dumps(encoded))
+    PartialState.destroy_process_group = lambda self, group=None: None  # type: ignore[method-assign]
+    encode_with(Path(model), root)
+    rerank_with(Path(model), root)
+    state.wait_for_everyone()
+
+
+def launch(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    environment = os.environ | {
+        "ACCELERATE_USE_CPU": "true",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'experiments'}",
+    }
+    return subprocess.run(
+        [*command, __file__, *map(str, arguments)],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_two_processes_leave_the_bytes_of_one_though_one_was_killed(model: Path, tmp_path: Path) -> None:
+    """The first start ends with an error when one of them dies; the second goes on where that was."""
+    collection(tmp_path / "data")
+    killed = launch(model, tmp_path, "dies")
+    assert killed.returncode != 0
+    assert "SIGKILL" in killed.stderr
+    assert names(tmp_path) == [".exact.building", "data", "taken"]
+    before = kept(tmp_path / "exact")
+    done = launch(model, tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    paradigm = Paradigm.from_pretrained(model)
+    for kind in KINDS:
+        alone = build(paradigm, tmp_path / "alone" / kind, kind)
+        assert contents(tmp_path / kind) == contents(alone.folder), kind
+        shares = [json.loads((tmp_path / f"{kind}.{rank}.json").read_text()) for rank in (0, 1)]
+        if kind == "exact":
+            assert len(shares[0] + shares[1]) == len(TEXTS) - before < len(TEXTS) - SHARD
+        else:
+            assert all(shares), kind
+            assert sorted(shares[0] + shares[1]) == sorted(TEXTS), kind
+    assert done.stdout.count("Index: ") == 1
+    assert done.stdout.count("Reranked run: ") == 1
+    (tmp_path / "alone" / "data").symlink_to(tmp_path / "data")
+    encode_with(model, tmp_path / "alone")
+    rerank_with(model, tmp_path / "alone")
+    assert contents(tmp_path / "encoded" / "index") == contents(tmp_path / "alone" / "encoded" / "index")
+    reranked = [read_run(at / "reranked" / "reranked.run") for at in (tmp_path, tmp_path / "alone")]
+    assert reranked[0] == reranked[1]
+    assert not list(tmp_path.glob(".*"))
+
+
+HOLDS = f"""
+import fcntl, os, signal, sys, time
+from pathlib import Path
+folder = Path(sys.argv[1])
+with open(folder / "{shards.CLAIMS}", "r+b") as claims:
+    fcntl.lockf(claims, fcntl.LOCK_SH, 1, {shards.PRESENT})
+    fcntl.lockf(claims, fcntl.LOCK_EX, 1, 0)
+    print("held", flush=True)
+    while len(list(folder.glob("*{shards.STORED}"))) < int(sys.argv[2]):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def holding(folder: Path, upto: int) -> subprocess.Popen[str]:
+    """A process that has the first shard of a build, and dies when so many others are stored."""
+    command = [sys.executable, "-c", HOLDS, str(folder / ".index.building" / shards.FOLDER), str(upto)]
+    other = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None
+    assert other.stdout.readline() == "held\n"
+    return other
+
+
+def test_who_waits_for_one_that_is_killed_is_told(model: Path, tmp_path: Path) -> None:
+    paradigm = Paradigm.from_pretrained(model)
+    whole = build(paradigm, tmp_path / "whole")
+    encoded = watched(paradigm)
+    others: list[subprocess.Popen[str]] = []
+
+    def texts() -> Iterator[str]:  # read by a process that takes part
+        others.append(holding(tmp_path, upto=7))
+        yield from TEXTS
+
+    with pytest.raises(RuntimeError, match=r"the process that was encoding shard 0 of .* has ended before"):
+        ExactIndex.build(paradigm, IDS, texts(), tmp_path / "index", batch_size=3)
+    assert others[0].wait() == -signal.SIGKILL
+    assert sorted(encoded) == sorted(TEXTS[SHARD:])
+    encoded.clear()
+    assert contents(build(paradigm, tmp_path / "index").folder) == contents(whole.folder)
+    assert sorted(encoded) == sorted(TEXTS[:SHARD])
+
+
+def test_what_others_are_building_is_left_alone(model: Path, tmp_path: Path) -> None:
+    paradigm = Paradigm.from_pretrained(model)
+    others: list[subprocess.Popen[str]] = []
+
+    def texts() -> Iterator[str]:
+        others.append(holding(tmp_path, upto=1))
+        raise KeyboardInterrupt
+        yield
+
+    with pytest.raises(KeyboardInterrupt):
+        ExactIndex.build(paradigm, IDS, texts(), tmp_path / "index", batch_size=3)
+    before = contents(tmp_path / ".index.building")  # nothing is stored, but the other process is there
+    for changed in ({"keep": 0.5}, {"batch_size": 4}):
+        with pytest.raises(BlockingIOError, match="is being built of other settings or weights"):
+            ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "index", **({"batch_size": 3} | changed))  # type: ignore[arg-type]
+    assert contents(tmp_path / ".index.building") == before
+    others[0].kill()
+    others[0].wait()
+    assert build(paradigm, tmp_path / "index").ids == IDS
+
+
+def test_who_comes_late_leaves_the_next_build_alone(tmp_path: Path) -> None:
+    """One process has ended a build and begun another there, while this one was still reading documents."""
+    table, source = ColumnFolder(tmp_path / "building", "exact"), bytes(32)
+    columns = {store.LENGTHS: np.zeros(1, np.int32), store.DOCUMENTS: np.frombuffer(b'"a"\n', np.uint8)}
+    with suppress(shards.Ended), shards.joined(table, {"building": "first"}) as late:
+        table.folder.rename(tmp_path / "index")
+        with shards.joined(ColumnFolder(table.folder, "exact"), {"building": "second"}) as following:
+            following.put(0, source, columns)
+            before = contents(table.folder)
+            for action in (lambda: late.holds(1, source), lambda: late.put(1, source, columns)):
+                with pytest.raises(shards.Ended):
+                    action()
+            assert contents(table.folder) == before
+
+
+# --- one process ------------------------------------------------------------------------------------
+
+
+def test_documents_keep_their_order_in_float16_and_come_in_batches_of_like_length(
+    model: Path, tmp_path: Path
+) -> None:
+    paradigm = Paradigm.from_pretrained(model)
+    encoded = watched(paradigm)
+    index = build(paradigm, tmp_path / "index")
+    assert index.ids == IDS
+    assert index.fields["vectors"].dtype == np.float16
+    for start in range(0, len(TEXTS), SHARD):
+        lengths = [len(text) for text in encoded[start : start + SHARD]]
+        assert lengths == sorted(lengths, reverse=True)
+    tokens, again = index.tokens(range(len(IDS))), paradigm.encode_documents(TEXTS)
+    width = tokens.mask.shape[-1]
+    assert torch.equal(tokens.mask, again.mask[..., :width])
+    torch.testing.assert_close(tokens.vectors[tokens.mask], again.vectors[again.mask], rtol=2e-3, atol=2e-3)
+
+
+def test_blocks_of_all_documents_have_like_lengths(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = build(Paradigm.from_pretrained(model), tmp_path / "index")
+    index.delete(["d3"])
+    monkeypatch.setattr(store, "LIKE", 20)
+    lengths = np.diff(index.offsets)
+    found = list(index.blocks(40))
+    assert sorted(np.concatenate(found).tolist()) == [n for n in range(60) if n != 3]
+    assert all(len(block) == 1 or len(block) * lengths[block].max() <= 40 for block in found)
+    living = np.flatnonzero(index.living)
+    for start in range(0, len(living), 20):
+        rows = set(living[start : start + 20].tolist())
+        part = [lengths[n] for block in found for n in block.tolist() if n in rows]
+        assert all(a >= b for a, b in pairwise(part))
+    given = np.array([5, 1, 9])
+    assert np.concatenate(list(index.blocks(40, given))).tolist() == [5, 1, 9]
+
+
+def test_other_weights_of_equal_width_are_refused(model: Path, tmp_path: Path) -> None:
+    paradigm = Paradigm.from_pretrained(model)
+    index = build(paradigm, tmp_path / "index", "exact")
+    other = copy.deepcopy(paradigm)
+    with torch.no_grad():
+        next(other.parameters()).view(-1)[0].add_(1e-3)
+    pruned = index.prune(0.5, tmp_path / "pruned")
+    for refused in (
+        lambda: index.search(other, {"q": "sea"}),
+        lambda: index.rerank(other, {"q": "sea"}, {"q": {"d1": 1.0}}),
+        lambda: index.add(other, ["x"], ["sea"]),
+        lambda: pruned.search(other, {"q": "sea"}),
+    ):
+        with pytest.raises(ValueError, match="made by colbert with other weights than this colbert has"):
+            refused()
+    assert index.ids == IDS
+    saved = Paradigm.from_pretrained(model).with_alignment("top_k", k=2)
+    assert len(index.search(saved, {"q": "sea"}, 3)["q"]) == 3
+
+
+def test_the_checksum_of_weights_follows_them(model: Path) -> None:
+    paradigm = Paradigm.from_pretrained(model)
+    before, weight = weights_checksum(paradigm), next(paradigm.parameters())
+    assert weights_checksum(paradigm) == before == weights_checksum(Paradigm.from_pretrained(model))
+    optimizer = torch.optim.SGD(paradigm.parameters(), lr=0.1)
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    changed = weights_checksum(paradigm)
+    assert changed != before
+    paradigm.load_state_dict(Paradigm.from_pretrained(model).state_dict())
+    assert weights_checksum(paradigm) == before
+    with torch.inference_mode():
+        made = Paradigm.from_pretrained(model)
+        assert weights_checksum(made) == before
+        next(made.parameters()).add_(1)
+        assert weights_checksum(made) != before
+
+
+def test_a_failed_build_leaves_nothing_and_keeps_what_another_left(model: Path, tmp_path: Path) -> None:
+    paradigm = Paradigm.from_pretrained(model)
+
+    def stops() -> None:
+        raise KeyboardInterrupt
+
+    watched(paradigm, stops)
+    with pytest.raises(KeyboardInterrupt):
+        build(paradigm, tmp_path / "index")
+    assert names(tmp_path) == []
+    (tmp_path / ".index.building").mkdir()
+    (tmp_path / ".index.building" / "manifest.json").write_text("{")  # of one that stopped at its beginning
+    again = Paradigm.from_pretrained(model)
+    assert contents(build(again, tmp_path / "index").folder) == contents(build(again, tmp_path / "b").folder)
+
+
+# --- the scripts ------------------------------------------------------------------------------------
+
+
+def test_what_was_encoded_is_compared_and_reranked(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = collection(tmp_path / "data")
+    encode_with(model, tmp_path)
+    before = contents(tmp_path / "encoded")
+    encode_with(model, tmp_path)
+    assert "Encoded before: 60 documents" in capsys.readouterr().out
+    assert contents(tmp_path / "encoded") == before
+    rerank_with(model, tmp_path)
+    fresh = read_run(tmp_path / "reranked" / "reranked.run")
+    common = {"collection": data, "output": tmp_path / "compared", "steps": 0, "depth": 5, "tracker": "none"}
+    common |= {"paradigms": "[colbert]", "load": json.dumps({"colbert": str(model)}), "precision": "no"}
+    indexes = json.dumps({"colbert": str(tmp_path / "encoded")})
+    with monkeypatch.context() as patch:
+        patch.setattr(Paradigm, "encode_documents", None)  # nothing is encoded again
+        rerank_with(model, tmp_path, index=tmp_path / "encoded")
+        again = read_run(tmp_path / "reranked" / "reranked.run")
+        near = {query: pytest.approx(scores, abs=2e-3) for query, scores in fresh.items()}
+        assert again == near  # of vectors that float16 keeps, and that were encoded in other batches
+    compare.main(flags(compare, **common, indexes=indexes))
+    assert not (tmp_path / "compared" / "colbert" / "index").exists()
+    assert json.loads((tmp_path / "compared" / "colbert" / "costs.json").read_text())["encode s"] is None
+    paradigm, queries = Paradigm.from_pretrained(model), load(data).split("test").queries
+    found = open_index(tmp_path / "encoded" / "index").search(paradigm, queries, 5)
+    write_run(tmp_path / "found.run", found, tag="colbert")
+    compared = tmp_path / "compared" / "runs" / "colbert.retrieve.run"
+    assert compared.read_bytes() == (tmp_path / "found.run").read_bytes()
+    with pytest.raises(SystemExit, match="indexes names colbert: it takes encoders whose checkpoint load"):
+        flags(compare, **(common | {"load": "{}"}), indexes=indexes)
+
+
+def test_what_others_encoded_is_refused(model: Path, tmp_path: Path, tiny_bert: Path) -> None:
+    data = collection(tmp_path / "data")
+    encode_with(model, tmp_path)
+    torch.manual_seed(1)
+    PARADIGMS["colbert"](tiny_bert, document_length=16).save_pretrained(tmp_path / "other")
+    with pytest.raises(SystemExit, match=r"holds results with other settings .*weights: "):
+        encode_with(tmp_path / "other", tmp_path)
+    with pytest.raises(SystemExit, match="made by colbert with other weights than this colbert has"):
+        rerank_with(tmp_path / "other", tmp_path, index=tmp_path / "encoded")
+    with pytest.raises(
+        SystemExit, match=r"config.json is missing: .* is not what experiments/encode.py writes"
+    ):
+        rerank_with(model, tmp_path, index=tmp_path)
+    text = (data / "corpus.jsonl").read_text()
+    (data / "corpus.jsonl").write_text(text.replace("the", "that", 1))
+    with pytest.raises(SystemExit, match=r"holds results with other settings .*fingerprint: "):
+        encode_with(model, tmp_path)
+    with pytest.raises(SystemExit, match="holds another collection than data as it is now"):
+        rerank_with(model, tmp_path, index=tmp_path / "encoded")
+    assert load(data).corpus.ids == IDS
+
+
+if __name__ == "__main__":
+    worker(*sys.argv[1:])

@@ -1,0 +1,239 @@
+"""Outputs appear whole or not at all: interrupted, killed and crowded writers, full disks."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from paradigms.io import files
+from paradigms.io.files import atomic_folder, atomic_text, settle, sweep, write_json, write_text
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def fill(path: Path, content: str) -> None:
+    with atomic_folder(path, ["content"]) as folder:
+        (folder / "content").write_text(content)
+
+
+def test_text_is_written_in_full_with_its_parents_and_the_usual_mode(tmp_path: Path) -> None:
+    write_text(tmp_path / "a" / "b.txt", "é\n")
+    assert (tmp_path / "a" / "b.txt").read_bytes() == "é\n".encode()
+    (tmp_path / "plain").touch()
+    usual = stat.S_IMODE((tmp_path / "plain").stat().st_mode)
+    assert stat.S_IMODE((tmp_path / "a" / "b.txt").stat().st_mode) == usual
+    write_json(tmp_path / "c.json", {"é": [1, None]})
+    assert json.loads((tmp_path / "c.json").read_text(encoding="utf-8")) == {"é": [1, None]}
+    assert names(tmp_path / "a") == ["b.txt"]
+
+
+def test_gzipped_text_has_the_same_bytes_every_time(tmp_path: Path) -> None:
+    for name in ("a.gz", "b.gz"):
+        write_text(tmp_path / name, "text\n")
+    assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
+    assert gzip.decompress((tmp_path / "a.gz").read_bytes()) == b"text\n"
+
+
+def test_what_utf8_cannot_hold_stops_or_is_replaced_as_asked(tmp_path: Path) -> None:
+    write_text(tmp_path / "a", "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_text(tmp_path / "a", "\ud800")
+    assert (tmp_path / "a").read_text() == "old"
+    write_text(tmp_path / "a", "x\ud800", errors="replace")
+    assert (tmp_path / "a").read_text() == "x?"
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")])
+def test_an_interrupted_or_full_disk_writer_leaves_the_old_output_and_nothing_else(
+    tmp_path: Path, failure: BaseException
+) -> None:
+    write_text(tmp_path / "file.gz", "old")
+    old = (tmp_path / "file.gz").read_bytes()
+    fill(tmp_path / "folder", "old")
+
+    def write_file() -> None:
+        with atomic_text(tmp_path / "file.gz") as stream:
+            stream.write("half")
+            raise failure
+
+    def write_folder() -> None:
+        with atomic_folder(tmp_path / "folder", ["content"]) as folder:
+            (folder / "content").write_text("half")
+            raise failure
+
+    for write in (write_file, write_folder):
+        with pytest.raises(type(failure)):
+            write()
+    assert names(tmp_path) == ["file.gz", "folder"]
+    assert (tmp_path / "file.gz").read_bytes() == old
+    assert (tmp_path / "folder" / "content").read_text() == "old"
+
+
+def test_a_folder_replaces_a_folder_and_what_a_link_points_to(tmp_path: Path) -> None:
+    fill(tmp_path / "deep" / "folder", "1")
+    fill(tmp_path / "deep" / "folder", "2")
+    assert (tmp_path / "deep" / "folder" / "content").read_text() == "2"
+    (tmp_path / "link").symlink_to(tmp_path / "deep" / "folder")
+    fill(tmp_path / "link", "4")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "deep" / "folder" / "content").read_text() == "4"
+    assert names(tmp_path) == ["deep", "link"]
+    assert names(tmp_path / "deep") == ["folder"]
+
+
+def failing_second_rename(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """The new folder cannot take its name once the old one has been moved away."""
+    replace = os.replace
+
+    def failing(source: Path, target: Path) -> None:
+        if Path(source).name == "fresh" and not Path(target).exists():
+            raise error
+        replace(source, target)
+
+    monkeypatch.setattr(files.os, "replace", failing)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "I/O error"), KeyboardInterrupt()])
+def test_a_failure_between_the_two_renames_puts_the_old_folder_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    fill(tmp_path / "folder", "old")
+    failing_second_rename(monkeypatch, error)
+    with pytest.raises(type(error)):
+        fill(tmp_path / "folder", "new")
+    assert names(tmp_path) == ["folder"]
+    assert (tmp_path / "folder" / "content").read_text() == "old"
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from paradigms import files
+
+replace = os.replace
+def killed(source, target):
+    if Path(source).name == "fresh" and not Path(target).exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(source, target)
+
+if sys.argv[2] == "renaming":
+    os.replace = killed
+with files.atomic_folder(sys.argv[1], ["content"]) as folder:
+    (folder / "content").write_text("new")
+    if sys.argv[2] == "writing":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if sys.argv[2] == "waiting":
+        print("waiting", flush=True)
+        sys.stdin.read()
+"""
+
+
+def writer(path: Path, moment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(path), moment],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+def test_a_killed_writer_loses_nothing_and_the_next_one_clears_up(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    fill(path, "old")
+    for moment in ("writing", "renaming"):
+        assert writer(path, moment).wait() == -signal.SIGKILL
+    assert not path.exists()  # killed between the two renames
+    settle(path)
+    assert (path / "content").read_text() == "old"
+    settle(path)
+    fill(path, "newer")
+    assert names(tmp_path) == ["folder"]
+    assert (path / "content").read_text() == "newer"
+
+
+def test_a_living_writer_is_not_cleared_up_and_the_last_to_end_wins(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    process = writer(path, "waiting")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    fill(path, "quick")
+    assert (path / "content").read_text() == "quick"
+    process.communicate("")
+    assert process.returncode == 0
+    assert (path / "content").read_text() == "new"
+    assert names(tmp_path) == ["folder"]
+
+
+def test_a_sweep_finishes_what_killed_writers_left_under_any_name(tmp_path: Path) -> None:
+    for leftover in (".step-4.01234567.partial", ".run.v2.89abcdef.partial"):
+        (tmp_path / leftover / "fresh").mkdir(parents=True)
+    (tmp_path / ".run.v2.89abcdef.partial" / "old.01234567").mkdir()
+    with atomic_folder(tmp_path / "alive", None, durable=True) as folder:
+        sweep(tmp_path)
+        (folder / "content").write_text("new")
+    assert names(tmp_path) == ["alive", "run.v2"]
+    assert (tmp_path / "alive" / "content").read_text() == "new"
+    sweep(tmp_path / "none")
+
+
+def test_only_folders_that_were_written_so_are_replaced(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    fill(mine, "new")  # an empty one
+    fill(mine, "newer")
+    with atomic_folder(mine, None) as folder:
+        (folder / "thesis.tex").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"holds thesis\.tex, and no content"):
+        fill(mine, "lost")
+    with pytest.raises(FileExistsError, match="is a file"):
+        fill(mine / "thesis.tex", "lost")
+    assert (mine / "thesis.tex").read_text() == "mine"
+    assert names(tmp_path) == ["mine"]
+
+
+def test_names_that_begin_alike_are_kept_apart(tmp_path: Path) -> None:
+    leftover = tmp_path / ".run.v2.0123abcd.partial" / "old.0123abcd"
+    leftover.mkdir(parents=True)
+    settle(tmp_path / "run")
+    fill(tmp_path / "run", "mine")
+    assert leftover.exists()
+    settle(tmp_path / "run.v2")
+    assert (tmp_path / "run.v2").is_dir()
+
+
+def test_many_writers_and_readers_at_once_see_whole_outputs_only(tmp_path: Path) -> None:
+    path, errors, until = tmp_path / "folder", [], time.monotonic() + 1
+
+    def write(mark: str) -> None:
+        try:
+            while time.monotonic() < until:
+                with atomic_folder(path, ["0"]) as folder:
+                    for part in range(3):
+                        (folder / str(part)).write_text(mark)
+                write_text(tmp_path / "file", mark * 1000)
+                assert (tmp_path / "file").read_text() in {m * 1000 for m in "abc"}
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=write, args=(mark,)) for mark in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert names(tmp_path) == ["file", "folder"]
+    assert len({(path / str(part)).read_text() for part in range(3)}) == 1

@@ -1,0 +1,91 @@
+"""A setting of a wrong type is told by its name, in words, before anything computes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+
+from paradigms.io.typed import check_types
+from paradigms.model import autocast
+from paradigms.recipe import Recipe
+
+
+@dataclass
+class Settings:
+    kind: Literal["a", "b"] = "a"
+    whole: int = 1
+    maybe: int | None = None
+    real: float = 0.5
+    flag: bool = False
+    text: str = ""
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {
+            "kind": "b",
+            "whole": np.int64(3),
+            "maybe": 4,
+            "real": 2,
+            "flag": True,
+            "text": "x",
+            "knobs": {"k": 1},
+        },
+        {"maybe": None, "real": np.float32(0.5)},
+    ],
+)
+def test_values_of_their_types_pass(values: dict[str, Any]) -> None:
+    check_types(Settings(**values))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"kind": "c"}, "kind='c'; there are a, b"),
+        ({"whole": "64"}, "whole='64'; it must be int"),
+        ({"whole": 64.0}, "whole=64.0; it must be int"),
+        ({"whole": True}, "whole=True; it must be int"),
+        ({"whole": None}, "whole=None; it must be int"),
+        ({"maybe": "1"}, "maybe='1'; it must be int or null"),
+        ({"real": "0.5"}, "real='0.5'; it must be float"),
+        ({"flag": 1}, "flag=1; it must be bool"),
+        ({"text": 3}, "text=3; it must be str"),
+        ({"knobs": [1]}, r"knobs=\[1\]; it must be Mapping"),
+    ],
+)
+def test_a_value_of_another_type_is_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        check_types(Settings(**values))
+
+
+def test_the_knobs_of_an_alignment_have_types() -> None:
+    for align, knobs, message in (
+        ("top_k", {"k": "3"}, "top_k's k='3'; it must be int"),
+        ("top_p", {"p": "0.5"}, "top_p's p='0.5'; it must be float"),
+        ("top_k", {"q": 3}, "align_knobs of x, alignment top_k: "),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Recipe("x", align, "total", knobs)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "auto", "fp8", ""])
+def test_a_precision_that_there_is_not_is_never_full_precision(precision: str) -> None:
+    with pytest.raises(ValueError, match=f"one of no, bf16, fp16, got {precision!r}"):
+        autocast(torch.device("cpu"), precision)
+
+
+def test_precisions_are_what_they_say() -> None:
+    product = {}
+    for precision in ("no", "bf16"):
+        with autocast(torch.device("cpu"), precision):
+            product[precision] = (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+    assert product == {"no": torch.float32, "bf16": torch.bfloat16}
+    with pytest.raises(ValueError, match="fp16 needs a GPU"):
+        autocast(torch.device("cpu"), "fp16")

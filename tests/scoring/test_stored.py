@@ -1,0 +1,440 @@
+"""Compiled kernels of the token indexes equal numpy for every shape, and read nothing beyond an array."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paradigms.align import retrieved_tokens
+from paradigms.core import Tokens, similarity
+from paradigms.impute import IMPUTATIONS, imputed_rel
+from paradigms.index import loops
+from paradigms.recipe import Recipe
+from paradigms.scoring import kernels, tiles
+from paradigms.scoring import stored as scan
+from paradigms.scoring.maxima import score
+from paradigms.scoring.stored import Packed, Scanned
+
+QUERIES = (1, 16, 17, 33)
+WIDTHS = (16, 32, 128)
+LENGTHS = (3, 0, 1, 8, 9, 0, 16, 23, 7, 0)
+BITS = (1, 2, 4, 8)
+LEVELS = np.linspace(0, 2, 256).astype(np.float32)
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def frozen(array: np.ndarray) -> np.ndarray:
+    """As a file that is mapped for reading."""
+    array.setflags(write=False)
+    return array
+
+
+def offsets_of(lengths: Any) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
+def unpacked(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Twin of `_unpack`: the lowest bits of all bytes, then the next."""
+    return np.concatenate([codes >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)], axis=1)
+
+
+def texts(vectors: list[np.ndarray], ids: bool = False, salience: bool = False) -> Tokens:
+    """Queries of these vectors, padded, axes [b, 1, j, h], with random ids and salience if wanted."""
+    random, longest = torch.Generator().manual_seed(0), max(1, *map(len, vectors))
+    shape = (len(vectors), 1, longest)
+    mask = torch.zeros(shape, dtype=torch.bool)
+    full = torch.zeros(*shape, vectors[0].shape[1])
+    for n, row in enumerate(vectors):
+        mask[n, 0, : len(row)], full[n, 0, : len(row)] = True, torch.from_numpy(row)
+    drawn = torch.randint(-2, 5, shape, generator=random) if ids else None
+    return Tokens(full, mask, drawn, torch.rand(shape, generator=random) if salience else None)
+
+
+def stored_tokens(vectors: np.ndarray, offsets: np.ndarray, fields: dict, rows: np.ndarray) -> Tokens:
+    """The documents at `rows` as tensors, axes [1, n, i, h]."""
+    places = [np.arange(offsets[row], offsets[row + 1]) for row in rows]
+    longest = max(map(len, places))
+    index = np.stack([np.pad(p, (0, longest - len(p))) for p in places])
+    mask = torch.from_numpy(np.arange(longest) < np.array([len(p) for p in places])[:, None])[None]
+    beside = {name: torch.from_numpy(values[index])[None] for name, values in fields.items()}
+    if "ids" in beside:
+        beside["ids"] = beside["ids"].long()
+    return Tokens(torch.from_numpy(vectors[index])[None] * mask[..., None], mask, **beside)
+
+
+class Corpus:
+    """Random coded tokens of documents, a coded query, and the similarities that they stand for."""
+
+    def __init__(self, bits: int, width: int, count: int, lengths: Any = LENGTHS, lists: int = 5) -> None:
+        random = np.random.default_rng(0)
+        self.offsets = offsets_of(lengths)
+        total = int(self.offsets[-1])
+        codes = random.integers(0, 256, (total, width * bits // 8)).astype(np.uint8)
+        scales = random.integers(0, 256, total).astype(np.uint8)
+        nearest = random.integers(0, lists, total).astype(np.uint16)
+        centroids, spread, queries = normal(lists, width), np.abs(normal(width)), normal(count, width, seed=1)
+        middle = ((1 << bits) - 1) / 2
+        tokens = centroids[nearest] + LEVELS[scales][:, None] * spread * (unpacked(codes, bits) - middle)
+        self.similarities = tokens.astype(np.float64) @ queries.T.astype(np.float64)
+        self.packed = Packed(texts([queries]), spread, middle).compare(centroids)
+        self.query, self.x, self.width = self.packed.query, tokens.astype(np.float32), width
+        self.centroids, self.spread, self.middle = centroids, spread, middle
+        self.coded = kernels.Coded(frozen(codes), bits, frozen(scales), LEVELS, frozen(nearest))
+        self.order = np.argsort(nearest, kind="stable")
+        self.begins = offsets_of(np.bincount(nearest, minlength=lists))
+        self.tolerance = 1e-5 * float(np.abs(self.similarities).max())
+
+    def lists(self, bytes: int, alive: np.ndarray) -> kernels.Lists:
+        numbers = self.order.astype("<i8").view(np.uint8).reshape(-1, 8)[:, :bytes].copy()
+        owners = np.searchsorted(self.offsets, np.arange(0, self.offsets[-1], kernels.STRIDE), "right") - 1
+        return kernels.Lists(frozen(numbers), self.offsets, owners.astype(np.uint32), alive)
+
+
+def probed(
+    corpus: Corpus, lists: kernels.Lists, chosen: Any, begins: Any, ends: Any
+) -> dict[int, np.ndarray]:
+    """document -> what `probe` found of it."""
+    n = len(lists.alive)
+    slots, documents = np.full(n, -1, np.int32), np.empty(n, np.int64)
+    best = np.empty((n, corpus.query.near.shape[1]), np.float32)
+    edges = begins, ends, corpus.width
+    met = kernels.probe(corpus.coded, corpus.query, lists, chosen, *edges, slots, documents, best)
+    assert (slots == -1).all()
+    assert len(set(documents[:met].tolist())) == met
+    return dict(zip(documents[:met].tolist(), best[:met], strict=True))
+
+
+# --- rel ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 24, 25, 50])
+def test_products(count: int) -> None:
+    for width, j in itertools.product((16, 32, 128), QUERIES):
+        vectors, queries = normal(count, width), normal(j, width, seed=1)
+        packed = tiles.pack(queries)
+        out = np.full((count, packed.lanes), np.nan, np.float32)
+        kernels.products(vectors, packed, out)
+        np.testing.assert_allclose(out[:, :j], vectors @ queries.T, rtol=1e-5, atol=1e-4)
+        assert (out[:, j:] == 0).all()
+
+
+ALIGNMENTS = [
+    ("query_to_document", {}),
+    ("top_k", {"k": 1}),
+    ("top_k", {"k": 3}),
+    ("top_p", {"p": 0.3}),
+    ("equal_ids", {}),
+    ("positive_equal_ids", {}),
+]
+
+
+@pytest.mark.parametrize("salient", [False, True])
+@pytest.mark.parametrize("width", [16, 128])
+@pytest.mark.parametrize(("align", "knobs"), ALIGNMENTS)
+def test_relevance_is_core_rel(tmp_path: Path, align: str, knobs: dict, width: int, salient: bool) -> None:
+    """Of float16 that begin anywhere in a file, and of codes; queries of 0 tokens, of a tile, of several."""
+    lengths = (*LENGTHS, 60, 0, 1, 1, 1)
+    offsets, rows = offsets_of(lengths), np.random.default_rng(1).permutation(len(lengths))
+    random = np.random.default_rng(0)
+    fields = {"ids": random.integers(-2, 4, offsets[-1]).astype(np.int32)}
+    if salient:
+        fields["salience"] = random.random(offsets[-1]).astype(np.float32)
+    halves = normal(int(offsets[-1]), width).astype(np.float16)
+    (tmp_path / "vectors.bin").write_bytes(bytes(6) + halves.tobytes())
+    mapped = np.memmap(tmp_path / "vectors.bin", np.uint16, "r", 6, halves.shape)
+    queries = texts([normal(j, width, seed=j) for j in (0, *QUERIES)], ids=True, salience=salient)
+    stored = Scanned(kernels.Stored(np.asarray(mapped)), offsets, fields)
+    cases = [(stored, Packed(queries), queries, halves.astype(np.float32))]
+    if width == 128:
+        for bits in BITS:
+            corpus = Corpus(bits, width, 33, lengths)
+            one = texts([corpus.packed.plain], ids=True, salience=salient)
+            packed = Packed(one, corpus.spread, corpus.middle).compare(corpus.centroids)
+            cases.append((Scanned(corpus.coded, offsets, fields), packed, one, corpus.x))
+    for scanned, packed, q, vectors in cases:
+        documents = stored_tokens(vectors, offsets, fields, rows)
+        for normalise in scan.NORMALISERS:
+            recipe = Recipe("test", align, normalise, knobs)
+            expected = score(recipe, documents, q)
+            found = scanned.relevance(recipe, packed, rows)
+            scale = max(1.0, float(expected.abs().max()))
+            torch.testing.assert_close(found / scale, expected / scale, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("imputation", IMPUTATIONS)
+@pytest.mark.parametrize("k", [1, 5, 20, 70, 10_000])
+def test_imputed_is_imputed_rel(imputation: str, k: int) -> None:
+    offsets, halves = offsets_of((*LENGTHS, 60)), normal(sum(LENGTHS) + 60, 32).astype(np.float16)
+    rows = np.arange(len(LENGTHS) + 1)
+    queries = texts([normal(j, 32, seed=j) for j in (0, *QUERIES)])
+    scanned = Scanned(kernels.Stored(frozen(halves.view(np.uint16))), offsets, {})
+    recipe = Recipe("test", "pool_top_k", "retrieved", {"k": 8}, "impute", k, imputation)
+    documents = stored_tokens(halves.astype(np.float32), offsets, {}, rows)
+    found, owns = scanned.imputed(recipe, Packed(queries), rows, int(offsets[-1]))
+    S, valid = similarity(documents, queries)
+    torch.testing.assert_close(found, imputed_rel(S, valid, k, imputation), rtol=1e-4, atol=1e-4)
+    assert (owns == retrieved_tokens(S, valid, k).any(-1).any(-1).numpy()).all()
+
+
+def test_every_float16_is_widened_exactly() -> None:
+    """All finite values, subnormal ones too, each as the product with the unit vector of its place."""
+    halves = np.arange(1 << 16).astype(np.uint16)
+    halves = halves[np.isfinite(halves.view(np.float16))].reshape(-1, 16)
+    rows = np.arange(len(halves))
+    scanned = Scanned(kernels.Stored(frozen(halves)), np.arange(len(halves) + 1), {})
+    units = texts(list(np.eye(16, dtype=np.float32)[:, None]))
+    found = scanned.relevance(Recipe("test", "query_to_document", "one"), Packed(units), rows)
+    assert np.array_equal(found.numpy().T, halves.view(np.float16).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("features", "name", "expected"),
+    [
+        ("+sse2,+avx2,+f16c,+avx512f", None, (32, 16, True)),
+        ("+avx2,+f16c,-avx512f", None, (16, 8, True)),
+        ("+sse2,-avx2,-f16c", None, (16, 4, False)),
+        ("", "haswell", (16, 8, True)),
+        ("", "generic", (16, 4, False)),
+    ],
+)
+def test_registers_are_those_that_the_features_name(features: str, name: str | None, expected: Any) -> None:
+    assert tiles.registers("x86_64-unknown-linux-gnu", features, name) == expected
+    assert tiles.registers("arm64-apple-darwin", "+neon") == (32, 4, True)
+
+
+# --- lists ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("bytes", [1, 2, 3, 4])
+def test_probe_finds_the_living_tokens_of_the_chosen_lists(bits: int, bytes: int) -> None:
+    lengths = (*LENGTHS, 100, 0, 70)  # more than a STRIDE in one document
+    for j, chosen, dead in ((3, [0, 1, 2, 3, 4], []), (17, [1, 3], [0, 7, 10]), (33, [], []), (1, [2], [])):
+        corpus = Corpus(bits, 128, j, lengths)
+        alive = np.ones(len(lengths), bool)
+        alive[dead] = False
+        lists, picked = corpus.lists(bytes, alive), np.array(chosen, np.int64)
+        found = probed(corpus, lists, picked, corpus.begins[picked], corpus.begins[picked + 1])
+        expected = {}
+        for document in np.flatnonzero(alive).tolist():
+            mine = np.arange(*corpus.offsets[document : document + 2])
+            mine = mine[np.isin(corpus.coded.centroids[mine], chosen)]
+            if len(mine):
+                expected[document] = corpus.similarities[mine].max(0)
+        assert found.keys() == expected.keys()
+        for document, row in expected.items():
+            np.testing.assert_allclose(found[document][:j], row, rtol=1e-5, atol=corpus.tolerance)
+
+
+def test_cuts_divide_lists_by_documents() -> None:
+    """Parts of all documents, probed one after the other, together find what one probe finds."""
+    corpus = Corpus(4, 128, 3, (*LENGTHS, 90, 0, 40))
+    lists = corpus.lists(2, np.ones(13, bool))
+    chosen = np.array([0, 2, 3])
+    begins, ends = corpus.begins[chosen], corpus.begins[chosen + 1]
+    whole = probed(corpus, lists, chosen, begins, ends)
+    bounds = corpus.offsets[[0, 4, 4, 11, 13]]
+    cuts = np.empty((len(bounds), len(chosen)), np.int64)
+    for n, token in enumerate(bounds):
+        kernels.cut(lists, begins, ends, token, cuts[n])
+    for n, (low, high) in enumerate(zip(begins, ends, strict=True)):
+        assert (cuts[:, n] == low + np.searchsorted(corpus.order[low:high], bounds)).all()
+    parts = [probed(corpus, lists, chosen, a, b) for a, b in itertools.pairwise(cuts)]
+    assert parts[1] == {}
+    assert sum(map(len, parts)) == len(whole)
+    for document, row in itertools.chain.from_iterable(part.items() for part in parts):
+        np.testing.assert_allclose(row, whole[document], rtol=1e-5, atol=corpus.tolerance)
+
+
+@pytest.mark.parametrize(("total", "bytes"), [(255, 1), (65_000, 2), (1 << 24, 3), ((1 << 24) + 99, 4)])
+def test_tokens_of_large_numbers_are_found(total: int, bytes: int) -> None:
+    """Few of many tokens, in a sparse array: what their numbers' last byte names."""
+    numbers = np.unique([0, 1, total // 2, total - 2, total - 1])
+    offsets = np.array([0, 1, total // 2, total // 2, total - 1, total], np.int64)
+    codes, scales = np.zeros((total, 64), np.uint8), np.zeros(total, np.uint8)
+    codes[numbers] = np.random.default_rng(0).integers(0, 256, (len(numbers), 64))
+    scales[numbers] = 255
+    queries = normal(2, 128)
+    packed = Packed(texts([queries]), np.ones(128, np.float32), 7.5).compare(np.zeros((1, 128), np.float32))
+    coded = kernels.Coded(frozen(codes), 4, frozen(scales), LEVELS, frozen(np.zeros(1, np.uint16)))
+    entries = numbers.astype("<i8").view(np.uint8).reshape(-1, 8)[:, :bytes].copy()
+    owners = np.searchsorted(offsets, np.arange(0, total, kernels.STRIDE), "right") - 1
+    lists = kernels.Lists(frozen(entries), offsets, owners.astype(np.uint32), np.ones(5, bool))
+    slots, documents = np.full(5, -1, np.int32), np.empty(5, np.int64)
+    best = np.empty((5, packed.query.near.shape[1]), np.float32)
+    edges = np.zeros(1, np.int64), np.array([len(numbers)])
+    met = kernels.probe(
+        coded, packed.query, lists, np.zeros(1, np.int64), *edges, 128, slots, documents, best
+    )
+    similarities = 2 * (unpacked(codes[numbers], 4) - 7.5) @ queries.T
+    assert documents[:met].tolist() == [0, 1, 3, 4]
+    for document, row in zip(documents[:met].tolist(), best, strict=False):
+        mine = (numbers >= offsets[document]) & (numbers < offsets[document + 1])
+        np.testing.assert_allclose(row[:2], similarities[mine].max(0), rtol=1e-4, atol=1e-3)
+
+
+# --- which lists, and sums --------------------------------------------------------------------------
+
+
+def selected(similarities: np.ndarray, sizes: Any, probes: int, wanted: int, count: int) -> tuple[Any, Any]:
+    chosen, missing = np.zeros(len(similarities), np.bool_), np.empty(count, np.float32)
+    loops.select(similarities, np.asarray(sizes, np.int64), probes, wanted, chosen, missing)
+    return chosen, missing
+
+
+@pytest.mark.parametrize("probes", [1, 4, 50, 10_000])
+@pytest.mark.parametrize("wanted", [1, 30, 400, 10**6])
+def test_select_is_sorting_to_a_bin(probes: int, wanted: int) -> None:
+    similarities = normal(300, 16)
+    sizes = np.random.default_rng(1).integers(0, 9, 300)
+    chosen, missing = selected(similarities, sizes, probes, wanted, 5)
+    expected = np.zeros(300, bool)
+    for j in range(5):
+        column = similarities[:, j]
+        bin_width = (column.max() - column.min()) / (loops.BINS - 1)
+        order = np.argsort(-column)
+        least = column[order[min(probes, 300) - 1]]
+        assert chosen[column >= least].all()
+        expected |= column >= least - bin_width * 1.001
+        reached = np.cumsum(sizes[order]) >= wanted
+        kth = column[order[reached.argmax()]] if reached.any() else column.min()
+        assert kth - bin_width * 1.001 <= missing[j] <= kth + 1e-6
+    assert not chosen[~expected].any()
+
+
+def test_select_of_similarities_that_are_all_equal_takes_every_list() -> None:
+    chosen, missing = selected(np.full((7, 16), 0.25, np.float32), np.ones(7), 1, 3, 2)
+    assert chosen.all()
+    assert missing.tolist() == [0.25, 0.25]
+
+
+def test_select_reads_the_tokens_of_a_query_and_not_what_fills_up_its_tile() -> None:
+    similarities = normal(40, 16)
+    before = selected(similarities, np.ones(40), 3, 5, 2)
+    similarities[:, 2:] = 1e9
+    after = selected(similarities, np.ones(40), 3, 5, 2)
+    assert np.array_equal(before[0], after[0])
+    assert before[0].sum() < 12
+    assert np.array_equal(before[1], after[1])
+
+
+def test_sums_fill_in_what_is_missing() -> None:
+    best, missing, weights = normal(9, 32), normal(17, seed=1), np.abs(normal(17, seed=2))
+    best[2] = -np.inf
+    out = np.empty(6, np.float32)
+    loops.sums(best, missing, weights, out)
+    expected = np.maximum(best[:6, :17], missing) @ weights
+    np.testing.assert_allclose(out, expected, rtol=1e-5)
+
+
+# --- codes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_codes_and_scales_are_those_of_the_definition(bits: int) -> None:
+    spread, step, middle = np.abs(normal(128)) + 0.1, np.float32(0.7), ((1 << bits) - 1) / 2
+    spread[[5, 90]] = 0
+    residuals = normal(40, 128, seed=1) * spread * np.exp(normal(40, 1, seed=2))
+    residuals[3] = 0
+    codes, scales = np.empty((40, 16 * bits), np.uint8), np.empty(40, np.float32)
+    loops.encode(residuals, spread, bits, step, 16, codes, scales)
+    with np.errstate(all="ignore"):
+        r = np.linalg.norm(residuals, axis=1) / np.linalg.norm(spread)  # how large a residual is
+        r = 2 ** (np.rint(16 * np.log2(r)) / 16)
+        steps = np.nan_to_num(residuals / spread / (r[:, None] * step))
+    expected = np.floor(steps + middle + 0.5).clip(0, 2 * middle)
+    z = unpacked(codes, bits)
+    certain = np.abs(steps + middle + 0.5 - np.rint(steps + middle + 0.5)) > 1e-4  # not between two codes
+    assert (z == expected)[certain].all()
+    assert certain[:, spread > 0].mean() > 0.97
+    coded = spread * (z - middle)
+    np.testing.assert_allclose(scales, (coded * residuals).sum(1) / (coded**2).sum(1), rtol=1e-4)
+    assert scales[3] == 0
+    assert (np.delete(scales, 3) > 0).all()
+
+
+# --- nothing is read beyond the end -----------------------------------------------------------------
+
+GUARDED = """
+import ctypes, itertools, mmap, os, signal
+import numpy as np
+from paradigms.index import kernels, tiles
+from paradigms.scoring.stored import Packed
+from tests.scoring.test_stored import BITS, LENGTHS, QUERIES, Corpus, normal, offsets_of, probed, texts
+
+libc, kept = ctypes.CDLL(None, use_errno=True), []
+
+def guarded(array):
+    '''A copy whose last byte is the last of a page, before one that nobody may read.'''
+    pages = -(-array.nbytes // mmap.PAGESIZE)
+    memory = mmap.mmap(-1, (pages + 1) * mmap.PAGESIZE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    assert libc.mprotect(ctypes.c_void_p(start + pages * mmap.PAGESIZE), mmap.PAGESIZE, 0) == 0
+    kept.append(memory)
+    at = pages * mmap.PAGESIZE - array.nbytes
+    copy = np.frombuffer(memory, array.dtype, array.size, at).reshape(array.shape)
+    copy[...] = array
+    copy.setflags(write=array.flags.writeable)
+    return copy
+
+last = guarded(np.zeros((5, 16), np.uint8))
+if (child := os.fork()) == 0:  # the guard guards
+    ctypes.string_at(last.ctypes.data, last.nbytes + 1)
+    os._exit(0)
+assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGSEGV
+offsets = offsets_of(LENGTHS)
+def everything(tokens, width, packed):
+    #Each kernel once
+    starts, stops = guarded(offsets[:-1]), guarded(offsets[1:])
+    documents = kernels.Documents(starts, stops, guarded(np.ones(offsets[-1], np.float32)))
+    query = kernels.Query(*map(guarded, packed.query))
+    lanes, count = query.weights.shape[0], len(LENGTHS)
+    out = guarded(np.empty((count, len(packed)), np.float32))
+    given = tokens, query, documents, width
+    kernels.maxima(*given, 0, out)
+    kernels.largest(*given, guarded(np.full(count, 3)), 0, out)
+    ids = guarded(np.zeros(offsets[-1], np.int32))
+    order, begins = guarded(np.arange(query.spans[-1])), guarded(np.array([0, query.spans[-1]]))
+    kernels.equal(*given, kernels.Matches(ids, 0, begins, order, guarded(packed.vectors), False), 0, out)
+    best = guarded(np.empty((count + 1, lanes), np.float32))
+    kernels.retrieve(*given, guarded(np.empty(count + 1, np.int64)), best,
+                     guarded(np.empty((query.spans[-1], 3), np.float32)))
+    return query
+
+for width, j in itertools.product((16, 48, 128), QUERIES):
+    vectors, packed = guarded(normal(13, width)), tiles.pack(normal(j, width))
+    out = guarded(np.empty((13, packed.lanes), np.float32))
+    kernels.products(vectors, tiles.Packed(*map(guarded, packed)), out)
+    halves = normal(int(offsets[-1]), width).astype(np.float16).view(np.uint16)
+    halves.setflags(write=False)
+    everything(kernels.Stored(guarded(halves)), width, Packed(texts([normal(j, width)])))
+for bits, j in itertools.product(BITS, (1, 17)):
+    corpus = Corpus(bits, 128, j)
+    corpus.coded = kernels.Coded(*(guarded(a) if isinstance(a, np.ndarray) else a for a in corpus.coded))
+    corpus.query = everything(corpus.coded, 128, corpus.packed)
+    for bytes in (1, 2, 3, 4):
+        lists = kernels.Lists(*map(guarded, corpus.lists(bytes, np.ones(len(LENGTHS), bool))))
+        chosen = np.arange(5)
+        begins, ends = guarded(corpus.begins[chosen]), guarded(corpus.begins[chosen + 1])
+        probed(corpus, lists, chosen, begins, ends)
+        kernels.cut(lists, begins, ends, offsets[-1], np.empty(5, np.int64))
+print("nothing beyond")
+"""
+
+
+def test_no_kernel_reads_or_writes_beyond_an_array() -> None:
+    """Arrays that end where a page begins that nobody may read: a kernel that does is killed."""
+    ended = subprocess.run(
+        [sys.executable, "-c", GUARDED], cwd=Path(__file__).parents[2], capture_output=True, text=True
+    )
+    assert ended.stdout == "nothing beyond\n", (ended.returncode, ended.stderr[-2000:])

@@ -1,0 +1,299 @@
+"""A teacher's scores are learned: losses by hand, in every objective, on new queries, on two processes."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
+
+from paradigms import PARADIGMS, Paradigm
+from paradigms.baselines.cross_attention import cross_attention
+from paradigms.core import rel
+from paradigms.data import Corpus, Run
+from paradigms.train.contrastive import Contrastive
+from paradigms.train.examples import Example, tokenised
+from paradigms.train.listwise import Listwise
+from paradigms.train.loop import TrainingSettings, train
+from paradigms.train.losses import Distillation, contrastive, kl, margin_mse
+from paradigms.train.teacher import scored_once
+from tests.tiny import WORDS
+
+VOCABULARY = [word for word in WORDS.split() if len(word) > 3]
+TEXTS = [" ".join(VOCABULARY[(7 * n + 3 * w) % len(VOCABULARY)] for w in range(3 + n % 4)) for n in range(40)]
+CORPUS = Corpus([f"d{n}" for n in range(len(TEXTS))], TEXTS)
+EXAMPLES = [
+    Example("bird and sea", 1, (0, 5), (1,), (3.0, -1.0, 0.5)),
+    Example("what keeps the house warm", 2, (6, 7), (2, 5), (0.0, 0.25, -4.0)),
+    Example("who read the letter", 3, (8, 4), (3,), (1.0, 2.0, 3.0)),
+    Example("a bird, an island", 1, (9, 3), (1, 4), (-2.0, -2.0, -7.5)),
+]
+TEACHER = torch.tensor([example.teacher for example in EXAMPLES])
+
+
+def build(name: str, backbone: Path) -> Paradigm:
+    torch.manual_seed(0)
+    options = {"k_train": 12} if name == "xtr" else {}
+    return PARADIGMS[name](backbone, query_length=16, document_length=32, **options).eval()
+
+
+# --- the losses by hand -----------------------------------------------------------------------------
+
+
+def test_kl_by_hand() -> None:
+    student = torch.tensor([[7.0, 7.0], [1.0, 0.0]], dtype=torch.float64)
+    teacher = torch.tensor([[math.log(3), 0.0], [6.0, 5.0]], dtype=torch.float64)
+    first = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
+    assert kl(student, teacher).item() == pytest.approx(first / 2, abs=1e-12)  # the second differs by 5: 0
+    assert kl(teacher, student).item() != pytest.approx(first / 2, abs=1e-3)
+
+
+def test_margin_mse_by_hand() -> None:
+    student, teacher = torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([[5.0, 1.0, 4.0]])
+    assert margin_mse(student, teacher).item() == ((1 - 4) ** 2 + (2 - 1) ** 2) / 2
+    assert margin_mse(student, student + 3).item() == 0
+    assert margin_mse(student, 2 * student).item() == (1 + 4) / 2  # the scale counts
+
+
+@pytest.mark.parametrize("loss", [kl, margin_mse])
+def test_losses_are_their_formulas_with_exact_gradients(loss) -> None:
+    generator = torch.Generator().manual_seed(0)
+    student, teacher = (3 * torch.randn(5, 4, dtype=torch.float64, generator=generator) for _ in range(2))
+    found, expected = loss(student, teacher).item(), 0.0
+    for s, t in zip(student.tolist(), teacher.tolist(), strict=True):
+        if loss is kl:
+            p, q = ([math.exp(x) / sum(map(math.exp, scores)) for x in scores] for scores in (t, s))
+            expected += sum(a * math.log(a / b) for a, b in zip(p, q, strict=True)) / 5
+        else:
+            expected += sum((s[0] - s[m] - t[0] + t[m]) ** 2 for m in (1, 2, 3)) / 15
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert loss(teacher - 2, teacher).item() == pytest.approx(0, abs=1e-12)
+    assert torch.autograd.gradcheck(loss, (student.requires_grad_(), teacher))
+    if loss is kl:
+        (gradient,) = torch.autograd.grad(kl(student, teacher), student)
+        torch.testing.assert_close(gradient, (student.softmax(-1) - teacher.softmax(-1)) / 5)
+
+
+def test_the_weight_divides_the_loss_between_labels_and_teacher() -> None:
+    own, labels = TEACHER.flip(1) / 2, torch.tensor(5.0, requires_grad=True)
+    for w in (0.25, 0.75, 1.0):
+        found = Distillation("margin_mse", w, 4.0).joined(labels, own, TEACHER)
+        expected = (1 - w) * 5 + w * margin_mse(own, TEACHER / 4).item()
+        assert found.item() == pytest.approx(expected, rel=1e-6)
+        (gradient,) = torch.autograd.grad(found, labels)
+        assert gradient.item() == pytest.approx(1 - w)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"loss": "mse"}, "loss='mse'; there are kl, margin_mse"),
+        ({"weight": "1"}, "weight='1'; it must be float"),
+        ({"weight": 0.0}, r"weight of a distillation must lie in \(0, 1\], got 0.0"),
+        ({"weight": 1.5}, "got 1.5"),
+        ({"temperature": 0.0}, "temperature of a teacher must be positive"),
+    ],
+)
+def test_what_is_no_distillation_is_refused(settings: dict, message: str) -> None:
+    made = Distillation()
+    for name, value in settings.items():
+        object.__setattr__(made, name, value)  # the type checker of the tests would refuse some of them first
+    with pytest.raises(ValueError, match=message):
+        made.__post_init__()
+
+
+# --- in the objectives ------------------------------------------------------------------------------
+
+
+def test_a_batch_knows_each_querys_own_documents(tiny_bert: Path) -> None:
+    batch = tokenised(EXAMPLES[:2], build("dpr", tiny_bert).encoder, CORPUS)
+    assert batch.positions.tolist() == [1, 2, 0, 5, 6, 7]
+    assert batch.positions[batch.own()].tolist() == [[1, 0, 5], [2, 6, 7]]
+    assert batch.own(first=6).tolist() == [[6, 8, 9], [7, 10, 11]]
+    assert batch.teacher is not None
+    assert batch.to("cpu").teacher is not None
+    assert batch.teacher.tolist() == TEACHER[:2].tolist()
+    without = [replace(example, teacher=()) for example in EXAMPLES]
+    assert tokenised(without, build("dpr", tiny_bert).encoder, CORPUS).to("cpu").teacher is None
+
+
+def equal_gradients(one: torch.Tensor, other: torch.Tensor, model: torch.nn.Module) -> None:
+    """Of two losses of the model, and not all of them 0."""
+    found = []
+    for loss in (one, other):
+        model.zero_grad()
+        loss.backward()
+        found.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    scale = float(found[1].abs().max())
+    assert scale > 1e-3
+    torch.testing.assert_close(*found, rtol=0, atol=1e-4 * scale)
+
+
+@pytest.mark.parametrize("name", PARADIGMS)
+def test_every_paradigm_learns_from_the_rel_of_its_own_candidates(tiny_bert: Path, name: str) -> None:
+    paradigm = build(name, tiny_bert)
+    settings = Distillation("kl", 0.3, 2.0)
+    objective = Contrastive(paradigm, CORPUS, EXAMPLES, 0.1, settings)
+    batch = objective.collate(EXAMPLES)
+    queries, documents = paradigm(batch.queries, batch.documents)
+    scores = rel(documents, queries, paradigm.align, paradigm.normalise) / 0.1
+    places = [[0, 4, 5], [1, 6, 7], [2, 8, 9], [3, 10, 11]]  # the four positives come first
+    own = torch.stack([scores[row, at] for row, at in enumerate(places)])
+    labels = contrastive(scores, torch.arange(4), batch.excluded(batch.positions), 1.0)
+    expected = 0.7 * labels + 0.3 * kl(own, TEACHER / 2)
+    found = objective.loss(paradigm, batch)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert found.item() != pytest.approx(
+        Contrastive(paradigm, CORPUS, EXAMPLES, 0.1).loss(paradigm, batch).item()
+    )
+    equal_gradients(found, expected, paradigm)
+
+
+def test_cached_gradients_are_those_of_the_whole_batch(tiny_bert: Path) -> None:
+    paradigm, distillation = build("colbert", tiny_bert), Distillation("margin_mse", 1.0)
+    whole, cached = (Contrastive(paradigm, CORPUS, EXAMPLES, 0.1, distillation, chunk) for chunk in (0, 3))
+    losses = [objective.loss(paradigm, objective.collate(EXAMPLES)) for objective in (whole, cached)]
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
+    equal_gradients(*losses, paradigm)
+
+
+def test_a_reranker_learns_from_a_teacher_too(tiny_bert: Path) -> None:
+    torch.manual_seed(0)
+    model = cross_attention(tiny_bert).eval()
+    objective = Listwise(model, CORPUS, EXAMPLES, 0.5, Distillation("margin_mse", 0.25, 3.0))
+    batch = objective.collate(EXAMPLES).to("cpu")
+    scores = model(batch.pairs).view(4, 3) / 0.5
+    labels = (scores.logsumexp(1) - scores[:, 0]).mean()
+    expected = 0.75 * labels + 0.25 * margin_mse(scores, TEACHER / 3)
+    assert objective.loss(model, batch).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_examples_without_scores_to_compare_are_refused(tiny_bert: Path) -> None:
+    bare = [replace(example, teacher=()) for example in EXAMPLES]
+    alone = [replace(example, negatives=(), teacher=(1.0,)) for example in EXAMPLES]
+    uneven = [*EXAMPLES, replace(EXAMPLES[0], negatives=(0,), teacher=(1.0, 2.0))]
+    for examples in (bare, alone, uneven, [*EXAMPLES, bare[0]]):
+        with pytest.raises(ValueError, match="build the examples with a teacher and set negatives"):
+            Contrastive(build("dpr", tiny_bert), CORPUS, examples, None, Distillation())
+    with pytest.raises(ValueError, match="build the examples with a teacher"):
+        Listwise(cross_attention(tiny_bert), CORPUS, bare, None, Distillation())
+
+
+# --- end to end -------------------------------------------------------------------------------------
+
+
+def overlap(query: str, document: int) -> float:
+    """A teacher: 2 for every word of the query that the document has, less what the document has besides."""
+    words = TEXTS[document].split()
+    return 2.0 * sum(word in words for word in query.split()) - 0.5 * len(words)
+
+
+def taught(number: int) -> Example:
+    """Two words of a document, that document and four others, of which two share a word with it."""
+    query = " ".join(TEXTS[number].split()[1:3])
+    others = sorted((n for n in range(len(TEXTS)) if n != number), key=lambda n: (-overlap(query, n), n))
+    documents = [number, *others[:2], *others[17:19]]
+    return Example(
+        query, number, tuple(documents[1:]), (number,), tuple(overlap(query, n) for n in documents)
+    )
+
+
+@pytest.mark.parametrize("loss", ["kl", "margin_mse"])
+def test_a_student_comes_closer_to_its_teacher_on_queries_it_never_saw(
+    tiny_bert: Path, tmp_path: Path, loss: str
+) -> None:
+    examples = [taught(n) for n in range(len(TEXTS))]
+    seen, new = examples[:32], examples[32:]
+    student = build("colbert", tiny_bert)
+    distillation = Distillation(loss, 1.0)
+    measured = Contrastive(student, CORPUS, new, 0.1, Distillation("kl", 1.0))
+
+    def distance() -> float:
+        with student.evaluating(), torch.no_grad():
+            return measured.loss(student, measured.collate(new)).item()
+
+    before = distance()
+    objective = Contrastive(student, CORPUS, seen, 0.1, distillation)
+    settings = TrainingSettings(steps=16, batch_size=16, learning_rate=2e-3, distillation=distillation)
+    train(student, objective, settings, tmp_path, accelerator=Accelerator(cpu=True), progress=False)
+    assert distance() < 0.5 * before
+
+
+# --- two processes ----------------------------------------------------------------------------------
+
+
+def loss_and_gradients(backbone: Path, accelerator: Accelerator) -> dict[str, torch.Tensor]:
+    """Of this process's share of the examples, averaged over processes; dropout is off."""
+    paradigm = build("colbert", backbone)
+    model = accelerator.prepare(paradigm)
+    model.eval()
+    share = len(EXAMPLES) // accelerator.num_processes
+    mine = EXAMPLES[accelerator.process_index * share :][:share]
+    objective = Contrastive(paradigm, CORPUS, mine, None, Distillation("kl", 0.5))
+    loss = objective.loss(model, objective.collate(mine))
+    accelerator.backward(loss)
+    found = {n: p.grad for n, p in paradigm.named_parameters() if p.grad is not None}
+    return found | {"loss": accelerator.reduce(loss.detach(), "mean")}
+
+
+def main(backbone: str, folder: str) -> None:
+    """The checks, as one of the processes that torchrun started."""
+    accelerator = Accelerator()
+    assert accelerator.num_processes == 2
+    expected = load_file(Path(folder, "one.safetensors"))
+    found = loss_and_gradients(Path(backbone), accelerator)
+    assert found.keys() == expected.keys()
+    assert float(found["loss"]) == pytest.approx(float(expected["loss"]), rel=1e-5)
+    scale = max(float(gradient.abs().max()) for gradient in expected.values())
+    for name, value in expected.items():
+        error = float((found[name] - value).abs().max())
+        assert error < 1e-5 * scale, f"{name} differs by {error} of {scale}"
+
+    asked: list[str] = []
+
+    def score(run: Run, *, progress: bool) -> Run:
+        asked.extend(run)
+        return {q: {d: float(len(q) + len(d)) for d in documents} for q, documents in run.items()}
+
+    scores = scored_once(Path(folder, "teacher.run"), lambda: score, accelerator, pairs=2)
+    wanted = {f"q{n}": ["d1", "d12"] for n in range(5)}
+    assert scores(wanted) == {q: {"d12": 5.0, "d1": 4.0} for q in wanted}
+    assert asked == [f"q{n}" for n in range(accelerator.process_index, 5, 2)]  # each its share
+    assert scores(wanted) == scores({})
+    assert len(asked) <= 3
+    accelerator.wait_for_everyone()
+    Path(folder, f"passed.{accelerator.process_index}").touch()
+    accelerator.end_training()
+
+
+def test_two_processes_distil_as_one_and_share_the_teachers_work(tiny_bert: Path, tmp_path: Path) -> None:
+    save_file(loss_and_gradients(tiny_bert, Accelerator(cpu=True)), tmp_path / "one.safetensors")
+    root = Path(__file__).parents[2]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    environment = os.environ | {
+        "ACCELERATE_USE_CPU": "true",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(root),
+    }
+    done = subprocess.run(
+        [*launch, __file__, str(tiny_bert), str(tmp_path)],
+        env=environment,
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "passed.0").exists()
+    assert (tmp_path / "passed.1").exists()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

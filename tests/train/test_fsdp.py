@@ -1,0 +1,233 @@
+"""Shards on two processes train what one process trains, and leave a checkpoint that one process opens."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from safetensors.torch import load_file
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm, load
+from paradigms.generative.pairs import Pair
+from paradigms.train.contrastive import Contrastive
+from paradigms.train.likelihood import Likelihood
+from paradigms.train.loop import TrainingSettings, train
+from paradigms.train.objective import Objective
+from tests import launch
+from tests.train.test_distributed import CORPUS, EXAMPLES
+
+LENGTHS = {"query_length": 16, "document_length": 32}
+# name -> (family, what is built from its folder, settings of training)
+CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "aligner": ("bert", lambda f: PARADIGMS["aligner"](f, **LENGTHS), {"accumulation": 2}),
+    "xtr": (
+        "t5",
+        lambda f: PARADIGMS["xtr"](f, k_train=20, lora_rank=2, dora=True, **LENGTHS),
+        {"chunk": 2},
+    ),
+    "colbert": ("modernbert", lambda f: PARADIGMS["colbert"](f, **LENGTHS), {"recompute": True}),
+    "genre": ("seq2seq", lambda f: GENERATIVE["genre"](f, CORPUS), {}),
+}
+
+
+def build(name: str, root: Path, seed: int = 0) -> Any:
+    """A case's paradigm on the checkpoints in `root`; on a processor it encodes few texts at once."""
+    family, function, _ = CASES[name]
+    torch.manual_seed(seed)
+    paradigm = function(root / family)
+    if isinstance(paradigm, Paradigm):
+        paradigm.encoder.tokens = {"cpu": 40}
+    return paradigm
+
+
+def objective_of(paradigm: Any, chunk: int) -> Objective:
+    if isinstance(paradigm, Generative):
+        targets = [paradigm.target(number) for number in range(len(EXAMPLES))]
+        return Likelihood(paradigm, CORPUS, [Pair(f"d{n}", n, tuple(t)) for n, t in enumerate(targets)])
+    return Contrastive(paradigm, CORPUS, EXAMPLES, chunk=chunk)
+
+
+def run(name: str, root: Path, folder: Path, accelerator: Accelerator, **changes: Any) -> Any:
+    """Four steps of four examples in all. Processes build other heads; those of the first are to be used."""
+    paradigm = changes.pop("paradigm", None) or build(name, root, seed=accelerator.process_index)
+    settings = {"steps": 4, "batch_size": 4 // accelerator.num_processes, "log_every": 1}
+    settings |= {"learning_rate": 1e-3} | CASES[name][2]
+    dev = changes.pop("dev", measure)
+    return train(
+        paradigm,
+        objective_of(paradigm, settings.get("chunk", 0)),
+        TrainingSettings(**settings | changes),
+        folder,
+        accelerator=accelerator,
+        dev=dev,
+        progress=False,
+    )
+
+
+def measure(paradigm: Any) -> float:
+    """A dev measure that reads every weight, in the way that a script's does: by methods, not by forward."""
+    if isinstance(paradigm, Paradigm):
+        documents, queries = paradigm.encode_documents([CORPUS[1]]), paradigm.encode_queries(["the sea"])
+        return float(paradigm.score(documents, queries))
+    return sum(float(weight.double().abs().sum()) for weight in paradigm.state_dict().values())
+
+
+def curve(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+
+
+def last(folder: Path) -> Path:
+    """The checkpoint after the last step."""
+    return folder / "checkpoints" / "step-4"
+
+
+# --- checks that each of two processes runs: (accelerator, root of the checkpoints, folder) ---
+
+
+def every_case(accelerator: Accelerator, root: Path, folder: Path) -> None:
+    for name in CASES:
+        trained = run(name, root / "steady", folder / "two" / name, accelerator)
+        assert not isinstance(trained, FSDPModule)
+
+
+def half_of_everything(accelerator: Accelerator, root: Path, folder: Path) -> None:
+    """Weights, gradients and moments: of each a process holds half, and the odd row."""
+    paradigm, found = build("aligner", root), []
+    sizes = [weight.numel() for weight in paradigm.parameters()]
+    rows = [weight[0].numel() for weight in paradigm.parameters()]
+
+    def keep(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        found.append(sum(held(weight) for weight in weights))
+        found.append(sum(held(weight.grad) for weight in weights))
+        found.append(sum(held(optimizer.state[weight]["exp_avg"]) for weight in weights))
+
+    handle = register_optimizer_step_post_hook(keep)
+    run("aligner", root, folder / "half", accelerator, paradigm=paradigm, steps=1, accumulation=1)
+    handle.remove()
+    assert len(found) == 3
+    assert max(found) <= (sum(sizes) + sum(rows)) / 2
+
+
+def held(tensor: torch.Tensor | None) -> int:
+    assert isinstance(tensor, DTensor)
+    return tensor.to_local().numel()
+
+
+def exact_resume(accelerator: Accelerator, root: Path, folder: Path) -> None:
+    """With dropout, adapters and no dev measure: whole, and in two parts, the first ended in step 3 or 4."""
+    for target, stop in (("whole", 0), ("parts", 3), ("parts", 0)):
+        paradigm, forwards = build("xtr", root), 0
+
+        def interrupt(module: nn.Module, given: tuple, stop: int = stop) -> None:
+            nonlocal forwards
+            forwards += 1
+            if forwards > stop > 0:
+                raise KeyboardInterrupt
+
+        paradigm.register_forward_pre_hook(interrupt)
+        with suppress(KeyboardInterrupt):
+            run("xtr", root, folder / target, accelerator, paradigm=paradigm, dev=None, save_every=2)
+    assert curve(folder / "parts") == curve(folder / "whole")
+    for file in ("heads.safetensors", "backbone/model.safetensors", "optimizer.safetensors"):
+        parts, whole = (load_file(last(folder / target) / file) for target in ("parts", "whole"))
+        assert parts.keys() == whole.keys()
+        assert all(torch.equal(parts[key], whole[key]) for key in whole)
+
+
+def bfloat16(accelerator: Accelerator, root: Path, folder: Path) -> None:
+    """Products of layers are in bfloat16, scores of salience and what is kept in float32.
+
+    Before the first step, loss and gradient are float32's to the 8 bits of bfloat16, which some twenty
+    products of the backward pass add up to some percent. Later ones say less: Adam moves a weight whose
+    gradient is all rounding as far as any other, and processors round differently. So they are to fall.
+    """
+    AcceleratorState._reset_state()
+    half = Accelerator(mixed_precision="bf16")
+    paradigm, kinds = build("aligner", root / "steady"), []
+
+    def note(module: nn.Module, given: tuple, result: torch.Tensor) -> None:
+        kinds.append((module is paradigm.encoder.projection, result.dtype))
+
+    paradigm.encoder.projection.register_forward_hook(note)
+    paradigm.encoder.salience_heads["query"].register_forward_hook(note)
+    trained = run("aligner", root / "steady", folder / "bf16", half, paradigm=paradigm)
+    assert set(kinds) == {(True, torch.bfloat16), (False, torch.float32)}
+    assert {weight.dtype for weight in trained.parameters()} == {torch.float32}
+    one, two = (curve(folder / name)[1:-1] for name in ("one/aligner", "bf16"))
+    assert one[0]["loss"] != two[0]["loss"] == pytest.approx(one[0]["loss"], rel=2**-8)
+    assert two[0]["gradient_norm"] == pytest.approx(one[0]["gradient_norm"], rel=0.1)
+    assert two[-1]["loss"] < two[0]["loss"] / 4
+
+
+CHECKS = (every_case, half_of_everything, exact_resume, bfloat16)
+
+
+@pytest.fixture(scope="module")
+def root(
+    checkpoints: dict[str, Path], seq2seq: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The folder in which each family's tiny checkpoint lies under its name; in steady/ without dropout."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, target in (checkpoints | {"seq2seq": seq2seq["t5"]}).items():
+        for place in (folder / name, folder / "steady" / name):
+            shutil.copytree(target, place)
+        config = json.loads((place / "config.json").read_text())
+        steady = {key: 0.0 if "dropout" in key else value for key, value in config.items()}
+        (place / "config.json").write_text(json.dumps(steady))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def outcomes(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which one process left its runs, and two how the checks ended."""
+    folder = tmp_path_factory.mktemp("fsdp")
+    for name in CASES:
+        run(name, root / "steady", folder / "one" / name, Accelerator(cpu=True))
+    launch.start(__file__, "fsdp.yaml", root, folder)
+    return folder
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_two_processes(outcomes: Path, check: launch.Check) -> None:
+    launch.passed(check, outcomes)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_losses_norms_and_dev_measures_of_one_process(outcomes: Path, name: str) -> None:
+    for one, two in zip(*(curve(outcomes / runs / name) for runs in ("one", "two")), strict=True):
+        assert one.keys() == two.keys()
+        assert list(two.values()) == pytest.approx(list(one.values()), rel=2e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_process_opens_the_checkpoint_of_shards(outcomes: Path, root: Path, name: str) -> None:
+    start = build(name, root / "steady").state_dict()
+    one, two = (load(last(outcomes / runs / name)).state_dict() for runs in ("one", "two"))
+    moved = apart(one, start)
+    assert moved > 1e-3
+    assert apart(two, one) < 1e-2 * moved
+    one, two = (load_file(last(outcomes / runs / name) / "optimizer.safetensors") for runs in ("one", "two"))
+    assert apart(two, one) < 1e-3 * apart(one, {key: torch.zeros_like(one[key]) for key in one})
+
+
+def apart(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """The distance of two states with the same names."""
+    assert a.keys() == b.keys()
+    return sum(float((a[name].double() - b[name].double()).square().sum()) for name in a) ** 0.5
+
+
+if __name__ == "__main__":
+    launch.checked(CHECKS, *sys.argv[1:])

@@ -1,0 +1,162 @@
+"""Hard negatives of another round: from a model's ranking, between given ranks, never judged relevant."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from paradigms import PARADIGMS, Paradigm
+from paradigms.baselines.cross_attention import cross_attention
+from paradigms.data import Corpus, Run, Split, hold_out, load, read_run
+from paradigms.generative.retriever import GenerativeRetriever
+from paradigms.index import ExactIndex
+from paradigms.train.examples import Example, build_examples
+from paradigms.train.mining import mine, with_random
+from tests.baselines.test_cross_attention import collection  # noqa: F401 - a fixture
+from tests.experiments.test_train_script import run as run_script
+from tests.experiments.test_train_script import training
+from tests.near import same_run
+from tests.tiny import WORDS
+from tests.tiny_generative import generative, named
+
+TEXTS = [" ".join(WORDS.split()[7 * n :][:6]) for n in range(30)]
+CORPUS = Corpus([f"d{n}" for n in range(30)], TEXTS)
+QUERIES = {f"q{n}": " ".join(TEXTS[3 * n].split()[:3]) for n in range(8)}
+SPLIT = Split(
+    QUERIES,
+    {f"q{n}": {f"d{3 * n}": 1, f"d{3 * n + 1}": 2, f"d{3 * n + 2}": 0} for n in range(7)} | {"q7": {"d2": 0}},
+)
+RANKED: Run = {query: {f"d{n}": float(-n) for n in range(30)} for query in QUERIES}
+
+
+def dense(backbone: Path) -> Paradigm:
+    torch.manual_seed(0)
+    return PARADIGMS["dpr"](backbone, pooling="mean")
+
+
+# --- the run ----------------------------------------------------------------------------------------
+
+
+def test_a_model_searches_for_the_queries_that_make_examples(tiny_bert: Path, tmp_path: Path) -> None:
+    model = dense(tiny_bert)
+    found = mine(model, CORPUS, SPLIT, depth=9)
+    index = ExactIndex.build(model, CORPUS.ids, CORPUS, tmp_path / "index")
+    same_run(found, index.search(model, {q: QUERIES[q] for q in list(QUERIES)[:7]}, 9))
+    assert all(len(scores) == 9 for scores in found.values())
+    assert "q7" not in found  # judged, and nothing is relevant
+
+
+def test_a_generative_model_searches_by_decoding(seq2seq: dict[str, Path]) -> None:
+    model = generative(seq2seq["t5"], named([[5, 6], [7, 8], [9], [10, 5]]), beams=3)
+    corpus = Corpus([f"d{n}" for n in range(4)], TEXTS[:4])
+    split = Split({"q": "the lazy dog"}, {"q": {"d2": 1}})
+    found = mine(model, corpus, split, depth=2)
+    same_run(found, GenerativeRetriever(model).search(split.queries, 2))
+    assert len(found["q"]) == 2
+
+
+def test_a_reranker_mines_nothing(tiny_bert: Path) -> None:
+    with pytest.raises(ValueError, match="cross_attention scores given pairs and searches no corpus"):
+        mine(cross_attention(tiny_bert), CORPUS, SPLIT)
+
+
+# --- the examples -----------------------------------------------------------------------------------
+
+
+def ranks(example: Example, query: str, run: Run) -> set[int]:
+    order = sorted(run[query], key=lambda d: (-run[query][d], d))
+    return {order.index(CORPUS.ids[p]) + 1 for p in example.negatives}
+
+
+def by_query(examples: list[Example]) -> dict[str, list[Example]]:
+    ids = {text: query for query, text in QUERIES.items()}
+    found: dict[str, list[Example]] = {}
+    for example in examples:
+        found.setdefault(ids[example.query], []).append(example)
+    return found
+
+
+def test_negatives_come_from_the_ranks_between_and_are_never_relevant() -> None:
+    seen: set[int] = set()
+    for seed in range(20):
+        for query, examples in by_query(
+            build_examples(CORPUS, SPLIT, RANKED, negatives=3, skip=4, depth=12, seed=seed)
+        ).items():
+            for example in examples:
+                assert not {CORPUS.ids[p] for p in example.negatives} & {
+                    d for d, grade in SPLIT.judgements[query].items() if grade > 0
+                }
+                assert len(set(example.negatives)) == 3
+                seen |= ranks(example, query, RANKED)
+    assert seen == set(range(5, 13))  # each of them at some time, and one judged 0 among them
+    default = build_examples(CORPUS, SPLIT, RANKED, negatives=28, depth=30)
+    assert all(len(e.negatives) == 28 for e in default)
+
+
+def test_the_draw_is_seeded() -> None:
+    def build(seed: int) -> list[Example]:
+        return build_examples(CORPUS, SPLIT, RANKED, negatives=3, skip=4, depth=12, seed=seed)
+
+    assert build(0) == build(0) != build(1)
+
+
+def test_ranks_that_hold_none_are_refused() -> None:
+    for skip, depth in ((10, 10), (-1, 10), (0, 0)):
+        with pytest.raises(ValueError, match=f"skip={skip} and depth={depth} hold none"):
+            build_examples(CORPUS, SPLIT, RANKED, negatives=1, skip=skip, depth=depth)
+
+
+def test_a_models_run_makes_other_examples_than_the_first_round(tiny_bert: Path) -> None:
+    found = mine(dense(tiny_bert), CORPUS, SPLIT, depth=10)
+    first = build_examples(CORPUS, SPLIT, RANKED, negatives=2, depth=10)
+    second = build_examples(CORPUS, SPLIT, found, negatives=2, skip=2, depth=10)
+    assert [(e.query, e.positive) for e in first] == [(e.query, e.positive) for e in second]
+    assert [e.negatives for e in first] != [e.negatives for e in second]
+    for query, examples in by_query(second).items():
+        assert all(ranks(example, query, found) <= set(range(3, 11)) for example in examples)
+
+
+# --- random candidates ------------------------------------------------------------------------------
+
+
+def test_random_documents_follow_the_runs_own() -> None:
+    run: Run = {"q0": {"d3": 5.0, "d9": 7.0, "d1": -2.0}, "q1": {}}
+    found = with_random(run, CORPUS, 10, seed=3)
+    assert found == with_random(run, CORPUS, 10, seed=3) != with_random(run, CORPUS, 10, seed=4)
+    assert list(found["q0"])[:3] == ["d3", "d9", "d1"]
+    assert found["q0"].items() >= run["q0"].items()
+    assert len(found["q0"]) == 13
+    assert len(found["q1"]) == 10
+    own, others = list(found["q0"].values())[:3], list(found["q0"].values())[3:]
+    assert max(others) < min(own)
+    assert set(found["q0"]) - set(run["q0"]) != set(found["q1"])  # each query has a draw of its own
+    assert set(with_random(run, CORPUS, 100)["q0"]) == set(CORPUS.ids)
+    drawn = {id for seed in range(60) for id in list(with_random(run, CORPUS, 2, seed)["q0"])[3:]}
+    assert drawn == set(CORPUS.ids) - {"d3", "d9", "d1"}
+
+
+# --- the script -------------------------------------------------------------------------------------
+
+
+def test_the_script_trains_a_second_round(collection: Path, tiny_bert: Path, tmp_path: Path) -> None:  # noqa: F811
+    first = training(collection, tiny_bert, tmp_path / "first", options="{}", paradigm="dpr", steps=2)
+    run_script("train", **first)
+    second = first | {"output": tmp_path / "second", "run": tmp_path / "first" / "checkpoint", "steps": 3}
+    run_script("train", **second)
+    data = load(collection)
+    trained = hold_out(data.split("train"), share=0.1)[0]
+    model = Paradigm.from_pretrained(tmp_path / "first" / "checkpoint")
+    found = read_run(tmp_path / "second" / "training" / "mined.run")
+    assert found == mine(model, data.corpus, trained, depth=100)
+    mined = (tmp_path / "second" / "training" / "mined.run").stat().st_mtime_ns
+    run_script("train", **second)  # what was mined is not searched for again
+    assert (tmp_path / "second" / "training" / "mined.run").stat().st_mtime_ns == mined
+    shutil.rmtree(tmp_path / "first")
+    (tmp_path / "first" / "checkpoint").mkdir(parents=True)
+    with pytest.raises(SystemExit, match=r"other settings \(content of run"):
+        run_script("train", **second)
+    with pytest.raises(SystemExit, match="is no checkpoint of"):
+        run_script("train", **(second | {"output": tmp_path / "third"}))

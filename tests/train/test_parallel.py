@@ -1,0 +1,207 @@
+"""What a run prepares on one process: layers recomputed or compiled; and what a launch of shards refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.utils import FullyShardedDataParallelPlugin
+from torch import Tensor, nn
+
+from paradigms import GENERATIVE, PARADIGMS
+from paradigms.generative.pairs import Pair
+from paradigms.train import parallel
+from paradigms.train.contrastive import Contrastive
+from paradigms.train.likelihood import Likelihood
+from paradigms.train.loop import TrainingSettings, train
+from paradigms.train.parallel import prepare
+from tests.tiny import FAMILIES, LAYERS, WIDTH
+from tests.train.test_distributed import CORPUS, EXAMPLES
+from tests.train.test_loop import without_dropout
+
+LENGTHS = {"query_length": 16, "document_length": 32}
+
+
+def gradients(
+    name: str,
+    backbone: Path,
+    *,
+    options: dict[str, Any] | None = None,
+    dropout: bool = True,
+    **prepared: bool,
+) -> tuple[float, dict[str, Tensor], int]:
+    """The loss, every gradient, and the numbers that were kept for the backward pass."""
+    torch.manual_seed(0)
+    paradigm = PARADIGMS[name](backbone, **LENGTHS, **(options or {}))
+    if not dropout:
+        without_dropout(paradigm)
+    if prepared.get("compiled"):  # which then is what `attention` calls; its checked types cannot be traced
+        paradigm.encoder.backbone.set_attn_implementation("sdpa")
+    model, _ = prepare(paradigm.train(), Accelerator(cpu=True), **prepared)
+    objective = Contrastive(paradigm, CORPUS, EXAMPLES)
+    kept: list[int] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    batch = objective.collate(EXAMPLES)
+    torch.manual_seed(1)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = objective.loss(model, batch)
+    loss.backward()
+    found = {n: weight.grad for n, weight in paradigm.named_parameters() if weight.grad is not None}
+    return float(loss.detach()), found, sum(kept)
+
+
+@pytest.mark.parametrize("options", [{}, {"lora_rank": 2}, {"lora_rank": 2, "dora": True}], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recomputed_layers_have_the_same_gradients(
+    checkpoints: dict[str, Path], family: str, options: dict[str, Any]
+) -> None:
+    """Bit for bit, with dropout, and where no weight of a layer but its adapters takes part."""
+    plain = gradients("colbert", checkpoints[family], options=options)
+    anew = gradients("colbert", checkpoints[family], options=options, recompute=True)
+    assert anew[0] == plain[0]
+    assert anew[1].keys() == plain[1].keys()
+    assert all(torch.equal(anew[1][name], plain[1][name]) for name in plain[1])
+    assert any(float(gradient.abs().max()) > 0 for gradient in plain[1].values())
+    assert anew[2] < plain[2] / 2
+
+
+@pytest.fixture
+def quickly_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """What layers were compiled with; the graph is captured and differentiated, and no code made of it."""
+    asked = []
+
+    def compile(module: nn.Module, **options: Any) -> None:
+        asked.append(options)
+        module._compiled_call_impl = torch.compile(module._call_impl, backend="aot_eager", **options)
+
+    monkeypatch.setattr(nn.Module, "compile", compile)
+    torch._dynamo.reset()
+    yield asked
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_compiled_layers_have_the_same_gradients(
+    tiny_bert: Path, quickly_compiled: list[dict[str, Any]], recompute: bool
+) -> None:
+    """Without dropout, of which compiled layers draw as torch does and others, on processors, otherwise."""
+    plain = gradients("dpr", tiny_bert, dropout=False)
+    compiled = gradients("dpr", tiny_bert, dropout=False, compiled=True, recompute=recompute)
+    assert quickly_compiled == [{"dynamic": True}] * LAYERS
+    assert compiled[0] == pytest.approx(plain[0], rel=1e-5)
+    assert compiled[1].keys() == plain[1].keys()  # no name is prefixed
+    for name, gradient in plain[1].items():
+        torch.testing.assert_close(compiled[1][name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_recompute_may_change_when_a_run_goes_on(tiny_bert: Path, tmp_path: Path) -> None:
+    for folder, stops in (("whole", (4,)), ("parts", (2, 4))):
+        for stop in stops:
+            torch.manual_seed(0)
+            paradigm = PARADIGMS["dpr"](tiny_bert, **LENGTHS)
+            objective, forwards = Contrastive(paradigm, CORPUS, EXAMPLES), 0
+            settings = TrainingSettings(steps=4, batch_size=2, save_every=1, log_every=1, recompute=stop == 2)
+
+            def interrupt(module: nn.Module, given: tuple, stop: int = stop) -> None:
+                nonlocal forwards
+                forwards += 1
+                if forwards > stop:
+                    raise KeyboardInterrupt
+
+            paradigm.register_forward_pre_hook(interrupt)
+            try:
+                train(paradigm, objective, settings, tmp_path / folder, progress=False)
+            except KeyboardInterrupt:
+                assert stop == 2
+    whole, parts = ((tmp_path / name / "history.jsonl").read_text() for name in ("whole", "parts"))
+    assert parts == whole
+
+
+def test_layers_of_a_generative_model_are_its_encoder_s(seq2seq: dict[str, Path]) -> None:
+    """Its decoder's are never called whole. What is kept of the encoder's shrinks, the gradients stay."""
+    found = []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        model = GENERATIVE["genre"](seq2seq["t5"], CORPUS).train()
+        called, _ = prepare(model, Accelerator(cpu=True), recompute=recompute)
+        assert len(model.layers) == LAYERS
+        objective = Likelihood(model, CORPUS, [Pair("the sea", 0, tuple(model.target(0)))])
+        torch.manual_seed(1)
+        objective.loss(called, objective.collate(list(objective.examples))).backward()
+        found.append({n: weight.grad for n, weight in model.named_parameters() if weight.grad is not None})
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_layers(checkpoints: dict[str, Path]) -> None:
+    for family in FAMILIES:
+        for options in ({}, {"lora_rank": 1}):
+            layers = PARADIGMS["dpr"](checkpoints[family], **options).layers
+            assert len(layers) == LAYERS
+            assert all(sum(weight.numel() for weight in layer.parameters()) > WIDTH**2 for layer in layers)
+
+
+# --- launches of shards that are refused ------------------------------------------------------------------
+
+
+@pytest.fixture
+def one_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Accelerator]:
+    """The only process of a launch that asks for shards."""
+    accelerator = Accelerator(cpu=True)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    yield accelerator
+    dist.destroy_process_group()
+    accelerator.gradient_state.plugin_kwargs.pop("sync_each_batch", None)
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({}, "set fsdp_version: 2"),
+        ({"FSDP_VERSION": "2", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}, "efficient_loading: false"),
+        ({"FSDP_VERSION": "2", "FSDP_ACTIVATION_CHECKPOINTING": "true"}, "and recompute in training"),
+        ({"FSDP_VERSION": "2", "FSDP_OFFLOAD_PARAMS": "true"}, "set fsdp_offload_params: false"),
+    ],
+)
+def test_settings_of_fsdp_that_would_go_wrong(
+    tiny_bert: Path,
+    one_of_one: Accelerator,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    message: str,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=message):
+        prepare(PARADIGMS["dpr"](tiny_bert), one_of_one)
+
+
+def test_clusters_are_made_from_whole_weights(
+    seq2seq: dict[str, Path], one_of_one: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    model = GENERATIVE["genre"](seq2seq["t5"], CORPUS)
+    model.clusters = nn.Linear(1, 1)
+    with pytest.raises(ValueError, match="genre makes its clusters from whole weights"):
+        prepare(model, one_of_one)
+
+
+def test_a_paradigm_is_sharded_once(
+    tiny_bert: Path, one_of_one: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    assert isinstance(parallel._plugin(one_of_one), FullyShardedDataParallelPlugin)
+    paradigm = PARADIGMS["dpr"](tiny_bert)
+    prepare(paradigm, one_of_one)
+    with pytest.raises(ValueError, match="this dpr was sharded by a run before this one"):
+        prepare(paradigm, one_of_one)

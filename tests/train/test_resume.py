@@ -1,0 +1,387 @@
+"""Training that is killed, starved of disk and lied to by it goes on exactly, and loses nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch.utils.data import get_worker_info
+
+from paradigms import Paradigm
+from paradigms.io.files import write_json
+from paradigms.train import checkpoint, tracking
+from paradigms.train.contrastive import Contrastive
+from paradigms.train.loop import TrainingSettings, train
+from tests.forks import Fork, fork
+from tests.train.test_loop import (
+    CORPUS,
+    EXAMPLES,
+    SETTINGS,
+    Interrupted,
+    build,
+    fit,
+    history,
+    interrupted_after,
+    weights,
+)
+
+STEPS = 8
+OWN: dict[str, Any] = {
+    "steps": STEPS,
+    "batch_size": 4,
+    "accumulation": 2,
+    "learning_rate": 2e-3,
+    "evaluate_every": 4,
+    "save_every": 2,
+    "log_every": 1,
+}
+Trap = Callable[[Contrastive, Path], None]
+
+
+def dev(paradigm: Paradigm) -> float:
+    """A measure that draws from the generator that the dropout draws from."""
+    return float(paradigm.encode(["the sea"], "query").vectors[0, 0, 1, 0] + torch.rand(()))
+
+
+def go(backbone: Path, folder: Path, trap: Trap | None = None, **changes: Any) -> None:
+    """Train in `folder`, or go on there from whatever weights: what a fork does."""
+    torch.set_num_threads(1)
+    paradigm = build(backbone, seed=len(checkpoint.steps(folder)))
+    settings = TrainingSettings(**OWN | changes)
+    objective = Contrastive(paradigm, CORPUS, EXAMPLES, chunk=settings.chunk)
+    if trap is not None:
+        trap(objective, folder)
+    train(paradigm, objective, settings, folder, accelerator=Accelerator(), dev=dev, progress=False)
+
+
+def start(backbone: Path, folder: Path, trap: Trap | None = None, **changes: Any) -> Fork:
+    """`go` in a process of its own."""
+    log = folder.with_suffix(".log")
+    return fork(log, partial(go, **changes), backbone, folder, trap, ACCELERATE_USE_CPU="true")
+
+
+def run(backbone: Path, folder: Path, trap: Trap | None = None, **changes: Any) -> tuple[int, str]:
+    """The exit status of `go` in a process of its own, and what it said."""
+    return start(backbone, folder, trap, **changes).ended()
+
+
+def same(folder: Path, other: Path) -> None:
+    """AssertionError unless two runs logged the same and ended with the same bytes."""
+    assert history(folder) == history(other)
+    one, two = (checkpoint.read_json(checkpoint.place(f, STEPS) / "manifest.json") for f in (folder, other))
+    for told in (one, two):
+        del told["progress.json"]  # which tells the time
+    assert one == two
+    assert {"optimizer.safetensors", "random.safetensors", "heads.safetensors"} <= one.keys()
+    first, second = (checkpoint.read_progress(f) or {} for f in (folder, other))
+    assert (first["best"], first["best_step"]) == (second["best"], second["best_step"])
+    best, expected = (weights(Paradigm.from_pretrained(f / "best")) for f in (folder, other))
+    assert torch.equal(best, expected)
+
+
+# --- traps ------------------------------------------------------------------------------------------
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def at(owner: Any, name: str, call: int, act: Callable[[], None], after: bool = False) -> None:
+    """Act before, or after, the call of that number of a function."""
+    function, calls = getattr(owner, name), 0
+
+    def trapped(*given: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call and not after:
+            act()
+        result = function(*given, **options)
+        if calls == call and after:
+            act()
+        return result
+
+    setattr(owner, name, trapped)
+
+
+def in_batch(batch: int, objective: Contrastive, folder: Path) -> None:
+    """Killed in the middle of a step, when the loss of that batch is wanted, and of a line of the curve."""
+
+    def die() -> None:
+        with (folder / "history.jsonl").open("a") as file:
+            file.write('{"step": 4, "lo')
+        kill()
+
+    at(objective, "loss", batch, die)
+
+
+def in_save(moment: str, objective: Contrastive, folder: Path) -> None:
+    """Killed in the second save: that of step 4, which is to remove the one of step 2."""
+
+    def half_removed() -> None:
+        (checkpoint.place(folder, 2) / "heads.safetensors").unlink()
+        kill()
+
+    name, act, after = {
+        "before the rename": ("seal", kill, True),
+        "before the old one goes": ("remove", kill, False),
+        "while the old one goes": ("remove", half_removed, False),
+    }[moment]
+    at(checkpoint, name, 2, act, after)
+
+
+def slowly(objective: Contrastive, folder: Path) -> None:
+    """So that whoever watches the loss curve sees it grow."""
+    loss = objective.loss
+
+    def slow(*given: Any) -> torch.Tensor:
+        time.sleep(0.02)
+        return loss(*given)
+
+    objective.loss = slow  # type: ignore[method-assign]
+
+
+def full_disk(step: int, objective: Contrastive, folder: Path) -> None:
+    """From that step on the disk takes the weights, and only a part of the optimizer's larger file."""
+    at(objective, "loss", 2 * step, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000)))
+
+
+def dead_worker(batch: int, objective: Contrastive, folder: Path) -> None:
+    """The process that tokenises ahead is killed, as by a system without memory."""
+    at(objective, "collate", batch, lambda: kill() if get_worker_info() else None)
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("resume") / "whole"
+    assert run(tiny_bert, folder) == (0, "")
+    assert [line["step"] for line in history(folder)] == [0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 8]
+    return folder
+
+
+def test_killed_at_random_steps(whole: Path, tiny_bert: Path, tmp_path: Path) -> None:
+    draw = random.Random(0)
+    for _ in range(2):
+        batch = draw.randint(1, 7)
+        code, said = run(tiny_bert, tmp_path / "run", partial(in_batch, batch))
+        assert code == -signal.SIGKILL, said
+    assert run(tiny_bert, tmp_path / "run") == (0, "")
+    same(tmp_path / "run", whole)
+
+
+def test_killed_at_any_time_until_it_is_done(whole: Path, tiny_bert: Path, tmp_path: Path) -> None:
+    """Wherever the clock says, within a step as within a checkpoint, as soon as something new was logged."""
+    draw, folder, logged, kills = random.Random(0), tmp_path / "run", 0, 0
+
+    def lines() -> int:
+        file = folder / "history.jsonl"
+        return file.read_bytes().count(b"\n") if file.is_file() else 0
+
+    while True:
+        process = start(tiny_bert, folder, slowly, save_every=1)
+        process.until(lambda before=logged: lines() > before + 2)
+        time.sleep(draw.uniform(0, 0.1))
+        process.process.kill()
+        code, said = process.ended()
+        logged = lines()
+        if code == 0:
+            break
+        kills += 1
+        assert code == -signal.SIGKILL, said
+        assert "Traceback" not in said
+    assert kills
+    same(folder, whole)
+
+
+@pytest.mark.parametrize(
+    ("moment", "left"),
+    [
+        ("before the rename", [2]),
+        ("before the old one goes", [2, 4]),
+        ("while the old one goes", [2, 4]),
+    ],
+)
+def test_killed_while_a_checkpoint_is_written(
+    moment: str, left: list[int], whole: Path, tiny_bert: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    code, said = run(tiny_bert, folder, partial(in_save, moment), keep=1)
+    assert code == -signal.SIGKILL, said
+    assert checkpoint.steps(folder) == left
+    # Nothing to warn of: no half of a checkpoint has a name. And what has none goes, whatever is saved next.
+    assert run(tiny_bert, folder, keep=1, save_every=STEPS) == (0, "")
+    same(folder, whole)
+    assert [entry.name for entry in (folder / "checkpoints").iterdir()] == [f"step-{STEPS}"]
+
+
+# --- damaged checkpoints ----------------------------------------------------------------------------
+
+
+def truncated(folder: Path) -> None:
+    file = folder / "optimizer.safetensors"
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def flipped(folder: Path) -> None:
+    content = bytearray((folder / "heads.safetensors").read_bytes())
+    content[-5] ^= 1
+    (folder / "heads.safetensors").write_bytes(content)
+
+
+def test_the_newest_whole_checkpoint_is_gone_on_with(whole: Path, tiny_bert: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert run(tiny_bert, folder, partial(in_batch, 2 * 7), keep=3)[0] == -signal.SIGKILL
+    assert checkpoint.steps(folder) == [2, 4, 6]
+    truncated(checkpoint.place(folder, 6))
+    flipped(checkpoint.place(folder, 4))
+    code, said = run(tiny_bert, folder, keep=3)
+    assert code == 0, said
+    assert re.search(r"step-6 is damaged and is left out: optimizer.safetensors has \d+ bytes, not the", said)
+    assert "step-4 is damaged and is left out: heads.safetensors is not what was written" in said
+    assert "step-2 is" not in said
+    same(folder, whole)
+    assert checkpoint.steps(folder) == [4, 6, 8]  # written anew
+    assert [checkpoint.damage(checkpoint.place(folder, step)) for step in (4, 6, 8)] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        (truncated, r"optimizer\.safetensors has \d+ bytes, not the \d+ that were written"),
+        (flipped, r"heads\.safetensors is not what was written"),
+        (lambda folder: (folder / "progress.json").unlink(), r"progress\.json is missing"),
+        (lambda folder: (folder / "manifest.json").unlink(), r"manifest\.json is missing"),
+        (
+            lambda folder: os.truncate(folder / "manifest.json", 100),
+            r"manifest\.json or a file .* cannot be read",
+        ),
+        (
+            lambda folder: os.truncate(folder / "manifest.json", 0),
+            r"manifest\.json or a file .* cannot be read",
+        ),
+        (
+            lambda folder: write_json(folder / "manifest.json", []),
+            r"manifest\.json or a file .* cannot be read",
+        ),
+    ],
+)
+def test_damage_is_told(harm: Callable[[Path], None], told: str, whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    harm(checkpoint.place(tmp_path / "run", STEPS))
+    with pytest.warns(RuntimeWarning, match=rf"step-{STEPS} is damaged and is left out: {told}"):
+        assert checkpoint.newest(tmp_path / "run") == STEPS - 2
+    shutil.rmtree(checkpoint.place(tmp_path / "run", STEPS - 2))
+    with pytest.warns(RuntimeWarning):
+        assert checkpoint.newest(tmp_path / "run") is None
+
+
+def test_without_a_whole_checkpoint_training_starts_anew(tiny_bert: Path, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, steps=2, save_every=1)
+    fit(tiny_bert, tmp_path, settings)
+    expected = history(tmp_path)
+    for step in checkpoint.steps(tmp_path):
+        truncated(checkpoint.place(tmp_path, step))
+    with pytest.warns(RuntimeWarning, match="damaged") as told:
+        fit(tiny_bert, tmp_path, settings)
+    assert len(told) == 2
+    assert history(tmp_path) == expected
+
+
+def test_as_many_checkpoints_are_kept_as_asked(tiny_bert: Path, tmp_path: Path) -> None:
+    fit(tiny_bert, tmp_path, replace(SETTINGS, save_every=1, keep=3))
+    assert checkpoint.steps(tmp_path) == [4, 5, 6]
+    with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
+        replace(SETTINGS, keep=0)
+
+
+# --- what else goes wrong ---------------------------------------------------------------------------
+
+
+def test_a_full_disk_ends_with_a_line_and_loses_nothing(whole: Path, tiny_bert: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    code, said = run(tiny_bert, folder, partial(full_disk, 5))
+    assert code == 1
+    error = said.splitlines()[-1]
+    assert error.startswith("OSError: ")
+    assert "step-6 cannot be written" in error
+    assert "File too large" in error
+    assert checkpoint.steps(folder) == [2, 4]
+    assert checkpoint.newest(folder) == 4
+    assert len(list((folder / "checkpoints").iterdir())) == 2  # what was half written is gone
+    assert run(tiny_bert, folder) == (0, "")
+    same(folder, whole)
+
+
+def test_a_worker_that_dies_ends_the_training(whole: Path, tiny_bert: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    code, said = run(tiny_bert, folder, partial(dead_worker, 9), workers=1)
+    assert code == 1
+    assert re.search(r"RuntimeError: DataLoader worker \(pid.*\) is killed by signal: Killed", said)
+    assert checkpoint.newest(folder) is not None
+    assert run(tiny_bert, folder, workers=1) == (0, "")
+    same(folder, whole)
+
+
+def test_the_scale_of_fp16_goes_on(tiny_bert: Path, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, learning_rate=1e-4, save_every=3)
+
+    def scaled(folder: Path, paradigm: Paradigm) -> dict[str, Any]:
+        accelerator = Accelerator(cpu=True)
+        accelerator.scaler = torch.amp.GradScaler("cpu")
+        with suppress(Interrupted):
+            fit(tiny_bert, folder, settings, paradigm=paradigm, accelerator=accelerator)
+        last = checkpoint.read_progress(folder)
+        assert last is not None
+        return last["scaler"]
+
+    expected = scaled(tmp_path / "whole", build(tiny_bert))
+    assert expected["_growth_tracker"] == settings.steps  # counted since the scale last changed
+    assert scaled(tmp_path / "parts", interrupted_after(build(tiny_bert), 5))["_growth_tracker"] == 3
+    assert scaled(tmp_path / "parts", build(tiny_bert, seed=1)) == expected
+    assert history(tmp_path / "parts") == history(tmp_path / "whole")
+
+
+def test_gradients_of_a_run_that_was_interrupted_are_none_of_the_next(
+    tiny_bert: Path, tmp_path: Path
+) -> None:
+    """As in a notebook: the same model trains on after Ctrl-C between its backward pass and its step."""
+    settings = replace(SETTINGS, accumulation=2)
+    fit(tiny_bert, tmp_path / "whole", settings)
+    paradigm = build(tiny_bert)
+    objective = Contrastive(paradigm, CORPUS, EXAMPLES, settings.temperature)
+
+    def interrupt() -> None:
+        raise Interrupted
+
+    at(objective, "loss", 6, interrupt)
+    for expected in (pytest.raises(Interrupted), nullcontext()):
+        with expected:
+            train(paradigm, objective, settings, tmp_path / "parts", accelerator=Accelerator(cpu=True))
+    assert history(tmp_path / "parts") == history(tmp_path / "whole")
+
+
+def test_wandb_goes_on_under_the_same_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    started: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        Accelerator, "init_trackers", lambda self, project, config, options: started.append(options["wandb"])
+    )
+    for name in ("a", "a", "b"):
+        tracking.start(tracker="wandb", precision="no", project="p", config={}, folder=tmp_path / name)
+    first, again, other = (options["id"] for options in started)
+    assert first == again != other
+    assert {options["resume"] for options in started} == {"allow"}

@@ -1,0 +1,153 @@
+"""Two processes: one is killed or fails, the other does not wait for it, and both go on exactly."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from paradigms.train import checkpoint
+from paradigms.train.contrastive import Contrastive
+from tests.forks import Fork, fork, fork_group
+from tests.train.test_resume import Trap, at, go, kill, same
+
+SOON = 60.0  # seconds, on a busy machine; by its own patience alone a process would wait for two days
+CPU = {"ACCELERATE_USE_CPU": "true"}
+
+
+def half(backbone: Path, folder: Path, trap: Trap | None) -> None:
+    """What each of the two does."""
+    go(backbone, folder, trap, batch_size=2, chunk=2)  # with gradients cached, whose dropout is drawn once
+
+
+def start(backbone: Path, folder: Path, trap: Trap | None = None) -> list[Fork]:
+    """Two processes that train together, with nobody to watch them."""
+    return fork_group(folder, 2, half, backbone, folder, trap, **CPU)
+
+
+def ended(group: list[Fork]) -> list[tuple[int, str]]:
+    """How the processes ended, and what they said."""
+    return [process.ended() for process in group]
+
+
+def of_process(rank: int, act: Callable[[], None], batch: int, objective: Contrastive, folder: Path) -> None:
+    """One process acts in the middle of a step: when the loss of that batch is wanted."""
+    if int(os.environ["RANK"]) == rank:
+        at(objective, "loss", batch, act)
+
+
+def in_save(objective: Contrastive, folder: Path) -> None:
+    """The process that writes the second checkpoint is killed there; the other waits for it."""
+    if int(os.environ["RANK"]) == 0:
+        at(checkpoint, "seal", 2, kill)
+
+
+def killed_beside_a_busy_one(objective: Contrastive, folder: Path) -> None:
+    """The second process is killed while the first is busy on its own: no lost connection tells it."""
+
+    def told() -> None:
+        (folder / "killed").write_text(str(time.time()))
+        kill()
+
+    of_process(0, partial(time.sleep, 10 * SOON), 7, objective, folder)
+    of_process(1, told, 7, objective, folder)
+
+
+def fail() -> None:
+    raise ValueError("no such passage")
+
+
+def fill_disk() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+
+
+def launch(backbone: Path, folder: Path) -> None:
+    """What torchrun does."""
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        max_restarts=0,
+        monitor_interval=0.1,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        run_id="resume",
+        start_method="fork",
+    )
+    elastic_launch(config, half)(backbone, folder, killed_beside_a_busy_one)
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of two processes that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("two") / "whole"
+    assert [code for code, _ in ended(start(tiny_bert, folder))] == [0, 0]
+    return folder
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_of_two_is_killed_at_a_random_step(
+    rank: int, whole: Path, tiny_bert: Path, tmp_path: Path
+) -> None:
+    batch, folder = random.Random(rank).randint(5, 15), tmp_path / "run"
+    group = start(tiny_bert, folder, partial(of_process, rank, kill, batch))
+    code, said = group[rank].ended()
+    assert code == -signal.SIGKILL, said
+    killed = time.monotonic()
+    code, said = group[1 - rank].ended()
+    assert time.monotonic() - killed < SOON
+    assert code == 1, said
+    assert "Connection" in said.splitlines()[-1]  # reset, or closed, by the other
+    assert checkpoint.newest(folder) is not None
+    assert [code for code, _ in ended(start(tiny_bert, folder))] == [0, 0]
+    same(folder, whole)
+
+
+def test_the_one_that_writes_a_checkpoint_is_killed(whole: Path, tiny_bert: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    (first, said), (second, _) = ended(start(tiny_bert, folder, in_save))
+    assert (first, second) == (-signal.SIGKILL, 1), said
+    assert checkpoint.steps(folder) == [2]
+    assert [code for code, _ in ended(start(tiny_bert, folder))] == [0, 0]
+    same(folder, whole)
+
+
+def test_an_error_of_one_process_ends_both(tiny_bert: Path, tmp_path: Path) -> None:
+    """And is of a kind that no script goes on after: the other process would be in another place."""
+    group = start(tiny_bert, tmp_path / "run", partial(of_process, 1, fail, 9))
+    (first, one), (second, two) = ended(group)
+    assert (first, second) == (1, 1)
+    last = two.splitlines()[-1]
+    assert last.startswith("RuntimeError: process 1 of 2 failed at step 5, which ends the training of all")
+    assert last.endswith("ValueError: no such passage")
+    assert "Connection" in one.splitlines()[-1]
+    assert checkpoint.newest(tmp_path / "run") == 4
+
+
+def test_a_full_disk_is_an_error_of_both(tiny_bert: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    group = ended(start(tiny_bert, folder, partial(of_process, 0, fill_disk, 9)))
+    for (code, said), begins in zip(group, ("OSError: ", "OSError: process 0 failed: "), strict=True):
+        assert code == 1
+        last = said.splitlines()[-1]
+        assert last.startswith(begins)
+        assert "step-6 cannot be written" in last
+    assert checkpoint.steps(folder) == [2, 4]
+    assert checkpoint.newest(folder) == 4
+
+
+def test_a_launcher_ends_a_process_that_has_not_noticed(tiny_bert: Path, tmp_path: Path) -> None:
+    code, said = fork(tmp_path / "log", launch, tiny_bert, tmp_path / "run", **CPU).ended()
+    ended = time.time()
+    assert code == 1
+    assert "SIGKILL" in said
+    assert ended - float((tmp_path / "run" / "killed").read_text()) < SOON
+    assert checkpoint.newest(tmp_path / "run") == 2

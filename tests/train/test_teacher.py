@@ -1,0 +1,376 @@
+"""Scores that examples carry or are filtered by: from a run or a model, of each pair once, never a guess."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+
+from paradigms import PARADIGMS
+from paradigms.baselines.classifier import SequenceClassifier, is_classifier
+from paradigms.baselines.cross_attention import cross_attention
+from paradigms.data import Corpus, Problems, Run, Split, hold_out, load, read_run, write_run
+from paradigms.evaluate.reranking import rerank
+from paradigms.train import job
+from paradigms.train.examples import Example, build_examples
+from paradigms.train.loop import TrainingSettings
+from paradigms.train.losses import Distillation
+from paradigms.train.teacher import FalseNegatives, ScorePairs, pair_scores, scored_once
+from tests.baselines.test_cross_attention import collection  # noqa: F401 - a fixture
+from tests.experiments.test_train_script import run as run_script
+from tests.experiments.test_train_script import training
+from tests.tiny import LAYERS, WIDTH
+
+CORPUS = Corpus([f"d{n}" for n in range(12)], [f"text {n}" for n in range(12)])
+# d0 and d1 are relevant to q, d2 is judged and is not; d3 and d4 to r.
+SPLIT = Split({"q": "the sea", "r": "a bird"}, {"q": {"d0": 1, "d1": 2, "d2": 0}, "r": {"d3": 1}})
+RANKED: Run = {"q": {f"d{n}": -float(n) for n in range(8)}, "r": {f"d{n}": float(n) for n in range(12)}}
+SCORES: Run = {
+    "q": {
+        "d0": 10.0,
+        "d1": 4.0,
+        "d2": 9.5,
+        "d3": 9.0,
+        "d4": 8.0,
+        "d5": 3.5,
+        "d6": 0.0,
+        "d7": -1.0,
+        "d9": 9.9,
+    },
+    "r": {f"d{n}": -4.0 - n / 2 for n in range(12)},
+}
+
+
+def given(scores: Run) -> ScorePairs:
+    return lambda wanted: scores
+
+
+def ids(positions: tuple[int, ...]) -> set[str]:
+    return {CORPUS.ids[p] for p in positions}
+
+
+# --- false negatives --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rule", "positive", "expected"),
+    [
+        ({"margin": 1.0}, "d0", {"d2", "d3"}),  # 9 is 10 − 1: at the bound counts
+        ({"margin": 0.9}, "d0", {"d2"}),
+        ({"margin": 0.5}, "d1", {"d2", "d3", "d4", "d5"}),
+        ({"margin": -4.0}, "d1", {"d2", "d3", "d4"}),  # only what is clearly better
+        ({"share": 0.9}, "d0", {"d2", "d3"}),
+        ({"share": 1.0}, "d0", set()),
+        ({"share": 0.875}, "d1", {"d2", "d3", "d4", "d5"}),  # 3.5
+    ],
+)
+def test_documents_from_the_bound_on_are_taken_to_be_relevant(
+    rule: dict[str, float], positive: str, expected: set[str]
+) -> None:
+    candidates = [f"d{n}" for n in range(2, 8)]  # not d9, which has a score, too
+    assert FalseNegatives(given(SCORES), **rule).of("q", positive, candidates, SCORES) == expected
+
+
+def test_a_share_of_a_negative_score_lies_below_it() -> None:
+    found = FalseNegatives(given(SCORES), share=0.75).of("r", "d0", ["d1", "d2", "d3"], SCORES)
+    assert found == {"d1", "d2"}  # −4, −4.5 and −5 = −4 − 0.25 · 4
+
+
+def test_a_filter_needs_one_rule() -> None:
+    for rule in ({}, {"margin": 1.0, "share": 0.9}):
+        with pytest.raises(ValueError, match="set one of the two, not margin="):
+            FalseNegatives(given(SCORES), **rule)
+    for share in (0.0, 1.1):
+        with pytest.raises(ValueError, match=r"share of a positive's score must lie in \(0, 1\]"):
+            FalseNegatives(given(SCORES), share=share)
+
+
+def test_suspects_are_no_negatives_of_any_kind_and_are_counted() -> None:
+    problems, asked = Problems(), {}
+
+    def scores(wanted: Any) -> Run:
+        asked.update(wanted)
+        return SCORES
+
+    examples = build_examples(
+        CORPUS, SPLIT, RANKED, 3, depth=8, suspects=FalseNegatives(scores, margin=1.0), problems=problems
+    )
+    assert {query: set(documents) for query, documents in asked.items()} == {
+        "q": {f"d{n}" for n in range(8)},
+        "r": {f"d{n}" for n in range(4, 12)} | {"d3"},
+    }
+    first, second, third = examples
+    assert ids(first.relevant) == {"d0", "d1", "d2", "d3"}
+    assert ids(first.negatives) <= {"d4", "d5", "d6", "d7"}
+    # The weaker relevant document takes more with it, so that two candidates are left.
+    assert ids(second.relevant) == {"d0", "d1", "d2", "d3", "d4", "d5"}
+    assert ids(second.negatives) > {"d6", "d7"}
+    assert not ids(second.negatives) & ids(second.relevant)
+    assert ids(third.relevant) == {"d3", "d4", "d5"}  # d0 to d2 are no candidates of r
+    assert ids(third.negatives) <= {f"d{n}" for n in range(6, 12)}
+    # d2 and d3; then d2 to d5; then d4 and d5.
+    assert problems.counts == {
+        "hard negative that may be relevant (left out)": 2 + 4 + 2,
+        "example with too few hard negatives left (others drawn at random)": 1,
+    }
+    assert problems.examples["hard negative that may be relevant (left out)"][0] == "q -> d2"
+
+
+def test_a_filter_that_finds_nothing_changes_nothing() -> None:
+    plain = build_examples(CORPUS, SPLIT, RANKED, 3, depth=8)
+    low: Run = {q: {d: 9.0 if d in SPLIT.judgements[q] else 0.0 for d in CORPUS.ids} for q in RANKED}
+    low["q"]["d2"] = 0.0
+    problems = Problems()
+    suspects = FalseNegatives(given(low), margin=1.0)
+    assert build_examples(CORPUS, SPLIT, RANKED, 3, depth=8, suspects=suspects, problems=problems) == plain
+    assert not problems
+
+
+# --- scores of examples -----------------------------------------------------------------------------
+
+
+def test_examples_carry_the_teachers_scores_of_their_documents() -> None:
+    complete: Run = {q: {d: 10.0 * n + len(q) for n, d in enumerate(CORPUS.ids)} for q in RANKED}
+    asked: list[Any] = []
+
+    def teacher(wanted: Any) -> Run:
+        asked.append(wanted)
+        return complete
+
+    examples = build_examples(CORPUS, SPLIT, RANKED, 3, depth=8, teacher=teacher)
+    for example in examples:
+        assert example.teacher == tuple(10.0 * p + 1 for p in (example.positive, *example.negatives))
+    (wanted,) = asked
+    drawn = {p for e in examples[:2] for p in (e.positive, *e.negatives)}
+    assert set(wanted["q"]) == ids(tuple(drawn))
+    assert len(wanted["q"]) == len(drawn)  # what two examples share is asked for once
+    bare = build_examples(CORPUS, SPLIT, RANKED, 3, depth=8)
+    assert [(e.query, e.positive, e.negatives) for e in examples] == [
+        (e.query, e.positive, e.negatives) for e in bare
+    ]
+
+
+def test_a_pair_without_a_score_is_named() -> None:
+    complete: Run = {q: {d: float(SPLIT.judgements[q].get(d, 0)) for d in CORPUS.ids} for q in RANKED}
+    for query, document, score, message in (
+        ("r", "d3", None, "no score of document 'd3' for query 'r'"),
+        ("q", "d1", float("inf"), "infinite score of document 'd1' for query 'q'"),
+    ):
+        scores = {q: dict(of) for q, of in complete.items()}
+        scores[query] = {d: s for d, s in scores[query].items() if d != document}
+        scores[query] |= {} if score is None else {document: score}
+        suspects = FalseNegatives(given(scores), margin=0.5)
+        with pytest.raises(ValueError, match=f"the teacher has .*{message}"):
+            build_examples(CORPUS, SPLIT, RANKED, 3, depth=8, teacher=given(scores))
+        with pytest.raises(ValueError, match=f"the false-negative filter has .*{message}"):
+            build_examples(CORPUS, SPLIT, RANKED, 3, depth=8, suspects=suspects)
+    with pytest.raises(ValueError, match=r"the teacher has no score of document .* for query 'q'"):
+        build_examples(CORPUS, SPLIT, RANKED, 3, depth=8, teacher=given({}))
+
+
+# --- a model's scores -------------------------------------------------------------------------------
+
+
+def test_a_model_scores_a_pair_once_and_goes_on_after_an_interruption(tmp_path: Path) -> None:
+    asked: list[Run] = []
+    loads = 0
+
+    def load_model() -> Any:
+        nonlocal loads
+        loads += 1
+
+        def score(run: Run, *, progress: bool) -> Run:
+            if len(asked) == 2:
+                asked.append({})
+                raise KeyboardInterrupt
+            asked.append(run)
+            return {q: {d: float(int(q[1:]) * 10 + int(d[1:])) for d in of} for q, of in run.items()}
+
+        return score
+
+    file = tmp_path / "teacher.run"
+    scores = scored_once(file, load_model, Accelerator(cpu=True), pairs=3)
+    wanted = {f"q{n}": ["d1", "d2"] for n in range(6)}
+    with pytest.raises(KeyboardInterrupt):
+        scores(wanted)
+    assert [list(run) for run in asked[:2]] == [["q0", "q1"], ["q2", "q3"]]
+    assert not file.exists()
+    found = scores(wanted)
+    assert list(asked[-1]) == ["q4", "q5"]
+    assert found == {q: {"d2": int(q[1:]) * 10 + 2.0, "d1": int(q[1:]) * 10 + 1.0} for q in wanted}
+    assert read_run(file) == found
+    assert not file.with_suffix(".parts").exists()
+    assert loads == 2
+    assert scores({"q1": ["d1"]}) == found
+    assert loads == 2  # nothing was missing
+    more = scores({"q1": ["d1", "d7"], "q9": ["d3"]})
+    assert asked[-1] == {"q1": {"d7": 0.0}, "q9": {"d3": 0.0}}
+    assert more["q1"] == {"d7": 17.0, "d2": 12.0, "d1": 11.0}
+    assert more["q9"] == {"d3": 93.0}
+
+
+@pytest.fixture(scope="module")
+def published(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A reranker as the hub has them."""
+    folder, tokenizer = tmp_path_factory.mktemp("reranker"), AutoTokenizer.from_pretrained(tiny_bert)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=2,
+        intermediate_size=2 * WIDTH,
+        max_position_embeddings=24,
+        num_labels=1,
+        initializer_range=0.5,
+    )
+    torch.manual_seed(0)
+    BertForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+TEXTS = [
+    "stone",
+    "a quick fox ran in the garden; the dog was old and the wolf was young, and all of it long ago",
+]
+SHORT = Corpus(["a", "b"], TEXTS)
+PAIRS: Run = {"x": {"a": 0.0, "b": 0.0}, "y": {"b": 0.0}}
+QUERIES = {"x": "where is the fox", "y": "the old wolf"}
+
+
+def test_a_published_reranker_scores_as_transformers_does(published: Path) -> None:
+    found = SequenceClassifier(published, "cpu").rerank(QUERIES, SHORT, PAIRS)
+    model = BertForSequenceClassification.from_pretrained(published).eval()
+    tokenizer = AutoTokenizer.from_pretrained(published)
+    for query, documents in PAIRS.items():
+        for document in documents:
+            text = SHORT[SHORT.position(document)]
+            row = tokenizer(QUERIES[query], text, truncation=True, max_length=24, return_tensors="pt")
+            with torch.no_grad():
+                expected = float(model(**row).logits[0, 0])
+            assert found[query][document] == pytest.approx(expected, abs=1e-5)
+    assert len({score for scores in found.values() for score in scores.values()}) == 3
+
+
+def test_what_is_no_reranker_is_refused(published: Path, tiny_bert: Path, tmp_path: Path) -> None:
+    assert is_classifier(published)
+    assert not is_classifier(tiny_bert)
+    assert not is_classifier(tmp_path)
+    with pytest.raises(ValueError, match=r"is no reranker: it lacks classifier\.bias"):
+        SequenceClassifier(tiny_bert, "cpu")
+    model = BertForSequenceClassification.from_pretrained(
+        published, num_labels=3, ignore_mismatched_sizes=True
+    )
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="has 3 outputs; a reranker has one"):
+        SequenceClassifier(tmp_path, "cpu")
+
+
+def test_a_source_is_a_run_or_any_model(published: Path, tiny_bert: Path, tmp_path: Path) -> None:
+    accelerator, wanted = Accelerator(cpu=True), {q: list(of) for q, of in PAIRS.items()}
+
+    def scores(source: Path | str) -> Run:
+        file = tmp_path / f"{Path(source).name}.kept"
+        return pair_scores(str(source), file, QUERIES, SHORT, accelerator)(wanted)
+
+    write_run(tmp_path / "given.run", PAIRS)
+    assert scores(tmp_path / "given.run") == PAIRS
+    assert scores(published) == read_run(tmp_path / f"{published.name}.kept")
+    torch.manual_seed(0)
+    models = {"dense": PARADIGMS["dpr"](tiny_bert), "pairs": cross_attention(tiny_bert)}
+    for name, model in models.items():
+        model.save_pretrained(tmp_path / name)
+        found, expected = scores(tmp_path / name), rerank(model, QUERIES, SHORT, PAIRS)
+        assert found == {q: pytest.approx(of, abs=1e-6) for q, of in expected.items()}
+    with pytest.raises(FileNotFoundError, match=r"nowhere.run is no run, no folder of a model"):
+        scores("nowhere.run")
+
+
+def test_a_teacher_goes_with_a_distillation(collection: Path, tiny_bert: Path, tmp_path: Path) -> None:  # noqa: F811
+    data, accelerator = load(collection), Accelerator(cpu=True)
+    splits = data.split("train"), Split({}, {})
+    dpr = PARADIGMS["dpr"](tiny_bert)
+    for teacher, distillation in ((given({}), None), (None, Distillation())):
+        settings = TrainingSettings(distillation=distillation)
+        with pytest.raises(ValueError, match="give both or neither"):
+            job.fit(dpr, data, splits, ({}, {}), 1, 0, settings, tmp_path, accelerator, teacher=teacher)
+    examples = [Example("a", 0, (1,), (0,), (2.0, 1.0))]
+    settings = TrainingSettings(distillation=Distillation("margin_mse", 1.0))
+    for model in (dpr, cross_attention(tiny_bert)):
+        objective: Any = job._objective(model, data.corpus, examples, settings)
+        assert objective.distillation is settings.distillation
+
+
+# --- the script -------------------------------------------------------------------------------------
+
+
+def test_the_script_distils_from_a_model_and_filters_by_it(
+    collection: Path,  # noqa: F811
+    tiny_bert: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    torch.manual_seed(0)
+    cross_attention(tiny_bert, query_length=8, document_length=12).save_pretrained(tmp_path / "cross")
+    candidates = [f"d{n}" for n in range(6)]
+    write_run(tmp_path / "first.run", {f"q{n}": dict.fromkeys(candidates, 1.0) for n in range(9)})
+    flags = training(collection, tiny_bert, tmp_path / "out", options="{}", paradigm="dpr", steps=2)
+    flags |= {
+        "run": tmp_path / "first.run",
+        "negatives": 2,
+        "filter": tmp_path / "cross",
+        "filter_margin": 0.0,
+    }
+    flags |= {"teacher": tmp_path / "cross", "distil": "margin_mse", "distil_weight": 1.0}
+    run_script("train", **flags)
+    assert "hard negative that may be relevant (left out): " in capsys.readouterr().out
+    kept = tmp_path / "out" / "training" / "teacher.run"
+    queries = hold_out(load(collection).split("train"), share=0.1)[0].queries
+    found = read_run(kept)
+    assert found.keys() == queries.keys()
+    assert all(set(found[query]) >= {*candidates, f"d{query[1:]}"} for query in queries)
+    assert not (tmp_path / "out" / "training" / "filter.run").exists()
+    run_script("train", **flags)  # goes on with the same examples, and is at its end
+    # The same from that run, which has every score; other losses or weights are another training.
+    again = flags | {"output": tmp_path / "again", "teacher": kept, "filter": kept}
+    run_script("train", **again)
+    curves = [(tmp_path / name / "training" / "history.jsonl").read_text() for name in ("out", "again")]
+    assert curves[0] == curves[1]
+    assert {"loss", "dev"} <= {key for line in curves[0].splitlines() for key in json.loads(line)}
+    with pytest.raises(SystemExit, match="other settings"):
+        run_script("train", **(again | {"distil": "kl"}))
+    (tmp_path / "again" / "config.json").unlink()
+    with pytest.raises(SystemExit, match=r"distillation: .*'margin_mse'.* then, .*'kl'.* now"):
+        run_script("train", **(again | {"distil": "kl"}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"teacher": "some.run", "distil": "kl", "negatives": 0},
+            "teacher goes with hard negatives: say how",
+        ),
+        ({"teacher": "some.run"}, "set both --teacher and --distil, or neither"),
+        ({"distil": "kl"}, "set both --teacher and --distil, or neither"),
+        ({"teacher": "nowhere.run", "distil": "kl"}, "nowhere.run is no run, no folder of a model"),
+        ({"filter_share": 0.9}, "say whose with --filter"),
+        ({"paradigm": "dsi", "teacher": "some.run", "distil": "kl"}, "dsi learns from no hard negatives"),
+        ({"paradigm": "dsi", "backbone": "offline"}, "offline is an encoder, no T5: name small, or a"),
+    ],
+)
+def test_what_cannot_be_distilled_ends_with_a_line(
+    collection: Path,  # noqa: F811
+    tiny_bert: Path,
+    tmp_path: Path,
+    changes: dict,
+    message: str,
+) -> None:
+    flags = training(collection, tiny_bert, tmp_path / "out", options="{}", paradigm="dpr")
+    with pytest.raises(SystemExit, match=message):
+        run_script("train", **(flags | changes))

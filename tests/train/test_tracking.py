@@ -1,0 +1,70 @@
+"""The accelerator of every script: how long processes wait for one another, and what is refused."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from paradigms.io.settings import folder_name
+from paradigms.train import tracking
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What `start` gives to the Accelerator, without one; "device" is where it would run."""
+    given: dict[str, Any] = {"device": "cpu"}
+
+    class Recorder(Accelerator):
+        def __init__(self, **options: Any) -> None:
+            given.update(options)
+
+        @property
+        def device(self) -> torch.device:
+            return torch.device(given["device"])
+
+    monkeypatch.setattr(tracking, "Accelerator", Recorder)
+    return given
+
+
+def start(**changes: str) -> None:
+    options = {"tracker": "none", "precision": "no", "project": "p"} | changes
+    tracking.start(**options, config={}, folder=Path("unused"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"precision": "fp8"}, "one of auto, no, bf16, fp16"),
+        ({"tracker": "paper"}, "wandb or none, got 'paper'"),
+        ({"precision": "fp16"}, "fp16 needs a GPU"),
+    ],
+)
+def test_what_cannot_be_done_ends_with_a_line(
+    given: dict[str, Any], changes: dict[str, str], message: str
+) -> None:
+    with pytest.raises(SystemExit, match=message):
+        start(**changes)
+
+
+def test_fp16_is_for_gpus(given: dict[str, Any]) -> None:
+    given["device"] = "cuda"
+    start(precision="fp16")
+    assert given["mixed_precision"] == "fp16"
+
+
+def test_processes_wait_while_one_searches_a_corpus(given: dict[str, Any]) -> None:
+    start()
+    (group,) = given["kwargs_handlers"]
+    assert group.timeout > timedelta(hours=24)
+
+
+def test_results_are_named_after_the_collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ("pydocs", "data/scifact/", ".", "hf:BeIR/scifact", "irds:beir/scifact/test")
+    expected = ["pydocs", "scifact", tmp_path.name, "hf-BeIR-scifact", "irds-beir-scifact-test"]
+    assert [folder_name(name) for name in names] == expected
