@@ -13,7 +13,6 @@ Intrinsics take addresses and counts, as integers, and check nothing.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, call-arg, import-untyped"
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import NamedTuple, no_type_check
 
 import numpy as np
