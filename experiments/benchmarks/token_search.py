@@ -11,8 +11,8 @@ threads read in order the bytes that a query alone needs, and that in which a pl
 products. A batch reads the vectors once, so its limit is the GEMM.
 
 A newer processor stands in for one with AVX2 if every library is told: ATEN_CPU_CAPABILITY=avx2
-DNNL_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES= (empty). Some
-peers choose for themselves.
+DNNL_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 LIBXSMM_TARGET=hsw (for maxsim-cpu) NUMBA_CPU_NAME=haswell
+NUMBA_CPU_FEATURES= (empty). xtr-warp-rs chooses for itself.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -102,14 +103,20 @@ class Ours(System):
             search_tokens=self.settings.get("search_tokens", 1000),
         )
 
+        # What each system reads lies ready: here single queries as `Tokens` and candidates by their ids.
+        self.single = [self._tokens([query]) for query in self.vectors.queries]
+        self.names = [[str(d) for d in candidates] for candidates in self.vectors.candidates]
+
     def find(self, queries: Sequence[int], k: int) -> Found:
-        encoded = self._tokens([self.vectors.queries[n] for n in queries])
+        if len(queries) == 1:
+            encoded = self.single[queries[0]]
+        else:
+            encoded = self._tokens([self.vectors.queries[n] for n in queries])
         if "rerank" in self.settings:
-            names = [[str(d) for d in self.vectors.candidates[n]] for n in queries]
-            runs = self.index.rerank_tokens(self.recipe, encoded, names)
+            runs = self.index.rerank_tokens(self.recipe, encoded, [self.names[n] for n in queries])
         else:
             runs = self.index.search_tokens(self.recipe, encoded, k)
-        return [[int(id) for id in run][:k] for run in runs]
+        return [[int(id) for id in islice(run, k)] for run in runs]
 
     def work(self) -> dict[str, float]:
         from paradigms.index import loops
