@@ -3,8 +3,8 @@
 A claim says that the mean of a contrast over queries and training seeds lies above −margin, or, as one of
 equality, within ±margin. Its verdict is
 
-- reproduced, where the interval over seeds and queries lies there, and the paired test over queries, corrected
-  with Holm for all claims of a study, agrees;
+- reproduced, where the interval over seeds and queries lies there, and the paired test over queries agrees,
+  with Holm's correction for all claims of a study;
 - contradicted, where both say the opposite;
 - not decided here otherwise: the sample is too small, or a system has not learned what the claim is about.
 """
@@ -96,7 +96,7 @@ def _verdict(claim: Claim, p: float) -> Verdict:
 
 
 def _needed(claim: Claim, interval: Interval, upper: float) -> str:
-    """About how many queries would show a mean like this one: widths fall with √queries, seeds as they are."""
+    """About how many queries would decide such a mean: widths fall with √queries, seeds as they are."""
     distances = [
         abs(interval.mean + claim.margin),
         *([abs(upper - interval.mean)] if isfinite(upper) else []),

@@ -11,8 +11,8 @@ its centroid is, less 1/1023 of the range of its similarities at most (`loops.se
 (`Recipe.search`):
 
 - impute: f approximates `impute.imputed_rel` (Lee et al. 2023, Eq. 4); no candidate is gathered, and k' may
-  be as large as one likes, for it is never a list. In the limit of all lists, tokens at their centroids and no
-  loss of coding f is that rel (its ties apart);
+  be as large as one likes, for it is never a list. In the limit of all lists, tokens at their centroids and
+  no loss of coding f is that rel (its ties apart);
 - gather: the `candidates` documents with the largest f are scored by `core.rel` on all of their tokens x̂.
 
 Missing from both is what no list that was probed holds.

@@ -31,7 +31,7 @@ def test_verdict(made, word):
 
 
 def test_claims_of_a_study_are_one_family():
-    alone, one = claim(0.02, queries=60), [claim(0.02, queries=60)] * 40
+    alone, one = claim(0.03, queries=60), [claim(0.03, queries=60)] * 400
     assert judge([alone])[0].word == REPRODUCED
     assert {v.word for v in judge(one)} == {UNDECIDED}
 
