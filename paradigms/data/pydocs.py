@@ -286,7 +286,8 @@ def _assembled(items: list[Docstring]) -> Collection:
                 queries.append((f"p:{item.id}", sentence))
                 judgements[PARAMETERS] += [(f"p:{item.id}", id, 1) for id in holders]
                 break
-    return assemble("pydocs", ((item.id, title(item), item.rest) for item in items), queries, judgements)
+    documents = ((item.id, title(item), item.rest) for item in items)
+    return assemble("pydocs", documents, queries, {split: iter(rows) for split, rows in judgements.items()})
 
 
 def _cached(folder: Path) -> Collection | None:
