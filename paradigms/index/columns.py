@@ -14,7 +14,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
@@ -118,12 +118,15 @@ class ColumnFolder:
         self.write(start | {"generation": 0, "files": {}} | dict(entries))
 
     @contextmanager
-    def writing(self) -> Iterator[Writer]:
+    def writing(self, begin: Callable[[], None] | None = None) -> Iterator[Writer]:
         """The only writer of the folder, on the state that the folder has now.
 
-        BlockingIOError where another writer is at work.
+        begin: prepares the folder, which is made if it is missing. BlockingIOError while another process or
+        thread writes there.
         """
-        with locked(self.folder):
+        with locked(self.folder, make=begin is not None):
+            if begin is not None:
+                begin()
             self.read()
             self.sweep()
             writer = Writer(self)
@@ -260,26 +263,26 @@ class Writer:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other writers away from what stands at `folder`. BlockingIOError where there is one."""
+def locked(folder: Path, make: bool = False) -> Iterator[None]:
+    """Keep other writers away from `folder`. BlockingIOError names it while another one is at work.
+
+    make: make the folder if it is missing.
+    """
     while True:
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder, os.O_RDONLY)
         try:
-            _lock(lock, folder)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                message = f"{folder} is being written by another process: wait until it ends, or stop it"
+                raise BlockingIOError(error.errno, message) from None
             if folder.exists() and os.path.samestat(os.fstat(lock), folder.stat()):  # not moved meanwhile
                 yield
                 return
         finally:
             os.close(lock)
-
-
-def _lock(descriptor: int, folder: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise BlockingIOError(
-            error.errno, f"{folder} is being written by another writer: let that one end, or stop it"
-        ) from None
 
 
 def _checksum(file: Path, size: int) -> int:

@@ -24,7 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from paradigms.align import ALIGNMENTS, NORMALISERS
 from paradigms.core import Tokens, join_documents, rel, similarity
 from paradigms.impute import imputed_rel
-from paradigms.index import coding, parts
+from paradigms.index import coding, shards
 from paradigms.index.coding import number_bytes, numbers
 from paradigms.index.compressed import CompressedIndex
 from paradigms.index.pruning import most_salient
@@ -392,10 +392,10 @@ def test_files_that_do_not_fit_each_other_are_refused(sound: Path, tmp_path: Pat
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from paradigms.index import coding, parts
+from paradigms.index import coding, shards
 from paradigms.index.codes import Codec
 from tests.index.test_compressed import build, documents
-coding.CODED, coding.COMMIT, parts.SHARD = 8, 16, 8
+coding.CODED, coding.COMMIT, shards.SHARD = 8, 16, 8
 given, encode, left = documents(), Codec.encode, [int(sys.argv[3])]
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -416,7 +416,7 @@ def test_a_killed_build_goes_on_to_the_same_bytes(
 ) -> None:
     monkeypatch.setattr(coding, "CODED", 8)
     monkeypatch.setattr(coding, "COMMIT", 16)
-    monkeypatch.setattr(parts, "SHARD", 8)
+    monkeypatch.setattr(shards, "SHARD", 8)
     whole = contents(build(tmp_path / "whole").folder)
     target = tmp_path / "index"
     run = [sys.executable, "-c", KILLED, str(target), when, str(blocks)]

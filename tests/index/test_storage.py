@@ -25,7 +25,7 @@ from paradigms import PARADIGMS, Paradigm
 from paradigms.align import one, query_to_document
 from paradigms.core import Tokens, join_documents, rel, similarity
 from paradigms.impute import imputed_rel
-from paradigms.index import INDEXES, ExactIndex, FaissIndex, base, parts
+from paradigms.index import INDEXES, ExactIndex, FaissIndex, base, shards
 from paradigms.index.base import TokenIndex
 from paradigms.index.columns import Column, ColumnFolder
 from paradigms.recipe import Recipe
@@ -97,9 +97,9 @@ def paradigm(tiny_bert: Path) -> Paradigm:
 KILLED = """
 import os, signal, sys
 from paradigms import Paradigm
-from paradigms.index import ExactIndex, parts
+from paradigms.index import ExactIndex, shards
 from tests.index.test_storage import IDS, TEXTS
-parts.SHARD = 6
+shards.SHARD = 6
 paradigm = Paradigm.from_pretrained(sys.argv[1])
 def dying():
     for n, text in enumerate(TEXTS):
@@ -113,7 +113,7 @@ ExactIndex.build(paradigm, IDS, dying(), sys.argv[2], batch_size=2)
 def test_a_killed_build_goes_on_and_leaves_the_bytes_of_one_that_was_not(
     paradigm: Paradigm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "SHARD", 6)
+    monkeypatch.setattr(shards, "SHARD", 6)
     paradigm.save_pretrained(tmp_path / "model")
     whole = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "whole", batch_size=2)
     (tmp_path / "killed").mkdir()
@@ -140,7 +140,7 @@ def test_a_killed_build_goes_on_and_leaves_the_bytes_of_one_that_was_not(
 def test_an_interrupted_build_of_tokens_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[TokenIndex], after: int
 ) -> None:
-    monkeypatch.setattr(parts, "SHARD", 6)
+    monkeypatch.setattr(shards, "SHARD", 6)
     given = documents(20)
     whole = build(tmp_path / "whole", given, kind)
     for _ in range(2):  # interrupted twice
@@ -153,7 +153,7 @@ def test_an_interrupted_build_of_tokens_goes_on(
 def test_an_interrupted_build_of_something_else_is_refused(
     paradigm: Paradigm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "SHARD", 6)
+    monkeypatch.setattr(shards, "SHARD", 6)
     target = tmp_path / "index"
     with pytest.raises(KeyboardInterrupt):
         ExactIndex.build(paradigm, IDS, stopping(TEXTS, 20), target, batch_size=2)
@@ -292,7 +292,7 @@ def test_replaced_files_have_new_names_and_old_maps_stay_readable(table: ColumnF
 
 def test_a_second_writer_is_refused_and_a_reader_is_not(table: ColumnFolder) -> None:
     with table.writing() as writer:
-        with pytest.raises(BlockingIOError, match="being written by another writer"):
+        with pytest.raises(BlockingIOError, match="numbers is being written by another process"):
             append(ColumnFolder(table.folder, "numbers"), 9)
         assert counted(table.folder) == [1, 2, 3]
         writer.append("n.bin", np.array([4]))
