@@ -84,7 +84,7 @@ from paradigms.engines import Engine, LanceEngine, QdrantEngine, hand_over
 from paradigms.index import CompressedIndex, ExactIndex, FaissIndex, TokenIndex
 from paradigms.io.files import write_json
 from paradigms.io.progress import progress_bar
-from paradigms.train.job import OPTIONS, open_collection
+from paradigms.train.job import open_collection
 
 BLOCK = 1 << 16  # padded tokens that go from one index to another at once
 PACKAGES = {"LanceDB": "lancedb", "LanceDB, IVF_RQ": "lancedb", "Qdrant": "qdrant_client"}
@@ -163,8 +163,7 @@ def opened(name: str, settings: Settings) -> Paradigm:
     if name not in settings.load:
         torch.manual_seed(settings.seed)  # of projections
         lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
-        options = OPTIONS.get(name, {}) | settings.options.get(name, {})
-        return PARADIGMS[name](settings.backbone, **lengths | options).eval()
+        return PARADIGMS[name](settings.backbone, **lengths | settings.options.get(name, {})).eval()
     loaded = load(settings.load[name])
     if not isinstance(loaded, Paradigm) or loaded.name != name:
         raise ValueError(f"{settings.load[name]} holds {loaded.name}, not {name}")

@@ -43,7 +43,7 @@ class Settings:
     """more rows of ours: it keeps the bits of dropout where the peers keep matrices, and fits more texts in
     the memory of their mini-batch"""
     examples: int = 256
-    """timed in each round of a system, after one step that is not: 8 steps at batch 32, 1 at 256 and beyond"""
+    """timed in each round of a system, after one step that is not: 8 steps at batch 32, 1 from 256 on"""
     rounds: int = 2
     """in each of which every system has its turn"""
     collection: str = "pydocs"

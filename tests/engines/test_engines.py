@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from paradigms import PARADIGMS
-from paradigms.data import load
 from paradigms.engines import Engine, LanceEngine, QdrantEngine, hand_over, search
 from paradigms.index import ExactIndex
 from tests import needs
@@ -96,33 +95,6 @@ def test_an_engine_answers_as_exact_search_does(indexed, tmp_path, name):
     assert found.pop("none") == {}
     wanted.pop("none")
     assert_same_answers(found, wanted)
-
-
-@pytest.fixture(scope="module")
-def pydocs():
-    return load("pydocs", documents=40)
-
-
-@pytest.fixture(scope="module", params=["dpr", "me_bert", "colbert"])
-def real(request, pydocs, tmp_path_factory):
-    """all-MiniLM-L6-v2 on docstrings: vectors of another distribution than random weights give."""
-    torch.manual_seed(0)
-    pooling = {} if request.param == "colbert" else {"pooling": "mean"}
-    model = PARADIGMS[request.param]("offline", query_length=16, document_length=48, **pooling)
-    folder = tmp_path_factory.mktemp("real")
-    index = ExactIndex.build(model, pydocs.corpus.ids, pydocs.corpus, folder / "index")
-    queries = dict(list(pydocs.split("train").queries.items())[:8])
-    return model, index, queries, index.search(model, queries, 10)
-
-
-@needs.offline_encoder
-@pytest.mark.parametrize("name", ENGINES)
-def test_an_engine_answers_as_exact_search_does_on_real_vectors(real, tmp_path, name):
-    model, index, queries, wanted = real
-    single = model.name == "dpr"
-    engine = engine_of(name, model.encoder.dim, single, tmp_path)
-    assert hand_over(index, model, engine) == 40
-    assert_same_answers(search(engine, model, queries, 10), wanted)
 
 
 @pytest.mark.parametrize("name", ENGINES)
