@@ -81,12 +81,12 @@ class ColumnFolder:
     def verify(self) -> None:
         """Compare the checksum of every file. ValueError names the one that is damaged.
 
-        Reads all of the index, in small pieces and not through a memory map: about a second for a gigabyte
-        that the disk gives at that speed.
+        Reads the whole index in small pieces, not through a memory map: about a second per gigabyte if the
+        disk is that fast.
         """
         for entry in self.manifest["files"].values():
             if _checksum(self.folder / entry["file"], entry["bytes"]) != entry["crc32"]:
-                raise self.damaged(entry["file"], "its checksum is another")
+                raise self.damaged(entry["file"], "its checksum differs")
 
     def array(self, name: str, column: Column) -> np.ndarray:
         """A column, mapped into memory for reading."""
@@ -102,7 +102,7 @@ class ColumnFolder:
         return ValueError(f"{self.folder / file} is damaged ({what}): build the index again")
 
     def standing(self) -> dict[str, Any]:
-        """The manifest as it is, unchecked; empty where there is none that can be read."""
+        """The manifest, unchecked; empty if none can be read."""
         try:
             found = json.loads((self.folder / MANIFEST).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -110,7 +110,7 @@ class ColumnFolder:
         return found if isinstance(found, dict) else {}
 
     def begin(self, entries: Mapping[str, Any]) -> None:
-        """Empty the folder but for other folders, and start there with these entries in the manifest."""
+        """Remove all files of the folder and start it with these entries in the manifest."""
         for file in self.folder.iterdir():
             if not file.is_dir():
                 file.unlink()
@@ -209,7 +209,7 @@ class Writer:
         (self.table.folder / self._anew(name)["file"]).write_bytes(b"")
 
     def remove(self, name: str) -> None:
-        """Without this file from now on."""
+        """Drop this file at the next commit."""
         if name in self._streams:
             self._streams.pop(name).close()
         self._files.pop(name, None)
@@ -237,7 +237,7 @@ class Writer:
         return None if entry is None else self.table.folder / entry["file"]
 
     def commit(self, **state: Any) -> None:
-        """From now on readers see all that was written, and `state` in the manifest; None drops an entry."""
+        """Make all that was written visible to readers, with `state` in the manifest; None drops an entry."""
         for stream in self._streams.values():
             stream.flush()
             os.fsync(stream.fileno())
@@ -252,7 +252,7 @@ class Writer:
             self._streams.popitem()[1].close()
 
     def _anew(self, name: str) -> dict[str, Any]:
-        """An empty entry, under a name that nothing committed has."""
+        """An empty entry, under a file name that no commit has used."""
         if name in self._files:
             self._generation = self.table.manifest["generation"] + 1
         self.names.add(name)

@@ -1,7 +1,7 @@
-"""How a store comes to be and changes: built, pruned, added to, deleted from, compacted.
+"""Building and changing a store: build, prune, add, delete, compact.
 
-Every change is one commit of its folder or, of a build, many in a hidden folder beside it: what is killed in
-the middle leaves the old state, and a build goes on.
+Every change is one commit to its folder, so a process that is killed leaves the old state. A build makes many
+commits to a hidden folder beside its place, and goes on from the last one.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from paradigms.model import Paradigm
 
 PRUNED_BLOCK = 1 << 16  # padded tokens that are pruned at once
 Grown = TypeVar("Grown", bound="GrowingStore")
-Advance = Callable[[int], object]  # is told how many documents more are done
+Advance = Callable[[int], object]  # called with the number of documents just done
 
 
 class GrowingStore(TokenStore):
-    """A store that is made with `build` and changes with `add`, `delete` and `compact`."""
+    """A store with `build`, `prune`, `add`, `delete` and `compact`."""
 
     @classmethod
     def build(
@@ -149,9 +149,9 @@ class GrowingStore(TokenStore):
         self._add(token_shards(parts, self.manifest["keep"]))
 
     def delete(self, ids: Iterable[str]) -> None:
-        """Documents that no search finds from now on, all or none of them; their bytes go with `compact`.
+        """Remove documents from all searches, all or none of them; `compact` frees their bytes.
 
-        KeyError names an unknown one.
+        KeyError names an unknown document.
         """
         with self._writing() as writer:
             rows = sorted({self.position(id) for id in ids})
@@ -159,9 +159,9 @@ class GrowingStore(TokenStore):
             writer.commit()
 
     def compact(self) -> None:
-        """Rewrite the index without what was deleted: rows move, no result changes.
+        """Rewrite the index without deleted documents: rows move, results stay.
 
-        Needs room for the new files beside the old ones.
+        Needs disk space for the new files beside the old ones.
         """
         with self._writing() as writer:
             if self.living.all():

@@ -138,29 +138,22 @@ def rerank_with(model: Path, folder: Path, **options: object) -> None:
 
 
 def worker(model: str, folder: str, dies: str = "") -> None:
-    """One of two processes, which build each kind and run the scripts, or of which the second dies."""
-    state, root = PartialState(cpu=True), Path(folder)
-    first, taken = state.is_main_process, Path(folder, "taken")
+    """One of two processes, which build an index and run the scripts, or of which the second dies."""
+    state, root, taken = PartialState(cpu=True), Path(folder), Path(folder, "taken")
     shards.SHARD = SHARD
-    for kind in KINDS:
-        paradigm, batches = Paradigm.from_pretrained(model), 0
+    paradigm = Paradigm.from_pretrained(model)
 
-        def before(kind: str = kind) -> None:
-            nonlocal batches
-            batches += 1
-            if dies and first:
-                wait_for(taken.exists)
-            elif dies:  # in the middle of a shard, when others are stored
-                taken.touch()
-                wait_for(lambda: kept(root / kind) > SHARD)
-                os.kill(os.getpid(), signal.SIGKILL)
-            elif first and batches == 1 and kind != "exact":  # shards are stored before their turn comes
-                wait_for(lambda: len(stored(root / kind)) > 1)
+    def before() -> None:
+        if dies and state.is_main_process:
+            wait_for(taken.exists)
+        elif dies:  # in the middle of a shard, when others are stored
+            taken.touch()
+            wait_for(lambda: kept(root / "index") > SHARD)
+            os.kill(os.getpid(), signal.SIGKILL)
 
-        encoded = watched(paradigm, before)
-        index = build(paradigm, root / kind, kind, launch=state)
-        assert index.ids == IDS
-        (root / f"{kind}.{state.process_index}.json").write_text(json.dumps(encoded))
+    encoded = watched(paradigm, before)
+    assert build(paradigm, root / "index", launch=state).ids == IDS
+    (root / f"{state.process_index}.json").write_text(json.dumps(encoded))
     PartialState.destroy_process_group = lambda self, group=None: None  # type: ignore[method-assign]
     encode_with(Path(model), root)
     rerank_with(Path(model), root)
@@ -191,20 +184,14 @@ def test_two_processes_leave_the_bytes_of_one_though_one_was_killed(model: Path,
     killed = launch(model, tmp_path, "dies")
     assert killed.returncode != 0
     assert "SIGKILL" in killed.stderr
-    assert names(tmp_path) == [".exact.building", "data", "taken"]
-    before = kept(tmp_path / "exact")
+    assert names(tmp_path) == [".index.building", "data", "taken"]
+    before = kept(tmp_path / "index")
     done = launch(model, tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
-    paradigm = Paradigm.from_pretrained(model)
-    for kind in KINDS:
-        alone = build(paradigm, tmp_path / "alone" / kind, kind)
-        assert contents(tmp_path / kind) == contents(alone.folder), kind
-        shares = [json.loads((tmp_path / f"{kind}.{rank}.json").read_text()) for rank in (0, 1)]
-        if kind == "exact":
-            assert len(shares[0] + shares[1]) == len(TEXTS) - before < len(TEXTS) - SHARD
-        else:
-            assert all(shares), kind
-            assert sorted(shares[0] + shares[1]) == sorted(TEXTS), kind
+    alone = build(Paradigm.from_pretrained(model), tmp_path / "alone" / "index")
+    assert contents(tmp_path / "index") == contents(alone.folder)
+    encoded = [text for rank in (0, 1) for text in json.loads((tmp_path / f"{rank}.json").read_text())]
+    assert len(encoded) == len(TEXTS) - before < len(TEXTS) - SHARD
     assert done.stdout.count("Index: ") == 1
     assert done.stdout.count("Reranked run: ") == 1
     (tmp_path / "alone" / "data").symlink_to(tmp_path / "data")
