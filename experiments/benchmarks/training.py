@@ -108,10 +108,10 @@ from paradigms.io.files import atomic_folder, atomic_text, write_json
 from paradigms.io.progress import progress_bar
 
 HERE = Path(__file__).parent
-# What pip installs for a peer: each needs other versions of the same packages.
+# What pip installs for a peer, whose requirements exclude the other's; [train] brings accelerate and datasets.
 REQUIREMENTS = {
     "sentence-transformers": ("sentence-transformers[train]>=6", "torch<2.14"),
-    "pylate": ("pylate", "accelerate", "torch<2.14"),
+    "pylate": ("pylate", "torch<2.14"),
 }
 GiB = 2**30
 OUT_OF_MEMORY = re.compile(
