@@ -108,7 +108,7 @@ from paradigms.io.files import atomic_folder, atomic_text, write_json
 from paradigms.io.progress import progress_bar
 
 HERE = Path(__file__).parent
-# What pip installs for a peer, whose requirements exclude the other's; [train] brings accelerate and datasets.
+# What pip installs for a peer, whose requirements exclude the others'; [train] brings accelerate, datasets.
 REQUIREMENTS = {
     "sentence-transformers": ("sentence-transformers[train]>=6", "torch<2.14"),
     "pylate": ("pylate", "torch<2.14"),
