@@ -8,7 +8,7 @@
     test = collection.split("test")                  # .queries, .judgements
     print(collection.problems)                       # what was wrong with the data, counted
 
-Of the rest of the project this package imports only `paradigms.io.files`.
+Of the rest of the project this package imports only `paradigms.io`.
 """
 
 from collections.abc import Callable
