@@ -285,7 +285,7 @@ def run_paradigm(
             accelerator.mixed_precision,
             settings.index,
             index=open_encoded(made, paradigm, data.collection) if made else None,
-            meet=accelerator.wait_for_everyone,
+            launch=accelerator,
             progress=accelerator.is_main_process,
         )
     if accelerator.is_main_process:

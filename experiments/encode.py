@@ -122,7 +122,7 @@ def encode(
         batch_size=settings.batch_size,
         precision=accelerator.mixed_precision,
         progress=accelerator.is_main_process,
-        meet=accelerator.wait_for_everyone,
+        launch=accelerator,
         **settings.options,
     )
     if accelerator.is_main_process:

@@ -132,7 +132,7 @@ def rerank_encoded(
             f"{shared}/index",
             precision=settings.precision,
             progress=state.is_main_process,
-            meet=state.wait_for_everyone,
+            launch=state,
         )
         reranked = index.rerank(paradigm, queries, pool, progress=True) if state.is_main_process else {}
         state.wait_for_everyone()  # whoever reads the folder is done when it goes

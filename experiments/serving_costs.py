@@ -1,19 +1,21 @@
-"""Which engine serves each paradigm at 1e5, 1e7 and 1e9 documents? Measured on some, by a cost model beyond.
+"""What serving costs: bytes, build seconds, milliseconds a query and recall, by paradigm and index or engine.
 
-Some documents of a collection are encoded by every paradigm and put into the exact index, the compressed
-one, FAISS's token index and every engine that is installed: bytes a document, milliseconds a query (encoded
-before, one at a time) and recall of the paradigm's own exact search. The machine's memory is timed, read in
-order and at random, and the kernels on vectors in cache. The model, whose formulas experiments/serving_parts/
-model.py states, is held against searches of several sizes: of a part of the documents, and beyond them of
-SYNTHETIC copies, other vectors near the encoded ones. Then it says bytes, RAM, machines and seconds at the
-sizes wanted, and stated rules choose an engine.
+Some documents of a collection are encoded once by every paradigm and put into the exact index, FAISS's token
+index, the compressed index and every engine that is installed. Queries are encoded before they are timed and
+come one at a time. recall is the share of the documents that the paradigm's own exact search finds.
+paradigms/index/README.md has the formulas that extend bytes and seconds to other sizes.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from paradigms.io.settings import command_line
 
 @dataclass
 class Settings:
-    """What is measured, and what is asked of the model."""
+    """What is measured."""
 
     collection: str = "pydocs"
     """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or the folder of a collection"""
@@ -38,34 +40,19 @@ class Settings:
     """offline (all-MiniLM-L6-v2), a hub name or a folder"""
     load: dict[str, str] = field(default_factory=dict)
     """saved paradigms in place of untrained ones: {"colbert": "results/colbert/checkpoint"}"""
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """settings of a paradigm's encoder: {"colbert": {"dim": 64}}"""
     query_length: int = 32
     document_length: int = 128
-    options: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """more settings of a paradigm's encoder: {"colbert": {"dim": 64}}"""
     bits: list[int] = field(default_factory=lambda: [8, 4, 2, 1])
-    """of the compressed index, a dimension; the most faithful first"""
-    growth: list[float] = field(default_factory=lambda: [0.25, 1, 3, 16, 64])
-    """sizes, in shares of the documents, at which measured seconds are held against the model"""
-    most_vectors: int = 500_000
-    """larger collections are not made for that"""
+    """per dimension, of the compressed index"""
+    probes: int = 8
+    """lists of the compressed index that each query token looks into"""
     k: int = 10
     rounds: int = 3
+    """the fastest round of each query counts"""
     threads: int = 0
     """0: one for each core"""
-    sizes: list[int] = field(default_factory=lambda: [10**5, 10**7, 10**9])
-    """documents that the model is asked about"""
-    machine_memory: float = 64.0
-    """GiB of a machine that index and process may fill"""
-    machine_bandwidth: float = 0.0
-    """GB/s that memory gives in order; 0: as measured (at random it always is)"""
-    latency: float = 0.1
-    """seconds a query may take"""
-    recall: float = 0.9
-    """of the exact search's documents, what an index has to find"""
-    most_machines: int = 32
-    """of a cluster of another engine"""
-    read: float = 1.0
-    """GiB of memory that are read to time it; more than any cache"""
     seed: int = 0
     output: str = "results/serving_costs"
 
@@ -74,84 +61,227 @@ class Settings:
             unknown = [paradigm for paradigm in getattr(self, name) if paradigm not in PARADIGMS]
             if unknown:
                 raise SystemExit(f"--{name}: {unknown[0]!r} is none of {', '.join(PARADIGMS)}")
-        for name in ("documents", "queries", "k", "rounds", "most_machines"):
+        for name in ("documents", "queries", "k", "rounds", "probes"):
             if getattr(self, name) < 1:
                 raise SystemExit(f"--{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("machine_memory", "latency", "read"):
-            if getattr(self, name) <= 0:
-                raise SystemExit(f"--{name} must be positive, got {getattr(self, name)}")
-        for name in ("bits", "growth", "sizes", "paradigms"):
-            values = getattr(self, name)
-            if not values or (name in ("growth", "sizes") and min(values) <= 0):
-                raise SystemExit(f"--{name} needs at least one value, and none below 0: got {values}")
         if set(self.bits) - {1, 2, 4, 8}:
-            raise SystemExit(f"--bits are of 1, 2, 4 and 8, got {self.bits}")
+            raise SystemExit(f"--bits takes 1, 2, 4 and 8, got {self.bits}")
         self.threads = self.threads or os.cpu_count() or 1
-
-    @property
-    def checked(self) -> int:
-        """The bits of the compressed index that is measured at every size."""
-        return 4 if 4 in self.bits else self.bits[0]
 
 
 if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
+import numpy as np
 import torch
 from rich.console import Console
-from serving_parts.machine import described, memory_speed
-from serving_parts.model import Machine
-from serving_parts.paradigm import measure
-from serving_parts.tables import sections
 from studies.pages import Section, print_sections, write_rows
 
-from paradigms import PARADIGMS
-from paradigms.io.files import write_json, write_text
+from paradigms import PARADIGMS, Paradigm, load
+from paradigms.core import Tokens
+from paradigms.data import Collection
+from paradigms.engines import Engine, LanceEngine, QdrantEngine, hand_over
+from paradigms.index import CompressedIndex, ExactIndex, FaissIndex, TokenIndex
+from paradigms.io.files import write_json
+from paradigms.io.progress import progress_bar
 from paradigms.train.job import open_collection
 
-GIB = 1 << 30
+BLOCK = 1 << 16  # padded tokens that go from one index to another at once
+PACKAGES = {"LanceDB": "lancedb", "LanceDB, IVF_RQ": "lancedb", "Qdrant": "qdrant_client"}
+MAXIMA = ("query_to_document", "query_tokens")  # how engines score
+
+Answers = list[dict[str, float]]
+Row = dict[str, Any]
 
 
 def main(settings: Settings) -> None:
-    console = Console()
+    console, folder = Console(), Path(settings.output)
     torch.set_num_threads(settings.threads)
-    where = described()
-    collection = open_collection(settings.collection, None, console)
-    speeds = memory_speed(int(settings.read * GIB), settings.threads, settings.seed)
-    machine = Machine(
-        settings.machine_bandwidth * 1e9 or max(row["in order"] for row in speeds),
-        max(row["at random"] for row in speeds),
-        settings.machine_memory * GIB,
-    )
-    work = Path(settings.output) / "work"
-    shutil.rmtree(work, ignore_errors=True)
+    before = os.getloadavg()[0]
+    rows: list[Row] = []
     try:
-        measured = [measure(name, collection, settings, work, console) for name in settings.paradigms]
+        collection = open_collection(settings.collection, None, console)
+        for name in settings.paradigms:
+            with tempfile.TemporaryDirectory() as work:
+                rows += measure(name, collection, settings, Path(work))
     except (ValueError, OSError, KeyError) as error:
         raise SystemExit(str(error)) from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    where["load average after"] = round(os.getloadavg()[0], 2)
-    found = sections(settings, where, speeds, machine, measured)
-    print_sections(list(found.values()))
-    write(Path(settings.output), settings, where, found)
-    console.print(f"Written to {settings.output}: tables.md, and each table as .json, .csv and .md.")
+    missing = sorted({package for package in PACKAGES.values() if find_spec(package) is None})
+    left_out = f" Not installed, and left out: {', '.join(missing)}." if missing else ""
+    text = (
+        f"{settings.documents:,} documents and {settings.queries} queries of {settings.collection}, "
+        f"{settings.threads} threads. build s: from encoded vectors. ms: the median and the 10th and "
+        f"90th percentile over queries. Engines score MaxSim only.{left_out}"
+    )
+    print_sections([Section("Serving costs", text, rows)])
+    write_rows(folder / "costs", rows)
+    machine = {
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "load average": [before, os.getloadavg()[0]],
+    }
+    write_json(folder / "settings.json", {"settings": asdict(settings), "machine": machine})
+    console.print(f"Written to {folder}: costs.json, costs.csv, costs.md and settings.json.")
 
 
-def write(
-    folder: Path,
+def measure(name: str, collection: Collection, settings: Settings, work: Path) -> list[Row]:
+    """A row for every index and engine that can score the paradigm."""
+    model = opened(name, settings)
+    texts, asked = drawn(collection, settings)
+    base = ExactIndex.build(model, texts.keys(), texts.values(), work / "encoded", progress=True)
+    queries = model.encode_queries(asked).to("cpu")
+    wanted = base.search_tokens(model.recipe, queries, settings.k)
+    indexed = partial(measure_index, base, model, queries, work=work, settings=settings)
+    jobs: dict[str, Callable[[], Row]] = {
+        "exact": partial(indexed, ExactIndex),
+        "FAISS": partial(indexed, FaissIndex),
+    }
+    for bits in settings.bits:
+        jobs[f"compressed, {bits} bit{'s'[: bits - 1]}"] = partial(indexed, CompressedIndex, bits=bits)
+    scored = as_maxima(model)
+    for engine in engines(scored) if scored else ():
+        jobs[engine] = partial(measure_engine, engine, base, scored, queries, work, settings)
+    rows = []
+    with progress_bar() as bar:
+        task = bar.add_task(name, total=len(jobs))
+        for what, job in jobs.items():
+            bar.update(task, description=f"{name}: {what}")
+            found = job()
+            answers = found.pop("answers")
+            shape = {"paradigm": name, "vectors": int(base.offsets[-1]) / len(base), "h": model.encoder.dim}
+            found["bytes/document"] /= len(base)
+            rows.append(shape | {"engine": what} | found | {f"recall@{settings.k}": recall(answers, wanted)})
+            bar.advance(task)
+    return rows
+
+
+# --- what is encoded ------------------------------------------------------------------------------------
+
+
+def opened(name: str, settings: Settings) -> Paradigm:
+    """The paradigm as saved where `load` names it, else untrained. ValueError for another paradigm."""
+    if name not in settings.load:
+        torch.manual_seed(settings.seed)  # of projections
+        lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
+        return PARADIGMS[name](settings.backbone, **lengths | settings.options.get(name, {})).eval()
+    loaded = load(settings.load[name])
+    if not isinstance(loaded, Paradigm) or loaded.name != name:
+        raise ValueError(f"{settings.load[name]} holds {loaded.name}, not {name}")
+    return loaded.eval()
+
+
+def drawn(collection: Collection, settings: Settings) -> tuple[dict[str, str], list[str]]:
+    """Documents by id and queries, at random, the same for every paradigm."""
+    draw = np.random.default_rng(settings.seed)
+    corpus, asked = collection.corpus, list(collection.split(settings.split).queries.values())
+    rows = draw.permutation(len(corpus))[: settings.documents].tolist()
+    chosen = draw.permutation(len(asked))[: settings.queries].tolist()
+    return {corpus.ids[n]: corpus[n] for n in rows}, [asked[n] for n in chosen]
+
+
+# --- measuring ------------------------------------------------------------------------------------------
+
+
+def timed(find: Callable[[int], dict[str, float]], queries: int, rounds: int) -> Row:
+    """Milliseconds of `find` for every query by number: the fastest of `rounds` after one that warms up."""
+    answers = [find(n) for n in range(queries)]
+    seconds = np.full(queries, np.inf)
+    for _ in range(rounds):
+        for n in range(queries):
+            began = time.perf_counter()
+            find(n)
+            seconds[n] = min(seconds[n], time.perf_counter() - began)
+    low, median, high = (1000 * np.quantile(seconds, (0.1, 0.5, 0.9))).tolist()
+    return {"ms": median, "10%": low, "90%": high, "answers": answers}
+
+
+def recall(found: Answers, wanted: Answers) -> float:
+    """The mean share of the documents wanted that were found, over queries that want any."""
+    shares = [len(f.keys() & w.keys()) / len(w) for f, w in zip(found, wanted, strict=True) if w]
+    return float(np.mean(shares)) if shares else 1.0
+
+
+def measure_index(
+    base: ExactIndex,
+    model: Paradigm,
+    queries: Tokens,
+    kind: type[TokenIndex],
+    *,
+    work: Path,
     settings: Settings,
-    where: dict[str, Any],
-    sections: dict[str, Section],
-) -> None:
-    """Every table as .json, .csv and .md; all of them, with what they are, in tables.md."""
-    text = []
-    for name, section in sections.items():
-        write_rows(folder / name, section.rows)
-        table = (folder / f"{name}.md").read_text(encoding="utf-8")
-        text.append(f"### {section.heading}\n\n{section.text}\n\n{table}")
-    write_text(folder / "tables.md", "\n".join(text))
-    write_json(folder / "settings.json", {"settings": asdict(settings), "machine": where})
+    **options: Any,
+) -> Row:
+    """An index of the vectors of `base`."""
+    began = time.perf_counter()
+    same = {name: base.manifest[name] for name in ("paradigm", "dim", "fields")}
+    index = kind.build_from(vectors(base), work / "index", **same, **options)
+    seconds = time.perf_counter() - began
+    if isinstance(index, CompressedIndex):
+        index.probes = settings.probes
+
+    def find(n: int) -> dict[str, float]:
+        return index.search_tokens(model.recipe, queries[n : n + 1], settings.k)[0]
+
+    found = timed(find, len(queries.mask), settings.rounds)
+    return {"bytes/document": folder_bytes(index.folder), "build s": seconds} | found
+
+
+def vectors(index: ExactIndex) -> Iterator[tuple[list[str], Tokens]]:
+    """Ids and tokens, in the order of the index, some at a time."""
+    for rows in index.blocks(BLOCK, np.arange(len(index.ids))):
+        yield index.names(rows), index.tokens(rows)
+
+
+def as_maxima(model: Paradigm) -> Paradigm | None:
+    """The model as engines can score it, an XTR with ColBERT's A; None where rel is no sum of maxima."""
+    if model.reads & {"ids", "salience"} or model.recipe.align not in (MAXIMA[0], "all_pairs", "pool_top_k"):
+        return None
+    return model.with_alignment(*MAXIMA) if "pool" in model.reads else model
+
+
+def engines(model: Paradigm) -> list[str]:
+    """The engines that are installed; LanceDB's index of many vectors a document takes those of length 1."""
+    unit = one_vector(model) or model.encoder.settings.normalize
+    return [name for name in PACKAGES if find_spec(PACKAGES[name]) and (unit or "IVF" not in name)]
+
+
+def one_vector(model: Paradigm) -> bool:
+    return model.encoder.settings.document_vectors == "pooled"
+
+
+def measure_engine(
+    name: str, base: ExactIndex, model: Paradigm, queries: Tokens, work: Path, settings: Settings
+) -> Row:
+    """An engine embedded in this process, with the vectors of `base`. model: of `as_maxima`."""
+    folder, dim, single = work / name, model.encoder.dim, one_vector(model)
+    engine: Engine = (
+        QdrantEngine(dim, single=single, exact=True, path=str(folder))
+        if name == "Qdrant"
+        else LanceEngine(str(folder), dim, single=single)
+    )
+    began = time.perf_counter()
+    hand_over(base, model, engine)
+    if isinstance(engine, LanceEngine) and name != "LanceDB":
+        engine.approximate(index_type=name.partition(", ")[2])
+    seconds = time.perf_counter() - began
+    rows = [queries.vectors[n, 0][queries.mask[n, 0]].numpy() for n in range(len(queries.mask))]
+    found = timed(lambda n: dict(engine.search(rows[n], settings.k)), len(rows), settings.rounds)
+    if isinstance(engine, QdrantEngine):
+        engine.client.close()
+    return {"bytes/document": folder_bytes(folder), "build s": seconds} | found
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files in a folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def processor() -> str:
+    """The processor's name."""
+    info = Path("/proc/cpuinfo")
+    lines: list[str] = info.read_text().splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

@@ -61,8 +61,6 @@ def test_names_written_out_for_help_are_all_there_are() -> None:
     assert tuple(LAYOUTS) == arguments.LAYOUTS
     assert tuple(FORMATS) == arguments.FORMATS
     compare, serving = map(importlib.import_module, ("compare", "serving_costs"))
-    fused = importlib.import_module("experiments.benchmarks.fused_scoring")
     assert compare.Settings().paradigms == [*PARADIGMS, "dsi"]
     assert "dsi" in GENERATIVE
     assert serving.Settings().paradigms == list(PARADIGMS)
-    assert fused.Settings().systems == list(fused.SYSTEMS)

@@ -148,10 +148,9 @@ def main(settings: Settings) -> None:
                 bar.advance(task)
     speed = machine(settings.threads)
     table = summary(chosen, measured, vectors, speed)
-    verdicts = targets(table)
-    found = {"settings": asdict(settings), "machine": speed, "rows": table, "targets": verdicts}
+    found = {"settings": asdict(settings), "machine": speed, "rows": table}
     write_json(folder / "token_search.json", found)
-    show(console, settings, table, verdicts, vectors, speed)
+    show(console, settings, table, vectors, speed)
 
 
 def machine(threads: int) -> dict[str, Any]:
@@ -295,68 +294,10 @@ def ratio(row: dict[str, Any], table: Sequence[dict[str, Any]]) -> tuple[float, 
     return rival["single_ms"] / row["single_ms"], rival["name"] + less
 
 
-def targets(table: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What was wanted of each ratio or size, and what it is: of our fastest row with the peer's recall."""
-    found: list[dict[str, Any]] = []
-
-    def of(kind: str, name: str = "", ours: bool = False) -> list[dict[str, Any]]:
-        return [r for r in table if r["kind"] == kind and r["ours"] == ours and name in r["name"]]
-
-    def against(
-        what: str,
-        rival: dict[str, Any],
-        kind: str,
-        wanted: float,
-        by: str,
-        name: str = "",
-        least: float = 0.0,
-    ) -> None:
-        enough = max(least, rival["recall"] - 1e-9)
-        able = [r for r in of(kind, name, ours=True) if r["recall"] >= enough]
-        if able:
-            row = min(able, key=lambda r: r[by])
-            value, note = rival[by] / row[by], f"{row['name']} (recall {row['recall']:.3f})"
-        else:
-            value, note = None, "none of ours finds enough"
-        note += f" against {rival['name']} (recall {rival['recall']:.3f})"
-        found.append(_target(what, wanted, value, value is not None and value >= wanted, note))
-
-    for rival in of("exact"):
-        against("exact, one query: times faster", rival, "exact", 2.5, "single_ms")
-        against("exact, in batch: times faster", rival, "exact", 1.5, "batch_ms")
-    for rival in of("rerank"):
-        wanted = 1.3 if "maxsim" in rival["name"] else 4
-        against("rerank 100: times faster", rival, "rerank", wanted, "single_ms")
-    for rival in of("gather", "4 bits"):
-        for by, wanted in (("single_ms", 6), ("batch_ms", 4)):
-            against(f"gather, 4 bits, {by[:-3]}: times faster", rival, "gather", wanted, by, "4 bits", 0.94)
-    for rival in of("impute"):
-        against("impute: times faster", rival, "impute", 2, "single_ms")
-    for kind, name, wanted in (("gather", "4 bits", 72), ("impute", "4 bits", 80), ("impute", "2 bits", 48)):
-        for row in of(kind, name, ours=True)[:1]:
-            size = row["bytes_per_token"]
-            found.append(
-                _target(f"{kind}, {name}: bytes per token", wanted, size, size <= wanted, row["index"])
-            )
-    ours = {r["index"]: r["build_s"] for r in table if r["ours"] and r["index"].startswith("compressed")}
-    for index, seconds in {r["index"]: r["build_s"] for r in table if not r["ours"] and r["index"]}.items():
-        mine = ours.get(f"compressed-{index[-1]}")
-        if mine:
-            found.append(
-                _target("build: times faster", 4, seconds / mine, seconds >= 4 * mine, f"than {index}")
-            )
-    return found
-
-
-def _target(what: str, wanted: float, value: float | None, holds: bool, note: str) -> dict[str, Any]:
-    return {"target": what, "wanted": wanted, "value": value, "holds": holds, "note": note}
-
-
 def show(
     console: Console,
     settings: Settings,
     table: Sequence[dict[str, Any]],
-    verdicts: Sequence[dict[str, Any]],
     vectors: Path,
     speed: dict[str, Any],
 ) -> None:
@@ -382,13 +323,6 @@ def show(
             style="bold" if row["ours"] else None,
         )  # fmt: skip
     console.print(shown)
-    wanted = Table(title="Targets")
-    for name in ("target", "wanted", "measured", "holds", "of"):
-        wanted.add_column(name, justify="right" if name in ("wanted", "measured") else "left")
-    for v in verdicts:
-        value = _number(v["value"], 1)
-        wanted.add_row(v["target"], f"{v['wanted']:g}", value, "yes" if v["holds"] else "no", v["note"])
-    console.print(wanted)
     console.print(f"Written to {Path(settings.output) / 'token_search.json'}.")
 
 

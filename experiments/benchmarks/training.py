@@ -1,13 +1,13 @@
-"""Training speed and memory: our trainer and the peers', on the same encoder, pairs and batches.
+"""Training speed and memory: our trainer and its peers', on the same encoder, pairs and batches.
 
 ColBERT with the sum of MaxSim over in-batch negatives, AdamW: ours against the multi-vector trainer of
-sentence-transformers and PyLate, each in its own environment, whose folders `--peers` names. Every
-measurement is a process of its own; systems take turns within a round, so that other load hits all alike.
-The same work is checked by a loss without dropout. Times belong to the machine, ratios travel.
+sentence-transformers and PyLate. `--peers '[sentence-transformers, pylate]'` installs each with pip into a
+virtual environment of its own, once. Every measurement is a process of its own; systems take turns within a
+round, so that other load hits all alike. A loss without dropout checks that all do the same work. Seconds
+belong to the machine, ratios travel.
 
-The cost: on two threads a peer's step takes 4 s at batch 32 and about 40 s at 128; the default of 2 rounds
-takes about 45 minutes with both peers, a quarter of that without. A peer's plain step at batch 256 wants
-about 26 GiB, and is a failure where `memory` does not allow it.
+Two threads take about 45 minutes for the default of 2 rounds with both peers, a quarter of that without.
+A peer's plain step at batch 256 needs about 26 GiB, and counts as failed if `memory` does not allow it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,20 +32,18 @@ class Settings:
     """Who trains, on what, and for how many steps."""
 
     peers: list[str] = field(default_factory=list)
-    """folders of virtual environments with sentence-transformers (6.0 or later) and with PyLate"""
-    systems: list[str] = field(default_factory=list)
-    """rows to run, by the beginning of their names, as in the table; all where none is given"""
+    """of sentence-transformers and pylate; each is installed where it is not yet"""
+    environments: str = "results/benchmarks/environments"
+    """folder of the peers' virtual environments"""
     batches: list[int] = field(default_factory=lambda: [32, 128, 256])
     """pairs in a batch"""
     mini_batch: int = 32
     """texts per forward pass of gradient caching (our `chunk`), in batches that are larger"""
     chunks: list[int] = field(default_factory=lambda: [64])
-    """more rows of ours: we keep the bits of dropout where the peers keep matrices, and fit more texts in the
-    memory of their mini-batch"""
+    """more rows of ours: it keeps the bits of dropout where the peers keep matrices, and fits more texts in
+    the memory of their mini-batch"""
     examples: int = 256
-    """timed in each round of a system: 8 steps at batch 32, 1 at 256 and beyond"""
-    warmup: int = 1
-    """steps before those"""
+    """timed in each round of a system, after one step that is not: 8 steps at batch 32, 1 from 256 on"""
     rounds: int = 2
     """in each of which every system has its turn"""
     collection: str = "pydocs"
@@ -54,29 +53,29 @@ class Settings:
     dim: int = 128
     query_length: int = 32
     document_length: int = 180
-    temperature: float = 1.0
-    """of the softmax over the sums of MaxSim; the peers' default"""
-    learning_rate: float = 2e-5
     precision: str = "no"
     """no: float32; bf16"""
     device: str = "auto"
-    """cpu, cuda; auto: cuda where there is one"""
+    """cpu, cuda; auto: cuda if there is one"""
     threads: int = 2
     memory: float = 0.0
-    """GiB that a process may hold on a processor, beyond which it counts as out of memory; 0: three quarters
-    of what is free at the start"""
+    """GiB that a process may hold on a CPU, else it counts as out of memory; 0: three quarters of what
+    is free at the start"""
     seed: int = 0
     output: str = "results/benchmarks/training"
 
     def __post_init__(self) -> None:
-        for name in ("examples", "warmup", "rounds", "mini_batch", "threads", "dim"):
+        for name in ("examples", "rounds", "mini_batch", "threads", "dim"):
             if getattr(self, name) < 1:
                 raise SystemExit(f"{name} must be at least 1, got {getattr(self, name)}")
-        if any(chunk < 1 for chunk in self.chunks):
+        unknown = [peer for peer in self.peers if peer not in REQUIREMENTS]
+        if unknown:
+            raise SystemExit(f"peers are {' and '.join(REQUIREMENTS)}, not {unknown[0]!r}")
+        if min(self.chunks, default=1) < 1:
             raise SystemExit(f"chunks must hold at least 1 text, got {self.chunks}")
-        if not self.batches or min(self.batches) < 2:
+        if min(self.batches, default=0) < 2:
             raise SystemExit(
-                f"batches must hold 2 pairs or more: others of a batch are negatives, got {self.batches}"
+                f"batches must hold 2 pairs or more, whose other documents are negatives, got {self.batches}"
             )
         if self.precision not in ("no", "bf16"):
             raise SystemExit(f"precision must be no or bf16, got {self.precision!r}")
@@ -99,91 +98,145 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import torch
 from rich.console import Console
-from training_parts.pairs import prepare
-from training_parts.tables import NAMES, GiB, Row, failure, report, show
-from training_parts.trainers import Job
+from rich.table import Table
+from safetensors.torch import save_file
+from training_parts.trainers import CHECKED, WARMUP, Job
 
-from paradigms.io.files import write_json
+from paradigms.data import Collection, load
+from paradigms.encoder.backbone import load_backbone, load_tokenizer, offline_encoder, quiet
+from paradigms.io.files import atomic_folder, atomic_text, write_json
 from paradigms.io.progress import progress_bar
 
 HERE = Path(__file__).parent
-# A file that an environment has where it has the system.
-MARKS = {
-    "sentence_transformers": "sentence_transformers/multi_vector_encoder/trainer.py",
-    "pylate": "pylate/losses/cached_contrastive.py",
+# What pip installs for a peer, whose requirements exclude the others'; [train] brings accelerate, datasets.
+REQUIREMENTS = {
+    "sentence-transformers": ("sentence-transformers[train]>=6", "torch<2.14"),
+    "pylate": ("pylate", "torch<2.14"),
 }
+GiB = 2**30
 OUT_OF_MEMORY = re.compile(
     "can't allocate memory|cannot allocate memory|out of memory|not enough memory|MemoryError|bad_alloc", re.I
 )
 
 
-def rows(settings: Settings, systems: Iterable[str]) -> list[Row]:
-    """What is measured; caching where a batch is more than one mini-batch."""
-    found = [
+@dataclass(frozen=True)
+class Row:
+    """A system on batches of one size. mini_batch: of gradient caching; 0 = without."""
+
+    system: str
+    batch: int
+    mini_batch: int
+
+    @property
+    def name(self) -> str:
+        return self.system + (f", cached {self.mini_batch}" if self.mini_batch else "")
+
+
+def rows(settings: Settings) -> list[Row]:
+    """What is measured; caching for batches of more than one mini-batch."""
+    return [
         Row(system, batch, mini_batch)
         for batch in settings.batches
         for mini_batch in sorted({0, settings.mini_batch, *settings.chunks})
-        for system in systems
+        for system in ("ours", *settings.peers)
         if mini_batch < batch and (system == "ours" or mini_batch in (0, settings.mini_batch))
     ]
-    chosen = [row for row in found if row.name.startswith(tuple(settings.systems) or "")]
-    if not chosen:
-        raise SystemExit(
-            f"no row is called {' or '.join(settings.systems)}: {', '.join({r.name for r in found})}"
-        )
-    return chosen
 
 
 def main(settings: Settings) -> None:
     folder, console = Path(settings.output), Console()
-    pythons = interpreters(settings.peers)
-    for system in NAMES.keys() - pythons.keys():
-        console.print(f"{NAMES[system]} is in none of the environments given, and left out.")
-    chosen = rows(settings, pythons)
     try:
+        pythons = {peer: installed(peer, Path(settings.environments), console) for peer in settings.peers}
         work = prepare(settings, folder)
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, subprocess.CalledProcessError) as error:
         raise SystemExit(str(error)) from error
-    measured: dict[Row, list[dict[str, Any]]] = {row: [] for row in chosen}
-    found: dict[str, Any] = {}
-    with progress_bar(True) as bar:
-        task = bar.add_task("training", total=settings.rounds * len(chosen))
+    pythons["ours"] = sys.executable
+    measured: dict[Row, list[dict[str, Any]]] = {row: [] for row in rows(settings)}
+    found: list[dict[str, Any]] = []
+    with progress_bar() as bar:
+        task = bar.add_task("training", total=settings.rounds * len(measured))
         for _ in range(settings.rounds):
-            for row in chosen:
+            for row, answers in measured.items():
                 bar.update(task, description=f"{row.name}, batch {row.batch}")
-                if not failure(measured[row]):
-                    measured[row].append(run_job(settings, row, work, pythons[row.system]))
-                    found = report(settings, measured)
-                    write_json(folder / "training.json", found)
+                if not failure(answers):
+                    answers.append(run_job(settings, row, work, pythons[row.system]))
+                    found = report(measured)
+                    write_json(folder / "training.json", {"settings": asdict(settings), "rows": found})
                 bar.advance(task)
     show(console, settings, found)
     console.print(f"Written to {folder / 'training.json'}.")
 
 
+# --- what every trainer starts from -------------------------------------------------------------------
+
+
+def installed(peer: str, environments: Path, console: Console) -> str:
+    """The interpreter of a peer's environment, which is made if it is not there."""
+    folder = environments.absolute() / peer
+    python, done = str(folder / "bin" / "python"), folder / "requirements.txt"
+    wanted = "\n".join(REQUIREMENTS[peer])
+    if not (done.is_file() and done.read_text() == wanted):
+        console.print(f"Installing {peer} into {folder}: a few minutes")
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *REQUIREMENTS[peer]], check=True)
+        done.write_text(wanted)
+    return python
+
+
+def prepare(settings: Settings, folder: Path) -> Path:
+    """The folder `Job.work`: encoder, projection and pairs."""
+    needed = max(CHECKED, *(b * (WARMUP + settings.steps(b)) for b in settings.batches))
+    pairs = distinct_pairs(load(settings.collection), needed, settings.seed)
+    source = offline_encoder() if settings.encoder == "offline" else settings.encoder
+    backbone, tokenizer = load_backbone(source), load_tokenizer(source)
+    torch.manual_seed(settings.seed)
+    projection = torch.nn.init.orthogonal_(torch.empty(settings.dim, backbone.config.hidden_size))
+    with atomic_folder(folder / "work", None) as work:
+        with quiet():
+            backbone.save_pretrained(work / "encoder")
+        tokenizer.save_pretrained(work / "encoder")
+        save_file({"projection": projection}, work / "projection.safetensors")
+        with atomic_text(work / "pairs.jsonl") as file:
+            for query, document in pairs:
+                file.write(json.dumps({"query": query, "document": document}) + "\n")
+    return folder / "work"
+
+
+def distinct_pairs(collection: Collection, number: int, seed: int) -> list[tuple[str, str]]:
+    """`number` training queries, each with a document relevant to it and to no other of them.
+
+    So every other document of a batch is a negative, whether a trainer knows the judgements or not.
+    """
+    split = collection.splits.get("train")
+    if split is None:
+        raise SystemExit(f"{collection.name} has no training queries")
+    queries = sorted(split.judgements)
+    places = torch.randperm(len(queries), generator=torch.Generator().manual_seed(seed))
+    pairs: list[tuple[str, str]] = []
+    seen: set[str] = set()
+    for query in (queries[n] for n in places.tolist()):
+        grades = split.judgements[query]
+        ids = (id for id, grade in grades.items() if grade > 0)
+        relevant = {collection.corpus[collection.corpus.position(id)] for id in ids}
+        if relevant and not relevant & seen:
+            seen |= relevant
+            pairs.append((split.queries[query], min(relevant)))
+        if len(pairs) == number:
+            return pairs
+    raise SystemExit(
+        f"{collection.name} has {len(pairs)} training queries without a relevant document in common, and "
+        f"{number} are needed: ask for smaller batches or fewer examples"
+    )
+
+
 # --- processes ----------------------------------------------------------------------------------------
-
-
-def interpreters(environments: Sequence[str]) -> dict[str, str]:
-    """The interpreter of each system that is there: ours, and the peers of the environments."""
-    pythons = {"ours": sys.executable}
-    for environment in environments:
-        python = Path(environment).absolute() / "bin" / "python"
-        if not python.is_file():
-            raise SystemExit(f"--peers: {environment} is not a virtual environment ({python} is missing)")
-        for system, mark in MARKS.items():
-            if any(Path(environment).glob(f"lib/python*/site-packages/{mark}")):
-                pythons[system] = str(python)
-    return pythons
 
 
 def job_of(settings: Settings, row: Row, work: Path) -> Job:
     """What a process is told to do."""
     shared = {name: value for name, value in asdict(settings).items() if name in Job.__dataclass_fields__}
-    own = {
-        "work": str(work.resolve()),
-        "memory": int(settings.memory * GiB),
-        "steps": settings.steps(row.batch),
-    }
+    memory = int(settings.memory * GiB)
+    own = {"work": str(work.resolve()), "memory": memory, "steps": settings.steps(row.batch)}
     return Job(**shared | asdict(row) | own)
 
 
@@ -208,7 +261,7 @@ def run_job(settings: Settings, row: Row, work: Path, python: str) -> dict[str, 
 
 
 def reason(status: int, errors: str) -> str:
-    """Why a process failed, in a few words. A kernel that lacks memory kills (status -9)."""
+    """Why a process failed, in a few words. The kernel ends a process that has no memory with status -9."""
     if status == -9 or OUT_OF_MEMORY.search(errors):
         return "out of memory"
     lines = errors.strip().splitlines()
@@ -220,6 +273,75 @@ def free_memory() -> int:
     found = re.search(r"MemAvailable:\s*(\d+)", Path("/proc/meminfo").read_text())
     assert found is not None
     return 1024 * int(found.group(1))
+
+
+# --- results ------------------------------------------------------------------------------------------
+
+
+def failure(answers: Sequence[Mapping[str, Any]]) -> str:
+    """Why a row has failed; "" if it has not."""
+    return next((answer["failed"] for answer in answers if "failed" in answer), "")
+
+
+def report(measured: Mapping[Row, Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Rows with means over rounds; ratio: ours over the fastest peer at the same batch size."""
+    table = [summary(row, answers) for row, answers in measured.items() if answers]
+    for row in table:
+        peers = [r for r in table if r["batch"] == row["batch"] and r["system"] != "ours" and not r["failed"]]
+        fastest = max((r["pairs_per_s"] for r in peers), default=None)
+        ours = row["system"] == "ours" and not row["failed"]
+        row["ratio"] = row["pairs_per_s"] / fastest if fastest and ours else None
+    return table
+
+
+def summary(row: Row, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A row's pairs per second, of the clock and of CPU time, and its largest peak memory."""
+    failed = failure(answers)
+    found: dict[str, Any] = asdict(row) | {"name": row.name, "failed": failed, "rounds": list(answers)}
+    if failed:
+        return found
+
+    def rates(name: str) -> list[float]:
+        return [row.batch * len(answer[name]) / sum(answer[name]) for answer in answers]
+
+    return found | {
+        "pairs_per_s": statistics.mean(rates("seconds")),
+        "slowest": min(rates("seconds")),
+        "fastest": max(rates("seconds")),
+        "pairs_per_cpu_s": statistics.mean(rates("cpu_seconds")),
+        "memory_gib": max(answer["memory"] for answer in answers) / GiB,
+        "loss": answers[0]["loss"],
+    }
+
+
+def show(console: Console, settings: Settings, found: Sequence[Mapping[str, Any]]) -> None:
+    where = f"{settings.threads} threads" if settings.device == "cpu" else torch.cuda.get_device_name()
+    good, shown = [row for row in found if not row["failed"]], Table(title=f"Training, {where}")
+    for name in ("batch", "system", "pairs/s", "per\nCPU s", "peak\nGiB", "times\nfaster"):
+        shown.add_column(name, justify="left" if name == "system" else "right", no_wrap=True)
+    for row in found:
+        cells = [str(row["batch"]), row["name"], "failed"]
+        if not row["failed"]:
+            values = (row["pairs_per_s"], row["pairs_per_cpu_s"], row["memory_gib"], row["ratio"])
+            cells[2:] = ["" if value is None else f"{value:.2f}" for value in values]
+        shown.add_row(*cells, style="bold" if row["system"] == "ours" else None)
+    console.print(shown)
+    for row in found:
+        if row["failed"]:
+            console.print(f"{row['name']}, batch {row['batch']}: {row['failed']}")
+    console.print(
+        f"Means of {settings.rounds} rounds of {settings.examples} pairs. Per CPU s: pairs per second of CPU "
+        "time, which other load moves less. Times faster: than the fastest peer. PyLate pads texts to the "
+        "full length, the others to the longest of a forward pass."
+    )
+    if good:
+        losses = [row["loss"] for row in good]
+        apart = max(row["fastest"] / row["slowest"] - 1 for row in good)
+        console.print(
+            f"The losses of {CHECKED} pairs without dropout differ by "
+            f"{(max(losses) - min(losses)) / min(losses):.1e} of their value; rounds of a row by up to "
+            f"{apart:.0%}."
+        )
 
 
 if __name__ == "__main__":

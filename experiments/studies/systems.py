@@ -31,11 +31,11 @@ def searcher(
     kind: str = "exact",
     *,
     index: TokenIndex | None = None,
-    meet: Callable[[], object] = lambda: None,
+    launch: Accelerator | None = None,
     progress: bool = True,
 ) -> tuple[Callable[..., Run], Callable[..., Run], float]:
     """(search, rerank, bytes per document) over the corpus, which all processes together encode into `folder`
-    where it has to be and is not in `index` yet. meet: as of `build`.
+    where it has to be and is not in `index` yet. launch: as in `build`.
 
     ValueError for a generative paradigm that names the documents of another corpus.
     """
@@ -49,7 +49,7 @@ def searcher(
         return retriever.search, retriever.rerank, retriever.bytes_per_document
     if index is None:
         index = INDEXES[kind].build(
-            paradigm, corpus.ids, corpus, folder, precision=precision, progress=progress, meet=meet
+            paradigm, corpus.ids, corpus, folder, precision=precision, progress=progress, launch=launch
         )
     return partial(index.search, paradigm), partial(index.rerank, paradigm), index.bytes_per_document
 

@@ -23,7 +23,7 @@ import numpy as np
 import regex  # type: ignore[import-untyped]
 import scipy.sparse
 
-from paradigms.data import Run
+from paradigms.data import Run, best_first, check_queries
 from paradigms.encoder.backbone import load_tokenizer
 from paradigms.io.files import atomic_folder, settle
 from paradigms.io.progress import progress_bar
@@ -149,16 +149,14 @@ class BM25:
 
         KeyError names a query without a text or a document outside the index.
         """
+        check_queries(run, queries)
         reranked: Run = {}
         for query, candidates in run.items():
-            if query not in queries:
-                raise KeyError(f"the run names the query {query!r}, which has no text")
             unknown = next((id for id in candidates if id not in self._positions), None)
             if unknown is not None:
                 raise KeyError(f"the run names the document {unknown!r}, which the index does not hold")
             scores = self._scores(queries[query])
-            scored = ((id, float(scores[self._positions[id]])) for id in candidates)
-            reranked[query] = dict(sorted(scored, key=lambda item: (-item[1], item[0])))
+            reranked[query] = best_first({id: float(scores[self._positions[id]]) for id in candidates})
         return reranked
 
     def save(self, folder: str | Path) -> None:

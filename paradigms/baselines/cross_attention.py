@@ -20,7 +20,7 @@ from tokenizers import Encoding
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from paradigms.data import Corpus, Run
+from paradigms.data import Corpus, Run, best_first, check_queries
 from paradigms.encoder.backbone import load_heads
 from paradigms.encoder.batches import by_length
 from paradigms.encoder.text import Batch, EncoderSettings, Side, TextEncoder
@@ -161,9 +161,7 @@ def rerank_pairs(
 
     joined: pairs of texts -> tokenised. KeyError names what has no text.
     """
-    unknown = next((query for query in run if query not in queries), None)
-    if unknown is not None:
-        raise KeyError(f"the run names the query {unknown!r}, which has no text")
+    check_queries(run, queries)
     names = [(query, document) for query, documents in run.items() for document in documents]
     length = {id: len(corpus[corpus.position(id)]) for _, id in names}
     names.sort(key=lambda pair: -len(queries[pair[0]]) - length[pair[1]])  # what needs most memory first
@@ -182,10 +180,7 @@ def rerank_pairs(
                 for n, value in zip(batch, scores, strict=True):
                     found[window[n][0]][window[n][1]] = value
                 bar.advance(task, len(batch))
-    return {
-        query: dict(sorted(scores.items(), key=lambda item: (-item[1], item[0])))
-        for query, scores in found.items()
-    }
+    return {query: best_first(scores) for query, scores in found.items()}
 
 
 def padded(rows: Sequence[Encoding], fill: int) -> tuple[Tensor, Tensor, Tensor]:

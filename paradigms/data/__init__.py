@@ -8,14 +8,24 @@
     test = collection.split("test")                  # .queries, .judgements
     print(collection.problems)                       # what was wrong with the data, counted
 
-Of the rest of the project this package imports only `paradigms.io.files`.
+Of the rest of the project this package imports only `paradigms.io`.
 """
 
 from collections.abc import Callable
 from pathlib import Path
 
 from paradigms.data.beir import is_beir, read_folder, write_folder
-from paradigms.data.collection import Collection, Corpus, Judgements, Problems, Run, Split, hold_out
+from paradigms.data.collection import (
+    Collection,
+    Corpus,
+    Judgements,
+    Problems,
+    Run,
+    Split,
+    best_first,
+    check_queries,
+    hold_out,
+)
 from paradigms.data.hub import read_hub, read_irds
 from paradigms.data.lotte import is_lotte, read_lotte
 from paradigms.data.miracl import is_miracl, read_miracl
@@ -32,6 +42,8 @@ __all__ = [
     "Run",
     "Split",
     "articles",
+    "best_first",
+    "check_queries",
     "cut",
     "hold_out",
     "load",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from paradigms.data.collection import Collection, Corpus, Problems, assemble, body, grade, text_of, title_of
-from paradigms.data.lines import Document, byte_lines, read_documents
+from paradigms.data.lines import Document, byte_lines, json_object, read_documents, usable_id
 from paradigms.io.files import atomic_folder, atomic_text
 from paradigms.io.gzipped import numbered_lines
 
@@ -131,19 +131,14 @@ def _query(line: bytes, where: str) -> tuple[str, str]:
 
 
 def _record(line: bytes, where: str) -> tuple[str, dict]:
-    try:
-        row = json.loads(line)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{where}: bad JSON ({error})") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"{where}: bad JSON (a {type(row).__name__}, not an object)")
-    id = row.get("_id")
-    if isinstance(id, bool) or not isinstance(id, str | int) or id == "":
-        raise ValueError(f'{where}: no usable "_id" (found {id!r})')
+    row = json_object(line, where)
+    id = usable_id(row.get("_id"))
+    if id is None:
+        raise ValueError(f'{where}: no usable "_id" (found {row.get("_id")!r})')
     for key in ("title", "text"):
         if not isinstance(row.get(key), str | None):
             raise ValueError(f"{where}: {key!r} is not a string but {row[key]!r}")
-    return str(id), row
+    return id, row
 
 
 def _judgements(path: Path, problems: Problems) -> Iterator[tuple[str, str, int]]:

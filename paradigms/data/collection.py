@@ -136,6 +136,18 @@ class Collection:
         return self.splits[name]
 
 
+def best_first(scores: Mapping[str, float], count: int | None = None) -> dict[str, float]:
+    """Documents by falling score, equal scores by document id: the first `count`, or all."""
+    return dict(sorted(scores.items(), key=lambda item: (-item[1], item[0]))[:count])
+
+
+def check_queries(run: Iterable[str], queries: Mapping[str, str]) -> None:
+    """KeyError names a query of the run that has no text."""
+    unknown = next((query for query in run if query not in queries), None)
+    if unknown is not None:
+        raise KeyError(f"the run names the query {unknown!r}, which has no text")
+
+
 def hold_out(split: Split, share: float, seed: int = 0) -> tuple[Split, Split]:
     """The split without round(share · queries) of its queries, and these: a dev split where there is none.
 

@@ -4,6 +4,7 @@ A plain file stays on disk and only the offsets of its lines are kept (8 bytes a
 .gz cannot be entered in the middle and is read into memory. Titles lie where the texts do.
 """
 
+import json
 import mmap
 from array import array
 from bisect import bisect_right
@@ -101,6 +102,22 @@ def decoded(line: bytes, where: str) -> str:
         return line.decode("utf-8-sig").strip("\r\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{where}: not UTF-8 text ({error.reason})") from error
+
+
+def json_object(line: bytes | str, where: str) -> dict[str, Any]:
+    """The JSON object in a line. ValueError says where there is none."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: bad JSON ({error})") from error
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: bad JSON (a {type(row).__name__}, not an object)")
+    return row
+
+
+def usable_id(id: Any) -> str | None:
+    """A JSON value as an id: a string or an integer; None for anything else."""
+    return str(id) if isinstance(id, str | int) and not isinstance(id, bool) and id != "" else None
 
 
 def _mapped(path: Path) -> mmap.mmap | bytes:

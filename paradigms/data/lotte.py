@@ -4,13 +4,12 @@ Santhanam et al., "ColBERTv2: Effective and Efficient Retrieval via Lightweight 
 A folder has two sets of questions over its passages, from searches and from the forum, measured apart.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from paradigms.data.collection import Collection, assemble
-from paradigms.data.lines import Document, decoded, read_documents
+from paradigms.data.lines import Document, decoded, json_object, read_documents
 from paradigms.io.gzipped import numbered_lines
 
 MEASURES = ("Success@5",)
@@ -64,11 +63,9 @@ def _columns(line: str, where: str) -> tuple[str, str]:
 
 def _relevant(path: Path) -> Iterator[tuple[str, str, int]]:
     for number, line in numbered_lines(path):
-        try:
-            row = json.loads(line)
-            query, passages = row["qid"], row["answer_pids"]
-            yield from ((str(query), str(passage), 1) for passage in passages)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f'{path}, line {number}: not JSON with "qid" and a list "answer_pids" ({error!r})'
-            ) from error
+        where = f"{path}, line {number}"
+        row = json_object(line, where)
+        query, passages = row.get("qid"), row.get("answer_pids")
+        if query is None or not isinstance(passages, list):
+            raise ValueError(f'{where}: not JSON with "qid" and a list "answer_pids": {line[:60]!r}')
+        yield from ((str(query), str(passage), 1) for passage in passages)

@@ -4,13 +4,12 @@ Zhang et al., "MIRACL: A Multilingual Retrieval Dataset Covering 18 Diverse Lang
 judgements (miracl-v1.0-sw) and passages (miracl-corpus-v1.0-sw) are published apart.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from paradigms.data.collection import Collection, assemble, text_of, title_of
-from paradigms.data.lines import Document, read_documents
+from paradigms.data.lines import Document, json_object, read_documents
 from paradigms.data.trec import read_judgements
 from paradigms.io.gzipped import numbered_lines
 
@@ -70,17 +69,13 @@ def _names(folder: Path) -> list[str]:
 
 
 def _document(line: bytes, where: str) -> Document:
-    try:
-        row = json.loads(line)
-        id = row["docid"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f'{where}: not a passage in JSON with a "docid" ({error!r})') from error
+    row = json_object(line, where)
     for key in ("docid", "title", "text"):
         if not isinstance(row.get(key, ""), str):
             raise ValueError(f"{where}: {key!r} is not a string but {row[key]!r}")
-    if not id:
-        raise ValueError(f'{where}: the "docid" is empty')
-    return id, title_of(row), text_of(row)
+    if not row.get("docid"):
+        raise ValueError(f'{where}: no "docid"')
+    return row["docid"], title_of(row), text_of(row)
 
 
 def _topics(path: Path) -> Iterator[tuple[str, str]]:

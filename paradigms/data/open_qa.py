@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paradigms.data.collection import Collection, Problems, assemble, joined
-from paradigms.data.lines import Document, decoded, read_documents
+from paradigms.data.lines import Document, decoded, json_object, read_documents
 from paradigms.io.gzipped import numbered_lines
 
 MEASURES = ("Success@20", "Success@100", "Success@5", "Success@1")
@@ -104,7 +104,7 @@ def _questions(path: Path, problems: Problems) -> Iterator[Question]:
     if form == "json":
         try:
             rows = json.loads("\n".join(line for _, line in numbered_lines(path)))
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}: bad JSON ({error})") from error
         if not isinstance(rows, list):
             raise ValueError(f"{path}: not a list of questions but a {type(rows).__name__}")
@@ -113,7 +113,8 @@ def _questions(path: Path, problems: Problems) -> Iterator[Question]:
         return
     for number, line in numbered_lines(path):
         where = f"{path}, line {number}"
-        yield _question(_json(line, where) if form == "jsonl" else _columns(line, where), where, problems)
+        row = json_object(line, where) if form == "jsonl" else _columns(line, where)
+        yield _question(row, where, problems)
 
 
 def _question(row: Any, where: str, problems: Problems) -> Question:
@@ -130,13 +131,6 @@ def _question(row: Any, where: str, problems: Problems) -> Question:
     if not kept:
         problems.add("question without an answer (kept, never answered)", where)
     return question, kept
-
-
-def _json(line: str, where: str) -> Any:
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: bad JSON ({error})") from error
 
 
 def _columns(line: str, where: str) -> dict[str, Any]:

@@ -25,6 +25,7 @@ taken (Jaccard similarity at least NEAR), is left out of the collection altogeth
 """
 
 import ast
+import fcntl
 import gc
 import hashlib
 import importlib.metadata
@@ -103,12 +104,13 @@ def read_pydocs(documents: int | None = None) -> Collection:
     documents: a fixed subset of this many documents with their queries, each split shrunk in proportion.
     ValueError when there are not that many.
     """
-    from filelock import FileLock
-
     versions = installed_versions()
     folder = cache_folder() / f"pydocs-{_key(versions)}"
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):  # of several processes that start together one builds, the others wait
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(
+            lock, fcntl.LOCK_EX
+        )  # of several processes that start together one builds, the others wait
         collection = _cached(folder)
         if collection is None:
             write_folder(_assembled(build(_sources())), folder)

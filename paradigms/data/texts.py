@@ -3,7 +3,6 @@
 Streams of (id, title, text), as `collection.assemble` takes them; what was left out is counted.
 """
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from paradigms.data.collection import Problems, joined
-from paradigms.data.lines import Document
+from paradigms.data.lines import Document, json_object, usable_id
 from paradigms.io.gzipped import numbered_lines
 
 WORDS = 85  # of a passage at most: about what 128 tokens hold
@@ -120,23 +119,21 @@ def json_lines(file: Path, problems: Problems) -> Iterator[Document]:
 
     The id may also be called id, docid or doc_id, and is the number of the line where there is none; the text
     contents, content or body. Of equal ids the first counts. ValueError names the line of bad JSON, and of a
-    row without a text.
+    row without a text or with another id.
     """
     seen: set[str] = set()
     for number, line in numbered_lines(file):
         where = f"{file}, line {number}"
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{where}: bad JSON ({error})") from error
-        if not isinstance(row, dict):
-            raise ValueError(f"{where}: bad JSON (a {type(row).__name__}, not an object)")
+        row = json_object(line, where)
         text = next((row[key] for key in TEXTS if key in row), None)
         if not isinstance(text, str):
             raise ValueError(
                 f"{where}: none of {', '.join(TEXTS)} is a string; its keys are {', '.join(row)}"
             )
-        id = str(next((row[key] for key in IDS if row.get(key) is not None), number))
+        given = next((row[key] for key in IDS if row.get(key) is not None), number)
+        id = usable_id(given)
+        if id is None:
+            raise ValueError(f"{where}: the id {given!r} is neither a string nor an integer")
         if id in seen:
             problems.add("duplicate document id (first one kept)", id)
             continue

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from paradigms.data.collection import Judgements, Run, grade
+from paradigms.data.collection import Judgements, Run, best_first, grade
 from paradigms.io.files import atomic_text
 from paradigms.io.gzipped import numbered_lines
 
@@ -40,8 +40,7 @@ def write_run(path: str | Path, run: Run, *, tag: str = "run") -> None:
             _writable(query, "query id")
             if any(math.isnan(score) for score in scores.values()):
                 raise ValueError(f"query {query!r}: a score is NaN, which has no rank")
-            ranked = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
-            for rank, (document, score) in enumerate(ranked, 1):
+            for rank, (document, score) in enumerate(best_first(scores).items(), 1):
                 _writable(document, "document id")
                 stream.write(f"{query} Q0 {document} {rank} {float(score)!r} {tag}\n")
 

@@ -1,7 +1,8 @@
-"""Search engines that take over an index when one machine is outgrown: LanceDB, Qdrant, FAISS.
+"""Search engines that take over an index that one machine cannot hold: LanceDB, Qdrant.
 
 An index that was built here is written to an engine once, its vectors as they are stored; nothing is encoded
-again. The engine then answers Σⱼ maxᵢ dᵢᵀqⱼ, exactly or by its own approximate index.
+again. The engine then answers Σⱼ maxᵢ dᵢᵀqⱼ, exactly or by its own approximate index. `FaissIndex` with
+the factory "Flat" writes one vector a document as a file that any FAISS opens.
 
     engine = LanceEngine("s3://bucket/table", dim=index.manifest["dim"])
     hand_over(index, model, engine)
@@ -9,8 +10,7 @@ again. The engine then answers Σⱼ maxᵢ dᵢᵀqⱼ, exactly or by its own a
 """
 
 from paradigms.engines.base import Engine, hand_over, search
-from paradigms.engines.faiss_engine import FaissEngine
 from paradigms.engines.lance import LanceEngine
 from paradigms.engines.qdrant import QdrantEngine
 
-__all__ = ["Engine", "FaissEngine", "LanceEngine", "QdrantEngine", "hand_over", "search"]
+__all__ = ["Engine", "LanceEngine", "QdrantEngine", "hand_over", "search"]

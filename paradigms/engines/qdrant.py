@@ -19,7 +19,7 @@ class QdrantEngine(Engine):
 
     exact: score every document; else a server searches its HNSW graph. Embedded, all searches are exact.
     pickled: open what an earlier process left at path=. An embedded Qdrant keeps its points as pickles, which
-    can run anything when they are read: for folders of your own alone.
+    can run any code when they are read: use it for your own folders only.
     ValueError where a collection of other vectors or of another metric is there.
     """
 
@@ -31,7 +31,7 @@ class QdrantEngine(Engine):
         kept = next(Path(client.get("path") or os.devnull).glob("collection/*/*.sqlite"), None)
         if kept is not None and not pickled:
             raise ValueError(
-                f"{kept} holds points as pickles, which can run anything once they are read: if it is "
+                f"{kept} holds points as pickles, which can run any code when they are read: if it is "
                 "your own, pass pickled=True, else take another path"
             )
         self.dim, self.single, self.models = dim, single, models

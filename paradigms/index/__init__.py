@@ -1,9 +1,10 @@
 """Indexes over the token vectors of any paradigm: search end to end, rerank any run.
 
-`columns` keeps files that change by whole commits, `store` the tokens of documents in them, all or by
-`pruning` the most salient; `grow` makes and changes them. `base` is what every index can do: build, open,
-search, rerank, add, delete, compact. `exact` scores every document, `faiss_index` those that FAISS finds;
-`compressed` keeps `codes` of tokens and looks into a few lists of them, with the inner loops of `kernels`.
+`columns` keeps files that change by whole commits; `store` keeps the tokens of documents in them, all or by
+`pruning` the most salient ones; `grow` builds and changes it from `shards` of documents, which `building`
+stores until a build ends. `base` is what every index can do: build, open, search, rerank, add, delete,
+compact. `exact` scores every document, `faiss_index` those that FAISS finds; `compressed` keeps `codes` of
+tokens and looks into a few lists of them.
 
     index = CompressedIndex.build(paradigm, ids, texts, "folder", bits=4)
     index = open_index("folder")                  # of any kind

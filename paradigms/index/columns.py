@@ -14,7 +14,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
@@ -81,12 +81,12 @@ class ColumnFolder:
     def verify(self) -> None:
         """Compare the checksum of every file. ValueError names the one that is damaged.
 
-        Reads all of the index, in small pieces and not through a memory map: about a second for a gigabyte
-        that the disk gives at that speed.
+        Reads the whole index in small pieces, not through a memory map: about a second per gigabyte if the
+        disk is that fast.
         """
         for entry in self.manifest["files"].values():
             if _checksum(self.folder / entry["file"], entry["bytes"]) != entry["crc32"]:
-                raise self.damaged(entry["file"], "its checksum is another")
+                raise self.damaged(entry["file"], "its checksum differs")
 
     def array(self, name: str, column: Column) -> np.ndarray:
         """A column, mapped into memory for reading."""
@@ -102,7 +102,7 @@ class ColumnFolder:
         return ValueError(f"{self.folder / file} is damaged ({what}): build the index again")
 
     def standing(self) -> dict[str, Any]:
-        """The manifest as it is, unchecked; empty where there is none that can be read."""
+        """The manifest, unchecked; empty if none can be read."""
         try:
             found = json.loads((self.folder / MANIFEST).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -110,7 +110,7 @@ class ColumnFolder:
         return found if isinstance(found, dict) else {}
 
     def begin(self, entries: Mapping[str, Any]) -> None:
-        """Empty the folder but for other folders, and start there with these entries in the manifest."""
+        """Remove all files of the folder and start it with these entries in the manifest."""
         for file in self.folder.iterdir():
             if not file.is_dir():
                 file.unlink()
@@ -118,12 +118,15 @@ class ColumnFolder:
         self.write(start | {"generation": 0, "files": {}} | dict(entries))
 
     @contextmanager
-    def writing(self) -> Iterator[Writer]:
+    def writing(self, begin: Callable[[], None] | None = None) -> Iterator[Writer]:
         """The only writer of the folder, on the state that the folder has now.
 
-        BlockingIOError where another writer is at work.
+        begin: prepares the folder, which is made if it is missing. BlockingIOError while another process or
+        thread writes there.
         """
-        with locked(self.folder):
+        with locked(self.folder, make=begin is not None):
+            if begin is not None:
+                begin()
             self.read()
             self.sweep()
             writer = Writer(self)
@@ -206,7 +209,7 @@ class Writer:
         (self.table.folder / self._anew(name)["file"]).write_bytes(b"")
 
     def remove(self, name: str) -> None:
-        """Without this file from now on."""
+        """Drop this file at the next commit."""
         if name in self._streams:
             self._streams.pop(name).close()
         self._files.pop(name, None)
@@ -234,7 +237,7 @@ class Writer:
         return None if entry is None else self.table.folder / entry["file"]
 
     def commit(self, **state: Any) -> None:
-        """From now on readers see all that was written, and `state` in the manifest; None drops an entry."""
+        """Make all that was written visible to readers, with `state` in the manifest; None drops an entry."""
         for stream in self._streams.values():
             stream.flush()
             os.fsync(stream.fileno())
@@ -249,7 +252,7 @@ class Writer:
             self._streams.popitem()[1].close()
 
     def _anew(self, name: str) -> dict[str, Any]:
-        """An empty entry, under a name that nothing committed has."""
+        """An empty entry, under a file name that no commit has used."""
         if name in self._files:
             self._generation = self.table.manifest["generation"] + 1
         self.names.add(name)
@@ -260,26 +263,26 @@ class Writer:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other writers away from what stands at `folder`. BlockingIOError where there is one."""
+def locked(folder: Path, make: bool = False) -> Iterator[None]:
+    """Keep other writers away from `folder`. BlockingIOError names it while another one is at work.
+
+    make: make the folder if it is missing.
+    """
     while True:
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder, os.O_RDONLY)
         try:
-            _lock(lock, folder)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                message = f"{folder} is being written by another process: wait until it ends, or stop it"
+                raise BlockingIOError(error.errno, message) from None
             if folder.exists() and os.path.samestat(os.fstat(lock), folder.stat()):  # not moved meanwhile
                 yield
                 return
         finally:
             os.close(lock)
-
-
-def _lock(descriptor: int, folder: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise BlockingIOError(
-            error.errno, f"{folder} is being written by another writer: let that one end, or stop it"
-        ) from None
 
 
 def _checksum(file: Path, size: int) -> int:

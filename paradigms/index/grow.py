@@ -1,7 +1,7 @@
-"""How a store comes to be and changes: built, pruned, added to, deleted from, compacted.
+"""Building and changing a store: build, prune, add, delete, compact.
 
-Every change is one commit of its folder or, of a build, many in a hidden folder beside it: what is killed in
-the middle leaves the old state, and a build goes on.
+Every change is one commit to its folder, so a process that is killed leaves the old state. A build makes many
+commits to a hidden folder beside its place, and goes on from the last one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from paradigms.core import Tokens
+from paradigms.index.building import Alone, Building, Launch, begun
 from paradigms.index.columns import CHUNK, MANIFEST, ColumnFolder, Writer, locked
-from paradigms.index.parts import SHARD, Shard, check_ids, different, text_shards, token_shards
 from paradigms.index.pruning import most_salient
-from paradigms.index.shards import SOURCES, Ended, joined
+from paradigms.index.shards import SHARD, Shard, check_ids, different, text_shards, token_shards
 from paradigms.index.store import DELETED, DOCUMENTS, LENGTHS, TokenStore, fields_of, grown
 from paradigms.index.weights import weights_checksum
 from paradigms.io.files import atomic_folder, check_marked
@@ -30,11 +30,11 @@ from paradigms.model import Paradigm
 
 PRUNED_BLOCK = 1 << 16  # padded tokens that are pruned at once
 Grown = TypeVar("Grown", bound="GrowingStore")
-Advance = Callable[[int], object]  # is told how many documents more are done
+Advance = Callable[[int], object]  # called with the number of documents just done
 
 
 class GrowingStore(TokenStore):
-    """A store that is made with `build` and changes with `add`, `delete` and `compact`."""
+    """A store with `build`, `prune`, `add`, `delete` and `compact`."""
 
     @classmethod
     def build(
@@ -48,7 +48,7 @@ class GrowingStore(TokenStore):
         batch_size: int = 64,
         precision: str = "no",
         progress: bool = False,
-        meet: Callable[[], object] = lambda: None,
+        launch: Launch | None = None,
         **settings: Any,
     ) -> Grown:
         """Encode the documents and store their tokens; the folder appears complete or not at all.
@@ -57,16 +57,15 @@ class GrowingStore(TokenStore):
         beside a shard. A build that was stopped goes on from the last shard that was stored when it is called
         again with the same weights, settings and documents; with others it is refused.
 
-        Processes that call it with the same arguments share the work (`shards`), and each returns the index:
-        the bytes that one process makes with as many threads. Where one ends too early, the others raise.
-        meet: returns once all processes have called it, such as an accelerator's wait_for_everyone; without
-        it, one that comes when all is done builds the same again.
+        launch: the processes that share the work (`building`), all of which call this with the same
+        arguments, such as accelerate's `Accelerator` or `PartialState`; each returns the index, whose bytes
+        are those that one process makes with as many threads. None: this process builds alone.
 
         keep: β^d, the share of each document's tokens that are stored, the most salient ones (`pruning`).
         precision "bf16" (or "fp16", on a GPU) encodes under autocast; vectors are stored as float16 anyway.
         settings: those of the kind of index, `Settings`. ValueError where ids repeat, a vector does not fit
-        float16 or another build was interrupted there; BlockingIOError where other processes are building
-        something else there or writing the folder; RuntimeError where one that shared the work has ended.
+        float16 or another build was interrupted there; BlockingIOError while another process, not of the
+        launch, builds or writes there.
         """
         known = check_ids(ids, texts)
         shards = text_shards(paradigm, ids, texts, keep=keep, batch_size=batch_size, precision=precision)
@@ -76,7 +75,7 @@ class GrowingStore(TokenStore):
                 shards,
                 folder,
                 {"batch": batch_size, "precision": precision} | paradigm.description(),
-                meet=meet,
+                launch=launch,
                 advance=lambda n: bar.advance(task, n),
                 paradigm=paradigm.recipe.name,
                 weights=weights_checksum(paradigm),
@@ -150,9 +149,9 @@ class GrowingStore(TokenStore):
         self._add(token_shards(parts, self.manifest["keep"]))
 
     def delete(self, ids: Iterable[str]) -> None:
-        """Documents that no search finds from now on, all or none of them; their bytes go with `compact`.
+        """Remove documents from all searches, all or none of them; `compact` frees their bytes.
 
-        KeyError names an unknown one.
+        KeyError names an unknown document.
         """
         with self._writing() as writer:
             rows = sorted({self.position(id) for id in ids})
@@ -160,9 +159,9 @@ class GrowingStore(TokenStore):
             writer.commit()
 
     def compact(self) -> None:
-        """Rewrite the index without what was deleted: rows move, no result changes.
+        """Rewrite the index without deleted documents: rows move, results stay.
 
-        Needs room for the new files beside the old ones.
+        Needs disk space for the new files beside the old ones.
         """
         with self._writing() as writer:
             if self.living.all():
@@ -190,37 +189,44 @@ class GrowingStore(TokenStore):
         folder: str | Path,
         source: Mapping[str, Any],
         *,
-        meet: Callable[[], object] = lambda: None,
+        launch: Launch | None = None,
         advance: Advance = lambda n: None,
         **manifest: Any,
     ) -> Grown:
-        """Fill a hidden folder beside `folder`, with all who do so, then move it there.
+        """Fill a hidden folder beside `folder`, with all processes of the launch, then move it there.
 
-        source: what tokens depend on beside the manifest's entries and what shards are made from.
+        source: what tokens depend on besides the manifest's entries and what shards are made from.
         """
+        launch = launch or Alone()
         target = Path(os.path.realpath(folder))
         check_marked(target, [MANIFEST])
         table = ColumnFolder(target.with_name(f".{target.name}.building"), cls.kind)
         described = json.dumps({"shard": SHARD, **source}, sort_keys=True, default=dict)
         building = hashlib.sha256(described.encode()).hexdigest()
-        with suppress(Ended), joined(table, {"building": building, **manifest}) as work:
-            store, count = cls(table), 0
-            meet()
+        with ExitStack() as stack:
+            writer = None
+            if launch.process_index == 0:
+                writer = stack.enter_context(begun(table, {"building": building, **manifest}))
+            launch.wait_for_everyone()
+            work, store, count = Building(table, writer), cls(table), 0
             for n, shard in enumerate(different(shards)):
                 count = n + 1
-                with work.claimed(n) as mine:
-                    if mine and not work.holds(n, shard.source):
-                        work.put(n, shard.source, store._encoded(shard, advance))
-                    else:
-                        advance(len(shard.ids))
-            with work.all_appended(count) as writer:
+                mine = n % launch.num_processes == launch.process_index
+                if mine and not work.holds(n, shard.source):
+                    work.put(n, shard.source, store._encoded(shard, advance))
+                else:
+                    advance(len(shard.ids))
+            work.check_count(count)
+            launch.wait_for_everyone()
+            if writer is not None:
+                work.append_stored(writer)
                 store._derive(writer, 0)
-                writer.remove(SOURCES)
-                work.clear()
+                work.clear(writer)
                 busy = locked(target) if target.exists() else nullcontext()
                 with busy, atomic_folder(target, [MANIFEST]) as fresh:
                     writer.commit(building=None)
                     os.replace(table.folder, fresh)
+        launch.wait_for_everyone()
         return cls(ColumnFolder(target, cls.kind))
 
     def _add(self, shards: Iterator[Shard], advance: Advance = lambda n: None) -> None:

@@ -19,9 +19,9 @@ from paradigms.relax import token_budget
 def most_salient(tokens: Tokens, ratio: float) -> Tokens:
     """The ⌈ratio · length⌉ tokens of each text with the largest salience, at least one where there is one.
 
-    Of equal saliences the earlier token is kept, also where all are 0 or, without a salience, 1: such texts
-    are cut off, the control that every salience has to beat. What is kept moves together, in the order of the
-    text, so that it costs less to score. ValueError for a ratio outside (0, 1].
+    Of equal saliences the earlier token is kept, so texts without salience are truncated: the baseline for
+    every salience. Kept tokens move together, in the order of the text, which makes them cheaper to score.
+    ValueError for a ratio outside (0, 1].
     """
     if not 0 < ratio <= 1:
         raise ValueError(f"a pruning ratio is a share of a text's tokens, in (0, 1], got {ratio}")

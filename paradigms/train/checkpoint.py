@@ -75,7 +75,7 @@ def read_json(file: Path) -> Any:
 # --- whole or damaged ---------------------------------------------------------------------------------
 
 
-def seal(folder: Path) -> None:
+def write_manifest(folder: Path) -> None:
     """Write manifest.json of the files that are in the folder."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     told = {str(file.relative_to(folder)): [file.stat().st_size, sha256(file)] for file in files}
@@ -83,7 +83,7 @@ def seal(folder: Path) -> None:
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a folder that `seal` closed; None where every file is as it was written."""
+    """What is wrong with a folder after `write_manifest`; None if every file is as it was written."""
     try:
         told = read_json(folder / MANIFEST)
         for name, (size, digest) in told.items():

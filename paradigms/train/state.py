@@ -179,7 +179,7 @@ class RunState:
                 save_file(optimizer, folder / "optimizer.safetensors")
                 save_file(random, folder / "random.safetensors")
                 write_json(folder / "progress.json", progress)
-                checkpoint.seal(folder)
+                checkpoint.write_manifest(folder)
             checkpoint.remove(self.folder, but=self.kept)
 
         by_main(write, self.accelerator)

@@ -4,7 +4,7 @@ import gzip
 import json
 import math
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -201,6 +201,8 @@ def test_judgements_without_a_header_are_all_read(tmp_path: Path) -> None:
     [
         ('{"_id": "x", "text": ', "bad JSON"),
         ('["x"]', "bad JSON"),
+        ("[" * 100_000, "bad JSON"),
+        ('{"_id": ' + "1" * 5_000 + "}", "bad JSON"),
         ('{"text": "no id"}', 'no usable "_id"'),
         ('{"_id": null, "text": "no id"}', 'no usable "_id"'),
         ('{"_id": "x", "text": 5}', "'text' is not a string but 5"),
@@ -325,37 +327,25 @@ def test_judgements_survive_their_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("read", "first", "line", "message"),
     [
-        ("q Q0 d 1 0.5", "5 columns where 6 belong"),
-        ("q Q0 d 1 high tag", "score 'high' is not a number"),
-        ("q Q0 d 1 nan tag", "NaN"),
-        ("q Q0 a 2 0.1 tag", "document 'a' appears twice"),
+        (read_run, "q Q0 a 1 1.0 tag", "q Q0 d 1 0.5", "5 columns where 6 belong"),
+        (read_run, "q Q0 a 1 1.0 tag", "q Q0 d 1 high tag", "score 'high' is not a number"),
+        (read_run, "q Q0 a 1 1.0 tag", "q Q0 d 1 nan tag", "NaN"),
+        (read_run, "q Q0 a 1 1.0 tag", "q Q0 a 2 0.1 tag", "document 'a' appears twice"),
+        (read_judgements, "q 0 a 1", "q 0 d", "3 columns where 4 belong"),
+        (read_judgements, "q 0 a 1", "q 0 d x", "grade 'x' is not an integer"),
+        (read_judgements, "q 0 a 1", "q 0 d inf", "grade 'inf' is not an integer"),
+        (read_judgements, "q 0 a 1", "q 0 a 1", "judged twice"),
     ],
 )
-def test_bad_run_lines_are_named(tmp_path: Path, line: str, message: str) -> None:
-    path = tmp_path / "run.txt"
-    path.write_text(f"q Q0 a 1 1.0 tag\n\n{line}\n")
-    with pytest.raises(ValueError, match=rf"run\.txt, line 3: .*{message}"):
-        read_run(path)
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("q 0 d", "3 columns where 4 belong"),
-        ("q 0 d x", "grade 'x' is not an integer"),
-        ("q 0 d inf", "grade 'inf' is not an integer"),
-        ("q 0 a 1", "judged twice"),
-    ],
-)
-def test_bad_judgement_lines_are_named(tmp_path: Path, line: str, message: str) -> None:
-    path = tmp_path / "qrels.txt"
-    path.write_text(f"q 0 a 1\n{line}\n")
-    with pytest.raises(ValueError, match=rf"qrels\.txt, line 2: .*{message}"):
-        read_judgements(path)
+def test_bad_lines_are_named(tmp_path: Path, read: Callable, first: str, line: str, message: str) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text(f"{first}\n\n{line}\n")
+    with pytest.raises(ValueError, match=rf"file\.txt, line 3: .*{message}"):
+        read(path)
     with pytest.raises(FileNotFoundError, match="absent"):
-        read_judgements(tmp_path / "absent")
+        read(tmp_path / "absent")
 
 
 def test_what_trec_cannot_hold_is_not_written(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "benchmarks"))
 
 import training
-from training_parts import pairs, tables, trainers
+from training_parts import trainers
 
 from paradigms import PARADIGMS
 from paradigms.data import Collection, Corpus, Problems, Split
@@ -51,7 +52,7 @@ def settings(collection: Path, tiny_bert: Path) -> training.Settings:
 
 @pytest.fixture(scope="module")
 def work(settings: training.Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pairs.prepare(settings, tmp_path_factory.mktemp("benchmark"))
+    return training.prepare(settings, tmp_path_factory.mktemp("benchmark"))
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def answers(
     of texts encoded at once and the queries."""
     found = {}
     for mini_batch in (0, settings.mini_batch):
-        row, made = tables.Row("ours", BATCH, mini_batch), []
+        row, made = training.Row("ours", BATCH, mini_batch), []
         folder = tmp_path_factory.mktemp("job")
         (folder / "job.json").write_text(
             json.dumps(vars(training.job_of(settings, row, work)) | {"memory": 0})
@@ -109,7 +110,7 @@ def test_the_loss_is_that_of_summed_maxima(answers: dict, work: Path, settings: 
         [torch.stack([(d @ q.T).amax(0).sum() for d in documents]) for q in vectors("query")]
     )
     assert max(len(d) for d in documents) == settings.document_length  # some are cut
-    wanted = torch.nn.functional.cross_entropy(scores / settings.temperature, torch.arange(len(lines)))
+    wanted = torch.nn.functional.cross_entropy(scores, torch.arange(len(lines)))
     assert answers[0][0]["loss"] == pytest.approx(wanted.item(), rel=1e-5)
     assert answers[3][0]["loss"] == pytest.approx(wanted.item(), rel=1e-5)
 
@@ -117,10 +118,9 @@ def test_the_loss_is_that_of_summed_maxima(answers: dict, work: Path, settings: 
 def test_an_answer_has_times_memory_and_versions(answers: dict) -> None:
     for answer, _ in answers.values():
         assert len(answer["seconds"]) == STEPS - 1
-        assert all(0 < seconds < 30 for seconds in answer["seconds"] + answer["cpu_seconds"])
+        assert all(seconds > 0 for seconds in answer["seconds"] + answer["cpu_seconds"])
         assert 2**27 < answer["memory"] < 2**35
         assert answer["versions"]["torch"] == version("torch")
-        assert 0 < answer["first_loss"] < 10
 
 
 def test_the_clock_runs_from_step_to_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,14 +134,14 @@ def test_the_clock_runs_from_step_to_step(monkeypatch: pytest.MonkeyPatch) -> No
         for _ in range(4):
             optimizer.step()
     optimizer.step()  # no longer of interest: the hook is gone
-    assert clock.answer(1)["seconds"] == [2.0, 3.0, 4.0]
-    assert clock.answer(2) == {"seconds": [3.0, 4.0], "cpu_seconds": [6.0, 8.0], "memory": clock.peak}
+    wanted = {"seconds": [2.0, 3.0, 4.0], "cpu_seconds": [4.0, 6.0, 8.0], "memory": clock.peak}
+    assert clock.answer() == wanted
     assert clock.peak > 0
 
 
 def test_a_process_that_may_not_hold_more_is_a_cell(settings: training.Settings, work: Path) -> None:
     limited = training.Settings(**vars(settings) | {"memory": 0.001})
-    answer = training.run_job(limited, tables.Row("ours", BATCH, 0), work, sys.executable)
+    answer = training.run_job(limited, training.Row("ours", BATCH, 0), work, sys.executable)
     assert answer["failed"] == "out of memory", answer["errors"]
 
 
@@ -157,136 +157,100 @@ def test_no_document_is_relevant_to_two_of_the_pairs() -> None:
     split = Split({q: f"query {q}" for q in judged}, judged)
     whole = Collection("words", Corpus([str(n) for n in range(6)], texts), {"train": split}, Problems(), "")
     for seed in range(6):
-        found = pairs.distinct_pairs(whole, 3, seed)
+        found = training.distinct_pairs(whole, 3, seed)
         assert sorted(found) in [
             sorted([(f"query {one}", "one"), (f"query {other}", text), ("query f", "six")])
             for one in "ad"
             for other, text in (("b", "two"), ("c", "three"))
         ]
     with pytest.raises(SystemExit, match=r"words has 3 training queries.*and 4 are"):
-        pairs.distinct_pairs(whole, 4, 0)
+        training.distinct_pairs(whole, 4, 0)
     with pytest.raises(SystemExit, match="words has no training queries"):
-        pairs.distinct_pairs(Collection("words", whole.corpus, {"test": split}, Problems(), ""), 3, 0)
+        training.distinct_pairs(Collection("words", whole.corpus, {"test": split}, Problems(), ""), 3, 0)
 
 
 # --- tables -------------------------------------------------------------------------------------------
 
 
 def answer(seconds: list[float], gib: float, loss: float = 2.0) -> dict:
+    cpu = [2 * s for s in seconds]
     return {
-        "seconds": seconds, "cpu_seconds": [2 * s for s in seconds], "memory": gib * tables.GiB,
-        "loss": loss, "first_loss": 3.0,
-        "versions": {"torch": "2"},
-    }  # fmt: skip
-
-
-def test_a_row_is_the_mean_of_its_rounds() -> None:
-    row = tables.summary(tables.Row("pylate", 30, 0), [answer([2.0, 4.0], 1.5), answer([10.0, 20.0], 2.5)])
-    assert (row["slowest"], row["fastest"], row["examples_per_s"]) == (2, 10, 6)
-    assert row["examples_per_cpu_s"] == 3
-    assert (row["memory_gib"], row["name"], row["failed"]) == (2.5, "PyLate", "")
-
-
-def test_a_row_that_fails_once_has_no_speed(settings: training.Settings) -> None:
-    failed = {"failed": "out of memory", "errors": "..."}
-    measured = {
-        tables.Row("ours", 128, 0): [answer([64.0], 8.0)],
-        tables.Row("pylate", 128, 0): [answer([1.0], 1.0), failed],
-        tables.Row("pylate", 128, 32): [],
+        "seconds": seconds,
+        "cpu_seconds": cpu,
+        "memory": gib * training.GiB,
+        "loss": loss,
+        "versions": {},
     }
-    found = tables.report(settings, measured)
-    assert [row["failed"] for row in found["rows"]] == ["", "out of memory"]
-    assert found["rows"][0]["ratio"] is None  # no peer is left
-    assert found["targets"] == []
 
 
-def test_one_row_of_ours_has_to_meet_both_targets(settings: training.Settings) -> None:
-    measured = {
-        tables.Row("ours", 128, 0): [answer([128 / 10], 9.0, 2.1)],
-        tables.Row("ours", 128, 32): [answer([128 / 7], 3.0)],
-        tables.Row("sentence_transformers", 128, 0): [answer([128 / 3], 13.0)],
-        tables.Row("sentence_transformers", 128, 32): [answer([128 / 4], 3.5)],
-        tables.Row("pylate", 128, 0): [answer([128 / 2], 20.0)],
-        tables.Row("ours", 32, 0): [answer([32 / 9], 4.0)],
-        tables.Row("pylate", 32, 0): [answer([32 / 7.2], 4.0)],
-        tables.Row("ours", 64, 0): [answer([8.0], 4.0)],
-    }
-    found = tables.report(settings, measured)
-    assert [row["ratio"] for row in found["rows"]] == [
-        pytest.approx(2.5), pytest.approx(1.75), None, None, None, pytest.approx(1.25), None, None,
-    ]  # fmt: skip
-    assert found["losses_differ_by"] == pytest.approx(0.05)
-    assert [(t["target"], t["holds"]) for t in found["targets"]] == [
-        ("batch 32: times faster", True),
-        ("batch 128: times faster", False),
-        ("batch 128: GiB, at most", True),
-    ]
-    speed, memory = found["targets"][1:]
-    assert (speed["wanted"], speed["value"]) == (2, pytest.approx(1.75))
-    assert speed["of"] == "ours, cached 32 against sentence-transformers, cached 32; 1.75 by CPU time"
-    assert (memory["wanted"], memory["value"]) == (3.5, 3.0)
-    measured[tables.Row("ours", 128, 32)] = [answer([128 / 7], 3.6)]  # now neither fits: the fastest counts
-    speed, memory = tables.report(settings, measured)["targets"][1:]
-    assert (speed["value"], speed["holds"], memory["holds"]) == (pytest.approx(2.5), True, False)
-
-
-def test_tables_are_printed_with_failures_and_targets(
+def test_rows_are_means_of_rounds_and_ours_is_compared_with_the_fastest_peer(
     settings: training.Settings, capsys: pytest.CaptureFixture
 ) -> None:
     measured = {
-        tables.Row("ours", 32, 0): [answer([3.2], 4.0), answer([4.0], 4.0)],
-        tables.Row("sentence_transformers", 32, 0): [answer([6.4], 4.0)],
-        tables.Row("pylate", 32, 0): [{"failed": "out of memory", "errors": ""}],
+        training.Row("ours", 32, 0): [answer([3.2], 4.0), answer([4.0], 5.0)],
+        training.Row("sentence-transformers", 32, 0): [answer([6.4], 4.0, 2.1)],
+        training.Row("pylate", 32, 0): [answer([0.1], 1.0), {"failed": "out of memory", "errors": "..."}],
+        training.Row("ours", 64, 0): [answer([8.0], 4.0)],
+        training.Row("ours", 64, 32): [],
     }
-    settings.rounds = 2
-    tables.show(Console(width=160), settings, tables.report(settings, measured))
+    found = training.report(measured)
+    ours, peer, failed, alone = found
+    assert (ours["slowest"], ours["fastest"], ours["pairs_per_s"]) == (8, 10, 9)
+    assert (ours["pairs_per_cpu_s"], ours["memory_gib"]) == (4.5, 5)
+    assert ours["ratio"] == pytest.approx(9 / 5)
+    assert peer["ratio"] is failed["ratio"] is alone["ratio"] is None
+    assert failed["failed"] == "out of memory"
+    training.show(Console(width=160), settings, found)
     printed = capsys.readouterr().out
-    assert "The rounds of a row lie up to 25% apart." in printed
-    assert "PyLate, batch 32: out of memory" in printed
-    assert "ours against sentence-transformers" in printed
-    assert "had 2.00 to 2.00 processors at a time" in printed
+    for said in ("1.80", "pylate, batch 32: out of memory", "differ by 5.0e-02", "by up to 25%"):
+        assert said in printed
 
 
 # --- settings -----------------------------------------------------------------------------------------
 
 
-def test_every_batch_size_is_timed_on_as_many_examples() -> None:
-    settings = training.Settings(examples=200, device="cpu")
-    assert [settings.steps(batch) for batch in (32, 100, 128, 200, 256)] == [6, 2, 2, 1, 1]
-
-
-def test_caching_is_for_batches_of_more_than_one_mini_batch(settings: training.Settings) -> None:
-    wide = training.Settings(batches=[32, 64], chunks=[32, 48], device="cpu")
-    assert [(row.batch, row.name) for row in training.rows(wide, ["ours", "pylate"])] == [
-        (32, "ours"), (32, "PyLate"), (64, "ours"), (64, "PyLate"),
-        (64, "ours, cached 32"), (64, "PyLate, cached 32"), (64, "ours, cached 48"),
+def test_every_batch_size_is_timed_on_as_many_pairs_and_cached_if_it_is_larger_than_a_mini_batch() -> None:
+    chosen = training.Settings(
+        batches=[32, 64], chunks=[32, 48], examples=200, peers=["pylate"], device="cpu"
+    )
+    assert [chosen.steps(batch) for batch in (32, 100, 128, 200, 256)] == [6, 2, 2, 1, 1]
+    assert [(row.batch, row.name) for row in training.rows(chosen)] == [
+        (32, "ours"), (32, "pylate"), (64, "ours"), (64, "pylate"),
+        (64, "ours, cached 32"), (64, "pylate, cached 32"), (64, "ours, cached 48"),
     ]  # fmt: skip
-    wide.systems = ["PyLate, cached"]
-    assert [row.batch for row in training.rows(wide, ["ours", "pylate"])] == [64]
-    with pytest.raises(SystemExit, match="no row is called PyLate, cached"):
-        training.rows(wide, ["ours"])
 
 
-def test_environments_tell_what_they_have(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="not a virtual environment"):
-        training.interpreters([str(tmp_path)])
-    python = tmp_path / "bin" / "python"
-    mark = tmp_path / "lib" / "python3.11" / "site-packages" / training.MARKS["pylate"]
-    for file in (python, mark):
-        file.parent.mkdir(parents=True)
-        file.touch()
-    assert training.interpreters([str(tmp_path)]) == {"ours": sys.executable, "pylate": str(python)}
+def test_a_peer_is_installed_once_and_again_where_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[list[str]] = []
+
+    def run(command: list[str], check: bool) -> None:
+        ran.append(command)
+        if command[2] == "venv":
+            Path(command[-1]).mkdir(parents=True, exist_ok=True)
+        elif len(ran) == 2:
+            raise subprocess.CalledProcessError(1, command)
+
+    monkeypatch.setattr(training.subprocess, "run", run)
+    with pytest.raises(subprocess.CalledProcessError):
+        training.installed("sentence-transformers", tmp_path, Console())
+    pythons = {training.installed("sentence-transformers", tmp_path, Console()) for _ in range(2)}
+    assert pythons == {str(tmp_path / "sentence-transformers" / "bin" / "python")}
+    assert len(ran) == 4
+    assert ran[-1][1:5] == ["-m", "pip", "install", "--quiet"]
+    assert "sentence-transformers[train]>=6" in ran[-1]  # with accelerate, which its Trainer needs
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"examples": 0}, "examples must be at least 1"),
-        ({"warmup": 0}, "warmup must be at least 1"),
         ({"batches": [1]}, "2 pairs or more"),
         ({"batches": []}, "2 pairs or more"),
         ({"precision": "fp16"}, "precision must be no or bf16"),
         ({"device": "tpu"}, "device must be auto, cpu or cuda"),
+        ({"peers": ["ragatouille"]}, "peers are sentence-transformers and pylate, not 'ragatouille'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(changes: dict, message: str) -> None:

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -18,18 +17,18 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import invariant, rule
 
 from paradigms.align import ALIGNMENTS, NORMALISERS
 from paradigms.core import Tokens, join_documents, rel, similarity
 from paradigms.impute import imputed_rel
-from paradigms.index import coding, parts
+from paradigms.index import coding, shards
 from paradigms.index.coding import number_bytes, numbers
 from paradigms.index.compressed import CompressedIndex
 from paradigms.index.pruning import most_salient
 from paradigms.recipe import Recipe
-from tests.index.test_storage import contents, cut, flip, names, other, remove, stopping
+from tests.index import test_storage
+from tests.index.test_storage import contents, cut, flip, names, other, remove
 from tests.near import same_scores
 
 DIM, FIELDS = 24, ["vectors", "ids", "salience"]
@@ -392,10 +391,10 @@ def test_files_that_do_not_fit_each_other_are_refused(sound: Path, tmp_path: Pat
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from paradigms.index import coding, parts
+from paradigms.index import coding, shards
 from paradigms.index.codes import Codec
 from tests.index.test_compressed import build, documents
-coding.CODED, coding.COMMIT, parts.SHARD = 8, 16, 8
+coding.CODED, coding.COMMIT, shards.SHARD = 8, 16, 8
 given, encode, left = documents(), Codec.encode, [int(sys.argv[3])]
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -416,7 +415,7 @@ def test_a_killed_build_goes_on_to_the_same_bytes(
 ) -> None:
     monkeypatch.setattr(coding, "CODED", 8)
     monkeypatch.setattr(coding, "COMMIT", 16)
-    monkeypatch.setattr(parts, "SHARD", 8)
+    monkeypatch.setattr(shards, "SHARD", 8)
     whole = contents(build(tmp_path / "whole").folder)
     target = tmp_path / "index"
     run = [sys.executable, "-c", KILLED, str(target), when, str(blocks)]
@@ -475,59 +474,27 @@ def test_small_and_empty_indexes(tmp_path: Path) -> None:
                 assert [set(scores) for scores in index.search_tokens(recipe, asked, 10)] == [ids, set()]
 
 
-def test_an_addition_that_fails_adds_nothing(tmp_path: Path) -> None:
-    made = build(tmp_path / "index", documents(LENGTHS[:8]))
-    before = contents(made.folder)
-    for given in (documents(LENGTHS[:12])[1:], stopping(documents(LENGTHS, 1)[9:], 2)):
-        with pytest.raises((ValueError, KeyboardInterrupt), match=r"is there already|^$"):
-            made.add_from(given)
-        assert contents(made.folder) == before
+class Changes(test_storage.Changes):
+    """Any changes of an index against the twins."""
 
+    kind = CompressedIndex
 
-class Changes(RuleBasedStateMachine):
-    """Any changes of an index against a dict of id -> seed of its tokens, and against the twins."""
-
-    @initialize(count=st.integers(0, 6))
-    def start(self, count: int) -> None:
-        self.root = Path(tempfile.mkdtemp())
-        self.seeds = {f"d{n}": n for n in range(count)}
-        given = [([id], self.tokens(seed)) for id, seed in self.seeds.items()]
-        self.index = everything(build(self.root / "index", given, bits=8, lists=3, rounds=1))
-        self.seed = count
+    def made(self, given: Documents) -> CompressedIndex:
+        return everything(build(self.root / "index", given, bits=8, lists=3, rounds=1))
 
     def tokens(self, seed: int) -> Tokens:
         return tokens(seed % 5, seed=seed)
-
-    @rule(numbers=st.lists(st.integers(0, 12), min_size=1, max_size=4, unique=True))
-    def add(self, numbers: list[int]) -> None:
-        ids = [f"d{n}" for n in numbers if f"d{n}" not in self.seeds]
-        new = {id: self.seed + n for n, id in enumerate(ids)}
-        self.index.add_from([([id], self.tokens(seed)) for id, seed in new.items()])
-        self.seeds |= new
-        self.seed += len(new)
-
-    @rule(numbers=st.lists(st.integers(0, 12), max_size=3))
-    def delete(self, numbers: list[int]) -> None:
-        ids = [f"d{n}" for n in numbers if f"d{n}" in self.seeds]
-        self.index.delete(ids)
-        for id in ids:
-            self.seeds.pop(id, None)
-
-    @rule()
-    def compact(self) -> None:
-        self.index.compact()
-        assert sorted(self.index.ids) == sorted(self.seeds)
 
     @rule()
     def reopen(self) -> None:
         self.index = everything(CompressedIndex.open(self.root / "index"))
 
     @invariant()
-    def equals_the_twins(self) -> None:
+    def equals_the_twin(self) -> None:
         if not hasattr(self, "index"):
             return
-        assert len(self.index) == len(self.seeds)
-        for id, seed in self.seeds.items():
+        assert len(self.index) == len(self.twin)
+        for id, seed in self.twin.items():
             stored, given = self.index.tokens_of([id]), self.tokens(seed)
             length = int(given.mask.sum())
             assert int(stored.mask.sum()) == length
@@ -542,10 +509,6 @@ class Changes(RuleBasedStateMachine):
             self.index.search_tokens(COLBERT, asked, 5), gathered(self.index, COLBERT, asked), 5, 1e-4
         )
         assert_ranked(self.index.search_tokens(XTR, asked, 5), imputed(self.index, 20, asked), 5, 2.5 / 1023)
-
-    def teardown(self) -> None:
-        if hasattr(self, "root"):
-            shutil.rmtree(self.root)
 
 
 TestChanges = Changes.TestCase

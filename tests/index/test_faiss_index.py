@@ -236,3 +236,15 @@ def test_the_default_grows_with_the_corpus() -> None:
     assert faiss_index.default_factory(600_000) == "IVF4096,SQfp16"
     assert faiss_index.default_factory(100_000) == "IVF1024,SQfp16"
     assert faiss_index.default_factory(10**9) == "IVF4096,SQfp16"
+
+
+def test_the_file_of_a_flat_index_of_single_vectors_is_one_for_any_faiss(tmp_path: Path) -> None:
+    given = [
+        ([f"d{n}"], Tokens(unit(1, 1, 1, seed=n), torch.ones(1, 1, 1, dtype=torch.bool))) for n in range(30)
+    ]
+    index = FaissIndex.build_from(given, tmp_path / "index", paradigm="dpr", dim=DIM, factory="Flat")
+    query = unit(1, 1, 1, seed=7)
+    scores, rows = faiss.read_index(str(index.folder / "tokens.faiss")).search(query[0, 0].numpy(), 5)
+    [found] = index.search_tokens(RECIPE, Tokens(query, torch.ones(1, 1, 1, dtype=torch.bool)), 5)
+    assert [f"d{row}" for row in rows[0]] == list(found)
+    assert scores[0] == pytest.approx(list(found.values()), abs=1e-5)

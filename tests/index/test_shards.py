@@ -8,9 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,7 @@ from accelerate import PartialState
 from paradigms import PARADIGMS, Paradigm
 from paradigms.core import Tokens
 from paradigms.data import load, read_run, write_run
-from paradigms.index import INDEXES, ExactIndex, open_index, parts, shards, store
-from paradigms.index.columns import ColumnFolder
+from paradigms.index import INDEXES, ExactIndex, building, open_index, shards, store
 from paradigms.index.weights import weights_checksum
 from paradigms.io.settings import from_command_line
 from tests.index.test_storage import contents, names
@@ -45,8 +44,7 @@ Encode = Callable[[Sequence[str]], Tokens]
 @pytest.fixture(autouse=True)
 def alike(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Small shards, and as many threads as processes that are started have."""
-    monkeypatch.setattr(parts, "SHARD", SHARD)
-    monkeypatch.setattr(shards, "POLL", 0.01)
+    monkeypatch.setattr(shards, "SHARD", SHARD)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -69,11 +67,13 @@ def watched(paradigm: Paradigm, before: Callable[[], object] = lambda: None) -> 
     """The texts that the paradigm encodes from now on; `before` is called before each batch."""
     encoded: list[str] = []
     original: Encode = paradigm.encode_documents
+    lock = threading.Lock()  # a model encodes in one thread at a time: it is set to evaluate and back
 
     def encode_documents(texts: Sequence[str]) -> Tokens:
         before()
-        encoded.extend(texts)
-        return original(texts)
+        with lock:
+            encoded.extend(texts)
+            return original(texts)
 
     paradigm.encode_documents = encode_documents  # type: ignore[method-assign]
     return encoded
@@ -88,14 +88,14 @@ def wait_for(what: Callable[[], object]) -> None:
 
 def stored(folder: Path) -> list[int]:
     """The shards that are files."""
-    building = folder.with_name(f".{folder.name}.building")
-    return [int(file.stem) for file in (building / shards.FOLDER).glob(f"*{shards.STORED}")]
+    files = folder.with_name(f".{folder.name}.building") / building.FOLDER
+    return [int(file.stem) for file in files.glob(f"*{building.STORED}")]
 
 
 def kept(folder: Path) -> int:
     """How many documents an interrupted build has stored."""
-    building = folder.with_name(f".{folder.name}.building")
-    appended: int = json.loads((building / "manifest.json").read_text())["documents"]
+    manifest = folder.with_name(f".{folder.name}.building") / "manifest.json"
+    appended: int = json.loads(manifest.read_text())["documents"]
     return appended + sum(min(SHARD, len(IDS) - SHARD * n) for n in stored(folder))
 
 
@@ -138,29 +138,22 @@ def rerank_with(model: Path, folder: Path, **options: object) -> None:
 
 
 def worker(model: str, folder: str, dies: str = "") -> None:
-    """One of two processes, which build each kind and run the scripts, or of which the second dies."""
-    state, root = PartialState(cpu=True), Path(folder)
-    first, taken = state.is_main_process, Path(folder, "taken")
-    parts.SHARD, shards.POLL = SHARD, 0.01
-    for kind in KINDS:
-        paradigm, batches = Paradigm.from_pretrained(model), 0
+    """One of two processes, which build an index and run the scripts, or of which the second dies."""
+    state, root, taken = PartialState(cpu=True), Path(folder), Path(folder, "taken")
+    shards.SHARD = SHARD
+    paradigm = Paradigm.from_pretrained(model)
 
-        def before(kind: str = kind) -> None:
-            nonlocal batches
-            batches += 1
-            if dies and first:
-                wait_for(taken.exists)
-            elif dies:  # in the middle of a shard, when others are stored
-                taken.touch()
-                wait_for(lambda: kept(root / kind) > SHARD)
-                os.kill(os.getpid(), signal.SIGKILL)
-            elif first and batches == 1 and kind != "exact":  # shards are stored before their turn comes
-                wait_for(lambda: len(stored(root / kind)) > 1)
+    def before() -> None:
+        if dies and state.is_main_process:
+            wait_for(taken.exists)
+        elif dies:  # in the middle of a shard, when others are stored
+            taken.touch()
+            wait_for(lambda: kept(root / "index") > SHARD)
+            os.kill(os.getpid(), signal.SIGKILL)
 
-        encoded = watched(paradigm, before)
-        index = build(paradigm, root / kind, kind, meet=state.wait_for_everyone)
-        assert index.ids == IDS
-        (root / f"{kind}.{state.process_index}.json").write_text(json.dumps(encoded))
+    encoded = watched(paradigm, before)
+    assert build(paradigm, root / "index", launch=state).ids == IDS
+    (root / f"{state.process_index}.json").write_text(json.dumps(encoded))
     PartialState.destroy_process_group = lambda self, group=None: None  # type: ignore[method-assign]
     encode_with(Path(model), root)
     rerank_with(Path(model), root)
@@ -191,20 +184,14 @@ def test_two_processes_leave_the_bytes_of_one_though_one_was_killed(model: Path,
     killed = launch(model, tmp_path, "dies")
     assert killed.returncode != 0
     assert "SIGKILL" in killed.stderr
-    assert names(tmp_path) == [".exact.building", "data", "taken"]
-    before = kept(tmp_path / "exact")
+    assert names(tmp_path) == [".index.building", "data", "taken"]
+    before = kept(tmp_path / "index")
     done = launch(model, tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
-    paradigm = Paradigm.from_pretrained(model)
-    for kind in KINDS:
-        alone = build(paradigm, tmp_path / "alone" / kind, kind)
-        assert contents(tmp_path / kind) == contents(alone.folder), kind
-        shares = [json.loads((tmp_path / f"{kind}.{rank}.json").read_text()) for rank in (0, 1)]
-        if kind == "exact":
-            assert len(shares[0] + shares[1]) == len(TEXTS) - before < len(TEXTS) - SHARD
-        else:
-            assert all(shares), kind
-            assert sorted(shares[0] + shares[1]) == sorted(TEXTS), kind
+    alone = build(Paradigm.from_pretrained(model), tmp_path / "alone" / "index")
+    assert contents(tmp_path / "index") == contents(alone.folder)
+    encoded = [text for rank in (0, 1) for text in json.loads((tmp_path / f"{rank}.json").read_text())]
+    assert len(encoded) == len(TEXTS) - before < len(TEXTS) - SHARD
     assert done.stdout.count("Index: ") == 1
     assert done.stdout.count("Reranked run: ") == 1
     (tmp_path / "alone" / "data").symlink_to(tmp_path / "data")
@@ -216,82 +203,82 @@ def test_two_processes_leave_the_bytes_of_one_though_one_was_killed(model: Path,
     assert not list(tmp_path.glob(".*"))
 
 
-HOLDS = f"""
-import fcntl, os, signal, sys, time
-from pathlib import Path
-folder = Path(sys.argv[1])
-with open(folder / "{shards.CLAIMS}", "r+b") as claims:
-    fcntl.lockf(claims, fcntl.LOCK_SH, 1, {shards.PRESENT})
-    fcntl.lockf(claims, fcntl.LOCK_EX, 1, 0)
-    print("held", flush=True)
-    while len(list(folder.glob("*{shards.STORED}"))) < int(sys.argv[2]):
-        time.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
+# --- several processes, as threads -------------------------------------------------------------------
 
 
-def holding(folder: Path, upto: int) -> subprocess.Popen[str]:
-    """A process that has the first shard of a build, and dies when so many others are stored."""
-    command = [sys.executable, "-c", HOLDS, str(folder / ".index.building" / shards.FOLDER), str(upto)]
-    other = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert other.stdout is not None
-    assert other.stdout.readline() == "held\n"
-    return other
+class Member:
+    """One process of a launch."""
+
+    def __init__(self, rank: int, barrier: threading.Barrier) -> None:
+        self.process_index, self.num_processes, self.wait_for_everyone = rank, barrier.parties, barrier.wait
 
 
-def test_who_waits_for_one_that_is_killed_is_told(model: Path, tmp_path: Path) -> None:
+def together(world: int, build: Callable[..., object]) -> list[BaseException]:
+    """`build(launch=…)` in `world` threads; the first that fails ends all, as a launcher does."""
+    barrier, failed = threading.Barrier(world), []
+
+    def run(rank: int) -> None:
+        torch.set_num_threads(1)  # of this thread
+        try:
+            build(launch=Member(rank, barrier))
+        except BaseException as error:
+            failed.append(error)
+            barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [error for error in failed if not isinstance(error, threading.BrokenBarrierError)]
+
+
+def stopping(texts: list[str]) -> Iterator[str]:
+    yield from texts
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("worlds", [(1, 3), (3, 2)])
+def test_any_number_of_processes_goes_on_with_what_others_stored(
+    model: Path, tmp_path: Path, kind: str, worlds: tuple[int, int]
+) -> None:
     paradigm = Paradigm.from_pretrained(model)
-    whole = build(paradigm, tmp_path / "whole")
+    whole = build(paradigm, tmp_path / "whole", kind)
     encoded = watched(paradigm)
-    others: list[subprocess.Popen[str]] = []
-
-    def texts() -> Iterator[str]:  # read by a process that takes part
-        others.append(holding(tmp_path, upto=7))
-        yield from TEXTS
-
-    with pytest.raises(RuntimeError, match=r"the process that was encoding shard 0 of .* has ended before"):
-        ExactIndex.build(paradigm, IDS, texts(), tmp_path / "index", batch_size=3)
-    assert others[0].wait() == -signal.SIGKILL
-    assert sorted(encoded) == sorted(TEXTS[SHARD:])
+    options = {"batch_size": 3} | KINDS[kind]
+    make, folder = INDEXES[kind].build, tmp_path / "index"
+    for world, after in zip(worlds, (30, 50), strict=True):
+        texts = TEXTS[:after]
+        errors = together(
+            world, lambda texts=texts, **of: make(paradigm, IDS, stopping(texts), folder, **options, **of)
+        )
+        assert errors
+        assert {type(error) for error in errors} == {KeyboardInterrupt}
+    done = kept(folder)
+    assert done >= 30 // SHARD * SHARD
     encoded.clear()
-    assert contents(build(paradigm, tmp_path / "index").folder) == contents(whole.folder)
-    assert sorted(encoded) == sorted(TEXTS[:SHARD])
+    assert not together(2, lambda **of: make(paradigm, IDS, TEXTS, folder, **options, **of))
+    assert len(encoded) == len(TEXTS) - done
+    assert contents(folder) == contents(whole.folder)
+    assert names(tmp_path) == ["index", "whole"]
 
 
-def test_what_others_are_building_is_left_alone(model: Path, tmp_path: Path) -> None:
+def test_a_second_writer_is_refused_whatever_its_documents(model: Path, tmp_path: Path) -> None:
     paradigm = Paradigm.from_pretrained(model)
-    others: list[subprocess.Popen[str]] = []
+    refused = []
 
     def texts() -> Iterator[str]:
-        others.append(holding(tmp_path, upto=1))
-        raise KeyboardInterrupt
-        yield
+        for given in (TEXTS, TEXTS[::-1]):
+            for keep in (1.0, 0.5):
+                with pytest.raises(BlockingIOError, match=r"\.index\.building is being written by"):
+                    ExactIndex.build(paradigm, IDS, given, tmp_path / "index", batch_size=3, keep=keep)
+                refused.append(keep)
+        yield from TEXTS
 
-    with pytest.raises(KeyboardInterrupt):
-        ExactIndex.build(paradigm, IDS, texts(), tmp_path / "index", batch_size=3)
-    before = contents(tmp_path / ".index.building")  # nothing is stored, but the other process is there
-    for changed in ({"keep": 0.5}, {"batch_size": 4}):
-        with pytest.raises(BlockingIOError, match="is being built of other settings or weights"):
-            ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "index", **({"batch_size": 3} | changed))  # type: ignore[arg-type]
-    assert contents(tmp_path / ".index.building") == before
-    others[0].kill()
-    others[0].wait()
-    assert build(paradigm, tmp_path / "index").ids == IDS
-
-
-def test_who_comes_late_leaves_the_next_build_alone(tmp_path: Path) -> None:
-    """One process has ended a build and begun another there, while this one was still reading documents."""
-    table, source = ColumnFolder(tmp_path / "building", "exact"), bytes(32)
-    columns = {store.LENGTHS: np.zeros(1, np.int32), store.DOCUMENTS: np.frombuffer(b'"a"\n', np.uint8)}
-    with suppress(shards.Ended), shards.joined(table, {"building": "first"}) as late:
-        table.folder.rename(tmp_path / "index")
-        with shards.joined(ColumnFolder(table.folder, "exact"), {"building": "second"}) as following:
-            following.put(0, source, columns)
-            before = contents(table.folder)
-            for action in (lambda: late.holds(1, source), lambda: late.put(1, source, columns)):
-                with pytest.raises(shards.Ended):
-                    action()
-            assert contents(table.folder) == before
+    index = ExactIndex.build(paradigm, IDS, texts(), tmp_path / "index", batch_size=3)
+    assert len(refused) == 4
+    assert contents(index.folder) == contents(build(paradigm, tmp_path / "alone").folder)
 
 
 # --- one process ------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ def test_a_failure_between_the_two_renames_puts_the_old_folder_back(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from paradigms import files
+from paradigms.io import files
 
 replace = os.replace
 def killed(source, target):

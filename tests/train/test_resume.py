@@ -136,7 +136,7 @@ def in_save(moment: str, objective: Contrastive, folder: Path) -> None:
         kill()
 
     name, act, after = {
-        "before the rename": ("seal", kill, True),
+        "before the rename": ("write_manifest", kill, True),
         "before the old one goes": ("remove", kill, False),
         "while the old one goes": ("remove", half_removed, False),
     }[moment]

@@ -47,7 +47,7 @@ def of_process(rank: int, act: Callable[[], None], batch: int, objective: Contra
 def in_save(objective: Contrastive, folder: Path) -> None:
     """The process that writes the second checkpoint is killed there; the other waits for it."""
     if int(os.environ["RANK"]) == 0:
-        at(checkpoint, "seal", 2, kill)
+        at(checkpoint, "write_manifest", 2, kill)
 
 
 def killed_beside_a_busy_one(objective: Contrastive, folder: Path) -> None:

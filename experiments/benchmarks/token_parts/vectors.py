@@ -14,6 +14,7 @@ from token_parts.systems import best
 
 from paradigms import PARADIGMS
 from paradigms.data import load
+from paradigms.encoder.batches import by_length
 from paradigms.io.files import atomic_folder, write_json
 from paradigms.io.progress import progress_bar
 
@@ -61,12 +62,10 @@ def prepare(settings: Any, folder: Path, console: Console) -> Path:
 
 def encode(encoder: Any, texts: Sequence[str], axis: int, batch: int = 64) -> list[np.ndarray]:
     """Token vectors of each text, longest texts first in the work and in their own order in the result."""
-    order = sorted(range(len(texts)), key=lambda n: -len(texts[n]))
     found: list[Any] = [None] * len(texts)
     with torch.inference_mode(), progress_bar(True) as bar:
         task = bar.add_task("encode", total=len(texts))
-        for start in range(0, len(order), batch):
-            part = order[start : start + batch]
+        for part in by_length([len(text) for text in texts], rows=batch):
             tokens = encoder([texts[n] for n in part])
             for vectors, mask, n in zip(
                 tokens.vectors.squeeze(axis), tokens.mask.squeeze(axis), part, strict=True

@@ -24,6 +24,9 @@ from typing import Any
 from token_parts.systems import peak_memory
 
 CHECKED = 32  # pairs of the loss that is the same in every row
+WARMUP = 1  # steps before the timed ones
+TEMPERATURE = 1.0  # of the softmax over the sums of MaxSim; the peers' default
+LEARNING_RATE = 2e-5
 
 
 @dataclass(frozen=True)
@@ -33,14 +36,11 @@ class Job:
     system: str  # a key of SYSTEMS
     mini_batch: int  # texts per forward pass of gradient caching; 0 = no caching
     batch: int
-    warmup: int  # steps before the timed ones
     steps: int
     work: str  # folder of encoder/, projection.safetensors and pairs.jsonl
     dim: int
     query_length: int
     document_length: int
-    temperature: float
-    learning_rate: float
     precision: str  # no, bf16
     device: str  # cpu, cuda
     threads: int
@@ -49,7 +49,7 @@ class Job:
 
     @property
     def all_steps(self) -> int:
-        return self.warmup + self.steps
+        return WARMUP + self.steps
 
     @property
     def encoder(self) -> str:
@@ -95,11 +95,11 @@ class Clock:
         self.ends.append(time.perf_counter())
         self.cpu_ends.append(time.process_time())
 
-    def answer(self, warmup: int) -> dict[str, Any]:
+    def answer(self) -> dict[str, Any]:
         """From the end of each step to that of the next: reading and tokenising a batch is part of it."""
         of = {"seconds": self.ends, "cpu_seconds": self.cpu_ends}
         times = {
-            name: [end - before for before, end in pairwise(ends[warmup - 1 :])] for name, ends in of.items()
+            name: [end - before for before, end in pairwise(ends[WARMUP - 1 :])] for name, ends in of.items()
         }
         return times | {"memory": self.peak}
 
@@ -107,8 +107,8 @@ class Clock:
 # --- ours ---------------------------------------------------------------------------------------------
 
 
-def ours(job: Job, folder: Path) -> dict[str, float]:
-    """paradigms.train on ColBERT; the losses that every system answers: see `main`."""
+def ours(job: Job, folder: Path) -> float:
+    """paradigms.train on ColBERT; the loss that every system answers: see `main`."""
     import torch
     from accelerate import Accelerator
 
@@ -133,7 +133,7 @@ def ours(job: Job, folder: Path) -> dict[str, float]:
     sampler = StepSampler(used, job.batch, job.all_steps, start=0, rank=0, world=1, seed=job.seed)
     for n, place in enumerate(place for batch in sampler for place in batch):
         examples[place] = given[n]
-    objective = Contrastive(paradigm, corpus, examples, job.temperature, chunk=job.mini_batch)
+    objective = Contrastive(paradigm, corpus, examples, TEMPERATURE, chunk=job.mini_batch)
     accelerator = Accelerator(cpu=job.device == "cpu", mixed_precision=job.precision)
     paradigm.to(accelerator.device)
     with paradigm.evaluating(), torch.no_grad(), accelerator.autocast():
@@ -143,20 +143,19 @@ def ours(job: Job, folder: Path) -> dict[str, float]:
         steps=job.all_steps,
         batch_size=job.batch,
         chunk=job.mini_batch,
-        learning_rate=job.learning_rate,
+        learning_rate=LEARNING_RATE,
         warmup=0.0,
         seed=job.seed,
         log_every=1,
     )
     train(paradigm, objective, training, folder, accelerator=accelerator, progress=False)
-    first = json.loads((folder / "history.jsonl").read_text().splitlines()[0])["loss"]
-    return {"loss": loss, "first_loss": first}
+    return loss
 
 
 # --- peers --------------------------------------------------------------------------------------------
 
 
-def sentence_transformers(job: Job, folder: Path) -> dict[str, float]:
+def sentence_transformers(job: Job, folder: Path) -> float:
     """The multi-vector trainer of sentence-transformers, from 6.0 on, with its contrastive losses."""
     import torch
     from sentence_transformers import (
@@ -186,7 +185,7 @@ def sentence_transformers(job: Job, folder: Path) -> dict[str, float]:
         ],
         device=job.device,
     )
-    scale = 1 / job.temperature
+    scale = 1 / TEMPERATURE
     if job.mini_batch:
         loss = losses.CachedMultiVectorMultipleNegativesRankingLoss(
             model, scale=scale, mini_batch_size=job.mini_batch
@@ -196,7 +195,7 @@ def sentence_transformers(job: Job, folder: Path) -> dict[str, float]:
     return _fit(job, folder, MultiVectorEncoderTrainer, MultiVectorEncoderTrainingArguments, model, loss)
 
 
-def pylate(job: Job, folder: Path) -> dict[str, float]:
+def pylate(job: Job, folder: Path) -> float:
     """PyLate's way to train: its collator, which pads to the full length, and its contrastive losses."""
     import torch
     from pylate import losses, models, utils
@@ -216,9 +215,9 @@ def pylate(job: Job, folder: Path) -> dict[str, float]:
     with torch.no_grad():
         model[-1].linear.weight.copy_(job.projection())
     if job.mini_batch:
-        loss = losses.CachedContrastive(model, mini_batch_size=job.mini_batch, temperature=job.temperature)
+        loss = losses.CachedContrastive(model, mini_batch_size=job.mini_batch, temperature=TEMPERATURE)
     else:
-        loss = losses.Contrastive(model, temperature=job.temperature)
+        loss = losses.Contrastive(model, temperature=TEMPERATURE)
     collator = utils.ColBERTCollator(model.tokenize)
     return _fit(
         job, folder, SentenceTransformerTrainer, SentenceTransformerTrainingArguments, model, loss, collator
@@ -233,7 +232,7 @@ def _fit(
     model: Any,
     loss: Any,
     collator: Any = None,
-) -> dict[str, float]:
+) -> float:
     """transformers' Trainer, which both peers build on; what is not named here is the peer's default."""
     import torch
     from datasets import Dataset
@@ -247,7 +246,7 @@ def _fit(
         batch_sampler=lambda rows, batch_size, drop_last, **_: BatchSampler(
             SequentialSampler(rows), batch_size, drop_last
         ),
-        learning_rate=job.learning_rate,
+        learning_rate=LEARNING_RATE,
         weight_decay=0.01,  # as ours
         max_grad_norm=1.0,
         seed=job.seed,
@@ -271,27 +270,20 @@ def _fit(
     with torch.no_grad(), trainer.compute_loss_context_manager():
         checked = trainer.compute_loss(trainer.model, batch).item()
     trainer.train()
-    first = next(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
-    return {"loss": checked, "first_loss": first}
+    return checked
 
 
-SYSTEMS: dict[str, Callable[[Job, Path], dict[str, float]]] = {
+SYSTEMS: dict[str, Callable[[Job, Path], float]] = {
     "ours": ours,
-    "sentence_transformers": sentence_transformers,
+    "sentence-transformers": sentence_transformers,
     "pylate": pylate,
-}
-PACKAGES = {
-    "ours": "retrieval-paradigms",
-    "sentence_transformers": "sentence-transformers",
-    "pylate": "pylate",
 }
 
 
 def main(folder: Path) -> None:
-    """Answer a job: seconds [steps] by the clock and of CPU time, memory in bytes, versions, and two losses.
+    """Answer a job: seconds [steps] by the clock and of CPU time, memory in bytes, versions, and the loss.
 
-    `loss` is that of the first CHECKED pairs without dropout, which depends on the work alone; `first_loss`
-    is that of the first training step.
+    loss: of the first CHECKED pairs, without dropout; it is the same for every system.
     """
     job = Job(**json.loads((folder / "job.json").read_text()))
     if job.memory and job.device == "cpu":
@@ -300,9 +292,10 @@ def main(folder: Path) -> None:
 
     torch.set_num_threads(job.threads)
     with Clock(job.device) as clock:
-        losses = SYSTEMS[job.system](job, folder / "run")
-    versions = {name: version(name) for name in (PACKAGES[job.system], "torch", "transformers")}
-    answer = losses | clock.answer(job.warmup) | {"versions": versions}
+        loss = SYSTEMS[job.system](job, folder / "run")
+    package = "retrieval-paradigms" if job.system == "ours" else job.system
+    versions = {name: version(name) for name in (package, "torch", "transformers")}
+    answer = clock.answer() | {"loss": loss, "versions": versions}
     (folder / "answer.partial").write_text(json.dumps(answer))
     os.replace(folder / "answer.partial", folder / "answer.json")
 
