@@ -3,22 +3,20 @@
 import base64
 import csv
 import io
-import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from studies.shared_settings import Tracker
 
 from paradigms.evaluate.report import format_number
 from paradigms.io.files import atomic_text, write_json, write_text
+from paradigms.io.progress import progress_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,14 +83,10 @@ def write_page(
     return folder / "report.html"
 
 
-def steps(progress: Progress, name: str, total: int) -> Callable[..., None]:
-    """A new bar, and what moves it on: step() by one, step(n) by n."""
-    return partial(progress.advance, progress.add_task(name, total=total))
-
-
-def finite(value: float) -> float | None:
-    """The value, or none where it is infinite or nan: JSON has neither."""
-    return value if math.isfinite(value) else None
+def tracked(sequence: Sequence[Any], name: str) -> Iterator[Any]:
+    """The sequence under a progress bar of this name; none without a name."""
+    with progress_bar(bool(name)) as progress:
+        yield from progress.track(sequence, description=name)
 
 
 def print_sections(sections: Sequence[Section]) -> None:

@@ -244,7 +244,7 @@ def test_settings_that_fit_nothing_are_refused(settings: dict[str, Any], message
 def test_a_corpus_without_room_for_distractors_is_refused() -> None:
     """Its one longest passage is for queries or for distractors, as the seed has it."""
     for seed in range(3):
-        with pytest.raises(ValueError, match="attempts found no place among 0|of its 3 passages"):
+        with pytest.raises(ValueError, match=r"attempts found no place among 0|of its 3 passages"):
             containing_passages(source(1), {"test": 1}, lengths=(50, 200), seed=seed)
     containing_passages(source(1), {"test": 1}, lengths=(50, 200), distractors=0)
 

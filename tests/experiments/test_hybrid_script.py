@@ -11,29 +11,29 @@ from typing import Any
 import hybrid
 import numpy as np
 import pytest
+from hybrid import Settings
 from studies.approximate_search import time_searches
 from studies.hybrid_claims import (
-    CROSS,
     DE,
     ME,
     MEASURES,
     RR,
     SPARSE,
-    claim_rows,
+    claims,
+    describe,
     equal_time,
     gather,
     hybrid_name,
-    verdict,
-    working,
+    pays,
+    retrieve_rows,
 )
-from studies.hybrid_models import Settings
-from studies.hybrid_report import describe, mining_rows, retrieve_rows
 
 from paradigms import PARADIGMS, CrossAttention, Paradigm, load
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Run, Split
 from paradigms.data import load as load_collection
-from paradigms.evaluate import Interval, per_query
+from paradigms.evaluate import per_query
+from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from paradigms.index import ExactIndex
 from paradigms.io.settings import from_command_line
 from tests.tiny import WORDS
@@ -68,11 +68,9 @@ def settings(folder: Path, backbone: Path, output: Path, **changes: object) -> S
         "negatives": 1,
         "learning_rate": 1e-2,
         "rerank_steps": 2,
-        "rerank_batch_size": 2,
         "rerank_negatives": 2,
         "depth": 10,
         "rerank_depths": "[2,5]",
-        "lists": 4,
         "probes": "[1,4,9]",
         "repeats": 2,
         "precision": "no",
@@ -109,7 +107,7 @@ def measured(finished: Settings) -> dict[str, Any]:
 
 def test_tables_and_figures_are_there(finished: Settings) -> None:
     output = Path(finished.output)
-    for name in ("claims", "retrieve", "rerank", "mining", "weights", "search", "training"):
+    for name in ("claims", "retrieve", "rerank", "mining", "search"):
         for suffix in ("csv", "json", "md"):
             assert (output / f"{name}.{suffix}").is_file(), name
     for name in ("rerank_depth", "search_time"):
@@ -121,11 +119,9 @@ def test_tables_and_figures_are_there(finished: Settings) -> None:
         ME,
         *(hybrid_name(dense, sparse) for dense in (DE, ME) for sparse in SPARSE),
     ]
-    trained = [(row["model"], row["round"]) for row in json.loads((output / "training.json").read_text())]
-    assert trained == [
-        *((name, round) for round in ("first", "again", "mined") for name in ("dpr", "me_bert")),
-        ("cross_attention", "first"),
-    ]
+    trained = {folder.name for folder in (output / "seed-3").iterdir() if folder.is_dir()}
+    dense = {f"{name}-{round}" for name in ("dpr", "me_bert") for round in ("first", "again", "mined")}
+    assert trained == dense | {"cross_attention-first"}
     assert (output / "report.html").read_text().count("data:image/png") == 2
 
 
@@ -134,7 +130,7 @@ def test_the_numbers_are_those_of_the_saved_models(
 ) -> None:
     corpus, test = collection.corpus, collection.split("test")
     own = Path(finished.output) / "seed-3"
-    chosen = {row["hybrid"]: row["round"] for row in json.loads((own.parent / "weights.json").read_text())}
+    chosen = {name: of["round"] for name, of in measured["weights"].items()}
     bm25 = BM25.build(corpus, corpus.ids, ngrams=2)
     lexical = bm25.search(test.queries, 10)
     assert measured["retrieve"]["BM25-bi"] == values(lexical, test.judgements)
@@ -238,8 +234,6 @@ def test_a_finished_run_is_not_repeated_and_other_settings_are_refused(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rounds": '["third"]'}, "rounds must be some of again, mined; got third"),
-        ({"indexes": '["exact"]'}, "indexes must be some of faiss, compressed"),
         ({"seeds": "[1,1]"}, "seeds must be different numbers"),
         ({"rerank_depths": "[]"}, "rerank_depths must be different numbers, and at least one"),
         ({"probes": "[0]"}, "probes must be at least 1"),
@@ -270,7 +264,7 @@ def test_all_lists_find_what_exact_search_finds(
             checkpoints[backbone], **options, **({"first": 3} if name == "me_bert" else {})
         )
         systems[name] = model, ExactIndex.build(model, corpus.ids, corpus, tmp_path / name)
-    common = {"kinds": ["faiss", "compressed"], "probes": [1, 50], "lists": 0, "k": 5, "repeats": 2}
+    common = {"probes": [1, 50], "k": 5, "repeats": 2}
     ways = time_searches(systems, queries, tmp_path, **common)
     labels = [(way.system, way.kind, way.probes) for way in ways]
     # As many lists as the square root of the vectors: 40, and 3 of each of 40 documents.
@@ -362,80 +356,53 @@ def planted(
             for s, v, factor in ((DE, 0.5, 1), (ME, 0.6, 1.9))
             for kind, probes, ms in points
         ],
-        "training": [],
     }
 
 
-def verdicts(*seeds: dict[str, Any]) -> dict[tuple[str, str], str]:
-    return {(row["claim"], row["measure"]): row["verdict"] for row in claim_rows(gather(seeds))}
+def verdicts(*seeds: dict[str, Any]) -> dict[str, str]:
+    return {verdict.claim.quantity: verdict.word for verdict in judge(claims(gather(seeds)))}
 
 
 def test_claims_follow_the_numbers() -> None:
     found = verdicts(planted(0), planted(1))
     de, me = hybrid_name(DE, "BM25-bi"), hybrid_name(ME, "BM25-bi")  # what the dev queries prefer
     expected = {
-        f"{DE} > BM25-bi": "reproduced",
-        f"{ME} > {DE}": "reproduced",
-        f"{de} > {DE}": "reproduced",
-        f"{me} > {ME}": "not reproduced",
-        f"{ME} > {de}": "reproduced",
-        f"{CROSS} over its first 20 improves {ME}": "reproduced",
-        f"{ME} > {DE}, 20 reranked": "reproduced",
-        f"{ME} > BM25-bi, 2 reranked": "reproduced",
-        f"{ME} in 7.6 ms > {DE} in 8 ms, faiss": "reproduced",
+        f"RR@10, {DE} − BM25-bi": REPRODUCED,
+        f"RR@10, {ME} − {DE}": REPRODUCED,
+        f"RR@10, {de} − {DE}": REPRODUCED,
+        f"RR@10, {me} − {ME}": CONTRADICTED,
+        f"RR@10, {ME} − {de}": REPRODUCED,
+        f"RR@10, 2 reranked, {ME} − BM25-bi": REPRODUCED,
+        f"RR@10, faiss, {ME} in 7.6 ms − {DE} in 8 ms": REPRODUCED,
     }
-    assert {claim: found[claim, RR] for claim in expected} == expected
+    assert {quantity: found[quantity] for quantity in expected} == expected
+    printed = {claim.quantity: claim.printed for claim in claims(gather([planted(0)]))}
+    assert printed[f"RR@10, {ME} − {DE}"] == "+0.032/+0.045"
     # Every system gains alike from reranking: no lead shrinks.
-    for system in (ME, me):
-        assert found[f"{system}'s lead over BM25-bi shrinks from 2 to 20 reranked", RR] != "reproduced"
-    assert len([claim for claim, measure in found if measure == "nDCG@10"]) == 8
-    assert f"{DE} > BM25-bi" not in [claim for claim, measure in found if measure == "nDCG@10"]
-
-
-def test_a_lead_that_shrinks_is_seen() -> None:
+    leads = [f"RR@10, lead of {system} over BM25-bi, 2 − 20 reranked" for system in (ME, me)]
+    assert [found[lead] for lead in leads] == [UNDECIDED] * 2
     seeds = [planted(0), planted(1)]
     for seed in seeds:
         seed["rerank"]["BM25-bi"]["20"] = (np.array(seed["rerank"]["BM25-bi"]["20"]) + 0.1).tolist()
-    rows = [row for row in claim_rows(gather(seeds)) if "lead over" in row["claim"]]
-    assert [row["verdict"] for row in rows] == ["reproduced", "reproduced"]
-    assert rows[0]["measured"].startswith("+0.1")
+    assert [verdicts(*seeds)[lead] for lead in leads] == [REPRODUCED] * 2
 
 
 def test_what_has_not_learned_proves_nothing() -> None:
-    weak = SYSTEMS | {DE: 0.15}
-    found = gather([planted(0, weak), planted(1, weak)])
-    assert working(found) == {ME, CROSS, "faiss"}
-    table = {(row["claim"], row["measure"]): row["verdict"] for row in claim_rows(found)}
-    assert table[f"{ME} > {DE}", RR] == "out of reach at this scale"
-    assert table[f"{ME} > BM25-bi", RR] == "reproduced"
-    worse = gather([planted(0, added={2: -0.05, 20: -0.1})])
-    assert working(worse) == {DE, ME, "faiss"}
-    assert {row["verdict"] for row in claim_rows(worse) if "reranked" in row["claim"]} == {
-        "out of reach at this scale"
-    }
+    weak = verdicts(planted(0, SYSTEMS | {DE: 0.15}), planted(1, SYSTEMS | {DE: 0.15}))
+    assert {word for quantity, word in weak.items() if DE in quantity} == {UNDECIDED}
+    assert REPRODUCED in {word for quantity, word in weak.items() if DE not in quantity}
+    worse = verdicts(planted(0, added={2: -0.05, 20: -0.1}))
+    assert {word for quantity, word in worse.items() if "reranked" in quantity} == {UNDECIDED}
 
 
-def test_an_index_slower_than_exact_search_trades_nothing() -> None:
+def test_an_index_slower_than_exact_search_is_no_claim() -> None:
     slow = planted(0)
     for point in slow["search"]:
         point["ms/query"] /= 5 if point["index"] == "exact" else 1  # 1.8, and 1 the fastest of faiss
-    assert working(gather([slow])) == {DE, ME, CROSS}
-    (row,) = (row for row in claim_rows(gather([slow])) if row["source"] == "Figure 7")
-    assert row["verdict"] == "out of reach at this scale"
-
-
-def test_verdicts() -> None:
-    cases = {
-        (0.01, 0.03): "reproduced",
-        (-0.01, 0.01): "not reproduced",
-        (-0.01, 0.03): "out of reach at this scale",
-    }
-    for (low, high), expected in cases.items():
-        interval = Interval((low + high) / 2, low, high)
-        assert verdict(interval, 0.01, 0.02, True) == expected
-        assert verdict(interval, 0.01, 0.02, False) == "out of reach at this scale"
-    for paper in (0.02, 0.05):
-        assert verdict(Interval(0.02, 0.01, 0.03), 0.2, paper, True) == "out of reach at this scale"
+    found = gather([slow])
+    assert not pays(found, "faiss")
+    assert not [claim for claim in claims(found) if "Figure 7" in claim.place]
+    assert "Figure 7 in faiss, which is hardly faster" in describe(found, 3)["claims"].text
 
 
 def test_equal_time_is_chosen_by_times_alone() -> None:
@@ -451,18 +418,16 @@ def test_equal_time_is_chosen_by_times_alone() -> None:
 def test_tables_say_what_was_measured() -> None:
     found = gather([planted(0), planted(1)])
     table = {row["system"]: row for row in retrieve_rows(found)}
+    mixture = table[hybrid_name(ME, "BM25-bi")]
     assert table[DE]["paper"] == "0.302/0.288"
-    assert table[hybrid_name(ME, "BM25-bi")]["paper"] == "0.338/0.346"
+    assert (mixture["paper"], mixture["round, λ by seed"]) == ("0.338/0.346", "mined, 0.5; mined, 0.5")
     assert table["BM25-uni"]["paper"] == table[hybrid_name(ME, "BM25-uni")]["paper"] == "–"
     assert float(table[DE]["Holes@10"]) == pytest.approx(0.9, abs=0.01)
-    rows = {(row["system"], row["difference"], row["measure"]): row for row in mining_rows(found)}
-    assert len(rows) == 12
-    mined = rows[ME, "mined − again", RR]
-    assert (mined["before"], mined["after"]) == (pytest.approx(0.5, abs=0.01), pytest.approx(0.6, abs=0.01))
-    assert mined["mean"].startswith("+0.")
-    assert float(mined["p (Holm)"]) < 0.05
-    assert "maximum of 25%" in describe(found, 3)["retrieve"].text
-    assert describe(found, 3).keys() == {"claims", "retrieve", "rerank", "mining", "weights", "search"}
+    sections = describe(found, 3)
+    rounds = {(row["system"], row["round"]): row["RR@10 − first"] for row in sections["mining"].rows}
+    assert len(rounds) == 6
+    assert float(rounds[ME, "mined"].split()[0]) == pytest.approx(0.2, abs=0.01)
+    assert "maximum of 25%" in sections["retrieve"].text
     other = planted(1) | {"queries": ["other"]}
     with pytest.raises(SystemExit, match="different queries"):
         gather([planted(0), other])

@@ -92,7 +92,7 @@ def capacity_cannot_measure(accelerator: Accelerator, backbone: Path, folder: Pa
     with pytest.MonkeyPatch.context() as patch:
         for name in ("build", "trained"):
             patch.setattr(capacity, name, lambda *given: model)
-        for name in ("temperature", "numbers_of", "training_seconds"):
+        for name in ("temperature", "numbers_of"):
             patch.setattr(capacity, name, lambda *given: 1)
         patch.setattr(capacity, "measure", full_disk)
         bench: Any = SimpleNamespace(length=30)
