@@ -140,7 +140,7 @@ from studies.trained_pairs import publish
 from paradigms import PARADIGMS, RERANKERS, CrossAttention, Paradigm
 from paradigms.data import Collection, Run, Split, articles
 from paradigms.encoder.backbone import load_tokenizer, offline_encoder
-from paradigms.evaluate.hybrid import Hybrid, System, candidate_scores, tune
+from paradigms.evaluate.hybrid import System, candidate_scores, combine, tune
 from paradigms.index import ExactIndex
 from paradigms.io.files import write_json
 from paradigms.train.job import begin, fit, keep_settings, open_collection
@@ -340,8 +340,8 @@ def measure(
             parts = dense, System(bm25.search, bm25.rerank)
             scores = candidate_scores(*parts, bench.collection.split("dev").queries, settings.depth)
             tuning = tune(*scores, bench.judged(scores[0], "dev"), measure=bench.measure)
-            found = Hybrid(*parts, tuning.weight, settings.depth).search(queries, settings.depth)
-            stages[hybrid] = {"retrieve": bench.values(found)}
+            found = candidate_scores(*parts, queries, settings.depth)
+            stages[hybrid] = {"retrieve": bench.values(combine(*found, tuning.weight))}
             weights[hybrid] = tuning.weight
     return {"stages": stages, "weights": weights}
 

@@ -16,7 +16,7 @@ Disagreement is no fault by itself: a model may be right where BM25 is wrong.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +65,7 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import numpy as np
 from studies.lexical_vectors import open_counts
-from studies.pages import Section, print_sections, track, tracked, write_page
+from studies.pages import Section, finish, tracked
 from studies.projection_runs import (
     Problem,
     exact_thresholds,
@@ -79,7 +79,6 @@ from paradigms import PARADIGMS, Paradigm
 from paradigms.core import Tokens
 from paradigms.encoder.batches import by_length
 from paradigms.evaluate.claims import Claim, judge
-from paradigms.io.files import write_json
 from theory.projections import pairwise_error, projected_margin
 from theory.recall import recall_failure
 
@@ -117,24 +116,17 @@ def main(settings: Settings) -> dict[str, Any]:
         "pairs": pairs,
         "recall": recall,
         "overlap": overlap_row(problem, scores, dimension, settings),
-        "settings": {key: str(value) for key, value in asdict(settings).items()},
         "seconds": time.perf_counter() - started,
     }
-    sections, figures = describe(results), {"agreement": draw(pairs, dimension)}
-    print_sections(sections)
-    write_json(settings.output / "results.json", results)
-    model_name = "the offline encoder" if settings.model == "offline" else settings.model
-    title = f"Fidelity of {model_name} to BM25 on {collection.name}"
+    name = "the offline encoder" if settings.model == "offline" else settings.model
     summary = (
         f"{results['paradigm']}, {dimension} dimensions; {len(collection.corpus):,} documents, {len(texts)} "
         f"queries of split {settings.split}; {results['seconds']:.0f} s."
     )
-    page = write_page(settings.output, title, summary, sections, figures, results["settings"])
     numbers = {f"recall@{r['r']}/{key}": r[key] for r in recall for key in ("model", "random projection")}
-    images = [settings.output / f"{name}.png" for name in figures]
-    run = f"fidelity-{collection.name}"
-    track(settings.tracker, run, results["settings"], numbers, images, settings.output)
-    print(f"\n{page}")
+    title, run = f"Fidelity of {name} to BM25 on {collection.name}", f"fidelity-{collection.name}"
+    figures = {"agreement": draw(pairs, dimension)}
+    finish(settings, run, title, summary, results, describe(results), figures, numbers)
     return results
 
 
@@ -267,7 +259,6 @@ def describe(results: dict[str, Any]) -> list[Section]:
     """The sections of the page and of the console."""
     h = results["dimension"]
     return [
-        Section("Answer", answer(results)),
         Section("What the paper says", "", results["claims"]),
         Section(
             "Pairs (BM25's best document, another) by margin",
@@ -284,24 +275,6 @@ def describe(results: dict[str, Any]) -> list[Section]:
         ),
         Section("Share of BM25's first documents kept", "", [results["overlap"]]),
     ]
-
-
-def answer(results: dict[str, Any]) -> str:
-    """What the run found, in a paragraph."""
-    worth = [row["worth"] for row in results["pairs"] if row["worth"] is not None]
-    shares = "; ".join(
-        f"{row['model']:.0%} and {row['random projection']:.0%} (r = {row['r']})" for row in results["recall"]
-    )
-    text = (
-        f"The share of queries for which BM25's best document stays among the first r, in the "
-        f"{results['dimension']} dimensions of the model and of a random projection: {shares}"
-    )
-    if worth:
-        text += (
-            f". By the share of pairs that it orders as BM25 does, it is worth a random projection to "
-            f"{min(worth):.0f} to {max(worth):.0f} dimensions, depending on the margin"
-        )
-    return text + "."
 
 
 def draw(rows: Rows, dimension: int) -> "Figure":

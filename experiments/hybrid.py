@@ -108,7 +108,7 @@ from paradigms.baselines.bm25 import BM25
 from paradigms.baselines.cross_attention import cross_attention
 from paradigms.data import Collection, Run, Split
 from paradigms.evaluate import per_query
-from paradigms.evaluate.hybrid import combine, tune, union
+from paradigms.evaluate.hybrid import System, candidate_scores, combine, tune, union
 from paradigms.index import ExactIndex
 from paradigms.io.files import write_json
 from paradigms.train.job import (
@@ -153,20 +153,11 @@ def main(settings: Settings) -> None:
             f"{settings.seeds}. Every model comes from {settings.backbone} and learns from "
             f"{len(bench.train.queries):,} queries: the dense ones in rounds of {settings.steps} steps of "
             f"{settings.batch_size} queries, cross-attention in {settings.rerank_steps} of "
-            f"{settings.rerank_batch_size}. Intervals (95 %) resample seeds and queries."
+            f"{RERANK_BATCH}. Intervals (95 %) resample seeds and queries."
         )
         page = describe(found, settings.vectors), draw(found)
         publish(settings, "Sparse, dense, hybrid", summary, *page, accelerator)
     accelerator.end_training()
-
-
-@dataclass(frozen=True)
-class Sparse:
-    """BM25, and what it finds for dev and test queries."""
-
-    bm25: BM25
-    dev: Run
-    test: Run
 
 
 @dataclass(frozen=True)
@@ -177,7 +168,7 @@ class Bench:
     train: Split
     dev: Split
     test: Split
-    sparse: dict[str, Sparse]
+    sparse: dict[str, BM25]
     negatives: Run  # BM25's ranking of the training queries
 
 
@@ -193,21 +184,13 @@ def open_bench(settings: Settings, console: Console) -> Bench:
                 f"{collection.name} has no {name} queries; its splits: {', '.join(collection.splits)}"
             )
     dev, test = some_queries(dev, settings.dev_queries), some_queries(test, settings.queries)
-    corpus, sparse = collection.corpus, {}
-    for ngrams, name in enumerate(SPARSE, 1):
-        bm25 = BM25.build(corpus, corpus.ids, ngrams=ngrams)
-        sparse[name] = Sparse(bm25, *(bm25.search(split.queries, settings.depth) for split in (dev, test)))
-    negatives = sparse[SPARSE[0]].bm25.search(train.queries, NEGATIVES_DEPTH)
+    corpus = collection.corpus
+    sparse = {name: BM25.build(corpus, corpus.ids, ngrams=n) for n, name in enumerate(SPARSE, 1)}
+    negatives = sparse[SPARSE[0]].search(train.queries, NEGATIVES_DEPTH)
     return Bench(collection, train, dev, test, sparse, negatives)
 
 
 # --- training ---------------------------------------------------------------------------------------
-
-
-def models(settings: Settings) -> list[tuple[str, str]]:
-    """Every model of a seed and its round, in the order in which they are trained."""
-    dense = [(name, round) for round in (FIRST, *settings.rounds) for name in DENSE]
-    return [*dense, (RERANKER, FIRST)]
 
 
 def model_folder(name: str, round: str, seed: int, settings: Settings) -> Path:
@@ -218,7 +201,8 @@ def train_all(
     seed: int, bench: Bench, settings: Settings, accelerator: Accelerator, console: Console
 ) -> None:
     """Every model of a seed that does not stand in its folder."""
-    for name, round in models(settings):
+    dense = [(name, round) for round in (FIRST, *settings.rounds) for name in DENSE]
+    for name, round in [*dense, (RERANKER, FIRST)]:
         folder = model_folder(name, round, seed, settings)
         finished = (folder / "checkpoint").is_dir()
         accelerator.wait_for_everyone()  # before any process can finish it
@@ -267,11 +251,11 @@ def start(name: str, round: str, seed: int, settings: Settings) -> Any:
 
 @dataclass(frozen=True)
 class Dense:
-    """A trained model, the documents' vectors, and what it finds for dev and test queries."""
+    """A trained model, the documents' vectors, and what it finds for the test queries."""
 
     model: Paradigm
     index: ExactIndex
-    dev: Run
+    system: System
     test: Run
 
 
@@ -282,32 +266,32 @@ def finish(file: Path, seed: int, bench: Bench, settings: Settings, accelerator:
 
 def measure(seed: int, bench: Bench, settings: Settings, accelerator: Accelerator) -> Measured:
     """What a seed's systems do for the test queries, and what the dev queries choose among them."""
-    rounds = (FIRST, *settings.rounds)
+    dev, test, depth = bench.dev, bench.test, settings.depth
     with tempfile.TemporaryDirectory(dir=settings.output) as temporary:
-        dense = {
-            system: {
-                round: search(
-                    model_folder(name, round, seed, settings), bench, settings, temporary, accelerator
-                )
-                for round in rounds
-            }
-            for name, system in DENSE.items()
+        dense: dict[str, dict[str, Dense]] = {system: {} for system in DENSE.values()}
+        on_dev: dict[str, Any] = {
+            name: rr(of.search(dev.queries, depth), dev) for name, of in bench.sparse.items()
         }
-        dev = {system: {r: rr(of.dev, bench.dev) for r, of in each.items()} for system, each in dense.items()}
-        chosen = {system: max(rounds, key=of.__getitem__) for system, of in dev.items()}
+        for name, system in DENSE.items():
+            for round in (FIRST, *settings.rounds):
+                folder = model_folder(name, round, seed, settings)
+                dense[system][round] = of = opened(folder, bench, depth, temporary, accelerator)
+                on_dev.setdefault(system, {})[round] = rr(of.system.search(dev.queries, depth), dev)
+        chosen = {system: max(on_dev[system], key=on_dev[system].__getitem__) for system in dense}
         kept = {system: dense[system][round] for system, round in chosen.items()}
-        tests = {name: sparse.test for name, sparse in bench.sparse.items()}
-        tests |= {system: of.test for system, of in kept.items()}
+        runs = {name: of.search(test.queries, depth) for name, of in bench.sparse.items()}
+        runs |= {system: of.test for system, of in kept.items()}
         weights = {}
         for system, of in kept.items():
-            for name, sparse in bench.sparse.items():
-                hybrid = hybrid_name(system, name)
-                tests[hybrid], tuned = mixed(of, sparse, bench)
-                weights[hybrid] = {"round": chosen[system]} | tuned
-        wins = {system: first_wins(of, bench.test) for system, of in kept.items()}
+            for name, bm25 in bench.sparse.items():
+                both, hybrid = (of.system, System(bm25.search, bm25.rerank)), hybrid_name(system, name)
+                λ = tune(*candidate_scores(*both, dev.queries, depth), dev, measure=RR).weight
+                runs[hybrid] = combine(*candidate_scores(*both, test.queries, depth), λ)
+                weights[hybrid] = {"round": chosen[system], "λ": λ}
+        wins = {system: first_wins(of, test) for system, of in kept.items()}
         timed = time_searches(
             {system: (of.model, of.index) for system, of in kept.items()},
-            bench.test.queries,
+            test.queries,
             Path(temporary),
             probes=settings.probes,
             k=FOUND,
@@ -317,16 +301,16 @@ def measure(seed: int, bench: Bench, settings: Settings, accelerator: Accelerato
     assert isinstance(reranker, CrossAttention)
     return {
         "seed": seed,
-        "queries": per_query(tests[DE], bench.test.judgements, (RR,)).queries,
-        "dev": dev | {name: rr(sparse.dev, bench.dev) for name, sparse in bench.sparse.items()},
+        "queries": per_query(runs[DE], test.judgements, (RR,)).queries,
+        "dev": on_dev,
         "weights": weights,
         "first wins": wins,
-        "retrieve": {system: values(run, bench.test) for system, run in tests.items()},
+        "retrieve": {system: values(run, test) for system, run in runs.items()},
         "rounds": {
-            system: {round: values(of.test, bench.test) for round, of in each.items()}
+            system: {round: values(of.test, test) for round, of in each.items()}
             for system, each in dense.items()
         },
-        "rerank": rerank(reranker, tests, settings.rerank_depths, bench, accelerator.mixed_precision),
+        "rerank": rerank(reranker, runs, settings.rerank_depths, bench, accelerator.mixed_precision),
         "search": [
             {
                 "system": way.system,
@@ -334,34 +318,21 @@ def measure(seed: int, bench: Bench, settings: Settings, accelerator: Accelerato
                 "probes": way.probes,
                 "ms/query": float(way.milliseconds.mean()),
                 "bytes/document": way.index.bytes_per_document,
+                RR: values(way.found, test)[RR],
             }
-            | {RR: values(way.found, bench.test)[RR]}
             for way in timed
         ],
     }
 
 
-def mixed(dense: Dense, sparse: Sparse, bench: Bench) -> tuple[Run, dict[str, float]]:
-    """The hybrid's test run, over the candidates of both; its λ, and what the dev queries chose it by."""
-
-    def scores(split: Split, found: Run, others: Run) -> tuple[Run, Run]:
-        candidates = union(found, others)
-        reranked = dense.index.rerank(dense.model, split.queries, candidates)
-        return reranked, sparse.bm25.rerank(split.queries, candidates)
-
-    tuning = tune(*scores(bench.dev, dense.dev, sparse.dev), bench.dev, measure=RR)
-    run = combine(*scores(bench.test, dense.test, sparse.test), tuning.weight)
-    return run, {"λ": tuning.weight, f"dev {RR}": tuning.curve[tuning.weight]}
-
-
-def search(folder: Path, bench: Bench, settings: Settings, temporary: str, accelerator: Accelerator) -> Dense:
+def opened(folder: Path, bench: Bench, depth: int, temporary: str, accelerator: Accelerator) -> Dense:
     """A saved dense model with its documents, searched exactly."""
     model = load(folder / "checkpoint").to(accelerator.device)
     assert isinstance(model, Paradigm)
     corpus, own = bench.collection.corpus, f"{temporary}/{folder.name}"
     index = ExactIndex.build(model, corpus.ids, corpus, own, precision=accelerator.mixed_precision)
-    dev, test = (index.search(model, split.queries, settings.depth) for split in (bench.dev, bench.test))
-    return Dense(model, index, dev, test)
+    system = System(partial(index.search, model), partial(index.rerank, model))
+    return Dense(model, index, system, system.search(bench.test.queries, depth))
 
 
 def first_wins(dense: Dense, split: Split) -> float:

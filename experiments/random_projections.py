@@ -5,7 +5,7 @@ Figures 2 and 3 of Luan et al., TACL 2021, on any collection, beside the exact l
   a margin bin correctly, beside the exact k*, Lemma 1, and the line 1.3528/h(ε) that the slope should be.
 - Figure 3a: the 10th, 100th and 1000th smallest margins by document length.
 - Figure 3b: the k for recall@r by document length, by explicit projections and by the exact law.
-- how far each published bound overshoots, and what the place of the idf (query, both, document) does.
+- how far published bounds overshoot, and what the place of the idf (query, both, document) does.
 Intervals of k resample the queries.
 
     python experiments/random_projections.py --collection pydocs
@@ -13,7 +13,7 @@ Intervals of k resample the queries.
 """
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,7 @@ if __name__ == "__main__":  # before the imports that take seconds
 import numpy as np
 from scipy.special import ndtri
 from studies.lexical_vectors import PLACEMENTS, Counts, open_counts
-from studies.pages import Section, print_sections, track, write_page
+from studies.pages import Section, finish
 from studies.projection_runs import (
     Problem,
     exact_thresholds,
@@ -88,7 +88,6 @@ from studies.projection_runs import (
 
 from paradigms.evaluate import Interval
 from paradigms.evaluate.claims import Claim, judge
-from paradigms.io.files import write_json
 from theory.projections import distortion
 from theory.projections import required_dimension as lemma_1
 from theory.recall import required_dimension_recall, required_dimension_recall_exact
@@ -102,13 +101,7 @@ MARGIN_RANKS = (10, 100, 1000)
 MARGIN_BINS = 20  # geometric
 # Pairs of one query share its best document and fail together.
 FEWEST_PAIRS, FEWEST_QUERIES = 200, 20
-BOUND_RANKS, BOUND_QUERIES = (1, 10, 100), 20
-BOUNDS = {
-    "Eq. 3": "eq3",
-    "sum of Lemma 1": "lemma1_sum",
-    "t-union": "t_union",
-    "Markov-union": "markov_union",
-}
+BOUNDS, BOUND_QUERIES = {"the paper's Eq. 3": "eq3", "the Markov-union bound": "markov_union"}, 20
 LUAN = "Luan et al. 2021, §2.1.3"
 
 
@@ -134,32 +127,24 @@ def main(settings: Settings) -> dict[str, Any]:
         "collection": collection.name,
         "fingerprint": collection.fingerprint,
         "claims": [verdict.row for verdict in judge(claims)],
-        "figure2": {weighting: rows for weighting, (rows, _) in pairs.items()},
+        "figure2": [row for rows, _ in pairs.values() for row in rows],
         "slopes": [row for weighting, (rows, _) in pairs.items() for row in slope_rows(weighting, rows)],
         "figure3": length_rows(ranked, ks, lengths),
-        "bounds": bound_rows(problem, settings),
+        "bounds": bound_ratios(problem, thresholds[-1], settings),
         "idf": placement_rows(counts, groups[-1], settings),
-        "settings": {key: str(value) for key, value in asdict(settings).items()},
         "seconds": time.perf_counter() - started,
     }
     figures = {
-        "figure2": draw_pairs(results["figure2"], settings.beta),
+        "figure2": draw_pairs({weighting: rows for weighting, (rows, _) in pairs.items()}, settings.beta),
         "figure3": draw_lengths(results["figure3"], settings.rank),
     }
-    sections = describe(results, settings.beta, settings.rank)
-    print_sections(sections)
-    write_json(settings.output / "results.json", results)
-    title = f"Random projections of {collection.name}"
     summary = (
         f"{len(counts.lengths):,} documents, {counts.documents.shape[1]:,} terms, {len(counts.query_ids)} "
         f"queries of split {settings.split}; {results['seconds']:.0f} s."
     )
-    page = write_page(settings.output, title, summary, sections, figures, results["settings"])
     numbers = {f"slope/{row['vectors']}/{row['measured by']}": row["k · h(ε)"] for row in results["slopes"]}
-    images = [settings.output / f"{name}.png" for name in figures]
-    run = f"random-projections-{collection.name}"
-    track(settings.tracker, run, results["settings"], numbers, images, settings.output)
-    print(f"\n{page}")
+    title, run = f"Random projections of {collection.name}", f"random-projections-{collection.name}"
+    finish(settings, run, title, summary, results, describe(results, settings), figures, numbers)
     return results
 
 
@@ -194,6 +179,7 @@ def pair_rows(problem: Problem, name: str, settings: Settings) -> tuple[Rows, np
         sample = rng.choice(inside, size=min(2000, len(inside)), replace=False)
         middle = float(np.exp(np.log(inside).mean()))
         row: dict[str, Any] = {
+            "vectors": name,
             "margin": middle,
             "1/h(ε)": float(1 / distortion(middle)),
             "pairs": len(inside),
@@ -246,25 +232,16 @@ def length_rows(ranked: np.ndarray, ks: list[Interval], lengths: np.ndarray) -> 
     return rows
 
 
-def bound_rows(problem: Problem, settings: Settings) -> Rows:
-    """k for recall@r over all documents by each bound over the exact k: medians over single queries."""
-    some, scores = problem.queries[:BOUND_QUERIES], problem.scores[:, :BOUND_QUERIES]
-    few = Problem(problem.documents, some, scores, problem.groups[-1:])
-    ranks = [rank for rank in BOUND_RANKS if rank < len(problem.groups[-1])]
-    thresholds = exact_thresholds(few, ranks, 6 * settings.samples, settings.seed + 1, "bounds")[:, 0]
-    rows: Rows = []
-    for rank, of_rank in zip(ranks, thresholds, strict=True):
-        found = []
-        for query in np.flatnonzero(~np.isnan(of_rank[:, 0])):
-            margins = few.margins(0, query)[2]
-            exact, _ = required_dimension_recall_exact(of_rank[query], settings.beta)
-            bounds = (required_dimension_recall(margins, rank, settings.beta, b) for b in BOUNDS.values())
-            found.append([exact, *(k / exact for k in bounds)])
-        if found:
-            exact, *over = np.median(found, axis=0).tolist()
-            ratios = {f"{name} / exact": value for name, value in zip(BOUNDS, over, strict=True)}
-            rows.append({"r": rank, "queries": len(found), "exact k": exact} | ratios)
-    return rows
+def bound_ratios(problem: Problem, thresholds: np.ndarray, settings: Settings) -> dict[str, float]:
+    """k of a published bound over the exact k, for recall@r of single queries over all documents: medians."""
+    found: dict[str, list[float]] = {name: [] for name in BOUNDS}
+    for query in np.flatnonzero(~np.isnan(thresholds[:, 0]))[:BOUND_QUERIES]:
+        margins = problem.margins(-1, query)[2]
+        exact, _ = required_dimension_recall_exact(thresholds[query], settings.beta)
+        for name, bound in BOUNDS.items():
+            k = required_dimension_recall(margins, settings.rank, settings.beta, bound)
+            found[name].append(k / exact)
+    return {name: float(np.median(ratios)) for name, ratios in found.items() if ratios}
 
 
 def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings) -> Rows:
@@ -337,25 +314,23 @@ def stated(
 # --- page -------------------------------------------------------------------------------------------
 
 
-def describe(results: dict[str, Any], beta: float, rank: int) -> list[Section]:
+def describe(results: dict[str, Any], settings: Settings) -> list[Section]:
     """The sections of the page and of the console."""
-    percent, z2, first = f"{1 - beta:.0%}", ndtri(beta) ** 2, next(iter(results["figure2"]))
+    beta, first = settings.beta, settings.weightings[0]
+    percent, z2 = f"{1 - beta:.0%}", ndtri(beta) ** 2
     return [
-        Section("Answer", answer(results, beta, rank)),
+        Section("Answer", answer(results, settings)),
         Section(
             "What the paper says",
             "Without a value per query, and so without a verdict: “the theoretical bound is tight up to a "
             "constant factor” and k “grows linearly with” 1/h(ε) (Figure 2); see the slopes.",
             results["claims"],
         ),
-        *(
-            Section(
-                f"Figure 2, {weighting}: dimensions for {percent} pairwise accuracy",
-                "k after which the failure of explicit matrices stays low, beside the exact law and Lemma 1.",
-                rows,
-                ["figure2"] if weighting == first else [],
-            )
-            for weighting, rows in results["figure2"].items()
+        Section(
+            f"Figure 2: dimensions for {percent} pairwise accuracy",
+            "k after which the failure of explicit matrices stays low, beside the exact law and Lemma 1.",
+            results["figure2"],
+            ["figure2"],
         ),
         Section(
             "Slope of Figure 2",
@@ -364,42 +339,33 @@ def describe(results: dict[str, Any], beta: float, rank: int) -> list[Section]:
             results["slopes"],
         ),
         Section(
-            f"Figure 3, {first}: margins, and dimensions for recall@{rank} ≥ {percent}, by document length",
+            f"Figure 3, {first}: margins, and dimensions for recall@{settings.rank} ≥ {percent}, by length",
             "Margins are medians over queries; none where half of the queries have fewer documents below the "
             "best. low, high: 95% interval of the exact k over queries.",
             results["figure3"],
             ["figure3"],
         ),
-        Section(
-            f"Bounds over the exact k, {first}, all documents", "Medians over queries.", results["bounds"]
-        ),
         Section("Where the idf stands", "Same scores, other margins.", results["idf"]),
     ]
 
 
-def answer(results: dict[str, Any], beta: float, rank: int) -> str:
+def answer(results: dict[str, Any], settings: Settings) -> str:
     """How many dimensions it takes, with the interval over queries, and how the idf's place changes that."""
-    first = next(iter(results["figure2"]))
+    first = settings.weightings[0]
 
     def shown(row: dict[str, Any]) -> str:
         return shown_dimension(Interval(row["exact k"], row["low"], row["high"]))
 
     text = (
         f"A random projection to k = {shown(results['figure3'][-1])} dimensions keeps the best document by "
-        f"{first} among the first {rank} for {1 - beta:.0%} of the queries (exact law; 95% interval over "
-        "queries)."
+        f"{first} among the first {settings.rank} for {1 - settings.beta:.0%} of the queries (exact law; 95% "
+        "interval over queries)."
     )
-    others = [
-        row for row in results["idf"] if row["vectors"] == first and row["idf in"] in ("both", "document")
-    ]
-    text += "".join(f" With the idf in {row['idf in']}: {shown(row)}." for row in others)
-    for row in results["bounds"]:
-        if row["r"] == rank:
-            text += (
-                f" For one query the paper's Eq. 3 asks for {row['Eq. 3 / exact']:.1f} times the exact k, "
-                f"the Markov-union bound for {row['Markov-union / exact']:.1f} times it (medians)."
-            )
-    return text
+    for row in results["idf"]:
+        if row["vectors"] == first and row["idf in"] in ("both", "document"):
+            text += f" With the idf in {row['idf in']}: {shown(row)}."
+    asked = (f"{name} asks for {ratio:.1f} times the exact k" for name, ratio in results["bounds"].items())
+    return f"{text} For one query, in the median: {'; '.join(asked)}."
 
 
 def draw_pairs(panels: dict[str, Rows], beta: float) -> "Figure":

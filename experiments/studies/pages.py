@@ -5,7 +5,7 @@ import csv
 import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,6 +130,29 @@ def track(
     session = wandb_or_offline(begin, folder)
     session.log({**numbers, **{image.stem: wandb.Image(str(image)) for image in images}})
     session.finish()
+
+
+def finish(
+    settings: Any,
+    run: str,
+    title: str,
+    summary: str,
+    results: Mapping[str, Any],
+    sections: Sequence[Section],
+    figures: Mapping[str, "Figure"],
+    numbers: Mapping[str, float],
+) -> None:
+    """Print the sections, write results.json, the figures and the page to settings.output; track `numbers`.
+
+    settings: a dataclass with an output folder and a tracker.
+    """
+    given = {key: str(value) for key, value in asdict(settings).items()}
+    print_sections(sections)
+    write_json(settings.output / "results.json", dict(results) | {"settings": given})
+    page = write_page(settings.output, title, summary, sections, figures, given)
+    images = [settings.output / f"{name}.png" for name in figures]
+    track(settings.tracker, run, given, numbers, images, settings.output)
+    print(f"\n{summary}\n{page}")
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -279,7 +279,7 @@ def planted(task: str = "containing", **changes: dict[int, float]) -> Results:
 def test_every_claim_holds_of_the_papers_own_table_but_for_two(task: str) -> None:
     """Table A.1 contradicts two of the sentences, at 400 tokens, and leaves one at 200 with a tie."""
     verdicts = judge(planted(task).claims())
-    assert len(verdicts) >= 12
+    assert len(verdicts) >= 10
     assert all(float(v.claim.printed) == pytest.approx(v.interval.mean, abs=0.01) for v in verdicts)
     against = {(v.claim.quantity.split(": ")[-1], v.word) for v in verdicts if v.word != REPRODUCED}
     assert against == (

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import hybrid
@@ -30,7 +29,7 @@ from studies.hybrid_claims import (
 
 from paradigms import PARADIGMS, CrossAttention, Paradigm, load
 from paradigms.baselines.bm25 import BM25
-from paradigms.data import Collection, Run, Split
+from paradigms.data import Collection, Run
 from paradigms.data import load as load_collection
 from paradigms.evaluate import per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
@@ -171,33 +170,6 @@ def test_the_numbers_are_those_of_the_saved_models(
 
 def values(run: Run, judgements: dict[str, dict[str, int]]) -> dict[str, list[float]]:
     return {name: of.tolist() for name, of in per_query(run, judgements, MEASURES).values.items()}
-
-
-def test_a_hybrid_takes_the_weight_that_dev_queries_prefer() -> None:
-    """The relevant document is first where 2/3 < λ < 3/2, on the dev and on the test query."""
-    dense, sparse = {"r": 0.6, "a": 1.0, "b": 0.0}, {"r": 0.6, "a": 0.0, "b": 1.0}
-
-    def given(run: Run, scores: dict[str, float]) -> Run:
-        return {query: {document: scores[document] for document in of} for query, of in run.items()}
-
-    index = SimpleNamespace(rerank=lambda model, queries, run: given(run, dense))
-    bm25 = SimpleNamespace(rerank=lambda queries, run: given(run, sparse))
-    found, others = {"q": {"a": 1.0}}, {"q": {"b": 1.0, "r": 0.6}}
-    split = Split({"q": "text"}, {"q": {"r": 1}})
-    bench: Any = SimpleNamespace(dev=split, test=split)
-    vectors: Any = SimpleNamespace(index=index, model=None, dev=found, test=found)
-    words: Any = SimpleNamespace(bm25=bm25, dev=others, test=others)
-    run, tuned = hybrid.mixed(vectors, words, bench)
-    λ = tuned["λ"]
-    assert 2 / 3 < λ < 3 / 2
-    assert tuned["dev RR@10"] == 1
-    assert run == {"q": {d: pytest.approx(dense[d] + λ * sparse[d]) for d in dense}}
-    assert next(iter(run["q"])) == "r"
-    far = SimpleNamespace(rerank=lambda queries, run: given(run, {d: 100 * v for d, v in sparse.items()}))
-    words.bm25 = far
-    again, scaled = hybrid.mixed(vectors, words, bench)
-    assert scaled["λ"] == pytest.approx(λ / 100)
-    assert again == {"q": pytest.approx(run["q"])}
 
 
 def test_rounds_go_on_from_the_first(finished: Settings) -> None:
