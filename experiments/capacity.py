@@ -243,7 +243,18 @@ def run_system(
     torch.manual_seed(seed)
     model: Any = build(name, bench.length, special, settings).to(accelerator.device)  # `fit` takes one kind
     tau = temperature(model, bench)
-    model = trained(model, bench, seed, tau, settings, own / "training", accelerator)
+    training = TrainingSettings(
+        steps=settings.steps,
+        batch_size=settings.batch_size,
+        learning_rate=settings.learning_rate,
+        head_learning_rate=settings.head_learning_rate,
+        temperature=tau,
+        save_every=200,
+        seed=seed,
+    )
+    splits, runs = (bench.collection.split("train"), Split({}, {})), (bench.mined, Run())
+    given = training, own / "training", accelerator
+    model = fit(model, bench.collection, splits, runs, settings.negatives, 0, *given)
 
     def finish() -> None:
         found = {"system": name, "length": bench.length, "seed": seed, "numbers": numbers_of(model)}
@@ -270,23 +281,6 @@ def build(name: str, length: int, special: int, settings: Settings) -> Paradigm 
     if match[1] == "ME":
         return PARADIGMS["me_bert"](settings.backbone, first=settings.vectors, **common)
     return PARADIGMS["dpr"](settings.backbone, **common)
-
-
-def trained(
-    model: Any,
-    bench: Bench,
-    seed: int,
-    tau: float,
-    settings: Settings,
-    folder: Path,
-    accelerator: Accelerator,
-) -> Any:
-    """The system after all steps, which nothing chose."""
-    shared = TrainingSettings.__dataclass_fields__.keys() & asdict(settings).keys()
-    values = {name: getattr(settings, name) for name in shared} | {"temperature": tau}
-    training = TrainingSettings(**values, seed=seed)
-    splits, runs = (bench.collection.split("train"), Split({}, {})), (bench.mined, Run())
-    return fit(model, bench.collection, splits, runs, settings.negatives, 0, training, folder, accelerator)
 
 
 def temperature(model: Paradigm | CrossAttention, bench: Bench) -> float:

@@ -5,9 +5,8 @@ what random projections do, and leave open what learned encoders do. Here a sing
 teacher on one collection, and each figure stands beside the exact law of a Gaussian projection of BM25's own
 vectors to the model's dimension h:
 - pairs (BM25's best document, another one) by margin: how often the model agrees, beside 1 − p(h, ε), the
-  dimension at which a random projection would agree as often, and the margin that is left of BM25's;
-- BM25's best document among the model's first r, beside 1 − P(R ≥ r);
-- overlap of the model's and BM25's first ten.
+  dimension at which a random projection would agree as often;
+- BM25's best document among the model's first r, beside 1 − P(R ≥ r).
 Disagreement is no fault by itself: a model may be right where BM25 is wrong.
 
     python experiments/fidelity.py
@@ -39,8 +38,6 @@ class Settings:
     """whose queries"""
     queries: int = 100
     """how many of them, drawn at random"""
-    top: int = 10
-    """how many of BM25's first documents are compared with the model's first"""
     margin_bins: int = 8
     """bins of the margin, equally full"""
     samples: int = 64
@@ -53,7 +50,7 @@ class Settings:
     """none, or wandb (offline without a key) for the numbers and figures besides"""
 
     def __post_init__(self) -> None:
-        for name in ("queries", "top", "margin_bins"):
+        for name in ("queries", "margin_bins"):
             if getattr(self, name) < 1:
                 raise SystemExit(f"{name} = {getattr(self, name)}; allowed: at least 1")
         if self.samples < 2:
@@ -79,7 +76,7 @@ from paradigms import PARADIGMS, Paradigm
 from paradigms.core import Tokens
 from paradigms.encoder.batches import by_length
 from paradigms.evaluate.claims import Claim, judge
-from theory.projections import pairwise_error, projected_margin
+from theory.projections import pairwise_error
 from theory.recall import recall_failure
 
 if TYPE_CHECKING:
@@ -115,7 +112,6 @@ def main(settings: Settings) -> dict[str, Any]:
         "claims": [verdict.row for verdict in judge(claims)],
         "pairs": pairs,
         "recall": recall,
-        "overlap": overlap_row(problem, scores, dimension, settings),
         "seconds": time.perf_counter() - started,
     }
     name = "the offline encoder" if settings.model == "offline" else settings.model
@@ -159,17 +155,15 @@ def pair_rows(problem: Problem, documents: np.ndarray, queries: np.ndarray, bins
 
     `documents` [n, h] and `queries` [m, h] are the model's vectors. `worth` is the dimension at which a
     Gaussian projection misorders as many pairs of the bin; none where the model misorders half of them or
-    more, or none at all. The margins left are means over the bin, of the projection in expectation.
+    more, or none at all.
     """
-    dimension, margins, kept = documents.shape[1], [], []
-    for query, vector in enumerate(queries):
-        best, below, values = problem.margins(0, query)
-        margins.append(values)
-        kept.append(model_margins(vector, documents[best], documents[below]))
-    values, left = np.concatenate(margins), np.concatenate(kept)
+    dimension, scores = documents.shape[1], documents @ queries.T
+    found = [problem.margins(0, query) for query in range(len(queries))]
+    values = np.concatenate([margins for _, _, margins in found])
+    right = np.concatenate([scores[best, q] > scores[below, q] for q, (best, below, _) in enumerate(found)])
     rows: Rows = []
     for part in np.array_split(np.argsort(values, kind="stable"), min(bins, len(values))):
-        agreement, inside = float(np.mean(left[part] > 0)), values[part]
+        agreement, inside = float(right[part].mean()), values[part]
         sample = inside[:: max(1, len(inside) // 2000)]
         rows.append(
             {
@@ -178,19 +172,9 @@ def pair_rows(problem: Problem, documents: np.ndarray, queries: np.ndarray, bins
                 "model": agreement,
                 "random projection": 1 - float(np.mean(pairwise_error(dimension, sample))),
                 "worth": mean_required_dimension(sample, 1 - agreement) if 0.5 < agreement < 1 else None,
-                "margin left, model": float(left[part].mean()),
-                "margin left, projection": float(np.mean(projected_margin(dimension, sample))),
             }
         )
     return rows
-
-
-def model_margins(query: np.ndarray, best: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """μ(q, d1, d2) in the model's space, [n]: 0 for a document whose vector is that of the best."""
-    differences = (best - others).astype(np.float64)
-    sizes = np.linalg.norm(query.astype(np.float64)) * np.linalg.norm(differences, axis=1)
-    gains = differences @ query.astype(np.float64)
-    return np.divide(gains, sizes, out=np.zeros_like(gains), where=sizes > 0)
 
 
 def recall_rows(
@@ -228,33 +212,6 @@ def recall_rows(
     return rows, claims
 
 
-def overlap_row(problem: Problem, scores: np.ndarray, dimension: int, settings: Settings) -> dict[str, Any]:
-    """Share of BM25's first `top` documents that the model, or a projection, has among its own first `top`.
-
-    Where fewer documents than that share a term with the query, as many as do. The random projection's is the
-    exact joint law of all scores (`Problem.scores_projected`), sampled.
-    """
-    rng = np.random.default_rng([settings.seed, 1])
-    models, projections = [], []
-    for query in tracked(range(problem.queries.shape[0]), "overlap"):
-        truth = problem.scores[:, query]
-        top = min(settings.top, int(np.sum(truth > 0)))
-        gold = first_documents(truth, top)
-        along, across = problem.scores_projected(query, settings.samples, rng)
-        drawn = along[:, None] * np.sqrt(rng.chisquare(dimension, settings.samples)) + across
-        projections.append(
-            np.mean([np.isin(gold, first_documents(column, top)).mean() for column in drawn.T])
-        )
-        models.append(np.isin(gold, first_documents(scores[:, query], top)).mean())
-    means = {"model": float(np.mean(models)), "random projection": float(np.mean(projections))}
-    return {"first": settings.top, "queries": len(models)} | means
-
-
-def first_documents(scores: np.ndarray, top: int) -> np.ndarray:
-    """Positions of the `top` highest scores; of equal ones the first."""
-    return np.argsort(-scores, kind="stable")[:top]
-
-
 def describe(results: dict[str, Any]) -> list[Section]:
     """The sections of the page and of the console."""
     h = results["dimension"]
@@ -263,8 +220,7 @@ def describe(results: dict[str, Any]) -> list[Section]:
         Section(
             "Pairs (BM25's best document, another) by margin",
             f"Share ordered as BM25 does: by the model, and by a Gaussian projection to its {h} dimensions "
-            "(exact). worth: the dimension of a projection that agrees as often as the model. margin left: "
-            "the mean normalized margin of the same pairs after encoding.",
+            "(exact). worth: the dimension of a projection that agrees as often as the model.",
             results["pairs"],
             ["agreement"],
         ),
@@ -273,26 +229,23 @@ def describe(results: dict[str, Any]) -> list[Section]:
             "k: the dimension at which a projection keeps it for 95% of the queries [interval over queries].",
             results["recall"],
         ),
-        Section("Share of BM25's first documents kept", "", [results["overlap"]]),
     ]
 
 
 def draw(rows: Rows, dimension: int) -> "Figure":
-    """Agreement by margin, and the margin that is left."""
+    """Agreement by margin."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(5.5, 4), layout="constrained")
+    axes = figure.subplots()
     x = [row["margin"] for row in rows]
-    panels = (
-        ("pairs ordered as BM25 does", "model", "random projection"),
-        ("mean margin after encoding", "margin left, model", "margin left, projection"),
+    axes.plot(x, [row["model"] for row in rows], "o-", label="model")
+    axes.plot(
+        x, [row["random projection"] for row in rows], "--", label=f"random projection, k = {dimension}"
     )
-    for axes, (title, model, projection) in zip(figure.subplots(1, 2), panels, strict=True):
-        axes.plot(x, [row[model] for row in rows], "o-", label="model")
-        axes.plot(x, [row[projection] for row in rows], "--", label=f"random projection, k = {dimension}")
-        axes.set(xscale="log", xlabel="normalized margin of BM25", ylabel=title)
-        axes.grid(alpha=0.3)
-        axes.legend()
+    axes.set(xscale="log", xlabel="normalized margin of BM25", ylabel="pairs ordered as BM25 does")
+    axes.grid(alpha=0.3)
+    axes.legend()
     return figure
 
 

@@ -288,7 +288,6 @@ def measure(seed: int, bench: Bench, settings: Settings, accelerator: Accelerato
                 λ = tune(*candidate_scores(*both, dev.queries, depth), dev, measure=RR).weight
                 runs[hybrid] = combine(*candidate_scores(*both, test.queries, depth), λ)
                 weights[hybrid] = {"round": chosen[system], "λ": λ}
-        wins = {system: first_wins(of, test) for system, of in kept.items()}
         timed = time_searches(
             {system: (of.model, of.index) for system, of in kept.items()},
             test.queries,
@@ -304,7 +303,6 @@ def measure(seed: int, bench: Bench, settings: Settings, accelerator: Accelerato
         "queries": per_query(runs[DE], test.judgements, (RR,)).queries,
         "dev": on_dev,
         "weights": weights,
-        "first wins": wins,
         "retrieve": {system: values(run, test) for system, run in runs.items()},
         "rounds": {
             system: {round: values(of.test, test) for round, of in each.items()}
@@ -333,16 +331,6 @@ def opened(folder: Path, bench: Bench, depth: int, temporary: str, accelerator: 
     index = ExactIndex.build(model, corpus.ids, corpus, own, precision=accelerator.mixed_precision)
     system = System(partial(index.search, model), partial(index.rerank, model))
     return Dense(model, index, system, system.search(bench.test.queries, depth))
-
-
-def first_wins(dense: Dense, split: Split) -> float:
-    """Of the documents found, the share whose maximum their first vector gives: 1 is what m = 1 would do."""
-    wins: list[bool] = []
-    for query, found in dense.test.items():
-        encoded = dense.model.encode_queries([split.queries[query]]).to("cpu")
-        alignment = dense.model.interact(dense.index.tokens_of(list(found)), encoded).alignment
-        wins += (alignment[0, :, 0, 0] > 0).tolist()
-    return sum(wins) / max(1, len(wins))
 
 
 def rerank(

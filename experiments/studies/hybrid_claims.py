@@ -183,7 +183,6 @@ def equal_time(found: Found, kind: str) -> tuple[Measured, Measured]:
 
 def describe(found: Found, vectors: int) -> dict[str, Section]:
     """Sections of the page and the console by the name of their files; vectors: m."""
-    wins = found.values("first wins", ME).mean()
     slow = [kind for kind in found.kinds if not pays(found, kind)]
     untested = (
         "Not tested here: that m vectors bring more on longer documents, which takes two collections"
@@ -209,9 +208,7 @@ def describe(found: Found, vectors: int) -> dict[str, Section]:
         "retrieve": Section(
             "First stages (Tables 1 and 2)",
             f"Whole corpus, m = {vectors}. The dev queries choose λ and the round of training. Holes@10: "
-            "share of the first 10 that nobody judged. The paper's MRR@10 on MS MARCO: passages/documents. "
-            f"{ME}'s first vector gives the maximum of {wins:.0%} of the documents that it finds; where that "
-            "is all of them, the other vectors do nothing.",
+            "share of the first 10 that nobody judged. The paper's MRR@10 on MS MARCO: passages/documents.",
             retrieve_rows(found),
         ),
         "rerank": Section(

@@ -198,30 +198,28 @@ def test_a_word_of_many_tokens_makes_no_distractor_longer_than_a_passage(tiny_be
 
 def test_containment_is_checked(tasks: dict[int, Collection]) -> None:
     task = tasks[50]
-    test = task.split("test")
+    test, texts = task.split("test"), list(task.corpus)
     query, (gold,) = next(iter(test.queries)), next(iter(test.judgements.values()))
     other = next(id for id in task.corpus.ids if id != gold)
+    place = task.corpus.position(gold)
+    texts[place] = " ".join(reversed(words_of(texts[place])))
+    turned = Corpus(task.corpus.ids, texts)
 
-    def with_test(**changed: Any) -> Collection:
-        return replace(task, splits={**task.splits, "test": replace(test, **changed)})
+    def judged(**grades: int) -> Collection:
+        changed = replace(test, judgements={**test.judgements, query: grades})
+        return replace(task, splits={**task.splits, "test": changed})
 
+    without = replace(test, queries={**test.queries, query: "?"})
+    for wrong, message in (
+        (judged(), f"'{gold}' contains the query '{query}' of test and is not relevant"),
+        (judged(**{gold: 0}), f"'{gold}' contains the query '{query}' of test and is not relevant"),
+        (judged(**{gold: 1, other: 1}), f"'{other}' does not contain the query"),
+        (replace(task, splits={"test": without}), f"'{query}' of test holds no word"),
+        (replace(task, corpus=turned), f"'{gold}' does not contain the query"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_containment(wrong)
     check_containment(task)
-    with pytest.raises(
-        ValueError, match=f"'{gold}' contains the query '{query}' of test and is not relevant"
-    ):
-        check_containment(with_test(judgements={**test.judgements, query: {}}))
-    with pytest.raises(
-        ValueError, match=f"'{gold}' contains the query '{query}' of test and is not relevant"
-    ):
-        check_containment(with_test(judgements={**test.judgements, query: {gold: 0}}))
-    with pytest.raises(ValueError, match=f"'{other}' does not contain the query"):
-        check_containment(with_test(judgements={**test.judgements, query: {gold: 1, other: 1}}))
-    with pytest.raises(ValueError, match=f"'{query}' of test holds no word"):
-        check_containment(with_test(queries={**test.queries, query: "?"}))
-    texts = list(task.corpus)
-    texts[task.corpus.position(gold)] = " ".join(reversed(words_of(texts[task.corpus.position(gold)])))
-    with pytest.raises(ValueError, match=f"'{gold}' does not contain the query"):
-        check_containment(replace(task, corpus=Corpus(task.corpus.ids, texts)))
 
 
 @pytest.mark.parametrize(

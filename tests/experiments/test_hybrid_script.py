@@ -143,14 +143,6 @@ def test_the_numbers_are_those_of_the_saved_models(
         assert measured["retrieve"][system] == values(found, test.judgements)
         assert measured["rounds"][system][chosen[mixture]] == measured["retrieve"][system]
         assert measured["dev"][system][chosen[mixture]] == max(measured["dev"][system].values())
-        best = [
-            int((index.tokens_of([document]).vectors[0, 0] @ vector).argmax())
-            for query, vector in zip(
-                found, model.encode_queries(list(test.queries.values())).vectors[:, 0, 0], strict=True
-            )
-            for document in found[query]
-        ]
-        assert measured["first wins"][system] == pytest.approx(np.mean([place == 0 for place in best]))
         # dense + λ · BM25 of every document that one of the two has found.
         λ = measured["weights"][mixture]["λ"]
         run: Run = {}
@@ -174,33 +166,27 @@ def values(run: Run, judgements: dict[str, dict[str, int]]) -> dict[str, list[fl
 
 def test_rounds_go_on_from_the_first(finished: Settings) -> None:
     """With other negatives: the same start gives different weights."""
-    folder = Path(finished.output) / "seed-3"
+    folder, name = Path(finished.output) / "seed-3", "backbone.encoder.layer.0.output.dense.weight"
     first, again, mined = (
-        load(folder / f"dpr-{round}" / "checkpoint").encoder.state_dict()
+        load(folder / f"dpr-{round}" / "checkpoint").encoder.state_dict()[name]
         for round in ("first", "again", "mined")
     )
-    name = "backbone.encoder.layer.0.output.dense.weight"
-    step = {
-        round: float((of[name] - first[name]).norm()) for round, of in (("again", again), ("mined", mined))
-    }
     fresh = PARADIGMS["dpr"](finished.backbone).encoder.state_dict()[name]
-    assert all(0 < size < float((first[name] - fresh).norm()) + size for size in step.values())
-    assert float((again[name] - mined[name]).norm()) > 0
+    for after in (again, mined):
+        assert 0 < float((after - first).norm()) < float((after - fresh).norm())
+    assert float((again - mined).norm()) > 0
 
 
 def test_a_finished_run_is_not_repeated_and_other_settings_are_refused(
     finished: Settings, folder: Path, tiny_bert: Path
 ) -> None:
-    files = [
-        *Path(finished.output).glob("seed-3/*/checkpoint/*.safetensors"),
-        *Path(finished.output).glob("*/*.json"),
-    ]
-    before = {file: file.stat().st_mtime_ns for file in files}
-    assert len(files) > 7
-    hybrid.main(settings(folder, tiny_bert, Path(finished.output)))
-    assert {file: file.stat().st_mtime_ns for file in files} == before
+    output = Path(finished.output)
+    before = {file: file.stat().st_mtime_ns for file in output.glob("seed-3/**/*.*")}
+    assert len(before) > 7
+    hybrid.main(settings(folder, tiny_bert, output))
+    assert {file: file.stat().st_mtime_ns for file in output.glob("seed-3/**/*.*")} == before
     with pytest.raises(SystemExit, match=r"other settings \(steps: 2 then, 3 now\)"):
-        hybrid.main(settings(folder, tiny_bert, Path(finished.output), steps=3))
+        hybrid.main(settings(folder, tiny_bert, output, steps=3))
 
 
 @pytest.mark.parametrize(
@@ -228,52 +214,31 @@ def test_what_cannot_be_run_ends_with_a_line(
 def test_all_lists_find_what_exact_search_finds(
     collection: Collection, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
-    corpus, queries = collection.corpus, collection.split("test").queries
-    options = TEXT | {"normalize": False}
-    systems = {}
-    for name, backbone in (("dpr", "bert"), ("me_bert", "modernbert")):
-        model = PARADIGMS[name](
-            checkpoints[backbone], **options, **({"first": 3} if name == "me_bert" else {})
-        )
+    corpus, queries, systems = collection.corpus, collection.split("test").queries, {}
+    for name, options in (("dpr", {}), ("me_bert", {"first": 3})):
+        model = PARADIGMS[name](checkpoints["bert"], **TEXT, normalize=False, **options)
         systems[name] = model, ExactIndex.build(model, corpus.ids, corpus, tmp_path / name)
-    common = {"probes": [1, 50], "k": 5, "repeats": 2}
-    ways = time_searches(systems, queries, tmp_path, **common)
-    labels = [(way.system, way.kind, way.probes) for way in ways]
+    ways = time_searches(systems, queries, tmp_path, probes=[1, 50], k=5, repeats=2)
     # As many lists as the square root of the vectors: 40, and 3 of each of 40 documents.
-    assert labels == [
+    assert [(way.system, way.kind, way.probes) for way in ways] == [
         (name, kind, probes)
         for name, lists in (("dpr", 6), ("me_bert", 11))
-        for kind, probes in (
-            ("exact", 0),
-            ("faiss", 1),
-            ("faiss", lists),
-            ("compressed", 1),
-            ("compressed", lists),
-        )
+        for kind in ("exact", "faiss", "compressed")
+        for probes in ([0] if kind == "exact" else [1, lists])
     ]
-    assert all((way.milliseconds > 0).all() and np.isfinite(way.milliseconds).all() for way in ways)
-    assert all(way.milliseconds.shape == (len(queries),) for way in ways)
+    assert all(np.isfinite(way.milliseconds).all() and len(way.milliseconds) == len(queries) for way in ways)
     for name, (model, index) in systems.items():
         exact = index.search(model, queries, 5)
-        own = {(way.kind, way.probes): way for way in ways if way.system == name}
-        most = max(probes for _, probes in own)
-        for kind, probes in (("exact", 0), ("faiss", most)):
-            found = own[kind, probes].found
-            assert found.keys() == exact.keys()
-            for query, scores in exact.items():
-                # Of scores that are nearly equal, half precision may find another document.
-                assert list(found[query].values()) == pytest.approx(list(scores.values()), rel=1e-3)
-                same = found[query].keys() & scores.keys()
-                assert len(same) >= (5 if kind == "exact" else 4)
-                assert all(found[query][d] == pytest.approx(scores[d], rel=1e-3) for d in same)
-        # Codes of 4 bits lose a little, a single list much.
         shared = {
-            way: np.mean([len(exact[q].keys() & of.keys()) / 5 for q, of in own[way].found.items()])
-            for way in (("compressed", most), ("compressed", 1), ("faiss", 1))
+            (way.kind, way.probes > 1): np.mean([len(exact[q].keys() & way.found[q].keys()) for q in exact])
+            for way in ways
+            if way.system == name
         }
-        assert shared["compressed", most] > 0.7
-        assert shared["faiss", 1] < 1
-        assert shared["compressed", 1] < 1
+        assert shared["exact", False] == 5
+        assert shared["faiss", True] >= 4.5  # of nearly equal scores half precision may find another document
+        # Codes of 4 bits lose a little, a single list much.
+        assert shared["compressed", True] > 3.5
+        assert max(shared["faiss", False], shared["compressed", False]) < 5
 
 
 # --- claims -----------------------------------------------------------------------------------------
@@ -304,7 +269,6 @@ def planted(
         "queries": [f"q{n}" for n in range(12)],
         "dev": {"BM25-uni": 0.3, "BM25-bi": 0.4},
         "weights": {hybrid: {"round": "mined", "λ": 0.5, "dev RR@10": 0.5} for hybrid in list(systems)[4:]},
-        "first wins": {DE: 1.0, ME: 0.25},
         "retrieve": {
             s: {m: around(0.1 if m == "Judged@10" else v) for m in MEASURES} for s, v in systems.items()
         },
@@ -399,7 +363,6 @@ def test_tables_say_what_was_measured() -> None:
     rounds = {(row["system"], row["round"]): row["RR@10 − first"] for row in sections["mining"].rows}
     assert len(rounds) == 6
     assert float(rounds[ME, "mined"].split()[0]) == pytest.approx(0.2, abs=0.01)
-    assert "maximum of 25%" in sections["retrieve"].text
     other = planted(1) | {"queries": ["other"]}
     with pytest.raises(SystemExit, match="different queries"):
         gather([planted(0), other])
