@@ -46,14 +46,12 @@ class Query(NamedTuple):
     words: tuple[str, ...]
 
 
-class Edit(NamedTuple):
-    """A distractor: the passage `host` up to character `cut`, then `text`, then the passage from `resume`."""
+class Distractor(NamedTuple):
+    """The passage `host` with a changed query in it."""
 
     id: str
     host: int
-    cut: int
     text: str
-    resume: int
 
 
 @dataclass(frozen=True)
@@ -74,21 +72,19 @@ class Source:
 
 
 class Documents(Sequence[str]):
-    """Passages and then distractors, read when asked for."""
+    """Passages, read when asked for, and then distractors."""
 
-    def __init__(self, passages: Slices, kept: np.ndarray, edits: list[Edit]):
-        self._passages, self._kept, self._edits = passages, kept, edits
+    def __init__(self, passages: Slices, kept: np.ndarray, distractors: list[str]):
+        self._passages, self._kept, self._distractors = passages, kept, distractors
 
     def __len__(self) -> int:
-        return len(self._kept) + len(self._edits)
+        return len(self._kept) + len(self._distractors)
 
     def __getitem__(self, index: Any) -> Any:
         index = range(len(self))[index]
         if index < len(self._kept):
             return self._passages[self._kept[index]]
-        edit = self._edits[index - len(self._kept)]
-        host = self._passages[edit.host]
-        return host[: edit.cut] + edit.text + host[edit.resume :]
+        return self._distractors[index - len(self._kept)]
 
 
 def containing_passages(
@@ -109,9 +105,9 @@ def containing_passages(
     tokenizer: a fast Hugging Face one, whose tokens of the whole text `lengths` count; by default words.
     Lengths are multiples of the smallest; passages of that length with fewer than 25 tokens are left out.
 
-    Memory: 4 bytes for each word of the corpus, and ids and places of passages and queries; texts are read
-    when asked for. ValueError where the corpus is too small for what is asked, and for settings that fit no
-    passage. What is returned has passed `check_containment`.
+    Memory: 4 bytes for each word of the corpus, ids and places of passages, and the distractors; passages are
+    read when asked for. ValueError where the corpus is too small for what is asked, and for settings that fit
+    no passage. What is returned has passed `check_containment`.
     """
     lengths = sorted(set(lengths))
     if not queries or min(queries.values()) < 1:
@@ -260,9 +256,9 @@ def _collection(
     gold = dict(zip(queries, (np.cumsum(first) - 1)[[query.unit for query in queries]].tolist(), strict=True))
     kept = _kept(source, ids, set(gold.values()), passages, name)
     hosts = np.flatnonzero(source.reserved[first]).tolist()
-    edits = _distractors(source, texts, length, hosts, queries, distractors, name)
-    documents = Documents(texts, kept, edits)
-    names = [*(ids[i] for i in kept), *(edit.id for edit in edits)]
+    changed = _distractors(source, texts, length, hosts, queries, distractors, name)
+    documents = Documents(texts, kept, [of.text for of in changed])
+    names = [*(ids[i] for i in kept), *(of.id for of in changed)]
     collection = assemble(
         name,
         ((id, "", text) for id, text in zip(names, documents, strict=True)),
@@ -295,28 +291,27 @@ def _distractors(
     queries: list[Query],
     count: int,
     name: str,
-) -> list[Edit]:
+) -> list[Distractor]:
     """`count` distractors of each query, of which none contains a query, in the order of their hosts."""
     phrases = [query.words for query in queries]
     wanted = [(query, n) for query in queries for n in range(count)]
-    edits: list[Edit] = []
+    found: list[Distractor] = []
     for attempt in range(ATTEMPTS if hosts else 0):
         drawn = [hosts[source.draw(len(hosts), "host", query.id, n, attempt)] for query, n in wanted]
         order = sorted(range(len(wanted)), key=drawn.__getitem__)  # neighbours are read together
         read = read_runs((passages[drawn[i]] for i in order), source.tokenizer)
         parts = read_runs((_changed(source, *wanted[i], attempt) for i in order), source.tokenizer)
         tried = []
-        for i, (_, runs), (part, part_runs) in zip(order, read, parts, strict=True):
+        for i, (host, runs), (part, part_runs) in zip(order, read, parts, strict=True):
             query, n = wanted[i]
             cut, resume = _place(source, runs, int(part_runs.upto[-1]), (query.id, n, attempt))
-            tried.append(Edit(f"{query.id}:{n}", drawn[i], cut, part, resume))
-        texts = Documents(passages, np.empty(0, dtype=np.int64), tried)
-        containing = {row for _, row in occurrences(phrases, map(words_of, texts))}
-        longer = {
-            row for row, (_, runs) in enumerate(read_runs(texts, source.tokenizer)) if runs.upto[-1] > length
-        }
-        edits += [edit for row, edit in enumerate(tried) if row not in containing | longer]
-        wanted = [wanted[order[row]] for row in sorted(containing | longer)]
+            tried.append(Distractor(f"{query.id}:{n}", drawn[i], host[:cut] + part + host[resume:]))
+        texts = [of.text for of in tried]
+        wrong = {row for _, row in occurrences(phrases, map(words_of, texts))}
+        tokens = (runs.upto[-1] for _, runs in read_runs(texts, source.tokenizer))
+        wrong |= {row for row, count in enumerate(tokens) if count > length}
+        found += [of for row, of in enumerate(tried) if row not in wrong]
+        wanted = [wanted[order[row]] for row in sorted(wrong)]
         if not wanted:
             break
     if wanted:
@@ -324,7 +319,7 @@ def _distractors(
             f"{name}: {ATTEMPTS} attempts found no place among {len(hosts):,} passages for a distractor of "
             f"the query {wanted[0][0].text!r}: bring more text, or ask for distractors=0"
         )
-    return sorted(edits, key=lambda edit: (edit.host, edit.id))
+    return sorted(found, key=lambda of: (of.host, of.id))
 
 
 def _place(source: Source, runs: Runs, tokens: int, what: tuple) -> tuple[int, int]:

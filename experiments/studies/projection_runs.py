@@ -15,8 +15,7 @@ from theory.projections import pairwise_error
 from theory.recall import rank_thresholds, recall_failure, required_dimension_recall_exact
 from theory.roots import decreasing_root
 
-# Of the bootstrap over queries: draws, values of k, and how far these reach from the k of all queries.
-RESAMPLES, POINTS, REACH = 2000, 60, 10
+RESAMPLES, POINTS = 2000, 80  # of the bootstrap over queries: draws of the queries, and values of k
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,10 @@ def required_dimension(thresholds: np.ndarray, beta: float = 0.05, seed: int = 0
     if not len(thresholds):
         return Interval(np.nan, np.nan, np.nan)
     exact, _ = required_dimension_recall_exact(thresholds, beta)
-    grid = np.geomspace(max(1.0, exact / REACH), exact * REACH, POINTS)
+    t, largest = np.log(1 / beta), float(np.max(thresholds))
+    # At the last k the largest threshold alone fails with β at most (Laurent and Massart 2000, Lemma 1).
+    last = max(2.0, (np.sqrt(t) + np.sqrt(t + largest**2)) ** 2)
+    grid = np.geomspace(max(1.0, exact / 10), last, POINTS)
     curves = np.array([recall_failure(grid, row)[0] for row in thresholds])
     queries = len(curves)
     drawn = np.random.default_rng(seed).multinomial(queries, np.full(queries, 1 / queries), RESAMPLES)
