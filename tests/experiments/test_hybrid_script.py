@@ -215,8 +215,8 @@ def test_all_lists_find_what_exact_search_finds(
     collection: Collection, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     corpus, queries, systems = collection.corpus, collection.split("test").queries, {}
-    for name, options in (("dpr", {}), ("me_bert", {"first": 3})):
-        model = PARADIGMS[name](checkpoints["bert"], **TEXT, normalize=False, **options)
+    for name, backbone, options in (("dpr", "bert", {}), ("me_bert", "modernbert", {"first": 3})):
+        model = PARADIGMS[name](checkpoints[backbone], **TEXT, normalize=False, **options)
         systems[name] = model, ExactIndex.build(model, corpus.ids, corpus, tmp_path / name)
     ways = time_searches(systems, queries, tmp_path, probes=[1, 50], k=5, repeats=2)
     # As many lists as the square root of the vectors: 40, and 3 of each of 40 documents.
