@@ -1,13 +1,13 @@
 """What do fixed-length encodings lose as passages get longer? Luan et al. 2021: Figures 4 and 5, Table A.1.
 
 Trains DE-BERT-k, ME-BERT(-k) and cross-attention once for each passage length and seed, and measures them,
-BM25, and hybrids of both on the same queries: reranking 200 candidates, and searching all passages. Next to
-them stands what theory expects of a random projection of BM25's vectors of the same size.
+BM25, and hybrids of both on the same queries: reranking 200 candidates, and searching all passages. Beside
+them: what theory expects of a random projection of BM25's vectors to as many numbers.
 
     python experiments/capacity.py --collection path/to/wikipedia_106
     python experiments/capacity.py --collection path/to/squad_v1_dev --task answers
 
-What is measured is not trained or measured again: systems and seeds may be added to a results folder.
+Finished systems are not trained or measured again: systems and seeds may be added to a results folder.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ import tempfile
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from paradigms.io.settings import command_line, folder_name
+
+SYSTEM = re.compile(r"(DE|ME)-BERT(?:-([1-9]\d*))?")
+CROSS = "CROSS-ATTENTION"
 
 
 @dataclass
@@ -31,26 +34,20 @@ class Settings:
     collection: str = "pydocs"
     """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER; for the task answers a
     folder with answers.jsonl besides"""
-    task: str = "containing"
+    task: Literal["containing", "answers"] = "containing"
     """containing: find the passage that contains the query; answers: find passages that contain an answer"""
     documents: int = 0
     """size of a fixed subset, of pydocs alone; 0: all documents"""
     backbone: str = "offline"
     """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
-    pooling: str = "mean"
-    """mean or cls: what a pooled vector is made of; the paper's is cls, all-MiniLM-L6-v2 has learned mean"""
+    pooling: Literal["mean", "cls"] = "mean"
+    """what a pooled vector is made of; the paper's is cls, all-MiniLM-L6-v2 has learned mean"""
     lengths: list[int] = field(default_factory=lambda: [50, 100, 200, 400])
     """tokens of the passages at most, of the backbone's tokenizer: multiples of the smallest"""
     systems: list[str] = field(
         default_factory=lambda: [
-            "DE-BERT-32",
-            "DE-BERT-64",
-            "DE-BERT-128",
-            "DE-BERT-512",
-            "DE-BERT",
-            "ME-BERT-64",
-            "ME-BERT",
-            "CROSS-ATTENTION",
+            *("DE-BERT-32", "DE-BERT-64", "DE-BERT-128", "DE-BERT-512", "DE-BERT"),
+            *("ME-BERT-64", "ME-BERT", CROSS),
         ]
     )
     """of DE-BERT-k, ME-BERT-k (without -k: the backbone's own width) and CROSS-ATTENTION; besides BM25"""
@@ -59,9 +56,7 @@ class Settings:
     vectors: int = 8
     """m of ME-BERT"""
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
-    """of the training"""
-    data_seed: int = 0
-    """of passages, queries and candidates, which all trainings share"""
+    """of the training; passages, queries and candidates are the same for all"""
     train_queries: int = 3000
     dev_queries: int = 200
     """on which the weight of a hybrid is tuned"""
@@ -70,8 +65,8 @@ class Settings:
     """of the task containing: how many at every length; 0: all, which are fewer the longer they are"""
     distractors: int = 2
     """of the task containing: passages per query that differ from it in one or two words"""
-    terms: str = "words"
-    """of BM25: words, or pieces of the backbone's tokenizer, as in the paper"""
+    terms: Literal["words", "pieces"] = "words"
+    """of BM25; pieces: of the backbone's tokenizer, as in the paper"""
     tokens: int = 400
     """of the task answers: how many are read of each ranking"""
     depth: int = 200
@@ -84,11 +79,7 @@ class Settings:
     learning_rate: float = 5e-5
     head_learning_rate: float = 1e-3
     """of projections and heads, which start untrained"""
-    temperature: float = 1.0
-    """of the softmax in training, in units of what the untrained system's scores of a query spread by"""
     query_length: int = 32
-    save_every: int = 200
-    """steps between checkpoints"""
     keep_models: bool = False
     """keep the trained models too; there is one for each system, length and seed"""
     theory_queries: int = 100
@@ -103,33 +94,25 @@ class Settings:
     """wandb (offline without a key) or none"""
 
     def __post_init__(self) -> None:
-        if self.task not in TASKS:
-            raise SystemExit(f"unknown task {self.task!r}; there are {', '.join(TASKS)}")
-        unknown = [name for name in self.systems if name != CROSS and not SYSTEM.fullmatch(name)]
-        if unknown:
+        wrong = [name for name in self.systems if name != CROSS and not SYSTEM.fullmatch(name)]
+        if wrong:
             raise SystemExit(
-                f"unknown system {', '.join(unknown)}; there are DE-BERT-k, ME-BERT-k, both also without -k, "
+                f"unknown system {', '.join(wrong)}; there are DE-BERT-k, ME-BERT-k, both also without -k, "
                 f"and {CROSS}"
             )
         wrong = [name for name in self.hybrids if not SYSTEM.fullmatch(name)]
         if wrong:
             raise SystemExit(f"no hybrid of {', '.join(wrong)}: it takes a DE-BERT or ME-BERT, which search")
-        if self.terms not in ("words", "pieces"):
-            raise SystemExit(f"terms must be words or pieces, got {self.terms!r}")
         for name in ("systems", "seeds", "lengths"):
             if not getattr(self, name):
                 raise SystemExit(f"{name} must name at least one")
-        for name in ("train_queries", "dev_queries", "test_queries", "steps", "batch_size", "vectors"):
-            if getattr(self, name) < 1:
-                raise SystemExit(f"{name} must be at least 1, got {getattr(self, name)}")
+        least = {"depth": 2, "samples": 2, "negatives": int(CROSS in self.systems)}
+        least |= dict.fromkeys(("train_queries", "dev_queries", "test_queries", "steps", "batch_size"), 1)
+        for name, fewest in (least | {"vectors": 1, "theory_queries": 1}).items():
+            if getattr(self, name) < fewest:
+                raise SystemExit(f"{name} must be at least {fewest}, got {getattr(self, name)}")
         if self.task == "answers" and not 0 < max(self.lengths) <= self.tokens:
             raise SystemExit(f"lengths={self.lengths} must lie between 1 and tokens={self.tokens}")
-        if CROSS in self.systems and not self.negatives:
-            raise SystemExit(f"negatives must be at least 1: {CROSS} learns from no others")
-        if self.temperature <= 0:
-            raise SystemExit(f"temperature must be positive, got {self.temperature}")
-        if self.depth < 2 or self.samples < 2 or self.theory_queries < 1:
-            raise SystemExit("depth and samples must be at least 2, theory_queries at least 1")
         self.lengths = sorted(set(self.lengths))
         self.output = self.output or f"results/capacity-{self.task}-{folder_name(self.collection)}"
 
@@ -140,22 +123,30 @@ if __name__ == "__main__":  # before the imports that take seconds
 import numpy as np
 import torch
 from accelerate import Accelerator
-from studies.capacity_claims import CROSS, gather
-from studies.capacity_report import TITLES, describe, draw, summarise
-from studies.capacity_tasks import TASKS, UNI, Bench, backbone_of, predict
+from studies.capacity_claims import Results, describe, draw, gather
+from studies.capacity_tasks import (
+    BI,
+    UNI,
+    Bench,
+    by_module,
+    open_bench,
+    predict,
+    question_passages,
+    read_answers,
+)
+from studies.containing_passage import containing_passages
 from studies.trained_pairs import publish
 
 from paradigms import PARADIGMS, RERANKERS, CrossAttention, Paradigm
-from paradigms.data import Run, Split
-from paradigms.encoder.backbone import load_tokenizer
-from paradigms.evaluate.hybrid import Hybrid, System, candidate_scores, tune
+from paradigms.data import Collection, Run, Split, articles
+from paradigms.encoder.backbone import load_tokenizer, offline_encoder
+from paradigms.evaluate.hybrid import System, candidate_scores, combine, tune
 from paradigms.index import ExactIndex
 from paradigms.io.files import write_json
 from paradigms.train.job import begin, fit, keep_settings, open_collection
-from paradigms.train.loop import TrainingSettings, training_seconds
+from paradigms.train.loop import TrainingSettings
 from paradigms.train.state import by_main
 
-SYSTEM = re.compile(r"(DE|ME)-BERT(?:-([1-9]\d*))?")
 SPREAD = 64  # training queries, and passages throughout the corpus, on which the spread of scores is measured
 FREE = ("systems", "seeds", "tracker", "output", "keep_models")  # may change in a results folder
 
@@ -164,12 +155,13 @@ def main(settings: Settings) -> None:
     folder = Path(settings.output)
     accelerator, console = begin(settings)
     collection = open_collection(settings.collection, settings.documents or None, console)
-    tokenizer = load_tokenizer(backbone_of(settings))
+    backbone = offline_encoder() if settings.backbone == "offline" else settings.backbone
+    tokenizer = load_tokenizer(backbone)
     kept = asdict(settings) | {"fingerprint": collection.fingerprint}
     kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
     by_main(lambda: keep_settings(kept, folder, free=FREE), accelerator)
     try:
-        benches = TASKS[settings.task](settings, collection, tokenizer)
+        benches = open_benches(settings, collection, tokenizer, backbone)
     except (ValueError, OSError) as error:
         raise SystemExit(str(error)) from error
     runs = [(bench, seed, name) for bench in benches for seed in settings.seeds for name in settings.systems]
@@ -183,15 +175,52 @@ def main(settings: Settings) -> None:
         except (ValueError, OSError, FloatingPointError) as error:
             raise SystemExit(f"{bench.collection.name}, seed {seed}, {name}: {error}") from error
     if accelerator.is_main_process:
-        results = [lexical(bench, seed, settings.depth) for bench in benches for seed in settings.seeds]
-        results += [json.loads(result_file(folder, *run).read_text(encoding="utf-8")) for run in runs]
-        sizes = {result["system"]: result["numbers"] for result in results if result["numbers"]}
-        predictions = {bench.length: predicted(bench, sizes, settings, folder) for bench in benches}
-        measured = gather(results)
-        sections = describe(measured, results, predictions, sizes, settings, benches)
-        figures = draw(measured, predictions, sizes, settings)
-        publish(settings, TITLES[settings.task], summarise(settings, benches), sections, figures, accelerator)
+        report(benches, [result_file(folder, *run) for run in runs], settings, accelerator)
     accelerator.end_training()
+
+
+def open_benches(
+    settings: Settings, collection: Collection, tokenizer: Any, backbone: str | Path
+) -> list[Bench]:
+    """The task at every length; the BM25 that the paper takes ranks the candidates."""
+    counts = {"train": settings.train_queries, "dev": settings.dev_queries, "test": settings.test_queries}
+    if settings.task == "answers":
+        answers = read_answers(Path(settings.collection))
+        tasks = question_passages(collection, answers, counts, settings.lengths, tokenizer)
+    else:
+        tasks = containing_passages(
+            articles(by_module(collection)),
+            counts,
+            lengths=settings.lengths,
+            passages=settings.passages or None,
+            distractors=settings.distractors,
+            tokenizer=tokenizer,
+        )
+    pieces = backbone if settings.terms == "pieces" else None
+    answering = settings.task == "answers"
+    measures = {n: f"Success@{settings.tokens // n}" if answering else "RR@10" for n in tasks}
+    first = UNI if answering else BI
+    return [open_bench(n, task, measures[n], first, settings.depth, pieces) for n, task in tasks.items()]
+
+
+def report(benches: list[Bench], files: list[Path], settings: Settings, accelerator: Accelerator) -> None:
+    """The page, from the results of all systems, of BM25 and of theory."""
+    results = [lexical(bench, settings.depth) for bench in benches for _ in settings.seeds]
+    results += [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    sizes = {result["system"]: result["numbers"] for result in results if result["numbers"]}
+    predictions = {bench.length: predicted(bench, sizes, settings) for bench in benches}
+    found = Results(settings.task, settings.lengths, gather(results), predictions, sizes)
+    counts = {name: len(split.queries) for name, split in benches[0].collection.splits.items()}
+    passages = ", ".join(f"{len(bench.collection.corpus):,} of {bench.length} tokens" for bench in benches)
+    summary = (
+        f"{counts['test']} test queries, the same at all lengths; passages: {passages}. Every neural system "
+        f"comes from {settings.backbone} and learned from {counts['train']:,} queries in {settings.steps} "
+        f"steps of {settings.batch_size}, with {settings.negatives} negative(s) each, once for every length "
+        f"and each of {len(settings.seeds)} seed(s). Intervals (95 %) resample seeds and queries."
+    )
+    titles = {"containing": "the passage that contains the query", "answers": "question answering"}
+    title = f"Passage length and capacity: {titles[settings.task]}"
+    publish(settings, title, summary, describe(found), draw(found), accelerator)
 
 
 def result_file(folder: Path, bench: Bench, seed: int, name: str) -> Path:
@@ -213,14 +242,23 @@ def run_system(
     own = file.with_suffix("")
     torch.manual_seed(seed)
     model: Any = build(name, bench.length, special, settings).to(accelerator.device)  # `fit` takes one kind
-    tau = temperature(model, bench, settings)
-    model = trained(model, bench, seed, tau, settings, own / "training", accelerator)
+    tau = temperature(model, bench)
+    training = TrainingSettings(
+        steps=settings.steps,
+        batch_size=settings.batch_size,
+        learning_rate=settings.learning_rate,
+        head_learning_rate=settings.head_learning_rate,
+        temperature=tau,
+        save_every=200,
+        seed=seed,
+    )
+    splits, runs = (bench.collection.split("train"), Split({}, {})), (bench.mined, Run())
+    given = training, own / "training", accelerator
+    model = fit(model, bench.collection, splits, runs, settings.negatives, 0, *given)
 
     def finish() -> None:
         found = {"system": name, "length": bench.length, "seed": seed, "numbers": numbers_of(model)}
-        found["τ"] = tau
-        found["train s"] = training_seconds(own / "training")
-        found |= measure(model, name, bench, settings, accelerator.mixed_precision)
+        found |= {"τ": tau} | measure(model, name, bench, settings, accelerator.mixed_precision)
         if settings.keep_models:
             model.save_pretrained(own / "checkpoint")
         write_json(file, found)
@@ -245,30 +283,13 @@ def build(name: str, length: int, special: int, settings: Settings) -> Paradigm 
     return PARADIGMS["dpr"](settings.backbone, **common)
 
 
-def trained(
-    model: Any,
-    bench: Bench,
-    seed: int,
-    tau: float,
-    settings: Settings,
-    folder: Path,
-    accelerator: Accelerator,
-) -> Any:
-    """The system after all steps, which nothing chose."""
-    shared = TrainingSettings.__dataclass_fields__.keys() & asdict(settings).keys()
-    values = {name: getattr(settings, name) for name in shared} | {"temperature": tau}
-    training = TrainingSettings(**values, seed=seed)
-    splits, runs = (bench.collection.split("train"), Split({}, {})), (bench.mined, Run())
-    return fit(model, bench.collection, splits, runs, settings.negatives, 0, training, folder, accelerator)
-
-
-def temperature(model: Paradigm | CrossAttention, bench: Bench, settings: Settings) -> float:
-    """τ: so many standard deviations of the untrained system's scores of a query, on training queries.
+def temperature(model: Paradigm | CrossAttention, bench: Bench) -> float:
+    """τ of the softmax: how much the untrained system's scores of a training query spread.
 
     Inner products spread by √k and more where vectors are layer-normed, less where they are means of many
-    tokens. At the temperature 1 of all of them the softmax would start saturated for one system and flat for
-    another, and few steps of training would compare that. That of cross-attention is 1: its head starts near
-    0 and finds a scale of its own.
+    tokens. With one temperature for all, the softmax would start saturated for one system and flat for
+    another, and a short training would compare that. Cross-attention has 1: its head starts near 0 and finds
+    a scale of its own.
     """
     if isinstance(model, CrossAttention):
         return 1.0
@@ -277,7 +298,7 @@ def temperature(model: Paradigm | CrossAttention, bench: Bench, settings: Settin
     documents = model.encode_documents([corpus[n] for n in passages])
     scores = model.score(documents, model.encode_queries(list(train.queries.values())[:SPREAD]))
     # Rounded: a run may be gone on with where sums end in other bits.
-    return float(f"{settings.temperature * float(scores.std(-1).mean()):.2g}")
+    return float(f"{float(scores.std(-1).mean()):.2g}")
 
 
 def numbers_of(model: Paradigm | CrossAttention) -> int:
@@ -313,14 +334,14 @@ def measure(
             parts = dense, System(bm25.search, bm25.rerank)
             scores = candidate_scores(*parts, bench.collection.split("dev").queries, settings.depth)
             tuning = tune(*scores, bench.judged(scores[0], "dev"), measure=bench.measure)
-            found = Hybrid(*parts, tuning.weight, settings.depth).search(queries, settings.depth)
-            stages[hybrid] = {"retrieve": bench.values(found)}
+            found = candidate_scores(*parts, queries, settings.depth)
+            stages[hybrid] = {"retrieve": bench.values(combine(*found, tuning.weight))}
             weights[hybrid] = tuning.weight
     return {"stages": stages, "weights": weights}
 
 
-def lexical(bench: Bench, seed: int, depth: int) -> dict[str, Any]:
-    """Both BM25, as a result like the others; the seed changes nothing."""
+def lexical(bench: Bench, depth: int) -> dict[str, Any]:
+    """Both BM25, as a result like the others."""
     queries = bench.collection.split("test").queries
     stages = {
         name: {
@@ -329,25 +350,18 @@ def lexical(bench: Bench, seed: int, depth: int) -> dict[str, Any]:
         }
         for name, bm25 in bench.bm25.items()
     }
-    return {
-        "system": UNI,
-        "length": bench.length,
-        "seed": seed,
-        "numbers": 0,
-        "stages": stages,
-        "weights": {},
-    }
+    return {"system": UNI, "length": bench.length, "numbers": 0, "stages": stages}
 
 
-def predicted(bench: Bench, sizes: dict[str, int], settings: Settings, folder: Path) -> dict[str, Any]:
+def predicted(bench: Bench, sizes: dict[str, int], settings: Settings) -> dict[str, Any]:
     """`predict` for every size, kept in the results folder for the sizes that it was asked for."""
-    file = folder / f"length-{bench.length}" / "theory.json"
+    file = Path(settings.output) / f"length-{bench.length}" / "theory.json"
     dimensions = sorted(set(sizes.values()))
     if file.is_file():
         kept = json.loads(file.read_text(encoding="utf-8"))
         if {str(k) for k in dimensions} <= kept["values"].keys():
             return kept
-    found = predict(bench, dimensions, settings.theory_queries, settings.samples, settings.data_seed)
+    found = predict(bench, dimensions, settings.theory_queries, settings.samples)
     write_json(file, found)
     return found
 

@@ -5,9 +5,8 @@ what random projections do, and leave open what learned encoders do. Here a sing
 teacher on one collection, and each figure stands beside the exact law of a Gaussian projection of BM25's own
 vectors to the model's dimension h:
 - pairs (BM25's best document, another one) by margin: how often the model agrees, beside 1 − p(h, ε), the
-  dimension at which a random projection would agree as often, and the margin that is left of BM25's;
-- BM25's best document among the model's first r, beside 1 − P(R ≥ r);
-- overlap of the model's and BM25's first ten.
+  dimension at which a random projection would agree as often;
+- BM25's best document among the model's first r, beside 1 − P(R ≥ r).
 Disagreement is no fault by itself: a model may be right where BM25 is wrong.
 
     python experiments/fidelity.py
@@ -16,7 +15,7 @@ Disagreement is no fault by itself: a model may be right where BM25 is wrong.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,14 +38,10 @@ class Settings:
     """whose queries"""
     queries: int = 100
     """how many of them, drawn at random"""
-    top: int = 10
-    """how many of BM25's first documents are compared with the model's first"""
     margin_bins: int = 8
     """bins of the margin, equally full"""
     samples: int = 64
     """Gaussian vectors per query for the exact law"""
-    batch: int = 32
-    """texts encoded at once"""
     seed: int = 0
     """of everything random"""
     output: Path = Path("results/fidelity")
@@ -55,11 +50,11 @@ class Settings:
     """none, or wandb (offline without a key) for the numbers and figures besides"""
 
     def __post_init__(self) -> None:
-        for name in ("queries", "top", "margin_bins", "batch"):
+        for name in ("queries", "margin_bins"):
             if getattr(self, name) < 1:
                 raise SystemExit(f"{name} = {getattr(self, name)}; allowed: at least 1")
         if self.samples < 2:
-            raise SystemExit(f"samples = {self.samples}; allowed: at least 2, for a standard error")
+            raise SystemExit(f"samples = {self.samples}; allowed: at least 2")
 
 
 if __name__ == "__main__":  # before the imports that take seconds
@@ -67,23 +62,29 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import numpy as np
 from studies.lexical_vectors import open_counts
-from studies.pages import Section, finite, print_sections, steps, track, write_page
-from studies.projection_runs import Problem, exact_thresholds, make_problem, mean_required_dimension
+from studies.pages import Section, finish, tracked
+from studies.projection_runs import (
+    Problem,
+    exact_thresholds,
+    make_problem,
+    mean_required_dimension,
+    required_dimension,
+    shown_dimension,
+)
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.core import Tokens
-from paradigms.io.files import write_json
-from paradigms.io.progress import progress_bar
-from theory.projections import pairwise_error, projected_margin
-from theory.recall import recall_failure, required_dimension_recall_exact
+from paradigms.encoder.batches import by_length
+from paradigms.evaluate.claims import Claim, judge
+from theory.projections import pairwise_error
+from theory.recall import recall_failure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Rows = list[dict[str, Any]]
-
-MARGIN_RANKS = (1, 10, 100, 1000)
 RECALL_RANKS = (1, 10, 100)
+BATCH = 32  # texts encoded at once
 
 
 def main(settings: Settings) -> dict[str, Any]:
@@ -95,51 +96,33 @@ def main(settings: Settings) -> dict[str, Any]:
         settings.collection, settings.split, settings.queries, settings.seed, documents=size
     )
     problem = make_problem(counts, "bm25", "query", [np.arange(len(collection.corpus))])
-    with progress_bar() as progress:
-        step = steps(progress, "documents", len(collection.corpus))
-        documents = single_vectors(model.encode_documents, collection.corpus, settings.batch, step)
-        step = steps(progress, "queries", len(counts.query_ids))
-        texts = [collection.split(settings.split).queries[i] for i in counts.query_ids]
-        queries = single_vectors(model.encode_queries, texts, settings.batch, step)
-        dimension = documents.shape[1]
-        scores = documents @ queries.T
-        step = steps(progress, "exact law", 2 * len(texts))
-        pairs = pair_rows(problem, documents, queries, settings.margin_bins)
-        recalls = recall_rows(problem, scores, dimension, settings.samples, settings.seed, step)
-        overlap = overlap_row(problem, scores, dimension, settings, step)
+    if max(len(problem.competitors(0, query)[1]) for query in range(len(counts.query_ids))) < 1:
+        raise SystemExit(f"{collection.name}: BM25 ranks no document below another for any query")
+    documents = single_vectors(model.encode_documents, collection.corpus, "documents")
+    texts = [collection.split(settings.split).queries[i] for i in counts.query_ids]
+    queries = single_vectors(model.encode_queries, texts, "queries")
+    dimension, scores = documents.shape[1], documents @ queries.T
+    pairs = pair_rows(problem, documents, queries, settings.margin_bins)
+    recall, claims = recall_rows(problem, scores, dimension, settings)
     results: dict[str, Any] = {
-        "model": settings.model,
         "paradigm": model.recipe.name,
         "dimension": dimension,
         "collection": collection.name,
         "fingerprint": collection.fingerprint,
-        "documents": len(collection.corpus),
-        "queries": len(texts),
-        "margins": margin_rows(problem),
+        "claims": [verdict.row for verdict in judge(claims)],
         "pairs": pairs,
-        "recall": recalls,
-        "overlap": overlap,
-        "settings": {key: str(value) for key, value in asdict(settings).items()},
+        "recall": recall,
         "seconds": time.perf_counter() - started,
     }
-    sections = describe(results)
-    figures = {"agreement": draw(pairs, dimension)}
-    print_sections(sections)
-    write_json(settings.output / "results.json", results)
-    model_name = "the offline encoder" if settings.model == "offline" else settings.model
-    title = f"Fidelity of {model_name} to BM25 on {collection.name}"
+    name = "the offline encoder" if settings.model == "offline" else settings.model
     summary = (
-        f"{results['paradigm']}, {dimension} dimensions; {results['documents']:,} documents, "
-        f"{len(texts)} queries of split {settings.split}; {results['seconds']:.0f} s."
+        f"{results['paradigm']}, {dimension} dimensions; {len(collection.corpus):,} documents, {len(texts)} "
+        f"queries of split {settings.split}; {results['seconds']:.0f} s."
     )
-    page = write_page(settings.output, title, summary, sections, figures, results["settings"])
-    numbers = {
-        f"recall@{row['r']}/{key}": row[key] for row in recalls for key in ("model", "random projection")
-    }
-    images = [settings.output / f"{name}.png" for name in figures]
-    run = f"fidelity-{collection.name}"
-    track(settings.tracker, run, results["settings"], numbers, images, settings.output)
-    print(f"\n{page}")
+    numbers = {f"recall@{r['r']}/{key}": r[key] for r in recall for key in ("model", "random projection")}
+    title, run = f"Fidelity of {name} to BM25 on {collection.name}", f"fidelity-{collection.name}"
+    figures = {"agreement": draw(pairs, dimension)}
+    finish(settings, run, title, summary, results, describe(results), figures, numbers)
     return results
 
 
@@ -154,36 +137,17 @@ def open_model(name: str) -> Paradigm:
 
 
 def single_vectors(
-    encode: Callable[[Sequence[str]], Tokens], texts: Sequence[str], batch: int, step: Callable[..., object]
+    encode: Callable[[Sequence[str]], Tokens], texts: Sequence[str], name: str = ""
 ) -> np.ndarray:
-    """One vector per text, [texts, h], encoded in batches of similar length.
-
-    A model that gives a text more than one vector ends the program: there a score is no inner product.
-    """
-    order = np.argsort([len(text) for text in texts], kind="stable")
-    vectors: dict[int, np.ndarray] = {}
-    for start in range(0, len(order), batch):
-        chosen = order[start : start + batch]
-        tokens = encode([texts[i] for i in chosen])
+    """One vector per text, [texts, h]; SystemExit where there are more: their score is no inner product."""
+    parts = by_length([len(text) for text in texts], rows=BATCH)
+    vectors = []
+    for part in tracked(parts, name):
+        tokens = encode([texts[i] for i in part])
         if tokens.vectors.shape[2] != 1:
             raise SystemExit(f"the model gives {tokens.vectors.shape[2]} vectors a text; allowed: one")
-        found = tokens.vectors.reshape(len(chosen), -1).float().cpu().numpy()
-        vectors.update(zip(chosen.tolist(), found, strict=True))
-        step(len(chosen))
-    return np.stack([vectors[i] for i in range(len(texts))])
-
-
-def margin_rows(problem: Problem) -> Rows:
-    """How close BM25's best document is to the others: quantiles over queries of the r-th smallest margin."""
-    rows: Rows = []
-    margins = [problem.margins(0, query)[2] for query in range(problem.queries.shape[0])]
-    for rank in MARGIN_RANKS:
-        ranked = [np.partition(values, rank - 1)[rank - 1] for values in margins if len(values) >= rank]
-        if ranked:
-            quartiles = np.quantile(ranked, [0.25, 0.5, 0.75]).tolist()
-            names = ("lower quartile", "median", "upper quartile")
-            rows.append({"r": rank, "queries": len(ranked), **dict(zip(names, quartiles, strict=True))})
-    return rows
+        vectors.append(tokens.vectors.reshape(len(part), -1).float().cpu().numpy())
+    return np.concatenate(vectors)[np.argsort(np.concatenate(parts))]
 
 
 def pair_rows(problem: Problem, documents: np.ndarray, queries: np.ndarray, bins: int) -> Rows:
@@ -191,20 +155,15 @@ def pair_rows(problem: Problem, documents: np.ndarray, queries: np.ndarray, bins
 
     `documents` [n, h] and `queries` [m, h] are the model's vectors. `worth` is the dimension at which a
     Gaussian projection misorders as many pairs of the bin; none where the model misorders half of them or
-    more, or none at all. The margins left are means over the bin, of the projection in expectation.
+    more, or none at all.
     """
-    dimension, margins, kept = documents.shape[1], [], []
-    for query, vector in enumerate(queries):
-        best, below, values = problem.margins(0, query)
-        margins.append(values)
-        kept.append(model_margins(vector, documents[best], documents[below]))
-    values, left = np.concatenate(margins), np.concatenate(kept)
-    order = np.argsort(values, kind="stable")
+    dimension, scores = documents.shape[1], documents @ queries.T
+    found = [problem.margins(0, query) for query in range(len(queries))]
+    values = np.concatenate([margins for _, _, margins in found])
+    right = np.concatenate([scores[best, q] > scores[below, q] for q, (best, below, _) in enumerate(found)])
     rows: Rows = []
-    for part in np.array_split(order, bins):
-        if len(part) == 0:
-            continue
-        agreement, inside = float(np.mean(left[part] > 0)), values[part]
+    for part in np.array_split(np.argsort(values, kind="stable"), min(bins, len(values))):
+        agreement, inside = float(right[part].mean()), values[part]
         sample = inside[:: max(1, len(inside) // 2000)]
         rows.append(
             {
@@ -213,145 +172,80 @@ def pair_rows(problem: Problem, documents: np.ndarray, queries: np.ndarray, bins
                 "model": agreement,
                 "random projection": 1 - float(np.mean(pairwise_error(dimension, sample))),
                 "worth": mean_required_dimension(sample, 1 - agreement) if 0.5 < agreement < 1 else None,
-                "margin left, model": float(left[part].mean()),
-                "margin left, projection": float(np.mean(projected_margin(dimension, sample))),
             }
         )
     return rows
-
-
-def model_margins(query: np.ndarray, best: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """μ(q, d1, d2) in the model's space, [n]: 0 for a document whose vector is that of the best."""
-    differences = (best - others).astype(np.float64)
-    sizes = np.linalg.norm(query.astype(np.float64)) * np.linalg.norm(differences, axis=1)
-    gains = differences @ query.astype(np.float64)
-    return np.divide(gains, sizes, out=np.zeros_like(gains), where=sizes > 0)
 
 
 def recall_rows(
-    problem: Problem, scores: np.ndarray, dimension: int, samples: int, seed: int, step: Callable[..., object]
-) -> Rows:
-    """How often BM25's best document stays in the first r among those that BM25 scores lower."""
-    usable = [rank for rank in RECALL_RANKS if rank < len(problem.groups[0])]
+    problem: Problem, scores: np.ndarray, dimension: int, settings: Settings
+) -> tuple[Rows, list[Claim]]:
+    """How often BM25's best document stays in the first r among those that BM25 scores lower; the claims."""
     below = [problem.competitors(0, query) for query in range(problem.queries.shape[0])]
-    fewest = max(usable)
+    most = max(len(others) for _, others, _ in below)
+    ranks = [rank for rank in RECALL_RANKS if rank <= most]
     ahead = np.array(
-        [np.sum(scores[o, q] >= scores[b, q]) for q, (b, o, _) in enumerate(below) if len(o) >= fewest]
+        [np.sum(scores[others, q] >= scores[best, q]) for q, (best, others, _) in enumerate(below)]
     )
-    thresholds = exact_thresholds(problem, usable, samples, seed, step)
+    thresholds = exact_thresholds(problem, ranks, settings.samples, settings.seed, "exact law")[:, 0]
+    usable = ~np.isnan(thresholds[0, :, 0])
     rows: Rows = []
-    for rank in usable:
-        lost, error = recall_failure(dimension, thresholds[rank][0])
-        k, k_error = required_dimension_recall_exact(thresholds[rank][0])
+    claims = []
+    for rank, found in zip(ranks, thresholds[:, usable], strict=True):
+        model = (ahead[usable] < rank).astype(float)
+        kept = np.array([1 - recall_failure(dimension, row)[0] for row in found])
         rows.append(
             {
                 "r": rank,
-                "queries": len(ahead),
-                "model": float(np.mean(ahead < rank)),
-                "random projection": 1 - lost,
-                "±": error,
-                "k for 95%": k,
-                "± of k": finite(k_error),
+                "queries": len(found),
+                "model": float(model.mean()),
+                "random projection": float(kept.mean()),
+                "k for 95%": shown_dimension(required_dimension(found, seed=settings.seed)),
             }
         )
-    return rows
-
-
-def overlap_row(
-    problem: Problem, scores: np.ndarray, dimension: int, settings: Settings, step: Callable[..., object]
-) -> dict[str, Any]:
-    """Share of BM25's first `top` documents that the model, or a projection, has among its own first `top`.
-
-    Where fewer documents than that share a term with the query, as many as do. The random projection's is the
-    exact joint law χ_h ⟨q̄, d⟩ + ⟨z, d⟩ of all scores, sampled; its standard error is that of the sampling,
-    not of the choice of queries.
-    """
-    rng = np.random.default_rng([settings.seed, 1])
-    documents = problem.documents.astype(np.float32)
-    models, projections, errors = [], [], []
-    for query in range(problem.queries.shape[0]):
-        truth = problem.scores[:, query]
-        top = min(settings.top, int(np.sum(truth > 0)))
-        gold = np.argsort(-truth, kind="stable")[:top]
-        vector = problem.queries[[query]]
-        norm = np.sqrt(vector.power(2).sum())
-        unit = (vector.data / norm).astype(np.float32)
-        gaussians = rng.standard_normal((documents.shape[1], settings.samples), dtype=np.float32)
-        gaussians[vector.indices] -= unit[:, None] * (unit @ gaussians[vector.indices])
-        chi = np.sqrt(rng.chisquare(dimension, settings.samples))
-        drawn = truth[:, None] / norm * chi + documents @ gaussians
-        shares = [np.isin(gold, first_documents(column, top)).mean() for column in drawn.T]
-        models.append(np.isin(gold, first_documents(scores[:, query], top)).mean())
-        projections.append(np.mean(shares))
-        errors.append(np.var(shares, ddof=1) / settings.samples)
-        step()
-    return {
-        "first": settings.top,
-        "queries": len(models),
-        "model": float(np.mean(models)),
-        "random projection": float(np.mean(projections)),
-        "±": float(np.sqrt(np.sum(errors)) / len(errors)),
-    }
-
-
-def first_documents(scores: np.ndarray, top: int) -> np.ndarray:
-    """Positions of the `top` highest scores, in no order."""
-    return np.argpartition(-scores, top - 1)[:top]
+        sentence = (
+            "trained non-linear dual encoders might be able to detect precise word overlap with much "
+            "lower-dimensional encodings"
+        )
+        quantity = f"BM25's best document in the first {rank}: encoder − projection to {dimension}"
+        claims.append(Claim("Luan et al. 2021, §4", sentence, quantity, (model - kept)[None]))
+    return rows, claims
 
 
 def describe(results: dict[str, Any]) -> list[Section]:
     """The sections of the page and of the console."""
     h = results["dimension"]
     return [
-        Section("Answer", answer(results)),
-        Section("Margins of BM25's best document", "r-th smallest, over the queries.", results["margins"]),
+        Section("What the paper says", "", results["claims"]),
         Section(
             "Pairs (BM25's best document, another) by margin",
             f"Share ordered as BM25 does: by the model, and by a Gaussian projection to its {h} dimensions "
-            "(exact). worth: the dimension of a projection that agrees as often as the model. margin left: "
-            "the mean normalized margin of the same pairs after encoding.",
+            "(exact). worth: the dimension of a projection that agrees as often as the model.",
             results["pairs"],
             ["agreement"],
         ),
-        Section("BM25's best document in the first r", "", results["recall"]),
-        Section("Share of BM25's first documents kept", "", [results["overlap"]]),
+        Section(
+            "BM25's best document in the first r",
+            "k: the dimension at which a projection keeps it for 95% of the queries [interval over queries].",
+            results["recall"],
+        ),
     ]
 
 
-def answer(results: dict[str, Any]) -> str:
-    """What the run found, in a paragraph."""
-    worth = [row["worth"] for row in results["pairs"] if row["worth"] is not None]
-    shares = "; ".join(
-        f"{row['model']:.0%} and {row['random projection']:.0%} (r = {row['r']})" for row in results["recall"]
-    )
-    text = (
-        f"The share of queries for which BM25's best document stays among the first r, in the "
-        f"{results['dimension']} dimensions of the model and of a random projection: {shares}"
-    )
-    if worth:
-        text += (
-            f". By the share of pairs that it orders as BM25 does, it is worth a random projection to "
-            f"{min(worth):.0f} to {max(worth):.0f} dimensions, depending on the margin"
-        )
-    return text + "."
-
-
 def draw(rows: Rows, dimension: int) -> "Figure":
-    """Agreement by margin, and the margin that is left."""
+    """Agreement by margin."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(5.5, 4), layout="constrained")
+    axes = figure.subplots()
     x = [row["margin"] for row in rows]
-    panels = (
-        ("pairs ordered as BM25 does", "model", "random projection"),
-        ("mean margin after encoding", "margin left, model", "margin left, projection"),
+    axes.plot(x, [row["model"] for row in rows], "o-", label="model")
+    axes.plot(
+        x, [row["random projection"] for row in rows], "--", label=f"random projection, k = {dimension}"
     )
-    for axes, (title, model, projection) in zip(figure.subplots(1, 2), panels, strict=True):
-        axes.plot(x, [row[model] for row in rows], "o-", label="model")
-        axes.plot(x, [row[projection] for row in rows], "--", label=f"random projection, k = {dimension}")
-        axes.set(xscale="log", xlabel="normalized margin of BM25", ylabel=title)
-        axes.grid(alpha=0.3)
-        axes.legend()
+    axes.set(xscale="log", xlabel="normalized margin of BM25", ylabel="pairs ordered as BM25 does")
+    axes.grid(alpha=0.3)
+    axes.legend()
     return figure
 
 

@@ -4,18 +4,18 @@ Figures 2 and 3 of Luan et al., TACL 2021, on any collection, beside the exact l
 - Figure 2: the k at which explicit random projections order 95% of the pairs (best document, any other) of
   a margin bin correctly, beside the exact k*, Lemma 1, and the line 1.3528/h(ε) that the slope should be.
 - Figure 3a: the 10th, 100th and 1000th smallest margins by document length.
-- Figure 3b: the k for recall@r by document length, by explicit projections on the paper's grid of 40 values
-  of k, and by the exact law, with the seconds of both at equal precision.
-- how far each published bound overshoots, and what the place of the idf (query, both, document) does.
+- Figure 3b: the k for recall@r by document length, by explicit projections and by the exact law.
+- how far published bounds overshoot, and what the place of the idf (query, both, document) does.
+Intervals of k resample the queries.
 
     python experiments/random_projections.py --collection pydocs
     python experiments/random_projections.py --collection path/to/scifact --matrices 8
 """
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from studies.shared_settings import Ensemble, Tracker, Weighting
 
@@ -40,18 +40,12 @@ class Settings:
     """r of recall@r in Figure 3b"""
     length_bins: int = 8
     """document-length bins, equally full"""
-    margin_bins: int = 20
-    """bins of the margin in Figure 2, geometric"""
-    ensembles: list[Ensemble] = field(default_factory=lambda: ["rademacher", "gaussian"])
-    """of explicit matrices in Figure 2 (the paper's is rademacher); 3b uses gaussian if there"""
     matrices: int = 4
     """explicit matrices per ensemble and weighting"""
     samples: int = 64
     """Gaussian vectors per query for the exact law"""
     grid: tuple[int, int, int] = (32, 9472, 40)
     """smallest and largest k, and number of values, of the explicit grid (the paper's by default)"""
-    bound_queries: int = 20
-    """queries on which the published bounds are compared with the exact law"""
     seed: int = 0
     """of everything random"""
     output: Path = Path("results/random_projections")
@@ -60,49 +54,55 @@ class Settings:
     """none, or wandb (offline without a key) for the numbers and figures besides"""
 
     def __post_init__(self) -> None:
-        for name in ("queries", "rank", "length_bins", "margin_bins", "matrices", "bound_queries"):
+        for name in ("queries", "rank", "length_bins", "matrices"):
             if getattr(self, name) < 1:
                 raise SystemExit(f"{name} = {getattr(self, name)}; allowed: at least 1")
         if not 0 < self.beta < 0.5:
             raise SystemExit(f"beta = {self.beta}; allowed: in (0, 0.5)")
         if self.samples < 2:
-            raise SystemExit(f"samples = {self.samples}; allowed: at least 2, for a standard error")
+            raise SystemExit(f"samples = {self.samples}; allowed: at least 2")
         if not (1 <= self.grid[0] < self.grid[1] and self.grid[2] >= 2):
             raise SystemExit(f"grid = {self.grid}; allowed: 1 ≤ smallest < largest k, at least 2 values")
-        if not self.weightings or not self.ensembles:
-            raise SystemExit("weightings and ensembles must each name at least one")
+        if not self.weightings:
+            raise SystemExit("weightings must name at least one")
 
 
 if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, (__doc__ or "").partition("\n\n")[0])
 
 import numpy as np
-from rich.progress import Progress
 from scipy.special import ndtri
 from studies.lexical_vectors import PLACEMENTS, Counts, open_counts
-from studies.pages import finite, print_sections, steps, track, write_page
-from studies.projection_report import MARGIN_RANKS, Rows, describe, draw, slope_rows
+from studies.pages import Section, finish
 from studies.projection_runs import (
-    Explicit,
     Problem,
     exact_thresholds,
-    k_grid,
     length_groups,
     make_problem,
-    margin_rows,
     mean_required_dimension,
-    run_matrices,
+    misordered,
+    required_dimension,
+    shown_dimension,
     stable_crossing,
 )
 
-from paradigms.io.files import write_json
-from paradigms.io.progress import progress_bar
-from theory.projections import distortion, required_dimension
-from theory.recall import recall_failure, required_dimension_recall, required_dimension_recall_exact
+from paradigms.evaluate import Interval
+from paradigms.evaluate.claims import Claim, judge
+from theory.projections import distortion
+from theory.projections import required_dimension as lemma_1
+from theory.recall import required_dimension_recall, required_dimension_recall_exact
 
-BOUND_RANKS = (1, 10, 100)
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Rows = list[dict[str, Any]]
+ENSEMBLES: dict[Ensemble, str] = {"rademacher": "o", "gaussian": "x"}  # the paper's is rademacher
+MARGIN_RANKS = (10, 100, 1000)
+MARGIN_BINS = 20  # geometric
 # Pairs of one query share its best document and fail together.
 FEWEST_PAIRS, FEWEST_QUERIES = 200, 20
+BOUNDS, BOUND_QUERIES = {"the paper's Eq. 3": "eq3", "the Markov-union bound": "markov_union"}, 20
+LUAN = "Luan et al. 2021, §2.1.3"
 
 
 def main(settings: Settings) -> dict[str, Any]:
@@ -110,260 +110,315 @@ def main(settings: Settings) -> dict[str, Any]:
     started = time.perf_counter()
     collection, counts = open_counts(settings.collection, settings.split, settings.queries, settings.seed)
     groups = length_groups(counts.lengths, min(settings.length_bins, len(counts.lengths)))
-    grid = k_grid(*settings.grid)
-    figure2: dict[str, Rows] = {}
-    slopes: Rows = []
-    with progress_bar() as progress:
-        for number, weighting in enumerate(settings.weightings):
-            problem = make_problem(counts, weighting, "query", groups)
-            if number == 0:
-                require_competitors(problem, settings.rank)
-            edges, bins, margins = margin_bins(problem, settings)
-            runs = {
-                ensemble: run_matrices(
-                    problem,
-                    ensemble,
-                    grid,
-                    settings.matrices,
-                    bins,
-                    settings.rank,
-                    settings.seed,
-                    steps(progress, f"{weighting}: {ensemble} matrices", settings.matrices),
-                )
-                for ensemble in settings.ensembles
-            }
-            figure2[weighting] = pair_rows(margins, bins, edges, grid, runs, settings)
-            slopes += slope_rows(weighting, figure2[weighting])
-            if number == 0:
-                lengths = [counts.lengths[rows].mean() for rows in groups]
-                figure3a = margin_rows(problem, lengths, MARGIN_RANKS)
-                figure3b, timing = recall_rows(problem, lengths, grid, runs, settings, progress)
-                bounds = bound_rows(problem, settings, progress)
-        placements = placement_rows(counts, groups[-1], settings, progress)
+    lengths = np.array([counts.lengths[rows].mean() for rows in groups])
+    problems = {w: make_problem(counts, w, "query", groups) for w in settings.weightings}
+    problem = problems[settings.weightings[0]]
+    most = max(len(problem.competitors(-1, query)[1]) for query in range(len(counts.query_ids)))
+    if settings.rank > most:
+        raise SystemExit(
+            f"rank = {settings.rank}; allowed: at most {most}, the documents below a query's best"
+        )
+    pairs = {weighting: pair_rows(of, weighting, settings) for weighting, of in problems.items()}
+    ranked = ranked_margins(problem)
+    (thresholds,) = exact_thresholds(problem, [settings.rank], settings.samples, settings.seed, "exact law")
+    ks = [required_dimension(of, settings.beta, settings.seed) for of in thresholds]
+    claims = stated({w: of[1] for w, of in pairs.items()}, ranked, thresholds, lengths, settings.beta)
     results: dict[str, Any] = {
         "collection": collection.name,
         "fingerprint": collection.fingerprint,
-        "documents": len(counts.lengths),
-        "vocabulary": counts.documents.shape[1],
-        "queries": len(counts.query_ids),
-        "figure2": figure2,
-        "slopes": slopes,
-        "figure3a": figure3a,
-        "figure3b": figure3b,
-        "timing": timing,
-        "bounds": bounds,
-        "idf": placements,
-        "settings": {key: str(value) for key, value in asdict(settings).items()},
+        "claims": [verdict.row for verdict in judge(claims)],
+        "figure2": [row for rows, _ in pairs.values() for row in rows],
+        "slopes": [row for weighting, (rows, _) in pairs.items() for row in slope_rows(weighting, rows)],
+        "figure3": length_rows(ranked, ks, lengths),
+        "bounds": bound_ratios(problem, thresholds[-1], settings),
+        "idf": placement_rows(counts, groups[-1], settings),
         "seconds": time.perf_counter() - started,
     }
-    figures = draw(results, settings.beta, settings.rank)
-    sections = describe(results, settings.beta, settings.rank)
-    print_sections(sections)
-    write_json(settings.output / "results.json", results)
-    title = f"Random projections of {collection.name}"
+    figures = {
+        "figure2": draw_pairs({weighting: rows for weighting, (rows, _) in pairs.items()}, settings.beta),
+        "figure3": draw_lengths(results["figure3"], settings.rank),
+    }
     summary = (
-        f"{results['documents']:,} documents, {results['vocabulary']:,} terms, {results['queries']} queries "
-        f"of split {settings.split}; {results['seconds']:.0f} s."
+        f"{len(counts.lengths):,} documents, {counts.documents.shape[1]:,} terms, {len(counts.query_ids)} "
+        f"queries of split {settings.split}; {results['seconds']:.0f} s."
     )
-    page = write_page(settings.output, title, summary, sections, figures, results["settings"])
-    numbers = {f"slope/{row['vectors']}/{row['measured by']}": row["k · h(ε)"] for row in slopes}
-    numbers |= {"speed-up at equal precision": timing["ratio, nested grid"]}
-    images = [settings.output / f"{name}.png" for name in figures]
-    run = f"random-projections-{collection.name}"
-    track(settings.tracker, run, results["settings"], numbers, images, settings.output)
-    print(f"\n{page}")
+    numbers = {f"slope/{row['vectors']}/{row['measured by']}": row["k · h(ε)"] for row in results["slopes"]}
+    title, run = f"Random projections of {collection.name}", f"random-projections-{collection.name}"
+    finish(settings, run, title, summary, results, describe(results, settings), figures, numbers)
     return results
 
 
-def require_competitors(problem: Problem, rank: int) -> None:
-    """Recall@r needs r documents below the best one for some query; said before hours are spent."""
-    most = max(len(problem.competitors(-1, query)[1]) for query in range(problem.queries.shape[0]))
-    if rank > most:
-        raise SystemExit(f"rank = {rank}; allowed: at most {most}, the most documents below a query's best")
+# --- measurement ------------------------------------------------------------------------------------
 
 
-def margin_bins(problem: Problem, settings: Settings) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(edges, bin of each (document, query) or -1, margins [n, m]), bins where k* lies on the grid of k."""
-    z2 = ndtri(settings.beta) ** 2
-    edges = np.sqrt(z2 / (z2 + np.geomspace(settings.grid[1], settings.grid[0], settings.margin_bins + 1)))
+def pair_rows(problem: Problem, name: str, settings: Settings) -> tuple[Rows, np.ndarray]:
+    """Figure 2, a row for each margin bin with enough pairs; and the smallest margin of each query.
+
+    Bins lie where the exact k* is on the grid of k.
+    """
+    grid = np.unique(np.round(np.geomspace(*settings.grid)).astype(np.int64))
+    z2, rng = ndtri(settings.beta) ** 2, np.random.default_rng(settings.seed)
+    edges = np.sqrt(z2 / (z2 + np.geomspace(settings.grid[1], settings.grid[0], MARGIN_BINS + 1)))
     margins = np.full(problem.scores.shape, np.nan)
     for query in range(problem.queries.shape[0]):
-        _, below, values = problem.margins(len(problem.groups) - 1, query)
+        _, below, values = problem.margins(-1, query)
         margins[below, query] = values
     bins = np.digitize(margins, edges) - 1
-    bins[np.isnan(margins) | (bins >= settings.margin_bins)] = -1
-    return edges, bins, margins
-
-
-def pair_rows(
-    margins: np.ndarray,
-    bins: np.ndarray,
-    edges: np.ndarray,
-    grid: np.ndarray,
-    runs: dict[Ensemble, Explicit],
-    settings: Settings,
-) -> Rows:
-    """Figure 2: one row per margin bin with enough pairs."""
+    bins[np.isnan(margins) | (bins >= MARGIN_BINS)] = -1
+    wrong = {
+        ensemble: misordered(
+            problem, ensemble, grid, settings.matrices, bins, settings.seed, f"{name}: {ensemble} matrices"
+        )
+        for ensemble in ENSEMBLES
+    }
     rows: Rows = []
-    rng = np.random.default_rng(settings.seed)
-    for number in range(len(edges) - 1):
-        members = bins == number
-        inside, queries = margins[members], int(members.any(axis=0).sum())
+    for number in range(MARGIN_BINS):
+        inside, queries = margins[bins == number], int((bins == number).any(axis=0).sum())
         if len(inside) < FEWEST_PAIRS or queries < FEWEST_QUERIES:
             continue
         sample = rng.choice(inside, size=min(2000, len(inside)), replace=False)
         middle = float(np.exp(np.log(inside).mean()))
         row: dict[str, Any] = {
+            "vectors": name,
             "margin": middle,
             "1/h(ε)": float(1 / distortion(middle)),
             "pairs": len(inside),
             "queries": queries,
             "exact k*": mean_required_dimension(sample, settings.beta),
-            "Lemma 1": required_dimension(middle, settings.beta, "lemma1"),
+            "Lemma 1": lemma_1(middle, settings.beta, "lemma1"),
         }
-        for ensemble, run in runs.items():
-            failure = run.wrong[:, number] / (len(inside) * settings.matrices)
-            row[f"{ensemble}, grid"], row[ensemble] = stable_crossing(grid, failure, settings.beta)
+        for ensemble, found in wrong.items():
+            failure = found[:, number] / (len(inside) * settings.matrices)
+            row[ensemble] = stable_crossing(grid, failure, settings.beta)
         rows.append(row)
-    return rows
+    return rows, np.nanmin(margins, axis=0, initial=1.0)
 
 
-def recall_rows(
-    problem: Problem,
-    lengths: list[float],
-    grid: np.ndarray,
-    runs: dict[Ensemble, Explicit],
-    settings: Settings,
-    progress: Progress,
-) -> tuple[Rows, dict[str, Any]]:
-    """Figure 3b by both ways, and what each costs.
-
-    Equal precision means: the same standard error of the mean failure at k*, averaged over groups. For the
-    exact law that error is measured. For an explicit matrix it is √(β(1−β)/queries), as if queries failed
-    independently of each other; where they do not, a matrix is worth less. The deviations of the measured
-    curve from the exact one, in those variances, say how true that is (1: exactly). Seconds are processor
-    seconds, in which a busy neighbour does not show.
-    """
-    step = steps(progress, "exact law", problem.queries.shape[0])
-    start = time.process_time()
-    thresholds = exact_thresholds(problem, [settings.rank], settings.samples, settings.seed, step)[
-        settings.rank
-    ]
-    curves = [recall_failure(grid, group)[0] if len(group) else None for group in thresholds]
-    seconds = time.process_time() - start
-    run = runs["gaussian"] if "gaussian" in runs else next(iter(runs.values()))
-    failure = run.lost.mean(axis=0)
-    rows, needed, deviations = [], [], []
-    for group, (length, found, curve) in enumerate(zip(lengths, thresholds, curves, strict=True)):
-        if curve is None:
-            continue
-        k, error = required_dimension_recall_exact(found, settings.beta)
-        crossing = stable_crossing(grid, failure[:, group], settings.beta)
-        last = group == len(lengths) - 1
-        rows.append(
-            {
-                "documents": "all" if last else f"{length:.0f} terms",
-                "mean length": length,
-                "queries": len(found),
-                "exact k": k,
-                "±": finite(error),
-                "explicit, grid": crossing[0],
-                "explicit": crossing[1],
-            }
-        )
-        variance = settings.beta * (1 - settings.beta) / len(found)
-        precision = recall_failure(k, found)[1]
-        needed += [variance / precision**2] if precision > 0 else []
-        # Over the k of the grid where something happens: how far explicit failures lie from the exact curve.
-        variances = curve * (1 - curve) / len(found) / settings.matrices
-        inner = (curve > 0.01) & (curve < 0.99)
-        deviations += list((failure[:, group] - curve)[inner] ** 2 / variances[inner])
-    matrices = float(np.mean(needed)) if needed else 0.0
-    nested = (run.projecting + run.counting) / settings.matrices
-    fresh = run.projecting / settings.matrices * grid.sum() / grid[-1] + run.counting / settings.matrices
-    timing = {
-        "values of k": len(grid),
-        "exact law, seconds": seconds,
-        "explicit grid, seconds per matrix (nested in k)": nested,
-        "explicit grid, seconds per matrix (fresh for every k, from seconds per row)": fresh,
-        "matrices for equal precision": matrices,
-        "ratio, nested grid": matrices * nested / seconds,
-        "ratio, fresh matrices": matrices * fresh / seconds,
-        "mean squared deviation of explicit from exact, in variances": (
-            float(np.mean(deviations)) if deviations else None
-        ),
-    }
-    return rows, timing
+def slope_rows(vectors: str, rows: Rows) -> Rows:
+    """Geometric mean of k · h(ε) over the bins, and the exponent of ε in k, for measured and exact k."""
+    found: Rows = []
+    names = [*ENSEMBLES, "exact k*", "Lemma 1"]
+    complete = [row for row in rows if all(row[name] for name in names)]
+    for name in names if len(complete) >= 3 else ():
+        margins, ks = np.array([[row["margin"], row[name]] for row in complete]).T
+        constant = float(np.exp(np.mean(np.log(ks * distortion(margins)))))
+        exponent = float(np.polyfit(np.log(margins), np.log(ks), 1)[0])
+        row = {"vectors": vectors, "measured by": name, "k · h(ε)": constant, "exponent of ε": exponent}
+        found.append(row | {"bins": len(ks)})
+    return found
 
 
-def bound_rows(problem: Problem, settings: Settings, progress: Progress) -> Rows:
-    """k for recall@r over all documents by each bound over the exact k: medians over single queries."""
-    few = Problem(
-        problem.documents,
-        problem.queries[: settings.bound_queries],
-        problem.squares,
-        problem.scores[:, : settings.bound_queries],
-        problem.groups[-1:],
-    )
-    ranks = [rank for rank in BOUND_RANKS if rank < len(problem.groups[-1])]
-    step = steps(progress, "bounds", 2 * few.queries.shape[0])
-    thresholds = exact_thresholds(few, ranks, 6 * settings.samples, settings.seed + 1, step)
-    methods = {
-        "Eq. 3": "eq3",
-        "sum of Lemma 1": "lemma1_sum",
-        "t-union": "t_union",
-        "Markov-union": "markov_union",
-    }
-    ratios: dict[int, list[list[float]]] = {rank: [] for rank in ranks}
-    usable = 0
-    for query in range(few.queries.shape[0]):
-        margins = few.margins(0, query)[2]
-        if len(margins) >= max(ranks):
-            for rank in ranks:
-                exact, _ = required_dimension_recall_exact(thresholds[rank][0][usable], settings.beta)
-                needed = [
-                    required_dimension_recall(margins, rank, settings.beta, m) for m in methods.values()
-                ]
-                ratios[rank].append([exact, *(k / exact for k in needed)])
-            usable += 1
-        step()
-    return [
-        {"r": rank, "queries": usable, "exact k": float(median[0])}
-        | {f"{name} / exact": float(value) for name, value in zip(methods, median[1:], strict=True)}
-        for rank in ranks
-        if usable
-        for median in [np.median(ratios[rank], axis=0)]
-    ]
+def ranked_margins(problem: Problem) -> np.ndarray:
+    """The r-th smallest margin, r of MARGIN_RANKS, by length bin and query: [ranks, bins, m]; NaN = none."""
+    found = np.full((len(MARGIN_RANKS), len(problem.groups) - 1, problem.queries.shape[0]), np.nan)
+    for group, query in np.ndindex(*found.shape[1:]):
+        margins = np.sort(problem.margins(group, query)[2])
+        known = [margins[rank - 1] for rank in MARGIN_RANKS if rank <= len(margins)]
+        found[: len(known), group, query] = known
+    return found
 
 
-def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings, progress: Progress) -> Rows:
-    """k for recall@r over all documents by where the idf stands; the scores are the same in all of a kind."""
-    cases = [(w, p) for w in settings.weightings for p in PLACEMENTS if w != "boolean" or p == "query"]
-    step = steps(progress, "place of the idf", len(cases) * len(counts.query_ids))
+def length_rows(ranked: np.ndarray, ks: list[Interval], lengths: np.ndarray) -> Rows:
+    """Figures 3a and 3b: a row for each bin of lengths, and one for all documents."""
     rows: Rows = []
-    for weighting, placement in cases:
-        problem = make_problem(counts, weighting, placement, [everything])
-        found = exact_thresholds(problem, [settings.rank], settings.samples, settings.seed, step)
-        thresholds = found[settings.rank][0]
-        if not len(thresholds):  # under this weighting every query's documents tie
-            continue
-        k, error = required_dimension_recall_exact(thresholds, settings.beta)
-        ranked = [
-            np.partition(m, settings.rank - 1)[settings.rank - 1]
-            for m in (problem.margins(0, q)[2] for q in range(len(counts.query_ids)))
-            if len(m) >= settings.rank
-        ]
-        place = "no idf" if weighting == "boolean" else placement
-        rows.append(
-            {
-                "vectors": weighting,
-                "idf in": place,
-                "exact k": k,
-                "±": finite(error),
-                f"median margin of rank {settings.rank}": float(np.median(ranked)),
-            }
-        )
+    for group, (k, length) in enumerate(zip(ks, lengths, strict=True)):
+        everything = group == len(lengths) - 1
+        row = {"documents": "all" if everything else f"{length:.0f} terms", "mean length": float(length)}
+        for rank, margins in zip(MARGIN_RANKS, ranked, strict=True):
+            known = margins[group][~np.isnan(margins[group])] if not everything else margins[:0]
+            # Fewer than half of the queries would be another population than the other ranks.
+            row[f"{rank}th margin"] = float(np.median(known)) if 2 * len(known) >= len(margins[0]) else None
+        rows.append(row | named(k))
     return rows
+
+
+def bound_ratios(problem: Problem, thresholds: np.ndarray, settings: Settings) -> dict[str, float]:
+    """k of a published bound over the exact k, for recall@r of single queries over all documents: medians."""
+    found: dict[str, list[float]] = {name: [] for name in BOUNDS}
+    for query in np.flatnonzero(~np.isnan(thresholds[:, 0]))[:BOUND_QUERIES]:
+        margins = problem.margins(-1, query)[2]
+        exact, _ = required_dimension_recall_exact(thresholds[query], settings.beta)
+        for name, bound in BOUNDS.items():
+            k = required_dimension_recall(margins, settings.rank, settings.beta, bound)
+            found[name].append(k / exact)
+    return {name: float(np.median(ratios)) for name, ratios in found.items() if ratios}
+
+
+def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings) -> Rows:
+    """k for recall@r over all documents by where the idf stands; the scores are the same in all of a kind."""
+    rows: Rows = []
+    for weighting in settings.weightings:
+        for place in PLACEMENTS if weighting != "boolean" else ("query",):
+            problem = make_problem(counts, weighting, place, [everything])
+            found = exact_thresholds(
+                problem, [settings.rank], settings.samples, settings.seed, "place of the idf"
+            )
+            k = required_dimension(found[0, 0], settings.beta, settings.seed)
+            rows.append({"vectors": weighting, "idf in": "–" if weighting == "boolean" else place} | named(k))
+    return rows
+
+
+def named(k: Interval) -> dict[str, float | None]:
+    """The cells of a dimension with its interval over queries; none where no query has enough documents."""
+    names = ("exact k", "low", "high")
+    return {name: None if np.isnan(value) else value for name, value in zip(names, k, strict=True)}
+
+
+# --- claims -----------------------------------------------------------------------------------------
+
+
+def stated(
+    smallest: dict[str, np.ndarray],
+    ranked: np.ndarray,
+    thresholds: np.ndarray,
+    lengths: np.ndarray,
+    beta: float,
+) -> list[Claim]:
+    """What §2.1.3 says of margins, dimensions and length, query by query.
+
+    Exponents a of y ∝ length^a are least squares over the bins, of queries with y in every bin.
+    """
+
+    claims = []
+    if len(lengths) > 2:
+        ks = np.full(thresholds.shape[:2], np.nan)
+        for cell in np.argwhere(~np.isnan(thresholds[:-1, :, 0])):
+            ks[*cell] = required_dimension_recall_exact(thresholds[*cell], beta)[0]
+        values = {f"the {rank}th smallest margin": of for rank, of in zip(MARGIN_RANKS, ranked, strict=True)}
+        for name, of in (values | {"the required dimension": ks[:-1]}).items():
+            x = np.log(lengths[:-1]) - np.log(lengths[:-1]).mean()
+            exponents = (x @ np.log(of[:, ~np.isnan(of).any(axis=0)]) / (x @ x))[None]
+            if not exponents.size:
+                continue
+            if "margin" in name:
+                sentence, figure, exponents = (
+                    "normalized margins decrease with document length",
+                    "3a",
+                    -exponents,
+                )
+            else:
+                sentence, figure = "the required dimension increases with the document length", "3b"
+            quantity = f"{'−' * ('margin' in name)}a of {name} ∝ length^a"
+            claims.append(Claim(f"{LUAN}, Figure {figure}", sentence, quantity, exponents))
+    if {"bm25", "boolean"} <= smallest.keys():
+        sentence = (
+            "the observed minimum normalized margin for a collection of documents and queries is found to be "
+            "much lower for BM25 compared to Boolean inner product"
+        )
+        found = np.log10(smallest["boolean"] / smallest["bm25"])[None]
+        quantity = "log10 of a query's minimum, Boolean / BM25"
+        claims.append(Claim(LUAN, sentence, quantity, found, printed="log10(.0169 / 6.8e-06) = 3.4, of all"))
+    return claims
+
+
+# --- page -------------------------------------------------------------------------------------------
+
+
+def describe(results: dict[str, Any], settings: Settings) -> list[Section]:
+    """The sections of the page and of the console."""
+    beta, first = settings.beta, settings.weightings[0]
+    percent, z2 = f"{1 - beta:.0%}", ndtri(beta) ** 2
+    return [
+        Section("Answer", answer(results, settings)),
+        Section(
+            "What the paper says",
+            "Without a value per query, and so without a verdict: “the theoretical bound is tight up to a "
+            "constant factor” and k “grows linearly with” 1/h(ε) (Figure 2); see the slopes.",
+            results["claims"],
+        ),
+        Section(
+            f"Figure 2: dimensions for {percent} pairwise accuracy",
+            "k after which the failure of explicit matrices stays low, beside the exact law and Lemma 1.",
+            results["figure2"],
+            ["figure2"],
+        ),
+        Section(
+            "Slope of Figure 2",
+            f"For ε → 0 the exact law gives k · h(ε) = z²/2 = {z2 / 2:.4f} and k ∝ ε⁻²; Lemma 1 has "
+            f"{2 * np.log(4 / beta):.4f}, {4 * np.log(4 / beta) / z2:.4f} times as much.",
+            results["slopes"],
+        ),
+        Section(
+            f"Figure 3, {first}: margins, and dimensions for recall@{settings.rank} ≥ {percent}, by length",
+            "Margins are medians over queries; none where half of the queries have fewer documents below the "
+            "best. low, high: 95% interval of the exact k over queries.",
+            results["figure3"],
+            ["figure3"],
+        ),
+        Section("Where the idf stands", "Same scores, other margins.", results["idf"]),
+    ]
+
+
+def answer(results: dict[str, Any], settings: Settings) -> str:
+    """How many dimensions it takes, with the interval over queries, and how the idf's place changes that."""
+    first = settings.weightings[0]
+
+    def shown(row: dict[str, Any]) -> str:
+        return shown_dimension(Interval(row["exact k"], row["low"], row["high"]))
+
+    text = (
+        f"A random projection to k = {shown(results['figure3'][-1])} dimensions keeps the best document by "
+        f"{first} among the first {settings.rank} for {1 - settings.beta:.0%} of the queries (exact law; 95% "
+        "interval over queries)."
+    )
+    for row in results["idf"]:
+        if row["vectors"] == first and row["idf in"] in ("both", "document"):
+            text += f" With the idf in {row['idf in']}: {shown(row)}."
+    asked = (f"{name} asks for {ratio:.1f} times the exact k" for name, ratio in results["bounds"].items())
+    return f"{text} For one query, in the median: {'; '.join(asked)}."
+
+
+def draw_pairs(panels: dict[str, Rows], beta: float) -> "Figure":
+    """Figure 2, a panel for each weighting."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5 * len(panels), 4.5), layout="constrained")
+    for axes, (name, rows) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
+    ):
+        if not rows:
+            axes.set_title(f"{name}: too few pairs a bin")
+            continue
+        x, slope = _column(rows, "1/h(ε)"), ndtri(beta) ** 2 / 2
+        for ensemble, mark in ENSEMBLES.items():
+            axes.plot(x, _column(rows, ensemble), mark, label=f"{ensemble} matrices")
+        axes.plot(x, _column(rows, "exact k*"), "-", label="exact law (Gaussian)")
+        axes.plot(x, slope * x, ":", label=f"{slope:.4f} / h(ε)")
+        axes.plot(x, _column(rows, "Lemma 1"), "--", label="Lemma 1")
+        axes.set(xscale="log", yscale="log", xlabel="1 / h(ε)", title=name)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.supylabel(f"k for {1 - beta:.0%} pairwise accuracy")
+    return figure
+
+
+def draw_lengths(rows: Rows, rank: int) -> "Figure":
+    """Figure 3."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    bins = [row for row in rows if row["documents"] != "all"]
+    x = _column(bins, "mean length")
+    for place in MARGIN_RANKS:
+        left.plot(x, _column(bins, f"{place}th margin"), "o-", label=f"{place}th smallest")
+    left.set(yscale="log", ylabel="normalized margin, median over queries")
+    k, low, high = (_column(bins, name) for name in ("exact k", "low", "high"))
+    right.plot(x, k, "o-", label="exact law, 95% over queries")
+    right.fill_between(x, low, high, alpha=0.15, linewidth=0)
+    right.set(ylabel=f"k for recall@{rank}")
+    for axes in (left, right):
+        axes.set(xscale="log", xlabel="mean document length (terms)")
+        axes.set_xticks(x, [f"{length:.0f}" for length in x], minor=False)
+        axes.set_xticks([], minor=True)
+        axes.legend()
+        axes.grid(alpha=0.3)
+    return figure
+
+
+def _column(rows: Rows, key: str) -> np.ndarray:
+    """The numbers under a key, NaN where there is none."""
+    return np.array([row[key] for row in rows], dtype=float)
 
 
 if __name__ == "__main__":

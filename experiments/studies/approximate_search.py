@@ -1,7 +1,7 @@
-"""Milliseconds and results of exact and approximate search for the same vectors: Luan et al. 2021, Figure 7.
+"""Times and results of exact and approximate search for the same vectors: Luan et al. 2021, Figure 7.
 
-One vector stands for a query, one or m for a document. An approximate index divides the vectors into lists
-and looks into a few of them.
+A query has one vector, a document one or m. An approximate index divides the vectors into as many lists as
+the square root of their number, and looks into a few of them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ class Timed:
     index: TokenIndex
     recipe: Recipe
     queries: Tokens
-    milliseconds: np.ndarray = field(
-        default_factory=lambda: np.array(np.inf)
-    )  # of each query, encoded before
+    milliseconds: np.ndarray = field(default_factory=lambda: np.array(np.inf))  # of each encoded query
     found: Run = field(default_factory=dict)
 
 
@@ -44,22 +42,19 @@ def time_searches(
     queries: Mapping[str, str],
     folder: Path,
     *,
-    kinds: Sequence[str],
     probes: Sequence[int],
-    lists: int,
     k: int,
     repeats: int,
 ) -> list[Timed]:
     """Every system searched exactly, and in each kind of index with each number of probes, query by query.
 
     All ways take turns in every repeat, so that they share what else the machine does; of each query the
-    fastest repeat counts, and the first one warms up. lists: of each approximate index; 0: the square root of
-    the number of its vectors. Indexes go to `folder`, and everything is searched on the processor.
+    fastest repeat counts, and the first one warms up. Indexes go to `folder`, and searches run on the CPU.
     """
     ways = [
         way
         for system, (model, exact) in systems.items()
-        for way in _ways(system, model, exact, queries, folder, kinds, probes, lists, k)
+        for way in _ways(system, model, exact, queries, folder, probes, k)
     ]
     for _ in range(repeats):
         for way in ways:
@@ -80,25 +75,23 @@ def _ways(
     exact: ExactIndex,
     queries: Mapping[str, str],
     folder: Path,
-    kinds: Sequence[str],
     probes: Sequence[int],
-    lists: int,
     k: int,
 ) -> Iterator[Timed]:
+    """Nothing is encoded again: approximate indexes take the vectors of the exact one."""
     # The best m·k vectors are of at least k documents, the k best: no more is to be retrieved.
     m = 1 if model.encoder.settings.document_vectors == "pooled" else model.encoder.settings.first
     recipe = replace(model.recipe, search_tokens=m * k)
     encoded = model.encode_queries(list(queries.values())).to("cpu")
     yield Timed(system, "exact", 0, exact, recipe, encoded)
-    count = lists or max(1, round(int(exact.offsets[-1]) ** 0.5))
-    for kind in kinds:
-        index = in_lists(kind, model, exact, count, folder / f"{system}-{kind}")
-        for number in sorted({min(number, count) for number in probes}):
+    lists = max(1, round(int(exact.offsets[-1]) ** 0.5))
+    options: dict[str, dict[str, Any]] = {
+        "faiss": {"factory": f"IVF{lists},SQfp16"},
+        "compressed": {"lists": lists},
+    }
+    for kind, of in options.items():
+        parts = ((exact.names(rows), exact.tokens(rows)) for rows in exact.blocks(BLOCK))
+        common = {"paradigm": model.name, "dim": model.encoder.dim}
+        index = INDEXES[kind].build_from(parts, folder / f"{system}-{kind}", **common, **of)
+        for number in sorted({min(number, lists) for number in probes}):
             yield Timed(system, kind, number, index, recipe, encoded)
-
-
-def in_lists(kind: str, model: Paradigm, exact: ExactIndex, lists: int, folder: Path) -> TokenIndex:
-    """The vectors of an exact index in so many lists of another kind; nothing is encoded again."""
-    parts = ((exact.names(rows), exact.tokens(rows)) for rows in exact.blocks(BLOCK))
-    options: dict[str, Any] = {"factory": f"IVF{lists},SQfp16"} if kind == "faiss" else {"lists": lists}
-    return INDEXES[kind].build_from(parts, folder, paradigm=model.name, dim=model.encoder.dim, **options)

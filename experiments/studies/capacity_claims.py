@@ -1,320 +1,301 @@
-"""The claims of Luan et al. 2021 (TACL), §§5 and 6, beside what capacity.py measured and theory predicts."""
+"""Luan et al. 2021 (TACL), §§5 and 6: Table A.1, what the paper says, and the page of capacity.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from studies.capacity_tasks import BI, UNI
+from studies.pages import Section
+from studies.projection_runs import shown_dimension
 from studies.trained_pairs import Rows, shown
 
-from paradigms.evaluate import Interval, holm, paired_test, seeds_interval
+from paradigms.evaluate import Interval, seeds_interval
+from paradigms.evaluate.claims import Claim, judge
+from paradigms.evaluate.report import PALETTE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 STAGES = {"rerank": "reranking", "retrieve": "retrieval"}
-ALPHA = 0.05
+MEASURES = {"containing": "RR@10", "answers": "recall at a fixed number of tokens"}
+CROSS = "CROSS-ATTENTION"
 MARGIN = 0.02  # of the measure: "does not degrade"
 # Of BM25-uni's measure at the same length: a system below it, and below what a random projection of its size
 # does, has not learned the task and says nothing of its capacity. The smallest share in the paper is 0.34.
 LEARNED = 0.3
-CROSS = "CROSS-ATTENTION"
 PAPER_LENGTHS = (50, 100, 200, 400)
-# Table A.1 in percent, by passage length; the paper's -768 have no suffix here. task -> stage -> system
-TABLE_A1: dict[str, dict[str, dict[str, tuple[float, ...]]]] = {
+# Table A.1 in percent at these lengths: reranking | retrieval. The paper's -768 have no suffix here.
+TABLE_A1 = {
     "containing": {
-        "rerank": {
-            CROSS: (99.9, 99.9, 99.8, 99.6),
-            "ME-BERT": (98.0, 96.7, 92.4, 89.8),
-            "ME-BERT-64": (96.3, 94.2, 89.0, 83.7),
-            "DE-BERT": (91.7, 87.8, 79.7, 74.1),
-            "DE-BERT-512": (91.4, 87.2, 78.9, 73.1),
-            "DE-BERT-128": (90.5, 85.0, 75.0, 68.1),
-            "DE-BERT-64": (88.8, 82.0, 70.7, 63.8),
-            "DE-BERT-32": (83.6, 74.9, 62.6, 55.9),
-            UNI: (92.1, 88.6, 84.6, 81.8),
-            BI: (98.0, 97.1, 95.9, 94.5),
-        },
-        "retrieve": {
-            "HYBRID-ME-BERT-uni": (98.2, 97.0, 94.4, 91.9),
-            "HYBRID-ME-BERT-bi": (99.3, 99.0, 97.3, 96.1),
-            "ME-BERT": (96.8, 96.1, 91.1, 85.2),
-            "ME-BERT-64": (92.9, 91.7, 84.6, 72.8),
-            "DE-BERT": (90.2, 85.6, 72.9, 63.0),
-            "DE-BERT-512": (89.4, 81.5, 66.8, 55.8),
-            "DE-BERT-128": (85.7, 75.4, 58.0, 47.3),
-            "DE-BERT-64": (82.8, 68.9, 48.5, 38.3),
-            "DE-BERT-32": (70.1, 53.2, 34.0, 27.6),
-            UNI: (92.1, 88.6, 84.6, 81.8),
-            BI: (98.0, 97.1, 95.9, 94.5),
-        },
+        CROSS: "99.9 99.9 99.8 99.6 |",
+        "ME-BERT": "98.0 96.7 92.4 89.8 | 96.8 96.1 91.1 85.2",
+        "ME-BERT-64": "96.3 94.2 89.0 83.7 | 92.9 91.7 84.6 72.8",
+        "DE-BERT": "91.7 87.8 79.7 74.1 | 90.2 85.6 72.9 63.0",
+        "DE-BERT-512": "91.4 87.2 78.9 73.1 | 89.4 81.5 66.8 55.8",
+        "DE-BERT-128": "90.5 85.0 75.0 68.1 | 85.7 75.4 58.0 47.3",
+        "DE-BERT-64": "88.8 82.0 70.7 63.8 | 82.8 68.9 48.5 38.3",
+        "DE-BERT-32": "83.6 74.9 62.6 55.9 | 70.1 53.2 34.0 27.6",
+        UNI: "92.1 88.6 84.6 81.8 | 92.1 88.6 84.6 81.8",
+        BI: "98.0 97.1 95.9 94.5 | 98.0 97.1 95.9 94.5",
+        "HYBRID-ME-BERT-uni": "| 98.2 97.0 94.4 91.9",
+        "HYBRID-ME-BERT-bi": "| 99.3 99.0 97.3 96.1",
     },
     "answers": {
-        "rerank": {
-            CROSS: (48.9, 55.5, 54.2, 47.6),
-            "ME-BERT": (43.6, 49.6, 46.5, 38.7),
-            "ME-BERT-64": (44.4, 48.7, 44.5, 38.2),
-            "DE-BERT": (42.9, 47.7, 44.4, 36.6),
-            "DE-BERT-512": (43.8, 48.5, 44.1, 36.5),
-            "DE-BERT-128": (42.8, 45.7, 41.2, 35.7),
-            "DE-BERT-64": (42.6, 45.7, 42.5, 35.4),
-            "DE-BERT-32": (42.4, 45.8, 42.1, 34.0),
-            UNI: (30.1, 35.7, 34.1, 30.1),
-        },
-        "retrieve": {
-            "HYBRID-ME-BERT-uni": (45.7, 49.5, 48.5, 42.9),
-            "ME-BERT": (42.0, 43.3, 40.4, 34.4),
-            "ME-BERT-64": (42.2, 43.4, 38.9, 33.0),
-            "DE-BERT": (44.2, 44.0, 40.1, 32.2),
-            "DE-BERT-512": (43.3, 43.2, 38.8, 32.7),
-            "DE-BERT-128": (38.0, 36.7, 32.8, 27.0),
-            "DE-BERT-64": (37.4, 35.1, 32.6, 26.6),
-            "DE-BERT-32": (36.3, 34.7, 31.0, 24.9),
-            UNI: (30.1, 35.7, 34.1, 30.1),
-        },
+        CROSS: "48.9 55.5 54.2 47.6 |",
+        "ME-BERT": "43.6 49.6 46.5 38.7 | 42.0 43.3 40.4 34.4",
+        "ME-BERT-64": "44.4 48.7 44.5 38.2 | 42.2 43.4 38.9 33.0",
+        "DE-BERT": "42.9 47.7 44.4 36.6 | 44.2 44.0 40.1 32.2",
+        "DE-BERT-512": "43.8 48.5 44.1 36.5 | 43.3 43.2 38.8 32.7",
+        "DE-BERT-128": "42.8 45.7 41.2 35.7 | 38.0 36.7 32.8 27.0",
+        "DE-BERT-64": "42.6 45.7 42.5 35.4 | 37.4 35.1 32.6 26.6",
+        "DE-BERT-32": "42.4 45.8 42.1 34.0 | 36.3 34.7 31.0 24.9",
+        UNI: "30.1 35.7 34.1 30.1 | 30.1 35.7 34.1 30.1",
+        "HYBRID-ME-BERT-uni": "| 45.7 49.5 48.5 42.9",
     },
 }
-Values = dict[str, dict[str, dict[int, np.ndarray]]]  # stage -> system -> length -> [seeds, queries]
-Term = tuple[float, str, str]  # weight, system, and "shortest", "longest" or "every" length
-Predictions = Mapping[int, Mapping[str, Any]]  # length -> what capacity_tasks.predict found
+
+# key -> stage, sentence
+SENTENCES = {
+    "worsens": ("rerank", "the performance of both the sparse and dense dual encoders worsens"),
+    "most rapidly": (
+        "rerank",
+        "the accuracy of the DE-BERT models falls most rapidly, widening the gap to BM25",
+    ),
+    "attention": (
+        "rerank",
+        "Full cross-attention is nearly perfect and does not degrade with document length",
+    ),
+    "768": (
+        "rerank",
+        "DE-BERT-768 [it means ME-BERT-768], which uses 8 vectors of dimension 768 to represent documents, "
+        "strongly outperforms the best DE-BERT model",
+    ),
+    "64": (
+        "rerank",
+        "Even DE-BERT-64 [it means ME-BERT-64], which uses 8 vectors of size only 64 instead […], "
+        "outperforms the DE-BERT models by a large margin",
+    ),
+    "exceed": ("retrieve", "the multi-vector methods exceeding BM25-uni performance for all lengths"),
+    "under": ("retrieve", "DE-BERT models under-performing BM25-uni"),
+    "both": ("retrieve", "The hybrid model outperforms both components in the combination"),
+    "largest": (
+        "retrieve",
+        "with largest improvements over ME-BERT for the longest-document collection",
+    ),
+    "over 95": ("retrieve", "BM25-bi achieves over 95 MRR@10 across collections for this task"),
+    "higher": ("rerank", "higher-dimensional DE-BERT models generally perform better"),
+    "pairs": ("rerank", "ME-BERT-768 outperforms DE-BERT-768 and ME-BERT-64 outperforms DE-BERT-512"),
+    "especially": (
+        "rerank",
+        "multi-vector models provide further benefits, especially for longer-document collections",
+    ),
+    "stronger": ("rerank", "CROSS-ATTENTION is still substantially stronger"),
+    "longer than 50": (
+        "retrieve",
+        "only higher-dimensional DE-BERT models outperform BM25 for passages longer than 50",
+    ),
+    "components": ("retrieve", "The hybrid models offer large improvements over their components"),
+    "gain": (
+        "retrieve",
+        "The gain from adding BM25 to ME-BERT and DE-BERT increases as the length of the documents in the "
+        "collection grows",
+    ),
+}
+
+Terms = list[tuple[float, str, int]]  # weight, system, length
 
 
 @dataclass(frozen=True)
-class Claim:
-    """Σ weight · measure(system, length) + margin > 0."""
+class Results:
+    """What was measured at every length, and what theory predicts, with what the paper says of it."""
 
-    statement: str
-    stage: str
-    terms: tuple[Term, ...]
-    margin: float = 0.0
+    task: str
+    lengths: list[int]
+    values: dict[str, dict[str, dict[int, np.ndarray]]]  # stage -> system -> length -> [seeds, queries]
+    predictions: Mapping[int, Mapping[str, Any]]  # length -> what capacity_tasks.predict found
+    sizes: Mapping[str, int]  # system -> numbers of a passage, of those that encode it
+
+    def paper(self, stage: str) -> dict[str, dict[int, float]]:
+        """system -> length -> the measure in Table A.1, as a share."""
+        column = list(STAGES).index(stage)
+        cells = {system: row.split("|")[column].split() for system, row in TABLE_A1[self.task].items()}
+        return {
+            system: {length: float(cell) / 100 for length, cell in zip(PAPER_LENGTHS, row, strict=True)}
+            for system, row in cells.items()
+            if row
+        }
+
+    def expected(self, system: str, length: int) -> float:
+        """The measure under a random projection of BM25-uni's vectors to as many numbers."""
+        return float(np.mean(self.predictions[length]["values"][str(self.sizes[system])]))
+
+    def learned(self, system: str) -> bool:
+        """At every length `LEARNED` of BM25-uni's measure, or what a random projection of its size does.
+
+        By retrieval where the system searches: among few candidates one ranks well that has learned little.
+        """
+        stage = "retrieve" if system in self.values["retrieve"] else "rerank"
+        for length in self.lengths:
+            least = LEARNED * float(self.values[stage][UNI][length].mean())
+            if stage == "retrieve" and system in self.sizes:
+                least = min(least, self.expected(system, length))
+            if self.values[stage][system][length].mean() < least:
+                return False
+        return True
+
+    def claims(self) -> list[Claim]:
+        """What the paper says of systems that were measured, at several lengths where it compares them."""
+        found = []
+        for key, contrasts in self._contrasts().items():
+            stage, sentence = SENTENCES[key]
+            of, paper = self.values[stage], self.paper(stage)
+            for quantity, terms, margin in contrasts:
+                systems = {system for _, system, _ in terms}
+                if systems - of.keys() or ("length" in quantity and len(self.lengths) < 2):
+                    continue
+                known = systems <= paper.keys() and set(self.lengths) <= set(PAPER_LENGTHS)
+                printed = f"{sum(w * paper[s][n] for w, s, n in terms):+.3f}" if known else ""
+                unlearned = ", ".join(s for s in sorted(systems) if not self.learned(s))
+                name = f"{MEASURES[self.task]}, {STAGES[stage]}: {quantity}"
+                contrast = sum(w * of[s][n] for w, s, n in terms)
+                place = "Luan et al. 2021, " + {"containing": "§5", "answers": "§6"}[self.task]
+                found.append(
+                    Claim(place, sentence, name, contrast, margin, printed=printed, unlearned=unlearned)
+                )
+        return found
+
+    def _contrasts(self) -> dict[str, list[tuple[str, Terms, float]]]:
+        """Of each sentence: (quantity, Σ weight · measure(system, length), margin) of its systems."""
+        order = sorted(self.sizes, key=lambda name: (self.sizes[name], not name[-1].isdigit()))
+        single, multiple = ([name for name in order if name.startswith(kind)] for kind in ("DE-", "ME-"))
+        wide, lengths, longest = single[-1:], self.lengths, self.lengths[-1:]
+        hybrids = [name for name in self.values["retrieve"] if name.startswith("HYBRID-")]
+        pairs = [(m, m.replace("ME-BERT-64", "DE-BERT-512").replace("ME-BERT", "DE-BERT")) for m in multiple]
+
+        def over(a: str, b: str, at: list[int] = lengths) -> tuple[str, Terms, float]:
+            where = "" if at == lengths else f", {at[0]} tokens"
+            return f"{a} − {b}{where}", [(w / len(at), s, n) for w, s in ((1, a), (-1, b)) for n in at], 0.0
+
+        def fall(name: str) -> Terms:
+            return [(1, name, lengths[0]), (-1, name, lengths[-1])]
+
+        def gain(a: str, b: str) -> tuple[str, Terms, float]:
+            return f"{a} − {b}: gain with length", [*fall(b), *((-w, s, n) for w, s, n in fall(a))], 0.0
+
+        of_hybrids = [over(h, part) for h in hybrids for part in parts(h)]
+        gains = [gain(h, parts(h)[0]) for h in hybrids]
+        if self.task == "answers":
+            return {
+                "higher": [over(w, n) for w in wide for n in single[:1] if w != n],
+                "pairs": [over(*pair) for pair in pairs],
+                "especially": [gain(*pair) for pair in pairs],
+                "stronger": [over(CROSS, best) for best in [*wide, *multiple][-1:]],
+                "longer than 50": [over(w, UNI, longest) for w in wide],
+                "components": of_hybrids,
+                "gain": gains,
+            }
+        rise = [(-w, s, n) for w, s, n in fall(CROSS)]
+        return {
+            "worsens": [(f"{name}: loss with length", fall(name), 0.0) for name in (UNI, *single)],
+            "most rapidly": [gain(UNI, name) for name in single],
+            "attention": [(f"{CROSS}: gain with length", rise, MARGIN)],
+            "768": [over(m, w) for m in multiple if not m[-1].isdigit() for w in wide],
+            "64": [over(m, w) for m in multiple if m[-1].isdigit() for w in wide],
+            "exceed": [over(m, UNI, [n]) for m in multiple for n in lengths],
+            "under": [over(UNI, name) for name in single],
+            "both": of_hybrids,
+            "largest": gains,
+            "over 95": [(f"{BI}, {n} tokens", [(1.0, BI, n)], -0.95) for n in longest],
+        }
 
 
-def gather(results: Sequence[Mapping[str, Any]]) -> Values:
-    """Of all seeds, which were measured on the same queries."""
+def parts(hybrid: str) -> tuple[str, str]:
+    """Its dense system and its BM25."""
+    dense, sparse = hybrid.removeprefix("HYBRID-").rsplit("-", 1)
+    return dense, f"BM25-{sparse}"
+
+
+def gather(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[int, np.ndarray]]]:
+    """stage -> system -> length -> [seeds, queries]: all seeds have the same queries."""
     rows: dict[tuple[str, str, int], list[list[float]]] = {}
     for result in results:
         for system, stages in result["stages"].items():
             for stage, values in stages.items():
                 rows.setdefault((stage, system, result["length"]), []).append(values)
-    found: Values = {stage: {} for stage in STAGES}
+    found: dict[str, dict[str, dict[int, np.ndarray]]] = {stage: {} for stage in STAGES}
     for (stage, system, length), values in rows.items():
         found[stage].setdefault(system, {})[length] = np.array(values)
     return found
 
 
-# --- claims -----------------------------------------------------------------------------------------
+# --- page -------------------------------------------------------------------------------------------
 
 
-def fall(system: str, sign: float = 1.0) -> tuple[Term, Term]:
-    """How much a system loses from the shortest to the longest passages."""
-    return (sign, system, "shortest"), (-sign, system, "longest")
-
-
-def above(a: str, b: str, length: str) -> tuple[Term, Term]:
-    """By how much system a is above system b."""
-    return (1.0, a, length), (-1.0, b, length)
-
-
-def containing_claims(measured: Values, sizes: Mapping[str, int]) -> list[Claim]:
-    """§5."""
-    single, multiple = families(sizes)
-    claims = [
-        Claim(f"{name} falls faster than {UNI} with length", stage, fall(name) + fall(UNI, -1))
-        for stage in STAGES
-        for name in single
-    ]
-    if len(single) > 1:
-        narrow, wide = single[0], single[-1]
-        both = fall(narrow) + fall(wide, -1)
-        claims.append(Claim(f"{narrow} falls faster than {wide}", "retrieve", both))
-    claims += [
-        Claim(f"{name} is below {UNI} on the longest passages", "retrieve", above(UNI, name, "longest"))
-        for name in single
-    ]
-    for many, one in pairs(single, multiple, sizes):
-        for stage in STAGES:
-            claims.append(Claim(f"{many} is above {one} on the longest", stage, above(many, one, "longest")))
-        claims.append(Claim(f"{one} falls faster than {many}", "retrieve", fall(one) + fall(many, -1)))
-    claims += [
-        Claim(f"{name} is above {UNI} on the {length}", "retrieve", above(name, UNI, length))
-        for name in multiple
-        for length in ("shortest", "longest")
-    ]
-    for name, dense, sparse in hybrids(measured):
-        claims += hybrid_claims(name, dense, sparse, "longest")
-    if CROSS in measured["rerank"]:
-        claims.append(Claim(f"{CROSS} does not fall with length", "rerank", fall(CROSS, -1), MARGIN))
-        claims += [
-            Claim(f"{CROSS} is above {name} on the longest", "rerank", above(CROSS, name, "longest"))
-            for name in (single + multiple)[-1:]
-        ]
-    return claims
-
-
-def answer_claims(measured: Values, sizes: Mapping[str, int]) -> list[Claim]:
-    """§6."""
-    single, multiple = families(sizes)
-    claims = []
-    if len(single) > 1:
-        claims += [
-            Claim(f"{single[-1]} is above {single[0]}", stage, above(single[-1], single[0], "every"))
-            for stage in STAGES
-        ]
-    claims += [
-        Claim(f"{name} is above {UNI} on the longest", "retrieve", above(name, UNI, "longest"))
-        for name in single[-1:]
-    ]
-    claims += [
-        Claim(f"{many} is above {one}", "rerank", above(many, one, "every"))
-        for many, one in pairs(single, multiple, sizes)
-    ]
-    if CROSS in measured["rerank"]:
-        claims += [
-            Claim(f"{CROSS} is above {name}", "rerank", above(CROSS, name, "every"))
-            for name in (single + multiple)[-1:]
-        ]
-    for name, dense, sparse in hybrids(measured):
-        claims += hybrid_claims(name, dense, sparse, "every")
-    return claims
-
-
-CLAIMS: dict[str, Callable[[Values, Mapping[str, int]], list[Claim]]] = {
-    "containing": containing_claims,
-    "answers": answer_claims,
-}
-
-
-def hybrid_claims(name: str, dense: str, sparse: str, length: str) -> list[Claim]:
-    at = "" if length == "every" else f" on the {length}"
-    return [
-        Claim(f"{name} is above {dense}{at}", "retrieve", above(name, dense, length)),
-        Claim(f"{name} is above {sparse}{at}", "retrieve", above(name, sparse, length)),
-        Claim(f"the gain of {name} over {dense} grows with length", "retrieve", fall(dense) + fall(name, -1)),
-    ]
-
-
-def families(sizes: Mapping[str, int]) -> tuple[list[str], list[str]]:
-    """Systems of one vector and of many, each from the fewest numbers to the most."""
-    order = sorted(sizes, key=lambda name: (sizes[name], not name[-1].isdigit()))
-    return [n for n in order if n.startswith("DE-")], [n for n in order if n.startswith("ME-")]
-
-
-def pairs(single: list[str], multiple: list[str], sizes: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Each system of many vectors, and the one of one vector with as many numbers, or of its width."""
-    found = []
-    for many in multiple:
-        same = [one for one in single if sizes[one] == sizes[many]]
-        width = [one for one in single if one == many.replace("ME", "DE")]
-        found += [(many, one) for one in dict.fromkeys(same + width)]
-    return found
-
-
-def hybrids(measured: Values) -> list[tuple[str, str, str]]:
-    """(hybrid, its dense system, its BM25)."""
-    names = [name for name in measured["retrieve"] if name.startswith("HYBRID-")]
-    parts = [(name, *name.removeprefix("HYBRID-").rsplit("-", 1)) for name in names]
-    return [(name, dense, f"BM25-{sparse}") for name, dense, sparse in parts]
-
-
-def combined(terms: Sequence[Term], cell: Callable[[str, int], Any], lengths: Sequence[int]) -> Any:
-    """Σ weight · cell(system, length)."""
-    at = {"shortest": lengths[:1], "longest": lengths[-1:], "every": lengths}
-    return sum(w * sum(cell(s, length) for length in at[w_at]) / len(at[w_at]) for w, s, w_at in terms)
-
-
-def of_paper(claim: Claim, task: str, lengths: Sequence[int]) -> float | None:
-    """The same combination of Table A.1, where it has all of it."""
-    table = TABLE_A1[task][claim.stage]
-    if not {s for _, s, _ in claim.terms} <= table.keys() or not set(lengths) <= set(PAPER_LENGTHS):
-        return None
-    return float(
-        combined(claim.terms, lambda s, length: table[s][PAPER_LENGTHS.index(length)] / 100, lengths)
-    )
-
-
-def of_theory(
-    claim: Claim, measured: Values, predictions: Predictions, sizes: Mapping[str, int], lengths: Sequence[int]
-) -> float | None:
-    """The same combination for random projections of the systems' sizes; BM25-uni's own part is measured."""
-    systems = {system for _, system, _ in claim.terms}
-    if claim.stage != "retrieve" or not systems <= sizes.keys() | {UNI} or systems == {UNI}:
-        return None
-
-    def cell(system: str, length: int) -> float:
-        if system == UNI:
-            return float(measured["retrieve"][UNI][length].mean())
-        return float(np.mean(predictions[length]["values"][str(sizes[system])]))
-
-    return float(combined(claim.terms, cell, lengths))
-
-
-def verdict(interval: Interval, p: float, claim: Claim, paper: float | None, learned: bool) -> str:
-    """Reproduced: shown to be above −margin. Not reproduced: shown to be below that, or below the paper's
-    number and perhaps not above −margin."""
-    if not learned:
-        return "out of reach at this scale"
-    if interval.low > -claim.margin and p < ALPHA:
-        return "reproduced"
-    least = max(-claim.margin, -1.0 if paper is None else paper)
-    below = interval.low <= -claim.margin and interval.high < least
-    return "not reproduced" if below else "out of reach at this scale"
-
-
-def has_learned(
-    measured: Values,
-    predictions: Predictions,
-    sizes: Mapping[str, int],
-    system: str,
-    lengths: Sequence[int],
-) -> bool:
-    """At every length at least `LEARNED` of BM25-uni's measure, or what a random projection of its size does.
-
-    By retrieval where the system searches: among few candidates one ranks well that has learned little.
-    """
-    stage = "retrieve" if system in measured["retrieve"] else "rerank"
-    for length in lengths:
-        least = LEARNED * float(measured[stage][UNI][length].mean())
-        if stage == "retrieve" and system in sizes:
-            least = min(least, float(np.mean(predictions[length]["values"][str(sizes[system])])))
-        if measured[stage][system][length].mean() < least:
-            return False
-    return True
-
-
-def claim_rows(
-    task: str, measured: Values, predictions: Predictions, sizes: Mapping[str, int], lengths: Sequence[int]
-) -> Rows:
-    """One family for Holm's correction."""
-    claims = [claim for claim in CLAIMS[task](measured, sizes) if measurable(claim, measured, lengths)]
-    differences = [combined(c.terms, _cell(measured[c.stage]), lengths) for c in claims]
-    tests = [
-        paired_test(d.mean(0) + c.margin, 0 * d.mean(0)) for c, d in zip(claims, differences, strict=True)
-    ]
-    rows: Rows = []
-    for claim, difference, p in zip(claims, differences, holm(tests), strict=True):
-        interval, paper = seeds_interval(difference), of_paper(claim, task, lengths)
-        theory = of_theory(claim, measured, predictions, sizes, lengths)
-        systems = {system for _, system, _ in claim.terms}
-        able = all(has_learned(measured, predictions, sizes, system, lengths) for system in systems)
-        rows.append(
-            {
-                "the paper says": claim.statement,
-                "stage": STAGES[claim.stage],
-                "its numbers": "–" if paper is None else f"{paper:+.3f}",
-                "measured": shown(interval, "+"),
-                "p (Holm)": f"{p:.4f}",
-                "random projection": "–" if theory is None else f"{theory:+.3f}",
-                "verdict": verdict(interval, p, claim, paper, able),
-            }
+def describe(results: Results) -> dict[str, Section]:
+    """Sections of the page and the console by the name of their files."""
+    measure, lengths = MEASURES[results.task], results.lengths
+    sections = {
+        "claims": Section(
+            "What the paper says, and what we measured",
+            f"A system has learned if at every length it retrieves with {LEARNED:.0%} of {UNI}'s measure, or "
+            f"as well as a random projection of its size. Not to degrade is to lose less than {MARGIN}.",
+            [verdict.row for verdict in judge(results.claims())],
         )
-    return rows
+    }
+    for stage, name in STAGES.items():
+        paper, rows = results.paper(stage), []
+        for system, of in results.values[stage].items():
+            said = {n: f" ({share:.3f})" for n, share in paper.get(system, {}).items()}
+            cells = {str(n): shown(seeds_interval(of[n])) + said.get(n, "") for n in lengths}
+            rows.append({"system": system} | cells)
+        text = f"{measure}; in parentheses the paper's, with 768 numbers a vector where no k is named."
+        heading = f"{name.capitalize()} by passage length (Table A.1)"
+        sections[f"table_{stage}"] = Section(heading, text, rows, [stage])
+    theory: Rows = []
+    for length in lengths:
+        k = Interval(*results.predictions[length]["k*"])
+        theory.append({"length": length, "k*": shown_dimension(k)})
+        for system, size in results.sizes.items():
+            trained = results.values["retrieve"][system][length].mean()
+            cell = f"{results.expected(system, length):.3f}, {trained:.3f} measured"
+            theory[-1][f"{system}: k = {size}"] = cell
+    sections["theory"] = Section(
+        "One random projection of BM25's vectors to k numbers, and the encoders that have as many",
+        f"Expected {measure} of retrieval, of BM25 over words (dotted in the figure); what an encoder loses "
+        f"beyond that, its training has lost, and not its size. k*: numbers that keep {UNI}'s first passage "
+        "first for 95% of the queries, with the 95% interval over queries.",
+        theory,
+    )
+    return sections
 
 
-def _cell(of: Mapping[str, Mapping[int, np.ndarray]]) -> Callable[[str, int], np.ndarray]:
-    return lambda system, length: of[system][length]
+def draw(results: Results) -> dict[str, Figure]:
+    """Figures 4 and 5, one for each stage; dotted: random projections of the encoders' sizes."""
+    from matplotlib.figure import Figure
 
-
-def measurable(claim: Claim, measured: Values, lengths: Sequence[int]) -> bool:
-    """Whether its systems were measured, and at two lengths where it compares them."""
-    known = {system for _, system, _ in claim.terms} <= measured[claim.stage].keys()
-    return known and (len(lengths) > 1 or not {"shortest", "longest"} <= {at for _, _, at in claim.terms})
+    lengths = results.lengths
+    systems = [*dict.fromkeys([*results.sizes, *(name for of in results.values.values() for name in of)])]
+    figures = {}
+    for stage, of in results.values.items():
+        figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+        axes = figure.subplots()
+        for name, values in of.items():
+            means, low, high = np.array([seeds_interval(values[n]) for n in lengths]).T
+            colour = "black" if name in (UNI, BI) else PALETTE[systems.index(name) % len(PALETTE)]
+            line = "o-" if name.startswith("DE-") or name == UNI else "o--"
+            axes.plot(lengths, means, line, markersize=4, color=colour, label=name)
+            axes.fill_between(lengths, low, high, color=colour, alpha=0.08, linewidth=0)
+            if stage == "retrieve" and name in results.sizes:
+                axes.plot(lengths, [results.expected(name, n) for n in lengths], ":", color=colour)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(lengths, [str(length) for length in lengths])
+        axes.set_xticks([], minor=True)
+        title = STAGES[stage].capitalize()
+        axes.set(xlabel="tokens of a passage at most", ylabel=MEASURES[results.task], title=title)
+        axes.grid(color="0.9", linewidth=0.6)
+        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+        figures[stage] = figure
+    return figures

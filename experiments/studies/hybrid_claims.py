@@ -1,26 +1,30 @@
-"""What Luan et al. 2021 (TACL), §7, say of first stages, reranking and time, and our verdicts."""
+"""What Luan et al. 2021 (TACL), §7, say of first stages, reranking and time; the page of hybrid.py."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import permutations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
-from studies.token_claims import ALPHA, LEARNED
+from studies.pages import Section
 from studies.trained_pairs import Measured, Rows, shown
 
-from paradigms.evaluate import Interval, holm, paired_test, seeds_interval
+from paradigms.evaluate import seeds_interval
+from paradigms.evaluate.claims import Claim, judge
+from paradigms.evaluate.report import PALETTE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MEASURES = ("RR@10", "nDCG@10", "R@10", "Judged@10")
 RR, NDCG, _, JUDGED = MEASURES
 DE, ME = "DE-BERT", "ME-BERT"
 DENSE = {"dpr": DE, "me_bert": ME}
 SPARSE = ("BM25-uni", "BM25-bi")  # over words; over words and pairs of words
-# The paper's systems on MS MARCO's passages and documents: MRR@10 of Table 1, and of its reranked 1000-best
-# lists; nDCG@10 on TREC DL of Table 2, whose sparse systems are not the authors' own.
+CROSS = "cross-attention"
+# MRR@10 of Table 1, on MS MARCO's passages and documents.
 BM25, DE_HYBRID, ME_HYBRID = "BM25", "DE-HYBRID", "ME-HYBRID"
 TABLE_1 = {
     BM25: (0.167, 0.249),
@@ -29,21 +33,8 @@ TABLE_1 = {
     DE_HYBRID: (0.304, 0.313),
     ME_HYBRID: (0.338, 0.346),
 }
-RERANKED = {DE: (0.391, 0.339), ME: (0.395, 0.353), ME_HYBRID: (0.394, 0.353)}
-TABLE_2 = {
-    BM25: (0.506, 0.517),
-    DE: (0.639, 0.510),
-    ME: (0.687, 0.588),
-    DE_HYBRID: (0.659, 0.595),
-    ME_HYBRID: (0.706, 0.610),
-}
-UNSTATED = 0.0  # a difference that the paper draws, above 0, without its number
-CROSS = "cross-attention"
-PAYS = (
-    0.5  # of exact search's time: what the fastest approximate one may take, else there is nothing to trade
-)
-
-Values = Float[np.ndarray, "seeds queries"]
+LEARNED = 0.5  # of BM25's RR@10: a dense model below it says nothing of what dense models do
+PAYS = 0.5  # of exact search's time: what the fastest approximate one may take, else it trades nothing
 
 
 def hybrid_name(dense: str, sparse: str) -> str:
@@ -56,16 +47,12 @@ class Found:
 
     seeds: list[Measured]
 
-    def values(self, *path: object) -> Values:
+    def values(self, *path: object) -> Float[np.ndarray, "seeds ..."]:
         """One number for each seed and query, or for each seed: what stands at `path`."""
         rows: list[Any] = self.seeds
         for key in path:
             rows = [row[key] for row in rows]
         return np.array(rows, dtype=float)
-
-    @property
-    def queries(self) -> list[str]:
-        return self.seeds[0]["queries"]
 
     @property
     def sparse(self) -> str:
@@ -82,15 +69,9 @@ class Found:
     def depths(self) -> list[int]:
         return sorted(map(int, self.seeds[0]["rerank"][self.sparse]))
 
-    def reranked(self, system: str, depth: int) -> Values:
+    def reranked(self, system: str, depth: int) -> Float[np.ndarray, "seeds queries"]:
         """RR@10."""
         return self.values("rerank", system, str(depth))
-
-    @property
-    def approximate(self) -> list[str]:
-        """The kinds of index that were timed beside exact search."""
-        kinds = dict.fromkeys(point["index"] for point in self.seeds[0]["search"])
-        return [kind for kind in kinds if kind != "exact"]
 
     @property
     def curves(self) -> list[Measured]:
@@ -103,6 +84,17 @@ class Found:
             for n, point in enumerate(self.seeds[0]["search"])
         ]
 
+    def curve(self, system: str, kind: str) -> list[Measured]:
+        """A system's timed searches in one kind of index, the fastest first."""
+        own = [point for point in self.curves if (point["system"], point["index"]) == (system, kind)]
+        return sorted(own, key=lambda point: point["ms/query"])
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of approximate index."""
+        kinds = dict.fromkeys(point["index"] for point in self.seeds[0]["search"])
+        return [kind for kind in kinds if kind != "exact"]
+
 
 def gather(seeds: Sequence[Measured]) -> Found:
     """The measured files as one; SystemExit where they are not of the same queries."""
@@ -114,118 +106,184 @@ def gather(seeds: Sequence[Measured]) -> Found:
 # --- claims -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Claim:
-    """mean(difference) > 0."""
-
-    statement: str
-    source: str
-    measure: str
-    paper: float  # the paper's difference, the smaller one of its two collections
-    difference: Values
-    needs: frozenset[str]  # what has to work before it says anything: `working`
-
-
-NEEDS = {BM25: frozenset(), DE: frozenset([DE]), ME: frozenset([ME])}
-NEEDS |= {DE_HYBRID: NEEDS[DE], ME_HYBRID: NEEDS[ME]}
-
-
 def claims(found: Found) -> list[Claim]:
     """What §7 says."""
-    few, many = found.depths[0], found.depths[-1]
-    ours = found.ours
+    ours, few, many = found.ours, found.depths[0], found.depths[-1]
+    sparse = found.values("retrieve", found.sparse, RR).mean()
+    weak = [name for name in (DE, ME) if found.values("retrieve", name, RR).mean() < LEARNED * sparse]
+    cross = [CROSS] if found.reranked(found.sparse, many).mean() < sparse else []
+    made: list[Claim] = []
 
-    def reranked(paper: str, depth: int) -> Values:
-        return found.reranked(ours[paper], depth)
+    def add(place: str, sentence: str, quantity: str, contrast: Any, printed: str = "") -> None:
+        unlearned = ", ".join([name for name in weak if name in quantity] + cross * ("reranked" in quantity))
+        place = f"Luan et al. 2021, §7, {place}"
+        made.append(Claim(place, sentence, quantity, contrast, printed=printed, unlearned=unlearned))
 
-    stated = [*ordered(found, TABLE_1, RR, "Table 1"), *ordered(found, TABLE_2, NDCG, "Table 2")]
-    for paper, at in RERANKED.items():
-        gain = min(x - y for x, y in zip(at, TABLE_1[paper], strict=True))
-        statement = f"{CROSS} over its first {many} improves {ours[paper]}"
-        difference = reranked(paper, many) - found.values("retrieve", ours[paper], RR)
-        stated.append(Claim(statement, "Table 1", RR, gain, difference, NEEDS[paper] | {CROSS}))
-    gain = min(x - y for x, y in zip(RERANKED[ME], RERANKED[DE], strict=True))
-    difference = reranked(ME, many) - reranked(DE, many)
-    statement = f"{ME} > {DE}, {many} reranked"
-    stated.append(Claim(statement, "Table 1", RR, gain, difference, NEEDS[ME] | NEEDS[DE] | {CROSS}))
-    for paper in (ME, ME_HYBRID):
-        needs = NEEDS[paper] | {CROSS}
-        lead = {depth: reranked(paper, depth) - reranked(BM25, depth) for depth in (few, many)}
-        statement = f"{ours[paper]} > {ours[BM25]}, {few} reranked"
-        stated.append(Claim(statement, "Figure 6", RR, UNSTATED, lead[few], needs))
+    def ordered(sentence: str, pairs: Sequence[tuple[str, str]]) -> None:
+        for a, b in pairs:
+            one, other = (found.values("retrieve", ours[name], RR) for name in (a, b))
+            printed = "/".join(f"{x - y:+.3f}" for x, y in zip(TABLE_1[a], TABLE_1[b], strict=True))
+            add("Table 1", sentence, f"{RR}, {ours[a]} − {ours[b]}", one - other, printed)
+
+    def lead(name: str, depth: int) -> Any:
+        return found.reranked(ours[name], depth) - found.reranked(found.sparse, depth)
+
+    ordered("our DE-BERT model already outperforms or is competitive with prior systems", [(DE, BM25)])
+    ordered(
+        "the sparse-dense hybrid models bring improvements over dense-only models on both datasets",
+        [(DE_HYBRID, DE), (ME_HYBRID, ME)],
+    )
+    ordered(
+        "all differences between DE-BERT, ME-BERT, DE-HYBRID-E, and ME-HYBRID-E are statistically "
+        "significant on both development sets",
+        [(ME, DE), (ME, DE_HYBRID), (ME_HYBRID, DE), (ME_HYBRID, DE_HYBRID)],
+    )
+    for name in (ME, ME_HYBRID):
+        sentence = (
+            "when a very small number of candidates can be scored with expensive cross-attention models, the "
+            "multi-vector ME-BERT and hybrid models achieve large improvements compared to prior systems"
+        )
+        quantity = f"{RR}, {few} reranked, {ours[name]} − {found.sparse}"
+        add("Figure 6", sentence, quantity, lead(name, few))
         if few < many:
-            statement = f"{ours[paper]}'s lead over {ours[BM25]} shrinks from {few} to {many} reranked"
-            stated.append(Claim(statement, "Figure 6", RR, UNSTATED, lead[few] - lead[many], needs))
-    for kind in found.approximate:
-        de, me = equal_time(found, kind)
-        times = [f"{point['ms/query']:.3g} ms" for point in (me, de)]
-        statement = f"{ME} in {times[0]} > {DE} in {times[1]}, {kind}"
-        needs = NEEDS[ME] | NEEDS[DE] | {kind}
-        stated.append(Claim(statement, "Figure 7", RR, UNSTATED, me[RR] - de[RR], needs))
-    return stated
+            sentence = (
+                "When a large number of candidates can be reranked, the impact of the first-stage system "
+                "decreases"
+            )
+            quantity = f"{RR}, lead of {ours[name]} over {found.sparse}, {few} − {many} reranked"
+            add("Figure 6", sentence, quantity, lead(name, few) - lead(name, many))
+    for kind in found.kinds:
+        if pays(found, kind):
+            de, me = equal_time(found, kind)
+            sentence = (
+                "In the higher quality range of the curves, ME-BERT achieves substantially higher MRR than "
+                "DE-BERT for the same inference time per query"
+            )
+            times = f"{me['ms/query']:.3g} ms − {DE} in {de['ms/query']:.3g} ms"
+            add("Figure 7", sentence, f"{RR}, {kind}, {ME} in {times}", me[RR] - de[RR])
+    return made
 
 
-def ordered(
-    found: Found, table: dict[str, tuple[float, float]], measure: str, source: str
-) -> Iterator[Claim]:
-    """Every two systems in the order that they have on both of the paper's collections."""
-    for a, b in permutations(table, 2):
-        paper = min(x - y for x, y in zip(table[a], table[b], strict=True))
-        if paper > 0:
-            first, second = (found.values("retrieve", found.ours[system], measure) for system in (a, b))
-            statement = f"{found.ours[a]} > {found.ours[b]}"
-            yield Claim(statement, source, measure, paper, first - second, NEEDS[a] | NEEDS[b])
+def pays(found: Found, kind: str) -> bool:
+    """Whether an approximate index is faster than exact search (`PAYS`), of both systems."""
+    fastest = {(name, k): found.curve(name, k)[0]["ms/query"] for name in (DE, ME) for k in (kind, "exact")}
+    return all(fastest[name, kind] <= PAYS * fastest[name, "exact"] for name in (DE, ME))
 
 
 def equal_time(found: Found, kind: str) -> tuple[Measured, Measured]:
     """DE-BERT's slowest search in this kind of index, and ME-BERT's slowest that takes no longer, else its
     fastest: times choose, quality does not."""
-    points = [point for point in found.curves if point["index"] == kind]
-    de, me = (sorted((p for p in points if p["system"] == s), key=lambda p: p["ms/query"]) for s in (DE, ME))
-    within = [point for point in me if point["ms/query"] <= de[-1]["ms/query"]]
-    return de[-1], within[-1] if within else me[0]
+    de, me = found.curve(DE, kind)[-1], found.curve(ME, kind)
+    within = [point for point in me if point["ms/query"] <= de["ms/query"]]
+    return de, within[-1] if within else me[0]
 
 
-def working(found: Found) -> set[str]:
-    """The dense models with at least `LEARNED` of BM25's RR@10; cross-attention where it orders what BM25 has
-    found no worse than BM25; the kinds of index that are faster than exact search (`PAYS`)."""
-    sparse = found.values("retrieve", found.sparse, RR).mean()
-    able = {model for model in (DE, ME) if found.values("retrieve", model, RR).mean() >= LEARNED * sparse}
-    able |= {kind for kind in found.approximate if all(pays(found, kind, model) for model in (DE, ME))}
-    return able | ({CROSS} if found.reranked(found.sparse, found.depths[-1]).mean() >= sparse else set())
+# --- page -------------------------------------------------------------------------------------------
 
 
-def pays(found: Found, kind: str, model: str) -> bool:
-    times = {
-        name: [p["ms/query"] for p in found.curves if (p["system"], p["index"]) == (model, name)]
-        for name in (kind, "exact")
-    }
-    return min(times[kind]) <= PAYS * min(times["exact"])
-
-
-def verdict(interval: Interval, p: float, paper: float, able: bool) -> str:
-    """Reproduced: shown to be above 0. Not reproduced: shown to be below the paper's difference, and perhaps
-    not above 0."""
-    if able and interval.low > 0 and p < ALPHA:
-        return "reproduced"
-    below = interval.low <= 0 and interval.high < paper
-    return "not reproduced" if able and below else "out of reach at this scale"
-
-
-def claim_rows(found: Found) -> Rows:
-    """A row for each claim, one family for Holm's correction."""
-    stated, able = claims(found), working(found)
-    p = holm([paired_test(c.difference.mean(0), np.zeros(c.difference.shape[1])) for c in stated])
-    intervals = [seeds_interval(claim.difference) for claim in stated]
-    return [
-        {
-            "claim": claim.statement,
-            "source": claim.source,
-            "measure": claim.measure,
-            "the paper": "> 0" if claim.paper == UNSTATED else f"{claim.paper:+.3f}",
-            "measured": shown(interval, "+"),
-            "p (Holm)": f"{adjusted:.4f}",
-            "verdict": verdict(interval, adjusted, claim.paper, claim.needs <= able),
-        }
-        for claim, interval, adjusted in zip(stated, intervals, p, strict=True)
+def describe(found: Found, vectors: int) -> dict[str, Section]:
+    """Sections of the page and the console by the name of their files; vectors: m."""
+    slow = [kind for kind in found.kinds if not pays(found, kind)]
+    untested = (
+        "Not tested here: that m vectors bring more on longer documents, which takes two collections"
+        + "".join(f"; Figure 7 in {kind}, which is hardly faster than exact search" for kind in slow)
+    )
+    rounds = []
+    for system, of in found.seeds[0]["rounds"].items():
+        for round in of:
+            after, before = (found.values("rounds", system, r, RR) for r in (round, "first"))
+            row = {"system": system, "round": round, RR: shown(seeds_interval(after))}
+            rounds.append(row | {f"{RR} − first": shown(seeds_interval(after - before), "+")})
+    search = [
+        {key: value for key, value in point.items() if key != RR} | {RR: shown(seeds_interval(point[RR]))}
+        for point in found.curves
     ]
+    return {
+        "claims": Section(
+            "What §7 says, and what we measured",
+            f"A dense model has learned with {LEARNED:.0%} of BM25's RR@10, cross-attention where it orders "
+            f"what BM25 has found no worse than BM25. {untested}.",
+            [verdict.row for verdict in judge(claims(found))],
+        ),
+        "retrieve": Section(
+            "First stages (Tables 1 and 2)",
+            f"Whole corpus, m = {vectors}. The dev queries choose λ and the round of training. Holes@10: "
+            "share of the first 10 that nobody judged. The paper's MRR@10 on MS MARCO: passages/documents.",
+            retrieve_rows(found),
+        ),
+        "rerank": Section(
+            "Cross-attention over the first documents of each stage (Table 1, Figure 6)",
+            f"{RR}; what is not reranked is left out.",
+            [
+                {"first stage": name}
+                | {f"{d} reranked": shown(seeds_interval(found.reranked(name, d))) for d in found.depths}
+                for name in found.seeds[0]["rerank"]
+            ],
+            ["rerank_depth"],
+        ),
+        "mining": Section(
+            "One round of hard-negative mining",
+            "After the first round: as many steps with negatives that the model itself ranks high (mined), "
+            "or with BM25's as before (again). The paper mines “when beneficial” and gives no number.",
+            rounds,
+        ),
+        "search": Section(
+            "Quality against time of search (Figure 7)",
+            f"RR@10 and milliseconds of an encoded query, one at a time; {ME} has {vectors} entries per "
+            "document. 0 probes: all vectors.",
+            search,
+            ["search_time"],
+        ),
+    }
+
+
+def retrieve_rows(found: Found) -> Rows:
+    papers = {ours: "/".join(f"{x:.3f}" for x in TABLE_1[paper]) for paper, ours in found.ours.items()}
+    rows: Rows = []
+    for system in found.seeds[0]["retrieve"]:
+        row: dict[str, Any] = {"system": system}
+        row |= {m: shown(seeds_interval(found.values("retrieve", system, m))) for m in MEASURES[:-1]}
+        row["Holes@10"] = f"{1 - found.values('retrieve', system, JUDGED).mean():.3f}"
+        row["paper"] = papers.get(system, "–")
+        chosen = [seed["weights"][system] for seed in found.seeds if system in seed["weights"]]
+        row["round, λ by seed"] = "; ".join(f"{of['round']}, {of['λ']:.3g}" for of in chosen)
+        rows.append(row)
+    return rows
+
+
+def draw(found: Found) -> dict[str, Figure]:
+    """Figures 6 and 7; bands and bars are 95 % intervals over seeds and queries."""
+    from matplotlib.figure import Figure
+
+    colours = dict(zip(found.ours.values(), PALETTE, strict=False))
+    outside: dict[str, Any] = {"frameon": False, "loc": "center left", "bbox_to_anchor": (1, 0.5)}
+    depth = Figure(figsize=(8, 4.2), layout="constrained")
+    axes = depth.subplots()
+    for system, colour in colours.items():
+        means, low, high = np.array([seeds_interval(found.reranked(system, d)) for d in found.depths]).T
+        axes.plot(found.depths, means, "o-", markersize=4, color=colour, label=system)
+        axes.fill_between(found.depths, low, high, color=colour, alpha=0.08, linewidth=0)
+        axes.axhline(found.values("retrieve", system, RR).mean(), linestyle=":", color=colour)
+    axes.set_xscale("log")
+    axes.set_xticks(found.depths, map(str, found.depths))
+    axes.set_xticks([], minor=True)
+    axes.set(xlabel="first documents that cross-attention reranks", ylabel=RR)
+    axes.legend(title="first stage\n(dotted: not reranked)", **outside)
+
+    time = Figure(figsize=(2.6 + 4.2 * len(found.kinds), 4.2), layout="constrained")
+    panels = time.subplots(1, len(found.kinds), sharey=True, squeeze=False)[0]
+    for panel, kind in zip(panels, found.kinds, strict=True):
+        for system in (DE, ME):
+            line, (exact,) = found.curve(system, kind), found.curve(system, "exact")
+            ms, look = [point["ms/query"] for point in line], {"color": colours[system]}
+            means, low, high = np.array([seeds_interval(point[RR]) for point in line]).T
+            bars = [means - low, high - means]
+            panel.errorbar(ms, means, yerr=bars, fmt="o-", markersize=4, capsize=2, label=system, **look)
+            for point, x, y in zip(line, ms, means, strict=True):
+                panel.annotate(str(point["probes"]), (x, y), (4, 4), textcoords="offset points", fontsize=8)
+            panel.axhline(exact[RR].mean(), linestyle="--", **look)
+            panel.axvline(exact["ms/query"], linestyle=":", **look)
+        panel.set(xlabel="ms per query", title=kind)
+    panels[0].set_ylabel(RR)
+    panels[-1].legend(title="dashed, dotted: exact\nat a point: lists probed", **outside)
+    return {"rerank_depth": depth, "search_time": time}

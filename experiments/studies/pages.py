@@ -3,22 +3,20 @@
 import base64
 import csv
 import io
-import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from studies.shared_settings import Tracker
 
 from paradigms.evaluate.report import format_number
 from paradigms.io.files import atomic_text, write_json, write_text
+from paradigms.io.progress import progress_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,14 +83,10 @@ def write_page(
     return folder / "report.html"
 
 
-def steps(progress: Progress, name: str, total: int) -> Callable[..., None]:
-    """A new bar, and what moves it on: step() by one, step(n) by n."""
-    return partial(progress.advance, progress.add_task(name, total=total))
-
-
-def finite(value: float) -> float | None:
-    """The value, or none where it is infinite or nan: JSON has neither."""
-    return value if math.isfinite(value) else None
+def tracked(sequence: Sequence[Any], name: str) -> Iterator[Any]:
+    """The sequence under a progress bar of this name; none without a name."""
+    with progress_bar(bool(name)) as progress:
+        yield from progress.track(sequence, description=name)
 
 
 def print_sections(sections: Sequence[Section]) -> None:
@@ -136,6 +130,29 @@ def track(
     session = wandb_or_offline(begin, folder)
     session.log({**numbers, **{image.stem: wandb.Image(str(image)) for image in images}})
     session.finish()
+
+
+def finish(
+    settings: Any,
+    run: str,
+    title: str,
+    summary: str,
+    results: Mapping[str, Any],
+    sections: Sequence[Section],
+    figures: Mapping[str, "Figure"],
+    numbers: Mapping[str, float],
+) -> None:
+    """Print the sections, write results.json, the figures and the page to settings.output; track `numbers`.
+
+    settings: a dataclass with an output folder and a tracker.
+    """
+    given = {key: str(value) for key, value in asdict(settings).items()}
+    print_sections(sections)
+    write_json(settings.output / "results.json", dict(results) | {"settings": given})
+    page = write_page(settings.output, title, summary, sections, figures, given)
+    images = [settings.output / f"{name}.png" for name in figures]
+    track(settings.tracker, run, given, numbers, images, settings.output)
+    print(f"\n{summary}\n{page}")
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

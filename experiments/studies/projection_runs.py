@@ -1,42 +1,52 @@
-"""Lexical vectors under random projections: explicit k × v matrices on a grid of k, and the exact law."""
+"""Lexical vectors under random projections: the exact law, and explicit k × v matrices on a grid of k."""
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 from scipy import sparse
 from studies.lexical_vectors import Counts, Placement, weigh
+from studies.pages import tracked
 from studies.shared_settings import Ensemble, Weighting
 
+from paradigms.evaluate import Interval
 from theory.projections import pairwise_error
-from theory.recall import rank_thresholds
+from theory.recall import rank_thresholds, recall_failure, required_dimension_recall_exact
 from theory.roots import decreasing_root
+
+RESAMPLES, POINTS = 2000, 80  # of the bootstrap over queries: draws of the queries, and values of k
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Vectors, squared norms of the documents [n], scores [n, m], and groups of documents: bins, then all."""
+    """Vectors of documents [n, v] and queries [m, v], their scores [n, m], and groups of documents."""
 
     documents: sparse.csr_array
     queries: sparse.csr_array
-    squares: np.ndarray
     scores: np.ndarray
     groups: list[np.ndarray]
+
+    @cached_property
+    def single(self) -> sparse.csr_array:
+        """The documents in single precision: six digits, where sampling leaves two or three."""
+        return self.documents.astype(np.float32)
+
+    @cached_property
+    def squares(self) -> np.ndarray:
+        """Squared norms of the documents, [n]."""
+        return np.asarray(self.documents.power(2).sum(axis=1)).ravel()
 
     def competitors(self, group: int, query: int) -> tuple[int, np.ndarray, np.ndarray]:
         """(best document, those below it, by how much) of a group for a query; none if nothing matches.
 
-        Documents that tie with the best have no positive margin and stand outside every statement here.
+        Documents that tie with the best have no positive margin; no statement here covers them.
         """
         rows = self.groups[group]
         scores = self.scores[rows, query]
         best = int(np.argmax(scores))
         gains = scores[best] - scores
-        below = gains > 1e-9 * scores[best]
-        if scores[best] <= 0:
-            below[:] = False
+        below = gains > 1e-9 * scores[best] if scores[best] > 0 else np.zeros(len(rows), dtype=bool)
         return int(rows[best]), rows[below], gains[below]
 
     def margins(self, group: int, query: int) -> tuple[int, np.ndarray, np.ndarray]:
@@ -47,14 +57,27 @@ class Problem:
         unit = np.sqrt(self.queries[[query]].power(2).sum())
         return best, below, np.minimum(gains / (unit * norms), 1.0)
 
+    def scores_projected(
+        self, query: int, samples: int, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(a [n], b [n, samples]): under a Gaussian projection to k numbers the scores are χ_k a + b.
+
+        Up to one positive factor for all documents; a = ⟨q̄, d⟩, b = ⟨z, d⟩ with z ⊥ q (`theory.recall`).
+        """
+        vector = self.queries[[query]]
+        norm = np.sqrt(vector.power(2).sum())
+        unit = (vector.data / norm).astype(np.float32)
+        gaussians = rng.standard_normal((self.documents.shape[1], samples), dtype=np.float32)
+        gaussians[vector.indices] -= unit[:, None] * (unit @ gaussians[vector.indices])
+        return self.scores[:, query] / norm, self.single @ gaussians
+
 
 def make_problem(
     counts: Counts, weighting: Weighting, placement: Placement, groups: list[np.ndarray]
 ) -> Problem:
     """The vectors of a weighting, scored."""
     documents, queries = weigh(counts, weighting, placement)
-    squares = np.asarray(documents.power(2).sum(axis=1)).ravel()
-    return Problem(documents, queries, squares, (documents @ queries.T).toarray(), groups)
+    return Problem(documents, queries, (documents @ queries.T).toarray(), groups)
 
 
 def length_groups(lengths: np.ndarray, bins: int) -> list[np.ndarray]:
@@ -63,168 +86,59 @@ def length_groups(lengths: np.ndarray, bins: int) -> list[np.ndarray]:
     return [np.sort(part) for part in np.array_split(order, bins)] + [np.arange(len(lengths))]
 
 
-def margin_rows(problem: Problem, lengths: list[float], ranks: Sequence[int]) -> list[dict[str, Any]]:
-    """Figure 3a: medians over queries of the r-th smallest margin, by length; none where r are not there."""
-    rows: list[dict[str, Any]] = []
-    for group, length in enumerate(lengths[:-1]):
-        margins = [problem.margins(group, query)[2] for query in range(problem.queries.shape[0])]
-        row: dict[str, Any] = {"mean length": length, "documents": len(problem.groups[group])}
-        for rank in ranks:
-            ranked = [np.partition(values, rank - 1)[rank - 1] for values in margins if len(values) >= rank]
-            # Fewer than half of the queries would be another population than the other ranks.
-            row[f"{rank}th"] = float(np.median(ranked)) if 2 * len(ranked) >= len(margins) else None
-        rows.append(row)
-    return rows
-
-
-def k_grid(low: int, high: int, points: int) -> np.ndarray:
-    """Whole k from low to high, geometric: the paper gives the ends and the number of its grid."""
-    return np.unique(np.round(np.geomspace(low, high, points)).astype(np.int64))
+# --- the exact law ----------------------------------------------------------------------------------
 
 
 def exact_thresholds(
-    problem: Problem, ranks: list[int], samples: int, seed: int, step: Callable[[], object]
-) -> dict[int, list[np.ndarray]]:
-    """Per rank and group the thresholds [queries, samples] of the exact law.
+    problem: Problem, ranks: Sequence[int], samples: int, seed: int, name: str = ""
+) -> np.ndarray:
+    """Thresholds of the exact law (`theory.recall.rank_thresholds`): [ranks, groups, m, samples].
 
-    Every query draws its own `samples` Gaussian vectors, so that the queries' errors are independent; the
-    groups of one query share them. Queries without `max(ranks)` competitors in a group are left out there.
+    NaN where a group has fewer than max(ranks) competitors for a query. Every query draws its own Gaussian
+    vectors, so that the queries' errors are independent; the groups of one query share them. name: of a
+    progress bar.
     """
-    rng = np.random.default_rng(seed)
-    found: list[list[np.ndarray]] = [[] for _ in problem.groups]
-    # Single precision, as for explicit matrices: six digits, where sampling leaves two or three.
-    documents = problem.documents.astype(np.float32)
-    for query in range(problem.queries.shape[0]):
-        gaussians = rng.standard_normal((documents.shape[1], samples), dtype=np.float32)
-        vector = problem.queries[[query]]
-        columns, norm = vector.indices, np.sqrt(vector.power(2).sum())
-        unit = (vector.data / norm).astype(np.float32)
-        gaussians[columns] -= unit[:, None] * (unit @ gaussians[columns])
-        products = documents @ gaussians
+    rng, queries = np.random.default_rng(seed), problem.queries.shape[0]
+    found = np.full((len(ranks), len(problem.groups), queries, samples), np.nan)
+    for query in tracked(range(queries), name):
+        along, across = problem.scores_projected(query, samples, rng)
         for group in range(len(problem.groups)):
-            best, below, gains = problem.competitors(group, query)
+            best, below, _ = problem.competitors(group, query)
             if len(below) >= max(ranks):
-                noise = products[best] - products[below]
-                found[group].append(rank_thresholds(gains / norm, noise, ranks))
-        step()
-    return {r: [np.array([t[i] for t in group]) for group in found] for i, r in enumerate(ranks)}
+                gains, noise = along[best] - along[below], across[best] - across[below]
+                found[:, group, query] = rank_thresholds(gains, noise, ranks)
+    return found
 
 
-def signs(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
-    """±1 with equal chance, as float32."""
-    count = shape[0] * shape[1]
-    bits = np.unpackbits(np.frombuffer(rng.bytes(-(-count // 8)), np.uint8), count=count)
-    return bits.astype(np.float32).reshape(shape) * 2 - 1
+def required_dimension(thresholds: np.ndarray, beta: float = 0.05, seed: int = 0) -> Interval:
+    """k with mean failure β over the queries [queries, samples], and its 95% bootstrap interval over queries.
 
-
-def project(
-    problem: Problem,
-    ensemble: Ensemble,
-    grid: np.ndarray,
-    rng: np.random.Generator,
-    visit: Callable[[int, np.ndarray], None],
-) -> float:
-    """Scores [n, m] under one explicit matrix, at every k of the grid: calls visit(position in grid, scores).
-
-    The k × v matrices of the grid are the first k rows of one matrix, drawn and used in blocks of rows: far
-    cheaper than a fresh matrix for every k. Returns processor seconds outside `visit`.
+    Queries of NaN are left out; NaN where all are. Failure is monotone in k, so each draw's k lies where its
+    mean failure on a grid of k crosses β.
     """
-    documents, queries = problem.documents.astype(np.float32), problem.queries.astype(np.float32)
-    totals = np.zeros(problem.scores.shape, dtype=np.float32)
-    seconds, done = 0.0, 0
-    for position, k in enumerate(grid):
-        start = time.process_time()
-        while done < k:
-            shape = (documents.shape[1], int(min(256, k - done)))
-            rows = (
-                signs(rng, shape)
-                if ensemble == "rademacher"
-                else rng.standard_normal(shape, dtype=np.float32)
-            )
-            totals += (documents @ rows) @ (queries @ rows).T
-            done += shape[1]
-        seconds += time.process_time() - start
-        visit(position, totals)
-    return seconds
+    thresholds = thresholds[~np.isnan(thresholds[:, 0])]
+    if not len(thresholds):
+        return Interval(np.nan, np.nan, np.nan)
+    exact, _ = required_dimension_recall_exact(thresholds, beta)
+    t, largest = np.log(1 / beta), float(np.max(thresholds))
+    # At the last k the largest threshold alone fails with β at most (Laurent and Massart 2000, Lemma 1).
+    last = max(2.0, (np.sqrt(t) + np.sqrt(t + largest**2)) ** 2)
+    grid = np.geomspace(max(1.0, exact / 10), last, POINTS)
+    curves = np.array([recall_failure(grid, row)[0] for row in thresholds])
+    queries = len(curves)
+    drawn = np.random.default_rng(seed).multinomial(queries, np.full(queries, 1 / queries), RESAMPLES)
+    means = drawn @ curves / queries
+    after = np.clip((means > beta).sum(1), 1, POINTS - 1)
+    rows = np.arange(RESAMPLES)
+    before, behind = means[rows, after - 1], means[rows, after]
+    share = np.clip((before - beta) / np.maximum(before - behind, 1e-300), 0, 1)
+    ks = grid[after - 1] * (grid[after] / grid[after - 1]) ** share
+    return Interval(exact, *np.quantile(ks, [0.025, 0.975]).tolist())
 
 
-def stable_crossing(grid: np.ndarray, failure: np.ndarray, beta: float) -> tuple[float | None, float | None]:
-    """k* of a measured curve: (the grid value from which on failure ≤ β, the crossing before it, log-linear).
-
-    Failure under Rademacher matrices, or measured from few, is not monotone in k, hence "from which on".
-    """
-    above = np.flatnonzero(failure > beta)
-    if above.size == 0:
-        return float(grid[0]), None
-    last = int(above[-1])
-    if last + 1 == len(grid):
-        return None, None
-    share = (failure[last] - beta) / (failure[last] - failure[last + 1])
-    return float(grid[last + 1]), float(grid[last] * (grid[last + 1] / grid[last]) ** share)
-
-
-@dataclass
-class Explicit:
-    """What `matrices` explicit matrices of one ensemble did, at every k of the grid.
-
-    `wrong` [K, bins]: misordered pairs (best document, other) by margin bin. `lost` [matrices, K, groups]:
-    share of queries with at least r documents of a group ahead of its best. Processor seconds of all matrices
-    together: `projecting` them, and `counting` what goes into `lost`.
-    """
-
-    wrong: np.ndarray
-    lost: np.ndarray
-    projecting: float
-    counting: float
-
-
-def run_matrices(
-    problem: Problem,
-    ensemble: Ensemble,
-    grid: np.ndarray,
-    matrices: int,
-    pair_bins: np.ndarray,
-    rank: int,
-    seed: int,
-    step: Callable[[], object],
-) -> Explicit:
-    """Measure Figures 2 and 3b by explicit projection.
-
-    `pair_bins` [n, m]: the margin bin of (document, query) against the query's best document, -1 for pairs
-    that are not to be counted.
-    """
-    queries = problem.scores.shape[1]
-    bins = int(pair_bins.max()) + 1
-    everything = len(problem.groups) - 1
-    best = np.zeros((len(problem.groups), queries), dtype=np.int64)
-    below = [np.zeros((len(rows), queries), dtype=bool) for rows in problem.groups]
-    for group, rows in enumerate(problem.groups):
-        for query in range(queries):
-            best[group, query], others, _ = problem.competitors(group, query)
-            below[group][:, query] = np.isin(rows, others, assume_unique=True)
-    counted = [group.sum(axis=0) >= rank for group in below]
-    result = Explicit(
-        np.zeros((len(grid), bins), np.int64), np.zeros((matrices, len(grid), len(below))), 0.0, 0.0
-    )
-    for matrix in range(matrices):
-
-        def visit(position: int, totals: np.ndarray, matrix: int = matrix) -> None:
-            columns = np.arange(queries)
-            wrong = totals >= totals[best[everything], columns]
-            found = pair_bins[wrong]
-            result.wrong[position] += np.bincount(found[found >= 0], minlength=bins)
-            start = time.process_time()
-            for group, rows in enumerate(problem.groups):
-                ahead = totals[rows] >= totals[best[group], columns]
-                lost = np.sum(ahead & below[group], axis=0) >= rank
-                result.lost[matrix, position, group] = (
-                    lost[counted[group]].mean() if counted[group].any() else 0.0
-                )
-            result.counting += time.process_time() - start
-
-        result.projecting += project(problem, ensemble, grid, np.random.default_rng([seed, matrix]), visit)
-        step()
-    return result
+def shown_dimension(k: Interval) -> str:
+    """As pages print it: k [low, high]."""
+    return f"{k.mean:,.0f} [{k.low:,.0f}, {k.high:,.0f}]"
 
 
 def mean_required_dimension(margins: np.ndarray, beta: float) -> float:
@@ -235,3 +149,58 @@ def mean_required_dimension(margins: np.ndarray, beta: float) -> float:
         return np.asarray(np.mean(pairwise_error(k, margins))) - beta
 
     return float(decreasing_root(excess, low, high))
+
+
+# --- explicit matrices ------------------------------------------------------------------------------
+
+
+def misordered(
+    problem: Problem,
+    ensemble: Ensemble,
+    grid: np.ndarray,
+    matrices: int,
+    pair_bins: np.ndarray,
+    seed: int,
+    name: str = "",
+) -> np.ndarray:
+    """Pairs (best document, other) of each margin bin in the wrong order at each k of the grid: [K, bins].
+
+    Of all matrices together. pair_bins [n, m]: the bin of (document, query), -1 for pairs that are not to be
+    counted. The k × v matrices of the grid are the first k rows of one matrix, drawn and used in blocks of
+    rows: far cheaper than a fresh matrix for every k.
+    """
+    documents, queries = problem.single, problem.queries.astype(np.float32)
+    columns = np.arange(queries.shape[0])
+    best = [problem.competitors(-1, query)[0] for query in columns]
+    wrong = np.zeros((len(grid), int(pair_bins.max()) + 1), np.int64)
+    for matrix in tracked(range(matrices), name):
+        rng, done = np.random.default_rng([seed, matrix]), 0
+        totals = np.zeros(problem.scores.shape, np.float32)
+        for position, k in enumerate(grid):
+            while done < k:
+                rows = random_rows(ensemble, queries.shape[1], int(min(256, k - done)), rng)
+                totals += (documents @ rows) @ (queries @ rows).T
+                done += rows.shape[1]
+            found = pair_bins[totals >= totals[best, columns]]
+            wrong[position] += np.bincount(found[found >= 0], minlength=wrong.shape[1])
+    return wrong
+
+
+def random_rows(ensemble: Ensemble, v: int, k: int, rng: np.random.Generator) -> np.ndarray:
+    """k rows of a matrix, without its factor 1/√k: [v, k]."""
+    if ensemble == "rademacher":
+        return 2 * rng.integers(0, 2, (v, k), dtype=np.int8).astype(np.float32) - 1
+    return rng.standard_normal((v, k), dtype=np.float32)
+
+
+def stable_crossing(grid: np.ndarray, failure: np.ndarray, beta: float) -> float | None:
+    """The k after which a measured curve stays at β or below, log-linear; none outside the grid.
+
+    Failure under Rademacher matrices, or measured from few, is not monotone in k.
+    """
+    above = np.flatnonzero(failure > beta)
+    if above.size == 0 or above[-1] + 1 == len(grid):
+        return None
+    last = int(above[-1])
+    share = (failure[last] - beta) / (failure[last] - failure[last + 1])
+    return float(grid[last] * (grid[last + 1] / grid[last]) ** share)

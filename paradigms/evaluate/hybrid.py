@@ -3,18 +3,20 @@
 Luan et al., "Sparse, Dense, and Attentional Representations for Text Retrieval", TACL 2021, §4.1: λ is tuned
 on dev queries, and retrieval reranks the n best candidates of each system.
 
-Both scores are what the systems give, with no change per query: rel of a paradigm (a dot product, or a cosine
-where its vectors are normalised; with Z or without, as the paradigm has it), and BM25's sum of weights, which
-grows with the query. λ therefore lives on the scale dense / sparse and belongs to these two systems on this
-collection: where dense scores are cosines it is far below 1. A document that one system has not retrieved
-has a score of that system nevertheless, from its `rerank`; it never counts as 0.
+Both scores are raw: rel of a paradigm (a dot product or a cosine, with Z or without), and BM25's sum of
+weights, which grows with the query. λ is therefore on the scale dense / sparse and belongs to these two
+systems on this collection; where dense scores are cosines it is far below 1. A document that one system did
+not retrieve gets that system's score from its `rerank`, never 0.
+
+    tuning = tune(*candidate_scores(dense, sparse, dev.queries), dev)
+    run = combine(*candidate_scores(dense, sparse, queries), tuning.weight)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, isnan
 from typing import NamedTuple
 
 import numpy as np
@@ -45,43 +47,6 @@ class Tuning:
     curve: dict[float, float]
 
 
-@dataclass(frozen=True)
-class Hybrid:
-    """dense + weight · sparse, over the union of the `depth` best documents of each."""
-
-    dense: System
-    sparse: System
-    weight: float
-    depth: int = 100
-
-    @classmethod
-    def tuned(
-        cls,
-        dense: System,
-        sparse: System,
-        dev: Split,
-        *,
-        measure: str = "nDCG@10",
-        depth: int = 100,
-        weights: Sequence[float] | None = None,
-    ) -> tuple[Hybrid, Tuning]:
-        """The hybrid with the λ of `tune` on these dev queries, over the candidates that it would rerank."""
-        scores = candidate_scores(dense, sparse, dev.queries, depth)
-        tuning = tune(*scores, dev, measure=measure, weights=weights)
-        return cls(dense, sparse, tuning.weight, depth), tuning
-
-    def search(self, queries: dict[str, str], k: int = 100) -> Run:
-        """The k best of the candidates of each query, best first."""
-        if k < 1:
-            raise ValueError(f"k must be at least 1, not {k}")
-        run = combine(*candidate_scores(self.dense, self.sparse, queries, self.depth), self.weight)
-        return {query: dict(list(ranked.items())[:k]) for query, ranked in run.items()}
-
-    def rerank(self, queries: dict[str, str], run: Run) -> Run:
-        """The run's queries and documents with the hybrid's scores, best first."""
-        return combine(self.dense.rerank(queries, run), self.sparse.rerank(queries, run), self.weight)
-
-
 def union(*runs: Run) -> Run:
     """query -> every document that one of the runs has for it, without scores (all 0): what to rerank."""
     queries = dict.fromkeys(query for run in runs for query in run)
@@ -94,10 +59,9 @@ def union(*runs: Run) -> Run:
 def candidate_scores(
     dense: System, sparse: System, queries: dict[str, str], depth: int = 100
 ) -> tuple[Run, Run]:
-    """Dense and sparse scores of the union of the `depth` best documents of each, by `rerank` throughout.
+    """Dense and sparse scores of the union of the `depth` best documents of each, all from `rerank`.
 
-    A score of the search is not taken over where the system's search is approximate or imputes: it would
-    stand on another scale than that of a document that only the other system has found.
+    Scores of an approximate or imputing search are not comparable with those of reranked documents.
     """
     candidates = union(dense.search(queries, depth), sparse.search(queries, depth))
     return dense.rerank(queries, candidates), sparse.rerank(queries, candidates)
@@ -106,15 +70,21 @@ def candidate_scores(
 def combine(dense: Run, sparse: Run, weight: float) -> Run:
     """dense + weight · sparse, by falling score and equal scores by id.
 
-    ValueError for a document that only one of the runs has, and for a weight that is negative or not finite.
+    ValueError for a document that only one of the runs has, for a sum that is NaN, and for a weight that is
+    negative or not finite.
     """
     if not (isfinite(weight) and weight >= 0):
         raise ValueError(f"the weight of the sparse scores must be finite and at least 0, not {weight}")
     _check_same(dense, sparse)
     combined: Run = {}
     for query, scores in dense.items():
-        summed = ((document, score + weight * sparse[query][document]) for document, score in scores.items())
-        combined[query] = dict(sorted(summed, key=lambda item: (-item[1], item[0])))
+        summed = {document: score + weight * sparse[query][document] for document, score in scores.items()}
+        for document, score in summed.items():
+            if isnan(score):
+                raise ValueError(
+                    f"the score of document {document!r} for query {query!r} is NaN: it has no rank"
+                )
+        combined[query] = dict(sorted(summed.items(), key=lambda item: (-item[1], item[0])))
     return combined
 
 
@@ -124,11 +94,13 @@ def scale(dense: Run, sparse: Run) -> float:
     ValueError where the scores of one of them differ within no query.
     """
     _check_same(dense, sparse)
-    spread = [_spread(run) for run in (dense, sparse)]
-    for name, value in zip(("dense", "sparse"), spread, strict=True):
-        if not value > 0:
+    spread = {}
+    for name, run in (("dense", dense), ("sparse", sparse)):
+        found = [np.std(list(scores.values())) for scores in run.values() if scores]
+        spread[name] = float(np.mean(found)) if found else 0.0
+        if not spread[name] > 0:
             raise ValueError(f"the {name} scores of the candidates differ within no query: λ has no scale")
-    return spread[0] / spread[1]
+    return spread["dense"] / spread["sparse"]
 
 
 def tune(
@@ -165,8 +137,3 @@ def _check_same(dense: Run, sparse: Run) -> None:
             raise ValueError(
                 f"only one of the two runs has {what}: rerank the `union` of both with each system"
             )
-
-
-def _spread(run: Mapping[str, Mapping[str, float]]) -> float:
-    found = [float(np.std(list(scores.values()))) for scores in run.values() if scores]
-    return float(np.mean(found)) if found else 0.0

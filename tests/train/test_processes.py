@@ -90,12 +90,13 @@ def capacity_cannot_measure(accelerator: Accelerator, backbone: Path, folder: Pa
     model = SimpleNamespace(to=lambda device: model)
     settings = capacity.Settings(output=str(folder / "capacity"))
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("build", "trained"):
+        for name in ("build", "fit"):
             patch.setattr(capacity, name, lambda *given: model)
-        for name in ("temperature", "numbers_of", "training_seconds"):
+        for name in ("temperature", "numbers_of"):
             patch.setattr(capacity, name, lambda *given: 1)
         patch.setattr(capacity, "measure", full_disk)
-        bench: Any = SimpleNamespace(length=30)
+        collection = SimpleNamespace(split=lambda name: None)
+        bench: Any = SimpleNamespace(length=30, collection=collection, mined=None)
         run = (bench, 0, "DE-BERT", 2, settings, folder / "capacity", accelerator)
         fails_for_both(lambda: capacity.run_system(*run), accelerator)
 
