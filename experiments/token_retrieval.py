@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -52,10 +50,6 @@ class Settings:
     """k' of the imputations (Table 5), of the costs (Table 1) and of the choice of k_train by dev queries"""
     queries: int = 0
     """test queries that are measured, drawn at random; 0: all"""
-    timed: int = 20
-    """queries whose scoring is timed"""
-    examples: int = 4
-    """queries whose retrieved tokens are shown"""
     output: str = ""
     """results folder; empty: results/token-retrieval-COLLECTION"""
     precision: str = "auto"
@@ -79,9 +73,10 @@ class Settings:
         return sorted({*self.search_tokens, self.table_tokens})
 
     def models(self) -> list[Model]:
-        """ColBERT, and XTR with every k_train and batch size."""
+        """ColBERT, and XTR with every k_train and batch size, of every seed."""
         sizes = dict.fromkeys([self.batch_size, *self.other_batch_sizes])
-        return [Model(None, self.batch_size), *(Model(k, size) for size in sizes for k in self.k_train)]
+        kinds = [(None, self.batch_size), *((k, size) for size in sizes for k in self.k_train)]
+        return [Model(*kind, seed) for seed in self.seeds for kind in kinds]
 
 
 if __name__ == "__main__":  # before the imports that take seconds
@@ -90,10 +85,9 @@ if __name__ == "__main__":  # before the imports that take seconds
 import torch
 from accelerate import Accelerator
 from rich.console import Console
-from studies.token_claims import Model, gather
-from studies.token_measures import DEPTH, MEASURES, Measured, imputed_run, measure, token_search
-from studies.token_retrieval_figures import draw
-from studies.token_retrieval_report import describe
+from studies import model_runs
+from studies.token_claims import Model, describe, gather
+from studies.token_measures import MEASURES, imputed_run, measure, token_search
 from studies.trained_pairs import publish, some_queries
 
 from paradigms import Paradigm
@@ -103,16 +97,7 @@ from paradigms.data import Collection, Run, Split
 from paradigms.evaluate import per_query
 from paradigms.index import ExactIndex
 from paradigms.io.files import write_json
-from paradigms.train.job import (
-    NEGATIVES_DEPTH,
-    begin,
-    fit,
-    keep_settings,
-    open_collection,
-    t5_folder,
-    training_splits,
-)
-from paradigms.train.loop import TrainingSettings, training_seconds
+from paradigms.train.job import begin, keep_settings, open_collection, t5_folder, training_splits
 from paradigms.train.state import by_main
 from paradigms.xtr import xtr
 
@@ -135,36 +120,29 @@ def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
     collection, train, dev, test = open_splits(settings, console)
     bm25 = BM25.build(collection.corpus, collection.corpus.ids)
-    mined = bm25.search(train.queries, NEGATIVES_DEPTH) if settings.negatives else {}
-    bench = Bench(collection, train, dev, test, mined)
+    bench = Bench(collection, train, dev, test, model_runs.mined(bm25, train, settings))
     kept = asdict(settings) | {"fingerprint": collection.fingerprint}
     kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
     by_main(lambda: keep_settings(kept, folder, free=FREE), accelerator)
-    pairs = [(model, seed) for seed in settings.seeds for model in settings.models()]
-    # Before any process can finish one, so that all agree on which are left.
-    missing = [pair for pair in pairs if not result_file(folder, *pair).is_file()]
-    accelerator.wait_for_everyone()
-    for n, (model, seed) in enumerate(missing):
-        console.print(f"{collection.name}, {model}, seed {seed} ({n + 1} of {len(missing)})")
-        try:
-            run_model(model, seed, bench, settings, accelerator)
-        except (ValueError, OSError, KeyError, FloatingPointError) as error:
-            raise SystemExit(f"{collection.name}, {model}, seed {seed}: {error}") from error
+    files = {model: folder / model.name / "values.json" for model in settings.models()}
+    model_runs.run_missing(
+        files,
+        lambda model, file: run_model(model, file, bench, settings, accelerator),
+        collection.name,
+        accelerator,
+        console,
+    )
     if accelerator.is_main_process:
-        results = [json.loads(result_file(folder, *p).read_text(encoding="utf-8")) for p in pairs]
-        documents = (1 + settings.negatives) * accelerator.num_processes
-        found = gather(results, settings.seeds, settings.searched(), settings.table_tokens, documents)
-        bm25_run = bm25.search({q: test.queries[q] for q in found.queries}, DEPTH)
-        lexical = per_query(bm25_run, {q: test.judgements[q] for q in found.queries}, MEASURES)
+        results = [json.loads(file.read_text(encoding="utf-8")) for file in files.values()]
+        lexical = model_runs.lexical(bm25, test, MEASURES)
+        found = gather(results, settings.searched(), settings.table_tokens, lexical)
         summary = (
-            f"{len(found.queries)} test queries over {len(collection.corpus):,} documents; seeds "
+            f"{len(lexical.queries)} test queries over {len(collection.corpus):,} documents; seeds "
             f"{settings.seeds}. ColBERT and XTR learn from {settings.backbone} in {settings.steps} steps of "
             f"{settings.batch_size * accelerator.num_processes} queries, the same ones in the same order. "
-            "Intervals (95 %) resample seeds and queries."
+            "Intervals (95%) resample seeds and queries."
         )
-        sections = describe(found, lexical)
-        figures = draw(found)
-        publish(settings, "Token retrieval", summary, sections, figures, accelerator)
+        publish(settings, "Token retrieval", summary, *describe(found), accelerator)
     accelerator.end_training()
 
 
@@ -182,86 +160,55 @@ def open_splits(settings: Settings, console: Console) -> tuple[Collection, Split
     return collection, train, dev, test
 
 
-def result_file(folder: Path, model: Model, seed: int) -> Path:
-    """Written last: the model is finished."""
-    return folder / f"seed-{seed}" / model.name / "measured.json"
-
-
-def run_model(model: Model, seed: int, bench: Bench, settings: Settings, accelerator: Accelerator) -> None:
-    """Train a model where it is not there yet, and measure it."""
-    own = result_file(Path(settings.output), model, seed).parent
-    paradigm = trained(model, seed, bench, settings, own, accelerator)
+def run_model(model: Model, file: Path, bench: Bench, settings: Settings, accelerator: Accelerator) -> None:
+    """Train a model where it is not there yet, and measure it into `file`."""
+    own = file.parent
+    paradigm = trained(model, bench, settings, own, accelerator)
 
     def finish() -> None:
-        corpus = bench.collection.corpus
+        corpus, k = bench.collection.corpus, settings.table_tokens
         with tempfile.TemporaryDirectory(dir=own) as folder:
-            began = time.perf_counter()
-            index = ExactIndex.build(
-                paradigm,
-                corpus.ids,
-                corpus,
-                Path(folder) / "index",
-                precision=accelerator.mixed_precision,
-            )
-            took = {"encode seconds": time.perf_counter() - began}
-            measured = measure(
-                paradigm,
-                index,
-                corpus,
-                bench.test,
-                settings.searched(),
-                settings.table_tokens,
-                settings.timed,
-                settings.examples,
-            )
-            measured["dev"] = dev_measure(paradigm, index, bench.dev, settings.table_tokens)
-        measured["cost"] = json.loads((own / "cost.json").read_text(encoding="utf-8")) | took
-        write_json(result_file(Path(settings.output), model, seed), asdict(model) | {"seed": seed} | measured)
+            precision = accelerator.mixed_precision
+            index = ExactIndex.build(paradigm, corpus.ids, corpus, f"{folder}/index", precision=precision)
+            measured = measure(paradigm, index, corpus, bench.test, settings.searched(), k)
+            measured["dev"] = dev_measure(paradigm, index, bench.dev, k)
+        write_json(file, asdict(model) | measured)
 
     by_main(finish, accelerator)
     accelerator.free_memory()
 
 
-def trained(
-    model: Model, seed: int, bench: Bench, settings: Settings, own: Path, accelerator: Accelerator
-) -> Paradigm:
-    """The model in its last state, which nothing chose: own/checkpoint, and what it took, own/cost.json."""
+def trained(model: Model, bench: Bench, settings: Settings, own: Path, accelerator: Accelerator) -> Paradigm:
+    """The model after all steps: own/checkpoint."""
     finished = (own / "checkpoint").is_dir()
     accelerator.wait_for_everyone()  # before any process can finish it
     if not finished:
-        small = Path(settings.output) / f"seed-{seed}" / "small-t5"
-        backbone = t5_folder(settings.backbone, bench.collection, small, seed, accelerator)
-        torch.manual_seed(seed)
+        backbone = t5_folder(
+            settings.backbone, bench.collection, own.parent / "small-t5", model.seed, accelerator
+        )
+        torch.manual_seed(model.seed)
         # The same tokens for both objectives: the texts' own, punctuation included.
         lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
         options: dict[str, Any] = lengths | {"skip": "", "special_tokens": False}
         make = colbert if model.k_train is None else partial(xtr, k_train=model.k_train)
-        paradigm = make(backbone, **options).to(accelerator.device)
-        names = TrainingSettings.__dataclass_fields__.keys() & asdict(settings).keys()
-        chosen = {name: getattr(settings, name) for name in names} | {"batch_size": model.batch_size}
-        training = TrainingSettings(**chosen, seed=seed, save_every=100)
-        nothing: Run = {}
-        paradigm = fit(
-            paradigm,
+        paradigm = model_runs.trained(
+            make(backbone, **options).to(accelerator.device),
             bench.collection,
-            (bench.train, Split({}, {})),
-            (bench.mined, nothing),
-            settings.negatives,
-            0,
-            training,
+            bench.train,
+            bench.mined,
+            model.seed,
+            settings,
             own / "training",
             accelerator,
+            batch_size=model.batch_size,
         )
 
         def keep() -> None:
-            write_json(own / "cost.json", cost(own / "training"))
             paradigm.save_pretrained(own / "checkpoint")
             shutil.rmtree(own / "training" / "checkpoints")  # of no use any more, each three times the model
 
         by_main(keep, accelerator)
-    saved = Paradigm.from_pretrained(own / "checkpoint")
-    saved.to(accelerator.device).eval()
-    return saved
+    return Paradigm.from_pretrained(own / "checkpoint").to(accelerator.device).eval()
 
 
 def dev_measure(paradigm: Paradigm, index: ExactIndex, dev: Split, k: int) -> list[float]:
@@ -270,18 +217,6 @@ def dev_measure(paradigm: Paradigm, index: ExactIndex, dev: Split, k: int) -> li
         searches = token_search(paradigm, index, dev.queries, k)
         run = {found.query: imputed_run(found, index, k) for found in searches}
     return per_query(run, dev.judgements, ("RR@10",)).values["RR@10"].tolist()
-
-
-def cost(folder: Path) -> Measured:
-    """Steps, seconds, and the loss at the first and last logged step."""
-    lines = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
-    losses: Sequence[dict[str, float]] = [line for line in map(json.loads, lines) if "loss" in line]
-    return {
-        "steps": losses[-1]["step"],
-        "train seconds": training_seconds(folder),
-        "first loss": losses[0]["loss"],
-        "last loss": losses[-1]["loss"],
-    }
 
 
 if __name__ == "__main__":

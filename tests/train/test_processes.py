@@ -21,6 +21,7 @@ import capacity
 import hybrid
 import token_retrieval
 import train
+from studies import model_runs
 from studies.token_claims import Model
 
 COLLECTION: Any = SimpleNamespace(name="none", corpus=Corpus(["d"], ["text"]))
@@ -103,15 +104,14 @@ def capacity_cannot_measure(accelerator: Accelerator, backbone: Path, folder: Pa
 def token_retrieval_cannot_measure_or_save(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
     settings = token_retrieval.Settings(output=str(folder / "tokens"), backbone=str(backbone), tracker="none")
     bench: Any = SimpleNamespace(collection=COLLECTION, train=None, mined=None)
-    own = token_retrieval.result_file(folder / "tokens", Model(None, 16), 0).parent
+    model, own = Model(None, 16), folder / "tokens" / "seed-0" / "colbert-b16"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_retrieval, "fit", lambda *given: None)
-        patch.setattr(token_retrieval, "cost", full_disk)
-        trained = (Model(None, 16), 0, bench, settings, own, accelerator)
+        patch.setattr(model_runs, "fit", lambda *given: SimpleNamespace(save_pretrained=full_disk))
+        trained = (model, bench, settings, own, accelerator)
         fails_for_both(lambda: token_retrieval.trained(*trained), accelerator)
         patch.setattr(token_retrieval, "trained", lambda *given: own.mkdir(parents=True, exist_ok=True))
         patch.setattr(token_retrieval.ExactIndex, "build", full_disk)
-        run = (Model(None, 16), 0, bench, settings, accelerator)
+        run = (model, own / "values.json", bench, settings, accelerator)
         fails_for_both(lambda: token_retrieval.run_model(*run), accelerator)
 
 
