@@ -10,7 +10,6 @@ again, and the report covers everything in the results folder: collections, alig
 from __future__ import annotations
 
 import json
-import tempfile
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -76,20 +75,17 @@ if __name__ == "__main__":  # before the imports that take seconds
 import numpy as np
 import torch
 from accelerate import Accelerator
-from studies import model_runs
 from studies.adaptation_claims import Task, describe
-from studies.trained_pairs import publish, some_queries
+from studies.model_runs import Bench, Job, Measured, open_bench, run_jobs
+from studies.trained_pairs import publish
 
 from paradigms import Paradigm
 from paradigms.aligner import aligner
-from paradigms.baselines.bm25 import BM25
-from paradigms.data import Collection
 from paradigms.encoder.text import TextEncoder
 from paradigms.evaluate import per_query
 from paradigms.index import ExactIndex
 from paradigms.index.strategies import STRATEGIES, aligned, rerank_strategies
-from paradigms.io.files import write_json
-from paradigms.train.job import begin, keep_settings, open_collection, training_splits
+from paradigms.train.job import begin, keep_settings
 from paradigms.train.state import by_main
 
 MEASURE = "nDCG@10"
@@ -105,39 +101,16 @@ def main(settings: Settings) -> None:
     if settings.checkpoint:
         settings = replace(settings, trained_with=[alignment_of(settings.checkpoint)], seeds=[0])
     for name in settings.collections:
-        collection = open_collection(name, settings.documents or None if name == "pydocs" else None, console)
-        files = {
-            f"{own}, seed {seed}": folder / folder_name(name) / own / f"seed-{seed}" / "values.json"
+        bench = open_bench(name, settings, console, ("test",), settings.queries)
+        jobs = [
+            job(own, seed, folder / folder_name(name) / own / f"seed-{seed}", bench, settings)
             for own in settings.trained_with
             for seed in settings.seeds
-        }
-        bench = Bench(collection, BM25.build(collection.corpus, collection.corpus.ids))
-        model_runs.run_missing(
-            files,
-            lambda _, file, bench=bench: run_model(file, bench, settings, accelerator),  # type: ignore[misc]
-            collection.name,
-            accelerator,
-            console,
-        )
+        ]
+        run_jobs(jobs, bench, settings, accelerator, console)
     if accelerator.is_main_process:
-        tasks = open_tasks(folder, settings)
-        models = ", ".join(f"{len(task.values)} on {task.label}" for task in tasks)
-        how = settings.checkpoint or f"trained for {settings.steps} steps of {settings.batch_size} queries"
-        summary = (
-            f"ALIGNER, {how}; models: {models}. Candidates: the first {settings.depth} documents of the "
-            "model's own search with its training alignment, so other strategies reorder what it finds. "
-            "Intervals (95%) resample seeds and queries, these also as the examples that choose."
-        )
-        publish(settings, "Alignment adaptation", summary, *describe(tasks), accelerator)
+        show(folder, settings, accelerator)
     accelerator.end_training()
-
-
-@dataclass(frozen=True)
-class Bench:
-    """A collection, and BM25 over it."""
-
-    collection: Collection
-    bm25: BM25
 
 
 def alignment_of(checkpoint: str) -> str:
@@ -155,40 +128,26 @@ def alignment_of(checkpoint: str) -> str:
     )
 
 
-def run_model(file: Path, bench: Bench, settings: Settings, accelerator: Accelerator) -> None:
-    """Train or take the ALIGNER of the folder ALIGNMENT/seed-NUMBER, and measure it into `file`."""
-    own, seed = file.parts[-3], int(file.parts[-2].removeprefix("seed-"))
-    saved = Path(settings.checkpoint) if settings.checkpoint else file.parent / "checkpoint"
-    finished = saved.is_dir()
-    accelerator.wait_for_everyone()  # before any process can finish it
-    if not finished:
-        paradigm = trained(own, seed, bench, settings, file.parent / "training", accelerator)
-        by_main(lambda: paradigm.save_pretrained(saved), accelerator)
+def job(own: str, seed: int, folder: Path, bench: Bench, settings: Settings) -> Job:
+    """How the ALIGNER with the alignment `own` is trained, or taken, and measured."""
 
-    def finish() -> None:
-        paradigm = with_document_length(saved, settings.indexed_length).to(accelerator.device)
-        measured = measure(paradigm, bench, settings, file.parent, accelerator.mixed_precision)
-        write_json(file, {"collection": bench.collection.name, "trained_with": own, "seed": seed} | measured)
+    def make() -> Paradigm:
+        if not bench.train.queries:
+            raise ValueError("there are no training queries: take --checkpoint from another collection")
+        align, knobs = STRATEGIES[own]
+        lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
+        return aligner(settings.backbone, align, dict(knobs), salience="none", **lengths)
 
-    by_main(finish, accelerator)
-    accelerator.free_memory()
+    def measured(paradigm: Paradigm, index: ExactIndex, _: Path) -> Measured:
+        keys = {"collection": bench.collection.name, "trained_with": own, "seed": seed}
+        return keys | measure(paradigm, index, bench, settings.depth)
 
+    def longer(checkpoint: Path) -> Paradigm:
+        return with_document_length(checkpoint, settings.indexed_length)
 
-def trained(
-    own: str, seed: int, bench: Bench, settings: Settings, folder: Path, accelerator: Accelerator
-) -> Paradigm:
-    """ALIGNER after all steps with the alignment `own`, in `folder`."""
-    train, _ = training_splits(bench.collection, seed)
-    if not train.queries:
-        raise ValueError("there are no training queries: take --checkpoint from another collection")
-    negatives = model_runs.mined(bench.bm25, train, settings)
-    torch.manual_seed(seed)
-    align, knobs = STRATEGIES[own]
-    lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
-    paradigm = aligner(settings.backbone, align, dict(knobs), salience="none", **lengths)
-    paradigm = paradigm.to(accelerator.device)
-    given = bench.collection, train, negatives, seed, settings, folder, accelerator
-    return model_runs.trained(paradigm, *given)
+    checkpoint = Path(settings.checkpoint) if settings.checkpoint else None
+    name = f"trained with {own}, seed {seed}"
+    return Job(name, folder, seed, make, measured, load=longer, checkpoint=checkpoint)
 
 
 def with_document_length(folder: Path, length: int) -> Paradigm:
@@ -200,27 +159,20 @@ def with_document_length(folder: Path, length: int) -> Paradigm:
     return longer
 
 
-def measure(
-    paradigm: Paradigm, bench: Bench, settings: Settings, folder: Path, precision: str
-) -> dict[str, Any]:
+def measure(paradigm: Paradigm, index: ExactIndex, bench: Bench, depth: int) -> Measured:
     """nDCG@10 of each query under each strategy, over candidates from the model's own search."""
-    corpus = bench.collection.corpus
-    test = some_queries(bench.collection.split("test"), settings.queries)
-    with tempfile.TemporaryDirectory(dir=folder) as own:
-        index = ExactIndex.build(
-            paradigm, corpus.ids, corpus, f"{own}/index", precision=precision, progress=True
-        )
-        found = index.search(paradigm, test.queries, settings.depth, progress=True)
-        runs = rerank_strategies(index, paradigm, test.queries, found, progress=True)
-        lengths = torch.from_numpy(np.diff(index.offsets))
+    test = bench.test
+    found = index.search(paradigm, test.queries, depth, progress=True)
+    runs = rerank_strategies(index, paradigm, test.queries, found, progress=True)
     measured = {name: per_query(run, test.judgements, (MEASURE,)) for name, run in runs.items()}
+    lengths = torch.from_numpy(np.diff(index.offsets))
     several = {name: (aligned(lengths, *how) > 1).double().mean() for name, how in STRATEGIES.items()}
     return {
         "fingerprint": bench.collection.fingerprint,
         "queries": measured["k=1"].queries,
         "values": {name: of.values[MEASURE].tolist() for name, of in measured.items()},
         "several": {name: float(share) for name, share in several.items()},
-        "bm25": model_runs.lexical(bench.bm25, test, (MEASURE,)).mean(MEASURE),
+        "bm25": bench.lexical((MEASURE,)).mean(MEASURE),
     }
 
 
@@ -242,6 +194,19 @@ def open_tasks(folder: Path, settings: Settings) -> list[Task]:
         bm25 = models[0]["bm25"]
         tasks.append(Task(name, own, list(STRATEGIES), values, several, bm25, sorted(settings.shots)))
     return tasks
+
+
+def show(folder: Path, settings: Settings, accelerator: Accelerator) -> None:
+    """The page and the tables of everything in the folder."""
+    tasks = open_tasks(folder, settings)
+    models = ", ".join(f"{len(task.values)} on {task.label}" for task in tasks)
+    how = settings.checkpoint or f"trained for {settings.steps} steps of {settings.batch_size} queries"
+    summary = (
+        f"ALIGNER, {how}; models: {models}. Candidates: the first {settings.depth} documents of the "
+        "model's own search with its training alignment, so other strategies reorder what it finds. "
+        "Intervals (95%) resample seeds and queries, these also as the examples that choose."
+    )
+    publish(settings, "Alignment adaptation", summary, *describe(tasks), accelerator)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ salience. Finished models are not trained again: more methods and seeds may be a
 
 from __future__ import annotations
 
-import json
-import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -78,22 +76,17 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
 import numpy as np
-import torch
-from accelerate import Accelerator
-from studies import model_runs
+from studies.model_runs import Bench, Job, Measured, open_bench, run_jobs
 from studies.salience_report import Found, describe
 from studies.trained_pairs import publish
 
 from paradigms import Paradigm
 from paradigms.aligner import aligner
-from paradigms.baselines.bm25 import BM25
-from paradigms.data import Collection, Run, Split
+from paradigms.data import Run, Split
 from paradigms.evaluate import per_query
 from paradigms.index import ExactIndex
 from paradigms.index.pruning import most_salient
-from paradigms.io.files import write_json
-from paradigms.train.job import begin, keep_settings, open_collection
-from paradigms.train.loop import training_seconds
+from paradigms.train.job import begin, keep_settings
 from paradigms.train.state import by_main
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -105,93 +98,49 @@ METHODS: dict[str, dict[str, Any]] = {
     "eq5": {"salience": "entropic", "iterations": 5},  # "only a few iterations" of Eq. 5, not the solution
 }
 MEASURES = ("RR@10", "nDCG@10")
+FREE = {"methods", "seeds", "tracker", "output"}
 
 
 def main(settings: Settings) -> None:
-    folder = Path(settings.output)
     accelerator, console = begin(settings)
-    subset = settings.documents or None if settings.collection == "pydocs" else None
-    collection = open_collection(settings.collection, subset, console)
-    for split in ("train", "test"):
-        if split not in collection.splits:
-            raise SystemExit(
-                f"{collection.name} has no split {split!r}; it has {', '.join(collection.splits)}"
-            )
-    kept = asdict(settings) | {"fingerprint": collection.fingerprint}
+    bench = open_bench(settings.collection, settings, console, ("training", "test"))
+    kept = asdict(settings) | {"fingerprint": bench.collection.fingerprint, "training": "without dev queries"}
     kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
-    by_main(lambda: keep_settings(kept, folder, free={"methods", "seeds", "tracker", "output"}), accelerator)
-    bm25, test = BM25.build(collection.corpus, collection.corpus.ids), collection.split("test")
-    negatives = model_runs.mined(bm25, collection.split("train"), settings)
-    models = [(method, seed) for seed in settings.seeds for method in settings.methods]
-    files = {f"{method}, seed {seed}": folder / f"{method}-{seed}" / "values.json" for method, seed in models}
-    model_runs.run_missing(
-        files,
-        lambda _, file: run_model(file, collection, negatives, settings, accelerator),
-        collection.name,
-        accelerator,
-        console,
-    )
+    by_main(lambda: keep_settings(kept, Path(settings.output), FREE), accelerator)
+    jobs = [job(method, seed, bench, settings) for seed in settings.seeds for method in settings.methods]
+    results = run_jobs(jobs, bench, settings, accelerator, console)
     if accelerator.is_main_process:
-        results = [json.loads(file.read_text(encoding="utf-8")) for file in files.values()]
         trained_with = (settings.query_ratio, settings.document_ratio)
-        found = Found(results, trained_with, model_runs.lexical(bm25, test, MEASURES))
-        title = f"Pruning by salience on {collection.name}"
+        found = Found(results, trained_with, bench.lexical(MEASURES))
         summary = (
             f"Seeds {settings.seeds}, {settings.steps} steps of {settings.batch_size} queries from "
             f"{settings.backbone}; 95% intervals resample seeds and test queries."
         )
+        title = f"Pruning by salience on {bench.collection.name}"
         publish(settings, title, summary, *describe(found), accelerator)
     accelerator.end_training()
 
 
-def run_model(
-    file: Path, collection: Collection, negatives: Run, settings: Settings, accelerator: Accelerator
-) -> None:
-    """Train the ALIGNER of the folder METHOD-SEED, and measure it at every pair of ratios into `file`."""
-    own, (method, seed) = file.parent, file.parent.name.rsplit("-", 1)
-    paradigm = trained(method, int(seed), collection, negatives, settings, own / "training", accelerator)
+def job(method: str, seed: int, bench: Bench, settings: Settings) -> Job:
+    """How ALIGNER with one of METHODS is trained and measured."""
 
-    def finish() -> None:
-        paradigm.save_pretrained(own / "checkpoint")
-        corpus, precision = collection.corpus, accelerator.mixed_precision
-        with tempfile.TemporaryDirectory(dir=own) as indexes:
-            began, place = time.perf_counter(), f"{indexes}/all"
-            index = ExactIndex.build(paradigm, corpus.ids, corpus, place, precision=precision, progress=True)
-            costs = {
-                "train s": training_seconds(own / "training"),
-                "encode s": time.perf_counter() - began,
-                "salient": salient(index),
-            }
-            measured = measure(paradigm, index, collection.split("test"), settings, Path(indexes))
-        write_json(file, {"method": method, "seed": int(seed)} | costs | measured)
+    def make() -> Paradigm:
+        return aligner(
+            settings.backbone,
+            query_length=settings.query_length,
+            document_length=settings.document_length,
+            query_ratio=settings.query_ratio,
+            document_ratio=settings.document_ratio,
+            eps=settings.eps,
+            salience_l1=settings.l1 if method == "l1" else 0.0,
+            **METHODS[method],
+        )
 
-    by_main(finish, accelerator)
-    accelerator.free_memory()
+    def measured(paradigm: Paradigm, index: ExactIndex, folder: Path) -> Measured:
+        keys = {"method": method, "seed": seed, "salient": salient(index)}
+        return keys | measure(paradigm, index, bench.test, settings, folder)
 
-
-def trained(
-    method: str,
-    seed: int,
-    collection: Collection,
-    negatives: Run,
-    settings: Settings,
-    folder: Path,
-    accelerator: Accelerator,
-) -> Paradigm:
-    """ALIGNER with one of METHODS after all steps: a dev measure might prefer the start, without salience."""
-    torch.manual_seed(seed)
-    paradigm = aligner(
-        settings.backbone,
-        query_length=settings.query_length,
-        document_length=settings.document_length,
-        query_ratio=settings.query_ratio,
-        document_ratio=settings.document_ratio,
-        eps=settings.eps,
-        salience_l1=settings.l1 if method == "l1" else 0.0,
-        **METHODS[method],
-    ).to(accelerator.device)
-    given = collection, collection.split("train"), negatives, seed, settings, folder, accelerator
-    return model_runs.trained(paradigm, *given)
+    return Job(f"{method}, seed {seed}", Path(settings.output) / f"{method}-{seed}", seed, make, measured)
 
 
 def salient(index: ExactIndex) -> float:

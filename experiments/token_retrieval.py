@@ -7,13 +7,8 @@ model that stands in the results folder is not trained again: seeds, k_train and
 
 from __future__ import annotations
 
-import json
-import shutil
-import tempfile
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from paradigms.io.settings import command_line, folder_name
 
@@ -84,60 +79,37 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import torch
 from accelerate import Accelerator
-from rich.console import Console
-from studies import model_runs
+from studies.model_runs import Bench, Job, Measured, open_bench, run_jobs
 from studies.token_claims import Model, describe, gather
 from studies.token_measures import MEASURES, imputed_run, measure, token_search
-from studies.trained_pairs import publish, some_queries
+from studies.trained_pairs import publish
 
 from paradigms import Paradigm
-from paradigms.baselines.bm25 import BM25
 from paradigms.colbert import colbert
-from paradigms.data import Collection, Run, Split
+from paradigms.data import Split
 from paradigms.evaluate import per_query
 from paradigms.index import ExactIndex
-from paradigms.io.files import write_json
-from paradigms.train.job import begin, keep_settings, open_collection, t5_folder, training_splits
+from paradigms.train.job import begin, keep_settings, t5_folder
 from paradigms.train.state import by_main
 from paradigms.xtr import xtr
 
 FREE = {"seeds", "k_train", "other_batch_sizes", "output", "tracker"}  # what may change in a results folder
 
 
-@dataclass(frozen=True)
-class Bench:
-    """A collection with its training and dev queries, and the test queries that are measured."""
-
-    collection: Collection
-    train: Split
-    dev: Split
-    test: Split
-    mined: Run  # BM25's ranking of the training queries, where hard negatives are drawn from it
-
-
 def main(settings: Settings) -> None:
     folder = Path(settings.output)
     accelerator, console = begin(settings)
-    collection, train, dev, test = open_splits(settings, console)
-    bm25 = BM25.build(collection.corpus, collection.corpus.ids)
-    bench = Bench(collection, train, dev, test, model_runs.mined(bm25, train, settings))
-    kept = asdict(settings) | {"fingerprint": collection.fingerprint}
+    needs = ("training", "dev", "test")
+    bench = open_bench(settings.collection, settings, console, needs, settings.queries)
+    kept = asdict(settings) | {"fingerprint": bench.collection.fingerprint}
     kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
     by_main(lambda: keep_settings(kept, folder, free=FREE), accelerator)
-    files = {model: folder / model.name / "values.json" for model in settings.models()}
-    model_runs.run_missing(
-        files,
-        lambda model, file: run_model(model, file, bench, settings, accelerator),
-        collection.name,
-        accelerator,
-        console,
-    )
+    jobs = [job(model, bench, settings, accelerator) for model in settings.models()]
+    results = run_jobs(jobs, bench, settings, accelerator, console)
     if accelerator.is_main_process:
-        results = [json.loads(file.read_text(encoding="utf-8")) for file in files.values()]
-        lexical = model_runs.lexical(bm25, test, MEASURES)
-        found = gather(results, settings.searched(), settings.table_tokens, lexical)
+        found = gather(results, settings.searched(), settings.table_tokens, bench.lexical(MEASURES))
         summary = (
-            f"{len(lexical.queries)} test queries over {len(collection.corpus):,} documents; seeds "
+            f"{len(found.bm25.queries)} test queries over {len(bench.collection.corpus):,} documents; seeds "
             f"{settings.seeds}. ColBERT and XTR learn from {settings.backbone} in {settings.steps} steps of "
             f"{settings.batch_size * accelerator.num_processes} queries, the same ones in the same order. "
             "Intervals (95%) resample seeds and queries."
@@ -146,69 +118,28 @@ def main(settings: Settings) -> None:
     accelerator.end_training()
 
 
-def open_splits(settings: Settings, console: Console) -> tuple[Collection, Split, Split, Split]:
-    """The collection, its training and dev queries (held out where there are none), and the measured ones."""
-    subset = settings.documents or None if settings.collection == "pydocs" else None
-    collection = open_collection(settings.collection, subset, console)
-    train, dev = training_splits(collection, seed=0)
-    test = some_queries(collection.splits.get("test", Split({}, {})), settings.queries)
-    for name, split in (("training", train), ("dev", dev), ("test", test)):
-        if not split.queries:
-            raise SystemExit(
-                f"{collection.name} has no {name} queries; its splits: {', '.join(collection.splits)}"
-            )
-    return collection, train, dev, test
+def job(model: Model, bench: Bench, settings: Settings, accelerator: Accelerator) -> Job:
+    """How one model is trained and measured."""
+    folder = Path(settings.output) / model.name
 
-
-def run_model(model: Model, file: Path, bench: Bench, settings: Settings, accelerator: Accelerator) -> None:
-    """Train a model where it is not there yet, and measure it into `file`."""
-    own = file.parent
-    paradigm = trained(model, bench, settings, own, accelerator)
-
-    def finish() -> None:
-        corpus, k = bench.collection.corpus, settings.table_tokens
-        with tempfile.TemporaryDirectory(dir=own) as folder:
-            precision = accelerator.mixed_precision
-            index = ExactIndex.build(paradigm, corpus.ids, corpus, f"{folder}/index", precision=precision)
-            measured = measure(paradigm, index, corpus, bench.test, settings.searched(), k)
-            measured["dev"] = dev_measure(paradigm, index, bench.dev, k)
-        write_json(file, asdict(model) | measured)
-
-    by_main(finish, accelerator)
-    accelerator.free_memory()
-
-
-def trained(model: Model, bench: Bench, settings: Settings, own: Path, accelerator: Accelerator) -> Paradigm:
-    """The model after all steps: own/checkpoint."""
-    finished = (own / "checkpoint").is_dir()
-    accelerator.wait_for_everyone()  # before any process can finish it
-    if not finished:
-        backbone = t5_folder(
-            settings.backbone, bench.collection, own.parent / "small-t5", model.seed, accelerator
-        )
-        torch.manual_seed(model.seed)
+    def make() -> Paradigm:
+        backbone: str | Path = settings.backbone
+        if backbone == "small":
+            small = folder.parent / "small-t5"
+            backbone = t5_folder("small", bench.collection, small, model.seed, accelerator)
+            torch.manual_seed(model.seed)
         # The same tokens for both objectives: the texts' own, punctuation included.
         lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
-        options: dict[str, Any] = lengths | {"skip": "", "special_tokens": False}
-        make = colbert if model.k_train is None else partial(xtr, k_train=model.k_train)
-        paradigm = model_runs.trained(
-            make(backbone, **options).to(accelerator.device),
-            bench.collection,
-            bench.train,
-            bench.mined,
-            model.seed,
-            settings,
-            own / "training",
-            accelerator,
-            batch_size=model.batch_size,
-        )
+        if model.k_train is None:
+            return colbert(backbone, skip="", special_tokens=False, **lengths)
+        return xtr(backbone, k_train=model.k_train, skip="", special_tokens=False, **lengths)
 
-        def keep() -> None:
-            paradigm.save_pretrained(own / "checkpoint")
-            shutil.rmtree(own / "training" / "checkpoints")  # of no use any more, each three times the model
+    def measured(paradigm: Paradigm, index: ExactIndex, _: Path) -> Measured:
+        corpus, k = bench.collection.corpus, settings.table_tokens
+        found = measure(paradigm, index, corpus, bench.test, settings.searched(), k)
+        return asdict(model) | found | {"dev": dev_measure(paradigm, index, bench.dev, k)}
 
-        by_main(keep, accelerator)
-    return Paradigm.from_pretrained(own / "checkpoint").to(accelerator.device).eval()
+    return Job(str(model), folder, model.seed, make, measured, {"batch_size": model.batch_size})
 
 
 def dev_measure(paradigm: Paradigm, index: ExactIndex, dev: Split, k: int) -> list[float]:

@@ -172,7 +172,7 @@ def _curves(found: Found, side: int, symbol: str) -> Curves:
 def _model(found: Found, method: str) -> dict[str, Any]:
     row: dict[str, Any] = {"model": _label(method)}
     row |= {f"{m}, all tokens": found.values(method, WHOLE, m).mean() for m in ("RR@10", "nDCG@10")}
-    names = ("salient", "train s", "encode s", "refine ms/query", "refine multiply-adds/query")
+    names = ("salient", "refine ms/query", "refine multiply-adds/query")
     return row | {n: np.mean([r[n] for r in found.results if r["method"] == method]) for n in names}
 
 

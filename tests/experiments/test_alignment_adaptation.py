@@ -148,7 +148,9 @@ def test_wrong_settings_are_named(collection: Path, tiny_bert: Path, tmp_path: P
         run(collection, tiny_bert, tmp_path / "a", checkpoint=tmp_path)
     untrained = shutil.copytree(collection, tmp_path / "untrained")
     (untrained / "qrels" / "train.tsv").unlink()
-    with pytest.raises(SystemExit, match=r"untrained, k=1, seed 0: there are no training queries: take --ch"):
+    with pytest.raises(
+        SystemExit, match=r"untrained, trained with k=1, seed 0: there are no training queries: take --ch"
+    ):
         run(untrained, tiny_bert, tmp_path / "b")
 
 
