@@ -6,7 +6,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from paradigms.evaluate.adaptation import adapt, best, best_if_significant, evidence, folds
 
@@ -37,17 +36,6 @@ def test_the_default_wins_ties_then_the_earlier_strategy() -> None:
     assert np.mean(a) != np.mean(b)
     assert best(rows(a, b), default=0) == best(rows(b, a), default=0) == 0
     assert best(rows(a, b), default=1) == best(rows(b, a), default=1) == 1
-
-
-def test_with_one_rival_the_test_is_the_paired_permutation_test() -> None:
-    random = np.random.default_rng(0)
-    for shots in (3, 8, 11):
-        values = random.normal(size=(2, shots)).round(1)
-        difference = values[1] - values[0]
-        expected = stats.permutation_test(
-            (difference,), np.mean, permutation_type="samples", alternative="greater", n_resamples=10**5
-        )
-        assert evidence(values)[1] == pytest.approx(expected.pvalue)
 
 
 def test_the_evidence_is_corrected_by_the_best_of_all_rivals() -> None:

@@ -19,26 +19,19 @@ from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from paradigms.index import ExactIndex
 from paradigms.index.strategies import STRATEGIES
 from paradigms.io.settings import from_command_line
-from tests.tiny import WORDS
+from tests.tiny import WORDS, write_collection
 
 NAMES = list(STRATEGIES)
 
 
 @pytest.fixture(scope="module")
 def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sixty documents of 5 to 120 words; a query is four words of one."""
-    folder, words = tmp_path_factory.mktemp("words"), WORDS.split()
-    random = np.random.default_rng(0)
+    """Fifty-eight documents of 5 to 119 words; a query is four words of one."""
+    random, words = np.random.default_rng(0), WORDS.split()
     texts = [list(random.choice(words, 5 + 2 * n)) for n in range(58)]
-    documents = [{"_id": f"d{n}", "title": "", "text": " ".join(text)} for n, text in enumerate(texts)]
-    queries = [{"_id": f"q{n}", "text": " ".join(random.choice(t, 4))} for n, t in enumerate(texts)]
-    for name, rows in (("corpus", documents), ("queries", queries)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "qrels").mkdir()
-    for split, chosen in (("train", range(30)), ("test", range(30, 58))):
-        lines = "".join(f"q{n}\td{n}\t1\n" for n in chosen)
-        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
-    return folder
+    queries = [" ".join(random.choice(text, 4)) for text in texts]
+    documents, splits = [" ".join(text) for text in texts], {"train": range(30), "test": range(30, 58)}
+    return write_collection(tmp_path_factory.mktemp("words"), documents, queries, splits)
 
 
 def run(collection: Path, backbone: Path, output: Path, **changes: object) -> None:

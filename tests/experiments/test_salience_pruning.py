@@ -18,7 +18,7 @@ from paradigms.evaluate import PerQuery, per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from paradigms.index import ExactIndex
 from paradigms.io.settings import from_command_line
-from tests.tiny import WORDS
+from tests.tiny import WORDS, write_collection
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
@@ -31,17 +31,11 @@ def run(script: Any, *arguments: str, **flags: object) -> None:
 @pytest.fixture(scope="module")
 def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Thirty documents of ten words; each query is three of a document's words."""
-    folder, words = tmp_path_factory.mktemp("words"), WORDS.split()
+    words = WORDS.split()
     texts = [" ".join(words[(11 * n + 5 * w) % len(words)] for w in range(10)) for n in range(30)]
-    documents = [{"_id": f"d{n}", "title": "", "text": text} for n, text in enumerate(texts)]
-    queries = [{"_id": f"q{n}", "text": " ".join(text.split()[4:7])} for n, text in enumerate(texts)]
-    for name, rows in (("corpus", documents), ("queries", queries)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "qrels").mkdir()
-    for split, chosen in (("train", range(20)), ("test", range(20, 30))):
-        lines = "".join(f"q{n}\td{n}\t1\n" for n in chosen)
-        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
-    return folder
+    queries = [" ".join(text.split()[4:7]) for text in texts]
+    splits = {"train": range(20), "test": range(20, 30)}
+    return write_collection(tmp_path_factory.mktemp("words"), texts, queries, splits)
 
 
 def flags(collection: Path, backbone: Path, output: Path, **changes: object) -> dict[str, object]:

@@ -23,7 +23,7 @@ from paradigms.index import ExactIndex
 from paradigms.io.settings import from_command_line
 from paradigms.train.contrastive import Contrastive
 from tests.near import same_run
-from tests.tiny import WORDS
+from tests.tiny import WORDS, write_collection
 
 WORD = WORDS.split()
 TEXTS = [" ".join(WORD[(11 * n + 5 * w) % len(WORD)] for w in range(4 + n % 7)) for n in range(30)]
@@ -119,10 +119,7 @@ def test_gathered_runs_score_the_candidates_in_full(made: tuple[Paradigm, ExactI
                 assert list(run.values()) == sorted(run.values(), reverse=True)
 
 
-def test_all_ways_to_score_are_measured_for_every_query(measured: dict[str, Any]) -> None:
-    for way in ("impute", "gather"):
-        assert list(measured[way]) == SEARCHED
-        assert {len(values) for of in measured[way].values() for values in of.values()} == {len(QUERIES)}
+def test_all_ways_to_score_are_measured(measured: dict[str, Any]) -> None:
     assert measured["imputations"]["kth"] == measured["impute"][6]
     assert measured["impute"][1000] == measured["gather"][1000]  # everything is retrieved, nothing missing
 
@@ -238,16 +235,9 @@ def test_dev_queries_choose_among_the_xtrs_of_colberts_batch() -> None:
 @pytest.fixture(scope="module")
 def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The documents above; each query is three of a document's words."""
-    folder = tmp_path_factory.mktemp("words")
-    documents = [{"_id": f"d{n}", "title": "", "text": text} for n, text in enumerate(TEXTS)]
-    queries = [{"_id": f"q{n}", "text": " ".join(text.split()[:3])} for n, text in enumerate(TEXTS)]
-    for name, rows in (("corpus", documents), ("queries", queries)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "qrels").mkdir()
-    for split, chosen in (("train", range(20)), ("test", range(20, 30))):
-        lines = "".join(f"q{n}\td{n}\t1\n" for n in chosen)
-        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
-    return folder
+    queries = [" ".join(text.split()[:3]) for text in TEXTS]
+    splits = {"train": range(20), "test": range(20, 30)}
+    return write_collection(tmp_path_factory.mktemp("words"), TEXTS, queries, splits)
 
 
 def run(collection: Path, backbone: Path, output: Path, **changes: object) -> None:
