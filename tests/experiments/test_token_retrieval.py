@@ -4,12 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from theory import token_retrieval as xtr
-
-unhurried = settings(deadline=None)  # a busy machine is not a failure
 
 # Two query tokens, three documents of 2, 1 and 2 tokens; top 2 of each row are columns (0, 2) and (1, 4).
 P = np.array([[0.9, 0.1, 0.7, 0.3, 0.2], [-0.5, -0.1, -0.8, -0.3, -0.2]])
@@ -44,7 +42,6 @@ def test_misprint_unretrieved_zero_beats_negative_similarity():
     assert xtr.xtr_scores(P, OWNERS, 2)[2] == pytest.approx(-0.2)
 
 
-@unhurried
 @given(pools())
 def test_scores_equal_loops(pool):
     similarities, owners, k = pool
@@ -68,7 +65,6 @@ def test_scores_equal_loops(pool):
         np.testing.assert_allclose(printed, xtr.imputed_scores(similarities + shift, owners, k), atol=1e-12)
 
 
-@unhurried
 @given(pools())
 def test_imputation_is_an_upper_bound(pool):
     similarities, owners, k = pool
@@ -81,7 +77,6 @@ def test_imputation_is_an_upper_bound(pool):
     np.testing.assert_allclose(xtr.imputed_scores(similarities, owners, k)[outside], bound)
 
 
-@unhurried
 @given(pools(), st.sampled_from([0.05, 1.0, 3.0]))
 def test_gradients_and_their_mass(pool, temperature):
     similarities, owners, k = pool
@@ -124,7 +119,6 @@ def test_golden_temperature():
     assert xtr.level_loss(128, temperature=0.02) < 1e-9  # what the paper means by close to zero
 
 
-@unhurried
 @given(st.integers(2, 5000), st.floats(0.01, 0.999))
 def test_largest_temperature_inverts_the_limit(batch, probability):
     temperature = xtr.largest_temperature(batch, probability)
