@@ -346,4 +346,4 @@ def test_what_cannot_be_run_ends_with_a_line(
     collection: Path, tiny_bert: Path, tmp_path: Path, changes: dict[str, object], message: str
 ) -> None:
     with pytest.raises(SystemExit, match=message):
-        run(collection, tiny_bert, tmp_path / "out", **changes)
+        run(**({"collection": collection, "backbone": tiny_bert, "output": tmp_path / "out"} | changes))
