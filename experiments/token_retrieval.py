@@ -7,15 +7,8 @@ model that stands in the results folder is not trained again: seeds, k_train and
 
 from __future__ import annotations
 
-import json
-import shutil
-import tempfile
-import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from paradigms.io.settings import command_line, folder_name
 
@@ -52,10 +45,6 @@ class Settings:
     """k' of the imputations (Table 5), of the costs (Table 1) and of the choice of k_train by dev queries"""
     queries: int = 0
     """test queries that are measured, drawn at random; 0: all"""
-    timed: int = 20
-    """queries whose scoring is timed"""
-    examples: int = 4
-    """queries whose retrieved tokens are shown"""
     output: str = ""
     """results folder; empty: results/token-retrieval-COLLECTION"""
     precision: str = "auto"
@@ -79,9 +68,10 @@ class Settings:
         return sorted({*self.search_tokens, self.table_tokens})
 
     def models(self) -> list[Model]:
-        """ColBERT, and XTR with every k_train and batch size."""
+        """ColBERT, and XTR with every k_train and batch size, of every seed."""
         sizes = dict.fromkeys([self.batch_size, *self.other_batch_sizes])
-        return [Model(None, self.batch_size), *(Model(k, size) for size in sizes for k in self.k_train)]
+        kinds = [(None, self.batch_size), *((k, size) for size in sizes for k in self.k_train)]
+        return [Model(*kind, seed) for seed in self.seeds for kind in kinds]
 
 
 if __name__ == "__main__":  # before the imports that take seconds
@@ -89,179 +79,67 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import torch
 from accelerate import Accelerator
-from rich.console import Console
-from studies.token_claims import Model, gather
-from studies.token_measures import DEPTH, MEASURES, Measured, imputed_run, measure, token_search
-from studies.token_retrieval_figures import draw
-from studies.token_retrieval_report import describe
-from studies.trained_pairs import publish, some_queries
+from studies.model_runs import Bench, Job, Measured, open_bench, run_jobs
+from studies.token_claims import Model, describe, gather
+from studies.token_measures import MEASURES, imputed_run, measure, token_search
+from studies.trained_pairs import publish
 
 from paradigms import Paradigm
-from paradigms.baselines.bm25 import BM25
 from paradigms.colbert import colbert
-from paradigms.data import Collection, Run, Split
+from paradigms.data import Split
 from paradigms.evaluate import per_query
 from paradigms.index import ExactIndex
-from paradigms.io.files import write_json
-from paradigms.train.job import (
-    NEGATIVES_DEPTH,
-    begin,
-    fit,
-    keep_settings,
-    open_collection,
-    t5_folder,
-    training_splits,
-)
-from paradigms.train.loop import TrainingSettings, training_seconds
+from paradigms.train.job import begin, keep_settings, t5_folder
 from paradigms.train.state import by_main
 from paradigms.xtr import xtr
 
 FREE = {"seeds", "k_train", "other_batch_sizes", "output", "tracker"}  # what may change in a results folder
 
 
-@dataclass(frozen=True)
-class Bench:
-    """A collection with its training and dev queries, and the test queries that are measured."""
-
-    collection: Collection
-    train: Split
-    dev: Split
-    test: Split
-    mined: Run  # BM25's ranking of the training queries, where hard negatives are drawn from it
-
-
 def main(settings: Settings) -> None:
     folder = Path(settings.output)
     accelerator, console = begin(settings)
-    collection, train, dev, test = open_splits(settings, console)
-    bm25 = BM25.build(collection.corpus, collection.corpus.ids)
-    mined = bm25.search(train.queries, NEGATIVES_DEPTH) if settings.negatives else {}
-    bench = Bench(collection, train, dev, test, mined)
-    kept = asdict(settings) | {"fingerprint": collection.fingerprint}
+    needs = ("training", "dev", "test")
+    bench = open_bench(settings.collection, settings, console, needs, settings.queries)
+    kept = asdict(settings) | {"fingerprint": bench.collection.fingerprint}
     kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
     by_main(lambda: keep_settings(kept, folder, free=FREE), accelerator)
-    pairs = [(model, seed) for seed in settings.seeds for model in settings.models()]
-    # Before any process can finish one, so that all agree on which are left.
-    missing = [pair for pair in pairs if not result_file(folder, *pair).is_file()]
-    accelerator.wait_for_everyone()
-    for n, (model, seed) in enumerate(missing):
-        console.print(f"{collection.name}, {model}, seed {seed} ({n + 1} of {len(missing)})")
-        try:
-            run_model(model, seed, bench, settings, accelerator)
-        except (ValueError, OSError, KeyError, FloatingPointError) as error:
-            raise SystemExit(f"{collection.name}, {model}, seed {seed}: {error}") from error
+    jobs = [job(model, bench, settings, accelerator) for model in settings.models()]
+    results = run_jobs(jobs, bench, settings, accelerator, console)
     if accelerator.is_main_process:
-        results = [json.loads(result_file(folder, *p).read_text(encoding="utf-8")) for p in pairs]
-        documents = (1 + settings.negatives) * accelerator.num_processes
-        found = gather(results, settings.seeds, settings.searched(), settings.table_tokens, documents)
-        bm25_run = bm25.search({q: test.queries[q] for q in found.queries}, DEPTH)
-        lexical = per_query(bm25_run, {q: test.judgements[q] for q in found.queries}, MEASURES)
+        found = gather(results, settings.searched(), settings.table_tokens, bench.lexical(MEASURES))
         summary = (
-            f"{len(found.queries)} test queries over {len(collection.corpus):,} documents; seeds "
+            f"{len(found.bm25.queries)} test queries over {len(bench.collection.corpus):,} documents; seeds "
             f"{settings.seeds}. ColBERT and XTR learn from {settings.backbone} in {settings.steps} steps of "
             f"{settings.batch_size * accelerator.num_processes} queries, the same ones in the same order. "
-            "Intervals (95 %) resample seeds and queries."
+            "Intervals (95%) resample seeds and queries."
         )
-        sections = describe(found, lexical)
-        figures = draw(found)
-        publish(settings, "Token retrieval", summary, sections, figures, accelerator)
+        publish(settings, "Token retrieval", summary, *describe(found), accelerator)
     accelerator.end_training()
 
 
-def open_splits(settings: Settings, console: Console) -> tuple[Collection, Split, Split, Split]:
-    """The collection, its training and dev queries (held out where there are none), and the measured ones."""
-    subset = settings.documents or None if settings.collection == "pydocs" else None
-    collection = open_collection(settings.collection, subset, console)
-    train, dev = training_splits(collection, seed=0)
-    test = some_queries(collection.splits.get("test", Split({}, {})), settings.queries)
-    for name, split in (("training", train), ("dev", dev), ("test", test)):
-        if not split.queries:
-            raise SystemExit(
-                f"{collection.name} has no {name} queries; its splits: {', '.join(collection.splits)}"
-            )
-    return collection, train, dev, test
+def job(model: Model, bench: Bench, settings: Settings, accelerator: Accelerator) -> Job:
+    """How one model is trained and measured."""
+    folder = Path(settings.output) / model.name
 
-
-def result_file(folder: Path, model: Model, seed: int) -> Path:
-    """Written last: the model is finished."""
-    return folder / f"seed-{seed}" / model.name / "measured.json"
-
-
-def run_model(model: Model, seed: int, bench: Bench, settings: Settings, accelerator: Accelerator) -> None:
-    """Train a model where it is not there yet, and measure it."""
-    own = result_file(Path(settings.output), model, seed).parent
-    paradigm = trained(model, seed, bench, settings, own, accelerator)
-
-    def finish() -> None:
-        corpus = bench.collection.corpus
-        with tempfile.TemporaryDirectory(dir=own) as folder:
-            began = time.perf_counter()
-            index = ExactIndex.build(
-                paradigm,
-                corpus.ids,
-                corpus,
-                Path(folder) / "index",
-                precision=accelerator.mixed_precision,
-            )
-            took = {"encode seconds": time.perf_counter() - began}
-            measured = measure(
-                paradigm,
-                index,
-                corpus,
-                bench.test,
-                settings.searched(),
-                settings.table_tokens,
-                settings.timed,
-                settings.examples,
-            )
-            measured["dev"] = dev_measure(paradigm, index, bench.dev, settings.table_tokens)
-        measured["cost"] = json.loads((own / "cost.json").read_text(encoding="utf-8")) | took
-        write_json(result_file(Path(settings.output), model, seed), asdict(model) | {"seed": seed} | measured)
-
-    by_main(finish, accelerator)
-    accelerator.free_memory()
-
-
-def trained(
-    model: Model, seed: int, bench: Bench, settings: Settings, own: Path, accelerator: Accelerator
-) -> Paradigm:
-    """The model in its last state, which nothing chose: own/checkpoint, and what it took, own/cost.json."""
-    finished = (own / "checkpoint").is_dir()
-    accelerator.wait_for_everyone()  # before any process can finish it
-    if not finished:
-        small = Path(settings.output) / f"seed-{seed}" / "small-t5"
-        backbone = t5_folder(settings.backbone, bench.collection, small, seed, accelerator)
-        torch.manual_seed(seed)
+    def make() -> Paradigm:
+        backbone: str | Path = settings.backbone
+        if backbone == "small":
+            small = folder.parent / "small-t5"
+            backbone = t5_folder("small", bench.collection, small, model.seed, accelerator)
+            torch.manual_seed(model.seed)
         # The same tokens for both objectives: the texts' own, punctuation included.
         lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
-        options: dict[str, Any] = lengths | {"skip": "", "special_tokens": False}
-        make = colbert if model.k_train is None else partial(xtr, k_train=model.k_train)
-        paradigm = make(backbone, **options).to(accelerator.device)
-        names = TrainingSettings.__dataclass_fields__.keys() & asdict(settings).keys()
-        chosen = {name: getattr(settings, name) for name in names} | {"batch_size": model.batch_size}
-        training = TrainingSettings(**chosen, seed=seed, save_every=100)
-        nothing: Run = {}
-        paradigm = fit(
-            paradigm,
-            bench.collection,
-            (bench.train, Split({}, {})),
-            (bench.mined, nothing),
-            settings.negatives,
-            0,
-            training,
-            own / "training",
-            accelerator,
-        )
+        if model.k_train is None:
+            return colbert(backbone, skip="", special_tokens=False, **lengths)
+        return xtr(backbone, k_train=model.k_train, skip="", special_tokens=False, **lengths)
 
-        def keep() -> None:
-            write_json(own / "cost.json", cost(own / "training"))
-            paradigm.save_pretrained(own / "checkpoint")
-            shutil.rmtree(own / "training" / "checkpoints")  # of no use any more, each three times the model
+    def measured(paradigm: Paradigm, index: ExactIndex, _: Path) -> Measured:
+        corpus, k = bench.collection.corpus, settings.table_tokens
+        found = measure(paradigm, index, corpus, bench.test, settings.searched(), k)
+        return asdict(model) | found | {"dev": dev_measure(paradigm, index, bench.dev, k)}
 
-        by_main(keep, accelerator)
-    saved = Paradigm.from_pretrained(own / "checkpoint")
-    saved.to(accelerator.device).eval()
-    return saved
+    return Job(str(model), folder, model.seed, make, measured, {"batch_size": model.batch_size})
 
 
 def dev_measure(paradigm: Paradigm, index: ExactIndex, dev: Split, k: int) -> list[float]:
@@ -270,18 +148,6 @@ def dev_measure(paradigm: Paradigm, index: ExactIndex, dev: Split, k: int) -> li
         searches = token_search(paradigm, index, dev.queries, k)
         run = {found.query: imputed_run(found, index, k) for found in searches}
     return per_query(run, dev.judgements, ("RR@10",)).values["RR@10"].tolist()
-
-
-def cost(folder: Path) -> Measured:
-    """Steps, seconds, and the loss at the first and last logged step."""
-    lines = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
-    losses: Sequence[dict[str, float]] = [line for line in map(json.loads, lines) if "loss" in line]
-    return {
-        "steps": losses[-1]["step"],
-        "train seconds": training_seconds(folder),
-        "first loss": losses[0]["loss"],
-        "last loss": losses[-1]["loss"],
-    }
 
 
 if __name__ == "__main__":

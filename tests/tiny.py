@@ -8,6 +8,7 @@ words fall into several tokens as they do in real models.
 
 from __future__ import annotations
 
+import json
 import string
 from pathlib import Path
 from typing import Any
@@ -165,3 +166,15 @@ def _unigram() -> PreTrainedTokenizerFast:
         single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)]
     )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **T5_TOKENS)
+
+
+def write_collection(folder: Path, texts: list[str], queries: list[str], splits: dict[str, range]) -> Path:
+    """A collection in BEIR layout: of query qN document dN is relevant."""
+    for name, letter, rows in (("corpus", "d", texts), ("queries", "q", queries)):
+        lines = [{"_id": f"{letter}{n}", "title": "", "text": text} for n, text in enumerate(rows)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "qrels").mkdir()
+    for split, chosen in splits.items():
+        judged = "".join(f"q{n}\td{n}\t1\n" for n in chosen)
+        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
+    return folder

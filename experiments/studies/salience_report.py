@@ -1,306 +1,189 @@
-"""The tables, the claims and the figures of salience_pruning.py, from what it measured."""
+"""What Qian et al. 2022 (ALIGNER), §4.3, say of pruning by salience: claims, tables and figures."""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from studies.curves import Curves, Values
+from studies.model_runs import unlearned
 from studies.pages import Section
+from studies.trained_pairs import Rows
 
-from paradigms.evaluate import Interval, seeds_interval
-from paradigms.io.files import atomic_text
+from paradigms.evaluate import PerQuery
+from paradigms.evaluate.claims import Claim, judge
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Results = list[dict[str, Any]]
+PAPER = "Qian et al. 2022"
+MARGIN = 0.02  # of a measure: "similarly", "accurate", "comparably"
 Pair = tuple[float, float]  # β^q, β^d
-STAGES = {
-    "refined": "Candidates from the pruned index, scored again with all vectors",
-    "pruned": "The pruned index alone",
-}
-MARGIN = 0.02  # nDCG@10 that still counts as "similar" to the unpruned model
-COLOURS = {
-    "entropic": "#1f77b4",
-    "relu": "#ff7f0e",
-    "hard": "#2ca02c",
-    "l1": "#d62728",
-    "first": "#7f7f7f",
-    "eq5": "#9467bd",
-}
+Side = tuple[str, list[Pair]]  # a method and the pairs that it is averaged over
+WHOLE: Pair = (1.0, 1.0)
+STAGES = {"refined": "refined with all vectors", "pruned": "the pruned index alone"}
+UNTESTED = (
+    "Not tested: the gain of Touché-2020 and pruning with adapted alignments (Figure 7), “only 12.8% "
+    "document tokens are retrieved by at least one query” (§3), and “important noun phrases and verbs have "
+    "higher salience” (§4.4). That β^q = 30% and β^d = 20% save 80% of the index and 94% of the work is in "
+    "the table of costs."
+)
 
 
-def values(
-    results: Results, method: str, pair: Pair, stage: str = "refined", measure: str = "nDCG@10"
-) -> np.ndarray:
-    """[seeds, queries] of one method at one pair of ratios."""
-    rows = [
-        point[stage][measure]
-        for result in results
-        for point in result["points"]
-        if result["method"] == method and (point["query_keep"], point["document_keep"]) == pair
-    ]
-    return np.array(rows)
+@dataclass(frozen=True)
+class Found:
+    """What was measured of every model, and the ratios with which they were trained."""
+
+    results: list[dict[str, Any]]
+    trained: Pair
+    bm25: PerQuery
+
+    @property
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(result["method"] for result in self.results))
+
+    @property
+    def pairs(self) -> list[Pair]:
+        return [(point["query_keep"], point["document_keep"]) for point in self.results[0]["points"]]
+
+    def values(self, method: str, pair: Pair, measure: str = "RR@10", stage: str = "refined") -> Values:
+        place = self.pairs.index(pair)
+        rows = [r["points"][place][stage][measure] for r in self.results if r["method"] == method]
+        return np.array(rows)
+
+    def along(self, side: int) -> list[Pair]:
+        """The measured pairs in which the other side's ratio is that of the training, smallest first."""
+        return sorted(pair for pair in self.pairs if pair[1 - side] == self.trained[1 - side])
 
 
-def methods(results: Results) -> list[str]:
-    return list(dict.fromkeys(result["method"] for result in results))
+def claims(found: Found) -> list[Claim]:
+    """Every claim of §4.3 for which its models and pairs were measured. The full model has no salience."""
+    (q, d), none, made = found.trained, ("none", [WHOLE]), list[Claim]()
+    pruned = [pair for pair in found.along(1) if pair[1] < 1]
+    few = [pair for pair in pruned if pair[1] <= 0.2]
+
+    def at(document: float, query: float = q, method: str = "entropic") -> tuple[str, list[Pair]]:
+        return method, [(query, document)]
+
+    def claim(place: str, sentence: str, more: Side, less: Side, measure: str = "RR@10", **how: Any) -> None:
+        """The difference between two methods' means, each over its pairs."""
+        chosen = [*more[1], *less[1]]
+        if not {more[0], less[0]} <= set(found.methods) or not more[1] or not set(chosen) <= set(found.pairs):
+            return
+        a, b = (np.mean([found.values(m, p, measure) for p in pairs], 0) for m, pairs in (more, less))
+        names = [f"{_label(m)} at {_shares(pairs)}" for m, pairs in (more, less)]
+        means = {_label(m): found.values(m, WHOLE).mean() for m in (more[0], less[0])}
+        poor = unlearned(means, found.bm25.mean("RR@10"))
+        quantity = f"{measure}, {names[0]} − {names[1]}"
+        made.append(Claim(f"{PAPER}, {place}", sentence, quantity, a - b, unlearned=poor, **how))
+
+    near: dict[str, Any] = {"margin": MARGIN}
+    sentence = "When pruned at the same ratio as training [...], the model performs similarly to a full model"
+    claim("§4.3, Figure 6", sentence, at(d), none, **near, printed="−0.007")
+    sentence = "it remains accurate with only 10% of the original index size"
+    claim("§4.3, Figure 6", sentence, at(0.1), none, **near, printed="−0.015")
+    sentence = (
+        "80% of document tokens for better storage footprint, with less than 1 point decrease of nDCG@10"
+    )
+    claim("§1", sentence, at(0.2, 0.5), none, "nDCG@10", margin=0.01)
+    sentence = "pruning with β^d = 20% with β^q = 30% causes minimal performance decrease"
+    claim("§4.3, Figure 7", sentence, at(0.2, 0.3), none, "nDCG@10", **near)
+    sentence = "Decreasing the query pruning ratio β^q to 30% does not sacrifice performance too much"
+    claim("§4.3, Figure 6", sentence, at(d, 0.3), at(d), **near)
+    claim("§4.3, Figure 6", "decreasing β^q to 10% leads to worse performance", at(d), at(d, 0.1))
+    sentence = "With just a ReLU gate [...], the model retains a good performance when β^d = 40%"
+    claim("§4.3, Figure 6", sentence, at(0.4, q, "relu"), none, **near)
+    sentence = "but degrades for smaller β^d"
+    claim("§4.3, Figure 6", sentence, at(0.4, q, "relu"), at(0.1, q, "relu"))
+    sentence = "The hard top-k solution performs worse for all β^d"
+    claim("§4.3, Figure 6", sentence, ("entropic", pruned), ("hard", pruned))
+    sentence = "With a proper coefficient, it performs comparably to our method"
+    claim("§4.3, Figure 6", sentence, ("l1", pruned), ("entropic", pruned), **near, equal=True)
+    claim("§4.3, Figure 6", "and slightly better when β^d = 5%", at(0.05, q, "l1"), at(0.05))
+    sentence = "our model will be encouraged to identify more important tokens"
+    claim("§3.2", sentence, ("entropic", few), ("none", few))
+    return made
 
 
-def pairs(results: Results) -> list[Pair]:
-    return [(point["query_keep"], point["document_keep"]) for point in results[0]["points"]]
+def _label(method: str) -> str:
+    return "without salience" if method == "none" else method
 
 
-def along(results: Results, fixed: float, side: int) -> list[Pair]:
-    """The measured pairs in which the other side's ratio is `fixed`, largest first."""
-    return sorted((pair for pair in pairs(results) if pair[1 - side] == fixed), reverse=True)
+def _shares(pairs: list[Pair]) -> str:
+    if pairs == [WHOLE]:
+        return "all tokens"
+    shares = ", ".join(f"{d:.0%}" for _, d in pairs)
+    return f"β^q = {pairs[0][0]:.0%}, β^d = {shares}"
 
 
-def write_rows(file: Path, results: Results) -> None:
-    """One line for every model, pair and stage: costs, and means over the queries."""
-    with atomic_text(file) as stream:
-        writer: Any = None
-        for result in results:
-            for point in result["points"]:
-                for stage in STAGES:
-                    row = {"method": result["method"], "seed": result["seed"], "stage": stage}
-                    row |= {name: value for name, value in point.items() if name not in STAGES}
-                    row |= {name: float(np.mean(value)) for name, value in point[stage].items()}
-                    if writer is None:
-                        writer = csv.DictWriter(stream, list(row), lineterminator="\n")
-                        writer.writeheader()
-                    writer.writerow(row)
-
-
-def describe(results: Results, query_ratio: float, document_ratio: float) -> list[Section]:
-    """The sections of the page and of the console; the first holds the claims."""
-    sections = [
-        Section(
-            "What the paper says and what we measured",
-            f"Differences of nDCG@10 with 95% intervals; similar: not lower by more than {MARGIN}. Verdicts "
-            "are on refined candidates, as in the paper, which measures MRR@10 on MS MARCO (Fig. 6) and "
-            "nDCG@10 on BEIR (Fig. 7). Not measured: Touché-2020, said to gain from pruning, and adapted "
-            "alignments.",
-            claims(results, query_ratio, document_ratio),
-        )
-    ]
-    for side, name, fixed in (
-        (1, "document", f"β^q = {query_ratio}"),
-        (0, "query", f"β^d = {document_ratio}"),
-    ):
-        line = along(results, query_ratio if side else document_ratio, side)
-        for stage, text in STAGES.items():
-            heading = f"nDCG@10 against the share of {name} tokens kept, {fixed}"
-            figures = [f"{name}_tokens"] if stage == "refined" else []
-            sections.append(Section(heading, f"{text}.", table(results, line, stage, side, ndcg), figures))
-        found = table(results, line, "pruned", side, recall)
-        heading = f"R@100 against the share of {name} tokens kept, {fixed}"
-        sections.append(Section(heading, "Of what the pruned index finds.", found))
-    return [
-        *sections,
-        Section("Costs of each pair of ratios, means over models", costs_text(results), costs(results)),
-        Section(
-            "How sparse the saliences are",
-            "Share of document tokens whose salience is above a hundredth of their document's largest.",
-            [
-                {"method": m, "salient": f"{np.mean(of(results, m, 'salient')):.1%}"}
-                | {
-                    "train s": np.mean(of(results, m, "train s")),
-                    "encode s": np.mean(of(results, m, "encode s")),
-                }
-                for m in methods(results)
-            ],
+def describe(found: Found) -> tuple[dict[str, Section], dict[str, Figure]]:
+    """Sections of the page and figures, by the name of their files."""
+    q, d = found.trained
+    sides = {
+        "document_tokens": (1, "β^d", f"document tokens kept, β^q = {q:.0%}"),
+        "query_tokens": (0, "β^q", f"query tokens kept, β^d = {d:.0%}"),
+    }
+    curves = {name: _curves(found, side, symbol) for name, (side, symbol, _) in sides.items()}
+    sections = {
+        "claims": Section(
+            "What the paper says, and what we measured",
+            "On candidates of the pruned index, refined with all vectors. The paper measures MRR@10 on MS "
+            f"MARCO (Figure 6) and nDCG@10 on BEIR (Figure 7). {UNTESTED}",
+            [verdict.row for verdict in judge(claims(found))],
         ),
-    ]
-
-
-def of(results: Results, method: str, name: str) -> list[float]:
-    return [result[name] for result in results if result["method"] == method]
-
-
-def table(
-    results: Results, line: list[Pair], stage: str, side: int, cell: Callable[[Results, str, Pair, str], str]
-) -> list[dict[str, Any]]:
-    """A row for no pruning and for every pair, a column for every method."""
-    rows = []
-    for pair in [(1.0, 1.0), *(pair for pair in line if pair != (1.0, 1.0))]:
-        label = "none pruned" if pair == (1.0, 1.0) else f"{'β^d' if side else 'β^q'} = {pair[side]:g}"
-        cells = {method: cell(results, method, pair, stage) for method in methods(results)}
-        rows.append({"kept": label} | cells)
-    return rows
-
-
-def ndcg(results: Results, method: str, pair: Pair, stage: str) -> str:
-    return shown(seeds_interval(values(results, method, pair, stage)))
-
-
-def recall(results: Results, method: str, pair: Pair, stage: str) -> str:
-    return f"{values(results, method, pair, stage, 'R@100').mean():.3f}"
-
-
-def shown(interval: Interval, sign: str = "") -> str:
-    return f"{interval.mean:{sign}.3f} [{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]"
-
-
-def costs(results: Results) -> list[dict[str, Any]]:
-    rows = []
-    for n, (q, d) in enumerate(pairs(results)):
-        points = [result["points"][n] for result in results]
-        bytes_, ms, work = (
-            np.mean([point[name] for point in points])
-            for name in ("bytes/document", "search ms/query", "search multiply-adds/query")
-        )
-        whole = np.mean([result["points"][0]["search multiply-adds/query"] for result in results])
-        full = np.mean([result["bytes/document"] for result in results])
-        rows.append(
-            {
-                "β^q": f"{q:g}",
-                "β^d": f"{d:g}",
-                "index bytes/document": bytes_,
-                "of all": f"{bytes_ / full:.1%}",
-                "search ms/query": ms,
-                "multiply-adds/query": work,
-                "saved": f"{1 - work / whole:.1%}",
-            }
-        )
-    return rows
-
-
-def costs_text(results: Results) -> str:
-    full, ms, work = (
-        np.mean([result[name] for result in results])
-        for name in ("bytes/document", "refine ms/query", "refine multiply-adds/query")
-    )
-    return (
-        f"The search looks at every stored token; its milliseconds include the query's encoding. Refinement "
-        f"adds {ms:.3g} ms and {work:.3g} multiply-adds to every query, and reads all vectors, "
-        f"{full:,.0f} bytes/document, from a second store."
-    )
-
-
-def claims(results: Results, query_ratio: float, document_ratio: float) -> list[dict[str, str]]:
-    """Each claim of §4.3 for which its models and pairs were measured."""
-    trained, whole, measured = (query_ratio, document_ratio), (1.0, 1.0), set(pairs(results))
-    rows: list[dict[str, str]] = []
-
-    def claim(
-        says: str,
-        better: tuple[str, list[Pair]],
-        worse: tuple[str, list[Pair]],
-        judge: Callable[[Interval], str],
-    ) -> None:
-        """A claim about the difference between two methods' means over some pairs."""
-        if {better[0], worse[0]} <= set(methods(results)) and set() < {*better[1], *worse[1]} <= measured:
-            refined, pruned = (gap(results, better, worse, stage) for stage in STAGES)
-            row = {"the paper says": says, "we measured": shown(refined, "+"), "verdict": judge(refined)}
-            rows.append(row | {"index alone": shown(pruned, "+")})
-
-    def at(d: float, q: float = query_ratio) -> list[Pair]:
-        return [(q, d)]
-
-    every = [pair for pair in along(results, query_ratio, 1) if pair[1] < 1]
-    claim(
-        "Fig. 6: pruned as trained, similar to all tokens",
-        ("entropic", [trained]),
-        ("entropic", [whole]),
-        similar,
-    )
-    claim("Fig. 6: similar with β^d = 10%", ("entropic", at(0.1)), ("entropic", [whole]), similar)
-    claim(
-        "Fig. 6: β^q = 30% costs little",
-        ("entropic", at(document_ratio, 0.3)),
-        ("entropic", [trained]),
-        similar,
-    )
-    claim("Fig. 6: β^q = 10% is worse", ("entropic", at(document_ratio, 0.1)), ("entropic", [trained]), below)
-    claim("Fig. 6: ReLU is good at β^d = 40%", ("relu", at(0.4)), ("relu", [whole]), similar)
-    claim("Fig. 6: ReLU is worse than entropic at β^d = 10%", ("relu", at(0.1)), ("entropic", at(0.1)), below)
-    claim("Fig. 6: hard is worse than entropic at all β^d", ("hard", every), ("entropic", every), below)
-    claim("Fig. 6: L1 is as good as entropic", ("l1", every), ("entropic", every), equal)
-    claim("Fig. 6: L1 is slightly better at β^d = 5%", ("l1", at(0.05)), ("entropic", at(0.05)), above)
-    claim(
-        "Fig. 7: β^q = 30%, β^d = 20% lose little", ("entropic", at(0.2, 0.3)), ("entropic", [whole]), similar
-    )
-    few = [pair for pair in every if pair[1] <= 0.2]
-    claim(
-        "Ours: entropic is better than the first tokens at β^d ≤ 20%",
-        ("entropic", few),
-        ("first", few),
-        above,
-    )
-    if (0.3, 0.2) in measured:
-        cost = costs(results)[pairs(results).index((0.3, 0.2))]
-        row = {"the paper says": "Fig. 7: they save 80% of the index and up to 94% of the computation"}
-        row |= {"we measured": f"{cost['of all']} of the bytes are left, {cost['saved']} of the work saved"}
-        rows.append(row | {"verdict": "counted", "index alone": "the same"})
-    return rows
-
-
-def gap(
-    results: Results, better: tuple[str, list[Pair]], worse: tuple[str, list[Pair]], stage: str
-) -> Interval:
-    """The mean difference of nDCG@10 between two methods, each averaged over its pairs."""
-    a, b = (
-        np.mean([values(results, method, pair, stage) for pair in chosen], 0)
-        for method, chosen in (better, worse)
-    )
-    return seeds_interval(a - b)
-
-
-def similar(interval: Interval) -> str:
-    if interval.low > -MARGIN:
-        return "holds"
-    return "does not hold" if interval.high < -MARGIN else "undecided"
-
-
-def equal(interval: Interval) -> str:
-    """Similar on both sides."""
-    verdicts = {similar(interval), similar(Interval(-interval.mean, -interval.high, -interval.low))}
-    if verdicts == {"holds"}:
-        return "holds"
-    return "does not hold" if "does not hold" in verdicts else "undecided"
-
-
-def above(interval: Interval) -> str:
-    if interval.low > 0:
-        return "holds"
-    return "does not hold" if interval.high < 0 else "undecided"
-
-
-def below(interval: Interval) -> str:
-    return above(Interval(-interval.mean, -interval.high, -interval.low))
-
-
-def draw(results: Results, query_ratio: float, document_ratio: float) -> dict[str, Figure]:
-    """Figure 6: nDCG@10 against β^d and β^q, before and after refinement; bands are 95% intervals."""
-    from matplotlib.figure import Figure
-
-    figures = {}
-    for side, name, fixed in ((1, "document", query_ratio), (0, "query", document_ratio)):
-        line = along(results, fixed, side)
-        figure = Figure(figsize=(9.5, 3.8), layout="constrained")
-        panels = figure.subplots(1, 2, sharey=True)
-        for axes, stage in zip(panels, STAGES, strict=True):
-            for method in methods(results):
-                found = [seeds_interval(values(results, method, pair, stage)) for pair in line]
-                x, colour = [pair[side] for pair in line], COLOURS[method]
-                axes.plot(x, [i.mean for i in found], marker="o", markersize=4, color=colour, label=method)
-                low, high = [i.low for i in found], [i.high for i in found]
-                axes.fill_between(x, low, high, color=colour, alpha=0.1, linewidth=0)
-            axes.set_xscale("log")
-            axes.set_xticks([pair[side] for pair in line], [f"{pair[side]:.0%}" for pair in line])
-            axes.set_xticks([], minor=True)
-            axes.set_xlabel(f"{name} tokens kept, $\\beta^{name[0]}$")
-            axes.set_title(
-                "refined with all vectors" if stage == "refined" else "pruned index alone", fontsize=10
+        **{
+            name: Section(
+                f"RR@10 against the share of {text} (Figure 6)",
+                "Without salience the first tokens are kept: the control.",
+                curves[name].rows,
+                [name],
             )
-            axes.grid(color="0.9", linewidth=0.6)
-        panels[0].set_ylabel("nDCG@10")
-        panels[0].legend(frameon=False)
-        letter, other = ("q", query_ratio) if side else ("d", document_ratio)
-        figure.suptitle(f"Pruning {name} tokens by salience, $\\beta^{letter}$ = {other:.0%}", fontsize=11)
-        figures[f"{name}_tokens"] = figure
-    return figures
+            for name, (_, _, text) in sides.items()
+        },
+        "costs": Section(
+            "Costs of each pair of ratios, means over models",
+            "The search reads every stored token; its milliseconds include the query's encoding. Refinement "
+            "reads all vectors from a second store.",
+            _costs(found),
+        ),
+        "models": Section(
+            "The models",
+            "Salient: share of document tokens whose salience is above 1% of their document's largest.",
+            [_model(found, method) for method in found.methods],
+        ),
+    }
+    sections = {name: section for name, section in sections.items() if section.rows}
+    return sections, {name: of.draw() for name, of in curves.items()}
+
+
+def _curves(found: Found, side: int, symbol: str) -> Curves:
+    line = found.along(side)
+    panels = {
+        f"RR@10, {text}": {
+            _label(method): [found.values(method, pair, "RR@10", stage) for pair in line]
+            for method in found.methods
+        }
+        for stage, text in STAGES.items()
+    }
+    return Curves(symbol, [pair[side] for pair in line], panels)
+
+
+def _model(found: Found, method: str) -> dict[str, Any]:
+    row: dict[str, Any] = {"model": _label(method)}
+    row |= {f"{m}, all tokens": found.values(method, WHOLE, m).mean() for m in ("RR@10", "nDCG@10")}
+    names = ("salient", "refine ms/query", "refine multiply-adds/query")
+    return row | {n: np.mean([r[n] for r in found.results if r["method"] == method]) for n in names}
+
+
+def _costs(found: Found) -> Rows:
+    names = ("bytes/document", "search ms/query", "search multiply-adds/query")
+    costs = [[[point[n] for n in names] for point in result["points"]] for result in found.results]
+    means = np.mean(costs, axis=0)  # [pairs, names]
+    saved = 1 - means / means[found.pairs.index(WHOLE)]
+    return [
+        {"β^q": f"{q:g}", "β^d": f"{d:g}"}
+        | dict(zip(names, map(float, mean), strict=True))
+        | {"bytes saved": f"{share[0]:.1%}", "multiply-adds saved": f"{share[2]:.1%}"}
+        for (q, d), mean, share in zip(found.pairs, means, saved, strict=True)
+    ]

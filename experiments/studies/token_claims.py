@@ -1,23 +1,43 @@
-"""What Lee et al. 2023 (arXiv:2304.01982) say of XTR's token retrieval and scores, and our verdicts."""
+"""What Lee et al. 2023 (arXiv:2304.01982) say of XTR's token retrieval: claims, tables, figures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float
+from studies.curves import Curves, Values
+from studies.model_runs import unlearned
+from studies.pages import Section
+from studies.token_measures import MEASURES, TOP
+from studies.trained_pairs import Rows, shown
 
-from paradigms.evaluate import Interval, holm, paired_test, seeds_interval
+from paradigms.evaluate import PerQuery, seeds_interval
+from paradigms.evaluate.claims import Claim, judge
+from paradigms.impute import IMPUTATIONS
 
-ALPHA = 0.05
-MARGIN = 0.02  # of RR@10: "competitive"
-# Of BM25's RR@10: a model whose f_ColBERT ranks below it has not learned to search, and what it retrieves
-# says nothing of its objective.
-LEARNED = 0.5
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-Values = Float[np.ndarray, "seeds queries"]
+PAPER = "Lee et al. 2023"
+MARGIN = 0.02  # of RR@10 and nDCG@10: "competitive", "maintains"; "much worse" is more
+HIGH = (
+    "Training with f_ColBERT (T5-ColBERT; §4) causes many document tokens to have extremely high scores "
+    "regardless of their actual relevance"
+)
+WORSE = (
+    "With T5-ColBERT, even if we use the top-k′ score for the imputation, the performance is much worse than "
+    "the original sum-of-max scoring"
+)
+SMALL = "ones trained with smaller k_train show higher performances than others under small k′ settings"
+LARGE = (
+    "XTR with larger k_train exhibits better performances than ones with smaller k_train as k′ becomes larger"
+)
+UNTESTED = (
+    "Not tested: Tables 2 to 4 and D.1 (their collections and model sizes), the examples of Table 6, and the "
+    "smaller k_train that ArguAna prefers (Figure 7)."
+)
 
 
 @dataclass(frozen=True)
@@ -26,258 +46,227 @@ class Model:
 
     k_train: int | None
     batch_size: int
+    seed: int = 0
 
     @property
     def name(self) -> str:
         """Of its folder."""
         objective = "colbert" if self.k_train is None else f"xtr-k{self.k_train}"
-        return f"{objective}-b{self.batch_size}"
+        return f"seed-{self.seed}/{objective}-b{self.batch_size}"
 
     def __str__(self) -> str:
-        batch = f"batch of {self.batch_size}"
-        return f"ColBERT, {batch}" if self.k_train is None else f"XTR, k_train = {self.k_train}, {batch}"
+        objective = "ColBERT" if self.k_train is None else f"XTR, k_train = {self.k_train}"
+        return f"{objective}, batch of {self.batch_size}, seed {self.seed}"
+
+
+Kind = tuple[int | None, int]  # k_train, batch size: a model of any seed
+
+
+def label(kind: Kind) -> str:
+    return "ColBERT" if kind[0] is None else f"XTR, k_train = {kind[0]}"
 
 
 @dataclass(frozen=True)
 class Found:
-    """What was measured of every model, once for each seed, on the same queries."""
+    """What was measured of every kind of model, once for each seed, on the same queries."""
 
-    queries: list[str]
-    models: dict[Model, list[dict[str, Any]]]
+    models: dict[Kind, list[dict[str, Any]]]
     search_tokens: list[int]  # the k', ascending
     table_tokens: int  # the k' of Tables 1 and 5, one of them
-    documents: int  # of a training pool, for each query of a process's batch
+    bm25: PerQuery
 
-    def values(self, model: Model, *path: object) -> Values:
+    def values(self, kind: Kind, *path: object) -> Values:
         """One number for each seed and query: what stands at `path` in the measured files."""
-        rows: list[Any] = self.models[model]
+        rows: list[Any] = self.models[kind]
         for key in path:
             rows = [row[str(key)] for row in rows]
         return np.array(rows, dtype=float)
 
     @property
-    def colbert(self) -> Model:
-        return next(model for model in self.models if model.k_train is None)
+    def colbert(self) -> Kind:
+        return next(kind for kind in self.models if kind[0] is None)
 
     @property
-    def xtrs(self) -> list[Model]:
-        """The XTRs trained on ColBERT's batches."""
-        size = self.colbert.batch_size
-        return [model for model in self.models if model.k_train and model.batch_size == size]
+    def xtrs(self) -> list[Kind]:
+        """The XTRs trained on ColBERT's batches, by k_train."""
+        return sorted(kind for kind in self.models if kind[0] and kind[1] == self.colbert[1])
 
     @property
-    def xtr(self) -> Model:
-        """The one of them that is best on the dev queries, over all seeds."""
-        return max(self.xtrs, key=lambda model: self.values(model, "dev").mean())
+    def xtr(self) -> Kind:
+        """The one of them that is best on the dev queries, over all seeds: as the paper chooses."""
+        return max(self.xtrs, key=lambda kind: self.values(kind, "dev").mean())
 
     @property
-    def pair(self) -> tuple[Model, Model]:
+    def pair(self) -> tuple[Kind, Kind]:
         return self.colbert, self.xtr
+
+    @property
+    def sizes(self) -> list[int]:
+        """Batch sizes of the XTRs."""
+        return sorted({size for k_train, size in self.models if k_train})
 
 
 def gather(
-    results: Sequence[dict[str, Any]],
-    seeds: Sequence[int],
-    search_tokens: list[int],
-    table_tokens: int,
-    documents: int,
+    results: Sequence[dict[str, Any]], search_tokens: list[int], table_tokens: int, bm25: PerQuery
 ) -> Found:
     """The measured files as one; SystemExit where they are not of the same queries."""
-    if any(result["queries"] != results[0]["queries"] for result in results):
+    if any(result["queries"] != bm25.queries for result in results):
         raise SystemExit("the models were measured on different queries: choose another --output")
-    models: dict[Model, list[dict[str, Any]]] = {}
-    for result in sorted(results, key=lambda result: seeds.index(result["seed"])):
-        models.setdefault(Model(result["k_train"], result["batch_size"]), []).append(result)
-    return Found(results[0]["queries"], models, search_tokens, table_tokens, documents)
-
-
-# --- claims -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Claim:
-    """mean(difference) + margin > 0."""
-
-    statement: str
-    source: str
-    quantity: str
-    difference: Values
-    margin: float = 0.0
-    learned: bool = True  # whether it is about models that have learned to search
+    models: dict[Kind, list[dict[str, Any]]] = {}
+    for result in results:
+        models.setdefault((result["k_train"], result["batch_size"]), []).append(result)
+    return Found(models, search_tokens, table_tokens, bm25)
 
 
 def claims(found: Found) -> list[Claim]:
     """Every claim for which there are models."""
-    xtr, colbert = found.xtr, found.colbert
-    few, many, table = found.search_tokens[0], found.search_tokens[-1], found.table_tokens
+    (colbert, xtr), made = found.pair, list[Claim]()
+    few, many, k = found.search_tokens[0], found.search_tokens[-1], found.table_tokens
+    searched = {label(kind): found.values(kind, "gather", many, "RR@10").mean() for kind in found.pair}
+    poor = unlearned(searched, found.bm25.mean("RR@10"))
 
-    def rr(model: Model, *path: object) -> Values:
-        return found.values(model, *path, "RR@10")
+    def claim(place: str, sentence: str, quantity: str, contrast: Values, **more: Any) -> None:
+        made.append(Claim(f"{PAPER}, {place}", sentence, quantity, contrast, **{"unlearned": poor} | more))
 
-    def recall(model: Model, *path: object) -> Values:
-        return found.values(model, *path, "R@100")
+    def imputed(kind: Kind, k: int, measure: str = "RR@10") -> Values:
+        return found.values(kind, "impute", k, measure)
 
-    def top(model: Model, name: str) -> Values:
-        return found.values(model, "retrieval", "top", name)
+    def gathered(kind: Kind, measure: str = "RR@10") -> Values:
+        return found.values(kind, "gather", k, measure)
 
-    stated = [
-        Claim(
-            "ColBERT gives tokens of other documents higher scores than XTR",
-            "Fig. 2",
-            "their mean score in the first 100",
-            top(colbert, "score of others") - top(xtr, "score of others"),
-        ),
-        Claim(
-            "more retrieved tokens, more recall",
-            "Fig. 5",
-            f"R@100 of XTR, k' = {many} − k' = {few}",
-            recall(xtr, "impute", many) - recall(xtr, "impute", few),
-        ),
-        Claim(
-            "imputing, XTR recalls more than ColBERT",
-            "Fig. 5, Tab. 5",
-            f"R@100, k' = {table}",
-            recall(xtr, "impute", table) - recall(colbert, "impute", table),
-        ),
-        Claim(
-            "imputing, XTR ranks better than ColBERT",
-            "Tab. 5",
-            f"RR@10, k' = {table}",
-            rr(xtr, "impute", table) - rr(colbert, "impute", table),
-        ),
-        Claim(
-            "imputing is much worse for ColBERT than its sum of maxima",
-            "§5.2",
-            f"RR@10 of ColBERT, gathered − imputed − {MARGIN}, k' = {table}",
-            rr(colbert, "gather", table) - rr(colbert, "impute", table) - MARGIN,
-        ),
-        Claim(
-            "XTR imputing is competitive with ColBERT gathering",
-            "§4.1",
-            f"RR@10, k' = {table}; margin {MARGIN}",
-            rr(xtr, "impute", table) - rr(colbert, "gather", table),
-            MARGIN,
-        ),
-        Claim(
-            "XTR keeps its quality with a smaller k'",
-            "App. D",
-            f"RR@10 of XTR, k' = {table} − k' = {many}; margin {MARGIN}",
-            rr(xtr, "impute", table) - rr(xtr, "impute", many),
-            MARGIN,
-        ),
-        Claim(
-            "XTR imputes better than it ranks without imputation",
-            "Tab. 5",
-            f"RR@10 of XTR, kth − none, k' = {table}",
-            rr(xtr, "imputations", "kth") - rr(xtr, "imputations", "none"),
-        ),
-        Claim(
-            "the k'-th score is competitive with regression",
-            "§3.2",
-            f"RR@10 of XTR, kth − power law, k' = {table}; margin {MARGIN}",
-            rr(xtr, "imputations", "kth") - rr(xtr, "imputations", "power_law"),
-            MARGIN,
-        ),
-    ]
-    for model in found.xtrs:
-        which = f"XTR with k_train = {model.k_train}"
-        stated += [
-            Claim(
-                f"{which} retrieves gold tokens with a higher probability",
-                "Fig. 4",
-                "P(gold) in the first 100, XTR − ColBERT",
-                top(model, "gold") - top(colbert, "gold"),
-            ),
-            Claim(
-                f"{which} doubles it",
-                "§1",
-                "P(gold) in the first 100, XTR − 2 · ColBERT",
-                top(model, "gold") - 2 * top(colbert, "gold"),
-            ),
-            Claim(
-                f"{which} relies less on lexical matches",
-                "Fig. 4",
-                "P(equal) in the first 100, ColBERT − XTR",
-                top(colbert, "lexical") - top(model, "lexical"),
-            ),
-            Claim(
-                f"{which} prefers a larger k'",
-                "Fig. 6",
-                f"RR@10, k' = {many} − k' = {few}",
-                rr(model, "impute", many) - rr(model, "impute", few),
-            ),
-        ]
-    ordered = sorted(found.xtrs, key=lambda model: model.k_train or 0)
-    if len(ordered) > 1:
-        small, large = ordered[0], ordered[-1]
-        stated += [
-            Claim(
-                "a small k_train is better at a small k'",
-                "Fig. 6",
-                f"RR@10 at k' = {few}, k_train = {small.k_train} − {large.k_train}",
-                rr(small, "impute", few) - rr(large, "impute", few),
-            ),
-            Claim(
-                "a large k_train is better at a large k'",
-                "Fig. 6",
-                f"RR@10 at k' = {many}, k_train = {large.k_train} − {small.k_train}",
-                rr(large, "impute", many) - rr(small, "impute", many),
-            ),
-        ]
-    sizes = sorted({model.batch_size for model in found.models if model.k_train})
-    if len(sizes) > 1:
-        ndcg = [
-            np.mean([found.values(Model(m.k_train, size), "impute", many, "nDCG@10") for m in found.xtrs], 0)
-            for size in (sizes[-1], sizes[0])
-        ]
-        stated.append(
-            Claim(
-                "XTR favours large batches",
-                "Fig. 7",
-                f"nDCG@10 at k' = {many}, batches of {sizes[-1]} − {sizes[0]}, mean over k_train",
-                ndcg[0] - ndcg[1],
-            )
+    def tokens(name: str) -> Values:
+        return found.values(xtr, "tokens", name) - found.values(colbert, "tokens", name)
+
+    quantity = f"mean cosine of the first {TOP} tokens from other documents, ColBERT − XTR"
+    claim("Figure 2", HIGH, quantity, -tokens("score of others"))
+    quantity = f"P(gold) in the first {TOP}, XTR − ColBERT"
+    claim("§5.1, Figure 4", "XTR retrieves gold tokens with higher probability", quantity, tokens("gold"))
+    quantity = f"P(gold) in the first {TOP}, XTR − 2 · ColBERT"
+    twice = tokens("gold") - found.values(colbert, "tokens", "gold")
+    claim("§1", "doubling the chances of a gold token being retrieved in the top-k results", quantity, twice)
+    quantity = f"share of gold tokens that are in the first {TOP} of a query token, XTR − ColBERT"
+    claim("§5.1", "a similar trend for the recall of gold tokens", quantity, tokens("gold recall"))
+    quantity = f"P(lexically equal) in the first {TOP}, ColBERT − XTR"
+    sentence = "XTR effectively lowers the reliance on the lexical matching"
+    claim("§5.1, Figure 4", sentence, quantity, -tokens("lexical"))
+
+    contrast = imputed(xtr, k, "nDCG@10") - gathered(colbert, "nDCG@10")
+    quantity = f"nDCG@10, XTR imputing − ColBERT gathering, k' = {k}"
+    claim("§4.1", "remains competitive with T5-ColBERT", quantity, contrast, margin=MARGIN)
+    quantity = f"RR@10, ColBERT gathering − imputing, above {MARGIN}, k' = {k}"
+    claim("§5.2, Table 5", WORSE, quantity, gathered(colbert) - imputed(colbert, k), margin=-MARGIN)
+    quantity = f"RR@10 imputing, XTR − ColBERT, k' = {k}"
+    sentence = "With XTR, the performance greatly improves as it has better token retrieval"
+    claim("§5.2, Table 5", sentence, quantity, imputed(xtr, k) - imputed(colbert, k))
+    quantity = f"R@100 imputing, XTR − ColBERT, k' = {k}"
+    sentence = "XTR demonstrates much better recall of the token retrieval stage compared to ColBERT"
+    contrast = imputed(xtr, k, "R@100") - imputed(colbert, k, "R@100")
+    claim("abstract, Figure 5", sentence, quantity, contrast)
+    quantity = f"RR@10 imputing − gathering, of XTR less that of ColBERT, k' = {k}"
+    contrast = imputed(xtr, k) - gathered(xtr) - imputed(colbert, k) + gathered(colbert)
+    claim("§3.2", "works well especially when a model is trained with f_XTR", quantity, contrast)
+    quantity = f"RR@10 of XTR, k'-th score − power law, k' = {k}"
+    kth, law = (found.values(xtr, "imputations", name, "RR@10") for name in ("kth", "power_law"))
+    sentence = "more complicated imputation methods based on regression, our method was competitive enough"
+    claim("§3.2", sentence, quantity, kth - law, margin=MARGIN)
+
+    quantity = f"R@100 of XTR imputing, k' = {many} − k' = {few}"
+    contrast = imputed(xtr, many, "R@100") - imputed(xtr, few, "R@100")
+    claim("§5.2, Figure 5", "Recall@100 improves with larger k′", quantity, contrast)
+    quantity = f"nDCG@10 of XTR imputing, k' = {k} − k' = {many}"
+    contrast = imputed(xtr, k, "nDCG@10") - imputed(xtr, many, "nDCG@10")
+    sentence = "even if we use smaller k′, XTR still maintains high performances"
+    claim("§5.2, Table D.2", sentence, quantity, contrast, margin=MARGIN)
+    for kind in found.xtrs:
+        quantity = f"RR@10 of {label(kind)}, k' = {many} − k' = {few}"
+        contrast = imputed(kind, many) - imputed(kind, few)
+        claim("§5.3, Figure 6", "all variants of XTR prefer larger k′", quantity, contrast)
+    small, large = found.xtrs[0], found.xtrs[-1]
+    if small != large:
+        quantity = f"RR@10 at k' = {few}, k_train = {small[0]} − {large[0]}"
+        claim("§5.3, Figure 6", SMALL, quantity, imputed(small, few) - imputed(large, few))
+        quantity = f"RR@10 at k' = {many}, k_train = {large[0]} − {small[0]}"
+        claim("§5.3, Figure 6", LARGE, quantity, imputed(large, many) - imputed(small, many))
+    if len(found.sizes) > 1:
+        least, most = (
+            np.mean([imputed((kind[0], size), many, "nDCG@10") for kind in found.xtrs], 0)
+            for size in (found.sizes[0], found.sizes[-1])
         )
+        quantity = f"nDCG@10, k' = {many}, batches of {found.sizes[-1]} − {found.sizes[0]}, mean over k_train"
+        claim("§5.3, Figure 7", "XTR mostly favors large training batch sizes", quantity, most - least)
     if found.models[xtr][0]["costs"]:
-        stated += [
-            Claim(
-                "scoring is two to three orders of magnitude cheaper",
-                "§1, Tab. 1",
-                f"log₁₀ of gathering's {unit} / imputing's − 2, k' = {table}",
-                np.log10(
-                    found.values(xtr, "costs", f"gather {unit}")
-                    / found.values(xtr, "costs", f"impute {unit}")
-                )
-                - 2,
-                learned=False,
-            )
-            for unit in ("FLOPs", "ms")
-        ]
-    return stated
+        sentence = "making the scoring stage two-to-three orders of magnitude cheaper"
+        for unit, printed in (("FLOPs", "log₁₀ 4000 = 3.6"), ("ms", "")):
+            gather, impute = (found.values(xtr, "costs", f"{way} {unit}") for way in ("gather", "impute"))
+            quantity = f"log₁₀ of gathering's {unit} / imputing's, above 2, k' = {k}"
+            more = {"margin": -2.0, "printed": printed, "unlearned": ""}
+            claim("§1, Table 1", sentence, quantity, np.log10(gather / impute), **more)
+    return made
 
 
-def verdict(interval: Interval, p: float, margin: float, able: bool) -> str:
-    """Reproduced: above −margin, by the interval and the corrected p. Not reproduced: below it."""
-    if able and interval.low > -margin and p < ALPHA:
-        return "reproduced"
-    return "not reproduced" if able and interval.high < -margin else "out of reach at this scale"
+def describe(found: Found) -> tuple[dict[str, Section], dict[str, Figure]]:
+    """Sections of the page and figures, by the name of their files."""
+    xs, many, every = found.search_tokens, found.search_tokens[-1], (found.colbert, *found.xtrs)
+    ranks = [int(rank) for rank in found.models[found.colbert][0]["by rank"]["gold"]]
+    by_rank = {
+        f"P({text}) at rank r": {
+            label(kind): [found.values(kind, "by rank", name, r) for r in ranks] for kind in every
+        }
+        for name, text in (("gold", "gold"), ("lexical", "lexically equal"))
+    }
+    recall = {
+        f"{label(kind)}, {text}": [found.values(kind, way, k, "R@100") for k in xs]
+        for way, text in (("impute", "imputed"), ("gather", "gathered"))
+        for kind in found.pair
+    }
+    by_k = {label(kind): [found.values(kind, "impute", k, "RR@10") for k in xs] for kind in every}
+    by_size = {
+        label(kind): [found.values((kind[0], n), "impute", many, "nDCG@10") for n in found.sizes]
+        for kind in found.xtrs
+    }
+    curves = {
+        "figure4": ("Gold and lexical token retrieval (Figure 4)", Curves("r", ranks, by_rank)),
+        "figure5": ("f_XTR' and f_ColBERT against k' (Figure 5)", Curves("k'", xs, {"R@100": recall})),
+        "figure6": ("k_train and k', imputing (Figure 6)", Curves("k'", xs, {"RR@10": by_k})),
+        "figure7": (
+            f"Batch size and k_train, imputing with k' = {many} (Figure 7)",
+            Curves("queries of a batch", found.sizes, {"nDCG@10": by_size}),
+        ),
+    }
+    sections = {
+        "claims": Section(
+            "What the paper says, and what we measured",
+            f"XTR is {label(found.xtr)}, chosen by RR@10 of the dev queries. {UNTESTED}",
+            [verdict.row for verdict in judge(claims(found))],
+        ),
+        **{name: Section(heading, "", of.rows, [name]) for name, (heading, of) in curves.items()},
+        "table5": Section(
+            "Imputation and training objective (Table 5)",
+            f"k' = {found.table_tokens}. Gathered: f_ColBERT of the same candidates.",
+            _imputations(found),
+        ),
+        "table1": Section(
+            "Cost of a query (Table 1)",
+            f"{label(found.xtr)}, k' = {found.table_tokens}, both ways from the same retrieved tokens; means "
+            "over the timed queries and the seeds, on the machine below. Gathering is a rerank by the index; "
+            "FLOPs as in appendix B, for the candidates that there are.",
+            [
+                {"of a query": name, "mean": found.values(found.xtr, "costs", name).mean()}
+                for name in found.models[found.xtr][0]["costs"]
+            ],
+        ),
+    }
+    figures = {name: of.draw() for name, (_, of) in curves.items()}
+    return {name: section for name, section in sections.items() if section.rows}, figures
 
 
-def judged(stated: Sequence[Claim], able: bool) -> list[dict[str, str]]:
-    """A row for each claim, one family for Holm's correction. able: whether the models learned to search."""
-    p = holm([paired_test(c.difference.mean(0) + c.margin, np.zeros(c.difference.shape[1])) for c in stated])
-    rows = []
-    for claim, adjusted in zip(stated, p, strict=True):
-        interval, (seeds, queries) = seeds_interval(claim.difference), claim.difference.shape
-        rows.append(
-            {
-                "claim": claim.statement,
-                "source": claim.source,
-                "above 0 if so": claim.quantity,
-                "measured": f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]",
-                "p (Holm)": f"{adjusted:.4f}",
-                "sample": f"{queries} queries, {seeds} seed{'s' * (seeds > 1)}",
-                "verdict": verdict(interval, adjusted, claim.margin, able or not claim.learned),
-            }
-        )
-    return rows
+def _imputations(found: Found) -> Rows:
+    paths = {name: ("imputations", name) for name in IMPUTATIONS}
+    paths |= {"– (gathered)": ("gather", str(found.table_tokens))}
+    lexical = {measure: f"{found.bm25.mean(measure):.3f}" for measure in MEASURES}
+    return [{"model": "BM25", "imputation": "–"} | lexical] + [
+        {"model": label(kind), "imputation": name}
+        | {measure: shown(seeds_interval(found.values(kind, *path, measure))) for measure in MEASURES}
+        for kind in found.pair
+        for name, path in paths.items()
+    ]

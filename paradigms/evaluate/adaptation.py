@@ -1,15 +1,16 @@
-"""A few judged queries -> an alignment strategy, and what that choice is worth on all other queries.
+"""A few judged queries -> an alignment strategy s, and its gain E[v(s, q) − v(default, q)] on other queries.
 
 Few-shot alignment adaptation (Qian et al. 2022, ALIGNER, §3.1 and §4.1): the judged queries are split into
 folds; on each fold the strategy with the highest measure is chosen, and measured on the queries outside the
-fold. Everything here reads a table of measures, one row per strategy and one column per query, and knows
-nothing of models: `strategies` are row numbers, in an order in which earlier rows win ties.
+fold. `values` [strategies, queries] holds one measure of each query under each strategy; a strategy is a row
+number, and earlier rows win ties.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -17,26 +18,24 @@ from jaxtyping import Float, Int
 
 TIE = 1e-9  # means closer than this are equal: sums of the same measures in another order differ by less
 LEVEL = 0.05
-EXACT_SHOTS = 13  # up to 2^13 sign patterns are all counted
+EXACT_SHOTS = 10  # up to 2^10 sign patterns are all counted; beyond, 999 random ones
+PARTITIONS = 8  # times `shots`: random partitions into folds that `adapt` averages over
+
+Values = Float[np.ndarray, "strategies queries"]
+Rule = Callable[[Values, int], int]  # the judged queries' values, the default -> the chosen strategy
 
 
 @dataclass(frozen=True)
 class Adaptation:
-    """What the folds chose, and the mean measure of three strategies on each fold's remaining queries."""
+    """What each fold chose, and what the choice is worth."""
 
-    shots: int
     chosen: Int[np.ndarray, " folds"]  # strategy
-    adapted: Float[np.ndarray, " folds"]  # of the chosen strategy
-    default: Float[np.ndarray, " folds"]
-    oracle: Float[np.ndarray, " folds"]  # of the strategy that is best over all queries
-
-    @property
-    def gain(self) -> Float[np.ndarray, " folds"]:
-        """What adaptation changed, on the same queries."""
-        return self.adapted - self.default
+    adapted: Float[np.ndarray, " folds"]  # mean measure of the chosen strategy outside the fold
+    default: Float[np.ndarray, " folds"]  # of the default, on the same queries
+    gain: Float[np.ndarray, " queries"]  # see `adapt`
 
 
-def folds(queries: int, shots: int, seed: int = 0) -> Int[np.ndarray, "folds shots"]:
+def folds(queries: int, shots: int, seed: int | list[int] = 0) -> Int[np.ndarray, "folds shots"]:
     """⌊queries/shots⌋ disjoint random sets of `shots` query numbers; queries left over belong to none.
 
     ValueError unless 1 <= shots < queries: something must be left to measure on.
@@ -47,16 +46,14 @@ def folds(queries: int, shots: int, seed: int = 0) -> Int[np.ndarray, "folds sho
     return order[: queries // shots * shots].reshape(-1, shots)
 
 
-def best(values: Float[np.ndarray, "strategies shots"], default: int = 0) -> int:
+def best(values: Values, default: int = 0) -> int:
     """argmax_s mean_q values[s, q], the paper's rule; of equal means the default wins, then the first."""
     means = values.mean(axis=1)
     winners = np.flatnonzero(means >= means.max() - TIE)
     return default if default in winners else int(winners[0])
 
 
-def best_if_significant(
-    values: Float[np.ndarray, "strategies shots"], default: int = 0, *, level: float = LEVEL
-) -> int:
+def best_if_significant(values: Values, default: int = 0, *, level: float = LEVEL) -> int:
     """`best` where its advantage over the default is significant (`evidence`, p <= level), else the default.
 
     Where no strategy is better than the default, a change happens on at most a share `level` of the folds,
@@ -67,42 +64,40 @@ def best_if_significant(
     return choice if choice == default or evidence(values, default)[choice] <= level else default
 
 
-def evidence(
-    values: Float[np.ndarray, "strategies shots"], default: int = 0, *, resamples: int = 9999, seed: int = 0
-) -> Float[np.ndarray, " strategies"]:
+def evidence(values: Values, default: int = 0) -> Float[np.ndarray, " strategies"]:
     """One-sided p of "strategy s is no better than the default", corrected for having tried all of them.
 
     The paired sign-flip test with the maximal statistic (Westfall & Young 1993): t_s = Σ_q d_sq / ‖d_s‖,
     d_sq = values[s, q] − values[default, q]. Under the null hypothesis the differences of a query, those of
     all strategies together, are as likely with the other sign; p_s is the share of sign patterns whose
-    largest t (the default's own is 0) reaches t_s. Up to 13 queries all patterns are counted and p is exact;
-    beyond, `resamples` random ones, p = (1 + as extreme)/(1 + resamples). The default itself has p = 1.
+    largest t (the default's own is 0) reaches t_s. Up to EXACT_SHOTS queries all patterns are counted and p
+    is exact; beyond, random ones, p = (1 + as extreme)/(1 + patterns). The default itself has p = 1.
     """
     d = values - values[default]
     length = np.sqrt((d**2).sum(axis=1, keepdims=True))  # no flip of signs changes it
     t = np.divide(d, length, out=np.zeros_like(d), where=length > 0)
-    shots = t.shape[1]
-    if shots <= EXACT_SHOTS:
-        signs, extra = np.array(list(product((1.0, -1.0), repeat=shots))), 0
-    else:
-        signs, extra = np.random.default_rng(seed).choice((1.0, -1.0), size=(resamples, shots)), 1
+    signs, extra = _signs(t.shape[1], t.shape[1] <= EXACT_SHOTS)
     largest = (signs @ t.T).max(axis=1)
     reached = (largest[:, None] >= t.sum(axis=1) - TIE).sum(axis=0)
     return (reached + extra) / (len(signs) + extra)
 
 
-Rule = Callable[[Float[np.ndarray, "strategies shots"], int], int]
-RULES: dict[str, Rule] = {"best": best, "best if significant": best_if_significant}
+@lru_cache(maxsize=8)
+def _signs(shots: int, exact: bool) -> tuple[Float[np.ndarray, "patterns shots"], int]:
+    """Patterns of signs, and what a p of random ones counts in addition."""
+    if exact:
+        return np.array(list(product((1.0, -1.0), repeat=shots))), 0
+    return np.random.default_rng(0).choice((1.0, -1.0), size=(999, shots)), 1
 
 
-def adapt(
-    values: Float[np.ndarray, "strategies queries"],
-    shots: int,
-    rule: Rule = best,
-    default: int = 0,
-    seed: int = 0,
-) -> Adaptation:
-    """`rule` on each fold of `shots` queries, measured on the queries outside the fold.
+def adapt(values: Values, shots: int, rule: Rule = best, default: int = 0, seed: int = 0) -> Adaptation:
+    """`rule` on folds of `shots` queries, each choice measured on the queries outside its fold.
+
+    gain: one value per query, whose mean is what adaptation changes, θ = E[v(s(Q₁ … Q_k), Q₀) − v(default,
+    Q₀)], and whose variance over queries is that of an estimate of θ. Gains of folds are not a sample: the
+    queries outside them are nearly the same. θ is a U-statistic, and gain_q its first-order projection
+    (Hoeffding 1948): E[h | Q₀ = q], as a query that is searched, plus k · (E[h | Q₁ = q] − θ), as one of the
+    k that choose; both are means over the folds of PARTITIONS · shots random partitions.
 
     Same seed, same folds, whatever the rule and the values. ValueError for a default that is no row of
     `values`, or a measure that is not a number.
@@ -111,11 +106,24 @@ def adapt(
         raise ValueError(f"the default strategy {default} is none of the {len(values)} strategies")
     if np.isnan(values).any():
         raise ValueError("a measure is NaN: no strategy can be chosen by it")
-    parts = folds(values.shape[1], shots, seed)
-    totals = values.sum(axis=1)
-    oracle = best(values, default)
-    left = values.shape[1] - shots
+    strategies, queries = values.shape
+    seeds = [[seed, n] for n in range(PARTITIONS * shots)]
+    parts = np.concatenate([folds(queries, shots, own) for own in seeds])  # [folds, shots]
     chosen = np.array([rule(values[:, part], default) for part in parts])
-    means = np.stack([(totals - values[:, part].sum(axis=1)) / left for part in parts])
     rows = np.arange(len(parts))
-    return Adaptation(shots, chosen, means[rows, chosen], means[:, default], means[:, oracle])
+    inside = values[:, parts].sum(axis=2)  # [strategies, folds]
+    outside = (values.sum(axis=1, keepdims=True) - inside) / (queries - shots)
+    adapted, plain = outside[chosen, rows], outside[default]
+    # Of each query and strategy the folds that chose it, and those of them that hold the query.
+    holding, summed = np.zeros((strategies, queries)), np.zeros(queries)
+    np.add.at(holding, (chosen[:, None], parts), 1)
+    np.add.at(summed, parts, (adapted - plain)[:, None])
+    outside_of = np.bincount(chosen, minlength=strategies)[:, None] - holding
+    mean = (adapted - plain).mean()  # for a query that all folds hold, or none
+    choosing = _quotient(summed, holding.sum(axis=0), mean)
+    searched = _quotient((outside_of * (values - values[default])).sum(axis=0), outside_of.sum(axis=0), mean)
+    return Adaptation(chosen, adapted, plain, searched + shots * (choosing - choosing.mean()))
+
+
+def _quotient(total: np.ndarray, count: np.ndarray, otherwise: float) -> np.ndarray:
+    return np.divide(total, count, out=np.full(len(total), otherwise), where=count > 0)

@@ -6,7 +6,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from paradigms.evaluate.adaptation import adapt, best, best_if_significant, evidence, folds
 
@@ -39,17 +38,6 @@ def test_the_default_wins_ties_then_the_earlier_strategy() -> None:
     assert best(rows(a, b), default=1) == best(rows(b, a), default=1) == 1
 
 
-def test_with_one_rival_the_test_is_the_paired_permutation_test() -> None:
-    random = np.random.default_rng(0)
-    for shots in (3, 8, 11):
-        values = random.normal(size=(2, shots)).round(1)
-        difference = values[1] - values[0]
-        expected = stats.permutation_test(
-            (difference,), np.mean, permutation_type="samples", alternative="greater", n_resamples=10**5
-        )
-        assert evidence(values)[1] == pytest.approx(expected.pvalue)
-
-
 def test_the_evidence_is_corrected_by_the_best_of_all_rivals() -> None:
     """Against the definition, pattern by pattern."""
     values = np.random.default_rng(1).normal(size=(5, 6))
@@ -72,11 +60,12 @@ def test_the_evidence_is_corrected_by_the_best_of_all_rivals() -> None:
 
 def test_sampled_signs_come_near_the_exact_test(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(2).normal(size=(4, 12)) + np.array([0, 0.3, 0.6, 0])[:, None]
+    monkeypatch.setattr("paradigms.evaluate.adaptation.EXACT_SHOTS", 12)
     exact = evidence(values)
-    monkeypatch.setattr("paradigms.evaluate.adaptation.EXACT_SHOTS", 5)
+    monkeypatch.undo()
     sampled = evidence(values)
     assert not np.array_equal(sampled, exact)
-    assert np.abs(sampled - exact).max() < 0.02
+    assert np.abs(sampled - exact).max() < 0.06
     assert evidence(np.zeros((3, 20))).tolist() == [1, 1, 1]
 
 
@@ -106,21 +95,29 @@ def test_under_no_advantage_changes_are_as_rare_as_the_level_says() -> None:
 def test_adaptation_measures_each_choice_on_the_other_queries() -> None:
     values = np.random.default_rng(4).random((4, 30))
     found = adapt(values, 8, best, default=1, seed=5)
-    assert found.shots == 8
-    assert len(found.adapted) == 3
-    oracle = int(values.mean(axis=1).argmax())
-    for number, part in enumerate(folds(30, 8, seed=5)):
+    first = found.adapted[:3], found.default[:3], found.chosen[:3]  # of the first partition
+    for part, adapted, default, chosen in zip(folds(30, 8, seed=[5, 0]), *first, strict=True):
         rest = [q for q in range(30) if q not in part]
-        chosen = int(values[:, part].mean(axis=1).argmax())
-        assert found.chosen[number] == chosen
-        assert found.adapted[number] == pytest.approx(values[chosen, rest].mean())
-        assert found.default[number] == pytest.approx(values[1, rest].mean())
-        assert found.oracle[number] == pytest.approx(values[oracle, rest].mean())
-    assert found.gain == pytest.approx(found.adapted - found.default)
+        assert chosen == values[:, part].mean(axis=1).argmax()
+        assert adapted == pytest.approx(values[chosen, rest].mean())
+        assert default == pytest.approx(values[1, rest].mean())
+    assert found.gain.mean() == pytest.approx((found.adapted - found.default).mean(), abs=0.01)
     with pytest.raises(ValueError, match="default strategy 4 is none of the 4"):
         adapt(values, 8, default=4)
     with pytest.raises(ValueError, match="NaN"):
         adapt(np.full((2, 9), np.nan), 2)
+
+
+def test_intervals_of_the_gain_over_queries_cover_as_they_say() -> None:
+    """With all strategies equal. Folds as a sample would exclude the gain of 0 in most of these draws."""
+    covered, by_folds, draws = 0, 0, 150
+    for seed in range(draws):
+        found = adapt(np.random.default_rng(seed).random((5, 60)), 4)
+        gains = (found.adapted - found.default)[:15]
+        inside = [abs(x.mean()) < 1.96 * x.std(ddof=1) / len(x) ** 0.5 for x in (found.gain, gains)]
+        covered, by_folds = covered + inside[0], by_folds + inside[1]
+    assert covered / draws > 0.9
+    assert by_folds / draws < 0.7
 
 
 def test_the_careful_rule_keeps_a_great_gain_and_avoids_the_losses_of_chance() -> None:

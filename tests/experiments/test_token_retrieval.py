@@ -42,10 +42,6 @@ def test_misprint_unretrieved_zero_beats_negative_similarity():
     assert xtr.xtr_scores(P, OWNERS, 2)[2] == pytest.approx(-0.2)
 
 
-def test_nothing_retrieved_scores_zero():
-    np.testing.assert_array_equal(xtr.xtr_scores(P, OWNERS, 1)[1:], [0, 0])
-
-
 @given(pools())
 def test_scores_equal_loops(pool):
     similarities, owners, k = pool
@@ -64,6 +60,9 @@ def test_scores_equal_loops(pool):
     np.testing.assert_allclose(xtr.colbert_scores(similarities, owners), colbert, atol=1e-12)
     np.testing.assert_allclose(xtr.xtr_scores(similarities, owners, k), full, atol=1e-12)
     np.testing.assert_allclose(xtr.imputed_scores(similarities, owners, k), imputed, atol=1e-12)
+    for shift in (-10, 0, 10):  # m_i of either sign: the condition that Eq. 4 puts on it is not needed
+        printed = xtr.imputed_scores_as_printed(similarities + shift, owners, k)
+        np.testing.assert_allclose(printed, xtr.imputed_scores(similarities + shift, owners, k), atol=1e-12)
 
 
 @given(pools())
@@ -78,23 +77,6 @@ def test_imputation_is_an_upper_bound(pool):
     np.testing.assert_allclose(xtr.imputed_scores(similarities, owners, k)[outside], bound)
 
 
-@given(pools())
-def test_whole_pool_retrieved_is_colbert(pool):
-    similarities, owners, _ = pool
-    for scores in (xtr.xtr_scores, xtr.imputed_scores):
-        np.testing.assert_allclose(
-            scores(similarities, owners, owners.size), xtr.colbert_scores(similarities, owners), atol=1e-12
-        )
-
-
-@given(pools())
-def test_misprint_no_sign_condition_on_the_imputed_similarity(pool):
-    similarities, owners, k = pool
-    for shift in (-10, 0, 10):  # m_i of either sign
-        printed = xtr.imputed_scores_as_printed(similarities + shift, owners, k)
-        np.testing.assert_allclose(printed, xtr.imputed_scores(similarities + shift, owners, k), atol=1e-12)
-
-
 @given(pools(), st.sampled_from([0.05, 1.0, 3.0]))
 def test_gradients_and_their_mass(pool, temperature):
     similarities, owners, k = pool
@@ -105,18 +87,12 @@ def test_gradients_and_their_mass(pool, temperature):
     def xtr_loss(values):
         return xtr.cross_entropy(xtr.xtr_scores(values, owners, k), 0, temperature)
 
-    for loss, scores, gradient in (
-        (
-            colbert_loss,
-            xtr.colbert_scores(similarities, owners),
-            xtr.colbert_gradient(similarities, owners, 0, temperature),
-        ),
-        (
-            xtr_loss,
-            xtr.xtr_scores(similarities, owners, k),
-            xtr.xtr_gradient(similarities, owners, k, 0, temperature),
-        ),
-    ):
+    colbert_ = (
+        xtr.colbert_scores(similarities, owners),
+        xtr.colbert_gradient(similarities, owners, 0, temperature),
+    )
+    xtr_ = xtr.xtr_scores(similarities, owners, k), xtr.xtr_gradient(similarities, owners, k, 0, temperature)
+    for loss, (scores, gradient) in ((colbert_loss, colbert_), (xtr_loss, xtr_)):
         h = 1e-7
         numeric = np.zeros_like(similarities)
         for index in np.ndindex(*similarities.shape):
@@ -132,23 +108,6 @@ def test_gradients_and_their_mass(pool, temperature):
         np.testing.assert_allclose(
             xtr.gradient_mass(gradient, owners), expected / temperature, rtol=1e-9, atol=1e-12
         )
-
-
-def test_gradient_of_a_document_without_retrieved_tokens_is_zero():
-    gradient = xtr.xtr_gradient(P, OWNERS, 1, positive=2)
-    assert not gradient[:, OWNERS == 2].any()
-    assert gradient[:, OWNERS == 0].any()
-
-
-def test_same_mass_on_fewer_entries():
-    a = np.array([[0.9, 0.2, 0.1], [0.1, 0.2, 0.9]])  # rows retrieve columns 0 and 2 at k = 1
-    wide = xtr.xtr_gradient(a, [0, 1, 0], 1, 0)
-    single = xtr.xtr_gradient(a, [0, 1, 1], 1, 0)
-    assert np.count_nonzero(wide[:, [0, 2]]) == 2
-    assert np.count_nonzero(single[:, 0]) == 1
-    for gradient, owners, k in ((wide, [0, 1, 0], 1), (single, [0, 1, 1], 1)):
-        f = xtr.xtr_scores(a, owners, k)
-        assert xtr.gradient_mass(gradient, owners)[0] == pytest.approx(1 - np.exp(f[0]) / np.exp(f).sum())
 
 
 def test_golden_temperature():
@@ -167,13 +126,6 @@ def test_largest_temperature_inverts_the_limit(batch, probability):
         assert xtr.positive_probability_limit(batch, temperature) == pytest.approx(probability, rel=1e-9)
     else:
         assert probability <= 1 / batch + 1e-12
-
-
-@given(st.integers(0, 2**32 - 1), st.integers(2, 200))
-def test_probability_limit_holds_for_cosines(seed, batch):
-    scores = np.random.default_rng(seed).uniform(-1, 1, batch)
-    limit = xtr.positive_probability_limit(batch, 0.5)
-    assert math.exp(-xtr.cross_entropy(scores, 0, 0.5)) <= limit * (1 + 1e-12)
 
 
 def test_golden_costs():
@@ -196,15 +148,10 @@ def test_golden_costs():
     ("call", "named"),
     [
         (lambda: xtr.retrieved(P, 0), "k "),
-        (lambda: xtr.retrieved(P, 1.5), "k "),
         (lambda: xtr.retrieved([[np.nan]], 1), "similarities"),
-        (lambda: xtr.retrieved(P[0], 1), "similarities"),
         (lambda: xtr.colbert_scores(P, OWNERS[:3]), "owners"),
-        (lambda: xtr.colbert_scores(P, [0, 0, 2, 2, 2]), "owners"),
-        (lambda: xtr.colbert_scores(P, [0, 0, -1, 1, 1]), "owners"),
         (lambda: xtr.xtr_gradient(P, OWNERS, 2, 3), "positive"),
         (lambda: xtr.cross_entropy([0.1, 0.2], 0, 0), "temperature"),
-        (lambda: xtr.cross_entropy([0.1, np.nan], 0), "scores"),
         (lambda: xtr.positive_probability_limit(1), "batch"),
         (lambda: xtr.largest_temperature(10, 1), "probability"),
         (lambda: xtr.level_loss(10, positive=np.nan), "positive"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,8 @@ import capacity
 import hybrid
 import token_retrieval
 import train
-from studies.token_claims import Model
+from studies import model_runs
+from studies.model_runs import Job
 
 COLLECTION: Any = SimpleNamespace(name="none", corpus=Corpus(["d"], ["text"]))
 
@@ -101,19 +103,17 @@ def capacity_cannot_measure(accelerator: Accelerator, backbone: Path, folder: Pa
         fails_for_both(lambda: capacity.run_system(*run), accelerator)
 
 
-def token_retrieval_cannot_measure_or_save(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
+def studies_cannot_save_or_measure(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
     settings = token_retrieval.Settings(output=str(folder / "tokens"), backbone=str(backbone), tracker="none")
     bench: Any = SimpleNamespace(collection=COLLECTION, train=None, mined=None)
-    own = token_retrieval.result_file(folder / "tokens", Model(None, 16), 0).parent
+    model: Any = SimpleNamespace(to=lambda device: model, eval=lambda: model, save_pretrained=full_disk)
+    job = Job("one", folder / "one", 0, lambda: model, full_disk, load=lambda checkpoint: model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_retrieval, "fit", lambda *given: None)
-        patch.setattr(token_retrieval, "cost", full_disk)
-        trained = (Model(None, 16), 0, bench, settings, own, accelerator)
-        fails_for_both(lambda: token_retrieval.trained(*trained), accelerator)
-        patch.setattr(token_retrieval, "trained", lambda *given: own.mkdir(parents=True, exist_ok=True))
-        patch.setattr(token_retrieval.ExactIndex, "build", full_disk)
-        run = (Model(None, 16), 0, bench, settings, accelerator)
-        fails_for_both(lambda: token_retrieval.run_model(*run), accelerator)
+        patch.setattr(model_runs, "fit", lambda *given: model)
+        fails_for_both(lambda: model_runs.run_job(job, bench, settings, accelerator), accelerator)
+        patch.setattr(model_runs.ExactIndex, "build", lambda *given, **how: None)
+        saved = replace(job, checkpoint=folder)
+        fails_for_both(lambda: model_runs.run_job(saved, bench, settings, accelerator), accelerator)
 
 
 def hybrid_cannot_measure(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
@@ -134,7 +134,7 @@ CHECKS = (
     small_models_cannot_be_made,
     negatives_cannot_be_mined,
     capacity_cannot_measure,
-    token_retrieval_cannot_measure_or_save,
+    studies_cannot_save_or_measure,
     hybrid_cannot_measure,
 )
 
