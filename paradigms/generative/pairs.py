@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import tee
@@ -107,7 +107,7 @@ def generated_pairs(
 ) -> list[Pair]:
     """generated query ↦ each identifier of its document.
 
-    generated: (document id, query), as from `generate` or `read_generated`.
+    generated: (document id, query), as from `read_generated`.
     """
     position = _positions(identifiers)
     pairs = []
@@ -123,19 +123,6 @@ def generated_pairs(
     for id in bare:
         problems.add("document without a generated query", id)
     return pairs
-
-
-def generate(
-    corpus: Corpus, generator: Callable[[list[str]], Sequence[Sequence[str]]], batch_size: int = 32
-) -> Iterator[tuple[str, str]]:
-    """(document id, query) for every query that `generator` makes of each document of a batch."""
-    for start in range(0, len(corpus), batch_size):
-        texts = corpus[start : start + batch_size]
-        queries = generator(texts)
-        if len(queries) != len(texts):
-            raise ValueError(f"the generator gave queries for {len(queries)} documents of {len(texts)}")
-        for id, made in zip(corpus.ids[start : start + batch_size], queries, strict=True):
-            yield from ((id, query) for query in made)
 
 
 def read_generated(path: str | Path) -> Iterator[tuple[str, str]]:

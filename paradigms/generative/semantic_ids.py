@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from paradigms.data import Problems
+from paradigms.generative.grouped_kmeans import Groups, grouped_kmeans
 from paradigms.generative.identifiers import END, FIRST, Identifiers, make
-
-ROUNDS = 20  # of Lloyd's algorithm, at most
 
 
 def semantic(
@@ -41,34 +38,30 @@ def semantic(
         raise ValueError(f"branching must be at least 2 and leaf at least 1, not {branching} and {leaf}")
     if not documents or len(vectors) != len(documents):
         raise ValueError(f"one vector per document is needed, not {len(vectors)} for {len(documents)}")
-    X = torch.tensor(vectors, dtype=torch.float32)
-    broken = ~torch.isfinite(X).all(1)
+    with np.errstate(over="ignore"):
+        X = np.asarray(vectors, dtype=np.float32)
+    broken = ~np.isfinite(X).all(1)
     if broken.any():
-        first = documents[int(broken.int().argmax())]
+        first = documents[int(broken.argmax())]
         raise ValueError(f"{int(broken.sum())} vectors are not finite, as that of document {first!r}")
 
     problems = Problems()
     digits: list[list[int]] = [[] for _ in documents]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # no library promises the same sums on several
-    try:
-        pending = [(np.arange(len(documents)), False)]
-        while pending:
-            members, alike = pending.pop()
-            if len(members) <= leaf:
-                labels = np.arange(len(members))
-            else:
-                labels = np.zeros(len(members), dtype=int) if alike else kmeans(X[members], branching, seed)
-                if not labels.any():  # one cluster: to try again would never end
-                    if not alike:
-                        example = f"{len(members)} documents with {documents[members[0]]}"
-                        problems.add("cluster that k-means does not part (parted in order)", example)
-                    labels, alike = np.arange(len(members)) * branching // len(members), True
-                pending += [(members[labels == c], alike) for c in range(labels.max() + 1)]
-            for i, digit in zip(members.tolist(), labels.tolist(), strict=True):
-                digits[i].append(digit)
-    finally:
-        torch.set_num_threads(threads)
+    pending = [(np.arange(len(documents)), False)]
+    while pending:
+        members, alike = pending.pop()
+        if len(members) <= leaf:
+            labels = np.arange(len(members))
+        else:
+            labels = np.zeros(len(members), dtype=int) if alike else kmeans(X[members], branching, seed)
+            if not labels.any():  # one cluster: to try again would never end
+                if not alike:
+                    example = f"{len(members)} documents with {documents[members[0]]}"
+                    problems.add("cluster that k-means does not part (parted in order)", example)
+                labels, alike = np.arange(len(members)) * branching // len(members), True
+            pending += [(members[labels == c], alike) for c in range(labels.max() + 1)]
+        for i, digit in zip(members.tolist(), labels.tolist(), strict=True):
+            digits[i].append(digit)
 
     base = max(branching, leaf)
     if position_specific:
@@ -80,34 +73,13 @@ def semantic(
     return make("semantic", documents, rows, vocabulary, END, problems)
 
 
-def kmeans(X: Float[Tensor, "n h"], k: int, seed: int) -> Int[np.ndarray, " n"]:
+def kmeans(X: Float[np.ndarray, "n h"], k: int, seed: int) -> Int[np.ndarray, " n"]:
     """argmin over labels c of Σₙ ‖xₙ − mean of its cluster‖², locally: at most k clusters, none empty.
 
-    Lloyd's algorithm from the seeds of k-means++ (Arthur & Vassilvitskii, SODA 2007), which are distinct
-    vectors: fewer than k of these give fewer clusters. Labels count from 0.
+    Fewer than k distinct vectors give fewer clusters. Labels count from 0.
     """
-    X = X - X.mean(0)  # deep in a hierarchy vectors lie close together, far from 0
-    X = X / X.abs().max().clamp(min=torch.finfo(X.dtype).tiny)  # no square overflows
-    centres = _seeds(X, k, np.random.default_rng(seed))
-    labels = torch.zeros(len(X), dtype=torch.long)
-    for _ in range(ROUNDS):
-        before, labels = labels, (X @ centres.T - 0.5 * (centres**2).sum(1)).argmax(1)
-        if torch.equal(before, labels):
-            break
-        counts = torch.bincount(labels, minlength=len(centres))
-        sums = torch.zeros_like(centres).index_add_(0, labels, X)
-        filled = counts > 0
-        centres[filled] = sums[filled] / counts[filled, None]
-    return np.unique(labels.numpy(), return_inverse=True)[1]
-
-
-def _seeds(X: Float[Tensor, "n h"], k: int, rng: np.random.Generator) -> Float[Tensor, "k h"]:
-    """At most k distinct rows: each drawn with a probability ∝ its squared distance from those before."""
-    chosen = [int(rng.integers(len(X)))]
-    distance = torch.full((len(X),), torch.inf)
-    while True:
-        distance = torch.minimum(distance, ((X - X[chosen[-1]]) ** 2).sum(1))
-        total = distance.double().cumsum(0).numpy()
-        if len(chosen) == k or total[-1] == 0:
-            return X[chosen]
-        chosen.append(int(np.searchsorted(total, rng.random() * total[-1], side="right")))
+    centred = X - X.mean(0, dtype=np.float64)  # deep in a hierarchy vectors lie close together, far from 0
+    scaled = (centred / max(np.abs(centred).max(), 1e-300)).astype(np.float32)  # no square overflows
+    groups = Groups.of(np.zeros(len(X), dtype=np.int64))
+    labels = grouped_kmeans(scaled, groups, np.array([k]), None, seed)[1]
+    return np.unique(labels, return_inverse=True)[1]

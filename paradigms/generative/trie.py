@@ -11,14 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
-from paradigms.generative.constraints import (
-    LARGEST_TOKEN,
-    Branches,
-    check_sequences,
-    columns,
-    find_in_ranges,
-    ranges,
-)
+from paradigms.generative.constraints import LARGEST_TOKEN, Branches, check_sequences, columns, ranges
 
 
 @dataclass(frozen=True)
@@ -91,22 +84,3 @@ class Trie:
         first, last = (np.searchsorted(self.leaves, states[:, 0], side) for side in ("left", "right"))
         offsets, places = ranges(first, last)
         return offsets, self.identifiers[places]
-
-    def walk(self, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " n1"]) -> Int[np.ndarray, "t 1"]:
-        """The state after each token of the sequences tokens[offsets[n]:offsets[n + 1]].
-
-        A whole identifier's last token, its end token included, has its leaf. KeyError names a sequence that
-        leaves the trie.
-        """
-        check_sequences(tokens, offsets, "sequence")
-        states = np.empty((len(tokens), 1), dtype=np.int64)
-        node = np.zeros(len(offsets) - 1, dtype=np.int64)
-        for rows, places in columns(offsets):
-            here = node[rows]
-            edges = find_in_ranges(self.tokens, self.first[here], self.first[here + 1], tokens[places])
-            if (lost := np.flatnonzero(edges < 0)).size:
-                number, place = rows[lost[0]], places[lost[0]]
-                sequence = tokens[offsets[number] : place + 1].tolist()
-                raise KeyError(f"sequence {number} begins with {sequence}, which begins no identifier")
-            states[places, 0] = node[rows] = edges + 1
-        return states

@@ -675,7 +675,6 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], messa
         ("tokens", "words", "backbone, own, clusters"),
         ("softmax", "prefix", "vocabulary, place"),
         ("score", "probability", "log_probability, logit, centred_logit"),
-        ("names", "worst", "best, mean"),
     ],
 )
 def test_unknown_choices_are_named(name: str, value: str, choices: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -140,24 +138,6 @@ def test_narrow_and_wide_tokens_make_the_same_index():
         narrow = NGramIndex.build(tokens.astype(kind), offsets)
         for name, array in vars(wide).items():
             assert np.array_equal(array, getattr(narrow, name)), name
-
-
-def test_a_saved_index_answers_as_before(tmp_path: Path):
-    documents = [[4, 5, 4, 6], [], [4, 5]]
-    index = NGramIndex.build(*csr(documents))
-    index.save(tmp_path / "index")
-    loaded = NGramIndex.load(tmp_path / "index")
-    states = index.find(*csr([[4], [4, 5], [9]]))
-    assert loaded.find(*csr([[4], [4, 5], [9]])).tolist() == states.tolist()
-    for twin, mine in (
-        (loaded.branches(states), index.branches(states)),
-        (loaded.locate(states), index.locate(states)),
-    ):
-        for name, array in vars(mine).items():
-            assert np.array_equal(array, getattr(twin, name)), name
-    (tmp_path / "index" / "rows.npy").unlink()
-    with pytest.raises(FileNotFoundError, match=r"holds no n-gram index: rows.npy is missing"):
-        NGramIndex.load(tmp_path / "index")
 
 
 def test_bad_input_is_named():

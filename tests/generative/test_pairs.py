@@ -20,7 +20,6 @@ from paradigms.generative.identifiers import Identifiers, atomic, text
 from paradigms.generative.pairs import (
     Pair,
     document_span_pairs,
-    generate,
     generated_pairs,
     indexing_pairs,
     read_generated,
@@ -149,21 +148,6 @@ def test_generated_queries_are_paired_with_every_name() -> None:
         "generated query for an absent document (left out): 1, e.g. c",
         "document without a generated query: 1, e.g. b",
     ]
-
-
-def test_a_generator_sees_each_text_once_in_batches() -> None:
-    seen = []
-
-    def generator(texts: list[str]) -> list[list[str]]:
-        seen.append(texts)
-        return [[f"{text}?", f"why {text}?"] if text != "y" else [] for text in texts]
-
-    corpus = Corpus([*"abc"], [*"xyz"])
-    expected = [("a", "x?"), ("a", "why x?"), ("c", "z?"), ("c", "why z?")]
-    assert list(generate(corpus, generator, batch_size=2)) == expected
-    assert seen == [["x", "y"], ["z"]]
-    with pytest.raises(ValueError, match="queries for 1 documents of 3"):
-        list(generate(corpus, lambda texts: [["one"]]))
 
 
 @pytest.mark.parametrize("name", ["queries.jsonl", "queries.jsonl.gz"])
