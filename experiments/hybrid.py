@@ -25,7 +25,6 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 from accelerate import Accelerator
 from studies.approximate_search import time_searches
-from studies.encoding_runs import cost
 from studies.hybrid_claims import DE, DENSE, MEASURES, RR, Measured, gather, hybrid_name
 from studies.hybrid_models import (
     FIRST,
@@ -39,7 +38,7 @@ from studies.hybrid_models import (
     train_all,
 )
 from studies.hybrid_report import describe, draw
-from studies.trained_pairs import publish
+from studies.trained_pairs import cost, publish
 
 from paradigms import CrossAttention, Paradigm, load
 from paradigms.data import Run, Split

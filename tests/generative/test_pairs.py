@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from paradigms.data import Corpus, Problems, Split, load
+from paradigms.data import Corpus, Problems, Split
 from paradigms.generative.identifiers import Identifiers, atomic, text
 from paradigms.generative.pairs import (
     Pair,
@@ -329,19 +329,6 @@ def test_targets_are_slices_of_the_documents_tokens(
         assert len(pair.source.split()) <= size or "\u200b" in corpus[0]
 
 
-@pytest.mark.parametrize("family", ["t5", "bert"])
-def test_words_of_a_span_are_whole(tokenizers: dict[str, Any], family: str) -> None:
-    """Tokens of words tell where they begin: every span decodes to its words, the first with its marker."""
-    tokenizer = tokenizers[family]
-    words = ["zebra", "the", "(cat)", "x-ray", "fox"]
-    corpus = Corpus(["a"], ["zebra  the (cat) x-ray  fox"])
-    pairs = document_span_pairs(corpus, tokenizer, Problems(), spans=50, words=2)
-    squeezed = {"".join(words[i : i + 2]) for i in (0, 2, 3)}  # none starts at "the"
-    assert {spelled(tokenizer, pair.target).replace(" ", "") for pair in pairs} == squeezed
-    begun = {tokenizer.convert_ids_to_tokens(pair.target[0]) for pair in pairs}
-    assert begun <= {"t5": {"▁", "▁("}, "bert": {"z", "(", "x"}}[family]
-
-
 def test_source_and_target_of_a_document_differ(tokenizers: dict[str, Any]) -> None:
     corpus = Corpus(["a", "b"], [LONG, "cold river"])
     pairs = document_span_pairs(corpus, tokenizers["t5"], Problems(), spans=200, words=4)
@@ -371,22 +358,3 @@ def test_titles_are_targets_where_the_text_begins_with_them(tokenizers: dict[str
     assert [spelled(tokenizer, pair.target) for pair in of[1:]] == ["red sea"] * 2
     assert all(len(pair.source.split()) == 3 for pair in of)
     assert sum(pair.document > 0 for pair in free) == 3
-
-
-def test_spans_of_the_built_in_collection(tokenizers: dict[str, Any]) -> None:
-    """Real text: every target lies in its document, and nothing is odd."""
-    collection = load("pydocs")
-    train = collection.split("train")
-    queries = dict(list(train.queries.items())[:200])
-    split = Split(queries, {query: train.judgements[query] for query in queries})
-    problems = Problems()
-    pairs = span_pairs(collection.corpus, split, tokenizers["t5"], problems, length=256, spans=5)
-    assert len(pairs) == 1000
-    assert not problems
-    documents = sorted({pair.document for pair in pairs})
-    part = Corpus([str(n) for n in documents], [collection.corpus[n] for n in documents])
-    held = text(part, tokenizers["t5"], 256)
-    for pair in pairs:
-        tokens = held[documents.index(pair.document)].tolist()
-        size = len(pair.target)
-        assert any(tuple(tokens[i : i + size]) == pair.target for i in range(len(tokens) - size + 1))

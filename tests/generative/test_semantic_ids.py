@@ -146,14 +146,6 @@ def test_unusable_vectors_are_named() -> None:
 # --- k-means ----------------------------------------------------------------------------------------
 
 
-def test_kmeans_ends_where_every_vector_is_nearest_to_its_own_mean() -> None:
-    X = np.random.default_rng(0).normal(size=(60, 2)).astype(np.float32)
-    labels = kmeans(X, 4, seed=0)
-    assert sorted(set(labels)) == [0, 1, 2, 3]
-    means = np.stack([X[labels == c].mean(0) for c in range(4)])
-    assert np.array_equal(((X[:, None] - means) ** 2).sum(-1).argmin(1), labels)
-
-
 def test_kmeans_finds_clusters_wherever_and_however_large_they_are() -> None:
     X = blobs(4, 12).astype(np.float32)
     expected = kmeans(X, 4, seed=0)

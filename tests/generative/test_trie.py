@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paradigms.generative.constraints import Branches, find_in_ranges, ranges
+from paradigms.generative.constraints import Branches
 from paradigms.generative.trie import Trie
 
 unhurried = settings(deadline=None)  # a busy machine is not a failure
@@ -103,18 +103,3 @@ def test_identifiers_that_cannot_be_are_named():
     for offsets in ([0, 1], [1, 2], [0, 2, 1, 2], []):
         with pytest.raises(ValueError, match=r"offsets of identifiers must ascend from 0 to .* 2"):
             Trie.build(np.array([3, 4]), np.array(offsets, dtype=np.int64), END)
-
-
-@unhurried
-@given(
-    st.lists(st.tuples(st.lists(st.integers(0, 6), max_size=6).map(sorted), st.integers(-1, 7)), min_size=1)
-)
-def test_ranges_and_the_search_in_them(parts: list[tuple[list[int], int]]):
-    values, edges = csr([part for part, _ in parts])
-    values, wanted = np.append(values, 0), np.array([value for _, value in parts])
-    offsets, places = ranges(edges[:-1], edges[1:])
-    assert offsets.tolist() == edges.tolist()
-    assert places.tolist() == list(range(edges[-1]))
-    found = find_in_ranges(values, edges[:-1], edges[1:], wanted)
-    for n, (part, value) in enumerate(parts):
-        assert found[n] == (edges[n] + part.index(value) if value in part else -1)
