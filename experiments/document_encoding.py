@@ -3,7 +3,9 @@
 Wu et al. 2024 (arXiv:2404.00684), §7.3 and appendix D: DSI, GENRE and SEAL with and without PAWA and
 NP-decoding, beside DPR, ColBERT and BM25, end to end and on BM25's candidates. All neural systems come from
 one T5 and learn from the same queries and documents. NCI's decoder has place-specific digits and a softmax
-over each place's digits beside PAWA: DSI-place has these alone, and is what DSI-PAWA is compared with.
+over each place's digits beside PAWA: DSI-place has these alone, and is what DSI-PAWA is compared with. SEAL
+ranks by what its decoder writes and by the query's own n-grams; "SEAL without a model" has the latter alone,
+each of probability ½.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ SYSTEMS = {  # system -> its trained model
     "GENRE-NP-BASE": "genre-np-base",
     "GENRE-NP-ASYNC": "genre-np-async",
     "T5-SEAL": "seal",
+    "SEAL without a model": "seal",
     "T5-SEAL-NP": "seal-np-base",
     "T5-SEAL-PAWA": "seal-pawa",
 }
@@ -87,13 +90,15 @@ from paradigms.data import Run
 from paradigms.evaluate import per_query, seeds_interval
 from paradigms.evaluate.claims import Claim, judge
 from paradigms.evaluate.report import PALETTE
+from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.retriever import GenerativeRetriever
+from paradigms.generative.seal import query_states, seal_scores
 from paradigms.index import ExactIndex
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BM25 = "BM25"
+BM25, CONTROL = "BM25", "SEAL without a model"
 MEASURES = ("R@1", "R@10", "RR@10", "nDCG@10")
 RECALLS = ("R@1", "R@10")
 STAGES = {"retrieve": "end to end", "rerank": "rerank"}
@@ -128,7 +133,7 @@ Values = dict[str, dict[str, np.ndarray]]  # system -> measure -> [seeds, querie
 
 def main(settings: Settings) -> None:
     def measured(system: str, bench: Bench, models: list[Any]) -> Measured:
-        return measure(models, bench, settings)
+        return measure(models, bench, settings, control=system == CONTROL)
 
     tasks = {BM25: ()} | {system: (SYSTEMS[system],) for system in SYSTEMS if system in settings.systems}
     bench, found, accelerator = measure_all(settings, tasks, measured)
@@ -146,11 +151,18 @@ def main(settings: Settings) -> None:
     accelerator.end_training()
 
 
-def measure(models: list[Any], bench: Bench, settings: Settings) -> Measured:
-    """End to end and rerank: each measure, one value per test query. Without a model: BM25."""
+def measure(models: list[Any], bench: Bench, settings: Settings, control: bool = False) -> Measured:
+    """End to end and rerank: each measure, one value per test query. Without a model: BM25.
+
+    control: SEAL by the query's own n-grams alone.
+    """
     queries, corpus, pool = bench.test.queries, bench.collection.corpus, bench.pool(settings.depth)
     if not models:
         runs = {"retrieve": bench.bm25.search(queries, 10), "rerank": bench.bm25.rerank(queries, pool)}
+    elif control:
+        every = query_keys(models[0], queries)
+        pooled = {q: {d: every[q].get(d, -np.inf) for d in of} for q, of in pool.items()}
+        runs = {"retrieve": every, "rerank": pooled}
     elif isinstance(models[0], Generative):
         models[0].settings = replace(models[0].settings, beams=settings.beams)
         retriever = GenerativeRetriever(models[0])
@@ -163,6 +175,18 @@ def measure(models: list[Any], bench: Bench, settings: Settings) -> Measured:
                 "rerank": index.rerank(models[0], queries, pool),
             }
     return measures_of(runs, bench)
+
+
+def query_keys(model: Generative, queries: Mapping[str, str]) -> Run:
+    """Every document with an n-gram of the query by SEAL's score, with p = ½ for each n-gram."""
+    ids = model.identifiers
+    index = NGramIndex.build(ids.tokens, ids.offsets)
+    run: Run = {}
+    for query, text in queries.items():
+        states = query_states(model.tokenizer, index, text)
+        scores = seal_scores(index, states, np.full(len(states), np.log(0.5)), len(ids))
+        run[query] = {ids.documents[ids.owners[n]]: score for n, score in scores.items()}
+    return run
 
 
 def measures_of(runs: Mapping[str, Run], bench: Bench) -> Measured:

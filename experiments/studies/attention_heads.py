@@ -34,7 +34,8 @@ class Seen:
     @property
     def projected(self) -> tuple[Array, Array]:
         """W_Q d_i, [L, H, m, k], and W_K q_j, [L, H, n, k]: S is the inner products of both."""
-        return np.einsum("lhkx,lmx->lhmk", self.read[0], self.states), self.read[1] @ self.memory.T
+        D = np.einsum("lhkx,lmx->lhmk", self.read[0], self.states)
+        return D, np.einsum("lhkx,nx->lhnk", self.read[1], self.memory)
 
 
 def best_name(model: Generative, query: str, document: int) -> list[int]:

@@ -206,7 +206,7 @@ def pairs_of(
     if ids.kind == "text":
         return training_pairs(model, corpus, bench.train, problems, seed)
     size: dict[str, Any] = {"words": settings.passage_words, "passages": settings.passages}
-    passages = indexing_pairs(corpus, ids, problems, **size, spread="randomly", seed=seed)
+    passages = indexing_pairs(corpus, ids, problems, **size, seed=seed)
     return retrieval_pairs(bench.train, ids) + passages
 
 

@@ -45,7 +45,7 @@ class GenerativeRetriever:
     def valid(self) -> Trie | NGramIndex:
         """What a search may write, in the identifiers' own tokens; made when first asked for."""
         identifiers = self.model.identifiers
-        if identifiers.kind == "text":
+        if identifiers.end is None:
             return NGramIndex.build(identifiers.tokens, identifiers.offsets)
         return Trie.build(identifiers.tokens, identifiers.offsets, identifiers.end)
 

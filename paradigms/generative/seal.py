@@ -43,8 +43,8 @@ Scores = dict[int, float]  # number of the indexed text -> score
 
 def seal(backbone: str | Path, corpus: Corpus, **settings: Any) -> Generative:
     """SEAL over `backbone`; settings are fields of `model.GenerativeSettings`."""
-    settings = {"name": "seal", "beams": 15} | settings
-    chosen = GenerativeSettings(**settings)
+    options: dict[str, Any] = {"name": "seal", "beams": 15} | settings
+    chosen = GenerativeSettings(**options)
     check_family(backbone)
     names = text(corpus, load_tokenizer(backbone), chosen.document_length)
     return Generative.build(chosen, backbone, names, corpus)
@@ -60,21 +60,28 @@ def distinct(
     return found, best
 
 
+def query_states(tokenizer: Any, index: NGramIndex, query: str) -> States:
+    """The query's own n-grams of 1 to `LONGEST` words that the corpus holds.
+
+    Words are tried as they stand, in lower case and capitalised, without punctuation at their ends.
+    """
+    rows = sorted({tuple(row.ids) for row in tokenize(tokenizer, _phrases(query)) if row.ids})
+    flat = np.array([token for row in rows for token in row], dtype=np.int64)
+    states = index.find(flat, np.cumsum([0, *map(len, rows)]))
+    return states[index.counts(states) > 0]
+
+
 def query_grams(
     model: Generative, index: NGramIndex, queries: Sequence[str], sources: Batch
 ) -> list[tuple[States, Weights]]:
-    """Each query's own n-grams of 1 to `LONGEST` words that the corpus holds, with log p(n | q).
+    """`query_states` of each query with log p(n | q).
 
-    Words are tried as they stand, in lower case and capitalised, without punctuation at their ends. A
-    decoder of clusters writes an n-gram as its first occurrence in the index's order has it.
+    A decoder of clusters writes an n-gram as its first occurrence in the index's order has it.
     """
     found: list[States] = []
     sequences: list[list[list[int]]] = []
     for query in queries:
-        rows = sorted({tuple(row.ids) for row in tokenize(model.tokenizer, _phrases(query)) if row.ids})
-        flat = np.array([token for row in rows for token in row], dtype=np.int64)
-        states = index.find(flat, np.cumsum([0, *map(len, rows)]))
-        states = states[index.counts(states) > 0]
+        states = query_states(model.tokenizer, index, query)
         begins = index.rows[states[:, 0]].astype(np.int64)
         begins -= np.searchsorted(index.starts, begins, side="right") - 1  # separators stand before it
         found.append(states)

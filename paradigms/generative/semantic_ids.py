@@ -17,25 +17,23 @@ def semantic(
     documents: Sequence[str],
     *,
     branching: int = 10,
-    leaf: int | None = None,
     position_specific: bool = False,
     seed: int = 0,
 ) -> Identifiers:
     """x_d ↦ (c₁, …, c_L): the clusters that hold d in a hierarchy of k-means, then d's place in the last one.
 
     Hierarchical clusters of Tay et al. (DSI, NeurIPS 2022, §3.2): k-means with k = `branching`, and again in
-    every cluster of more than `leaf` documents (default: `branching`); in one of at most `leaf` they are
-    numbered. Digit c is the token c + 2 of a vocabulary of V₀ + 2, V₀ = max(branching, leaf); position
-    specific, digit c at place i is the token i·V₀ + c + 2 of V₀·L + 2 (NCI: Wang et al., NeurIPS 2022).
+    every cluster of more documents; in one of at most k they are numbered. Digit c is the token c + 2 of a
+    vocabulary of k + 2; position specific, digit c at place i is the token i·k + c + 2 of k·L + 2 (NCI: Wang
+    et al., NeurIPS 2022).
     Ids are unique and none is another's prefix. Where k-means finds nothing to part, as among equal vectors,
     documents are parted in their order, and `problems` says so.
 
     vectors: [documents, features]. The same ids for a seed whatever the number of threads. ValueError names
     a document whose vector is not finite in float32.
     """
-    leaf = branching if leaf is None else leaf
-    if branching < 2 or leaf < 1:
-        raise ValueError(f"branching must be at least 2 and leaf at least 1, not {branching} and {leaf}")
+    if branching < 2:
+        raise ValueError(f"branching must be at least 2, not {branching}")
     if not documents or len(vectors) != len(documents):
         raise ValueError(f"one vector per document is needed, not {len(vectors)} for {len(documents)}")
     with np.errstate(over="ignore"):
@@ -50,7 +48,7 @@ def semantic(
     pending = [(np.arange(len(documents)), False)]
     while pending:
         members, alike = pending.pop()
-        if len(members) <= leaf:
+        if len(members) <= branching:
             labels = np.arange(len(members))
         else:
             labels = np.zeros(len(members), dtype=int) if alike else kmeans(X[members], branching, seed)
@@ -63,13 +61,9 @@ def semantic(
         for i, digit in zip(members.tolist(), labels.tolist(), strict=True):
             digits[i].append(digit)
 
-    base = max(branching, leaf)
-    if position_specific:
-        rows = [[i * base + c + FIRST for i, c in enumerate(row)] for row in digits]
-        vocabulary = base * max(map(len, rows)) + FIRST
-    else:
-        rows = [[c + FIRST for c in row] for row in digits]
-        vocabulary = base + FIRST
+    step = branching if position_specific else 0
+    rows = [[i * step + c + FIRST for i, c in enumerate(row)] for row in digits]
+    vocabulary = step * (max(map(len, rows)) - 1) + branching + FIRST
     return make("semantic", documents, rows, vocabulary, END, problems)
 
 

@@ -28,12 +28,11 @@ class Trie:
     identifiers: Int[np.ndarray, " n"]  # the numbers of these identifiers
 
     @classmethod
-    def build(cls, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " n1"], end: int | None) -> Trie:
+    def build(cls, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " n1"], end: int) -> Trie:
         """The trie of identifiers tokens[offsets[n]:offsets[n + 1]], each followed by `end`.
 
         Identifiers may be equal: they share a leaf. ValueError names an identifier that is empty or contains
-        `end`; without `end`, one that another continues, as no search could finish it. A sort per level:
-        O(t log n).
+        `end`. A sort per level: O(t log n).
         """
         check_sequences(tokens, offsets, "identifier")
         lengths = np.diff(offsets)
@@ -43,14 +42,13 @@ class Trie:
             raise ValueError(
                 f"identifier {empty[0]} is empty: give its document a name of at least one token"
             )
-        if end is not None:
-            if not 0 <= end <= LARGEST_TOKEN:
-                raise ValueError(f"the end token is {end}: tokens are in [0, 2^31)")
-            if (inside := np.flatnonzero(tokens == end)).size:
-                number = np.searchsorted(offsets, inside[0], side="right") - 1
-                raise ValueError(f"identifier {number} contains the end token, {end}, which closes it early")
-            tokens = np.insert(tokens, offsets[1:], end)
-            offsets = offsets + np.arange(len(offsets))
+        if not 0 <= end <= LARGEST_TOKEN:
+            raise ValueError(f"the end token is {end}: tokens are in [0, 2^31)")
+        if (inside := np.flatnonzero(tokens == end)).size:
+            number = np.searchsorted(offsets, inside[0], side="right") - 1
+            raise ValueError(f"identifier {number} contains the end token, {end}, which closes it early")
+        tokens = np.insert(tokens, offsets[1:], end)
+        offsets = offsets + np.arange(len(offsets))
         node = np.zeros(len(lengths), dtype=np.int64)  # how far each identifier has come
         span = int(tokens.max()) + 1
         parents, labels, nodes = [], [], 1
@@ -61,8 +59,6 @@ class Trie:
             labels.append(edges % span)
             nodes += len(edges)
         first = np.searchsorted(np.concatenate(parents), np.arange(nodes + 1))
-        if (open_ := np.flatnonzero(first[node] < first[node + 1])).size:  # only without an end token
-            raise ValueError(f"identifier {open_[0]} begins another one: give the trie an end token")
         order = np.argsort(node, kind="stable")
         return cls(first, np.concatenate(labels), node[order], order)
 

@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from document_encoding import BM25, MEASURES, STAGES, SYSTEMS, Settings, claims_of_table_6, claims_of_table_8
+from document_encoding import (
+    BM25,
+    CONTROL,
+    MEASURES,
+    STAGES,
+    SYSTEMS,
+    Settings,
+    claims_of_table_6,
+    claims_of_table_8,
+)
 from rich.console import Console
 from studies import trained_pairs
 from studies.trained_pairs import Bench, build, open_bench, pairs_of, trained
@@ -63,7 +72,17 @@ def test_a_run_measures_every_system_and_goes_on(
     written = checkpoint.stat().st_mtime_ns
     two = json.loads((tmp_path / "results/retrieve.json").read_text())
     assert [row["system"] for row in two] == [BM25, "DPR", "GENRE"]
-    chosen = ["DPR", "ColBERT", "DSI", "DSI-place", "DSI-PAWA", "GENRE", "GENRE-NP-ASYNC", "T5-SEAL"]
+    chosen = [
+        "DPR",
+        "ColBERT",
+        "DSI",
+        "DSI-place",
+        "DSI-PAWA",
+        "GENRE",
+        "GENRE-NP-ASYNC",
+        "T5-SEAL",
+        CONTROL,
+    ]
     every = settings(*given, tmp_path, seeds="[1]", systems=json.dumps(chosen))
     document_encoding.main(every)
     assert checkpoint.stat().st_mtime_ns == written
@@ -86,6 +105,8 @@ def test_a_run_measures_every_system_and_goes_on(
         assert values["queries"] == found.queries
         for name in MEASURES:
             np.testing.assert_array_equal(values[stage][name], found.values[name])
+    control = json.loads((folder / f"seed-1/{CONTROL}.json").read_text())
+    assert np.mean(control["retrieve"]["R@10"]) > 0.5, "a query is four words of its document"
     monkeypatch.setattr(trained_pairs, "trained", None)  # nothing is trained or measured again
     document_encoding.main(every)
 

@@ -82,22 +82,13 @@ def test_no_text_is_a_target_as_a_whole(tokenizers: dict[str, Any]) -> None:
         indexing_pairs(corpus, found, Problems())
 
 
-def test_passages_spread_evenly_over_their_document() -> None:
-    corpus = Corpus(["a", "b", "c"], [" ".join(WORDS), "w0  w1\nw2", " \n"])
-    problems = Problems()
-
-    def sources(passages: int, words: int = 5) -> list[str]:
-        pairs = indexing_pairs(corpus, atomic([*"abc"]), problems, words=words, passages=passages)
-        assert [pair.target for pair in pairs] == [(pair.document + 2, 1) for pair in pairs]
-        return [pair.source for pair in pairs]
-
-    assert sources(1) == ["w0 w1 w2 w3 w4", "w0  w1\nw2"]  # as they stand in the text
+def test_passages_are_words_as_they_stand_in_the_text() -> None:
+    corpus, problems = Corpus(["a", "b", "c"], [" ".join(WORDS), "w0  w1\nw2", " \n"]), Problems()
+    pairs = indexing_pairs(corpus, atomic([*"abc"]), problems, words=19, passages=9)
+    assert [pair.target for pair in pairs] == [(pair.document + 2, 1) for pair in pairs]
+    assert [p.source for p in pairs] == [" ".join(WORDS[:19]), " ".join(WORDS[1:]), "w0  w1\nw2"]
     assert problems.counts == {"document without words (no indexing pairs)": 1}
     assert problems.examples == {"document without words (no indexing pairs)": ["c"]}
-    assert [source.split()[0] for source in sources(4)] == ["w0", "w5", "w10", "w15", "w0"]
-    assert [source.split()[0] for source in sources(3)] == ["w0", "w8", "w15", "w0"]
-    assert sources(9, words=19) == [" ".join(WORDS[:19]), " ".join(WORDS[1:]), "w0  w1\nw2"]
-    assert sources(9, words=20) == [" ".join(WORDS), "w0  w1\nw2"]
 
 
 def test_random_passages_are_different_and_follow_the_seed_and_the_id() -> None:
@@ -105,9 +96,7 @@ def test_random_passages_are_different_and_follow_the_seed_and_the_id() -> None:
 
     def starts(ids: list[str], passages: int, seed: int = 0) -> list[list[str]]:
         made = Corpus(ids, corpus[: len(ids)])
-        pairs = indexing_pairs(
-            made, atomic(ids), Problems(), words=5, passages=passages, spread="randomly", seed=seed
-        )
+        pairs = indexing_pairs(made, atomic(ids), Problems(), words=5, passages=passages, seed=seed)
         return [[p.source.split()[0] for p in pairs if p.document == n] for n in range(len(ids))]
 
     first, second = starts(["a", "b"], 4)
@@ -127,9 +116,8 @@ def test_unusable_settings_are_named(tokenizers: dict[str, Any]) -> None:
             indexing_pairs(corpus, atomic(["a"]), Problems(), **knobs)
     with pytest.raises(ValueError, match="the documents of another corpus"):
         indexing_pairs(corpus, atomic(["b"]), Problems())
-    for knobs in ({"words": 0}, {"temperature": 0.0}):
-        with pytest.raises(ValueError, match="temperature and words must be positive"):
-            span_pairs(corpus, split, tokenizers["t5"], Problems(), **knobs)
+    with pytest.raises(ValueError, match="words must be positive"):
+        span_pairs(corpus, split, tokenizers["t5"], Problems(), words=0)
     with pytest.raises(ValueError, match="words must be positive"):
         document_span_pairs(corpus, tokenizers["t5"], Problems(), words=0)
 
@@ -223,24 +211,23 @@ def test_weights_equal_their_slow_twin(query: str, words: list[str]) -> None:
 
 
 def test_starts_follow_the_softmax_of_their_weights(tokenizers: dict[str, Any]) -> None:
-    """4,000 draws at each temperature; of 13 words with 10 to a span, "on" starts none."""
+    """4,000 draws; of 13 words with 10 to a span, "on" starts none."""
     words = LONG.split()[1:14]
     ids = [f"d{i}" for i in range(400)]
     corpus = Corpus(ids, [" ".join(words)] * 400)
     split = split_of(("q", "cat and black dog", dict.fromkeys(ids, 1)))
     weights = span_weights("cat and black dog", words)
-    for temperature in (1.0, 0.2):
-        pairs = span_pairs(corpus, split, tokenizers["bert"], Problems(), temperature=temperature, words=10)
-        assert len(pairs) == 4000
-        drawn = Counter(pair.target for pair in pairs)
-        exact = {i: math.exp(weights[i] / temperature) for i in (0, 1, 2)}
-        targets = {
-            i: tuple(tokenizers["bert"](" ".join(words[i : i + 10]), add_special_tokens=False)["input_ids"])
-            for i in exact
-        }
-        assert set(drawn) == set(targets.values())
-        expected = [4000 * value / sum(exact.values()) for value in exact.values()]
-        assert scipy.stats.chisquare([drawn[targets[i]] for i in exact], expected).pvalue > 0.01
+    pairs = span_pairs(corpus, split, tokenizers["bert"], Problems(), words=10)
+    assert len(pairs) == 4000
+    drawn = Counter(pair.target for pair in pairs)
+    exact = {i: math.exp(weights[i]) for i in (0, 1, 2)}
+    targets = {
+        i: tuple(tokenizers["bert"](" ".join(words[i : i + 10]), add_special_tokens=False)["input_ids"])
+        for i in exact
+    }
+    assert set(drawn) == set(targets.values())
+    expected = [4000 * value / sum(exact.values()) for value in exact.values()]
+    assert scipy.stats.chisquare([drawn[targets[i]] for i in exact], expected).pvalue > 0.01
 
 
 def test_each_relevant_document_gives_its_spans(tokenizers: dict[str, Any]) -> None:
@@ -339,22 +326,3 @@ def test_source_and_target_of_a_document_differ(tokenizers: dict[str, Any]) -> N
     starts = Counter(p.source.split()[0] for p in pairs if p.document == 0)
     assert scipy.stats.chisquare(list(starts.values())).pvalue > 0.01
     assert not {"the", "a", "on", "and", "to", "by"} & starts.keys()
-
-
-def test_titles_are_targets_where_the_text_begins_with_them(tokenizers: dict[str, Any]) -> None:
-    tokenizer = tokenizers["t5"]
-    texts = ["red sea the cat sat on a mat", "the cat sat on a mat", "cats and more", "dog"]
-    corpus = Corpus([*"abcd"], texts, ["red sea", "black sea", "cat", ""])
-    split = split_of(("q", "black dog", dict.fromkeys("abcd", 1)))
-    problems = Problems()
-    pairs = span_pairs(corpus, split, tokenizer, problems, spans=0, titles=3)
-    assert [(p.document, spelled(tokenizer, p.target)) for p in pairs] == [(0, "red sea")] * 3
-    kind = "document whose text begins with no title (no title targets)"
-    assert problems.counts == {kind: 3}
-    assert problems.examples == {kind: ["b", "c", "d"]}
-    free = document_span_pairs(corpus, tokenizer, Problems(), spans=1, titles=2, words=3)
-    of = [pair for pair in free if pair.document == 0]
-    assert len(of) == 3
-    assert [spelled(tokenizer, pair.target) for pair in of[1:]] == ["red sea"] * 2
-    assert all(len(pair.source.split()) == 3 for pair in of)
-    assert sum(pair.document > 0 for pair in free) == 3

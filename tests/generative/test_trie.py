@@ -80,13 +80,6 @@ def test_branches_of_many_states_at_once_keep_their_order():
     assert nothing.states.shape == (0, 1)
 
 
-def test_without_an_end_token_the_last_token_finishes():
-    trie = Trie.build(*csr([[3, 4], [3, 5], [3, 4]]), None)
-    assert sequences_of(trie) == {(3, 4): [0, 2], (3, 5): [1]}
-    with pytest.raises(ValueError, match="identifier 1 begins another one: give the trie an end token"):
-        Trie.build(*csr([[3, 4], [3]]), None)
-
-
 def test_identifiers_that_cannot_be_are_named():
     with pytest.raises(ValueError, match="identifier 2 is empty"):
         Trie.build(*csr([[3], [4], [], [5]]), END)
