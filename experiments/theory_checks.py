@@ -1,11 +1,11 @@
-"""Is what the papers prove, derive or assert true? Checks every claim of `theory/` and prints the verdicts.
+"""Is what the papers prove, derive or assert true? Checks every statement of `theory/`, prints verdicts.
 
     python experiments/theory_checks.py
     python experiments/theory_checks.py --only 'lemma_*,few_iterations' --samples 10000
 
 Writes checks.json and checks.html to the output folder. The exit code is 1 if a statement of ours (exact law,
 corrected form, stated counterexample) fails, 0 otherwise, whatever becomes of the printed forms. Monte-Carlo
-claims are allowed 4 standard errors: with a new seed one of them fails by chance in about 2,000 runs.
+theorems are allowed 4 standard errors: with a new seed one of them fails by chance in about 2,000 runs.
 """
 
 import html
@@ -22,16 +22,16 @@ from paradigms.io.settings import command_line
 
 @dataclass
 class Settings:
-    """Which claims are checked, on how many instances."""
+    """Which theorems are checked, on how many instances."""
 
     samples: int = 2000
-    """random instances of a claim at most; Monte-Carlo claims draw up to 20 times as many"""
+    """random instances of a theorem at most; Monte-Carlo theorems draw up to 20 times as many"""
     seed: int = 0
-    """seed of all random instances; a claim's instances do not depend on which others are run"""
+    """seed of all random instances; a theorem's instances do not depend on which others are run"""
     output: str = "results/theory_checks"
     """folder for checks.json and checks.html"""
     only: str = "*"
-    """claims to check, by name or shell pattern, separated by commas"""
+    """theorems to check, by name or shell pattern, separated by commas"""
 
     def __post_init__(self) -> None:
         if self.samples < 20 or self.seed < 0:
@@ -45,13 +45,13 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from studies.theory_claims import CLAIMS, Claim, Evidence
+from studies.theory_claims import THEOREMS, Evidence, Theorem
 
 from paradigms.io.files import write_json, write_text
 from paradigms.io.progress import progress_bar
 
 for chapter in ("projections", "recall", "aligner", "xtr", "generative"):
-    import_module(f"studies.theory_claims_{chapter}")  # fills CLAIMS
+    import_module(f"studies.theory_claims_{chapter}")  # fills THEOREMS
 
 HOLDS, CORRECTED, FALSE, FAILS = "holds", "holds with correction", "false as printed", "FAILS"
 PRINTED_TOLERANCE = 1e-6  # a printed form counts as violated beyond this, in the units of its own check
@@ -61,52 +61,61 @@ STYLES = {HOLDS: "green", CORRECTED: "yellow", FALSE: "magenta", FAILS: "bold re
 @dataclass(frozen=True)
 class Result:
     name: str
-    claim: Claim
+    theorem: Theorem
     verdict: str
     evidence: Evidence
     seconds: float
 
 
-def verdict(claim: Claim, evidence: Evidence) -> str:
+def verdict(theorem: Theorem, evidence: Evidence) -> str:
     """Ours first: beyond its tolerance, or NaN, it fails, whatever becomes of the printed form."""
     if not evidence.violation <= evidence.tolerance:
         return FAILS
     if evidence.printed is None:
-        return CORRECTED if claim.correction else HOLDS
+        return CORRECTED if theorem.correction else HOLDS
     if evidence.printed <= PRINTED_TOLERANCE:
         return HOLDS
-    return CORRECTED if claim.correction else FALSE
+    return CORRECTED if theorem.correction else FALSE
 
 
 def check(name: str, samples: int, seed: int) -> Result:
-    """Run one claim; a check that raises has not shown its statement, and fails."""
-    claim, start = CLAIMS[name], time.perf_counter()
+    """Run one theorem; a check that raises has not shown its statement, and fails."""
+    theorem, start = THEOREMS[name], time.perf_counter()
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     try:
-        evidence = claim.check(rng, samples)
+        evidence = theorem.check(rng, samples)
     except Exception as error:
         evidence = Evidence(math.inf, 0, detail=f"{type(error).__name__}: {error}")
-    return Result(name, claim, verdict(claim, evidence), evidence, time.perf_counter() - start)
+    return Result(name, theorem, verdict(theorem, evidence), evidence, time.perf_counter() - start)
 
 
 def chosen(only: str) -> list[str]:
-    """Claims that match one of the comma-separated patterns; a pattern without a match is an error."""
+    """Theorems that match one of the comma-separated patterns; a pattern without a match is an error."""
     patterns = [pattern.strip() for pattern in only.split(",")]
     for pattern in patterns:
-        if not any(fnmatch(name, pattern) for name in CLAIMS):
-            raise SystemExit(f"--only: no claim matches {pattern!r}; there are: {', '.join(CLAIMS)}")
-    return [name for name in CLAIMS if any(fnmatch(name, pattern) for pattern in patterns)]
+        if not any(fnmatch(name, pattern) for name in THEOREMS):
+            raise SystemExit(f"--only: no theorem matches {pattern!r}; there are: {', '.join(THEOREMS)}")
+    return [name for name in THEOREMS if any(fnmatch(name, pattern) for pattern in patterns)]
 
 
-COLUMNS = ("claim", "source", "assumption", "verdict", "largest violation", "tightness", "samples", "seconds")
+COLUMNS = (
+    "theorem",
+    "source",
+    "assumption",
+    "verdict",
+    "largest violation",
+    "tightness",
+    "samples",
+    "seconds",
+)
 
 
 def cells(result: Result) -> tuple[str, ...]:
     """One row of the table, in the order of COLUMNS."""
-    evidence, claim = result.evidence, result.claim
-    text = [claim.statement]
-    if claim.correction:
-        text.append(f"Correct: {claim.correction}.")
+    evidence, theorem = result.evidence, result.theorem
+    text = [theorem.statement]
+    if theorem.correction:
+        text.append(f"Correct: {theorem.correction}.")
     if evidence.detail:
         text.append(f"Seen: {evidence.detail}.")
     unit = f" {evidence.unit}" if evidence.unit else ""
@@ -116,8 +125,8 @@ def cells(result: Result) -> tuple[str, ...]:
     tightness = "–" if evidence.tightness is None else f"{evidence.tightness:.3g}"
     return (
         "\n".join(text),
-        claim.source,
-        claim.assumption,
+        theorem.source,
+        theorem.assumption,
         result.verdict,
         violation,
         tightness,
@@ -127,11 +136,11 @@ def cells(result: Result) -> tuple[str, ...]:
 
 
 def terminal_table(results: list[Result], width: int) -> Table:
-    """The table for a terminal; below 160 columns all but verdict and violation moves under the claim."""
+    """The table for a terminal; below 160 columns all but verdict and violation moves under the theorem."""
     wide = width >= 160
     table = Table(title="What holds", show_lines=True)
     for column in COLUMNS if wide else (COLUMNS[0], *COLUMNS[3:5]):
-        ratio = {"claim": 3, "source": 1, "assumption": 1}.get(column)
+        ratio = {"theorem": 3, "source": 1, "assumption": 1}.get(column)
         side = "right" if column in COLUMNS[5:] else "left"
         table.add_column(column, justify=side, ratio=ratio, max_width=None if wide or ratio else 15)
     for result in results:
@@ -149,20 +158,20 @@ def terminal_table(results: list[Result], width: int) -> Table:
 
 def summary(results: list[Result]) -> str:
     counts = ((name, sum(result.verdict == name for result in results)) for name in STYLES)
-    return f"{len(results)} claims: " + ", ".join(f"{count} {name}" for name, count in counts)
+    return f"{len(results)} theorems: " + ", ".join(f"{count} {name}" for name, count in counts)
 
 
 def as_json(results: list[Result], settings: Settings) -> dict:
     """Plain data for checks.json; numbers that are not finite become text, which JSON can hold."""
     rows = []
     for result in results:
-        row = {"name": result.name} | asdict(result.claim) | asdict(result.evidence)
+        row = {"name": result.name} | asdict(result.theorem) | asdict(result.evidence)
         row |= {"verdict": result.verdict, "seconds": result.seconds}
         del row["check"]
         rows.append(
             {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         )
-    return {"settings": asdict(settings), "summary": summary(results), "claims": rows}
+    return {"settings": asdict(settings), "summary": summary(results), "theorems": rows}
 
 
 PAGE = """<!doctype html>

@@ -31,9 +31,15 @@ class PairSettings:
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     """of the small T5's weights and of training"""
     steps: int = 2000
-    """of ColBERT; SEAL has as many more as it takes to see as many queries beside its passages"""
+    """of DPR and ColBERT; SEAL has as many more as it takes to see as many queries beside its passages"""
+    generative_steps: int = 6000
+    """of DSI and GENRE"""
     batch_size: int = 64
     learning_rate: float = 1e-3
+    passages: int = 10
+    """of each document, from which DSI and GENRE learn its identifier"""
+    passage_words: int = 8
+    """of these passages; about as many as a query has"""
     query_length: int = 32
     document_length: int = 128
     span: int = 10
@@ -54,53 +60,11 @@ class PairSettings:
     experiment = "pairs"  # of results folders
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "depth", "span", "vocabulary", "width", "layers"):
+        sizes = ("steps", "generative_steps", "batch_size", "passages", "passage_words", "depth", "span")
+        for name in (*sizes, "vocabulary", "width", "layers"):
             if getattr(self, name) < 1:
                 raise SystemExit(f"{name} must be at least 1, got {getattr(self, name)}")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise SystemExit(f"seeds must be different, and at least one; got {self.seeds}")
         self.models = self.models or f"results/pairs-{folder_name(self.collection)}"
         self.output = self.output or f"results/{self.experiment}-{folder_name(self.collection)}"
-
-
-@dataclass
-class ModelSettings:
-    """Which generative models are looked at, on which queries. Experiments add fields of their own."""
-
-    checkpoints: list[str] = field(default_factory=list)
-    """saved generative models of one kind, such as one for each seed; empty: they are trained here"""
-    paradigm: str = "seal"
-    """of the models trained here: dsi, genre or seal"""
-    backbone: str = "small"
-    """a T5 by hub name or folder; small: one with random weights and the collection's vocabulary"""
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
-    """of the small T5's weights and of training"""
-    steps: int = 400
-    """of training; 0: the backbone as it is"""
-    batch_size: int = 64
-    learning_rate: float = 1e-3
-    width: int = 128
-    """of the small T5"""
-    collection: str = "pydocs"
-    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
-    documents: int = 2000
-    """size of a fixed subset, of pydocs alone; 0: all documents"""
-    split: str = "test"
-    queries: int = 100
-    """how many of its judged queries, evenly spaced in the order of their ids"""
-    output: str = ""
-    """results folder; empty: one named after the experiment and the collection"""
-    precision: str = "no"
-    """of training: no, bf16, fp16; auto: bf16 where the hardware has it"""
-    tracker: str = "wandb"
-    """wandb (offline without a key) or none"""
-
-    def __post_init__(self) -> None:
-        from paradigms import GENERATIVE
-
-        if self.paradigm not in GENERATIVE:
-            raise SystemExit(f"unknown paradigm {self.paradigm}; there are {', '.join(GENERATIVE)}")
-        if not (self.checkpoints or self.seeds) or self.queries < 1 or self.steps < 0:
-            raise SystemExit("there must be a checkpoint or a seed, a query, and no negative steps")
-        if not self.steps and self.backbone != "small":
-            self.seeds = self.seeds[:1]  # of the backbone as it is there is one

@@ -1,9 +1,9 @@
-"""What a claim about the papers is, what checking it yields, and the registry of all claims.
+"""What a theorem of the papers is here, what checking it yields, and the registry of all theorems.
 
-A claim is a statement, as its source makes it, with a function that looks for violations. Where the statement
-needs mending, `correction` says what holds instead; what is then checked as ours is the correction, and the
-printed form beside it. One short function per claim, in the files
-`theory_claims_*.py`; `theory_checks.py` runs them.
+A theorem is a statement, as its source makes it, with a function that looks for violations: exact, unlike the
+claims of `paradigms.evaluate.claims`, which are judged from samples. Where the statement needs mending,
+`correction` says what holds instead; what is then checked as ours is the correction, and the printed form
+beside it. One short function per theorem, in the files `theory_claims_*.py`; `theory_checks.py` runs them.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ Check = Callable[[np.random.Generator, int], Evidence]
 
 
 @dataclass(frozen=True)
-class Claim:
+class Theorem:
     statement: str
     source: str
     assumption: str
@@ -49,16 +49,16 @@ class Claim:
     check: Check
 
 
-CLAIMS: dict[str, Claim] = {}
+THEOREMS: dict[str, Theorem] = {}
 
 
-def claim(
+def theorem(
     statement: str, source: str, assumption: str = "none", correction: str = ""
 ) -> Callable[[Check], Check]:
     """Register a check under its function's name."""
 
     def register(check: Check) -> Check:
-        CLAIMS[check.__name__] = Claim(statement, source, assumption, correction, check)
+        THEOREMS[check.__name__] = Theorem(statement, source, assumption, correction, check)
         return check
 
     return register

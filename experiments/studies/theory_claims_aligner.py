@@ -2,7 +2,7 @@
 
 import numpy as np
 from scipy.optimize import minimize_scalar
-from studies.theory_claims import ALIGNER, Evidence, apart, claim, excess
+from studies.theory_claims import ALIGNER, Evidence, apart, excess, theorem
 
 from theory import entropic
 
@@ -18,7 +18,9 @@ def relaxed_problems(rng: np.random.Generator, samples: int) -> list[tuple[np.nd
     ]
 
 
-@claim("λ = min(1, exp((s+a)/ε)) with 1ᵀλ = k, n1 capped, solves Eq. 4", "exact solver; " + ALIGNER, RELAXED)
+@theorem(
+    "λ = min(1, exp((s+a)/ε)) with 1ᵀλ = k, n1 capped, solves Eq. 4", "exact solver; " + ALIGNER, RELAXED
+)
 def entropic_solution(rng: np.random.Generator, samples: int) -> Evidence:
     worst, count = 0.0, min(samples, 500)
     for s, k, epsilon in relaxed_problems(rng, count):
@@ -32,7 +34,7 @@ def entropic_solution(rng: np.random.Generator, samples: int) -> Evidence:
     )
 
 
-@claim(
+@theorem(
     "J = (1/ε)(diag λ − λλᵀ/(k−n1)) on the uncapped, ∂λ/∂k = λ/(k−n1), ∂λ/∂ε = −(λ/ε²)(s−s̄)",
     "exact solver",
     RELAXED,
@@ -59,7 +61,7 @@ def entropic_derivatives(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(worst, used, tolerance=1e-5)
 
 
-@claim(
+@theorem(
     "the dual is ka + 1ᵀb − 1ᵀexp((s+a+b)/ε)",
     f"{ALIGNER}, A.1",
     RELAXED,
@@ -77,7 +79,7 @@ def dual_temperature(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(apart(ours, k), 1, tolerance=1e-5, printed=apart(printed, k), detail=detail)
 
 
-@claim(
+@theorem(
     "the Lagrangian in the KKT line has +ε1ᵀλ",
     f"{ALIGNER}, A.1",
     RELAXED,
@@ -95,7 +97,7 @@ def kkt_sign(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(worst, min(samples, 200), printed=printed, detail="residual 2ε as printed")
 
 
-@claim(
+@theorem(
     "the dual is solved by coordinate descent",
     f"{ALIGNER}, A.1",
     RELAXED,
@@ -115,7 +117,7 @@ def ascent(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(worst, min(samples, 100), printed=printed, detail="the dual rises along Eq. 5")
 
 
-@claim(
+@theorem(
     "it is sufficient to run only a few iterations of Eq. 5", f"{ALIGNER}, §3.2", "ε = .002, m = 256, k = 103"
 )
 def few_iterations(rng: np.random.Generator, samples: int) -> Evidence:
@@ -133,7 +135,7 @@ def few_iterations(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(over, 5 * 32, printed=excess(0.95, budgets["U(0,1)"][4]), detail=detail)
 
 
-@claim(
+@theorem(
     "T = 1 + ln(e₁/tol)/ln(k/n1), e₁ = exp((a*−a₁)/ε) − 1, gives Σλ_T ≥ (1−tol)k",
     "derived here, for Eq. 5",
     RELAXED,
@@ -151,7 +153,7 @@ def sufficient_iterations(rng: np.random.Generator, samples: int) -> Evidence:
     )
 
 
-@claim("Eq. 5 converges linearly at rate n1/k, and never slower", "derived here", RELAXED)
+@theorem("Eq. 5 converges linearly at rate n1/k, and never slower", "derived here", RELAXED)
 def iteration_rate(rng: np.random.Generator, samples: int) -> Evidence:
     worst, ratios = 0.0, []
     for s, k, epsilon in relaxed_problems(rng, min(samples, 200)):
@@ -165,7 +167,7 @@ def iteration_rate(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(worst, len(ratios), tolerance=1e-6, tightness=float(np.median(ratios)), detail=detail)
 
 
-@claim("‖λ‖₀ = ⌈αm⌉", f"{ALIGNER}, §3.2", "ε > 0")
+@theorem("‖λ‖₀ = ⌈αm⌉", f"{ALIGNER}, §3.2", "ε > 0")
 def exact_sparsity(rng: np.random.Generator, samples: int) -> Evidence:
     gates = entropic.entropic_top_k(np.linspace(0, 1, 30), 5, 0.02)
     counted = np.count_nonzero(gates)
@@ -173,7 +175,7 @@ def exact_sparsity(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(0.0 if counted == 30 else 1.0, 1, printed=float(counted - 5), detail=detail)
 
 
-@claim(
+@theorem(
     "A ∈ [0,1]^{n×m} and rel = (1/ΣA) ΣA⊙S",
     f"{ALIGNER}, §2 with §3.2",
     "A = Ã ⊙ u_q u_dᵀ, u = λ ⊙ relu(Wx + b)",
@@ -190,7 +192,7 @@ def alignment_range(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(excess(0, A), 2, printed=excess(A, 1), detail=detail)
 
 
-@claim("ε = 0 gives Top-k", f"{ALIGNER}, A.2", "ties at the threshold share the remaining budget")
+@theorem("ε = 0 gives Top-k", f"{ALIGNER}, A.2", "ties at the threshold share the remaining budget")
 def hard_limit(rng: np.random.Generator, samples: int) -> Evidence:
     worst, count = 0.0, min(samples, 300)
     for s, k, _ in relaxed_problems(rng, count):
@@ -200,7 +202,7 @@ def hard_limit(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(worst, count)
 
 
-@claim("a mask of −∞ and k of the real length equal truncation; padding with 0 does not", "design", RELAXED)
+@theorem("a mask of −∞ and k of the real length equal truncation; padding with 0 does not", "design", RELAXED)
 def padding(rng: np.random.Generator, samples: int) -> Evidence:
     worst = 0.0
     for s, k, epsilon in relaxed_problems(rng, min(samples, 200)):

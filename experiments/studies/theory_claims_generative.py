@@ -1,7 +1,7 @@
 """Claims about the alignment matrix of generative retrieval: Wu et al. 2024, Lemmas 5.1 and 5.2."""
 
 import numpy as np
-from studies.theory_claims import GENERATIVE, Evidence, apart, claim, excess, median_ratio, standard_errors
+from studies.theory_claims import GENERATIVE, Evidence, apart, excess, median_ratio, standard_errors, theorem
 
 from theory import kernels, low_rank
 
@@ -29,7 +29,7 @@ def unit_tokens(rng: np.random.Generator, count: int, h: int) -> np.ndarray:
     return x / np.linalg.norm(x, axis=1, keepdims=True)
 
 
-@claim(
+@theorem(
     "‖A − R‖ ≤ 4γ‖W‖ for a rank-one R, γ depending on the matrix entries",
     f"{GENERATIVE}, Lemma 5.1",
     "none",
@@ -52,7 +52,7 @@ def lemma_5_1(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(max(worst, golden), count, tolerance=1e-7, tightness=tight, detail=detail)
 
 
-@claim("‖A − 1·softmax(r)ᵀ‖_F ≤ √(2M) tanh(δ/4)", "Lemma 5.1 corrected", "none")
+@theorem("‖A − 1·softmax(r)ᵀ‖_F ≤ √(2M) tanh(δ/4)", "Lemma 5.1 corrected", "none")
 def lemma_5_1_frobenius(rng: np.random.Generator, samples: int) -> Evidence:
     errors, bounds = [], []
     for factors in attention_factors(rng, min(samples, 500)):
@@ -62,7 +62,7 @@ def lemma_5_1_frobenius(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(excess(errors, bounds), len(errors), tightness=median_ratio(errors, bounds))
 
 
-@claim("R = 1rᵀ, r = d̄ᵀWQ, is near A", f"{GENERATIVE}, appendix B", "none", "R = 1·softmax(r)ᵀ")
+@theorem("R = 1rᵀ, r = d̄ᵀWQ, is near A", f"{GENERATIVE}, appendix B", "none", "R = 1·softmax(r)ᵀ")
 def lemma_5_1_reference(rng: np.random.Generator, samples: int) -> Evidence:
     S = low_rank.attention_scores(rng.standard_normal((5, 3)), rng.standard_normal((4, 3)), np.zeros((3, 3)))
     A = low_rank.alignment(S)
@@ -72,7 +72,7 @@ def lemma_5_1_reference(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(float(ours), 1, printed=float(printed), detail=detail)
 
 
-@claim("the alignment of generative retrieval is inherently of low rank", f"{GENERATIVE}, §5.2.4 and §7.4")
+@theorem("the alignment of generative retrieval is inherently of low rank", f"{GENERATIVE}, §5.2.4 and §7.4")
 def low_rank_is_inherent(rng: np.random.Generator, samples: int) -> Evidence:
     A = low_rank.alignment(5 * np.eye(16))
     error, rank = low_rank.best_rank_one(A)[1], low_rank.stable_rank(A)
@@ -83,7 +83,7 @@ def low_rank_is_inherent(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(max(ours, excess(abs(error - 0.96), 0.005)), 1, printed=float(error), detail=detail)
 
 
-@claim("rel = Σ_ij (1/p_ij) tr(F(d_i)ᵀF(q_j)) with F(x) = xφ(x)ᵀ, φ = elu", f"{GENERATIVE}, Lemma 5.2")
+@theorem("rel = Σ_ij (1/p_ij) tr(F(d_i)ᵀF(q_j)) with F(x) = xφ(x)ᵀ, φ = elu", f"{GENERATIVE}, Lemma 5.2")
 def lemma_5_2(rng: np.random.Generator, samples: int) -> Evidence:
     d, q = np.array([[1.0, -np.log(2)]]), np.array([[1.0, 2.0]])
     term, rel = kernels.kernel_terms(d, q, kernels.elu).item(), kernels.relevance(d, q)
@@ -96,7 +96,7 @@ def lemma_5_2(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(ours, 1, printed=abs(rel - term), detail=detail)
 
 
-@claim(
+@theorem(
     "E φ(x)ᵀφ(y) = exp(xᵀy), relative deviation √((e^{‖x+y‖²}−1)/m)",
     "positive random features",
     "ω ~ N(0, I), independent",
@@ -116,7 +116,7 @@ def kernel_of_positive_features(rng: np.random.Generator, samples: int) -> Evide
     return Evidence(worst, draws, tolerance=4, unit="s.e.", detail=detail)
 
 
-@claim(
+@theorem(
     "rel ≈ Σ_i d_iᵀS_Qφ(d_i)/(φ(d_i)ᵀz_Q), median error ≤ .1 with 256 features, .03 with 4096",
     "positive random features",
     "unit vectors, h = 16",
@@ -138,7 +138,7 @@ def positive_features(rng: np.random.Generator, samples: int) -> Evidence:
     )
 
 
-@claim(
+@theorem(
     "p_ij depends on d_i and q_j",
     f"{GENERATIVE}, Lemma 5.2",
     "none",
@@ -158,7 +158,7 @@ def normaliser(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(worst, count, printed=spread, detail=detail)
 
 
-@claim(
+@theorem(
     "the separable bound approximately decomposes the relevance",
     f"{GENERATIVE}, after Lemma 5.2",
     "p̂ constant",

@@ -2,7 +2,7 @@
 
 import numpy as np
 from scipy import special
-from studies.theory_claims import LUAN, Evidence, apart, claim, excess, median_ratio, standard_errors
+from studies.theory_claims import LUAN, Evidence, apart, excess, median_ratio, standard_errors, theorem
 
 from theory import projections, recall
 
@@ -15,7 +15,7 @@ GAUSSIAN = "Gaussian A, μ = ε > 0"
 GRID = np.array([0.02, 0.05, 0.1, 0.2, 0.4])
 
 
-@claim("P(error) ≤ 4 exp(−(k/2)h(ε))", f"{LUAN}, Lemma 1", GAUSSIAN)
+@theorem("P(error) ≤ 4 exp(−(k/2)h(ε))", f"{LUAN}, Lemma 1", GAUSSIAN)
 def lemma_1(rng: np.random.Generator, samples: int) -> Evidence:
     margin, k = margins_and_dimensions(rng, samples)
     exact, bound = projections.pairwise_error(k, margin), projections.pairwise_error_bound(k, margin)
@@ -24,7 +24,7 @@ def lemma_1(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(excess(exact, bound), samples, tightness=median_ratio(exact, bound), detail=detail)
 
 
-@claim(
+@theorem(
     "Lemma 1's constant 4 can be 2",
     f"exact law; {LUAN}, Lemma 1",
     "Gaussian; Rademacher with ties, exact for two-sparse pairs and for vectors of small whole numbers",
@@ -63,7 +63,7 @@ def whole_number_error(k: int, q: np.ndarray, delta: np.ndarray) -> float:
     return float(total[: 1 - k * products.min()].sum()) if products.min() <= 0 else 0.0
 
 
-@claim("P(error) = P(t_k > √k ε/√(1−ε²)) = ½I_{1−ε²}(k/2,½) = I_{(1−ε)/2}(k/2,k/2)", "exact law", GAUSSIAN)
+@theorem("P(error) = P(t_k > √k ε/√(1−ε²)) = ½I_{1−ε²}(k/2,½) = I_{(1−ε)/2}(k/2,k/2)", "exact law", GAUSSIAN)
 def exact_law_closed_forms(rng: np.random.Generator, samples: int) -> Evidence:
     margin = rng.uniform(0.01, 0.9, samples)
     k = np.floor(np.minimum(10 ** rng.uniform(0, 3, samples), 600 / margin**2 / 4))
@@ -77,7 +77,7 @@ def exact_law_closed_forms(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(max(worst, logs), samples, tolerance=1e-7)
 
 
-@claim("P(error) is that of explicit k × v projections", "exact law", GAUSSIAN)
+@theorem("P(error) is that of explicit k × v projections", "exact law", GAUSSIAN)
 def exact_law_simulated(rng: np.random.Generator, samples: int) -> Evidence:
     worst, draws = 0.0, 10 * samples
     for k, v in ((8, 12), (32, 40)):
@@ -93,7 +93,7 @@ def exact_law_simulated(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(worst, 2 * draws, tolerance=4, unit="s.e.")
 
 
-@claim("P(error) ≤ ½(1−ε²)^{k/2}", "exact law", GAUSSIAN)
+@theorem("P(error) ≤ ½(1−ε²)^{k/2}", "exact law", GAUSSIAN)
 def exponential_bound(rng: np.random.Generator, samples: int) -> Evidence:
     margin, k = margins_and_dimensions(rng, samples)
     error, bound = projections.pairwise_error(k, margin), 0.5 * np.exp(k / 2 * np.log1p(-(margin**2)))
@@ -103,7 +103,7 @@ def exponential_bound(rng: np.random.Generator, samples: int) -> Evidence:
     )
 
 
-@claim("k* is the least k with P(error) ≤ β: 6764, 1082, 270, 67, 17 at β = .05", "exact law", GAUSSIAN)
+@theorem("k* is the least k with P(error) ≤ β: 6764, 1082, 270, 67, 17 at β = .05", "exact law", GAUSSIAN)
 def exact_required_dimension(rng: np.random.Generator, samples: int) -> Evidence:
     margin, beta = rng.uniform(0.02, 0.9, samples), rng.uniform(0.001, 0.4, samples)
     k = projections.required_dimension(margin, beta)
@@ -114,7 +114,9 @@ def exact_required_dimension(rng: np.random.Generator, samples: int) -> Evidence
     return Evidence(max(enough, excess(beta, before), apart(found, golden)), samples, tolerance=1e-12)
 
 
-@claim("k* ≈ z²(1−ε²)/ε² + (z²+1)/2 within .01 for ε ≤ .1, .06 at ε = .4", "exact law", "Gaussian A, β = .05")
+@theorem(
+    "k* ≈ z²(1−ε²)/ε² + (z²+1)/2 within .01 for ε ≤ .1, .06 at ε = .4", "exact law", "Gaussian A, β = .05"
+)
 def approximate_required_dimension(rng: np.random.Generator, samples: int) -> Evidence:
     margin = np.append(rng.uniform(0.01, 0.1, min(samples, 500)), 0.4)
     error = np.abs(
@@ -125,7 +127,7 @@ def approximate_required_dimension(rng: np.random.Generator, samples: int) -> Ev
     return Evidence(excess(error, allowed), len(margin), detail=f"{error[-1]:.3f} at ε = .4")
 
 
-@claim("k ≥ 2h(ε)⁻¹ ln(4/β) suffices", f"{LUAN}, Eq. 2", GAUSSIAN)
+@theorem("k ≥ 2h(ε)⁻¹ ln(4/β) suffices", f"{LUAN}, Eq. 2", GAUSSIAN)
 def equation_2(rng: np.random.Generator, samples: int) -> Evidence:
     margin, beta = rng.uniform(0.02, 1, samples), rng.uniform(0.001, 0.5, samples)
     k = projections.required_dimension(margin, beta, "lemma1")
@@ -135,7 +137,7 @@ def equation_2(rng: np.random.Generator, samples: int) -> Evidence:
     )
 
 
-@claim(
+@theorem(
     "k* grows as h(ε)⁻¹, and the bound 8.764 h(ε)⁻¹ is tight up to a constant factor",
     f"{LUAN}, §2.1.3, Figure 2; exact law",
     "Gaussian A, β = .05, ε → 0",
@@ -153,7 +155,7 @@ def tight_up_to_a_constant(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(worst, 2, tolerance=2e-3, tightness=float(1 / ratio[-1]), detail=detail)
 
 
-@claim(
+@theorem(
     "P(error) ≤ β if k > 12ε⁻² ln(4/β), because β ≤ 4exp(−ε²k/12) rearranges into k ≥ 12ε⁻² ln(4/β)",
     f"{LUAN}, Corollary 1 and A.2",
     GAUSSIAN,
@@ -172,7 +174,7 @@ def corollary_1(rng: np.random.Generator, samples: int) -> Evidence:
     )
 
 
-@claim(
+@theorem(
     "k ≥ 24 L_Q L_D ln(4/β) keeps a Boolean pair in order",
     f"{LUAN}, Corollary 2",
     "one pair at a time, not all pairs of a collection at once",
@@ -196,7 +198,7 @@ def corollary_2(rng: np.random.Generator, samples: int) -> Evidence:
     )
 
 
-@claim(
+@theorem(
     "P(error) is a function of k and ε",
     f"presumed by the bins of {LUAN}, Figure 2 (Rademacher)",
     "k × v projection",
@@ -218,7 +220,7 @@ def rademacher_variance(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(worst, instances, printed=float(abs(sparse - gaussian)), detail=detail)
 
 
-@claim(
+@theorem(
     "any k ≥ k* has a low enough probability of error, k* being the lowest that has",
     f"{LUAN}, §2.1",
     "β = .05, two-sparse pair, ε = .2",
@@ -236,7 +238,7 @@ def rademacher_is_not_monotone(rng: np.random.Generator, samples: int) -> Eviden
     return Evidence(max(float(gaussian), golden), len(k), printed=printed, detail=detail)
 
 
-@claim(
+@theorem(
     "whether ⟨Aq,Ad1⟩ = ⟨Aq,Ad2⟩ counts as an error does not matter (≤ in one place, < in another)",
     f"{LUAN}, §2.1 and Lemma 1",
     "k × v projection",
@@ -251,7 +253,7 @@ def rademacher_ties(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(worst, len(k), printed=float(np.max(counted - strict)), detail=detail)
 
 
-@claim(
+@theorem(
     "inner products within ε need Ω(ε⁻²) dimensions of any encoder, hence capacity limits of dual encoders",
     f"{LUAN}, §2.2",
     "n orthonormal documents, each the query for itself",
@@ -273,7 +275,7 @@ def distortion_is_not_ranking(rng: np.random.Generator, samples: int) -> Evidenc
     return Evidence(lost, n, detail=detail)
 
 
-@claim(
+@theorem(
     "q → Sq, d → S⁻¹d keeps every score and changes the margins, hence k*",
     "exact law; Luan et al. 2021, Def. 2.1",
     "S diagonal, positive",

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 import numpy as np
-from studies.theory_claims import LUAN, Evidence, apart, claim, excess, median_ratio, standard_errors
+from studies.theory_claims import LUAN, Evidence, apart, excess, median_ratio, standard_errors, theorem
 
 from theory import multivector, projections, recall
 
 
-@claim(
+@theorem(
     "P(R ≥ r) ≤ 4(|D|−r+1)exp(−(k/2)h(ε)), ε the r-th smallest margin",
     f"{LUAN}, Lemma 2 and Eq. 3",
     "Gaussian A, orthogonal competitors",
@@ -17,12 +17,12 @@ def lemma_2(rng: np.random.Generator, samples: int) -> Evidence:
     return _recall_bound(recall.lemma2_bound, rng, samples)
 
 
-@claim("P(R ≥ r) ≤ Σ_{i≥r} p(k, μ_(i))", "t-union bound", "Gaussian A, orthogonal competitors")
+@theorem("P(R ≥ r) ≤ Σ_{i≥r} p(k, μ_(i))", "t-union bound", "Gaussian A, orthogonal competitors")
 def t_union(rng: np.random.Generator, samples: int) -> Evidence:
     return _recall_bound(recall.t_union_bound, rng, samples)
 
 
-@claim(
+@theorem(
     "P(R ≥ r) ≤ min_{s<r} Σ_{i>s} p(k, μ_(i))/(r−s)",
     "Markov-union bound",
     "Gaussian A, orthogonal competitors",
@@ -52,7 +52,7 @@ def collection(rng: np.random.Generator, documents: int, terms: int) -> tuple[np
     return query, others[best], np.delete(others, best, axis=0)
 
 
-@claim(
+@theorem(
     "k for recall@r: Eq. 3 ≥ Σ Lemma 1 ≥ t-union ≥ Markov-union ≥ exact law",
     "exact recall law and bounds",
     "Gaussian A, β = .05, skewed sparse vectors",
@@ -77,7 +77,7 @@ def recall_dimensions(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(worst, samples, tightness=float(np.median(tight)), detail="; ".join(rows))
 
 
-@claim(
+@theorem(
     "P(R ≥ r) = E_z F_{χ²_k}(max(T_(r),0)²): golden values by quadrature",
     "exact recall law",
     "Gaussian A, orthogonal competitors",
@@ -98,7 +98,7 @@ def recall_law_golden(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(apart([*found, *many], expected), len(expected), tolerance=1e-6)
 
 
-@claim(
+@theorem(
     "P(R ≥ r) by the exact law is that of explicit shared projections",
     "exact recall law",
     "Gaussian A, any vectors",
@@ -121,7 +121,7 @@ def recall_law_simulated(rng: np.random.Generator, samples: int) -> Evidence:
     )
 
 
-@claim(
+@theorem(
     "a segment's margin is at least the document's: μ(q,d1⁽ⁱ⁾,d2⁽ⁱ⁾) ≥ μ(q,d1,d2)",
     f"{LUAN}, Theorem 1",
     "orthogonal segments, ⟨q,d1⁽ⁱ⁾⟩ = ⟨q,d1⟩, ⟨q,d2⁽ⁱ⁾⟩ ≤ ⟨q,d2⟩, ⟨q,d1⟩ ≥ ⟨q,d2⟩",
@@ -142,7 +142,7 @@ def theorem_1(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(excess(whole, same), len(same), tightness=median_ratio(whole, same))
 
 
-@claim(
+@theorem(
     "so multi-vector encodings (max over segments) need no larger k than single vectors",
     f"{LUAN}, §3, from Theorem 1",
     "the conditions of Theorem 1; Gaussian A, k = 64",
@@ -165,7 +165,7 @@ def cross_pairs(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(golden, 20 * samples, tolerance=1e-7, printed=printed, detail=detail)
 
 
-@claim(
+@theorem(
     "P(max-scoring error) ≤ min_i Σ_j p(k, μ(q,d1⁽ⁱ⁾,d2⁽ʲ⁾))",
     "margin over cross pairs",
     "Gaussian A, some segment of d1 beats all of d2",

@@ -1,7 +1,7 @@
 """Claims about token retrieval: Lee et al. 2023 (XTR)."""
 
 import numpy as np
-from studies.theory_claims import XTR, Evidence, apart, claim, excess, median_ratio
+from studies.theory_claims import XTR, Evidence, apart, excess, median_ratio, theorem
 
 from theory import token_retrieval
 
@@ -21,7 +21,7 @@ def pools(rng: np.random.Generator, samples: int) -> list[tuple[np.ndarray, np.n
     return found
 
 
-@claim(
+@theorem(
     "f_XTR = (1/Z) Σ_i max_j Â_ij q_iᵀd_j",
     f"{XTR}, Eq. 2",
     "similarities of either sign",
@@ -47,7 +47,7 @@ def retrieved_maximum(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(worst, min(samples, 200), printed=printed, detail=detail)
 
 
-@claim(
+@theorem(
     "an unretrieved token takes m_i if Â_i* = 0 and m_i ≥ 0; m_i bounds it from above",
     f"{XTR}, Eq. 4",
     EXACT_SEARCH + ", m_i the k'-th score",
@@ -68,7 +68,7 @@ def imputation(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(float(worst), min(samples, 300), detail=detail)
 
 
-@claim("a document outside the candidates has f_ColBERT ≤ (1/n)Σ m_i", "imputation bound", EXACT_SEARCH)
+@theorem("a document outside the candidates has f_ColBERT ≤ (1/n)Σ m_i", "imputation bound", EXACT_SEARCH)
 def non_candidates(rng: np.random.Generator, samples: int) -> Evidence:
     worst, ratios = 0.0, []
     for P, owners, k in pools(rng, min(samples, 300)):
@@ -82,7 +82,7 @@ def non_candidates(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(worst, len(ratios), tightness=float(np.median(ratios)))
 
 
-@claim("∂L/∂P⁺ = −(1−P⁺)/Z⁺ and ∂L/∂P⁻ = P⁻/Z⁻ on the maxima", f"{XTR}, appendix A", "Z locally constant")
+@theorem("∂L/∂P⁺ = −(1−P⁺)/Z⁺ and ∂L/∂P⁻ = P⁻/Z⁻ on the maxima", f"{XTR}, appendix A", "Z locally constant")
 def xtr_gradients(rng: np.random.Generator, samples: int) -> Evidence:
     worst, h, count = 0.0, 1e-6, min(samples, 100)
     for P, owners, k in pools(rng, count):
@@ -97,7 +97,7 @@ def xtr_gradients(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(worst, count, tolerance=1e-5)
 
 
-@claim(
+@theorem(
     "few retrieved tokens mean a large gradient on the document",
     f"{XTR}, appendix A",
     "Z locally constant, Z > 0",
@@ -119,7 +119,7 @@ def gradient_mass(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(worst, count, detail=detail)
 
 
-@claim(
+@theorem(
     "at f⁺ = .8 and all f⁻ = .2 the cross-entropy is close to zero",
     f"{XTR}, §3, failure case",
     "cosines, a batch of 128 documents, no temperature",
@@ -143,7 +143,7 @@ def temperature(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(golden, len(reached), tolerance=1e-6, tightness=tight, printed=loss, detail=detail)
 
 
-@claim(
+@theorem(
     "XTR scores with 4000 times fewer FLOPs",
     f"{XTR}, Table 1 and appendix B",
     "n = 16, k' = 1000, m̄ = 55, d = 128, r̄ = 2.5",

@@ -1,14 +1,14 @@
-"""A ColBERT and a T5-SEAL from the same T5, data and number of queries, for each seed: MVDR beside GR.
+"""The models that the studies of Wu et al. 2024 (arXiv:2404.00684) measure: trained once per seed, shared.
 
-Wu et al. 2024 (arXiv:2404.00684), §6.2, compare T5-ColBERT and T5-SEAL. Experiments that ask how the two
-align share their models: a pair that stands in the folder `models` is not trained again. Every model is in
-its last state, which nothing chose.
+All start from one T5 and learn from the same queries and documents. A model whose checkpoint is in the folder
+`models` is not trained again, and a measurement in the results folder is not repeated. Every model is in its
+last state: no dev measure chose it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm, load
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Problems, Run, Split, hold_out
 from paradigms.evaluate import Interval
+from paradigms.generative.pairs import Pair, indexing_pairs, retrieval_pairs
 from paradigms.generative.small import small_t5
 from paradigms.io.files import write_json
 from paradigms.train.dev import candidates
@@ -30,53 +31,54 @@ from paradigms.train.job import (
     begin,
     environment,
     fit,
-    fit_generative,
     keep_settings,
     open_collection,
     training_pairs,
     training_splits,
 )
-from paradigms.train.loop import TrainingSettings
+from paradigms.train.likelihood import Likelihood
+from paradigms.train.loop import TrainingSettings, train, training_seconds
 from paradigms.train.state import by_main
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NAMES = ("colbert", "seal")  # the order in which a pair is given
+Measured = dict[str, Any]  # of one seed, as JSON holds it
+Rows = list[dict[str, Any]]
 
-
-TRAINING = (  # settings of the models; results under others are refused
-    *("collection", "documents", "backbone", "vocabulary", "width", "layers", "steps", "batch_size"),
-    *("learning_rate", "query_length", "document_length", "span", "precision"),
+TRAINING = (  # settings of the models; a folder of models that were trained otherwise is refused
+    *("collection", "documents", "backbone", "vocabulary", "width", "layers", "steps", "generative_steps"),
+    *("batch_size", "learning_rate", "passages", "passage_words", "query_length", "document_length", "span"),
+    "precision",
 )
+FREE = ("systems", "seeds", "models", "output", "tracker")  # what may change within a results folder
+TEXT_RANK = 8  # of PAWA's matrices for a text vocabulary, whose size they multiply
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A collection with its training and dev queries, the test queries that are measured, and BM25."""
+    """A collection with its training queries, the test queries that are measured, and BM25."""
 
     collection: Collection
     train: Split
-    dev: Split
     test: Split
     bm25: BM25
 
-    def pool(self, split: Split, depth: int) -> Run:
-        """BM25's first `depth` documents of each query and the relevant ones, with BM25's scores."""
-        return candidates(self.bm25.search(split.queries, depth), split.judgements, depth)
+    def pool(self, depth: int) -> Run:
+        """BM25's first `depth` documents of each test query and the relevant ones, with BM25's scores."""
+        return candidates(self.bm25.search(self.test.queries, depth), self.test.judgements, depth)
 
 
 def open_bench(settings: PairSettings, console: Console) -> Bench:
-    """The splits; without a dev split a tenth of the training queries, the same for every seed."""
     subset = settings.documents or None if settings.collection == "pydocs" else None
     collection = open_collection(settings.collection, subset, console)
     if "test" not in collection.splits:
         raise SystemExit(f"{collection.name} has no split 'test'; it has {', '.join(collection.splits)}")
-    train, dev = training_splits(collection, seed=0)
-    if not (train.queries and dev.queries):
-        raise SystemExit(f"{collection.name} has no training queries to train on and to choose by")
+    train, _ = training_splits(collection, seed=0)
+    if not train.queries:
+        raise SystemExit(f"{collection.name} has no training queries")
     test = some_queries(collection.split("test"), settings.queries)
-    return Bench(collection, train, dev, test, BM25.build(collection.corpus, collection.corpus.ids))
+    return Bench(collection, train, test, BM25.build(collection.corpus, collection.corpus.ids))
 
 
 def some_queries(split: Split, count: int) -> Split:
@@ -86,41 +88,45 @@ def some_queries(split: Split, count: int) -> Split:
     return hold_out(split, count / len(split.queries))[1]
 
 
-def keep_training(settings: PairSettings, bench: Bench) -> None:
-    """Refuse a folder of models that were trained otherwise."""
-    kept = {name: getattr(settings, name) for name in TRAINING}
-    keep_settings(kept | {"fingerprint": bench.collection.fingerprint}, Path(settings.models), free=())
+# --- training ---------------------------------------------------------------------------------------
 
 
-def trained_pair(
-    seed: int, bench: Bench, settings: PairSettings, accelerator: Accelerator, console: Console
-) -> tuple[Paradigm, Generative]:
-    """The seed's ColBERT and SEAL, trained where they are not there yet."""
+def trained(
+    name: str, seed: int, bench: Bench, settings: PairSettings, accelerator: Accelerator, console: Console
+) -> Paradigm | Generative:
+    """The seed's model, trained unless its checkpoint is there.
+
+    name: dpr, colbert, or dsi, genre or seal with an encoding: -pawa, -place (place-specific digits without
+    PAWA), -np-base or -np-async.
+    """
     folder = Path(settings.models) / f"seed-{seed}"
-    missing = [name for name in NAMES if not (folder / name / "checkpoint").is_dir()]
-    accelerator.wait_for_everyone()  # before any process can finish one
-    backbone = settings.backbone
-    if missing and backbone == "small":
-        backbone = str(folder / "small-t5")
-        texts = [*bench.collection.corpus, *bench.train.queries.values()]
-        if accelerator.is_main_process and not Path(backbone).is_dir():
-            # Dropout costs a T5 that starts from random weights more steps than it saves from over-fitting.
-            sizes = {name: getattr(settings, name) for name in ("vocabulary", "width", "layers")}
-            small_t5(texts, backbone, **sizes, dropout=0.0, seed=seed)
-        accelerator.wait_for_everyone()
-    for name in missing:
+    missing = not (folder / name / "checkpoint").is_dir()
+    accelerator.wait_for_everyone()  # before any process can finish it
+    if missing:
+        if name.startswith("dsi"):  # its identifiers are clusters of DPR's document vectors
+            trained("dpr", seed, bench, settings, accelerator, console)
         console.print(f"{bench.collection.name}, seed {seed}: {name}")
+        backbone = settings.backbone
+        if backbone == "small":
+            backbone = str(folder / "small-t5")
+            by_main(lambda: _small_t5(backbone, seed, bench, settings), accelerator)
         torch.manual_seed(seed)
-        model = _fit(name, backbone, seed, bench, settings, folder / name / "training", accelerator, console)
+        model = _fit(name, backbone, seed, bench, settings, accelerator, console)
         if accelerator.is_main_process:
             model.save_pretrained(folder / name / "checkpoint")
         accelerator.wait_for_everyone()
         accelerator.free_memory()
-    pair = (load(folder / name / "checkpoint").to(accelerator.device).eval() for name in NAMES)
-    mvdr, generative = pair
-    assert isinstance(mvdr, Paradigm)
-    assert isinstance(generative, Generative)
-    return mvdr, generative
+    saved = load(folder / name / "checkpoint")
+    assert isinstance(saved, Paradigm | Generative)
+    return saved.to(accelerator.device).eval()
+
+
+def _small_t5(folder: str, seed: int, bench: Bench, settings: PairSettings) -> None:
+    if not Path(folder).is_dir():
+        texts = [*bench.collection.corpus, *bench.train.queries.values()]
+        # Dropout costs a T5 that starts from random weights more steps than it saves from over-fitting.
+        sizes = {name: getattr(settings, name) for name in ("vocabulary", "width", "layers")}
+        small_t5(texts, folder, **sizes, dropout=0.0, seed=seed)
 
 
 def _fit(
@@ -129,15 +135,20 @@ def _fit(
     seed: int,
     bench: Bench,
     settings: PairSettings,
-    folder: Path,
     accelerator: Accelerator,
     console: Console,
 ) -> Paradigm | Generative:
-    splits = bench.train, bench.dev
-    lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
-    if name == "colbert":
-        paradigm = PARADIGMS[name](backbone, **lengths).to(accelerator.device)
-        training = _training(settings, settings.steps, seed)
+    folder = Path(settings.models) / f"seed-{seed}" / name / "training"
+
+    def training(steps: int) -> TrainingSettings:
+        sizes = {"batch_size": settings.batch_size, "learning_rate": settings.learning_rate}
+        return TrainingSettings(steps=steps, **sizes, warmup=0.05, save_every=100, seed=seed)
+
+    if name in PARADIGMS:
+        options: dict[str, Any] = {"pooling": "mean"} if name == "dpr" else {}
+        lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
+        paradigm = PARADIGMS[name](backbone, **options, **lengths).to(accelerator.device)
+        splits = bench.train, Split({}, {})
         return fit(
             paradigm,
             bench.collection,
@@ -145,73 +156,126 @@ def _fit(
             ({}, {}),
             0,
             0,
-            training,
+            training(settings.steps),
             folder,
             accelerator,
         )
-    options: dict[str, Any] = lengths | {"decode": "spans", "span": settings.span}
-    model = GENERATIVE[name](backbone, bench.collection.corpus, **options).to(accelerator.device)
-    training = _training(settings, round(settings.steps / query_share(model, bench, seed)), seed)
-    return fit_generative(
-        model,
-        bench.collection,
-        splits,
-        {},
-        0,
-        training,
-        folder,
-        accelerator,
-        console,
-    )
+    model = build(name, backbone, seed, bench, settings).to(accelerator.device)
+    problems = Problems()
+    pairs = pairs_of(model, bench, settings, seed, problems)
+    for found in (model.identifiers.problems, problems):
+        if found:
+            console.print(f"{name}: {found}")
+    steps = settings.generative_steps
+    if model.identifiers.kind == "text":
+        steps = round(settings.steps / query_share(pairs, bench))
+    objective = Likelihood(model, bench.collection.corpus, pairs)
+    return train(model, objective, training(steps), folder, accelerator=accelerator)
 
 
-def _training(settings: PairSettings, steps: int, seed: int) -> TrainingSettings:
-    return TrainingSettings(
-        steps=steps,
-        batch_size=settings.batch_size,
-        learning_rate=settings.learning_rate,
-        warmup=0.05,
-        save_every=100,
-        seed=seed,
-    )
+def build(name: str, backbone: str, seed: int, bench: Bench, settings: PairSettings) -> Generative:
+    """The generative model of this name, untrained."""
+    identifiers, _, encoding = name.partition("-")
+    options: dict[str, Any] = {
+        "query_length": settings.query_length,
+        "document_length": settings.document_length,
+    }
+    if encoding.startswith("np"):
+        options["tokens"] = "clusters"
+    if encoding == "np-async":
+        options["refresh"] = max(1, settings.generative_steps // 3)
+    if encoding == "pawa":
+        options["pawa_rank"] = TEXT_RANK
+    if identifiers == "seal":
+        options["span"] = settings.span
+    if identifiers == "dsi":
+        embedder = Path(settings.models) / f"seed-{seed}" / "dpr" / "checkpoint" / "backbone"
+        options |= {"embedder": str(embedder), "seed": seed}
+        if encoding:
+            options["softmax"] = "place"
+        if encoding == "pawa":
+            options["pawa_rank"] = _width(backbone)  # as in NCI
+    return GENERATIVE[identifiers](backbone, bench.collection.corpus, **options)
 
 
-def query_share(model: Generative, bench: Bench, seed: int) -> float:
-    """Share of SEAL's training pairs whose source is a query; those of the others are passages."""
-    pairs = training_pairs(model, bench.collection.corpus, bench.train, Problems(), seed)
+def pairs_of(
+    model: Generative, bench: Bench, settings: PairSettings, seed: int, problems: Problems
+) -> list[Pair]:
+    """Queries and passages with the identifiers of their documents; spans where identifiers are text."""
+    corpus, ids = bench.collection.corpus, model.identifiers
+    if ids.kind == "text":
+        return training_pairs(model, corpus, bench.train, problems, seed)
+    size: dict[str, Any] = {"words": settings.passage_words, "passages": settings.passages}
+    passages = indexing_pairs(corpus, ids, problems, **size, seed=seed)
+    return retrieval_pairs(bench.train, ids) + passages
+
+
+def query_share(pairs: Sequence[Pair], bench: Bench) -> float:
+    """Share of training pairs whose source is a query; those of the others are passages."""
     queries = set(bench.train.queries.values())
     return sum(pair.source in queries for pair in pairs) / len(pairs)
 
 
-# --- what every experiment on pairs does around its measuring ---------------------------------------
+def cost(folder: Path) -> Measured:
+    """Steps, seconds, and the loss at the first and last logged step of a training folder."""
+    lines = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    losses = [line for line in map(json.loads, lines) if "loss" in line]
+    return {
+        "steps": losses[-1]["step"],
+        "seconds": training_seconds(folder),
+        "first loss": losses[0]["loss"],
+        "last loss": losses[-1]["loss"],
+    }
 
-Measured = dict[str, Any]  # of one seed, as JSON holds it
-Rows = list[dict[str, Any]]
+
+def _width(backbone: str) -> int:
+    from transformers import AutoConfig
+
+    return int(AutoConfig.from_pretrained(backbone).d_model)
 
 
-def measure_pairs(
-    settings: PairSettings, measure: Callable[[Paradigm, Generative, Bench], Measured]
-) -> tuple[Bench, list[Measured], Accelerator]:
-    """`measure` of every seed's pair; what stands in the results folder is not measured again."""
+# --- measuring and publishing -----------------------------------------------------------------------
+
+
+def measure_all(
+    settings: PairSettings,
+    tasks: Mapping[str, Sequence[str]],
+    measure: Callable[[str, Bench, list[Any]], Measured],
+) -> tuple[Bench, dict[str, list[Measured]], Accelerator]:
+    """task -> `measure(task, bench, models)` for every seed, of the models that the task names.
+
+    Each is kept as seed-N/TASK.json. All must be of the same queries, listed as "queries".
+    """
     folder = Path(settings.output)
     accelerator, console = begin(settings)
     bench = open_bench(settings, console)
-    by_main(lambda: keep_training(settings, bench), accelerator)
-    kept = asdict(settings) | {"fingerprint": bench.collection.fingerprint}
-    by_main(lambda: keep_settings(kept, folder, free={"seeds", "models", "output", "tracker"}), accelerator)
-    files = {seed: folder / f"seed-{seed}.json" for seed in settings.seeds}
-    missing = [seed for seed, file in files.items() if not file.is_file()]
+    same = {"fingerprint": bench.collection.fingerprint}
+    of_models = {name: getattr(settings, name) for name in TRAINING} | same
+    by_main(lambda: keep_settings(of_models, Path(settings.models), free=()), accelerator)
+    by_main(lambda: keep_settings(asdict(settings) | same, folder, free=FREE), accelerator)
+    files = {task: [folder / f"seed-{seed}" / f"{task}.json" for seed in settings.seeds] for task in tasks}
+    missing = [
+        (seed, task, file)
+        for task, of in files.items()
+        for seed, file in zip(settings.seeds, of, strict=True)
+        if not file.is_file()
+    ]
     accelerator.wait_for_everyone()  # before any process can finish one
-    for seed in missing:
+    for seed, task, file in missing:
         try:
-            pair = trained_pair(seed, bench, settings, accelerator, console)
+            models = [trained(name, seed, bench, settings, accelerator, console) for name in tasks[task]]
             if accelerator.is_main_process:
-                console.print(f"{bench.collection.name}, seed {seed}: measuring")
-                write_json(files[seed], measure(*pair, bench))
+                console.print(f"{bench.collection.name}, seed {seed}: measuring {task}")
+                write_json(file, measure(task, bench, models))
         except (ValueError, OSError, KeyError, FloatingPointError) as error:
-            raise SystemExit(f"{bench.collection.name}, seed {seed}: {error}") from error
+            raise SystemExit(f"{bench.collection.name}, seed {seed}, {task}: {error}") from error
         accelerator.wait_for_everyone()
-    found = [json.loads(file.read_text(encoding="utf-8")) for file in files.values()]
+    found = {
+        task: [json.loads(file.read_text(encoding="utf-8")) for file in of] for task, of in files.items()
+    }
+    every = [seed["queries"] for of in found.values() for seed in of]
+    if any(queries != every[0] for queries in every):
+        raise SystemExit(f"{folder} was measured on different queries: choose another --output")
     return bench, found, accelerator
 
 
@@ -241,12 +305,13 @@ def publish(
         run.log({name: wandb.Image(str(folder / f"{name}.png")) for name in figures})
 
 
-def trained_on(settings: PairSettings) -> str:
-    """What the models have seen, for a summary."""
-    seen = settings.steps * settings.batch_size
+def sample(bench: Bench, settings: PairSettings) -> str:
+    """What was measured and trained on, for a summary."""
     return (
-        f"seeds {settings.seeds} of a ColBERT and a SEAL from the T5 {settings.backbone!r}, trained on "
-        f"{seen:,} queries each (SEAL on passages besides)"
+        f"{len(bench.test.queries)} test queries over {len(bench.collection.corpus):,} documents of "
+        f"{bench.collection.name}; seeds {settings.seeds} of models from the T5 {settings.backbone!r}, "
+        f"trained on {settings.steps * settings.batch_size:,} queries each. Intervals (95 %) resample seeds "
+        "and queries."
     )
 
 

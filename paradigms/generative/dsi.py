@@ -2,8 +2,9 @@
 
 Tay et al. 2022 (NeurIPS), "Transformer Memory as a Differentiable Search Index": DSI, with the hierarchical
 semantic identifiers of its §3.2, or one token per document ("atomic"). A reads the decoder's state, which has
-seen the path so far. With `pawa_rank` the output vectors depend on that path too, and digits are specific to
-their place: NCI's decoder (Wang et al. 2022).
+seen the path so far. With `softmax="place"` digits are specific to their place, and so is what they are
+normalised over; with `pawa_rank` digits are specific to their place, and the output vectors depend on the
+path: both together are NCI's decoder (Wang et al. 2022).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def dsi(
     if identifiers == "atomic":
         return Generative.build(chosen, backbone, atomic(corpus.ids), corpus)
     vectors = document_vectors(corpus, embedder, chosen.document_length)
-    places = chosen.pawa_rank > 0
+    places = chosen.pawa_rank > 0 or chosen.softmax == "place"
     ids = semantic(vectors, corpus.ids, branching=branching, position_specific=places, seed=seed)
     return Generative.build(chosen, backbone, ids, corpus)
 

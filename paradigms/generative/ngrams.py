@@ -9,15 +9,13 @@ n-gram by n-gram, so that a set of successors is a slice.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int
 
 from paradigms.generative.constraints import Branches, check_sequences, columns, find_in_ranges, ranges
-from paradigms.io.files import atomic_folder, settle
 
 SEPARATOR = -1  # closes every document in the text; no n-gram contains it, so none crosses a boundary
 
@@ -130,22 +128,6 @@ class NGramIndex:
             here[:, 2] += 1
             states[grams] = here
         return states
-
-    def save(self, folder: str | Path) -> None:
-        """Write the arrays into a folder, which appears complete or not at all."""
-        with atomic_folder(folder, ["starts.npy"]) as fresh:
-            for field in fields(self):
-                np.save(fresh / f"{field.name}.npy", getattr(self, field.name), allow_pickle=False)
-
-    @classmethod
-    def load(cls, folder: str | Path) -> NGramIndex:
-        """The index that `save` wrote, mapped into memory: opened at once, shared between processes."""
-        settle(folder)
-        paths = {field.name: Path(folder) / f"{field.name}.npy" for field in fields(cls)}
-        for path in paths.values():
-            if not path.is_file():
-                raise FileNotFoundError(f"{folder} holds no n-gram index: {path.name} is missing")
-        return cls(**{name: np.load(path, "r", allow_pickle=False) for name, path in paths.items()})
 
     @cached_property
     def _stride(self) -> int:

@@ -16,12 +16,12 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import tee
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -72,13 +72,11 @@ def indexing_pairs(
     *,
     words: int = 64,
     passages: int = 1,
-    spread: Literal["evenly", "randomly"] = "evenly",
     seed: int = 0,
 ) -> list[Pair]:
     """passage ↦ each identifier of its document, for at most `passages` different passages of `words` words.
 
-    "evenly": from a document's beginning to its end; one passage is its first words. "randomly": each start
-    is as likely. A text without a word gives no passage.
+    Each start is as likely. A text without a word gives no passage.
     """
     if words < 1 or passages < 1:
         raise ValueError(f"words and passages must be at least 1, not {words} and {passages}")
@@ -91,12 +89,8 @@ def indexing_pairs(
             problems.add("document without words (no indexing pairs)", corpus.ids[document])
             continue
         last = max(0, len(places) - words)
-        if spread == "evenly":
-            starts = sorted({round(last * i / max(1, passages - 1)) for i in range(passages)})
-        else:
-            rng = random.Random(f"{seed} {corpus.ids[document]}")
-            starts = sorted(rng.sample(range(last + 1), min(passages, last + 1)))
-        for start in starts:
+        rng = random.Random(f"{seed} {corpus.ids[document]}")
+        for start in sorted(rng.sample(range(last + 1), min(passages, last + 1))):
             end = places[min(start + words, len(places)) - 1][1]
             pairs += _named(text[places[start][0] : end], document, identifiers)
     return pairs
@@ -107,7 +101,7 @@ def generated_pairs(
 ) -> list[Pair]:
     """generated query ↦ each identifier of its document.
 
-    generated: (document id, query), as from `generate` or `read_generated`.
+    generated: (document id, query), as from `read_generated`.
     """
     position = _positions(identifiers)
     pairs = []
@@ -123,19 +117,6 @@ def generated_pairs(
     for id in bare:
         problems.add("document without a generated query", id)
     return pairs
-
-
-def generate(
-    corpus: Corpus, generator: Callable[[list[str]], Sequence[Sequence[str]]], batch_size: int = 32
-) -> Iterator[tuple[str, str]]:
-    """(document id, query) for every query that `generator` makes of each document of a batch."""
-    for start in range(0, len(corpus), batch_size):
-        texts = corpus[start : start + batch_size]
-        queries = generator(texts)
-        if len(queries) != len(texts):
-            raise ValueError(f"the generator gave queries for {len(queries)} documents of {len(texts)}")
-        for id, made in zip(corpus.ids[start : start + batch_size], queries, strict=True):
-            yield from ((id, query) for query in made)
 
 
 def read_generated(path: str | Path) -> Iterator[tuple[str, str]]:
@@ -175,21 +156,18 @@ def span_pairs(
     *,
     length: int | None = None,
     spans: int = 10,
-    titles: int = 0,
     words: int = 10,
-    temperature: float = 1.0,
     seed: int = 0,
 ) -> list[Pair]:
-    """query ↦ `spans` spans of each relevant document, at starts i drawn with P(i) ∝ exp(wᵢ / temperature).
+    """query ↦ `spans` spans of each relevant document, at starts i drawn with P(i) ∝ exp(wᵢ).
 
     w is `span_weights`. A span has `words` words, and all of a document that has fewer; it starts at no stop
-    word unless there is no other start. Starts are drawn with replacement. `titles`: as many pairs with the
-    title as target, where the text begins with it (SEAL has 3, T5-SEAL none).
+    word unless there is no other start. Starts are drawn with replacement.
 
     tokenizer, length: those of `identifiers.text`, of whose tokens every target is a slice.
     """
-    if temperature <= 0 or words < 1:
-        raise ValueError(f"temperature and words must be positive, not {temperature} and {words}")
+    if words < 1:
+        raise ValueError(f"words must be positive, not {words}")
     queries: dict[int, list[str]] = {}
     for query, grades in split.judgements.items():
         for id, grade in grades.items():
@@ -198,15 +176,13 @@ def span_pairs(
     pairs = []
     for document, passage in _passages(corpus, sorted(queries), tokenizer, length, problems):
         id = corpus.ids[document]
-        title = passage.title_target(corpus.titles[document], id, problems) if titles else ()
         starts = passage.starts(words)
         for query in queries[document]:
             source = split.queries[query]
-            w = span_weights(source, passage.words)[starts] / temperature
+            w = span_weights(source, passage.words)[starts]
             rng = random.Random(f"{seed} {query} {id}")
             drawn = rng.choices(starts, np.exp(w - w.max()).tolist(), k=spans)
             pairs += [Pair(source, document, passage.target(start, words)) for start in drawn]
-            pairs += [Pair(source, document, title)] * titles if title else []
     return pairs
 
 
@@ -217,28 +193,24 @@ def document_span_pairs(
     *,
     length: int | None = None,
     spans: int = 10,
-    titles: int = 0,
     words: int = 10,
     seed: int = 0,
 ) -> list[Pair]:
     """span ↦ span of the same document, `spans` of each: what SEAL learns of a corpus without queries.
 
-    Both are drawn evenly from the starts of `span_pairs`, and differ where the document has two. `titles`: as
-    many pairs of a span with the title. tokenizer, length: as there.
+    Both are drawn evenly from the starts of `span_pairs`, and differ where the document has two. tokenizer,
+    length: as there.
     """
     if words < 1:
         raise ValueError(f"words must be positive, not {words}")
     pairs = []
     for document, passage in _passages(corpus, range(len(corpus)), tokenizer, length, problems):
         id = corpus.ids[document]
-        title = passage.title_target(corpus.titles[document], id, problems) if titles else ()
         starts = passage.starts(words)
         rng = random.Random(f"{seed} {id}")
         for _ in range(spans):
             source, target = rng.sample(starts, 2) if len(starts) > 1 else starts * 2
             pairs.append(Pair(passage.source(source, words), document, passage.target(target, words)))
-        for start in rng.choices(starts, k=titles) if title else []:
-            pairs.append(Pair(passage.source(start, words), document, title))
     return pairs
 
 
@@ -285,13 +257,6 @@ class _Passage:
 
     def target(self, start: int, words: int) -> tuple[int, ...]:
         return tuple(self.tokens[self.bounds[start] : self.bounds[min(start + words, len(self.words))]])
-
-    def title_target(self, title: str, id: str, problems: Problems) -> tuple[int, ...]:
-        """The tokens of the title with which the text begins; none where it begins otherwise."""
-        words = sum(end <= len(title) for _, end in self.places) if self.text.startswith(title) else 0
-        if not words:
-            problems.add("document whose text begins with no title (no title targets)", id)
-        return self.target(0, words)
 
 
 def _passages(

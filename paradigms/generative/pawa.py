@@ -45,11 +45,16 @@ class Pawa(nn.Module):
         adapted: Float[Tensor, "*x r"],
         candidates: Int[Tensor, " c"] | None = None,
     ) -> Float[Tensor, "*x c"]:
-        """h_iᵀ E_v a_i for v in `candidates` (None: all): one product over h ⊗ a, no matrix per token.
+        """h_iᵀ E_v a_i for v in `candidates` (None: all).
 
-        The matrices E_v a_i of all places and tokens, B·L·h·V numbers, are never made.
+        The larger factor is never made for all places: with fewer candidates than h, (h_iᵀ E_v) a_i with its
+        c·r numbers a place; otherwise one product over h ⊗ a, with its h·r.
         """
         matrices = self.matrices if candidates is None else self.matrices[candidates]
+        count, width, _ = matrices.shape
+        if count < width:
+            read = states @ matrices.transpose(0, 1).flatten(1)
+            return torch.einsum("...cr,...r->...c", read.unflatten(-1, (count, -1)), adapted)
         outer = states[..., :, None] * adapted[..., None, :]
         return outer.flatten(-2) @ matrices.flatten(1).mT
 

@@ -20,7 +20,7 @@ from paradigms.generative.forced import sequence_scores
 from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.np_decoding import ClusterConstraint
-from paradigms.generative.seal import Spans, query_grams, seal_scores, span_scores
+from paradigms.generative.seal import query_grams, seal_scores
 from paradigms.generative.trie import Trie
 from paradigms.io.progress import progress_bar
 
@@ -32,30 +32,22 @@ QUERIES = 64  # at most
 class GenerativeRetriever:
     """Search by constrained decoding, and reranking by the model's own rel, over the model's corpus.
 
-    `model.settings.decode` says what a search ranks by: the identifiers that it finishes, or n-grams of the
-    text, alone ("spans") or as SEAL weighs them ("keys"). ValueError where the identifiers are of the other
-    kind.
+    A search ranks documents by the identifiers that it finishes, or, where identifiers are text, by n-grams
+    as SEAL weighs them.
     """
 
     def __init__(self, model: Generative) -> None:
-        identifiers, decode = model.identifiers, model.settings.decode
-        if (identifiers.kind == "text") != (decode in ("spans", "keys")):
-            raise ValueError(
-                f"decode={decode!r} does not go with {identifiers.kind} identifiers: text is decoded as "
-                "'spans' or 'keys', all others as 'identifiers'"
-            )
-        self.model = model
+        self.model, identifiers = model, model.identifiers
         self.positions = {id: n for n, id in enumerate(identifiers.documents)}
         self.length = model.settings.span if identifiers.kind == "text" else identifiers.longest
 
     @cached_property
-    def valid(self) -> Trie | NGramIndex | Spans:
+    def valid(self) -> Trie | NGramIndex:
         """What a search may write, in the identifiers' own tokens; made when first asked for."""
-        identifiers, settings = self.model.identifiers, self.model.settings
-        if identifiers.kind != "text":
-            return Trie.build(identifiers.tokens, identifiers.offsets, identifiers.end)
-        index = NGramIndex.build(identifiers.tokens, identifiers.offsets)
-        return Spans.build(index, settings.span) if settings.decode == "spans" else index
+        identifiers = self.model.identifiers
+        if identifiers.end is None:
+            return NGramIndex.build(identifiers.tokens, identifiers.offsets)
+        return Trie.build(identifiers.tokens, identifiers.offsets, identifiers.end)
 
     @property
     def bytes_per_document(self) -> float:
@@ -91,9 +83,9 @@ class GenerativeRetriever:
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
         """rel of the run's queries and documents under `settings.score`, best first.
 
-        A document's rel is that of its best name or, with names = "mean", the mean over its names, which does
-        not grow with their number; names are `Generative.names`, the same for every query. One without a
-        name, as an empty text, has rel −∞. KeyError names a query without a text or an unknown document.
+        A document's rel is that of its best name of `Generative.names`, which are the same for every query. A
+        document without a name, such as an empty text, has rel −∞. KeyError names a query without a text or
+        an unknown document.
         """
         settings = self.model.settings
         unknown = next((query for query in run if query not in queries), None)
@@ -115,8 +107,8 @@ class GenerativeRetriever:
                 scores = sequence_scores(self.model, sources, sequences, settings.score)
                 for query, of, own, values in zip(batch, named, sequences, scores, strict=True):
                     rel = dict(zip(own, values.tolist(), strict=True))
-                    pooled = ((id, self._pooled([rel[name] for name in names])) for id, names in of.items())
-                    found[query] = dict(sorted(pooled, key=lambda item: (-item[1], item[0])))
+                    best = ((id, max((rel[t] for t in names), default=-np.inf)) for id, names in of.items())
+                    found[query] = dict(sorted(best, key=lambda item: (-item[1], item[0])))
                 bar.advance(task, len(batch))
         return {query: found[query] for query in run}
 
@@ -129,13 +121,11 @@ class GenerativeRetriever:
             self.valid if clusters is None else ClusterConstraint(self.valid, clusters),
             beams=settings.beams,
             length=self.length,
-            keep=settings.decode == "keys",
+            keep=isinstance(self.valid, NGramIndex),
         )
         parts = [found.of(query) for query in range(len(texts))]
         if isinstance(self.valid, Trie):
             return [_finished(self.valid, part) for part in parts]
-        if isinstance(self.valid, Spans):
-            return [span_scores(self.valid.index, part.states, part.scores) for part in parts]
         return self._keys(self.valid, texts, sources, parts, k)
 
     def _keys(
@@ -160,11 +150,6 @@ class GenerativeRetriever:
 
     def _names(self, id: str) -> list[tuple[int, ...]]:
         return [tuple(name) for name in self.model.names(self.positions[id])]
-
-    def _pooled(self, rel: list[float]) -> float:
-        if not rel:
-            return -np.inf
-        return max(rel) if self.model.settings.names == "best" else sum(rel) / len(rel)
 
 
 def _finished(trie: Trie, hypotheses: Hypotheses) -> dict[int, float]:

@@ -1,8 +1,7 @@
 """From n-grams to documents: which documents the n-grams that a decoder wrote for a query speak for.
 
-`seal_scores`: the score of SEAL (Bevilacqua et al. 2022, "Autoregressive Search Engines", NeurIPS,
-arXiv:2204.10628, §3.2), after the paper and its public practice. `span_scores`: T5-SEAL of Wu et al. 2024
-(arXiv:2404.00684, §6.2), which generates spans alone and leaves open how they rank documents.
+`seal_scores` is the score of SEAL (Bevilacqua et al. 2022, "Autoregressive Search Engines", NeurIPS,
+arXiv:2204.10628, §3.2), by which T5-SEAL of Wu et al. 2024 (arXiv:2404.00684, §6.2) ranks documents too.
 
 An n-gram is its state in an `NGramIndex`, so two sequences of clusters that read alike are one.
 """
@@ -10,10 +9,12 @@ An n-gram is its state in an `NGramIndex`, so two sequences of clusters that rea
 from __future__ import annotations
 
 import heapq
+import string
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -21,7 +22,7 @@ from jaxtyping import Float, Int
 from paradigms.data import Corpus
 from paradigms.encoder.backbone import load_tokenizer
 from paradigms.encoder.text import Batch
-from paradigms.generative.constraints import Branches, ranges
+from paradigms.generative.constraints import ranges
 from paradigms.generative.decoder import check_family
 from paradigms.generative.forced import sequence_scores
 from paradigms.generative.identifiers import text, tokenize
@@ -33,22 +34,17 @@ ALPHA = 2.0  # exponent of an n-gram's weight
 BETA = 0.8  # share of the weight that tokens covered before lose
 SMOOTHING = 5  # occurrences added to every n-gram's, and to the corpus
 FREQUENT = 1500  # an n-gram of more occurrences makes no document a candidate
-LONGEST = 3  # tokens of the query's own n-grams
+LONGEST = 3  # words of the query's own n-grams
 NO_PROBABILITY = -1e-7  # log p at most: a float32 tells it from certainty, of which the odds are infinite
-TIE = 1e-9  # what a further span adds: far below what two probabilities differ by, so that it decides ties
 States = Int[np.ndarray, "n 3"]
 Weights = Float[np.ndarray, " n"]
 Scores = dict[int, float]  # number of the indexed text -> score
 
 
-def seal(
-    backbone: str | Path, corpus: Corpus, *, decode: Literal["spans", "keys"] = "keys", **settings: Any
-) -> Generative:
-    """SEAL over `backbone`; settings are fields of `model.GenerativeSettings`.
-
-    decode: "keys" scores documents as SEAL does, "spans" as T5-SEAL.
-    """
-    chosen = GenerativeSettings(**{"name": "seal", "decode": decode, "beams": 15} | settings)
+def seal(backbone: str | Path, corpus: Corpus, **settings: Any) -> Generative:
+    """SEAL over `backbone`; settings are fields of `model.GenerativeSettings`."""
+    options: dict[str, Any] = {"name": "seal", "beams": 15} | settings
+    chosen = GenerativeSettings(**options)
     check_family(backbone)
     names = text(corpus, load_tokenizer(backbone), chosen.document_length)
     return Generative.build(chosen, backbone, names, corpus)
@@ -64,78 +60,28 @@ def distinct(
     return found, best
 
 
-# --- T5-SEAL ----------------------------------------------------------------------------------------
+def query_states(tokenizer: Any, index: NGramIndex, query: str) -> States:
+    """The query's own n-grams of 1 to `LONGEST` words that the corpus holds.
 
-
-@dataclass(frozen=True)
-class Spans:
-    """The constraint whose finished sequences are `length` tokens of a document, or all of a shorter one.
-
-    An `NGramIndex` alone also finishes the shorter n-grams that documents end with, which beat spans, as a
-    product of fewer probabilities is larger. A whole document that longer spans begin with is not finished.
+    Words are tried as they stand, in lower case and capitalised, without punctuation at their ends.
     """
-
-    index: NGramIndex
-    begun: Int[np.ndarray, " r1"]  # how many of the index's rows before each begin a span
-
-    @classmethod
-    def build(cls, index: NGramIndex, length: int) -> Spans:
-        document = np.searchsorted(index.starts, index.rows, side="right") - 1
-        whole = index.rows == index.starts[document]
-        full = index.starts[document + 1] - 1 - index.rows >= length
-        return cls(index, np.concatenate([[0], np.cumsum(whole | full, dtype=index.rows.dtype)]))
-
-    def start(self) -> Int[np.ndarray, "1 3"]:
-        return self.index.start()
-
-    def branches(self, states: States) -> Branches:
-        found = self.index.branches(states)
-        kept = self.begun[found.states[:, 0]] < self.begun[found.states[:, 1]]
-        offsets = np.concatenate([[0], np.cumsum(kept)])[found.offsets]
-        return Branches(offsets, found.tokens[kept], found.states[kept])
-
-
-def span_scores(index: NGramIndex, states: States, log_p: Weights) -> Scores:
-    """max log p(n | q) over the generated spans n that occur in a document, for every document with one.
-
-    Our choice, as the paper makes none: the best span speaks, without length normalisation. Of documents with
-    the same best span the one with more of the spans is first: each adds `TIE`.
-    """
-    states, log_p = distinct(states, log_p)
-    spans, documents = _holders(index, states)
-    found, numbers, counts = np.unique(documents, return_inverse=True, return_counts=True)
-    best = np.full(len(found), -np.inf)
-    np.maximum.at(best, numbers, log_p[spans])
-    return dict(zip(found.tolist(), (best + TIE * counts).tolist(), strict=True))
-
-
-def _holders(index: NGramIndex, states: States) -> tuple[Int[np.ndarray, " x"], Int[np.ndarray, " x"]]:
-    """Every pair of an n-gram, by its place in `states`, and a document that it occurs in, once."""
-    places = index.locate(states)
-    grams = np.repeat(np.arange(len(states)), np.diff(places.offsets))
-    pairs = np.unique(np.stack([grams, places.documents]), axis=1)
-    return pairs[0], pairs[1]
-
-
-# --- SEAL -------------------------------------------------------------------------------------------
+    rows = sorted({tuple(row.ids) for row in tokenize(tokenizer, _phrases(query)) if row.ids})
+    flat = np.array([token for row in rows for token in row], dtype=np.int64)
+    states = index.find(flat, np.cumsum([0, *map(len, rows)]))
+    return states[index.counts(states) > 0]
 
 
 def query_grams(
     model: Generative, index: NGramIndex, queries: Sequence[str], sources: Batch
 ) -> list[tuple[States, Weights]]:
-    """Each query's own n-grams of 1 to `LONGEST` tokens that the corpus holds, with log p(n | q).
+    """`query_states` of each query with log p(n | q).
 
     A decoder of clusters writes an n-gram as its first occurrence in the index's order has it.
     """
-    tokenized = tokenize(model.tokenizer, queries, model.settings.query_length)
     found: list[States] = []
     sequences: list[list[list[int]]] = []
-    for ids in (row.ids for row in tokenized):
-        grams = {tuple(ids[i : i + m]) for m in range(1, LONGEST + 1) for i in range(len(ids) - m + 1)}
-        rows = sorted(grams)
-        flat = np.array([token for row in rows for token in row], dtype=np.int64)
-        states = index.find(flat, np.cumsum([0, *map(len, rows)]))
-        states = states[index.counts(states) > 0]
+    for query in queries:
+        states = query_states(model.tokenizer, index, query)
         begins = index.rows[states[:, 0]].astype(np.int64)
         begins -= np.searchsorted(index.starts, begins, side="right") - 1  # separators stand before it
         found.append(states)
@@ -143,6 +89,12 @@ def query_grams(
         sequences.append([model.target_tokens[a:b].tolist() for a, b in zip(begins, ends, strict=True)])
     scores = sequence_scores(model, sources, sequences, "log_probability")
     return list(zip(found, scores, strict=True))
+
+
+def _phrases(query: str) -> set[str]:
+    words = [stripped for word in query.split() if (stripped := word.strip(string.punctuation))]
+    runs = (words[i : i + m] for m in range(1, LONGEST + 1) for i in range(len(words) - m + 1))
+    return {case for run in runs for text in [" ".join(run)] for case in (text, text.lower(), text.title())}
 
 
 def gram_weights(index: NGramIndex, states: States, log_p: Weights) -> Weights:
@@ -161,17 +113,16 @@ def gram_weights(index: NGramIndex, states: States, log_p: Weights) -> Weights:
 def seal_scores(index: NGramIndex, states: States, log_p: Weights, depth: int) -> Scores:
     """W(d, q) = Σ_n w(n, q) (1 − β + β |n ∖ C| / |n|), n ∖ C the tokens of n not covered before.
 
-    The sum runs over n-grams with an occurrence in d that overlaps with none taken before: the longer ones by
-    falling weight, then single tokens likewise. Each is taken once, at the first such place; |n| counts
-    different tokens, and C holds those of the n-grams taken so far. Candidates are documents with an n-gram
-    of at most `FREQUENT` occurrences; the others add to these.
+    The sum runs over n-grams by falling weight, and takes those with an occurrence in d that overlaps with no
+    occurrence of an n-gram taken before. |n| counts different tokens, and C holds those of the n-grams taken
+    so far. Candidates are documents with an n-gram of at most `FREQUENT` occurrences; others add to these.
 
     Contains the `depth` best documents. Documents are scored by falling Σ w(n, q) over their n-grams, which
     bounds W, until none that is left can be among them.
     """
     states, log_p = distinct(states, log_p)
     weights = gram_weights(index, states, log_p)
-    order = np.lexsort((states[:, 0], -states[:, 2], -weights, states[:, 2] == 1))
+    order = np.lexsort((states[:, 0], -states[:, 2], -weights))
     order = order[weights[order] > 0]
     states, weights = states[order], weights[order]
     begins = index.rows[states[:, 0]]
@@ -221,14 +172,12 @@ def _document_score(rows: list[list[int]], grams: list[list[int]], weights: Weig
     score = 0.0
     covered: set[int] = set()
     taken: set[int] = set()
-    last = -1
-    for n, position in rows:
-        span = range(position, position + len(grams[n]))
-        if n == last or not taken.isdisjoint(span):
+    for n, occurrences in groupby(rows, key=itemgetter(0)):
+        spans = [range(position, position + len(grams[n])) for _, position in occurrences]
+        if not any(taken.isdisjoint(span) for span in spans):
             continue
         tokens = set(grams[n])
         score += float(weights[n]) * (1 - BETA + BETA * len(tokens - covered) / len(tokens))
         covered |= tokens
-        taken.update(span)
-        last = n
+        taken.update(*spans)
     return score

@@ -28,11 +28,7 @@ class GenerativeSettings:
     # some identifier. Never over the tokens that may follow the prefix: beams would no longer be comparable.
     softmax: Literal["vocabulary", "place"] = "vocabulary"
     score: Scorer = "log_probability"  # what ranks in rerank mode
-    # How a document's rel comes from those of its several names (SEAL: its windows): that of the best, or
-    # their mean. "best" is a hard alignment to one of them, by the model's own rel.
-    names: Literal["best", "mean"] = "best"
     span: int = 10  # tokens of a generated n-gram, and of a document's windows, where identifiers are text
-    decode: Literal["identifiers", "spans", "keys"] = "identifiers"  # what a beam search ranks documents by
     beams: int = 20
 
     def __post_init__(self) -> None:

@@ -11,14 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
-from paradigms.generative.constraints import (
-    LARGEST_TOKEN,
-    Branches,
-    check_sequences,
-    columns,
-    find_in_ranges,
-    ranges,
-)
+from paradigms.generative.constraints import LARGEST_TOKEN, Branches, check_sequences, columns, ranges
 
 
 @dataclass(frozen=True)
@@ -35,12 +28,11 @@ class Trie:
     identifiers: Int[np.ndarray, " n"]  # the numbers of these identifiers
 
     @classmethod
-    def build(cls, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " n1"], end: int | None) -> Trie:
+    def build(cls, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " n1"], end: int) -> Trie:
         """The trie of identifiers tokens[offsets[n]:offsets[n + 1]], each followed by `end`.
 
         Identifiers may be equal: they share a leaf. ValueError names an identifier that is empty or contains
-        `end`; without `end`, one that another continues, as no search could finish it. A sort per level:
-        O(t log n).
+        `end`. A sort per level: O(t log n).
         """
         check_sequences(tokens, offsets, "identifier")
         lengths = np.diff(offsets)
@@ -50,14 +42,13 @@ class Trie:
             raise ValueError(
                 f"identifier {empty[0]} is empty: give its document a name of at least one token"
             )
-        if end is not None:
-            if not 0 <= end <= LARGEST_TOKEN:
-                raise ValueError(f"the end token is {end}: tokens are in [0, 2^31)")
-            if (inside := np.flatnonzero(tokens == end)).size:
-                number = np.searchsorted(offsets, inside[0], side="right") - 1
-                raise ValueError(f"identifier {number} contains the end token, {end}, which closes it early")
-            tokens = np.insert(tokens, offsets[1:], end)
-            offsets = offsets + np.arange(len(offsets))
+        if not 0 <= end <= LARGEST_TOKEN:
+            raise ValueError(f"the end token is {end}: tokens are in [0, 2^31)")
+        if (inside := np.flatnonzero(tokens == end)).size:
+            number = np.searchsorted(offsets, inside[0], side="right") - 1
+            raise ValueError(f"identifier {number} contains the end token, {end}, which closes it early")
+        tokens = np.insert(tokens, offsets[1:], end)
+        offsets = offsets + np.arange(len(offsets))
         node = np.zeros(len(lengths), dtype=np.int64)  # how far each identifier has come
         span = int(tokens.max()) + 1
         parents, labels, nodes = [], [], 1
@@ -68,8 +59,6 @@ class Trie:
             labels.append(edges % span)
             nodes += len(edges)
         first = np.searchsorted(np.concatenate(parents), np.arange(nodes + 1))
-        if (open_ := np.flatnonzero(first[node] < first[node + 1])).size:  # only without an end token
-            raise ValueError(f"identifier {open_[0]} begins another one: give the trie an end token")
         order = np.argsort(node, kind="stable")
         return cls(first, np.concatenate(labels), node[order], order)
 
@@ -91,22 +80,3 @@ class Trie:
         first, last = (np.searchsorted(self.leaves, states[:, 0], side) for side in ("left", "right"))
         offsets, places = ranges(first, last)
         return offsets, self.identifiers[places]
-
-    def walk(self, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " n1"]) -> Int[np.ndarray, "t 1"]:
-        """The state after each token of the sequences tokens[offsets[n]:offsets[n + 1]].
-
-        A whole identifier's last token, its end token included, has its leaf. KeyError names a sequence that
-        leaves the trie.
-        """
-        check_sequences(tokens, offsets, "sequence")
-        states = np.empty((len(tokens), 1), dtype=np.int64)
-        node = np.zeros(len(offsets) - 1, dtype=np.int64)
-        for rows, places in columns(offsets):
-            here = node[rows]
-            edges = find_in_ranges(self.tokens, self.first[here], self.first[here + 1], tokens[places])
-            if (lost := np.flatnonzero(edges < 0)).size:
-                number, place = rows[lost[0]], places[lost[0]]
-                sequence = tokens[offsets[number] : place + 1].tolist()
-                raise KeyError(f"sequence {number} begins with {sequence}, which begins no identifier")
-            states[places, 0] = node[rows] = edges + 1
-        return states

@@ -236,9 +236,7 @@ def training_pairs(
         common = {"length": length, "seed": seed}
         spans = span_pairs(corpus, split, model.tokenizer, problems, **common)
         return spans + document_span_pairs(corpus, model.tokenizer, problems, spans=SPANS, **common)
-    passages = indexing_pairs(
-        corpus, ids, problems, words=PASSAGE_WORDS, passages=PASSAGES, spread="randomly", seed=seed
-    )
+    passages = indexing_pairs(corpus, ids, problems, words=PASSAGE_WORDS, passages=PASSAGES, seed=seed)
     return retrieval_pairs(split, ids) + passages
 
 

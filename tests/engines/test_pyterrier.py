@@ -97,7 +97,7 @@ def test_every_generative_model_in_an_experiment(seq2seq, candidates, name):
     """The corpus is in the model, which is its index, and which has learned nothing."""
     torch.manual_seed(0)
     # Before it has learned, no n-gram is likelier by SEAL's own keys than in a corpus of so few tokens.
-    model = GENERATIVE[name](seq2seq["t5"], CORPUS, **({"decode": "spans"} if name == "seal" else {}))
+    model = GENERATIVE[name](seq2seq["t5"], CORPUS)
     retriever = Retriever(GenerativeRetriever(model))
     reranker = texts() >> Reranker(model)
     assert all(0 <= value <= 1 for value in measured(retriever, retriever % 1, bm25() >> reranker))

@@ -1,5 +1,5 @@
-"""experiments/alignment_directions.py end to end on a tiny T5; its rankings against slow twins, its claims
-about planted numbers."""
+"""experiments/alignment_directions.py end to end on a tiny T5; the training that the studies share; rankings
+against a slow twin; claims about planted numbers."""
 
 from __future__ import annotations
 
@@ -10,43 +10,37 @@ from typing import Any
 import alignment_directions
 import numpy as np
 import pytest
-import torch
 from alignment_directions import (
     BACKWARD,
     CHANCE,
     FORWARD,
+    GENERATIVE,
     MEASURES,
-    POOLINGS,
-    SCORERS,
-    Results,
     by_chance,
     claims,
-    differences,
-    generative_runs,
     rankings,
-    variant,
 )
+from rich.console import Console
 from studies import trained_pairs
-from studies.pages import write_rows
-from studies.trained_pairs import Bench, PairSettings, open_bench, some_queries, trained_pair
+from studies.trained_pairs import Bench, open_bench, pairs_of, query_share, some_queries
 
 from paradigms import Generative, Paradigm, load
-from paradigms.evaluate import holm, paired_test, per_query
-from paradigms.generative.retriever import GenerativeRetriever
+from paradigms.data import Problems
+from paradigms.evaluate import per_query
+from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from paradigms.io.settings import from_command_line
 from paradigms.train import checkpoint
 from tests.tiny import WORDS
-from tests.tiny_generative import generative, texts
 
 SPAN = 4
-Pair = tuple[Paradigm, Generative]
 
 
 def write_collection(folder: Path) -> Path:
-    """Forty documents of 6 to 25 words; a query is four words of one."""
+    """Forty documents of 6 to 25 words under titles of two; a query is four words of one."""
     words, random = WORDS.split(), np.random.default_rng(0)
     documents = [list(random.choice(words, 6 + n // 2)) for n in range(40)]
-    rows = [{"_id": f"d{n}", "title": "", "text": " ".join(text)} for n, text in enumerate(documents)]
+    titles = [" ".join(random.choice(words, 2)) for _ in documents]
+    rows = [{"_id": f"d{n}", "title": titles[n], "text": " ".join(text)} for n, text in enumerate(documents)]
     queries = [{"_id": f"q{n}", "text": " ".join(random.choice(t, 4))} for n, t in enumerate(documents)]
     (folder / "qrels").mkdir(parents=True)
     for name, lines in (("corpus", rows), ("queries", queries)):
@@ -65,6 +59,9 @@ def arguments(collection: Path, backbone: Path, folder: Path, **changes: object)
         "output": folder / "results",
         "seeds": "[0,1]",
         "steps": 2,
+        "generative_steps": 3,
+        "passages": 2,
+        "passage_words": 4,
         "batch_size": 4,
         "query_length": 8,
         "document_length": 16,
@@ -92,22 +89,23 @@ def finished(collection: Path, seq2seq: dict[str, Path], tmp_path_factory: pytes
     return folder
 
 
+def settings(collection: Path, backbone: Path, folder: Path, **changes: object) -> Any:
+    given = arguments(collection, backbone, folder, **changes)
+    return from_command_line(alignment_directions.Settings, "", given)
+
+
 @pytest.fixture(scope="module")
 def bench(collection: Path, finished: Path, seq2seq: dict[str, Path]) -> Bench:
-    return open_bench(settings(collection, seq2seq["t5"], finished), trained_pairs.Console(quiet=True))
-
-
-def settings(collection: Path, backbone: Path, folder: Path) -> Any:
-    return from_command_line(alignment_directions.Settings, "", arguments(collection, backbone, folder))
+    return open_bench(settings(collection, seq2seq["t5"], finished), Console(quiet=True))
 
 
 @pytest.fixture(scope="module")
-def pair(finished: Path) -> Pair:
+def pair(finished: Path) -> list[Any]:
     folder = finished / "models" / "seed-0"
     mvdr, model = load(folder / "colbert" / "checkpoint"), load(folder / "seal" / "checkpoint")
     assert isinstance(mvdr, Paradigm)
     assert isinstance(model, Generative)
-    return mvdr.eval(), model.eval()
+    return [mvdr.eval(), model.eval()]
 
 
 # --- the whole --------------------------------------------------------------------------------------
@@ -115,16 +113,12 @@ def pair(finished: Path) -> Pair:
 
 def test_it_leaves_tables_and_figures(finished: Path) -> None:
     folder = finished / "results"
-    for name in ("claims", "table5", "differences"):
+    for name in ("claims", "table5"):
         rows = json.loads((folder / f"{name}.json").read_text())
         assert len((folder / f"{name}.md").read_text().splitlines()) == len(rows) + 2
         assert len((folder / f"{name}.csv").read_text().splitlines()) == len(rows) + 1
-    assert {row["system"] for row in json.loads((folder / "table5.json").read_text())} == {
-        *("BM25", CHANCE, FORWARD, *BACKWARD),
-        *(variant(scorer, way) for scorer in SCORERS for way in POOLINGS),
-    }
-    verdicts = {row["verdict"] for row in json.loads((folder / "claims.json").read_text())}
-    assert verdicts <= {"reproduced", "not reproduced", "out of reach at this scale"}
+    systems = [row["system"] for row in json.loads((folder / "table5.json").read_text())]
+    assert systems == ["BM25", FORWARD, *BACKWARD, *GENERATIVE, CHANCE]
     assert (folder / "table5.png").read_bytes().startswith(b"\x89PNG")
     assert "Alignment directions" in (folder / "report.html").read_text()
 
@@ -135,7 +129,7 @@ def test_what_is_there_is_not_done_again(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("trained or measured again")
 
-    for name in ("fit", "fit_generative"):
+    for name in ("fit", "train"):
         monkeypatch.setattr(trained_pairs, name, never)
     monkeypatch.setattr(alignment_directions, "measure", never)
     run(alignment_directions, arguments(collection, seq2seq["t5"], finished))
@@ -150,14 +144,18 @@ def test_results_of_other_settings_are_refused(
         run(alignment_directions, arguments(collection, seq2seq["t5"], finished, depth=7))
     with pytest.raises(SystemExit, match="steps: 2 then, 3 now"):  # the models are others
         run(alignment_directions, arguments(collection, seq2seq["t5"], finished, steps=3, output=tmp_path))
-    twice = arguments(collection, seq2seq["t5"], tmp_path, seeds="[1,1]")
     with pytest.raises(SystemExit, match="seeds must be different"):
-        run(alignment_directions, twice)
+        settings(collection, seq2seq["t5"], tmp_path, seeds="[1,1]")
+    with pytest.raises(SystemExit, match="passages must be at least 1"):
+        settings(collection, seq2seq["t5"], tmp_path, passages=0)
 
 
-def test_both_models_see_as_many_queries(finished: Path, bench: Bench, pair: Pair) -> None:
-    share = trained_pairs.query_share(pair[1], bench, 0)
-    # Ten spans for each of 27 training queries (three are dev queries), three passages of each document.
+def test_both_models_see_as_many_queries(
+    finished: Path, bench: Bench, pair: list[Any], collection: Path, seq2seq: dict[str, Path]
+) -> None:
+    own = settings(collection, seq2seq["t5"], finished)
+    share = query_share(pairs_of(pair[1], bench, own, 0, Problems()), bench)
+    # Ten spans for each of 27 training queries (three are held out), three passages of each document.
     assert share == pytest.approx(270 / (270 + 120))
     models = finished / "models/seed-0"
     steps = {name: checkpoint.steps(models / name / "training")[-1] for name in ("colbert", "seal")}
@@ -165,30 +163,28 @@ def test_both_models_see_as_many_queries(finished: Path, bench: Bench, pair: Pai
 
 
 def test_the_small_t5_is_trained_from_where_there_is_no_other(collection: Path, tmp_path: Path) -> None:
-    given = arguments(collection, Path("small"), tmp_path, vocabulary=200, width=16, layers=1, steps=1)
-    own: PairSettings = from_command_line(alignment_directions.Settings, "", given)
-    console = trained_pairs.Console(quiet=True)
-    accelerator = trained_pairs.Accelerator(cpu=True)
-    mvdr, model = trained_pair(0, open_bench(own, console), own, accelerator, console)
-    assert (model.width, mvdr.encoder.backbone.config.dropout_rate) == (16, 0.0)
-    assert mvdr.encoder.tokenizer.get_vocab() == model.tokenizer.get_vocab()
+    own = settings(collection, Path("small"), tmp_path, vocabulary=200, width=16, layers=1, steps=1)
+    console, accelerator = Console(quiet=True), trained_pairs.Accelerator(cpu=True)
+    small: Any = trained_pairs.trained("colbert", 0, open_bench(own, console), own, accelerator, console)
+    config = small.encoder.backbone.config
+    assert (config.d_model, config.num_layers, config.dropout_rate) == (16, 1, 0.0)
 
 
 def test_the_test_queries_are_drawn_by_their_ids(bench: Bench) -> None:
     assert len(bench.test.queries) == 8
-    again = some_queries(bench.collection.split("test"), 8)
-    assert again.queries == bench.test.queries
+    assert some_queries(bench.collection.split("test"), 8).queries == bench.test.queries
     assert len(some_queries(bench.test, 0).queries) == 8
 
 
 # --- rankings ---------------------------------------------------------------------------------------
 
 
-def test_directions_against_loops_over_tokens(bench: Bench, pair: Pair) -> None:
-    mvdr, model = pair
-    corpus, pool = bench.collection.corpus, bench.pool(bench.test, 4)
-    runs = rankings(mvdr, model, bench.test, pool, corpus)
+def test_directions_against_loops_over_tokens(bench: Bench, pair: list[Any]) -> None:
+    mvdr, corpus, pool = pair[0], bench.collection.corpus, bench.pool(4)
+    runs = rankings(pair, bench, pool)
+    assert list(runs) == ["BM25", FORWARD, *BACKWARD, *GENERATIVE]
     for query, candidates in pool.items():
+        assert all(run[query].keys() == candidates.keys() for run in runs.values())
         q = mvdr.encode_queries([bench.test.queries[query]])
         for id in candidates:
             d = mvdr.encode_documents([corpus[corpus.position(id)]])
@@ -200,61 +196,6 @@ def test_directions_against_loops_over_tokens(bench: Bench, pair: Pair) -> None:
                 ("MVDR (q←d), Z = M", S.max(1).values.mean()),
             ):
                 assert runs[system][query][id] == pytest.approx(float(rel), abs=1e-3), system
-        assert runs["BM25"][query] == candidates
-
-
-def test_windows_are_scored_as_the_retriever_does(seq2seq: dict[str, Path]) -> None:
-    random = np.random.default_rng(0)
-    rows = [random.integers(5, 300, 2 + 3 * n).tolist() for n in range(6)]
-    settings: dict[str, Any] = {"decode": "spans", "span": SPAN, "query_length": 8}
-    queries = {"a": "wind and snow", "b": "the lazy fox"}
-    pool = {"a": {f"d{n}": 0.0 for n in range(6)}, "b": {"d1": 0.0, "d4": 0.0}}
-    runs = generative_runs(generative(seq2seq["t5"], texts(rows), **settings), queries, pool)
-    for scorer in SCORERS:
-        for names in POOLINGS:
-            model = generative(seq2seq["t5"], texts(rows), **settings, score=scorer, names=names)
-            expected = GenerativeRetriever(model).rerank(queries, pool)
-            for query, scores in expected.items():
-                assert runs[variant(scorer, names)][query] == pytest.approx(scores, abs=1e-9)
-
-
-# --- claims about planted numbers -------------------------------------------------------------------
-
-
-def planted(**means: float) -> Results:
-    """Two seeds of 60 queries with this share of RR@10 = 1, each query right wherever a worse system is."""
-    order = np.linspace(0, 1, 60, endpoint=False)
-    values, dev = {}, {}
-    for name in (FORWARD, *BACKWARD, *(variant(s, w) for s in SCORERS for w in POOLINGS)):
-        key = "forward" if name == FORWARD else "backward" if name in BACKWARD else "generative"
-        values[name] = {m: np.tile((order < means[key]).astype(float), (2, 1)) for m in MEASURES}
-        dev[name] = means[key]
-    values[CHANCE] = {m: np.full((2, 60), 0.05) for m in MEASURES}
-    dev[variant("log_probability", "best")] += 0.01  # chosen, and not the paper's logit
-    return Results(values, dev)
-
-
-def verdicts(results: Results) -> list[str]:
-    return [row["verdict"] for row in claims(results)]
-
-
-def test_verdicts_follow_the_numbers() -> None:
-    yes, no, far = "reproduced", "not reproduced", "out of reach at this scale"
-    # q→d over q←d, then two statements about each of two variants of GR.
-    assert verdicts(planted(forward=0.9, backward=0.6, generative=0.2)) == [yes] * 5 + [far]
-    # q←d below GR stands between no more.
-    assert verdicts(planted(forward=0.9, backward=0.2, generative=0.6)) == [yes, yes, no, yes, no, far]
-    assert verdicts(planted(forward=0.2, backward=0.6, generative=0.9)) == [no] * 5 + [far]
-    # No difference anywhere, and one that is too small to be told from chance.
-    for forward in (0.5, 0.52):
-        assert verdicts(planted(forward=forward, backward=0.5, generative=0.5)) == [no] * 5 + [far]
-
-
-def test_a_model_that_learned_nothing_is_not_compared() -> None:
-    found = claims(planted(forward=0.9, backward=0.6, generative=0.06))
-    assert [row["verdict"] for row in found] == ["reproduced", *["out of reach at this scale"] * 5]
-    found = claims(planted(forward=0.06, backward=0.9, generative=0.9))
-    assert {row["verdict"] for row in found} == {"out of reach at this scale"}
 
 
 def test_chance_is_the_mean_over_orders() -> None:
@@ -270,39 +211,23 @@ def test_chance_is_the_mean_over_orders() -> None:
     assert found["RR@10"][1] == pytest.approx((1 + 1 / 2 + 1 / 3) / 3)
 
 
-def test_dev_queries_choose_the_variants() -> None:
-    results = planted(forward=0.9, backward=0.6, generative=0.2)
-    first, second = BACKWARD
-    results.values[first]["RR@10"][:] = 1.0  # better on test queries
-    results.dev[second] = 0.7  # better on dev queries
-    results.dev[variant("centred_logit", "mean")] = 0.3
-    text = json.dumps(claims(results), ensure_ascii=False)
-    assert second in text
-    assert first not in text
-    assert "GR, centred logit, mean window" in text
-    assert "GR, logit, best window" in text
-    assert "log probability" not in text
+# --- claims about planted numbers -------------------------------------------------------------------
 
 
-def test_all_tests_are_one_family() -> None:
-    results = planted(forward=0.9, backward=0.6, generative=0.55)
-    found = differences(results)
-    assert len(found) == 8 + 12
-    p = [
-        paired_test(results.values[d.system]["RR@10"].mean(0), results.values[d.other]["RR@10"].mean(0))
-        for d in found
-    ]
-    assert [d.p_adjusted for d in found] == holm(p)
-    assert found[0].interval.mean == pytest.approx(0.3)
+def verdicts(forward: float, backward: float, generative: float) -> list[str]:
+    """Two seeds of 60 queries with this share of RR@10 = 1, each query right wherever a worse system is."""
+    order = np.linspace(0, 1, 60, endpoint=False)
+    shares = {FORWARD: forward} | dict.fromkeys(BACKWARD, backward) | dict.fromkeys(GENERATIVE, generative)
+    values = {name: {"RR@10": np.tile((order < s).astype(float), (2, 1))} for name, s in shares.items()}
+    values[CHANCE] = {"RR@10": np.full((2, 60), 0.05)}
+    return [verdict.word for verdict in judge(claims(values))]
 
 
-def test_rows_as_files(tmp_path: Path) -> None:
-    write_rows(tmp_path / "t", [{"a": "x|y", "b": 1.5}])
-    assert (tmp_path / "t.md").read_text() == "| a | b |\n| --- | --- |\n| x\\|y | 1.5 |\n"
-    assert (tmp_path / "t.csv").read_text() == "a,b\nx|y,1.5\n"
-    assert json.loads((tmp_path / "t.json").read_text()) == [{"a": "x|y", "b": 1.5}]
-
-
-def test_models_are_left_in_evaluation_mode(pair: Pair) -> None:
-    assert not any(model.training for model in pair)
-    assert torch.is_grad_enabled()
+def test_verdicts_follow_the_numbers() -> None:
+    yes, no, open_ = REPRODUCED, CONTRADICTED, UNDECIDED
+    # q→d over two q←d, over three GR, and the six pairs of q←d and GR.
+    assert verdicts(0.9, 0.6, 0.2) == [yes] * 11
+    assert verdicts(0.9, 0.2, 0.6) == [yes] * 5 + [no] * 6
+    assert verdicts(0.2, 0.6, 0.9) == [no] * 11
+    assert verdicts(0.5, 0.5, 0.5) == [open_] * 11
+    assert verdicts(0.9, 0.6, 0.06) == [yes] * 2 + [open_] * 9, "GR is not above a random order"

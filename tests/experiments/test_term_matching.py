@@ -14,12 +14,10 @@ import pytest
 import term_matching
 import torch
 from term_matching import (
-    BINS,
     KINDS,
     SERIES,
     Sums,
     binned,
-    by_bin,
     claims,
     counted_tokens,
     cross_attention,
@@ -27,14 +25,13 @@ from term_matching import (
     generative_rates,
     multivector_rates,
     over_candidates,
-    overall,
     token_idf,
-    trend,
 )
 
 from paradigms.core import Tokens, interact
 from paradigms.data import Corpus
 from paradigms.encoder.backbone import load_tokenizer
+from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from paradigms.generative.interaction import decompose
 from paradigms.generative.targets import Targets
 from tests.experiments.test_alignment_directions import SPAN, arguments, run, write_collection
@@ -57,7 +54,7 @@ def test_it_leaves_tables_and_figures(finished: Path) -> None:
         assert len((finished / f"{name}.csv").read_text().splitlines()) == len(rows) + 1
     for name in ("figure2", "figure3"):
         assert (finished / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    found = json.loads((finished / "seed-0.json").read_text())
+    found = json.loads((finished / "seed-0/term-matching.json").read_text())
     assert [(row["direction"], row["series"]) for row in found["rates"][::2]] == SERIES
     for row in found["rates"]:
         sums, counts = np.array(row["totals"]).transpose(1, 0, 2)
@@ -121,7 +118,7 @@ def test_rates_of_a_case_by_hand() -> None:
 @pytest.mark.parametrize("family", ["t5", "t5-v1.1"])
 def test_the_attention_is_that_of_the_exact_identity(seq2seq: dict[str, Path], family: str) -> None:
     rows = [[40, 41, 42, 43, 44, 45], [50, 51, 52, 53]]
-    model = generative(seq2seq[family], texts(rows), decode="spans", span=SPAN)
+    model = generative(seq2seq[family], texts(rows), span=SPAN)
     source = model.tokenize(["the lazy fox and the snow"])
     targets = Targets.pad([[rows[0][:4], rows[1]]])
     found = cross_attention(model, source, targets)
@@ -137,7 +134,7 @@ def test_a_decoders_rates_against_loops(seq2seq: dict[str, Path]) -> None:
     query = "the lazy fox and the snow"
     ids = tokenizer(query)["input_ids"]
     rows = [[ids[0], 40, ids[1], 41, ids[2], ids[0]], [], [ids[4], 52]]  # a window of 4 and a rest
-    model = generative(seq2seq["t5"], texts(rows), decode="spans", span=SPAN)
+    model = generative(seq2seq["t5"], texts(rows), span=SPAN)
     source = model.tokenize([query])
     seen: dict[str, list[tuple[int, float, bool]]] = {"GR, all layers": [], "GR, last layer": []}
     for _, series, (own, rates, possible) in generative_rates(model, query, [0, 1, 2]):
@@ -208,28 +205,17 @@ def planted(rates: list[float], tokens: list[int], seeds: int = 3, queries: int 
     return Sums(counts * np.array(rates) * noise, counts)
 
 
-def test_rates_weigh_tokens_and_bins_keep_apart() -> None:
-    of = Sums(
-        np.array([[[1.0, 0, 0, 0, 0], [3.0, 2.0, 0, 0, 0]]]), np.array([[[1, 4, 0, 0, 0], [9, 4, 0, 0, 0]]])
-    )
-    assert overall(of).mean == pytest.approx(6 / 18)
-    found = by_bin(of)
-    assert [found[0].mean, found[1].mean] == pytest.approx([0.4, 0.25])
-    assert np.isnan(found[2].mean)
-    assert found[0].low == pytest.approx(1 / 3)
-    assert found[0].high == pytest.approx(1)  # both draws are the first query
-    assert of.tokens.tolist() == [10, 8, 0, 0, 0]
-
-
-def test_trends_are_between_the_bins_with_tokens() -> None:
-    of = planted([0.1, 0.3, 0.2, 0.4, 0.9], [1, 5, 5, 5, 0])
-    found = trend(of, fewest=100)
-    assert found is not None
-    change, ends = found
-    assert ends == [1, 3]
-    assert change.mean == pytest.approx(0.1, abs=0.01)
-    assert change.low > 0.08
-    assert trend(of, fewest=151) is None
+def test_a_rate_is_over_tokens_and_its_interval_that_of_the_ratio() -> None:
+    random = np.random.default_rng(1)
+    counts = random.integers(0, 9, (2, 200, 5))
+    of = Sums(counts * random.random(counts.shape), counts)
+    for bins in (range(5), [0], [1, 3]):
+        top, below = (x[..., list(bins)].sum(-1) for x in (of.sums, of.counts))
+        np.testing.assert_allclose(of.rate(bins).mean(1), top.sum(1) / below.sum(1))
+        drawn = random.multinomial(200, np.full(200, 1 / 200), 4000)
+        ratios = (drawn @ top[0]) / (drawn @ below[0])
+        assert of.rate(bins)[0].std() / 200**0.5 == pytest.approx(ratios.std(), rel=0.1)
+    assert of.tokens.tolist() == counts.sum(1).min(0).tolist()
 
 
 def results(falling: list[float], rising: list[float], tokens: list[int]) -> dict[Any, Sums]:
@@ -242,22 +228,25 @@ def results(falling: list[float], rising: list[float], tokens: list[int]) -> dic
     }
 
 
+def verdicts(of: dict[Any, Sums]) -> list[str]:
+    return [verdict.word for verdict in judge(claims(of, fewest=50))]
+
+
 def test_verdicts_follow_the_numbers() -> None:
-    yes, no, far = "reproduced", "not reproduced", "out of reach at this scale"
+    yes, no, open_ = REPRODUCED, CONTRADICTED, UNDECIDED
     down, up, flat, many = [0.2, 0.15, 0.1, 0.07, 0.05], [0.05, 0.1, 0.2, 0.3, 0.4], [0.114] * 5, [5] * 5
-
-    def verdicts(*of: Any) -> list[str]:
-        return [row["verdict"] for row in claims(results(*of), fewest=50)]
-
-    mean = planted(down, many)
-    assert overall(mean).mean == pytest.approx(0.114, abs=0.002)
-    assert verdicts(down, up, many) == [yes] * 11 + [far]
-    assert verdicts(up, down, many) == [no] * 11 + [far]
-    assert verdicts(flat, flat, many) == [yes] + [no] * 10 + [far]
-    assert verdicts(down, up, [0, 0, 5, 0, 0]) == [no] + [far] * 11  # one bin shows no trend
-    assert len(BINS) == len(many) + 1
+    assert verdicts(results(down, up, many)) == [yes] * 11
+    assert verdicts(results(up, down, many)) == [no] * 11
+    assert verdicts(results(flat, flat, many)) == [yes] + [open_] * 10
+    assert len(verdicts(results(down, up, [0, 0, 5, 0, 0]))) == 1, "one bin shows no trend"
     found = results(down, up, many)
     for kind in KINDS:  # a decoder that has learned to look at nothing
         found["d→q", "GR, all layers", kind] = planted([0.005, 0.0075, 0.01, 0.0125, 0.015], many)
-    rows = claims(found, fewest=50)
-    assert [row["verdict"] for row in rows] == [yes] * 7 + [far] * 2 + [yes] * 2 + [far]
+    assert verdicts(found) == [yes] * 7 + [open_] * 2 + [yes] * 2
+
+
+def test_trends_are_between_the_bins_with_tokens() -> None:
+    rates, tokens = [0.1, 0.3, 0.2, 0.4, 0.9], [1, 5, 5, 5, 0]
+    rare = claims(results(rates, rates, tokens), fewest=100)[1]
+    assert rare.quantity == f"MVDR hard, {KINDS[0]}: IDF 2–4 − 6–8"
+    assert rare.contrast.mean() == pytest.approx(-0.1, abs=0.01)

@@ -1,4 +1,4 @@
-"""The runner of the claims: passes as shipped, fails when a statement of ours is broken, and only then."""
+"""The runner of the theorems: passes as shipped, fails when a statement of ours is broken, and only then."""
 
 import importlib
 import io
@@ -31,8 +31,8 @@ def test_everything_holds_as_shipped(checks, tmp_path, capsys):
     assert run(checks, [*QUICK, "--output", str(tmp_path)]) == 0
     assert "written to" in capsys.readouterr().out
     report = json.loads((tmp_path / "checks.json").read_text())
-    verdicts = {row["name"]: row["verdict"] for row in report["claims"]}
-    assert list(verdicts) == list(checks.CLAIMS)
+    verdicts = {row["name"]: row["verdict"] for row in report["theorems"]}
+    assert list(verdicts) == list(checks.THEOREMS)
     assert set(verdicts.values()) == {"holds", "holds with correction", "false as printed"}
     for name in ("lemma_5_2", "cross_pairs", "few_iterations"):
         assert verdicts[name] == "false as printed"
@@ -48,12 +48,12 @@ def test_everything_holds_as_shipped(checks, tmp_path, capsys):
     ):
         assert verdicts[name] == "holds"
     page = (tmp_path / "checks.html").read_text()
-    assert all(f'id="{name}"' in page for name in checks.CLAIMS)
+    assert all(f'id="{name}"' in page for name in checks.THEOREMS)
     assert not any(outside in page for outside in ("http:", "https:", "src=", "@import"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checks.html", "checks.json"]
 
 
-BROKEN = [  # our statement, how to break it, and a claim that must notice
+BROKEN = [  # our statement, how to break it, and a theorem that must notice
     (projections, "pairwise_error", lambda value: 2 * np.asarray(value) + 0.5, "lemma_1"),
     (projections, "pairwise_error_bound", lambda value: 0.2 * np.asarray(value), "lemma_1_with_constant_2"),
     (
@@ -83,30 +83,30 @@ BROKEN = [  # our statement, how to break it, and a claim that must notice
 ]
 
 
-@pytest.mark.parametrize(("module", "function", "change", "claim"), BROKEN)
-def test_a_broken_statement_of_ours_fails(checks, monkeypatch, tmp_path, module, function, change, claim):
-    arguments = ["--samples", "1000", "--output", str(tmp_path), "--only", claim]
+@pytest.mark.parametrize(("module", "function", "change", "theorem"), BROKEN)
+def test_a_broken_statement_of_ours_fails(checks, monkeypatch, tmp_path, module, function, change, theorem):
+    arguments = ["--samples", "1000", "--output", str(tmp_path), "--only", theorem]
     assert run(checks, arguments) == 0
     original = getattr(module, function)
     monkeypatch.setattr(module, function, lambda *a, **k: change(original(*a, **k)))
     if function == "markov_union_bound":
         monkeypatch.setitem(recall.BOUNDS, "markov_union", recall.markov_union_bound)
     assert run(checks, arguments) == 1
-    assert json.loads((tmp_path / "checks.json").read_text())["claims"][0]["verdict"] == "FAILS"
+    assert json.loads((tmp_path / "checks.json").read_text())["theorems"][0]["verdict"] == "FAILS"
 
 
 def test_a_printed_form_cannot_fail_the_run(checks, monkeypatch, tmp_path):
     monkeypatch.setattr(entropic, "stationarity_as_printed", entropic.stationarity)
     assert run(checks, [*QUICK, "--output", str(tmp_path), "--only", "kkt_sign"]) == 0
-    assert json.loads((tmp_path / "checks.json").read_text())["claims"][0]["verdict"] == "holds"
+    assert json.loads((tmp_path / "checks.json").read_text())["theorems"][0]["verdict"] == "holds"
 
 
 def test_verdicts(checks):
-    plain = checks.Claim("s", "source", "none", "", None)
-    mended = checks.Claim("s", "source", "none", "but", None)
+    plain = checks.Theorem("s", "source", "none", "", None)
+    mended = checks.Theorem("s", "source", "none", "but", None)
 
-    def verdict(claim, violation, printed=None):
-        return checks.verdict(claim, checks.Evidence(violation, 1, printed=printed))
+    def verdict(theorem, violation, printed=None):
+        return checks.verdict(theorem, checks.Evidence(violation, 1, printed=printed))
 
     assert verdict(plain, 0.0) == "holds"
     assert verdict(mended, 0.0) == verdict(mended, 0.0, 0.1) == "holds with correction"
@@ -120,9 +120,9 @@ def test_a_check_that_raises_fails_and_says_why(checks, monkeypatch, tmp_path):
     def broken(rng, samples):
         raise ZeroDivisionError("nothing <here>")
 
-    monkeypatch.setitem(checks.CLAIMS, "lemma_1", checks.Claim("s", "source", "none", "", broken))
+    monkeypatch.setitem(checks.THEOREMS, "lemma_1", checks.Theorem("s", "source", "none", "", broken))
     assert run(checks, [*QUICK, "--output", str(tmp_path), "--only", "lemma_1"]) == 1
-    row = json.loads((tmp_path / "checks.json").read_text())["claims"][0]
+    row = json.loads((tmp_path / "checks.json").read_text())["theorems"][0]
     assert row["detail"] == "ZeroDivisionError: nothing <here>"
     assert row["violation"] == "inf"
     assert "nothing &lt;here&gt;" in (tmp_path / "checks.html").read_text()

@@ -200,17 +200,6 @@ def test_without_a_constraint_it_is_the_search_of_transformers(seq2seq, family):
     assert found.sequences() == expected[:, 1:].tolist()
 
 
-def test_what_a_step_keeps_holds_what_the_search_finds(seq2seq):
-    model = generative(seq2seq["t5"], named(random_rows(3)))
-    sources = model.tokenize(QUERIES)
-    kept = beam_search(model, sources, trie(model), beams=3, length=5, keep=True)
-    found = beam_search(model, sources, trie(model), beams=3, length=5)
-    for n in range(len(QUERIES)):
-        there = dict(zip(map(tuple, kept.of(n).sequences()), kept.of(n).scores, strict=True))
-        assert all(there[tuple(s)] == pytest.approx(score) for s, score in as_lists(found.of(n)))
-        assert np.bincount(kept.of(n).lengths)[1:].max() <= 6
-
-
 # --- edges ------------------------------------------------------------------------------------------
 
 

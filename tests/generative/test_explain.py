@@ -105,23 +105,10 @@ def test_names_of_another_length_beside_it_change_nothing(seq2seq: dict[str, Pat
     adds_up(shown)
 
 
-def test_a_long_query_is_shown_as_it_is_cut(seq2seq: dict[str, Path]) -> None:
-    model = generative(seq2seq["t5"], named(NAMES), query_length=6)
-    (shown,) = explain_generative(model, QUERY, 0)
-    assert shown.query_tokens == ["▁the", "▁quick", "▁red", "▁fox", "▁did", "</s>"]
-
-
 def test_a_document_without_a_name_gives_nothing(seq2seq: dict[str, Path]) -> None:
-    model = generative(seq2seq["t5"], texts([[20, 21], [], [22, 23]]), decode="spans")
+    model = generative(seq2seq["t5"], texts([[20, 21], [], [22, 23]]))
     assert explain_generative(model, QUERY, 1) == []
     assert len(explain_generative(model, QUERY, 2)) == 1
-
-
-def test_training_goes_on_in_the_mode_it_was_in(seq2seq: dict[str, Path]) -> None:
-    model = generative(seq2seq["t5"], named(NAMES)).train()
-    explain_generative(model, QUERY, 0)
-    assert model.training
-    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 @pytest.fixture
@@ -153,7 +140,7 @@ def test_other_output_vectors_add_up_too(
     seq2seq: dict[str, Path], corpus: Corpus, settings: dict[str, Any]
 ) -> None:
     torch.manual_seed(0)
-    model = seal(seq2seq["t5"], corpus, decode="spans", span=3, **settings).double()
+    model = seal(seq2seq["t5"], corpus, span=3, **settings).double()
     (shown,) = explain_generative(model, QUERY, 3)
     adds_up(shown)
     text = model.tokenizer.convert_ids_to_tokens(model.tokenize([corpus[3]]).input_ids[0].tolist())

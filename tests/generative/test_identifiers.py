@@ -1,6 +1,5 @@
 """Identifiers: what names a document, what is odd about names, and that nothing is left out."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ from transformers import AutoTokenizer
 
 from paradigms.data import Corpus, Problems
 from paradigms.generative.identifiers import Identifiers, atomic, text, titles, tokenize
-from tests import needs
 
 
 @pytest.fixture(scope="module")
@@ -126,15 +124,6 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path, name: str) -> None:
         Identifiers.load(tmp_path)
 
 
-def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
-    example().save(tmp_path)
-    plain = json.loads((tmp_path / "identifiers.json").read_text())
-    for changes in ({"documents": ["a", "b"]}, {"vocabulary": 3}, {"extra": 1}):
-        (tmp_path / "identifiers.json").write_text(json.dumps({**plain, **changes}))
-        with pytest.raises(ValueError, match="damaged"):
-            Identifiers.load(tmp_path)
-
-
 def test_atomic_ids_are_one_token_each() -> None:
     found = atomic(["x", "y", "z"])
     assert [found.target(n) for n in range(3)] == [(2, 1), (3, 1), (4, 1)]
@@ -209,31 +198,6 @@ def test_titles_need_an_end_and_padding(bert: Any, t5: Any, checkpoints: dict[st
     padless.pad_token = None
     with pytest.raises(ValueError, match="a pad_token, as T5's"):
         titles(corpus, padless, 8)
-
-
-@pytest.mark.parametrize(
-    ("name", "problems"),
-    [
-        ("scifact", {"identifier of several documents (names them all)": 1}),
-        ("nfcorpus", {"identifier of several documents (names them all)": 41}),
-        (
-            "cranfield",
-            {
-                "document without a title (named by its id)": 2,
-                "identifier of several documents (names them all)": 9,
-            },
-        ),
-    ],
-)
-def test_titles_of_real_collections(t5: Any, name: str, problems: dict[str, int]) -> None:
-    corpus = needs.collection(name).corpus
-    found = titles(corpus, t5, 1000)
-    assert found.documents == corpus.ids
-    counts = dict(found.problems.counts)
-    counts.pop("title with a token unknown to the tokenizer (kept)", None)
-    assert counts == problems
-    repeated = len(corpus) - len({tuple(found[n]) for n in range(len(found))})
-    assert repeated < 0.03 * len(corpus)
 
 
 # --- text -------------------------------------------------------------------------------------------

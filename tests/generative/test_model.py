@@ -104,18 +104,6 @@ def test_decoder_equals_transformers(family: str, folders: dict[str, Path]) -> N
     torch.testing.assert_close(found, of_targets.where(wanted.mask, 0), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("family", SEQ2SEQ)
-def test_cache_equals_no_cache(family: str, folders: dict[str, Path]) -> None:
-    model, wanted = generative(folders[family], named(ROWS)), targets()
-    decoder, inputs = model.backbone.decoder, model.embed(wanted.inputs)
-    with torch.no_grad():
-        _, memory = model.begin(model.tokenize(QUERIES))
-        whole = decode(decoder, inputs, memory)
-        _, memory = model.begin(model.tokenize(QUERIES))
-        parts = [decode(decoder, part, memory) for part in inputs.split([1, 3, 2], 2)]
-    torch.testing.assert_close(torch.cat(parts, 2), whole, atol=1e-12, rtol=0)
-
-
 def test_keep_goes_on_with_the_chosen_sequences(folders: dict[str, Path]) -> None:
     model, wanted = generative(folders["t5"], named(ROWS)), targets()
     inputs = model.embed(wanted.inputs)
@@ -192,18 +180,6 @@ class Twin:
                 linear = dense.wi(normed)
                 x = x + dense.wo(hold((linear > 0).to(linear.dtype)) * linear)
         return norm(self.decoder.final_layer_norm, x)
-
-
-@pytest.mark.parametrize("family", SEQ2SEQ)
-def test_decoder_equals_its_twin(family: str, folders: dict[str, Path]) -> None:
-    model, wanted = generative(folders[family], named(ROWS)), targets()
-    with torch.no_grad():
-        states, memory = model.begin(model.tokenize(QUERIES[:1]))
-        inputs = model.embed(wanted.inputs[:1])
-        found = decode(model.backbone.decoder, inputs, memory)
-        for n in range(len(ROWS)):
-            expected = Twin(model.backbone.decoder).run(inputs[0, n], states[0])
-            torch.testing.assert_close(found[0, n], expected, atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("scorer", SCORERS)
@@ -286,18 +262,6 @@ def test_alignment_rows_sum_to_one_over_real_tokens(form: Form, folders: dict[st
     assert (A.transpose(-1, -2)[~queries.mask.expand(-1, len(ROWS), -1)] == 0).all()
 
 
-def test_padded_tokens_contribute_nothing(folders: dict[str, Path]) -> None:
-    model = generative(folders["t5-v1.1"], named(ROWS))
-    together = decompose(model, model.tokenize(QUERIES), targets(), "logit")[2]
-    for b, query in enumerate(QUERIES):
-        for n, row in enumerate(ROWS):
-            alone = decompose(model, model.tokenize([query]), Targets.pad([[[*row, END]]]), "logit")[2]
-            for found, expected in ((together.rel, alone.rel), (together.rest, alone.rest)):
-                assert found is not None
-                assert expected is not None
-                torch.testing.assert_close(found[b, n], expected[0, 0], atol=NORMS, rtol=0)
-
-
 @pytest.mark.parametrize("family", SEQ2SEQ)
 @pytest.mark.parametrize("form", ["direct", "last"])
 def test_truncated_forms_follow_the_residual_stream(
@@ -326,15 +290,6 @@ def test_truncated_forms_follow_the_residual_stream(
             expected = scale * (normed * model.backbone.lm_head.weight[[*row, END]]).sum()
             matched = interaction.rel - interaction.rest
             torch.testing.assert_close(matched[0, n], expected, atol=1e-9, rtol=0)
-
-
-def test_the_naive_form_is_not_rel(folders: dict[str, Path]) -> None:
-    model, wanted = generative(folders["t5-v1.1"], named(ROWS)), targets()
-    sources = model.tokenize(QUERIES)
-    exact = decompose(model, sources, wanted, "logit")[2]
-    documents, _, naive = decompose(model, sources, wanted, "logit", "naive")
-    assert documents.mask.shape[-1] == wanted.ids.shape[-1]
-    assert ((naive.rel - exact.rel).abs() > 0.01).all()
 
 
 def test_the_naive_form_is_the_query_part_of_one_linear_layer(
@@ -565,15 +520,6 @@ def test_every_trained_weight_gets_a_gradient(kind: str, family: str, folders: d
         assert "clusters.vectors" not in trained
 
 
-def test_dropout_is_at_work_in_training_alone(folders: dict[str, Path]) -> None:
-    model, wanted = generative(folders["t5"], named(ROWS)), targets()
-    sources = model.tokenize(QUERIES)
-    assert torch.equal(model(sources, wanted), model(sources, wanted))
-    model.backbone.encoder.eval()
-    model.backbone.decoder.train()
-    assert not torch.equal(model(sources, wanted), model(sources, wanted))
-
-
 @pytest.mark.parametrize("family", SEQ2SEQ)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_is_saved_bit_for_bit(
@@ -609,13 +555,6 @@ def test_a_real_t5_is_decomposed_and_saved(tmp_path: Path) -> None:
 
 
 # --- names ------------------------------------------------------------------------------------------
-
-
-def test_targets_are_padded_and_read_one_place_later() -> None:
-    wanted = Targets.pad([[[5, 1], [7, 8, 1]]])
-    assert wanted.ids.tolist() == [[[5, 1, 0], [7, 8, 1]]]
-    assert wanted.mask.tolist() == [[[True, True, False], [True, True, True]]]
-    assert wanted.inputs.tolist() == [[[0, 5, 1], [0, 7, 8]]]
 
 
 def test_a_document_is_named_by_its_identifiers_or_by_windows_of_its_text(folders: dict[str, Path]) -> None:
@@ -675,7 +614,6 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], messa
         ("tokens", "words", "backbone, own, clusters"),
         ("softmax", "prefix", "vocabulary, place"),
         ("score", "probability", "log_probability, logit, centred_logit"),
-        ("names", "worst", "best, mean"),
     ],
 )
 def test_unknown_choices_are_named(name: str, value: str, choices: str) -> None:

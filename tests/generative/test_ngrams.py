@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paradigms.generative.ngrams import NGramIndex, _previous_smaller
+from paradigms.generative.ngrams import NGramIndex
 from tests.generative.test_trie import csr
 
 Documents = list[list[int]]
@@ -97,13 +95,6 @@ def test_suffixes_are_sorted_as_numbers(tokens: int):
     assert found.tokens.tolist() == list(range(tokens))
 
 
-def test_an_ngram_over_two_documents_is_absent():
-    index = NGramIndex.build(*csr([[4, 5], [6, 7], [5, 8]]))
-    states = index.find(*csr([[4, 5], [5, 6], [7, 5, 8], [4, 5, 6]]))
-    assert index.counts(states).tolist() == [1, 0, 0, 0]
-    assert index.branches(states[:1]).tokens.size == 0
-
-
 def test_absent_ngrams_have_no_branches_and_no_places():
     index = NGramIndex.build(*csr([[4, 5, 4, 6], [4, 5]]))
     absent = index.find(*csr([[9], [4, 9], [4, 5, 4, 6, 4], [0], [5, 5, 4]]))
@@ -125,39 +116,6 @@ def test_the_absent_state_of_every_row_has_no_branches():
     assert not index.find(np.array([], dtype=np.int64), np.array([0])).size
 
 
-def test_counts_are_of_documents_and_of_repetitions_within_one():
-    index = NGramIndex.build(*csr([[4, 4, 4], [4, 4, 4], [7, 4]]))
-    states = index.find(*csr([[4], [4, 4], [4, 4, 4], [7, 4], []]))
-    assert index.counts(states).tolist() == [7, 4, 2, 1, 8]
-
-
-def test_narrow_and_wide_tokens_make_the_same_index():
-    tokens, offsets = csr([[4, 5, 4, 6], [], [4, 5]])
-    wide = NGramIndex.build(tokens, offsets)
-    for kind in (np.int32, np.int64):
-        narrow = NGramIndex.build(tokens.astype(kind), offsets)
-        for name, array in vars(wide).items():
-            assert np.array_equal(array, getattr(narrow, name)), name
-
-
-def test_a_saved_index_answers_as_before(tmp_path: Path):
-    documents = [[4, 5, 4, 6], [], [4, 5]]
-    index = NGramIndex.build(*csr(documents))
-    index.save(tmp_path / "index")
-    loaded = NGramIndex.load(tmp_path / "index")
-    states = index.find(*csr([[4], [4, 5], [9]]))
-    assert loaded.find(*csr([[4], [4, 5], [9]])).tolist() == states.tolist()
-    for twin, mine in (
-        (loaded.branches(states), index.branches(states)),
-        (loaded.locate(states), index.locate(states)),
-    ):
-        for name, array in vars(mine).items():
-            assert np.array_equal(array, getattr(twin, name)), name
-    (tmp_path / "index" / "rows.npy").unlink()
-    with pytest.raises(FileNotFoundError, match=r"holds no n-gram index: rows.npy is missing"):
-        NGramIndex.load(tmp_path / "index")
-
-
 def test_bad_input_is_named():
     with pytest.raises(ValueError, match="every document is empty"):
         NGramIndex.build(*csr([[], []]))
@@ -170,9 +128,3 @@ def test_bad_input_is_named():
     index = NGramIndex.build(*csr([[3, 4]]))
     with pytest.raises(ValueError, match="n-gram 1 has the token -1"):  # of the separator in the text
         index.find(*csr([[3], [4, -1]]))
-
-
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=40))
-def test_previous_smaller_value(values: list[int]):
-    expected = [max((j for j in range(i) if values[j] < values[i]), default=0) for i in range(len(values))]
-    assert _previous_smaller(np.array(values)).tolist() == expected

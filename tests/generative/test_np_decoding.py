@@ -11,26 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
 from torch import Tensor
 from transformers import AutoTokenizer
 
 from paradigms.data import Corpus
 from paradigms.generative import grouped_kmeans as kmeans
 from paradigms.generative.beam import beam_search
-from paradigms.generative.constraints import Constraint
 from paradigms.generative.decoder import decode
 from paradigms.generative.grouped_kmeans import Groups, grouped_kmeans
 from paradigms.generative.identifiers import END, FIRST, START, Identifiers, atomic, text, titles, tokenize
 from paradigms.generative.model import HEADS, Generative
-from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.np_decoding import ClusterConstraint, Clusters, cluster_tokens
-from paradigms.generative.pairs import Pair
 from paradigms.generative.settings import GenerativeSettings
 from paradigms.generative.targets import Targets
 from paradigms.generative.trie import Trie
-from paradigms.train.likelihood import Likelihood
-from paradigms.train.loop import TrainingSettings, train
 from tests.tiny import WIDTH, write_seq2seq
 
 TITLES = ["the old house", "the house", "old wood", "the cat", "a cat in the old house", "the the the"]
@@ -181,11 +175,6 @@ def test_a_cluster_without_vectors_takes_one_and_else_the_mean() -> None:
     assert labels[3] == 1
 
 
-def test_seeds_are_drawn_from_the_seed() -> None:
-    found = {tuple(run(drawn(30), [0] * 30, 3, seed=seed)[1].tolist()) for seed in (0, 0, 1, 2, 3)}
-    assert 1 < len(found) < 5
-
-
 # --- vectors in context -----------------------------------------------------------------------------
 
 
@@ -247,22 +236,6 @@ def test_the_table_is_on_the_scale_of_the_embeddings(model: Generative) -> None:
     assert clusters.surface[:FIRST].tolist() == [START, END]
     assert (np.diff(clusters.surface) >= 0).all()
     assert np.unique(clusters.labels).tolist() == list(range(FIRST, len(clusters.vectors)))
-
-
-def test_clusters_are_the_same_on_one_thread_and_on_two(folder: Path, corpus: Corpus, tokenizer: Any) -> None:
-    threads, found = torch.get_num_threads(), []
-    try:
-        for count in (1, 2, 1):
-            torch.set_num_threads(count)
-            found.append(clusters_of(build(folder, corpus, titles(corpus, tokenizer, 20))))
-            assert torch.get_num_threads() == count
-    finally:
-        torch.set_num_threads(threads)
-    for other in found[1:]:
-        np.testing.assert_array_equal(found[0].labels, other.labels)
-        np.testing.assert_array_equal(found[0].surface, other.surface)
-        torch.testing.assert_close(found[0].vectors, other.vectors, rtol=1e-5, atol=1e-6)
-    assert torch.equal(found[0].vectors, found[2].vectors)
 
 
 def test_what_has_no_vectors_in_context_is_refused(folder: Path, corpus: Corpus, tokenizer: Any) -> None:
@@ -415,50 +388,6 @@ def test_a_refresh_clusters_the_encoders_new_vectors(model: Generative, corpus: 
     torch.testing.assert_close(clusters.vectors.detach(), once.detach(), rtol=1e-4, atol=1e-4)
 
 
-def test_a_checkpoint_holds_the_renewed_clusters(
-    model: Generative, folder: Path, corpus: Corpus, tmp_path: Path
-) -> None:
-    """As the training loop resumes: a model built anew takes the state of the saved one."""
-    clusters_of(model).labels = clusters_of(model).labels[::-1].copy()
-    clusters_of(model).vectors.data.mul_(2)
-    fresh = build(folder, corpus, model.identifiers)
-    fresh.load_state_dict(model.state_dict())
-    np.testing.assert_array_equal(fresh.target_tokens, model.target_tokens)
-    assert torch.equal(fresh.embed(torch.arange(9)), model.embed(torch.arange(9)))
-
-
-class Interrupted(Likelihood):
-    """Likelihood that a process does not survive beyond a step."""
-
-    def prepare(self, step: int) -> None:
-        super().prepare(step)
-        if step == 4:
-            raise KeyboardInterrupt
-
-
-def test_training_goes_on_exactly_between_refreshes(
-    folder: Path, corpus: Corpus, tokenizer: Any, tmp_path: Path
-) -> None:
-    """Refreshes before steps 2 and 4, a checkpoint after step 3, an end within the second refresh."""
-    identifiers = titles(corpus, tokenizer, 20)
-    pairs = [Pair(content, n, identifiers.target(n)) for n, content in enumerate(corpus)]
-    settings = TrainingSettings(steps=6, batch_size=2, learning_rate=0.01, save_every=3, log_every=1)
-
-    def run(kind: type[Likelihood], name: str) -> Generative:
-        model = build(folder, corpus, identifiers, refresh=2)
-        objective, accelerator = kind(model, corpus, pairs), Accelerator(cpu=True)
-        return train(model, objective, settings, tmp_path / name, accelerator=accelerator, progress=False)
-
-    whole = run(Likelihood, "whole")
-    with pytest.raises(KeyboardInterrupt):
-        run(Interrupted, "interrupted")
-    resumed = run(Likelihood, "interrupted")
-    before, after = whole.state_dict(), resumed.state_dict()
-    assert [name for name in before if not torch.equal(before[name], after[name])] == []
-    fresh = build(folder, corpus, identifiers)
-    assert (clusters_of(whole).vectors[FIRST:] - clusters_of(fresh).vectors[FIRST:]).abs().max() > 0.1
-
-
 def test_there_is_nothing_to_refresh_without_clusters(
     folder: Path, model: Generative, corpus: Corpus
 ) -> None:
@@ -468,46 +397,6 @@ def test_there_is_nothing_to_refresh_without_clusters(
 
 
 # --- decoding ---------------------------------------------------------------------------------------
-
-
-def walk(constraint: Constraint, depth: int) -> dict[tuple[int, ...], list[int]]:
-    """Every sequence of at most `depth` tokens, and the state it leads to; tokens must ascend."""
-    found: dict[tuple[int, ...], list[int]] = {}
-    level: dict[tuple[int, ...], list[int]] = {(): constraint.start()[0].tolist()}
-    for _ in range(depth):
-        branches = constraint.branches(np.array(list(level.values())))
-        longer: dict[tuple[int, ...], list[int]] = {}
-        for n, prefix in enumerate(level):
-            part = slice(*branches.offsets[n : n + 2])
-            tokens = branches.tokens[part].tolist()
-            assert tokens == sorted(set(tokens))
-            longer |= {(*prefix, t): s for t, s in zip(tokens, branches.states[part].tolist(), strict=True)}
-        found |= longer
-        level = longer
-        if not level:
-            break
-    return found
-
-
-@pytest.mark.parametrize("kind", ["trie", "n-grams"])
-def test_any_cluster_of_a_token_stands_for_it(
-    kind: str, folder: Path, corpus: Corpus, tokenizer: Any
-) -> None:
-    make = (lambda: titles(corpus, tokenizer, 20)) if kind == "trie" else (lambda: text(corpus, tokenizer))
-    model = build(folder, corpus, make())
-    tokens, offsets = model.identifiers.tokens, model.identifiers.offsets
-    base: Constraint = (
-        Trie.build(tokens, offsets, END) if kind == "trie" else NGramIndex.build(tokens, offsets)
-    )
-    surface = clusters_of(model).surface
-    depth = 8 if kind == "trie" else 2
-    expected = {
-        sequence: state
-        for plain, state in walk(base, depth).items()
-        for sequence in product(*(np.flatnonzero(surface == token).tolist() for token in plain))
-    }
-    assert walk(ClusterConstraint(base, clusters_of(model)), depth) == expected
-    assert len(expected) > len(walk(base, depth))
 
 
 def test_a_token_without_a_cluster_is_named(model: Generative) -> None:

@@ -15,12 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from paradigms.data import Corpus, Problems, Split, load
+from paradigms.data import Corpus, Problems, Split
 from paradigms.generative.identifiers import Identifiers, atomic, text
 from paradigms.generative.pairs import (
     Pair,
     document_span_pairs,
-    generate,
     generated_pairs,
     indexing_pairs,
     read_generated,
@@ -82,22 +81,13 @@ def test_no_text_is_a_target_as_a_whole(tokenizers: dict[str, Any]) -> None:
         indexing_pairs(corpus, found, Problems())
 
 
-def test_passages_spread_evenly_over_their_document() -> None:
-    corpus = Corpus(["a", "b", "c"], [" ".join(WORDS), "w0  w1\nw2", " \n"])
-    problems = Problems()
-
-    def sources(passages: int, words: int = 5) -> list[str]:
-        pairs = indexing_pairs(corpus, atomic([*"abc"]), problems, words=words, passages=passages)
-        assert [pair.target for pair in pairs] == [(pair.document + 2, 1) for pair in pairs]
-        return [pair.source for pair in pairs]
-
-    assert sources(1) == ["w0 w1 w2 w3 w4", "w0  w1\nw2"]  # as they stand in the text
+def test_passages_are_words_as_they_stand_in_the_text() -> None:
+    corpus, problems = Corpus(["a", "b", "c"], [" ".join(WORDS), "w0  w1\nw2", " \n"]), Problems()
+    pairs = indexing_pairs(corpus, atomic([*"abc"]), problems, words=19, passages=9)
+    assert [pair.target for pair in pairs] == [(pair.document + 2, 1) for pair in pairs]
+    assert [p.source for p in pairs] == [" ".join(WORDS[:19]), " ".join(WORDS[1:]), "w0  w1\nw2"]
     assert problems.counts == {"document without words (no indexing pairs)": 1}
     assert problems.examples == {"document without words (no indexing pairs)": ["c"]}
-    assert [source.split()[0] for source in sources(4)] == ["w0", "w5", "w10", "w15", "w0"]
-    assert [source.split()[0] for source in sources(3)] == ["w0", "w8", "w15", "w0"]
-    assert sources(9, words=19) == [" ".join(WORDS[:19]), " ".join(WORDS[1:]), "w0  w1\nw2"]
-    assert sources(9, words=20) == [" ".join(WORDS), "w0  w1\nw2"]
 
 
 def test_random_passages_are_different_and_follow_the_seed_and_the_id() -> None:
@@ -105,9 +95,7 @@ def test_random_passages_are_different_and_follow_the_seed_and_the_id() -> None:
 
     def starts(ids: list[str], passages: int, seed: int = 0) -> list[list[str]]:
         made = Corpus(ids, corpus[: len(ids)])
-        pairs = indexing_pairs(
-            made, atomic(ids), Problems(), words=5, passages=passages, spread="randomly", seed=seed
-        )
+        pairs = indexing_pairs(made, atomic(ids), Problems(), words=5, passages=passages, seed=seed)
         return [[p.source.split()[0] for p in pairs if p.document == n] for n in range(len(ids))]
 
     first, second = starts(["a", "b"], 4)
@@ -127,9 +115,8 @@ def test_unusable_settings_are_named(tokenizers: dict[str, Any]) -> None:
             indexing_pairs(corpus, atomic(["a"]), Problems(), **knobs)
     with pytest.raises(ValueError, match="the documents of another corpus"):
         indexing_pairs(corpus, atomic(["b"]), Problems())
-    for knobs in ({"words": 0}, {"temperature": 0.0}):
-        with pytest.raises(ValueError, match="temperature and words must be positive"):
-            span_pairs(corpus, split, tokenizers["t5"], Problems(), **knobs)
+    with pytest.raises(ValueError, match="words must be positive"):
+        span_pairs(corpus, split, tokenizers["t5"], Problems(), words=0)
     with pytest.raises(ValueError, match="words must be positive"):
         document_span_pairs(corpus, tokenizers["t5"], Problems(), words=0)
 
@@ -148,21 +135,6 @@ def test_generated_queries_are_paired_with_every_name() -> None:
         "generated query for an absent document (left out): 1, e.g. c",
         "document without a generated query: 1, e.g. b",
     ]
-
-
-def test_a_generator_sees_each_text_once_in_batches() -> None:
-    seen = []
-
-    def generator(texts: list[str]) -> list[list[str]]:
-        seen.append(texts)
-        return [[f"{text}?", f"why {text}?"] if text != "y" else [] for text in texts]
-
-    corpus = Corpus([*"abc"], [*"xyz"])
-    expected = [("a", "x?"), ("a", "why x?"), ("c", "z?"), ("c", "why z?")]
-    assert list(generate(corpus, generator, batch_size=2)) == expected
-    assert seen == [["x", "y"], ["z"]]
-    with pytest.raises(ValueError, match="queries for 1 documents of 3"):
-        list(generate(corpus, lambda texts: [["one"]]))
 
 
 @pytest.mark.parametrize("name", ["queries.jsonl", "queries.jsonl.gz"])
@@ -237,24 +209,23 @@ def test_weights_equal_their_slow_twin(query: str, words: list[str]) -> None:
 
 
 def test_starts_follow_the_softmax_of_their_weights(tokenizers: dict[str, Any]) -> None:
-    """4,000 draws at each temperature; of 13 words with 10 to a span, "on" starts none."""
+    """4,000 draws; of 13 words with 10 to a span, "on" starts none."""
     words = LONG.split()[1:14]
     ids = [f"d{i}" for i in range(400)]
     corpus = Corpus(ids, [" ".join(words)] * 400)
     split = split_of(("q", "cat and black dog", dict.fromkeys(ids, 1)))
     weights = span_weights("cat and black dog", words)
-    for temperature in (1.0, 0.2):
-        pairs = span_pairs(corpus, split, tokenizers["bert"], Problems(), temperature=temperature, words=10)
-        assert len(pairs) == 4000
-        drawn = Counter(pair.target for pair in pairs)
-        exact = {i: math.exp(weights[i] / temperature) for i in (0, 1, 2)}
-        targets = {
-            i: tuple(tokenizers["bert"](" ".join(words[i : i + 10]), add_special_tokens=False)["input_ids"])
-            for i in exact
-        }
-        assert set(drawn) == set(targets.values())
-        expected = [4000 * value / sum(exact.values()) for value in exact.values()]
-        assert scipy.stats.chisquare([drawn[targets[i]] for i in exact], expected).pvalue > 0.01
+    pairs = span_pairs(corpus, split, tokenizers["bert"], Problems(), words=10)
+    assert len(pairs) == 4000
+    drawn = Counter(pair.target for pair in pairs)
+    exact = {i: math.exp(weights[i]) for i in (0, 1, 2)}
+    targets = {
+        i: tuple(tokenizers["bert"](" ".join(words[i : i + 10]), add_special_tokens=False)["input_ids"])
+        for i in exact
+    }
+    assert set(drawn) == set(targets.values())
+    expected = [4000 * value / sum(exact.values()) for value in exact.values()]
+    assert scipy.stats.chisquare([drawn[targets[i]] for i in exact], expected).pvalue > 0.01
 
 
 def test_each_relevant_document_gives_its_spans(tokenizers: dict[str, Any]) -> None:
@@ -342,19 +313,6 @@ def test_targets_are_slices_of_the_documents_tokens(
         assert len(pair.source.split()) <= size or "\u200b" in corpus[0]
 
 
-@pytest.mark.parametrize("family", ["t5", "bert"])
-def test_words_of_a_span_are_whole(tokenizers: dict[str, Any], family: str) -> None:
-    """Tokens of words tell where they begin: every span decodes to its words, the first with its marker."""
-    tokenizer = tokenizers[family]
-    words = ["zebra", "the", "(cat)", "x-ray", "fox"]
-    corpus = Corpus(["a"], ["zebra  the (cat) x-ray  fox"])
-    pairs = document_span_pairs(corpus, tokenizer, Problems(), spans=50, words=2)
-    squeezed = {"".join(words[i : i + 2]) for i in (0, 2, 3)}  # none starts at "the"
-    assert {spelled(tokenizer, pair.target).replace(" ", "") for pair in pairs} == squeezed
-    begun = {tokenizer.convert_ids_to_tokens(pair.target[0]) for pair in pairs}
-    assert begun <= {"t5": {"▁", "▁("}, "bert": {"z", "(", "x"}}[family]
-
-
 def test_source_and_target_of_a_document_differ(tokenizers: dict[str, Any]) -> None:
     corpus = Corpus(["a", "b"], [LONG, "cold river"])
     pairs = document_span_pairs(corpus, tokenizers["t5"], Problems(), spans=200, words=4)
@@ -365,41 +323,3 @@ def test_source_and_target_of_a_document_differ(tokenizers: dict[str, Any]) -> N
     starts = Counter(p.source.split()[0] for p in pairs if p.document == 0)
     assert scipy.stats.chisquare(list(starts.values())).pvalue > 0.01
     assert not {"the", "a", "on", "and", "to", "by"} & starts.keys()
-
-
-def test_titles_are_targets_where_the_text_begins_with_them(tokenizers: dict[str, Any]) -> None:
-    tokenizer = tokenizers["t5"]
-    texts = ["red sea the cat sat on a mat", "the cat sat on a mat", "cats and more", "dog"]
-    corpus = Corpus([*"abcd"], texts, ["red sea", "black sea", "cat", ""])
-    split = split_of(("q", "black dog", dict.fromkeys("abcd", 1)))
-    problems = Problems()
-    pairs = span_pairs(corpus, split, tokenizer, problems, spans=0, titles=3)
-    assert [(p.document, spelled(tokenizer, p.target)) for p in pairs] == [(0, "red sea")] * 3
-    kind = "document whose text begins with no title (no title targets)"
-    assert problems.counts == {kind: 3}
-    assert problems.examples == {kind: ["b", "c", "d"]}
-    free = document_span_pairs(corpus, tokenizer, Problems(), spans=1, titles=2, words=3)
-    of = [pair for pair in free if pair.document == 0]
-    assert len(of) == 3
-    assert [spelled(tokenizer, pair.target) for pair in of[1:]] == ["red sea"] * 2
-    assert all(len(pair.source.split()) == 3 for pair in of)
-    assert sum(pair.document > 0 for pair in free) == 3
-
-
-def test_spans_of_the_built_in_collection(tokenizers: dict[str, Any]) -> None:
-    """Real text: every target lies in its document, and nothing is odd."""
-    collection = load("pydocs")
-    train = collection.split("train")
-    queries = dict(list(train.queries.items())[:200])
-    split = Split(queries, {query: train.judgements[query] for query in queries})
-    problems = Problems()
-    pairs = span_pairs(collection.corpus, split, tokenizers["t5"], problems, length=256, spans=5)
-    assert len(pairs) == 1000
-    assert not problems
-    documents = sorted({pair.document for pair in pairs})
-    part = Corpus([str(n) for n in documents], [collection.corpus[n] for n in documents])
-    held = text(part, tokenizers["t5"], 256)
-    for pair in pairs:
-        tokens = held[documents.index(pair.document)].tolist()
-        size = len(pair.target)
-        assert any(tuple(tokens[i : i + size]) == pair.target for i in range(len(tokens) - size + 1))

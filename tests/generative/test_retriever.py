@@ -22,8 +22,8 @@ from paradigms.generative.outputs import Scorer
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.seal import query_grams
 from paradigms.generative.targets import Targets
-from tests.generative.test_beam import continuations, slow_search, text_next
-from tests.generative.test_seal import occurrences, slow_seal, spans_of
+from tests.generative.test_beam import slow_search, text_next
+from tests.generative.test_seal import occurrences, slow_seal
 from tests.near import same_run
 from tests.tiny_generative import Sequences, generative, named, texts
 
@@ -115,51 +115,30 @@ def corpus(model: Generative) -> Sequences:
     return [ids[0] + [9, 300], [], ids[1][:5], [300, 9] + ids[0][:2] + ids[3], [9, 9, 300] * 2]
 
 
-@pytest.mark.parametrize("decode", ["spans", "keys"])
-def test_search_by_ngrams_is_the_slow_search_and_the_slow_score(seq2seq, decode):
+def test_search_by_ngrams_is_the_slow_search_and_the_slow_score(seq2seq):
     rows = [*corpus(generative(seq2seq["t5"], texts([[5]]))), [300] * 30000]  # others are rare beside these
-    model = generative(seq2seq["t5"], texts(rows), decode=decode, beams=3, span=4)
-    allowed = text_next(model) if decode == "keys" else continuations(spans_of(rows, 4))
-    expected = {}
-    generated, with_own = [], []
+    model = generative(seq2seq["t5"], texts(rows), beams=3, span=4)
+    expected, without = {}, []
     for query, text in QUERIES.items():
-        found = slow_search(model, text, allowed, 3, 4, keep=decode == "keys")
-        grams = {tuple(tokens): score for tokens, score in found}
-        if decode == "keys":
-            own = model.tokenizer(text, add_special_tokens=False)["input_ids"]
-            own_grams = {tuple(own[i : i + m]) for m in (1, 2, 3) for i in range(len(own) - m + 1)}
-            there = {gram for gram in own_grams if any(occurrences(row, gram) for row in rows)}
-            generated.append(slow_seal(rows, grams, 1500))
-            grams |= {gram: log_p(model, text, list(gram)) for gram in there}
-            scores = slow_seal(rows, grams, 1500)
-            with_own.append(scores)
-        else:
-            held = {n: [s for g, s in grams.items() if occurrences(row, g)] for n, row in enumerate(rows)}
-            scores = {n: max(spans) + 1e-9 * len(spans) for n, spans in held.items() if spans}
-        expected[query] = ranked({f"d{n}": score for n, score in scores.items()})
-    if decode == "keys":
-        assert all(generated)
-        assert generated != with_own, "the query's own n-grams add to a score"
+        grams = {tuple(t): s for t, s in slow_search(model, text, text_next(model), 3, 4, keep=True)}
+        without.append(slow_seal(rows, grams, 1500))
+        words = text.replace(",", "").split()
+        phrases = {" ".join(words[i : i + m]) for m in (1, 2, 3) for i in range(len(words) - m + 1)}
+        own = {tuple(model.tokenizer(p, add_special_tokens=False)["input_ids"]) for p in phrases}
+        there = {gram for gram in own if any(occurrences(row, gram) for row in rows)}
+        grams |= {gram: log_p(model, text, list(gram)) for gram in there}
+        expected[query] = ranked({f"d{n}": score for n, score in slow_seal(rows, grams, 1500).items()})
+    assert all(without)
+    assert without != [{int(d[1:]): s for d, s in of.items()} for of in expected.values()]
     retriever = GenerativeRetriever(model)
     same_run(retriever.search(QUERIES), expected)
     assert all("d1" not in scores for scores in expected.values()), "the empty document has no n-gram"
     same_run(retriever.search(QUERIES, 1), {q: dict([*s.items()][:1]) for q, s in expected.items()})
 
 
-def test_a_span_of_clusters_counts_as_the_best_of_its_sequences(seq2seq):
-    rows = corpus(generative(seq2seq["t5"], texts([[5]])))
-    model = clustered(seq2seq["t5"], texts(rows), decode="spans", beams=500, span=2)
-    run = GenerativeRetriever(model).search({"q": "corn"})["q"]
-    best = {span: max(log_p(model, "corn", way) for way in ways(model, span)) for span in spans_of(rows, 2)}
-    for n in (0, 2, 3, 4):
-        held = [best[span] for span in best if occurrences(rows[n], span)]
-        assert run[f"d{n}"] == pytest.approx(max(held) + 1e-9 * len(held), abs=1e-6)
-    assert len(run) == 4
-
-
 def test_a_querys_ngram_in_clusters_is_that_of_an_occurrence(seq2seq):
     rows = corpus(generative(seq2seq["t5"], texts([[5]])))
-    model = clustered(seq2seq["t5"], texts(rows), decode="keys")
+    model = clustered(seq2seq["t5"], texts(rows))
     index = NGramIndex.build(model.identifiers.tokens, model.identifiers.offsets)
     text = QUERIES["q1"]
     [(states, scores)] = query_grams(model, index, [text], model.tokenize([text]))
@@ -189,15 +168,13 @@ def test_rerank_gives_the_pool_rel_under_the_models_scorer(seq2seq, scorer):
     same_run(run, expected)
 
 
-@pytest.mark.parametrize("names", ["best", "mean"])
-def test_names_are_pooled_as_the_settings_say(seq2seq, names):
+def test_a_document_has_the_rel_of_its_best_name(seq2seq):
     rows = [[5, 6, 7, 8, 9], [5], []]
-    model = generative(seq2seq["t5"], texts(rows), decode="spans", span=2, names=names)
+    model = generative(seq2seq["t5"], texts(rows), span=2)
     run = GenerativeRetriever(model).rerank({"q": "corn"}, {"q": {"d0": 0.0, "d1": 0.0, "d2": 0.0}})
     for n in (0, 1):
-        rel = [log_p(model, "corn", name) for name in model.names(n)]
-        pooled = max(rel) if names == "best" else sum(rel) / len(rel)
-        assert run["q"][f"d{n}"] == pytest.approx(pooled, abs=1e-6)
+        best = max(log_p(model, "corn", name) for name in model.names(n))
+        assert run["q"][f"d{n}"] == pytest.approx(best, abs=1e-6)
     assert run["q"]["d2"] == -math.inf, "no name is the worst name"
     assert list(run["q"])[-1] == "d2"
     assert per_query(run, {"q": {"d2": 1}}, ["RR@10"]).mean("RR@10") == pytest.approx(1 / 3)
@@ -216,15 +193,6 @@ def test_wrong_pools_are_named(seq2seq):
 # --- the rest ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("identifiers", "decode"), [(named(NAMES), "spans"), (texts(NAMES), "identifiers"), (two_names(), "keys")]
-)
-def test_what_is_decoded_must_go_with_the_identifiers(seq2seq, identifiers, decode):
-    model = generative(seq2seq["t5"], identifiers, decode=decode)
-    with pytest.raises(ValueError, match=f"decode='{decode}' does not go with {identifiers.kind}"):
-        GenerativeRetriever(model)
-
-
 def test_k_must_be_positive_and_no_query_finds_nothing(seq2seq):
     retriever = GenerativeRetriever(generative(seq2seq["t5"], named(NAMES)))
     assert retriever.search({}) == {}
@@ -234,7 +202,7 @@ def test_k_must_be_positive_and_no_query_finds_nothing(seq2seq):
 
 def test_bytes_are_those_of_weights_identifiers_and_valid_prefixes(seq2seq):
     rows = [[5, 6, 7], [5]]
-    model = generative(seq2seq["t5"], texts(rows), decode="keys")
+    model = generative(seq2seq["t5"], texts(rows))
     retriever = GenerativeRetriever(model)
     weights = sum(parameter.numel() * 8 for parameter in model.parameters())  # double precision
     ids, index = model.identifiers, NGramIndex.build(model.identifiers.tokens, model.identifiers.offsets)
