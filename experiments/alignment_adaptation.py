@@ -98,6 +98,7 @@ from studies.adaptation_report import describe, draw, write_tables
 from studies.pages import print_sections, write_page
 
 from paradigms import Paradigm
+from paradigms.align import ALIGNMENTS
 from paradigms.aligner import aligner
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Split, hold_out, read_run, write_run
@@ -105,7 +106,7 @@ from paradigms.encoder.text import TextEncoder
 from paradigms.evaluate import per_query
 from paradigms.evaluate.adaptation import Rule, adapt, best, best_if_significant
 from paradigms.index import ExactIndex
-from paradigms.index.strategies import STRATEGIES, aligned, rerank_strategies
+from paradigms.index.strategies import STRATEGIES, rerank_strategies
 from paradigms.io.files import write_json
 from paradigms.train.job import (
     DEV_DEPTH,
@@ -256,8 +257,9 @@ def measure(
         values[name] = measured.values[MEASURE].tolist()
     lengths = torch.from_numpy(np.diff(index.offsets))
     several = {
-        name: float((aligned(lengths, *strategy) > 1).double().mean())
-        for name, strategy in STRATEGIES.items()
+        name: float((kept(lengths, **knobs) > 1).double().mean())
+        for name, (align, knobs) in STRATEGIES.items()
+        if (kept := ALIGNMENTS[align].kept)
     }
     return {
         "fingerprint": collection.fingerprint,

@@ -109,17 +109,22 @@ PRECISIONS = {
 
 
 def kernels(documents: Tokens, queries: Tokens) -> Tensor:
-    """Ours: in_batch_rel by `train.fused`."""
-    return scoring.in_batch_rel(documents, queries, query_to_document, one)
+    """Ours: in_batch_rel by `scoring.fused`."""
+    return in_batch(documents, queries, {"cuda", "cpu"})
 
 
 def chunks(documents: Tokens, queries: Tokens) -> Tensor:
     """Ours without Triton: in_batch_rel in chunks of S."""
-    devices, scoring.FUSED = scoring.FUSED, set()
+    return in_batch(documents, queries, set())
+
+
+def in_batch(documents: Tokens, queries: Tokens, devices: set[str]) -> Tensor:
+    """in_batch_rel with Triton's kernels on these devices."""
+    before, scoring.FUSED = scoring.FUSED, devices
     try:
         return scoring.in_batch_rel(documents, queries, query_to_document, one)
     finally:
-        scoring.FUSED = devices
+        scoring.FUSED = before
 
 
 def einsum(documents: Tokens, queries: Tokens) -> Tensor:

@@ -20,10 +20,10 @@ from paradigms import Paradigm
 from paradigms.core import Tokens
 from paradigms.data import Corpus, Run, Split
 from paradigms.evaluate import per_query
-from paradigms.impute import IMPUTATIONS, retrieved_rel
+from paradigms.impute import retrieved_rel
 from paradigms.index import ExactIndex
 from paradigms.recipe import Recipe
-from paradigms.scoring.maxima import score
+from paradigms.scoring.stored import score
 from theory.token_retrieval import scoring_cost
 
 RANKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # at which P(gold) and P(lexically equal) are kept
@@ -51,11 +51,9 @@ class Retrieved:
     rows: np.ndarray  # [j, k] places among the index's tokens
     owners: np.ndarray  # [j, k] places of their documents
 
-    def first(self, k: int) -> tuple[Tensor, np.ndarray, np.ndarray]:
-        """Of a search with k' = k: scores, candidates (Eq. 3), and each token's place among these."""
-        owners = self.owners[:, :k]
-        candidates, places = np.unique(owners, return_inverse=True)
-        return self.scores[:, :k], candidates, places.reshape(owners.shape)
+    def candidates(self, k: int) -> np.ndarray:
+        """The places of the documents that a search with k' = k finds (Eq. 3)."""
+        return np.unique(self.owners[:, :k])
 
 
 def token_search(
@@ -83,10 +81,16 @@ def imputed_run(found: Retrieved, index: ExactIndex, k: int, imputation: str = "
     """The `DEPTH` best documents by f_XTR' with k' = k (Eq. 4), best first."""
     if not len(found.ids):
         return {}
-    scores, candidates, places = found.first(k)
-    missing = IMPUTATIONS[imputation](scores, int(index.offsets[-1]))
-    rel = retrieved_rel(scores, torch.from_numpy(places), len(candidates), missing)
-    return _best({index.ids[n]: score for n, score in zip(candidates, rel.tolist(), strict=True)})
+    candidates, rel = imputed_rel(found, index, k, imputation)
+    return _best({index.ids[n]: score for n, score in zip(candidates.tolist(), rel.tolist(), strict=True)})
+
+
+def imputed_rel(
+    found: Retrieved, index: ExactIndex, k: int, imputation: str = "kth"
+) -> tuple[Tensor, Tensor]:
+    """The places of the candidates and f_XTR' of each with k' = k (Eq. 4)."""
+    owners = torch.from_numpy(found.owners[:, :k])
+    return retrieved_rel(found.scores[:, :k], owners, int(index.offsets[-1]), imputation)
 
 
 def gathering(paradigm: Paradigm) -> Recipe:
@@ -100,7 +104,7 @@ def gathered_runs(
     """k' -> the `DEPTH` best of the documents that a search with k' finds, by all of their tokens."""
     if not len(found.ids):
         return {k: {} for k in search_tokens}
-    candidates = {k: [index.ids[n] for n in found.first(k)[1]] for k in search_tokens}
+    candidates = {k: [index.ids[n] for n in found.candidates(k)] for k in search_tokens}
     (scores,) = index.rerank_tokens(recipe, found.tokens, [candidates[max(search_tokens)]])
     return {k: _best({id: scores[id] for id in ids}) for k, ids in candidates.items()}
 
@@ -157,7 +161,7 @@ def measure(
         for k, run in gathered_runs(of, index, gathering(paradigm), search_tokens).items():
             gathered[k][of.query] = run
             imputing[k][of.query] = imputed_run(of, index, k)
-            candidates[k].append(len(of.first(k)[1]))
+            candidates[k].append(len(of.candidates(k)))
         for name in IMPUTATIONS:
             by_imputation[name][of.query] = imputed_run(of, index, table_tokens, name)
         if n < timed and len(of.ids):
@@ -229,19 +233,17 @@ def scoring_stage(
     vectors = found.tokens.vectors[0, 0][found.tokens.mask[0, 0]]
 
     def impute() -> Tensor:
-        scores, candidates, places = found.first(k)
-        missing = IMPUTATIONS["kth"](scores, int(index.offsets[-1]))
-        rel = retrieved_rel(scores, torch.from_numpy(places), len(candidates), missing)
+        rel = imputed_rel(found, index, k)[1]
         return rel.topk(min(DEPTH, len(rel))).values
 
     def gather() -> Tensor:
-        candidates = found.first(k)[1]
+        candidates = found.candidates(k)
         parts = [candidates[start : start + DOCUMENTS] for start in range(0, len(candidates), DOCUMENTS)]
         device = vectors.device
         rel = torch.cat([score(full, index.tokens(part.tolist(), device), found.tokens)[0] for part in parts])
         return rel.topk(min(DEPTH, len(rel))).values
 
-    candidates = found.first(k)[1]
+    candidates = found.candidates(k)
     lengths = np.diff(index.offsets)[candidates]
     with torch.inference_mode():
         stages = {

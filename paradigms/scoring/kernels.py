@@ -19,6 +19,7 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
+from paradigms.align import SMALLEST
 from paradigms.scoring.tiles import (
     BLOCK,
     GRAIN,
@@ -270,14 +271,14 @@ def _replace_least(heap, value):
 
 # --- Z ------------------------------------------------------------------------------------------------
 
-NORMALISERS = ("one", "query_tokens", "document_tokens", "total", "retrieved")  # of align.NORMALISERS
-SMALLEST = 1e-6  # as align.SMALLEST
-
 
 @no_type_check
 @helper
 def _normalised(total, weight, aligned, queries, documents, normaliser):
-    """Σ S ⊙ A / Z, from Σ S ⊙ A, Σ A, the query tokens that have an A > 0, and the lengths."""
+    """Σ S ⊙ A / Z, from Σ S ⊙ A, Σ A, the query tokens that have an A > 0, and the lengths.
+
+    normaliser: a place in `stored.NORMALISERS`.
+    """
     z = 1.0
     if normaliser == 1:
         z = max(1, queries)
@@ -292,16 +293,21 @@ def _normalised(total, weight, aligned, queries, documents, normaliser):
 
 @no_type_check
 @helper
-def _finish(best, kept, query, length, normaliser, out):
-    """out[b]: rel from maxima, −∞ where nothing is aligned, and the salience of the token that has each."""
+def _finish(best, salience, most, query, length, normaliser, out):
+    """out[b]: rel from best[lane, :most], −∞ where nothing is aligned, and the salience of those tokens."""
     for b in range(out.shape[0]):
         total, weight, aligned = 0.0, 0.0, 0
         for lane in range(query.spans[b], query.spans[b + 1]):
-            if best[lane] > -np.inf:
-                share = query.weights[lane] * (kept[lane] if kept.shape[0] else np.float32(1))
-                total += share * best[lane]
-                weight += share
-                aligned += share > 0
+            any = False
+            for place in range(most):
+                if best[lane, place] > -np.inf:
+                    share = query.weights[lane]
+                    if salience.shape[0]:
+                        share *= salience[lane, place]
+                    total += share * best[lane, place]
+                    weight += share
+                    any |= share > 0
+            aligned += any
         count = query.spans[b + 1] - query.spans[b]
         out[b] = _normalised(total, weight, aligned, count, length, normaliser)
 
@@ -314,7 +320,7 @@ def _finish(best, kept, query, length, normaliser, out):
 def maxima(tokens, query, documents, width, normaliser, out):
     """out[n, b] = rel where A keeps, for each query token, the document token of largest similarity.
 
-    normaliser: a place in NORMALISERS. width: h, a multiple of VECTOR.
+    width: h, a multiple of VECTOR.
     """
     lanes = query.edges[-1] * GRAIN
     rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
@@ -348,7 +354,15 @@ def maxima(tokens, query, documents, width, normaliser, out):
                 row = ends[s]
         for n in range(first, following):
             length = documents.stops[n] - documents.starts[n]
-            _finish(best[n - first], kept[n - first], query, length, normaliser, out[n])
+            _finish(
+                best[n - first].reshape((lanes, 1)),
+                kept[n - first].reshape((kept.shape[1], 1)),
+                1,
+                query,
+                length,
+                normaliser,
+                out[n],
+            )
         begun = segments > following - first
         if begun:
             for lane in range(lanes):
@@ -359,19 +373,22 @@ def maxima(tokens, query, documents, width, normaliser, out):
 
 @no_type_check
 @njit(nogil=True, cache=True)
-def largest(tokens, query, documents, width, tops, normaliser, out):
-    """As `maxima`; A keeps the tops[n] document tokens of largest similarity for each query token."""
+def largest(tokens, query, documents, width, tops, normalisers, out):
+    """out[n, s, b] = rel where A keeps the tops[n, s] document tokens of largest similarity per query token.
+
+    rel of several alignments comes from one S: what the largest of tops[n] keeps includes what others keep.
+    """
     lanes, most = query.edges[-1] * GRAIN, max(1, tops.max()) if tops.shape[0] else 1
     rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
     places, ends = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)
-    best, kept = np.empty((lanes, most), np.float32), np.ones((lanes, most), np.float32)
     salient = documents.salience.shape[0] > 0
+    best, kept = np.empty((lanes, most), np.float32), np.empty((lanes if salient else 0, most), np.float32)
     for n in range(documents.starts.shape[0]):
         for lane in range(lanes):
             for place in range(most):
                 best[lane, place] = -np.inf
         alone = Documents(documents.starts[n : n + 1], documents.stops[n : n + 1], documents.salience)
-        document, token, last = 0, alone.starts[0], tops[n] - 1
+        document, token, last = 0, alone.starts[0], max(1, tops[n].max()) - 1
         while document == 0:
             document, token, count, _ = _fill(tokens, alone, 0, token, rows, places, ends)
             for tile in range(query.edges.shape[0] - 1):
@@ -382,27 +399,18 @@ def largest(tokens, query, documents, width, tops, normaliser, out):
                         value = products[r * step + j]
                         if value <= best[lane + j, last]:
                             continue
-                        weight = documents.salience[places[0, r]] if salient else np.float32(1)
                         place = last
                         while place > 0 and best[lane + j, place - 1] < value:
                             best[lane + j, place] = best[lane + j, place - 1]
-                            kept[lane + j, place] = kept[lane + j, place - 1]
+                            if salient:
+                                kept[lane + j, place] = kept[lane + j, place - 1]
                             place -= 1
-                        best[lane + j, place], kept[lane + j, place] = value, weight
+                        best[lane + j, place] = value
+                        if salient:
+                            kept[lane + j, place] = documents.salience[places[0, r]]
         length = documents.stops[n] - documents.starts[n]
-        for b in range(out.shape[1]):
-            total, weight, aligned = 0.0, 0.0, 0
-            for lane in range(query.spans[b], query.spans[b + 1]):
-                any = False
-                for place in range(last + 1):
-                    if best[lane, place] > -np.inf:
-                        share = query.weights[lane] * kept[lane, place]
-                        total += share * best[lane, place]
-                        weight += share
-                        any |= share > 0
-                aligned += any
-            count = query.spans[b + 1] - query.spans[b]
-            out[n, b] = _normalised(total, weight, aligned, count, length, normaliser)
+        for s in range(tops.shape[1]):
+            _finish(best, kept, tops[n, s], query, length, normalisers[s], out[n, s])
 
 
 class Matches(NamedTuple):
@@ -432,7 +440,7 @@ def equal(tokens, query, documents, width, matches, normaliser, out):
     lanes = query.edges[-1] * GRAIN
     row, best = np.zeros(width, np.float32), np.empty((1, lanes), np.float32)
     salient = documents.salience.shape[0] > 0
-    kept = np.empty(lanes if salient else 0, np.float32)
+    kept = np.empty((lanes if salient else 0, 1), np.float32)
     for n in range(documents.starts.shape[0]):
         _clear(best, 0)
         for token in range(documents.starts[n], documents.stops[n]):
@@ -447,8 +455,9 @@ def equal(tokens, query, documents, width, matches, normaliser, out):
                 if aligned and value > best[0, lane]:
                     best[0, lane] = value
                     if salient:
-                        kept[lane] = documents.salience[token]
-        _finish(best[0], kept, query, documents.stops[n] - documents.starts[n], normaliser, out[n])
+                        kept[lane, 0] = documents.salience[token]
+        length = documents.stops[n] - documents.starts[n]
+        _finish(best[0].reshape((lanes, 1)), kept, 1, query, length, normaliser, out[n])
 
 
 @no_type_check

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paradigms.align import one, query_to_document
 from paradigms.core import Tokens, rel
-from tests.scoring.test_fused import needs_triton
+from tests.scoring.interpreted import needs_triton
 
 BENCHMARKS = Path(__file__).parents[2] / "experiments" / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
