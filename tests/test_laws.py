@@ -25,7 +25,6 @@ from paradigms.core import (
     rel,
     similarity,
 )
-from paradigms.impute import imputed_rel
 
 B, N, I, J, H = 3, 5, 6, 4, 8
 
@@ -421,18 +420,3 @@ def test_mvdr_directions_are_each_other_transposed():
     documents, queries = make(CASES["colbert"], 1, 1, I, 0, [I]), make(CASES["colbert"], 1, 1, J, 1, [J])
     backward = rel(documents, queries, CASES["mvdr q<-d"].A, one)
     close(backward, rel(queries, documents, CASES["colbert"].A, one))
-
-
-def test_imputation_bounds_colbert_and_is_equal_when_all_is_retrieved():
-    """f_XTR' − f_ColBERT = (1/N) Σ over missing of (m_j − max_i S_ij) >= 0 (theory/token_retrieval.py)."""
-    documents, queries = texts(CASES["colbert"])
-    interaction = CASES["colbert"].interact(documents, queries)
-    valid = documents.mask[..., :, None] & queries.mask[..., None, :]
-    S, colbert = interaction.similarity, interaction.rel
-    previous = torch.full_like(colbert, torch.inf)
-    for k in (1, 3, 8, 1000):
-        imputed = imputed_rel(S, valid, k)
-        assert (imputed >= colbert - 1e-12).all()
-        assert (imputed <= previous + 1e-12).all()
-        previous = imputed
-    close(previous, colbert)

@@ -212,7 +212,7 @@ class TokenIndex(GrowingStore, ABC):
         """`_score_rows` with each recipe: [s, n]."""
         scanned = self._scanned(recipes[0], query.mask.device)
         gather = all(r.search == "gather" and compiled(r) for r in recipes)
-        if scanned and gather and len(recipes) > 1:
+        if scanned and gather:
             return scanned.relevances(recipes, self._packed(query), rows)[:, 0].numpy()
         return torch.cat([self._score_rows(recipe, query, rows) for recipe in recipes]).cpu().numpy()
 

@@ -6,7 +6,6 @@ places, with salience and without.
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
 from types import ModuleType
 
@@ -15,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paradigms.align import ALIGNMENTS, NORMALISERS, retrieved_tokens
+from paradigms.align import ALIGNMENTS, retrieved_tokens
 from paradigms.core import Tokens, rel, similarity
 from paradigms.impute import IMPUTATIONS, imputed_rel
 from paradigms.recipe import Recipe
@@ -27,61 +26,13 @@ from paradigms.scoring.stored import Packed, Scanned, compiled, score
 from tests.scoring.coded import BITS, LENGTHS, QUERIES, Corpus, frozen, normal, offsets_of, stored_tokens
 from tests.scoring.coded import texts as stored_texts
 from tests.scoring.interpreted import needs_triton, small
+from tests.scoring.table import ALIGNED, RECIPES, close, gradients, label, texts
 
-ALIGNED: list[tuple[str, dict]] = [
-    ("all_pairs", {}),
-    ("query_to_document", {}),
-    ("document_to_query", {}),
-    ("equal_ids", {}),
-    ("positive_equal_ids", {}),
-    ("pool_top_k", {"k": 5}),
-    ("pool_top_k", {"k": 10**6}),
-    ("top_k", {"k": 1}),
-    ("top_k", {"k": 3}),
-    ("top_p", {"p": 0.3}),
-    ("entropic", {"k": 1.5, "eps": 0.1}),
-    ("entropic", {"k": 1.5, "eps": 0.1, "iterations": 5}),
-]
-RECIPES = [Recipe("test", align, Z, knobs) for (align, knobs), Z in product(ALIGNED, NORMALISERS)]
-EVERY = pytest.mark.parametrize(
-    "recipe", RECIPES, ids=lambda r: " ".join([r.align, *map(str, r.align_knobs.values()), "Z", r.normalise])
-)
+EVERY = pytest.mark.parametrize("recipe", RECIPES, ids=label)
 
 
 def law(recipe: Recipe, documents: Tokens, queries: Tokens) -> Tensor:
     return rel(documents, queries, recipe.align_function, recipe.normalise_function)
-
-
-def texts(salience: bool = False, real: float = 0.7, dtype: torch.dtype = torch.float64) -> list[Tokens]:
-    """Five documents and three queries with gradients; the first document and the last query are empty.
-
-    real: the share of tokens that are no padding.
-    """
-    random = torch.Generator().manual_seed(0)
-
-    def tokens(x: int, n: int, l: int, empty: tuple[int, int]) -> Tokens:
-        mask = torch.rand(x, n, l, generator=random) < real
-        mask[:, :, 0] = real > 0
-        mask[empty] = False
-        vectors = torch.randn(x, n, l, 20, generator=random, dtype=dtype).where(mask[..., None], 100.0)
-        u = torch.rand(x, n, l, generator=random, dtype=dtype)
-        u = u.where(u > 0.2, 0).requires_grad_() if salience else None
-        return Tokens(vectors.requires_grad_(), mask, torch.randint(-2, 4, mask.shape, generator=random), u)
-
-    return [tokens(1, 5, 13, (0, 0)), tokens(3, 1, 7, (2, 0))]
-
-
-def gradients(scores: Tensor, *sides: Tokens) -> list[Tensor]:
-    """Of a fixed weighting of the scores, for vectors and salience of both sides; the graph is used up."""
-    weights = torch.randn(scores.shape, generator=torch.Generator().manual_seed(1), dtype=scores.dtype)
-    leaves = [t for side in sides for t in (side.vectors, side.salience) if t is not None]
-    found = torch.autograd.grad((scores * weights).sum(), leaves, allow_unused=True)
-    return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, found, strict=True)]
-
-
-def close(found: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
-    for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
 
 
 def test_the_table_holds_everything() -> None:
@@ -92,7 +43,7 @@ def test_the_table_holds_everything() -> None:
 @EVERY
 def test_in_batch(recipe: Recipe, salience: bool, real: float) -> None:
     """However S is cut; and without gradients, as an index scores."""
-    sides = texts(salience, real)
+    sides = texts(salience, real=real)
     expected = law(recipe, *sides)
     wanted = gradients(expected, *sides)
     assert any(g.any() for g in wanted) == (real > 0)

@@ -19,6 +19,8 @@ from paradigms.align import ALIGNMENTS, NORMALISERS
 from paradigms.core import Align, Tokens, rel, similarity
 from paradigms.scoring import in_batch as scoring
 from tests.scoring.interpreted import SMALL, imported, needs_triton, small
+from tests.scoring.table import gradients
+from tests.scoring.table import texts as random_texts
 
 
 @pytest.fixture(params=[None, SMALL], ids=["tuned tiles", "small tiles"])
@@ -26,27 +28,6 @@ def tiles(request: pytest.FixtureRequest, fused: ModuleType, monkeypatch: pytest
     """The kernels with their first tuned tiles, and with tiles that cut every axis several times."""
     if request.param:
         small(fused, monkeypatch)
-
-
-def batch(
-    b: int = 3,
-    n: int = 4,
-    i: int = 21,
-    j: int = 7,
-    h: int = 20,
-    dtype: torch.dtype = torch.float32,
-) -> tuple[Tokens, Tokens]:
-    """Random tokens with holes; the first document and the last query are empty, padding is large."""
-    random = torch.Generator().manual_seed(b + n + i + j + h)
-
-    def tokens(x: int, n: int, l: int, empty: tuple[int, int]) -> Tokens:
-        mask = torch.rand(x, n, l, generator=random) < 0.7
-        mask[:, :, 0] = True
-        mask[empty] = False
-        vectors = torch.randn(x, n, l, h, generator=random).where(mask[..., None], 100.0).to(dtype)
-        return Tokens(vectors.requires_grad_(), mask, torch.randint(0, 4, (x, n, l), generator=random))
-
-    return tokens(1, n, i, (0, 0)), tokens(b, 1, j, (b - 1, 0))
 
 
 def twin(documents: Tokens, queries: Tokens, equal_ids: bool = False) -> tuple[Tensor, Tensor]:
@@ -60,10 +41,8 @@ def twin(documents: Tokens, queries: Tokens, equal_ids: bool = False) -> tuple[T
     return best.where(some, 0), place.where(some, -1)
 
 
-def gradients(scores: Tensor, *sides: Tokens) -> list[Tensor]:
-    """Of a fixed weighting of the scores, for the vectors of both sides."""
-    weights = torch.randn(scores.shape, generator=torch.Generator().manual_seed(1))
-    return list(torch.autograd.grad((scores * weights).sum(), [side.vectors for side in sides]))
+def texts(i: int = 21, dtype: torch.dtype = torch.float32) -> list[Tokens]:
+    return random_texts(dtype=dtype, sizes=(3, 4, i, 7, 20))
 
 
 def close(mine: Tensor, theirs: Tensor, tolerance: float) -> None:
@@ -81,7 +60,7 @@ def test_maxima_places_and_gradients(
     fused: ModuleType, tiles: None, dtype: torch.dtype, tolerance: float, equal_ids: bool
 ) -> None:
     """The maxima are those of the rounded vectors, to float32; gradients are rounded to the vectors' type."""
-    D, Q = batch(dtype=dtype)
+    D, Q = texts(dtype=dtype)
     best, place = fused.best_tokens(D, Q, equal_ids)
     expected, places = twin(D, Q, equal_ids)
     assert best.dtype == torch.float32
@@ -103,7 +82,7 @@ def test_other_shapes(fused: ModuleType, shape: tuple[int, ...]) -> None:
     random = torch.Generator().manual_seed(0)  # all tokens are real, and no two are equal
     D, Q = (
         Tokens(torch.randn(t.vectors.shape, generator=random).requires_grad_(), t.mask | True)
-        for t in batch(*shape)
+        for t in random_texts(dtype=torch.float32, sizes=shape)
     )
     best, place = fused.best_tokens(D, Q)
     expected, places = twin(D, Q)
@@ -116,7 +95,7 @@ def test_other_shapes(fused: ModuleType, shape: tuple[int, ...]) -> None:
 @needs_triton
 def test_of_equal_similarities_the_first_wins(fused: ModuleType, tiles: None) -> None:
     """Within a tile and across tiles, as A of the slow path has it. Vectors are integers: exactly equal."""
-    D, Q = (replace(t, vectors=t.vectors.detach().round()) for t in batch(i=50))
+    D, Q = (replace(t, vectors=t.vectors.detach().round()) for t in texts(i=50))
     D.vectors[0, :, 1:] = D.vectors[0, :, 1:2]  # at most two different vectors in a document
     D.mask[:] = True
     _, place = fused.best_tokens(D, Q)
@@ -129,7 +108,7 @@ def test_of_equal_similarities_the_first_wins(fused: ModuleType, tiles: None) ->
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:All-NaN")
 def test_nan_reaches_the_score_and_infinity_loses(fused: ModuleType, tiles: None) -> None:
     """A diverged model must not look healthy: NaN of a real token is the maximum, that of padding nothing."""
-    D, Q = batch(i=40)
+    D, Q = texts(i=40)
     D, Q = (replace(t, vectors=t.vectors.detach(), mask=torch.ones_like(t.mask)) for t in (D, Q))
     D.mask[0, 0, 3] = False
     clean, _ = fused.best_tokens(D, Q)
@@ -153,7 +132,7 @@ def test_what_the_kernels_do_not_do_is_done_without_them(
 ) -> None:
     """Alignments other than a max, float64, sides without tokens; vectors of two types are einsum's error."""
     calls = count_calls(fused, monkeypatch)
-    D, Q = batch()
+    D, Q = texts()
     double = [replace(t, vectors=t.vectors.double()) for t in (D, Q)]
     empty = [t.map(lambda v: v[:, :, :0]) for t in (D, Q)]
     best, Z = ALIGNMENTS["query_to_document"].function, NORMALISERS["one"]
@@ -174,7 +153,7 @@ def test_what_the_kernels_do_not_do_is_done_without_them(
 
 @needs_triton
 def test_gradients_of_one_side_alone(fused: ModuleType) -> None:
-    D, Q = batch()
+    D, Q = texts()
     both = gradients(fused.best_tokens(D, Q)[0], D, Q)
     fixed = [replace(t, vectors=t.vectors.detach()) for t in (D, Q)]
     weights = torch.randn((3, 4, 7), generator=torch.Generator().manual_seed(1))
