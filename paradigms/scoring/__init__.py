@@ -8,8 +8,8 @@
 | stored     | stored tokens, by compiled kernels or from tensors             | core.rel, imputed_rel |
 | kernels    | the kernels: one alignment, or several from one S; imputed     | core.rel, imputed_rel |
 
-`impute.imputed_rel` is the law of scores that fill in what a token search did not find. `pairs` is the one
-treatment of salience and Z in torch where A is not formed in full; `kernels._finish` is its twin in numba.
+`impute.imputed_rel` is the law of scores that fill in what a token search did not find. Where A is not formed
+in full, `pairs.rel_of` is the one place of salience and Z in torch, and `_finish` of the kernels in numba.
 `tiles` and `machine` compute products and divide work for the kernels. `tests/scoring/test_equals_rel.py`
 ties every path to its law.
 """

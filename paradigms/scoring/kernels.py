@@ -293,17 +293,31 @@ def _normalised(total, weight, aligned, queries, documents, normaliser):
 
 @no_type_check
 @helper
-def _finish(best, salience, most, query, length, normaliser, out):
-    """out[b]: rel from best[lane, :most], −∞ where nothing is aligned, and the salience of those tokens."""
+def _finish(best, kept, query, length, normaliser, out):
+    """out[b]: rel from maxima, −∞ where nothing is aligned, and the salience of the token that has each."""
+    for b in range(out.shape[0]):
+        total, weight, aligned = 0.0, 0.0, 0
+        for lane in range(query.spans[b], query.spans[b + 1]):
+            if best[lane] > -np.inf:
+                share = query.weights[lane] * (kept[lane] if kept.shape[0] else np.float32(1))
+                total += share * best[lane]
+                weight += share
+                aligned += share > 0
+        count = query.spans[b + 1] - query.spans[b]
+        out[b] = _normalised(total, weight, aligned, count, length, normaliser)
+
+
+@no_type_check
+@helper
+def _finish_several(best, kept, most, query, length, normaliser, out):
+    """As `_finish`, from best[lane, :most]. Maxima are apart: this loop would slow them down."""
     for b in range(out.shape[0]):
         total, weight, aligned = 0.0, 0.0, 0
         for lane in range(query.spans[b], query.spans[b + 1]):
             any = False
             for place in range(most):
                 if best[lane, place] > -np.inf:
-                    share = query.weights[lane]
-                    if salience.shape[0]:
-                        share *= salience[lane, place]
+                    share = query.weights[lane] * (kept[lane, place] if kept.shape[0] else np.float32(1))
                     total += share * best[lane, place]
                     weight += share
                     any |= share > 0
@@ -354,15 +368,7 @@ def maxima(tokens, query, documents, width, normaliser, out):
                 row = ends[s]
         for n in range(first, following):
             length = documents.stops[n] - documents.starts[n]
-            _finish(
-                best[n - first].reshape((lanes, 1)),
-                kept[n - first].reshape((kept.shape[1], 1)),
-                1,
-                query,
-                length,
-                normaliser,
-                out[n],
-            )
+            _finish(best[n - first], kept[n - first], query, length, normaliser, out[n])
         begun = segments > following - first
         if begun:
             for lane in range(lanes):
@@ -410,7 +416,7 @@ def largest(tokens, query, documents, width, tops, normalisers, out):
                             kept[lane + j, place] = documents.salience[places[0, r]]
         length = documents.stops[n] - documents.starts[n]
         for s in range(tops.shape[1]):
-            _finish(best, kept, tops[n, s], query, length, normalisers[s], out[n, s])
+            _finish_several(best, kept, tops[n, s], query, length, normalisers[s], out[n, s])
 
 
 class Matches(NamedTuple):
@@ -440,7 +446,7 @@ def equal(tokens, query, documents, width, matches, normaliser, out):
     lanes = query.edges[-1] * GRAIN
     row, best = np.zeros(width, np.float32), np.empty((1, lanes), np.float32)
     salient = documents.salience.shape[0] > 0
-    kept = np.empty((lanes if salient else 0, 1), np.float32)
+    kept = np.empty(lanes if salient else 0, np.float32)
     for n in range(documents.starts.shape[0]):
         _clear(best, 0)
         for token in range(documents.starts[n], documents.stops[n]):
@@ -455,9 +461,8 @@ def equal(tokens, query, documents, width, matches, normaliser, out):
                 if aligned and value > best[0, lane]:
                     best[0, lane] = value
                     if salient:
-                        kept[lane, 0] = documents.salience[token]
-        length = documents.stops[n] - documents.starts[n]
-        _finish(best[0].reshape((lanes, 1)), kept, 1, query, length, normaliser, out[n])
+                        kept[lane] = documents.salience[token]
+        _finish(best[0], kept, query, documents.stops[n] - documents.starts[n], normaliser, out[n])
 
 
 @no_type_check
