@@ -80,11 +80,12 @@ from studies.model_runs import Bench, Job, Measured, open_bench, run_jobs
 from studies.trained_pairs import publish
 
 from paradigms import Paradigm
+from paradigms.align import ALIGNMENTS
 from paradigms.aligner import aligner
 from paradigms.encoder.text import TextEncoder
 from paradigms.evaluate import per_query
 from paradigms.index import ExactIndex
-from paradigms.index.strategies import STRATEGIES, aligned, rerank_strategies
+from paradigms.index.strategies import STRATEGIES, rerank_strategies
 from paradigms.train.job import begin, keep_settings
 from paradigms.train.state import by_main
 
@@ -166,7 +167,11 @@ def measure(paradigm: Paradigm, index: ExactIndex, bench: Bench, depth: int) -> 
     runs = rerank_strategies(index, paradigm, test.queries, found, progress=True)
     measured = {name: per_query(run, test.judgements, (MEASURE,)) for name, run in runs.items()}
     lengths = torch.from_numpy(np.diff(index.offsets))
-    several = {name: (aligned(lengths, *how) > 1).double().mean() for name, how in STRATEGIES.items()}
+    several = {
+        name: (kept(lengths, **knobs) > 1).double().mean()
+        for name, (align, knobs) in STRATEGIES.items()
+        if (kept := ALIGNMENTS[align].kept)
+    }
     return {
         "fingerprint": bench.collection.fingerprint,
         "queries": measured["k=1"].queries,

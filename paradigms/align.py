@@ -5,15 +5,16 @@ Alignments are functions (S, valid, documents, queries, *, knobs) -> A with S, v
 any max or top-k: a masked place never wins, not even against negative similarities. Salience is not
 applied here but by `core.interact`, for every alignment alike.
 
-`ALIGNMENTS` and `NORMALISERS` are the registries: a new paradigm adds its function and a name.
+`ALIGNMENTS` and `NORMALISERS` are the registries: a new paradigm adds its function and a name. An alignment's
+entry is the one place that says how many document tokens A keeps, and so whether A is a maximum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -49,10 +50,8 @@ def document_to_query(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens
 
 def equal_ids(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
     """A_ij = 1 iff i = argmax_i' S_i'j over id(i') = id(j): exact match (COIL, Gao et al. 2021)."""
-    if documents.ids is None or queries.ids is None:
-        raise ValueError("the alignment equal_ids needs token ids on both sides; Tokens.ids is None")
-    same = documents.ids[..., :, None] == queries.ids[..., None, :]
-    return _argmax(S, valid & same, axis=-2)
+    d, q = ids_of(documents, queries)
+    return _argmax(S, valid & (d[..., :, None] == q[..., None, :]), axis=-2)
 
 
 def positive_equal_ids(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
@@ -77,17 +76,12 @@ def pool_top_k(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens, *, k:
 
 def top_k(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens, *, k: int) -> Pairs:
     """A_ij = 1 iff S_ij is among the k largest of column j in its document (Qian et al. 2022, §3.1)."""
-    if k < 1:
-        raise ValueError(f"top_k needs k >= 1, got {k}")
-    return _largest(S, valid, torch.full_like(documents.mask[..., 0], k, dtype=torch.long))
+    return _largest(S, valid, at_most(documents.mask.sum(-1), k=k))
 
 
 def top_p(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens, *, p: float) -> Pairs:
     """top_k with k = max(⌊p·m⌋, 1), m the document's real length (Qian et al. 2022, §3.1)."""
-    if not 0 < p <= 1:
-        raise ValueError(f"top_p needs 0 < p <= 1, a share of the document's tokens, got {p}")
-    share = p * documents.mask.sum(-1).double()
-    return _largest(S, valid, (share + 1e-9).floor().long().clamp(min=1))  # .29 · 100 is 28.999…
+    return _largest(S, valid, share_of(documents.mask.sum(-1), p=p))
 
 
 def entropic(
@@ -103,6 +97,36 @@ def entropic(
     """A_·j = argmax_λ S_·jᵀλ + ε H(λ), 1ᵀλ = k, λ ∈ [0, 1]: a differentiable top-k (ibid., Eq. 9)."""
     columns, real = S.transpose(-1, -2), valid.transpose(-1, -2)
     return entropic_topk(columns, float(k), eps, real, iterations).transpose(-1, -2)
+
+
+Lengths: TypeAlias = Int[Tensor, "*n"]  # real tokens of documents
+
+
+def every(lengths: Lengths) -> Lengths:
+    """m: every token of a document is kept."""
+    return lengths
+
+
+def at_most(lengths: Lengths, *, k: int = 1) -> Lengths:
+    """min(k, m)."""
+    if k < 1:
+        raise ValueError(f"top_k needs k >= 1, got {k}")
+    return lengths.clamp(max=k)
+
+
+def share_of(lengths: Lengths, *, p: float) -> Lengths:
+    """min(max(⌊p·m⌋, 1), m)."""
+    if not 0 < p <= 1:
+        raise ValueError(f"top_p needs 0 < p <= 1, a share of the document's tokens, got {p}")
+    share = (p * lengths.double() + 1e-9).floor().long()  # .29 · 100 is 28.999…
+    return share.clamp(min=1).minimum(lengths)
+
+
+def ids_of(documents: Tokens, queries: Tokens) -> tuple[Tensor, Tensor]:
+    """The token ids of both sides. ValueError where one has none."""
+    if documents.ids is None or queries.ids is None:
+        raise ValueError("an alignment of equal ids needs token ids on both sides; Tokens.ids is None")
+    return documents.ids, queries.ids
 
 
 def retrieved_tokens(S: Pairs, valid: Valid, k: int) -> Valid:
@@ -161,32 +185,42 @@ def retrieved(A: Pairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b 
 # --- registries -------------------------------------------------------------------------------------
 
 
+UNBOUNDED = 1 << 40  # tokens: longer than any document
+
+
 @dataclass(frozen=True)
 class Alignment:
-    """An alignment function and what it may read; a test perturbs everything else and sees A unchanged."""
+    """An alignment function and what is known about its A."""
 
     function: Callable[..., Pairs]
-    reads: frozenset[str]  # of: similarity, ids, pool (the other candidates), lengths
-    # The knobs with which A is one argmax over i for each j, among the real tokens or those of equal ids.
-    maximum: Mapping[str, Any] | None = None
+    # What A may read, of: similarity, ids, pool (the other candidates), lengths. A test perturbs everything
+    # else and sees A unchanged.
+    reads: frozenset[str]
+    # (lengths of documents, **knobs) -> how many tokens of each document are aligned to a query token: those
+    # of largest similarity, of all or, where A reads ids, of those with the query token's id. None: A is of
+    # another form.
+    kept: Callable[..., Lengths] | None = None
+    positive: bool = False  # whether of those it drops similarities that are not positive, where ids are >= 0
+
+    def is_maximum(self, longest: int = UNBOUNDED, **knobs: Any) -> bool:
+        """Whether A is one argmax over i for each j, in documents of at most `longest` tokens."""
+        if self.kept is None or self.positive:
+            return False
+        return int(self.kept(torch.tensor(longest), **knobs)) <= 1
 
 
-def _reading(
-    function: Callable[..., Pairs], *reads: str, maximum: Mapping[str, Any] | None = None
-) -> Alignment:
-    return Alignment(function, frozenset(reads), maximum)
-
+_SIMILARITY = frozenset({"similarity"})
 
 ALIGNMENTS: dict[str, Alignment] = {
-    "all_pairs": _reading(all_pairs),
-    "query_to_document": _reading(query_to_document, "similarity", maximum={}),
-    "document_to_query": _reading(document_to_query, "similarity"),
-    "equal_ids": _reading(equal_ids, "similarity", "ids", maximum={}),
-    "positive_equal_ids": _reading(positive_equal_ids, "similarity", "ids"),
-    "pool_top_k": _reading(pool_top_k, "similarity", "pool"),
-    "top_k": _reading(top_k, "similarity", maximum={"k": 1}),
-    "top_p": _reading(top_p, "similarity", "lengths"),
-    "entropic": _reading(entropic, "similarity"),
+    "all_pairs": Alignment(all_pairs, frozenset(), every),
+    "query_to_document": Alignment(query_to_document, _SIMILARITY, at_most),
+    "document_to_query": Alignment(document_to_query, _SIMILARITY),
+    "equal_ids": Alignment(equal_ids, _SIMILARITY | {"ids"}, at_most),
+    "positive_equal_ids": Alignment(positive_equal_ids, _SIMILARITY | {"ids"}, at_most, positive=True),
+    "pool_top_k": Alignment(pool_top_k, _SIMILARITY | {"pool"}),
+    "top_k": Alignment(top_k, _SIMILARITY, at_most),
+    "top_p": Alignment(top_p, _SIMILARITY | {"lengths"}, share_of),
+    "entropic": Alignment(entropic, _SIMILARITY),
 }
 
 NORMALISERS = {
@@ -199,7 +233,7 @@ NORMALISERS = {
 
 
 def as_maximum(align: Align) -> Alignment | None:
-    """The registered alignment that `align` is, if it is one argmax over i for each j; else None."""
+    """The registered alignment that `align` is, if its A is one argmax over i for each j; else None."""
     function, knobs = (align.func, align.keywords) if isinstance(align, partial) else (align, {})
     found = (known for known in ALIGNMENTS.values() if known.function is function)
-    return next((known for known in found if known.maximum == knobs), None)
+    return next((known for known in found if known.is_maximum(**knobs)), None)

@@ -110,17 +110,19 @@ def imputed_rel(S: Pairs, valid: Valid, k: int, imputation: str = "kth") -> Floa
 
 
 def retrieved_rel(
-    similarities: Retrieved, documents: Int[Tensor, "j k"], count: int, missing: Missing
-) -> Float[Tensor, " n"]:
-    """f_XTR'(q, d) = 1/Z Σⱼ (the best similarity of d that j retrieved, else mⱼ) for documents 0 … count − 1.
+    similarities: Retrieved, owners: Int[Tensor, "j k"], corpus_tokens: int, imputation: str = "kth"
+) -> tuple[Int[Tensor, " n"], Float[Tensor, " n"]]:
+    """f_XTR'(q, d) = 1/Z Σⱼ (the best similarity of d that j retrieved, else mⱼ) of every retrieved document.
 
-    Eq. 4 from retrieved tokens alone: equals `imputed_rel` on the whole corpus. documents: the place of
-    each retrieved token's document, any where the similarity is −∞. Z counts the terms; a document without
-    any has 0. A retrieved similarity stands even where an mⱼ that is no bound lies above it.
+    Eq. 4 from retrieved tokens alone: equals `imputed_rel` on the whole corpus. owners: the document of each
+    retrieved token, at least 0, and −1 where the similarity is −∞; those found are returned, ascending. Z
+    counts the terms. A retrieved similarity stands even where an mⱼ that is no bound lies above it.
     """
-    best = similarities.new_full((len(similarities), count), -torch.inf)
-    best.scatter_reduce_(1, documents, similarities, "amax")
-    return filled_mean(best.T, missing)
+    documents, places = owners.unique(return_inverse=True)
+    best = similarities.new_full((len(similarities), len(documents)), -torch.inf)
+    best.scatter_reduce_(1, places, similarities, "amax")
+    missing, found = IMPUTATIONS[imputation](similarities, corpus_tokens), documents >= 0
+    return documents[found], filled_mean(best.T[found], missing)
 
 
 def filled_mean(best: Float[Tensor, "*n j"], missing: Float[Tensor, "*#n j"]) -> Float[Tensor, "*n"]:

@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +14,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from paradigms.align import ALIGNMENTS, NORMALISERS
 from paradigms.core import Interaction, Tokens, interact, rel
 from paradigms.encoder.text import Batch, Encoder, EncoderSettings, Side, TextEncoder
 from paradigms.encoder.towers import TOWERS, TwoTowers, described
@@ -172,8 +170,7 @@ class Paradigm(Trainable):
         super().__init__()
         self.recipe = recipe
         self.encoder = encoder
-        self.align = partial(ALIGNMENTS[recipe.align].function, **recipe.align_knobs)
-        self.normalise = NORMALISERS[recipe.normalise]
+        self.align, self.normalise = recipe.align_function, recipe.normalise_function
 
     @classmethod
     def build(cls, backbone: str | Path, settings: Mapping[str, Any], **recipe: Any) -> Paradigm:
@@ -191,7 +188,7 @@ class Paradigm(Trainable):
     def reads(self) -> frozenset[str]:
         """What A may read: similarity, ids, pool, lengths, salience."""
         salience = {"salience"} if self.encoder.settings.salience != "none" else set()
-        return ALIGNMENTS[self.recipe.align].reads | salience
+        return self.recipe.alignment.reads | salience
 
     def with_alignment(self, align: str, normalise: str | None = None, **knobs: Any) -> Paradigm:
         """The same encoder under another A: ALIGNER's test-time alignments, MVDR (q←d) of a ColBERT.

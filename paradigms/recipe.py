@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import signature
 from typing import Any, Literal, get_type_hints
 
-from paradigms.align import ALIGNMENTS, NORMALISERS
+from paradigms.align import ALIGNMENTS, NORMALISERS, UNBOUNDED, Alignment
+from paradigms.core import Align, Normalise
 from paradigms.impute import IMPUTATIONS
 from paradigms.io.typed import check_type, check_types
 
@@ -43,7 +45,7 @@ class Recipe:
                 f"search of {self.name} is 'impute', which fills in maxima over a document's tokens; the "
                 f"alignment {self.align} takes none: set search to 'gather'"
             )
-        function = ALIGNMENTS[self.align].function
+        function = self.alignment.function
         try:
             signature(function).bind(*[None] * 4, **self.align_knobs)
         except TypeError as error:
@@ -51,3 +53,31 @@ class Recipe:
         kinds = get_type_hints(function)
         for knob, value in self.align_knobs.items():
             check_type(f"{self.align}'s {knob}", value, kinds[knob])
+
+    @property
+    def alignment(self) -> Alignment:
+        """The entry of `align.ALIGNMENTS`."""
+        return ALIGNMENTS[self.align]
+
+    @property
+    def align_function(self) -> Align:
+        """A, with its knobs."""
+        return partial(self.alignment.function, **self.align_knobs)
+
+    @property
+    def normalise_function(self) -> Normalise:
+        """Z."""
+        return NORMALISERS[self.normalise]
+
+    @property
+    def reads_pool(self) -> bool:
+        """Whether the score of a document depends on which other candidates there are."""
+        return self.search == "impute" or "pool" in self.alignment.reads
+
+    def is_maximum(self, longest: int = UNBOUNDED) -> bool:
+        """Whether A is one argmax over i for each j, in documents of at most `longest` tokens."""
+        return self.alignment.is_maximum(longest, **self.align_knobs)
+
+    def is_maxsim(self, longest: int = UNBOUNDED) -> bool:
+        """`is_maximum`, over all tokens of a document whatever their ids."""
+        return self.is_maximum(longest) and "ids" not in self.alignment.reads

@@ -14,10 +14,17 @@ import torch
 from torch import Tensor
 
 from paradigms import PARADIGMS
-from paradigms.align import ALIGNMENTS, NORMALISERS, SMALLEST, one
-from paradigms.core import Interaction, Tokens, interact, join_documents, join_queries, pad_tokens, rel
-from paradigms.impute import imputed_rel
-from paradigms.scoring.in_batch import in_batch_rel
+from paradigms.align import ALIGNMENTS, NORMALISERS, SMALLEST, as_maximum, one, share_of
+from paradigms.core import (
+    Interaction,
+    Tokens,
+    interact,
+    join_documents,
+    join_queries,
+    pad_tokens,
+    rel,
+    similarity,
+)
 
 B, N, I, J, H = 3, 5, 6, 4, 8
 
@@ -256,17 +263,6 @@ def test_slices_of_queries_and_candidates_score_the_same(case: Case):
         close(case.rel(join_documents(parts), queries), score)
 
 
-@ALL
-@pytest.mark.parametrize("cells", [1, 2 * N * I * J, 1 << 20])
-def test_in_batch_scoring_equals_rel(case: Case, cells: int):
-    documents, queries = (leaves(t) for t in texts(case))
-    fast = in_batch_rel(documents, queries, case.A, case.Z, cells=cells)
-    slow = case.rel(documents, queries)
-    close(fast, slow)
-    for a, b in zip(gradients(fast, documents, queries), gradients(slow, documents, queries), strict=True):
-        close(a, b)
-
-
 # --- empty and tiny ---------------------------------------------------------------------------------
 
 
@@ -346,6 +342,48 @@ def test_A_reads_nothing_else(case: Case, what: str):
         assert same == (what not in case.reads), f"A of {case.align} {'ignores' if same else 'reads'} {what}"
 
 
+# --- what is known of A -----------------------------------------------------------------------------
+
+
+@ALL
+def test_the_entry_of_an_alignment_says_what_A_keeps(case: Case):
+    """The largest of each column, as many as `kept` says; and A is a maximum exactly where it says one."""
+    documents, queries = (replace(t, ids=t.ids * 0, salience=None) for t in texts(case))
+    known, (S, valid) = ALIGNMENTS[case.align], similarity(documents, queries)
+    A, lengths = case.interact(documents, queries).alignment, documents.mask.sum(-1)
+    best = S.masked_fill(~valid, -torch.inf).sort(-2, descending=True).values
+    if known.kept is not None and not known.positive:
+        kept = known.kept(lengths, **case.knobs)
+        first = torch.arange(best.shape[-2])[:, None] < kept[..., None, None]
+        close(A.sum(-2), (valid & first).sum(-2).to(A.dtype))
+        close((S * A).sum(-2), best.where(valid.any(-2, keepdim=True) & first, 0).sum(-2))
+    if "pool" not in known.reads:
+        maximum = torch.equal(A.sum(-2), valid.any(-2).to(A.dtype)) and torch.equal(
+            (S * A).sum(-2), best[..., 0, :].where(valid.any(-2), 0)
+        )
+        assert maximum == known.is_maximum(int(lengths.max()), **case.knobs)
+    assert as_maximum(case.A) is (known if known.is_maximum(**case.knobs) else None)
+    assert as_maximum(lambda *arguments: A) is None
+
+
+def test_a_share_counts_exactly():
+    """⌊.29 · 100⌋ is 29, whatever binary fractions make of it; a second token needs 400, 200, … tokens."""
+    shares = [int(share_of(torch.tensor(100), p=p / 100)) for p in range(1, 101)]
+    assert shares == list(range(1, 101))
+    lengths = torch.arange(1, 601)
+    first = [int(lengths[share_of(lengths, p=p / 100) > 1][0]) for p in (0.5, 1, 1.5, 2)]
+    assert first == [400, 200, 134, 100]
+    for wrong in (0.0, 1.5):
+        with pytest.raises(ValueError, match="top_p needs 0 < p <= 1"):
+            share_of(lengths, p=wrong)
+
+
+def test_ids_are_asked_for():
+    documents, queries = texts(CASES["coil"])
+    with pytest.raises(ValueError, match="needs token ids on both sides"):
+        CASES["coil"].rel(documents, replace(queries, ids=None))
+
+
 # --- the claim of unity -----------------------------------------------------------------------------
 
 
@@ -371,15 +409,6 @@ def test_aligner_top_1_with_salience_1_is_colbert():
     close(CASES["aligner"].rel(documents, queries), CASES["colbert"].rel(documents, queries))
 
 
-def test_top_p_counts_exactly():
-    """⌊.29 · 100⌋ is 29, whatever binary fractions make of it."""
-    S = torch.randn(1, 1, 100, 1, dtype=torch.float64)
-    tokens = Tokens(S, torch.ones(1, 1, 100, dtype=torch.bool))
-    for p in range(1, 101):
-        A = ALIGNMENTS["top_p"].function(S, S == S, tokens, tokens, p=p / 100)
-        assert A.sum() == p
-
-
 def test_entropic_alignment_tends_to_top_k():
     documents, queries = texts(CASES["aligner"])
     soft = replace(CASES["aligner entropic"], knobs={"k": 3, "eps": 1e-4})
@@ -391,18 +420,3 @@ def test_mvdr_directions_are_each_other_transposed():
     documents, queries = make(CASES["colbert"], 1, 1, I, 0, [I]), make(CASES["colbert"], 1, 1, J, 1, [J])
     backward = rel(documents, queries, CASES["mvdr q<-d"].A, one)
     close(backward, rel(queries, documents, CASES["colbert"].A, one))
-
-
-def test_imputation_bounds_colbert_and_is_equal_when_all_is_retrieved():
-    """f_XTR' − f_ColBERT = (1/N) Σ over missing of (m_j − max_i S_ij) >= 0 (theory/token_retrieval.py)."""
-    documents, queries = texts(CASES["colbert"])
-    interaction = CASES["colbert"].interact(documents, queries)
-    valid = documents.mask[..., :, None] & queries.mask[..., None, :]
-    S, colbert = interaction.similarity, interaction.rel
-    previous = torch.full_like(colbert, torch.inf)
-    for k in (1, 3, 8, 1000):
-        imputed = imputed_rel(S, valid, k)
-        assert (imputed >= colbert - 1e-12).all()
-        assert (imputed <= previous + 1e-12).all()
-        previous = imputed
-    close(previous, colbert)

@@ -73,11 +73,9 @@ def imputed_run(found: Retrieved, index: ExactIndex, k: int, imputation: str = "
     """The `DEPTH` best documents by f_XTR' with k' = k (Eq. 4), best first."""
     if not len(found.ids):
         return {}
-    scores, (candidates, places) = found.scores[:, :k], np.unique(found.owners[:, :k], return_inverse=True)
-    missing = IMPUTATIONS[imputation](scores, int(index.offsets[-1]))
-    documents = torch.from_numpy(places.reshape(scores.shape))
-    rel = retrieved_rel(scores, documents, len(candidates), missing)
-    return _best({index.ids[n]: score for n, score in zip(candidates, rel.tolist(), strict=True)})
+    owners = torch.from_numpy(found.owners[:, :k])
+    candidates, rel = retrieved_rel(found.scores[:, :k], owners, int(index.offsets[-1]), imputation)
+    return _best({index.ids[n]: score for n, score in zip(candidates.tolist(), rel.tolist(), strict=True)})
 
 
 def gathering(paradigm: Paradigm) -> Recipe:

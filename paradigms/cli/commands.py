@@ -33,7 +33,6 @@ from paradigms.generative.model import SETTINGS as GENERATIVE_SETTINGS
 from paradigms.generative.model import Generative
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.io.files import write_text
-from paradigms.scoring.maxima import reads_pool
 from paradigms.train.tracking import native_precision
 
 BASELINE = "bm25"
@@ -120,7 +119,7 @@ def run_explain(settings: argparse.Namespace) -> None:
     text = opened.corpus[opened.corpus.position(document)]
     others = [other for other in run if other != document]
     pool = None
-    if others and reads_pool(opened.model.recipe):
+    if others and opened.model.recipe.reads_pool:
         pool = opened.index.tokens_of(others, opened.model.encoder.device)
     show.alignment(explain(opened.model, settings.query, text, pool), settings.query, document)
     described = opened.model.description()

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from paradigms.align import NORMALISERS
-from paradigms.core import Tokens
+from paradigms.align import UNBOUNDED
 from paradigms.data import Run
 from paradigms.index.base import TokenIndex
 from paradigms.io.progress import progress_bar
@@ -100,13 +99,13 @@ def search(
 ) -> Run:
     """rel of the k best documents of every query, best first."""
     check_maxima(model, engine)
-    normalise, found = NORMALISERS[model.recipe.normalise], {}
+    normalise, found = model.recipe.normalise_function, {}
     with progress_bar(progress) as bar:
         task = bar.add_task(f"search {model.name}", total=len(queries))
         for name, text in queries.items():
-            query = model.encode_queries([text])
-            vectors = query.vectors[0, 0][query.mask[0, 0]].float().cpu().numpy()
-            Z = float(normalise(torch.ones(1, 1, 1, 1), _one(query), query.to("cpu")))
+            query = model.encode_queries([text]).to("cpu")
+            vectors = query.vectors[0, 0][query.mask[0, 0]].float().numpy()
+            Z = float(normalise(torch.ones(1, 1, 1, 1), query, query))  # reads neither A nor a document
             found[name] = {id: score / Z for id, score in engine.search(vectors, k)}
             bar.advance(task)
     return found
@@ -116,11 +115,11 @@ def check_maxima(model: Paradigm, engine: Engine) -> None:
     """ValueError unless rel is Σⱼ maxᵢ dᵢᵀqⱼ up to a factor that the query alone sets, and vectors fit."""
     recipe, settings = model.recipe, model.encoder.settings
     one = {settings.query_vectors, settings.document_vectors} == {"pooled"}
-    maxima = recipe.align == "query_to_document" or (recipe.align == "all_pairs" and one)
-    if not maxima or recipe.normalise not in ("one", "query_tokens") or settings.salience != "none":
+    maxsim = recipe.is_maxsim(1 if one else UNBOUNDED)
+    if not maxsim or recipe.normalise not in ("one", "query_tokens") or settings.salience != "none":
         raise ValueError(
             f"{recipe.name} scores by the alignment {recipe.align} with Z = {recipe.normalise} and salience "
-            f"{settings.salience}; engines know the maximum alone: "
+            f"{settings.salience}; engines support MaxSim only: "
             "model.with_alignment('query_to_document', 'query_tokens') scores by that"
         )
     if engine.single and not one:
@@ -129,8 +128,3 @@ def check_maxima(model: Paradigm, engine: Engine) -> None:
         raise ValueError(
             f"{recipe.name} has vectors of {model.encoder.dim} dimensions, the engine of {engine.dim}"
         )
-
-
-def _one(query: Tokens) -> Tokens:
-    """A document of one token, which the Z of `check_maxima` does not look at."""
-    return Tokens(query.vectors[:1, :1, :1].cpu(), torch.ones(1, 1, 1, dtype=torch.bool))

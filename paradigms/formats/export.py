@@ -78,11 +78,10 @@ def write_sentence_transformers(model: Any, folder: Path) -> None:
 def refuse(model: Paradigm, multi: bool) -> None:
     """ValueError for what no module of sentence-transformers does."""
     s, recipe = model.encoder.settings, model.recipe
-    known = ("query_to_document",) if multi else ("all_pairs", "query_to_document", "equal_ids")
-    if recipe.align not in known or (multi and recipe.normalise not in SIMILARITY):
+    if not (recipe.is_maxsim() and recipe.normalise in SIMILARITY if multi else recipe.is_maximum(1)):
         raise ValueError(
             f"{recipe.name} has the alignment {recipe.align} with Z = {recipe.normalise}, and "
-            "sentence-transformers knows that of ColBERT alone: model.with_alignment('query_to_document', "
+            "sentence-transformers supports that of ColBERT only: model.with_alignment('query_to_document', "
             "'query_tokens') scores as it will there"
         )
     whole = {"all"} if multi else {"pooled"}

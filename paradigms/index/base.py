@@ -22,18 +22,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paradigms.align import ALIGNMENTS
 from paradigms.core import Tokens
 from paradigms.data import Run
-from paradigms.impute import IMPUTATIONS, retrieved_rel
+from paradigms.impute import retrieved_rel
 from paradigms.index.grow import GrowingStore
 from paradigms.index.pruning import most_salient
 from paradigms.io.progress import progress_bar
 from paradigms.model import Paradigm
 from paradigms.recipe import Recipe
 from paradigms.scoring.machine import VECTOR
-from paradigms.scoring.maxima import reads_pool, score
-from paradigms.scoring.stored import Packed, Scanned, aligns
+from paradigms.scoring.stored import Packed, Scanned, compiled, score
 
 QUERIES = 64  # encoded at once, texts of like length together
 RETRIEVED = 1 << 22  # retrieved tokens, of all query tokens of a slice of queries, that are held at once
@@ -83,6 +81,19 @@ class TokenIndex(GrowingStore, ABC):
         An imputing paradigm takes the query's candidates as its pool: k' tokens of theirs are retrieved.
         KeyError names a query without a text or a document outside the index.
         """
+        return self.rerank_recipes(paradigm, [paradigm.recipe], queries, run, progress=progress)[0]
+
+    def rerank_recipes(
+        self,
+        paradigm: Paradigm,
+        recipes: Sequence[Recipe],
+        queries: Mapping[str, str],
+        run: Run,
+        *,
+        progress: bool = False,
+    ) -> list[Run]:
+        """`rerank` with each of several recipes for one encoder: queries are encoded once, and S = DᵀQ is
+        computed once where the compiled kernels know them all."""
         self.check(paradigm)
         unknown = next((query for query in run if query not in queries), None)
         if unknown is not None:
@@ -90,32 +101,22 @@ class TokenIndex(GrowingStore, ABC):
         for candidates in run.values():
             self.positions(candidates)
         names = [query for query in run if run[query]]
-        found: Run = {}
+        found: list[Run] = [{} for _ in recipes]
         with torch.inference_mode(), progress_bar(progress) as bar:
             task = bar.add_task(f"rerank {paradigm.recipe.name}", total=len(names))
             for places, encoded in _encode_queries(paradigm, [queries[query] for query in names]):
                 part = [names[place] for place in places]
-                scored = self.rerank_tokens(paradigm.recipe, encoded, [list(run[query]) for query in part])
-                found |= dict(zip(part, scored, strict=True))
+                scored = self._rerank(recipes, encoded, [list(run[query]) for query in part])
+                for new, scores in zip(found, scored, strict=True):
+                    new |= dict(zip(part, scores, strict=True))
                 bar.advance(task, len(part))
-        return {query: found.get(query, {}) for query in run}
+        return [{query: new.get(query, {}) for query in run} for new in found]
 
     def rerank_tokens(
         self, recipe: Recipe, queries: Tokens, candidates: Sequence[Sequence[str]]
     ) -> list[dict[str, float]]:
         """As `rerank`, of queries that come encoded, axes [b, 1, j, h], and the candidates of each."""
-        queries = self._checked(recipe, queries)
-        if len(candidates) != len(queries.mask):
-            raise ValueError(f"{len(queries.mask)} queries need as many candidates, not {len(candidates)}")
-        with torch.inference_mode():
-            ranked = []
-            for row, ids in enumerate(candidates):
-                rows = np.sort(self.positions(ids))
-                query = queries if len(candidates) == 1 else queries[row : row + 1]
-                scores = self._score_rows(recipe, query, rows)[0].cpu().numpy()
-                order = np.lexsort((self._order[1][rows], -scores))
-                ranked.append(dict(zip(self.names(rows[order]), scores[order].tolist(), strict=True)))
-        return ranked
+        return self._rerank([recipe], queries, candidates)[0]
 
     @abstractmethod
     def token_search(self, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -125,13 +126,31 @@ class TokenIndex(GrowingStore, ABC):
         index has fewer. Where fewer are found of one query token its row is filled up with −∞ and row −1.
         """
 
+    def _rerank(
+        self, recipes: Sequence[Recipe], queries: Tokens, candidates: Sequence[Sequence[str]]
+    ) -> list[list[dict[str, float]]]:
+        """For each recipe and query its candidates and scores, best first."""
+        for recipe in recipes:
+            queries = self._checked(recipe, queries)
+        if len(candidates) != len(queries.mask):
+            raise ValueError(f"{len(queries.mask)} queries need as many candidates, not {len(candidates)}")
+        ranked: list[list[dict[str, float]]] = [[] for _ in recipes]
+        with torch.inference_mode():
+            for row, ids in enumerate(candidates):
+                rows = np.sort(self.positions(ids))
+                query = queries if len(candidates) == 1 else queries[row : row + 1]
+                for new, scores in zip(ranked, self._score_all(recipes, query, rows), strict=True):
+                    order = np.lexsort((self._order[1][rows], -scores))
+                    new.append(dict(zip(self.names(rows[order]), scores[order].tolist(), strict=True)))
+        return ranked
+
     # --- the two ways -------------------------------------------------------------------------------
 
     def _search(self, recipe: Recipe, parts: list[Tokens], k: int, bar: Any) -> list[list[dict[str, float]]]:
         """Of each part and query its k best documents with their scores, best first."""
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
-        if recipe.search != "impute" and "pool" in ALIGNMENTS[recipe.align].reads:
+        if recipe.search != "impute" and recipe.reads_pool:
             raise ValueError(
                 f"the alignment {recipe.align} of {recipe.name} reads the whole pool, "
                 "which a search in blocks never sees: set the recipe's search to 'impute', or rerank"
@@ -168,12 +187,9 @@ class TokenIndex(GrowingStore, ABC):
                 if not tokens.numel():
                     found[-1].append(tokens.new_zeros(0))
                     continue
-                rows, owners = np.unique(self._owners(tokens), return_inverse=True)
-                documents = torch.from_numpy(owners.reshape(tokens.shape)).to(tokens.device)
-                missing = IMPUTATIONS[recipe.imputation](scores, self.living_tokens)
-                filled = retrieved_rel(scores, documents, len(rows), missing)
-                there = rows >= 0  # −1 owns what was not found
-                found[-1].append(self._best(filled[torch.from_numpy(there)], rows[there], k))
+                owners = torch.from_numpy(self._owners(tokens)).to(tokens.device)
+                rows, filled = retrieved_rel(scores, owners, self.living_tokens, recipe.imputation)
+                found[-1].append(self._best(filled, rows.cpu().numpy(), k))
         return found
 
     def _retrieved(self, queries: Tokens, k: int) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -192,22 +208,29 @@ class TokenIndex(GrowingStore, ABC):
             yield from ((start + n, *row) for n, row in enumerate(rows))
             start = stop
 
+    def _score_all(self, recipes: Sequence[Recipe], query: Tokens, rows: np.ndarray) -> np.ndarray:
+        """`_score_rows` with each recipe: [s, n]."""
+        scanned = self._scanned(recipes[0], query.mask.device)
+        gather = all(r.search == "gather" and compiled(r) for r in recipes)
+        if scanned and gather:
+            return scanned.relevances(recipes, self._packed(query), rows)[:, 0].numpy()
+        return torch.cat([self._score_rows(recipe, query, rows) for recipe in recipes]).cpu().numpy()
+
     def _score_rows(self, recipe: Recipe, query: Tokens, rows: np.ndarray) -> Tensor:
-        """`maxima.score` of one query and documents by row: [1, n]."""
+        """`stored.score` of one query and documents by row: [1, n]."""
         device = query.mask.device
         scanned = self._scanned(recipe, device)
         if scanned and recipe.search == "impute":
             return scanned.imputed(recipe, self._packed(query), rows, self._tokens_in(rows))[0]
         if scanned:
             return scanned.relevance(recipe, self._packed(query), rows)
-        query, whole = _trimmed(query), reads_pool(recipe) or not len(rows)
+        query, whole = _trimmed(query), recipe.reads_pool or not len(rows)
         blocks = [rows] if whole else self.blocks(CANDIDATES, rows)
         return torch.cat([score(recipe, self.tokens(block, device), query) for block in blocks], 1)
 
     def _scanned(self, recipe: Recipe, device: torch.device) -> Scanned | None:
         """What the kernels read, where they know the recipe and the tokens lie in their reach."""
-        known = recipe.search == "impute" or aligns(recipe, self.longest)
-        if device.type != "cpu" or not known or self._width % VECTOR:
+        if device.type != "cpu" or not compiled(recipe) or self._width % VECTOR:
             return None
         return self._scannable
 
@@ -240,7 +263,7 @@ class TokenIndex(GrowingStore, ABC):
                 f"queries need axes [b, 1, j, {dim}] to search {self.folder}, "
                 f"not {list(queries.vectors.shape)}"
             )
-        if "ids" in ALIGNMENTS[recipe.align].reads and "ids" not in self.manifest["fields"]:
+        if "ids" in recipe.alignment.reads and "ids" not in self.manifest["fields"]:
             raise ValueError(
                 f"{self.folder}, made by {self.manifest['paradigm']}, holds no ids of tokens, which "
                 f"{recipe.name} reads"

@@ -16,8 +16,7 @@ from paradigms.core import Tokens
 from paradigms.index import base
 from paradigms.index.base import LARGE_SIZES, TokenIndex
 from paradigms.recipe import Recipe
-from paradigms.scoring.maxima import score
-from paradigms.scoring.stored import Packed, slices
+from paradigms.scoring.stored import Packed, score, slices
 
 IN_PLACE = 1 << 20  # tokens of a block of documents whose stored vectors are read in place
 TOKEN_BLOCK = 1 << 18  # document tokens that a token search reads at once
@@ -57,7 +56,7 @@ class ExactIndex(TokenIndex):
         device = parts[0].mask.device
         scanned = self._scanned(recipe, device)
         packed = [[Packed(q) for q in slices(queries)] for queries in parts] if scanned else []
-        limit, cells = base.SIZES.get(device.type, LARGE_SIZES)
+        limit, _ = base.SIZES.get(device.type, LARGE_SIZES)
         for block in self._in_place() if scanned else self.blocks(limit):
             documents = None if scanned else self.tokens(block, device)
             for n, queries in enumerate(parts):
@@ -65,9 +64,7 @@ class ExactIndex(TokenIndex):
                     scores = torch.cat([scanned.relevance(recipe, q, block) for q in packed[n]])
                 else:
                     assert documents is not None
-                    rows = max(1, cells // (documents.mask.numel() * queries.mask.shape[-1]))
-                    some = [queries[start : start + rows] for start in range(0, len(queries.mask), rows)]
-                    scores = torch.cat([score(recipe, documents, q) for q in some])
+                    scores = score(recipe, documents, queries)
                 keys = torch.cat([best[n], self._keys(scores, block)], 1)
                 best[n] = keys.topk(min(k, keys.shape[1])).values
                 bar.advance(task, len(block) / len(parts))

@@ -14,7 +14,7 @@ No kernel adds atomically: one program owns each result and sums in one order, t
 tuned configurations differ in tiles and warps, not in that order. Products are accumulated in float32, and
 so are the gradients; the maxima are float32 whatever the vectors are.
 
-Imported where it is used only (`train.scoring`): it needs Triton, which comes with torch's CUDA builds. With
+Imported only where it is used (`in_batch`): it needs Triton, which comes with torch's CUDA builds. With
 TRITON_INTERPRET=1 set before Triton is imported, the kernels run on the CPU, slowly: so they are tested.
 """
 
@@ -30,6 +30,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from paradigms.align import ids_of
 from paradigms.core import Tokens
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -65,9 +66,7 @@ def best_tokens(
     of float32 are multiplied as `torch.set_float32_matmul_precision` says of every matrix product: exactly at
     "highest", which no tensor core does, else as TF32.
     """
-    ids = (documents.ids, queries.ids) if equal_ids else (None, None)
-    if equal_ids and (documents.ids is None or queries.ids is None):
-        raise ValueError("a maximum over equal ids needs token ids on both sides; Tokens.ids is None")
+    ids = ids_of(documents, queries) if equal_ids else (None, None)
     sides = (documents.vectors[0], queries.vectors[:, 0], documents.mask[0], queries.mask, *ids)
     best, place = _BestTokens.apply(*(None if t is None else t.contiguous() for t in sides))
     return best.transpose(0, 1), place.transpose(0, 1)

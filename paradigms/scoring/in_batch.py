@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
+from functools import partial
 from importlib.util import find_spec
-from typing import TypeAlias
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import embedding_bag
+from torch.nn.functional import embedding_bag, pad
 from torch.utils.checkpoint import checkpoint
 
-from paradigms.align import as_maximum
-from paradigms.core import Align, Interaction, Normalise, Tokens, rel, similarity
+from paradigms.align import Alignment, as_maximum
+from paradigms.core import Align, Normalise, Tokens, rel, similarity
+from paradigms.scoring.pairs import Pairs, first_tokens, maxima, rel_of
 
 CELLS = {"cpu": 1 << 20}  # entries of S at once: what a processor's cache holds with its temporaries
 MANY_CELLS = 1 << 24  # elsewhere: 64 MB, so that launching a chunk costs nothing beside computing it
-FUSED = {"cuda"}  # devices on which the kernels of train.fused find maxima, where Triton is installed
+# Devices on which Triton's kernels find maxima, opt-in: PARADIGMS_FUSED=cuda. Needs Triton and compute
+# capability 8.0.
+FUSED = set(os.environ.get("PARADIGMS_FUSED", "").split(",")) - {""}
 
 
 def in_batch_rel(
@@ -35,13 +39,13 @@ def in_batch_rel(
 
     Chunks are slices of queries, so alignments that read the whole pool (XTR) see the whole pool.
 
-    On a GPU with Triton a max (`Alignment.maximum`) takes the first of these ways without S, without chunks
-    (see `train.fused`), and its rel is float32 whatever the vectors are. XTR's max does not: which of the
-    maxima count is a matter of rank among all similarities of the pool.
+    Where `FUSED` names the device, a max (`Alignment.is_maximum`) takes the first of these ways without S and
+    without chunks (`fused`), and its rel is float32 whatever the vectors are. XTR's max does not: which of
+    the maxima count is a matter of rank among all similarities of the pool.
 
-    Autocast, which is for the products of layers, changes nothing here, whichever way is taken: similarities
-    are of the vectors in their own type, float32 in training. In bfloat16 a cosine of 0.9 would have steps of
-    0.004, which at τ = 0.02 are a fifth in the softmax.
+    Autocast is for the products of layers and changes nothing here: similarities have the type of the
+    vectors, float32 in training. In bfloat16 a cosine of 0.9 would have steps of 0.004, which at τ = 0.02 are
+    a fifth in the softmax.
     """
     if documents.mask.shape[0] != 1:
         raise ValueError(f"in-batch documents have axes [1, n, i, h], got x = {documents.mask.shape[0]}")
@@ -54,64 +58,66 @@ def in_batch_rel(
 def _rel(
     documents: Tokens, queries: Tokens, align: Align, normalise: Normalise, cells: int | None
 ) -> Float[Tensor, "b n"]:
-    pairs = _fused_pairs(documents, queries, align)
-    if pairs is None:
-        b, (n, i), j = queries.mask.shape[0], documents.mask.shape[1:], queries.mask.shape[-1]
-        cells = CELLS.get(documents.vectors.device.type, MANY_CELLS) if cells is None else cells
-        rows = max(1, cells // max(1, n * i * j))
-        chunks = [queries[start : start + rows] for start in range(0, b, rows)]
-        if not _soft(documents, queries, align):
-            pairs = _chunked_pairs(documents, queries, chunks, align)
-        if pairs is None:
-            return _recomputed(documents, chunks, align, normalise)
-    S, A, place = pairs
-    if documents.salience is not None:
-        at = (place.clamp(min=0) + _first_tokens(place, documents.mask.shape[-1])).flatten()
-        # index_select: the backward pass of take adds in an order that changes from run to run.
-        A = A * documents.salience.flatten().index_select(0, at).view_as(place)
-    if queries.salience is not None:
-        A = A * queries.salience[:, :, None, :]
-    return Interaction(S, A, normalise(A, documents, queries)).rel
+    known = as_maximum(align)
+    if known is not None and _fits_fused(documents, queries):
+        from paradigms.scoring import fused
+
+        best, place = (t[:, :, None] for t in fused.best_tokens(documents, queries, "ids" in known.reads))
+        return rel_of(Pairs(best, (place >= 0).to(best.dtype), place), documents, queries, normalise)
+    b, (n, i), j = queries.mask.shape[0], documents.mask.shape[1:], queries.mask.shape[-1]
+    cells = CELLS.get(documents.vectors.device.type, MANY_CELLS) if cells is None else cells
+    rows = max(1, cells // max(1, n * i * j))
+    chunks = [queries[start : start + rows] for start in range(0, b, rows)]
+    pairs = _chunked_pairs(documents, queries, chunks, align, known)
+    if pairs is not None:
+        return rel_of(pairs, documents, queries, normalise)
+    recomputed = partial(checkpoint, rel, use_reentrant=False, preserve_rng_state=False)
+    return torch.cat([recomputed(documents, chunk, align, normalise) for chunk in chunks])
 
 
-# S, A and the document tokens i of the pairs that align, each [b, n, r, j]; −1 may stand where A is 0
-AlignedPairs: TypeAlias = tuple[Float[Tensor, "b n r j"], Float[Tensor, "b n r j"], Int[Tensor, "b n r j"]]
-
-
-def _fused_pairs(documents: Tokens, queries: Tokens, align: Align) -> AlignedPairs | None:
-    """The pairs of a max, found on the GPU without S; None where the kernels do not apply."""
-    known = as_maximum(align) if documents.vectors.device.type in FUSED and find_spec("triton") else None
-    if known is None:
-        return None
+def _fits_fused(documents: Tokens, queries: Tokens) -> bool:
+    """Whether Triton's kernels are wanted, installed and able to multiply these vectors."""
+    D, Q = documents.vectors, queries.vectors
+    if D.device.type not in FUSED or D.dtype != Q.dtype or not find_spec("triton"):
+        return False
     from paradigms.scoring import fused
 
-    if not (fused.supports(documents.vectors) and fused.supports(queries.vectors)):
-        return None
-    if documents.vectors.dtype != queries.vectors.dtype:
-        return None
-    S, place = fused.best_tokens(documents, queries, equal_ids="ids" in known.reads)
-    S, place = S[:, :, None], place[:, :, None]
-    return S, (place >= 0).to(S.dtype), place
+    return fused.supports(D)
 
 
 def _chunked_pairs(
-    documents: Tokens, queries: Tokens, chunks: list[Tokens], align: Align
-) -> AlignedPairs | None:
-    """The pairs of a hard alignment, S formed chunk by chunk; None where they are many."""
-    places, weights, similarities = [], [], []
+    documents: Tokens, queries: Tokens, chunks: list[Tokens], align: Align, known: Alignment | None
+) -> Pairs | None:
+    """The pairs of a hard alignment, S formed chunk by chunk.
+
+    None where A is soft, where the pairs are many, and where rel of each chunk is all that is needed: without
+    gradients, unless A is a maximum, which `known` says.
+    """
+    trains = torch.is_grad_enabled() and _any_requires_grad(documents, queries)
+    if known is None and (not trains or _soft(documents, queries, align)):
+        return None
+    found = []
     for chunk in chunks:
         with torch.no_grad():
+            if known is not None:
+                found.append(maxima(documents, chunk, "ids" in known.reads))
+                continue
             S, valid = similarity(documents, chunk)
-            place, weight = _compact(align(S, valid, documents, chunk).where(valid, 0))
-        if place.shape[-2] > max(1, documents.mask.shape[-1] // 4):
+            found.append(_compact(S, align(S, valid, documents, chunk).where(valid, 0)))
+        if found[-1].alignment.shape[-2] > max(1, documents.mask.shape[-1] // 4):
             return None
-        places.append(place)
-        weights.append(weight)
-        similarities.append(S.gather(-2, place))
-    r = max(p.shape[-2] for p in places)
-    place = torch.cat([_pad(p, r) for p in places])
-    A, S = torch.cat([_pad(w, r) for w in weights]), torch.cat([_pad(s, r) for s in similarities])
-    return _PairSimilarity.apply(documents.vectors, queries.vectors, S, place), A, place
+    r = max(part.alignment.shape[-2] for part in found)
+    S, A, place = (
+        torch.cat([pad(t, (0, 0, 0, r - t.shape[-2])) for t in parts]) for parts in zip(*found, strict=True)
+    )
+    if trains:
+        S = _PairSimilarity.apply(documents.vectors, queries.vectors, S, place)
+    return Pairs(S, A, place)
+
+
+def _any_requires_grad(*sides: Tokens) -> bool:
+    leaves = (t for side in sides for t in (side.vectors, side.salience))
+    return any(t is not None and t.requires_grad for t in leaves)
 
 
 def _soft(documents: Tokens, queries: Tokens, align: Align) -> bool:
@@ -122,29 +128,11 @@ def _soft(documents: Tokens, queries: Tokens, align: Align) -> bool:
         return align(S.clone().requires_grad_(), valid, document, query).requires_grad
 
 
-def _recomputed(documents: Tokens, chunks: list[Tokens], align: Align, normalise: Normalise) -> Tensor:
-    return torch.cat(
-        [
-            checkpoint(rel, documents, chunk, align, normalise, use_reentrant=False, preserve_rng_state=False)
-            for chunk in chunks
-        ]
-    )
-
-
-def _compact(A: Float[Tensor, "b n i j"]) -> tuple[Tensor, Float[Tensor, "b n r j"]]:
-    """The nonzero entries of each column of A, moved together: their rows i and their values."""
-    r = max(1, int((A != 0).sum(-2).max())) if A.numel() else 1
+def _compact(S: Float[Tensor, "b n i j"], A: Float[Tensor, "b n i j"]) -> Pairs:
+    """The nonzero entries of each column of A, moved together."""
+    r = max(1, int((A != 0).sum(-2).max()))
     weight, place = A.max(-2, keepdim=True) if r == 1 else A.topk(r, dim=-2)
-    return place, weight
-
-
-def _pad(t: Tensor, r: int) -> Tensor:
-    return torch.nn.functional.pad(t, (0, 0, 0, r - t.shape[-2]))
-
-
-def _first_tokens(place: Tensor, i: int) -> Tensor:
-    """Where each document of [b, n, r, j] begins among the n·i tokens of all."""
-    return torch.arange(place.shape[1], device=place.device).mul(i)[:, None, None]
+    return Pairs(S.gather(-2, place), weight, place)
 
 
 class _PairSimilarity(torch.autograd.Function):
@@ -164,7 +152,7 @@ class _PairSimilarity(torch.autograd.Function):
     def backward(ctx, gradient: Tensor):
         D, Q, place = ctx.saved_tensors
         (n, i, h), (b, _, r, j) = D.shape[1:], place.shape
-        bags = (place + _first_tokens(place, i)).permute(0, 3, 1, 2).reshape(b * j, n * r)
+        bags = (place + first_tokens(place, i)).permute(0, 3, 1, 2).reshape(b * j, n * r)
         weights = gradient.to(D.dtype).permute(0, 3, 1, 2).reshape(b * j, n * r)
         with torch.enable_grad():
             table = D.detach().reshape(n * i, h).requires_grad_()

@@ -19,6 +19,7 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
+from paradigms.align import SMALLEST
 from paradigms.scoring.tiles import (
     BLOCK,
     GRAIN,
@@ -270,14 +271,14 @@ def _replace_least(heap, value):
 
 # --- Z ------------------------------------------------------------------------------------------------
 
-NORMALISERS = ("one", "query_tokens", "document_tokens", "total", "retrieved")  # of align.NORMALISERS
-SMALLEST = 1e-6  # as align.SMALLEST
-
 
 @no_type_check
 @helper
 def _normalised(total, weight, aligned, queries, documents, normaliser):
-    """Σ S ⊙ A / Z, from Σ S ⊙ A, Σ A, the query tokens that have an A > 0, and the lengths."""
+    """Σ S ⊙ A / Z, from Σ S ⊙ A, Σ A, the query tokens that have an A > 0, and the lengths.
+
+    normaliser: a place in `stored.NORMALISERS`.
+    """
     z = 1.0
     if normaliser == 1:
         z = max(1, queries)
@@ -306,6 +307,25 @@ def _finish(best, kept, query, length, normaliser, out):
         out[b] = _normalised(total, weight, aligned, count, length, normaliser)
 
 
+@no_type_check
+@helper
+def _finish_several(best, kept, most, query, length, normaliser, out):
+    """As `_finish`, from best[lane, :most]. Maxima are apart: this loop would slow them down."""
+    for b in range(out.shape[0]):
+        total, weight, aligned = 0.0, 0.0, 0
+        for lane in range(query.spans[b], query.spans[b + 1]):
+            any = False
+            for place in range(most):
+                if best[lane, place] > -np.inf:
+                    share = query.weights[lane] * (kept[lane, place] if kept.shape[0] else np.float32(1))
+                    total += share * best[lane, place]
+                    weight += share
+                    any |= share > 0
+            aligned += any
+        count = query.spans[b + 1] - query.spans[b]
+        out[b] = _normalised(total, weight, aligned, count, length, normaliser)
+
+
 # --- kernels ------------------------------------------------------------------------------------------
 
 
@@ -314,7 +334,7 @@ def _finish(best, kept, query, length, normaliser, out):
 def maxima(tokens, query, documents, width, normaliser, out):
     """out[n, b] = rel where A keeps, for each query token, the document token of largest similarity.
 
-    normaliser: a place in NORMALISERS. width: h, a multiple of VECTOR.
+    width: h, a multiple of VECTOR.
     """
     lanes = query.edges[-1] * GRAIN
     rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
@@ -359,19 +379,22 @@ def maxima(tokens, query, documents, width, normaliser, out):
 
 @no_type_check
 @njit(nogil=True, cache=True)
-def largest(tokens, query, documents, width, tops, normaliser, out):
-    """As `maxima`; A keeps the tops[n] document tokens of largest similarity for each query token."""
+def largest(tokens, query, documents, width, tops, normalisers, out):
+    """out[n, s, b] = rel where A keeps the tops[n, s] document tokens of largest similarity per query token.
+
+    rel of several alignments comes from one S: what the largest of tops[n] keeps includes what others keep.
+    """
     lanes, most = query.edges[-1] * GRAIN, max(1, tops.max()) if tops.shape[0] else 1
     rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
     places, ends = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)
-    best, kept = np.empty((lanes, most), np.float32), np.ones((lanes, most), np.float32)
     salient = documents.salience.shape[0] > 0
+    best, kept = np.empty((lanes, most), np.float32), np.empty((lanes if salient else 0, most), np.float32)
     for n in range(documents.starts.shape[0]):
         for lane in range(lanes):
             for place in range(most):
                 best[lane, place] = -np.inf
         alone = Documents(documents.starts[n : n + 1], documents.stops[n : n + 1], documents.salience)
-        document, token, last = 0, alone.starts[0], tops[n] - 1
+        document, token, last = 0, alone.starts[0], max(1, tops[n].max()) - 1
         while document == 0:
             document, token, count, _ = _fill(tokens, alone, 0, token, rows, places, ends)
             for tile in range(query.edges.shape[0] - 1):
@@ -382,27 +405,18 @@ def largest(tokens, query, documents, width, tops, normaliser, out):
                         value = products[r * step + j]
                         if value <= best[lane + j, last]:
                             continue
-                        weight = documents.salience[places[0, r]] if salient else np.float32(1)
                         place = last
                         while place > 0 and best[lane + j, place - 1] < value:
                             best[lane + j, place] = best[lane + j, place - 1]
-                            kept[lane + j, place] = kept[lane + j, place - 1]
+                            if salient:
+                                kept[lane + j, place] = kept[lane + j, place - 1]
                             place -= 1
-                        best[lane + j, place], kept[lane + j, place] = value, weight
+                        best[lane + j, place] = value
+                        if salient:
+                            kept[lane + j, place] = documents.salience[places[0, r]]
         length = documents.stops[n] - documents.starts[n]
-        for b in range(out.shape[1]):
-            total, weight, aligned = 0.0, 0.0, 0
-            for lane in range(query.spans[b], query.spans[b + 1]):
-                any = False
-                for place in range(last + 1):
-                    if best[lane, place] > -np.inf:
-                        share = query.weights[lane] * kept[lane, place]
-                        total += share * best[lane, place]
-                        weight += share
-                        any |= share > 0
-                aligned += any
-            count = query.spans[b + 1] - query.spans[b]
-            out[n, b] = _normalised(total, weight, aligned, count, length, normaliser)
+        for s in range(tops.shape[1]):
+            _finish_several(best, kept, tops[n, s], query, length, normalisers[s], out[n, s])
 
 
 class Matches(NamedTuple):

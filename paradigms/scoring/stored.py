@@ -1,43 +1,50 @@
-"""rel of stored documents by the compiled kernels: which recipes they know, and how tensors reach them.
+"""rel of stored documents: by the compiled kernels, or from tensors.
 
 On the stored vectors `relevance` equals `core.rel`, for every alignment that keeps some document tokens for
-each query token by similarity or by id, and `imputed` equals `impute.imputed_rel`. Other alignments, and what
-does not lie in a CPU's memory, are scored by `maxima.score`.
+each query token by similarity or by id (`Alignment.kept`), and `imputed` equals `impute.imputed_rel`. Other
+alignments, and vectors that are not in a CPU's memory, are scored by `score`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from paradigms.core import Tokens
-from paradigms.impute import IMPUTATIONS, filled_mean
+from paradigms.core import Tokens, similarity
+from paradigms.impute import IMPUTATIONS, filled_mean, imputed_rel
 from paradigms.recipe import Recipe
+from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.scoring.machine import shared, worth
 
 if TYPE_CHECKING:
     from paradigms.scoring import kernels
 
 NORMALISERS = ("one", "query_tokens", "document_tokens", "total", "retrieved")  # the kernels number them so
-MAXIMA = ("query_to_document", "top_k", "top_p")
-EQUAL = ("equal_ids", "positive_equal_ids")
 PIECES = 4  # of the documents for each thread, so that none waits long for another
 NOTHING = np.zeros((1, 0), np.float32)
 PACKED = 1 << 20  # bytes of queries that meet a block of tokens: they stay in the cache
 
 
-def aligns(recipe: Recipe, longest: int) -> bool:
-    """Whether `relevance` gives rel of documents of at most `longest` tokens.
+def score(recipe: Recipe, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
+    """rel(d, q) of documents with axes [1, n, i, h], as an index scores them.
 
-    The sum over a single token is its maximum.
+    `core.rel`; for a recipe that imputes `impute.imputed_rel`, whose pool is the n documents.
     """
-    align = recipe.align in (*MAXIMA, *EQUAL) or (recipe.align == "all_pairs" and longest <= 1)
-    return align and recipe.normalise in NORMALISERS
+    if recipe.search == "impute":
+        return imputed_rel(*similarity(documents, queries), recipe.search_tokens, recipe.imputation)
+    return in_batch_rel(documents, queries, recipe.align_function, recipe.normalise_function)
+
+
+def compiled(recipe: Recipe) -> bool:
+    """Whether the kernels can score with this recipe."""
+    kept = recipe.alignment.kept is not None and recipe.normalise in NORMALISERS
+    return kept or recipe.search == "impute"
 
 
 def slices(queries: Tokens) -> list[Tokens]:
@@ -106,34 +113,46 @@ class Scanned:
         self.salience = np.asarray(fields.get("salience", none))
         self.ids = np.asarray(fields["ids"]) if "ids" in fields else None
 
-    def relevance(self, recipe: Recipe, packed: Packed, rows: np.ndarray) -> Tensor:
-        """rel(d, q), [b, n], of the documents at `rows`; where the recipe `aligns` so."""
+    def relevance(self, recipe: Recipe, packed: Packed, rows: np.ndarray) -> Float[Tensor, "b n"]:
+        """rel(d, q) of the documents at `rows`; the recipe gathers and is `compiled`."""
+        return self.relevances([recipe], packed, rows)[0]
+
+    def relevances(
+        self, recipes: Sequence[Recipe], packed: Packed, rows: np.ndarray
+    ) -> Float[Tensor, "s b n"]:
+        """rel(d, q) with each recipe: from one S, but for alignments that read ids."""
+        if len(recipes) > 1 and any("ids" in recipe.alignment.reads for recipe in recipes):
+            return torch.cat([self.relevances([recipe], packed, rows) for recipe in recipes])
         from paradigms.scoring import kernels
 
         starts, stops = self.offsets[rows], self.offsets[rows + 1]
         lengths, width = stops - starts, packed.vectors.shape[1]
-        out, normaliser = np.empty((len(rows), len(packed)), np.float32), NORMALISERS.index(recipe.normalise)
-        tops = _tops(recipe, lengths)
-        matches = self._matches(recipe, packed) if recipe.align in EQUAL else None
+        kept = np.empty((len(rows), len(recipes)), np.int64)
+        for column, recipe in zip(kept.T, recipes, strict=True):
+            assert recipe.alignment.kept is not None
+            column[:] = recipe.alignment.kept(torch.from_numpy(lengths), **recipe.align_knobs)
+        normalisers = np.array([NORMALISERS.index(recipe.normalise) for recipe in recipes])
+        maxima = len(recipes) == 1 and (kept <= 1).all()
+        matches = self._matches(recipes[0], packed) if "ids" in recipes[0].alignment.reads else None
+        out = np.empty((len(rows), len(recipes), len(packed)), np.float32)
 
         def work(part: slice) -> None:
             documents = kernels.Documents(starts[part], stops[part], self.salience)
             given = self.tokens, packed.query, documents, width
             if matches is not None:
-                kernels.equal(*given, matches, normaliser, out[part])
-            elif tops is None:
-                kernels.maxima(*given, normaliser, out[part])
+                kernels.equal(*given, matches, normalisers[0], out[part, 0])
+            elif maxima:
+                kernels.maxima(*given, normalisers[0], out[part, 0])
             else:
-                kernels.largest(*given, tops[part], normaliser, out[part])
+                kernels.largest(*given, kept[part], normalisers, out[part])
 
         divided(work, len(rows), int(lengths.sum()) * (len(packed.query.edges) - 1))
-        return torch.from_numpy(out.T)
+        return torch.from_numpy(out.transpose(1, 2, 0))
 
     def imputed(
         self, recipe: Recipe, packed: Packed, rows: np.ndarray, corpus: int
-    ) -> tuple[Tensor, np.ndarray]:
-        """f_XTR'(q, d) of the documents at `rows`, which are the pool, and which own a retrieved token: [b,
-        n].
+    ) -> tuple[Float[Tensor, "b n"], Bool[np.ndarray, "b n"]]:
+        """f_XTR'(q, d) of the documents at `rows`, the pool, and which of them own a retrieved token.
 
         corpus: the number of tokens that an imputation extrapolates to.
         """
@@ -177,13 +196,5 @@ class Scanned:
         order = np.argsort(packed.ids, kind="stable")
         low, high = (int(packed.ids[order[end]]) for end in (0, -1)) if len(order) else (0, 0)
         begins = np.concatenate([[0], np.cumsum(np.bincount(packed.ids - low, minlength=high - low + 1))])
-        positive = recipe.align == "positive_equal_ids"
-        return kernels.Matches(self.ids, low, begins, order, np.ascontiguousarray(packed.vectors), positive)
-
-
-def _tops(recipe: Recipe, lengths: np.ndarray) -> np.ndarray | None:
-    """How many tokens of each document a query token aligns with; None where it is one of each."""
-    if recipe.align == "top_p":
-        return np.maximum(np.floor(recipe.align_knobs["p"] * lengths + 1e-9), 1).astype(np.int64)
-    k = recipe.align_knobs["k"] if recipe.align == "top_k" else 1
-    return None if k == 1 else np.minimum(np.full(len(lengths), k), np.maximum(lengths, 1))
+        vectors, positive = np.ascontiguousarray(packed.vectors), recipe.alignment.positive
+        return kernels.Matches(self.ids, low, begins, order, vectors, positive)

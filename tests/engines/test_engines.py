@@ -127,7 +127,7 @@ def test_requests_to_qdrant_are_no_larger_than_a_server_takes(tmp_path, monkeypa
 def test_other_alignments_are_refused(tiny_bert, tmp_path, name):
     model = PARADIGMS[name](tiny_bert, **LENGTHS)
     index = ExactIndex.build(model, ["a"], ["fish"], tmp_path / "index")
-    with pytest.raises(ValueError, match="engines know the maximum alone"):
+    with pytest.raises(ValueError, match="engines support MaxSim only"):
         hand_over(index, model, Exhaustive(model.encoder.dim))
 
 

@@ -55,9 +55,9 @@ def test_what_goes_out_comes_back(tiny_bert, tmp_path, what):
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("xtr", {}, "knows that of ColBERT alone: model.with_alignment"),
-        ("aligner", {}, "knows that of ColBERT alone"),
-        ("coil", {}, "knows that of ColBERT alone"),
+        ("xtr", {}, "supports that of ColBERT only: model.with_alignment"),
+        ("aligner", {}, "supports that of ColBERT only"),
+        ("coil", {}, "supports that of ColBERT only"),
         ("me_bert", {}, "queries become pooled and documents first vectors"),
         ("dpr", {"dim": 8, "layer_norm": True}, "no module for layer_norm"),
         ("colbert", {"special_tokens": False}, "no module for special_tokens=False"),
@@ -241,7 +241,7 @@ def test_push_to_hub_leaves_no_file_of_another_layout(model, hub, tmp_path):
 
 
 def test_what_cannot_go_out_makes_no_repository(tiny_bert, hub):
-    with pytest.raises(ValueError, match="knows that of ColBERT alone"):
+    with pytest.raises(ValueError, match="supports that of ColBERT only"):
         paradigms.PARADIGMS["xtr"](tiny_bert, **LENGTHS).push_to_hub("me/mine", LAYOUT)
     assert not hub
 

@@ -11,7 +11,7 @@ import torch
 
 import paradigms
 from paradigms.formats.card import model_card
-from paradigms.train.scorer import Scorer
+from paradigms.scoring.scorer import Scorer
 from tests.tiny import WIDTH, write_checkpoint
 
 pytest.importorskip("sentence_transformers", "6.0", reason="needs sentence-transformers 6: make extras")

@@ -11,10 +11,10 @@ import torch
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.baselines.bm25 import BM25
-from paradigms.core import Tokens, similarity
+from paradigms.core import similarity
 from paradigms.impute import imputed_rel
 from paradigms.index import ExactIndex, base, exact
-from paradigms.scoring.maxima import keeps_maxima, max_rel
+from paradigms.index.strategies import STRATEGIES, rerank_strategies
 from tests.near import same_run
 
 TEXTS = [
@@ -96,6 +96,24 @@ def test_rerank_equals_the_twin_over_the_candidates(made: Made, name: str) -> No
     assert found["q2"] == {}
 
 
+@pytest.mark.parametrize("name", ["aligner", "colbert"])
+def test_strategies_rerank_as_each_alone(made: Made, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with those that the kernels do not know; every query is encoded once."""
+    paradigm, index = made[name]
+    soft = {"soft": ("entropic", {"k": 1, "eps": 0.1})}
+    run = {"q1": dict.fromkeys(IDS, 1.0), "q0": {"d3": 1.0}, "q2": {"d4": 1.0, "d1": 2.0}}
+    encoded, encode = [], Paradigm.encode_queries
+    for strategies in (STRATEGIES, STRATEGIES | soft):
+        with monkeypatch.context() as patch:
+            patch.setattr(Paradigm, "encode_queries", lambda self, t: encoded.extend(t) or encode(self, t))
+            found = rerank_strategies(index, paradigm, QUERIES, run, strategies)
+        assert sorted(encoded) == sorted(QUERIES.values())
+        encoded.clear()
+        assert list(found) == list(strategies)
+        for strategy, (align, knobs) in strategies.items():
+            same_run(found[strategy], index.rerank(paradigm.with_alignment(align, **knobs), QUERIES, run))
+
+
 @pytest.mark.parametrize("name", PARADIGMS)
 def test_block_and_slice_sizes_change_no_result(
     made: Made, name: str, monkeypatch: pytest.MonkeyPatch
@@ -111,37 +129,15 @@ def test_block_and_slice_sizes_change_no_result(
             assert found[query] == pytest.approx(scores, rel=1e-5, abs=1e-5)
 
 
-def test_maxima_score_as_the_alignments_that_keep_one_token(made: Made) -> None:
-    colbert, coil, aligner = (made[name][0] for name in ("colbert", "coil", "aligner"))
-    random = torch.Generator().manual_seed(0)
-
-    def tokens(x: int, n: int, l: int, salience: bool) -> Tokens:
-        mask = torch.rand(x, n, l, generator=random) < 0.6
-        mask[0, 0] = False
-        weights = torch.rand(x, n, l, generator=random) if salience else None
-        ids = torch.randint(0, 4, (x, n, l), generator=random)
-        return Tokens(torch.randn(x, n, l, 8, generator=random), mask, ids, weights)
-
-    one = aligner.with_alignment("top_k", k=1)
-    for d_salience, q_salience in ((False, False), (True, False), (False, True), (True, True)):
-        D, Q = tokens(1, 6, 9, d_salience), tokens(4, 1, 5, q_salience)
-        for paradigm in (colbert, coil, one):
-            assert keeps_maxima(paradigm.recipe)
-            found = max_rel(paradigm.recipe, D, Q)
-            torch.testing.assert_close(found, paradigm.score(D, Q), rtol=1e-5, atol=1e-5)
-    for paradigm in (aligner, made["xtr"][0], colbert.with_alignment("document_to_query")):
-        assert not keeps_maxima(paradigm.recipe)
-
-
 def test_every_paradigm_is_scored_where_its_vectors_lie(made: Made) -> None:
     cpu = torch.device("cpu")
     assert all(index._scanned(paradigm.recipe, cpu) for paradigm, index in made.values())
-    colbert, index = made["colbert"]  # many vectors a document: their sum is no maximum
-    sums = colbert.with_alignment("all_pairs")
-    assert index._scanned(sums.recipe, cpu) is None
+    colbert, index = made["colbert"]
+    backward = colbert.with_alignment("document_to_query")
+    assert index._scanned(backward.recipe, cpu) is None
     query, text = next(iter(QUERIES.items()))
-    expected = twin(sums, index, IDS, text)
-    assert index.search(sums, {query: text}, 3)[query] == pytest.approx(
+    expected = twin(backward, index, IDS, text)
+    assert index.search(backward, {query: text}, 3)[query] == pytest.approx(
         {d: expected[d] for d in ranked(expected)[:3]}, rel=1e-5
     )
 

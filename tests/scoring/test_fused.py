@@ -1,15 +1,12 @@
-"""The fused kernels equal core.rel in values and gradients (interpreted, on the CPU), and they compile."""
+"""The fused kernels find the maxima of S and their gradients (interpreted, on the CPU), and they compile.
+
+rel by them is in `test_equals_rel`.
+"""
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,52 +15,12 @@ import pytest
 import torch
 from torch import Tensor
 
-import paradigms.train
-from paradigms.align import ALIGNMENTS, NORMALISERS, as_maximum
+from paradigms.align import ALIGNMENTS, NORMALISERS
 from paradigms.core import Align, Tokens, rel, similarity
 from paradigms.scoring import in_batch as scoring
-
-OLDEST = (3, 7)  # the interpreters before fail with numpy 2.4; what they compile is the same
-HAS = tuple(int(part) for part in version("triton").split(".")[:2]) if find_spec("triton") else (0, 0)
-needs_triton = pytest.mark.skipif(
-    HAS < OLDEST,
-    reason="needs Triton 3.7: pip install triton, for Linux; it comes with torch's CUDA builds",
-)
-MAXIMA: list[tuple[str, dict]] = [("query_to_document", {}), ("equal_ids", {}), ("top_k", {"k": 1})]
-SMALL = {"ROWS": 16, "TOKENS": 16}  # tiles, so that small batches have many
-
-
-@contextmanager
-def imported(interpret: bool) -> Iterator[ModuleType]:
-    """train.fused with kernels that are interpreted or not: Triton is told when it is imported.
-
-    So both are imported anew, and put back after.
-    """
-
-    def names() -> list[str]:
-        python = [n for n in sys.modules if n.split(".")[0] == "triton" and not n.startswith("triton._C")]
-        return [*python, *(n for n in sys.modules if n == "paradigms.scoring.fused")]
-
-    before = {name: sys.modules.pop(name) for name in names()}
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("TRITON_INTERPRET", str(int(interpret)))
-            patch.setattr(paradigms.train, "fused", None, raising=False)  # an import sets it on its package
-            module = importlib.import_module("paradigms.scoring.fused")
-            assert interpret == module.INTERPRETED
-            yield module
-    finally:
-        for name in names():
-            del sys.modules[name]
-        sys.modules.update(before)
-
-
-@pytest.fixture(scope="module")
-def fused() -> Iterator[ModuleType]:
-    """train.fused interpreted, and standing in for the GPU's in `scoring`."""
-    with imported(interpret=True) as module, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scoring, "FUSED", {"cpu"})
-        yield module
+from tests.scoring.interpreted import SMALL, imported, needs_triton, small
+from tests.scoring.table import gradients
+from tests.scoring.table import texts as random_texts
 
 
 @pytest.fixture(params=[None, SMALL], ids=["tuned tiles", "small tiles"])
@@ -71,41 +28,6 @@ def tiles(request: pytest.FixtureRequest, fused: ModuleType, monkeypatch: pytest
     """The kernels with their first tuned tiles, and with tiles that cut every axis several times."""
     if request.param:
         small(fused, monkeypatch)
-
-
-def small(fused: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of 16, and each program takes as many documents as it may."""
-    triton = sys.modules["triton"]
-    for name in ("_best", "_to_queries", "_to_documents"):
-        kernel = getattr(fused, name)
-        own = {axis: size for axis, size in SMALL.items() if axis in kernel.arg_names}
-        monkeypatch.setattr(kernel, "configs", [triton.Config(own)])
-    monkeypatch.setattr(fused, "PROGRAMS", 1)
-    monkeypatch.setattr(fused, "FEATURES_HELD", 16)
-
-
-def batch(
-    b: int = 3,
-    n: int = 4,
-    i: int = 21,
-    j: int = 7,
-    h: int = 20,
-    dtype: torch.dtype = torch.float32,
-    **knobs: bool,
-) -> tuple[Tokens, Tokens]:
-    """Random tokens with holes; the first document and the last query are empty, padding is large."""
-    random = torch.Generator().manual_seed(b + n + i + j + h)
-
-    def tokens(x: int, n: int, l: int, empty: tuple[int, int]) -> Tokens:
-        mask = torch.rand(x, n, l, generator=random) < 0.7
-        mask[:, :, 0] = True
-        mask[empty] = False
-        vectors = torch.randn(x, n, l, h, generator=random).where(mask[..., None], 100.0).to(dtype)
-        salience = torch.rand(x, n, l, generator=random).requires_grad_() if knobs.get("salience") else None
-        ids = torch.randint(0, 4, (x, n, l), generator=random)
-        return Tokens(vectors.requires_grad_(), mask, ids, salience)
-
-    return tokens(1, n, i, (0, 0)), tokens(b, 1, j, (b - 1, 0))
 
 
 def twin(documents: Tokens, queries: Tokens, equal_ids: bool = False) -> tuple[Tensor, Tensor]:
@@ -119,11 +41,8 @@ def twin(documents: Tokens, queries: Tokens, equal_ids: bool = False) -> tuple[T
     return best.where(some, 0), place.where(some, -1)
 
 
-def gradients(scores: Tensor, *sides: Tokens) -> list[Tensor]:
-    """Of a fixed weighting of the scores, for vectors and salience of both sides."""
-    weights = torch.randn(scores.shape, generator=torch.Generator().manual_seed(1))
-    leaves = [t for side in sides for t in (side.vectors, side.salience) if t is not None]
-    return list(torch.autograd.grad((scores * weights).sum(), leaves))
+def texts(i: int = 21, dtype: torch.dtype = torch.float32) -> list[Tokens]:
+    return random_texts(dtype=dtype, sizes=(3, 4, i, 7, 20))
 
 
 def close(mine: Tensor, theirs: Tensor, tolerance: float) -> None:
@@ -141,7 +60,7 @@ def test_maxima_places_and_gradients(
     fused: ModuleType, tiles: None, dtype: torch.dtype, tolerance: float, equal_ids: bool
 ) -> None:
     """The maxima are those of the rounded vectors, to float32; gradients are rounded to the vectors' type."""
-    D, Q = batch(dtype=dtype)
+    D, Q = texts(dtype=dtype)
     best, place = fused.best_tokens(D, Q, equal_ids)
     expected, places = twin(D, Q, equal_ids)
     assert best.dtype == torch.float32
@@ -163,7 +82,7 @@ def test_other_shapes(fused: ModuleType, shape: tuple[int, ...]) -> None:
     random = torch.Generator().manual_seed(0)  # all tokens are real, and no two are equal
     D, Q = (
         Tokens(torch.randn(t.vectors.shape, generator=random).requires_grad_(), t.mask | True)
-        for t in batch(*shape)
+        for t in random_texts(dtype=torch.float32, sizes=shape)
     )
     best, place = fused.best_tokens(D, Q)
     expected, places = twin(D, Q)
@@ -176,7 +95,7 @@ def test_other_shapes(fused: ModuleType, shape: tuple[int, ...]) -> None:
 @needs_triton
 def test_of_equal_similarities_the_first_wins(fused: ModuleType, tiles: None) -> None:
     """Within a tile and across tiles, as A of the slow path has it. Vectors are integers: exactly equal."""
-    D, Q = (replace(t, vectors=t.vectors.detach().round()) for t in batch(i=50))
+    D, Q = (replace(t, vectors=t.vectors.detach().round()) for t in texts(i=50))
     D.vectors[0, :, 1:] = D.vectors[0, :, 1:2]  # at most two different vectors in a document
     D.mask[:] = True
     _, place = fused.best_tokens(D, Q)
@@ -189,7 +108,7 @@ def test_of_equal_similarities_the_first_wins(fused: ModuleType, tiles: None) ->
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:All-NaN")
 def test_nan_reaches_the_score_and_infinity_loses(fused: ModuleType, tiles: None) -> None:
     """A diverged model must not look healthy: NaN of a real token is the maximum, that of padding nothing."""
-    D, Q = batch(i=40)
+    D, Q = texts(i=40)
     D, Q = (replace(t, vectors=t.vectors.detach(), mask=torch.ones_like(t.mask)) for t in (D, Q))
     D.mask[0, 0, 3] = False
     clean, _ = fused.best_tokens(D, Q)
@@ -208,30 +127,12 @@ def test_nan_reaches_the_score_and_infinity_loses(fused: ModuleType, tiles: None
 
 
 @needs_triton
-@pytest.mark.parametrize("normalise", NORMALISERS)
-@pytest.mark.parametrize(("name", "knobs"), MAXIMA, ids=lambda v: v if isinstance(v, str) else "")
-def test_in_batch_rel_takes_the_kernels_and_equals_rel(
-    fused: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str, knobs: dict, normalise: str
-) -> None:
-    """Values and gradients, salience and every Z included."""
-    small(fused, monkeypatch)
-    D, Q = batch(i=18, salience=True)
-    align, Z = partial(ALIGNMENTS[name].function, **knobs), NORMALISERS[normalise]
-    calls = count_calls(fused, monkeypatch)
-    found, expected = scoring.in_batch_rel(D, Q, align, Z), rel(D, Q, align, Z)
-    assert len(calls) == 1
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    for mine, theirs in zip(gradients(found, D, Q), gradients(expected, D, Q), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
-
-
-@needs_triton
 def test_what_the_kernels_do_not_do_is_done_without_them(
     fused: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alignments other than a max, float64, sides without tokens; vectors of two types are einsum's error."""
     calls = count_calls(fused, monkeypatch)
-    D, Q = batch()
+    D, Q = texts()
     double = [replace(t, vectors=t.vectors.double()) for t in (D, Q)]
     empty = [t.map(lambda v: v[:, :, :0]) for t in (D, Q)]
     best, Z = ALIGNMENTS["query_to_document"].function, NORMALISERS["one"]
@@ -251,23 +152,8 @@ def test_what_the_kernels_do_not_do_is_done_without_them(
 
 
 @needs_triton
-def test_autocast_changes_nothing(fused: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it changes nothing where rel is computed without the kernels (test_scoring)."""
-    D, Q = batch()
-    align, Z = ALIGNMENTS["query_to_document"].function, NORMALISERS["one"]
-    calls = count_calls(fused, monkeypatch)
-    expected = scoring.in_batch_rel(D, Q, align, Z)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = scoring.in_batch_rel(D, Q, align, Z)
-    assert len(calls) == 2
-    assert found.equal(expected)
-    for mine, theirs in zip(gradients(found, D, Q), gradients(expected, D, Q), strict=True):
-        assert mine.equal(theirs)
-
-
-@needs_triton
 def test_gradients_of_one_side_alone(fused: ModuleType) -> None:
-    D, Q = batch()
+    D, Q = texts()
     both = gradients(fused.best_tokens(D, Q)[0], D, Q)
     fixed = [replace(t, vectors=t.vectors.detach()) for t in (D, Q)]
     weights = torch.randn((3, 4, 7), generator=torch.Generator().manual_seed(1))
@@ -277,36 +163,11 @@ def test_gradients_of_one_side_alone(fused: ModuleType) -> None:
     assert Q.vectors.grad.equal(both[1])
 
 
-@needs_triton
-def test_ids_are_asked_for(fused: ModuleType) -> None:
-    D, Q = batch()
-    with pytest.raises(ValueError, match="needs token ids on both sides"):
-        fused.best_tokens(D, replace(Q, ids=None), equal_ids=True)
-
-
 def count_calls(fused: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
     best_tokens = fused.best_tokens
     monkeypatch.setattr(fused, "best_tokens", lambda *a, **k: (calls.append(a), best_tokens(*a, **k))[1])
     return calls
-
-
-@pytest.mark.parametrize("name", ALIGNMENTS)
-def test_maxima_are_flagged(name: str) -> None:
-    """An alignment says that it is a max over i exactly where its A is one; with other knobs none is."""
-    known = ALIGNMENTS[name]
-    D, Q = batch(b=2, i=30)
-    S, valid = similarity(*(replace(t, vectors=t.vectors.detach()) for t in (D, Q)))
-    knobs = {"top_k": {"k": 1}, "pool_top_k": {"k": 3}, "top_p": {"p": 0.2}, "entropic": {"k": 2, "eps": 0.1}}
-    align = partial(known.function, **knobs.get(name, {}))
-    A = align(S, valid, D, Q)
-    best, place = twin(D, Q, "ids" in known.reads)
-    is_maximum = A.sum(-2).equal((place >= 0).float()) and torch.allclose((A * S).sum(-2), best)
-    assert (as_maximum(align) is not None) == is_maximum == (name in dict(MAXIMA))
-    assert as_maximum(lambda *arguments: A) is None
-    if known.maximum is not None:
-        assert as_maximum(align) is known
-        assert as_maximum(partial(known.function, **{**known.maximum, "k": 2})) is None
 
 
 @needs_triton

@@ -1,4 +1,7 @@
-"""Compiled kernels of the token indexes equal numpy for every shape, and read nothing beyond an array."""
+"""The kernels of stored tokens equal numpy for every shape, and read nothing beyond an array.
+
+rel by the kernels is in `test_equals_rel`.
+"""
 
 from __future__ import annotations
 
@@ -10,94 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from paradigms.align import retrieved_tokens
-from paradigms.core import Tokens, similarity
-from paradigms.impute import IMPUTATIONS, imputed_rel
 from paradigms.index import loops
 from paradigms.recipe import Recipe
 from paradigms.scoring import kernels, tiles
-from paradigms.scoring import stored as scan
-from paradigms.scoring.maxima import score
 from paradigms.scoring.stored import Packed, Scanned
-
-QUERIES = (1, 16, 17, 33)
-WIDTHS = (16, 32, 128)
-LENGTHS = (3, 0, 1, 8, 9, 0, 16, 23, 7, 0)
-BITS = (1, 2, 4, 8)
-LEVELS = np.linspace(0, 2, 256).astype(np.float32)
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def frozen(array: np.ndarray) -> np.ndarray:
-    """As a file that is mapped for reading."""
-    array.setflags(write=False)
-    return array
-
-
-def offsets_of(lengths: Any) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-
-
-def unpacked(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Twin of `_unpack`: the lowest bits of all bytes, then the next."""
-    return np.concatenate([codes >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)], axis=1)
-
-
-def texts(vectors: list[np.ndarray], ids: bool = False, salience: bool = False) -> Tokens:
-    """Queries of these vectors, padded, axes [b, 1, j, h], with random ids and salience if wanted."""
-    random, longest = torch.Generator().manual_seed(0), max(1, *map(len, vectors))
-    shape = (len(vectors), 1, longest)
-    mask = torch.zeros(shape, dtype=torch.bool)
-    full = torch.zeros(*shape, vectors[0].shape[1])
-    for n, row in enumerate(vectors):
-        mask[n, 0, : len(row)], full[n, 0, : len(row)] = True, torch.from_numpy(row)
-    drawn = torch.randint(-2, 5, shape, generator=random) if ids else None
-    return Tokens(full, mask, drawn, torch.rand(shape, generator=random) if salience else None)
-
-
-def stored_tokens(vectors: np.ndarray, offsets: np.ndarray, fields: dict, rows: np.ndarray) -> Tokens:
-    """The documents at `rows` as tensors, axes [1, n, i, h]."""
-    places = [np.arange(offsets[row], offsets[row + 1]) for row in rows]
-    longest = max(map(len, places))
-    index = np.stack([np.pad(p, (0, longest - len(p))) for p in places])
-    mask = torch.from_numpy(np.arange(longest) < np.array([len(p) for p in places])[:, None])[None]
-    beside = {name: torch.from_numpy(values[index])[None] for name, values in fields.items()}
-    if "ids" in beside:
-        beside["ids"] = beside["ids"].long()
-    return Tokens(torch.from_numpy(vectors[index])[None] * mask[..., None], mask, **beside)
-
-
-class Corpus:
-    """Random coded tokens of documents, a coded query, and the similarities that they stand for."""
-
-    def __init__(self, bits: int, width: int, count: int, lengths: Any = LENGTHS, lists: int = 5) -> None:
-        random = np.random.default_rng(0)
-        self.offsets = offsets_of(lengths)
-        total = int(self.offsets[-1])
-        codes = random.integers(0, 256, (total, width * bits // 8)).astype(np.uint8)
-        scales = random.integers(0, 256, total).astype(np.uint8)
-        nearest = random.integers(0, lists, total).astype(np.uint16)
-        centroids, spread, queries = normal(lists, width), np.abs(normal(width)), normal(count, width, seed=1)
-        middle = ((1 << bits) - 1) / 2
-        tokens = centroids[nearest] + LEVELS[scales][:, None] * spread * (unpacked(codes, bits) - middle)
-        self.similarities = tokens.astype(np.float64) @ queries.T.astype(np.float64)
-        self.packed = Packed(texts([queries]), spread, middle).compare(centroids)
-        self.query, self.x, self.width = self.packed.query, tokens.astype(np.float32), width
-        self.centroids, self.spread, self.middle = centroids, spread, middle
-        self.coded = kernels.Coded(frozen(codes), bits, frozen(scales), LEVELS, frozen(nearest))
-        self.order = np.argsort(nearest, kind="stable")
-        self.begins = offsets_of(np.bincount(nearest, minlength=lists))
-        self.tolerance = 1e-5 * float(np.abs(self.similarities).max())
-
-    def lists(self, bytes: int, alive: np.ndarray) -> kernels.Lists:
-        numbers = self.order.astype("<i8").view(np.uint8).reshape(-1, 8)[:, :bytes].copy()
-        owners = np.searchsorted(self.offsets, np.arange(0, self.offsets[-1], kernels.STRIDE), "right") - 1
-        return kernels.Lists(frozen(numbers), self.offsets, owners.astype(np.uint32), alive)
+from tests.scoring.coded import BITS, LENGTHS, LEVELS, QUERIES, Corpus, frozen, normal, texts, unpacked
 
 
 def probed(
@@ -114,7 +35,7 @@ def probed(
     return dict(zip(documents[:met].tolist(), best[:met], strict=True))
 
 
-# --- rel ----------------------------------------------------------------------------------------------
+# --- products -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 24, 25, 50])
@@ -126,64 +47,6 @@ def test_products(count: int) -> None:
         kernels.products(vectors, packed, out)
         np.testing.assert_allclose(out[:, :j], vectors @ queries.T, rtol=1e-5, atol=1e-4)
         assert (out[:, j:] == 0).all()
-
-
-ALIGNMENTS = [
-    ("query_to_document", {}),
-    ("top_k", {"k": 1}),
-    ("top_k", {"k": 3}),
-    ("top_p", {"p": 0.3}),
-    ("equal_ids", {}),
-    ("positive_equal_ids", {}),
-]
-
-
-@pytest.mark.parametrize("salient", [False, True])
-@pytest.mark.parametrize("width", [16, 128])
-@pytest.mark.parametrize(("align", "knobs"), ALIGNMENTS)
-def test_relevance_is_core_rel(tmp_path: Path, align: str, knobs: dict, width: int, salient: bool) -> None:
-    """Of float16 that begin anywhere in a file, and of codes; queries of 0 tokens, of a tile, of several."""
-    lengths = (*LENGTHS, 60, 0, 1, 1, 1)
-    offsets, rows = offsets_of(lengths), np.random.default_rng(1).permutation(len(lengths))
-    random = np.random.default_rng(0)
-    fields = {"ids": random.integers(-2, 4, offsets[-1]).astype(np.int32)}
-    if salient:
-        fields["salience"] = random.random(offsets[-1]).astype(np.float32)
-    halves = normal(int(offsets[-1]), width).astype(np.float16)
-    (tmp_path / "vectors.bin").write_bytes(bytes(6) + halves.tobytes())
-    mapped = np.memmap(tmp_path / "vectors.bin", np.uint16, "r", 6, halves.shape)
-    queries = texts([normal(j, width, seed=j) for j in (0, *QUERIES)], ids=True, salience=salient)
-    stored = Scanned(kernels.Stored(np.asarray(mapped)), offsets, fields)
-    cases = [(stored, Packed(queries), queries, halves.astype(np.float32))]
-    if width == 128:
-        for bits in BITS:
-            corpus = Corpus(bits, width, 33, lengths)
-            one = texts([corpus.packed.plain], ids=True, salience=salient)
-            packed = Packed(one, corpus.spread, corpus.middle).compare(corpus.centroids)
-            cases.append((Scanned(corpus.coded, offsets, fields), packed, one, corpus.x))
-    for scanned, packed, q, vectors in cases:
-        documents = stored_tokens(vectors, offsets, fields, rows)
-        for normalise in scan.NORMALISERS:
-            recipe = Recipe("test", align, normalise, knobs)
-            expected = score(recipe, documents, q)
-            found = scanned.relevance(recipe, packed, rows)
-            scale = max(1.0, float(expected.abs().max()))
-            torch.testing.assert_close(found / scale, expected / scale, rtol=1e-5, atol=2e-5)
-
-
-@pytest.mark.parametrize("imputation", IMPUTATIONS)
-@pytest.mark.parametrize("k", [1, 5, 20, 70, 10_000])
-def test_imputed_is_imputed_rel(imputation: str, k: int) -> None:
-    offsets, halves = offsets_of((*LENGTHS, 60)), normal(sum(LENGTHS) + 60, 32).astype(np.float16)
-    rows = np.arange(len(LENGTHS) + 1)
-    queries = texts([normal(j, 32, seed=j) for j in (0, *QUERIES)])
-    scanned = Scanned(kernels.Stored(frozen(halves.view(np.uint16))), offsets, {})
-    recipe = Recipe("test", "pool_top_k", "retrieved", {"k": 8}, "impute", k, imputation)
-    documents = stored_tokens(halves.astype(np.float32), offsets, {}, rows)
-    found, owns = scanned.imputed(recipe, Packed(queries), rows, int(offsets[-1]))
-    S, valid = similarity(documents, queries)
-    torch.testing.assert_close(found, imputed_rel(S, valid, k, imputation), rtol=1e-4, atol=1e-4)
-    assert (owns == retrieved_tokens(S, valid, k).any(-1).any(-1).numpy()).all()
 
 
 def test_every_float16_is_widened_exactly() -> None:
@@ -368,9 +231,10 @@ def test_codes_and_scales_are_those_of_the_definition(bits: int) -> None:
 GUARDED = """
 import ctypes, itertools, mmap, os, signal
 import numpy as np
-from paradigms.index import kernels, tiles
+from paradigms.scoring import kernels, tiles
 from paradigms.scoring.stored import Packed
-from tests.scoring.test_stored import BITS, LENGTHS, QUERIES, Corpus, normal, offsets_of, probed, texts
+from tests.scoring.coded import BITS, LENGTHS, QUERIES, Corpus, normal, offsets_of, texts
+from tests.scoring.test_stored import probed
 
 libc, kept = ctypes.CDLL(None, use_errno=True), []
 
@@ -394,15 +258,15 @@ if (child := os.fork()) == 0:  # the guard guards
 assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGSEGV
 offsets = offsets_of(LENGTHS)
 def everything(tokens, width, packed):
-    #Each kernel once
+    '''Each kernel once.'''
     starts, stops = guarded(offsets[:-1]), guarded(offsets[1:])
     documents = kernels.Documents(starts, stops, guarded(np.ones(offsets[-1], np.float32)))
     query = kernels.Query(*map(guarded, packed.query))
     lanes, count = query.weights.shape[0], len(LENGTHS)
-    out = guarded(np.empty((count, len(packed)), np.float32))
+    out, several = (guarded(np.empty((count, *s, len(packed)), np.float32)) for s in ((), (2,)))
     given = tokens, query, documents, width
     kernels.maxima(*given, 0, out)
-    kernels.largest(*given, guarded(np.full(count, 3)), 0, out)
+    kernels.largest(*given, guarded(np.tile([3, 1], (count, 1))), guarded(np.zeros(2, np.int64)), several)
     ids = guarded(np.zeros(offsets[-1], np.int32))
     order, begins = guarded(np.arange(query.spans[-1])), guarded(np.array([0, query.spans[-1]]))
     kernels.equal(*given, kernels.Matches(ids, 0, begins, order, guarded(packed.vectors), False), 0, out)

@@ -9,15 +9,14 @@ axes before h (none: all tokens are real).
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from paradigms.align import ALIGNMENTS, NORMALISERS
 from paradigms.core import Tokens, rel
+from paradigms.recipe import Recipe
 from paradigms.scoring.in_batch import in_batch_rel
 
 Mask = Bool[Tensor, "..."] | Int[Tensor, "..."] | None
@@ -28,21 +27,17 @@ class Scorer:
 
     own: of each query against its own documents alone, [x, n], as losses of distillation want it. Alignments
     that read the pool (XTR's) see all documents of the call. ValueError for one that reads token ids, which
-    these losses do not hand on.
+    these losses do not pass, and for wrong knobs.
     """
 
     def __init__(
         self, align: str, normalise: str = "query_tokens", *, own: bool = False, **knobs: Any
     ) -> None:
-        if align not in ALIGNMENTS or normalise not in NORMALISERS:
-            raise ValueError(
-                f"there is no alignment {align!r} with Z = {normalise!r}; there are {', '.join(ALIGNMENTS)}, "
-                f"and {', '.join(NORMALISERS)}"
-            )
-        if "ids" in ALIGNMENTS[align].reads:
-            raise ValueError(f"the alignment {align} reads token ids, which these losses do not hand on")
-        self.align = partial(ALIGNMENTS[align].function, **knobs)
-        self.normalise, self.own = NORMALISERS[normalise], own
+        recipe = Recipe("the scorer", align, normalise, knobs)
+        if "ids" in recipe.alignment.reads:
+            raise ValueError(f"the alignment {align} reads token ids, which these losses do not pass")
+        self.align, self.normalise = recipe.align_function, recipe.normalise_function
+        self.own = own
 
     def __call__(
         self,
