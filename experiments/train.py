@@ -30,7 +30,7 @@ class Settings:
     """a Hugging Face encoder by hub name or folder, offline: all-MiniLM-L6-v2 from the Python package; a
     generative paradigm's is a T5, small: one with random weights and few layers. Empty: offline, or small"""
     options: dict[str, Any] = field(default_factory=dict)
-    """further settings of the paradigm, such as '{"dim": 64, "lora_rank": 8}'"""
+    """settings of the paradigm, such as '{"dim": 64, "document_length": 256, "lora_rank": 8}'"""
     output: str = ""
     """results folder; empty: results/train-PARADIGM-COLLECTION"""
     steps: int = 1000
@@ -78,8 +78,6 @@ class Settings:
     minutes. Not for processors, where it halves the speed; on GPUs its gain has not been measured"""
     temperature: float | None = None
     """of the softmax over rel; null: the paradigm's own"""
-    query_length: int = 32
-    document_length: int = 180
     evaluate_every: int = 100
     """steps between dev measures and checkpoints"""
     dev_queries: int = 128
@@ -129,7 +127,6 @@ from paradigms.io.files import write_json
 from paradigms.train.job import (
     DEV_DEPTH,
     NEGATIVES_DEPTH,
-    OPTIONS,
     begin,
     checksum,
     environment,
@@ -190,8 +187,6 @@ def trained(
         mined = bm25.search(splits[0].queries, NEGATIVES_DEPTH)
     dev_run = bm25.search(splits[1].queries, DEV_DEPTH)
     torch.manual_seed(settings.seed)
-    lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
-    options = lengths | OPTIONS.get(settings.paradigm, {}) | settings.options
     names = TrainingSettings.__dataclass_fields__.keys() & asdict(settings).keys()
     distillation = None
     if settings.distil != "none":
@@ -202,7 +197,7 @@ def trained(
     if settings.paradigm in GENERATIVE:
         small = folder.parent / "small-t5"
         backbone = t5_folder(settings.backbone, collection, small, settings.seed, accelerator)
-        model = GENERATIVE[settings.paradigm](backbone, collection.corpus, **options)
+        model = GENERATIVE[settings.paradigm](backbone, collection.corpus, **settings.options)
         return fit_generative(
             model.to(accelerator.device),
             collection,
@@ -218,7 +213,7 @@ def trained(
     teacher, suspects = judges(settings, collection, splits[0], folder, accelerator)
     build: Callable[..., Any] = (PARADIGMS | RERANKERS)[settings.paradigm]
     return fit(
-        build(settings.backbone, **options).to(accelerator.device),
+        build(settings.backbone, **settings.options).to(accelerator.device),
         collection,
         splits,
         (mined, dev_run),

@@ -31,7 +31,6 @@ from paradigms.index import CompressedIndex, ExactIndex, FaissIndex, TokenIndex
 from paradigms.index.store import DOCUMENTS
 from paradigms.io.progress import progress_bar
 from paradigms.scoring.tiles import GRAIN
-from paradigms.train.job import OPTIONS
 
 if TYPE_CHECKING:
     from serving_costs import Settings
@@ -131,8 +130,8 @@ def opened(name: str, settings: Settings) -> Paradigm:
     if name not in settings.load:
         torch.manual_seed(settings.seed)  # of projections
         lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
-        options = OPTIONS.get(name, {}) | settings.options.get(name, {})
-        return PARADIGMS[name](settings.backbone, **lengths | options).eval()
+        options = lengths | settings.options.get(name, {})
+        return PARADIGMS[name](settings.backbone, **options).eval()
     loaded = load(settings.load[name])
     if not isinstance(loaded, Paradigm) or loaded.name != name:
         raise ValueError(f"{settings.load[name]} holds {loaded.name}, not {name}")
