@@ -30,8 +30,8 @@ def load_plugins(files: str | Path | Iterable[str | Path]) -> None:
         if str(path.parent) not in sys.path:
             sys.path.append(str(path.parent))
         importlib.invalidate_caches()
-        found = getattr(sys.modules.get(path.stem), "__spec__", None) or find_spec(path.stem)
-        if found is None or found.origin is None or Path(found.origin).resolve() != path:
+        found = find_spec(path.stem) if path.stem.isidentifier() else None
+        if found is None or Path(found.origin or "").resolve() != path:
             raise ValueError(
                 f"plug-in {file}: {path.stem} is not a module name, or another module's: rename the file"
             )
