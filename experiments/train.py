@@ -67,10 +67,8 @@ class Settings:
     learning_rate: float = 2e-5
     head_learning_rate: float = 2e-4
     """of projections and salience heads, which start untrained"""
-    weight_decay: float = 0.01
     warmup: float = 0.1
     """share of the steps over which the rate rises"""
-    max_grad_norm: float = 1.0
     recompute: bool = False
     """compute activations of the backbone's layers once more in the backward pass: less memory, more time"""
     compiled: bool = False
@@ -82,8 +80,6 @@ class Settings:
     """steps between dev measures and checkpoints"""
     dev_queries: int = 128
     """dev queries of that measure: nDCG@10 of reranking BM25's first 10 and the relevant; 0: keep the last"""
-    keep: int = 2
-    """checkpoints that are kept: where the newest is damaged, the one before it is gone on with"""
     workers: int = 0
     """processes that tokenise ahead"""
     seed: int = 0
@@ -95,7 +91,10 @@ class Settings:
     def __post_init__(self) -> None:
         known = PARADIGMS | GENERATIVE | RERANKERS
         if self.paradigm not in known:
-            raise SystemExit(f"unknown paradigm {self.paradigm}; there are {', '.join(known)}")
+            raise SystemExit(
+                f"unknown paradigm {self.paradigm}; there are {', '.join(known)}. One of your own is "
+                "registered by its file: --plugin FILE.py"
+            )
         self.backbone = self.backbone or ("small" if self.paradigm in GENERATIVE else "offline")
         if self.generated and self.paradigm not in GENERATIVE:
             raise SystemExit(f"generated queries train {', '.join(GENERATIVE)}, not {self.paradigm}")
@@ -143,7 +142,7 @@ from paradigms.train.mining import mine
 from paradigms.train.state import by_main
 from paradigms.train.teacher import FalseNegatives, ScorePairs, pair_scores
 
-FREE = {"tracker", "output", "keep", "workers", "recompute"}  # what may change in a results folder
+FREE = {"tracker", "output", "workers", "recompute"}  # what may change in a results folder
 SOURCES = ("run", "filter", "teacher", "generated")  # settings that name files, or folders of models
 
 
