@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from studies.shared_settings import read_systems
 
 from paradigms.io.settings import command_line, folder_name
 
@@ -26,20 +29,22 @@ class Settings:
     """the queries to compare on, which train and choose nothing: dev of MIRACL, search or forum of LoTTE"""
     size: str = "small"
     """small: a fixed subset of pydocs that fits 15 minutes on 2 cores; full: all of the collection"""
-    paradigms: list[str] = field(
+    systems: list[str] | dict[str, dict[str, Any]] = field(
         default_factory=lambda: ["dpr", "me_bert", "colbert", "coil", "aligner", "xtr", "dsi"]
     )
-    """which of dpr, me_bert, colbert, coil, aligner, xtr; generative: dsi, genre, seal"""
-    load: dict[str, str] = field(default_factory=dict)
-    """folders of saved paradigms that are compared without training: '{"xtr": "results/xtr/checkpoint"}'"""
+    """paradigms: dpr, me_bert, colbert, coil, aligner, xtr; generative: dsi, genre, seal. Or systems by name:
+    '{"colbert-32": {"paradigm": "colbert", "options": {"dim": 32}}, "mine": {"checkpoint": "results/mine"}}'.
+    Fields of a system: paradigm (by default its name); options and training, which override those below;
+    backbone (a T5 for generative ones; small: with random weights); checkpoint, compared as it is, where the
+    options change its alignment: align, align_knobs, normalise; index, made of it by experiments/encode.py"""
+    options: dict[str, Any] = field(default_factory=dict)
+    """settings of every paradigm that is trained here, such as '{"document_length": 256}'"""
     backbone: str = "offline"
     """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
-    generative_backbone: str = "small"
-    """of dsi, genre and seal, a T5 by hub name or folder; small: one with random weights and few layers"""
     output: str = ""
     """results folder; empty: results/compare-COLLECTION, with the split where it is not test"""
     steps: int = 30
-    """optimizer steps for each paradigm; 0 compares the encoder as it is"""
+    """optimizer steps for each encoder; 0 compares it as it is. Generative ones have training of their own"""
     batch_size: int = 32
     """queries per step and process"""
     negatives: int = 0
@@ -47,16 +52,6 @@ class Settings:
     learning_rate: float = 3e-5
     head_learning_rate: float = 3e-4
     """of projections and salience heads, which start untrained"""
-    generative_steps: int = 3000
-    """optimizer steps of generative paradigms, which learn the corpus by heart"""
-    generative_batch_size: int = 64
-    """pairs per step and process"""
-    generative_learning_rate: float = 3e-3
-    query_length: int = 48
-    document_length: int = 128
-    indexes: dict[str, str] = field(default_factory=dict)
-    """folders in which experiments/encode.py encoded the collection with what `load` names:
-    '{"xtr": "results/encode-xtr-scifact"}'"""
     index: str = "exact"
     """of encoded documents: exact, faiss, or compressed, which approximates in a quarter of the bytes"""
     depth: int = 100
@@ -74,27 +69,19 @@ class Settings:
     """wandb (offline without a key) or none"""
 
     def __post_init__(self) -> None:
-        known = PARADIGMS | GENERATIVE
-        unknown = [name for name in self.paradigms if name not in known]
-        if unknown:
-            raise SystemExit(f"unknown paradigm {', '.join(unknown)}; there are {', '.join(known)}")
-        idle = [name for name in self.load if name not in self.paradigms]
-        if idle:
-            raise SystemExit(
-                f"load names {', '.join(idle)}, not among the compared {', '.join(self.paradigms)}"
-            )
-        trained = [name for name in self.indexes if name not in self.load or name in GENERATIVE]
-        if trained:
-            raise SystemExit(
-                f"indexes names {', '.join(trained)}: it takes encoders whose checkpoint load names as well"
-            )
+        self.chosen = read_systems(self.systems)
+        for name, system in self.chosen.items():
+            try:
+                training_settings(system, self)
+            except (TypeError, ValueError) as error:
+                raise SystemExit(f"system {name}, training: {error}") from error
         if self.size not in ("small", "full"):
             raise SystemExit(f"size must be small or full, got {self.size!r}")
         if self.depth < 1:
             raise SystemExit(f"depth must be at least 1, got {self.depth}")
         if self.index not in INDEXES:
             raise SystemExit(f"index must be one of {', '.join(INDEXES)}, got {self.index!r}")
-        if self.baseline not in ["bm25", *self.paradigms]:
+        if self.baseline not in ["bm25", *self.chosen]:
             raise SystemExit(f"the baseline {self.baseline!r} is not among the compared systems")
         split = "" if self.split == "test" else f"-{self.split}"
         self.output = self.output or f"results/compare-{folder_name(self.collection)}{split}"
@@ -107,11 +94,11 @@ from accelerate import Accelerator
 from encode import open_encoded
 from rich.console import Console
 from studies.alignment_view import align_query, chosen_queries
-from studies.systems import searcher, trained, training_settings
+from studies.systems import Data, searcher, trained, training_settings
 
-from paradigms import GENERATIVE, PARADIGMS, Paradigm
+from paradigms import GENERATIVE, Paradigm
 from paradigms.baselines.bm25 import BM25
-from paradigms.data import Collection, Run, Split, read_run, write_run
+from paradigms.data import Collection, Split, read_run, write_run
 from paradigms.evaluate import (
     MEASURES,
     Report,
@@ -133,7 +120,6 @@ from paradigms.train.dev import candidates
 from paradigms.train.job import (
     DEV_DEPTH,
     NEGATIVES_DEPTH,
-    OPTIONS,
     begin,
     environment,
     keep_settings,
@@ -150,24 +136,12 @@ ALIGNED = 6  # test queries in the report's alignment view
 ENCODER, GENERATOR, REST = (0.06, 0.012, 0.02), (0.0004, 0.012, 0.03), 20.0
 
 
-@dataclass
-class Data:
-    collection: Collection
-    train: Split
-    dev: Split
-    test: Split
-    bm25: BM25
-    bm25_seconds: float  # to build
-    dev_run: Run  # BM25's
-    train_run: Run
-
-
 def main(settings: Settings) -> None:
     began = time.perf_counter()
     folder = Path(settings.output)
     accelerator, console = begin(settings)
     # Before any process can finish one, so that all agree on which are left.
-    finished = [name for name in settings.paradigms if (folder / name / "costs.json").is_file()]
+    finished = [name for name in settings.chosen if (folder / name / "costs.json").is_file()]
     small = settings.collection == "pydocs" and settings.size == "small"
     if small:
         announce(settings, finished, SMALL, SMALL // 6, console)
@@ -179,21 +153,23 @@ def main(settings: Settings) -> None:
         announce(settings, finished, len(collection.corpus), len(queries), console)
     kept = asdict(settings) | {"fingerprint": collection.fingerprint}
     kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
-    free = {"paradigms", "tracker", "baseline", "output"}
+    free = {"systems", "tracker", "baseline", "output"}
     by_main(lambda: keep_settings(kept, folder, free), accelerator)
+    resumed = any((folder / name).exists() for name in settings.chosen)
+    for name, system in settings.chosen.items():
+        by_main(partial(keep_settings, asdict(system), folder / name, ()), accelerator)
     data = prepare(collection, settings, progress=accelerator.is_main_process)
     if accelerator.is_main_process:
         run_bm25(data, settings, folder)
-    resumed = any((folder / name).exists() for name in settings.paradigms)
     accelerator.wait_for_everyone()
-    for number, name in enumerate(settings.paradigms, 1):
+    for number, name in enumerate(settings.chosen, 1):
         if name in finished:
             console.print(f"{name}: finished before, its runs are taken from {folder / 'runs'}")
             continue
-        console.print(f"{name}, {number} of {len(settings.paradigms)}")
+        console.print(f"{name}, {number} of {len(settings.chosen)}")
         try:
-            run_paradigm(name, data, settings, folder, accelerator, console)
-        except (ValueError, OSError, FloatingPointError) as error:
+            run_system(name, data, settings, folder, accelerator, console)
+        except (ValueError, TypeError, OSError, FloatingPointError) as error:
             raise SystemExit(f"{name}: {error}") from error
     if accelerator.is_main_process:
         seconds = time.perf_counter() - began
@@ -204,21 +180,24 @@ def main(settings: Settings) -> None:
 
 def announce(settings: Settings, finished: list[str], documents: int, queries: int, console: Console) -> None:
     """What will be done, about how long that takes, and where its results will be."""
-    seconds = REST
-    for name in settings.paradigms:
+    seconds, told = REST, []
+    for name, system in settings.chosen.items():
+        training = training_settings(system, settings)
+        pairs = training.steps * training.batch_size if training else 0
+        told.append(f"{name} ({training.steps:,} steps of {training.batch_size})" if training else name)
         if name not in finished:
-            pair, document, query = GENERATOR if name in GENERATIVE else ENCODER
-            training = training_settings(name, settings)
-            pairs = 0 if name in settings.load else training.steps * training.batch_size
-            seconds += pair * pairs + document * documents * (name not in settings.indexes) + query * queries
+            pair, document, query = GENERATOR if system.paradigm in GENERATIVE else ENCODER
+            seconds += pair * pairs + document * documents * (not system.index) + query * queries
     console.print(
-        f"BM25 and {', '.join(settings.paradigms)} on {documents:,} documents of {settings.collection}. "
-        f"Training: {settings.steps:,} steps of {settings.batch_size} queries, generative ones "
-        f"{settings.generative_steps:,} of {settings.generative_batch_size}. Each searches the documents "
-        f"and reranks BM25's first {settings.depth}; tests and a report follow."
+        f"BM25 and {', '.join(told)} on {documents:,} documents of {settings.collection}. Each searches the "
+        f"documents and reranks BM25's first {settings.depth}; tests and a report follow."
     )
-    told = f"About {max(1, round(seconds / 60))} min on two CPU cores with the default encoder"
-    console.print(f"{told}; an interrupted run goes on. Results: {settings.output}", soft_wrap=True)
+    minutes = max(1, round(seconds / 60))
+    console.print(
+        f"About {minutes} min on two CPU cores with the default encoder; an interrupted run goes on. "
+        f"Results: {settings.output}",
+        soft_wrap=True,
+    )
 
 
 def prepare(collection: Collection, settings: Settings, *, progress: bool = False) -> Data:
@@ -233,10 +212,10 @@ def prepare(collection: Collection, settings: Settings, *, progress: bool = Fals
         )
     test = collection.split(settings.split)
     train_split, dev = training_splits(collection, settings.seed, settings.split)
-    if settings.steps and not train_split.queries and set(settings.paradigms) - settings.load.keys():
+    if not train_split.queries and any(training_settings(of, settings) for of in settings.chosen.values()):
         raise SystemExit(
-            f"{collection.name} has no training queries: --steps 0 compares without training, and "
-            "--load takes checkpoints trained elsewhere"
+            f"{collection.name} has no training queries: --steps 0 compares encoders without training, and "
+            "a system with a checkpoint was trained elsewhere"
         )
     began = time.perf_counter()
     bm25 = BM25.build(collection.corpus, collection.corpus.ids, progress=progress)
@@ -269,22 +248,21 @@ def run_bm25(data: Data, settings: Settings, folder: Path) -> None:
     write_json(folder / "bm25" / "costs.json", cost)
 
 
-def run_paradigm(
+def run_system(
     name: str, data: Data, settings: Settings, folder: Path, accelerator: Accelerator, console: Console
 ) -> None:
-    """Train or load, encode, search and rerank one paradigm; costs.json, written last, says: finished."""
-    own, runs = folder / name, folder / "runs"
-    paradigm = trained(name, data, settings, own / "training", accelerator, console)
+    """Train or load, encode, search and rerank one system; costs.json, written last, says: finished."""
+    own, runs, system = folder / name, folder / "runs", settings.chosen[name]
+    paradigm = trained(system, data, settings, own / "training", accelerator, console)
     began = time.perf_counter()
     if accelerator.is_main_process or isinstance(paradigm, Paradigm):
-        made = settings.indexes.get(name)
         search, rerank, size = searcher(
             paradigm,
             data.collection.corpus,
             own / "index",
             accelerator.mixed_precision,
             settings.index,
-            index=open_encoded(made, paradigm, data.collection) if made else None,
+            index=open_encoded(system.index, paradigm, data.collection) if system.index else None,
             launch=accelerator,
             progress=accelerator.is_main_process,
         )
@@ -298,7 +276,7 @@ def run_paradigm(
         paradigm.save_pretrained(own / "checkpoint")
         cost = {
             "train s": training_seconds(own / "training") if (own / "training").is_dir() else None,
-            "encode s": None if name in settings.indexes else encoded - began,
+            "encode s": None if system.index else encoded - began,
             "search ms/query": 1000 * (searched - encoded) / max(1, len(data.test.queries)),
             "bytes/document": size,
             "parameters": sum(p.numel() for p in paradigm.parameters()),
@@ -311,7 +289,7 @@ def run_paradigm(
 def make_report(
     data: Data, settings: Settings, folder: Path, where: dict[str, Any], seconds: float, resumed: bool
 ) -> Report:
-    systems, corpus = ["bm25", *settings.paradigms], data.collection.corpus
+    systems, corpus = ["bm25", *settings.chosen], data.collection.corpus
     runs = {
         stage: {name: read_run(folder / "runs" / f"{name}.{stage}.run") for name in systems}
         for stage in ("retrieve", "rerank")
@@ -326,7 +304,7 @@ def make_report(
         "rerank": f"Rerank: BM25's top {settings.depth}"
         + (" and the relevant documents" if any(data.test.judgements.values()) else ""),
     }
-    encoded = {name: Path(settings.indexes.get(name, folder / name)) for name in settings.paradigms}
+    encoded = {name: Path(system.index or folder / name) for name, system in settings.chosen.items()}
     with progress_bar() as bar:
         measured = {
             stage: {
@@ -356,7 +334,11 @@ def make_report(
         ]
     write_per_query(folder / "per_query.csv", measured)
     costs = [{"system": name} | json.loads((folder / name / "costs.json").read_text()) for name in systems]
-    loaded = "".join(f", {name} loaded from {path}" for name, path in settings.load.items())
+    loaded = "".join(
+        f", {name} loaded from {system.checkpoint}"
+        for name, system in settings.chosen.items()
+        if system.checkpoint
+    )
     return Report(
         title=f"Retrieval paradigms on {data.collection.name}",
         summary=(
@@ -370,7 +352,7 @@ def make_report(
         curve=curve,
         curves=curves,
         costs=costs,
-        settings=asdict(settings) | {f"only {k}": v for k, v in OPTIONS.items()},
+        settings=asdict(settings),
         environment=where,
         notes=[
             f"Collection fingerprint {data.collection.fingerprint[:16]}.",
@@ -383,16 +365,17 @@ def make_report(
 
 def generative_note(settings: Settings) -> list[str]:
     """What a generative row is to be read with."""
-    names = [name for name in settings.paradigms if name in GENERATIVE and name not in settings.load]
-    if not names:
-        return []
-    start = "random weights" if settings.generative_backbone == "small" else settings.generative_backbone
-    steps, pairs = settings.generative_steps, settings.generative_batch_size
-    return [
-        f"{', '.join(names)}: a T5 from {start}, {steps} steps of {pairs} pairs (queries, and passages of "
-        "every document), where the encoders start pretrained. It learns the corpus by heart: queries of "
-        "documents that no training query asks for are its hardest case."
-    ]
+    notes = []
+    for name, system in settings.chosen.items():
+        training = training_settings(system, settings)
+        if training and system.paradigm in GENERATIVE:
+            start = system.backbone or "random weights"
+            notes.append(
+                f"{name}: a T5 from {start}, {training.steps} steps of {training.batch_size} pairs (queries, "
+                "and passages of every document), where the encoders start pretrained. It learns the corpus "
+                "by heart: queries of documents that no training query asks for are its hardest case."
+            )
+    return notes
 
 
 def show(report: Report, folder: Path, accelerator: Accelerator, console: Console) -> None:

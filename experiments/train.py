@@ -30,7 +30,7 @@ class Settings:
     """a Hugging Face encoder by hub name or folder, offline: all-MiniLM-L6-v2 from the Python package; a
     generative paradigm's is a T5, small: one with random weights and few layers. Empty: offline, or small"""
     options: dict[str, Any] = field(default_factory=dict)
-    """further settings of the paradigm, such as '{"dim": 64, "lora_rank": 8}'"""
+    """settings of the paradigm, such as '{"dim": 64, "document_length": 256, "lora_rank": 8}'"""
     output: str = ""
     """results folder; empty: results/train-PARADIGM-COLLECTION"""
     steps: int = 1000
@@ -67,10 +67,8 @@ class Settings:
     learning_rate: float = 2e-5
     head_learning_rate: float = 2e-4
     """of projections and salience heads, which start untrained"""
-    weight_decay: float = 0.01
     warmup: float = 0.1
     """share of the steps over which the rate rises"""
-    max_grad_norm: float = 1.0
     recompute: bool = False
     """compute activations of the backbone's layers once more in the backward pass: less memory, more time"""
     compiled: bool = False
@@ -78,14 +76,10 @@ class Settings:
     minutes. Not for processors, where it halves the speed; on GPUs its gain has not been measured"""
     temperature: float | None = None
     """of the softmax over rel; null: the paradigm's own"""
-    query_length: int = 32
-    document_length: int = 180
     evaluate_every: int = 100
     """steps between dev measures and checkpoints"""
     dev_queries: int = 128
     """dev queries of that measure: nDCG@10 of reranking BM25's first 10 and the relevant; 0: keep the last"""
-    keep: int = 2
-    """checkpoints that are kept: where the newest is damaged, the one before it is gone on with"""
     workers: int = 0
     """processes that tokenise ahead"""
     seed: int = 0
@@ -97,7 +91,10 @@ class Settings:
     def __post_init__(self) -> None:
         known = PARADIGMS | GENERATIVE | RERANKERS
         if self.paradigm not in known:
-            raise SystemExit(f"unknown paradigm {self.paradigm}; there are {', '.join(known)}")
+            raise SystemExit(
+                f"unknown paradigm {self.paradigm}; there are {', '.join(known)}. One of your own is "
+                "registered by its file: --plugin FILE.py"
+            )
         self.backbone = self.backbone or ("small" if self.paradigm in GENERATIVE else "offline")
         if self.generated and self.paradigm not in GENERATIVE:
             raise SystemExit(f"generated queries train {', '.join(GENERATIVE)}, not {self.paradigm}")
@@ -129,7 +126,6 @@ from paradigms.io.files import write_json
 from paradigms.train.job import (
     DEV_DEPTH,
     NEGATIVES_DEPTH,
-    OPTIONS,
     begin,
     checksum,
     environment,
@@ -146,7 +142,7 @@ from paradigms.train.mining import mine
 from paradigms.train.state import by_main
 from paradigms.train.teacher import FalseNegatives, ScorePairs, pair_scores
 
-FREE = {"tracker", "output", "keep", "workers", "recompute"}  # what may change in a results folder
+FREE = {"tracker", "output", "workers", "recompute"}  # what may change in a results folder
 SOURCES = ("run", "filter", "teacher", "generated")  # settings that name files, or folders of models
 
 
@@ -190,8 +186,6 @@ def trained(
         mined = bm25.search(splits[0].queries, NEGATIVES_DEPTH)
     dev_run = bm25.search(splits[1].queries, DEV_DEPTH)
     torch.manual_seed(settings.seed)
-    lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
-    options = lengths | OPTIONS.get(settings.paradigm, {}) | settings.options
     names = TrainingSettings.__dataclass_fields__.keys() & asdict(settings).keys()
     distillation = None
     if settings.distil != "none":
@@ -202,7 +196,7 @@ def trained(
     if settings.paradigm in GENERATIVE:
         small = folder.parent / "small-t5"
         backbone = t5_folder(settings.backbone, collection, small, settings.seed, accelerator)
-        model = GENERATIVE[settings.paradigm](backbone, collection.corpus, **options)
+        model = GENERATIVE[settings.paradigm](backbone, collection.corpus, **settings.options)
         return fit_generative(
             model.to(accelerator.device),
             collection,
@@ -218,7 +212,7 @@ def trained(
     teacher, suspects = judges(settings, collection, splits[0], folder, accelerator)
     build: Callable[..., Any] = (PARADIGMS | RERANKERS)[settings.paradigm]
     return fit(
-        build(settings.backbone, **options).to(accelerator.device),
+        build(settings.backbone, **settings.options).to(accelerator.device),
         collection,
         splits,
         (mined, dev_run),

@@ -25,7 +25,8 @@ def aligner(
     """
     return Paradigm.build(
         backbone,
-        {"salience": "entropic"} | settings,
+        settings,
+        {"salience": "entropic"},
         name="aligner",
         align=align,
         align_knobs={"k": 1} if align_knobs is None else align_knobs,

@@ -15,10 +15,11 @@ from paradigms.model import Paradigm
 
 
 def colbert(backbone: str | Path, **settings: Any) -> Paradigm:
-    """ColBERT over `backbone`; settings are fields of `encoder_settings.EncoderSettings`."""
+    """ColBERT over `backbone`; settings are those of `EncoderSettings`."""
     return Paradigm.build(
         backbone,
-        {"skip": string.punctuation} | settings,
+        settings,
+        {"skip": string.punctuation},
         name="colbert",
         align="query_to_document",
         normalise="query_tokens",

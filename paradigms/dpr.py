@@ -19,10 +19,10 @@ from paradigms.model import Paradigm
 
 def dpr(backbone: str | Path, **settings: Any) -> Paradigm:
     """DPR over `backbone`; settings are those of `EncoderSettings`. τ is 1 of inner products."""
-    defaults = {"query_vectors": "pooled", "document_vectors": "pooled", "dim": None}
     return Paradigm.build(
         backbone,
-        defaults | settings,
+        settings,
+        {"query_vectors": "pooled", "document_vectors": "pooled", "dim": None},
         name="dpr",
         align="all_pairs",
         normalise="one",

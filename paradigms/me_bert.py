@@ -21,10 +21,10 @@ def me_bert(backbone: str | Path, **settings: Any) -> Paradigm:
 
     τ is 1 of inner products.
     """
-    defaults = {"query_vectors": "pooled", "document_vectors": "first", "dim": None}
     return Paradigm.build(
         backbone,
-        defaults | settings,
+        settings,
+        {"query_vectors": "pooled", "document_vectors": "first", "first": 8, "dim": None},
         name="me_bert",
         align="query_to_document",
         normalise="one",

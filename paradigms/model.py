@@ -15,10 +15,21 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from paradigms.core import Interaction, Tokens, interact, rel
-from paradigms.encoder.text import Batch, Encoder, EncoderSettings, Side, TextEncoder
+from paradigms.encoder.published import as_published
+from paradigms.encoder.text import (
+    ENCODERS,
+    Batch,
+    Encoder,
+    EncoderSettings,
+    Side,
+    TextEncoder,
+    encoder_class,
+)
 from paradigms.encoder.towers import TOWERS, TwoTowers, described
+from paradigms.impute import IMPUTATIONS
 from paradigms.io.files import atomic_folder, settle, write_json, write_text
-from paradigms.io.typed import read_settings
+from paradigms.io.plugins import plugin_of
+from paradigms.io.typed import json_or_empty, read_settings
 from paradigms.recipe import Recipe
 
 # accelerate's name -> the type of matrix products under autocast
@@ -54,7 +65,7 @@ class Trainable(nn.Module, ABC):
     def save_pretrained(self, folder: str | Path, layout: str = "paradigms", card: str | None = None) -> None:
         """Write the whole model, adapters merged; the folder appears complete or not at all.
 
-        layout: a key of `LAYOUTS`. card: text of README.md; without it the layout's own, if it has one.
+        layout: a key of `SAVE_LAYOUTS`. card: text of README.md; without it the layout's own, if it has one.
         FileExistsError where the folder would take the place of anything but a model that was saved in this
         layout; ValueError for what the layout cannot hold.
         """
@@ -120,16 +131,16 @@ class Layout(NamedTuple):
 KINDS: dict[str, type[Trainable]] = {}
 
 # Name -> layout; `formats` adds those of other libraries.
-LAYOUTS: dict[str, Layout] = {
+SAVE_LAYOUTS: dict[str, Layout] = {
     "paradigms": Layout(lambda model, folder: model.write(folder, merged=True), KINDS)
 }
 
 
 def layout_of(name: str) -> Layout:
     """ValueError names a layout that there is not."""
-    if name not in LAYOUTS:
-        raise ValueError(f"unknown layout {name!r}; there are {', '.join(LAYOUTS)}")
-    return LAYOUTS[name]
+    if name not in SAVE_LAYOUTS:
+        raise ValueError(f"unknown layout {name!r}; there are {', '.join(SAVE_LAYOUTS)}")
+    return SAVE_LAYOUTS[name]
 
 
 def check_free(folder: Path, marks: Collection[str]) -> None:
@@ -173,9 +184,21 @@ class Paradigm(Trainable):
         self.align, self.normalise = recipe.align_function, recipe.normalise_function
 
     @classmethod
-    def build(cls, backbone: str | Path, settings: Mapping[str, Any], **recipe: Any) -> Paradigm:
-        """From a backbone's name or folder, `EncoderSettings` as a mapping, and a `Recipe`'s fields."""
-        return cls(Recipe(**recipe), TextEncoder(backbone, EncoderSettings(**settings)))
+    def build(
+        cls,
+        backbone: str | Path,
+        settings: Mapping[str, Any],
+        defaults: Mapping[str, Any] | None = None,
+        **recipe: Any,
+    ) -> Paradigm:
+        """From a backbone's name or folder, `EncoderSettings` as a mapping, and a `Recipe`'s fields.
+
+        defaults: of the paradigm. What the backbone's folder says of its own use beats them (`as_published`),
+        and `settings` beat both.
+        """
+        whole = EncoderSettings(**{**(defaults or {}), **settings})
+        encoder = encoder_class(whole.encoder)(backbone, as_published(backbone, whole, settings.keys()))
+        return cls(Recipe(**recipe), encoder)
 
     @property
     def name(self) -> str:
@@ -234,14 +257,39 @@ class Paradigm(Trainable):
     def write(self, folder: Path, *, merged: bool = False) -> None:
         self.encoder.save(folder, merged=merged)
         write_json(folder / "paradigm.json", asdict(self.recipe))
+        if plugins := self._plugins():
+            write_json(folder / "plugins.json", plugins)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Paradigm:
         folder = Path(folder)
         settle(folder)
+        for needed, file in json_or_empty(folder / "plugins.json").items():
+            part, _, name = needed.partition(" ")
+            found = REGISTERED[part].get(name) if part in REGISTERED else None
+            if found is None or not plugin_of(found):
+                raise ValueError(
+                    f"{folder} needs the {needed}, which the plug-in {file} registers: add --plugin {file}, "
+                    f"in Python load(..., plugin={file!r})"
+                )
         recipe = read_settings(Recipe, folder / "paradigm.json")
         kind = TwoTowers if (folder / TOWERS["query"]).is_dir() else TextEncoder
         return cls(recipe, kind.load(folder))
 
+    def _plugins(self) -> dict[str, str]:
+        """What of this paradigm is not built in -> the file that registered it: plugins.json."""
+        r, own = self.recipe, described(self.encoder)
+        encoders = {own["encoder"], own.get("query_tower", own)["encoder"]}
+        parts = [("alignment", r.align), ("normaliser", r.normalise), ("imputation", r.imputation)]
+        parts += [("encoder", name) for name in sorted(encoders)]
+        return {f"{part} {name}": file for part, name in parts if (file := plugin_of(REGISTERED[part][name]))}
 
+
+# Everything that a plug-in may register and a saved `Paradigm` names.
+REGISTERED: dict[str, Mapping[str, Any]] = {
+    "alignment": ALIGNMENTS,
+    "normaliser": NORMALISERS,
+    "imputation": IMPUTATIONS,
+    "encoder": ENCODERS,
+}
 KINDS["paradigm.json"] = Paradigm

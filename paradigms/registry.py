@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from paradigms.baselines.cross_attention import HEAD, CrossAttention, cross_atte
 from paradigms.coil import coil
 from paradigms.colbert import colbert
 from paradigms.dpr import dpr
+from paradigms.encoder.backbone import offline_encoder
 from paradigms.encoder.text import TextEncoder
 from paradigms.encoder.towers import TwoTowers
 from paradigms.formats import read_checkpoint
@@ -22,6 +23,7 @@ from paradigms.generative.model import SETTINGS as GENERATIVE_SETTINGS
 from paradigms.generative.model import Generative
 from paradigms.generative.seal import seal
 from paradigms.io.files import settle
+from paradigms.io.plugins import load_plugins
 from paradigms.me_bert import me_bert
 from paradigms.model import KINDS, Paradigm
 from paradigms.xtr import xtr
@@ -51,15 +53,18 @@ def load(
     documents: str | Path | None = None,
     layout: str | None = None,
     pickled: bool = False,
+    plugin: str | Path | Iterable[str | Path] = (),
 ) -> Paradigm | Generative | CrossAttention:
-    """A model by its folder or its name on the Hugging Face hub.
+    """A model by its folder or its name on the Hugging Face hub; "offline" is the encoder of that extra.
 
     What `save_pretrained` of any kind here wrote, or a checkpoint of another library (`formats.FORMATS`).
     documents: likewise, the encoder of documents, where `name` encodes queries alone, as in DPR. layout: the
     format that a checkpoint of another library is read in, where its files do not tell. pickled: read weights
-    that are pickled too, as weights alone. FileNotFoundError where there is no such folder; ValueError says
-    what a folder holds that cannot be read.
+    that are pickled too, as weights alone. plugin: files that register what the model needs, imported first
+    (`io.plugins`). FileNotFoundError where there is no such folder; ValueError says what a folder holds that
+    cannot be read, or needs.
     """
+    load_plugins(plugin)
     folder = _folder(name, pickled)
     if documents is not None:
         pair = folder, _folder(documents, pickled)
@@ -73,6 +78,8 @@ def load(
 
 
 def _folder(name: str | Path, pickled: bool) -> Path:
+    if name == "offline":
+        return offline_encoder()
     settle(name)
     return Path(name) if Path(name).is_dir() else download(str(name), pickled)
 

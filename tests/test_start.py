@@ -13,7 +13,7 @@ from paradigms import GENERATIVE, PARADIGMS
 from paradigms.cli import arguments
 from paradigms.formats import FORMATS
 from paradigms.index import INDEXES
-from paradigms.model import LAYOUTS
+from paradigms.model import SAVE_LAYOUTS
 
 ROOT = Path(__file__).parents[1]
 SLOW = {"torch", "transformers", "peft", "faiss", "datasets", "accelerate", "numba", "scipy", "matplotlib"}
@@ -57,10 +57,10 @@ def test_the_package_imports_torch_when_it_is_used() -> None:
 
 
 def test_names_written_out_for_help_are_all_there_are() -> None:
-    assert tuple(INDEXES) == arguments.KINDS
-    assert tuple(LAYOUTS) == arguments.LAYOUTS
+    assert tuple(INDEXES) == arguments.INDEX_KINDS
+    assert tuple(SAVE_LAYOUTS) == arguments.SAVE_LAYOUTS
     assert tuple(FORMATS) == arguments.FORMATS
     compare, serving = map(importlib.import_module, ("compare", "serving_costs"))
-    assert compare.Settings().paradigms == [*PARADIGMS, "dsi"]
+    assert compare.Settings().systems == [*PARADIGMS, "dsi"]
     assert "dsi" in GENERATIVE
     assert serving.Settings().paradigms == list(PARADIGMS)

@@ -17,7 +17,7 @@ from paradigms.evaluate.explain import explain
 def main(query: str, document: str, backbone: str = "offline", page: str = "results/explained.html") -> None:
     systems = []
     for name in ("dpr", "colbert", "aligner"):
-        model = PARADIGMS[name](backbone, query_length=32, document_length=128)
+        model = PARADIGMS[name](backbone)
         systems.append(explain(model, query, document))
         alignment(systems[-1], f"{name}: {query}", "document")
     example = AlignmentExample("query", "document", query, document, True, systems)

@@ -28,7 +28,7 @@ def main(pairs: str, backbone: str = "offline", output: str = "results/own-pairs
     judged = {f"q{n}": {ids[row["document"]]: 1} for n, row in enumerate(rows)}
     queries = Split({f"q{n}": row["query"] for n, row in enumerate(rows)}, judged)
 
-    model = PARADIGMS["colbert"](backbone, dim=128, query_length=32, document_length=128)
+    model = PARADIGMS["colbert"](backbone, dim=128)
     objective = Contrastive(model, corpus, build_examples(corpus, queries))
     settings = TrainingSettings(steps=int(steps), batch_size=min(16, len(rows)), learning_rate=3e-5)
     train(model, objective, settings, Path(output) / "training").save_pretrained(f"{output}/checkpoint")

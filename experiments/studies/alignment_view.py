@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,12 @@ def align_query(
         for name, encoded in systems.items():
             paradigm, index = opened(folder / name / "checkpoint", encoded / "index")
             if isinstance(paradigm, Generative):
-                views += explain_generative(paradigm, query, corpus.position(document_id))
+                found = explain_generative(paradigm, query, corpus.position(document_id))
+                views += [replace(view, system=name) for view in found]
                 continue
             others = [d for d in sorted(pool) if d != document_id]
             rest = index.tokens_of(others, paradigm.encoder.device) if "pool" in paradigm.reads else None
-            views.append(explain(paradigm, query, text, rest))
+            views.append(replace(explain(paradigm, query, text, rest), system=name))
         example = AlignmentExample(query_id, document_id, query, text, document_id in relevant, views)
         examples.append(example)
     return examples

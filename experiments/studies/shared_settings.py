@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+import re
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from paradigms.io.settings import folder_name
 
 Tracker = Literal["none", "wandb"]
 Weighting = Literal["bm25", "tfidf", "boolean"]
 Ensemble = Literal["rademacher", "gaussian"]
+TAKEN = {"bm25", "runs", "pictures", "wandb", "small-t5"}  # in the results folder of a comparison
 
 
 @dataclass
@@ -68,3 +70,45 @@ class PairSettings:
             raise SystemExit(f"seeds must be different, and at least one; got {self.seeds}")
         self.models = self.models or f"results/pairs-{folder_name(self.collection)}"
         self.output = self.output or f"results/{self.experiment}-{folder_name(self.collection)}"
+
+
+@dataclass(frozen=True)
+class System:
+    """One system of a comparison: a paradigm that is trained there, or a checkpoint as it is."""
+
+    paradigm: str = ""  # a key of PARADIGMS or GENERATIVE; of a checkpoint it may be left out
+    options: dict[str, Any] = field(
+        default_factory=dict
+    )  # of the builder; of a checkpoint, fields of `Recipe`
+    training: dict[str, Any] = field(default_factory=dict)  # fields of `TrainingSettings`
+    backbone: str = ""  # "" = that of all
+    checkpoint: str = ""  # a saved paradigm, compared without training
+    index: str = ""  # where experiments/encode.py encoded the collection with that checkpoint
+
+
+def read_systems(given: list[str] | dict[str, Any]) -> dict[str, System]:
+    """name -> system, of a list of paradigms or of a mapping to a system's fields; SystemExit names what is
+    wrong with which system."""
+    from paradigms import GENERATIVE, PARADIGMS
+
+    known = PARADIGMS | GENERATIVE
+    systems = {}
+    for name, told in (given if isinstance(given, dict) else {name: {} for name in given}).items():
+        if not re.fullmatch(r"[\w+-][\w.+-]*", name) or name in TAKEN:
+            raise SystemExit(f"system {name!r}: its name is that of a folder: letters, digits, . + - and _")
+        told = {"paradigm": "" if "checkpoint" in told else name} | told
+        unknown = sorted(told.keys() - {f.name for f in fields(System)})
+        if unknown:
+            options = ", ".join(f.name for f in fields(System))
+            raise SystemExit(f"system {name}: unknown {', '.join(unknown)}; there are {options}")
+        system = systems[name] = System(**told)
+        if system.paradigm not in known and not (system.checkpoint and not system.paradigm):
+            raise SystemExit(
+                f"system {name}: unknown paradigm {system.paradigm}; there are {', '.join(known)}. One of "
+                "your own is registered by its file: --plugin FILE.py"
+            )
+        if system.checkpoint and (system.training or system.backbone):
+            raise SystemExit(f"system {name}: training and backbone are not of a checkpoint")
+        if system.index and not system.checkpoint:
+            raise SystemExit(f"system {name}: an index goes with the checkpoint that encoded it")
+    return systems

@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from rich.console import Console
+from studies.shared_settings import System
 
 from paradigms import GENERATIVE, PARADIGMS, CrossAttention, Generative, Paradigm, load
-from paradigms.data import Corpus, Run
+from paradigms.baselines.bm25 import BM25
+from paradigms.data import Collection, Corpus, Run, Split
 from paradigms.generative.retriever import GenerativeRetriever
+from paradigms.generative.settings import TRAINING
 from paradigms.index import INDEXES
 from paradigms.index.base import TokenIndex
-from paradigms.train.job import OPTIONS, fit, fit_generative, t5_folder
+from paradigms.train.job import fit, fit_generative, t5_folder
 from paradigms.train.loop import TrainingSettings
 
-if TYPE_CHECKING:
-    from compare import Data, Settings
+
+@dataclass
+class Data:
+    """A collection as every system of a comparison sees it."""
+
+    collection: Collection
+    train: Split
+    dev: Split
+    test: Split
+    bm25: BM25
+    bm25_seconds: float  # to build
+    dev_run: Run  # BM25's
+    train_run: Run
 
 
 def searcher(
@@ -54,28 +69,42 @@ def searcher(
     return partial(index.search, paradigm), partial(index.rerank, paradigm), index.bytes_per_document
 
 
+def opened(system: System) -> Paradigm | Generative:
+    """The system's checkpoint, its recipe changed by the options: another alignment of the same encoder.
+
+    ValueError where it holds another paradigm, or one without such options.
+    """
+    loaded = load(system.checkpoint)
+    if isinstance(loaded, CrossAttention) or system.paradigm not in ("", loaded.name):
+        raise ValueError(f"{system.checkpoint} holds {loaded.name}, not {system.paradigm or 'a retriever'}")
+    if not system.options:
+        return loaded
+    if isinstance(loaded, Generative):
+        raise ValueError(f"{system.checkpoint} holds {loaded.name}, whose options are fixed by training")
+    recipe = loaded.recipe
+    other_alignment = system.options.get("align", recipe.align) != recipe.align
+    changes = {"align_knobs": {}, "search": "gather"} if other_alignment else {}
+    return Paradigm(replace(recipe, **changes | system.options), loaded.encoder)
+
+
 def trained(
-    name: str, data: Data, settings: Settings, folder: Path, accelerator: Accelerator, console: Console
+    system: System, data: Data, settings: Any, folder: Path, accelerator: Accelerator, console: Console
 ) -> Paradigm | Generative:
-    """The paradigm as saved where `load` says, or as built and then trained in `folder`."""
-    if name in settings.load:
-        loaded = load(settings.load[name])
-        if isinstance(loaded, CrossAttention) or loaded.name != name:
-            raise ValueError(f"{settings.load[name]} holds {loaded.name}, not {name}")
-        return loaded.to(accelerator.device)
+    """The system's checkpoint, or what it builds, trained in `folder`. settings: those of compare.py."""
+    if system.checkpoint:
+        return opened(system).to(accelerator.device)
     torch.manual_seed(settings.seed)
-    splits, training = (data.train, data.dev), training_settings(name, settings)
-    lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
+    splits, options = (data.train, data.dev), settings.options | system.options
+    training, name = training_settings(system, settings), system.paradigm
     if name in GENERATIVE:
         small = folder.parents[1] / "small-t5"
-        name_or_folder = settings.generative_backbone
-        backbone = t5_folder(name_or_folder, data.collection, small, settings.seed, accelerator)
+        backbone = t5_folder(system.backbone or "small", data.collection, small, settings.seed, accelerator)
         # As many beams as documents are wanted: each finished one is an identifier.
-        options: dict[str, Any] = {} if name == "seal" else {"beams": settings.depth}
-        options |= {"embedder": settings.backbone} if name == "dsi" else {}
-        model = GENERATIVE[name](backbone, data.collection.corpus, **lengths | options)
+        defaults: dict[str, Any] = {} if name == "seal" else {"beams": settings.depth}
+        defaults |= {"embedder": settings.backbone} if name == "dsi" else {}
+        model = GENERATIVE[name](backbone, data.collection.corpus, **defaults | options)
         model = model.to(accelerator.device)
-        if not settings.generative_steps:
+        if training is None:
             return model
         return fit_generative(
             model,
@@ -88,8 +117,8 @@ def trained(
             accelerator,
             console,
         )
-    paradigm = PARADIGMS[name](settings.backbone, **lengths | OPTIONS.get(name, {})).to(accelerator.device)
-    if not settings.steps:
+    paradigm = PARADIGMS[name](system.backbone or settings.backbone, **options).to(accelerator.device)
+    if training is None:
         return paradigm
     return fit(
         paradigm,
@@ -104,21 +133,14 @@ def trained(
     )
 
 
-def training_settings(name: str, settings: Settings) -> TrainingSettings:
-    if name in GENERATIVE:
-        return TrainingSettings(
-            steps=max(1, settings.generative_steps),
-            batch_size=settings.generative_batch_size,
-            learning_rate=settings.generative_learning_rate,
-            warmup=0.05,
-            evaluate_every=max(1, settings.generative_steps // 2),
-            seed=settings.seed,
-        )
-    return TrainingSettings(
-        steps=max(1, settings.steps),
-        batch_size=settings.batch_size,
-        learning_rate=settings.learning_rate,
-        head_learning_rate=settings.head_learning_rate,
-        evaluate_every=settings.evaluate_every,
-        seed=settings.seed,
-    )
+def training_settings(system: System, settings: Any) -> TrainingSettings | None:
+    """How the system is trained; None where it is not. settings: those of compare.py."""
+    if system.checkpoint:
+        return None
+    if system.paradigm in GENERATIVE:
+        chosen = TRAINING | {"seed": settings.seed} | system.training
+        chosen = {"evaluate_every": max(1, chosen["steps"] // 2)} | chosen
+    else:
+        names = TrainingSettings.__dataclass_fields__.keys() & asdict(settings).keys()
+        chosen = {name: getattr(settings, name) for name in names} | system.training
+    return TrainingSettings(**chosen) if chosen["steps"] else None

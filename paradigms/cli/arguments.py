@@ -15,11 +15,12 @@ import argparse
 from collections.abc import Sequence
 
 from paradigms.data.texts import WORDS
+from paradigms.io.plugins import load_plugins
 
 OFFLINE = "offline"  # all-MiniLM-L6-v2 as it was trained: one vector a text
-# The keys of `index.INDEXES`, `model.LAYOUTS` and `formats.FORMATS`, whose import takes seconds.
-KINDS = ("exact", "faiss", "compressed")
-LAYOUTS = ("paradigms", "sentence-transformers")
+# The keys of `index.INDEXES`, `model.SAVE_LAYOUTS` and `formats.FORMATS`, whose import takes seconds.
+INDEX_KINDS = ("exact", "faiss", "compressed")
+SAVE_LAYOUTS = ("paradigms", "sentence-transformers")
 FORMATS = ("xtr", "sentence-transformers", "stanford", "dpr", "coil", "plain")
 SHOWN = ("table", "jsonl", "trec")  # forms of results
 
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if rest:
         settings.query += rest
     try:
+        load_plugins(settings.plugin)
         from paradigms.cli import commands  # after what argparse tells, as its imports take seconds
 
         getattr(commands, f"run_{settings.command}")(settings)
@@ -53,7 +55,15 @@ def parser() -> argparse.ArgumentParser:
     commands = whole.add_subparsers(required=True, metavar="COMMAND", dest="command")
 
     def command(name: str, described: str) -> argparse.ArgumentParser:
-        return commands.add_parser(name, help=described, description=described)
+        own = commands.add_parser(name, help=described, description=described)
+        own.add_argument(
+            "--plugin",
+            action="append",
+            default=[],
+            metavar="FILE.py",
+            help="registers what the model needs, such as an encoder of your own; may be repeated",
+        )
+        return own
 
     made = command(
         "index",
@@ -61,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("source", help="folder of text files, JSON lines, or a collection")
     made.add_argument("--output", help="folder to make; without it SOURCE.index in the current folder")
-    made.add_argument("--kind", choices=KINDS, default="exact")
+    made.add_argument("--kind", choices=INDEX_KINDS, default="exact")
     add_model(made)
     add_precision(made)
     add_words(made)
@@ -106,7 +116,7 @@ def parser() -> argparse.ArgumentParser:
     )
     written.add_argument("model", help=f"checkpoint: a folder, a name on the hub, or {OFFLINE}")
     written.add_argument("output", help="folder to write: a new one, or that of a model in the same layout")
-    written.add_argument("--layout", choices=LAYOUTS, default="sentence-transformers")
+    written.add_argument("--layout", choices=SAVE_LAYOUTS, default="sentence-transformers")
     written.add_argument(
         "--results", help="folder of the script that trained it; without it the one around it"
     )

@@ -12,7 +12,6 @@ import torch
 
 from paradigms.cli.arguments import OFFLINE
 from paradigms.data.texts import WORDS
-from paradigms.dpr import dpr
 from paradigms.generative.model import Generative
 from paradigms.registry import load
 
@@ -36,13 +35,8 @@ class Checkpoint:
 
     def open(self, *, pickled: bool) -> Any:
         """The model, on the GPU if there is one; errors as those of `load`."""
-        if self.model == OFFLINE:
-            if self.document_model or self.model_layout:
-                raise ValueError(f"{OFFLINE} is one encoder of a known layout: give --model too")
-            model: Any = dpr(OFFLINE, pooling="mean", query_length=64, document_length=256)
-        else:
-            documents, layout = self.document_model or None, self.model_layout or None
-            model = load(self.model, documents=documents, layout=layout, pickled=pickled)
+        documents, layout = self.document_model or None, self.model_layout or None
+        model = load(self.model, documents=documents, layout=layout, pickled=pickled)
         return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 

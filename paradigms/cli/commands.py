@@ -55,7 +55,7 @@ def run_index(settings: argparse.Namespace) -> None:
     tell_words(settings, made.made.words, told)
     count = f"{len(made.corpus):,} document{'s' * (len(made.corpus) != 1)}"
     told.print(f"{count} of {settings.source} in {output}", soft_wrap=True)
-    again = " --pickled" if settings.pickled else ""
+    again = "".join(f" --plugin {quote(file)}" for file in settings.plugin) + " --pickled" * settings.pickled
     told.print(
         f'Search them: python -m paradigms search {quote(str(output))} "your question"{again}', soft_wrap=True
     )

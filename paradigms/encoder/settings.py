@@ -15,6 +15,7 @@ SIDES: tuple[Side, Side] = ("query", "document")
 class EncoderSettings:
     """Where D and Q come from. Lengths are in tokens, special tokens and markers included."""
 
+    encoder: str = "text"  # a key of text.ENCODERS: the class that makes D and Q
     query_vectors: Literal["pooled", "first", "all"] = "all"  # what of the text becomes Q
     document_vectors: Literal["pooled", "first", "all"] = "all"  # what of the text becomes D
     first: int = 8  # m of ME-BERT: vectors kept by "first"
@@ -25,8 +26,8 @@ class EncoderSettings:
     layer_norm: bool = False  # of every vector, after the projection, with a trained gain and bias
     normalize: bool = True  # L2: similarities are cosines
     pooled_dim: int = 0  # COIL: width of the pooled vector that joins the tokens; 0 = none
-    query_length: int = 32
-    document_length: int = 180
+    query_length: int = 48
+    document_length: int = 128
     query_marker: str = ""  # put first; one token if the vocabulary holds it, else a text prefix
     document_marker: str = ""
     query_augmentation: bool = False  # fill queries up with [MASK] tokens that count

@@ -91,7 +91,8 @@ class TextEncoder(Encoder):
 
     def __init__(self, backbone: str | Path, settings: EncoderSettings) -> None:
         super().__init__()
-        self.settings = settings
+        own = (name for name, kind in ENCODERS.items() if kind is type(self))
+        self.settings = settings = replace(settings, encoder=next(own, type(self).__name__))
         self.tokens = TOKENS  # of one pass at most, by kind of device
         backbone = offline_encoder() if backbone == "offline" else backbone
         self.backbone: Any = load_backbone(backbone)
@@ -286,6 +287,11 @@ class TextEncoder(Encoder):
 
         merged: adapters become part of the backbone's weights; else these are as they were before training.
         """
+        if ENCODERS.get(self.settings.encoder) is not type(self):
+            raise ValueError(
+                f"{self.settings.encoder} is a subclass of TextEncoder that is not registered, and could not "
+                "be loaded again: name it in paradigms.encoder.text.ENCODERS before an encoder is built"
+            )
         backbone, weights, settings, heads = self.backbone, None, self.settings, self._heads()
         if settings.lora_rank:
             weights = adapted_weights(backbone, merged=merged)
@@ -301,12 +307,16 @@ class TextEncoder(Encoder):
 
     @classmethod
     def load(cls, folder: Path) -> TextEncoder:
-        """What `save` wrote; a missing file, or weights that the settings do not need, are named."""
+        """What `save` wrote, of the class that wrote it.
+
+        FileNotFoundError for a missing file; ValueError for an encoder that is not registered, or weights
+        that the settings do not need.
+        """
         settings = read_settings(EncoderSettings, folder / "encoder.json")
         config, file = folder / "backbone" / "config.json", folder / "heads.safetensors"
         for needed in (config, file):
             require(needed, folder)
-        encoder = cls(config.parent, settings)
+        encoder = encoder_class(settings.encoder)(config.parent, settings)
         load_heads(encoder, encoder._heads(), file)
         return encoder
 
@@ -314,6 +324,20 @@ class TextEncoder(Encoder):
         """The weights that are not the backbone's own: projections, salience heads, adapters."""
         state = self.state_dict().items()
         return {name: t for name, t in state if not name.startswith("backbone.") or ".lora_" in name}
+
+
+# Name -> class with the arguments (backbone, settings): a subclass of TextEncoder is a new D and Q.
+ENCODERS: dict[str, type[TextEncoder]] = {"text": TextEncoder}
+
+
+def encoder_class(name: str) -> type[TextEncoder]:
+    """A class of `ENCODERS`; ValueError for an unknown name."""
+    if name not in ENCODERS:
+        raise ValueError(
+            f"unknown encoder {name!r}; there are {', '.join(ENCODERS)}. One of your own is registered by "
+            "its file: --plugin FILE.py, or load(..., plugin='FILE.py')"
+        )
+    return ENCODERS[name]
 
 
 def bare(token: str) -> str:

@@ -11,22 +11,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from paradigms.encoder.published import MODULES
 from paradigms.formats.card import model_card
 from paradigms.formats.coil import is_coil, read_coil
 from paradigms.formats.dpr import is_dpr, read_dpr
 from paradigms.formats.export import write_sentence_transformers
 from paradigms.formats.plain import is_plain, read_plain
-from paradigms.formats.sentence_transformers import (
-    MODULES,
-    is_sentence_transformers,
-    read_sentence_transformers,
-)
+from paradigms.formats.sentence_transformers import is_sentence_transformers, read_sentence_transformers
 from paradigms.formats.stanford import is_stanford, read_stanford
-from paradigms.formats.weights import Unreadable, described, safe_weights
+from paradigms.formats.weights import described, safe_weights
 from paradigms.formats.xtr import is_xtr, may_be_xtr, read_xtr
-from paradigms.model import LAYOUTS, Layout, Paradigm
+from paradigms.io.typed import Unreadable
+from paradigms.model import SAVE_LAYOUTS, Layout, Paradigm
 
-LAYOUTS["sentence-transformers"] = Layout(write_sentence_transformers, {MODULES}, model_card)
+SAVE_LAYOUTS["sentence-transformers"] = Layout(write_sentence_transformers, {MODULES}, model_card)
 
 
 class Format(NamedTuple):

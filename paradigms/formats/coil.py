@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from paradigms.coil import coil
 from paradigms.formats.heads import Head
-from paradigms.formats.weights import Unreadable
+from paradigms.io.typed import Unreadable
 from paradigms.model import Paradigm
 
 HEADS = "heads.safetensors"  # what model.pt becomes

@@ -9,7 +9,7 @@ from typing import Any
 from paradigms.encoder.backbone import load_tokenizer, quiet
 from paradigms.formats.heads import POOLED, Head, encoder_with
 from paradigms.formats.recipes import one_vector
-from paradigms.formats.weights import Unreadable, read_json
+from paradigms.io.typed import Unreadable, read_json
 from paradigms.model import Paradigm
 
 PARTS = {"DPRQuestionEncoder": "question_encoder", "DPRContextEncoder": "ctx_encoder"}

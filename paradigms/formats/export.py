@@ -12,9 +12,9 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+from paradigms.encoder.published import MODEL, MODULES
 from paradigms.encoder.text import EncoderSettings, TextEncoder
 from paradigms.formats.heads import ACTIVATIONS
-from paradigms.formats.sentence_transformers import MODEL, MODULES
 from paradigms.io.files import write_json
 from paradigms.model import Paradigm
 
@@ -31,7 +31,7 @@ SIMILARITY = {"one": "maxsim", "query_tokens": "meanmaxsim"}  # Z -> the sum of 
 
 
 def write_sentence_transformers(model: Any, folder: Path) -> None:
-    """Every file of the folder, which is empty: a layout of `model.LAYOUTS`.
+    """Every file of the folder, which is empty: a layout of `model.SAVE_LAYOUTS`.
 
     ValueError names a setting, or a kind of model, that sentence-transformers has no module for.
     """
@@ -91,6 +91,7 @@ def refuse(model: Paradigm, multi: bool) -> None:
             "sentence-transformers has one of a text, or those of all tokens"
         )
     absent = {
+        f"the encoder {s.encoder!r}": type(model.encoder) is not TextEncoder,
         "layer_norm": s.layer_norm,
         "pooled_dim": s.pooled_dim,
         "salience": s.salience != "none",

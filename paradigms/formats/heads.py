@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from paradigms.encoder.text import EncoderSettings, TextEncoder
-from paradigms.formats.weights import Unreadable, read_json, read_weights
+from paradigms.formats.weights import read_weights
+from paradigms.io.typed import Unreadable, read_json
 
 ACTIVATIONS = {"torch.nn.modules.linear.Identity": "identity", "torch.nn.modules.activation.Tanh": "tanh"}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paradigms.formats.heads import POOLED, encoder_with
 from paradigms.formats.recipes import one_vector
-from paradigms.formats.weights import Unreadable, read_json
+from paradigms.io.typed import Unreadable, read_json
 from paradigms.model import Paradigm
 
 LENGTH = 512  # of a text, where the encoder has no limit of its own or a larger one

@@ -7,24 +7,21 @@ Transformer and Dense alone, and normalised all the same.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from paradigms.encoder.backbone import load_tokenizer
+from paradigms.encoder.published import MODEL, MODULES, modules, pooling, prompts
 from paradigms.encoder.text import bare
 from paradigms.formats.heads import POOLED, Head, dense, encoder_with
 from paradigms.formats.plain import longest
 from paradigms.formats.recipes import late_interaction, one_vector
-from paradigms.formats.weights import Unreadable, json_or_empty, read_json
+from paradigms.io.typed import Unreadable, json_or_empty, read_json
 from paradigms.model import Paradigm
 
-MODULES, MODEL = "modules.json", "config_sentence_transformers.json"
 MULTI = ("ColBERT", "MultiVectorEncoder")  # model_type of token vectors: PyLate's, and its own
-POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
 COMMUTES = ("cls", "mean", "last")  # pooling with a linear map
-DOCUMENTS = ("document", "passage", "corpus")  # names of the prompt of documents, the first one counts
 AUGMENTED = 32  # tokens of a query, where a PyLate folder does not say
 
 
@@ -95,51 +92,13 @@ def read_sentence_transformers(folder: Path) -> Paradigm:
 
 def chain(folder: Path) -> Chain:
     """The modules of modules.json in their order."""
-    try:
-        rows = json.loads((folder / MODULES).read_text(encoding="utf-8"))
-        steps = [(str(row["type"]).rpartition(".")[2], folder / row["path"]) for row in rows]
-    except (ValueError, KeyError, TypeError) as error:
-        raise Unreadable(f"{MODULES} is no list of modules with type and path") from error
+    steps = modules(folder)
     if not steps or steps[0][0] != "Transformer":
         raise Unreadable(f"the first module is {steps[0][0] if steps else 'missing'}, not Transformer")
     found = Chain(steps[0][1])
     for kind, place in steps[1:]:
         found.add(kind, place)
     return found
-
-
-def pooling(folder: Path) -> str:
-    """The one way in which tokens are pooled, in either form of the module's configuration."""
-    config = read_json(folder / "config.json")
-    if not config.get("include_prompt", True):
-        raise Unreadable("pooling leaves the prompt out")
-    modes = config.get("pooling_mode")
-    if modes is None:
-        named = {name.removeprefix("pooling_mode_") for name, on in config.items() if on is True}
-        modes = [mode for mode in (*POOLING, "mean_sqrt_len", "weightedmean") if named & spelled(mode)]
-    modes = [modes] if isinstance(modes, str) else modes
-    if len(modes) != 1 or modes[0] not in POOLING:
-        raise Unreadable(f"pooling is {' and '.join(modes) or 'none'}")
-    return POOLING[modes[0]]
-
-
-def spelled(mode: str) -> set[str]:
-    """The older names of a pooling mode."""
-    return {mode, f"{mode}_token", f"{mode}_tokens"}
-
-
-def prompts(config: dict[str, Any]) -> dict[str, str]:
-    """The markers of both sides: PyLate's prefix, and then the prompt."""
-    given = config.get("prompts") or {}
-    default = given.get(config.get("default_prompt_name")) or ""
-    query = given.get("query")
-    document = next((given[name] for name in DOCUMENTS if given.get(name) is not None), None)
-    markers = {}
-    for side, text in (("query", query), ("document", document)):
-        prefix = config.get(f"{side}_prefix") or ""
-        prompt = default if text is None else text
-        markers[f"{side}_marker"] = prefix + prompt.removeprefix(prefix)
-    return markers
 
 
 def text_length(settings: dict[str, Any], backbone: Path) -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePath
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -21,34 +20,11 @@ MODULE = re.compile(r"\d+_\w+$")  # the folder of one
 MANY = 12  # files that an error names
 
 
-class Unreadable(ValueError):
-    """What in a checkpoint keeps it from being read."""
-
-
 def described(folder: Path) -> str:
     """The names of a folder's files, for an error."""
     names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
     more = f" and {len(names) - MANY} more" if len(names) > MANY else ""
     return ", ".join(names[:MANY]) + more if names else "nothing"
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file. ValueError names the file where there is none."""
-    name = f"{file.parent.name}/{file.name}"
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise Unreadable(f"{name} is missing") from error
-    except ValueError as error:
-        raise Unreadable(f"{name}: bad JSON ({error})") from error
-    if not isinstance(found, dict):
-        raise Unreadable(f"{name}: a {type(found).__name__} where an object belongs")
-    return found
-
-
-def json_or_empty(file: Path) -> dict[str, Any]:
-    """As `read_json`, of a file that need not be there."""
-    return read_json(file) if file.is_file() else {}
 
 
 def read_weights(folder: Path, *names: str) -> dict[str, Tensor]:

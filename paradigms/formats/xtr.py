@@ -10,9 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from paradigms.encoder.published import MODEL
 from paradigms.formats.heads import ACTIVATIONS, dense
-from paradigms.formats.sentence_transformers import MODEL, is_sentence_transformers
-from paradigms.formats.weights import json_or_empty
+from paradigms.formats.sentence_transformers import is_sentence_transformers
+from paradigms.io.typed import json_or_empty
 from paradigms.model import Paradigm
 from paradigms.xtr import xtr
 

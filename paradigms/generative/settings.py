@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from paradigms.generative.outputs import Scorer
 from paradigms.io.typed import check_types
+
+# How a T5 from random weights is trained, which learns the corpus by heart: settings of `train.loop`.
+TRAINING: dict[str, Any] = {"steps": 3000, "batch_size": 64, "learning_rate": 3e-3, "warmup": 0.05}
 
 
 @dataclass(frozen=True)
@@ -14,7 +17,7 @@ class GenerativeSettings:
     """Settings of `model.Generative`. Lengths are in tokens."""
 
     name: str
-    query_length: int = 32  # of what the encoder reads: queries, and the passages it trains on in their place
+    query_length: int = 48  # of what the encoder reads: queries, and the passages it trains on in their place
     document_length: int = 128  # of a document's text: in its spans, its embedding (DSI), its context (NP)
     # Where the vectors of identifier tokens come from. "backbone": its own vocabulary; "own": new tables, for
     # identifiers that are no text; "clusters": NP-decoding, contextual vectors of the corpus's tokens.

@@ -13,11 +13,15 @@ A script reads its command line before it imports what takes seconds: help and m
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from jsonargparse import ArgumentParser, set_parsing_settings
+
+from paradigms.io.plugins import load_plugins
 
 Settings = TypeVar("Settings")
 
@@ -25,16 +29,32 @@ Settings = TypeVar("Settings")
 def command_line(kind: type, description: str, arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """The values of the dataclass `kind` from flags; a flag beats the YAML file, which beats the default.
 
-    The string under each field is its help text. Wrong names and types end the program with a message.
+    The string under each field is its help text. Wrong names and types end the program with a message. Every
+    script also has --config, and --plugin, whose files are imported here (`paradigms.io.plugins`).
     """
     # jsonargparse would run the script's `if TYPE_CHECKING` blocks for them.
     vars(kind)["__init__"].__annotations__.update(get_type_hints(kind))
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = ArgumentParser(description=description.strip())
     parser.add_argument("--config", action="config", help="YAML file of settings; flags after it win")
+    parser.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="FILE.py",
+        help="registers a paradigm, alignment or encoder of your own; may be repeated, a list in YAML",
+    )
     parser.add_class_arguments(kind)
-    values = parser.parse_args(arguments)
-    return {name: value for name, value in values.as_dict().items() if name != "config"}
+    values = parser.parse_args(arguments).as_dict()
+    logging.basicConfig(format="%(message)s")
+    if os.environ.get("RANK", "0") == "0":
+        logging.getLogger("paradigms").setLevel(logging.INFO)
+    try:
+        load_plugins(values.pop("plugin"))
+    except (FileNotFoundError, ValueError) as error:
+        parser.error(str(error))
+    values.pop("config", None)
+    return values
 
 
 def from_command_line(

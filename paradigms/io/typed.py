@@ -52,6 +52,29 @@ def read_settings(kind: type, file: Path) -> Any:
         raise ValueError(f"{file}: {error}") from error
 
 
+class Unreadable(ValueError):
+    """What keeps a checkpoint from being read."""
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file. `Unreadable` names the file where there is none."""
+    name = f"{file.parent.name}/{file.name}"
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Unreadable(f"{name} is missing") from error
+    except ValueError as error:
+        raise Unreadable(f"{name}: bad JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise Unreadable(f"{name}: a {type(found).__name__} where an object belongs")
+    return found
+
+
+def json_or_empty(file: Path) -> dict[str, Any]:
+    """As `read_json`; {} where the file does not exist."""
+    return read_json(file) if file.is_file() else {}
+
+
 def require(file: Path, folder: Path) -> None:
     """FileNotFoundError where a file of a saved paradigm is not there."""
     if not file.is_file():

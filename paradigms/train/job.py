@@ -30,6 +30,7 @@ from paradigms.generative.pairs import (
 )
 from paradigms.generative.small import small_t5
 from paradigms.io.files import write_json
+from paradigms.io.plugins import LOADED
 from paradigms.model import Paradigm
 from paradigms.train import tracking
 from paradigms.train.checkpoint import sha256
@@ -46,12 +47,6 @@ from paradigms.train.teacher import FalseNegatives, ScorePairs
 
 Encoded = TypeVar("Encoded", Paradigm, CrossAttention)
 
-# What each paradigm changes of the shared settings. all-MiniLM-L6-v2 was trained with mean pooling.
-OPTIONS: dict[str, dict[str, Any]] = {
-    "dpr": {"pooling": "mean"},
-    "me_bert": {"pooling": "mean", "first": 8},
-    "coil": {"pooling": "mean", "pooled_dim": 384},
-}
 DEV_DEPTH = 10  # first documents of the dev queries' run that the dev measure reranks
 NEGATIVES_DEPTH = 100  # first documents of the training queries' run that hard negatives are drawn from
 # Of each document that a generative model learns to name: many and short, as queries of other words are to
@@ -270,4 +265,5 @@ def environment(accelerator: Accelerator) -> dict[str, Any]:
         "sharded": sharded(),
         "threads": torch.get_num_threads(),
         "precision": accelerator.mixed_precision,
+        **{f"plug-in {file.name}": sha256(file) for file in LOADED},
     } | {name: version(name) for name in packages}

@@ -322,7 +322,8 @@ def collection(tmp_path: Path) -> Path:
 
 def test_the_scripts_train_it_and_rerank_with_it(collection: Path, tiny_bert: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    flags = training(collection, tiny_bert, output, paradigm="cross_attention", options="{}", negatives=2)
+    options = '{"query_length": 8, "document_length": 12}'
+    flags = training(collection, tiny_bert, output, paradigm="cross_attention", options=options, negatives=2)
     with pytest.raises(SystemExit, match="cross_attention learns from hard negatives"):
         run_script("train", **(flags | {"negatives": 0}))
     run_script("train", **flags)

@@ -295,7 +295,8 @@ def cells(folder: Path, stage: str) -> dict[tuple[str, str], float]:
 
 def compared(collection: Path, output: Path, backbone: Path, split: str) -> dict[tuple[str, str], float]:
     flags = {"collection": collection, "split": split, "output": output, "backbone": backbone, "steps": 0}
-    flags |= {"paradigms": "[dpr]", "query_length": 8, "document_length": 12, "depth": 3, "tracker": "none"}
+    flags |= {"systems": "[dpr]", "depth": 3, "tracker": "none"}
+    flags |= {"options": '{"query_length": 8, "document_length": 12}'}
     arguments = [f"--{name}={value}" for name, value in flags.items()]
     compare.main(from_command_line(compare.Settings, "", arguments))
     return cells(output, "retrieve")

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.tiny import WORDS as TEXT
 
 WORDS = TEXT.split()
 SYSTEMS = [*PARADIGMS, "dsi"]
+LENGTHS, DSI = {"query_length": 8, "document_length": 12}, {"steps": 2, "batch_size": 4}
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +47,17 @@ def settings(collection: Path, backbone: Path, output: Path, **changes: object) 
         "steps": 2,
         "batch_size": 4,
         "negatives": 1,
-        "query_length": 8,
-        "document_length": 12,
+        "options": json.dumps(LENGTHS),
         "depth": 20,
         "tracker": "none",
-        "generative_steps": 2,
-        "generative_batch_size": 4,
+        "systems": systems(*SYSTEMS),
     } | changes
     return [f"--{name}={value}" for name, value in flags.items()]
+
+
+def systems(*names: str, **more: dict) -> str:
+    """The flag for these paradigms, DSI with little training, and for more systems by name."""
+    return json.dumps({name: {"training": DSI} if name == "dsi" else {} for name in names} | more)
 
 
 def run(flags: list[str]) -> None:
@@ -120,7 +125,7 @@ def test_a_finished_run_only_renews_its_report(
 def test_an_interrupted_run_ends_as_one_that_was_not(
     finished: Path, collection: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    flags = settings(collection, tiny_bert, tmp_path, paradigms="[dpr,xtr]")
+    flags = settings(collection, tiny_bert, tmp_path, systems="[dpr,xtr]")
     for owner, name in ((ExactIndex, "search"), (Paradigm, "save_pretrained"), (compare, "make_report")):
         with monkeypatch.context() as patch:
 
@@ -138,26 +143,49 @@ def test_an_interrupted_run_ends_as_one_that_was_not(
             assert (tmp_path / file).read_bytes() == (finished / file).read_bytes()
 
 
-def test_a_saved_paradigm_is_compared_without_training(
+def test_checkpoints_widths_and_alignments_stand_side_by_side(
     finished: Path, collection: Path, tiny_bert: Path, tmp_path: Path
 ):
-    saved = {"dpr": str(finished / "dpr" / "checkpoint")}
-    flags = settings(collection, tiny_bert, tmp_path / "out", paradigms="[dpr]", load=json.dumps(saved))
+    """Two checkpoints, two widths of one paradigm and two alignments of one encoder, each by its own name."""
+    dpr, colbert = ({"checkpoint": str(finished / name / "checkpoint")} for name in ("dpr", "colbert"))
+    named = {
+        "saved-dpr": dpr,
+        "saved": colbert | {"paradigm": "colbert"},
+        "reversed": colbert | {"options": {"align": "document_to_query", "normalise": "document_tokens"}},
+        "wide": {"paradigm": "colbert", "options": {"dim": 16}},
+        "narrow": {"paradigm": "colbert", "options": {"dim": 8}, "training": {"steps": 0}},
+    }
+    run(settings(collection, tiny_bert, tmp_path, systems=systems(**named), baseline="saved"))
+    for name, same in (("saved-dpr", "dpr"), ("saved", "colbert")):
+        for stage in ("retrieve", "rerank"):
+            found = (tmp_path / "runs" / f"{name}.{stage}.run").read_text()
+            assert found == (finished / "runs" / f"{same}.{stage}.run").read_text().replace(same, name)
+        assert json.loads((tmp_path / name / "costs.json").read_text())["train s"] is None
+    models = {name: load_paradigm(tmp_path / name / "checkpoint") for name in named}
+    assert models["reversed"].recipe.align == "document_to_query"
+    assert [models[name].encoder.dim for name in ("wide", "narrow")] == [16, 8]
+    assert (tmp_path / "wide" / "training").is_dir() > (tmp_path / "narrow" / "training").is_dir()
+    page = (tmp_path / "report.html").read_text()
+    assert "saved-dpr loaded from" in page
+    assert set(re.findall(r'"system":\s*"([^"]+)"', page)) >= named.keys()
+    changed = systems(**named | {"wide": named["narrow"]})
+    with pytest.raises(SystemExit, match=r"wide holds results with other settings \(options: .*16.* then"):
+        run(settings(collection, tiny_bert, tmp_path, systems=changed, baseline="saved"))
+
+
+def test_a_paradigm_is_the_same_by_its_name_and_in_the_comparison(
+    collection: Path, tiny_bert: Path, tmp_path: Path
+):
+    flags = settings(collection, tiny_bert, tmp_path, systems=systems(*PARADIGMS), steps=0, options="{}")
     run(flags)
-    for file in ("runs/dpr.retrieve.run", "runs/dpr.rerank.run"):
-        assert (tmp_path / "out" / file).read_bytes() == (finished / file).read_bytes()
-    assert json.loads((tmp_path / "out" / "dpr" / "costs.json").read_text())["train s"] is None
-    assert "dpr loaded from" in (tmp_path / "out" / "report.html").read_text()
-    other = json.dumps({"dpr": str(finished / "xtr" / "checkpoint")})
-    with pytest.raises(SystemExit, match="holds xtr, not dpr"):
-        run(settings(collection, tiny_bert, tmp_path / "b", paradigms="[dpr]", load=other))
-    with pytest.raises(SystemExit, match="load names dpr, not among the compared xtr"):
-        run(settings(collection, tiny_bert, tmp_path / "b", paradigms="[xtr]", load=other))
+    for name, build in PARADIGMS.items():
+        compared = load_paradigm(tmp_path / name / "checkpoint")
+        assert compared.description() == build(tiny_bert).description()
 
 
 def test_two_processes_end_together(collection: Path, tiny_bert: Path, tmp_path: Path):
     """The main one alone searches and reports; the other neither writes nor leaves early."""
-    flags = settings(collection, tiny_bert, tmp_path / "out", paradigms="[dpr,dsi]")
+    flags = settings(collection, tiny_bert, tmp_path / "out", systems=systems("dpr", "dsi"))
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
     environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -201,7 +229,18 @@ def test_no_training_queries_is_said(collection: Path, tmp_path: Path, tiny_bert
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--paradigms=[dpr,splade]"], "unknown paradigm splade"),
+        (["--systems=[dpr,splade]"], "system splade: unknown paradigm splade; there are dpr"),
+        (
+            ['--systems={"a": {"paradigm": "dpr", "dim": 3}}'],
+            "system a: unknown dim; there are paradigm, options",
+        ),
+        (['--systems={"a": {"paradigm": "dpr", "training": {"stepz": 3}}}'], "system a, training: "),
+        (
+            ['--systems={"a": {"paradigm": "dpr", "index": "i"}}'],
+            "system a: an index goes with the checkpoint",
+        ),
+        (['--systems={"a/b": {"paradigm": "dpr"}}'], "system 'a/b': its name is that of a folder"),
+        (['--systems={"runs": {"paradigm": "dpr"}}'], "system 'runs': its name"),
         (["--size=huge"], "small or full"),
         (["--baseline=splade"], "not among the compared systems"),
         (["--stepz=3"], "stepz"),

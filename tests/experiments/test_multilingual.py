@@ -189,7 +189,8 @@ def trained(mt5: Path, swahili: Path, tmp_path_factory: pytest.TempPathFactory) 
     output = tmp_path_factory.mktemp("trained")
     flags = {"config": CONFIG, "backbone": mt5, "collection": swahili, "output": output, "dev_queries": 0}
     flags |= {"steps": 30, "batch_size": 10, "evaluate_every": 30, "workers": 0, "tracker": "none"}
-    flags |= {"options.dim": 16, "options.k_train": 32, "query_length": 16, "document_length": 32}
+    flags |= {"options.dim": 16, "options.k_train": 32}
+    flags |= {"options.query_length": 16, "options.document_length": 32}
     train.main(from_command_line(train.Settings, "", [f"--{name}={value}" for name, value in flags.items()]))
     return output
 
@@ -198,7 +199,14 @@ def test_the_configuration_is_the_papers() -> None:
     settings = from_command_line(train.Settings, "", [f"--config={CONFIG}"])
     assert (settings.paradigm, settings.backbone) == ("xtr", "google/mt5-base")
     assert (settings.steps, settings.learning_rate) == (50_000, 1e-3)
-    assert settings.options == {"k_train": 320, "search_tokens": 40_000, "imputation": "kth", "dim": 128}
+    assert settings.options == {
+        "k_train": 320,
+        "search_tokens": 40_000,
+        "imputation": "kth",
+        "dim": 128,
+        "query_length": 64,
+        "document_length": 256,
+    }
 
 
 def test_multilingual_xtr_learns_and_is_compared_on_miracl(
@@ -207,12 +215,9 @@ def test_multilingual_xtr_learns_and_is_compared_on_miracl(
     history = [json.loads(line) for line in (trained / "training" / "history.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in history if "loss" in row]
     assert losses[-1] < 0.1 * losses[0]
-    flags = {"collection": swahili, "split": "dev", "paradigms": "[xtr]", "steps": 0, "tracker": "none"}
-    flags |= {
-        "load": json.dumps({"xtr": str(trained / "checkpoint")}),
-        "output": tmp_path / "out",
-        "depth": 5,
-    }
+    systems = json.dumps({"xtr": {"checkpoint": str(trained / "checkpoint")}})
+    flags = {"collection": swahili, "split": "dev", "systems": systems, "tracker": "none"}
+    flags |= {"output": tmp_path / "out", "depth": 5}
     compare.main(from_command_line(compare.Settings, "", [f"--{k}={v}" for k, v in flags.items()]))
     with (tmp_path / "out" / "retrieve.csv").open() as file:
         means = {(row["system"], row["measure"]): float(row["mean"]) for row in csv.DictReader(file)}

@@ -26,8 +26,8 @@ from paradigms.baselines.cross_attention import cross_attention
 from paradigms.encoder.text import EncoderSettings
 from paradigms.formats import read_checkpoint
 from paradigms.formats.heads import Head
-from paradigms.formats.weights import Unreadable
 from paradigms.formats.xtr import DIM
+from paradigms.io.typed import Unreadable
 from tests.tiny import WIDTH, write_checkpoint
 
 QUERIES = ["the fish in the sea", "fire, and warm wood?"]

@@ -279,8 +279,8 @@ def training(collection: Path, t5: Path | str, output: Path, **changes: object) 
         "steps": 2,
         "batch_size": 4,
         "evaluate_every": 1,
-        "query_length": 8,
-        "document_length": 12,
+        "options.query_length": 8,
+        "options.document_length": 12,
         "precision": "no",
         "tracker": "none",
     } | changes

@@ -389,15 +389,15 @@ def test_what_was_encoded_is_compared_and_reranked(
     rerank_with(model, tmp_path)
     fresh = read_run(tmp_path / "reranked" / "reranked.run")
     common = {"collection": data, "output": tmp_path / "compared", "steps": 0, "depth": 5, "tracker": "none"}
-    common |= {"paradigms": "[colbert]", "load": json.dumps({"colbert": str(model)}), "precision": "no"}
-    indexes = json.dumps({"colbert": str(tmp_path / "encoded")})
+    system = {"checkpoint": str(model), "index": str(tmp_path / "encoded")}
+    common |= {"systems": json.dumps({"colbert": system}), "precision": "no"}
     with monkeypatch.context() as patch:
         patch.setattr(Paradigm, "encode_documents", None)  # nothing is encoded again
         rerank_with(model, tmp_path, index=tmp_path / "encoded")
         again = read_run(tmp_path / "reranked" / "reranked.run")
         near = {query: pytest.approx(scores, abs=2e-3) for query, scores in fresh.items()}
         assert again == near  # of vectors that float16 keeps, and that were encoded in other batches
-    compare.main(flags(compare, **common, indexes=indexes))
+    compare.main(flags(compare, **common))
     assert not (tmp_path / "compared" / "colbert" / "index").exists()
     assert json.loads((tmp_path / "compared" / "colbert" / "costs.json").read_text())["encode s"] is None
     paradigm, queries = Paradigm.from_pretrained(model), load(data).split("test").queries
@@ -405,8 +405,6 @@ def test_what_was_encoded_is_compared_and_reranked(
     write_run(tmp_path / "found.run", found, tag="colbert")
     compared = tmp_path / "compared" / "runs" / "colbert.retrieve.run"
     assert compared.read_bytes() == (tmp_path / "found.run").read_bytes()
-    with pytest.raises(SystemExit, match="indexes names colbert: it takes encoders whose checkpoint load"):
-        flags(compare, **(common | {"load": "{}"}), indexes=indexes)
 
 
 def test_what_others_encoded_is_refused(model: Path, tmp_path: Path, tiny_bert: Path) -> None:

@@ -1,0 +1,46 @@
+r"""A new D, as a plug-in: ColBERT with a learned weight for each document token.
+
+    python experiments/compare.py --plugin experiments/examples/weighted_colbert.py \
+        --systems '[colbert, weighted_colbert]' --output results/weighted-colbert
+    python -m paradigms index notes --plugin experiments/examples/weighted_colbert.py \
+        --model results/weighted-colbert/weighted_colbert/checkpoint
+
+D = [w₁d₁, …, w_M d_M] with wᵢ = 2σ(aᵀdᵢ + b): tokens that say little can be made short, so that they win less
+often. Training starts from w = 1, which is ColBERT.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from paradigms import PARADIGMS, Paradigm
+from paradigms.core import Tokens
+from paradigms.encoder.text import ENCODERS, Batch, EncoderSettings, Side, TextEncoder
+
+
+class WeightedEncoder(TextEncoder):
+    """`TextEncoder` whose document vectors are scaled by a weight that each of them decides."""
+
+    def __init__(self, backbone: str | Path, settings: EncoderSettings) -> None:
+        super().__init__(backbone, settings)
+        self.weight = nn.Linear(self.dim, 1)
+        nn.init.zeros_(self.weight.weight)
+        nn.init.zeros_(self.weight.bias)
+
+    def forward(self, batch: Batch, side: Side, chunk: int = 0) -> Tokens:
+        tokens = super().forward(batch, side, chunk)
+        if side == "query":
+            return tokens
+        return replace(tokens, vectors=2 * self.weight(tokens.vectors).sigmoid() * tokens.vectors)
+
+
+def weighted_colbert(backbone: str | Path, **settings: Any) -> Paradigm:
+    """ColBERT over a `WeightedEncoder`; with `encoder="weighted"` any other paradigm has one too."""
+    colbert = PARADIGMS["colbert"](backbone, encoder="weighted", **settings)
+    return Paradigm(replace(colbert.recipe, name="weighted_colbert"), colbert.encoder)
+
+
+ENCODERS["weighted"] = WeightedEncoder
+PARADIGMS["weighted_colbert"] = weighted_colbert

@@ -1,0 +1,48 @@
+"""Plug-ins: a user's own Python file that registers an alignment, Z, imputation, encoder or paradigm.
+
+Importing the file fills the registries, for example `ALIGNMENTS["softmax"] = Alignment(...)`. Every script
+and command takes it as `--plugin FILE`, and `paradigms.load` as `plugin=FILE`. Nothing else imports it: a
+checkpoint names the plug-ins that it needs, and loading it without them is an error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+LOADED: list[Path] = []  # the plug-ins of this process
+
+
+def load_plugins(files: str | Path | Iterable[str | Path]) -> None:
+    """Import each file as the module of its own name, once in this process.
+
+    Its folder is appended to `sys.path`, so that spawned processes unpickle what it defines.
+    FileNotFoundError where there is no such file; ValueError where another module has its name.
+    """
+    for file in [files] if isinstance(files, str | Path) else files:
+        path = Path(file).resolve()
+        if path.suffix != ".py" or not path.is_file():
+            raise FileNotFoundError(f"plug-in {file}: no such Python file")
+        if str(path.parent) not in sys.path:
+            sys.path.append(str(path.parent))
+        importlib.invalidate_caches()
+        found = find_spec(path.stem) if path.stem.isidentifier() else None
+        if found is None or Path(found.origin or "").resolve() != path:
+            raise ValueError(
+                f"plug-in {file}: {path.stem} is not a module name, or another module's: rename the file"
+            )
+        importlib.import_module(path.stem)
+        if path not in LOADED:
+            LOADED.append(path)
+
+
+def plugin_of(registered: Any) -> str:
+    """Name of the file that defines a registered function, class or `Alignment`; "" for what is built in."""
+    module = str(getattr(registered, "function", registered).__module__)
+    if module.partition(".")[0] == "paradigms":
+        return ""
+    return Path(getattr(sys.modules.get(module), "__file__", None) or module).name

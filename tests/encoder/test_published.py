@@ -1,0 +1,57 @@
+"""What a builder takes from the folder of its backbone, and what beats it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paradigms import PARADIGMS
+
+
+def published(backbone: Path, folder: Path, pooling: dict[str, Any] | None = None) -> Path:
+    """A copy of the backbone as sentence-transformers would publish it: mean pooling, prompts, a length."""
+    shutil.copytree(backbone, folder)
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"}
+    rows = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds.items()]
+    (folder / "1_Pooling").mkdir()
+    files: dict[str, Any] = {
+        "modules.json": rows,
+        "1_Pooling/config.json": pooling or {"pooling_mode_mean_tokens": True},
+        "sentence_bert_config.json": {"max_seq_length": 40},
+        "config_sentence_transformers.json": {"prompts": {"query": "query: ", "document": "passage: "}},
+    }
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize("name", PARADIGMS)
+def test_the_backbones_own_settings_beat_defaults_and_explicit_ones_beat_both(
+    tiny_bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    folder, pools = published(tiny_bert, tmp_path / "own"), name in ("dpr", "me_bert", "coil")
+    with caplog.at_level(logging.INFO, "paradigms"):
+        own = PARADIGMS[name](folder).encoder.settings
+    (told,) = (record.getMessage() for record in caplog.records)
+    assert own.pooling == ("mean" if pools else "cls")
+    assert ("pooling='mean'" in told) == pools
+    assert (own.query_marker, own.document_marker) == ("query: ", "passage: ")
+    assert (own.query_length, own.document_length) == (40, 40)
+    explicit = {"pooling": "max", "query_marker": "", "query_length": 44, "document_length": 60}
+    chosen = PARADIGMS[name](folder, **explicit).encoder.settings
+    assert {field: getattr(chosen, field) for field in explicit} == explicit
+    plain = PARADIGMS[name](tiny_bert).encoder.settings
+    assert (plain.pooling, plain.query_marker, plain.query_length) == ("cls", "", 48)
+
+
+def test_a_pooling_that_is_not_known_is_an_error_where_it_matters(tiny_bert: Path, tmp_path: Path) -> None:
+    folder = published(tiny_bert, tmp_path / "own", {"pooling_mode": "weightedmean"})
+    with pytest.raises(ValueError, match="pooling is weightedmean; set the pooling yourself"):
+        PARADIGMS["dpr"](folder)
+    assert PARADIGMS["dpr"](folder, pooling="mean").encoder.settings.pooling == "mean"
+    assert PARADIGMS["colbert"](folder).encoder.settings.query_marker == "query: "

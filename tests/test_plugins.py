@@ -1,0 +1,81 @@
+"""Plug-ins: what is registered comes back as itself, what is not is refused, and errors say what to do."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+
+from paradigms import PARADIGMS, Paradigm
+from paradigms.encoder.text import ENCODERS, TextEncoder
+from paradigms.encoder.towers import TwoTowers
+from paradigms.io.plugins import LOADED, load_plugins
+
+
+class Halved(TextEncoder):
+    """Vectors of half the length."""
+
+    def _finish(self, vectors):
+        return super()._finish(vectors) / 2
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    monkeypatch.setitem(ENCODERS, "halved", Halved)
+
+
+def scores(model: Paradigm):
+    return model.score(model.encode_documents(["the sea", "old snow"]), model.encode_queries(["sea"]))
+
+
+def test_a_subclass_comes_back_as_itself_in_every_tower(registered, tiny_bert, tmp_path):
+    model = PARADIGMS["dpr"](tiny_bert, encoder="halved")
+    pair = Paradigm(model.recipe, TwoTowers(model.encoder, PARADIGMS["dpr"](tiny_bert).encoder))
+    for name, saved, factor in (("one", model, 0.25), ("pair", pair, 0.5)):
+        saved.save_pretrained(tmp_path / name)
+        found = Paradigm.from_pretrained(tmp_path / name)
+        assert torch.equal(scores(found), scores(saved))
+        torch.testing.assert_close(scores(found), factor * scores(PARADIGMS["dpr"](tiny_bert)))
+        assert found.description() == saved.description()
+        plugins = json.loads((tmp_path / name / "plugins.json").read_text())
+        assert plugins == {"encoder halved": "test_plugins.py"}
+
+
+def test_what_no_one_could_load_again_is_refused(registered, tiny_bert, tmp_path, monkeypatch):
+    model = PARADIGMS["dpr"](tiny_bert, encoder="halved")
+    with pytest.raises(ValueError, match="no module for the encoder 'halved'"):
+        model.save_pretrained(tmp_path / "st", "sentence-transformers")
+    model.save_pretrained(tmp_path / "saved")
+    monkeypatch.delitem(ENCODERS, "halved")
+    with pytest.raises(ValueError, match="Halved is a subclass of TextEncoder that is not registered"):
+        Paradigm(model.recipe, Halved(tiny_bert, model.encoder.settings)).save_pretrained(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    missing = "saved needs the encoder halved, which the plug-in test_plugins.py registers: add --plugin"
+    with pytest.raises(ValueError, match=missing):
+        Paradigm.from_pretrained(tmp_path / "saved")
+    (tmp_path / "saved" / "plugins.json").unlink()
+    with pytest.raises(ValueError, match="unknown encoder 'halved'; there are text"):
+        Paradigm.from_pretrained(tmp_path / "saved")
+
+
+def test_a_plugin_is_imported_once_under_its_own_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    file = tmp_path / "own_plugin.py"
+    file.write_text("runs = globals().get('runs', 0) + 1\n")
+    load_plugins([file, str(file)])
+    assert sys.modules.pop("own_plugin").runs == 1
+    assert LOADED.pop() == file.resolve()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("absent.py", "no such Python file"), ("json.py", "another module's"), ("a.b.py", "not a module name")],
+)
+def test_files_that_are_no_plugins(tmp_path, monkeypatch, name, message):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    if name != "absent.py":
+        (tmp_path / name).write_text("")
+    with pytest.raises((FileNotFoundError, ValueError), match=message):
+        load_plugins(tmp_path / name)
