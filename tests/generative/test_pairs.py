@@ -310,7 +310,8 @@ def test_targets_are_slices_of_the_documents_tokens(
         assert pair.target in slices
     for pair in free:
         assert pair.source in corpus[0]
-        assert len(pair.source.split()) <= size or "\u200b" in corpus[0]
+        # A word that is no token of its own is left out, and may stand between two that are.
+        assert len(pair.source.split()) <= size or {"\u200b", "☃"} & set(words)
 
 
 def test_source_and_target_of_a_document_differ(tokenizers: dict[str, Any]) -> None:
