@@ -27,6 +27,7 @@ from paradigms.index.coding import number_bytes, numbers
 from paradigms.index.compressed import CompressedIndex
 from paradigms.index.pruning import most_salient
 from paradigms.recipe import Recipe
+from paradigms.scoring import machine
 from tests.index import test_storage
 from tests.index.test_storage import contents, cut, flip, names, other, remove
 from tests.near import same_scores
@@ -229,7 +230,7 @@ def test_threads_and_batches_change_no_result(tmp_path: Path, monkeypatch: pytes
     """But for the order of torch's sums, which threads and batches change."""
     given = [*documents(), *[([f"{id}'" for id in ids], part) for ids, part in documents()]]  # all twice
     made = build(tmp_path / "index", given, ["vectors", "ids"])
-    monkeypatch.setattr(threads, "WORTH", 1)  # however little there is to share
+    monkeypatch.setattr(machine, "WORTH", 1)  # however little there is to share
     asked, before = queries(5, 17, 0, 9, salience=True), torch.get_num_threads()
     made.probes = 3
     for recipe, candidates in itertools.product((XTR, *GATHERING.values()), (3, 1 << 20)):
