@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cell:
-    """Mean over the queries, the limits of its interval, the mark of significance ("" where not tested)."""
+    """Mean over the queries, the limits of its interval, and the mark of significance ("" if not tested)."""
 
     mean: float
     low: float
@@ -40,7 +40,7 @@ class ResultRow:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """Systems × measures of one stage ("retrieve", "rerank"); `note` says how to read intervals and marks."""
+    """Systems × measures of one stage ("retrieve", "rerank"). `note` explains the intervals and marks."""
 
     title: str
     measures: list[str]
@@ -53,7 +53,7 @@ class ResultTable:
         return max(row.cells[measure].mean for row in self.rows)
 
     def limits(self, measure: str) -> tuple[float, float]:
-        """The lowest and highest limit of a measure's intervals: the scale on which to draw them."""
+        """The lowest and highest limit of a measure's intervals, as the scale of a drawing."""
         cells = [row.cells[measure] for row in self.rows]
         return min(cell.low for cell in cells), max(cell.high for cell in cells)
 
@@ -69,9 +69,9 @@ def result_table(
     level: float = 0.95,
     seed: int = 0,
 ) -> ResultTable:
-    """system -> values per query, as a table: means, intervals, and marks against the baseline.
+    """system -> values per query, as a table of means, intervals, and marks against the baseline.
 
-    Only the `primary` measures are tested, as one family (see `compare`). Without a baseline nothing is.
+    Only the `primary` measures are tested, as one family (see `compare`), and only if there is a baseline.
     """
     if not systems:
         raise ValueError(f"the table {title!r} has no system")
@@ -113,7 +113,7 @@ def result_table(
 
 
 def rich_table(table: ResultTable) -> rich.table.Table:
-    """The table for a terminal; print it with rich's `print` or `Console`."""
+    """The table for a terminal, to be printed with rich's `print` or `Console`."""
     from rich.table import Table
     from rich.text import Text
 
@@ -155,7 +155,7 @@ def markdown_table(table: ResultTable) -> str:
 
 
 def csv_table(table: ResultTable) -> str:
-    """The table in CSV, one line per system and measure, values unrounded; p only where tested."""
+    """The table in CSV, one line per system and measure, with unrounded values. p is empty if not tested."""
     tests = {(row.system, row.measure): row for row in table.comparisons}
     lines: list[list[object]] = []
     for row in table.rows:
@@ -170,7 +170,7 @@ def csv_table(table: ResultTable) -> str:
 
 
 def write_per_query(path: str | Path, stages: Mapping[str, Mapping[str, PerQuery]]) -> None:
-    """stage -> system -> values, to CSV with the columns system, stage, query, measure, value; atomic."""
+    """stage -> system -> values as a CSV file with the columns system, stage, query, measure, value."""
     lines: list[list[object]] = [
         [system, stage, query, measure, value]
         for stage, systems in stages.items()
@@ -191,5 +191,5 @@ def _csv(header: list[str], lines: list[list[object]]) -> str:
 
 
 def _escape(text: str) -> str:
-    """Text that Markdown shows as it is, in one cell of a table."""
+    """Escape text for one cell of a Markdown table."""
     return re.sub(r"([\\|*_`\[\]]|<(?=[a-zA-Z/!?]))", r"\\\1", " ".join(text.split()))
