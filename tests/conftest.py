@@ -13,8 +13,8 @@ from accelerate.state import AcceleratorState
 
 from tests.tiny import FAMILIES, SEQ2SEQ, write_checkpoint, write_seq2seq
 
-# Seeds are fixed in property tests too: the same examples in every run, so a failure is the change's own.
-hypothesis.settings.register_profile("fixed", derandomize=True)
+# The same examples in every run, so a failure is the change's own; no limit in seconds.
+hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("fixed")
 
 

@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from paradigms.relax import entropic_topk, hard_topk, token_budget
 from theory import entropic
 
-unhurried = settings(deadline=None, max_examples=60)
+sixty = settings(max_examples=60)
 CASE1 = ([0.9, 0.5, 0.4, 0.1], 2.0, 0.1)
 GOLDEN = [
     (*CASE1, [1, 0.721399184, 0.265387929, 0.013212887]),
@@ -65,7 +65,6 @@ def test_golden_jacobian():
     torch.testing.assert_close(double([1, 2, 3, 4]) @ J, vjp, rtol=1e-7, atol=0)
 
 
-@unhurried
 @given(problems())
 def test_equals_the_reference(problem):
     scores, k, eps = problem
@@ -73,7 +72,6 @@ def test_equals_the_reference(problem):
     torch.testing.assert_close(entropic_topk(scores, k, eps), expected, rtol=1e-9, atol=1e-9)
 
 
-@unhurried
 @given(problems(), st.sampled_from([1, 2, 5, 30]))
 def test_iterations_are_those_of_equation_5(problem, iterations):
     scores, k, eps = problem
@@ -83,7 +81,6 @@ def test_iterations_are_those_of_equation_5(problem, iterations):
     )
 
 
-@unhurried
 @given(problems(), st.randoms(use_true_random=False))
 def test_properties(problem, random):
     """Σλ = k, λ ∈ [0, 1], larger scores get no smaller λ, and the order of the entries plays no part."""
@@ -177,7 +174,6 @@ def test_float32_is_exact_to_a_millionth(spread):
     torch.testing.assert_close(found, torch.tensor(exact), rtol=0, atol=1e-6)
 
 
-@unhurried
 @given(problems())
 def test_the_hard_gate_is_the_reference_limit(problem):
     scores, k, _ = problem

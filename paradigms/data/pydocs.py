@@ -8,7 +8,12 @@ document's id is `module:qualified.name`, its query's id the same behind `q:`. I
 "max pool2d in torch nn functional", and no part of its text; where a docstring's summary only repeats the
 name, the title would hold the whole query and is left empty.
 
-What it is not. It is no published test collection and no ground to compare systems across papers. Every query
+A second kind of query makes the split `parameters`: the first sentence of a parameter's description (6 to 20
+words, among the document's first PARAMETER_WORDS words), one for each test document that has any, with `p:`
+before its id. Relevant are all documents in which these words follow each other, at most MOST.
+A known-item query shares few words with its document, this one shares all of them.
+
+What it is not. It is no published test collection and no ground to compare systems across papers. A summary
 has one judgement, its own docstring, though others may answer it as well: judgements are incomplete, and only
 differences between systems under the same fingerprint mean something. The documents follow the installed
 versions of Python and the packages: hence the fingerprint, over the content and these versions.
@@ -65,10 +70,21 @@ NOT_A_SUMMARY = re.compile(
 )
 # Where words of a name meet: between small and capital letters, and before the last capital of a row.
 WORD_STARTS = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+# "name : type", then indented lines (numpydoc); "name (type): …" (Google); ":param name: …" (Sphinx).
+PARAMETER = re.compile(
+    r"^\*{0,2}\w+(?:, \*{0,2}\w+)* ?:[^\n]*\n((?: {2,}[^\n]+\n?)+)"
+    r"|^ {2,8}\*{0,2}`?\w+`?(?: \([^\n]*?\))?: ([^\n]+(?:\n {6,}[^\n]+)*)"
+    r"|^:param [^:\n]+: ([^\n]+(?:\n {2,}[^\n]+)*)",
+    re.MULTILINE,
+)
+NAME = re.compile(r"^\*{0,2}`?\w+`?(?: \([^:]*\))?: ")  # of a nested parameter
+SENTENCE_END = re.compile(r"(?<=[.!?])\s")
 SUMMARY_WORDS = range(3, 13)
+PARAMETER_QUERY_WORDS, PARAMETER_WORDS, MOST = range(6, 21), 70, 10
 DOCUMENT_WORDS = 30
 NEAR = 0.5
 SHARES = {"train": 0.7, "dev": 0.1, "test": 0.2}
+PARAMETERS = "parameters"  # the split of the second kind of query
 
 
 @dataclass(frozen=True)
@@ -168,6 +184,19 @@ def divided(docstring: str) -> tuple[str, str] | None:
     return (summary, rest) if len(near.words(rest)) >= DOCUMENT_WORDS else None
 
 
+def parameters(text: str) -> list[str]:
+    """The first sentence about each parameter that the document's beginning describes, if its length fits."""
+    found = []
+    for match in PARAMETER.finditer(text):
+        if len(near.words(text[: match.start()])) > PARAMETER_WORDS:
+            break
+        described = next(filter(None, match.groups()))
+        sentence = " ".join(SENTENCE_END.split(NAME.sub("", described.strip()), maxsplit=1)[0].split())
+        if len(near.words(sentence)) in PARAMETER_QUERY_WORDS:
+            found.append(sentence)
+    return found
+
+
 def title(item: Docstring) -> str:
     """The id in words: name, "in", module; "" where it would hold the summary, which is the query.
 
@@ -207,8 +236,8 @@ def split_of(group: str) -> str:
 def subset(collection: Collection, documents: int) -> Collection:
     """`documents` documents with their queries, each split in its proportion (largest remainders).
 
-    Needs one query per document and one document per query. Which are chosen depends on the hash of the
-    documents' ids alone, so that a smaller subset lies in a larger one but for rounding.
+    Which are chosen depends on the hash of the documents' ids alone, so that a smaller subset lies in a
+    larger one but for rounding. A parameter's description stays with the document that it was taken from.
     """
     if not 0 < documents <= len(collection.corpus):
         raise ValueError(f"{collection.name} has {len(collection.corpus):,} documents, not {documents:,}")
@@ -219,13 +248,15 @@ def subset(collection: Collection, documents: int) -> Collection:
         )
         for name, split in collection.splits.items()
     }
+    described = pairs.pop(PARAMETERS, [])
     exact = {name: documents * len(rows) / len(collection.corpus) for name, rows in pairs.items()}
     sizes = {name: int(share) for name, share in exact.items()}
     missing = documents - sum(sizes.values())
     for name in sorted(exact, key=lambda name: sizes[name] - exact[name])[:missing]:
         sizes[name] += 1
-    chosen = {name: set(rows[: sizes[name]]) for name, rows in pairs.items()}
+    chosen = {name: sorted(rows[: sizes[name]]) for name, rows in pairs.items()}
     kept = {document for rows in chosen.values() for _, document in rows}
+    chosen[PARAMETERS] = sorted(pair for pair in described if pair[0][2:] in kept and pair[1] in kept)
     corpus = collection.corpus
     return assemble(
         collection.name,
@@ -235,21 +266,28 @@ def subset(collection: Collection, documents: int) -> Collection:
             if id in kept
         ),
         (item for split in collection.splits.values() for item in split.queries.items()),
-        {name: ((query, document, 1) for query, document in sorted(rows)) for name, rows in chosen.items()},
+        {name: ((query, document, 1) for query, document in rows) for name, rows in chosen.items()},
     )
 
 
 def _assembled(items: list[Docstring]) -> Collection:
     # A query's id differs from its document's: some evaluators leave out results that are named as the query.
-    judgements: dict[str, list[tuple[str, str, int]]] = {split: [] for split in SHARES}
+    queries = [(f"q:{item.id}", item.summary) for item in items]
+    judgements: dict[str, list[tuple[str, str, int]]] = {split: [] for split in (*SHARES, PARAMETERS)}
     for item in items:
         judgements[split_of(item.group)].append((f"q:{item.id}", item.id, 1))
-    return assemble(
-        "pydocs",
-        ((item.id, title(item), item.rest) for item in items),
-        ((f"q:{item.id}", item.summary) for item in items),
-        {split: iter(rows) for split, rows in judgements.items()},
-    )
+    words = [(item.id, f" {' '.join(near.words(item.rest))} ") for item in items]
+    for item in items:
+        described = parameters(item.rest) if split_of(item.group) == "test" else []
+        for sentence in sorted(described, key=_uniform):
+            phrase = f" {' '.join(near.words(sentence))} "
+            holders = [id for id, text in words if phrase in text]
+            if item.id in holders and len(holders) <= MOST:
+                queries.append((f"p:{item.id}", sentence))
+                judgements[PARAMETERS] += [(f"p:{item.id}", id, 1) for id in holders]
+                break
+    documents = ((item.id, title(item), item.rest) for item in items)
+    return assemble("pydocs", documents, queries, {split: iter(rows) for split, rows in judgements.items()})
 
 
 def _cached(folder: Path) -> Collection | None:

@@ -23,6 +23,7 @@ from paradigms.evaluate.table import (
     csv_table,
     markdown_table,
     result_table,
+    rich_matrix,
     rich_table,
     write_per_query,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "per_query",
     "recall_picture",
     "result_table",
+    "rich_matrix",
     "rich_table",
     "seeds_interval",
     "with_judgements",

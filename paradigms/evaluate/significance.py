@@ -110,22 +110,48 @@ def compare(
     """
     if baseline not in systems:
         raise ValueError(f"the baseline {baseline!r} is not among the systems: {', '.join(systems)}")
-    reference = systems[baseline]
+    pairs = [(system, baseline) for system in systems if system != baseline]
+    return _compare(systems, pairs, measures, method, alpha, level, resamples, seed)
+
+
+def compare_all(
+    systems: Mapping[str, PerQuery], measure: str = "nDCG@10", *, alpha: float = 0.05, seed: int = 0
+) -> list[Comparison]:
+    """Every system against every one that comes before it, on one measure: one family of Holm's correction.
+
+    Raises ValueError as `compare` does.
+    """
+    pairs = [(system, before) for n, system in enumerate(systems) for before in list(systems)[:n]]
+    return _compare(systems, pairs, [measure], "permutation", alpha, 0.95, 9999, seed)
+
+
+def _compare(
+    systems: Mapping[str, PerQuery],
+    pairs: Sequence[tuple[str, str]],
+    measures: Sequence[str],
+    method: str,
+    alpha: float,
+    level: float,
+    resamples: int,
+    seed: int,
+) -> list[Comparison]:
+    """(system, baseline) × measures."""
+    first, reference = next(iter(systems.items()))
     for measure in measures:
         if measure not in reference.values:
             raise ValueError(f"{measure!r} was not measured; there are: {', '.join(reference.values)}")
-    pairs = [(system, measure) for system in systems if system != baseline for measure in measures]
-    for system, _ in pairs:
-        if systems[system].queries != reference.queries:
+    for system, results in systems.items():
+        if results.queries != reference.queries:
             raise ValueError(
-                f"{system!r} and the baseline {baseline!r} were not measured on the same queries in the same "
-                "order: use per_query with the same judgements for both"
+                f"{system!r} and {first!r} were not measured on the same queries in the same order: "
+                "use per_query with the same judgements for both"
             )
-    values = [(systems[system].weighted(measure), reference.weighted(measure)) for system, measure in pairs]
+    tested = [(*pair, measure) for pair in pairs for measure in measures]
+    values = [(systems[a].weighted(measure), systems[b].weighted(measure)) for a, b, measure in tested]
     p_values = [paired_test(a, b, method=method, resamples=resamples, seed=seed) for a, b in values]
     rows = []
-    for (system, measure), (a, b), p, adjusted in zip(pairs, values, p_values, holm(p_values), strict=True):
+    for names, (a, b), p, adjusted in zip(tested, values, p_values, holm(p_values), strict=True):
         interval = bootstrap_interval(a - b, groups=reference.groups, level=level, seed=seed)
         mark = "" if adjusted >= alpha else BETTER if interval.mean > 0 else WORSE
-        rows.append(Comparison(system, baseline, measure, *interval, p, adjusted, mark))
+        rows.append(Comparison(*names, *interval, p, adjusted, mark))
     return rows

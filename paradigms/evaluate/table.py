@@ -6,14 +6,14 @@ import csv
 import io
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paradigms.evaluate.measures import PerQuery, bootstrap_intervals
-from paradigms.evaluate.significance import BETTER, WORSE, Comparison, compare
+from paradigms.evaluate.significance import BETTER, WORSE, Comparison, compare, compare_all
 from paradigms.io.files import write_text
 
 if TYPE_CHECKING:
@@ -47,10 +47,28 @@ class ResultTable:
     rows: list[ResultRow]
     comparisons: list[Comparison]
     note: str
+    pairs: list[Comparison] = field(default_factory=list)  # of all systems, where there are more than two
 
     def best(self, measure: str) -> float:
         """The highest mean of a measure."""
         return max(row.cells[measure].mean for row in self.rows)
+
+    @property
+    def matrix(self) -> list[tuple[str, list[str]]]:
+        """Row − column of `pairs`, with marks: the differences of each system from those before it."""
+        found: dict[str, list[str]] = {}
+        for pair in self.pairs:
+            shown = f"{pair.difference:+.3f}{pair.mark}".replace("0.", ".")
+            found.setdefault(pair.system, []).append(shown)
+        return list(found.items())
+
+    @property
+    def matrix_note(self) -> str:
+        """How to read `matrix`."""
+        return (
+            f"{self.pairs[0].measure}, row − column: {BETTER} better, {WORSE} worse (paired permutation "
+            f"test, after Holm's correction for {len(self.pairs)} comparisons)."
+        )
 
     def limits(self, measure: str) -> tuple[float, float]:
         """The lowest and highest limit of a measure's intervals, as the scale of a drawing."""
@@ -72,6 +90,7 @@ def result_table(
     """system -> values per query, as a table of means, intervals, and marks against the baseline.
 
     Only the `primary` measures are tested, as one family (see `compare`), and only if there is a baseline.
+    With more than two systems all pairs are tested too, on the first of these measures, as another family.
     """
     if not systems:
         raise ValueError(f"the table {title!r} has no system")
@@ -109,7 +128,10 @@ def result_table(
     for system, results in systems.items():
         if results.missing:
             note += f" {system} returned nothing for {results.missing:,} queries, scored 0."
-    return ResultTable(title, measures, rows, comparisons, note)
+    pairs = (
+        compare_all(systems, primary[0], alpha=alpha, seed=seed) if comparisons and len(systems) > 2 else []
+    )
+    return ResultTable(title, measures, rows, comparisons, note, pairs)
 
 
 def rich_table(table: ResultTable) -> rich.table.Table:
@@ -136,6 +158,20 @@ def rich_table(table: ResultTable) -> rich.table.Table:
     return shown
 
 
+def rich_matrix(table: ResultTable) -> rich.table.Table:
+    """`ResultTable.matrix` for a terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(caption=Text(table.matrix_note), caption_justify="left")
+    shown.add_column("", no_wrap=True)
+    for row in table.rows[:-1]:
+        shown.add_column(Text(row.system), justify="right", no_wrap=True)
+    for system, cells in table.matrix:
+        shown.add_row(Text(system), *cells)
+    return shown
+
+
 def markdown_table(table: ResultTable) -> str:
     """The table in Markdown (GitHub's dialect): title, rows with the best mean in bold, note."""
     lines = [
@@ -151,7 +187,15 @@ def markdown_table(table: ResultTable) -> str:
             mean = f"**{cell.mean:.3f}**" if cell.mean == table.best(measure) else f"{cell.mean:.3f}"
             cells.append(f"{mean}{cell.mark} [{cell.low:.3f}, {cell.high:.3f}]")
         lines.append(f"| {_escape(row.system)} | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", _escape(table.note), ""])
+    lines += ["", _escape(table.note), ""]
+    if table.pairs:
+        before = [_escape(row.system) for row in table.rows[:-1]]
+        lines += ["| − | " + " | ".join(before) + " |", "|---|" + "---:|" * len(before)]
+        for system, cells in table.matrix:
+            padded = cells + [""] * (len(before) - len(cells))
+            lines.append(f"| {_escape(system)} | " + " | ".join(padded) + " |")
+        lines += ["", _escape(table.matrix_note), ""]
+    return "\n".join(lines)
 
 
 def csv_table(table: ResultTable) -> str:

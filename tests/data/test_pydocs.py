@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paradigms.baselines.bm25 import BM25
-from paradigms.data import Collection, load, pydocs
+from paradigms.data import Collection, Split, load, pydocs
 from paradigms.data.near import near_copies, words
 
 REST = " ".join(f"word{i}" for i in range(30))
@@ -250,8 +250,8 @@ def test_a_subset_is_fixed_and_in_proportion() -> None:
     assert part.fingerprint not in (whole.fingerprint, load("pydocs", documents=101).fingerprint)
     assert part.fingerprint == load("pydocs", documents=100).fingerprint
     assert not part.problems
-    for name, split in whole.splits.items():
-        shrunk = part.split(name)
+    for name in pydocs.SHARES:
+        split, shrunk = whole.split(name), part.split(name)
         assert abs(len(shrunk.queries) - 100 * len(split.queries) / len(whole.corpus)) < 1
         assert shrunk.queries.items() <= split.queries.items()
         assert all(split.judgements[query] == grades for query, grades in shrunk.judgements.items())
@@ -274,20 +274,58 @@ def whole() -> Collection:
     return load("pydocs")
 
 
-def test_every_query_has_its_own_document_in_one_split(whole: Collection) -> None:
+def known_items(whole: Collection) -> list[Split]:
+    return [whole.split(name) for name in pydocs.SHARES]
+
+
+def test_every_summary_has_its_own_document_in_one_split(whole: Collection) -> None:
     answers = [
         (query, document)
-        for split in whole.splits.values()
+        for split in known_items(whole)
         for query, grades in split.judgements.items()
         for document in grades
     ]
     assert all(query == f"q:{document}" for query, document in answers)
     assert sorted(document for _, document in answers) == whole.corpus.ids
     assert not whole.problems
-    texts = Counter(
-        " ".join(words(text)) for split in whole.splits.values() for text in split.queries.values()
-    )
+    texts = Counter(" ".join(words(text)) for split in known_items(whole) for text in split.queries.values())
     assert texts.most_common(1)[0][1] == 1
+
+
+@pytest.mark.parametrize("documents", [None, 2000])
+def test_the_relevant_documents_of_a_parameter_are_those_that_hold_its_words(documents: int | None) -> None:
+    collection = load("pydocs", documents=documents)
+    texts = {
+        id: f" {' '.join(words(text))} "
+        for id, text in zip(collection.corpus.ids, collection.corpus, strict=True)
+    }
+    split = collection.split("parameters")
+    assert len(split.queries) > 100
+    for query, text in list(split.queries.items())[::7]:
+        phrase = f" {' '.join(words(text))} "
+        assert set(split.judgements[query]) == {id for id, held in texts.items() if phrase in held}
+        assert f"q:{query[2:]}" in collection.split("test").queries
+        assert len(split.judgements[query]) <= pydocs.MOST
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "Parameters\n----------\nx : array\n    The first of the two arrays. More.\n",
+            ["The first of the two arrays."],
+        ),
+        (
+            "Args:\n    x (int): How many of them there are\n      at most.\n",
+            ["How many of them there are at most."],
+        ),
+        (":param x: how many of them there are", ["how many of them there are"]),
+        ("x : array\n    too short\n", []),
+        ("word " * 71 + "\n:param x: how many of them there are", []),
+    ],
+)
+def test_sentences_about_parameters(text: str, expected: list[str]) -> None:
+    assert pydocs.parameters(text) == expected
 
 
 def test_titles_differ_and_none_holds_its_query(whole: Collection) -> None:
@@ -295,7 +333,7 @@ def test_titles_differ_and_none_holds_its_query(whole: Collection) -> None:
     repeated = Counter(title for title in titles.values() if title)
     assert repeated.most_common(1)[0][1] == 1
     assert sum(not title for title in titles.values()) < 0.005 * len(titles)
-    for split in whole.splits.values():
+    for split in known_items(whole):
         for query, text in split.queries.items():
             assert f" {' '.join(words(text))} " not in f" {' '.join(words(titles[query[2:]]))} "
 
@@ -308,8 +346,8 @@ def test_no_near_copy_lies_anywhere_in_the_collection(whole: Collection) -> None
 
 def test_groups_of_modules_stay_in_one_split(whole: Collection) -> None:
     home: dict[str, str] = {}
-    for name, split in whole.splits.items():
-        for query in split.queries:
+    for name in pydocs.SHARES:
+        for query in whole.split(name).queries:
             module = query.removeprefix("q:").partition(":")[0].split(".")
             group = ".".join(module[:2]) if module[0] in pydocs.PACKAGES else module[0]
             assert home.setdefault(group, name) == name
@@ -318,8 +356,7 @@ def test_groups_of_modules_stay_in_one_split(whole: Collection) -> None:
 
 def test_size_and_difficulty_of_the_collection(whole: Collection) -> None:
     assert 8_000 < len(whole.corpus) < 13_000
-    shares = {name: len(split.queries) / len(whole.corpus) for name, split in whole.splits.items()}
-    assert list(shares) == ["train", "dev", "test"]
+    shares = {name: len(whole.split(name).queries) / len(whole.corpus) for name in pydocs.SHARES}
     assert shares == pytest.approx(pydocs.SHARES, abs=0.06)
     test = whole.split("test")
     run = BM25.build(whole.corpus, whole.corpus.ids).search(test.queries, 10)

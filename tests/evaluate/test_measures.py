@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from paradigms.data import Split
 from paradigms.evaluate import (
@@ -24,10 +25,12 @@ from paradigms.evaluate import (
     paired_test,
     per_query,
     result_table,
+    rich_matrix,
     rich_table,
     seeds_interval,
     write_per_query,
 )
+from paradigms.evaluate.significance import compare_all
 
 JUDGEMENTS = {
     "graded": {"a": 2, "b": 1, "c": 0},
@@ -206,7 +209,7 @@ def test_holm_on_a_hand_example():
         holm([0.5, float("nan")])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_holm_lies_between_p_and_bonferroni_and_keeps_the_order(p):
     adjusted = holm(p)
@@ -240,10 +243,30 @@ def test_compare_marks_better_and_worse():
     assert len(compare(systems(), "BM25", ["nDCG@10", "R@10"])) == 6
     with pytest.raises(ValueError, match="'BM26' is not among the systems: BM25, same"):
         compare(systems(), "BM26")
-    with pytest.raises(
-        ValueError, match="'other' and the baseline 'BM25' were not measured on the same queries"
-    ):
+    with pytest.raises(ValueError, match="'other' and 'BM25' were not measured on the same queries"):
         compare({**systems(), "other": systems(queries=119)["good"]}, "BM25")
+
+
+def test_all_pairs_are_one_family_and_a_triangle():
+    rows = compare_all(systems())
+    assert [(row.system, row.baseline) for row in rows[:3]] == [
+        ("same", "BM25"),
+        ("good", "BM25"),
+        ("good", "same"),
+    ]
+    marks = {(row.system, row.baseline): row.mark for row in rows}
+    assert marks["good", "BM25"] == marks["good", "same"] == "†"
+    assert marks["bad", "good"] == "‡"
+    assert marks["same", "BM25"] == ""
+    assert max(row.p_adjusted / row.p for row in rows) == pytest.approx(6)
+    table = result_table("all", systems(), baseline="BM25")
+    assert [(system, len(cells)) for system, cells in table.matrix] == [("same", 1), ("good", 2), ("bad", 3)]
+    assert table.matrix[1][1][0].endswith("†")
+    assert "6 comparisons" in table.matrix_note
+    assert f"| bad | {' | '.join(table.matrix[2][1])} |" in markdown_table(table)
+    terminal = io.StringIO()
+    Console(width=120, file=terminal).print(rich_matrix(table))
+    assert table.matrix[2][1][2] in terminal.getvalue()
 
 
 def test_tables_show_the_same_rows_everywhere():

@@ -4,12 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from theory import token_retrieval as xtr
-
-unhurried = settings(deadline=None)  # a busy machine is not a failure
 
 # Two query tokens, three documents of 2, 1 and 2 tokens; top 2 of each row are columns (0, 2) and (1, 4).
 P = np.array([[0.9, 0.1, 0.7, 0.3, 0.2], [-0.5, -0.1, -0.8, -0.3, -0.2]])
@@ -48,7 +46,6 @@ def test_nothing_retrieved_scores_zero():
     np.testing.assert_array_equal(xtr.xtr_scores(P, OWNERS, 1)[1:], [0, 0])
 
 
-@unhurried
 @given(pools())
 def test_scores_equal_loops(pool):
     similarities, owners, k = pool
@@ -69,7 +66,6 @@ def test_scores_equal_loops(pool):
     np.testing.assert_allclose(xtr.imputed_scores(similarities, owners, k), imputed, atol=1e-12)
 
 
-@unhurried
 @given(pools())
 def test_imputation_is_an_upper_bound(pool):
     similarities, owners, k = pool
@@ -82,7 +78,6 @@ def test_imputation_is_an_upper_bound(pool):
     np.testing.assert_allclose(xtr.imputed_scores(similarities, owners, k)[outside], bound)
 
 
-@unhurried
 @given(pools())
 def test_whole_pool_retrieved_is_colbert(pool):
     similarities, owners, _ = pool
@@ -92,7 +87,6 @@ def test_whole_pool_retrieved_is_colbert(pool):
         )
 
 
-@unhurried
 @given(pools())
 def test_misprint_no_sign_condition_on_the_imputed_similarity(pool):
     similarities, owners, k = pool
@@ -101,7 +95,6 @@ def test_misprint_no_sign_condition_on_the_imputed_similarity(pool):
         np.testing.assert_allclose(printed, xtr.imputed_scores(similarities + shift, owners, k), atol=1e-12)
 
 
-@unhurried
 @given(pools(), st.sampled_from([0.05, 1.0, 3.0]))
 def test_gradients_and_their_mass(pool, temperature):
     similarities, owners, k = pool
@@ -167,7 +160,6 @@ def test_golden_temperature():
     assert xtr.level_loss(128, temperature=0.02) < 1e-9  # what the paper means by close to zero
 
 
-@unhurried
 @given(st.integers(2, 5000), st.floats(0.01, 0.999))
 def test_largest_temperature_inverts_the_limit(batch, probability):
     temperature = xtr.largest_temperature(batch, probability)
@@ -177,7 +169,6 @@ def test_largest_temperature_inverts_the_limit(batch, probability):
         assert probability <= 1 / batch + 1e-12
 
 
-@unhurried
 @given(st.integers(0, 2**32 - 1), st.integers(2, 200))
 def test_probability_limit_holds_for_cosines(seed, batch):
     scores = np.random.default_rng(seed).uniform(-1, 1, batch)

@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from paradigms.data import Corpus, Problems
 from paradigms.generative.identifiers import Identifiers, atomic, text, titles, tokenize
 from tests import needs
-
-unhurried = settings(deadline=None)  # a busy machine is not a failure
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +266,6 @@ def test_a_text_that_spells_special_tokens_does_not_end_there(family: str, t5: A
     assert bool(found.problems) == (family == "t5")  # WordPiece knows how to write "[", "sep", "]"
 
 
-@unhurried
 @given(st.text("the cat☃é </s>\n", max_size=30), st.integers(0, 8))
 def test_ends_of_tokens_ascend_and_lie_in_the_text(t5: Any, bert: Any, of: str, length: int) -> None:
     for tokenizer in (t5, bert):

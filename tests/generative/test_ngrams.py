@@ -6,13 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paradigms.generative.ngrams import NGramIndex, _previous_smaller
 from tests.generative.test_trie import csr
 
-unhurried = settings(deadline=None)  # a busy machine is not a failure
 Documents = list[list[int]]
 TOKENS = st.sampled_from([0, 1, 5, 2**31 - 1])  # few, so that they repeat
 # Documents repeat as well: a drawn list of documents, and then picks from it.
@@ -60,7 +59,6 @@ def check_everything(documents: Documents) -> None:
         grams, states = reached, found.states
 
 
-@unhurried
 @given(CORPORA)
 def test_every_ngram_of_a_small_corpus(documents: Documents):
     check_everything(documents)
@@ -174,7 +172,6 @@ def test_bad_input_is_named():
         index.find(*csr([[3], [4, -1]]))
 
 
-@unhurried
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40))
 def test_previous_smaller_value(values: list[int]):
     expected = [max((j for j in range(i) if values[j] < values[i]), default=0) for i in range(len(values))]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.stats
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -29,7 +29,6 @@ from paradigms.generative.pairs import (
     span_weights,
 )
 
-unhurried = settings(deadline=None)  # a busy machine is not a failure
 WORDS = [f"w{i}" for i in range(20)]
 LONG = "the red cat sat on a mat and the black dog ran to its house by the cold river near a green tree"
 
@@ -229,7 +228,6 @@ def slow_weights(query: str, words: list[str]) -> list[float]:
 SOME = st.lists(st.text("abAé", min_size=1, max_size=4), max_size=6)
 
 
-@unhurried
 @given(SOME.map(" ".join), SOME.filter(bool))
 def test_weights_equal_their_slow_twin(query: str, words: list[str]) -> None:
     assert span_weights(query, words) == pytest.approx(slow_weights(query, words), abs=1e-9)
@@ -322,7 +320,6 @@ ODD = st.lists(
 SPACES = st.sampled_from([" ", "  ", "\n", "\t "])
 
 
-@unhurried
 @given(ODD.filter(bool), SPACES, st.one_of(st.none(), st.integers(1, 30)), st.integers(1, 4))
 @pytest.mark.parametrize("family", ["t5", "bert"])
 def test_targets_are_slices_of_the_documents_tokens(

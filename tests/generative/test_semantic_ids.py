@@ -5,14 +5,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import Float
 
 from paradigms.generative.identifiers import Identifiers
 from paradigms.generative.semantic_ids import kmeans, semantic
-
-unhurried = settings(deadline=None)  # a busy machine is not a failure
 
 
 def names(n: int) -> list[str]:
@@ -30,7 +28,6 @@ def blobs(clusters: int, each: int, width: int = 8, seed: int = 0) -> Float[np.n
     return np.tile(centres, (each, 1)) + rng.normal(size=(clusters * each, width))
 
 
-@unhurried
 @given(
     st.lists(st.sampled_from([0.0, 0.1, 1.0, -3.0, 1e20, -1e-20]), min_size=1, max_size=60),
     st.integers(2, 5),

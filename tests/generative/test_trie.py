@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paradigms.generative.constraints import Branches, find_in_ranges, ranges
 from paradigms.generative.trie import Trie
 
-unhurried = settings(deadline=None)  # a busy machine is not a failure
 END = 1
 IDENTIFIERS = st.lists(st.lists(st.sampled_from([0, 2, 3, 7, 2**31 - 1]), min_size=1, max_size=4), min_size=1)
 
@@ -45,7 +44,6 @@ def sequences_of(trie: Trie) -> dict[tuple[int, ...], list[int]]:
     return finished
 
 
-@unhurried
 @given(IDENTIFIERS)
 def test_a_search_finishes_the_identifiers_and_nothing_else(identifiers: list[list[int]]):
     trie = Trie.build(*csr(identifiers), END)
@@ -55,7 +53,6 @@ def test_a_search_finishes_the_identifiers_and_nothing_else(identifiers: list[li
     assert sequences_of(trie) == expected
 
 
-@unhurried
 @given(IDENTIFIERS)
 def test_walk_gives_the_state_after_each_token(identifiers: list[list[int]]):
     trie = Trie.build(*csr(identifiers), END)
@@ -122,7 +119,6 @@ def test_a_sequence_that_leaves_the_trie_is_named():
         trie.walk(*csr([[5, 6, END, END]]))
 
 
-@unhurried
 @given(
     st.lists(st.tuples(st.lists(st.integers(0, 6), max_size=6).map(sorted), st.integers(-1, 7)), min_size=1)
 )

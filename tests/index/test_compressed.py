@@ -549,4 +549,4 @@ class Changes(RuleBasedStateMachine):
 
 
 TestChanges = Changes.TestCase
-TestChanges.settings = settings(max_examples=8, stateful_step_count=8, deadline=None)
+TestChanges.settings = settings(max_examples=8, stateful_step_count=8)

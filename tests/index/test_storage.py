@@ -649,5 +649,5 @@ class FaissChanges(Changes):
 
 TestChanges = Changes.TestCase
 TestFaissChanges = FaissChanges.TestCase
-TestChanges.settings = settings(max_examples=15, stateful_step_count=10, deadline=None)
-TestFaissChanges.settings = settings(max_examples=8, stateful_step_count=10, deadline=None)
+TestChanges.settings = settings(max_examples=15, stateful_step_count=10)
+TestFaissChanges.settings = settings(max_examples=8, stateful_step_count=10)

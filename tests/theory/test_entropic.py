@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.optimize import brentq, minimize_scalar
 
 from theory import entropic
 
-unhurried = settings(deadline=None)  # a busy machine is not a failure
 INF = np.inf
 CASE1 = ((0.9, 0.5, 0.4, 0.1), 2, 0.1)
 GOLDEN = [
@@ -55,7 +54,6 @@ def test_golden_shift_and_derivatives():
     )
 
 
-@unhurried
 @given(problems())
 def test_optimality_conditions(problem):
     scores, k, epsilon = problem
@@ -66,7 +64,6 @@ def test_optimality_conditions(problem):
     np.testing.assert_allclose(gates, np.exp(np.minimum((scores + solution.shift) / epsilon, 0)), rtol=1e-9)
 
 
-@unhurried
 @given(problems())
 def test_strong_duality(problem):
     scores, k, epsilon = problem
@@ -77,7 +74,6 @@ def test_strong_duality(problem):
     assert -dual - epsilon * k == pytest.approx(value, rel=1e-9, abs=1e-9)
 
 
-@unhurried
 @given(problems())
 def test_equals_root_finding_on_the_shift(problem):
     scores, k, epsilon = problem
@@ -92,7 +88,6 @@ def test_equals_root_finding_on_the_shift(problem):
     )
 
 
-@unhurried
 @given(problems())
 def test_derivatives_against_differences(problem):
     scores, k, epsilon = problem
@@ -113,7 +108,6 @@ def test_derivatives_against_differences(problem):
     np.testing.assert_allclose(entropic.temperature_gradient(scores, k, epsilon), difference, **tolerance)
 
 
-@unhurried
 @given(problems())
 def test_padding_equals_truncation(problem):
     scores, k, epsilon = problem
@@ -157,7 +151,6 @@ def test_batches_broadcast_scores_budget_and_temperature():
             )
 
 
-@unhurried
 @given(problems())
 def test_hard_top_k_is_the_limit_of_small_temperature(problem):
     scores, k, _ = problem
@@ -183,7 +176,6 @@ def test_edges():
     assert entropic.budget_gradient(scores, 0, 0.1).sum() == pytest.approx(1)
 
 
-@unhurried
 @given(problems())
 def test_iteration_ascends_the_dual_undershoots_and_never_beats_its_rate(problem):
     scores, k, epsilon = problem
@@ -216,7 +208,6 @@ def test_iteration_only_tends_to_one_when_the_budget_covers_everything():
     assert np.all(np.diff(gates.sum(-1)) >= -1e-12)
 
 
-@unhurried
 @given(problems(), st.sampled_from([0.5, 0.1, 0.01]))
 def test_sufficient_iterations_suffice(problem, tolerance):
     scores, k, epsilon = problem

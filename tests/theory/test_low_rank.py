@@ -2,12 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from theory import low_rank
-
-unhurried = settings(deadline=None)  # a busy machine is not a failure
 
 
 @st.composite
@@ -37,7 +35,6 @@ def test_low_rank_is_not_inherent():
     assert low_rank.stable_rank(A) > 10
 
 
-@unhurried
 @given(factors())
 def test_corrected_bounds(problem):
     documents, queries, weight = problem
@@ -50,7 +47,6 @@ def test_corrected_bounds(problem):
     assert np.all(low_rank.row_bound(delta) <= low_rank.norm_bound(documents, queries, weight) + slack)
 
 
-@unhurried
 @given(factors())
 def test_rank_one_by_its_definition(problem):
     documents, queries, weight = problem
@@ -63,7 +59,6 @@ def test_rank_one_by_its_definition(problem):
         np.testing.assert_allclose(low_rank.rank_one_as_printed(S)[head, 0], r, atol=1e-12)
 
 
-@unhurried
 @given(factors())
 def test_report_is_the_same_from_log_probabilities(problem):
     S = low_rank.attention_scores(*problem)
@@ -75,7 +70,6 @@ def test_report_is_the_same_from_log_probabilities(problem):
     assert np.all(np.asarray(ours["best_error"]) <= np.asarray(ours["softmax_error"]) + 1e-9)
 
 
-@unhurried
 @given(factors())
 def test_best_rank_one_and_stable_rank(problem):
     A = low_rank.alignment(low_rank.attention_scores(*problem))
