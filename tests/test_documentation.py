@@ -69,7 +69,8 @@ def test_flags_are_settings(page: Path) -> None:
             continue
         source = (ROOT / script).read_text("utf-8") + SETTINGS
         for flag in re.findall(r" --(\w+)", arguments):
-            assert flag == "config" or re.search(rf"^    {flag}: ", source, re.MULTILINE), command
+            own = flag in ("config", "plugin") or re.search(rf"^    {flag}: ", source, re.MULTILINE)
+            assert own, command
 
 
 def test_every_hop_names_its_function() -> None:
@@ -81,3 +82,9 @@ def test_every_hop_names_its_function() -> None:
         for name in functions:
             called = name.rpartition(".")[2]
             assert any(re.search(rf"def {called}\b", source) for source in sources), name
+
+
+def test_every_script_has_a_row() -> None:
+    table = (ROOT / "experiments" / "README.md").read_text("utf-8")
+    scripts = [*ROOT.glob("experiments/*.py"), *ROOT.glob("experiments/[be]*/*.py")]
+    assert not [name for file in scripts if (name := str(file.relative_to(ROOT))) not in table]
