@@ -6,7 +6,7 @@ Eq. 1). A paradigm is a choice of where D and Q come from, what A may read, and 
 
 Axes, everywhere: b queries, n candidate documents, i document tokens, j query tokens, h features.
 
-`rel` is the readable slow twin: every faster path of the library states which `rel` it equals and is
+`rel` is the readable reference: every faster path of the library states which `rel` it equals and is
 tested against it.
 """
 
@@ -38,7 +38,7 @@ class Tokens:
     salience: Float[Tensor, "x n l"] | None = None  # u of ALIGNER, >= 0; None = 1 everywhere
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Tokens:
-        """The same tokens with `function` applied to every tensor that is there."""
+        """The same tokens with `function` applied to every tensor that is not None."""
         ids = None if self.ids is None else function(self.ids)
         salience = None if self.salience is None else function(self.salience)
         return Tokens(function(self.vectors), function(self.mask), ids, salience)
@@ -47,7 +47,7 @@ class Tokens:
         return self.map(lambda t: t.to(device))
 
     def __getitem__(self, texts: slice) -> Tokens:
-        """The tokens of queries `texts`: a slice of the first axis."""
+        """The tokens of the queries in `texts`, a slice of the first axis."""
         return self.map(lambda t: t[texts])
 
 
@@ -60,9 +60,9 @@ Normalise: TypeAlias = Callable[[Pairs, Tokens, Tokens], Float[Tensor, "b n"]]
 
 @dataclass(frozen=True)
 class Interaction:
-    """The three parts of the formula for given pairs, whatever the paradigm.
+    """S, A and Z of the formula for given pairs, for any paradigm.
 
-    A decoder's rel has a part that no query token makes: the rest, from the identifier's prefix alone.
+    The rel of a decoder has one more part, `rest`, which comes from the identifier's prefix alone.
     """
 
     similarity: Pairs  # S = DᵀQ; 0 where either token is padding
@@ -84,7 +84,10 @@ def similarity(documents: Tokens, queries: Tokens) -> tuple[Pairs, Valid]:
 
 
 def salience(documents: Tokens, queries: Tokens) -> Float[Tensor, "#b #n i j"] | None:
-    """u_d u_qᵀ, the unary part of A (Qian et al. 2022, Eq. 2; Wu et al. 2024, Eq. 23); None when it is 1."""
+    """u_d u_qᵀ, the unary part of A (Qian et al. 2022, Eq. 2; Wu et al. 2024, Eq. 23).
+
+    None when neither side has a salience, which means 1.
+    """
     d, q = documents.salience, queries.salience
     if d is None and q is None:
         return None
@@ -95,7 +98,7 @@ def salience(documents: Tokens, queries: Tokens) -> Float[Tensor, "#b #n i j"] |
 def interact(documents: Tokens, queries: Tokens, align: Align, normalise: Normalise) -> Interaction:
     """S, A and Z of every query against every candidate.
 
-    A = Ã ⊙ u_d u_qᵀ: what `align` chose, weighted by salience where tokens carry it.
+    A = Ã ⊙ u_d u_qᵀ: the result of `align`, weighted by salience where tokens have one.
     """
     S, valid = similarity(documents, queries)
     A = align(S, valid, documents, queries).where(valid, 0)
@@ -108,13 +111,13 @@ def interact(documents: Tokens, queries: Tokens, align: Align, normalise: Normal
 def rel(documents: Tokens, queries: Tokens, align: Align, normalise: Normalise) -> Float[Tensor, "b n"]:
     """rel(d, q) = 1/Z · Σᵢⱼ (DᵀQ ⊙ A)ᵢⱼ for every query and candidate.
 
-    A document or query without tokens aligns nothing: its rel is 0.
+    If a document or query has no tokens, nothing is aligned and rel is 0.
     """
     return interact(documents, queries, align, normalise).rel
 
 
 def pad_tokens(tokens: Tokens, length: int) -> Tokens:
-    """The same tokens with masked places appended up to `length`: changes no rel."""
+    """The same tokens, padded with masked places up to `length`. rel stays the same."""
     extra = length - tokens.mask.shape[-1]
     if extra <= 0:
         return tokens
@@ -123,12 +126,12 @@ def pad_tokens(tokens: Tokens, length: int) -> Tokens:
 
 
 def join_queries(parts: Sequence[Tokens]) -> Tokens:
-    """Queries [b, 1, j, h] in several parts as one, padded to the longest."""
+    """Concatenate queries [b, 1, j, h], padded to the longest."""
     return _join(parts, axis=0)
 
 
 def join_documents(parts: Sequence[Tokens]) -> Tokens:
-    """Documents [x, n, i, h] in several parts as one pool of candidates, padded to the longest."""
+    """Concatenate documents [x, n, i, h] to one pool of candidates, padded to the longest."""
     return _join(parts, axis=1)
 
 

@@ -20,15 +20,17 @@ def entropic_topk(
 ) -> Float[Tensor, "*batch m"]:
     """λ* = argmax sᵀλ + ε H(λ), 1ᵀλ = k, λ ∈ [0, 1]^m, for every row of scores.
 
-    k: a number, or a tensor with one per row (shape `*batch`); fractions are allowed; at k >= the row's
-    real length λ is 1, at k <= 0 it is 0. eps > 0, in the unit of the scores. mask: True = real; λ is 0
-    elsewhere. iterations: None solves exactly in O(m log m); T runs T steps of the paper's Eq. 5 from
-    a = b = 0, which undershoots the budget (it converges linearly, at rate n1/k with n1 the number of
-    entries at 1), and is here for fidelity to the paper.
+    k: a number, or a tensor with one value per row (shape `*batch`). Fractions are allowed. λ is 1 if k is at
+    least the row's real length, and 0 if k <= 0.
+    eps: positive, in the unit of the scores.
+    mask: True for real entries; λ is 0 elsewhere.
+    iterations: None solves exactly in O(m log m). A number T runs T steps of the paper's Eq. 5 from
+    a = b = 0, to reproduce the paper: the steps undershoot the budget and converge linearly, at rate n1/k
+    with n1 the number of entries at 1.
 
-    Computed in float32 or wider whatever autocast says: at the paper's ε = .002 bfloat16 cannot tell
-    neighbouring scores apart. Differentiable in scores and k; with n1 held fixed, autograd through the
-    softmax gives exactly the Jacobian of the maximiser.
+    Computed in float32 or wider even under autocast: at the paper's ε = .002 bfloat16 cannot separate
+    neighbouring scores. Differentiable in scores and k. With n1 held fixed, autograd through the softmax
+    gives exactly the Jacobian of the maximiser.
     """
     if eps <= 0:
         raise ValueError(f"eps must be positive, got {eps}; for eps -> 0 there is hard_topk")
@@ -39,8 +41,8 @@ def entropic_topk(
         s = _wide(scores, mask)
         length = mask.sum(-1)
         budget = torch.as_tensor(k, dtype=s.dtype, device=s.device).expand(length.shape).clamp(min=0)
-        # Rows whose budget covers everything or nothing are settled apart; the solver sees a budget that
-        # keeps it finite there, and its answer for them is thrown away.
+        # Rows whose budget covers everything or nothing are handled separately. For them the solver gets a
+        # budget that keeps it finite, and its result is discarded.
         proper = (budget > 0) & (budget < length)
         inner, real = budget.where(proper, 0.5), mask & proper[..., None]
         inside = (
@@ -57,8 +59,8 @@ def hard_topk(
 ) -> Float[Tensor, "*batch m"]:
     """λ* = argmax sᵀλ, 1ᵀλ = k, λ ∈ [0, 1]^m: `entropic_topk` as ε → 0, without a gradient.
 
-    1 above the k-th largest score and 0 below it; tokens that tie with it share what is left of the budget,
-    so that equal scores are treated equally. k and mask as in `entropic_topk`. Qian et al. 2022, Figure 6.
+    λ is 1 above the k-th largest score and 0 below it. Scores equal to the k-th share the remaining budget
+    equally. k and mask as in `entropic_topk`. Qian et al. 2022, Figure 6.
     """
     mask = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
     s = _wide(scores.detach(), mask)
@@ -72,13 +74,13 @@ def hard_topk(
 
 
 def token_budget(ratio: float, mask: Bool[Tensor, "*batch m"]) -> Float[Tensor, "*batch"]:
-    """⌈ratio · length⌉ of each text's real length, at least 1 where it has a token."""
+    """⌈ratio · length⌉ for each text's real length; at least 1, unless the text has no token."""
     length = mask.sum(-1).double()
     return (ratio * length - 1e-9).ceil().clamp(min=1).minimum(length)  # .55 · 100 is 55.00000000000001
 
 
 def _wide(scores: Tensor, mask: Tensor) -> Tensor:
-    """Scores in float32 at least, below every real score where they are padding."""
+    """Scores in float32 or wider; padding gets the smallest finite value."""
     wide = scores if scores.dtype == torch.float64 else scores.float()
     return wide.masked_fill(~mask, torch.finfo(wide.dtype).min)
 
@@ -86,8 +88,8 @@ def _wide(scores: Tensor, mask: Tensor) -> Tensor:
 def _exact(s: Tensor, k: Tensor, eps: float, mask: Tensor) -> Tensor:
     """Find n1, the number of entries at 1; the others share the rest of the budget by a softmax."""
     ordered, order = s.detach().sort(dim=-1, descending=True)
-    # The cap lies at most ε ln m above the ⌈k⌉-th score. As differences to that one the scores that decide
-    # are small, and lose nothing to rounding: s/ε itself is 500 where float32 steps by 3e-5.
+    # The cap lies at most ε ln m above the ⌈k⌉-th score. Relative to that score, the scores near the cap are
+    # small and lose nothing to rounding; s/ε itself reaches 500, where float32 has steps of 3e-5.
     pivot = ordered.gather(-1, k.detach()[..., None].ceil().long() - 1)
     s, ordered = (s - pivot) / eps, (ordered - pivot) / eps
     rest = ordered.flip(-1).logcumsumexp(-1).flip(-1)  # [n] = LSE of all but the n largest

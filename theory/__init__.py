@@ -1,4 +1,4 @@
 """The mathematics of retrieval by vectors: published bounds, the exact laws behind them, and where they fail.
 
-numpy and scipy only; nothing here knows of models. Scalars give floats, arrays broadcast and give arrays.
+Needs numpy and scipy only; no models are involved. Scalars give floats; arrays broadcast and give arrays.
 """

@@ -1,7 +1,7 @@
-"""Arguments of the theory: float64 arrays inside the domain that a statement needs, or a ValueError.
+"""Check arguments: float64 arrays inside the domain of a statement, or a ValueError.
 
-Every function takes scalars or anything array-like, returns a new or shared float64 array of the same shape,
-and otherwise says which argument was wrong, what it was and what is allowed.
+Every function takes a scalar or anything array-like and returns a new or shared float64 array of the same
+shape. The ValueError names the argument, its value and what is allowed.
 """
 
 from typing import Any
@@ -25,19 +25,19 @@ def dimensions(value: ArrayLike, name: str = "k") -> Array:
 
 
 def probability(value: ArrayLike, name: str = "beta") -> Array:
-    """Probabilities strictly inside (0, 1): error levels, for which a finite positive k exists."""
+    """Probabilities strictly inside (0, 1), such as error levels."""
     array = _numbers(value, name)
     return _require(array, (array > 0) & (array < 1), name, "in (0, 1)")
 
 
 def positive(value: ArrayLike, name: str) -> Array:
-    """Finite numbers > 0: temperatures, constants of a bound, squared norms."""
+    """Finite numbers > 0, such as temperatures and constants of a bound."""
     array = _numbers(value, name)
     return _require(array, (array > 0) & np.isfinite(array), name, "finite and greater than 0")
 
 
 def whole(value: ArrayLike, name: str, least: float = 1, most: float = np.inf) -> Array:
-    """Whole numbers least ≤ n ≤ most: ranks, counts of documents, sample sizes."""
+    """Whole numbers least ≤ n ≤ most, such as ranks, counts of documents and sample sizes."""
     array = _numbers(value, name)
     allowed = f"a whole number of at least {least:g}" + (
         f" and at most {most:g}" if np.isfinite(most) else ""
@@ -47,7 +47,7 @@ def whole(value: ArrayLike, name: str, least: float = 1, most: float = np.inf) -
 
 
 def vector(value: ArrayLike, name: str, *, axes: int | None = None, nonzero: bool = True) -> Array:
-    """Vectors on the last axis, [..., v]: finite, v ≥ 1 and, unless `nonzero` is False, none of them zero.
+    """Finite vectors on the last axis, [..., v], v ≥ 1. Unless `nonzero` is False, none may be zero.
 
     `axes` fixes the number of axes: 1 for one vector, 2 for a matrix of row vectors.
     """
@@ -62,7 +62,7 @@ def vector(value: ArrayLike, name: str, *, axes: int | None = None, nonzero: boo
 
 
 def plain(value: Any) -> Any:
-    """The result as callers want it: a Python float for a 0-axis array, otherwise the array itself."""
+    """A Python float for an array without axes, otherwise the array itself."""
     return float(value) if np.ndim(value) == 0 else value
 
 

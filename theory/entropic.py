@@ -3,12 +3,12 @@
 The solution is a softmax with a cap, λ_i = min(1, exp((s_i + a)/ε)): the n1 largest scores are capped at 1
 and the rest U share the remaining budget, λ_U = (k − n1)·softmax(s_U/ε). H(λ) = −Σ λ_i ln λ_i.
 
-Everywhere below: scores s are [..., m]; a score of −inf, or a False in `mask` [..., m], is padding, takes
-λ = 0 and does not count towards the length; k and ε broadcast against the leading axes [...]; a budget k of
-at least the length means λ = 1 on every token. The alignment of Eq. 9 is the same problem, once per row.
+In all functions below, scores s are [..., m]. A score of −inf, or a False in `mask` [..., m], is padding: it
+gets λ = 0 and does not count towards the length. k and ε broadcast against the leading axes [...]. If the
+budget k is at least the length, λ is 1 on every token. The alignment of Eq. 9 is the same problem per row.
 
-Misprints of the paper kept beside the corrections: the KKT line has +ε1ᵀλ where the objective has −ε1ᵀλ, the
-dual lacks a factor ε, and the "descent" of A.1 ascends.
+Three misprints of the paper stand beside their corrections: the KKT line has +ε1ᵀλ where the objective has
+−ε1ᵀλ, the dual lacks a factor ε, and the "descent" of A.1 ascends.
 """
 
 from typing import NamedTuple
@@ -24,10 +24,10 @@ Mask = NDArray[np.bool_] | None
 
 
 class Solution(NamedTuple):
-    """λ = min(1, exp((s + a)/ε)), with what the derivatives need.
+    """λ = min(1, exp((s + a)/ε)), and the quantities that its derivatives need.
 
-    gates [..., m] is λ; shift [...] is a (−inf at k = 0, +inf when everything is capped); capped [...] is n1,
-    the number of tokens held at 1 by the constraint; free [..., m] marks U.
+    gates [..., m] is λ. shift [...] is a: −inf at k = 0, +inf if all tokens are capped. capped [...] is n1,
+    the number of tokens at the cap. free [..., m] marks U.
     """
 
     gates: Array
@@ -87,9 +87,9 @@ def entropic_top_k(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Ma
 
 
 def hard_top_k(scores: ArrayLike, k: ArrayLike, mask: Mask = None) -> Array:
-    """lim_{ε→0} of the entropic top-k: 1 above the k-th score, tokens tied with it share what is left.
+    """lim_{ε→0} of the entropic top-k: 1 above the k-th score; tokens tied with it share the rest equally.
 
-    For whole k without a tie this is the 0/1 indicator of the k largest. Arguments and errors as in `solve`.
+    For whole k without ties this is the 0/1 indicator of the k largest. Arguments and errors as in `solve`.
     """
     s, budget, _ = _arguments(scores, k, 1.0, mask)
     real = np.isfinite(s)
@@ -104,9 +104,9 @@ def hard_top_k(scores: ArrayLike, k: ArrayLike, mask: Mask = None) -> Array:
 def jacobian(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Array:
     """J_ij = ∂λ_i/∂s_j = (1/ε)(λ_i 1[i=j] − λ_i λ_j / r) for i, j ∈ U with r = k − n1; 0 elsewhere.
 
-    Symmetric, positive semidefinite, rows sum to 0. [..., m, m]; arguments and errors as in `solve`. Where
-    a score sits exactly at the cap λ is not differentiable, and this is the derivative with it uncapped.
-    Autograd through the masked softmax with U held fixed gives the same matrix.
+    [..., m, m]: symmetric, positive semidefinite, rows sum to 0. If a score lies exactly at the cap, λ is not
+    differentiable; the derivative is then that of the uncapped score. Autograd through the masked softmax
+    with U held fixed gives the same matrix. Arguments and errors as in `solve`.
     """
     gates, share = _free_gates(scores, k, epsilon, mask)
     temperature = np.asarray(epsilon, dtype=float)[..., None, None]
@@ -115,9 +115,9 @@ def jacobian(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = N
 
 
 def budget_gradient(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Array:
-    """∂λ/∂k = λ_U / (k − n1) = softmax(s_U/ε), 0 elsewhere: [..., m], sums to 1 while anything is free.
+    """∂λ/∂k = λ_U / (k − n1) = softmax(s_U/ε), 0 elsewhere: [..., m], sums to 1 unless U is empty.
 
-    Arguments and errors as in `solve`; at k = 0 the right derivative, at k ≥ m zero.
+    At k = 0 this is the right derivative; at k ≥ m it is zero. Arguments and errors as in `solve`.
     """
     return _free_gates(scores, k, epsilon, mask)[1]
 
@@ -140,12 +140,12 @@ def iterate(
 ) -> Iterates:
     """Eq. 5, T times from a = b = 0: a ← ε ln k − ε LSE((s+b)/ε), b ← min(−s−a, 0), λ = exp((s+b+a)/ε).
 
-    Coordinate ascent on the dual (the paper says descent); every iterate is kept. a grows towards the exact
-    shift, so a truncated run undershoots: Σλ_T ≤ k. In w = exp(−a/ε) one iteration is w ← (1/k)Σ min(w,
-    e^{s_i/ε}), hence exactly linear at rate n1/k once the capped set is right, and never slower
-    (`contraction`).
+    This is coordinate ascent on the dual (the paper says descent); every iterate is returned. a grows towards
+    the exact shift, so a truncated run undershoots: Σλ_T ≤ k. In terms of w = exp(−a/ε), one iteration is
+    w ← (1/k)Σ min(w, e^{s_i/ε}). It converges linearly, at rate n1/k once the capped set is right and never
+    slower (`contraction`).
 
-    Eq. 5 to the letter also at k ≥ m, where λ_T only tends to the 1 that `solve` gives at once.
+    Eq. 5 is followed to the letter for k ≥ m too, where λ_T only tends to 1 and `solve` gives 1 at once.
     Arguments and errors as in `solve`, and iterations ≥ 1.
     """
     s, budget, temperature = _arguments(scores, k, epsilon, mask)
@@ -167,10 +167,10 @@ def iterate(
 
 
 def convergence_rate(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Array:
-    """ρ = n1/k [...]: the factor by which one iteration of Eq. 5 shrinks exp((a* − a)/ε) − 1 in the end.
+    """ρ = n1/k [...]: the factor by which one iteration of Eq. 5 finally shrinks exp((a* − a)/ε) − 1.
 
-    Derived here: the map of `iterate` in w is concave and piecewise linear, of slope n1/k at its fixed point.
-    0 < k < m is needed (otherwise nothing iterates); arguments and further errors as in `solve`.
+    Derived here: in w, the map of `iterate` is concave and piecewise linear, with slope n1/k at its fixed
+    point. Requires 0 < k < m; arguments and further errors as in `solve`.
     """
     s, budget, _ = _arguments(scores, k, epsilon, mask)
     if not np.all((budget > 0) & (budget < np.isfinite(s).sum(-1))):
@@ -184,8 +184,9 @@ def contraction(
     """e_{t+1}/e_t, e_t = exp((a* − a_t)/ε) − 1: the measured rate of every step of Eq. 5, [iterations − 1,
     ...].
 
-    At most n1/k at every step (concavity), equal to it in the end. NaN where e_t is within rounding of 0 or
-    beyond the float64 range. Arguments and errors as in `convergence_rate`, and iterations ≥ 2.
+    By concavity the rate is at most n1/k at every step, and equal to it finally. It is NaN if e_t is within
+    rounding of 0 or beyond the float64 range. Arguments and errors as in `convergence_rate`, and
+    iterations ≥ 2.
     """
     checks.whole(iterations, "iterations", least=2)
     convergence_rate(scores, k, epsilon, mask)
@@ -233,7 +234,7 @@ def dual(
 ) -> Array:
     """g(a, b) = ka + 1ᵀb − ε 1ᵀexp((s+a+b)/ε) [...], to be maximised over a ∈ ℝ, b ≤ 0.
 
-    Qian et al. 2022, A.1, with the ε that the substitution of λ leaves in front of the last term. At the
+    Qian et al. 2022, A.1, with the factor ε of the last term, which follows from substituting λ. At the
     optimum −g − εk equals the primal. shift a [...], caps b [..., m]; other arguments and errors as in
     `solve`.
     """

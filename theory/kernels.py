@@ -33,9 +33,9 @@ def relevance(documents: ArrayLike, queries: ArrayLike) -> float:
 def kernel_relevance(documents: ArrayLike, queries: ArrayLike, features: FeatureMap) -> float:
     """rel ≈ Σ_i d_iᵀ S_Q φ(d_i) / (φ(d_i)ᵀ z_Q), with S_Q = Σ_j q_jφ(q_j)ᵀ and z_Q = Σ_j φ(q_j).
 
-    Wu et al. 2024, Eq. 25, with the p_ij that makes weights sum to 1: p_i = φ(d_i)ᵀz_Q, of d_i and all of
-    Q. Linear in M and N. Equal to `relevance` if φ(x)ᵀφ(y) = exp(xᵀy); may divide by 0 if φ takes negative
-    values.
+    Wu et al. 2024, Eq. 25, with the p_ij for which the weights sum to 1: p_i = φ(d_i)ᵀz_Q, which depends on
+    d_i and all of Q. The cost is linear in M and N. Equal to `relevance` if φ(x)ᵀφ(y) = exp(xᵀy). May divide
+    by 0 if φ takes negative values.
     """
     D, Q = _vectors(documents, queries)
     phi_d, phi_q = features(D), features(Q)
@@ -47,7 +47,7 @@ def kernel_terms(documents: ArrayLike, queries: ArrayLike, features: FeatureMap)
     """tr(F(d_i)ᵀF(q_j)) = d_iᵀq_j φ(d_i)ᵀφ(q_j) with F(x) = xφ(x)ᵀ, [M, N]: the terms of Eq. 25 before
     1/p_ij.
 
-    Wu et al. 2024, Lemma 5.2. Where a term is 0 and d_iᵀq_j is not, no p_ij whatever restores the equality.
+    Wu et al. 2024, Lemma 5.2. If a term is 0 and d_iᵀq_j is not, no p_ij makes the equality hold.
     """
     D, Q = _vectors(documents, queries)
     return (D @ Q.T) * (features(D) @ features(Q).T)
@@ -57,7 +57,7 @@ def separable_factor(vectors: ArrayLike, features: FeatureMap) -> float:
     """Σ_i √tr(F(x_i)ᵀF(x_i)) = Σ_i ‖x_i‖‖φ(x_i)‖ of vectors [n, h]: one side of the printed upper bound.
 
     Wu et al. 2024, after Lemma 5.2 (there over p̂, constant here): rel ≤ factor(D)·factor(Q). The product
-    orders documents by factor(D), identically for every query, so that it cannot serve to rank.
+    orders documents by factor(D), the same for every query, so it cannot rank.
     """
     X = checks.vector(vectors, "vectors", axes=2, nonzero=False)
     return float((np.linalg.norm(X, axis=1) * np.linalg.norm(features(X), axis=1)).sum())
@@ -72,8 +72,9 @@ def elu(vectors: ArrayLike) -> Array:
 
 
 def elu_plus_one(vectors: ArrayLike) -> Array:
-    """φ(x) = elu(x) + 1 > 0, entrywise: the usual positive form (Katharopoulos et al. 2020). Not exp(xᵀy)
-    either.
+    """φ(x) = elu(x) + 1 > 0, entrywise: the usual positive form (Katharopoulos et al. 2020).
+
+    Its φ(x)ᵀφ(y) is not exp(xᵀy) either.
     """
     return elu(vectors) + 1
 
@@ -81,8 +82,8 @@ def elu_plus_one(vectors: ArrayLike) -> Array:
 def orthogonal_projections(dimension: int, features: int, seed: int) -> Array:
     """ω [m, h]: m Gaussian vectors, orthogonal to one another within every block of h rows.
 
-    Choromanski et al. 2021. Directions from a QR decomposition, lengths χ_h drawn independently, so that
-    each row is N(0, I) by itself. ValueError for dimension or features below 1.
+    Choromanski et al. 2021. Directions come from a QR decomposition and lengths χ_h are drawn independently,
+    so each row alone is N(0, I). ValueError for dimension or features below 1.
     """
     h, m = int(checks.whole(dimension, "dimension")), int(checks.whole(features, "features"))
     rng = np.random.default_rng(seed)
@@ -96,7 +97,7 @@ def orthogonal_projections(dimension: int, features: int, seed: int) -> Array:
 def positive_features(vectors: ArrayLike, projections: ArrayLike) -> Array:
     """φ(x) = e^{−‖x‖²/2} e^{ωᵀx} / √m, [n, m], with E φ(x)ᵀφ(y) = exp(xᵀy) for ω ~ N(0, I).
 
-    Choromanski et al. 2021, Lemma 1. vectors [n, h], projections ω [m, h]. Always > 0 (but for underflow).
+    Choromanski et al. 2021, Lemma 1. vectors [n, h], projections ω [m, h]. Always > 0, up to underflow.
     """
     X = checks.vector(vectors, "vectors", axes=2, nonzero=False)
     W = checks.vector(projections, "projections", axes=2)
@@ -108,8 +109,9 @@ def positive_features(vectors: ArrayLike, projections: ArrayLike) -> Array:
 def kernel_relative_deviation(x: ArrayLike, y: ArrayLike, features: int) -> float:
     """√Var[φ(x)ᵀφ(y)] / exp(xᵀy) = √((e^{‖x+y‖²} − 1)/m): the error of m independent positive features.
 
-    Derived here from the Gaussian moment generating function; orthogonal features do no worse (Choromanski
-    et al. 2021, Theorem 2). At ‖x+y‖ = 2, two equal unit vectors, .46 with 256 features. x, y [h].
+    Derived here from the Gaussian moment generating function; orthogonal features have at most this error
+    (Choromanski et al. 2021, Theorem 2). For two equal unit vectors, ‖x+y‖ = 2, it is .46 with 256 features.
+    x, y [h].
     """
     total = checks.vector(x, "x", axes=1, nonzero=False) + checks.vector(y, "y", axes=1, nonzero=False)
     return float(np.sqrt(np.expm1(total @ total) / checks.whole(features, "features")))

@@ -1,14 +1,14 @@
 """How near an attention matrix is to rank one: A = softmax_j(S), S_ij = d_iᵀWq_j, against R = 1·softmax(r)ᵀ.
 
 Wu et al. 2024, Lemma 5.1, says ‖A − R‖ ≤ 4γ‖W‖ with γ "depending on the matrix entries" and, in its proof,
-R = 1rᵀ. γ is free, so that the statement excludes nothing (`gamma_as_printed`), and 1rᵀ is not normalised.
+R = 1rᵀ. γ is free, so the statement excludes nothing (`gamma_as_printed`), and 1rᵀ is not normalised.
 Corrected here, without conditions: with S̄_j = mean_i S_ij, R = 1·softmax(S̄)ᵀ and
 δ = max_i (max_j E_ij − min_j E_ij) for E = S − 1S̄ᵀ,
 
 ‖A − R‖_∞ ≤ 2 tanh(δ/4) ≤ ½ max_i ‖d_i − d̄‖ · diam(Q) · ‖W‖₂,    ‖A − R‖_F ≤ √(2M) tanh(δ/4),
 
-where ‖·‖_∞ is the largest row sum of absolute values. Everything is a function of S; ln A serves as well as
-S, because constants per row cancel.
+where ‖·‖_∞ is the largest row sum of absolute values. Everything is a function of S. ln A may replace S,
+because constants per row cancel.
 
 Everywhere below: S and A are [..., M, N] (leading axes: heads, layers, examples; cut padding off first),
 documents D [..., M, h], queries Q [..., N, h], W [..., h, h] (identity when left out); all finite.
@@ -34,8 +34,9 @@ def alignment(scores: ArrayLike) -> Array:
 
 
 def rank_one(scores: ArrayLike) -> Array:
-    """R = 1·softmax(r)ᵀ, r_j = mean_i S_ij = d̄ᵀWq_j, [..., M, N]: what every row would be at the mean
-    document token. Lemma 5.1 of Wu et al. 2024 with R normalised as A is.
+    """R = 1·softmax(r)ᵀ, r_j = mean_i S_ij = d̄ᵀWq_j, [..., M, N]: every row is that of the mean token d̄.
+
+    Lemma 5.1 of Wu et al. 2024, with R normalised like A.
     """
     S = _matrix(scores, "scores")
     return np.broadcast_to(softmax(S.mean(-2, keepdims=True), axis=-1), S.shape)
@@ -51,9 +52,7 @@ def rank_one_as_printed(scores: ArrayLike) -> Array:
 
 
 def spread(scores: ArrayLike) -> float | Array:
-    """δ = max_i (max_j E_ij − min_j E_ij), E = S − 1·mean_i(S): how far rows differ beyond a constant,
-    [...].
-    """
+    """δ = max_i (max_j E_ij − min_j E_ij), E = S − 1·mean_i(S), [...]: how far rows differ."""
     S = _matrix(scores, "scores")
     return checks.plain(np.ptp(S - S.mean(-2, keepdims=True), axis=-1).max(-1))
 
@@ -88,9 +87,9 @@ def norm_bound(documents: ArrayLike, queries: ArrayLike, weight: ArrayLike | Non
 
 
 def gamma_as_printed(alignment: ArrayLike, reference: ArrayLike, weight: ArrayLike) -> float | Array:
-    """γ = ‖A − R‖_∞ / (4‖W‖_∞), [...]: the least γ with which Lemma 5.1 as printed holds, for any R whatever.
+    """γ = ‖A − R‖_∞ / (4‖W‖_∞), [...]: the smallest γ for which Lemma 5.1 as printed holds, for any R.
 
-    Finite whenever W ≠ 0, hence the printed statement is vacuous. ValueError for W = 0, where no γ does
+    γ is finite whenever W ≠ 0, so the printed statement is vacuous. ValueError for W = 0, where no γ suffices
     unless A = R.
     """
     difference = _matrix(alignment, "alignment") - _matrix(reference, "reference")
@@ -121,7 +120,7 @@ def best_rank_one(matrix: ArrayLike) -> tuple[Array, float | Array]:
 def stable_rank(matrix: ArrayLike) -> float | Array:
     """‖X‖_F² / ‖X‖₂², [...], of X [..., M, N]: between 1 and rank X, and insensitive to tiny singular values.
 
-    1 exactly for rank one; best_rank_one's error is √(1 − 1/stable rank). X must not be zero.
+    It is 1 for rank one only; the error of `best_rank_one` is √(1 − 1/stable rank). X must not be zero.
     """
     X = _nonzero(matrix)
     values = np.linalg.svd(X, compute_uv=False)
@@ -129,13 +128,12 @@ def stable_rank(matrix: ArrayLike) -> float | Array:
 
 
 def report(scores: ArrayLike) -> dict[str, float | Array]:
-    """Per leading index of S (per head, say): how far A = softmax(S) is from rank one, and what is proved
-    of it.
+    """How far A = softmax(S) is from rank one, and the proved bounds, per leading index of S (such as heads).
 
-    best_error: relative Frobenius error of the best rank-one matrix; softmax_error: that of R =
-    1·softmax(r)ᵀ; stable_rank; spread δ; row_error ‖A − R‖_∞ and its row_bound. Wu et al. 2024, §7.4, with
-    Lemma 5.1 corrected. Values are [...], float for one matrix. Given attention weights A > 0 only, pass ln
-    A.
+    best_error: relative Frobenius error of the best rank-one matrix. softmax_error: that of R =
+    1·softmax(r)ᵀ. Further: stable_rank, spread δ, row_error ‖A − R‖_∞ and its row_bound. Wu et al. 2024,
+    §7.4, with Lemma 5.1 corrected. Values are [...], floats for one matrix. If only attention weights A > 0
+    are known, pass ln A.
     """
     S = _matrix(scores, "scores")
     A, delta = alignment(S), spread(S)

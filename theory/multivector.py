@@ -4,9 +4,9 @@ Luan et al., TACL 2021, section 3, Theorem 1 (the case for ME-BERT). d1 = Σ_i d
 segments; a multi-vector encoder projects each, and scores a document by max_i ⟨Aq, Ad^(i)⟩.
 
 Theorem 1: if segments i and j ≠ i are orthogonal (within and across both documents), ⟨q, d1⟩ ≥ ⟨q, d2⟩,
-⟨q, d1^(i)⟩ = ⟨q, d1⟩ and ⟨q, d2^(i)⟩ ≤ ⟨q, d2⟩, then μ(q, d1^(i), d2^(i)) ≥ μ(q, d1, d2). True; but
-max-scoring also compares segment i of d1 with every segment j ≠ i of d2, and of those cross pairs the theorem
-says nothing. Their margins can be far below μ(q, d1, d2), so a smaller k does not follow: `COUNTEREXAMPLE`.
+⟨q, d1^(i)⟩ = ⟨q, d1⟩ and ⟨q, d2^(i)⟩ ≤ ⟨q, d2⟩, then μ(q, d1^(i), d2^(i)) ≥ μ(q, d1, d2). This is true. But
+max-scoring also compares segment i of d1 with every segment j ≠ i of d2, and the theorem does not cover these
+pairs. Their margins can be far below μ(q, d1, d2), so a smaller k does not follow: `COUNTEREXAMPLE`.
 Segments are rows of [m, v].
 """
 
@@ -30,10 +30,10 @@ COUNTEREXAMPLE: dict[str, Array] = {
 def broken_conditions(
     query: ArrayLike, better: ArrayLike, worse: ArrayLike, segment: int, tolerance: float = 1e-9
 ) -> list[str]:
-    """Which conditions of Theorem 1 fail for segment i = `segment`? An empty list: the theorem applies.
+    """The conditions of Theorem 1 that fail for segment i = `segment`; if there are none, it applies.
 
-    `query` [v], `better` and `worse` [m, v]: the segments of d1 and d2. Equalities are judged relative to the
-    norms involved, within `tolerance`. ⟨q, d1⟩ ≥ ⟨q, d2⟩ is in the paper's definition of a margin and needed.
+    `query` [v], `better` and `worse` [m, v]: the segments of d1 and d2. Equalities are checked relative to
+    the norms involved, within `tolerance`. ⟨q, d1⟩ ≥ ⟨q, d2⟩ is part of the paper's definition of a margin.
     """
     q, first, second = _segments(query, better, worse)
     index = int(checks.whole(segment, "segment", least=0, most=len(first) - 1))
@@ -58,10 +58,10 @@ def broken_conditions(
 def segment_margins(
     query: ArrayLike, better: ArrayLike, worse: ArrayLike, segment: int
 ) -> tuple[float, float]:
-    """(μ(q, d1^(i), d2^(i)), μ(q, d1, d2)): the two sides of Theorem 1, first ≥ second where it applies.
+    """(μ(q, d1^(i), d2^(i)), μ(q, d1, d2)): the two sides of Theorem 1. If it applies, first ≥ second.
 
-    Arguments as in `broken_conditions`, which this does not call. Raises ValueError where d1 = d2 or
-    d1^(i) = d2^(i), for which there is no margin.
+    Arguments as in `broken_conditions`, which is not called. Raises ValueError if d1 = d2 or d1^(i) = d2^(i):
+    then there is no margin.
     """
     q, first, second = _segments(query, better, worse)
     index = int(checks.whole(segment, "segment", least=0, most=len(first) - 1))
@@ -83,10 +83,10 @@ def cross_margins(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> Arra
 
 
 def maxscore_margin(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> float:
-    """max_i min_j μ(q, d1^(i), d2^(j)): the margin that max-scoring really needs to keep d1 above d2.
+    """max_i min_j μ(q, d1^(i), d2^(j)): a margin with which max-scoring keeps d1 above d2.
 
-    Some one segment of d1 must beat every segment of d2, and the hardest of these pairs sets the dimension.
-    Not positive if d1 does not win by its best segment. Its role in the error: `maxscore_error_bound`.
+    One segment of d1 must beat every segment of d2, and the hardest of these pairs sets the dimension. Not
+    positive if d1 does not win by its best segment. `maxscore_error_bound` gives the error.
     """
     return float(cross_margins(query, better, worse).min(axis=1).max())
 
@@ -101,7 +101,7 @@ def maxscore_error_bound(k: float, query: ArrayLike, better: ArrayLike, worse: A
     ahead = margins[(margins > 0).all(axis=1)]
     if len(ahead) == 0:
         raise ValueError(
-            "no segment of better beats every segment of worse; allowed: a pair that it does win"
+            "no segment of better beats every segment of worse; allowed: documents where one does"
         )
     return float(np.sum(np.atleast_2d(pairwise_error(k, ahead)), axis=1).min())
 
@@ -111,7 +111,7 @@ def simulated_maxscore_error(
 ) -> tuple[float, float]:
     """P(max_i ⟨Aq, Ad1^(i)⟩ ≤ max_j ⟨Aq, Ad2^(j)⟩) under a Gaussian A: estimate and standard error.
 
-    From the joint law of all scores, χ_k ⟨q̄, d⟩ + ⟨z, d⟩ with z ⊥ q (`theory.recall`), so that the cost does
+    Samples the joint law of all scores, χ_k ⟨q̄, d⟩ + ⟨z, d⟩ with z ⊥ q (`theory.recall`), so the cost does
     not depend on k. Arguments as in `cross_margins`.
     """
     q, first, second = _segments(query, better, worse, equal=False)

@@ -4,8 +4,8 @@ Luan, Eisenstein, Toutanova, Collins, "Sparse, Dense, and Attentional Representa
 TACL 2021, section 2. The query q scores documents by ⟨q, d⟩; after the projection by ⟨Aq, Ad⟩, where A is
 k × v with independent entries, N(0, 1/k) ("gaussian") or ±1/√k ("rademacher"). Write δ = d1 − d2, bars for
 unit vectors, ε = ⟨q̄, δ̄⟩ for the normalized margin, h(ε) = ε²/2 − ε³/3. A ranking error is
-⟨Aq, Ad1⟩ ≤ ⟨Aq, Ad2⟩ for a pair with ε > 0. Under the Gaussian a tie has probability 0; under Rademacher it
-has not, so there the functions say whether they count it.
+⟨Aq, Ad1⟩ ≤ ⟨Aq, Ad2⟩ for a pair with ε > 0. A tie has probability 0 under the Gaussian, but not under
+Rademacher, where each function states whether ties count as errors.
 
 The bounds are the paper's. The exact laws are not in it: given Aq, the rows of A restricted to the orthogonal
 complement of q are still independent Gaussians, so a Gaussian error is an event about one Student variable.
@@ -33,8 +33,8 @@ _SCAN_LIMIT = 10_000_000
 def normalized_margin(query: Any, better: Any, worse: Any) -> Any:
     """μ(q, d1, d2) = ⟨q, d1 − d2⟩ / (‖q‖ ‖d1 − d2‖): the cosine that decides how easily a pair is swapped.
 
-    Definition 2.1. Positive when `better` does score higher, negative when it does not; unchanged by scaling
-    q or δ, but not by q → Sq, d → S⁻¹d, which keeps every score.
+    Definition 2.1. Positive if `better` scores higher, negative if it scores lower. Scaling q or δ does not
+    change it; q → Sq, d → S⁻¹d does, although every score stays the same.
     Dense: `query`, `better`, `worse` [..., v], broadcast against each other; returns [...].
     scipy sparse: `query` and `better` one row or n rows, `worse` n rows, each [rows, v]; returns [n].
     Raises ValueError for a zero query, equal documents, or numbers that are not finite.
@@ -48,7 +48,7 @@ def normalized_margin(query: Any, better: Any, worse: Any) -> Any:
 
 
 def _query_and_difference(query: Any, better: Any, worse: Any) -> tuple[Array, Array]:
-    """q and δ, both checked and scaled by powers of two: no square overflows, and exact ties stay exact."""
+    """q and δ, checked and scaled by powers of two, so that no square overflows and exact ties stay exact."""
     query = checks.vector(query, "query")
     better, worse = (checks.vector(x, n, nonzero=False) for x, n in ((better, "better"), (worse, "worse")))
     try:
@@ -95,8 +95,8 @@ def distortion(margin: ArrayLike) -> Any:
 def pairwise_error_bound(k: ArrayLike, margin: ArrayLike, constant: float = 4) -> Any:
     """P(error) ≤ c · exp(−(k/2) h(ε)), for both ensembles, ties counted as errors.
 
-    Lemma 1 with c = 4 as printed. c = 2 holds as well, since a ranking error is a deviation to one side: pass
-    `constant=2`. Often larger than 1, and then empty; it is not clipped. `k` and `margin` broadcast.
+    Lemma 1, printed with c = 4. c = 2 (`constant=2`) holds as well, because a ranking error is a one-sided
+    deviation. The bound is not clipped; above 1 it says nothing. `k` and `margin` broadcast.
     """
     k, constant = checks.dimensions(k), float(checks.positive(constant, "constant"))
     return checks.plain(constant * np.exp(-0.5 * k * distortion(margin)))
@@ -105,8 +105,8 @@ def pairwise_error_bound(k: ArrayLike, margin: ArrayLike, constant: float = 4) -
 def pairwise_error(k: ArrayLike, margin: ArrayLike) -> Any:
     """p(k, ε) = P(t_k > √k ε / √(1 − ε²)): the exact error of a Gaussian projection.
 
-    Equal to ½ I_{1−ε²}(k/2, ½). Accurate down to the smallest normal numbers; `log_pairwise_error` goes on
-    below. Real k ≥ 1 are allowed. `k` and `margin` broadcast.
+    Equal to ½ I_{1−ε²}(k/2, ½). Accurate down to the smallest normal numbers; below them use
+    `log_pairwise_error`. Real k ≥ 1 are allowed. `k` and `margin` broadcast.
     """
     k, margin = checks.dimensions(k), checks.margins(margin)
     with np.errstate(divide="ignore"):
@@ -120,9 +120,9 @@ def _log_squared_sine(margin: Array) -> Array:
 
 
 def log_pairwise_error(k: ArrayLike, margin: ArrayLike) -> Any:
-    """ln p(k, ε) for the exact Gaussian error, also where p itself is far below the smallest number.
+    """ln p(k, ε) for the exact Gaussian error, even if p is far below the smallest float64.
 
-    Where p < 1e-290, by quadrature of
+    For p < 1e-290 it is computed by quadrature of
     p = (1−ε²)^{k/2} / (k B(k/2, ½)) · ∫₀^∞ e^{−w} dw / √(1 − (1−ε²) e^{−2w/k}).
     ε = 1 gives −inf. `k` and `margin` broadcast.
     """
@@ -206,7 +206,7 @@ def required_dimension(margin: ArrayLike, beta: ArrayLike = 0.05, method: str = 
     """The k at which a pair of margin ε is swapped with probability at most β.
 
     "exact": the smallest whole k with p(k, ε) ≤ β for a Gaussian projection (this is the paper's k*).
-    "exact_real": the real k ≥ 1 with p(k, ε) = β, or 1 where p(1, ε) ≤ β; for ratios and slopes.
+    "exact_real": the real k ≥ 1 with p(k, ε) = β, or 1 if p(1, ε) ≤ β; for ratios and slopes.
     "approximation": z²(1−ε²)/ε² + (z²+1)/2, z = Φ⁻¹(1−β), β < ½; off by under .01 for ε ≤ .1, .06 at ε = .4.
     "lemma1": 2 ln(4/β) / h(ε), Eq. 2: every k from there on suffices, for both ensembles.
     "corollary1": 12 ε⁻² ln(4/β), weaker than Eq. 2. The printed strict inequality is not needed.
@@ -223,8 +223,8 @@ def required_dimension(margin: ArrayLike, beta: ArrayLike = 0.05, method: str = 
 def boolean_margin(query_terms: ArrayLike, document_terms: ArrayLike) -> Any:
     """ε = 1/√(2 L_Q L_D): the smallest positive margin between Boolean vectors, L unique terms at most.
 
-    Proof of Corollary 2 (A.4): scores differ by at least 1, ‖q‖² ≤ L_Q, ‖δ‖² ≤ 2 L_D. Attained by documents
-    without a common term, of which one holds a single query term and the other none.
+    Proof of Corollary 2 (A.4): scores differ by at least 1, ‖q‖² ≤ L_Q, ‖δ‖² ≤ 2 L_D. Attained by two
+    documents without a common term, one of which contains a single query term and the other none.
     """
     product = 2 * checks.whole(query_terms, "query_terms") * checks.whole(document_terms, "document_terms")
     return checks.plain(1 / np.sqrt(product))
@@ -233,17 +233,17 @@ def boolean_margin(query_terms: ArrayLike, document_terms: ArrayLike) -> Any:
 def boolean_required_dimension(
     query_terms: ArrayLike, document_terms: ArrayLike, beta: ArrayLike = 0.05, method: str = "exact"
 ) -> Any:
-    """The k that keeps any one Boolean pair in order with probability 1 − β, at worst-case margin.
+    """The k that keeps any single Boolean pair in order with probability 1 − β, at worst-case margin.
 
-    "corollary2": 24 L_Q L_D ln(4/β), as printed; any method of `required_dimension` otherwise, at
-    `boolean_margin`. A statement about each pair, not about all pairs of a collection at once.
+    method "corollary2": 24 L_Q L_D ln(4/β), as printed. Other methods: those of `required_dimension`, at
+    `boolean_margin`. The statement covers each pair, not all pairs of a collection at once.
     """
     margin = boolean_margin(query_terms, document_terms)
     return required_dimension(margin, beta, "corollary1" if method == "corollary2" else method)
 
 
 def concentration(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> Any:
-    """κ = Σ_j q̄_j² δ̄_j²: what a Rademacher projection depends on beside k and ε.
+    """κ = Σ_j q̄_j² δ̄_j²: with k and ε, it determines the variance of a Rademacher projection.
 
     Dense [..., v], broadcast; errors as in `normalized_margin`.
     """
@@ -255,9 +255,9 @@ def concentration(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> Any:
 def rademacher_error_normal(k: ArrayLike, margin: ArrayLike, kappa: ArrayLike) -> Any:
     """P(error) ≈ Φ(−√k ε / √(1 + ε² − 2κ)) for a Rademacher projection: the central limit of ⟨Aq, Aδ⟩.
 
-    Each row contributes mean ε and variance 1 + ε² − 2κ, with κ = `concentration`; κ = 0 is the Gaussian
-    variance. An approximation, blind to the lattice on which sparse vectors put ⟨Aq, Aδ⟩. κ must lie in
-    [0, (1 + ε²)/2]; at the upper end the inner product is certain and the error 0.
+    Each row contributes mean ε and variance 1 + ε² − 2κ, with κ = `concentration`; κ = 0 gives the Gaussian
+    variance. This is an approximation: for sparse vectors ⟨Aq, Aδ⟩ lies on a lattice, which it ignores. κ
+    must lie in [0, (1 + ε²)/2]; at the upper end the inner product is certain and the error 0.
     """
     k, margin, kappa = checks.dimensions(k), checks.margins(margin), np.asarray(kappa, dtype=np.float64)
     variance = 1 + margin**2 - 2 * kappa
@@ -287,11 +287,11 @@ def rademacher_error_two_sparse(k: ArrayLike, margin: ArrayLike, *, ties: bool =
 def rademacher_required_dimension(
     margin: float, beta: float = 0.05, definition: Literal["first", "stable"] = "stable"
 ) -> int:
-    """k* of the two-sparse Rademacher pair, whose error is not monotone in k, so that k* needs a definition.
+    """k* of the two-sparse Rademacher pair. Its error is not monotone in k, so k* needs a definition.
 
-    "first": the smallest k with error ≤ β. "stable": the smallest k from which on the error stays ≤ β; this
-    one is what a bound of the form "every k ≥ ... suffices" bounds. Ties count as errors. Scalars only; every
-    k is tried up to 2 ln(1/β)(1−ε²)/ε², beyond which Hoeffding's inequality gives error ≤ β.
+    "first": the smallest k with error ≤ β. "stable": the smallest k from which on the error stays ≤ β, to be
+    compared with bounds of the form "every k ≥ ... suffices". Ties count as errors. Scalars only. Every k is
+    tried up to 2 ln(1/β)(1−ε²)/ε², beyond which Hoeffding's inequality gives error ≤ β.
     """
     if definition not in ("first", "stable"):
         raise ValueError(f"definition = {definition!r}; allowed: first, stable")
@@ -319,8 +319,8 @@ def simulated_error(
 ) -> tuple[float, float]:
     """P(error) for explicit k × v projections: the estimate and its standard error, from `samples` matrices.
 
-    Coordinates in which q and δ are both zero never matter and are not drawn. Rademacher entries are ±1, so
-    vectors of small whole numbers are projected exactly and `ties` means what it says. One-axis vectors [v].
+    Coordinates in which q and δ are both zero do not matter and are not drawn. Rademacher entries are ±1, so
+    vectors of small whole numbers are projected exactly, and ties are exact. Vectors are [v].
     """
     size = int(checks.whole(k, "k"))
     count = int(checks.whole(samples, "samples", least=2))

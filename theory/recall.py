@@ -34,7 +34,7 @@ _BLOCK = 2_000_000
 def lemma2_bound(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
     """P(R ≥ r) ≤ 4 (n − r + 1) exp(−(k/2) h(ε)), ε the r-th smallest of the n margins [n].
 
-    Lemma 2, both ensembles. Not clipped at 1. `k` number or array; returns its shape, as every bound here.
+    Lemma 2, for both ensembles. Not clipped at 1. Like every bound here it returns an array of k's shape.
     """
     ordered, r = _ordered(margins, r)
     count = len(ordered) - r + 1
@@ -44,7 +44,7 @@ def lemma2_bound(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
 def eq3_required_dimension(
     margin: ArrayLike, documents: ArrayLike, r: ArrayLike, beta: ArrayLike = 0.05
 ) -> Any:
-    """k = (2/h(ε)) ln(4 (n − r + 1)/β): from there on Lemma 2 gives P(R ≥ r) ≤ β. Eq. 3; a real threshold.
+    """k = (2/h(ε)) ln(4 (n − r + 1)/β): from this real k on Lemma 2 gives P(R ≥ r) ≤ β. Eq. 3.
 
     `margin` is the r-th smallest of `documents` = n margins. Everything broadcasts.
     """
@@ -90,8 +90,8 @@ def markov_union_bound(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
 def independent_documents(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
     """P(R ≥ r) if the n errors were independent with chances p(k, μ_i): an approximation, not a bound.
 
-    One shared projection makes the errors dependent, mostly positively: too large at r = 1, too small at
-    large r. Margins [n].
+    One shared projection makes the errors dependent, mostly positively, so the value is too large at r = 1
+    and too small at large r. Margins [n].
     """
     ordered, r = _ordered(margins, r)
     return _per_dimension(lambda n: _at_least(np.asarray(pairwise_error(n, ordered)), r), k)
@@ -111,9 +111,9 @@ def required_dimension_recall(
 ) -> float:
     """The real k ≥ 1 at which a bound on P(R ≥ r) falls to β, from the n margins [n] alone.
 
-    Methods: eq3 (the paper's), lemma1_sum, t_union, markov_union (each at most the one before; sufficient for
-    the Gaussian, the first two for Rademacher too) and independent (a guess). 1 where k = 1 already does. The
-    k of the exact law is `required_dimension_recall_exact`.
+    Methods: eq3 (the paper's), lemma1_sum, t_union and markov_union, each at most the one before and
+    sufficient for the Gaussian, the first two for Rademacher too; and independent, an approximation. The
+    result is 1 if k = 1 suffices. `required_dimension_recall_exact` has the k of the exact law.
     """
     if method not in BOUNDS:
         raise ValueError(f"method = {method!r}; allowed: {', '.join(BOUNDS)}")
@@ -133,8 +133,8 @@ def required_dimension_recall(
 def rank_thresholds(gains: ArrayLike, noise: ArrayLike, ranks: Sequence[int]) -> Array:
     """max(T_r, 0) for each r in `ranks`, T_r the r-th largest of −noise/gains over the documents.
 
-    `gains` [n] = ⟨q̄, δ⟩ > 0, `noise` [n, samples] = ⟨z, δ⟩, z ⊥ q. Returns [ranks, samples]. The step that
-    many queries or many parts of one collection can share products ⟨z, d⟩ for; else `recall_thresholds`.
+    `gains` [n] = ⟨q̄, δ⟩ > 0, `noise` [n, samples] = ⟨z, δ⟩, z ⊥ q. Returns [ranks, samples]. Use it to share
+    products ⟨z, d⟩ among many queries or parts of a collection; else use `recall_thresholds`.
     """
     gains, noise = np.asarray(checks.positive(gains, "gains")), np.asarray(noise, dtype=np.float64)
     if gains.ndim != 1 or noise.ndim != 2 or len(noise) != len(gains) or len(gains) == 0:
@@ -155,11 +155,11 @@ def recall_thresholds(
     samples: int = 1000,
     seed: int = 0,
 ) -> Array:
-    """Samples of max(T_r, 0), from which `recall_failure` reads P(R ≥ r) at every k: [ranks, samples].
+    """Samples of max(T_r, 0), [ranks, samples], from which `recall_failure` computes P(R ≥ r) at every k.
 
     `query` [v], `better` [v], `others` [n, v]: dense, or scipy sparse with one row, one row and n rows. Every
-    other document must score below `better` (else ValueError: drop it, or count it as a tie). Only columns in
-    which something is non-zero are drawn; memory stays near 50 MB beside the inputs, whatever `samples` is.
+    other document must score below `better`, else ValueError: drop it, or count it as a tie. Only columns
+    with a non-zero entry are drawn. Memory stays near 50 MB beside the inputs for any `samples`.
     """
     query, better, others = (
         sparse.csr_array(
@@ -200,8 +200,9 @@ def recall_thresholds(
 def recall_failure(k: ArrayLike, thresholds: ArrayLike) -> tuple[Any, Any]:
     """P(R ≥ r) at each k, and its standard error, from samples of the threshold at one rank.
 
-    `thresholds` [samples], or [queries, samples] for the mean over queries of independent samples each.
-    Returns two arrays of k's shape (floats for a scalar k). The law is exact; the error is that of E_z only.
+    `thresholds` is [samples], or [queries, samples] for the mean over queries with independent samples.
+    Returns two arrays of k's shape (floats for a scalar k). The law is exact; the standard error is that of
+    sampling z alone, not of the queries.
     """
     k, squares = checks.dimensions(k), _squares(thresholds)
     values = np.array([special.gammainc(0.5 * n, 0.5 * squares) for n in k.ravel()])
@@ -213,9 +214,9 @@ def recall_failure(k: ArrayLike, thresholds: ArrayLike) -> tuple[Any, Any]:
 def required_dimension_recall_exact(thresholds: ArrayLike, beta: float = 0.05) -> tuple[float, float]:
     """The real k ≥ 1 with P(R ≥ r) = β by the exact law, and its standard error: the k for recall@r ≥ 1 − β.
 
-    `thresholds` as in `recall_failure`: for several queries it is their mean recall that reaches 1 − β. 1
-    where k = 1 already does, with no error. The error is that of P(R ≥ r) at k over the slope there, and inf
-    where the samples leave P flat at β: too few of them.
+    `thresholds` as in `recall_failure`; for several queries their mean recall reaches 1 − β. If k = 1
+    suffices, the result is (1, 0). The standard error is that of P(R ≥ r) at k divided by the slope there; it
+    is inf if the samples are so few that P is flat at β.
     """
     squares, level = _squares(thresholds), float(checks.probability(beta))
     # Laurent and Massart: P(χ²_k ≤ k − 2√(k t)) ≤ e^{−t}; at this k the largest sample alone gives at most β.
@@ -233,7 +234,7 @@ def required_dimension_recall_exact(thresholds: ArrayLike, beta: float = 0.05) -
 
 
 def quick_required_dimension(thresholds: ArrayLike, beta: float = 0.05) -> float:
-    """k ≈ ½ + Q_{1−β}(T_r)²: the exact law's k with χ_k replaced by its centre √(k − ½). No root to find."""
+    """k ≈ ½ + Q_{1−β}(T_r)²: the exact law's k in closed form, with χ_k replaced by its centre √(k − ½)."""
     quantile = np.quantile(np.sqrt(_squares(thresholds)), 1 - checks.probability(beta))
     return float(0.5 + quantile**2)
 
@@ -260,7 +261,7 @@ def orthogonal_recall_failure(k: float, margins: ArrayLike, r: int) -> float:
 
 
 def _at_least(chances: Array, r: int) -> Array:
-    """P(at least r successes) of independent trials with chances [n, ...]; no cancellation in small tails."""
+    """P(at least r successes) of independent trials with probabilities [n, ...], without cancellation."""
     state = np.zeros((r, *chances.shape[1:]))
     state[0] = 1.0
     reached = np.zeros(chances.shape[1:])
@@ -272,7 +273,7 @@ def _at_least(chances: Array, r: int) -> Array:
 
 
 def _ordered(margins: ArrayLike, r: int) -> tuple[Array, int]:
-    """Margins from the smallest on, and the rank, which must be one of theirs."""
+    """Margins in ascending order, and the rank, which must be at most their number."""
     array = checks.margins(margins, "margins")
     if array.ndim != 1 or array.size == 0:
         raise ValueError(f"margins has shape {array.shape}; allowed: one axis of at least one margin")

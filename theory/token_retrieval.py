@@ -5,8 +5,7 @@ documents one after another; Â_ij = 1 where j is among the k largest of row i o
 of a document uses only its own columns.
 
 Everywhere below: `similarities` P is [n, t], finite; `owners` [t] gives the document 0 … C−1 of each
-column, and every document owns at least one. Readable rather than fast: this is what fast paths are tested
-against.
+column, and every document owns at least one. Readable, not fast: fast paths are tested against it.
 """
 
 import numpy as np
@@ -43,7 +42,7 @@ def xtr_scores(similarities: ArrayLike, owners: ArrayLike, k: int) -> Array:
     """f_XTR = (1/Z) Σ_i max{P_ij : j retrieved} over rows that retrieved a token of the document, [C].
 
     Lee et al. 2023, Eq. 2, with unretrieved similarities at −∞ before the maximum. Z is the number of such
-    rows, clipped to a small number when there is none, where f_XTR = 0. Errors as in `retrieved`.
+    rows. Without any, Z is a small number and f_XTR = 0. Errors as in `retrieved`.
     """
     best, seen = _retrieved_maxima(similarities, owners, k)
     return np.where(seen, best, 0.0).sum(0) / _normaliser(seen)
@@ -60,7 +59,7 @@ def xtr_scores_as_printed(similarities: ArrayLike, owners: ArrayLike, k: int) ->
 
 
 def imputed_similarities(similarities: ArrayLike, k: int) -> Array:
-    """m_i = the k'-th largest similarity of each query token (the last, when the pool is smaller), [n].
+    """m_i = the k'-th largest similarity of each query token, or the smallest of a smaller pool, [n].
 
     Lee et al. 2023, §3.2. Errors as in `retrieved`.
     """
@@ -71,8 +70,8 @@ def imputed_similarities(similarities: ArrayLike, k: int) -> Array:
 def imputed_scores(similarities: ArrayLike, owners: ArrayLike, k: int) -> Array:
     """f_XTR' = (1/n) Σ_i (max over retrieved j of P_ij, or m_i when row i retrieved nothing), [C].
 
-    Lee et al. 2023, Eq. 4, with m_i as in `imputed_similarities`, whatever its sign. Defined for every
-    document; retrieval ranks only candidates (`candidates`). Errors as in `retrieved`.
+    Lee et al. 2023, Eq. 4, with m_i of either sign as in `imputed_similarities`. Defined for every document;
+    retrieval ranks only the `candidates`. Errors as in `retrieved`.
     """
     best, seen = _retrieved_maxima(similarities, owners, k)
     return np.where(seen, best, imputed_similarities(similarities, k)[:, None]).mean(0)
@@ -81,8 +80,8 @@ def imputed_scores(similarities: ArrayLike, owners: ArrayLike, k: int) -> Array:
 def imputed_scores_as_printed(similarities: ArrayLike, owners: ArrayLike, k: int) -> Array:
     """(1/n) Σ_i max_j [Â_ij P_ij + (1 − Â_ij) m_i], [C]: Eq. 4 of Lee et al. 2023 taken literally.
 
-    The same number as `imputed_scores`, since no retrieved similarity is below m_i, and without the condition
-    m_i ≥ 0 that the paper attaches.
+    Equal to `imputed_scores`, because no retrieved similarity is below m_i. The paper's condition m_i ≥ 0 is
+    not needed.
     """
     P, owner = _pool(similarities, owners)
     filled = np.where(retrieved(P, k), P, imputed_similarities(P, k)[:, None])
@@ -111,7 +110,7 @@ def imputation_gap(similarities: ArrayLike, owners: ArrayLike, k: int) -> Array:
 def non_candidate_bound(similarities: ArrayLike, k: int) -> float:
     """(1/n) Σ_i m_i: no document outside the candidates has a larger f_ColBERT. Assumes exact search.
 
-    A candidate whose f_ColBERT reaches this is therefore ahead of everything that was not retrieved.
+    So no document that was not retrieved scores above a candidate whose f_ColBERT reaches this.
     """
     return float(imputed_similarities(similarities, k).mean())
 
@@ -155,9 +154,9 @@ def xtr_gradient(
 def gradient_mass(gradient: ArrayLike, owners: ArrayLike) -> Array:
     """Σ |∂L_CE/∂P_ij| over each document's columns, [C].
 
-    (1−P⁺)/τ for the positive and P⁻/τ for a negative, whatever n or Z: in-batch token retrieval does not push
-    harder on a document of which little was retrieved (as the paper's appendix A may be read), it spreads the
-    same mass over fewer entries. 0 where nothing was retrieved.
+    (1−P⁺)/τ for the positive and P⁻/τ for a negative, for any n and Z; 0 if nothing was retrieved. So
+    in-batch token retrieval does not push harder on a document with few retrieved tokens, as the paper's
+    appendix A may be read: it spreads the same mass over fewer entries.
     """
     P, owner = _pool(gradient, owners)
     return np.asarray(np.bincount(owner, weights=np.abs(P).sum(0)), dtype=np.float64)
@@ -176,8 +175,8 @@ def positive_probability_limit(batch: ArrayLike, temperature: ArrayLike = 1.0) -
 def largest_temperature(batch: ArrayLike, probability: ArrayLike) -> float | Array:
     """τ = 2 / ln((B−1) P/(1−P)), above which cosines cannot give the positive the probability P.
 
-    Inverse of `positive_probability_limit`; +inf where even τ → ∞ leaves P reachable (P ≤ 1/B). B ≥ 2 and
-    P in (0, 1) broadcast; float for scalars.
+    Inverse of `positive_probability_limit`; +inf if P ≤ 1/B, which every τ allows. B ≥ 2 and P in (0, 1)
+    broadcast; float for scalars.
     """
     negatives = checks.whole(batch, "batch", least=2) - 1
     wanted = checks.probability(probability, "probability")
@@ -191,9 +190,9 @@ def level_loss(
 ) -> float | Array:
     """L_CE = ln(1 + (B−1) e^{(f⁻−f⁺)/τ}) when the positive scores f⁺ and the B−1 negatives f⁻ each.
 
-    The failure case of Lee et al. 2023, §3: at f⁺ = .8, f⁻ = .2 the paper has it close to 0, which needs a
-    small τ. All arguments broadcast; float for scalars. ValueError for B < 2, τ ≤ 0 or scores that are not
-    finite.
+    The failure case of Lee et al. 2023, §3: at f⁺ = .8, f⁻ = .2 the paper calls the loss close to 0, which
+    requires a small τ. All arguments broadcast; float for scalars. ValueError for B < 2, τ ≤ 0 or scores that
+    are not finite.
     """
     negatives = checks.whole(batch, "batch", least=2) - 1
     gap = _finite(negative, "negative") - _finite(positive, "positive")
@@ -214,12 +213,11 @@ def scoring_cost(
 
     Lee et al. 2023, appendix B and Table 1, whose settings are the defaults. The paper (consistent=False)
     counts C = nk' candidates with r̄ retrieved tokens for every query token: ColBERT C·n(2m̄d + m̄ + 1),
-    XTR C·n(r̄ + 1). Both cannot hold, because nk' tokens are retrieved in all. Consistent: r̄ tokens a
-    candidate over the whole query make C = nk'/r̄ candidates, and XTR reads r̄ numbers and adds n: C(r̄ +
-    n).
+    XTR C·n(r̄ + 1). Both cannot hold, because only nk' tokens are retrieved. With consistent=True, r̄ tokens
+    per candidate over the whole query give C = nk'/r̄ candidates; XTR reads r̄ numbers and adds n: C(r̄ + n).
 
-    Returns candidates, colbert, xtr (FLOPs), ratio, and gathered_bytes: the float32 vectors that ColBERT
-    loads. ValueError for anything below 1, or fewer than 1 token per candidate.
+    Returns candidates, colbert and xtr (FLOPs), ratio, and gathered_bytes (the float32 vectors that ColBERT
+    loads). ValueError for any argument below 1.
     """
     n = float(checks.whole(query_tokens, "query_tokens"))
     tokens = float(checks.whole(retrieved_tokens, "retrieved_tokens"))

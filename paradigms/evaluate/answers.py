@@ -1,8 +1,8 @@
 """Does a passage contain an answer? The relevance of open-domain question answering.
 
-Karpukhin et al., "Dense Passage Retrieval for Open-Domain Question Answering", EMNLP 2020, and its code: the
-tokens of an answer stand in the passage's text, without its title, one after the other. With a judgement for
-each retrieved passage, top-k retrieval accuracy is Success@k, and everything that measures a run can do so.
+Karpukhin et al., "Dense Passage Retrieval for Open-Domain Question Answering", EMNLP 2020, and its code: a
+passage is relevant if the tokens of an answer are consecutive tokens of its text, the title left out. With a
+judgement for each retrieved passage, top-k retrieval accuracy is Success@k, a measure like any other.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
 def has_answer(text: str, answers: Iterable[str]) -> bool:
     """Whether the tokens of one of the answers are consecutive tokens of the text.
 
-    Both in canonical decomposition (NFD) and lower case. An answer without a token is in no text, though
-    DPR's code finds it in each.
+    Both are compared in canonical decomposition (NFD) and lower case. An answer without tokens is in no text;
+    in DPR's code it is in every text.
     """
     tokens = _spaced(text)
     return any(answer.strip() and answer in tokens for answer in map(_spaced, answers))
@@ -33,8 +33,8 @@ def has_answer(text: str, answers: Iterable[str]) -> bool:
 def with_judgements(split: Split, corpus: Corpus, runs: Iterable[Run]) -> Split:
     """The split with grade 1 for each document of the runs that contains an answer to the query.
 
-    A split without answers is returned as it is: it has its judgements. Where it has both, answers count.
-    Measures that see only what was retrieved (Success@k) are right under these judgements, recall is not.
+    A split without answers is returned unchanged. If it has both answers and judgements, answers count. Only
+    measures of retrieved documents, such as Success@k, are correct under these judgements; recall is not.
     """
     if not split.answers:
         return split
@@ -53,6 +53,6 @@ def with_judgements(split: Split, corpus: Corpus, runs: Iterable[Run]) -> Split:
 
 
 def _spaced(text: str) -> str:
-    """The text's tokens with a space around each: no token holds one, so substrings are runs of tokens."""
+    """The text's tokens with a space around each. No token contains a space, so substrings are token runs."""
     tokens = TOKEN.findall(unicodedata.normalize("NFD", text))
     return f" {' '.join(token.lower() for token in tokens)} "

@@ -24,8 +24,11 @@ READS = {
 
 
 def explain(paradigm: Paradigm, query: str, document: str, pool: Tokens | None = None) -> SystemAlignment:
-    """S, A, Z of `paradigm` for one pair. `pool`: the other candidates, [1, n, i, h], for an A that reads
-    them (XTR); without it the document is its own pool."""
+    """S, A, Z of `paradigm` for one pair.
+
+    pool: the other candidates, [1, n, i, h], for an A that reads them (XTR). Without it the pool is the
+    document alone.
+    """
     documents, queries = paradigm.encode_documents([document]), paradigm.encode_queries([query])
     joined = documents if pool is None else join_documents([documents, pool])
     with torch.inference_mode():
@@ -52,8 +55,8 @@ def explain(paradigm: Paradigm, query: str, document: str, pool: Tokens | None =
 def explain_generative(model: Generative, query: str, position: int) -> list[SystemAlignment]:
     """The exact identity of the decoder for the document at a position of its corpus, one row per token.
 
-    The L·H document tokens that share a place are shown as one: A is the mean of their attention, S what
-    makes S·A their sum. Shown is the document's best name; nothing for a document without one.
+    The L·H document tokens of one place are shown as one: A is the mean of their attention, and S is chosen
+    so that S·A is their sum. The best of the document's names is shown. Without a name the list is empty.
     """
     names = model.names(position)
     if not names:
@@ -87,7 +90,7 @@ def explain_generative(model: Generative, query: str, position: int) -> list[Sys
 
 
 def explain_bm25(bm25: BM25, query: str, document_id: str, document: str) -> SystemAlignment:
-    """BM25 in the same picture: each query word aligned to its first equal word, S its weight in d, Z = 1."""
+    """BM25 as an alignment: each query word aligns to its first equal word, S is its weight in d, Z = 1."""
     query_words, document_words = bm25.terms(query), bm25.terms(document)
     weights = bm25.matrix()[[bm25.ids.index(document_id)]].toarray()[0]
     first = {word: i for i, word in reversed(list(enumerate(document_words)))}
@@ -101,7 +104,7 @@ def explain_bm25(bm25: BM25, query: str, document_id: str, document: str) -> Sys
 
 
 def _labels(paradigm: Paradigm, text: str, side: Side, mask: Tensor) -> list[str]:
-    """The names of the tokens that count."""
+    """The labels of the tokens whose mask is True."""
     return [
         name
         for name, counts in zip(paradigm.encoder.labels(text, side), mask.tolist(), strict=True)

@@ -1,8 +1,8 @@
 """A run and judgements -> one value per judged query and measure, and intervals for their means.
 
-The measures are ir_measures' (nDCG with linear gains and log2 discounts, as in trec_eval and BEIR). What a
-comparison additionally needs is settled here: every judged query counts, ties have one order whichever
-library computes the measure, and intervals come from resampling queries (and training seeds).
+The measures are those of ir_measures (nDCG with linear gains and log2 discounts, as in trec_eval and BEIR).
+On top of them, every judged query counts, ties are ordered in the same way for every measure, and intervals
+come from resampling queries (and training seeds).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ CUTOFFS = (1, 2, 5, 10, 20, 50, 100)
 class PerQuery:
     """measure -> value of each query: `values[measure][x]` belongs to `queries[x]`.
 
-    `missing` counts the queries that the run does not hold (they are scored 0), `without_relevant` the judged
-    queries left out because no document is relevant to them, so that no measure is defined. With `groups`,
-    the group of each query, means are macro-averages: over the groups, of the mean over each one's queries.
+    `missing` counts the queries that are not in the run (they score 0). `without_relevant` counts the judged
+    queries that are left out because no document is relevant to them. `groups` is the group of each query.
+    With groups, means are macro-averages: the mean over groups of the mean over the queries of a group.
     """
 
     queries: list[str]
@@ -41,7 +41,7 @@ class PerQuery:
         return float(self.weighted(measure).mean())
 
     def weighted(self, measure: str) -> Float[np.ndarray, " queries"]:
-        """The values, times queries / (groups · size of the group): their mean is the macro-average."""
+        """The values times queries / (groups · size of the group): their mean is the macro-average."""
         if self.groups is None:
             return self.values[measure]
         _, group, sizes = np.unique(self.groups, return_inverse=True, return_counts=True)
@@ -66,13 +66,16 @@ def per_query(
 ) -> PerQuery:
     """value[measure][q] for each judged query q that has a relevant document, in the order of `judgements`.
 
-    Queries that the run does not hold score 0, and queries that are not judged are ignored. Documents are
-    ordered by descending score, ties by ascending document id: scores are replaced by ranks before
-    ir_measures sees them, because its providers break ties differently from each other and compare scores in
-    single precision. `measures` are ir_measures' names, such as "nDCG@10", "RR@10" (also "MRR@10"), "R@100".
-    groups: query -> group, to average over groups. every: queries without a relevant document count, as 0.
-    Raises ValueError for an unknown measure, a score that is not a number, a query without a group, or no
-    query to measure.
+    Queries that are not in the run score 0; queries that are not judged are ignored. Documents are ordered by
+    descending score, ties by ascending document id. Scores are replaced by ranks before ir_measures reads
+    them, because its providers break ties differently and compare scores in single precision.
+
+    measures: names of ir_measures, such as "nDCG@10", "RR@10" (also "MRR@10"), "R@100".
+    groups: query -> group, to average over groups.
+    every: whether queries without a relevant document count too, with the value 0.
+
+    Raises ValueError for an unknown measure, a score that is NaN, a query without a group, or no query to
+    measure.
     """
     parsed = {name: _parse(name) for name in measures}
     judged = {
@@ -103,9 +106,9 @@ def per_query(
 
 
 def on_split(run: Run, split: Split, measures: Sequence[str] = MEASURES) -> PerQuery:
-    """`per_query` on a split: macro-averaged where it has groups; where it has answers every question counts.
+    """`per_query` on a split, macro-averaged if it has groups.
 
-    A split with answers comes from `answers.with_judgements`.
+    In a split with answers (see `answers.with_judgements`) every question counts.
     """
     return per_query(run, split.judgements, measures, groups=split.groups, every=bool(split.answers))
 
@@ -126,10 +129,11 @@ def bootstrap_interval(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Interval:
-    """Percentile bootstrap interval of mean(values), queries drawn with replacement.
+    """Percentile bootstrap interval of mean(values), with queries drawn with replacement.
 
-    groups: the group of each query. As many queries of each are drawn as it has: the groups are those that
-    there are, and only their queries are a sample. `values` are then `PerQuery.weighted`.
+    groups: the group of each query. Each resample draws as many queries of a group as the group has; the
+    groups themselves are not resampled. `values` are then those of `PerQuery.weighted`.
+
     One query, or equal values, give an interval of width 0. Raises ValueError without values or with NaN.
     """
     return bootstrap_intervals(values[None], groups=groups, level=level, resamples=resamples, seed=seed)[0]
@@ -143,7 +147,7 @@ def bootstrap_intervals(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> list[Interval]:
-    """`bootstrap_interval` of each row; all rows (measures, say) share the same resampled queries."""
+    """`bootstrap_interval` of each row. All rows (such as measures) share the same resampled queries."""
     means = _resampled_means(values, resamples, seed, groups)
     low, high = np.quantile(means, _tails(level), axis=0)
     return [Interval(*map(float, row)) for row in zip(values.mean(axis=1), low, high, strict=True)]
@@ -158,8 +162,8 @@ def seeds_interval(
 ) -> Interval:
     """Percentile bootstrap interval of the mean over training seeds and queries, both drawn with replacement.
 
-    Every drawn seed is measured on the same drawn queries, as in the experiment. Resampling S seeds shows
-    (S - 1)/S of the variance between seeds, so the interval is too narrow for very few of them.
+    In a resample, all drawn seeds are measured on the same drawn queries. Resampling S seeds captures
+    (S - 1)/S of the variance between seeds, so the interval is too narrow for very few seeds.
     """
     seeds = len(values)
     means = _resampled_means(values, resamples, seed)
@@ -179,7 +183,7 @@ def _parse(name: str) -> ir_measures.Measure:
 
 
 def _ranks(query: str, scores: dict[str, float]) -> dict[str, float]:
-    """document -> a score that falls by 1 with the rank: a strict order that single precision keeps."""
+    """document -> a score that falls by 1 with each rank, which single precision represents exactly."""
     for document, score in scores.items():
         if isnan(score):
             raise ValueError(f"the score of document {document!r} for query {query!r} is NaN: it has no rank")
@@ -199,7 +203,7 @@ def _resampled_means(
     seed: int,
     groups: Sequence[str] | None = None,
 ) -> Float[np.ndarray, "resamples rows"]:
-    """Mean of each row over each resample of the queries of each group: counts times values, as a product."""
+    """Mean of each row over each resample, which draws queries within each group."""
     rows, queries = values.shape
     if not rows or not queries:
         raise ValueError(f"no values to resample: shape {values.shape}")

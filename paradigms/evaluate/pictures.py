@@ -1,4 +1,4 @@
-"""Matplotlib pictures of A and of recall, for trackers and PNG files. Nothing here opens a window."""
+"""Matplotlib figures of A and of recall, for trackers and PNG files. No window is opened."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PICTURED = 3  # relevant pairs of a report whose alignments become files
 
 
 def write_pictures(report: Report, folder: Path) -> list[Path]:
-    """recall.png, and alignment_NUMBER_SYSTEM.png for the first relevant pairs; replaces `folder`.
+    """Write recall.png, and alignment_NUMBER_SYSTEM.png for the first relevant pairs; replaces `folder`.
 
-    Of a soft alignment, A alone too: alignment_NUMBER_SYSTEM_weights.png.
+    A soft alignment also gets alignment_NUMBER_SYSTEM_weights.png, which shows A alone.
     """
     figures = {"recall": recall_picture(report.curves, report.curve)}
     for number, example in enumerate([e for e in report.alignments if e.relevant][:PICTURED]):
@@ -41,9 +41,9 @@ def alignment_picture(
 ) -> matplotlib.figure.Figure:
     """Heat map of A ⊙ S (query tokens down, document tokens across) of one system of an example.
 
-    weights: of A alone, as Figure 5 of Wu et al. 2024 (arXiv:2404.00684). Of more than 60 document or 32
-    query tokens only those with the largest sum of absolute values are shown, in their order and without the
-    unused ones, and the picture says so. Save it with `figure.savefig(path)`.
+    weights: draw A alone, as in Figure 5 of Wu et al. 2024 (arXiv:2404.00684). If there are more than 60
+    document or 32 query tokens, only those with the largest sum of absolute values are shown, in their order,
+    and the title says so. Save the figure with `figure.savefig(path)`.
     """
     found = [alignment for alignment in example.systems if alignment.system == system]
     if not found:
@@ -98,7 +98,7 @@ def alignment_picture(
     axes.grid(which="minor", color="0.92", linewidth=0.5)
     axes.tick_params(which="both", length=0)
     axes.spines[:].set_visible(False)
-    drawn = 0.2 * len(columns)  # inches, about: a bar of fixed width beside the cells, however few they are
+    drawn = 0.2 * len(columns)  # width of the cells in inches, so that the colour bar has a fixed width
     place = axes.inset_axes((1 + 0.12 / drawn, 0.1, 0.14 / drawn, 0.8))
     bar = figure.colorbar(image, cax=place)
     bar.set_label("A" if weights else "A ⊙ S", fontsize=8)
@@ -108,7 +108,7 @@ def alignment_picture(
 
 
 def recall_picture(curves: dict[str, dict[int, float]], measure: str = "Recall") -> matplotlib.figure.Figure:
-    """Recall@k, or another measure, over log k, one line a system, labelled at its end."""
+    """Recall@k, or another measure, over log k: one line per system, with its label at the end."""
     from matplotlib.figure import Figure
 
     curves = {system: curve for system, curve in curves.items() if curve}
@@ -155,7 +155,7 @@ def recall_picture(curves: dict[str, dict[int, float]], measure: str = "Recall")
 
 
 def _most_used(use: np.ndarray, most: int) -> np.ndarray:
-    """All positions when they fit; else those of the `most` largest uses above 0, in their order."""
+    """All positions if they fit; else those of the `most` largest nonzero uses, in their order."""
     if len(use) <= most:
         return np.arange(len(use))
     order = np.argsort(-use, kind="stable")[:most]
@@ -163,6 +163,6 @@ def _most_used(use: np.ndarray, most: int) -> np.ndarray:
 
 
 def _shortened(text: str, most: int) -> str:
-    """One line that matplotlib can set: it raises on lone surrogates."""
+    """One line of at most `most` characters, without lone surrogates, on which matplotlib raises."""
     text = " ".join(text.encode("utf-8", errors="replace").decode().split())
     return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,9 +1,8 @@
-"""Results -> one HTML file that needs nothing else: tables, recall curves, costs, and A between tokens.
+"""Results -> one self-contained HTML file: tables, recall curves, costs, and A between tokens.
 
-The page is rendered from plain data (`Report`). The alignment view draws itself in the browser from a JSON
-block, in the words of the formula: a link (i, j, s, a) is one nonzero entry of A with its similarity
-S[i, j] = s, and rel = 1/Z sum of s * a over the links, plus the rest that a decoder's prefix makes. No
-request leaves the page; its content security policy forbids any.
+The page is rendered from plain data (`Report`). The alignment view is drawn in the browser from a JSON block.
+A link (i, j, s, a) is one nonzero entry of A with its similarity S[i, j] = s; rel = 1/Z sum of s * a over the
+links, plus `rest`, the part of a decoder's prefix. The page's content security policy forbids all requests.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import numpy as np
 from paradigms.evaluate.table import ResultTable
 from paradigms.io.files import write_text
 
-# Okabe and Ito's colours, which stay apart in colour-blind eyes, without their yellow, too pale for lines.
+# Okabe and Ito's colours, which colour-blind people can tell apart, without yellow, too pale for lines.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
 DASHES = ("", "7 3", "2 3", "9 3 2 3")
 
@@ -30,7 +29,7 @@ class SystemAlignment:
     """One system's A for one (document, query): what `rel` sums, by token.
 
     `links` holds the nonzero entries of A as (i, j, s, a): document token, query token, S[i, j], A[i, j].
-    `reads` says in a sentence what A may read. A salience, where the system has one, is one weight a token.
+    `reads` describes what A may read. A salience is one weight per token, or None.
     """
 
     system: str
@@ -42,7 +41,7 @@ class SystemAlignment:
     rel: float
     query_salience: list[float] | None = None
     document_salience: list[float] | None = None
-    rest: float = 0.0  # of rel, what no pair of tokens makes: rel = 1/Z sum of s * a + rest
+    rest: float = 0.0  # the part of rel that belongs to no pair: rel = 1/Z sum of s * a + rest
 
 
 @dataclass
@@ -61,9 +60,9 @@ class AlignmentExample:
 class Report:
     """Everything that the page shows, as plain data.
 
-    `curves` maps system -> k -> the measure that `curve` names, at k. Each dict of `costs` is a row (its
-    first key names the system); the columns are all keys in order of appearance. `settings` and `environment`
-    are shown as name and value.
+    `curves` maps system -> k -> the measure `curve` at k. Each dict of `costs` is a row, and its first key
+    names the system; the columns are all keys in order of appearance. `settings` and `environment` are shown
+    as name and value.
     """
 
     title: str
@@ -81,8 +80,8 @@ class Report:
 def write_report(path: str | Path, report: Report) -> None:
     """Render the report to one self-contained HTML file, atomically.
 
-    Raises ValueError for a link to a token that is not there, a salience of the wrong length or a number that
-    is not finite, naming query, document and system.
+    Raises ValueError for a link to a token that does not exist, a salience of the wrong length or a number
+    that is not finite. The message names query, document and system.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -108,7 +107,7 @@ def write_report(path: str | Path, report: Report) -> None:
 
 
 def format_number(value: object) -> str:
-    """A value as people read it: 1,234; 22.7 M beyond a million; fractions to 3 significant digits."""
+    """A readable value: 1,234; 22.7 M from a million on; fractions to 3 significant digits."""
     if value is None:
         return "–"
     if isinstance(value, bool) or not isinstance(value, Real) or not isfinite(value):
@@ -123,9 +122,9 @@ def format_number(value: object) -> str:
 
 
 def spread(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Positions within [low, high] at least `gap` apart, in the same order, nearest to the given in squares.
+    """Positions within [low, high] that are at least `gap` apart and nearest to the given ones in squares.
 
-    More positions than fit between the limits go beyond `high`.
+    The order stays the same. If more positions are given than fit, the last ones lie beyond `high`.
     """
     from scipy.optimize import isotonic_regression
 
@@ -139,7 +138,7 @@ def spread(positions: Sequence[float], gap: float, low: float, high: float) -> l
 
 
 def recall_range(curves: dict[str, dict[int, float]]) -> tuple[float, float]:
-    """The limits of a recall axis: the values, rounded outwards to tenths."""
+    """The limits of a recall axis: the smallest and largest value, rounded outwards to tenths."""
     values = [value for curve in curves.values() for value in curve.values()]
     low = np.floor(min(values) * 10 + 1e-9) / 10
     high = np.ceil(max(values) * 10 - 1e-9) / 10
@@ -147,7 +146,7 @@ def recall_range(curves: dict[str, dict[int, float]]) -> tuple[float, float]:
 
 
 def recall_chart(curves: dict[str, dict[int, float]], width: int = 640, height: int = 330) -> dict:
-    """The geometry of the recall curves in SVG user units: log k to the right, recall upwards."""
+    """The geometry of the recall curves in SVG user units, over log k."""
     left, right, top, bottom = 38, 118, 10, 40
     cutoffs = sorted({k for curve in curves.values() for k in curve})
     low, high = recall_range(curves)

@@ -1,4 +1,4 @@
-"""Is system a better than system b on the same queries? Paired tests, corrected for asking often."""
+"""Is system a better than system b on the same queries? Paired tests, corrected for multiple comparisons."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def paired_test(
 ) -> float:
     """Two-sided p of mean(a - b) = 0, a and b measured on the same queries.
 
-    "permutation" (the randomisation test: Fisher 1935; for retrieval, Smucker et al., CIKM 2007): under the
-    null hypothesis each difference is as likely with either sign. Queries on which the systems tie do not
-    move the statistic and are set aside; when at most `resamples` sign patterns remain, all are counted and
-    p is exact, else p is (1 + as extreme)/(1 + resamples). "t" is Student's paired test. No difference
-    anywhere gives p = 1.
+    method "permutation" is the randomisation test (Fisher 1935; for retrieval, Smucker et al., CIKM 2007):
+    under the null hypothesis each difference is equally likely with either sign. Queries on which the systems
+    tie do not change the statistic and are left out. If at most `resamples` sign patterns remain, all are
+    enumerated and p is exact; else p is (1 + count of patterns as extreme)/(1 + resamples). method "t" is
+    Student's paired test. Without any difference p is 1.
     """
     if a.shape != b.shape:
         raise ValueError(f"a paired test needs the same queries on both sides, not {len(a)} and {len(b)}")
@@ -75,9 +75,9 @@ def paired_test(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p-values that bound the chance of any false rejection in the family (Holm 1979).
+    """Adjusted p-values that control the familywise error rate (Holm 1979), in the order given.
 
-    p~_(r) = max over s <= r of min(1, (m - s + 1) p_(s)), p_(1) <= ... <= p_(m), in the order given.
+    p~_(r) = max over s <= r of min(1, (m - s + 1) p_(s)), with p_(1) <= ... <= p_(m).
     """
     p = np.asarray(p_values, dtype=float)
     if not ((p >= 0) & (p <= 1)).all():
@@ -100,13 +100,13 @@ def compare(
     resamples: int = 9999,
     seed: int = 0,
 ) -> list[Comparison]:
-    """Each system against the baseline on each of `measures`: one `Comparison` per pair.
+    """Compare each system with the baseline on each of `measures`: one `Comparison` per pair.
 
-    The family of Holm's correction is exactly the list returned: all other systems × `measures`. So choose
-    few measures beforehand, and make one call per question. The mark is † where the system is better and ‡
-    where it is worse with an adjusted p below alpha, else empty. Where the queries have groups, differences
-    and tests are those of the macro-averages. Raises ValueError for an unknown baseline
-    or measure, or systems that were not measured on the same queries.
+    The family of Holm's correction is the returned list: all other systems × `measures`. So choose few
+    measures beforehand, and make one call per question. The mark is † if the system is better and ‡ if it is
+    worse, with an adjusted p below alpha; else it is empty. If the queries have groups, differences and tests
+    are those of the macro-averages. Raises ValueError for an unknown baseline or measure, or for systems that
+    were not measured on the same queries.
     """
     if baseline not in systems:
         raise ValueError(f"the baseline {baseline!r} is not among the systems: {', '.join(systems)}")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cell:
-    """Mean over the queries, the limits of its interval, the mark of significance ("" where not tested)."""
+    """Mean over the queries, the limits of its interval, and the mark of significance ("" if not tested)."""
 
     mean: float
     low: float
@@ -40,7 +40,7 @@ class ResultRow:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """Systems × measures of one stage ("retrieve", "rerank"); `note` says how to read intervals and marks."""
+    """Systems × measures of one stage ("retrieve", "rerank"). `note` explains the intervals and marks."""
 
     title: str
     measures: list[str]
@@ -71,7 +71,7 @@ class ResultTable:
         )
 
     def limits(self, measure: str) -> tuple[float, float]:
-        """The lowest and highest limit of a measure's intervals: the scale on which to draw them."""
+        """The lowest and highest limit of a measure's intervals, as the scale of a drawing."""
         cells = [row.cells[measure] for row in self.rows]
         return min(cell.low for cell in cells), max(cell.high for cell in cells)
 
@@ -87,10 +87,10 @@ def result_table(
     level: float = 0.95,
     seed: int = 0,
 ) -> ResultTable:
-    """system -> values per query, as a table: means, intervals, and marks against the baseline.
+    """system -> values per query, as a table of means, intervals, and marks against the baseline.
 
-    Only the `primary` measures are tested, as one family (see `compare`). Without a baseline nothing is. With
-    more than two systems all pairs are tested too, on the first of these measures, as another family.
+    Only the `primary` measures are tested, as one family (see `compare`), and only if there is a baseline.
+    With more than two systems all pairs are tested too, on the first of these measures, as another family.
     """
     if not systems:
         raise ValueError(f"the table {title!r} has no system")
@@ -135,7 +135,7 @@ def result_table(
 
 
 def rich_table(table: ResultTable) -> rich.table.Table:
-    """The table for a terminal; print it with rich's `print` or `Console`."""
+    """The table for a terminal, to be printed with rich's `print` or `Console`."""
     from rich.table import Table
     from rich.text import Text
 
@@ -199,7 +199,7 @@ def markdown_table(table: ResultTable) -> str:
 
 
 def csv_table(table: ResultTable) -> str:
-    """The table in CSV, one line per system and measure, values unrounded; p only where tested."""
+    """The table in CSV, one line per system and measure, with unrounded values. p is empty if not tested."""
     tests = {(row.system, row.measure): row for row in table.comparisons}
     lines: list[list[object]] = []
     for row in table.rows:
@@ -214,7 +214,7 @@ def csv_table(table: ResultTable) -> str:
 
 
 def write_per_query(path: str | Path, stages: Mapping[str, Mapping[str, PerQuery]]) -> None:
-    """stage -> system -> values, to CSV with the columns system, stage, query, measure, value; atomic."""
+    """stage -> system -> values as a CSV file with the columns system, stage, query, measure, value."""
     lines: list[list[object]] = [
         [system, stage, query, measure, value]
         for stage, systems in stages.items()
@@ -235,5 +235,5 @@ def _csv(header: list[str], lines: list[list[object]]) -> str:
 
 
 def _escape(text: str) -> str:
-    """Text that Markdown shows as it is, in one cell of a table."""
+    """Escape text for one cell of a Markdown table."""
     return re.sub(r"([\\|*_`\[\]]|<(?=[a-zA-Z/!?]))", r"\\\1", " ".join(text.split()))

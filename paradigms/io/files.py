@@ -1,6 +1,6 @@
-"""Outputs that appear complete or not at all: written under a name of their own, then moved into place.
+"""Outputs that appear complete or not at all: written under a temporary name, then moved into place.
 
-The bottom of the import order: this module imports nothing else of the project.
+This module imports nothing else of the project.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
-OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)  # a folder with content, or a file, stands there
+OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)  # the target is a folder with content, or a file
 
 
 @contextmanager
 def atomic_text(path: str | Path, errors: str = "strict", durable: bool = False) -> Iterator[IO[str]]:
-    """Write a UTF-8 text file (gzipped when named .gz) that takes its name only once it is complete.
+    """Write a UTF-8 text file (gzipped if its name ends in .gz) that gets its name once it is complete.
 
     The same text always gives the same bytes: gzip's time stamp and file name are left out. Parent folders
-    are made. `errors="replace"` writes "?" for what UTF-8 cannot hold (lone surrogates of broken input).
-    `durable` waits until the disk holds it, so that a loss of power leaves the old file or the new one.
+    are created. `errors="replace"` writes "?" for lone surrogates of broken input, which UTF-8 cannot encode.
+    `durable` waits until the file is on disk, so that a power failure leaves the old file or the new one.
     """
     target = Path(os.path.realpath(path))  # a link stays a link, and what it points to is replaced
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -67,14 +67,14 @@ def write_json(path: str | Path, value: Any, durable: bool = False) -> None:
 
 @contextmanager
 def atomic_folder(path: str | Path, marks: Collection[str] | None, durable: bool = False) -> Iterator[Path]:
-    """A folder to fill that takes the place of `path` if the body ends without error.
+    """A folder to fill, which replaces `path` if the body ends without error.
 
-    FileExistsError where that would replace what this writer has not written: see `check_marked`. marks =
-    None replaces whatever is there, for places within a folder of one's own.
+    Raises FileExistsError if `path` is a folder without one of the files `marks` (see `check_marked`). marks
+    = None replaces any content, for places within a folder of one's own.
 
-    Of several writers the last one to end wins. A writer that is killed leaves at most a hidden folder beside
-    `path`, which the next writer removes; killed between the two renames that replace a folder, it leaves the
-    old one in there, and `settle` puts it back. `durable` waits until the disk holds the folder.
+    Of several writers the last one to end wins. A killed writer leaves at most a hidden folder beside `path`,
+    which the next writer removes. If it is killed between the two renames that replace a folder, the hidden
+    folder holds the old one, and `settle` puts it back. `durable` waits until the folder is on disk.
     """
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ def atomic_folder(path: str | Path, marks: Collection[str] | None, durable: bool
 
 
 def check_marked(folder: Path, marks: Collection[str]) -> None:
-    """FileExistsError where something is there that is neither empty nor a folder with one of these files."""
+    """FileExistsError if `folder` is a file, or is not empty and holds none of the files `marks`."""
     held: set[str] = set()
     with suppress(FileNotFoundError, NotADirectoryError):  # another writer is replacing it
         while True:
@@ -123,7 +123,7 @@ def check_marked(folder: Path, marks: Collection[str]) -> None:
                 break
     if held and not held & set(marks):
         raise FileExistsError(
-            f"{folder} would be replaced, and is none that was written so: it holds {min(held)}, and no "
+            f"{folder} would be replaced, but was not written by this program: it holds {min(held)}, and no "
             f"{' or '.join(marks)}. Choose another folder"
         )
     if folder.is_file():
@@ -131,7 +131,7 @@ def check_marked(folder: Path, marks: Collection[str]) -> None:
 
 
 def flush(path: Path) -> None:
-    """Wait until the disk holds a file's content, or a folder's names."""
+    """Wait until a file's content, or a folder's names, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -140,9 +140,9 @@ def flush(path: Path) -> None:
 
 
 def settle(path: str | Path) -> None:
-    """Put back a folder whose replacement was interrupted after it was moved away; else change nothing.
+    """Put back a folder that an interrupted replacement had moved away; else change nothing.
 
-    Readers call this before they open what `atomic_folder` wrote.
+    Call this before opening a folder that `atomic_folder` wrote.
     """
     target = Path(os.path.realpath(path))
     for old in _leftovers(target, "old.*"):
@@ -156,7 +156,7 @@ def settle(path: str | Path) -> None:
 
 
 def sweep(folder: str | Path) -> None:
-    """`settle` every folder in here, and remove what killed writers of any of them left behind."""
+    """`settle` every folder in `folder`, and remove what killed writers left behind."""
     for work in Path(os.path.realpath(folder)).glob(".*.????????.partial"):
         if work.is_dir():
             target = work.with_name(work.name[1:].rsplit(".", 2)[0])
@@ -170,13 +170,13 @@ def _token() -> str:
 
 
 def _leftovers(target: Path, what: str) -> list[Path]:
-    """The entries `what` in the hidden folders that writers of `target`, alive or not, made."""
+    """The entries `what` in the hidden folders of all writers of `target`, alive or killed."""
     hidden = target.with_name(f".{target.name}.")
     return [Path(found) for found in glob.glob(f"{glob.escape(str(hidden))}????????.partial/{what}")]
 
 
 def _sweep(target: Path) -> None:
-    """Remove what killed writers of `target` left behind: folders with content that no process has locked."""
+    """Remove what killed writers of `target` left behind: hidden folders that no process has locked."""
     for work in {entry.parent for entry in _leftovers(target, "*")}:
         try:
             lock = os.open(work, os.O_RDONLY)

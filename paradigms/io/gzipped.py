@@ -1,4 +1,4 @@
-"""Reading files that are plain or gzipped by their name."""
+"""Read files that are plain, or gzipped if their name ends in .gz."""
 
 import gzip
 import io
@@ -17,9 +17,9 @@ def open_binary(path: str | Path) -> io.BufferedIOBase:
 
 
 def numbered_lines(path: str | Path) -> Iterator[tuple[int, str]]:
-    """The lines of a UTF-8 text file with their numbers from 1, blank ones left out.
+    """The lines of a UTF-8 text file, numbered from 1, without blank ones.
 
-    ValueError names the file and the line that is not UTF-8, or the line after which a .gz breaks off.
+    ValueError names the file and the line that is not UTF-8, or the line after which a .gz ends too early.
     """
     number = 0
     with open_binary(path) as stream:

@@ -1,4 +1,4 @@
-"""One look for every progress bar: description, bar, count, time left; silent where it is not wanted."""
+"""One style for all progress bars: description, bar, count, time left."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 
 class _Silent(Progress):
-    """Shows nothing and counts nothing: a search of a millisecond has no time for it."""
+    """Shows and counts nothing, so that it costs a search of a millisecond no time."""
 
     def __enter__(self) -> _Silent:
         return self
@@ -35,7 +35,7 @@ _SILENT = _Silent(disable=True)
 
 
 def progress_bar(shown: bool = True) -> Progress:
-    """A rich progress display, to be used as a context manager; on stderr, so that output can be piped."""
+    """A rich progress display, used as a context manager. It writes to stderr, so output can be piped."""
     if not shown:
         return _SILENT
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
