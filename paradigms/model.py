@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from paradigms.align import ALIGNMENTS, NORMALISERS
 from paradigms.core import Interaction, Tokens, interact, rel
 from paradigms.encoder.published import as_published
 from paradigms.encoder.text import (
