@@ -7,6 +7,7 @@ to one results folder; an interrupted run goes on where it was, a finished one o
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -47,6 +48,9 @@ class Settings:
     learning_rate: float = 3e-5
     head_learning_rate: float = 3e-4
     """of projections and salience heads, which start untrained"""
+    trained_layers: int = 2
+    """upper layers of the encoder that are trained; those below are frozen, run once over all texts and are
+    shared by all paradigms. 0: all"""
     generative_steps: int = 3000
     """optimizer steps of generative paradigms, which learn the corpus by heart"""
     generative_batch_size: int = 64
@@ -62,9 +66,11 @@ class Settings:
     depth: int = 100
     """documents retrieved per query, and BM25 candidates per query in rerank mode"""
     evaluate_every: int = 30
-    """steps between dev measures, which choose the checkpoint; the untrained encoder is measured too"""
-    dev_queries: int = 32
-    """dev queries of that measure: nDCG@10 of reranking BM25's first 10 documents and the relevant ones"""
+    """steps between dev measures: the last state is kept, or an earlier one (the untrained encoder, too) that is
+    better by more than the measure's standard error"""
+    dev_queries: int = 256
+    """dev queries of that measure, drawn by a hash where there are more: nDCG@10 of reranking BM25's first 10
+    documents and the relevant ones"""
     baseline: str = "bm25"
     """the system that the others are tested against"""
     seed: int = 0
@@ -107,7 +113,7 @@ from accelerate import Accelerator
 from encode import open_encoded
 from rich.console import Console
 from studies.alignment_view import align_query, chosen_queries
-from studies.systems import searcher, trained, training_settings
+from studies.systems import STATES, searcher, trained, training_settings
 
 from paradigms import GENERATIVE, PARADIGMS, Paradigm
 from paradigms.baselines.bm25 import BM25
@@ -196,6 +202,7 @@ def main(settings: Settings) -> None:
         except (ValueError, OSError, FloatingPointError) as error:
             raise SystemExit(f"{name}: {error}") from error
     if accelerator.is_main_process:
+        shutil.rmtree(folder / STATES, ignore_errors=True)
         seconds = time.perf_counter() - began
         report = make_report(data, settings, folder, environment(accelerator), seconds, resumed)
         show(report, folder, accelerator, console)

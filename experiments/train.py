@@ -67,6 +67,9 @@ class Settings:
     learning_rate: float = 2e-5
     head_learning_rate: float = 2e-4
     """of projections and salience heads, which start untrained"""
+    trained_layers: int = 0
+    """upper layers of the encoder that are trained; those below are frozen, and run once over the texts. 0: all.
+    Not for generative paradigms"""
     weight_decay: float = 0.01
     warmup: float = 0.1
     """share of the steps over which the rate rises"""

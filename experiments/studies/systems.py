@@ -13,11 +13,14 @@ from rich.console import Console
 
 from paradigms import GENERATIVE, PARADIGMS, CrossAttention, Generative, Paradigm, load
 from paradigms.data import Corpus, Run
+from paradigms.encoder.text import Side
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.index import INDEXES
 from paradigms.index.base import TokenIndex
-from paradigms.train.job import OPTIONS, fit, fit_generative, t5_folder
+from paradigms.train.job import OPTIONS, fit, fit_generative, keep_states, t5_folder
 from paradigms.train.loop import TrainingSettings
+
+STATES = "states"  # folder of a run, while it lasts, of what the frozen layers of its encoders give
 
 if TYPE_CHECKING:
     from compare import Data, Settings
@@ -89,6 +92,11 @@ def trained(
             console,
         )
     paradigm = PARADIGMS[name](settings.backbone, **lengths | OPTIONS.get(name, {})).to(accelerator.device)
+    states, layers = folder.parents[1] / STATES, settings.trained_layers
+    if layers:
+        queries = [text for split in (*splits, data.test) for text in split.queries.values()]
+        texts: dict[Side, Any] = {"query": queries, "document": data.collection.corpus}
+        keep_states(paradigm, layers, states, texts, accelerator)
     if not settings.steps:
         return paradigm
     return fit(
@@ -101,6 +109,7 @@ def trained(
         training,
         folder,
         accelerator,
+        states=states,
     )
 
 
@@ -119,6 +128,7 @@ def training_settings(name: str, settings: Settings) -> TrainingSettings:
         batch_size=settings.batch_size,
         learning_rate=settings.learning_rate,
         head_learning_rate=settings.head_learning_rate,
+        trained_layers=settings.trained_layers,
         evaluate_every=settings.evaluate_every,
         seed=settings.seed,
     )
