@@ -7,8 +7,8 @@ Attention: torch's fused attention on CPUs knows no dropout, and what takes its 
 l × l a head. Here they live for a few texts at a time, in the cache, and are computed again for the gradient,
 as in FlashAttention (Dao et al. 2022, arXiv:2205.14135, §3.1).
 
-Products: PyTorch gives float32 products on x86 to MKL, which on AMD processors with AVX-512 uses half of their
-width: 95 GFLOP/s on a core where oneDNN, which PyTorch brings along, reaches 200 (torch 2.13, Zen 5).
+Products: PyTorch gives float32 products on x86 to MKL, which on AMD processors with AVX-512 uses half of
+their width: 95 GFLOP/s on a core where oneDNN, which PyTorch brings along, reaches 200 (torch 2.13, Zen 5).
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ def fast_cpu(model: nn.Module) -> Iterator[None]:
     if _onednn_is_faster():
         forwards[nn.Linear] = linear
     changed = [layer for layer in model.modules() if type(layer) in forwards and "forward" not in vars(layer)]
-    attending = []
+    attending: list[Any] = []
     try:
         for layer in changed:
-            layer.forward = partial(forwards[type(layer)], layer)  # type: ignore[method-assign]
-        for module in model.modules():
-            if isinstance(module, PreTrainedModel) and module.config._attn_implementation == "sdpa":
-                if module._can_set_attn_implementation():
-                    module.set_attn_implementation(NAME)
-                    attending.append(module)
+            layer.forward = partial(forwards[type(layer)], layer)
+        found: list[Any] = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+        for module in found:  # asked one by one, as a model sets those within it, too
+            if module.config._attn_implementation == "sdpa" and module._can_set_attn_implementation():
+                module.set_attn_implementation(NAME)
+                attending.append(module)
         yield
     finally:
         for layer in changed:

@@ -1,6 +1,7 @@
 """hidden = upper(lower(text)): layers that are not trained run once a text, and what they gave is kept.
 
-`Split` cuts a backbone in two, `LowerStates` keeps on disk what the lower part gives, in float16, by token ids.
+`Split` cuts a backbone in two; `LowerStates` keeps on disk what its lower part gives, in float16, by token
+ids.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Split:
             p.requires_grad_(True)
 
     def lower(self, batch: Batch) -> Float[Tensor, "x l w"]:
-        """The states that enter the upper layers, where they are kept from there; rounded as they are kept."""
+        """The states that enter the upper layers, from the store if there is one, and rounded as in it."""
         if self.store is None or batch.types is not None:
             return self.compute(batch)
         return self.store.find(batch, lambda missing: self.compute(missing).half())

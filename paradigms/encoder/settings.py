@@ -40,7 +40,6 @@ class EncoderSettings:
     query_ratio: float = 0.5  # α^q: share of query tokens that the gate has room for
     document_ratio: float = 0.4  # α^d
     eps: float = 0.002  # ε of the entropic gate
-    eps_start: float | None = None  # where training starts, to end at eps by equal factors; None = eps
     iterations: int | None = None  # its Eq. 5 steps; None = exact
     lora_rank: int = 0  # > 0 trains low-rank adapters in place of the encoder's weights
     lora_targets: str = "all-linear"  # or a regular expression that names of adapted modules match whole
@@ -69,9 +68,8 @@ class EncoderSettings:
         for name in ("query_ratio", "document_ratio"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}")
-        for name in ("eps", "eps_start"):
-            if getattr(self, name) is not None and getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.eps <= 0:
+            raise ValueError(f"eps must be positive, got {self.eps}")
         if not self.lora_rank and (self.dora or self.lora_targets != "all-linear"):
             raise ValueError("dora and lora_targets are settings of adapters: set lora_rank above 0")
         if self.salience_l1 and self.salience == "none":

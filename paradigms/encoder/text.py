@@ -94,7 +94,6 @@ class TextEncoder(Encoder):
         super().__init__()
         self.settings = settings
         self.tokens = TOKENS  # of one pass at most, by kind of device
-        self.trained = 1.0  # share of the training's steps that are done, as the training loop sets it
         self.split: Split | None = None  # of a backbone of which some layers alone are trained: `freeze`
         backbone = offline_encoder() if backbone == "offline" else backbone
         self.backbone: Any = load_backbone(backbone)
@@ -299,10 +298,7 @@ class TextEncoder(Encoder):
         budget = token_budget(s.query_ratio if side == "query" else s.document_ratio, counts)
         if s.salience == "hard":
             return scores * hard_topk(scores, budget, counts)
-        eps = s.eps
-        if self.training and s.eps_start is not None:
-            eps = s.eps_start ** (1 - self.trained) * s.eps**self.trained
-        return scores * entropic_topk(scores, budget, eps, counts, s.iterations)
+        return scores * entropic_topk(scores, budget, s.eps, counts, s.iterations)
 
     def _ids_of(self, characters: str) -> list[int]:
         if self.settings.skip_exact:

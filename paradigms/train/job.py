@@ -54,6 +54,9 @@ Encoded = TypeVar("Encoded", Paradigm, CrossAttention)
 OPTIONS: dict[str, dict[str, Any]] = {
     "dpr": {"pooling": "mean"},
     "me_bert": {"pooling": "mean", "first": 8},
+    # The paper's ε = .002 gives gradients of norm 30 to 90, clipped at 1. After 30 steps dev nDCG@10 is
+    # .825 with it, .835 with .2, .829 untrained; ε falling from .2 to .002: .809 (standard error .017).
+    "aligner": {"eps": 0.2},
     "coil": {"pooling": "mean", "pooled_dim": 384},
 }
 DEV_DEPTH = 10  # first documents of the dev queries' run that the dev measure reranks
