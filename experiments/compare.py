@@ -113,7 +113,7 @@ from accelerate import Accelerator
 from encode import open_encoded
 from rich.console import Console
 from studies.alignment_view import align_query, chosen_queries
-from studies.systems import STATES, searcher, trained, training_settings
+from studies.systems import searcher, trained, training_settings
 
 from paradigms import GENERATIVE, PARADIGMS, Paradigm
 from paradigms.baselines.bm25 import BM25
@@ -140,6 +140,7 @@ from paradigms.train.job import (
     DEV_DEPTH,
     NEGATIVES_DEPTH,
     OPTIONS,
+    STATES,
     begin,
     environment,
     keep_settings,

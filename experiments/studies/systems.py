@@ -17,10 +17,8 @@ from paradigms.encoder.text import Side
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.index import INDEXES
 from paradigms.index.base import TokenIndex
-from paradigms.train.job import OPTIONS, fit, fit_generative, keep_states, t5_folder
+from paradigms.train.job import OPTIONS, STATES, fit, fit_generative, keep_states, t5_folder
 from paradigms.train.loop import TrainingSettings
-
-STATES = "states"  # folder of a run, while it lasts, of what the frozen layers of its encoders give
 
 if TYPE_CHECKING:
     from compare import Data, Settings

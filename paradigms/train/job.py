@@ -66,7 +66,8 @@ NEGATIVES_DEPTH = 100  # first documents of the training queries' run that hard 
 PASSAGES, PASSAGE_WORDS = 24, 12
 SPANS = 3  # of each document whose text is its name
 
-BEFORE_RESULTS = {"config.json", "environment.json", "wandb"}  # what a run that failed at once leaves
+STATES = "states"  # folder, for as long as a run lasts, of what the frozen layers of its encoders give
+BEFORE_RESULTS = {"config.json", "environment.json", "wandb", STATES}  # what a run that failed at once leaves
 
 
 def begin(settings: Any) -> tuple[Accelerator, Console]:
@@ -177,7 +178,7 @@ def fit(
         accelerator.print(problems or "No hard negative scores as high as a relevant document.")
     objective = _objective(paradigm, corpus, examples, training)
     dev = _dev(collection, dev_split, dev_run, dev_queries, accelerator)
-    layers, own = training.trained_layers, states or folder / "states"
+    layers, own = training.trained_layers, states or folder / STATES
     if layers and isinstance(paradigm, Paradigm):
         keep_states(paradigm, layers, own, _texts(corpus, examples, dev, training, accelerator), accelerator)
     trained = train(paradigm, objective, training, folder, accelerator=accelerator, dev=dev)

@@ -63,10 +63,7 @@ def test_values_and_gradients_are_those_of_the_whole_backbone_with_frozen_layers
     for encoder in (whole, split):
         for name, p in encoder.named_parameters():
             p.requires_grad_(name in names)
-        for module in encoder.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-        out = vectors(encoder.train(), TEXTS + OTHERS)  # of OTHERS nothing is kept
+        out = vectors(encoder.eval(), TEXTS + OTHERS)  # of OTHERS nothing is kept
         (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
         grads = {n: p.grad for n, p in encoder.named_parameters() if p.grad is not None}
         found.append((out, grads))
