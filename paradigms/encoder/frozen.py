@@ -147,7 +147,7 @@ class LowerStates:
         Which texts are computed together depends on the texts alone. Every process calls this, waits for the
         others, and then calls `open`. ValueError for states beyond what float16 holds.
         """
-        with progress_bar(progress) as bar:
+        with progress_bar(progress and bool(texts)) as bar:
             starts = range(0, len(texts), SHARD)
             for number, start in enumerate(bar.track(starts, description="frozen layers")):
                 batch = tokenize(texts[start : start + SHARD])

@@ -211,7 +211,7 @@ def keep_states(
         with autocast(accelerator.device, accelerator.mixed_precision):
             store = tower.keep_states(folder)
             store.add(
-                texts.get(side, []),
+                texts.get(side, ()),
                 partial(tower.tokenize, side=side),
                 tower.split.compute,
                 process=accelerator.process_index,

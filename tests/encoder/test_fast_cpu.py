@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -254,12 +253,12 @@ def test_the_rest_is_torchs_own(monkeypatch: pytest.MonkeyPatch, case: str) -> N
 
 
 @pytest.fixture
-def faster(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def faster(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """oneDNN wherever the layer allows it, on any processor; the list notes each product that it makes."""
     made: list[str] = []
     product = module._product
     monkeypatch.setattr(
-        linear, "_product", lambda x, *more: (made.append(str(x.dtype)), product(x, *more))[1]
+        module, "_product", lambda x, *more: (made.append(str(x.dtype)), product(x, *more))[1]
     )
     return made
 
