@@ -218,7 +218,8 @@ def announce(settings: Settings, finished: list[str], documents: int, queries: i
             pair, document, query = GENERATOR if name in GENERATIVE else ENCODER
             training = training_settings(name, settings)
             pairs = 0 if name in settings.load else training.steps * training.batch_size
-            seconds += pair * pairs + document * documents * (name not in settings.indexes) + query * queries
+            own = pair * pairs + document * documents * (name not in settings.indexes) + query * queries
+            seconds += own / 2 if settings.trained_layers and name not in GENERATIVE else own
     console.print(
         f"BM25 and {', '.join(settings.paradigms)} on {documents:,} documents of {settings.collection}. "
         f"Training: {settings.steps:,} steps of {settings.batch_size} queries, generative ones "

@@ -158,6 +158,8 @@ def fit(
     queries the last state is the result. Cross-attention needs negatives.
     teacher: whose scores `training.distillation` learns. suspects: hard negatives to leave out; how many
     these are is told.
+    states: folder that `keep_states` filled with what frozen layers give, for other paradigms and for
+    encoding, until the caller deletes it; without it, one in `folder` is made for this training alone.
     """
     if (teacher is None) != (training.distillation is None):
         raise ValueError("a distillation needs a teacher, and a teacher a distillation: give both or neither")
@@ -178,9 +180,10 @@ def fit(
         accelerator.print(problems or "No hard negative scores as high as a relevant document.")
     objective = _objective(paradigm, corpus, examples, training)
     dev = _dev(collection, dev_split, dev_run, dev_queries, accelerator)
-    layers, own = training.trained_layers, states or folder / STATES
+    layers, own = training.trained_layers, folder / STATES
     if layers and isinstance(paradigm, Paradigm):
-        keep_states(paradigm, layers, own, _texts(corpus, examples, dev, training, accelerator), accelerator)
+        texts = {} if states else _texts(corpus, examples, dev, training, accelerator)
+        keep_states(paradigm, layers, states or own, texts, accelerator)
     trained = train(paradigm, objective, training, folder, accelerator=accelerator, dev=dev)
     trained = trained.to(accelerator.device)
     if layers and states is not None and isinstance(trained, Paradigm):

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from paradigms import PARADIGMS, Paradigm
 from paradigms.core import rel
 from paradigms.data import Collection, Corpus, Problems, Run, Split
+from paradigms.encoder.text import Side
 from paradigms.index import ExactIndex
 from paradigms.index.weights import weights_checksum
 from paradigms.train import job, loop
@@ -365,6 +366,9 @@ def test_frozen_layers_stay_and_their_states_are_kept_for_those_who_ask(
         paradigm, folder = build(tiny_bert), tmp_path / name
         before = {name: weight.clone() for name, weight in paradigm.state_dict().items()}
         splits, given = (judged, judged), (run, run)
+        if states is not None:
+            texts: dict[Side, list[str]] = {"document": list(CORPUS), "query": list(queries.values())}
+            job.keep_states(paradigm, 1, states, texts, Accelerator(cpu=True))
         trained = job.fit(
             paradigm, collection, splits, given, 0, 16, settings, folder, Accelerator(cpu=True), states=states
         )
