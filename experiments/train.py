@@ -64,9 +64,12 @@ class Settings:
     """that the teacher's scores are divided by; the paradigm's are by `temperature`"""
     generated: str = ""
     """of a generative paradigm: JSON lines {"document": id, "query": text} that a query generator wrote"""
-    learning_rate: float = 2e-5
-    head_learning_rate: float = 2e-4
+    learning_rate: float = 1e-4
+    head_learning_rate: float = 1e-3
     """of projections and salience heads, which start untrained"""
+    trained_layers: int = 0
+    """upper layers of the encoder that are trained; those below are frozen, and run once over all texts.
+    0: all of them. Not for generative paradigms"""
     warmup: float = 0.1
     """share of the steps over which the rate rises"""
     recompute: bool = False

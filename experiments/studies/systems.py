@@ -16,11 +16,12 @@ from studies.shared_settings import System
 from paradigms import GENERATIVE, PARADIGMS, CrossAttention, Generative, Paradigm, load
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Corpus, Run, Split
+from paradigms.encoder.text import Side
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.settings import TRAINING
 from paradigms.index import INDEXES
 from paradigms.index.base import TokenIndex
-from paradigms.train.job import fit, fit_generative, t5_folder
+from paradigms.train.job import STATES, fit, fit_generative, keep_states, t5_folder
 from paradigms.train.loop import TrainingSettings
 
 
@@ -118,6 +119,11 @@ def trained(
             console,
         )
     paradigm = PARADIGMS[name](system.backbone or settings.backbone, **options).to(accelerator.device)
+    states, layers = folder.parents[1] / STATES, training.trained_layers if training else 0
+    if layers:
+        queries = [text for split in (*splits, data.test) for text in split.queries.values()]
+        texts: dict[Side, Any] = {"query": queries, "document": data.collection.corpus}
+        keep_states(paradigm, layers, states, texts, accelerator)
     if training is None:
         return paradigm
     return fit(
@@ -130,6 +136,7 @@ def trained(
         training,
         folder,
         accelerator,
+        states=states,
     )
 
 

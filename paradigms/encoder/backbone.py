@@ -15,10 +15,6 @@ from safetensors.torch import load_file
 from tokenizers import decoders, models
 from torch import Tensor, nn
 
-from paradigms.encoder.attention import with_lean_attention
-from paradigms.encoder.dropout import with_bit_dropout
-from paradigms.encoder.linear import with_fast_linear
-
 BYTES = {f"<0x{byte:02X}>" for byte in range(256)}  # as SentencePiece names the pieces that stand for a byte
 
 
@@ -56,7 +52,7 @@ def load_backbone(name: str | Path) -> Any:
         )
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
-    return _fast_on_processors(model)
+    return model
 
 
 def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
@@ -116,11 +112,7 @@ def load_seq2seq(name: str | Path) -> Any:
         raise ValueError(
             f"{name} lacks weights of {type(model).__name__}, as {missing[0]}: they would be random"
         )
-    return _fast_on_processors(model)
-
-
-def _fast_on_processors(model: Any) -> Any:
-    return with_lean_attention(with_bit_dropout(with_fast_linear(model)))
+    return model
 
 
 def load_heads(module: nn.Module, expected: Mapping[str, Tensor], file: Path) -> None:

@@ -42,6 +42,16 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         return self.map(lambda t: t.to(device))
 
+    def inputs(self) -> dict[str, Tensor]:
+        """What a backbone of transformers reads, by its names."""
+        types = {} if self.types is None else {"token_type_ids": self.types}
+        return {"input_ids": self.input_ids, "attention_mask": self.attention_mask} | types
+
+    def lengths(self) -> list[int]:
+        """Of each text one more than the place of its last token that is attended to, or counts."""
+        used = self.attention_mask.bool() | self.counts
+        return (used * torch.arange(1, used.shape[1] + 1, device=used.device)).amax(1).tolist()
+
     def some(self, places: Int[Tensor, " y"], width: int) -> Batch:
         """The texts in some places, cut to `width` tokens."""
         return self.map(lambda t: t[places, :width])
@@ -83,16 +93,15 @@ def in_parts(
     cached = rows < len(batch)
     if not cached and (tokens is None or batch.input_ids.numel() <= tokens):
         return encode(batch)
-    used = batch.attention_mask.bool() | batch.counts
-    lengths = (used * torch.arange(1, used.shape[1] + 1, device=used.device)).amax(1).tolist()
+    lengths = batch.lengths()
     parts = by_length(lengths, tokens, rows)
     found, left = [], len(batch)
     for part in parts:
-        places, width = torch.tensor(part, device=used.device), max(1, lengths[part[0]])
+        places, width = torch.tensor(part, device=batch.counts.device), max(1, lengths[part[0]])
         texts = batch.some(places, width)
         found.append(_cached(encode, texts) if cached and left > rows else encode(texts))
         left -= len(part)
-    order = torch.tensor([place for part in parts for place in part], device=used.device)
+    order = torch.tensor([place for part in parts for place in part], device=batch.counts.device)
     joined = (join_documents if axis == 1 else join_queries)(found)
     return joined.map(lambda t: t.index_select(axis, order.argsort()))
 

@@ -29,6 +29,7 @@ from paradigms.encoder.backbone import (
     quiet,
 )
 from paradigms.encoder.batches import Batch, in_parts, keep_freed_memory
+from paradigms.encoder.frozen import LowerStates, Split
 from paradigms.encoder.settings import SIDES, EncoderSettings, Side
 from paradigms.io.files import write_json
 from paradigms.io.typed import read_settings, require
@@ -94,6 +95,7 @@ class TextEncoder(Encoder):
         own = (name for name, kind in ENCODERS.items() if kind is type(self))
         self.settings = settings = replace(settings, encoder=next(own, type(self).__name__))
         self.tokens = TOKENS  # of one pass at most, by kind of device
+        self.split: Split | None = None  # of a backbone of which some layers alone are trained: `freeze`
         backbone = offline_encoder() if backbone == "offline" else backbone
         self.backbone: Any = load_backbone(backbone)
         self.tokenizer = load_tokenizer(backbone, self.backbone.config.vocab_size)
@@ -189,10 +191,10 @@ class TextEncoder(Encoder):
         return in_parts(partial(self._together, side=side), batch, axis, tokens=tokens, rows=chunk or None)
 
     def _together(self, batch: Batch, side: Side) -> Tokens:
-        types = {} if batch.types is None else {"token_type_ids": batch.types}
-        hidden = self.backbone(
-            batch.input_ids, attention_mask=batch.attention_mask, **types
-        ).last_hidden_state
+        if self.split is None:
+            hidden = self.backbone(**batch.inputs()).last_hidden_state
+        else:
+            hidden = self.split.upper(self.split.lower(batch), batch)
         pooled = self._pool(hidden, batch.attention_mask)
         counts, ids = batch.counts.any(-1, keepdim=True), None
         if self._vectors(side) == "pooled":
@@ -206,6 +208,30 @@ class TextEncoder(Encoder):
         places = [None if t is None else t.unsqueeze(axis) for t in (ids, salience)]
         tokens = Tokens(vectors.unsqueeze(axis), counts.unsqueeze(axis), *places)
         return self._join_pooled(pooled.unsqueeze(axis), tokens) if self._pooled_tokens else tokens
+
+    # --- layers that are not trained ----------------------------------------------------------------
+
+    def freeze(self, trained_layers: int) -> None:
+        """Train the heads and the `trained_layers` upper layers alone, the rest without dropout; 0 = all.
+
+        ValueError where the backbone has fewer layers, or its layers cannot be split (`frozen.Split`).
+        """
+        if trained_layers == (self.split.trained if self.split else 0):
+            return
+        if self.split is not None:
+            self.split.release()
+        probe = self.tokenize(["what the layers give", "in one part or in two"], "document").to(self.device)
+        self.split = Split(self.backbone, trained_layers, probe) if trained_layers else None
+
+    def keep_states(self, folder: Path) -> LowerStates:
+        """Take what the frozen layers give from `folder`, as far as `LowerStates.add` has put it there."""
+        assert self.split is not None, "freeze comes first"
+        if self.settings.lora_rank:
+            weights = adapted_weights(self.backbone, merged=True)
+        else:
+            weights = self.backbone.state_dict()
+        self.split.store = LowerStates(folder, self.split.fingerprint(weights))
+        return self.split.store
 
     def _vectors(self, side: Side) -> str:
         return self.settings.query_vectors if side == "query" else self.settings.document_vectors

@@ -1,8 +1,9 @@
-"""The dev measure: nDCG@10 of reranking a few candidates of a few dev queries, cheap enough to repeat."""
+"""The dev measure: nDCG@10 of reranking a few candidates of many dev queries, cheap enough to repeat."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import math
 
 from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.data import Corpus, Run, Split
@@ -12,20 +13,27 @@ from paradigms.generative.model import Generative
 from paradigms.model import Paradigm
 
 
-def dev_measure(
-    corpus: Corpus, split: Split, run: Run, queries: int, depth: int, precision: str
-) -> Callable[[Paradigm | Generative | CrossAttention], float]:
-    """paradigm → mean nDCG@10 over the first `queries` dev queries (by id), each with the first `depth`
-    documents of `run` and its relevant ones as candidates."""
-    chosen = sorted(split.queries)[:queries]
-    judgements = {q: split.judgements[q] for q in chosen}
-    pool = candidates({q: run.get(q, {}) for q in chosen}, judgements, depth)
+class DevMeasure:
+    """paradigm → (mean nDCG@10, its standard error) over dev queries, each with the first `depth` documents
+    of `run` and its relevant ones as candidates.
 
-    def measure(paradigm: Paradigm | Generative | CrossAttention) -> float:
-        reranked = rerank(paradigm, split.queries, corpus, pool, precision=precision)
-        return per_query(reranked, judgements, ("nDCG@10",)).mean("nDCG@10")
+    All queries of `split`, or `queries` of them, drawn by a hash of their ids, where there are more.
+    """
 
-    return measure
+    def __init__(
+        self, corpus: Corpus, split: Split, run: Run, queries: int, depth: int, precision: str
+    ) -> None:
+        drawn = sorted(split.queries, key=lambda q: hashlib.sha256(q.encode("utf-8", "replace")).digest())
+        self.corpus, self.precision = corpus, precision
+        self.queries = {query: split.queries[query] for query in sorted(drawn[:queries])}
+        self.judgements = {query: split.judgements[query] for query in self.queries}
+        self.pool = candidates({q: run.get(q, {}) for q in self.queries}, self.judgements, depth)
+
+    def __call__(self, paradigm: Paradigm | Generative | CrossAttention) -> tuple[float, float]:
+        reranked = rerank(paradigm, self.queries, self.corpus, self.pool, precision=self.precision)
+        values = per_query(reranked, self.judgements, ("nDCG@10",)).values["nDCG@10"]
+        error = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+        return float(values.mean()), float(error)
 
 
 def candidates(run: Run, judgements: dict[str, dict[str, int]], depth: int) -> Run:

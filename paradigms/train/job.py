@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Callable
+import shutil
 from collections.abc import Collection as Names
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +20,8 @@ from rich.console import Console
 
 from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.data import Collection, Corpus, Problems, Run, Split, hold_out, load
+from paradigms.encoder.text import SIDES, Side, TextEncoder
+from paradigms.encoder.towers import TwoTowers
 from paradigms.generative.model import Generative
 from paradigms.generative.pairs import (
     Pair,
@@ -31,15 +35,15 @@ from paradigms.generative.pairs import (
 from paradigms.generative.small import small_t5
 from paradigms.io.files import write_json
 from paradigms.io.plugins import LOADED
-from paradigms.model import Paradigm
+from paradigms.model import Paradigm, autocast
 from paradigms.train import tracking
 from paradigms.train.checkpoint import sha256
 from paradigms.train.contrastive import Contrastive
-from paradigms.train.dev import dev_measure
-from paradigms.train.examples import Example, build_examples
+from paradigms.train.dev import DevMeasure
+from paradigms.train.examples import Example, StepSampler, build_examples
 from paradigms.train.likelihood import Likelihood
 from paradigms.train.listwise import Listwise
-from paradigms.train.loop import TrainingSettings, train
+from paradigms.train.loop import TrainingSettings, freeze, train
 from paradigms.train.objective import Objective
 from paradigms.train.parallel import sharded
 from paradigms.train.state import by_main
@@ -54,7 +58,8 @@ NEGATIVES_DEPTH = 100  # first documents of the training queries' run that hard 
 PASSAGES, PASSAGE_WORDS = 24, 12
 SPANS = 3  # of each document whose text is its name
 
-BEFORE_RESULTS = {"config.json", "environment.json", "wandb"}  # what a run that failed at once leaves
+STATES = "states"  # folder, for as long as a run lasts, of what the frozen layers of its encoders give
+BEFORE_RESULTS = {"config.json", "environment.json", "wandb", STATES}  # what a run that failed at once leaves
 
 
 def begin(settings: Any) -> tuple[Accelerator, Console]:
@@ -137,13 +142,16 @@ def fit(
     *,
     teacher: ScorePairs | None = None,
     suspects: FalseNegatives | None = None,
+    states: Path | None = None,
 ) -> Encoded:
-    """The paradigm trained on splits[0] and chosen by nDCG@10 on the first `dev_queries` of splits[1].
+    """The paradigm trained on splits[0] and chosen by nDCG@10 on `dev_queries` of splits[1] (`DevMeasure`).
 
     runs: a first ranking of each split's queries, to draw hard negatives from and to rerank. Without dev
     queries the last state is the result. Cross-attention needs negatives.
     teacher: whose scores `training.distillation` learns. suspects: hard negatives to leave out; how many
     these are is told.
+    states: folder that `keep_states` filled with what frozen layers give, for other paradigms and for
+    encoding, until the caller deletes it; without it, one in `folder` is made for this training alone.
     """
     if (teacher is None) != (training.distillation is None):
         raise ValueError("a distillation needs a teacher, and a teacher a distillation: give both or neither")
@@ -164,8 +172,69 @@ def fit(
         accelerator.print(problems or "No hard negative scores as high as a relevant document.")
     objective = _objective(paradigm, corpus, examples, training)
     dev = _dev(collection, dev_split, dev_run, dev_queries, accelerator)
+    layers, own = training.trained_layers, folder / STATES
+    if layers and isinstance(paradigm, Paradigm):
+        texts = {} if states else _texts(corpus, examples, dev, training, accelerator)
+        keep_states(paradigm, layers, states or own, texts, accelerator)
     trained = train(paradigm, objective, training, folder, accelerator=accelerator, dev=dev)
-    return trained.to(accelerator.device)
+    trained = trained.to(accelerator.device)
+    if layers and states is not None and isinstance(trained, Paradigm):
+        keep_states(trained, layers, states, {}, accelerator)
+    elif layers:
+        by_main(lambda: shutil.rmtree(own, ignore_errors=True), accelerator)
+    return trained
+
+
+def keep_states(
+    paradigm: Paradigm,
+    trained_layers: int,
+    folder: Path,
+    texts: Mapping[Side, Sequence[str]],
+    accelerator: Accelerator,
+) -> None:
+    """`freeze` the paradigm, and keep in `folder` what its frozen layers give of the texts of each side.
+
+    Where they are there, from whichever paradigm or run, they are read. Every process calls this, and sees
+    the same folder.
+    """
+    freeze(paradigm, trained_layers)
+    encoder = paradigm.encoder
+    for side in SIDES:
+        tower = encoder.of(side) if isinstance(encoder, TwoTowers) else encoder
+        assert isinstance(tower, TextEncoder)
+        assert tower.split is not None
+        with autocast(accelerator.device, accelerator.mixed_precision):
+            store = tower.keep_states(folder)
+            store.add(
+                texts.get(side, ()),
+                partial(tower.tokenize, side=side),
+                tower.split.compute,
+                process=accelerator.process_index,
+                processes=accelerator.num_processes,
+                progress=accelerator.is_main_process,
+            )
+        accelerator.wait_for_everyone()
+        store.open()
+
+
+def _texts(
+    corpus: Corpus,
+    examples: list[Example],
+    dev: DevMeasure | None,
+    training: TrainingSettings,
+    accelerator: Accelerator,
+) -> dict[Side, list[str]]:
+    """What a training encodes: of examples those that its steps draw."""
+    together = training.batch_size * accelerator.num_processes
+    count = training.steps * training.accumulation
+    sampler = StepSampler(len(examples), together, count, start=0, rank=0, world=1, seed=training.seed)
+    drawn = [examples[n] for n in sorted({n for batch in sampler for n in batch})]
+    documents = {position for example in drawn for position in (example.positive, *example.negatives)}
+    queries = {example.query: None for example in drawn}
+    if dev is not None:
+        documents |= {corpus.position(d) for row in dev.pool.values() for d in row}
+        queries |= dict.fromkeys(dev.queries.values())
+    return {"query": list(queries), "document": [corpus[position] for position in sorted(documents)]}
 
 
 def fit_generative(
@@ -247,11 +316,10 @@ def _objective(
 
 def _dev(
     collection: Collection, split: Split, run: Run, queries: int, accelerator: Accelerator
-) -> Callable[[Any], float] | None:
+) -> DevMeasure | None:
     if not (split.queries and queries):
         return None
-    precision = accelerator.mixed_precision
-    return dev_measure(collection.corpus, split, run, queries, DEV_DEPTH, precision)
+    return DevMeasure(collection.corpus, split, run, queries, DEV_DEPTH, accelerator.mixed_precision)
 
 
 def environment(accelerator: Accelerator) -> dict[str, Any]:

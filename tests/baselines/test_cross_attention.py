@@ -20,7 +20,7 @@ from transformers import AutoModel, AutoModelForTextEncoding, AutoTokenizer
 from paradigms import PARADIGMS, CrossAttention, Paradigm, load
 from paradigms.baselines.cross_attention import HEAD, cross_attention
 from paradigms.data import Corpus, Run, Split
-from paradigms.train.dev import dev_measure
+from paradigms.train.dev import DevMeasure
 from paradigms.train.examples import Example
 from paradigms.train.listwise import Listwise
 from paradigms.train.loop import TrainingSettings, train
@@ -292,12 +292,12 @@ def test_it_learns_goes_on_exactly_and_is_chosen_by_the_dev_measure(tiny_bert: P
 
     judged = Split({"x": "winter snow", "y": "stone"}, {"x": {"d4": 1}, "y": {"d5": 1}})
     run: Run = {"x": {"d0": 2.0, "d5": 1.0, "d2": 1.0}, "y": {"d0": 2.0, "d2": 1.0}}
-    dev = dev_measure(CORPUS, judged, run, queries=2, depth=3, precision="no")
+    dev = DevMeasure(CORPUS, judged, run, queries=2, depth=3, precision="no")
     whole = fit(tmp_path / "whole", 60, dev=dev)
     lines = [json.loads(line) for line in (tmp_path / "whole" / "history.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if "loss" in line]
     assert sum(losses[-5:]) < 0.25 * sum(losses[:5])
-    assert dev(whole) == max(line["dev"] for line in lines if "dev" in line) == pytest.approx(1.0)
+    assert dev(whole)[0] == max(line["dev"] for line in lines if "dev" in line) == pytest.approx(1.0)
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path / "parts", 6, stop=4)
     parts, straight = fit(tmp_path / "parts", 6), fit(tmp_path / "straight", 6)

@@ -18,8 +18,11 @@ from safetensors.torch import load_file, save_file
 from paradigms import PARADIGMS, Paradigm
 from paradigms.core import Tokens
 from paradigms.data import Corpus
+from paradigms.encoder import frozen
+from paradigms.encoder.text import Side
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
+from paradigms.train.job import keep_states
 from paradigms.train.loop import TrainingSettings, train
 from tests import launch
 
@@ -159,7 +162,39 @@ def uneven_batches(accelerator: Accelerator, backbone: Path, folder: Path) -> No
         objective.loss(accelerator.prepare(paradigm), objective.collate(mine))
 
 
-CHECKS = (equal_losses_and_gradients, cached_steps, exact_resume, stop_together, uneven_batches)
+def frozen_layers(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
+    """Two processes make the states together, and train the upper layers to the same weights."""
+    frozen.SHARD = 2
+    paradigm = build("xtr", backbone)
+    before = {name: weight.clone() for name, weight in paradigm.state_dict().items()}
+    texts: dict[Side, list[str]] = {"document": list(CORPUS), "query": [e.query for e in EXAMPLES]}
+    keep_states(paradigm, 1, folder / "states", texts, accelerator)
+    split = paradigm.encoder.split
+    assert len(split.store) == len(CORPUS) + len(EXAMPLES)
+    documents = paradigm.encoder.tokenize(texts["document"], "document")
+    torch.testing.assert_close(
+        split.lower(documents)[0, 0], split.compute(documents)[0, 0], rtol=0, atol=0.01
+    )
+    settings = TrainingSettings(steps=2, batch_size=2, trained_layers=1, learning_rate=1e-3)
+    objective = Contrastive(paradigm, CORPUS, EXAMPLES)
+    train(paradigm, objective, settings, folder / "frozen", accelerator=accelerator, progress=False)
+    weights = torch.cat([p.detach().flatten() for p in paradigm.parameters()])
+    both = accelerator.gather(weights[None])
+    assert torch.equal(both[0], both[1])
+    changed = {
+        name for name, weight in paradigm.state_dict().items() if not torch.equal(weight, before[name])
+    }
+    assert changed == {name for name, p in paradigm.named_parameters() if p.requires_grad}
+
+
+CHECKS = (
+    equal_losses_and_gradients,
+    cached_steps,
+    frozen_layers,
+    exact_resume,
+    stop_together,
+    uneven_batches,
+)
 
 
 @pytest.fixture(scope="module")

@@ -76,12 +76,12 @@ def run(name: str, root: Path, folder: Path, accelerator: Accelerator, **changes
     )
 
 
-def measure(paradigm: Any) -> float:
+def measure(paradigm: Any) -> tuple[float, float]:
     """A dev measure that reads every weight, in the way that a script's does: by methods, not by forward."""
     if isinstance(paradigm, Paradigm):
         documents, queries = paradigm.encode_documents([CORPUS[1]]), paradigm.encode_queries(["the sea"])
-        return float(paradigm.score(documents, queries))
-    return sum(float(weight.double().abs().sum()) for weight in paradigm.state_dict().values())
+        return float(paradigm.score(documents, queries)), 0.0
+    return sum(float(weight.double().abs().sum()) for weight in paradigm.state_dict().values()), 0.0
 
 
 def curve(folder: Path) -> list[dict[str, float]]:

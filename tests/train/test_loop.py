@@ -16,14 +16,15 @@ from safetensors.torch import load_file
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.core import rel
-from paradigms.data import Corpus, Run, Split
+from paradigms.data import Collection, Corpus, Problems, Run, Split
+from paradigms.encoder.text import Side
 from paradigms.index import ExactIndex
 from paradigms.index.weights import weights_checksum
-from paradigms.train import loop
+from paradigms.train import job, loop
 from paradigms.train.contrastive import Contrastive
-from paradigms.train.dev import candidates, dev_measure
+from paradigms.train.dev import DevMeasure, candidates
 from paradigms.train.examples import Example, StepSampler, build_examples, tokenised
-from paradigms.train.loop import TrainingSettings, train, training_seconds
+from paradigms.train.loop import TrainingSettings, kept_step, train, training_seconds
 from paradigms.train.losses import contrastive
 from paradigms.train.parallel import prepare
 
@@ -252,31 +253,34 @@ def test_under_bfloat16_layers_alone_compute_in_half(
         torch.testing.assert_close(objective.loss(model, batch), expected, rtol=1e-5, atol=0)
 
 
-def test_the_best_by_the_dev_measure_is_returned(tiny_bert: Path, tmp_path: Path) -> None:
-    values = iter([0.1, 0.7, 0.3, 0.7])
-    seen = []
+@pytest.mark.parametrize(
+    ("last", "kept"), [(0.71, 3), (0.65, 3), (0.55, 1)], ids=["best", "within the error", "worse"]
+)
+def test_the_last_state_is_returned_unless_an_earlier_one_is_better_by_more_than_the_error(
+    tiny_bert: Path, tmp_path: Path, last: float, kept: int
+) -> None:
+    measured = [(0.1, 0.1), (0.7, 0.1), (0.69, 0.1), (last, 0.1)]
+    values, seen = iter(measured), []
 
-    def dev(paradigm: Paradigm) -> float:
+    def dev(paradigm: Paradigm) -> tuple[float, float]:
         seen.append(weights(paradigm).clone())
         return next(values)
 
     best = fit(tiny_bert, tmp_path, replace(SETTINGS, evaluate_every=2), dev=dev)
-    assert torch.equal(weights(best), seen[1])
-    assert [(line["step"], line["dev"]) for line in history(tmp_path) if "dev" in line] == [
-        (0, 0.1),
-        (2, 0.7),
-        (4, 0.3),
-        (6, 0.7),
-    ]
+    assert torch.equal(weights(best), seen[kept])
+    assert kept_step(tmp_path) == 2 * kept
+    lines = [line for line in history(tmp_path) if "dev" in line]
+    assert [(line["dev"], line["dev_standard_error"]) for line in lines] == measured
 
 
 def test_a_dev_measure_may_come_to_a_run_without_one(tiny_bert: Path, tmp_path: Path) -> None:
     """To one that is at its end, too: what is there is the best so far."""
     settings = replace(SETTINGS, steps=2)
     last = fit(tiny_bert, tmp_path, settings)
-    best = fit(tiny_bert, tmp_path, settings, dev=lambda paradigm: 0.5)
+    assert kept_step(tmp_path) == 2
+    best = fit(tiny_bert, tmp_path, settings, dev=lambda paradigm: (0.5, 0.1))
     assert torch.equal(weights(best), weights(last))
-    assert history(tmp_path)[-1] == {"step": 2, "dev": 0.5}
+    assert history(tmp_path)[-1] == {"step": 2, "dev": 0.5, "dev_standard_error": 0.1}
 
 
 def test_the_scale_of_fp16_starts_anew_with_each_run(tiny_bert: Path, tmp_path: Path) -> None:
@@ -343,10 +347,47 @@ def test_impossible_settings_are_refused(tiny_bert: Path, tmp_path: Path) -> Non
 
 
 def test_no_file_is_a_pickle(tiny_bert: Path, tmp_path: Path) -> None:
-    fit(tiny_bert, tmp_path, dev=lambda paradigm: 0.0)
+    fit(tiny_bert, tmp_path, dev=lambda paradigm: (0.0, 0.0))
     names = {file.suffix for file in tmp_path.rglob("*") if file.is_file()}
     assert names <= {".json", ".jsonl", ".safetensors", ".txt"}
     assert load_file(tmp_path / "checkpoints/step-6/random.safetensors")["cpu"].shape[0] == 1
+
+
+def test_frozen_layers_stay_and_their_states_are_kept_for_those_who_ask(
+    tiny_bert: Path, tmp_path: Path
+) -> None:
+    queries = {f"q{n}": f"the {word}" for n, word in enumerate(WORDS)}
+    judged = Split(queries, {f"q{n}": {f"d{n}": 1} for n in range(len(WORDS))})
+    collection = Collection("words", CORPUS, {"train": judged}, Problems(), "")
+    settings = replace(SETTINGS, trained_layers=1, evaluate_every=6)
+    run: Run = {query: {"d0": 1.0} for query in queries}
+    found = []
+    for name, states in (("own", None), ("shared", tmp_path / "states")):
+        paradigm, folder = build(tiny_bert), tmp_path / name
+        before = {name: weight.clone() for name, weight in paradigm.state_dict().items()}
+        splits, given = (judged, judged), (run, run)
+        if states is not None:
+            texts: dict[Side, list[str]] = {"document": list(CORPUS), "query": list(queries.values())}
+            job.keep_states(paradigm, 1, states, texts, Accelerator(cpu=True))
+        trained = job.fit(
+            paradigm, collection, splits, given, 0, 16, settings, folder, Accelerator(cpu=True), states=states
+        )
+        after = trained.state_dict()
+        lower = [n for n in before if ".embeddings." in n or ".layer.0." in n]
+        assert all(torch.equal(before[n], after[n]) for n in lower)
+        assert not torch.equal(before["encoder.projection.weight"], after["encoder.projection.weight"])
+        found.append(trained)
+    assert torch.equal(*map(weights, found))
+    assert not list((tmp_path / "own").rglob("states*"))
+    assert len(found[1].encoder.split.store) == 2 * len(WORDS)
+    assert found[0].encoder.split is None
+
+
+def test_what_has_no_layers_to_freeze_is_told(tiny_bert: Path, tmp_path: Path) -> None:
+    paradigm = build(tiny_bert)
+    paradigm.encoder = torch.nn.Linear(1, 1)
+    with pytest.raises(ValueError, match="trained_layers=1: colbert has no encoder"):
+        loop.freeze(paradigm, 1)
 
 
 # --- losses, batches, examples ----------------------------------------------------------------------
@@ -428,10 +469,22 @@ def test_the_dev_measure_reranks_candidates_and_the_relevant(tiny_bert: Path) ->
     assert set(pool["q1"]) == {"d0", "d3"}
     queries = {"q0": "where is the letter", "q9": "where is the sea"}
     judged = Split(queries, {"q0": {"d5": 1}, "q9": {"d0": 1}})
-    measure = dev_measure(CORPUS, judged, {"q0": {"d1": 1.0}}, queries=2, depth=1, precision="no")
+    measure = DevMeasure(CORPUS, judged, {"q0": {"d1": 1.0}}, queries=2, depth=1, precision="no")
     paradigm = build(tiny_bert).train()
-    value = measure(paradigm)
+    value, error = measure(paradigm)
     second = 1 / math.log2(3)  # q0's relevant document is first or second of two; q9's is the only one
-    assert min(abs(value - (1 + first) / 2) for first in (1, second)) < 1e-6
-    assert measure(paradigm) == value
+    first = min((1, second), key=lambda first: abs(value - (1 + first) / 2))
+    assert (value, error) == pytest.approx(((1 + first) / 2, (1 - first) / 2))
+    assert measure(paradigm) == (value, error)
     assert paradigm.training
+
+
+def test_dev_queries_are_all_or_drawn_whatever_their_order() -> None:
+    ids = [f"{package}{n}" for package in "abcd" for n in range(50)]
+    queries, judged = dict.fromkeys(ids, "sea"), {id: {"d0": 1} for id in ids}
+    for given in (queries, dict(reversed(queries.items()))):
+        drawn, whole = (DevMeasure(CORPUS, Split(given, judged), {}, n, 1, "no").queries for n in (40, 200))
+        assert whole == queries
+        assert len(drawn) == 40
+        assert list(drawn) == list(DevMeasure(CORPUS, Split(queries, judged), {}, 40, 1, "no").queries)
+        assert {id[0] for id in drawn} == set("abcd")

@@ -52,9 +52,9 @@ OWN: dict[str, Any] = {
 Trap = Callable[[Contrastive, Path], None]
 
 
-def dev(paradigm: Paradigm) -> float:
+def dev(paradigm: Paradigm) -> tuple[float, float]:
     """A measure that draws from the generator that the dropout draws from."""
-    return float(paradigm.encode(["the sea"], "query").vectors[0, 0, 1, 0] + torch.rand(()))
+    return float(paradigm.encode(["the sea"], "query").vectors[0, 0, 1, 0] + torch.rand(())), 0.0
 
 
 def go(backbone: Path, folder: Path, trap: Trap | None = None, **changes: Any) -> None:

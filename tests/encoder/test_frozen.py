@@ -1,0 +1,212 @@
+"""upper(lower(text)) is the backbone with frozen lower layers; kept states differ by float16's rounding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paradigms import PARADIGMS, Paradigm
+from paradigms.encoder.frozen import LowerStates, _find_layers, keys
+from paradigms.encoder.text import Side, TextEncoder
+from tests.tiny import FAMILIES
+
+TEXTS = ["the house of a dog", "a cat", "a big river and the water under it, a long way from the sea"]
+OTHERS = ["snow", "the world in winter"]
+HALF = 2e-3  # what rounding states to float16 may change of a vector of length 1
+
+
+def build(backbone: Path, name: str = "colbert", **settings: Any) -> TextEncoder:
+    torch.manual_seed(0)
+    encoder = PARADIGMS[name](backbone, **settings).encoder
+    assert isinstance(encoder, TextEncoder)
+    return encoder
+
+
+def vectors(encoder: TextEncoder, texts: list[str], side: Side = "document") -> Tensor:
+    tokens = encoder(encoder.tokenize(texts, side), side)
+    return tokens.vectors[tokens.mask]
+
+
+def keep(
+    encoder: TextEncoder, folder: Path, texts: list[str], side: Side = "document", **share: int
+) -> LowerStates:
+    assert encoder.split is not None
+    store = encoder.keep_states(folder)
+    store.add(texts, lambda some: encoder.tokenize(some, side), encoder.split.compute, **share)
+    store.open()
+    return store
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["computed", "kept"])
+@pytest.mark.parametrize("trained", [1, 2])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_values_and_gradients_are_those_of_the_whole_backbone_with_frozen_layers(
+    checkpoints: dict[str, Path], tmp_path: Path, family: str, trained: int, kept: bool
+) -> None:
+    whole, split = build(checkpoints[family]), build(checkpoints[family])
+    split.freeze(trained)
+    names = {name for name, p in split.named_parameters() if p.requires_grad}
+    _, kind, layers = _find_layers(whole.backbone)
+    first = len(layers) - trained
+    below = [f".{kind}.{n}." for n in range(first)]
+    stem = {n for n, _ in whole.named_parameters() if "embed" in n.lower() or "shared" in n}
+    lower = {n for n in dict(whole.named_parameters()) if n in stem or any(part in n for part in below)}
+    if first:  # T5's position bias is the lowest layer's, whose own it is where that layer is trained
+        assert names == set(dict(whole.named_parameters())) - lower
+    if kept:
+        keep(split, tmp_path, TEXTS)
+    found = []
+    for encoder in (whole, split):
+        for name, p in encoder.named_parameters():
+            p.requires_grad_(name in names)
+        out = vectors(encoder.eval(), TEXTS + OTHERS)  # of OTHERS nothing is kept
+        (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
+        grads = {n: p.grad for n, p in encoder.named_parameters() if p.grad is not None}
+        found.append((out, grads))
+    (expected, wanted), (out, grads) = found
+    tolerance = HALF if kept else 1e-5
+    torch.testing.assert_close(out, expected, rtol=0, atol=tolerance)
+    assert grads
+    assert grads.keys() == wanted.keys()
+    for name, gradient in grads.items():
+        scale = float(wanted[name].abs().max())
+        torch.testing.assert_close(gradient, wanted[name], rtol=0, atol=(10 * tolerance) * scale + 1e-6)
+
+
+def test_lower_layers_have_no_dropout_and_upper_ones_do(tiny_bert: Path) -> None:
+    encoder = build(tiny_bert).train()
+    encoder.freeze(1)
+    assert encoder.split is not None
+    batch = encoder.tokenize(TEXTS, "document")
+    assert torch.equal(encoder.split.lower(batch), encoder.split.lower(batch))
+    assert not torch.equal(vectors(encoder, TEXTS), vectors(encoder, TEXTS))
+    assert all(module.training for module in encoder.modules())
+
+
+def test_it_is_undone(tiny_bert: Path) -> None:
+    encoder, plain = build(tiny_bert).eval(), build(tiny_bert).eval()
+    encoder.freeze(1)
+    encoder.freeze(0)
+    assert all(p.requires_grad for p in encoder.parameters())
+    assert torch.equal(vectors(encoder, TEXTS), vectors(plain, TEXTS))
+    assert encoder.state_dict().keys() == plain.state_dict().keys()
+
+
+def test_adapters_of_the_upper_layers_alone_are_trained_and_merged_weights_read_the_same_states(
+    tiny_bert: Path, tmp_path: Path
+) -> None:
+    plain, adapted = build(tiny_bert), build(tiny_bert, lora_rank=2)
+    for encoder in (plain, adapted):
+        encoder.freeze(1)
+    trained = [name for name, p in adapted.named_parameters() if p.requires_grad and ".lora_" in name]
+    assert trained
+    assert all(".layer.1." in name for name in trained)
+    assert len(keep(plain, tmp_path, TEXTS)) == len(TEXTS)
+    assert len(adapted.keep_states(tmp_path)) == len(TEXTS)
+
+
+def test_what_paradigms_tokenise_alike_is_kept_once(
+    tiny_bert: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    colbert, dpr, marked = build(tiny_bert), build(tiny_bert, "dpr"), build(tiny_bert, document_marker="[D]")
+    for encoder in (colbert, dpr, marked):
+        encoder.freeze(1)
+    keep(colbert, tmp_path, TEXTS + TEXTS)
+    assert dpr.split is not None
+    assert len(keep(dpr, tmp_path, TEXTS)) == len(TEXTS)
+    assert len(keep(marked, tmp_path, TEXTS)) == 2 * len(TEXTS)
+    monkeypatch.setattr(dpr.split, "compute", lambda _: pytest.fail("was kept"))
+    vectors(dpr, TEXTS)
+
+
+def test_augmented_queries_are_not_taken_for_plain_ones(tiny_bert: Path) -> None:
+    plain, attended = (
+        build(tiny_bert, query_augmentation=True, attend_augmentation=attend) for attend in (False, True)
+    )
+    a, b = (keys(encoder.tokenize(TEXTS, "query")) for encoder in (plain, attended))
+    c = keys(build(tiny_bert).tokenize(TEXTS, "query"))
+    assert len({*a, *b, *c}) == 3 * len(TEXTS)
+    assert keys(plain.tokenize(TEXTS[:1], "query")) == a[:1]  # whatever stands beside it
+
+
+def test_processes_share_the_work_and_a_run_goes_on(
+    tiny_bert: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("paradigms.encoder.frozen.SHARD", 1)
+    encoder = build(tiny_bert)
+    encoder.freeze(1)
+    for process in (0, 1):
+        store = keep(encoder, tmp_path, TEXTS, process=process, processes=2)
+        assert len(store) == (2, 3)[process]
+    before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.safetensors")}
+    keep(encoder, tmp_path, TEXTS + OTHERS)
+    after = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.safetensors")}
+    assert len(after) == 5
+    assert before.items() <= after.items()
+
+
+def test_damage_is_told_and_repaired(tiny_bert: Path, tmp_path: Path) -> None:
+    encoder = build(tiny_bert)
+    encoder.freeze(1)
+    keep(encoder, tmp_path, TEXTS)
+    (file,) = tmp_path.rglob("*.safetensors")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.warns(RuntimeWarning, match=r"states\.safetensors is damaged"):
+        store = keep(encoder, tmp_path, TEXTS)
+    assert len(store) == len(TEXTS)
+    assert file.read_bytes() == whole
+
+
+def test_other_weights_and_other_layers_have_states_of_their_own(tiny_bert: Path, tmp_path: Path) -> None:
+    encoder = build(tiny_bert)
+    for change in ("none", "layers", "weights"):
+        encoder.freeze(2 if change == "layers" else 1)
+        if change == "weights":
+            next(encoder.backbone.parameters()).data += 1
+        assert len(encoder.keep_states(tmp_path)) == 0
+        keep(encoder, tmp_path, TEXTS)
+
+
+def test_what_cannot_be_split_or_kept_is_told(tiny_bert: Path, tmp_path: Path) -> None:
+    encoder = build(tiny_bert)
+    with pytest.raises(ValueError, match="trained_layers=3: the backbone has 2 layers"):
+        encoder.freeze(3)
+    encoder.freeze(1)
+    assert encoder.split is not None
+    store = LowerStates(tmp_path, "x")
+    with pytest.raises(ValueError, match="beyond those of float16"):
+        store.add(
+            TEXTS, lambda t: encoder.tokenize(t, "document"), lambda b: torch.full((len(b), 99, 2), 1e9)
+        )
+    wrong = build(tiny_bert)
+    layers = wrong.backbone.encoder.layer
+    wrong.backbone.encoder.other = nn.ModuleList(layers)
+    with pytest.raises(ValueError, match="BertModel has 2 lists of layers"):
+        wrong.freeze(1)
+    reads = build(tiny_bert)
+    forward = reads.backbone.forward
+
+    def odd(*args: Any, **named: Any) -> Any:  # its result depends on the text besides the last layer's
+        found = forward(*args, **named)
+        found.last_hidden_state = found.last_hidden_state + len(reads.backbone.encoder.layer)
+        return found
+
+    reads.backbone.encoder.layer.append(layers[0])
+    reads.backbone.forward = odd
+    with pytest.raises(ValueError, match="cannot be split"):
+        reads.freeze(1)
+
+
+def test_a_trained_pair_of_a_paradigm_is_written_whole(tiny_bert: Path, tmp_path: Path) -> None:
+    paradigm = PARADIGMS["dpr"](tiny_bert)
+    paradigm.encoder.freeze(1)
+    paradigm.save_pretrained(tmp_path / "saved")
+    again = Paradigm.from_pretrained(tmp_path / "saved")
+    for (name, a), (other, b) in zip(paradigm.state_dict().items(), again.state_dict().items(), strict=True):
+        assert name == other
+        assert torch.equal(a, b)
