@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,9 @@ class Settings:
     DPR's and EntityQuestions' question answering"""
     split: str = "test"
     """the queries to compare on, which train and choose nothing: dev of MIRACL, search or forum of LoTTE"""
+    also: list[str] | None = None
+    """other splits whose queries search the same documents, each with a table of its own; by default pydocs'
+    parameters, beside test"""
     size: str = "small"
     """small: a fixed subset of pydocs that fits 15 minutes on 2 cores; full: all of the collection"""
     systems: list[str] | dict[str, dict[str, Any]] = field(
@@ -89,6 +93,8 @@ class Settings:
             raise SystemExit(f"index must be one of {', '.join(INDEXES)}, got {self.index!r}")
         if self.baseline not in ["bm25", *self.chosen]:
             raise SystemExit(f"the baseline {self.baseline!r} is not among the compared systems")
+        if self.also is None:
+            self.also = ["parameters"] if (self.collection, self.split) == ("pydocs", "test") else []
         split = "" if self.split == "test" else f"-{self.split}"
         self.output = self.output or f"results/compare-{folder_name(self.collection)}{split}"
 
@@ -108,11 +114,13 @@ from paradigms.data import Collection, Split, read_run, write_run
 from paradigms.evaluate import (
     MEASURES,
     Report,
+    ResultTable,
     csv_table,
     cutoff_curve,
     markdown_table,
     on_split,
     result_table,
+    rich_matrix,
     rich_table,
     with_judgements,
     write_per_query,
@@ -137,6 +145,7 @@ from paradigms.train.loop import kept_step, training_seconds
 from paradigms.train.state import by_main
 
 SMALL = 2000  # documents of pydocs that fit the whole job in 15 minutes on 2 cores
+STAGES = ("retrieve", "rerank")  # of the queries of `split`
 ALIGNED = 6  # test queries in the report's alignment view
 # Seconds on two CPU cores, with the default encoder and T5: for each training pair, document and query of an
 # encoder; for those of a generative paradigm, whose documents DSI embeds; for BM25 and the report.
@@ -182,7 +191,7 @@ def main(settings: Settings) -> None:
         shutil.rmtree(folder / STATES, ignore_errors=True)
         seconds = time.perf_counter() - began
         report = make_report(data, settings, folder, environment(accelerator), seconds, resumed)
-        show(report, folder, accelerator, console)
+        show(report, (*STAGES, *data.others), folder, accelerator, console)
     accelerator.end_training()
 
 
@@ -215,11 +224,13 @@ def prepare(collection: Collection, settings: Settings, *, progress: bool = Fals
 
     Without a dev split a tenth of the training queries is held out for it; test queries choose nothing.
     """
-    if settings.split not in collection.splits:
-        raise SystemExit(
-            f"{collection.name} has no split {settings.split!r}; it has {', '.join(collection.splits)}: "
-            "choose one with --split"
-        )
+    also = settings.also or []
+    for option, name in [("split", settings.split), *(("also", name) for name in also)]:
+        if name not in collection.splits:
+            raise SystemExit(
+                f"{collection.name} has no split {name!r}; it has {', '.join(collection.splits)}: "
+                f"choose one with --{option}"
+            )
     test = collection.split(settings.split)
     train_split, dev = training_splits(collection, settings.seed, settings.split)
     if not train_split.queries and any(training_settings(of, settings) for of in settings.chosen.values()):
@@ -233,7 +244,8 @@ def prepare(collection: Collection, settings: Settings, *, progress: bool = Fals
     dev_run = bm25.search(dev.queries, DEV_DEPTH, progress=progress)
     mined = train_split.queries if settings.negatives else {}
     train_run = bm25.search(mined, NEGATIVES_DEPTH, progress=progress and bool(mined))
-    return Data(collection, train_split, dev, test, bm25, seconds, dev_run, train_run)
+    others = {name: collection.split(name) for name in also}
+    return Data(collection, train_split, dev, test, others, bm25, seconds, dev_run, train_run)
 
 
 def run_bm25(data: Data, settings: Settings, folder: Path) -> None:
@@ -246,6 +258,9 @@ def run_bm25(data: Data, settings: Settings, folder: Path) -> None:
     write_run(runs / "bm25.retrieve.run", run, tag="bm25")
     write_run(runs / "bm25.rerank.run", bm25.rerank(test.queries, pool), tag="bm25")
     write_run(runs / "candidates.run", pool, tag="bm25+gold")
+    for split, other in data.others.items():
+        found = bm25.search(other.queries, settings.depth, progress=True)
+        write_run(runs / f"bm25.{split}.run", found, tag="bm25")
     matrix = bm25.matrix()
     size = matrix.data.nbytes + matrix.indices.nbytes + matrix.indptr.nbytes
     cost = {
@@ -283,6 +298,9 @@ def run_system(
         reranked = rerank(data.test.queries, read_run(runs / "candidates.run"), progress=True)
         write_run(runs / f"{name}.retrieve.run", run, tag=name)
         write_run(runs / f"{name}.rerank.run", reranked, tag=name)
+        for split, other in data.others.items():
+            found = search(other.queries, settings.depth, progress=True)
+            write_run(runs / f"{name}.{split}.run", found, tag=name)
         paradigm.save_pretrained(own / "checkpoint")
         cost = {
             "train s": training_seconds(own / "training") if (own / "training").is_dir() else None,
@@ -302,18 +320,19 @@ def make_report(
     systems, corpus = ["bm25", *settings.chosen], data.collection.corpus
     runs = {
         stage: {name: read_run(folder / "runs" / f"{name}.{stage}.run") for name in systems}
-        for stage in ("retrieve", "rerank")
+        for stage in (*STAGES, *data.others)
     }
-    test = with_judgements(
-        data.test, corpus, [run for of_stage in runs.values() for run in of_stage.values()]
-    )
+    test = with_judgements(data.test, corpus, [run for stage in STAGES for run in runs[stage].values()])
+    asked = dict.fromkeys(STAGES, test) | {
+        name: with_judgements(split, corpus, list(runs[name].values())) for name, split in data.others.items()
+    }
     measures = data.collection.measures or MEASURES
     curve = "Success" if test.answers else "Recall"
     titles = {
         "retrieve": "End to end: the whole corpus searched",
         "rerank": f"Rerank: BM25's top {settings.depth}"
         + (" and the relevant documents" if any(data.test.judgements.values()) else ""),
-    }
+    } | {name: f"End to end, queries of the split {name}" for name in data.others}
     labels = {  # whose encoder no training has changed
         name: f"{name} (untrained)" for name in settings.chosen if kept_step(folder / name / "training") == 0
     }
@@ -321,7 +340,7 @@ def make_report(
     with progress_bar() as bar:
         measured = {
             stage: {
-                name: on_split(run, test, measures)
+                name: on_split(run, asked[stage], measures)
                 for name, run in bar.track(of_stage.items(), description=f"measure {stage}")
             }
             for stage, of_stage in runs.items()
@@ -346,6 +365,8 @@ def make_report(
             for example in align_query(query, corpus, test, data.bm25, encoded, folder)
         ]
     write_per_query(folder / "per_query.csv", measured)
+    splits = {settings.split: test, **data.others}
+    asked_of = " and ".join(f"{len(split.queries):,} {name}" for name, split in splits.items())
     costs = [{"system": name} | json.loads((folder / name / "costs.json").read_text()) for name in systems]
     loaded = "".join(
         f", {name} loaded from {system.checkpoint}"
@@ -355,8 +376,8 @@ def make_report(
     return Report(
         title=f"Retrieval paradigms on {data.collection.name}",
         summary=(
-            f"{len(test.queries):,} {settings.split} queries over {len(corpus):,} documents; each encoder "
-            f"trained for {settings.steps} steps of {settings.batch_size * where['processes']} queries from "
+            f"{asked_of} queries over {len(corpus):,} documents; each encoder trained for "
+            f"{settings.steps} steps of {settings.batch_size * where['processes']} queries from "
             f"{settings.backbone} with seed {settings.seed}{loaded}. "
             f"{'Gone on with after an interruption, this part' if resumed else 'All of it'} "
             f"took {seconds:.0f} s."
@@ -396,26 +417,31 @@ def generative_note(settings: Settings) -> list[str]:
     return notes
 
 
-def show(report: Report, folder: Path, accelerator: Accelerator, console: Console) -> None:
-    """Tables to the terminal and as files, the report, and the same to W&B."""
+def show(
+    report: Report, stages: Sequence[str], folder: Path, accelerator: Accelerator, console: Console
+) -> None:
+    """Tables, each of one of the stages, to the terminal and as files, the report, and the same to W&B."""
     for table in report.tables:
         console.print(rich_table(table))
+        if table.pairs:
+            console.print(rich_matrix(table))
     write_text(folder / "table.md", "\n\n".join(markdown_table(table) for table in report.tables) + "\n")
-    for stage, table in zip(("retrieve", "rerank"), report.tables, strict=True):
+    tables = dict(zip(stages, report.tables, strict=True))
+    for stage, table in tables.items():
         write_text(folder / f"{stage}.csv", csv_table(table))
     write_json(folder / "environment.json", report.environment)
     write_report(folder / "report.html", report)
     console.print(f"{report.summary}\nReport: {folder / 'report.html'}")
     pictures = write_pictures(report, folder / "pictures")
     if accelerator.trackers:
-        log_to_wandb(report, pictures, accelerator)
+        log_to_wandb(tables, pictures, accelerator)
 
 
-def log_to_wandb(report: Report, pictures: list[Path], accelerator: Accelerator) -> None:
+def log_to_wandb(tables: dict[str, ResultTable], pictures: list[Path], accelerator: Accelerator) -> None:
     import wandb
 
     run = accelerator.get_tracker("wandb").tracker
-    for stage, table in zip(("retrieve", "rerank"), report.tables, strict=True):
+    for stage, table in tables.items():
         rows = [[row.system, *(row.cells[m].mean for m in table.measures)] for row in table.rows]
         run.log({f"table/{stage}": wandb.Table(columns=["system", *table.measures], data=rows)})
     run.log({picture.stem: wandb.Image(str(picture)) for picture in pictures})
