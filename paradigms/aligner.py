@@ -14,9 +14,9 @@ from typing import Any
 
 from paradigms.model import Paradigm
 
-# The paper's ε is .002: gradients then have norms of 30 to 90, clipped at 1. After 30 steps on 2,000 documents
-# of pydocs, dev nDCG@10 (203 queries, standard error .017) is .825 with it, .835 with .2, .829 untrained; with ε
-# falling from .2 to .002 it is .809.
+# The paper's ε is .002: gradients then have norms of 30 to 90, clipped at 1. After 30 steps on 2,000
+# documents of pydocs, dev nDCG@10 (203 queries, standard error .017) is .825 with it, .835 with .2 and .829
+# untrained; with ε falling from .2 to .002 it is .809.
 EPS = 0.2
 
 

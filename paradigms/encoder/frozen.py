@@ -200,8 +200,10 @@ class LowerStates:
         return right
 
     def _write(self, name: str, held: list[bytes], rows: list[Tensor]) -> None:
+        with torch.autocast(rows[0].device.type, enabled=False):  # which refuses to join float16 on a CPU
+            states = torch.cat(rows)
         tensors = {
-            "states": torch.cat(rows),
+            "states": states,
             "lengths": torch.tensor([len(row) for row in rows]),
             "keys": torch.frombuffer(bytearray(b"".join(held)), dtype=torch.uint8).view(len(held), -1),
         }
