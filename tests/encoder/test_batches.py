@@ -250,11 +250,11 @@ def test_a_text_is_encoded_twice_only_where_it_is_cached(tiny_bert: Path) -> Non
     for chunk, cached in ((0, 0), (8, 0), (7, 7), (4, 4), (3, 6)):  # parts of 7 and 1; of 4 and 4; of 3, 3, 2
         paradigm, texts = build("dpr", tiny_bert), 0
 
-        def count(module: nn.Module, given: tuple[Any, ...]) -> None:
+        def count(module: nn.Module, _: tuple[()], given: dict[str, Any]) -> None:
             nonlocal texts
-            texts += len(given[0])
+            texts += len(given["input_ids"])
 
-        paradigm.encoder.backbone.register_forward_pre_hook(count)
+        paradigm.encoder.backbone.register_forward_pre_hook(count, with_kwargs=True)
         examples = [Example(word, n, (), (n,)) for n, word in enumerate(WORDS[:8])]
         step(paradigm, chunk, examples=examples)
         assert texts == 2 * (8 + cached)

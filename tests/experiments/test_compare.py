@@ -158,8 +158,14 @@ def test_checkpoints_widths_and_alignments_stand_side_by_side(
     run(settings(collection, tiny_bert, tmp_path, systems=systems(**named), baseline="saved"))
     for name, same in (("saved-dpr", "dpr"), ("saved", "colbert")):
         for stage in ("retrieve", "rerank"):
-            found = (tmp_path / "runs" / f"{name}.{stage}.run").read_text()
-            assert found == (finished / "runs" / f"{same}.{stage}.run").read_text().replace(same, name)
+            found = read_run(tmp_path / "runs" / f"{name}.{stage}.run")
+            trained = read_run(finished / "runs" / f"{same}.{stage}.run")
+            for query, scores in found.items():  # with frozen layers kept in float16 in one of them
+                both = scores.keys() & trained[query].keys()
+                assert len(both) >= 0.9 * len(scores)
+                assert [scores[id] for id in both] == pytest.approx(
+                    [trained[query][id] for id in both], abs=2e-3
+                )
         assert json.loads((tmp_path / name / "costs.json").read_text())["train s"] is None
     models = {name: load_paradigm(tmp_path / name / "checkpoint") for name in named}
     assert models["reversed"].recipe.align == "document_to_query"
