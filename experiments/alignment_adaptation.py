@@ -77,7 +77,7 @@ import torch
 from accelerate import Accelerator
 from studies.adaptation_claims import Task, describe
 from studies.model_runs import Bench, Job, Measured, open_bench, run_jobs
-from studies.trained_pairs import publish
+from studies.pages import publish
 
 from paradigms import Paradigm
 from paradigms.align import ALIGNMENTS

@@ -29,8 +29,8 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
 import numpy as np
-from studies.pages import Section
-from studies.trained_pairs import Bench, Measured, Rows, measure_all, publish, sample, shown
+from studies.pages import Measured, Rows, Section, publish, shown
+from studies.trained_pairs import Bench, measure_all, sample
 
 from paradigms.data import Judgements, Run
 from paradigms.evaluate import per_query, seeds_interval

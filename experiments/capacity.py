@@ -135,7 +135,7 @@ from studies.capacity_tasks import (
     read_answers,
 )
 from studies.containing_passage import containing_passages
-from studies.trained_pairs import publish
+from studies.pages import publish
 
 from paradigms import PARADIGMS, RERANKERS, CrossAttention, Paradigm
 from paradigms.data import Collection, Run, Split, articles

@@ -82,8 +82,8 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
 import numpy as np
-from studies.pages import Section
-from studies.trained_pairs import Bench, Measured, Rows, cost, measure_all, publish, sample, shown
+from studies.pages import Measured, Rows, Section, publish, shown
+from studies.trained_pairs import Bench, cost, measure_all, sample
 
 from paradigms import Generative
 from paradigms.data import Run

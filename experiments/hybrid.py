@@ -101,7 +101,7 @@ from accelerate import Accelerator
 from rich.console import Console
 from studies.approximate_search import time_searches
 from studies.hybrid_claims import DE, DENSE, MEASURES, RR, SPARSE, describe, draw, gather, hybrid_name
-from studies.trained_pairs import Measured, publish, some_queries
+from studies.pages import Measured, publish, some_queries
 
 from paradigms import PARADIGMS, CrossAttention, Paradigm, load
 from paradigms.baselines.bm25 import BM25

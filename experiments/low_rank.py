@@ -37,8 +37,8 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import numpy as np
 from studies.attention_heads import Array, Seen, best_name, seen
-from studies.pages import Section
-from studies.trained_pairs import Bench, Measured, Rows, measure_all, publish, sample, shown
+from studies.pages import Measured, Rows, Section, publish, shown
+from studies.trained_pairs import Bench, measure_all, sample
 
 from paradigms import Generative
 from paradigms.evaluate import seeds_interval

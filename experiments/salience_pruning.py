@@ -77,8 +77,8 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import numpy as np
 from studies.model_runs import Bench, Job, Measured, open_bench, run_jobs
+from studies.pages import publish
 from studies.salience_report import Found, describe
-from studies.trained_pairs import publish
 
 from paradigms import Paradigm
 from paradigms.aligner import aligner

@@ -42,8 +42,8 @@ if __name__ == "__main__":  # before the imports that take seconds
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from studies.pages import Section
-from studies.trained_pairs import Bench, Measured, Rows, measure_all, publish, sample, shown
+from studies.pages import Measured, Rows, Section, publish, shown
+from studies.trained_pairs import Bench, measure_all, sample
 from torch import Tensor
 
 from paradigms import Generative, Paradigm

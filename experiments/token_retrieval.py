@@ -80,9 +80,9 @@ if __name__ == "__main__":  # before the imports that take seconds
 import torch
 from accelerate import Accelerator
 from studies.model_runs import Bench, Job, Measured, open_bench, run_jobs
+from studies.pages import publish
 from studies.token_claims import Model, describe, gather
 from studies.token_measures import MEASURES, imputed_run, measure, token_search
-from studies.trained_pairs import publish
 
 from paradigms import Paradigm
 from paradigms.colbert import colbert

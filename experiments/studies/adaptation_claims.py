@@ -11,8 +11,7 @@ import numpy as np
 from jaxtyping import Float
 from studies.curves import Curves, Values
 from studies.model_runs import unlearned
-from studies.pages import Section
-from studies.trained_pairs import Rows, shown
+from studies.pages import Rows, Section, shown
 
 from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.adaptation import LEVEL, Adaptation, Rule, adapt, best, best_if_significant

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from studies.capacity_tasks import BI, UNI
-from studies.pages import Section
+from studies.pages import Rows, Section, shown
 from studies.projection_runs import shown_dimension
-from studies.trained_pairs import Rows, shown
 
 from paradigms.evaluate import Interval, seeds_interval
 from paradigms.evaluate.claims import Claim, judge

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
-from studies.trained_pairs import shown
+from studies.pages import shown
 
 from paradigms.evaluate import Interval, seeds_interval
 from paradigms.evaluate.report import PALETTE

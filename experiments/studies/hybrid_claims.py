@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
-from studies.pages import Section
-from studies.trained_pairs import Measured, Rows, shown
+from studies.pages import Measured, Rows, Section, shown
 
 from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.claims import Claim, judge

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from rich.console import Console
-from studies.trained_pairs import some_queries
+from studies.pages import some_queries
 
 from paradigms import Paradigm
 from paradigms.baselines.bm25 import BM25

@@ -1,5 +1,7 @@
 """Figures, tables and one self-contained HTML page for the experiments on theory, and their tracker."""
 
+from __future__ import annotations
+
 import base64
 import csv
 import io
@@ -14,12 +16,18 @@ from rich.console import Console
 from rich.table import Table
 from studies.shared_settings import Tracker
 
+from paradigms.data import Split, hold_out
+from paradigms.evaluate import Interval
 from paradigms.evaluate.report import format_number
 from paradigms.io.files import atomic_text, write_json, write_text
 from paradigms.io.progress import progress_bar
 
 if TYPE_CHECKING:
+    from accelerate import Accelerator
     from matplotlib.figure import Figure
+
+Measured = dict[str, Any]  # of one seed or model, as JSON holds it
+Rows = list[dict[str, Any]]
 
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -60,7 +68,7 @@ def write_page(
     title: str,
     summary: str,
     sections: Sequence[Section],
-    figures: Mapping[str, "Figure"],
+    figures: Mapping[str, Figure],
     settings: Mapping[str, Any],
 ) -> Path:
     """Write every figure as NAME.png and the page that embeds them as report.html; returns its path."""
@@ -139,7 +147,7 @@ def finish(
     summary: str,
     results: Mapping[str, Any],
     sections: Sequence[Section],
-    figures: Mapping[str, "Figure"],
+    figures: Mapping[str, Figure],
     numbers: Mapping[str, float],
 ) -> None:
     """Print the sections, write results.json, the figures and the page to settings.output; track `numbers`.
@@ -165,3 +173,43 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     lines = [list(rows[0]), ["---"] * len(rows[0]), *([*map(format_number, row.values())] for row in rows)]
     cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
     write_text(path.with_suffix(".md"), "".join(f"| {' | '.join(line)} |\n" for line in cells))
+
+
+def publish(
+    settings: Any,
+    title: str,
+    summary: str,
+    sections: Mapping[str, Section],
+    figures: Mapping[str, Figure],
+    accelerator: Accelerator,
+) -> None:
+    """Each section's rows as NAME.csv, NAME.json and NAME.md, the figures as PNG, and all on one page.
+
+    settings: a dataclass with an output folder.
+    """
+    from paradigms.train.job import environment
+
+    folder, where = Path(settings.output), environment(accelerator)
+    for name, section in sections.items():
+        write_rows(folder / name, section.rows)
+    write_json(folder / "environment.json", where)
+    page = write_page(folder, title, summary, list(sections.values()), figures, asdict(settings) | where)
+    print_sections(list(sections.values()))
+    Console().print(f"{summary}\nReport: {page}")
+    if accelerator.trackers:
+        import wandb
+
+        run = accelerator.get_tracker("wandb").tracker
+        run.log({name: wandb.Image(str(folder / f"{name}.png")) for name in figures})
+
+
+def shown(interval: Interval, sign: str = "") -> str:
+    """mean [low, high]; sign: "+" for differences."""
+    return f"{interval.mean:{sign}.3f} [{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]"
+
+
+def some_queries(split: Split, count: int) -> Split:
+    """`count` of the split's queries, drawn by their ids alone; 0: all."""
+    if not 0 < count < len(split.queries):
+        return split
+    return hold_out(split, count / len(split.queries))[1]

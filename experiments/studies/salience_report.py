@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from studies.curves import Curves, Values
 from studies.model_runs import unlearned
-from studies.pages import Section
-from studies.trained_pairs import Rows
+from studies.pages import Rows, Section
 
 from paradigms.evaluate import PerQuery
 from paradigms.evaluate.claims import Claim, judge

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from studies.curves import Curves, Values
 from studies.model_runs import unlearned
-from studies.pages import Section
+from studies.pages import Rows, Section, shown
 from studies.token_measures import MEASURES, TOP
-from studies.trained_pairs import Rows, shown
 
 from paradigms.evaluate import PerQuery, seeds_interval
 from paradigms.evaluate.claims import Claim, judge

@@ -11,25 +11,23 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from rich.console import Console
-from studies.pages import Section, print_sections, write_page, write_rows
+from studies.pages import Measured, some_queries
 from studies.shared_settings import PairSettings
 
 from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm, load
 from paradigms.baselines.bm25 import BM25
-from paradigms.data import Collection, Problems, Run, Split, hold_out
-from paradigms.evaluate import Interval
+from paradigms.data import Collection, Problems, Run, Split
 from paradigms.generative.pairs import Pair, indexing_pairs, retrieval_pairs
 from paradigms.generative.small import small_t5
 from paradigms.io.files import write_json
 from paradigms.train.dev import candidates
 from paradigms.train.job import (
     begin,
-    environment,
     fit,
     keep_settings,
     open_collection,
@@ -39,12 +37,6 @@ from paradigms.train.job import (
 from paradigms.train.likelihood import Likelihood
 from paradigms.train.loop import TrainingSettings, train, training_seconds
 from paradigms.train.state import by_main
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-Measured = dict[str, Any]  # of one seed, as JSON holds it
-Rows = list[dict[str, Any]]
 
 TRAINING = (  # settings of the models; a folder of models that were trained otherwise is refused
     *("collection", "documents", "backbone", "vocabulary", "width", "layers", "steps", "generative_steps"),
@@ -79,13 +71,6 @@ def open_bench(settings: PairSettings, console: Console) -> Bench:
         raise SystemExit(f"{collection.name} has no training queries")
     test = some_queries(collection.split("test"), settings.queries)
     return Bench(collection, train, test, BM25.build(collection.corpus, collection.corpus.ids))
-
-
-def some_queries(split: Split, count: int) -> Split:
-    """`count` of the split's queries, drawn by their ids alone; 0: all."""
-    if not 0 < count < len(split.queries):
-        return split
-    return hold_out(split, count / len(split.queries))[1]
 
 
 # --- training ---------------------------------------------------------------------------------------
@@ -279,32 +264,6 @@ def measure_all(
     return bench, found, accelerator
 
 
-def publish(
-    settings: Any,
-    title: str,
-    summary: str,
-    sections: Mapping[str, Section],
-    figures: Mapping[str, Figure],
-    accelerator: Accelerator,
-) -> None:
-    """Each section's rows as NAME.csv, NAME.json and NAME.md, the figures as PNG, and all on one page.
-
-    settings: a dataclass with an output folder.
-    """
-    folder, where = Path(settings.output), environment(accelerator)
-    for name, section in sections.items():
-        write_rows(folder / name, section.rows)
-    write_json(folder / "environment.json", where)
-    page = write_page(folder, title, summary, list(sections.values()), figures, asdict(settings) | where)
-    print_sections(list(sections.values()))
-    Console().print(f"{summary}\nReport: {page}")
-    if accelerator.trackers:
-        import wandb
-
-        run = accelerator.get_tracker("wandb").tracker
-        run.log({name: wandb.Image(str(folder / f"{name}.png")) for name in figures})
-
-
 def sample(bench: Bench, settings: PairSettings) -> str:
     """What was measured and trained on, for a summary."""
     return (
@@ -313,8 +272,3 @@ def sample(bench: Bench, settings: PairSettings) -> str:
         f"trained on {settings.steps * settings.batch_size:,} queries each. Intervals (95 %) resample seeds "
         "and queries."
     )
-
-
-def shown(interval: Interval, sign: str = "") -> str:
-    """mean [low, high]; sign: "+" for differences."""
-    return f"{interval.mean:{sign}.3f} [{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]"

@@ -22,7 +22,8 @@ from alignment_directions import (
 )
 from rich.console import Console
 from studies import trained_pairs
-from studies.trained_pairs import Bench, open_bench, pairs_of, query_share, some_queries
+from studies.pages import some_queries
+from studies.trained_pairs import Bench, open_bench, pairs_of, query_share
 
 from paradigms import Generative, Paradigm, load
 from paradigms.data import Problems
