@@ -33,9 +33,9 @@ class Settings:
     """other splits whose queries search the same documents, each with a table of its own; by default pydocs'
     parameters, beside test"""
     size: str = "small"
-    """small: a fixed subset of pydocs that fits 15 minutes on 2 cores; full: all of the collection"""
+    """small: a fixed subset of pydocs that fits ten minutes on 2 cores; full: all of the collection"""
     systems: list[str] | dict[str, dict[str, Any]] = field(
-        default_factory=lambda: ["dpr", "me_bert", "colbert", "coil", "aligner", "xtr", "dsi"]
+        default_factory=lambda: ["dpr", "me_bert", "colbert", "coil", "aligner", "xtr"]
     )
     """paradigms: dpr, me_bert, colbert, coil, aligner, xtr; generative: dsi, genre, seal. Or systems by name:
     '{"colbert-32": {"paradigm": "colbert", "options": {"dim": 32}}, "mine": {"checkpoint": "results/mine"}}'.
@@ -144,7 +144,7 @@ from paradigms.train.job import (
 from paradigms.train.loop import kept_step, training_seconds
 from paradigms.train.state import by_main
 
-SMALL = 2000  # documents of pydocs that fit the whole job in 15 minutes on 2 cores
+SMALL = 2000  # documents of pydocs that fit the whole job in ten minutes on 2 cores
 STAGES = ("retrieve", "rerank")  # of the queries of `split`
 ALIGNED = 6  # test queries in the report's alignment view
 # Seconds on two CPU cores, with the default encoder and T5: for each training pair, document and query of an
