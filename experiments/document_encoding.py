@@ -205,7 +205,7 @@ def claim(
     measure: str,
     printed: str,
     values: Values,
-    margin: float = 0,
+    margin: float = 0.0,
 ) -> Claim:
     """mean(pair[0]) > mean(pair[1]) − margin; a system below `LEARNED` of BM25's R@10 is not heard."""
     least = LEARNED * values[BM25]["R@10"].mean()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -97,5 +98,10 @@ def _joined(queries: Any, documents: Any) -> Paradigm:
         if not (isinstance(model, Paradigm) and isinstance(model.encoder, TextEncoder)):
             raise ValueError(f"a pair is of two text encoders, and {model.name} is none")
     if queries.recipe != documents.recipe:
-        raise ValueError(f"queries are scored by {queries.recipe}, documents by {documents.recipe}")
+        ours, theirs = asdict(queries.recipe), asdict(documents.recipe)
+        differ = [f"{key} ({ours[key]} and {theirs[key]})" for key in ours if ours[key] != theirs[key]]
+        raise ValueError(
+            f"the encoders of queries and documents are no pair, they differ in {', '.join(differ)}: give "
+            "--model too where only --document-model was given"
+        )
     return Paradigm(documents.recipe, TwoTowers(queries.encoder, documents.encoder))

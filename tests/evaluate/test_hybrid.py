@@ -46,7 +46,7 @@ def test_the_weight_adds_sparse_scores_to_dense_ones() -> None:
     assert list(combine(DENSE, SPARSE, 0.5)["q"]) == ["g", "r", "s"]
     assert list(combine(DENSE, SPARSE, 3.0)["q"]) == ["g", "s", "r"]
     assert combine({"q": {}}, {"q": {}}, 1.0) == {"q": {}}
-    with pytest.raises(ValueError, match="of 's' for the query 'q' is NaN"):
+    with pytest.raises(ValueError, match="'s' for query 'q' is NaN"):
         combine(DENSE, {"q": SPARSE["q"] | {"s": float("nan")}}, 1.0)
     for weight in (-0.1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="finite and at least 0"):

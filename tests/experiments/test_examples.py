@@ -25,7 +25,9 @@ from paradigms.data.collection import Collection
 from paradigms.encoder.text import ENCODERS
 from paradigms.io.plugins import LOADED, load_plugins
 from paradigms.io.settings import from_command_line
+from paradigms.recipe import Recipe
 from tests import test_laws as laws
+from tests.scoring import test_equals_rel as equals_rel
 from tests.tiny import WORDS
 
 ROOT = Path(__file__).parents[2]
@@ -149,7 +151,7 @@ def test_a_new_alignment_obeys_the_laws(registries: None) -> None:
         laws.test_one_token_on_each_side_is_the_inner_product,
     ):
         law(case)
-    laws.test_in_batch_scoring_equals_rel(case, 1)
+    equals_rel.test_in_batch(Recipe("soft", "softmax", "query_tokens", {"tau": 0.5}), salience=True, real=0.7)
 
 
 def test_two_settings_and_a_plugin_are_compared(

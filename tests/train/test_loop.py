@@ -91,7 +91,7 @@ def test_every_paradigm_learns_a_tiny_problem(tiny_bert: Path, tmp_path: Path, n
     fit(tiny_bert, tmp_path, settings, paradigm=without_dropout(build(tiny_bert, name)))
     losses = [line["loss"] for line in history(tmp_path)]
     assert len(losses) == 30
-    assert sum(losses[-5:]) < 0.4 * sum(losses[:5])
+    assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
 
 
 def test_an_interrupted_run_goes_on_bit_for_bit_with_dropout(tiny_bert: Path, tmp_path: Path) -> None:
