@@ -1,6 +1,7 @@
 """Imports run one way: what each part of the project may import of the others, read from the source."""
 
 import ast
+import graphlib
 import re
 import sys
 import tomllib
@@ -92,3 +93,20 @@ def test_no_script_shadows_a_package():
     taken = required | sys.stdlib_module_names | {"paradigms", "theory", "tests", "evaluate", "faiss"}
     for script in (ROOT / "experiments").glob("*.py"):
         assert script.stem not in taken, f"{script} hides the package {script.stem}"
+
+
+def test_no_import_runs_in_a_circle():
+    """Imports at the top of modules; scripts name their parts from experiments/ on."""
+    files = {
+        ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): file
+        for folder, root in (("paradigms", ROOT), ("theory", ROOT), ("experiments", ROOT / "experiments"))
+        for file in modules(folder)
+    }
+    graph: dict[str, set[str]] = {module: set() for module in files}
+    for module, file in files.items():
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ImportFrom):
+                parts = {f"{node.module}.{alias.name}" for alias in node.names} & files.keys()
+                named = parts or {str(node.module)} & files.keys()
+                graph[module] |= {name for name in named if not f"{module}.".startswith(f"{name}.")}
+    list(graphlib.TopologicalSorter(graph).static_order())  # CycleError names the circle
