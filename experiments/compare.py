@@ -67,7 +67,7 @@ class Settings:
     evaluate_every: int = 30
     """steps between dev measures: the last state is kept, or an earlier one (or the untrained encoder) if
     it is better by more than the measure's standard error"""
-    dev_queries: int = 256
+    dev_queries: int = 100
     """dev queries of that measure, drawn by a hash where there are more: nDCG@10 of reranking BM25's first 10
     documents and the relevant ones"""
     baseline: str = "bm25"
