@@ -333,7 +333,7 @@ def test_dpr(dpr_pair, tmp_path):
 
 def test_pairs_that_do_not_go_together(dpr_pair, bert, tmp_path):
     _, (questions, _), _ = dpr_pair
-    with pytest.raises(ValueError, match="queries are scored by"):
+    with pytest.raises(ValueError, match="they differ in"):
         paradigms.load(questions, documents=bert)
     reranker = tmp_path / "reranker"
     cross_attention(bert).save_pretrained(reranker)
