@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from studies.shared_settings import read_systems
+from studies.shared_settings import System, read_systems
 
 from paradigms.io.settings import command_line, folder_name
 
@@ -108,9 +108,10 @@ from rich.console import Console
 from studies.alignment_view import align_query, chosen_queries
 from studies.systems import Data, searcher, trained, training_settings
 
-from paradigms import GENERATIVE, Paradigm
+from paradigms import GENERATIVE, PARADIGMS, Paradigm
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Split, read_run, write_run
+from paradigms.encoder.text import ENCODERS
 from paradigms.evaluate import (
     MEASURES,
     Report,
@@ -129,6 +130,7 @@ from paradigms.evaluate import (
 )
 from paradigms.index import INDEXES
 from paradigms.io.files import write_json, write_text
+from paradigms.io.plugins import LOADED, plugin_of
 from paradigms.io.progress import progress_bar
 from paradigms.train.dev import candidates
 from paradigms.train.job import (
@@ -136,6 +138,7 @@ from paradigms.train.job import (
     NEGATIVES_DEPTH,
     STATES,
     begin,
+    checksum,
     environment,
     keep_settings,
     open_collection,
@@ -170,11 +173,13 @@ def main(settings: Settings) -> None:
     kept = asdict(settings) | {"fingerprint": collection.fingerprint}
     kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
     free = {"systems", "tracker", "baseline", "output"}
+    kept |= content(backbone=settings.backbone)
+    splits = divided(collection, settings)
     by_main(lambda: keep_settings(kept, folder, free), accelerator)
     resumed = any((folder / name).exists() for name in settings.chosen)
     for name, system in settings.chosen.items():
-        by_main(partial(keep_settings, asdict(system), folder / name, ()), accelerator)
-    data = prepare(collection, settings, progress=accelerator.is_main_process)
+        by_main(partial(keep_settings, bound(system), folder / name, ()), accelerator)
+    data = prepare(collection, splits, settings, progress=accelerator.is_main_process)
     if accelerator.is_main_process:
         run_bm25(data, settings, folder)
     accelerator.wait_for_everyone()
@@ -219,8 +224,24 @@ def announce(settings: Settings, finished: list[str], documents: int, queries: i
     )
 
 
-def prepare(collection: Collection, settings: Settings, *, progress: bool = False) -> Data:
-    """Splits, and BM25 with what training needs of it.
+def content(**paths: str) -> dict[str, str]:
+    """The checksums of those files and folders that are there."""
+    return {f"content of {name}": checksum(Path(path)) for name, path in paths.items() if Path(path).exists()}
+
+
+def bound(system: System) -> dict[str, Any]:
+    """What a system's results are bound to: its settings, and the content of what they name."""
+    found = {name: path for name in ("backbone", "checkpoint") if (path := getattr(system, name))}
+    builder, encoder = PARADIGMS.get(system.paradigm), ENCODERS.get(system.options.get("encoder", ""))
+    names = {plugin_of(of) for of in (builder, encoder) if of is not None}
+    if system.checkpoint and Path(system.checkpoint, "plugins.json").is_file():
+        names |= {file.name for file in LOADED}
+    plugins = {f"plug-in {file.name}": str(file) for file in LOADED if file.name in names}
+    return asdict(system) | content(**found) | content(**plugins)
+
+
+def divided(collection: Collection, settings: Settings) -> tuple[Split, Split, Split, dict[str, Split]]:
+    """Queries to train on, dev queries, test queries, those of the splits `also`; SystemExit without them.
 
     Without a dev split a tenth of the training queries is held out for it; test queries choose nothing.
     """
@@ -238,13 +259,24 @@ def prepare(collection: Collection, settings: Settings, *, progress: bool = Fals
             f"{collection.name} has no training queries: --steps 0 compares encoders without training, and "
             "a system with a checkpoint was trained elsewhere"
         )
+    return train_split, dev, test, {name: collection.split(name) for name in also}
+
+
+def prepare(
+    collection: Collection,
+    splits: tuple[Split, Split, Split, dict[str, Split]],
+    settings: Settings,
+    *,
+    progress: bool = False,
+) -> Data:
+    """The splits that `divided` gives, and BM25 with what training needs of it."""
+    train_split, dev, test, others = splits
     began = time.perf_counter()
     bm25 = BM25.build(collection.corpus, collection.corpus.ids, progress=progress)
     seconds = time.perf_counter() - began
     dev_run = bm25.search(dev.queries, DEV_DEPTH, progress=progress)
     mined = train_split.queries if settings.negatives else {}
     train_run = bm25.search(mined, NEGATIVES_DEPTH, progress=progress and bool(mined))
-    others = {name: collection.split(name) for name in also}
     return Data(collection, train_split, dev, test, others, bm25, seconds, dev_run, train_run)
 
 

@@ -141,6 +141,8 @@ def retrieved_tokens(S: Pairs, valid: Valid, k: int) -> Valid:
 
 
 def _argmax(S: Pairs, valid: Valid, axis: int) -> Pairs:
+    if not S.shape[axis]:
+        return torch.zeros_like(S)
     best = S.detach().masked_fill(~valid, -torch.inf).max(axis, keepdim=True).indices
     return torch.zeros_like(S).scatter(axis, best, 1.0) * valid
 

@@ -37,6 +37,8 @@ def entropic_topk(
     if iterations is not None and iterations < 1:
         raise ValueError(f"iterations must be at least 1, or None for the exact solution, got {iterations}")
     mask = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
+    if not scores.numel():
+        return torch.zeros_like(scores)
     with torch.autocast(scores.device.type, enabled=False):
         s = _wide(scores, mask)
         length = mask.sum(-1)

@@ -282,6 +282,17 @@ def test_empty_texts_score_zero_and_harm_nothing(case: Case):
 
 
 @ALL
+def test_texts_without_a_place_score_zero(case: Case):
+    """Documents or queries of length 0, where not even padding stands."""
+    documents, queries = make(case, 1, N, case.document_tokens, 0), make(case, B, 1, case.query_tokens, 1)
+    for sides in (
+        (documents.map(lambda t: t[:, :, :0]), queries),
+        (documents, queries.map(lambda t: t[:, :, :0])),
+    ):
+        assert not case.rel(*sides).any()
+
+
+@ALL
 def test_one_token_on_each_side_is_the_inner_product(case: Case):
     """With M = N = 1, equal ids, salience 1 and everything retrieved, every paradigm is dᵀq."""
     documents, queries = make(case, 1, N, 1, 0, [1] * N), make(case, B, 1, 1, 1, [1] * B)

@@ -71,11 +71,17 @@ def test_a_plugin_is_imported_once_under_its_own_name(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("absent.py", "no such Python file"), ("json.py", "another module's"), ("a.b.py", "not a module name")],
+    [
+        ("absent.py", "no such Python file"),
+        ("json.py", "another module's"),
+        ("a.b.py", "not a module name"),
+        ("broken_plugin.py", "broken_plugin.py, line 2: SyntaxError"),
+        ("failing_plugin.py", "failing_plugin.py, line 2: ZeroDivisionError"),
+    ],
 )
 def test_files_that_are_no_plugins(tmp_path, monkeypatch, name, message):
     monkeypatch.setattr(sys, "path", list(sys.path))
     if name != "absent.py":
-        (tmp_path / name).write_text("")
+        (tmp_path / name).write_text({"b": "\n(", "f": "\n1 / 0"}.get(name[0], ""))
     with pytest.raises((FileNotFoundError, ValueError), match=message):
         load_plugins(tmp_path / name)

@@ -234,7 +234,8 @@ def measure_all(
     folder = Path(settings.output)
     accelerator, console = begin(settings)
     bench = open_bench(settings, console)
-    same = {"fingerprint": bench.collection.fingerprint}
+    same: dict[str, Any] = {"fingerprint": bench.collection.fingerprint}
+    same |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
     of_models = {name: getattr(settings, name) for name in TRAINING} | same
     by_main(lambda: keep_settings(of_models, Path(settings.models), free=()), accelerator)
     by_main(lambda: keep_settings(asdict(settings) | same, folder, free=FREE), accelerator)

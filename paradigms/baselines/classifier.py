@@ -24,7 +24,7 @@ def is_classifier(name: str | Path) -> bool:
 
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         return False
-    kinds = AutoConfig.from_pretrained(name).architectures or []
+    kinds = AutoConfig.from_pretrained(name, trust_remote_code=False).architectures or []
     return any(kind.endswith("ForSequenceClassification") for kind in kinds)
 
 
@@ -39,7 +39,7 @@ class SequenceClassifier:
 
         with quiet():
             model, found = AutoModelForSequenceClassification.from_pretrained(
-                name, dtype=torch.float32, output_loading_info=True
+                name, trust_remote_code=False, dtype=torch.float32, output_loading_info=True
             )
         if found["missing_keys"]:
             missing = sorted(found["missing_keys"])[0]

@@ -40,11 +40,13 @@ def load_backbone(name: str | Path) -> Any:
 
     if Path(name).is_absolute() and not Path(name).is_dir():
         raise FileNotFoundError(f"the backbone {name} is a path, and no such folder is there")
-    config = AutoConfig.from_pretrained(name)
+    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     halves = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
     loader = AutoModelForTextEncoding if halves else AutoModel
     with quiet():
-        model, found = loader.from_pretrained(name, dtype=torch.float32, output_loading_info=True)
+        model, found = loader.from_pretrained(
+            name, trust_remote_code=False, dtype=torch.float32, output_loading_info=True
+        )
     missing = sorted(key for key in found["missing_keys"] if not key.startswith("pooler."))
     if missing:
         raise ValueError(
@@ -65,10 +67,12 @@ def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
     from transformers import AutoConfig, AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except ValueError as error:
         raise ValueError(f"{name} has no tokenizer: {error}") from error
-    entries = AutoConfig.from_pretrained(name).vocab_size if entries is None else entries
+    entries = (
+        AutoConfig.from_pretrained(name, trust_remote_code=False).vocab_size if entries is None else entries
+    )
     if len(tokenizer) < entries / 2:
         raise ValueError(
             f"the tokenizer of {name} knows {len(tokenizer)} tokens and its encoder {entries}: "
@@ -105,7 +109,7 @@ def load_seq2seq(name: str | Path) -> Any:
 
     with quiet():
         model, found = AutoModelForSeq2SeqLM.from_pretrained(
-            name, dtype=torch.float32, output_loading_info=True
+            name, trust_remote_code=False, dtype=torch.float32, output_loading_info=True
         )
     missing = sorted(found["missing_keys"])
     if missing:

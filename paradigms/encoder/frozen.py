@@ -50,13 +50,15 @@ class Split:
         parameters = dict(backbone.named_parameters())
         asked = {name: p.requires_grad for name, p in parameters.items()}
         with _evaluating(backbone), torch.enable_grad():
-            for p in parameters.values():
-                p.requires_grad_(True)
-            gradients = torch.autograd.grad(
-                self._run_lower(probe).sum(), list(parameters.values()), allow_unused=True
-            )
-            for name, p in parameters.items():
-                p.requires_grad_(asked[name])
+            try:
+                for p in parameters.values():
+                    p.requires_grad_(True)
+                gradients = torch.autograd.grad(
+                    self._run_lower(probe).sum(), list(parameters.values()), allow_unused=True
+                )
+            finally:
+                for name, p in parameters.items():
+                    p.requires_grad_(asked[name])
         used = [name for name, g in zip(parameters, gradients, strict=True) if g is not None]
         self.frozen = [parameters[name] for name in used if asked[name]]
         self._used = {name.removeprefix("base_model.model.").replace(".base_layer.", ".") for name in used}
@@ -119,12 +121,16 @@ class Split:
 class LowerStates:
     """Hidden states by token ids, in memory-mapped files of `folder` that many runs and processes share.
 
-    `fingerprint` is the `Split`'s: states of other weights lie in another folder below `folder`. A file whose
-    content is not what its checksum says is left out with a warning, and made again by `add`.
+    A file whose content is not what its checksum says is left out with a warning, and made again by `add`.
     """
 
-    def __init__(self, folder: Path, fingerprint: str) -> None:
-        self.folder = folder / fingerprint[:16]
+    @staticmethod
+    def place(folder: Path, fingerprint: str) -> Path:
+        """Where the states of a `Split` with this fingerprint lie: those of other weights lie beside them."""
+        return folder / fingerprint[:16]
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._files: set[str] = set()
         self._rows: dict[bytes, Tensor] = {}
         self.open()

@@ -56,7 +56,7 @@ def width(backbone: str | Path) -> int:
     from transformers import AutoConfig
 
     name = offline_encoder() if backbone == "offline" else backbone
-    return int(AutoConfig.from_pretrained(name).hidden_size)
+    return int(AutoConfig.from_pretrained(name, trust_remote_code=False).hidden_size)
 
 
 def modules(folder: Path) -> list[tuple[str, Path]]:

@@ -220,6 +220,7 @@ class TextEncoder(Encoder):
             return
         if self.split is not None:
             self.split.release()
+            self.split = None  # where the next one cannot be made, all layers are trained
         probe = self.tokenize(["what the layers give", "in one part or in two"], "document").to(self.device)
         self.split = Split(self.backbone, trained_layers, probe) if trained_layers else None
 
@@ -230,7 +231,10 @@ class TextEncoder(Encoder):
             weights = adapted_weights(self.backbone, merged=True)
         else:
             weights = self.backbone.state_dict()
-        self.split.store = LowerStates(folder, self.split.fingerprint(weights))
+        found = self.split.fingerprint(weights)
+        kept = LowerStates.place(folder, found)
+        if self.split.store is None or self.split.store.folder != kept:
+            self.split.store = LowerStates(kept)
         return self.split.store
 
     def _vectors(self, side: Side) -> str:

@@ -19,6 +19,8 @@ from paradigms.io.files import write_text
 if TYPE_CHECKING:
     import rich.table
 
+ZERO = re.compile(r"(?<!\d)0\.")  # before the point of a number below 1
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -58,7 +60,7 @@ class ResultTable:
         """Row − column of `pairs`, with marks: the differences of each system from those before it."""
         found: dict[str, list[str]] = {}
         for pair in self.pairs:
-            shown = f"{pair.difference:+.3f}{pair.mark}".replace("0.", ".")
+            shown = f"{ZERO.sub('.', f'{pair.difference:+.3f}')}{pair.mark}"
             found.setdefault(pair.system, []).append(shown)
         return list(found.items())
 
@@ -152,7 +154,7 @@ def rich_table(table: ResultTable) -> rich.table.Table:
             text = Text(
                 f"{cell.mean:.3f}{cell.mark or ' '}", "bold" if cell.mean == table.best(measure) else ""
             )
-            interval = f"{cell.low:.3f}–{cell.high:.3f} ".replace("0.", ".")  # five measures in 80 columns
+            interval = ZERO.sub(".", f"{cell.low:.3f}–{cell.high:.3f} ")  # five measures in 80 columns
             cells.append(text.append(f"\n{interval}", "dim not bold"))
         shown.add_row(Text(row.system), *cells)
     return shown

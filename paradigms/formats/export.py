@@ -149,6 +149,6 @@ def register_markers(encoder: TextEncoder, folder: Path) -> None:
     if tokens:
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         tokenizer.add_tokens(tokens, special_tokens=True)
         tokenizer.save_pretrained(folder)

@@ -38,4 +38,7 @@ def longest(folder: Path) -> int:
     """The longest text in tokens that the encoder has places for; `LENGTH` where they are without end."""
     from transformers import AutoConfig
 
-    return int(getattr(AutoConfig.from_pretrained(folder), "max_position_embeddings", None) or LENGTH)
+    return int(
+        getattr(AutoConfig.from_pretrained(folder, trust_remote_code=False), "max_position_embeddings", None)
+        or LENGTH
+    )

@@ -73,7 +73,7 @@ def safe_weights(folder: Path, pickled: bool) -> Iterator[Path]:
         refuse_pickles(str(folder), found)
     files = [folder / file for of in found.values() for file in of]
     with tempfile.TemporaryDirectory() as temporary:
-        copy = Path(temporary) / folder.name
+        copy = Path(temporary) / (folder.resolve().name or "model")
         for file in folder.rglob("*"):
             if file.is_file() and file not in files and not file.name.endswith(".bin.index.json"):
                 link = copy / file.relative_to(folder)

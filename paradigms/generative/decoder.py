@@ -26,7 +26,7 @@ def check_family(backbone: str | Path) -> None:
     """ValueError where a checkpoint, a hub name or a folder, is none of these models."""
     from transformers import AutoConfig
 
-    found = AutoConfig.from_pretrained(backbone).model_type
+    found = AutoConfig.from_pretrained(backbone, trust_remote_code=False).model_type
     if found not in FAMILIES:
         raise ValueError(f"{backbone} is a {found}; generative paradigms need one of {', '.join(FAMILIES)}")
 

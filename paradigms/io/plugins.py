@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +22,8 @@ def load_plugins(files: str | Path | Iterable[str | Path]) -> None:
     """Import each file as the module of its own name, once in this process.
 
     Its folder is appended to `sys.path`, so that spawned processes unpickle what it defines.
-    FileNotFoundError where there is no such file; ValueError where another module has its name.
+    FileNotFoundError where there is no such file; ValueError where another module has its name, or
+    the file cannot be imported.
     """
     for file in [files] if isinstance(files, str | Path) else files:
         path = Path(file).resolve()
@@ -35,7 +37,13 @@ def load_plugins(files: str | Path | Iterable[str | Path]) -> None:
             raise ValueError(
                 f"plug-in {file}: {path.stem} is not a module name, or another module's: rename the file"
             )
-        importlib.import_module(path.stem)
+        try:
+            importlib.import_module(path.stem)
+        except Exception as error:  # of the user's own code
+            at = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+            line = error.lineno if isinstance(error, SyntaxError) else at[-1] if at else None
+            where = f"plug-in {file}" + (f", line {line}" if line else "")
+            raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
         if path not in LOADED:
             LOADED.append(path)
 

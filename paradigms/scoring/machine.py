@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from typing import TypeVar
 
@@ -35,16 +35,21 @@ def shared(function: Callable[[Item], Result], items: Iterable[Item], threads: i
     helpers = min(threads, len(items)) - 1
 
     def work() -> None:
-        _busy.sharing = helpers > 0
+        outer = getattr(_busy, "sharing", False)
+        _busy.sharing = outer or helpers > 0
         try:
             for place in places:
                 results[place] = function(items[place])
         finally:
-            _busy.sharing = False
+            _busy.sharing = outer
 
     waiting = [_pool(threads, os.getpid()).submit(work) for _ in range(helpers)]
-    work()
-    for helper in waiting:
+    try:
+        work()
+    finally:  # nothing is left for helpers that have not begun; the others may still write
+        begun = [helper for helper in waiting if not helper.cancel()]
+        wait(begun)
+    for helper in begun:
         helper.result()
     return results
 

@@ -156,8 +156,10 @@ def test_damage_is_told_and_repaired(tiny_bert: Path, tmp_path: Path) -> None:
     (file,) = tmp_path.rglob("*.safetensors")
     whole = file.read_bytes()
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    again = build(tiny_bert)  # the first holds what it has read
+    again.freeze(1)
     with pytest.warns(RuntimeWarning, match=r"states\.safetensors is damaged"):
-        store = keep(encoder, tmp_path, TEXTS)
+        store = keep(again, tmp_path, TEXTS)
     assert len(store) == len(TEXTS)
     assert file.read_bytes() == whole
 
@@ -177,8 +179,13 @@ def test_what_cannot_be_split_or_kept_is_told(tiny_bert: Path, tmp_path: Path) -
     with pytest.raises(ValueError, match="trained_layers=3: the backbone has 2 layers"):
         encoder.freeze(3)
     encoder.freeze(1)
+    trained = [name for name, p in encoder.named_parameters() if p.requires_grad]
+    with pytest.raises(ValueError, match="trained_layers=3"):
+        encoder.freeze(3)
+    encoder.freeze(1)  # what failed in between has left nothing half done
+    assert [name for name, p in encoder.named_parameters() if p.requires_grad] == trained
     assert encoder.split is not None
-    store = LowerStates(tmp_path, "x")
+    store = LowerStates(tmp_path / "x")
     with pytest.raises(ValueError, match="beyond those of float16"):
         store.add(
             TEXTS, lambda t: encoder.tokenize(t, "document"), lambda b: torch.full((len(b), 99, 2), 1e9)

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -211,11 +212,34 @@ def test_other_settings_are_not_mixed_into_a_results_folder(
         run(settings(collection, tiny_bert, finished, steps=3))
 
 
+def test_a_checkpoint_that_has_changed_is_not_taken_for_the_old_one(
+    finished: Path, collection: Path, tiny_bert: Path, tmp_path: Path
+):
+    checkpoint = tmp_path / "mine"
+    shutil.copytree(finished / "dpr" / "checkpoint", checkpoint)
+    flags = settings(
+        collection, tiny_bert, tmp_path / "out", systems=systems(mine={"checkpoint": str(checkpoint)})
+    )
+    run(flags)
+    shutil.rmtree(checkpoint)
+    shutil.copytree(finished / "colbert" / "checkpoint", checkpoint)
+    with pytest.raises(SystemExit, match="mine holds results with other settings"):
+        run(flags)
+
+
+def test_a_mistyped_split_binds_no_folder(finished: Path, collection: Path, tiny_bert: Path, tmp_path: Path):
+    named = systems(mine={"checkpoint": str(finished / "dpr" / "checkpoint")})
+    with pytest.raises(SystemExit, match=r"has no split 'nosuch'.*--also"):
+        run(settings(collection, tiny_bert, tmp_path, systems=named, also="[nosuch]"))
+    run(settings(collection, tiny_bert, tmp_path, systems=named))
+
+
 def test_test_queries_choose_nothing(collection: Path):
     """Without a dev split it is held out of the training queries."""
     loaded: Collection = load(collection)
     flags = settings(collection, Path("unused"), collection.parent / "unused")
-    data = compare.prepare(loaded, from_command_line(compare.Settings, "", flags))
+    given = from_command_line(compare.Settings, "", flags)
+    data = compare.prepare(loaded, compare.divided(loaded, given), given)
     assert len(data.dev.queries) == 3
     assert not data.dev.queries.keys() & data.test.queries.keys()
     assert not data.dev.queries.keys() & data.train.queries.keys()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import string
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -663,3 +665,18 @@ def test_heads_that_are_not_one_are_refused():
 def test_settings_that_go_together(settings, message):
     with pytest.raises(ValueError, match=message):
         EncoderSettings(**settings)
+
+
+@pytest.mark.parametrize("parts", [("AutoConfig", "AutoModel"), ("AutoConfig", "AutoTokenizer")])
+def test_code_beside_a_checkpoint_is_never_run(tmp_path: Path, parts: tuple[str, ...]) -> None:
+    """transformers would ask on standard input, where a search reads its queries."""
+    folder = write_checkpoint("bert", tmp_path / "stranger")
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "stranger"}
+    config["auto_map"] = dict.fromkeys(parts, "code.Own")
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own: pass\n")
+    run = [sys.executable, "-c", f"import paradigms; paradigms.load({str(folder)!r})"]
+    done = subprocess.run(run, input="y\ny\ny\n", capture_output=True, text=True, check=False)
+    assert done.returncode
+    assert "[y/N]" not in done.stdout + done.stderr
+    assert not (tmp_path / "ran").exists()
