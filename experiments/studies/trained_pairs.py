@@ -1,8 +1,8 @@
 """The models that the studies of Wu et al. 2024 (arXiv:2404.00684) measure: trained once per seed, shared.
 
-All start from one T5 and learn from the same queries and documents. A model whose checkpoint is in the folder
-`models` is not trained again, and a measurement in the results folder is not repeated. Every model is in its
-last state: no dev measure chose it.
+All start from one backbone and learn from the same queries and documents. A model whose checkpoint is in the
+folder `models` is not trained again, and a measurement in the results folder is not repeated. Every model is
+in its last state: no dev measure chose it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 from studies.pages import Measured, some_queries
-from studies.shared_settings import PairSettings
+from studies.shared_settings import DIVISIONS, PairSettings
 
 from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm, load
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Problems, Run, Split
+from paradigms.data.within import within_documents
+from paradigms.generative.backbone import located
 from paradigms.generative.pairs import Pair, indexing_pairs, retrieval_pairs
 from paradigms.generative.small import small_t5
 from paradigms.io.files import write_json
@@ -29,21 +31,22 @@ from paradigms.train.dev import candidates
 from paradigms.train.job import (
     begin,
     fit,
+    fit_pairs,
     keep_settings,
     open_collection,
     training_pairs,
     training_splits,
 )
-from paradigms.train.likelihood import Likelihood
-from paradigms.train.loop import TrainingSettings, train, training_seconds
+from paradigms.train.loop import TrainingSettings, training_seconds
 from paradigms.train.state import by_main
 
 TRAINING = (  # settings of the models; a folder of models that were trained otherwise is refused
-    *("collection", "documents", "backbone", "vocabulary", "width", "layers", "steps", "generative_steps"),
-    *("batch_size", "learning_rate", "passages", "passage_words", "query_length", "document_length", "span"),
-    "precision",
+    *("collection", "documents", "division", "backbone", "decoder_layers", "frozen", "vocabulary", "width"),
+    *("layers", "steps", "generative_steps", "batch_size", "learning_rate", "head_learning_rate", "passages"),
+    *("passage_words", "query_length", "document_length", "span", "precision"),
 )
 FREE = ("systems", "seeds", "models", "output", "tracker")  # what may change within a results folder
+SAVE_EVERY = 500  # steps between checkpoints
 TEXT_RANK = 8  # of PAWA's matrices for a text vocabulary, whose size they multiply
 
 
@@ -64,6 +67,13 @@ class Bench:
 def open_bench(settings: PairSettings, console: Console) -> Bench:
     subset = settings.documents or None if settings.collection == "pydocs" else None
     collection = open_collection(settings.collection, subset, console)
+    if settings.division == "within":
+        try:
+            collection = within_documents(collection)
+        except ValueError as error:
+            raise SystemExit(f"{error}: choose --division unseen") from error
+        sizes = ", ".join(f"{len(split.queries):,} {name}" for name, split in collection.splits.items())
+        console.print(f"Queries divided within documents: {sizes}")
     if "test" not in collection.splits:
         raise SystemExit(f"{collection.name} has no split 'test'; it has {', '.join(collection.splits)}")
     train, _ = training_splits(collection, seed=0)
@@ -126,8 +136,9 @@ def _fit(
     folder = Path(settings.models) / f"seed-{seed}" / name / "training"
 
     def training(steps: int) -> TrainingSettings:
-        sizes = {"batch_size": settings.batch_size, "learning_rate": settings.learning_rate}
-        return TrainingSettings(steps=steps, **sizes, warmup=0.05, save_every=100, seed=seed)
+        names = ("batch_size", "learning_rate", "head_learning_rate")
+        chosen = {name: getattr(settings, name) for name in names}
+        return TrainingSettings(steps=steps, **chosen, warmup=0.05, save_every=SAVE_EVERY, seed=seed)
 
     if name in PARADIGMS:
         options: dict[str, Any] = {"pooling": "mean"} if name == "dpr" else {}
@@ -154,8 +165,10 @@ def _fit(
     steps = settings.generative_steps
     if model.identifiers.kind == "text":
         steps = round(settings.steps / query_share(pairs, bench))
-    objective = Likelihood(model, bench.collection.corpus, pairs)
-    return train(model, objective, training(steps), folder, accelerator=accelerator)
+    states = Path(settings.models) / "states"
+    return fit_pairs(
+        model, bench.collection.corpus, pairs, training(steps), folder, accelerator, states=states
+    )
 
 
 def build(name: str, backbone: str, seed: int, bench: Bench, settings: PairSettings) -> Generative:
@@ -164,6 +177,8 @@ def build(name: str, backbone: str, seed: int, bench: Bench, settings: PairSetti
     options: dict[str, Any] = {
         "query_length": settings.query_length,
         "document_length": settings.document_length,
+        "decoder_layers": settings.decoder_layers,
+        "frozen": settings.frozen,
     }
     if encoding.startswith("np"):
         options["tokens"] = "clusters"
@@ -216,7 +231,7 @@ def cost(folder: Path) -> Measured:
 def _width(backbone: str) -> int:
     from transformers import AutoConfig
 
-    return int(AutoConfig.from_pretrained(backbone).d_model)
+    return int(AutoConfig.from_pretrained(located(backbone)).hidden_size)
 
 
 # --- measuring and publishing -----------------------------------------------------------------------
@@ -267,9 +282,13 @@ def measure_all(
 
 def sample(bench: Bench, settings: PairSettings) -> str:
     """What was measured and trained on, for a summary."""
+    asked = {d for grades in bench.train.judgements.values() for d, grade in grades.items() if grade > 0}
+    wanted = [{d for d, grade in of.items() if grade > 0} for of in bench.test.judgements.values()]
+    share = sum(documents <= asked for documents in wanted) / max(1, len(wanted))
+    regime = f"{DIVISIONS[settings.division]}: {share:.0%} of them ask for documents with training queries"
     return (
         f"{len(bench.test.queries)} test queries over {len(bench.collection.corpus):,} documents of "
-        f"{bench.collection.name}; seeds {settings.seeds} of models from the T5 {settings.backbone!r}, "
+        f"{bench.collection.name} ({regime}); seeds {settings.seeds} of models from {settings.backbone!r}, "
         f"trained on {settings.steps * settings.batch_size:,} queries each. Intervals (95 %) resample seeds "
         "and queries."
     )

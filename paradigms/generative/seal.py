@@ -20,10 +20,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from paradigms.data import Corpus
-from paradigms.encoder.backbone import load_tokenizer
 from paradigms.encoder.text import Batch
+from paradigms.generative.backbone import load_base_tokenizer
 from paradigms.generative.constraints import ranges
-from paradigms.generative.decoder import check_family
 from paradigms.generative.forced import sequence_scores
 from paradigms.generative.identifiers import text, tokenize
 from paradigms.generative.model import Generative
@@ -45,8 +44,7 @@ def seal(backbone: str | Path, corpus: Corpus, **settings: Any) -> Generative:
     """SEAL over `backbone`; settings are fields of `model.GenerativeSettings`."""
     options: dict[str, Any] = {"name": "seal", "beams": 15} | settings
     chosen = GenerativeSettings(**options)
-    check_family(backbone)
-    names = text(corpus, load_tokenizer(backbone), chosen.document_length)
+    names = text(corpus, load_base_tokenizer(backbone), chosen.document_length)
     return Generative.build(chosen, backbone, names, corpus)
 
 
