@@ -20,7 +20,7 @@ from paradigms.generative.forced import sequence_scores
 from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.np_decoding import ClusterConstraint
-from paradigms.generative.seal import query_grams, seal_scores
+from paradigms.generative.seal import first_step, query_grams, seal_scores
 from paradigms.generative.trie import Trie
 from paradigms.io.progress import progress_bar
 
@@ -75,7 +75,7 @@ class GenerativeRetriever:
             task = bar.add_task(f"search {settings.name}", total=len(order))
             for batch in (order[start : start + step] for start in range(0, len(order), step)):
                 texts = [queries[name] for name in batch]
-                for name, scores in zip(batch, self._search(texts, k), strict=True):
+                for name, scores in zip(batch, self._search(texts), strict=True):
                     found[name] = self._ranked(scores.items(), k)
                 bar.advance(task, len(batch))
         return {name: found[name] for name in names}
@@ -112,7 +112,7 @@ class GenerativeRetriever:
                 bar.advance(task, len(batch))
         return {query: found[query] for query in run}
 
-    def _search(self, texts: list[str], k: int) -> list[dict[int, float]]:
+    def _search(self, texts: list[str]) -> list[dict[int, float]]:
         """For each query the scores of identifiers, by number."""
         settings, sources, clusters = self.model.settings, self.model.tokenize(texts), self.model.clusters
         found = beam_search(
@@ -126,17 +126,17 @@ class GenerativeRetriever:
         parts = [found.of(query) for query in range(len(texts))]
         if isinstance(self.valid, Trie):
             return [_finished(self.valid, part) for part in parts]
-        return self._keys(self.valid, texts, sources, parts, k)
+        return self._keys(self.valid, texts, sources, parts)
 
     def _keys(
-        self, index: NGramIndex, texts: list[str], sources: Batch, parts: list[Hypotheses], k: int
+        self, index: NGramIndex, texts: list[str], sources: Batch, parts: list[Hypotheses]
     ) -> list[dict[int, float]]:
-        """SEAL's keys: all that a step of the search kept, and the query's own n-grams."""
-        depth = k * int(np.bincount(self.model.identifiers.owners).max())  # of texts, for k documents
+        """SEAL's keys: all that a step of the search kept, the query's own n-grams, and single tokens."""
+        own, unigrams = query_grams(self.model, index, texts, sources), first_step(self.model, sources)
         scores = []
-        for part, (states, log_p) in zip(parts, query_grams(self.model, index, texts, sources), strict=True):
+        for part, (states, log_p), first in zip(parts, own, unigrams, strict=True):
             keys = np.concatenate([part.states, states]), np.concatenate([part.scores, log_p])
-            scores.append(seal_scores(index, *keys, depth))
+            scores.append(seal_scores(index, *keys, first))
         return scores
 
     def _ranked(self, scores: Iterable[tuple[int, float]], k: int) -> dict[str, float]:
