@@ -95,7 +95,7 @@ def query_grams(
         ends = begins + states[:, 2]
         sequences.append([model.target_tokens[a:b].tolist() for a, b in zip(begins, ends, strict=True)])
     scores = sequence_scores(model, sources, sequences, "log_probability")
-    return list(zip(found, scores, strict=True))
+    return [(states, own[0]) for states, own in zip(found, scores, strict=True)]
 
 
 def first_step(model: Generative, sources: Batch) -> Float[np.ndarray, "b v"]:
@@ -113,9 +113,7 @@ def first_step(model: Generative, sources: Batch) -> Float[np.ndarray, "b v"]:
     return found
 
 
-def gram_weights(
-    index: NGramIndex, states: States, log_p: Weights, exponent: float = ALPHA
-) -> Weights:
+def gram_weights(index: NGramIndex, states: States, log_p: Weights, exponent: float = ALPHA) -> Weights:
     """w(n, q) = max(0, ln [p(n|q) (1 − p(n)) / (p(n) (1 − p(n|q)))])^α: the query's odds over the corpus's.
 
     p(n) = (F + 5)/(N + 5) with F how often n occurs and N the tokens of the corpus.

@@ -7,6 +7,7 @@ import heapq
 import math
 import random
 from itertools import product
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import torch
 from paradigms.generative import forced, seal
 from paradigms.generative.forced import sequence_scores
 from paradigms.generative.ngrams import NGramIndex
+from paradigms.generative.outputs import Scorer
 from paradigms.generative.seal import gram_weights, query_grams, seal_scores
 from paradigms.generative.targets import Targets
 from tests.generative.test_trie import csr
@@ -213,18 +215,19 @@ def test_query_grams_are_those_of_the_corpus_with_their_teacher_forced_probabili
     assert [len(states) for states, _ in found[1:]] == [0, 0]
 
 
-@pytest.mark.parametrize("scorer", ["log_probability", "logit", "centred_logit"])
-def test_sequence_scores_are_token_scores_however_they_are_batched(seq2seq, monkeypatch, scorer):
+def test_sequence_scores_are_token_scores_however_they_are_batched(seq2seq, monkeypatch):
+    scorers = get_args(Scorer)
     model = generative(seq2seq["t5-v1.1"], texts([[5]]))
     sources = model.tokenize(["the lazy dog", "", "corn and milk for a cow"])
     sequences = [[[7], [8, 9, 10], [3] * 6, [4, 4]], [], [[9, 9]]]
     with torch.inference_mode():
         filled = [own + [[1]] * (4 - len(own)) for own in sequences]
-        expected = model.token_scores(sources, Targets.pad(filled), scorer).sum(-1).numpy()
+        targets = Targets.pad(filled)
+        expected = np.stack([model.token_scores(sources, targets, s).sum(-1).numpy() for s in scorers], 1)
     for places in (1, 7, 1000):
         monkeypatch.setattr(forced, "PLACES", {"cpu": places})
         batches = [[sequences[0][n] for n in batch] for batch in forced._batches(sequences[0], places)]
         assert all(len(batch) == 1 or len(batch) * max(map(len, batch)) <= places for batch in batches)
-        found = sequence_scores(model, sources, sequences, scorer)
+        found = sequence_scores(model, sources, sequences, *scorers)
         for own, row in zip(found, expected, strict=True):
-            np.testing.assert_allclose(own, row[: len(own)], atol=1e-6)
+            np.testing.assert_allclose(own, row[:, : own.shape[1]], atol=1e-6)
