@@ -5,8 +5,8 @@ each document token aligned to its best query token, and a T5-SEAL, trained from
 queries. The paper states no Z for q←d, and no rule by which spans score a document: both Zs are measured. GR
 reads a document as windows of `span` tokens, the same for every query, which begin where training spans may
 begin. The document has the rel of the best one: the paper's raw logit, the log probability that GR is trained
-for, or the centred logit. Beside them stands the paper's formula as printed, Σ_i e_{d_i}ᵀh_i over all tokens of
-the document, a sequence much longer than those of the training.
+for, or the centred logit. Beside them stands the paper's formula as printed, Σ_i e_{d_i}ᵀh_i over all tokens
+of the document, a sequence much longer than those of the training.
 """
 
 from __future__ import annotations

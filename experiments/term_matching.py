@@ -3,11 +3,11 @@
 Wu et al. 2024 (arXiv:2404.00684), §7.2, in both directions. q→d, per query token of a ColBERT: the hard rate,
 whether the document token it is aligned to has its id, and the soft rate, the weight on tokens of its id in
 the softmax of A's column; both averaged over the candidates. d→q, per document token: both rates of ColBERT's
-vectors under q←d (softmax of A's row), and the soft one of SEAL, whose A is a softmax already. SEAL's A is that
-of the exact identity, where a document token is there once for every layer and head: their mean; beside it
-the last layer's mean over heads, as public practice has it. Figure 5 of the paper is one pair of texts, in which
-names draw the attention of GR; here names are the query's tokens of an IDF of 4 and more, and what is measured is
-the attention on them less their share of the query's tokens.
+vectors under q←d (softmax of A's row), and the soft one of SEAL, whose A is a softmax already. SEAL's A is
+that of the exact identity, where a document token is there once for every layer and head: their mean; beside
+it the last layer's mean over heads, as public practice has it. Figure 5 of the paper is one pair of texts, in
+which names draw the attention of GR; here names are the query's tokens of an IDF of 4 and more, and what is
+measured is the attention on them less their share of the query's tokens.
 
 Every rate is given twice: over all tokens, and over those for which a match is possible as the token occurs
 on the other side. "uniform" is what an alignment that looks at nothing would have. Special tokens,
@@ -380,9 +380,9 @@ def describe(results: Results, fewest: int) -> dict[str, Section]:
         ),
         "document_to_query": Section(
             "Document to query (Figure 3)",
-            "Rate of document tokens, soft where it is not said to be hard; in brackets their number, over all "
-            f"candidates. On names: the attention on the query's tokens of an IDF of at least {NAME}, less "
-            "their share of its tokens.",
+            "Rate of document tokens, soft where it is not said to be hard; in brackets their number, over "
+            f"all candidates. On names: the attention on the query's tokens of an IDF of at least {NAME}, "
+            "less their share of its tokens.",
             table("d→q", (*BACKWARD, HARD, *NAMES.values())),
             ["figure3"],
         ),

@@ -1,4 +1,4 @@
-"""Claims about the relevance of generative retrieval and its alignment: Wu et al. 2024, §1, §4, Lemmas 5.1, 5.2."""
+"""Claims about the relevance and the alignment of generative retrieval: Wu et al. 2024, §1, §4 and Lemmas."""
 
 import numpy as np
 from scipy.special import log_softmax, logsumexp
@@ -84,8 +84,8 @@ def log_probability_by_the_logit(rng: np.random.Generator, samples: int) -> Evid
     ranks = scaled[:, 0].argsort().argsort(), other.argsort().argsort()
     correlation = float(np.corrcoef(*ranks)[0, 1])
     detail = (
-        f"states of one direction and several lengths: p ≤ {np.exp(other.max()):.4f}, and the rank correlation "
-        f"of logit and log p is {correlation:.2f}"
+        f"states of one direction and several lengths: p ≤ {np.exp(other.max()):.4f}, and the rank "
+        f"correlation of logit and log p is {correlation:.2f}"
     )
     return Evidence(float(worst), count, printed=1 - correlation, detail=detail)
 

@@ -1,8 +1,8 @@
 """MS MARCO's tab-separated layout, in which ColBERT's code reads collections: MS MARCO and NQ320K among them.
 
-Nguyen et al., "MS MARCO: A Human Generated MAchine Reading COmprehension Dataset", 2016. The code of Wu et al.
-2024 (arXiv:2404.00684, Table 4) reads NQ320K and a subset of MS MARCO's documents, as Sun et al. processed them
-(arXiv:2304.04171), in this layout.
+Nguyen et al., "MS MARCO: A Human Generated MAchine Reading COmprehension Dataset", 2016. The code of Wu et
+al. 2024 (arXiv:2404.00684, Table 4) reads NQ320K and a subset of MS MARCO's documents, as Sun et al.
+processed them (arXiv:2304.04171), in this layout.
 """
 
 import re
@@ -27,8 +27,8 @@ def read_msmarco(folder: Path) -> Collection:
 
     queries.all.tsv stands for all others. Judgements are qrels.<split>.tsv or qrel.<split>.tsv (query, 0,
     document, grade) or else triples.<split>.tsv (query, a relevant document, others), with anything after the
-    split. Papers report on `dev`: without another split `test` that is its name. ValueError names the file and
-    line of what is not so, FileNotFoundError a missing file.
+    split. Papers report on `dev`: without another split `test` that is its name. ValueError names the file
+    and line of what is not so, FileNotFoundError a missing file.
     """
     folder = folder.resolve()
     names = sorted(file.name for file in folder.iterdir())

@@ -25,7 +25,7 @@ TokenSequence = Sequence[int]
 def sequence_scores(
     model: Generative, sources: Batch, sequences: Sequence[Sequence[TokenSequence]], *scorers: Scorer
 ) -> list[Float[np.ndarray, "s n"]]:
-    """Σᵢ of `Generative.token_scores` for each query's own sequences, sequences[b][n], by each scorer: float64.
+    """Σᵢ of `Generative.token_scores` of each query's own sequences, sequences[b][n], by each scorer.
 
     A query is encoded once, its sequences share its keys and values, and each is decoded once. Memory is
     bounded whatever their number; each needs at least one token.

@@ -103,8 +103,9 @@ class Identifiers:
     def windows(self, n: int, span: int) -> list[slice]:
         """Slices of `tokens`, of `span` places each, that cover identifier n and begin at `starts`.
 
-        They overlap where no start lies at the end of the one before, and leave gaps where the next start lies
-        beyond it. All of an identifier that has no more than `span` tokens, or no start that leaves as many.
+        They overlap where no start lies at the end of the one before, and leave gaps where the next start
+        lies beyond it. All of an identifier that has no more than `span` tokens, or no start that leaves as
+        many.
         """
         first, last = self.offsets[n : n + 2].tolist()
         at = slice(*np.searchsorted(self.starts, [first, last - span + 1]))

@@ -1,8 +1,8 @@
 """From n-grams to documents: which documents the n-grams that a decoder wrote for a query speak for.
 
 `seal_scores` is the score of SEAL (Bevilacqua et al. 2022, "Autoregressive Search Engines", NeurIPS,
-arXiv:2204.10628, §3.2) as its public code computes it (facebookresearch/SEAL, `aggregate_evidence`). Wu et al.
-2024 (arXiv:2404.00684, §6.2) rank T5-SEAL's documents by that code, with 5 beams and without titles.
+arXiv:2204.10628, §3.2) as its public code computes it (facebookresearch/SEAL, `aggregate_evidence`). Wu et
+al. 2024 (arXiv:2404.00684, §6.2) rank T5-SEAL's documents by that code, with 5 beams and without titles.
 
 An n-gram is its state in an `NGramIndex`, so two sequences of clusters that read alike are one.
 """

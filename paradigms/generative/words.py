@@ -19,8 +19,8 @@ WORD = re.compile(r"\S+")
 class Words:
     """The words of a text that have tokens, and the first token of each.
 
-    A word's tokens are those that end after the word before it; words without tokens, or beyond the tokens that
-    are given, are left out.
+    A word's tokens are those that end after the word before it; words without tokens, or beyond the tokens
+    that are given, are left out.
     """
 
     def __init__(self, text: str, tokens: Sequence[int], ends: Sequence[int]) -> None:

@@ -73,8 +73,8 @@ def test_with_beams_for_all_names_search_ranks_all_documents_by_log_probability(
 
 
 def test_atomic_identifiers_are_single_vector_dense_retrieval(seq2seq):
-    """log p(d | q) and DPR's rel of the state of the first place and d's output vector differ by a number of the
-    query alone, where the softmax is over the tokens of a place: the end token is then certain."""
+    """log p(d | q) and DPR's rel of the first state and d's output vector differ by a number of the query,
+    where the softmax is over the tokens of a place: the end token is then certain."""
     names = atomic([f"d{n}" for n in range(6)])
     model = generative(seq2seq["t5"], names, tokens="own", softmax="place", beams=10)
     sources, first = model.tokenize(list(QUERIES.values())), torch.tensor([[[n]] for n in names.tokens])

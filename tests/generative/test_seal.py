@@ -1,5 +1,5 @@
-"""SEAL's document scores: examples worked by hand, and a slow twin that reads documents as the public code does:
-a heap of matches by weight over a list of free places."""
+"""SEAL's document scores: examples worked by hand, and a slow twin that works as the public code does, by a
+heap of matches over a list of free places."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def slow_weight(documents: Sequences, gram: Gram, log_p: float) -> float:
 def slow_seal(
     documents: Sequences, log_p: dict[Gram, float], frequent: int, first: list[float] | None = None
 ) -> dict[int, float]:
-    """W(d): pop matches from a heap, best key first; a match whose places are all free takes them, and the
-    first one of its key counts, w · (1 − β + β |n ∖ C| / |n|) with β = 0.8; then the tokens at free places."""
+    """W(d): pop matches from a heap, best key first. A match whose places are all free takes them, and the
+    first one of its key counts, w · (1 − β + β |n ∖ C| / |n|) with β = 0.8. Then tokens at free places."""
     w = {gram: slow_weight(documents, gram, s) for gram, s in log_p.items()}
     counts = {gram: sum(len(occurrences(d, gram)) for d in documents) for gram in w}
     late: dict[int, float] = {}
@@ -115,8 +115,8 @@ def test_document_scores_by_hand():
 def test_single_tokens_stand_in_order_of_weight_and_every_free_occurrence_takes_its_places():
     documents = [[1, 2, 1, 3], [4, 5, 6, 5], [7] * 40]
     index = index_of(documents)
-    # (1) is best and takes both of its places, so that (1, 2) and (1, 3) have no free occurrence. Of (5), only
-    # the occurrence that (4, 5) leaves free.
+    # (1) is best and takes both of its places, so that (1, 2) and (1, 3) have no free occurrence. Of (5),
+    # only the occurrence that (4, 5) leaves free.
     grams = log({(1,): 0.9, (1, 2): 0.5, (1, 3): 0.6, (4, 5): 0.9, (5,): 0.6, (5, 6): 0.4, (6, 5): 0.5})
     best, five = (slow_weight(documents, gram, grams[gram]) for gram in ((4, 5), (5,)))
     expected = {0: slow_weight(documents, (1,), grams[1,]), 1: best + 0.2 * five}
@@ -130,8 +130,8 @@ def test_the_tokens_that_are_likely_first_count_without_the_exponent(monkeypatch
     odds = {v: math.sqrt(slow_weight(documents, (v,), float(first[v]))) for v in (1, 2, 3, 4)}
     assert odds[2] > odds[3] > odds[1]
     key, states = slow_weight(documents, (1, 2), math.log(0.9)), arrays(index, log({(1, 2): 0.9}))
-    # One key, so one token, (2), is made a key; its place is taken by (1, 2). 3 counts once. The second 1 is at
-    # a free place, but covered. 4 is no key, so that it makes its document no candidate.
+    # One key, so one token, (2), is made a key; its place is taken by (1, 2). 3 counts once. The second 1 is
+    # at a free place, but covered. 4 is no key, so that it makes its document no candidate.
     expected = {0: key + odds[3] + 0.2 * odds[1]}
     assert seal_scores(index, *states, first) == pytest.approx(expected)
     monkeypatch.setattr(seal, "LIKELY", 2)  # 2 and 3
