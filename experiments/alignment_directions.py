@@ -66,7 +66,7 @@ Values = dict[str, dict[str, np.ndarray]]  # system -> measure -> [seeds, querie
 
 
 def main(settings: Settings) -> None:
-    def measured(_: str, bench: Bench, models: list[Any]) -> Measured:
+    def measured(_: str, __: int, bench: Bench, models: list[Any]) -> Measured:
         return measure(models, bench, settings.depth)
 
     bench, found, accelerator = measure_all(settings, {TASK: ("colbert", "seal")}, measured)

@@ -81,7 +81,7 @@ Values = tuple[Int[np.ndarray, " x"], Float[np.ndarray, " x"]]  # ids of tokens 
 
 
 def main(settings: Settings) -> None:
-    def measured(_: str, bench: Bench, models: list[Any]) -> Measured:
+    def measured(_: str, __: int, bench: Bench, models: list[Any]) -> Measured:
         return measure(*models, bench, settings.depth)
 
     bench, found, accelerator = measure_all(settings, {TASK: ("colbert", "seal")}, measured)

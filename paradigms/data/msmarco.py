@@ -7,7 +7,6 @@ processed them (arXiv:2304.04171), in this layout.
 
 import re
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 
 from paradigms.data.collection import Collection, assemble, joined
@@ -44,7 +43,7 @@ def read_msmarco(folder: Path) -> Collection:
     return assemble(
         folder.name,
         documents,
-        chain.from_iterable(_rows(folder / name, 2) for name in every),
+        ((id, text) for name in every for id, text in _rows(folder / name, 2)),
         {split: _judgements(file) for split, file in sorted(files.items())},
         stored=stored,
     )

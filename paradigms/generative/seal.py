@@ -108,9 +108,9 @@ def first_step(model: Generative, sources: Batch) -> Float[np.ndarray, "b v"]:
         log_p = model.next_log_probabilities(states, start)[:, 0].cpu().double().numpy()
     if model.clusters is None:
         return log_p
-    found = np.full((len(log_p), model.identifiers.vocabulary), -np.inf)
-    np.maximum.at(found, (slice(None), model.clusters.surface), log_p)
-    return found
+    found = np.full((model.identifiers.vocabulary, len(log_p)), -np.inf)
+    np.maximum.at(found, model.clusters.surface, log_p.T)
+    return found.T
 
 
 def gram_weights(index: NGramIndex, states: States, log_p: Weights, exponent: float = ALPHA) -> Weights:
