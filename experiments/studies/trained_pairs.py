@@ -188,7 +188,7 @@ def watched(
     if backbone == "small":
         backbone = str(Path(settings.models) / f"seed-{seed}" / "small-t5")
     torch.manual_seed(seed)
-    accelerator = Accelerator(mixed_precision=settings.precision)
+    accelerator = Accelerator()
     model = build(name, backbone, seed, bench, settings).to(accelerator.device)
     pairs = pairs_of(model, bench, settings, seed, Problems())
     steps = generative_steps(model, pairs, bench, settings)

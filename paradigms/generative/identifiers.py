@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice, tee
@@ -112,9 +113,8 @@ class Identifiers:
         possible = self.starts[at].tolist() if last - first > span else []
         found: list[int] = possible[:1]
         while found and found[-1] < possible[-1]:
-            within = np.searchsorted(possible, found[-1] + span, side="right") - 1
-            after = np.searchsorted(possible, found[-1], side="right")
-            found.append(possible[max(within, after)])
+            within = bisect_right(possible, found[-1] + span) - 1
+            found.append(possible[max(within, bisect_right(possible, found[-1]))])
         return [slice(at, at + span) for at in found] or [slice(first, last)] * (first < last)
 
     def target(self, n: int) -> tuple[int, ...]:
