@@ -33,6 +33,8 @@ class PairSettings:
     """of the decoder over an encoder"""
     frozen: bool = False
     """do not train the encoder of generative models; on a CPU its states are kept on disk"""
+    second: str = "offline"
+    """encoder of DPR, and of ColBERT beside that of the backbone; offline: all-MiniLM-L6-v2"""
     vocabulary: int = 8000
     """tokens of the small T5"""
     width: int = 128

@@ -6,8 +6,8 @@ import hashlib
 import json
 import platform
 import shutil
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Collection as Names
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
@@ -272,7 +272,7 @@ def fit_pairs(
     folder: Path,
     accelerator: Accelerator,
     *,
-    dev: DevMeasure | None = None,
+    dev: Callable[[Generative], tuple[float, float]] | None = None,
     states: Path | None = None,
 ) -> Generative:
     """The model trained on pairs. On a CPU, what a frozen encoder gives of the sources is kept on disk.
@@ -283,11 +283,10 @@ def fit_pairs(
     objective = Likelihood(model, corpus, pairs)
     kept = model.settings.frozen and accelerator.device.type == "cpu"
     if kept:
-        asked = [] if dev is None else [*dev.queries.values()]
         store = model.keep_states(states or folder / STATES)
         with model.evaluating(), autocast(accelerator.device, accelerator.mixed_precision):
             store.add(
-                list(dict.fromkeys([*(pair.source for pair in pairs), *asked])),
+                list(dict.fromkeys(pair.source for pair in pairs)),
                 model.tokenize,
                 model.encode,
                 process=accelerator.process_index,
@@ -344,7 +343,13 @@ def _objective(
     if isinstance(paradigm, CrossAttention):
         return Listwise(paradigm, corpus, examples, training.temperature, training.distillation)
     return Contrastive(
-        paradigm, corpus, examples, training.temperature, training.distillation, training.chunk
+        paradigm,
+        corpus,
+        examples,
+        training.temperature,
+        training.distillation,
+        training.chunk,
+        training.in_batch,
     )
 
 

@@ -16,6 +16,7 @@ import rerank as rerank_script
 import torch
 import train as train_script
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from safetensors.torch import load_file, save_file
 from studies.systems import searcher
 from transformers import AutoModelForSeq2SeqLM
@@ -242,6 +243,9 @@ def main(t5: str, encoder: str, folder: str) -> None:
             assert error < 1e-5 * scale, f"{name}: {parameter} differs by {error} of {scale}"
     for check in (common_clusters, one_corpus):
         check(Path(t5), Path(encoder), Path(folder), accelerator)
+    AcceleratorState._reset_state()
+    accelerator = Accelerator(mixed_precision="bf16")
+    common_clusters(Path(t5), Path(encoder), Path(folder) / "bf16", accelerator)
     accelerator.end_training()
 
 
