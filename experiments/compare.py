@@ -64,12 +64,12 @@ class Settings:
     """of encoded documents: exact, faiss, or compressed, which approximates in a quarter of the bytes"""
     depth: int = 100
     """documents retrieved per query, and BM25 candidates per query in rerank mode"""
+    dev_queries: int = 0
+    """dev queries to choose a state by, drawn by a hash where there are more: nDCG@10 of reranking BM25's
+    first 10 documents and the relevant ones. 0: none, and the last state is kept"""
     evaluate_every: int = 30
     """steps between dev measures: the last state is kept, or an earlier one (or the untrained encoder) if
     it is better by more than the measure's standard error"""
-    dev_queries: int = 100
-    """dev queries of that measure, drawn by a hash where there are more: nDCG@10 of reranking BM25's first 10
-    documents and the relevant ones"""
     baseline: str = "bm25"
     """the system that the others are tested against"""
     seed: int = 0
