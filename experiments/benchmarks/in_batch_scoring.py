@@ -37,7 +37,7 @@ class Settings:
     device: str = "auto"
     """cpu, cuda; auto: cuda if there is one"""
     dtype: str = "float32"
-    """of the vectors: float32, bfloat16 or float16"""
+    """of the vectors: float32, bfloat16, float16, or tf32: float32 that is multiplied in TF32"""
     output: str = "results/benchmarks/in_batch_scoring.json"
 
     def __post_init__(self) -> None:
@@ -118,6 +118,7 @@ def measured(settings: Settings, name: str, batch: int, way: str) -> dict[str, f
 def measure(settings: Settings, name: str, batch: int, way: str) -> dict[str, float]:
     """Seconds of a forward and backward pass, and MiB above what was held before."""
     torch.set_num_threads(settings.threads)
+    torch.set_float32_matmul_precision("high" if settings.dtype == "tf32" else "highest")
     in_batch.FUSED = {"cuda"} if way == "fused" else set()
     align, normalise = aligned(name), NORMALISERS[CASES[name][2]]
     score: Callable[..., torch.Tensor] = rel if way == "plain" else in_batch.in_batch_rel
@@ -155,7 +156,7 @@ def random_tokens(settings: Settings, batch: int) -> tuple[Tokens, Tokens]:
         lengths = torch.randint(length // 2, length + 1, (x, n, 1), generator=random)
         ids = torch.randint(0, 1000, (x, n, length), generator=random)
         vectors = torch.nn.functional.normalize(vectors, dim=-1).to(
-            settings.device, getattr(torch, settings.dtype)
+            settings.device, getattr(torch, settings.dtype.replace("tf32", "float32"))
         )
         return Tokens(
             vectors.requires_grad_(), *(t.to(settings.device) for t in (torch.arange(length) < lengths, ids))

@@ -175,6 +175,19 @@ def test_checkpoints_widths_and_alignments_stand_side_by_side(
     page = (tmp_path / "report.html").read_text()
     assert "saved-dpr loaded from" in page
     assert set(re.findall(r'"system":\s*"([^"]+)"', page)) >= named.keys()
+    seeds = settings(collection, tiny_bert, tmp_path, systems=systems(**named), baseline="saved", seeds=2)
+    run(seeds)  # trains what training changes once more, and takes the rest from before
+    assert [path.name for path in sorted(tmp_path.glob("*.seed-*"))] == ["wide.seed-1"]
+    assert "2 training seeds" in (tmp_path / "table.md").read_text()
+    with (tmp_path / "per_query.csv").open() as lines:
+        values = [
+            float(row["value"])
+            for row in csv.DictReader(lines)
+            if row["system"].startswith("wide") and (row["stage"], row["measure"]) == ("retrieve", "nDCG@10")
+        ]
+    with (tmp_path / "retrieve.csv").open() as lines:
+        cells = {(row["system"], row["measure"]): float(row["mean"]) for row in csv.DictReader(lines)}
+    assert cells["wide", "nDCG@10"] == pytest.approx(sum(values) / len(values))
     changed = systems(**named | {"wide": named["narrow"]})
     with pytest.raises(SystemExit, match=r"wide holds results with other settings \(options: .*16.* then"):
         run(settings(collection, tiny_bert, tmp_path, systems=changed, baseline="saved"))
