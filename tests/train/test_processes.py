@@ -8,20 +8,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import capacity
+import hybrid
 import pytest
+import token_retrieval
+import train
 from accelerate import Accelerator
+from studies import model_runs
+from studies.model_runs import Job
 
 from paradigms.data import Collection, Corpus, Problems, Split
 from paradigms.train import job, teacher
 from paradigms.train.state import by_main
 from tests import launch
-
-import capacity
-import hybrid
-import token_retrieval
-import train
-from studies import model_runs
-from studies.model_runs import Job
 
 COLLECTION: Any = SimpleNamespace(name="none", corpus=Corpus(["d"], ["text"]))
 
