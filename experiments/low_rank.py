@@ -70,7 +70,7 @@ Parts = dict[
 
 
 def main(settings: Settings) -> None:
-    def measured(_: str, bench: Bench, models: list[Any]) -> Measured:
+    def measured(_: str, __: int, bench: Bench, models: list[Any]) -> Measured:
         return measure(models[0], bench)
 
     tasks = {settings.paradigm: (settings.paradigm,)}

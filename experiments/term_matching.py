@@ -1,11 +1,13 @@
-"""How often does an alignment choose equal tokens, and does that depend on their IDF? Figures 2 and 3.
+"""How often does an alignment choose equal tokens, and does that depend on their IDF? Figures 2, 3 and 5.
 
 Wu et al. 2024 (arXiv:2404.00684), §7.2, in both directions. q→d, per query token of a ColBERT: the hard rate,
 whether the document token it is aligned to has its id, and the soft rate, the weight on tokens of its id in
-the softmax of A's column; both averaged over the candidates. d→q, per document token: the soft rate of
-ColBERT's vectors under q←d (softmax of A's row), and of SEAL, whose A is a softmax already. SEAL's A is that
-of the exact identity, where a document token is there once for every layer and head: their mean; beside it
-the last layer's mean over heads, as public practice has it.
+the softmax of A's column; both averaged over the candidates. d→q, per document token: both rates of ColBERT's
+vectors under q←d (softmax of A's row), and the soft one of SEAL, whose A is a softmax already. SEAL's A is
+that of the exact identity, where a document token is there once for every layer and head: their mean; beside
+it the last layer's mean over heads, as public practice has it. Figure 5 of the paper is one pair of texts, in
+which names draw the attention of GR; here names are the query's tokens of an IDF of 4 and more, and what is
+measured is the attention on them less their share of the query's tokens.
 
 Every rate is given twice: over all tokens, and over those for which a match is possible as the token occurs
 on the other side. "uniform" is what an alignment that looks at nothing would have. Special tokens,
@@ -66,16 +68,20 @@ TASK = "term-matching"
 BINS = (0, 2, 4, 6, 8, 15)  # limits of IDF, each bin without its upper one
 KINDS = ("all tokens", "a match is possible")
 FORWARD = ("MVDR hard", "MVDR soft", "uniform")  # q→d
-BACKWARD = ("MVDR (q←d)", "GR, all layers", "GR, last layer", "uniform")  # d→q
-SERIES = [*(("q→d", name) for name in FORWARD), *(("d→q", name) for name in BACKWARD)]
+LAYERS = ("all layers", "last layer")  # whose mean is A of a decoder
+BACKWARD = ("MVDR (q←d)", *(f"GR, {layers}" for layers in LAYERS), "uniform")  # d→q
+HARD, NAMES = "MVDR (q←d), hard", {f"GR, {layers}": f"GR on names, {layers}" for layers in LAYERS}
+SERIES = [("q→d", name) for name in FORWARD] + [("d→q", name) for name in (*BACKWARD, HARD, *NAMES.values())]
+NAME = 4  # least IDF of a name: about one document in fifty holds it
 PAPER, PAPER_HARD = "Wu et al. 2024, §7.2", 0.114
+CASE = "Wu et al. 2024, §7.5, Figure 5"
 MARGIN = 0.02  # of the average rate
 Key = tuple[str, str, str]  # direction, series, kind
 Values = tuple[Int[np.ndarray, " x"], Float[np.ndarray, " x"]]  # ids of tokens and their rates
 
 
 def main(settings: Settings) -> None:
-    def measured(_: str, bench: Bench, models: list[Any]) -> Measured:
+    def measured(_: str, __: int, bench: Bench, models: list[Any]) -> Measured:
         return measure(*models, bench, settings.depth)
 
     bench, found, accelerator = measure_all(settings, {TASK: ("colbert", "seal")}, measured)
@@ -106,7 +112,7 @@ def measure(mvdr: Paradigm, generative: Generative, bench: Bench, depth: int) ->
             documents = [positions[id] for id in pool[query]]
             texts = [corpus[corpus.position(id)] for id in pool[query]]
             text = bench.test.queries[query]
-            parts = rates_of(mvdr, generative, text, texts, documents)
+            parts = rates_of(mvdr, generative, text, texts, documents, counted & (idf >= NAME))
             for (direction, series), kind in product(SERIES, KINDS):
                 average = over_candidates if direction == "q→d" else each_token
                 own = [average(*part, kind == KINDS[1]) for part in parts[direction, series]]
@@ -121,11 +127,19 @@ Part = tuple[Int[Tensor, "n x"], Float[Tensor, "n x"], Bool[Tensor, "n x"]]
 
 
 def rates_of(
-    mvdr: Paradigm, generative: Generative, query: str, texts: Sequence[str], documents: Sequence[int]
+    mvdr: Paradigm,
+    generative: Generative,
+    query: str,
+    texts: Sequence[str],
+    documents: Sequence[int],
+    named: Bool[np.ndarray, " v"],
 ) -> dict[tuple[str, str], list[Part]]:
-    """(direction, series) -> rates of a query and its candidates, by their texts and by their numbers."""
+    """(direction, series) -> rates of a query and its candidates, by their texts and by their numbers.
+
+    named: which tokens count as names.
+    """
     parts: dict[tuple[str, str], list[Part]] = defaultdict(list)
-    found = *multivector_rates(mvdr, query, texts), *generative_rates(generative, query, documents)
+    found = *multivector_rates(mvdr, query, texts), *generative_rates(generative, query, documents, named)
     for direction, series, part in found:
         parts[direction, series].append(part)
     return parts
@@ -149,6 +163,7 @@ def multivector_rates(mvdr: Paradigm, query: str, texts: Sequence[str]) -> Itera
     ids, possible = numbered(documents), equal.any(-1)
     for series, A in (("MVDR (q←d)", backward), ("uniform", nothing)):
         yield "d→q", series, (ids, (softened(A, valid, -1) * equal).sum(-1), possible)
+    yield "d→q", HARD, (ids, (backward * equal).sum(-1), possible)
 
 
 def numbered(tokens: Tokens) -> Int[Tensor, "n x"]:
@@ -163,28 +178,29 @@ def softened(A: Float[Tensor, "n i j"], valid: Bool[Tensor, "n i j"], axis: int)
 
 
 def generative_rates(
-    model: Generative, query: str, documents: Sequence[int]
+    model: Generative, query: str, documents: Sequence[int], named: Bool[np.ndarray, " v"]
 ) -> Iterator[tuple[str, str, Part]]:
     """The same of a decoder's cross-attention, for every token of the documents' windows.
 
-    What the last window shares with the one before counts once.
+    What a window shares with the one before counts once.
     """
-    source = model.tokenize([query]).to(model.device)
-    for document in documents:
-        names = model.names(document)
-        if not names:
-            continue
-        targets = Targets.pad([names]).to(model.device)
-        ids = targets.ids[0].masked_fill(~targets.mask[0], -1)
-        whole = sum(len(model.target(number)) for number in model.identifiers.of(document))
-        ids[-1, : sum(map(len, names)) - whole] = -1
-        equal = ids[:, :, None] == source.input_ids[0]
-        attention = cross_attention(model, source, targets)
-        for series, A in (
-            ("GR, all layers", attention.mean((0, 3))),
-            ("GR, last layer", attention[-1].mean(2)),
-        ):
-            yield "d→q", series, (ids, (A * equal).sum(-1), equal.any(-1))
+    source, owned = model.tokenize([query]).to(model.device), model.identifiers
+    windows = [w for d in documents for n in owned.of(d) for w in owned.windows(n, model.settings.span)]
+    if not windows:
+        return
+    targets = Targets.pad([[model.target_tokens[w].tolist() for w in windows]]).to(model.device)
+    ids = targets.ids[0].masked_fill(~targets.mask[0], -1)
+    for row, before, here in zip(ids[1:], windows, windows[1:], strict=False):
+        if before.start <= here.start < before.stop:
+            row[: before.stop - here.start] = -1
+    equal = ids[:, :, None] == source.input_ids[0]
+    names = torch.from_numpy(named).to(model.device)[source.input_ids[0]]
+    share = names.float().mean()
+    attention = cross_attention(model, source, targets)
+    for layers, A in zip(LAYERS, (attention.mean((0, 3)), attention[-1].mean(2)), strict=True):
+        yield "d→q", f"GR, {layers}", (ids, (A * equal).sum(-1), equal.any(-1))
+        gained = (A * names).sum(-1) - share
+        yield "d→q", NAMES[f"GR, {layers}"], (ids, gained, names.any().expand(ids.shape))
 
 
 def cross_attention(
@@ -281,7 +297,7 @@ def gather(found: list[Measured]) -> Results:
 
 
 def claims(results: Results, fewest: int) -> list[Claim]:
-    """The statements of §7.2, for either reading of a rate.
+    """The statements of §7.2, for either reading of a rate, and those of the case in §7.5.
 
     A trend is between the last and the first bin with at least `fewest` tokens; a rate with fewer than two
     such bins has none. An alignment whose rate is not told from that of one that looks at nothing has not
@@ -302,12 +318,30 @@ def claims(results: Results, fewest: int) -> list[Claim]:
             continue
         first, last = int(enough[0]), int(enough[-1])
         change = sign * (of.rate([last]) - of.rate([first]))
-        blind = seeds_interval(of.rate() - uniform.rate())
-        unlearned = f"{name}, {kind}," if blind.low <= 0 <= blind.high else ""
+        unlearned = blind(of, uniform, f"{name}, {kind},")
         high, low = (last, first) if sign > 0 else (first, last)
         quantity = f"{name}, {kind}: IDF {limits(high)} − {limits(low)}"
         found.append(Claim(PAPER, sentence, quantity, change, printed="> 0", unlearned=unlearned))
+    possible, own = KINDS[1], results["d→q", HARD, KINDS[1]]
+    fewer = "In Figure 5(b), this phenomenon is less obvious"
+    names = "each document token has more attention on the people's name and song name"
+    for name, on_names in NAMES.items():
+        rate, gain = results["d→q", name, possible], results["d→q", on_names, possible]
+        if min(gain.tokens.sum(), rate.tokens.sum()) < fewest:
+            continue
+        unlearned = blind(rate, results["d→q", "uniform", possible], name)
+        quantity = f"{HARD} − {name}, {possible}"
+        found += [
+            Claim(CASE, fewer, quantity, own.rate() - rate.rate(), printed="> 0", unlearned=unlearned),
+            Claim(CASE, names, f"{on_names} − share", gain.rate(), printed="> 0", unlearned=unlearned),
+        ]
     return found
+
+
+def blind(of: Sums, uniform: Sums, name: str) -> str:
+    """The name, where its rate is not told from that of an alignment that looks at nothing."""
+    difference = seeds_interval(of.rate() - uniform.rate())
+    return name if difference.low <= 0 <= difference.high else ""
 
 
 def limits(n: int) -> str:
@@ -346,8 +380,10 @@ def describe(results: Results, fewest: int) -> dict[str, Section]:
         ),
         "document_to_query": Section(
             "Document to query (Figure 3)",
-            "Soft rate of document tokens; in brackets the number of document tokens, over all candidates.",
-            table("d→q", BACKWARD),
+            "Rate of document tokens, soft where it is not said to be hard; in brackets their number, over "
+            f"all candidates. On names: the attention on the query's tokens of an IDF of at least {NAME}, "
+            "less their share of its tokens.",
+            table("d→q", (*BACKWARD, HARD, *NAMES.values())),
             ["figure3"],
         ),
     }

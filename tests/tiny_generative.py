@@ -27,7 +27,8 @@ def texts(rows: Sequences) -> Identifiers:
 
 
 def _identifiers(kind: str, rows: Sequences, end: int | None) -> Identifiers:
-    return make(kind, [f"d{n}" for n in range(len(rows))], rows, VOCABULARY, end, Problems())
+    starts = range(sum(map(len, rows)))  # every token begins a word
+    return make(kind, [f"d{n}" for n in range(len(rows))], rows, VOCABULARY, end, Problems(), starts)
 
 
 def generative(folder: Path, identifiers: Identifiers, *more: Any, **settings: Any) -> Generative:

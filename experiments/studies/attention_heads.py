@@ -43,7 +43,7 @@ def best_name(model: Generative, query: str, document: int) -> list[int]:
     names = model.names(document)
     if not names:
         raise ValueError(f"{model.name} has no name for document {model.identifiers.documents[document]!r}")
-    (scores,) = sequence_scores(model, model.tokenize([query]), [names], model.settings.score)
+    ((scores,),) = sequence_scores(model, model.tokenize([query]), [names], model.settings.score)
     return names[int(scores.argmax())]
 
 

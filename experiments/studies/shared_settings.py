@@ -24,6 +24,8 @@ class PairSettings:
     """size of a fixed subset, of pydocs alone; 0: all documents"""
     backbone: str = "small"
     """a T5 by hub name or folder; small: one with random weights and the collection's vocabulary"""
+    second: str = "offline"
+    """encoder of DPR, and of ColBERT beside that of the T5; offline: all-MiniLM-L6-v2"""
     vocabulary: int = 8000
     """tokens of the small T5"""
     width: int = 128

@@ -1,6 +1,7 @@
-"""Claims about the alignment matrix of generative retrieval: Wu et al. 2024, Lemmas 5.1 and 5.2."""
+"""Claims about the relevance and the alignment of generative retrieval: Wu et al. 2024, §1, §4 and Lemmas."""
 
 import numpy as np
+from scipy.special import log_softmax, logsumexp
 from studies.theory_claims import GENERATIVE, Evidence, apart, excess, median_ratio, standard_errors, theorem
 
 from theory import kernels, low_rank
@@ -27,6 +28,66 @@ def attention_factors(
 def unit_tokens(rng: np.random.Generator, count: int, h: int) -> np.ndarray:
     x = rng.standard_normal((count, h))
     return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+@theorem(
+    "GR with atomic identifiers is single-vector dense retrieval: log p(d | q) ranks as e_dᵀh(q)",
+    f"{GENERATIVE}, §1",
+    "none",
+    "of a softmax over the documents alone; an end token adds log p(end | d, q), which may reorder them",
+)
+def atomic_identifiers(rng: np.random.Generator, samples: int) -> Evidence:
+    count, documents, h = min(samples, 200), 50, 16
+    H, E = rng.standard_normal((count, h)), rng.standard_normal((documents, h))
+    relevance = H @ E.T
+    log_p = log_softmax(relevance, axis=1)
+    worst = np.ptp(relevance - log_p, axis=1).max()  # the same number of every document of a query
+    ended = log_p + log_softmax(rng.standard_normal((count, documents, 8)), axis=2)[:, :, 0]
+    other = float(np.mean(ended.argmax(1) != relevance.argmax(1)))
+    detail = f"random states: with an end token another document is first for {other:.2f} of the queries"
+    return Evidence(float(worst), count, printed=other, detail=detail)
+
+
+@theorem(
+    "L(d, q) = Σ_i log p(d_i | d_<i, q) = Σ_i L_i(d, q), L_i = −e_{d_i}ᵀh_i + log Σ_v exp e_vᵀh_i",
+    f"{GENERATIVE}, Eqs 6 to 10",
+    "none",
+    "L = −Σ_i log p: Eqs 3, 8, 28 and 29 have the sign of a log probability, Eqs 6, 7, 9 and 10 of a loss",
+)
+def sign_of_the_loss(rng: np.random.Generator, samples: int) -> Evidence:
+    count = min(samples, 500)
+    logits = rng.standard_normal((count, 5, 30))  # of 5 places, whose tokens have number 0
+    eq_8 = log_softmax(logits, axis=2)[:, :, 0].sum(1)
+    eq_10 = (logsumexp(logits, axis=2) - logits[:, :, 0]).sum(1)
+    detail = f"Eq. 8 is {eq_8[0]:.2f} where Eq. 10 is {eq_10[0]:.2f}"
+    return Evidence(apart(-eq_8, eq_10), count, printed=apart(eq_8, eq_10), detail=detail)
+
+
+@theorem(
+    "log p(d_i | d_<i, q) ∝ e_{d_i}ᵀh_i where C = Σ_{v≠d_i} exp e_vᵀh_i is much larger than exp e_{d_i}ᵀh_i",
+    f"{GENERATIVE}, Eqs 26 to 29",
+    "none",
+    "−exp(s)/C ≤ log p − (s − ln C) ≤ 0 for the logit s; C is another for every query and prefix",
+)
+def log_probability_by_the_logit(rng: np.random.Generator, samples: int) -> Evidence:
+    count, tokens = min(samples, 300), 3000
+    logits = 2 * rng.standard_normal((count, tokens))  # one token each of as many prefixes
+    s, C = logits[:, 0], np.exp(logits[:, 1:]).sum(1)
+    log_p = s - np.logaddexp(s, np.log(C))
+    gap = log_p - (s - np.log(C))
+    worst = max(excess(gap, 1e-12), excess(-np.exp(s) / C, gap))
+    # Prefixes whose states are the same up to a scale: p stays small, and C alone tells them apart.
+    scales = rng.uniform(0.5, 3, count)
+    scaled = scales[:, None] * rng.standard_normal(tokens)
+    scaled[:, 0] = np.abs(scaled[:, 0])
+    other = log_softmax(scaled, axis=1)[:, 0]
+    ranks = scaled[:, 0].argsort().argsort(), other.argsort().argsort()
+    correlation = float(np.corrcoef(*ranks)[0, 1])
+    detail = (
+        f"states of one direction and several lengths: p ≤ {np.exp(other.max()):.4f}, and the rank "
+        f"correlation of logit and log p is {correlation:.2f}"
+    )
+    return Evidence(float(worst), count, printed=1 - correlation, detail=detail)
 
 
 @theorem(

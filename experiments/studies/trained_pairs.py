@@ -27,6 +27,7 @@ from paradigms.generative.small import small_t5
 from paradigms.io.files import write_json
 from paradigms.train.dev import candidates
 from paradigms.train.job import (
+    NEGATIVES_DEPTH,
     begin,
     fit,
     keep_settings,
@@ -39,11 +40,22 @@ from paradigms.train.loop import TrainingSettings, train, training_seconds
 from paradigms.train.state import by_main
 
 TRAINING = (  # settings of the models; a folder of models that were trained otherwise is refused
-    *("collection", "documents", "backbone", "vocabulary", "width", "layers", "steps", "generative_steps"),
+    *(
+        "collection",
+        "documents",
+        "backbone",
+        "second",
+        "vocabulary",
+        "width",
+        "layers",
+        "steps",
+        "generative_steps",
+    ),
     *("batch_size", "learning_rate", "passages", "passage_words", "query_length", "document_length", "span"),
     "precision",
 )
 FREE = ("systems", "seeds", "models", "output", "tracker")  # what may change within a results folder
+SECOND_RATE = 1e-4  # learning rate of the second backbone, which is a trained encoder, at most
 TEXT_RANK = 8  # of PAWA's matrices for a text vocabulary, whose size they multiply
 
 
@@ -81,8 +93,9 @@ def trained(
 ) -> Paradigm | Generative:
     """The seed's model, trained unless its checkpoint is there.
 
-    name: dpr, colbert, or dsi, genre or seal with an encoding: -pawa, -place (place-specific digits without
-    PAWA), -np-base or -np-async.
+    name: dpr or colbert, with -second from the second backbone, with -pairs from a hard negative of BM25
+    alone; or dsi, genre or seal with an encoding: -pawa, -place (place-specific digits without PAWA),
+    -np-base or -np-async.
     """
     folder = Path(settings.models) / f"seed-{seed}"
     missing = not (folder / name / "checkpoint").is_dir()
@@ -125,23 +138,25 @@ def _fit(
 ) -> Paradigm | Generative:
     folder = Path(settings.models) / f"seed-{seed}" / name / "training"
 
-    def training(steps: int) -> TrainingSettings:
-        sizes = {"batch_size": settings.batch_size, "learning_rate": settings.learning_rate}
-        return TrainingSettings(steps=steps, **sizes, warmup=0.05, save_every=100, seed=seed)
-
-    if name in PARADIGMS:
-        options: dict[str, Any] = {"pooling": "mean"} if name == "dpr" else {}
+    kind, *variants = name.split("-")
+    if kind in PARADIGMS:
+        second, pairs = "second" in variants, "pairs" in variants
+        options: dict[str, Any] = {"pooling": "mean"} if name == "dpr" else {}  # S-T5's
         lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
-        paradigm = PARADIGMS[name](backbone, **options, **lengths).to(accelerator.device)
+        paradigm = PARADIGMS[kind](settings.second if second else backbone, **options, **lengths)
         splits = bench.train, Split({}, {})
+        mined = bench.bm25.search(bench.train.queries, NEGATIVES_DEPTH) if pairs else {}
+        changes: dict[str, Any] = {"in_batch": not pairs}
+        if second:
+            changes["learning_rate"] = min(SECOND_RATE, settings.learning_rate)
         return fit(
-            paradigm,
+            paradigm.to(accelerator.device),
             bench.collection,
             splits,
-            ({}, {}),
+            (mined, {}),
+            int(pairs),
             0,
-            0,
-            training(settings.steps),
+            training_settings(settings.steps, seed, settings, **changes),
             folder,
             accelerator,
         )
@@ -151,11 +166,56 @@ def _fit(
     for found in (model.identifiers.problems, problems):
         if found:
             console.print(f"{name}: {found}")
-    steps = settings.generative_steps
-    if model.identifiers.kind == "text":
-        steps = round(settings.steps / query_share(pairs, bench))
+    training = training_settings(generative_steps(model, pairs, bench, settings), seed, settings)
     objective = Likelihood(model, bench.collection.corpus, pairs)
-    return train(model, objective, training(steps), folder, accelerator=accelerator)
+    return train(model, objective, training, folder, accelerator=accelerator)
+
+
+def watched(
+    name: str,
+    seed: int,
+    bench: Bench,
+    settings: PairSettings,
+    folder: Path,
+    look: Callable[[Generative], Any],
+    states: int,
+) -> list[tuple[int, Any]]:
+    """(step, look(model)) of a training of the seed's generative model: before it, and at so many states.
+
+    The states are evenly spaced, the last one at the end. On one process; the model must have been `trained`.
+    """
+    backbone, seen = settings.backbone, []
+    if backbone == "small":
+        backbone = str(Path(settings.models) / f"seed-{seed}" / "small-t5")
+    torch.manual_seed(seed)
+    accelerator = Accelerator()
+    model = build(name, backbone, seed, bench, settings).to(accelerator.device)
+    pairs = pairs_of(model, bench, settings, seed, Problems())
+    steps = generative_steps(model, pairs, bench, settings)
+    every = max(1, steps // states)
+
+    def dev(model: Generative) -> tuple[float, float]:
+        seen.append(look(model))
+        return 0.0, 0.0  # which chooses the last state
+
+    training = training_settings(every * states, seed, settings, evaluate_every=every, save_every=steps)
+    objective = Likelihood(model, bench.collection.corpus, pairs)
+    train(model, objective, training, folder, accelerator=accelerator, dev=dev)
+    return [(n * every, found) for n, found in enumerate(seen)]
+
+
+def training_settings(steps: int, seed: int, settings: PairSettings, **more: Any) -> TrainingSettings:
+    sizes = {"batch_size": settings.batch_size, "learning_rate": settings.learning_rate}
+    return TrainingSettings(
+        **{**sizes, "steps": steps, "warmup": 0.05, "save_every": 100, "seed": seed} | more
+    )
+
+
+def generative_steps(model: Generative, pairs: Sequence[Pair], bench: Bench, settings: PairSettings) -> int:
+    """Of SEAL as many as it takes to see as many queries as ColBERT does, beside its passages."""
+    if model.identifiers.kind == "text":
+        return round(settings.steps / query_share(pairs, bench))
+    return settings.generative_steps
 
 
 def build(name: str, backbone: str, seed: int, bench: Bench, settings: PairSettings) -> Generative:
@@ -225,9 +285,9 @@ def _width(backbone: str) -> int:
 def measure_all(
     settings: PairSettings,
     tasks: Mapping[str, Sequence[str]],
-    measure: Callable[[str, Bench, list[Any]], Measured],
+    measure: Callable[[str, int, Bench, list[Any]], Measured],
 ) -> tuple[Bench, dict[str, list[Measured]], Accelerator]:
-    """task -> `measure(task, bench, models)` for every seed, of the models that the task names.
+    """task -> `measure(task, seed, bench, models)` for every seed, of the models that the task names.
 
     Each is kept as seed-N/TASK.json. All must be of the same queries, listed as "queries".
     """
@@ -252,7 +312,7 @@ def measure_all(
             models = [trained(name, seed, bench, settings, accelerator, console) for name in tasks[task]]
             if accelerator.is_main_process:
                 console.print(f"{bench.collection.name}, seed {seed}: measuring {task}")
-                write_json(file, measure(task, bench, models))
+                write_json(file, measure(task, seed, bench, models))
         except (ValueError, OSError, KeyError, FloatingPointError) as error:
             raise SystemExit(f"{bench.collection.name}, seed {seed}, {task}: {error}") from error
         accelerator.wait_for_everyone()

@@ -2,7 +2,7 @@
 
     collection = load("pydocs")                      # the built-in one, or
     collection = load("path/to/scifact")             # a folder in BEIR layout
-    collection = load("path/to/lotte/science/test")  # or as MIRACL, LoTTE or DPR publish theirs
+    collection = load("path/to/lotte/science/test")  # or as MIRACL, MS MARCO, LoTTE or DPR publish theirs
     collection = load("hf:BeIR/scifact")             # a dataset of the Hugging Face hub
     collection = load("irds:beir/scifact/test")      # an identifier of ir_datasets
     test = collection.split("test")                  # .queries, .judgements
@@ -29,6 +29,7 @@ from paradigms.data.collection import (
 from paradigms.data.hub import read_hub, read_irds
 from paradigms.data.lotte import is_lotte, read_lotte
 from paradigms.data.miracl import is_miracl, read_miracl
+from paradigms.data.msmarco import is_msmarco, read_msmarco
 from paradigms.data.open_qa import is_open_qa, read_open_qa
 from paradigms.data.passages import articles, cut
 from paradigms.data.pydocs import read_pydocs
@@ -58,6 +59,10 @@ __all__ = [
 LAYOUTS: dict[str, tuple[Callable[[Path], bool], Callable[[Path], Collection]]] = {
     "BEIR (corpus.jsonl, queries.jsonl, qrels/<split>.tsv)": (is_beir, read_folder),
     "MIRACL (topics/, qrels/, docs-<n>.jsonl.gz)": (is_miracl, read_miracl),
+    "MS MARCO and NQ320K (collection.tsv, queries.<split>.tsv, qrels.<split>.tsv)": (
+        is_msmarco,
+        read_msmarco,
+    ),
     "LoTTE (collection.tsv, questions.<split>.tsv, qas.<split>.jsonl)": (is_lotte, read_lotte),
     "DPR and EntityQuestions (psgs_w100.tsv, questions in .csv or .json)": (is_open_qa, read_open_qa),
 }

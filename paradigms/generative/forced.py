@@ -23,23 +23,24 @@ TokenSequence = Sequence[int]
 
 
 def sequence_scores(
-    model: Generative, sources: Batch, sequences: Sequence[Sequence[TokenSequence]], scorer: Scorer
-) -> list[Float[np.ndarray, " n"]]:
-    """Σᵢ of `Generative.token_scores` for each query's own sequences, sequences[b][n]: float64.
+    model: Generative, sources: Batch, sequences: Sequence[Sequence[TokenSequence]], *scorers: Scorer
+) -> list[Float[np.ndarray, "s n"]]:
+    """Σᵢ of `Generative.token_scores` of each query's own sequences, sequences[b][n], by each scorer.
 
-    A query is encoded once, and its sequences share its keys and values. Memory is bounded whatever their
-    number; each needs at least one token.
+    A query is encoded once, its sequences share its keys and values, and each is decoded once. Memory is
+    bounded whatever their number; each needs at least one token.
     """
     sources = sources.to(model.device)
     with model.evaluating(), torch.inference_mode():
         _, memory = model.begin(sources)
-        scores = [np.empty(len(own)) for own in sequences]
+        scores = [np.empty((len(scorers), len(own))) for own in sequences]
         for query, own in enumerate(sequences):
             for numbers in _batches(own, PLACES.get(model.device.type, MANY_PLACES)):
                 targets = Targets.pad([[own[n] for n in numbers]]).to(model.device)
                 states = decode(model.backbone.decoder, model.embed(targets.inputs), _of(memory, query))
-                parts: Tensor = model.token_parts(states, targets, scorer).where(targets.mask, 0)
-                scores[query][numbers] = parts[0].cpu().double().sum(-1).numpy()
+                for place, scorer in enumerate(scorers):
+                    parts: Tensor = model.token_parts(states, targets, scorer).where(targets.mask, 0)
+                    scores[query][place, numbers] = parts[0].cpu().double().sum(-1).numpy()
     return scores
 
 

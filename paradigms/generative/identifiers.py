@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import islice, tee
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from paradigms.data import Corpus, Problems
 from paradigms.generative.constraints import columns
+from paradigms.generative.words import Words
 from paradigms.io.files import write_json
 
 START = 0
@@ -53,6 +55,7 @@ class Identifiers:
     vocabulary: int  # tokens are in [0, vocabulary)
     end: int | None  # closes an identifier; None where every substring names the document ("text")
     problems: Problems
+    starts: Int[np.ndarray, " s"]  # places in `tokens` where training spans may begin ("text"), ascending
 
     def __post_init__(self) -> None:
         if len(set(self.documents)) != len(self.documents):
@@ -98,6 +101,22 @@ class Identifiers:
         """The numbers of the identifiers that name the document at this position."""
         return range(*np.searchsorted(self.owners, [document, document + 1]).tolist())
 
+    def windows(self, n: int, span: int) -> list[slice]:
+        """Slices of `tokens`, of `span` places each, that cover identifier n and begin at `starts`.
+
+        They overlap where no start lies at the end of the one before, and leave gaps where the next start
+        lies beyond it. All of an identifier that has no more than `span` tokens, or no start that leaves as
+        many.
+        """
+        first, last = self.offsets[n : n + 2].tolist()
+        at = slice(*np.searchsorted(self.starts, [first, last - span + 1]))
+        possible = self.starts[at].tolist() if last - first > span else []
+        found: list[int] = possible[:1]
+        while found and found[-1] < possible[-1]:
+            within = bisect_right(possible, found[-1] + span) - 1
+            found.append(possible[max(within, bisect_right(possible, found[-1]))])
+        return [slice(at, at + span) for at in found] or [slice(first, last)] * (first < last)
+
     def target(self, n: int) -> tuple[int, ...]:
         """What a decoder is to write for identifier n: its tokens and `end`."""
         return (*self[n].tolist(), *(() if self.end is None else (self.end,)))
@@ -119,7 +138,7 @@ class Identifiers:
 
     def save(self, folder: Path) -> None:
         """Write identifiers.safetensors and identifiers.json into a folder that exists."""
-        arrays = {name: getattr(self, name) for name in ("tokens", "offsets", "owners")}
+        arrays = {name: getattr(self, name) for name in ("tokens", "offsets", "owners", "starts")}
         save_file(arrays, folder / "identifiers.safetensors")
         plain = {name: getattr(self, name) for name in ("kind", "documents", "vocabulary", "end")}
         write_json(folder / "identifiers.json", {**plain, "problems": asdict(self.problems)})
@@ -197,14 +216,18 @@ def text(corpus: Corpus, tokenizer: Any, length: int | None = None) -> Identifie
     without tokens has no name and cannot be found.
     """
     problems = Problems()
-    rows = []
-    for id, tokenized in zip(corpus.ids, tokenize(tokenizer, corpus, length), strict=True):
+    rows, starts, size = [], [], 0
+    texts, again = tee(corpus)
+    for id, own, tokenized in zip(corpus.ids, texts, tokenize(tokenizer, again, length), strict=True):
         rows.append(tokenized.ids)
+        words = Words(own, tokenized.ids, tokenized.ends)
+        starts += [size + words.bounds[n] for n in words.starts()]
+        size += len(tokenized.ids)
         if not tokenized.ids:
             problems.add("document without tokens (has no name)", id)
         if tokenized.special:
             problems.add("document that spells special tokens (left out)", id)
-    return make("text", corpus.ids, rows, len(tokenizer), None, problems)
+    return make("text", corpus.ids, rows, len(tokenizer), None, problems, starts)
 
 
 def make(
@@ -214,12 +237,14 @@ def make(
     vocabulary: int,
     end: int | None,
     problems: Problems,
+    starts: Sequence[int] = (),
 ) -> Identifiers:
     """Identifiers from one token sequence per document."""
     offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
     tokens = np.fromiter((token for row in rows for token in row), np.int64, int(offsets[-1]))
     owners = np.arange(len(rows), dtype=np.int64)
-    return Identifiers(kind, list(documents), tokens, offsets, owners, vocabulary, end, problems)
+    begins = np.array(starts, dtype=np.int64)
+    return Identifiers(kind, list(documents), tokens, offsets, owners, vocabulary, end, problems, begins)
 
 
 class Tokenized(NamedTuple):

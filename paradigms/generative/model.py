@@ -285,14 +285,14 @@ class Generative(Trainable):
     def names(self, document: int) -> list[list[int]]:
         """Every token sequence by which rerank mode scores a document, whatever the query.
 
-        Its identifiers; where these are its text, the text in windows of `span` tokens, the last one ending
-        with it: a shorter one would win by being short.
+        Its identifiers; where these are its text, the text in windows of `span` tokens that begin where spans
+        of the training begin.
         """
-        rows = [self.target(number) for number in self.identifiers.of(document)]
-        if self.identifiers.kind != "text":
-            return rows
-        span = self.settings.span
-        return [row[first : first + span] for row in rows for first in _starts(len(row), span)]
+        ids, tokens = self.identifiers, self.target_tokens
+        if ids.kind != "text":
+            return [self.target(n) for n in ids.of(document)]
+        windows = (window for n in ids.of(document) for window in ids.windows(n, self.settings.span))
+        return [tokens[window].tolist() for window in windows]
 
     def labels(self, tokens: Sequence[int]) -> list[str]:
         """A readable name for each token that the decoder writes."""
@@ -345,8 +345,3 @@ def _check(settings: GenerativeSettings, identifiers: Identifiers) -> None:
             f"{identifiers.documents[owner]!r} has {identifiers.longest} tokens: shorten titles "
             "(title_length) or texts (document_length)"
         )
-
-
-def _starts(length: int, span: int) -> list[int]:
-    """Where windows of `span` places begin that cover `length` places, all within them; none of nothing."""
-    return sorted({*range(0, length - span, span), max(0, length - span)}) if length else []

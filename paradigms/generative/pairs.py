@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import tee
 from pathlib import Path
 from typing import Any
@@ -28,13 +26,12 @@ from jaxtyping import Float
 from rapidfuzz.fuzz import ratio
 from rapidfuzz.process import cdist
 
-from paradigms.baselines import bm25 as lexical
 from paradigms.data import Corpus, Problems, Split
-from paradigms.generative.identifiers import Identifiers, Tokenized, tokenize
+from paradigms.generative.identifiers import Identifiers, tokenize
+from paradigms.generative.words import WORD, Words
 from paradigms.io.gzipped import numbered_lines
 
 GRAM = 3  # words of a query and of a passage that are compared
-WORD = re.compile(r"\S+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,49 +226,13 @@ def _grams(words: Sequence[str]) -> list[str]:
     return [" ".join(lower[i : i + GRAM]) for i in range(len(lower))]
 
 
-class _Passage:
-    """A document as words that know their tokens, so that spans of words are slices of its tokens.
-
-    To tokenise a span by itself would give other tokens where it begins. A word's tokens are those that end
-    after the word before it; words without tokens, or beyond the document's length, are left out.
-    """
-
-    def __init__(self, text: str, tokenized: Tokenized) -> None:
-        places = [match.span() for match in WORD.finditer(text)]
-        ends = np.array([end for _, end in places[:-1]])
-        bounds = [0, *np.searchsorted(tokenized.ends, ends, side="right").tolist(), len(tokenized.ids)]
-        kept = [n for n in range(len(places)) if bounds[n] < bounds[n + 1]]
-        self.text = text
-        self.tokens = tokenized.ids
-        self.places = [places[n] for n in kept]
-        self.words = [text[start:end] for start, end in self.places]
-        self.bounds = [*(bounds[n] for n in kept), len(tokenized.ids)]  # token where each word begins
-
-    def starts(self, words: int) -> list[int]:
-        """Where a span of `words` words may start: at no stop word where that can be."""
-        every = range(max(0, len(self.words) - words) + 1)
-        return [n for n in every if _content(self.words[n])] or list(every)
-
-    def source(self, start: int, words: int) -> str:
-        return self.text[self.places[start][0] : self.places[min(start + words, len(self.words)) - 1][1]]
-
-    def target(self, start: int, words: int) -> tuple[int, ...]:
-        return tuple(self.tokens[self.bounds[start] : self.bounds[min(start + words, len(self.words))]])
-
-
 def _passages(
     corpus: Corpus, documents: Sequence[int], tokenizer: Any, length: int | None, problems: Problems
-) -> Iterator[tuple[int, _Passage]]:
+) -> Iterator[tuple[int, Words]]:
     texts, again = tee(corpus[document] for document in documents)
     for document, text, tokenized in zip(documents, texts, tokenize(tokenizer, again, length), strict=True):
-        passage = _Passage(text, tokenized)
+        passage = Words(text, tokenized.ids, tokenized.ends)
         if passage.words:
             yield document, passage
         else:
             problems.add("document without words or tokens (no spans)", corpus.ids[document])
-
-
-@lru_cache(1 << 16)
-def _content(word: str) -> bool:
-    """Whether a word between white space holds one that is no stop word."""
-    return bool(lexical.tokenize(word))

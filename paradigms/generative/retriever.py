@@ -6,7 +6,7 @@ the set of valid prefixes, which is built here for a search.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cached_property
 from typing import Any
@@ -20,7 +20,8 @@ from paradigms.generative.forced import sequence_scores
 from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.np_decoding import ClusterConstraint
-from paradigms.generative.seal import query_grams, seal_scores
+from paradigms.generative.outputs import Scorer
+from paradigms.generative.seal import first_step, query_grams, seal_scores
 from paradigms.generative.trie import Trie
 from paradigms.io.progress import progress_bar
 
@@ -75,7 +76,7 @@ class GenerativeRetriever:
             task = bar.add_task(f"search {settings.name}", total=len(order))
             for batch in (order[start : start + step] for start in range(0, len(order), step)):
                 texts = [queries[name] for name in batch]
-                for name, scores in zip(batch, self._search(texts, k), strict=True):
+                for name, scores in zip(batch, self._search(texts), strict=True):
                     found[name] = self._ranked(scores.items(), k)
                 bar.advance(task, len(batch))
         return {name: found[name] for name in names}
@@ -87,32 +88,46 @@ class GenerativeRetriever:
         document without a name, such as an empty text, has rel −∞. KeyError names a query without a text or
         an unknown document.
         """
-        settings = self.model.settings
+        return self.rankings(queries, run, [self.model.settings.score], progress=progress)[0]
+
+    def rankings(
+        self,
+        queries: Mapping[str, str],
+        run: Run,
+        scorers: Sequence[Scorer],
+        *,
+        whole: bool = False,
+        progress: bool = False,
+    ) -> list[Run]:
+        """`rerank` by each of the scorers, with each name decoded once.
+
+        whole: a document's names are its identifiers, and where these are its text, all of it.
+        """
+        settings, positions = self.model.settings, self.positions
         unknown = next((query for query in run if query not in queries), None)
         if unknown is not None:
             raise KeyError(f"the run names the query {unknown!r}, which has no text")
-        lost = next(
-            (id for candidates in run.values() for id in candidates if id not in self.positions), None
-        )
+        lost = next((id for candidates in run.values() for id in candidates if id not in positions), None)
         if lost is not None:
             raise KeyError(f"the run names the document {lost!r}, which has no identifier in {settings.name}")
-        found: Run = {}
+        found: list[Run] = [{} for _ in scorers]
         order = sorted(run, key=lambda query: len(queries[query]))
         with progress_bar(progress) as bar:
             task = bar.add_task(f"rerank {settings.name}", total=len(order))
             for batch in (order[start : start + QUERIES] for start in range(0, len(order), QUERIES)):
-                named = [{id: self._names(id) for id in run[query]} for query in batch]
+                named = [{id: self._names(positions[id], whole) for id in run[query]} for query in batch]
                 sequences = [sorted({t for names in of.values() for t in names}) for of in named]
                 sources = self.model.tokenize([queries[query] for query in batch])
-                scores = sequence_scores(self.model, sources, sequences, settings.score)
-                for query, of, own, values in zip(batch, named, sequences, scores, strict=True):
-                    rel = dict(zip(own, values.tolist(), strict=True))
-                    best = ((id, max((rel[t] for t in names), default=-np.inf)) for id, names in of.items())
-                    found[query] = dict(sorted(best, key=lambda item: (-item[1], item[0])))
+                scores = sequence_scores(self.model, sources, sequences, *scorers)
+                for query, of, own, rows in zip(batch, named, sequences, scores, strict=True):
+                    for place, values in enumerate(rows):
+                        rel = dict(zip(own, values.tolist(), strict=True))
+                        best = {id: max((rel[t] for t in names), default=-np.inf) for id, names in of.items()}
+                        found[place][query] = dict(sorted(best.items(), key=lambda item: (-item[1], item[0])))
                 bar.advance(task, len(batch))
-        return {query: found[query] for query in run}
+        return [{query: of[query] for query in run} for of in found]
 
-    def _search(self, texts: list[str], k: int) -> list[dict[int, float]]:
+    def _search(self, texts: list[str]) -> list[dict[int, float]]:
         """For each query the scores of identifiers, by number."""
         settings, sources, clusters = self.model.settings, self.model.tokenize(texts), self.model.clusters
         found = beam_search(
@@ -126,17 +141,17 @@ class GenerativeRetriever:
         parts = [found.of(query) for query in range(len(texts))]
         if isinstance(self.valid, Trie):
             return [_finished(self.valid, part) for part in parts]
-        return self._keys(self.valid, texts, sources, parts, k)
+        return self._keys(self.valid, texts, sources, parts)
 
     def _keys(
-        self, index: NGramIndex, texts: list[str], sources: Batch, parts: list[Hypotheses], k: int
+        self, index: NGramIndex, texts: list[str], sources: Batch, parts: list[Hypotheses]
     ) -> list[dict[int, float]]:
-        """SEAL's keys: all that a step of the search kept, and the query's own n-grams."""
-        depth = k * int(np.bincount(self.model.identifiers.owners).max())  # of texts, for k documents
+        """SEAL's keys: all that a step of the search kept, the query's own n-grams, and single tokens."""
+        own, unigrams = query_grams(self.model, index, texts, sources), first_step(self.model, sources)
         scores = []
-        for part, (states, log_p) in zip(parts, query_grams(self.model, index, texts, sources), strict=True):
+        for part, (states, log_p), first in zip(parts, own, unigrams, strict=True):
             keys = np.concatenate([part.states, states]), np.concatenate([part.scores, log_p])
-            scores.append(seal_scores(index, *keys, depth))
+            scores.append(seal_scores(index, *keys, first))
         return scores
 
     def _ranked(self, scores: Iterable[tuple[int, float]], k: int) -> dict[str, float]:
@@ -148,8 +163,10 @@ class GenerativeRetriever:
             best[id] = max(score, best.get(id, score))
         return dict(sorted(best.items(), key=lambda item: (-item[1], item[0]))[:k])
 
-    def _names(self, id: str) -> list[tuple[int, ...]]:
-        return [tuple(name) for name in self.model.names(self.positions[id])]
+    def _names(self, document: int, whole: bool) -> list[tuple[int, ...]]:
+        model = self.model
+        names = map(model.target, model.identifiers.of(document)) if whole else model.names(document)
+        return [tuple(name) for name in names if name]
 
 
 def _finished(trie: Trie, hypotheses: Hypotheses) -> dict[int, float]:

@@ -1,31 +1,33 @@
 """From n-grams to documents: which documents the n-grams that a decoder wrote for a query speak for.
 
 `seal_scores` is the score of SEAL (Bevilacqua et al. 2022, "Autoregressive Search Engines", NeurIPS,
-arXiv:2204.10628, §3.2), by which T5-SEAL of Wu et al. 2024 (arXiv:2404.00684, §6.2) ranks documents too.
+arXiv:2204.10628, §3.2) as its public code computes it (facebookresearch/SEAL, `aggregate_evidence`). Wu et
+al. 2024 (arXiv:2404.00684, §6.2) rank T5-SEAL's documents by that code, with 5 beams and without titles.
 
 An n-gram is its state in an `NGramIndex`, so two sequences of clusters that read alike are one.
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from __future__ import annotations
 
-import heapq
 import string
 from collections.abc import Sequence
-from itertools import groupby
-from operator import itemgetter
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, no_type_check
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int
+from numba import njit
 
 from paradigms.data import Corpus
 from paradigms.encoder.backbone import load_tokenizer
 from paradigms.encoder.text import Batch
 from paradigms.generative.constraints import ranges
-from paradigms.generative.decoder import check_family
+from paradigms.generative.decoder import check_family, decode
 from paradigms.generative.forced import sequence_scores
-from paradigms.generative.identifiers import text, tokenize
+from paradigms.generative.identifiers import START, text, tokenize
 from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import SEPARATOR, NGramIndex
 from paradigms.generative.settings import GenerativeSettings
@@ -35,6 +37,7 @@ BETA = 0.8  # share of the weight that tokens covered before lose
 SMOOTHING = 5  # occurrences added to every n-gram's, and to the corpus
 FREQUENT = 1500  # an n-gram of more occurrences makes no document a candidate
 LONGEST = 3  # words of the query's own n-grams
+LIKELY = 5000  # tokens whose first-step probability counts
 NO_PROBABILITY = -1e-7  # log p at most: a float32 tells it from certainty, of which the odds are infinite
 States = Int[np.ndarray, "n 3"]
 Weights = Float[np.ndarray, " n"]
@@ -63,9 +66,13 @@ def distinct(
 def query_states(tokenizer: Any, index: NGramIndex, query: str) -> States:
     """The query's own n-grams of 1 to `LONGEST` words that the corpus holds.
 
-    Words are tried as they stand, in lower case and capitalised, without punctuation at their ends.
+    Words have no punctuation at their ends; each is tried as it stands and with a capital first letter.
     """
-    rows = sorted({tuple(row.ids) for row in tokenize(tokenizer, _phrases(query)) if row.ids})
+    words = [stripped for word in query.split() if (stripped := word.strip(string.punctuation))]
+    cases = [dict.fromkeys([word, word[0].upper() + word[1:]]) for word in words]
+    runs = (cases[i : i + m] for m in range(1, LONGEST + 1) for i in range(len(words) - m + 1))
+    phrases = {" ".join(chosen) for run in runs for chosen in product(*run)}
+    rows = sorted({tuple(row.ids) for row in tokenize(tokenizer, phrases) if row.ids})
     flat = np.array([token for row in rows for token in row], dtype=np.int64)
     states = index.find(flat, np.cumsum([0, *map(len, rows)]))
     return states[index.counts(states) > 0]
@@ -88,16 +95,25 @@ def query_grams(
         ends = begins + states[:, 2]
         sequences.append([model.target_tokens[a:b].tolist() for a, b in zip(begins, ends, strict=True)])
     scores = sequence_scores(model, sources, sequences, "log_probability")
-    return list(zip(found, scores, strict=True))
+    return [(states, own[0]) for states, own in zip(found, scores, strict=True)]
 
 
-def _phrases(query: str) -> set[str]:
-    words = [stripped for word in query.split() if (stripped := word.strip(string.punctuation))]
-    runs = (words[i : i + m] for m in range(1, LONGEST + 1) for i in range(len(words) - m + 1))
-    return {case for run in runs for text in [" ".join(run)] for case in (text, text.lower(), text.title())}
+def first_step(model: Generative, sources: Batch) -> Float[np.ndarray, "b v"]:
+    """log p(v | q) of every token as the first one written; of a decoder of clusters the best cluster's."""
+    sources = sources.to(model.device)
+    start = torch.full((len(sources.input_ids), 1, 1), START, device=model.device)
+    with model.evaluating(), torch.inference_mode():
+        _, memory = model.begin(sources)
+        states = decode(model.backbone.decoder, model.embed(start), memory)
+        log_p = model.next_log_probabilities(states, start)[:, 0].cpu().double().numpy()
+    if model.clusters is None:
+        return log_p
+    found = np.full((model.identifiers.vocabulary, len(log_p)), -np.inf)
+    np.maximum.at(found, model.clusters.surface, log_p.T)
+    return found.T
 
 
-def gram_weights(index: NGramIndex, states: States, log_p: Weights) -> Weights:
+def gram_weights(index: NGramIndex, states: States, log_p: Weights, exponent: float = ALPHA) -> Weights:
     """w(n, q) = max(0, ln [p(n|q) (1 − p(n)) / (p(n) (1 − p(n|q)))])^α: the query's odds over the corpus's.
 
     p(n) = (F + 5)/(N + 5) with F how often n occurs and N the tokens of the corpus.
@@ -107,46 +123,61 @@ def gram_weights(index: NGramIndex, states: States, log_p: Weights) -> Weights:
     log_p = np.minimum(log_p, NO_PROBABILITY)
     with np.errstate(divide="ignore"):  # an n-gram that is all of the corpus has weight 0
         odds = log_p - np.log(-np.expm1(log_p)) - prior + np.log(-np.expm1(prior))
-    return np.maximum(0, odds) ** ALPHA
+    return np.maximum(0, odds) ** exponent
 
 
-def seal_scores(index: NGramIndex, states: States, log_p: Weights, depth: int) -> Scores:
+def seal_scores(
+    index: NGramIndex, states: States, log_p: Weights, unigrams: Float[np.ndarray, " v"] | None = None
+) -> Scores:
     """W(d, q) = Σ_n w(n, q) (1 − β + β |n ∖ C| / |n|), n ∖ C the tokens of n not covered before.
 
-    The sum runs over n-grams by falling weight, and takes those with an occurrence in d that overlaps with no
-    occurrence of an n-gram taken before. |n| counts different tokens, and C holds those of the n-grams taken
-    so far. Candidates are documents with an n-gram of at most `FREQUENT` occurrences; others add to these.
+    The sum runs over keys by falling weight, of equal ones by their tokens. One is taken where all places of
+    some occurrence in d are free; all its free occurrences, left to right, then take their places. |n| counts
+    different tokens, and C holds those of the keys taken so far. Candidates are documents with a key of at
+    most `FREQUENT` occurrences; others add to these.
 
-    Contains the `depth` best documents. Documents are scored by falling Σ w(n, q) over their n-grams, which
-    bounds W, until none that is left can be among them.
+    unigrams: log p(v | q) of every token as the first one written. Of the `LIKELY` likeliest, those that are
+    no keys have weights without the exponent. The best of them, as many as there are keys, become keys; each
+    other adds its weight once where it stands at a place that is still free, C being that of all keys.
+
+    The public code scores only the 1,500 best candidates by their rare keys; here all are.
     """
     states, log_p = distinct(states, log_p)
     weights = gram_weights(index, states, log_p)
-    order = np.lexsort((states[:, 0], -states[:, 2], -weights))
+    late = np.zeros(1)
+    if unigrams is not None:
+        tokens, own, values = _unigrams(index, states, unigrams)
+        late = np.zeros(len(unigrams))
+        late[tokens] = values
+        best = np.argsort(-values, kind="stable")[: len(states)]
+        states, weights = np.concatenate([states, own[best]]), np.concatenate([weights, values[best]])
+    order = np.lexsort((states[:, 2], states[:, 0], -weights))
     order = order[weights[order] > 0]
     states, weights = states[order], weights[order]
-    begins = index.rows[states[:, 0]]
-    grams = [index.text[a : a + m].tolist() for a, m in zip(begins, states[:, 2], strict=True)]
-    found = _occurrences(index, states, grams)
-    pairs = np.unique(found[:, :2], axis=0)
-    documents, numbers = np.unique(pairs[:, 0], return_inverse=True)
-    bounds = np.bincount(numbers, weights[pairs[:, 1]], len(documents)) * (1 + 1e-9)  # for rounding
-    firsts = np.searchsorted(found[:, 0], [documents, documents + 1])
-    scores: Scores = {}
-    best: list[float] = []  # a heap of the `depth` largest
-    for n in np.argsort(-bounds, kind="stable"):
-        if len(best) == depth and bounds[n] < best[0]:
-            break
-        rows = found[firsts[0, n] : firsts[1, n], 1:].tolist()
-        score = scores[int(documents[n])] = _document_score(rows, grams, weights)
-        if len(best) < depth:
-            heapq.heappush(best, score)
-        else:
-            heapq.heappushpop(best, score)
-    return scores
+    offsets, places = ranges(index.rows[states[:, 0]], index.rows[states[:, 0]] + states[:, 2])
+    grams = index.text[places]
+    found = _occurrences(index, states, np.split(grams, offsets[1:-1]) if len(states) else [])
+    documents, firsts = np.unique(found[:, 0], return_index=True)
+    bounds = np.append(firsts, len(found))
+    starts = index.starts[documents], index.starts[documents + 1] - 1
+    size = int(index.branches(index.start()).tokens[-1]) + 1
+    scores = _score(found[:, 1:], bounds, *starts, index.text, grams, offsets, weights, late, size)
+    return dict(zip(documents.tolist(), scores.tolist(), strict=True))
 
 
-def _occurrences(index: NGramIndex, states: States, grams: list[list[int]]) -> Int[np.ndarray, "o 3"]:
+def _unigrams(
+    index: NGramIndex, keys: States, log_p: Float[np.ndarray, " v"]
+) -> tuple[Int[np.ndarray, " u"], Int[np.ndarray, "u 3"], Float[np.ndarray, " u"]]:
+    """Tokens of the corpus that are likely first ones and no keys: their states and weights."""
+    branches = index.branches(index.start())
+    likely = np.zeros(len(log_p), dtype=bool)
+    likely[np.argsort(-log_p, kind="stable")[:LIKELY]] = True
+    kept = likely[branches.tokens] & ~np.isin(branches.states[:, 0], keys[keys[:, 2] == 1, 0])
+    tokens, states = branches.tokens[kept], branches.states[kept]
+    return tokens, states, gram_weights(index, states, log_p[tokens], exponent=1.0)
+
+
+def _occurrences(index: NGramIndex, states: States, grams: list[Any]) -> Int[np.ndarray, "o 3"]:
     """[document, place in `states`, position] of all n-grams in all candidates, ascending.
 
     Frequent ones are looked for in the candidates alone.
@@ -167,17 +198,47 @@ def _occurrences(index: NGramIndex, states: States, grams: list[list[int]]) -> I
     return found[np.lexsort(found.T[::-1])]
 
 
-def _document_score(rows: list[list[int]], grams: list[list[int]], weights: Weights) -> float:
-    """W of one document from the [n-gram, position] of its occurrences, by n-gram and position."""
-    score = 0.0
-    covered: set[int] = set()
-    taken: set[int] = set()
-    for n, occurrences in groupby(rows, key=itemgetter(0)):
-        spans = [range(position, position + len(grams[n])) for _, position in occurrences]
-        if not any(taken.isdisjoint(span) for span in spans):
-            continue
-        tokens = set(grams[n])
-        score += float(weights[n]) * (1 - BETA + BETA * len(tokens - covered) / len(tokens))
-        covered |= tokens
-        taken.update(*spans)
-    return score
+@no_type_check
+@njit(nogil=True, cache=True)
+def _score(found, bounds, starts, ends, text, grams, offsets, weights, late, size):
+    """W of each document: of number d, found[bounds[d]:bounds[d + 1]] are the [key, position] of its
+    occurrences and text[starts[d]:ends[d]] its tokens, all below `size`."""
+    scores = np.zeros(len(starts))
+    covered = np.full(size, -1)  # the last document in which a token was covered
+    counted = np.full(size, -1)  # the last count of different tokens that it was part of
+    count = 0
+    for d in range(len(starts)):
+        free = np.ones(ends[d] - starts[d], np.bool_)
+        row = bounds[d]
+        while row < bounds[d + 1]:
+            key, taken = found[row, 0], False
+            first, last = offsets[key], offsets[key + 1]
+            while row < bounds[d + 1] and found[row, 0] == key:
+                start, fits = found[row, 1], True
+                for i in range(start, start + last - first):
+                    fits = fits and free[i]
+                if fits:
+                    taken = True
+                    for i in range(start, start + last - first):
+                        free[i] = False
+                row += 1
+            if not taken:
+                continue
+            different = new = 0
+            count += 1
+            for i in range(first, last):
+                token = grams[i]
+                if counted[token] != count:
+                    counted[token] = count
+                    different += 1
+                    if covered[token] != d:
+                        new += 1
+                    covered[token] = d
+            scores[d] += weights[key] * (1 - BETA + BETA * new / different)
+        count += 1
+        for i in range(len(free)):
+            token = text[starts[d] + i]
+            if free[i] and token < len(late) and late[token] > 0 and counted[token] != count:
+                counted[token] = count
+                scores[d] += late[token] * (1 if covered[token] != d else 1 - BETA)
+    return scores

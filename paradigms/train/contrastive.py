@@ -22,7 +22,9 @@ class Contrastive(Objective):
 
     γ is the encoder's `salience_l1`, 0 but for ALIGNER's L1 variant. distillation: joined to the first term,
     over the rel of each query with its own candidates. chunk: texts encoded at once, with gradients cached
-    (`batches.in_parts`), for batches of any size; 0 = none are cached.
+    (`batches.in_parts`), for batches of any size; 0 = none are cached. in_batch: whether the documents of
+    other queries are negatives; False: only a query's own hard ones, as ColBERTv1 has it (Khattab and Zaharia
+    2020, §3.4), of which each query needs one.
 
     Mixed precision is the encoders' alone: `model` computes its layers in half precision and gives vectors
     in float32, of which rel, softmax and loss are computed in float32 (`scoring.in_batch_rel`).
@@ -36,12 +38,17 @@ class Contrastive(Objective):
         temperature: float | None = None,  # τ; None = the paradigm's own
         distillation: Distillation | None = None,
         chunk: int = 0,
+        in_batch: bool = True,
     ) -> None:
         if distillation is not None:
             check_taught(examples)
         self.paradigm, self.corpus, self.examples = paradigm, corpus, examples
         self.temperature = temperature or paradigm.recipe.temperature
-        self.distillation, self.chunk = distillation, chunk
+        self.distillation, self.chunk, self.in_batch = distillation, chunk, in_batch
+        if not in_batch and not all(example.negatives for example in examples):
+            raise ValueError(
+                f"{paradigm.name} has queries without hard negatives, and no others: set negatives"
+            )
 
     def collate(self, examples: list[Example]) -> TrainingBatch:
         return tokenised(examples, self.paradigm.encoder, self.corpus)
@@ -53,7 +60,12 @@ class Contrastive(Objective):
         scores = in_batch_rel(pool, queries, self.paradigm.align, self.paradigm.normalise)
         first = place_among(len(batch.positions))
         target = torch.arange(first, first + len(batch.relevant), device=scores.device)
-        loss = contrastive(scores, target, batch.excluded(positions), self.temperature)
+        if self.in_batch:
+            loss = contrastive(scores, target, batch.excluded(positions), self.temperature)
+        else:
+            own = scores.gather(1, batch.own(first))
+            none = torch.zeros_like(own, dtype=torch.bool)
+            loss = contrastive(own, torch.zeros_like(target), none, self.temperature)
         if self.distillation is not None:
             assert batch.teacher is not None
             own = scores.gather(1, batch.own(first)) / self.temperature

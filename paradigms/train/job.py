@@ -310,7 +310,13 @@ def _objective(
     if isinstance(paradigm, CrossAttention):
         return Listwise(paradigm, corpus, examples, training.temperature, training.distillation)
     return Contrastive(
-        paradigm, corpus, examples, training.temperature, training.distillation, training.chunk
+        paradigm,
+        corpus,
+        examples,
+        training.temperature,
+        training.distillation,
+        training.chunk,
+        training.in_batch,
     )
 
 

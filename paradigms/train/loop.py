@@ -54,6 +54,9 @@ class TrainingSettings:
     fast_cpu: bool = True
     compiled: bool = False  # torch.compile of the layers: not for processors (see `parallel.prepare`)
     temperature: float | None = None  # None = the paradigm's own
+    in_batch: bool = (
+        True  # negatives: other queries' documents and hard ones; False: a query's hard ones alone
+    )
     distillation: Distillation | None = None  # towards a teacher's scores; None = labels alone
     seed: int = 0
     evaluate_every: int = 0  # steps between dev measures; 0 = only at the end

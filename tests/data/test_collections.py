@@ -114,6 +114,42 @@ def test_what_miracl_lacks_is_named(tmp_path: Path) -> None:
         load(folder)
 
 
+def nq320k(folder: Path) -> Path:
+    put(folder / "collection.tsv", "7\tcats sleep\tCats\n8\tdogs bark\tDogs\n9\tfish swim\n")
+    put(folder / "queries.all.tsv", "0\tdo cats sleep\n1\twho swims\n2\twho barks\n")
+    put(folder / "triples.train.32.squeeze.tsv", "0\t7\t8\t9\n0\t7\t9\t8\n2\t8\t7\n")
+    put(folder / "qrel.dev.tsv", "1\t0\t9\t1\n")
+    return folder
+
+
+def test_nq320k_and_ms_marco(tmp_path: Path) -> None:
+    collection = load(nq320k(tmp_path / "nq320k"))
+    assert collection.name == "nq320k"
+    assert list(collection.corpus) == ["Cats cats sleep", "Dogs dogs bark", "fish swim"]
+    assert list(collection.corpus.titles) == ["Cats", "Dogs", ""]
+    assert collection.split("train").queries == {"0": "do cats sleep", "2": "who barks"}
+    assert collection.split("train").judgements == {"0": {"7": 1}, "2": {"8": 1}}
+    assert collection.split("test").judgements == {"1": {"9": 1}}, "dev, on which papers report"
+    folder = nq320k(tmp_path / "marco")
+    (folder / "queries.all.tsv").rename(folder / "queries.train.tsv")
+    put(folder / "queries.dev.tsv", "1\twho swims\n3\twhat sleeps\n")
+    put(folder / "qrels.train.tsv", "0\t0\t8\t1\n")
+    put(folder / "qrels.test.tsv", "3\t0\t7\t1\n")
+    collection = load(folder)
+    assert {name: of.judgements for name, of in collection.splits.items()} == {
+        "dev": {"1": {"9": 1}},
+        "test": {"3": {"7": 1}},
+        "train": {"0": {"8": 1}},  # the triples do not count beside judgements
+    }
+    put(folder / "qrels.test.tsv", "3\t0\n")
+    with pytest.raises(ValueError, match=r"qrels\.test\.tsv, line 1: not 4 columns"):
+        load(folder)
+    for file in [*folder.glob("qrel*"), *folder.glob("triples*")]:
+        file.unlink()
+    with pytest.raises(FileNotFoundError, match=r"holds no qrels\.<split>\.tsv"):
+        load(folder)
+
+
 def lotte(root: Path) -> Path:
     folder = root / "lotte" / "lifestyle" / "test"
     put(folder / "collection.tsv", "0\tcats sleep\ta lot\n1\tdogs bark\n2\tfish — swim\n3\tbirds fly\n")
@@ -273,7 +309,9 @@ def test_passages_without_questions_and_unknown_layouts_are_named(tmp_path: Path
     put(tmp_path / "wikipedia" / "psgs_w100.tsv", WIKIPEDIA)
     with pytest.raises(FileNotFoundError, match="holds passages, but no file of questions"):
         load(tmp_path / "wikipedia")
-    with pytest.raises(FileNotFoundError, match=r"has none of the layouts BEIR .* MIRACL .* LoTTE .* DPR"):
+    with pytest.raises(
+        FileNotFoundError, match=r"has none of the layouts BEIR .* MIRACL .* MS MARCO .* LoTTE .* DPR"
+    ):
         load(tmp_path)
 
 

@@ -16,6 +16,7 @@ from alignment_directions import (
     FORWARD,
     GENERATIVE,
     MEASURES,
+    WHOLE,
     by_chance,
     claims,
     rankings,
@@ -119,7 +120,7 @@ def test_it_leaves_tables_and_figures(finished: Path) -> None:
         assert len((folder / f"{name}.md").read_text().splitlines()) == len(rows) + 2
         assert len((folder / f"{name}.csv").read_text().splitlines()) == len(rows) + 1
     systems = [row["system"] for row in json.loads((folder / "table5.json").read_text())]
-    assert systems == ["BM25", FORWARD, *BACKWARD, *GENERATIVE, CHANCE]
+    assert systems == ["BM25", FORWARD, *BACKWARD, *GENERATIVE, WHOLE, CHANCE]
     assert (folder / "table5.png").read_bytes().startswith(b"\x89PNG")
     assert "Alignment directions" in (folder / "report.html").read_text()
 
@@ -183,7 +184,7 @@ def test_the_test_queries_are_drawn_by_their_ids(bench: Bench) -> None:
 def test_directions_against_loops_over_tokens(bench: Bench, pair: list[Any]) -> None:
     mvdr, corpus, pool = pair[0], bench.collection.corpus, bench.pool(4)
     runs = rankings(pair, bench, pool)
-    assert list(runs) == ["BM25", FORWARD, *BACKWARD, *GENERATIVE]
+    assert list(runs) == ["BM25", FORWARD, *BACKWARD, *GENERATIVE, WHOLE]
     for query, candidates in pool.items():
         assert all(run[query].keys() == candidates.keys() for run in runs.values())
         q = mvdr.encode_queries([bench.test.queries[query]])
@@ -218,7 +219,8 @@ def test_chance_is_the_mean_over_orders() -> None:
 def verdicts(forward: float, backward: float, generative: float) -> list[str]:
     """Two seeds of 60 queries with this share of RR@10 = 1, each query right wherever a worse system is."""
     order = np.linspace(0, 1, 60, endpoint=False)
-    shares = {FORWARD: forward} | dict.fromkeys(BACKWARD, backward) | dict.fromkeys(GENERATIVE, generative)
+    shares = {FORWARD: forward} | dict.fromkeys(BACKWARD, backward)
+    shares |= dict.fromkeys([*GENERATIVE, WHOLE], generative)
     values = {name: {"RR@10": np.tile((order < s).astype(float), (2, 1))} for name, s in shares.items()}
     values[CHANCE] = {"RR@10": np.full((2, 60), 0.05)}
     return [verdict.word for verdict in judge(claims(values))]
@@ -226,9 +228,9 @@ def verdicts(forward: float, backward: float, generative: float) -> list[str]:
 
 def test_verdicts_follow_the_numbers() -> None:
     yes, no, open_ = REPRODUCED, CONTRADICTED, UNDECIDED
-    # q→d over two q←d, over three GR, and the six pairs of q←d and GR.
-    assert verdicts(0.9, 0.6, 0.2) == [yes] * 11
-    assert verdicts(0.9, 0.2, 0.6) == [yes] * 5 + [no] * 6
-    assert verdicts(0.2, 0.6, 0.9) == [no] * 11
-    assert verdicts(0.5, 0.5, 0.5) == [open_] * 11
-    assert verdicts(0.9, 0.6, 0.06) == [yes] * 2 + [open_] * 9, "GR is not above a random order"
+    # q→d over two q←d, over four GR, and the eight pairs of q←d and GR.
+    assert verdicts(0.9, 0.6, 0.2) == [yes] * 14
+    assert verdicts(0.9, 0.2, 0.6) == [yes] * 6 + [no] * 8
+    assert verdicts(0.2, 0.6, 0.9) == [no] * 14
+    assert verdicts(0.5, 0.5, 0.5) == [open_] * 14
+    assert verdicts(0.9, 0.6, 0.06) == [yes] * 2 + [open_] * 12, "GR is not above a random order"

@@ -4,6 +4,7 @@ files; its claims about planted numbers."""
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,9 @@ from document_encoding import (
     SYSTEMS,
     Settings,
     claims_of_table_6,
+    claims_of_table_7,
     claims_of_table_8,
+    claims_of_the_search,
 )
 from rich.console import Console
 from studies import trained_pairs
@@ -37,11 +40,11 @@ from paradigms.train.loop import TrainingSettings, train
 from tests.experiments.test_alignment_directions import arguments, write_collection
 from tests.tiny import WIDTH, write_seq2seq
 
-ENCODINGS = [name for name in SYSTEMS.values() if "-" in name]
+ENCODINGS = [name for name in SYSTEMS.values() if re.match("(dsi|genre|seal)-", name)]
 
 
 def settings(collection: Path, backbone: Path, folder: Path, **changes: object) -> Settings:
-    small = {"steps": 1, "generative_steps": 3, "span": 3, "queries": 0, "beams": 4}
+    small = {"steps": 1, "generative_steps": 3, "span": 3, "queries": 0, "beams": 40, "second": backbone}
     return from_command_line(Settings, "", arguments(collection, backbone, folder, **small | changes))
 
 
@@ -67,14 +70,15 @@ def own(given: tuple[Path, Path], bench: Bench, tmp_path_factory: pytest.TempPat
 def test_a_run_measures_every_system_and_goes_on(
     given: tuple[Path, Path], bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    document_encoding.main(settings(*given, tmp_path, systems='["DPR","GENRE"]'))
+    document_encoding.main(settings(*given, tmp_path, systems='["S-T5","GENRE"]'))
     checkpoint = tmp_path / "models/seed-1/genre/checkpoint/heads.safetensors"
     written = checkpoint.stat().st_mtime_ns
     two = json.loads((tmp_path / "results/retrieve.json").read_text())
-    assert [row["system"] for row in two] == [BM25, "DPR", "GENRE"]
+    assert [row["system"] for row in two] == [BM25, "S-T5", "GENRE"]
     chosen = [
-        "DPR",
-        "ColBERT",
+        "S-T5",
+        "T5-ColBERT",
+        "ColBERT, pairs",
         "DSI",
         "DSI-place",
         "DSI-PAWA",
@@ -87,7 +91,8 @@ def test_a_run_measures_every_system_and_goes_on(
     document_encoding.main(every)
     assert checkpoint.stat().st_mtime_ns == written
     folder = tmp_path / "results"
-    for name in ("claims_table6", "claims_table8", "retrieve", "rerank", "training"):
+    claims = ("claims_table6", "claims_table7", "claims_table8", "claims_search")
+    for name in (*claims, "search", "retrieve", "rerank", "training"):
         for suffix in ("csv", "json", "md"):
             assert (folder / f"{name}.{suffix}").is_file(), name
     assert (folder / "systems.png").read_bytes().startswith(b"\x89PNG")
@@ -96,10 +101,11 @@ def test_a_run_measures_every_system_and_goes_on(
     # What was written of a system is what its saved model ranks.
     model = load(tmp_path / "models/seed-1/dsi-pawa/checkpoint")
     assert isinstance(model, Generative)
-    model.settings = replace(model.settings, beams=4)
+    model.settings = replace(model.settings, beams=40)
     retriever, queries, pool = GenerativeRetriever(model), bench.test.queries, bench.pool(6)
     runs = {"retrieve": retriever.search(queries, 10), "rerank": retriever.rerank(queries, pool)}
     values = json.loads((folder / "seed-1/DSI-PAWA.json").read_text())
+    assert values["exhaustive"] == values["retrieve"], "as many beams as there are identifiers miss nothing"
     for stage in STAGES:
         found = per_query(runs[stage], bench.test.judgements, MEASURES)
         assert values["queries"] == found.queries
@@ -175,12 +181,12 @@ def planted(**recalls: float) -> dict[str, dict[str, np.ndarray]]:
 
 
 def test_claims_are_those_of_the_paper() -> None:
-    found = claims_of_table_6(planted(BM25=0.9, ColBERT=0.9, DSI_place=0.5, DSI_PAWA=0.9, GENRE=0.5))
+    found = claims_of_table_6(planted(BM25=0.9, T5_ColBERT=0.9, DSI_place=0.5, DSI_PAWA=0.9, GENRE=0.5))
     assert [(c.quantity, c.printed) for c in found] == [
         ("R@1, DSI-PAWA − DSI-place", "+0.050"),
         ("R@10, DSI-PAWA − DSI-place", "+0.128"),
-        ("R@1, DSI-PAWA − ColBERT", "-0.009"),
-        ("R@10, ColBERT − DSI-PAWA", "+0.082"),
+        ("R@1, DSI-PAWA − T5-ColBERT", "-0.009"),
+        ("R@10, T5-ColBERT − DSI-PAWA", "+0.082"),
     ]
     found = claims_of_table_8(planted(BM25=0.9, DPR=0.9, DSI=0.5, T5_SEAL=0.5))
     assert {(c.quantity, c.printed) for c in found} == {
@@ -200,7 +206,24 @@ def test_verdicts_follow_the_numbers() -> None:
         return [v.word for v in judge(claims_of_table_6(planted(BM25=0.9, **recalls)))]
 
     yes, no, open_ = REPRODUCED, CONTRADICTED, UNDECIDED
-    assert words(ColBERT=0.9, DSI_place=0.5, DSI_PAWA=0.9) == [yes, yes, yes, open_]
-    assert words(ColBERT=0.9, DSI_place=0.9, DSI_PAWA=0.5) == [no, no, no, yes]
+    assert words(T5_ColBERT=0.9, DSI_place=0.5, DSI_PAWA=0.9) == [yes, yes, yes, open_]
+    assert words(T5_ColBERT=0.9, DSI_place=0.9, DSI_PAWA=0.5) == [no, no, no, yes]
     found = judge(claims_of_table_6(planted(BM25=0.9, DSI_place=0.4, DSI_PAWA=0.9)))
     assert {(v.word, v.reason) for v in found} == {(open_, "DSI-place has not learned enough")}
+
+
+def test_pairs_and_searches_are_judged_by_their_margin() -> None:
+    names = {"BM25": 0.9, "ColBERT": 0.6, "ColBERT, pairs": 0.9}
+    values = planted(**names)
+    found = {c.quantity: v.word for v in judge(claims_of_table_7(values)) for c in [v.claim]}
+    assert found == {f"{m}, ColBERT − ColBERT, pairs": CONTRADICTED for m in ("R@1", "R@10")}
+    best, beams, greedy = (planted(BM25=0.9, DSI=share) for share in (0.9, 0.9, 0.6))
+    del best["BM25"]
+    searches = {"exhaustive": best, "retrieve": beams, "greedy": greedy}
+    words = {v.claim.quantity: v.word for v in judge(claims_of_the_search(searches))}
+    assert words == {
+        "R@1, DSI, greedy − all documents": CONTRADICTED,
+        "R@1, DSI, beams − all documents": REPRODUCED,
+        "R@10, DSI, beams − all documents": REPRODUCED,
+        "R@10, DSI, all documents − beams": UNDECIDED,
+    }

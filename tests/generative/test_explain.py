@@ -88,7 +88,8 @@ def test_labels_are_the_pieces_that_are_read_and_written(seq2seq: dict[str, Path
 def test_names_of_another_length_beside_it_change_nothing(seq2seq: dict[str, Path]) -> None:
     """The best of a document's names is scored beside its others, padded, and shown without padding."""
     offsets, owners = np.array([0, 3, 5, 9]), np.array([0, 0, 0])
-    three = Identifiers("title", ["a"], np.concatenate(NAMES), offsets, owners, VOCABULARY, END, Problems())
+    tokens, starts = np.concatenate(NAMES), np.arange(0)
+    three = Identifiers("title", ["a"], tokens, offsets, owners, VOCABULARY, END, Problems(), starts)
     model = generative(seq2seq["t5-v1.1"], three)
     (shown,) = explain_generative(model, QUERY, 0)
     alone = [

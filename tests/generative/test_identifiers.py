@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 
 from paradigms.data import Corpus, Problems
 from paradigms.generative.identifiers import Identifiers, atomic, text, titles, tokenize
+from paradigms.generative.words import Words
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,7 @@ def example(**changes: Any) -> Identifiers:
         "vocabulary": 9,
         "end": 1,
         "problems": Problems({"odd": 5}, {"odd": ["a", "é"]}),
+        "starts": np.arange(0),
     }
     return Identifiers(**{**fields, **changes})
 
@@ -51,6 +53,34 @@ def test_one_name_for_several_documents_and_several_names_for_one() -> None:
     assert [found[n].tolist() for n in range(4)] == [[5, 6], [7], [5, 6], [8]]
     assert found.target(2) == (5, 6, 1)
     assert replace(found, end=None).target(2) == (5, 6)
+
+
+@pytest.mark.parametrize(
+    ("starts", "span", "expected"),
+    [
+        ([0, 2, 3, 6, 9], 3, [0, 3, 6]),  # 9 leaves a single place
+        ([1, 2, 5, 7], 3, [1, 2, 5, 7]),  # as far as 3 places, where there is a start
+        ([4], 2, [4]),
+        ([], 3, [None]),  # all of it
+        ([0, 4, 8], 10, [None]),
+    ],
+)
+def test_windows_begin_at_starts_and_cover_what_they_can(starts, span, expected) -> None:
+    fields = {"tokens": np.arange(2, 15), "offsets": np.array([0, 3, 13]), "owners": np.arange(2)}
+    found = example(**fields, vocabulary=20, documents=["a", "b"], end=None, starts=np.array(starts, int) + 3)
+    slices = [slice(3, 13) if at is None else slice(at + 3, at + 3 + span) for at in expected]
+    assert found.windows(1, span) == slices
+
+
+def test_windows_begin_where_training_spans_may(bert: Any) -> None:
+    corpus = Corpus(["a", "b"], ["The lazy dog, and a cat", "of the"], ["", ""])
+    found = text(corpus, bert, 128)
+    names = bert.convert_ids_to_tokens(found.tokens[found.starts].tolist())
+    assert [name.removeprefix("##") for name in names] == names
+    words = [Words(own, row.ids, row.ends) for own, row in zip(corpus, tokenize(bert, corpus), strict=True)]
+    begins = [own.bounds[n] for own in words for n in own.starts()]
+    assert [own.words[n] for own in words for n in own.starts()] == ["lazy", "dog,", "cat", "of", "the"]
+    assert found.starts.tolist() == [at + (n >= 3) * found.offsets[1] for n, at in enumerate(begins)]
 
 
 def test_the_tokens_of_each_place() -> None:

@@ -6,15 +6,19 @@ import math
 from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
+from paradigms.align import all_pairs, one
+from paradigms.core import Tokens, rel
 from paradigms.data import Problems
 from paradigms.evaluate.measures import per_query
 from paradigms.generative import retriever as module
-from paradigms.generative.identifiers import END, Identifiers
+from paradigms.generative.decoder import decode
+from paradigms.generative.identifiers import END, START, Identifiers, atomic
 from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.np_decoding import Clusters
@@ -45,7 +49,8 @@ def two_names() -> Identifiers:
     """d0: 5 6 and 9; d1: 7; d2: 9."""
     tokens, offsets = np.array([5, 6, 9, 7, 9]), np.array([0, 2, 3, 4, 5])
     owners = np.array([0, 0, 1, 2])
-    return Identifiers("title", ["d0", "d1", "d2"], tokens, offsets, owners, 310, END, Problems())
+    starts = np.arange(0)
+    return Identifiers("title", ["d0", "d1", "d2"], tokens, offsets, owners, 310, END, Problems(), starts)
 
 
 # --- search by identifiers --------------------------------------------------------------------------
@@ -65,6 +70,27 @@ def test_with_beams_for_all_names_search_ranks_all_documents_by_log_probability(
         same_run(GenerativeRetriever(model).search(QUERIES, progress=hypotheses == 1), expected)
     cut = {q: dict(list(scores.items())[:3]) for q, scores in expected.items()}
     same_run(GenerativeRetriever(model).search(QUERIES, 3), cut)
+
+
+def test_atomic_identifiers_are_single_vector_dense_retrieval(seq2seq):
+    """log p(d | q) and DPR's rel of the first state and d's output vector differ by a number of the query,
+    where the softmax is over the tokens of a place: the end token is then certain."""
+    names = atomic([f"d{n}" for n in range(6)])
+    model = generative(seq2seq["t5"], names, tokens="own", softmax="place", beams=10)
+    sources, first = model.tokenize(list(QUERIES.values())), torch.tensor([[[n]] for n in names.tokens])
+    with torch.inference_mode():
+        _, memory = model.begin(sources)
+        start = torch.full((len(QUERIES), 1, 1), START)
+        outputs = model.outputs(decode(model.backbone.decoder, model.embed(start), memory), start)
+        queries, documents = outputs.states, outputs.vectors(first)
+    D, Q = (Tokens(v, torch.ones(v.shape[:-1], dtype=torch.bool)) for v in (documents[:, 0][None], queries))
+    dense = rel(D, Q, all_pairs, one)
+    run = GenerativeRetriever(model).search(QUERIES)
+    for query, row in zip(QUERIES, dense.tolist(), strict=True):
+        expected = ranked({f"d{n}": value for n, value in enumerate(row)})
+        assert list(run[query]) == list(expected)
+        differences = [expected[d] - run[query][d] for d in expected]
+        assert differences == pytest.approx([differences[0]] * 6, abs=1e-6)
 
 
 def test_few_beams_find_few_documents(seq2seq):
@@ -116,7 +142,7 @@ def corpus(model: Generative) -> Sequences:
 
 
 def test_search_by_ngrams_is_the_slow_search_and_the_slow_score(seq2seq):
-    rows = [*corpus(generative(seq2seq["t5"], texts([[5]]))), [300] * 30000]  # others are rare beside these
+    rows = [*corpus(generative(seq2seq["t5"], texts([[5]]))), [300] * 4000]  # others are rare beside these
     model = generative(seq2seq["t5"], texts(rows), beams=3, span=4)
     expected, without = {}, []
     for query, text in QUERIES.items():
@@ -127,7 +153,10 @@ def test_search_by_ngrams_is_the_slow_search_and_the_slow_score(seq2seq):
         own = {tuple(model.tokenizer(p, add_special_tokens=False)["input_ids"]) for p in phrases}
         there = {gram for gram in own if any(occurrences(row, gram) for row in rows)}
         grams |= {gram: log_p(model, text, list(gram)) for gram in there}
-        expected[query] = ranked({f"d{n}": score for n, score in slow_seal(rows, grams, 1500).items()})
+        with torch.inference_mode():
+            one_each = Targets.pad([[[token] for token in range(301)]])
+            first = model.token_scores(model.tokenize([text]), one_each, "log_probability")[0, :, 0].tolist()
+        expected[query] = ranked({f"d{n}": score for n, score in slow_seal(rows, grams, 1500, first).items()})
     assert all(without)
     assert without != [{int(d[1:]): s for d, s in of.items()} for of in expected.values()]
     retriever = GenerativeRetriever(model)
@@ -157,15 +186,17 @@ def test_a_querys_ngram_in_clusters_is_that_of_an_occurrence(seq2seq):
 POOL = {"q3": {"d4": 0.0, "d0": 1.0}, "q1": dict.fromkeys([f"d{n}" for n in range(6)], 0.0), "q0": {}}
 
 
-@pytest.mark.parametrize("scorer", ["log_probability", "logit", "centred_logit"])
-def test_rerank_gives_the_pool_rel_under_the_models_scorer(seq2seq, scorer):
-    model = generative(seq2seq["t5-v1.1"], named(NAMES), score=scorer)
-    run = GenerativeRetriever(model).rerank(QUERIES, POOL)
-    expected = {
-        q: ranked({d: log_p(model, QUERIES[q], [*NAMES[int(d[1:])], END], scorer) for d in pool})
-        for q, pool in POOL.items()
-    }
-    same_run(run, expected)
+def test_rerank_gives_the_pool_rel_under_the_models_scorer(seq2seq):
+    scorers = get_args(Scorer)
+    model = generative(seq2seq["t5-v1.1"], named(NAMES), score="logit")
+    runs = GenerativeRetriever(model).rankings(QUERIES, POOL, scorers)
+    for run, scorer in zip(runs, scorers, strict=True):
+        expected = {
+            q: ranked({d: log_p(model, QUERIES[q], [*NAMES[int(d[1:])], END], scorer) for d in pool})
+            for q, pool in POOL.items()
+        }
+        same_run(run, expected)
+    assert GenerativeRetriever(model).rerank(QUERIES, POOL) == runs[scorers.index("logit")]
 
 
 def test_a_document_has_the_rel_of_its_best_name(seq2seq):
@@ -176,6 +207,9 @@ def test_a_document_has_the_rel_of_its_best_name(seq2seq):
         best = max(log_p(model, "corn", name) for name in model.names(n))
         assert run["q"][f"d{n}"] == pytest.approx(best, abs=1e-6)
     assert run["q"]["d2"] == -math.inf, "no name is the worst name"
+    pool = {"q": {"d0": 0.0, "d2": 0.0}}
+    (entire,) = GenerativeRetriever(model).rankings({"q": "corn"}, pool, ["logit"], whole=True)
+    assert entire["q"] == pytest.approx({"d0": log_p(model, "corn", rows[0], "logit"), "d2": -math.inf})
     assert list(run["q"])[-1] == "d2"
     assert per_query(run, {"q": {"d2": 1}}, ["RR@10"]).mean("RR@10") == pytest.approx(1 / 3)
 
@@ -206,7 +240,7 @@ def test_bytes_are_those_of_weights_identifiers_and_valid_prefixes(seq2seq):
     retriever = GenerativeRetriever(model)
     weights = sum(parameter.numel() * 8 for parameter in model.parameters())  # double precision
     ids, index = model.identifiers, NGramIndex.build(model.identifiers.tokens, model.identifiers.offsets)
-    arrays = [ids.tokens, ids.offsets, ids.owners, index.text, index.starts, index.rows]
+    arrays = [ids.tokens, ids.offsets, ids.owners, ids.starts, index.text, index.starts, index.rows]
     arrays += [index.nodes, index.first, index.tokens, index.lows]
     assert retriever.bytes_per_document == (weights + sum(array.nbytes for array in arrays)) / len(rows)
     held = clustered(seq2seq["t5"], named(rows))

@@ -13,6 +13,7 @@ import rerank as rerank_script
 import torch
 import train as train_script
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from safetensors.torch import load_file, save_file
 from studies.systems import searcher
 from transformers import AutoModelForSeq2SeqLM
@@ -212,7 +213,7 @@ def test_two_processes_have_the_gradient_of_one_and_learn_the_same(
         found = gradients(name, t5, tiny_bert, Accelerator())
         save_file({n: g.contiguous() for n, g in found.items()}, tmp_path / f"{name}.safetensors")
     (tmp_path / "encoder").symlink_to(tiny_bert)
-    checks = (equal_gradients, common_clusters, one_corpus)
+    checks = (equal_gradients, common_clusters, one_corpus, clusters_in_bfloat16)
     launch.forked(checks, t5, tmp_path)
     for check in checks:
         launch.passed(check, tmp_path)
@@ -227,6 +228,11 @@ def equal_gradients(accelerator: Accelerator, t5: Path, folder: Path) -> None:
         for parameter, value in expected.items():
             error = float((found[parameter] - value).abs().max())
             assert error < 1e-5 * scale, f"{name}: {parameter} differs by {error} of {scale}"
+
+
+def clusters_in_bfloat16(accelerator: Accelerator, t5: Path, folder: Path) -> None:
+    AcceleratorState._reset_state()
+    common_clusters(Accelerator(mixed_precision="bf16"), t5, folder / "bf16")
 
 
 # --- the scripts ------------------------------------------------------------------------------------

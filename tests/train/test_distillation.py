@@ -154,6 +154,19 @@ def test_every_paradigm_learns_from_the_rel_of_its_own_candidates(tiny_bert: Pat
     equal_gradients(found, expected, paradigm)
 
 
+def test_pairs_leave_the_documents_of_other_queries_out(tiny_bert: Path) -> None:
+    paradigm = build("colbert", tiny_bert)
+    objective = Contrastive(paradigm, CORPUS, EXAMPLES, 0.1, in_batch=False)
+    batch = objective.collate(EXAMPLES)
+    queries, documents = paradigm(batch.queries, batch.documents)
+    scores = rel(documents, queries, paradigm.align, paradigm.normalise) / 0.1
+    places = [[0, 4, 5], [1, 6, 7], [2, 8, 9], [3, 10, 11]]  # the four positives come first
+    log_p = torch.stack([scores[row, at].log_softmax(0)[0] for row, at in enumerate(places)])
+    torch.testing.assert_close(objective.loss(paradigm, batch), -log_p.mean())
+    with pytest.raises(ValueError, match="colbert has queries without hard negatives"):
+        Contrastive(paradigm, CORPUS, [replace(EXAMPLES[0], negatives=())], in_batch=False)
+
+
 def test_cached_gradients_are_those_of_the_whole_batch(tiny_bert: Path) -> None:
     paradigm, distillation = build("colbert", tiny_bert), Distillation("margin_mse", 1.0)
     whole, cached = (Contrastive(paradigm, CORPUS, EXAMPLES, 0.1, distillation, chunk) for chunk in (0, 3))

@@ -1,0 +1,76 @@
+"""experiments/logit_relevance.py end to end on a tiny T5, its numbers against a loop, planted claims."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import logit_relevance
+import numpy as np
+import pytest
+import torch
+from logit_relevance import LOGITS, MEASURE, SCORERS, claims, correlation, state
+from scipy.stats import spearmanr
+
+from paradigms.data import Split
+from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, judge
+from paradigms.generative.targets import Targets
+from tests.experiments.test_alignment_directions import arguments, run, write_collection
+from tests.tiny_generative import generative, named
+
+
+def test_it_measures_states_of_one_training(seq2seq: dict[str, Path], tmp_path: Path) -> None:
+    given = arguments(
+        write_collection(tmp_path / "words"), seq2seq["t5"], tmp_path, paradigm="genre", seeds="[0]"
+    )
+    run(logit_relevance, [*given, "--states=2", "--generative_steps=4"])
+    rows = json.loads((tmp_path / "results/states.json").read_text())
+    assert [row["step"] for row in rows] == [0, 2, 4]
+    states = json.loads((tmp_path / "results/seed-0/genre.json").read_text())["states"]
+    assert len({of["p"][0] for of in states}) == 3, "three different models"
+    assert len(json.loads((tmp_path / "results/claims.json").read_text())) == 5
+    assert (tmp_path / "results/states.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(SystemExit, match="states must be at least 2"):
+        run(logit_relevance, [*given, "--states=1"])
+
+
+def test_a_state_against_a_loop(seq2seq: dict[str, Path]) -> None:
+    rows = [[5, 6], [7], [8, 9, 10]]
+    model = generative(seq2seq["t5-v1.1"], named(rows))
+    pool = {"q": {"d0": 0.0, "d1": 0.0, "d2": 0.0}}
+    split = Split({"q": "the lazy dog"}, {"q": {"d1": 1}})
+    bench: Any = SimpleNamespace(pool=lambda depth: pool, test=split)
+    found = state(model, bench, 3)
+    of = {}
+    with torch.inference_mode():
+        for scorer in SCORERS:
+            parts = [
+                model.token_scores(model.tokenize(["the lazy dog"]), Targets.pad([[[*row, 1]]]), scorer)
+                for row in rows
+            ]
+            of[scorer] = np.array([float(part.sum()) for part in parts])
+    p = np.exp(of["log_probability"] / [3, 2, 4]).mean()
+    assert found["p"] == pytest.approx([p])
+    for scorer in LOGITS:
+        assert found[scorer] == pytest.approx([spearmanr(of["log_probability"], of[scorer]).statistic])
+    for scorer in SCORERS:
+        assert found[f"{MEASURE}, {scorer}"] == pytest.approx([1 / (1 + (of[scorer] > of[scorer][1]).sum())])
+
+
+def test_a_constant_is_correlated_with_nothing() -> None:
+    assert correlation(np.ones(3), np.arange(3.0)) == 0
+    assert correlation(np.arange(3.0), np.arange(3.0) ** 3) == pytest.approx(1)
+
+
+def test_verdicts_follow_the_numbers() -> None:
+    def words(p: float, early: float, late: float, lost: float) -> list[str]:
+        noise = np.random.default_rng(0).uniform(-0.005, 0.005, (3, 3, 40))
+        values = {"p": noise + p, "logit": noise + np.array([0.5, early, late])[None, :, None]}
+        values[f"{MEASURE}, log_probability"] = np.full((3, 3, 40), 0.5)
+        values[f"{MEASURE}, logit"] = 0.5 - lost + noise
+        return [verdict.word for verdict in judge(claims(values))]
+
+    assert words(0.01, 0.97, 0.94, 0.0) == [REPRODUCED] * 5
+    assert words(0.4, 0.3, 0.5, 0.2) == [CONTRADICTED] * 5
