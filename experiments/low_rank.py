@@ -46,7 +46,6 @@ from paradigms.evaluate.claims import Claim, judge
 from paradigms.evaluate.report import PALETTE
 from paradigms.generative.interaction import Form, decompose
 from paradigms.generative.outputs import Scorer
-from paradigms.generative.targets import Targets
 from paradigms.io.progress import progress_bar
 from theory import kernels
 from theory import low_rank as lemma
@@ -195,7 +194,7 @@ def parts_of_rel(
             rel, part = [], []
             for first in range(0, len(queries), BATCH):
                 sources = model.tokenize(queries[first : first + BATCH]).to(model.device)
-                targets = Targets.pad([[name] for name in names[first : first + BATCH]]).to(model.device)
+                targets = model.targets([[name] for name in names[first : first + BATCH]]).to(model.device)
                 interaction = decompose(model, sources, targets, scorer, form)[-1]
                 assert interaction.rest is not None
                 rel += interaction.rel[:, 0].tolist()

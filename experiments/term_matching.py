@@ -188,11 +188,12 @@ def generative_rates(
     windows = [w for d in documents for n in owned.of(d) for w in owned.windows(n, model.settings.span)]
     if not windows:
         return
-    targets = Targets.pad([[model.target_tokens[w].tolist() for w in windows]]).to(model.device)
+    targets = model.targets([[model.target_tokens[w].tolist() for w in windows]])
     ids = targets.ids[0].masked_fill(~targets.mask[0], -1)
     for row, before, here in zip(ids[1:], windows, windows[1:], strict=False):
         if before.start <= here.start < before.stop:
             row[: before.stop - here.start] = -1
+    ids, targets = ids.to(model.device), targets.to(model.device)
     equal = ids[:, :, None] == source.input_ids[0]
     names = torch.from_numpy(named).to(model.device)[source.input_ids[0]]
     share = names.float().mean()
@@ -210,7 +211,7 @@ def cross_attention(
     with model.evaluating(), torch.no_grad():
         trace = Trace()
         _, memory = model.begin(source)
-        decode(model.backbone.decoder, model.embed(targets.inputs), memory, trace)
+        decode(model.decoder, model.embed(targets.inputs), memory, trace)
     return torch.stack(trace.attention)[:, 0]
 
 

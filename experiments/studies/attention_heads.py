@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from paradigms import Generative
-from paradigms.generative.decoder import Trace, decode
+from paradigms.generative.decoder import Trace, decode, layers_of
 from paradigms.generative.forced import sequence_scores
-from paradigms.generative.targets import Targets
 
 Array = np.ndarray
 
@@ -49,17 +48,17 @@ def best_name(model: Generative, query: str, document: int) -> list[int]:
 
 def seen(model: Generative, query: str, name: Sequence[int]) -> Seen:
     """What the heads see of a query and this name."""
-    crossing = [block.layer[1].EncDecAttention for block in model.backbone.decoder.block]
+    crossing = [layer.crossing for layer in layers_of(model.decoder)]
     states: list[Tensor] = []
     hooks = [
         attention.q.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0]))
         for attention in crossing
     ]
-    targets, trace = Targets.pad([[name]]).to(model.device), Trace()
+    targets, trace = model.targets([[name]]).to(model.device), Trace()
     try:
         with model.evaluating(), torch.no_grad():
             memory, past = model.begin(model.tokenize([query]).to(model.device))
-            decode(model.backbone.decoder, model.embed(targets.inputs), past, trace)
+            decode(model.decoder, model.embed(targets.inputs), past, trace)
     finally:
         for hook in hooks:
             hook.remove()
@@ -69,7 +68,7 @@ def seen(model: Generative, query: str, name: Sequence[int]) -> Seen:
 
 
 def _weights(crossing: Sequence[Any], name: str) -> Array:
-    return np.stack([_double(getattr(a, name).weight.unflatten(0, (a.n_heads, -1))) for a in crossing])
+    return np.stack([_double(getattr(a, name).weight.unflatten(0, (a.heads, -1))) for a in crossing])
 
 
 def _double(x: Tensor) -> Array:

@@ -7,14 +7,14 @@ import csv
 import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from studies.shared_settings import Tracker
+from studies.shared_settings import DIVISIONS, Tracker
 
 from paradigms.data import Split, hold_out
 from paradigms.evaluate import Interval
@@ -186,9 +186,15 @@ def publish(
 ) -> None:
     """Each section's rows as NAME.csv, NAME.json and NAME.md, the figures as PNG, and all on one page.
 
-    settings: a dataclass with an output folder.
+    settings: a dataclass with an output folder; a `division` of queries is said in each heading.
     """
     from paradigms.train.job import environment
+
+    if division := DIVISIONS.get(getattr(settings, "division", "")):
+        sections = {
+            name: replace(section, heading=f"{section.heading}, {division}")
+            for name, section in sections.items()
+        }
 
     folder, where = Path(settings.output), environment(accelerator)
     for name, section in sections.items():

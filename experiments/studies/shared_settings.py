@@ -10,6 +10,7 @@ from paradigms.io.settings import folder_name
 
 Tracker = Literal["none", "wandb"]
 Ensemble = Literal["rademacher", "gaussian"]
+DIVISIONS = {"within": "within documents", "unseen": "unseen documents"}  # of queries, as tables name them
 TAKEN = {"bm25", "runs", "pictures", "wandb", "small-t5"}  # in the results folder of a comparison
 
 
@@ -21,10 +22,18 @@ class PairSettings:
     """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
     documents: int = 2000
     """size of a fixed subset, of pydocs alone; 0: all documents"""
+    division: Literal["within", "unseen"] = "within"
+    """of queries into train and test. within: within documents, each of which has training queries, as in the
+    paper; unseen: as the collection has it, where test documents need not have any"""
     backbone: str = "small"
-    """a T5 by hub name or folder; small: one with random weights and the collection's vocabulary"""
+    """a T5 or BART by hub name or folder; an encoder likewise (offline: all-MiniLM-L6-v2), under a decoder
+    with random weights; small: a T5 with random weights and the collection's vocabulary"""
+    decoder_layers: int = 2
+    """of the decoder over an encoder"""
+    frozen: bool = False
+    """do not train the encoder of generative models; on a CPU its states are kept on disk"""
     second: str = "offline"
-    """encoder of DPR, and of ColBERT beside that of the T5; offline: all-MiniLM-L6-v2"""
+    """encoder of DPR, and of ColBERT beside that of the backbone; offline: all-MiniLM-L6-v2"""
     vocabulary: int = 8000
     """tokens of the small T5"""
     width: int = 128
@@ -39,6 +48,8 @@ class PairSettings:
     """of DSI and GENRE"""
     batch_size: int = 64
     learning_rate: float = 1e-3
+    head_learning_rate: float | None = None
+    """of what is no part of the backbone, such as a decoder over an encoder; null: learning_rate"""
     passages: int = 10
     """of each document, from which DSI and GENRE learn its identifier"""
     passage_words: int = 8
@@ -63,14 +74,26 @@ class PairSettings:
     experiment = "pairs"  # of results folders
 
     def __post_init__(self) -> None:
-        sizes = ("steps", "generative_steps", "batch_size", "passages", "passage_words", "depth", "span")
+        if self.division not in DIVISIONS:
+            raise SystemExit(f"division must be one of {', '.join(DIVISIONS)}, got {self.division!r}")
+        sizes = (
+            "decoder_layers",
+            "steps",
+            "generative_steps",
+            "batch_size",
+            "passages",
+            "passage_words",
+            "depth",
+            "span",
+        )
         for name in (*sizes, "vocabulary", "width", "layers"):
             if getattr(self, name) < 1:
                 raise SystemExit(f"{name} must be at least 1, got {getattr(self, name)}")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise SystemExit(f"seeds must be different, and at least one; got {self.seeds}")
-        self.models = self.models or f"results/pairs-{folder_name(self.collection)}"
-        self.output = self.output or f"results/{self.experiment}-{folder_name(self.collection)}"
+        of = folder_name(self.collection) + ("-unseen" if self.division == "unseen" else "")
+        self.models = self.models or f"results/pairs-{of}"
+        self.output = self.output or f"results/{self.experiment}-{of}"
 
 
 @dataclass(frozen=True)

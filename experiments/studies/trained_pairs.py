@@ -1,8 +1,8 @@
 """The models that the studies of Wu et al. 2024 (arXiv:2404.00684) measure: trained once per seed, shared.
 
-All start from one T5 and learn from the same queries and documents. A model whose checkpoint is in the folder
-`models` is not trained again, and a measurement in the results folder is not repeated. Every model is in its
-last state: no dev measure chose it.
+All start from one backbone and learn from the same queries and documents. A model whose checkpoint is in the
+folder `models` is not trained again, and a measurement in the results folder is not repeated. Every model is
+in its last state: no dev measure chose it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 from studies.pages import Measured, some_queries
-from studies.shared_settings import PairSettings
+from studies.shared_settings import DIVISIONS, PairSettings
 
 from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm, load
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Problems, Run, Split
+from paradigms.data.within import within_documents
+from paradigms.generative.backbone import located
 from paradigms.generative.pairs import Pair, indexing_pairs, retrieval_pairs
 from paradigms.generative.small import small_t5
 from paradigms.io.files import write_json
@@ -30,31 +32,22 @@ from paradigms.train.job import (
     NEGATIVES_DEPTH,
     begin,
     fit,
+    fit_pairs,
     keep_settings,
     open_collection,
     training_pairs,
     training_splits,
 )
-from paradigms.train.likelihood import Likelihood
-from paradigms.train.loop import TrainingSettings, train, training_seconds
+from paradigms.train.loop import TrainingSettings, training_seconds
 from paradigms.train.state import by_main
 
 TRAINING = (  # settings of the models; a folder of models that were trained otherwise is refused
-    *(
-        "collection",
-        "documents",
-        "backbone",
-        "second",
-        "vocabulary",
-        "width",
-        "layers",
-        "steps",
-        "generative_steps",
-    ),
-    *("batch_size", "learning_rate", "passages", "passage_words", "query_length", "document_length", "span"),
-    "precision",
+    *("collection", "documents", "division", "backbone", "second", "decoder_layers", "frozen", "vocabulary"),
+    *("width", "layers", "steps", "generative_steps", "batch_size", "learning_rate", "head_learning_rate"),
+    *("passages", "passage_words", "query_length", "document_length", "span", "precision"),
 )
 FREE = ("systems", "seeds", "models", "output", "tracker")  # what may change within a results folder
+SAVE_EVERY = 500  # steps between checkpoints
 SECOND_RATE = 1e-4  # learning rate of the second backbone, which is a trained encoder, at most
 TEXT_RANK = 8  # of PAWA's matrices for a text vocabulary, whose size they multiply
 
@@ -76,6 +69,13 @@ class Bench:
 def open_bench(settings: PairSettings, console: Console) -> Bench:
     subset = settings.documents or None if settings.collection == "pydocs" else None
     collection = open_collection(settings.collection, subset, console)
+    if settings.division == "within":
+        try:
+            collection = within_documents(collection)
+        except ValueError as error:
+            raise SystemExit(f"{error}: choose --division unseen") from error
+        sizes = ", ".join(f"{len(split.queries):,} {name}" for name, split in collection.splits.items())
+        console.print(f"Queries divided within documents: {sizes}")
     if "test" not in collection.splits:
         raise SystemExit(f"{collection.name} has no split 'test'; it has {', '.join(collection.splits)}")
     train, _ = training_splits(collection, seed=0)
@@ -137,7 +137,6 @@ def _fit(
     console: Console,
 ) -> Paradigm | Generative:
     folder = Path(settings.models) / f"seed-{seed}" / name / "training"
-
     kind, *variants = name.split("-")
     if kind in PARADIGMS:
         second, pairs = "second" in variants, "pairs" in variants
@@ -167,8 +166,8 @@ def _fit(
         if found:
             console.print(f"{name}: {found}")
     training = training_settings(generative_steps(model, pairs, bench, settings), seed, settings)
-    objective = Likelihood(model, bench.collection.corpus, pairs)
-    return train(model, objective, training, folder, accelerator=accelerator)
+    states = Path(settings.models) / "states"
+    return fit_pairs(model, bench.collection.corpus, pairs, training, folder, accelerator, states=states)
 
 
 def watched(
@@ -199,16 +198,15 @@ def watched(
         return 0.0, 0.0  # which chooses the last state
 
     training = training_settings(every * states, seed, settings, evaluate_every=every, save_every=steps)
-    objective = Likelihood(model, bench.collection.corpus, pairs)
-    train(model, objective, training, folder, accelerator=accelerator, dev=dev)
+    kept = Path(settings.models) / "states"
+    fit_pairs(model, bench.collection.corpus, pairs, training, folder, accelerator, dev=dev, states=kept)
     return [(n * every, found) for n, found in enumerate(seen)]
 
 
 def training_settings(steps: int, seed: int, settings: PairSettings, **more: Any) -> TrainingSettings:
-    sizes = {"batch_size": settings.batch_size, "learning_rate": settings.learning_rate}
-    return TrainingSettings(
-        **{**sizes, "steps": steps, "warmup": 0.05, "save_every": 100, "seed": seed} | more
-    )
+    names = ("batch_size", "learning_rate", "head_learning_rate")
+    chosen = {name: getattr(settings, name) for name in names} | {"steps": steps, "seed": seed}
+    return TrainingSettings(**chosen | {"warmup": 0.05, "save_every": SAVE_EVERY} | more)
 
 
 def generative_steps(model: Generative, pairs: Sequence[Pair], bench: Bench, settings: PairSettings) -> int:
@@ -224,6 +222,8 @@ def build(name: str, backbone: str, seed: int, bench: Bench, settings: PairSetti
     options: dict[str, Any] = {
         "query_length": settings.query_length,
         "document_length": settings.document_length,
+        "decoder_layers": settings.decoder_layers,
+        "frozen": settings.frozen,
     }
     if encoding.startswith("np"):
         options["tokens"] = "clusters"
@@ -276,7 +276,7 @@ def cost(folder: Path) -> Measured:
 def _width(backbone: str) -> int:
     from transformers import AutoConfig
 
-    return int(AutoConfig.from_pretrained(backbone).d_model)
+    return int(AutoConfig.from_pretrained(located(backbone)).hidden_size)
 
 
 # --- measuring and publishing -----------------------------------------------------------------------
@@ -327,9 +327,13 @@ def measure_all(
 
 def sample(bench: Bench, settings: PairSettings) -> str:
     """What was measured and trained on, for a summary."""
+    asked = {d for grades in bench.train.judgements.values() for d, grade in grades.items() if grade > 0}
+    wanted = [{d for d, grade in of.items() if grade > 0} for of in bench.test.judgements.values()]
+    share = sum(documents <= asked for documents in wanted) / max(1, len(wanted))
+    regime = f"{DIVISIONS[settings.division]}: {share:.0%} of them ask for documents with training queries"
     return (
         f"{len(bench.test.queries)} test queries over {len(bench.collection.corpus):,} documents of "
-        f"{bench.collection.name}; seeds {settings.seeds} of models from the T5 {settings.backbone!r}, "
+        f"{bench.collection.name} ({regime}); seeds {settings.seeds} of models from {settings.backbone!r}, "
         f"trained on {settings.steps * settings.batch_size:,} queries each. Intervals (95 %) resample seeds "
         "and queries."
     )

@@ -11,7 +11,6 @@ from paradigms.encoder.text import Side
 from paradigms.evaluate.report import SystemAlignment
 from paradigms.generative.interaction import decompose
 from paradigms.generative.model import Generative
-from paradigms.generative.targets import Targets
 from paradigms.model import Paradigm
 
 READS = {
@@ -62,11 +61,11 @@ def explain_generative(model: Generative, query: str, position: int) -> list[Sys
     if not names:
         return []
     sources = model.tokenize([query]).to(model.device)
-    targets = Targets.pad([names]).to(model.device)
+    targets = model.targets([names]).to(model.device)
     scorer = model.settings.score
     with model.evaluating(), torch.inference_mode():
         best = int(model.token_scores(sources, targets, scorer).sum(-1)[0].argmax())
-    targets = Targets.pad([[names[best]]]).to(model.device)
+    targets = model.targets([[names[best]]]).to(model.device)
     places = targets.ids.shape[-1]
     interaction = decompose(model, sources, targets, scorer)[-1]
     A = interaction.alignment[0, 0].unflatten(0, (-1, places))

@@ -18,7 +18,6 @@ from torch import Tensor
 from paradigms.encoder.text import Batch
 from paradigms.generative.constraints import Branches, Constraint, ranges
 from paradigms.generative.decoder import Memory, decode
-from paradigms.generative.identifiers import START
 from paradigms.generative.model import Generative
 
 NOTHING = -1  # stands behind a sequence's last token; sorts before every token
@@ -124,12 +123,10 @@ def _next(
 ) -> tuple[Int[np.ndarray, " x"], Float[Tensor, "x v"]]:
     """The prefixes' places n, and log p of what follows each, from one step of the decoder."""
     slots = _slots(prefixes)
-    begun = np.pad(prefixes.tokens[:, :step], ((0, 0), (1, 0)), constant_values=START)
-    last = np.full((count, slots.max() + 1), START)
+    begun = np.pad(prefixes.tokens[:, :step], ((0, 0), (1, 0)), constant_values=model.start)
+    last = np.full((count, slots.max() + 1), model.start)
     last[prefixes.queries, slots] = begun[:, -1]
-    states = decode(
-        model.backbone.decoder, model.embed(torch.from_numpy(last).to(model.device))[:, :, None], memory
-    )
+    states = decode(model.decoder, model.embed(torch.from_numpy(last).to(model.device))[:, :, None], memory)
     where = tuple(torch.from_numpy(axis).to(model.device) for axis in (prefixes.queries, slots))
     prefix = torch.from_numpy(begun).to(model.device)
     return slots, model.next_log_probabilities(states[where][None], prefix[None])[0]

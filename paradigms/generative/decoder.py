@@ -1,34 +1,105 @@
-"""Identifier tokens → decoder states: the T5 decoder as retrieval needs it, from a checkpoint's own weights.
+"""Identifier tokens → decoder states: the decoders of T5 and BART, as retrieval needs them.
 
-One layer is x += SA(x̄); x += Σ_h O_h V_h Q α_h; x += FFN(x̄), with x̄ = g ⊙ x / rms(x), Q the query's encoder
-states and α_h the cross-attention of head h (Raffel et al. 2020, §2.1; Wu et al. 2024, Eq. 4 and 5).
+One layer of T5 is x += SA(x̄); x += Σ_h O_h V_h Q α_h; x += FFN(x̄), with x̄ = g ⊙ x / rms(x), Q the query's
+encoder states and α_h the cross-attention of head h (Raffel et al. 2020, §2.1; Wu et al. 2024, Eq. 4 and 5).
+BART normalises after each sum, with means and biases (Lewis et al. 2020, §2.1). `small_decoder` is T5's with
+random weights, over the states of any encoder.
 
 Beside the decoder of transformers it has what this library needs and that one has not: the sequences of one
 query share its keys and values (axes [b, n, m, h] as everywhere: queries, sequences, places, features), and
-it can be run with attention patterns, norms and gates held fixed, where it is linear (`Trace`).
+it can be run with attention patterns, norms and gates held fixed, where it is linear, BART's up to a constant
+(`Trace`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-FAMILIES = ("t5", "mt5")  # model types whose decoder this is
+FAMILIES = ("t5", "mt5", "bart")  # model types whose decoders these are
+Drop = Callable[[Tensor], Tensor]
 
 
-def check_family(backbone: str | Path) -> None:
-    """ValueError where a checkpoint, a hub name or a folder, is none of these models."""
-    from transformers import AutoConfig
+def small_decoder(width: int, heads: int, layers: int, dropout: float) -> nn.Module:
+    """A decoder of T5 v1.1 with random weights, for encoder states of this width."""
+    from transformers import T5Config
+    from transformers.models.t5.modeling_t5 import T5Stack
 
-    found = AutoConfig.from_pretrained(backbone, trust_remote_code=False).model_type
-    if found not in FAMILIES:
-        raise ValueError(f"{backbone} is a {found}; generative paradigms need one of {', '.join(FAMILIES)}")
+    sizes: dict[str, Any] = {
+        "d_model": width,
+        "d_kv": max(1, width // heads),
+        "d_ff": 2 * width,
+        "num_layers": layers,
+        "num_heads": heads,
+    }
+    kind: dict[str, Any] = {
+        "feed_forward_proj": "gated-gelu",
+        "is_decoder": True,
+        "is_encoder_decoder": False,
+    }
+    stack = T5Stack(T5Config(vocab_size=2, dropout_rate=dropout, **sizes, **kind))
+    stack.set_input_embeddings(None)  # never read
+    return stack
+
+
+class Attention(NamedTuple):
+    """One attention of a layer, by whichever names its family has for its parts."""
+
+    q: nn.Linear
+    k: nn.Linear
+    v: nn.Linear
+    o: nn.Linear
+    heads: int
+    scale: float  # of the scores: T5 has none
+    norm: nn.Module
+
+
+class Layer(NamedTuple):
+    own: Attention
+    crossing: Attention
+    feed: Any
+    feed_norm: nn.Module
+
+
+def layers_of(decoder: Any) -> list[Layer]:
+    """The parts of a decoder's layers."""
+    if not _after(decoder):
+        return [
+            Layer(
+                _of_t5(own.SelfAttention, own.layer_norm),
+                _of_t5(crossing.EncDecAttention, crossing.layer_norm),
+                feed.DenseReluDense,
+                feed.layer_norm,
+            )
+            for own, crossing, feed in (block.layer for block in decoder.block)
+        ]
+    return [
+        Layer(
+            _of_bart(layer.self_attn, layer.self_attn_layer_norm),
+            _of_bart(layer.encoder_attn, layer.encoder_attn_layer_norm),
+            layer,
+            layer.final_layer_norm,
+        )
+        for layer in decoder.layers
+    ]
+
+
+def _of_t5(a: Any, norm: nn.Module) -> Attention:
+    return Attention(a.q, a.k, a.v, a.o, a.n_heads, 1.0, norm)
+
+
+def _of_bart(a: Any, norm: nn.Module) -> Attention:
+    return Attention(a.q_proj, a.k_proj, a.v_proj, a.out_proj, a.num_heads, a.scaling, norm)
+
+
+def _after(decoder: Any) -> bool:
+    """Whether norms stand after the sums, as in BART."""
+    return decoder.config.model_type == "bart"
 
 
 @dataclass
@@ -58,11 +129,8 @@ class Memory:
 
 def remember(decoder: Any, states: Float[Tensor, "b j h"], mask: Bool[Tensor, "b j"]) -> Memory:
     """Q, as every layer's cross-attention sees it."""
-    crossed = []
-    for block in decoder.block:
-        attention = block.layer[1].EncDecAttention
-        crossed.append((_heads(attention.k, states, attention), _heads(attention.v, states, attention)))
-    return Memory(mask, crossed, [])
+    crossing = [layer.crossing for layer in layers_of(decoder)]
+    return Memory(mask, [(_heads(a.k, states, a), _heads(a.v, states, a)) for a in crossing], [])
 
 
 def decode(
@@ -72,53 +140,76 @@ def decode(
 
     With a `trace` the pass is the linear one and leaves its parts there; values and outputs are the same.
     """
-    drop = _dropout(decoder)
-    x = drop(inputs)
-    past = memory.past
+    config, past, after = decoder.config, memory.past, _after(decoder)
+    drop = _dropout(decoder, config.dropout if after else config.dropout_rate)
+    drop_weights = _dropout(decoder, config.attention_dropout) if after else drop
     before = past[0][0].shape[2] if past else 0
-    bias = _position_bias(decoder, before, inputs.shape[2])
+    if after:
+        places = before + torch.arange(inputs.shape[2], device=inputs.device)
+        positions = nn.functional.embedding(
+            places + decoder.embed_positions.offset, decoder.embed_positions.weight
+        )
+        inputs = _norm(decoder.layernorm_embedding, inputs + positions, trace)
+    x = drop(inputs)
+    bias = _bias(decoder, before, inputs)
     memory.past = []
-    for layer, block in enumerate(decoder.block):
-        own, crossing, feed = block.layer
-        x = x + drop(_self_attention(own, x, past[layer] if past else None, bias, memory, drop, trace))
-        x = x + drop(_cross_attention(crossing, x, memory.crossed[layer], memory.mask, drop, trace))
-        x = x + drop(_feed_forward(feed, x, drop, trace))
+
+    def add(x: Tensor, norm: nn.Module, part: Callable[..., Tensor], *given: Any) -> Tensor:
+        if after:
+            return _norm(norm, x + drop(part(x, *given)), trace)
+        return x + drop(part(_norm(norm, x, trace), *given))
+
+    for number, layer in enumerate(layers_of(decoder)):
+        seen = past[number] if past else None
+        x = add(x, layer.own.norm, _self_attention, layer.own, seen, bias, memory, drop_weights, trace)
+        crossed = memory.crossed[number]
+        x = add(
+            x,
+            layer.crossing.norm,
+            _cross_attention,
+            layer.crossing,
+            crossed,
+            memory.mask,
+            drop_weights,
+            trace,
+        )
+        x = add(x, layer.feed_norm, _feed_forward, layer.feed, drop, trace)
+    if after:
+        return x
     if trace is not None:
         trace.scale = _inverse_rms(decoder.final_layer_norm, x)
     return drop(_norm(decoder.final_layer_norm, x, trace))
 
 
 def _self_attention(
-    sublayer: Any,
     x: Tensor,
+    attention: Attention,
     past: tuple[Tensor, Tensor] | None,
     bias: Tensor,
     memory: Memory,
-    drop: Callable[[Tensor], Tensor],
+    drop: Drop,
     trace: Trace | None,
 ) -> Tensor:
-    attention, normed = sublayer.SelfAttention, _norm(sublayer.layer_norm, x, trace)
-    q, k, v = (_heads(part, normed, attention) for part in (attention.q, attention.k, attention.v))
+    q, k, v = (_heads(part, x, attention) for part in attention[:3])
     if past is not None:
         k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
     memory.past.append((k, v))
-    weights = _softmax(torch.einsum("bnihk,bnthk->bnhit", q, k) + bias)
+    weights = _softmax(attention.scale * torch.einsum("bnihk,bnthk->bnhit", q, k) + bias)
     weights = weights.detach() if trace is not None else drop(weights)
     return attention.o(torch.einsum("bnhit,bnthk->bnihk", weights, v).flatten(-2))
 
 
 def _cross_attention(
-    sublayer: Any,
     x: Tensor,
+    attention: Attention,
     crossed: tuple[Tensor, Tensor],
     mask: Tensor,
-    drop: Callable[[Tensor], Tensor],
+    drop: Drop,
     trace: Trace | None,
 ) -> Tensor:
-    attention, (k, v) = sublayer.EncDecAttention, crossed
-    q = _heads(attention.q, _norm(sublayer.layer_norm, x, trace), attention)
-    scores = torch.einsum("bnihk,bjhk->bnihj", q, k).masked_fill(~mask[:, None, None, None], -torch.inf)
-    weights = _softmax(scores)
+    q, (k, v) = _heads(attention.q, x, attention), crossed
+    scores = attention.scale * torch.einsum("bnihk,bjhk->bnihj", q, k)
+    weights = _softmax(scores.masked_fill(~mask[:, None, None, None], -torch.inf))
     weights = weights.detach() if trace is not None else drop(weights)
     context = torch.einsum("bnihj,bjhk->bnihk", weights, v)
     if trace is not None:
@@ -128,47 +219,61 @@ def _cross_attention(
     return attention.o(context.flatten(-2))
 
 
-def _feed_forward(sublayer: Any, x: Tensor, drop: Callable[[Tensor], Tensor], trace: Trace | None) -> Tensor:
-    dense, normed = sublayer.DenseReluDense, _norm(sublayer.layer_norm, x, trace)
-    if hasattr(dense, "wi_0"):  # v1.1: act(W₀ x̄) ⊙ W₁ x̄
-        gate, linear = dense.act(dense.wi_0(normed)), dense.wi_1(normed)
-    else:  # v1.0: act(W x̄) = (act(W x̄) / W x̄) ⊙ W x̄, for ReLU a gate of 0 and 1
-        linear = dense.wi(normed)
-        gate = (dense.act(linear) / linear).where(linear != 0, 0) if trace is not None else None
-    if trace is not None:
-        gate = gate.detach()
-    return dense.wo(drop(dense.act(linear) if gate is None else gate * linear))
+def _feed_forward(x: Tensor, feed: Any, drop: Drop, trace: Trace | None) -> Tensor:
+    if hasattr(feed, "wi_0"):  # T5 v1.1: act(W₀ x̄) ⊙ W₁ x̄
+        gate, linear = feed.act(feed.wi_0(x)), feed.wi_1(x)
+        return feed.wo(drop((gate if trace is None else gate.detach()) * linear))
+    first, act, second = (
+        (feed.fc1, feed.activation_fn, feed.fc2) if hasattr(feed, "fc1") else (feed.wi, feed.act, feed.wo)
+    )
+    linear = first(x)
+    inner = act(linear)
+    if trace is not None:  # act(W x̄) = (act(W x̄) / W x̄) ⊙ W x̄, for ReLU a gate of 0 and 1
+        inner = (inner / linear).where(linear != 0, 0).detach() * linear
+    return second(drop(inner))
 
 
 def _norm(norm: Any, x: Tensor, trace: Trace | None) -> Tensor:
+    if isinstance(norm, nn.LayerNorm):
+        x = x - x.mean(-1, keepdim=True)
     scale = _inverse_rms(norm, x)
-    return norm.weight * (x * (scale if trace is None else scale.detach())).to(norm.weight.dtype)
+    found = norm.weight * (x * (scale if trace is None else scale.detach())).to(norm.weight.dtype)
+    return found if getattr(norm, "bias", None) is None else found + norm.bias
 
 
 def _inverse_rms(norm: Any, x: Tensor) -> Tensor:
     exact = x.to(torch.promote_types(x.dtype, torch.float32))
-    return (exact.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt()
+    eps = norm.eps if isinstance(norm, nn.LayerNorm) else norm.variance_epsilon
+    return (exact.pow(2).mean(-1, keepdim=True) + eps).rsqrt()
 
 
-def _position_bias(decoder: Any, before: int, places: int) -> Float[Tensor, "1 heads i t"]:
-    """The first layer's relative position bias, which all layers use; −∞ for places yet to come."""
-    attention, total = decoder.block[0].layer[0].SelfAttention, before + places
-    bias = attention.compute_bias(total, total)[..., before:, :]
-    place = torch.arange(total, device=bias.device)
+def _bias(
+    decoder: Any, before: int, inputs: Tensor
+) -> Float[
+    Tensor,
+    (
+        1  # heads i t
+    ),
+]:
+    """T5's relative position bias, which its first layer has for all; −∞ for places yet to come."""
+    total = before + inputs.shape[2]
+    place = torch.arange(total, device=inputs.device)
+    bias = inputs.new_zeros(1, 1, inputs.shape[2], total)
+    if not _after(decoder):
+        bias = decoder.block[0].layer[0].SelfAttention.compute_bias(total, total)[..., before:, :]
     return bias.masked_fill(place > place[before:, None], -torch.inf)
 
 
-def _heads(linear: nn.Module, x: Tensor, attention: Any) -> Tensor:
-    return linear(x).unflatten(-1, (attention.n_heads, attention.key_value_proj_dim))
+def _heads(linear: nn.Module, x: Tensor, attention: Attention) -> Tensor:
+    return linear(x).unflatten(-1, (attention.heads, -1))
 
 
 def _softmax(scores: Tensor) -> Tensor:
     return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
 
 
-def _dropout(decoder: Any) -> Callable[[Tensor], Tensor]:
-    rate = decoder.config.dropout_rate if decoder.training else 0.0
-    return lambda x: nn.functional.dropout(x, rate) if rate else x
+def _dropout(decoder: Any, rate: float) -> Drop:
+    return (lambda x: nn.functional.dropout(x, rate)) if decoder.training and rate else lambda x: x
 
 
 def _take(x: Float[Tensor, "b n t heads k"], rows: Int[Tensor, "b m"]) -> Float[Tensor, "b m t heads k"]:

@@ -13,7 +13,6 @@ from paradigms.encoder.text import Batch
 from paradigms.generative.decoder import Memory, decode
 from paradigms.generative.model import Generative
 from paradigms.generative.outputs import Scorer
-from paradigms.generative.targets import Targets
 
 # Padded tokens that the decoder reads at once; each has a logit for every entry of the vocabulary.
 PLACES = {"cpu": 1 << 10}
@@ -36,8 +35,8 @@ def sequence_scores(
         scores = [np.empty((len(scorers), len(own))) for own in sequences]
         for query, own in enumerate(sequences):
             for numbers in _batches(own, PLACES.get(model.device.type, MANY_PLACES)):
-                targets = Targets.pad([[own[n] for n in numbers]]).to(model.device)
-                states = decode(model.backbone.decoder, model.embed(targets.inputs), _of(memory, query))
+                targets = model.targets([[own[n] for n in numbers]]).to(model.device)
+                states = decode(model.decoder, model.embed(targets.inputs), _of(memory, query))
                 for place, scorer in enumerate(scorers):
                     parts: Tensor = model.token_parts(states, targets, scorer).where(targets.mask, 0)
                     scores[query][place, numbers] = parts[0].cpu().double().sum(-1).numpy()

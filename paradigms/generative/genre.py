@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paradigms.data import Corpus
-from paradigms.encoder.backbone import load_tokenizer
-from paradigms.generative.decoder import check_family
+from paradigms.generative.backbone import load_base_tokenizer
 from paradigms.generative.identifiers import titles
 from paradigms.generative.model import Generative
 from paradigms.generative.settings import GenerativeSettings
@@ -22,7 +21,6 @@ def genre(backbone: str | Path, corpus: Corpus, *, title_length: int = 24, **set
 
     title_length: tokens of the longest title, the end included; longer ones are cut.
     """
-    check_family(backbone)
-    named = titles(corpus, load_tokenizer(backbone), title_length)
+    named = titles(corpus, load_base_tokenizer(backbone), title_length)
     chosen = GenerativeSettings(**{"name": "genre"} | settings)
     return Generative.build(chosen, backbone, named, corpus)

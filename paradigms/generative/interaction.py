@@ -21,7 +21,7 @@ from torch import Tensor
 
 from paradigms.core import Interaction, Tokens, similarity
 from paradigms.encoder.text import Batch
-from paradigms.generative.decoder import Trace, decode
+from paradigms.generative.decoder import Trace, decode, layers_of
 from paradigms.generative.model import Generative
 from paradigms.generative.outputs import Scorer
 from paradigms.generative.targets import Targets
@@ -39,15 +39,15 @@ def decompose(
 
     Document tokens are ordered (layer, head, place). But for the naive form, rel of the Interaction is
     `token_scores` summed over places: in the exact form because the rest is computed as the prefix's part; in
-    the truncated ones because the rest is what they leave. Of a log probability, −Σᵢ log Σ_v exp logit_iv is
-    part of the rest.
+    the truncated ones because the rest is what they leave, and so of BART, in whose rest biases and positions
+    are too. Of a log probability, −Σᵢ log Σ_v exp logit_iv is part of the rest.
     """
     with model.evaluating(), torch.no_grad():  # contexts are held fixed: no gradient reaches the encoder
         states, memory = model.begin(sources)
     with model.evaluating(), torch.enable_grad():
         inputs = model.embed(targets.inputs).detach().requires_grad_()
         trace = Trace()
-        hidden = decode(model.backbone.decoder, inputs, memory, trace)
+        hidden = decode(model.decoder, inputs, memory, trace)
         linear: Scorer = "logit" if scorer == "log_probability" else scorer
         parts = model.token_parts(hidden, targets, linear).where(targets.mask, 0)
         paths = [*trace.contexts, inputs] if form == "exact" else [hidden]
@@ -69,7 +69,7 @@ def decompose(
         queries = Tokens(states[:, None], sources.attention_mask.bool()[:, None])
         S, valid = similarity(documents, queries)
         interaction = Interaction(S, A.flatten(2, 4).where(valid, 0), S.new_ones(S.shape[:2]))
-        if form in ("direct", "last"):
+        if form in ("direct", "last") or trace.scale is None:
             rest = rel - interaction.rel
         elif form == "naive":
             rest = torch.zeros_like(rel)
@@ -78,15 +78,17 @@ def decompose(
 
 def _residual_path(model: Generative, gradient: Tensor, trace: Trace) -> list[Tensor]:
     """∂rel/∂c^{lh}_i along the residual stream alone: O_lhᵀ u_i with u_i = g ⊙ ∂rel/∂h_i / rms_i."""
-    decoder = model.backbone.decoder
-    assert trace.scale is not None
-    stream = gradient * decoder.final_layer_norm.weight * trace.scale
-    crossing = [block.layer[1].EncDecAttention for block in decoder.block]
-    return [(stream @ attention.o.weight).unflatten(-1, (attention.n_heads, -1)) for attention in crossing]
+    if trace.scale is None:
+        raise ValueError(
+            f"{model.name} normalises after each layer, as BART does: only the form 'exact' is defined"
+        )
+    stream = gradient * model.decoder.final_layer_norm.weight * trace.scale
+    crossing = [layer.crossing for layer in layers_of(model.decoder)]
+    return [(stream @ a.o.weight).unflatten(-1, (a.heads, -1)) for a in crossing]
 
 
 def _vectors(model: Generative, layer: int, gradient: Tensor) -> Float[Tensor, "b n heads m h"]:
     """D_{lhi} = V_lhᵀ ∂rel/∂c^{lh}_i of one layer."""
-    attention = model.backbone.decoder.block[layer].layer[1].EncDecAttention
-    values = attention.v.weight.unflatten(0, (attention.n_heads, -1))
+    attention = layers_of(model.decoder)[layer].crossing
+    values = attention.v.weight.unflatten(0, (attention.heads, -1))
     return torch.einsum("bnihk,hkd->bnhid", gradient, values)

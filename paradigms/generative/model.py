@@ -21,10 +21,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paradigms.data import Corpus
-from paradigms.encoder.backbone import load_heads, load_seq2seq, load_tokenizer, quiet
+from paradigms.encoder.backbone import load_heads, quiet
+from paradigms.encoder.frozen import LowerStates
 from paradigms.encoder.text import Batch
-from paradigms.generative.decoder import Memory, check_family, decode, remember
-from paradigms.generative.identifiers import Identifiers
+from paradigms.generative.backbone import encoder_of, load_base, load_base_tokenizer, token_vectors
+from paradigms.generative.decoder import Memory, decode, remember, small_decoder
+from paradigms.generative.identifiers import START, Identifiers
 from paradigms.generative.np_decoding import Clusters, cluster_tokens
 from paradigms.generative.outputs import Outputs, Scorer
 from paradigms.generative.pawa import PLACES, Pawa
@@ -38,7 +40,10 @@ SETTINGS, HEADS = "generative.json", "heads.safetensors"
 
 
 class Generative(Trainable):
-    """log p(identifier | query) with a T5: train, score, explain, decode, save."""
+    """log p(identifier | query) with a T5, a BART, or an encoder under a small decoder.
+
+    Trains, scores, explains, decodes, saves.
+    """
 
     def __init__(
         self,
@@ -51,11 +56,11 @@ class Generative(Trainable):
         super().__init__()
         _check(settings, identifiers)
         self.settings, self.identifiers = settings, identifiers
-        check_family(backbone)
-        self.backbone: Any = load_seq2seq(backbone)
+        self.backbone: Any = load_base(backbone)
         config = self.backbone.config
-        self.tokenizer = load_tokenizer(backbone, config.vocab_size)
-        self.width: int = config.d_model
+        self.tokenizer = load_base_tokenizer(backbone, config.vocab_size)
+        self.width: int = config.hidden_size
+        self.states: LowerStates | None = None  # of a frozen encoder; see `keep_states`
         own = settings.tokens == "own"
         if not own and identifiers.vocabulary > config.vocab_size:
             raise ValueError(
@@ -68,16 +73,23 @@ class Generative(Trainable):
             clusters.check(identifiers, self.width)
         self.clusters = clusters
         size = identifiers.vocabulary if own else config.vocab_size
-        std = float(self.backbone.shared.weight.detach().std())  # what the decoder is used to read
-        self.embedding = nn.Parameter(torch.randn(size, self.width) * std) if own else None
+        vectors = token_vectors(self.backbone)
+        self.added = None if config.is_encoder_decoder else _decoder(config, settings.decoder_layers)
+        self.embedding = None
+        if own:
+            self.embedding = nn.Parameter(torch.randn(size, self.width) * vectors.std())  # as it reads others
+        elif self.added is not None and clusters is None:
+            self.embedding = nn.Parameter(vectors.clone())
         self.table = nn.Parameter(torch.randn(size, self.width)) if own and not settings.pawa_rank else None
         self.pawa = (
-            Pawa(size, self.width, settings.pawa_rank, settings.pawa_layers, config.dropout_rate)
+            Pawa(size, self.width, settings.pawa_rank, settings.pawa_layers, _dropout(config))
             if settings.pawa_rank
             else None
         )
-        if settings.tokens != "backbone" or self.pawa is not None:
+        if config.is_encoder_decoder and (settings.tokens != "backbone" or self.pawa is not None):
             self.backbone.lm_head.weight.requires_grad_(self._tied)  # never read, so it would get no gradient
+        for weight in self.encoder.parameters() if settings.frozen else ():
+            weight.requires_grad_(False)
         self._places = identifiers.places() if settings.softmax == "place" else None
         if self._places is not None and clusters is not None:
             self._places = [torch.from_numpy(clusters.expand(place.numpy())[1]) for place in self._places]
@@ -96,10 +108,11 @@ class Generative(Trainable):
         clusters = None
         if settings.tokens == "clusters":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-            encoder = load_seq2seq(backbone).to(device).eval()
+            base = load_base(backbone).to(device).eval()
             clusters = cluster_tokens(
-                encoder,
-                load_tokenizer(backbone, encoder.config.vocab_size),
+                encoder_of(base),
+                token_vectors(base),
+                load_base_tokenizer(backbone, base.config.vocab_size),
                 corpus,
                 identifiers,
                 k=settings.clusters,
@@ -118,7 +131,8 @@ class Generative(Trainable):
             raise ValueError(f"{self.name} has no clusters to renew: its tokens are {self.settings.tokens!r}")
         with self.evaluating():
             new = cluster_tokens(
-                self.backbone,
+                self.encoder,
+                self.clusters.vectors,
                 self.tokenizer,
                 corpus,
                 self.identifiers,
@@ -148,27 +162,79 @@ class Generative(Trainable):
 
     def tokenize(self, texts: Sequence[str]) -> Batch:
         """Sources: queries, or passages in their place; every token counts, </s> too."""
-        rows = self.tokenizer(
-            list(texts),
-            padding=True,
-            truncation=True,
-            max_length=self.settings.query_length,
-            return_tensors="pt",
-        )
-        return Batch(rows["input_ids"], rows["attention_mask"], rows["attention_mask"].bool())
+        return self.batch(self.token_ids(texts))
+
+    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Of each source."""
+        cut = {"truncation": True, "max_length": self.settings.query_length}
+        return self.tokenizer(list(texts), **cut, return_attention_mask=False)["input_ids"] if texts else []
+
+    def batch(self, rows: Sequence[Sequence[int]]) -> Batch:
+        """Sources from their `token_ids`."""
+        length = max(map(len, rows))
+        pad = self.tokenizer.pad_token_id
+        ids = torch.tensor([[*row, *[pad] * (length - len(row))] for row in rows])
+        mask = torch.arange(length) < torch.tensor([len(row) for row in rows])[:, None]
+        return Batch(ids, mask.long(), mask)
+
+    def targets(self, rows: Sequence[Sequence[Sequence[int]]]) -> Targets:
+        """What the decoder is asked to write, rows[b][n]."""
+        return Targets.pad(rows, self.start)
+
+    @property
+    def start(self) -> int:
+        """The token before the first: BART's own, where it writes tokens of its own; else `START`."""
+        config = self.backbone.config
+        own = config.model_type == "bart" and self.settings.tokens == "backbone"
+        return config.decoder_start_token_id if own else START
 
     # --- ids -> vectors -----------------------------------------------------------------------------
 
     @property
+    def encoder(self) -> Any:
+        return encoder_of(self.backbone)
+
+    @property
+    def decoder(self) -> Any:
+        return self.backbone.get_decoder() if self.added is None else self.added
+
+    @property
     def layers(self) -> list[nn.Module]:
         """The encoder's: `decode` calls the parts of the decoder's layers one by one."""
-        return list(self.backbone.get_encoder().block)
+        decoding = {id(module) for module in self.decoder.modules()}
+        return [layer for layer in super().layers if id(layer) not in decoding]
+
+    def train(self, mode: bool = True) -> Generative:
+        super().train(mode)
+        if self.settings.frozen:
+            self.encoder.eval()
+        return self
 
     def begin(self, sources: Batch) -> tuple[Float[Tensor, "b j h"], Memory]:
         """Q, the queries' encoder states, and the memory that decoding them needs."""
-        encoder = self.backbone.get_encoder()
-        states = encoder(input_ids=sources.input_ids, attention_mask=sources.attention_mask).last_hidden_state
-        return states, remember(self.backbone.decoder, states, sources.attention_mask.bool())
+        if self.states is not None:
+            states = self.states.find(sources, lambda missing: self.encode(missing).half())
+        else:
+            states = self.encode(sources)
+        return states, remember(self.decoder, states, sources.attention_mask.bool())
+
+    def encode(self, sources: Batch) -> Float[Tensor, "b j h"]:
+        """Q, without gradients where the encoder is frozen."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.settings.frozen):
+            return self.encoder(**sources.to(self.device).inputs()).last_hidden_state
+
+    def keep_states(self, folder: Path) -> LowerStates:
+        """Read what a frozen encoder gives of sources, in float16, from `folder`, as far as it is there.
+
+        Models of the same encoder share it. ValueError for an encoder that is trained.
+        """
+        if not self.settings.frozen:
+            raise ValueError(f"{self.name} trains its encoder: what it gives changes")
+        found = hashlib.sha256()
+        for name, weight in sorted(self.encoder.state_dict().items()):
+            found.update(name.encode() + weight.cpu().contiguous().numpy().tobytes())
+        self.states = LowerStates(LowerStates.place(folder, found.hexdigest()))
+        return self.states
 
     def embed(self, ids: Int[Tensor, "*x"]) -> Float[Tensor, "*x h"]:
         """What the decoder reads for a token."""
@@ -185,7 +251,7 @@ class Generative(Trainable):
     def _input_table(self) -> Tensor:
         if self.clusters is not None:
             return self.clusters.vectors
-        return self.backbone.shared.weight if self.embedding is None else self.embedding
+        return self.backbone.get_input_embeddings().weight if self.embedding is None else self.embedding
 
     @property
     def _output_table(self) -> Tensor | None:
@@ -193,12 +259,14 @@ class Generative(Trainable):
             return None
         if self.clusters is not None:
             return self.clusters.vectors
-        return self.backbone.lm_head.weight if self.table is None else self.table
+        if self.table is not None:
+            return self.table
+        return self.backbone.lm_head.weight if self.added is None else self.embedding
 
     @property
     def _scale(self) -> float:
         """s of logit_v = s · hᵀ w_v: T5 v1.0 divides by √h where v1.1 and mT5 do not."""
-        if self.settings.tokens != "backbone" or self.settings.pawa_rank:
+        if self.settings.tokens != "backbone" or self.settings.pawa_rank or self.added is not None:
             return self.width**-0.5
         config = self.backbone.config
         scaled = getattr(config, "scale_decoder_outputs", config.tie_word_embeddings)
@@ -206,7 +274,7 @@ class Generative(Trainable):
 
     @property
     def _tied(self) -> bool:
-        return self.backbone.lm_head.weight is self.backbone.shared.weight
+        return self.backbone.lm_head.weight is self.backbone.get_input_embeddings().weight
 
     # --- scores -------------------------------------------------------------------------------------
 
@@ -217,7 +285,7 @@ class Generative(Trainable):
     def token_scores(self, sources: Batch, targets: Targets, scorer: Scorer) -> Float[Tensor, "b n m"]:
         """The part of rel of every target token, under one of the three scorers; 0 at padding."""
         _, memory = self.begin(sources)
-        states = decode(self.backbone.decoder, self.embed(targets.inputs), memory)
+        states = decode(self.decoder, self.embed(targets.inputs), memory)
         return self.token_parts(states, targets, scorer).where(targets.mask, 0)
 
     def token_parts(
@@ -330,6 +398,18 @@ class Generative(Trainable):
         """The weights that are not the backbone's own."""
         state = self.state_dict().items()
         return {name: t.contiguous() for name, t in state if not name.startswith("backbone.")}
+
+
+def _decoder(config: Any, layers: int) -> nn.Module:
+    heads = getattr(config, "num_attention_heads", 8)
+    return small_decoder(config.hidden_size, heads, layers, _dropout(config))
+
+
+def _dropout(config: Any) -> float:
+    """That of a T5 or a BART; of a decoder over an encoder none."""
+    return (
+        getattr(config, "dropout_rate", getattr(config, "dropout", 0.0)) if config.is_encoder_decoder else 0.0
+    )
 
 
 def _check(settings: GenerativeSettings, identifiers: Identifiers) -> None:

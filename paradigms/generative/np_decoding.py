@@ -104,7 +104,8 @@ class ClusterConstraint:
 
 
 def cluster_tokens(
-    backbone: Any,
+    encoder: Any,
+    embeddings: Float[Tensor, "v h"],
     tokenizer: Any,
     corpus: Corpus,
     identifiers: Identifiers,
@@ -117,8 +118,9 @@ def cluster_tokens(
 ) -> Clusters:
     """argmin over C, c of Σ_t ‖x_t − C_c(t)‖², locally, c(t) one of at most k clusters of t's surface token.
 
-    backbone: a T5, whose encoder gives x. length: tokens that it reads at once, </s> included: a title with
-    its document's text behind it, a text in windows. Without `old` (BASE) k-means++ seeds Lloyd's algorithm,
+    encoder: of a Hugging Face model, gives x. embeddings: what the decoder reads; with `old` its vectors.
+    length: tokens that the encoder reads at once, special ones included: a title with its document's text
+    behind it, a text in windows. Without `old` (BASE) k-means++ seeds Lloyd's algorithm,
     and a surface token with no more than k distinct vectors keeps them all. C has the root mean square of the
     embeddings that the decoder was trained to read, about 100 times that of x: unscaled, the softmax is
     uniform for long. START has its embedding, END the mean vector of </s>.
@@ -134,18 +136,17 @@ def cluster_tokens(
     """
     _check(identifiers, corpus, k)
     tokens, group = np.unique(identifiers.tokens, return_inverse=True)
-    groups = Groups.of(group)
+    groups, reference = Groups.of(group), embeddings.detach().cpu()
     if old is None:
         wanted, warm = np.full(len(tokens), k), None
-        reference = backbone.shared.weight.detach().cpu()
     else:
         offsets, members = old.expand(tokens)
         wanted, warm = np.diff(offsets), old.labels - members[offsets[:-1]][group]
-        reference = old.vectors.detach().cpu()
     with tempfile.TemporaryFile() as file:
         vectors = np.memmap(file, np.float32, "w+", shape=(len(group), reference.shape[1]))
-        rows = _windows(tokenizer, corpus, identifiers, length)
-        end = _embed(backbone, rows, groups.place, vectors, tokenizer.eos_token_id, progress)
+        around = _around(tokenizer)
+        rows = _windows(tokenizer, corpus, identifiers, length - sum(map(len, around)))
+        end = _embed(encoder, rows, around, groups.place, vectors, progress)
         centroids, labels = grouped_kmeans(vectors, groups, wanted, warm, seed, progress)
     numbers = group * centroids.shape[1] + labels
     kept = np.arange(centroids.shape[1]) < wanted[:, None]
@@ -183,13 +184,19 @@ class _Window(NamedTuple):
     size: int  # how many of them it has; the rest is context
 
 
-def _windows(tokenizer: Any, corpus: Corpus, identifiers: Identifiers, length: int) -> Iterator[_Window]:
-    """Every identifier's tokens, a title's with its document's text behind them; without </s>."""
-    step = length - 1
+def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The special tokens before and behind a text: T5 has </s> behind, BERT [CLS] before, [SEP] behind."""
+    bare, whole = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
+    before = next(n for n in range(len(whole)) if whole[n : n + len(bare)] == bare)
+    return whole[:before], whole[before + len(bare) :]
+
+
+def _windows(tokenizer: Any, corpus: Corpus, identifiers: Identifiers, step: int) -> Iterator[_Window]:
+    """Every identifier's tokens in windows of `step`, a title's with its document's text behind them."""
     context: Iterator[list[int]] = repeat([])
     if identifiers.kind == "title":
         texts = (corpus[owner] for owner in identifiers.owners.tolist())
-        context = (text.ids for text in tokenize(tokenizer, texts, length))
+        context = (text.ids for text in tokenize(tokenizer, texts, step))
     for n, text in zip(range(len(identifiers)), context, strict=False):
         own = identifiers[n].tolist()
         row = text if text[: len(own)] == own else own + text
@@ -200,22 +207,25 @@ def _windows(tokenizer: Any, corpus: Corpus, identifiers: Identifiers, length: i
 
 @torch.inference_mode()
 def _embed(
-    backbone: Any,
+    encoder: Any,
     windows: Iterator[_Window],
+    around: tuple[list[int], list[int]],
     place: Int[np.ndarray, " t"],
     vectors: Float[np.ndarray, "t h"],
-    end: int,
     progress: bool,
 ) -> Float[Tensor, " h"]:
-    """Write the vector of token t to vectors[place[t]]; the mean vector of </s>."""
-    encoder, device = backbone.get_encoder(), backbone.shared.weight.device
+    """Write the vector of token t to vectors[place[t]]; the mean vector of the last special token.
+
+    around: special tokens before and behind each window.
+    """
+    device, first = next(encoder.parameters()).device, len(around[0])
     total, count = torch.zeros(vectors.shape[1], dtype=torch.float64), 0
     with progress_bar(progress) as bar:
         task = bar.add_task("embed tokens", total=len(place))
         while some := sorted(islice(windows, ENCODED * SORTED), key=lambda window: len(window.ids)):
             for at in range(0, len(some), ENCODED):
                 batch = some[at : at + ENCODED]
-                rows = [torch.tensor([*window.ids, end]) for window in batch]
+                rows = [torch.tensor([*around[0], *window.ids, *around[1]]) for window in batch]
                 ids = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
                 lengths = torch.tensor([len(row) for row in rows], device=device)
                 mask = torch.arange(ids.shape[1], device=device) < lengths[:, None]
@@ -223,8 +233,8 @@ def _embed(
                 states = states.float().cpu()
                 for window, row in zip(batch, states, strict=True):
                     own = slice(window.first, window.first + window.size)
-                    vectors[place[own]] = row[: window.size].numpy()
-                    total += row[len(window.ids)]
+                    vectors[place[own]] = row[first : first + window.size].numpy()
+                    total += row[first + len(window.ids)]
                     bar.advance(task, window.size)
                 count += len(batch)
     return (total / count).float()

@@ -22,12 +22,12 @@ from jaxtyping import Float, Int
 from numba import njit
 
 from paradigms.data import Corpus
-from paradigms.encoder.backbone import load_tokenizer
 from paradigms.encoder.text import Batch
+from paradigms.generative.backbone import load_base_tokenizer
 from paradigms.generative.constraints import ranges
-from paradigms.generative.decoder import check_family, decode
+from paradigms.generative.decoder import decode
 from paradigms.generative.forced import sequence_scores
-from paradigms.generative.identifiers import START, text, tokenize
+from paradigms.generative.identifiers import text, tokenize
 from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import SEPARATOR, NGramIndex
 from paradigms.generative.settings import GenerativeSettings
@@ -48,8 +48,7 @@ def seal(backbone: str | Path, corpus: Corpus, **settings: Any) -> Generative:
     """SEAL over `backbone`; settings are fields of `model.GenerativeSettings`."""
     options: dict[str, Any] = {"name": "seal", "beams": 15} | settings
     chosen = GenerativeSettings(**options)
-    check_family(backbone)
-    names = text(corpus, load_tokenizer(backbone), chosen.document_length)
+    names = text(corpus, load_base_tokenizer(backbone), chosen.document_length)
     return Generative.build(chosen, backbone, names, corpus)
 
 
@@ -101,10 +100,10 @@ def query_grams(
 def first_step(model: Generative, sources: Batch) -> Float[np.ndarray, "b v"]:
     """log p(v | q) of every token as the first one written; of a decoder of clusters the best cluster's."""
     sources = sources.to(model.device)
-    start = torch.full((len(sources.input_ids), 1, 1), START, device=model.device)
+    start = torch.full((len(sources.input_ids), 1, 1), model.start, device=model.device)
     with model.evaluating(), torch.inference_mode():
         _, memory = model.begin(sources)
-        states = decode(model.backbone.decoder, model.embed(start), memory)
+        states = decode(model.decoder, model.embed(start), memory)
         log_p = model.next_log_probabilities(states, start)[:, 0].cpu().double().numpy()
     if model.clusters is None:
         return log_p

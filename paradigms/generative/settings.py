@@ -17,6 +17,9 @@ class GenerativeSettings:
     """Settings of `model.Generative`. Lengths are in tokens."""
 
     name: str
+    # Of the decoder with random weights that an encoder without one gets; T5 and BART have their own.
+    decoder_layers: int = 2
+    frozen: bool = False  # the encoder is not trained: sources are encoded once (`Generative.keep_states`)
     query_length: int = 48  # of what the encoder reads: queries, and the passages it trains on in their place
     document_length: int = 128  # of a document's text: in its spans, its embedding (DSI), its context (NP)
     # Where the vectors of identifier tokens come from. "backbone": its own vocabulary; "own": new tables, for
@@ -36,7 +39,8 @@ class GenerativeSettings:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name in ("query_length", "document_length", "span", "beams", "pawa_layers", "clusters"):
+        sizes = ("query_length", "document_length", "span", "beams", "pawa_layers", "clusters")
+        for name in (*sizes, "decoder_layers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("pawa_rank", "refresh"):

@@ -6,8 +6,8 @@ import hashlib
 import json
 import platform
 import shutil
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Collection as Names
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
@@ -260,21 +260,54 @@ def fit_generative(
     for found in (model.identifiers.problems, problems):
         if found:
             console.print(f"{model.name}: {found}")
-    objective = Likelihood(model, collection.corpus, pairs)
     dev = _dev(collection, splits[1], dev_run, dev_queries, accelerator)
+    return fit_pairs(model, collection.corpus, pairs, training, folder, accelerator, dev=dev)
+
+
+def fit_pairs(
+    model: Generative,
+    corpus: Corpus,
+    pairs: Sequence[Pair],
+    training: TrainingSettings,
+    folder: Path,
+    accelerator: Accelerator,
+    *,
+    dev: Callable[[Generative], tuple[float, float]] | None = None,
+    states: Path | None = None,
+) -> Generative:
+    """The model trained on pairs. On a CPU, what a frozen encoder gives of the sources is kept on disk.
+
+    states: folder of that, which models of the same encoder share, until the caller deletes it; without it,
+    one in `folder` is made for this training alone. A GPU encodes again in less time than it reads.
+    """
+    objective = Likelihood(model, corpus, pairs)
+    kept = model.settings.frozen and accelerator.device.type == "cpu"
+    if kept:
+        store = model.keep_states(states or folder / STATES)
+        with model.evaluating(), autocast(accelerator.device, accelerator.mixed_precision):
+            store.add(
+                list(dict.fromkeys(pair.source for pair in pairs)),
+                model.tokenize,
+                model.encode,
+                process=accelerator.process_index,
+                processes=accelerator.num_processes,
+                progress=accelerator.is_main_process,
+            )
+        accelerator.wait_for_everyone()
+        store.open()
     trained = train(model, objective, training, folder, accelerator=accelerator, dev=dev)
+    if kept and states is None:
+        by_main(lambda: shutil.rmtree(folder / STATES, ignore_errors=True), accelerator)
     return trained.to(accelerator.device)
 
 
 def t5_folder(
     name: str, collection: Collection, folder: Path, seed: int, accelerator: Accelerator
 ) -> str | Path:
-    """A T5's name as it is; for "small", one with random weights, made once in `folder` from the collection.
+    """A backbone's name as it is; for "small" a T5 with random weights, made once in `folder`.
 
-    Its vocabulary comes from the documents and the training queries. ValueError for the offline encoder.
+    Its vocabulary comes from the documents and the training queries.
     """
-    if name == "offline":
-        raise ValueError("offline is an encoder, no T5: name small, or a T5 by hub name or folder")
     if name != "small":
         return name
 

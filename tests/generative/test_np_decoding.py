@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 
 from paradigms.data import Corpus
 from paradigms.generative import grouped_kmeans as kmeans
+from paradigms.generative.backbone import token_vectors
 from paradigms.generative.beam import beam_search
 from paradigms.generative.decoder import decode
 from paradigms.generative.grouped_kmeans import Groups, grouped_kmeans
@@ -217,7 +218,8 @@ def test_a_titles_vectors_are_those_that_it_has_before_its_text(model: Generativ
 def test_texts_are_read_in_windows(folder: Path, corpus: Corpus, tokenizer: Any) -> None:
     identifiers = text(corpus, tokenizer)
     backbone = build(folder, corpus, identifiers).backbone.eval()
-    table = cluster_tokens(backbone, tokenizer, corpus, identifiers, k=100, length=LENGTH)
+    given = backbone.encoder, token_vectors(backbone), tokenizer
+    table = cluster_tokens(*given, corpus, identifiers, k=100, length=LENGTH)
     model = Generative(GenerativeSettings("x", tokens="clusters"), folder, identifiers, table).eval()
     rows = [identifiers[n].tolist() for n in range(len(identifiers))]
     windows = [row[at : at + LENGTH - 1] for row in rows for at in range(0, len(row), LENGTH - 1)]
@@ -249,7 +251,7 @@ def test_what_has_no_vectors_in_context_is_refused(folder: Path, corpus: Corpus,
     with pytest.raises(ValueError, match=r"0 starts, 1 ends.*hold 0"):
         build(folder, corpus, replace(named, tokens=np.zeros_like(named.tokens)))
     with pytest.raises(ValueError, match="at least 1 per surface token, not 0"):
-        cluster_tokens(None, tokenizer, corpus, named, k=0, length=LENGTH)
+        cluster_tokens(None, torch.zeros(1, 1), tokenizer, corpus, named, k=0, length=LENGTH)
 
 
 # --- the model --------------------------------------------------------------------------------------

@@ -317,7 +317,6 @@ def test_a_generative_paradigm_is_compared_on_its_own_corpus_alone(t5: Path, tmp
             "generated queries train dsi, genre, seal, not colbert",
         ),
         ({"generated": "absent.jsonl"}, "absent.jsonl"),
-        ({"backbone": "bert"}, "is a bert; generative paradigms need one of t5, mt5"),
         (
             {"options": '{"tokens": "clusters", "refresh": 1}', "workers": 1},
             "before what they are made with is renewed: set workers=0",
@@ -325,11 +324,9 @@ def test_a_generative_paradigm_is_compared_on_its_own_corpus_alone(t5: Path, tmp
     ],
 )
 def test_wrong_settings_are_said(
-    collection: Path, t5: Path, tiny_bert: Path, tmp_path: Path, changes: dict, message: str
+    collection: Path, t5: Path, tmp_path: Path, changes: dict, message: str
 ) -> None:
     given = training(collection, t5, tmp_path / "out") | changes
-    if given["backbone"] == "bert":
-        given["backbone"] = tiny_bert
     with pytest.raises(SystemExit, match=message):
         run(train_script, **given)
 

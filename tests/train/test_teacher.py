@@ -361,7 +361,6 @@ def test_the_script_distils_from_a_model_and_filters_by_it(
         ({"teacher": "nowhere.run", "distil": "kl"}, "nowhere.run is no run, no folder of a model"),
         ({"filter_share": 0.9}, "say whose with --filter"),
         ({"paradigm": "dsi", "teacher": "some.run", "distil": "kl"}, "dsi learns from no hard negatives"),
-        ({"paradigm": "dsi", "backbone": "offline"}, "offline is an encoder, no T5: name small, or a"),
     ],
 )
 def test_what_cannot_be_distilled_ends_with_a_line(

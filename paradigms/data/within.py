@@ -1,0 +1,111 @@
+"""A division of queries within documents: every relevant document of a test query has training queries too.
+
+Generative retrieval's regime: NQ320K has 307,373 training pairs for 109,739 documents, and its test queries
+ask for these documents (Wu et al. 2024, §6.1). Collections divide by article or module instead, so that no
+test document has a training query.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import replace
+
+from paradigms.data import near
+from paradigms.data.collection import Collection, Digest, Split
+from paradigms.data.pydocs import MOST, parameters
+
+WITHIN = "within documents"
+TEST, DEV = 0.25, 0.1  # of the queries, as far as their documents keep a training query
+NEAR = 0.5  # Jaccard similarity of word triples from which a query is a near copy of a training query
+
+
+def within_documents(collection: Collection) -> Collection:
+    """The same documents, all queries divided anew into train, dev and test.
+
+    A dev or test query is drawn by a hash of its id. Each document that is relevant to it keeps a query in
+    train; no such document contains it word for word, as passages are trained on; and it is no near copy of a
+    training query. Near copies are left out and counted in `problems`; all other queries are in train. The
+    built-in collection gets a query for each parameter that a document describes: these are in train alone.
+    ValueError where two splits have different queries of one id, or no document has two queries.
+    """
+    queries, judged = _all_queries(collection)
+    if collection.name.startswith("pydocs"):
+        _add_parameters(collection, queries, judged)
+    relevant = {q: [d for d, grade in grades.items() if grade > 0] for q, grades in judged.items()}
+    corpus = collection.corpus
+    left = Counter(d for documents in relevant.values() for d in documents)  # queries in train
+    held: dict[str, str] = {}  # dev and test queries
+    for draw, query in sorted((_uniform(query), query) for query in queries if relevant[query]):
+        if draw >= TEST + DEV:
+            break
+        phrase = _phrase(queries[query])
+        if min(left[d] for d in relevant[query]) > 1 and not any(
+            phrase in _phrase(corpus[corpus.position(d)]) for d in relevant[query]
+        ):
+            held[query] = "test" if draw < TEST else "dev"
+            left.subtract(relevant[query])
+    if not held:
+        raise ValueError(
+            f"{collection.name}: no document has two queries, of which one could be a test query"
+        )
+    train = [query for query in queries if query not in held]
+    copies = near.near_copies([queries[q] for q in (*train, *held)], NEAR, keep=len(train))[len(train) :]
+    problems = replace(collection.problems, counts={**collection.problems.counts})
+    chosen: dict[str, list[str]] = {"train": train, "dev": [], "test": []}
+    learned = {_phrase(queries[query]) for query in train}  # those of fewer than three words have no triples
+    for (query, name), copy in zip(held.items(), copies, strict=True):
+        if copy or _phrase(queries[query]) in learned:
+            problems.add("near copy of a training query (left out)", query)
+        else:
+            chosen[name].append(query)
+    whole = Split(queries, judged)
+    digest = Digest()
+    digest.add(WITHIN, collection.fingerprint)
+    for name, of in chosen.items():
+        digest.add(name, *of, *(queries[q] for q in of))
+    return replace(
+        collection,
+        name=f"{collection.name}, {WITHIN}",
+        splits={name: whole.only(sorted(of)) for name, of in chosen.items()},
+        problems=problems,
+        fingerprint=digest.hexdigest(),
+    )
+
+
+def _all_queries(collection: Collection) -> tuple[dict[str, str], dict[str, dict[str, int]]]:
+    queries: dict[str, str] = {}
+    judged: dict[str, dict[str, int]] = {}
+    for split in collection.splits.values():
+        for query, text in split.queries.items():
+            if queries.setdefault(query, text) != text:
+                raise ValueError(f"{collection.name}: the id {query!r} is of different queries in two splits")
+            judged[query] = {**judged.get(query, {}), **split.judgements[query]}
+    return queries, judged
+
+
+def _add_parameters(
+    collection: Collection, queries: dict[str, str], judged: dict[str, dict[str, int]]
+) -> None:
+    """Each description of a parameter, of all documents that have it, in place of the one that each test
+    document has."""
+    for query in [query for query in queries if query.startswith("p:")]:
+        del queries[query], judged[query]
+    holders: dict[str, dict[str, str]] = {}  # words -> document -> its sentence
+    for id, text in zip(collection.corpus.ids, collection.corpus, strict=True):
+        for sentence in parameters(text):
+            holders.setdefault(_phrase(sentence), {}).setdefault(id, sentence)
+    for number, found in enumerate(holders.values()):
+        if len(found) <= MOST:
+            id, sentence = next(iter(found.items()))
+            queries[f"p{number}:{id}"] = sentence
+            judged[f"p{number}:{id}"] = dict.fromkeys(found, 1)
+
+
+def _phrase(text: str) -> str:
+    return f" {' '.join(near.words(text))} "
+
+
+def _uniform(query: str) -> float:
+    """In [0, 1), by a hash."""
+    return int.from_bytes(hashlib.sha256(query.encode("utf-8", "replace")).digest()[:8], "big") / 2**64

@@ -1,0 +1,64 @@
+"""The pretrained model under a generative paradigm: T5 or BART, or any encoder without a decoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from paradigms.encoder.backbone import load_backbone, load_seq2seq, load_tokenizer, offline_encoder
+from paradigms.generative.decoder import FAMILIES
+from paradigms.generative.identifiers import END
+
+UNUSED = "[unused0]"  # of BERT's vocabularies
+
+
+def load_base(name: str | Path) -> Any:
+    """A T5 or BART with its decoder, or another encoder, by hub name or folder; "offline" is that encoder.
+
+    ValueError for encoder-decoders of other families, and for what BART has and retrieval does not use.
+    """
+    from transformers import AutoConfig
+
+    name = located(name)
+    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    if not config.is_encoder_decoder:
+        return load_backbone(name)
+    if config.model_type not in FAMILIES:
+        raise ValueError(
+            f"{name} is a {config.model_type}; generative paradigms need an encoder, or an encoder-decoder "
+            f"of {', '.join(FAMILIES)}"
+        )
+    base = load_seq2seq(name)
+    if getattr(config, "scale_embedding", False) or getattr(base, "final_logits_bias", Tensor([0])).any():
+        raise ValueError(f"{name} scales its embeddings or adds a bias to its logits, which is not supported")
+    return base
+
+
+def load_base_tokenizer(name: str | Path, entries: int | None = None) -> Any:
+    """`load_tokenizer`, with an end token for what a decoder writes.
+
+    A tokenizer of an encoder has none: BERT's first unused token becomes it, whose number is `END`, and of
+    other vocabularies the separator.
+    """
+    tokenizer = load_tokenizer(located(name), entries)
+    if tokenizer.eos_token is None:
+        unused = tokenizer.convert_tokens_to_ids(UNUSED) == END
+        tokenizer.eos_token = UNUSED if unused else tokenizer.sep_token
+    return tokenizer
+
+
+def located(name: str | Path) -> str | Path:
+    return offline_encoder() if name == "offline" else name
+
+
+def encoder_of(base: Any) -> Any:
+    return base.get_encoder() if base.config.is_encoder_decoder else base
+
+
+def token_vectors(base: Any) -> Float[Tensor, "v h"]:
+    """What a decoder reads for the base's tokens; those of an encoder get a root mean square of 1."""
+    vectors = base.get_input_embeddings().weight.detach()
+    return vectors if base.config.is_encoder_decoder else vectors / vectors.square().mean().sqrt()

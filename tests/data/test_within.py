@@ -1,0 +1,84 @@
+"""The division within documents: what each side may know of a document; no query is lost silently."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from paradigms.data.collection import assemble
+from paradigms.data.within import within_documents
+
+WORDS = ["river", "stone", "cloud", "tree", "bird", "fish", "lamp", "door", "wheel", "grass", "snow", "iron"]
+
+
+def question(document: int, number: int) -> str:
+    """No two alike."""
+    return " ".join(random.Random(f"{document} {number}").sample(WORDS, 6))
+
+
+def collection(documents: int = 40, each: int = 5, name: str = "made"):
+    texts = [
+        (f"d{n}", "", f"document number {n} says what no query asks in these words") for n in range(documents)
+    ]
+    queries = [(f"q{n}.{m}", f"{question(n, m)} {n}") for n in range(documents) for m in range(each)]
+    judged = {"train": [], "test": []}
+    for id, _ in queries:
+        judged["test" if int(id[1:].split(".")[0]) % 2 else "train"].append(
+            (id, f"d{id[1:].split('.')[0]}", 1)
+        )
+    return assemble(name, texts, queries, {name: iter(rows) for name, rows in judged.items()})
+
+
+def test_every_test_document_has_training_queries_and_no_query_is_in_two_splits() -> None:
+    whole = collection()
+    divided = within_documents(whole)
+    train, dev, test = (divided.split(name) for name in ("train", "dev", "test"))
+    learned = {d for grades in train.judgements.values() for d in grades}
+    assert learned == set(whole.corpus.ids)
+    left_out = sum(divided.problems.counts.values())
+    assert len(train.queries) + len(dev.queries) + len(test.queries) + left_out == 200
+    assert not train.queries.keys() & (dev.queries.keys() | test.queries.keys())
+    assert len(test.queries) > len(dev.queries) > 0
+    assert 20 < len(test.queries) < 80
+    assert divided.fingerprint != whole.fingerprint
+    assert within_documents(whole).splits == divided.splits  # drawn by ids alone
+
+
+def test_a_document_with_one_query_keeps_it_in_train() -> None:
+    with pytest.raises(ValueError, match="no document has two queries"):
+        within_documents(collection(each=1))
+
+
+def test_near_copies_of_training_queries_and_words_of_a_document_are_no_test_queries() -> None:
+    whole = collection()
+    train = within_documents(whole).split("train")
+    held = [*within_documents(whole).split("test").queries][:2]
+    copied, quoted = held
+    queries = {q: text for split in whole.splits.values() for q, text in split.queries.items()}
+    queries[copied] = next(iter(train.queries.values())).upper() + "!"
+    queries[quoted] = "Document number " + quoted[1:].split(".")[0]
+    splits = {
+        name: replace(split, queries={q: queries[q] for q in split.queries})
+        for name, split in whole.splits.items()
+    }
+    divided = within_documents(replace(whole, splits=splits))
+    assert all(copied not in split.queries for split in divided.splits.values())
+    assert "near copy of a training query (left out)" in divided.problems.counts
+    assert quoted in divided.split("train").queries
+
+
+def test_descriptions_of_parameters_train_and_summaries_test() -> None:
+    text = "Some words that describe what it does at length.\n\nParameters\n----------\nsize : int\n    "
+    sentences = [
+        f"The number of {word} that are kept in the result of call {n}." for n, word in enumerate(WORDS)
+    ]
+    texts = [(f"d{n}", "", text + sentence) for n, sentence in enumerate(sentences)]
+    queries = [(f"q:d{n}", f"{question(n, 2)} {n}") for n in range(len(WORDS))]
+    judged = {"test": iter([(f"q:d{n}", f"d{n}", 1) for n in range(len(WORDS))])}
+    divided = within_documents(assemble("pydocs", texts, queries, judged))
+    held = {**divided.split("dev").queries, **divided.split("test").queries}
+    assert held
+    assert all(query.startswith("q:") for query in held)
+    assert set(sentences) <= set(divided.split("train").queries.values())

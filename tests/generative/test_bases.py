@@ -1,0 +1,174 @@
+"""Generative paradigms over BART, and over encoders that get a decoder: scores, formula, training, files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from transformers import AutoModelForSeq2SeqLM, BartConfig, BartForConditionalGeneration
+
+from paradigms import GENERATIVE
+from paradigms.data import Corpus
+from paradigms.evaluate.explain import explain_generative
+from paradigms.generative.interaction import decompose
+from paradigms.generative.model import Generative
+from paradigms.generative.pairs import Pair
+from paradigms.generative.retriever import GenerativeRetriever
+from paradigms.train import job
+from paradigms.train.loop import TrainingSettings
+from tests.tiny import WIDTH, write_checkpoint, write_seq2seq
+from tests.tiny_generative import generative, named
+
+TITLES = ["house", "dark house", "lazy dog", "green apple tree"]
+CORPUS = Corpus(
+    [f"d{n}" for n in range(4)], ["The cat sleeps.", "It is old.", "A dog ran.", "Rain fell."], TITLES
+)
+QUERIES = {"q0": "the cat", "q1": "a lazy dog", "q2": "rain"}
+BASES = ("bart", "bert", "bert frozen")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("bases")
+    t5 = write_seq2seq("t5", root / "t5")  # whose tokenizer the BART gets
+    size: dict[str, Any] = {"d_model": WIDTH, "encoder_layers": 2, "decoder_layers": 2}
+    size |= {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in SIZES.items()}
+    vocabulary = AutoModelForSeq2SeqLM.from_pretrained(t5).config.vocab_size
+    tokens = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1, "decoder_start_token_id": 1}
+    torch.manual_seed(0)
+    bart = BartForConditionalGeneration(BartConfig(vocab_size=vocabulary, init_std=0.3, **size, **tokens))
+    for name, weight in bart.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(weight, std=0.1)
+    bart.save_pretrained(root / "bart")
+    for file in t5.glob("*token*"):
+        (root / "bart" / file.name).write_bytes(file.read_bytes())
+    return {"bart": root / "bart", "bert": write_checkpoint("bert", root / "bert"), "t5": t5}
+
+
+SIZES = {"attention_heads": 2, "ffn_dim": 2 * WIDTH}
+
+
+def genre(base: str, folders: dict[str, Path], **settings: Any) -> Generative:
+    torch.manual_seed(0)
+    family, _, frozen = base.partition(" ")
+    return GENERATIVE["genre"](folders[family], CORPUS, frozen=bool(frozen), **settings).eval()
+
+
+def test_bart_scores_as_transformers_does(folders: dict[str, Path]) -> None:
+    model = generative(folders["bart"], named([[5, 9, 300, 7], [5, 9], [77]])).float()
+    reference = AutoModelForSeq2SeqLM.from_pretrained(folders["bart"]).eval()
+    rows = [model.target(n) for n in range(3)]
+    sources, wanted = model.tokenize([*QUERIES.values()]), model.targets([rows] * 3)
+    assert model.start == 1
+    with torch.no_grad():
+        logits = reference(
+            input_ids=sources.input_ids.repeat_interleave(3, 0),
+            attention_mask=sources.attention_mask.repeat_interleave(3, 0),
+            decoder_input_ids=wanted.inputs.flatten(0, 1),
+        ).logits
+    expected = logits.log_softmax(-1).unflatten(0, (3, 3)).gather(-1, wanted.ids[..., None])[..., 0]
+    found = model(sources, wanted).detach()
+    torch.testing.assert_close(found, expected.where(wanted.mask, 0), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_search_and_rerank_give_the_same_scores_over_every_base(base: str, folders: dict[str, Path]) -> None:
+    """The decoder goes step by step in one and all at once in the other."""
+    retriever = GenerativeRetriever(genre(base, folders, beams=10))
+    found = retriever.search(QUERIES, 4)
+    reranked = retriever.rerank(QUERIES, {query: dict.fromkeys(CORPUS.ids, 0.0) for query in QUERIES})
+    for query in QUERIES:
+        assert list(found[query]) == list(reranked[query])
+        assert list(found[query].values()) == pytest.approx(list(reranked[query].values()), abs=1e-4)
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_rel_is_the_formula_and_what_the_prefix_makes(base: str, folders: dict[str, Path]) -> None:
+    """rel of the Interaction is the model's score, and its sum without the rest is sum(DᵀQ ⊙ A)."""
+    model = genre(base, folders).double()
+    sources, targets = model.tokenize([*QUERIES.values()]), model.targets([[model.target(3)]] * 3)
+    rel = model.token_scores(sources, targets, "logit").sum(-1).detach()
+    documents, queries, found = decompose(model, sources, targets, "logit")
+    torch.testing.assert_close(found.rel, rel, atol=1e-5, rtol=0)
+    share = torch.einsum("bnih,bxjh,bnij->bn", documents.vectors, queries.vectors, found.alignment)
+    torch.testing.assert_close(found.rel - found.rest, share, atol=1e-8, rtol=0)
+    assert explain_generative(model, QUERIES["q0"], 0)[0].rel < 0
+    if base == "bart":
+        with pytest.raises(ValueError, match="only the form 'exact'"):
+            decompose(model, sources, targets, "logit", "last")
+
+
+def test_the_rest_of_bart_holds_biases_and_positions_alone(folders: dict[str, Path]) -> None:
+    """Without them its decoder is homogeneous, so that scaled values of Q scale the formula's part alone."""
+    model = genre("bart", folders).double()
+    for name, weight in model.decoder.named_parameters():
+        if name.endswith("bias") or "embed_positions" in name:
+            torch.nn.init.zeros_(weight)
+    sources, targets = model.tokenize(["a lazy dog"]), model.targets([[model.target(3)]])
+    *_, found = decompose(model, sources, targets, "logit")
+    model.backbone.get_input_embeddings().weight.requires_grad_(False)
+    inputs = model.embed(targets.inputs).detach().requires_grad_()
+    from paradigms.generative.decoder import Trace, decode
+
+    with torch.enable_grad():
+        _, memory = model.begin(sources)
+        states = decode(model.decoder, inputs, memory, Trace())
+        (prefix,) = torch.autograd.grad(model.token_parts(states, targets, "logit").sum(), [inputs])
+    torch.testing.assert_close(found.rest, (inputs * prefix).sum((-2, -1)).detach(), atol=1e-8, rtol=0)
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_every_base_trains_saves_and_loads(base: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    model = genre(base, folders)
+    pairs = [Pair(text, n, model.identifiers.target(n)) for n, text in enumerate([*QUERIES.values(), "tree"])]
+    sources = model.tokenize([pair.source for pair in pairs])
+    targets = model.targets([[pair.target] for pair in pairs])
+    before = model(sources, targets).sum()
+    weights = {name: weight.clone() for name, weight in model.encoder.state_dict().items()}
+    settings = TrainingSettings(steps=8, batch_size=4, learning_rate=3e-3, warmup=0.0)
+    trained = job.fit_pairs(
+        model, CORPUS, pairs, settings, tmp_path / "training", Accelerator(cpu=True)
+    ).eval()
+    after = trained(sources, targets).sum()
+    assert after > before + 1
+    changed = {
+        name
+        for name, weight in trained.encoder.state_dict().items()
+        if not torch.equal(weight, weights[name])
+    }
+    assert bool(changed) != ("frozen" in base)
+    trained.save_pretrained(tmp_path / "saved")
+    again = Generative.from_pretrained(tmp_path / "saved").eval()
+    assert again(sources, targets).sum().item() == pytest.approx(after.item(), abs=1e-2)  # of float16 states
+
+
+def test_frozen_states_are_kept_once_for_all_models_of_an_encoder(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    first, other = genre("bert frozen", folders), genre("bert frozen", folders, decoder_layers=1)
+    texts = [*QUERIES.values()]
+    store = first.keep_states(tmp_path)
+    store.add(texts, first.tokenize, first.encode)
+    store.open()
+    found = other.keep_states(tmp_path)
+    assert len(found) == len(texts)
+    sources = other.tokenize([*texts, "not kept"])
+    kept, _ = other.begin(sources)
+    expected = first.encode(sources)
+    torch.testing.assert_close(kept[sources.counts], expected[sources.counts], atol=2e-3, rtol=0)
+    with pytest.raises(ValueError, match="trains its encoder"):
+        genre("bert", folders).keep_states(tmp_path)
+
+
+def test_a_decoder_over_an_encoder_writes_clusters_of_its_tokens(folders: dict[str, Path]) -> None:
+    model = GENERATIVE["seal"](folders["bert"], CORPUS, tokens="clusters", clusters=1, span=2)
+    assert model.clusters is not None
+    tokens = model.identifiers.tokens
+    assert len(model.clusters.vectors) == len(set(tokens.tolist())) + 2
+    assert model.clusters.vectors[1:].square().mean().sqrt() == pytest.approx(1, abs=1e-5)
+    with pytest.raises(ValueError, match="NP-decoding numbers as T5 does"):  # this BERT has no [unused0] at 1
+        GENERATIVE["genre"](folders["bert"], CORPUS, tokens="clusters")
