@@ -10,7 +10,7 @@ import json
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,15 +64,17 @@ class Settings:
     """of encoded documents: exact, faiss, or compressed, which approximates in a quarter of the bytes"""
     depth: int = 100
     """documents retrieved per query, and BM25 candidates per query in rerank mode"""
+    dev_queries: int = 0
+    """dev queries to choose a state by, drawn by a hash where there are more: nDCG@10 of reranking BM25's
+    first 10 documents and the relevant ones. 0: none, and the last state is kept"""
     evaluate_every: int = 30
     """steps between dev measures: the last state is kept, or an earlier one (or the untrained encoder) if
     it is better by more than the measure's standard error"""
-    dev_queries: int = 100
-    """dev queries of that measure, drawn by a hash where there are more: nDCG@10 of reranking BM25's first 10
-    documents and the relevant ones"""
     baseline: str = "bm25"
     """the system that the others are tested against"""
     seed: int = 0
+    seeds: int = 1
+    """trainings of each system, with seed, seed + 1, …: their mean is reported, with intervals over both"""
     precision: str = "auto"
     """no, bf16, fp16; auto: bf16 where the hardware has it"""
     tracker: str = "wandb"
@@ -87,8 +89,9 @@ class Settings:
                 raise SystemExit(f"system {name}, training: {error}") from error
         if self.size not in ("small", "full"):
             raise SystemExit(f"size must be small or full, got {self.size!r}")
-        if self.depth < 1:
-            raise SystemExit(f"depth must be at least 1, got {self.depth}")
+        for name in ("depth", "seeds"):
+            if getattr(self, name) < 1:
+                raise SystemExit(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.index not in INDEXES:
             raise SystemExit(f"index must be one of {', '.join(INDEXES)}, got {self.index!r}")
         if self.baseline not in ["bm25", *self.chosen]:
@@ -120,6 +123,7 @@ from paradigms.evaluate import (
     cutoff_curve,
     markdown_table,
     on_split,
+    over_seeds,
     result_table,
     rich_matrix,
     rich_table,
@@ -160,7 +164,7 @@ def main(settings: Settings) -> None:
     folder = Path(settings.output)
     accelerator, console = begin(settings)
     # Before any process can finish one, so that all agree on which are left.
-    finished = [name for name in settings.chosen if (folder / name / "costs.json").is_file()]
+    finished = {run for run in training_runs(settings) if (folder / run / "costs.json").is_file()}
     small = settings.collection == "pydocs" and settings.size == "small"
     if small:
         announce(settings, finished, SMALL, SMALL // 6, console)
@@ -172,26 +176,27 @@ def main(settings: Settings) -> None:
         announce(settings, finished, len(collection.corpus), len(queries), console)
     kept = asdict(settings) | {"fingerprint": collection.fingerprint}
     kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
-    free = {"systems", "tracker", "baseline", "output"}
+    free = {"systems", "seeds", "tracker", "baseline", "output"}
     kept |= content(backbone=settings.backbone)
     splits = divided(collection, settings)
     by_main(lambda: keep_settings(kept, folder, free), accelerator)
-    resumed = any((folder / name).exists() for name in settings.chosen)
-    for name, system in settings.chosen.items():
-        by_main(partial(keep_settings, bound(system), folder / name, ()), accelerator)
+    resumed = any((folder / run).exists() for run in training_runs(settings))
+    for run, (name, _) in training_runs(settings).items():
+        by_main(partial(keep_settings, bound(settings.chosen[name]), folder / run, ()), accelerator)
     data = prepare(collection, splits, settings, progress=accelerator.is_main_process)
     if accelerator.is_main_process:
         run_bm25(data, settings, folder)
     accelerator.wait_for_everyone()
-    for number, name in enumerate(settings.chosen, 1):
-        if name in finished:
-            console.print(f"{name}: finished before, its runs are taken from {folder / 'runs'}")
+    for number, (run, (name, seed)) in enumerate(training_runs(settings).items(), 1):
+        if run in finished:
+            console.print(f"{run}: finished before, its runs are taken from {folder / 'runs'}")
             continue
-        console.print(f"{name}, {number} of {len(settings.chosen)}")
+        console.print(f"{run}, {number} of {len(training_runs(settings))}")
         try:
-            run_system(name, data, settings, folder, accelerator, console)
+            system = settings.chosen[name]
+            run_system(run, system, data, replace(settings, seed=seed), folder, accelerator, console)
         except (ValueError, TypeError, OSError, FloatingPointError) as error:
-            raise SystemExit(f"{name}: {error}") from error
+            raise SystemExit(f"{run}: {error}") from error
     if accelerator.is_main_process:
         shutil.rmtree(folder / STATES, ignore_errors=True)
         seconds = time.perf_counter() - began
@@ -200,14 +205,25 @@ def main(settings: Settings) -> None:
     accelerator.end_training()
 
 
-def announce(settings: Settings, finished: list[str], documents: int, queries: int, console: Console) -> None:
+def training_runs(settings: Settings) -> dict[str, tuple[str, int]]:
+    """Folder -> system and seed of each training and measurement; without training there is one seed."""
+    found = {name: (name, settings.seed) for name in settings.chosen}
+    for seed in range(settings.seed + 1, settings.seed + settings.seeds):
+        for name, system in settings.chosen.items():
+            if training_settings(system, settings):
+                found[f"{name}.seed-{seed}"] = (name, seed)
+    return found
+
+
+def announce(settings: Settings, finished: set[str], documents: int, queries: int, console: Console) -> None:
     """What will be done, about how long that takes, and where its results will be."""
     seconds, told = REST, []
     for name, system in settings.chosen.items():
         training = training_settings(system, settings)
         pairs = training.steps * training.batch_size if training else 0
         told.append(f"{name} ({training.steps:,} steps of {training.batch_size})" if training else name)
-        if name not in finished:
+        left = {run for run, (of, _) in training_runs(settings).items() if of == name} - finished
+        for _ in left:
             pair, document, query = GENERATOR if system.paradigm in GENERATIVE else ENCODER
             own = pair * pairs + document * documents * (not system.index) + query * queries
             frozen = training is not None and training.trained_layers
@@ -306,10 +322,16 @@ def run_bm25(data: Data, settings: Settings, folder: Path) -> None:
 
 
 def run_system(
-    name: str, data: Data, settings: Settings, folder: Path, accelerator: Accelerator, console: Console
+    name: str,
+    system: System,
+    data: Data,
+    settings: Settings,
+    folder: Path,
+    accelerator: Accelerator,
+    console: Console,
 ) -> None:
     """Train or load, encode, search and rerank one system; costs.json, written last, says: finished."""
-    own, runs, system = folder / name, folder / "runs", settings.chosen[name]
+    own, runs = folder / name, folder / "runs"
     paradigm = trained(system, data, settings, own / "training", accelerator, console)
     began = time.perf_counter()
     if accelerator.is_main_process or isinstance(paradigm, Paradigm):
@@ -350,8 +372,9 @@ def make_report(
     data: Data, settings: Settings, folder: Path, where: dict[str, Any], seconds: float, resumed: bool
 ) -> Report:
     systems, corpus = ["bm25", *settings.chosen], data.collection.corpus
+    trainings = {"bm25": ("bm25", 0)} | training_runs(settings)
     runs = {
-        stage: {name: read_run(folder / "runs" / f"{name}.{stage}.run") for name in systems}
+        stage: {run: read_run(folder / "runs" / f"{run}.{stage}.run") for run in trainings}
         for stage in (*STAGES, *data.others)
     }
     test = with_judgements(data.test, corpus, [run for stage in STAGES for run in runs[stage].values()])
@@ -366,16 +389,25 @@ def make_report(
         + (" and the relevant documents" if any(data.test.judgements.values()) else ""),
     } | {name: f"End to end, queries of the split {name}" for name in data.others}
     labels = {  # whose encoder no training has changed
-        name: f"{name} (untrained)" for name in settings.chosen if kept_step(folder / name / "training") == 0
+        name: f"{name} (untrained)"
+        for run, (name, _) in trainings.items()
+        if kept_step(folder / run / "training") == 0
     }
     encoded = {name: Path(system.index or folder / name) for name, system in settings.chosen.items()}
     with progress_bar() as bar:
         measured = {
             stage: {
-                name: on_split(run, asked[stage], measures)
-                for name, run in bar.track(of_stage.items(), description=f"measure {stage}")
+                run: on_split(found, asked[stage], measures)
+                for run, found in bar.track(of_stage.items(), description=f"measure {stage}")
             }
             for stage, of_stage in runs.items()
+        }
+        means = {
+            stage: {
+                system: over_seeds([found[run] for run, (name, _) in trainings.items() if name == system])
+                for system in systems
+            }
+            for stage, found in measured.items()
         }
         tables = [
             result_table(
@@ -385,11 +417,11 @@ def make_report(
                 primary=measures[:1],
                 seed=settings.seed,
             )
-            for stage, of_stage in bar.track(measured.items(), description="test differences")
+            for stage, of_stage in bar.track(means.items(), description="test differences")
         ]
         curves = {
-            name: cutoff_curve(run, test, curve)
-            for name, run in bar.track(runs["retrieve"].items(), description="recall curves")
+            name: cutoff_curve(runs["retrieve"][name], test, curve)
+            for name in bar.track(systems, description="recall curves")
         }
         alignments = [
             example
@@ -405,12 +437,14 @@ def make_report(
         for name, system in settings.chosen.items()
         if system.checkpoint
     )
+    last = settings.seed + settings.seeds - 1
+    seeds = f"seed {last}" if settings.seeds == 1 else f"seeds {settings.seed} to {last}"
     return Report(
         title=f"Retrieval paradigms on {data.collection.name}",
         summary=(
             f"{asked_of} queries over {len(corpus):,} documents; each encoder trained for "
             f"{settings.steps} steps of {settings.batch_size * where['processes']} queries from "
-            f"{settings.backbone} with seed {settings.seed}{loaded}. "
+            f"{settings.backbone} with {seeds}{loaded}. "
             f"{'Gone on with after an interruption, this part' if resumed else 'All of it'} "
             f"took {seconds:.0f} s."
         ),
@@ -422,7 +456,10 @@ def make_report(
         environment=where,
         notes=[
             f"Collection fingerprint {data.collection.fingerprint[:16]}.",
-            "One training seed: intervals and tests cover the choice of queries, not that of the seed.",
+            "One training seed: intervals and tests cover the choice of queries, not that of the seed."
+            if settings.seeds == 1
+            else f"Values are means over {settings.seeds} training seeds; intervals cover the choice of "
+            "queries and of seeds, tests that of queries. Curves, alignments and costs are the first seed's.",
             *(
                 f"{name} is the untrained encoder: on dev queries it was better than after training, by more "
                 "than a standard error."

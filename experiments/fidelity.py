@@ -61,21 +61,15 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, (__doc__ or "").partition("\n\n")[0])
 
 import numpy as np
-from studies.lexical_vectors import open_counts
 from studies.pages import Section, finish, tracked
-from studies.projection_runs import (
-    Problem,
-    exact_thresholds,
-    make_problem,
-    mean_required_dimension,
-    required_dimension,
-    shown_dimension,
-)
+from studies.projection_runs import mean_required_dimension, open_counts
 
 from paradigms import PARADIGMS, Paradigm
+from paradigms.baselines.lexical_vectors import weigh
 from paradigms.core import Tokens
 from paradigms.encoder.batches import by_length
 from paradigms.evaluate.claims import Claim, judge
+from theory.collection import Problem, exact_thresholds, required_dimension
 from theory.projections import pairwise_error
 from theory.recall import recall_failure
 
@@ -95,7 +89,7 @@ def main(settings: Settings) -> dict[str, Any]:
     collection, counts = open_counts(
         settings.collection, settings.split, settings.queries, settings.seed, documents=size
     )
-    problem = make_problem(counts, "bm25", "query", [np.arange(len(collection.corpus))])
+    problem = Problem.of(*weigh(counts))
     if max(len(problem.competitors(0, query)[1]) for query in range(len(counts.query_ids))) < 1:
         raise SystemExit(f"{collection.name}: BM25 ranks no document below another for any query")
     documents = single_vectors(model.encode_documents, collection.corpus, "documents")
@@ -187,7 +181,7 @@ def recall_rows(
     ahead = np.array(
         [np.sum(scores[others, q] >= scores[best, q]) for q, (best, others, _) in enumerate(below)]
     )
-    thresholds = exact_thresholds(problem, ranks, settings.samples, settings.seed, "exact law")[:, 0]
+    thresholds = exact_thresholds(problem, ranks, settings.samples, settings.seed)[:, 0]
     usable = ~np.isnan(thresholds[0, :, 0])
     rows: Rows = []
     claims = []
@@ -200,7 +194,7 @@ def recall_rows(
                 "queries": len(found),
                 "model": float(model.mean()),
                 "random projection": float(kept.mean()),
-                "k for 95%": shown_dimension(required_dimension(found, seed=settings.seed)),
+                "k for 95%": str(required_dimension(found, seed=settings.seed)),
             }
         )
         sentence = (

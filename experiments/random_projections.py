@@ -1,12 +1,12 @@
 """How many dimensions does a single vector need on a real collection before BM25's ranking survives?
 
 Figures 2 and 3 of Luan et al., TACL 2021, on any collection, beside the exact laws of `theory`:
-- Figure 2: the k at which explicit random projections order 95% of the pairs (best document, any other) of
-  a margin bin correctly, beside the exact k*, Lemma 1, and the line 1.3528/h(ε) that the slope should be.
+- Figure 2: the k at which 95% of the pairs (best document, any other) of a margin bin keep their order, by
+  the exact law, Lemma 1 and, with --matrices, explicit projections; the slope should be 1.3528/h(ε).
 - Figure 3a: the 10th, 100th and 1000th smallest margins by document length.
-- Figure 3b: the k for recall@r by document length, by explicit projections and by the exact law.
+- Figure 3b: the k for recall@r by document length, by the exact law.
 - how far published bounds overshoot, and what the place of the idf (query, both, document) does.
-Intervals of k resample the queries.
+Intervals of k resample the queries. The answer alone, in seconds: python -m paradigms dimensions SOURCE.
 
     python experiments/random_projections.py --collection pydocs
     python experiments/random_projections.py --collection path/to/scifact --matrices 8
@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from studies.shared_settings import Ensemble, Tracker, Weighting
+from studies.shared_settings import Ensemble, Tracker
 
+from paradigms.baselines.lexical_vectors import Weighting
 from paradigms.io.settings import command_line
 
 
@@ -40,8 +41,8 @@ class Settings:
     """r of recall@r in Figure 3b"""
     length_bins: int = 8
     """document-length bins, equally full"""
-    matrices: int = 4
-    """explicit matrices per ensemble and weighting"""
+    matrices: int = 0
+    """explicit matrices per ensemble and weighting, in Figure 2 beside the exact law; 0: none"""
     samples: int = 64
     """Gaussian vectors per query for the exact law"""
     grid: tuple[int, int, int] = (32, 9472, 40)
@@ -54,9 +55,10 @@ class Settings:
     """none, or wandb (offline without a key) for the numbers and figures besides"""
 
     def __post_init__(self) -> None:
-        for name in ("queries", "rank", "length_bins", "matrices"):
-            if getattr(self, name) < 1:
-                raise SystemExit(f"{name} = {getattr(self, name)}; allowed: at least 1")
+        least = {"queries": 1, "rank": 1, "length_bins": 1, "matrices": 0}
+        for name, fewest in least.items():
+            if getattr(self, name) < fewest:
+                raise SystemExit(f"{name} = {getattr(self, name)}; allowed: at least {fewest}")
         if not 0 < self.beta < 0.5:
             raise SystemExit(f"beta = {self.beta}; allowed: in (0, 0.5)")
         if self.samples < 2:
@@ -72,22 +74,18 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import numpy as np
 from scipy.special import ndtri
-from studies.lexical_vectors import PLACEMENTS, Counts, open_counts
 from studies.pages import Section, finish
 from studies.projection_runs import (
-    Problem,
-    exact_thresholds,
-    length_groups,
     make_problem,
     mean_required_dimension,
     misordered,
-    required_dimension,
-    shown_dimension,
+    open_counts,
     stable_crossing,
 )
 
-from paradigms.evaluate import Interval
+from paradigms.baselines.lexical_vectors import PLACEMENTS, Counts
 from paradigms.evaluate.claims import Claim, judge
+from theory.collection import Dimension, Problem, exact_thresholds, length_groups, required_dimension
 from theory.projections import distortion
 from theory.projections import required_dimension as lemma_1
 from theory.recall import required_dimension_recall, required_dimension_recall_exact
@@ -120,7 +118,7 @@ def main(settings: Settings) -> dict[str, Any]:
         )
     pairs = {weighting: pair_rows(of, weighting, settings) for weighting, of in problems.items()}
     ranked = ranked_margins(problem)
-    (thresholds,) = exact_thresholds(problem, [settings.rank], settings.samples, settings.seed, "exact law")
+    (thresholds,) = exact_thresholds(problem, [settings.rank], settings.samples, settings.seed)
     ks = [required_dimension(of, settings.beta, settings.seed) for of in thresholds]
     claims = stated({w: of[1] for w, of in pairs.items()}, ranked, thresholds, lengths, settings.beta)
     results: dict[str, Any] = {
@@ -144,7 +142,7 @@ def main(settings: Settings) -> dict[str, Any]:
     )
     numbers = {f"slope/{row['vectors']}/{row['measured by']}": row["k · h(ε)"] for row in results["slopes"]}
     title, run = f"Random projections of {collection.name}", f"random-projections-{collection.name}"
-    finish(settings, run, title, summary, results, describe(results, settings), figures, numbers)
+    finish(settings, run, title, summary, results, describe(results, settings), figures, numbers, told=2)
     return results
 
 
@@ -169,7 +167,7 @@ def pair_rows(problem: Problem, name: str, settings: Settings) -> tuple[Rows, np
         ensemble: misordered(
             problem, ensemble, grid, settings.matrices, bins, settings.seed, f"{name}: {ensemble} matrices"
         )
-        for ensemble in ENSEMBLES
+        for ensemble in (ENSEMBLES if settings.matrices else ())
     }
     rows: Rows = []
     for number in range(MARGIN_BINS):
@@ -197,7 +195,7 @@ def pair_rows(problem: Problem, name: str, settings: Settings) -> tuple[Rows, np
 def slope_rows(vectors: str, rows: Rows) -> Rows:
     """Geometric mean of k · h(ε) over the bins, and the exponent of ε in k, for measured and exact k."""
     found: Rows = []
-    names = [*ENSEMBLES, "exact k*", "Lemma 1"]
+    names = [*(name for name in ENSEMBLES if rows and name in rows[0]), "exact k*", "Lemma 1"]
     complete = [row for row in rows if all(row[name] for name in names)]
     for name in names if len(complete) >= 3 else ():
         margins, ks = np.array([[row["margin"], row[name]] for row in complete]).T
@@ -218,7 +216,7 @@ def ranked_margins(problem: Problem) -> np.ndarray:
     return found
 
 
-def length_rows(ranked: np.ndarray, ks: list[Interval], lengths: np.ndarray) -> Rows:
+def length_rows(ranked: np.ndarray, ks: list[Dimension], lengths: np.ndarray) -> Rows:
     """Figures 3a and 3b: a row for each bin of lengths, and one for all documents."""
     rows: Rows = []
     for group, (k, length) in enumerate(zip(ks, lengths, strict=True)):
@@ -250,15 +248,13 @@ def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings) -
     for weighting in settings.weightings:
         for place in PLACEMENTS if weighting != "boolean" else ("query",):
             problem = make_problem(counts, weighting, place, [everything])
-            found = exact_thresholds(
-                problem, [settings.rank], settings.samples, settings.seed, "place of the idf"
-            )
+            found = exact_thresholds(problem, [settings.rank], settings.samples, settings.seed)
             k = required_dimension(found[0, 0], settings.beta, settings.seed)
             rows.append({"vectors": weighting, "idf in": "–" if weighting == "boolean" else place} | named(k))
     return rows
 
 
-def named(k: Interval) -> dict[str, float | None]:
+def named(k: Dimension) -> dict[str, float | None]:
     """The cells of a dimension with its interval over queries; none where no query has enough documents."""
     names = ("exact k", "low", "high")
     return {name: None if np.isnan(value) else value for name, value in zip(names, k, strict=True)}
@@ -328,7 +324,7 @@ def describe(results: dict[str, Any], settings: Settings) -> list[Section]:
         ),
         Section(
             f"Figure 2: dimensions for {percent} pairwise accuracy",
-            "k after which the failure of explicit matrices stays low, beside the exact law and Lemma 1.",
+            "By the exact law and Lemma 1; with --matrices also where the failure of explicit ones falls.",
             results["figure2"],
             ["figure2"],
         ),
@@ -354,7 +350,7 @@ def answer(results: dict[str, Any], settings: Settings) -> str:
     first = settings.weightings[0]
 
     def shown(row: dict[str, Any]) -> str:
-        return shown_dimension(Interval(row["exact k"], row["low"], row["high"]))
+        return str(Dimension(row["exact k"], row["low"], row["high"]))
 
     text = (
         f"A random projection to k = {shown(results['figure3'][-1])} dimensions keeps the best document by "
@@ -380,7 +376,7 @@ def draw_pairs(panels: dict[str, Rows], beta: float) -> "Figure":
             axes.set_title(f"{name}: too few pairs a bin")
             continue
         x, slope = _column(rows, "1/h(ε)"), ndtri(beta) ** 2 / 2
-        for ensemble, mark in ENSEMBLES.items():
+        for ensemble, mark in ((e, mark) for e, mark in ENSEMBLES.items() if e in rows[0]):
             axes.plot(x, _column(rows, ensemble), mark, label=f"{ensemble} matrices")
         axes.plot(x, _column(rows, "exact k*"), "-", label="exact law (Gaussian)")
         axes.plot(x, slope * x, ":", label=f"{slope:.4f} / h(ε)")

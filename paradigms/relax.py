@@ -6,9 +6,13 @@ maximiser is the capped softmax λᵢ = min(1, exp((sᵢ + a)/ε)) with a such t
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+SMALLEST_EPS = 1e-30  # scores divided by it, and gradients, which grow with 1/ε, stay within float32
 
 
 def entropic_topk(
@@ -22,7 +26,7 @@ def entropic_topk(
 
     k: a number, or a tensor with one value per row (shape `*batch`). Fractions are allowed. λ is 1 if k is at
     least the row's real length, and 0 if k <= 0.
-    eps: positive, in the unit of the scores.
+    eps: at least SMALLEST_EPS, in the unit of the scores.
     mask: True for real entries; λ is 0 elsewhere.
     iterations: None solves exactly in O(m log m). A number T runs T steps of the paper's Eq. 5 from
     a = b = 0, to reproduce the paper: the steps undershoot the budget and converge linearly, at rate n1/k
@@ -32,8 +36,8 @@ def entropic_topk(
     neighbouring scores. Differentiable in scores and k. With n1 held fixed, autograd through the softmax
     gives exactly the Jacobian of the maximiser.
     """
-    if eps <= 0:
-        raise ValueError(f"eps must be positive, got {eps}; for eps -> 0 there is hard_topk")
+    if eps < SMALLEST_EPS:
+        raise ValueError(f"eps must be at least {SMALLEST_EPS:g}, got {eps}; for eps -> 0 there is hard_topk")
     if iterations is not None and iterations < 1:
         raise ValueError(f"iterations must be at least 1, or None for the exact solution, got {iterations}")
     mask = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
@@ -97,8 +101,9 @@ def _exact(s: Tensor, k: Tensor, eps: float, mask: Tensor) -> Tensor:
     rest = ordered.flip(-1).logcumsumexp(-1).flip(-1)  # [n] = LSE of all but the n largest
     n = torch.arange(s.shape[-1], device=s.device)
     left = k.detach()[..., None] - n
-    # a(n)/ε = ln(k − n) − LSE_{i>n}; the smallest n that keeps every other entry at most 1 is n1.
-    fits = (ordered + left.clamp(min=torch.finfo(s.dtype).tiny).log() - rest <= 0) & (left > 0)
+    # a(n)/ε = ln(k − n) − LSE_{i>n}; the smallest n that keeps every other entry at most 1 is n1. Further above
+    # the pivot than the cap can lie, differences are lost to rounding.
+    fits = (left.log() <= rest - ordered) & (ordered <= math.log(s.shape[-1]) + 1)
     last = left.ceil().clamp(min=1)[..., 0].long() - 1  # at the largest n < k it always fits
     n1 = torch.where(fits.any(-1), fits.float().argmax(-1), last)
     capped = torch.zeros_like(mask).scatter(-1, order, n < n1[..., None]) & mask

@@ -45,6 +45,14 @@ def tiny_bert(checkpoints: dict[str, Path]) -> Path:
     return checkpoints["bert"]
 
 
+@pytest.fixture(autouse=True, scope="session")
+def quick_figures() -> Iterator[None]:
+    """Figures are drawn once, where they stand: to find the layout matplotlib would draw each twice."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("matplotlib.layout_engine.ConstrainedLayoutEngine.execute", lambda *_: None)
+        yield
+
+
 @pytest.fixture(autouse=True, scope="module")
 def own_accelerate_state() -> Iterator[None]:
     """accelerate keeps its precision in the process and its environment: no module inherits another's."""

@@ -19,6 +19,9 @@ from unittest.mock import patch
 
 ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 PATIENCE = 200.0  # seconds after which a process that should have ended counts as hanging
+# What the server imports, so that no fork of it has to.
+PRELOADED = ["transformers.models.bert.modeling_bert", "transformers.models.t5.modeling_t5", "scipy.stats"]
+PRELOADED += ["compare", "paradigms.cli.commands", "paradigms.index", "tests.train.test_resume"]
 
 
 @dataclass
@@ -51,7 +54,7 @@ class Fork:
 def fork(log: Path, function: Callable[..., None], *arguments: Any, **environment: str) -> Fork:
     """Start `function(*arguments)` in a process of its own, with these environment variables too."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([getattr(function, "func", function).__module__])  # it may be a partial
+    context.set_forkserver_preload(PRELOADED)
     root = Path(__file__).parents[1]
     with patch.dict(os.environ, ALONE | {"PYTHONPATH": f"{root}{os.pathsep}{root / 'experiments'}"}):
         process = context.Process(target=_run, args=(log, environment, function, *arguments))

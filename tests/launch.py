@@ -1,4 +1,4 @@
-"""Two processes, started as a shipped configuration starts them, that run checks of a test file."""
+"""Two processes, forked or started as a shipped configuration starts them, that run checks of a test file."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pathlib import Path
 
 import yaml
 from accelerate import Accelerator
+
+from tests.forks import fork_group
 
 ROOT = Path(__file__).parents[1]
 # (accelerator, backbone, folder): what each of the processes runs
@@ -51,6 +53,15 @@ def start(file: str, config: str, backbone: Path, folder: Path) -> None:
         for machine in machines:
             machine.terminate()  # which, unlike a kill, ends its processes as well
     assert not any(machine.returncode for machine in machines), "".join(errors)[-4000:]
+
+
+def forked(checks: Sequence[Check], backbone: Path, folder: Path) -> None:
+    """Run `checked` in two forks, which find each other as the processes of torchrun do."""
+    group = fork_group(
+        folder / "log", 2, checked, checks, str(backbone), str(folder), ACCELERATE_USE_CPU="true"
+    )
+    for code, said in [process.ended() for process in group]:
+        assert code == 0, said[-4000:]
 
 
 def checked(checks: Sequence[Check], backbone: str, folder: str) -> None:

@@ -153,6 +153,18 @@ def test_tends_to_the_hard_top_k():
     torch.testing.assert_close(entropic_topk(scores, 2, 1e-4), torch.tensor([0.0, 1, 0, 1, 0]))
 
 
+@pytest.mark.parametrize("eps", [1e-5, 1e-8, 1e-12])
+def test_float32_is_right_at_any_epsilon(eps):
+    """Scores divided by ε reach 10¹², where float32 cannot add ln k: λ reached k in place of 1."""
+    generator = torch.Generator().manual_seed(0)
+    scores = 3 * torch.rand(20, 50, generator=generator)
+    scores[:, :10] = scores[:, 20:21]  # ties, half of them near the cap
+    for k in (0.3, 2.5, 5.0, 40.5):
+        gates = entropic_topk(scores, k, eps)
+        expected = [entropic.solve(row.double().numpy(), k, eps).gates for row in scores]
+        torch.testing.assert_close(gates.double(), torch.tensor(np.array(expected)), rtol=0, atol=1e-3)
+
+
 def test_eq_5_undershoots_the_budget_at_the_papers_epsilon():
     """At ε = .002 with scores spread over (0, 1) a few steps leave most of the budget unspent."""
     scores = torch.rand(256, generator=torch.Generator().manual_seed(0))
@@ -212,7 +224,8 @@ def test_autocast_and_half_precision_inputs_are_computed_in_float32():
 
 
 @pytest.mark.parametrize(
-    ("eps", "iterations", "word"), [(0.0, None, "eps"), (-1.0, 5, "eps"), (0.1, 0, "iter")]
+    ("eps", "iterations", "word"),
+    [(0.0, None, "eps"), (1e-31, None, "eps"), (-1.0, 5, "eps"), (0.1, 0, "iter")],
 )
 def test_refuses(eps, iterations, word):
     with pytest.raises(ValueError, match=word):

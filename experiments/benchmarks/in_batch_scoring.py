@@ -1,7 +1,9 @@
 """Peak memory and time of in_batch_rel beside the plain einsum `core.rel`, forward and backward.
 
-Each case runs in a fresh process, which reads its peak memory from /proc (Linux). Printed as a table with
-ratios, plain over in_batch_rel, and written as JSON. Absolute times belong to the machine, ratios travel.
+On a CPU each case runs in a fresh process, which reads its peak memory from /proc (Linux). On a GPU the
+Triton kernels (`paradigms.scoring.fused`) are a third way, for the alignments that are a maximum over
+document tokens; memory is what torch allocated. Printed as a table with ratios, plain over each way, and
+written as JSON. Absolute times belong to the machine, ratios travel.
 """
 
 from __future__ import annotations
@@ -32,6 +34,10 @@ class Settings:
     repeats: int = 3
     """measured repetitions, after one that is not; the median counts"""
     threads: int = 1
+    device: str = "auto"
+    """cpu, cuda; auto: cuda if there is one"""
+    dtype: str = "float32"
+    """of the vectors: float32, bfloat16, float16, or tf32: float32 that is multiplied in TF32"""
     output: str = "results/benchmarks/in_batch_scoring.json"
 
     def __post_init__(self) -> None:
@@ -47,10 +53,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from paradigms.align import ALIGNMENTS, NORMALISERS
-from paradigms.core import Tokens, rel
+from paradigms.align import ALIGNMENTS, NORMALISERS, as_maximum
+from paradigms.core import Align, Tokens, rel
 from paradigms.io.files import write_json
-from paradigms.scoring.in_batch import in_batch_rel
+from paradigms.scoring import in_batch
 
 # What the paradigms train with. The soft alignment is here as the other of the two paths.
 CASES: dict[str, tuple[str, dict[str, float], str]] = {
@@ -64,51 +70,81 @@ MiB = 1 << 20
 
 
 def main(settings: Settings) -> None:
+    if settings.device == "auto":
+        settings.device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = []
     for name in settings.cases:
+        ways = ["plain", "in_batch_rel"]
+        if settings.device == "cuda" and as_maximum(aligned(name)) is not None:
+            ways.append("fused")
         for batch in settings.batches:
-            plain, chunked = (measured(settings, name, batch, which) for which in ("plain", "in_batch_rel"))
-            rows.append(
-                {
-                    "case": name,
-                    "batch": batch,
-                    "plain": plain,
-                    "in_batch_rel": chunked,
-                    "memory_ratio": plain["peak_mib"] / chunked["peak_mib"],
-                    "time_ratio": plain["seconds"] / chunked["seconds"],
-                }
-            )
-    write_json(settings.output, {"settings": asdict(settings), "torch": torch.__version__, "rows": rows})
+            for way in ways:
+                rows.append(
+                    {"case": name, "batch": batch, "way": way, **measured(settings, name, batch, way)}
+                )
+                plain = rows[-1 - ways.index(way)]
+                for figure in ("seconds", "peak_mib") if way != "plain" else ():
+                    rows[-1][f"{figure}_ratio"] = plain[figure] / rows[-1][figure]
+    write_json(
+        settings.output,
+        {
+            "settings": asdict(settings),
+            "torch": torch.__version__,
+            "machine": machine(settings),
+            "rows": rows,
+        },
+    )
     Console().print(as_table(rows, settings))
 
 
-def measured(settings: Settings, name: str, batch: int, which: str) -> dict[str, float]:
-    """One case in a process of its own, so that no earlier case's memory counts."""
+def machine(settings: Settings) -> str:
+    """Where the times were taken."""
+    return torch.cuda.get_device_name() if settings.device == "cuda" else f"{settings.threads} CPU thread(s)"
+
+
+def aligned(name: str) -> Align:
+    align_name, knobs, _ = CASES[name]
+    return partial(ALIGNMENTS[align_name].function, **knobs)
+
+
+def measured(settings: Settings, name: str, batch: int, way: str) -> dict[str, float]:
+    """One case; on a CPU in a process of its own, so that no earlier case's memory counts."""
+    if settings.device == "cuda":
+        return measure(settings, name, batch, way)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(measure, settings, name, batch, which).result()
+        return pool.submit(measure, settings, name, batch, way).result()
 
 
-def measure(settings: Settings, name: str, batch: int, which: str) -> dict[str, float]:
-    """Seconds of a forward and backward pass, and MiB above what the process held before."""
+def measure(settings: Settings, name: str, batch: int, way: str) -> dict[str, float]:
+    """Seconds of a forward and backward pass, and MiB above what was held before."""
     torch.set_num_threads(settings.threads)
-    align_name, knobs, normalise = CASES[name]
-    align = partial(ALIGNMENTS[align_name].function, **knobs)
-    score: Callable[..., torch.Tensor] = rel if which == "plain" else in_batch_rel
+    torch.set_float32_matmul_precision("high" if settings.dtype == "tf32" else "highest")
+    in_batch.FUSED = {"cuda"} if way == "fused" else set()
+    align, normalise = aligned(name), NORMALISERS[CASES[name][2]]
+    score: Callable[..., torch.Tensor] = rel if way == "plain" else in_batch.in_batch_rel
     documents, queries = random_tokens(settings, batch)
+    on_gpu = settings.device == "cuda"
 
-    def step() -> None:
+    def step() -> float:
         documents.vectors.grad = queries.vectors.grad = None
-        score(documents, queries, align, NORMALISERS[normalise]).logsumexp(1).sum().backward()
-
-    before = resident("VmRSS")
-    step()
-    peak = resident("VmHWM") - before
-    seconds = []
-    for _ in range(settings.repeats):
         start = time.perf_counter()
+        score(documents, queries, align, normalise).float().logsumexp(1).sum().backward()
+        if on_gpu:
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    if on_gpu:
+        step()  # kernels are compiled and tuned
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated() / MiB
         step()
-        seconds.append(time.perf_counter() - start)
-    return {"seconds": statistics.median(seconds), "peak_mib": peak}
+        peak = torch.cuda.max_memory_allocated() / MiB - before
+    else:
+        before = resident("VmRSS")
+        step()
+        peak = resident("VmHWM") - before
+    return {"seconds": statistics.median(step() for _ in range(settings.repeats)), "peak_mib": peak}
 
 
 def random_tokens(settings: Settings, batch: int) -> tuple[Tokens, Tokens]:
@@ -119,8 +155,12 @@ def random_tokens(settings: Settings, batch: int) -> tuple[Tokens, Tokens]:
         vectors = torch.randn(x, n, length, settings.dim, generator=random)
         lengths = torch.randint(length // 2, length + 1, (x, n, 1), generator=random)
         ids = torch.randint(0, 1000, (x, n, length), generator=random)
-        vectors = torch.nn.functional.normalize(vectors, dim=-1).requires_grad_()
-        return Tokens(vectors, torch.arange(length) < lengths, ids)
+        vectors = torch.nn.functional.normalize(vectors, dim=-1).to(
+            settings.device, getattr(torch, settings.dtype.replace("tf32", "float32"))
+        )
+        return Tokens(
+            vectors.requires_grad_(), *(t.to(settings.device) for t in (torch.arange(length) < lengths, ids))
+        )
 
     return tokens(1, batch, settings.document_tokens), tokens(batch, 1, settings.query_tokens)
 
@@ -134,15 +174,18 @@ def resident(line: str) -> float:
 
 
 def as_table(rows: list[dict], settings: Settings) -> Table:
-    title = f"{settings.query_tokens} × {settings.document_tokens} tokens, dim {settings.dim}"
-    table = Table(title=f"{title}, {settings.threads} thread(s)")
-    for column in ("case", "batch", "plain MiB", "chunked MiB", "ratio", "plain s", "chunked s", "ratio "):
-        table.add_column(column, justify="left" if column == "case" else "right")
+    title = (
+        f"{settings.query_tokens} × {settings.document_tokens} tokens, dim {settings.dim}, {settings.dtype}"
+    )
+    table = Table(title=f"{title}, {machine(settings)}")
+    for column in ("case", "batch", "way", "MiB", "fewer", "ms", "faster"):
+        table.add_column(column, justify="left" if column in ("case", "way") else "right")
     for row in rows:
-        plain, chunked = row["plain"], row["in_batch_rel"]
-        memory = (f"{plain['peak_mib']:.0f}", f"{chunked['peak_mib']:.0f}", f"{row['memory_ratio']:.1f}")
-        times = (f"{plain['seconds']:.3f}", f"{chunked['seconds']:.3f}", f"{row['time_ratio']:.1f}")
-        table.add_row(row["case"], str(row["batch"]), *memory, *times)
+        fewer, faster = (
+            f"{row[key]:.1f}×" if key in row else "" for key in ("peak_mib_ratio", "seconds_ratio")
+        )
+        values = (f"{row['peak_mib']:.0f}", fewer, f"{row['seconds'] * 1000:.2f}", faster)
+        table.add_row(row["case"], str(row["batch"]), row["way"], *values)
     return table
 
 

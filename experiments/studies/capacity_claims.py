@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from studies.capacity_tasks import BI, UNI
 from studies.pages import Rows, Section, shown
-from studies.projection_runs import shown_dimension
 
-from paradigms.evaluate import Interval, seeds_interval
+from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.claims import Claim, judge
 from paradigms.evaluate.report import PALETTE
+from theory.collection import Dimension
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -255,8 +255,7 @@ def describe(results: Results) -> dict[str, Section]:
         sections[f"table_{stage}"] = Section(heading, text, rows, [stage])
     theory: Rows = []
     for length in lengths:
-        k = Interval(*results.predictions[length]["k*"])
-        theory.append({"length": length, "k*": shown_dimension(k)})
+        theory.append({"length": length, "k*": str(Dimension(*results.predictions[length]["k*"]))})
         for system, size in results.sizes.items():
             trained = results.values["retrieve"][system][length].mean()
             cell = f"{results.expected(system, length):.3f}, {trained:.3f} measured"

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from studies.lexical_vectors import count_terms
-from studies.projection_runs import Problem, exact_thresholds, make_problem, required_dimension
 
 from paradigms.baselines.bm25 import BM25
+from paradigms.baselines.lexical_vectors import count_terms, weigh
 from paradigms.data import Collection, Corpus, Problems, Run, Split, hold_out
 from paradigms.data.collection import body
 from paradigms.data.passages import articles, cut
@@ -25,6 +24,7 @@ from paradigms.io.gzipped import numbered_lines
 from paradigms.train.dev import candidates
 from paradigms.train.job import NEGATIVES_DEPTH
 from paradigms.train.mining import with_random
+from theory.collection import Draw, Problem, exact_thresholds, required_dimension
 
 UNI, BI = "BM25-uni", "BM25-bi"
 NGRAMS = {UNI: 1, BI: 2}
@@ -162,17 +162,19 @@ def predict(bench: Bench, dimensions: Sequence[int], queries: int, samples: int)
     `theory.recall`, with its interval over queries; values: k -> the measure of each query, by the same law
     for all passages at once. BM25's terms are words here.
     """
-    counts, _ = count_terms(bench.collection, "test", queries, 0)
-    problem = make_problem(counts, "bm25", "query", [np.arange(len(bench.collection.corpus))])
+    test = bench.collection.split("test")
+    counts = count_terms(bench.collection.corpus, test.queries, queries, 0)
+    problem = Problem.of(*weigh(counts))
     required = required_dimension(exact_thresholds(problem, [1], samples, 0)[0, 0])
     corpus, ids = bench.collection.corpus, counts.query_ids
     every = {query: dict.fromkeys(corpus.ids, 0.0) for query in ids}
-    judged = with_judgements(bench.collection.split("test").only(ids), corpus, [every]).judgements
+    judged = with_judgements(test.only(ids), corpus, [every]).judgements
     values: dict[str, list[float]] = {str(k): [] for k in dimensions}
     rng = np.random.default_rng(1)
+    draw = problem.draw(samples, rng)
     for query, id in enumerate(ids):
         relevant = np.array([corpus.position(d) for d, grade in judged[id].items() if grade > 0], int)
-        ranks = projected_ranks(problem, query, relevant, dimensions, samples, rng)
+        ranks = projected_ranks(problem, query, relevant, dimensions, draw, rng)
         for k, row in zip(dimensions, ranks, strict=True):
             values[str(k)].append(float(worth(row, bench.measure).mean()))
     return {"k*": list(required), "values": values}
@@ -183,7 +185,7 @@ def projected_ranks(
     query: int,
     relevant: np.ndarray,
     dimensions: Sequence[int],
-    samples: int,
+    draw: Draw,
     rng: np.random.Generator,
 ) -> np.ndarray:
     """Samples of the rank of the best of the `relevant` documents under a random projection: [k, samples].
@@ -191,9 +193,10 @@ def projected_ranks(
     As under explicit Gaussian k × v matrices, without one (`Problem.scores_projected`). With no document
     relevant the rank is infinite.
     """
+    samples = draw.products.shape[1]
     if not len(relevant):
         return np.full((len(dimensions), samples), np.inf)
-    along, across = problem.scores_projected(query, samples, rng)
+    along, across = problem.scores_projected(query, draw)
     ranks = []
     for k in dimensions:
         scores = along[:, None] * np.sqrt(rng.chisquare(k, samples)) + across

@@ -149,13 +149,14 @@ def finish(
     sections: Sequence[Section],
     figures: Mapping[str, Figure],
     numbers: Mapping[str, float],
+    told: int | None = None,
 ) -> None:
-    """Print the sections, write results.json, the figures and the page to settings.output; track `numbers`.
+    """Print the first `told` sections, or all; write results.json, the figures and the page; track `numbers`.
 
     settings: a dataclass with an output folder and a tracker.
     """
     given = {key: str(value) for key, value in asdict(settings).items()}
-    print_sections(sections)
+    print_sections(sections[:told])
     write_json(settings.output / "results.json", dict(results) | {"settings": given})
     page = write_page(settings.output, title, summary, sections, figures, given)
     images = [settings.output / f"{name}.png" for name in figures]

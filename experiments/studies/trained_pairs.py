@@ -137,7 +137,6 @@ def _fit(
     console: Console,
 ) -> Paradigm | Generative:
     folder = Path(settings.models) / f"seed-{seed}" / name / "training"
-
     kind, *variants = name.split("-")
     if kind in PARADIGMS:
         second, pairs = "second" in variants, "pairs" in variants
@@ -199,8 +198,8 @@ def watched(
         return 0.0, 0.0  # which chooses the last state
 
     training = training_settings(every * states, seed, settings, evaluate_every=every, save_every=steps)
-    states = Path(settings.models) / "states"
-    fit_pairs(model, bench.collection.corpus, pairs, training, folder, accelerator, dev=dev, states=states)
+    kept = Path(settings.models) / "states"
+    fit_pairs(model, bench.collection.corpus, pairs, training, folder, accelerator, dev=dev, states=kept)
     return [(n * every, found) for n, found in enumerate(seen)]
 
 

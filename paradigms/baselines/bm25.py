@@ -24,7 +24,6 @@ import regex  # type: ignore[import-untyped]
 import scipy.sparse
 
 from paradigms.data import Run, best_first, check_queries
-from paradigms.encoder.backbone import load_tokenizer
 from paradigms.io.files import atomic_folder, settle
 from paradigms.io.progress import progress_bar
 
@@ -91,7 +90,7 @@ class BM25:
 
         if ngrams < 1:
             raise ValueError(f"ngrams must be at least 1, not {ngrams}")
-        pieces = None if tokenizer is None else load_tokenizer(tokenizer)
+        pieces = None if tokenizer is None else _tokenizer(tokenizer)
         if stopwords is None:
             stopwords = STOPWORDS if pieces is None else ()
         stopwords = frozenset(stopwords)
@@ -184,7 +183,7 @@ class BM25:
         settings = json.loads(file.read_text(encoding="utf-8"))
         index = bm25s.BM25.load(folder, show_progress=False, allow_pickle=False)
         pieces = settings.pop("pieces", None)
-        tokenizer = None if pieces is None else load_tokenizer(Path(folder) / TOKENIZER, pieces)
+        tokenizer = None if pieces is None else _tokenizer(Path(folder) / TOKENIZER, pieces)
         return cls(index, **settings, tokenizer=tokenizer)
 
     def _scores(self, text: str) -> np.ndarray:
@@ -197,6 +196,12 @@ class BM25:
 def tokenize(text: str, ngrams: int = 1, stopwords: Iterable[str] = STOPWORDS) -> list[str]:
     """The terms of a text: its words that are no stop words, then the runs of 2 to `ngrams` of these."""
     return _runs(_words(text.lower()), ngrams, frozenset(stopwords))
+
+
+def _tokenizer(name: str | Path, pieces: int | None = None) -> Any:
+    from paradigms.encoder.backbone import load_tokenizer  # imports torch, which words do not need
+
+    return load_tokenizer(name, pieces)
 
 
 def _terms(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from importlib import import_module
 
 from paradigms.data.texts import WORDS
 from paradigms.io.plugins import load_plugins
@@ -37,8 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         settings.query += rest
     try:
         load_plugins(settings.plugin)
-        from paradigms.cli import commands  # after what argparse tells, as its imports take seconds
-
+        # After what argparse tells, as these imports take seconds; `dimensions` needs no torch.
+        where = "dimensions" if settings.command == "dimensions" else "commands"
+        commands = import_module(f"paradigms.cli.{where}")
         getattr(commands, f"run_{settings.command}")(settings)
     except (ValueError, OSError, KeyError, ImportError) as error:
         raise SystemExit(str(error.args[0]) if isinstance(error, KeyError) else str(error)) from error
@@ -67,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
 
     made = command(
         "index",
-        "Encode a source's documents into a folder that search, explain and compare read.",
+        "Encode a source's documents into a folder that search, explain, compare and dimensions read.",
     )
     made.add_argument("source", help="folder of text files, JSON lines, or a collection")
     made.add_argument("--output", help="folder to make; without it SOURCE.index in the current folder")
@@ -136,6 +138,19 @@ def parser() -> argparse.ArgumentParser:
     beside.add_argument("-k", type=count, default=100, help="documents of each query")
     add_pickled(beside)
     add_queries(beside)
+
+    needed = command(
+        "dimensions",
+        "How many dimensions the documents need before a linear map keeps BM25's order; needs no judgements.",
+    )
+    needed.add_argument("source", help="folder of text files, JSON lines, or a collection")
+    needed.add_argument("-q", "--query", action="append", default=[], help="a text; may be repeated")
+    needed.add_argument(
+        "--model", default="", help=f"checkpoint to place beside linear maps, such as {OFFLINE}"
+    )
+    add_reading(needed)
+    add_words(needed)
+    add_queries(needed)
     return whole
 
 

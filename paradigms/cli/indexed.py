@@ -15,8 +15,8 @@ from typing import Any
 
 from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.cli.checkpoint import Checkpoint, whole, words_that_fit
-from paradigms.data import LAYOUTS, Corpus, Problems, Run
-from paradigms.data import load as load_collection
+from paradigms.cli.sources import check_source, documents, is_text
+from paradigms.data import Corpus, Problems, Run
 from paradigms.data.beir import read_corpus, write_corpus
 from paradigms.data.collection import Digest
 from paradigms.data.lines import Document
@@ -24,9 +24,6 @@ from paradigms.data.texts import (
     CORPUS,
     INDEX,
     MARKER,
-    is_json_lines,
-    json_lines,
-    text_passages,
     visible,
 )
 from paradigms.generative.model import Generative
@@ -37,8 +34,6 @@ from paradigms.io.typed import read_settings
 from paradigms.model import Paradigm
 
 BEGUN = ".begun"
-ROWS = (CORPUS, f"{CORPUS}.gz")  # the documents of a folder in BEIR layout
-NAMES = ("hf:", "irds:")  # of collections that are no folder
 NO_INDEX: dict[type, str] = {
     Generative: "whose documents are in its weights: search takes its folder as it is",
     CrossAttention: "which scores pairs of texts and encodes none: rerank takes it",
@@ -75,38 +70,6 @@ class Indexed:
         known = {id: text for id, text in queries.items() if tokenize([text], "query").counts.any()}
         found = self.index.search(self.model, known, k, progress=progress)
         return {id: found.get(id, {}) for id in queries}
-
-
-def documents(source: str, problems: Problems, words: int) -> Iterator[Document]:
-    """(id, title, text) of text files, of a file of JSON lines, or of a collection by name or folder.
-
-    words: of a passage of a text file.
-    """
-    check_source(source)
-    rows = _rows(source)
-    if rows is not None:
-        return json_lines(rows, problems)
-    if is_text(source):
-        return text_passages(Path(source), problems, words)
-    collection = load_collection(source)
-    problems.counts, problems.examples = collection.problems.counts, collection.problems.examples
-    return zip(collection.corpus.ids, collection.corpus.titles, collection.corpus, strict=True)
-
-
-def check_source(source: str) -> None:
-    """FileNotFoundError where there is none."""
-    if not Path(source).exists() and source != "pydocs" and not source.startswith(NAMES):
-        raise FileNotFoundError(
-            f"{source}: no such folder or file. A source is a folder of text files, one such file, JSON "
-            "lines (.jsonl), or a collection: pydocs, hf:OWNER/NAME, irds:IDENTIFIER, or a folder in the "
-            f"layout of {' or '.join(LAYOUTS)}"
-        )
-
-
-def is_text(source: str) -> bool:
-    """Whether the source is text files, which are cut into passages."""
-    path = Path(source)
-    return _rows(source) is None and (path.is_file() or (path.is_dir() and not is_collection(path)))
 
 
 def words_of(source: str, asked: int | None, model: Any) -> int:
@@ -192,17 +155,6 @@ def open_folder(folder: str | Path, paradigm: Paradigm | None = None, *, pickled
     paradigm = paradigm or made.open(pickled=pickled)
     index.check(paradigm)
     return Indexed(folder, made, read_corpus(folder / CORPUS), index, paradigm)
-
-
-def is_collection(folder: Path) -> bool:
-    """Whether the folder has the layout of a collection with queries."""
-    return any(recognised(folder) for recognised, _ in LAYOUTS.values())
-
-
-def _rows(source: str) -> Path | None:
-    """The file of JSON lines that a source is, or has."""
-    path = Path(source)
-    return next((file for file in (path, *(path / name for name in ROWS)) if is_json_lines(file)), None)
 
 
 def _made(file: Path) -> Made:

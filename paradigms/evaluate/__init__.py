@@ -10,6 +10,7 @@ from paradigms.evaluate.measures import (
     bootstrap_intervals,
     cutoff_curve,
     on_split,
+    over_seeds,
     per_query,
     seeds_interval,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "holm",
     "markdown_table",
     "on_split",
+    "over_seeds",
     "paired_test",
     "per_query",
     "recall_picture",

@@ -20,9 +20,11 @@ TIE = 1e-9  # means closer than this are equal: sums of the same measures in ano
 LEVEL = 0.05
 EXACT_SHOTS = 10  # up to 2^10 sign patterns are all counted; beyond, 999 random ones
 PARTITIONS = 8  # times `shots`: random partitions into folds that `adapt` averages over
+TOGETHER = 256  # folds whose sign patterns are in memory at once
 
-Values = Float[np.ndarray, "strategies queries"]
-Rule = Callable[[Values, int], int]  # the judged queries' values, the default -> the chosen strategy
+Values = Float[np.ndarray, "strategies *folds shots"]  # of the judged queries of one fold, or of many
+Chosen = Int[np.ndarray, "*folds"]
+Rule = Callable[[Values, int], Chosen]  # the judged queries' values, the default -> strategies
 
 
 @dataclass(frozen=True)
@@ -46,14 +48,14 @@ def folds(queries: int, shots: int, seed: int | list[int] = 0) -> Int[np.ndarray
     return order[: queries // shots * shots].reshape(-1, shots)
 
 
-def best(values: Values, default: int = 0) -> int:
+def best(values: Values, default: int = 0) -> Chosen:
     """argmax_s mean_q values[s, q], the paper's rule; of equal means the default wins, then the first."""
-    means = values.mean(axis=1)
-    winners = np.flatnonzero(means >= means.max() - TIE)
-    return default if default in winners else int(winners[0])
+    means = values.mean(axis=-1)
+    winners = means >= means.max(axis=0) - TIE
+    return np.where(winners[default], default, winners.argmax(axis=0))
 
 
-def best_if_significant(values: Values, default: int = 0, *, level: float = LEVEL) -> int:
+def best_if_significant(values: Values, default: int = 0, *, level: float = LEVEL) -> Chosen:
     """`best` where its advantage over the default is significant (`evidence`, p <= level), else the default.
 
     Where no strategy is better than the default, a change happens on at most a share `level` of the folds,
@@ -61,10 +63,13 @@ def best_if_significant(values: Values, default: int = 0, *, level: float = LEVE
     are the fewest that can ever justify a change (2⁻⁵ ≤ .05).
     """
     choice = best(values, default)
-    return choice if choice == default or evidence(values, default)[choice] <= level else default
+    if 0.5 ** values.shape[-1] > level:
+        return np.full_like(choice, default)
+    p = np.take_along_axis(evidence(values, default), choice[None], axis=0)[0]
+    return np.where(p <= level, choice, default)
 
 
-def evidence(values: Values, default: int = 0) -> Float[np.ndarray, " strategies"]:
+def evidence(values: Values, default: int = 0) -> Float[np.ndarray, "strategies *folds"]:
     """One-sided p of "strategy s is no better than the default", corrected for having tried all of them.
 
     The paired sign-flip test with the maximal statistic (Westfall & Young 1993): t_s = Σ_q d_sq / ‖d_s‖,
@@ -74,11 +79,11 @@ def evidence(values: Values, default: int = 0) -> Float[np.ndarray, " strategies
     is exact; beyond, random ones, p = (1 + as extreme)/(1 + patterns). The default itself has p = 1.
     """
     d = values - values[default]
-    length = np.sqrt((d**2).sum(axis=1, keepdims=True))  # no flip of signs changes it
+    length = np.sqrt((d**2).sum(axis=-1, keepdims=True))  # no flip of signs changes it
     t = np.divide(d, length, out=np.zeros_like(d), where=length > 0)
-    signs, extra = _signs(t.shape[1], t.shape[1] <= EXACT_SHOTS)
-    largest = (signs @ t.T).max(axis=1)
-    reached = (largest[:, None] >= t.sum(axis=1) - TIE).sum(axis=0)
+    signs, extra = _signs(t.shape[-1], t.shape[-1] <= EXACT_SHOTS)
+    largest = (t @ signs.T).max(axis=0)  # [*folds, patterns]
+    reached = np.array([(largest >= of[..., None] - TIE).sum(axis=-1) for of in t.sum(axis=-1)])
     return (reached + extra) / (len(signs) + extra)
 
 
@@ -90,7 +95,13 @@ def _signs(shots: int, exact: bool) -> tuple[Float[np.ndarray, "patterns shots"]
     return np.random.default_rng(0).choice((1.0, -1.0), size=(999, shots)), 1
 
 
-def adapt(values: Values, shots: int, rule: Rule = best, default: int = 0, seed: int = 0) -> Adaptation:
+def adapt(
+    values: Float[np.ndarray, "strategies queries"],
+    shots: int,
+    rule: Rule = best,
+    default: int = 0,
+    seed: int = 0,
+) -> Adaptation:
     """`rule` on folds of `shots` queries, each choice measured on the queries outside its fold.
 
     gain: one value per query, whose mean is what adaptation changes, θ = E[v(s(Q₁ … Q_k), Q₀) − v(default,
@@ -109,7 +120,8 @@ def adapt(values: Values, shots: int, rule: Rule = best, default: int = 0, seed:
     strategies, queries = values.shape
     seeds = [[seed, n] for n in range(PARTITIONS * shots)]
     parts = np.concatenate([folds(queries, shots, own) for own in seeds])  # [folds, shots]
-    chosen = np.array([rule(values[:, part], default) for part in parts])
+    some = np.array_split(parts, -(-len(parts) // TOGETHER))
+    chosen = np.concatenate([rule(values[:, part], default) for part in some])
     rows = np.arange(len(parts))
     inside = values[:, parts].sum(axis=2)  # [strategies, folds]
     outside = (values.sum(axis=1, keepdims=True) - inside) / (queries - shots)

@@ -8,9 +8,9 @@ come from resampling queries (and training seeds).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ir_measures
 import numpy as np
@@ -29,6 +29,7 @@ class PerQuery:
     `missing` counts the queries that are not in the run (they score 0). `without_relevant` counts the judged
     queries that are left out because no document is relevant to them. `groups` is the group of each query.
     With groups, means are macro-averages: the mean over groups of the mean over the queries of a group.
+    `seeds` are the values of each training seed, where there are several and `values` are their mean.
     """
 
     queries: list[str]
@@ -36,16 +37,39 @@ class PerQuery:
     missing: int = 0
     without_relevant: int = 0
     groups: list[str] | None = None
+    seeds: dict[str, Float[np.ndarray, "seeds queries"]] | None = None
 
     def mean(self, measure: str) -> float:
         return float(self.weighted(measure).mean())
 
     def weighted(self, measure: str) -> Float[np.ndarray, " queries"]:
         """The values times queries / (groups · size of the group): their mean is the macro-average."""
+        return self.values[measure] * self._weights()
+
+    def _weights(self) -> float | Float[np.ndarray, " queries"]:
         if self.groups is None:
-            return self.values[measure]
+            return 1.0
         _, group, sizes = np.unique(self.groups, return_inverse=True, return_counts=True)
-        return self.values[measure] * len(self.queries) / (len(sizes) * sizes[group])
+        return len(self.queries) / (len(sizes) * sizes[group])
+
+    def intervals(self, *, level: float = 0.95, seed: int = 0) -> dict[str, Interval]:
+        """measure -> the bootstrap interval of its mean, over queries, and over seeds where there are any."""
+        options: dict[str, Any] = {"groups": self.groups, "level": level, "seed": seed}
+        if self.seeds is not None:
+            weights = self._weights()
+            return {name: seeds_interval(of * weights, **options) for name, of in self.seeds.items()}
+        rows = np.stack([self.weighted(measure) for measure in self.values])
+        return dict(zip(self.values, bootstrap_intervals(rows, **options), strict=True))
+
+
+def over_seeds(results: Sequence[PerQuery]) -> PerQuery:
+    """The mean of one system's results with several training seeds, on the same queries."""
+    first = results[0]
+    if len(results) == 1:
+        return first
+    seeds = {measure: np.stack([result.values[measure] for result in results]) for measure in first.values}
+    missing = max(result.missing for result in results)
+    return replace(first, values={m: of.mean(0) for m, of in seeds.items()}, seeds=seeds, missing=missing)
 
 
 class Interval(NamedTuple):
@@ -156,6 +180,7 @@ def bootstrap_intervals(
 def seeds_interval(
     values: Float[np.ndarray, "seeds queries"],
     *,
+    groups: Sequence[str] | None = None,
     level: float = 0.95,
     resamples: int = 10_000,
     seed: int = 0,
@@ -166,7 +191,7 @@ def seeds_interval(
     (S - 1)/S of the variance between seeds, so the interval is too narrow for very few seeds.
     """
     seeds = len(values)
-    means = _resampled_means(values, resamples, seed)
+    means = _resampled_means(values, resamples, seed, groups)
     drawn = np.random.default_rng([seed, 1]).multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
     low, high = np.quantile((means * drawn).sum(axis=1) / seeds, _tails(level))
     return Interval(float(values.mean()), float(low), float(high))

@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from paradigms.evaluate.measures import PerQuery, bootstrap_intervals
+from paradigms.evaluate.measures import PerQuery
 from paradigms.evaluate.significance import BETTER, WORSE, Comparison, compare, compare_all
 from paradigms.io.files import write_text
 
@@ -106,18 +104,16 @@ def result_table(
     marks = {(row.system, row.measure): row.mark for row in comparisons}
     rows = []
     for system, results in systems.items():
-        stacked = np.stack([results.weighted(measure) for measure in measures])
-        intervals = bootstrap_intervals(stacked, groups=results.groups, level=level, seed=seed)
-        cells = {
-            measure: Cell(*interval, marks.get((system, measure), ""))
-            for measure, interval in zip(measures, intervals, strict=True)
-        }
+        intervals = results.intervals(level=level, seed=seed)
+        cells = {name: Cell(*intervals[name], marks.get((system, name), "")) for name in measures}
         rows.append(ResultRow(system, cells))
     over = f"Mean over {len(first.queries):,} queries"
     if first.groups is not None:
         over = f"Mean over {len(set(first.groups)):,} groups of the means over their queries"
         over += f" ({len(first.queries):,} in all)"
-    note = f"{over}, with its {level:.0%} bootstrap interval."
+    trainings = max(1 if of.seeds is None else len(of.seeds[measures[0]]) for of in systems.values())
+    also = f" and {trainings} training seeds" if trainings > 1 else ""
+    note = f"{over}{also}, with its {level:.0%} bootstrap interval."
     if comparisons:
         test = {"permutation": "paired permutation test", "t": "paired t-test"}[method]
         times = f"{len(comparisons)} comparison{'s' if len(comparisons) > 1 else ''}"

@@ -184,8 +184,9 @@ class Generative(Trainable):
     @property
     def start(self) -> int:
         """The token before the first: BART's own, where it writes tokens of its own; else `START`."""
-        own = self.settings.tokens == "backbone" and self.backbone.config.is_encoder_decoder
-        return self.backbone.config.decoder_start_token_id if own else START
+        config = self.backbone.config
+        own = config.model_type == "bart" and self.settings.tokens == "backbone"
+        return config.decoder_start_token_id if own else START
 
     # --- ids -> vectors -----------------------------------------------------------------------------
 

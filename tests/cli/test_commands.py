@@ -2,6 +2,7 @@
 
 import io
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -543,3 +544,24 @@ def test_a_blank_query_finds_nothing_and_says_so(indexed, capsys):
     out = capsys.readouterr().out
     assert out.count("nothing found") == 1
     assert "snow.txt:1" in out
+
+
+@pytest.mark.parametrize("queries", [[], ["-q", "fish and cold snow", "-q", "warm wood in the sea"]])
+def test_dimensions_of_a_source(source, models, capsys, queries):
+    rng = random.Random(0)
+    words = [f"word{i}" for i in range(60)] + ["fish", "sea", "fire", "wood", "snow", "ice"]
+    rows = [{"_id": str(i), "text": " ".join(rng.choices(words, k=20)) + ". More."} for i in range(80)]
+    (source.parent / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    model = ["--model", str(models["dpr"])] if queries else []
+    main(["dimensions", "rows.jsonl", *queries, *model])
+    out = capsys.readouterr().out
+    assert "an untrained linear map needs" in out
+    assert "truncated SVD" in out
+    assert ("Queries are titles or first sentences" in out) != bool(queries)
+    assert ("as an untrained map" in out) == bool(model)
+    assert "can rank better than BM25" in out
+
+
+def test_dimensions_of_too_few_documents(source):
+    assert "no query has 10 documents" in refused("dimensions", "notes")
+    assert "no such folder" in refused("dimensions", "nowhere")

@@ -132,7 +132,7 @@ def test_what_is_there_is_not_done_again(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("trained or measured again")
 
-    for name in ("fit", "train"):
+    for name in ("fit", "fit_pairs"):
         monkeypatch.setattr(trained_pairs, name, never)
     monkeypatch.setattr(alignment_directions, "measure", never)
     run(alignment_directions, arguments(collection, seq2seq["t5"], finished))

@@ -20,7 +20,6 @@ from studies.capacity_tasks import (
     read_answers,
     worth,
 )
-from studies.projection_runs import Problem
 
 from paradigms import Paradigm, load
 from paradigms.data import Collection, Corpus, Problems
@@ -32,6 +31,7 @@ from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from paradigms.index import ExactIndex
 from paradigms.io.settings import from_command_line
 from tests.tiny import WORDS
+from theory.collection import Problem
 
 SYSTEMS = '["DE-BERT-8","ME-BERT-4","CROSS-ATTENTION"]'
 
@@ -231,7 +231,7 @@ def test_projected_ranks_are_those_under_explicit_matrices() -> None:
     assert (documents @ query).argmax() not in relevant
     rows = [sparse.csr_array(documents), sparse.csr_array(query[None])]
     problem = Problem(*rows, (documents @ query)[:, None], [np.arange(9)])
-    found = projected_ranks(problem, 0, relevant, [1, 3, 40], samples, rng)
+    found = projected_ranks(problem, 0, relevant, [1, 3, 40], problem.draw(samples, rng), rng)
     for k, ranks in zip([1, 3, 40], found, strict=True):
         A = rng.standard_normal((samples, k, 12))
         scores = np.einsum("sk,skn->sn", A @ query, A @ documents.T)
@@ -240,7 +240,7 @@ def test_projected_ranks_are_those_under_explicit_matrices() -> None:
             share = np.array([(ranks <= at).mean(), (explicit <= at).mean()])
             error = np.sqrt((share * (1 - share)).sum() / samples)
             assert abs(share[0] - share[1]) < 4 * error + 1e-9
-    none = projected_ranks(problem, 0, np.array([], int), [3], 4, rng)
+    none = projected_ranks(problem, 0, np.array([], int), [3], problem.draw(4, rng), rng)
     assert worth(none, "RR@10").max() == worth(none, "Success@8").max() == 0
 
 

@@ -2,11 +2,8 @@
 
 import csv
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import compare
@@ -15,8 +12,10 @@ import pytest
 from paradigms import PARADIGMS, Paradigm
 from paradigms import load as load_paradigm
 from paradigms.data import Collection, load, read_run, write_folder
+from paradigms.evaluate import pictures
 from paradigms.index import ExactIndex
 from paradigms.io.settings import from_command_line
+from tests.forks import fork_group
 from tests.tiny import WORDS as TEXT
 
 WORDS = TEXT.split()
@@ -65,12 +64,19 @@ def run(flags: list[str]) -> None:
     compare.main(from_command_line(compare.Settings, compare.__doc__ or "", flags))
 
 
+@pytest.fixture(autouse=True)
+def few_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures take most of the time of a run this small; those of `finished` are looked at."""
+    monkeypatch.setattr(pictures, "PICTURED", 0)
+
+
 @pytest.fixture(scope="module")
 def finished(collection: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A results folder of the whole job, all paradigms, logged to W&B offline."""
     output = tmp_path_factory.mktemp("results") / "compare"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_MODE", "offline")
+        patch.setattr(pictures, "PICTURED", 1)
         run(settings(collection, tiny_bert, output, tracker="wandb"))
     return output
 
@@ -175,31 +181,37 @@ def test_checkpoints_widths_and_alignments_stand_side_by_side(
     page = (tmp_path / "report.html").read_text()
     assert "saved-dpr loaded from" in page
     assert set(re.findall(r'"system":\s*"([^"]+)"', page)) >= named.keys()
+    seeds = settings(collection, tiny_bert, tmp_path, systems=systems(**named), baseline="saved", seeds=2)
+    run(seeds)  # trains what training changes once more, and takes the rest from before
+    assert [path.name for path in sorted(tmp_path.glob("*.seed-*"))] == ["wide.seed-1"]
+    assert "2 training seeds" in (tmp_path / "table.md").read_text()
+    with (tmp_path / "per_query.csv").open() as lines:
+        values = [
+            float(row["value"])
+            for row in csv.DictReader(lines)
+            if row["system"].startswith("wide") and (row["stage"], row["measure"]) == ("retrieve", "nDCG@10")
+        ]
+    with (tmp_path / "retrieve.csv").open() as lines:
+        cells = {(row["system"], row["measure"]): float(row["mean"]) for row in csv.DictReader(lines)}
+    assert cells["wide", "nDCG@10"] == pytest.approx(sum(values) / len(values))
     changed = systems(**named | {"wide": named["narrow"]})
     with pytest.raises(SystemExit, match=r"wide holds results with other settings \(options: .*16.* then"):
         run(settings(collection, tiny_bert, tmp_path, systems=changed, baseline="saved"))
 
 
-def test_a_paradigm_is_the_same_by_its_name_and_in_the_comparison(
-    collection: Path, tiny_bert: Path, tmp_path: Path
-):
-    flags = settings(collection, tiny_bert, tmp_path, systems=systems(*PARADIGMS), steps=0, options="{}")
-    run(flags)
+def test_a_paradigm_is_the_same_by_its_name_and_in_the_comparison(finished: Path, tiny_bert: Path):
     for name, build in PARADIGMS.items():
-        compared = load_paradigm(tmp_path / name / "checkpoint")
-        assert compared.description() == build(tiny_bert).description()
+        compared = load_paradigm(finished / name / "checkpoint")
+        assert compared.description() == build(tiny_bert, **LENGTHS).description()
 
 
 def test_two_processes_end_together(collection: Path, tiny_bert: Path, tmp_path: Path):
     """The main one alone searches and reports; the other neither writes nor leaves early."""
     flags = settings(collection, tiny_bert, tmp_path / "out", systems=systems("dpr", "dsi"))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*launch, compare.__file__, *flags], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("Report: ") == 1
+    group = fork_group(tmp_path / "log", 2, run, flags, ACCELERATE_USE_CPU="true")
+    ended = [process.ended() for process in group]
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert ["Report: " in said for _, said in ended] == [True, False]
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["processes"] == 2
     assert "steps of 8 queries" in (tmp_path / "out" / "report.html").read_text()
@@ -212,7 +224,7 @@ def test_other_settings_are_not_mixed_into_a_results_folder(
         run(settings(collection, tiny_bert, finished, steps=3))
 
 
-def test_a_checkpoint_that_has_changed_is_not_taken_for_the_old_one(
+def test_a_folder_is_bound_to_the_checkpoint_and_by_no_mistyped_split(
     finished: Path, collection: Path, tiny_bert: Path, tmp_path: Path
 ):
     checkpoint = tmp_path / "mine"
@@ -220,18 +232,13 @@ def test_a_checkpoint_that_has_changed_is_not_taken_for_the_old_one(
     flags = settings(
         collection, tiny_bert, tmp_path / "out", systems=systems(mine={"checkpoint": str(checkpoint)})
     )
+    with pytest.raises(SystemExit, match=r"has no split 'nosuch'.*--also"):
+        run([*flags, "--also=[nosuch]"])
     run(flags)
     shutil.rmtree(checkpoint)
     shutil.copytree(finished / "colbert" / "checkpoint", checkpoint)
     with pytest.raises(SystemExit, match="mine holds results with other settings"):
         run(flags)
-
-
-def test_a_mistyped_split_binds_no_folder(finished: Path, collection: Path, tiny_bert: Path, tmp_path: Path):
-    named = systems(mine={"checkpoint": str(finished / "dpr" / "checkpoint")})
-    with pytest.raises(SystemExit, match=r"has no split 'nosuch'.*--also"):
-        run(settings(collection, tiny_bert, tmp_path, systems=named, also="[nosuch]"))
-    run(settings(collection, tiny_bert, tmp_path, systems=named))
 
 
 def test_test_queries_choose_nothing(collection: Path):
@@ -277,9 +284,14 @@ def test_no_training_queries_is_said(collection: Path, tmp_path: Path, tiny_bert
         (["--collection=nowhere", "--tracker=none"], "no collection 'nowhere'"),
     ],
 )
-def test_wrong_arguments_end_with_a_message(flags: list[str], message: str, tmp_path: Path):
-    done = subprocess.run(
-        [sys.executable, compare.__file__, *flags], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
-    assert done.returncode != 0
-    assert message in done.stderr + done.stdout
+def test_wrong_arguments_end_with_a_message(
+    flags: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        run(flags)
+    assert message in f"{ended.value.code} {capsys.readouterr().err}"

@@ -19,14 +19,17 @@ import yaml
 
 from paradigms import PARADIGMS, Paradigm, load
 from paradigms.align import ALIGNMENTS
+from paradigms.cli.arguments import main
 from paradigms.data import load as load_collection
 from paradigms.data import write_folder
 from paradigms.data.collection import Collection
 from paradigms.encoder.text import ENCODERS
+from paradigms.evaluate import pictures
 from paradigms.io.plugins import LOADED, load_plugins
 from paradigms.io.settings import from_command_line
 from paradigms.recipe import Recipe
 from tests import test_laws as laws
+from tests.forks import fork
 from tests.scoring import test_equals_rel as equals_rel
 from tests.tiny import WORDS
 
@@ -46,20 +49,11 @@ def example(name: str) -> ModuleType:
     return module
 
 
-def started(*command: object) -> str:
-    """What a process of its own prints; AssertionError with its errors where it fails."""
-    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+def commanded(log: Path, *command: object) -> str:
+    """What `python -m paradigms` prints in a process of its own."""
+    code, said = fork(log, main, [str(word) for word in command]).ended()
+    assert code == 0, said[-3000:]
+    return said
 
 
 @pytest.fixture
@@ -114,10 +108,11 @@ def test_a_plugin_is_saved_indexed_and_searched_in_other_processes(
     rows = [json.dumps({"_id": id, "title": "", "text": text}) + "\n" for id, text in TEXTS.items()]
     (tmp_path / "texts.jsonl").write_text("".join(rows))
     index = ["index", tmp_path / "texts.jsonl", "--model", tmp_path / "saved", "--output", tmp_path / "made"]
-    started("-m", "paradigms", *index, "--plugin", file)
+    commanded(tmp_path / "log", *index, "--plugin", file)
     search = ["search", tmp_path / "made", query, "--format", "jsonl"]
-    found = started("-m", "paradigms", *search, "--plugin", file).splitlines()
-    scores = {row["id"]: row["score"] for row in map(json.loads, found)}
+    found = commanded(tmp_path / "log", *search, "--plugin", file).splitlines()
+    rows = [json.loads(line) for line in found if line.startswith("{")]  # its errors' stream is there too
+    scores = {row["id"]: row["score"] for row in rows}
     assert scores == pytest.approx(dict(zip(TEXTS, wanted[0].tolist(), strict=True)), abs=2e-3)  # float16
 
     for registry in (ALIGNMENTS, ENCODERS):
@@ -130,11 +125,24 @@ def test_a_plugin_is_saved_indexed_and_searched_in_other_processes(
 
 
 def test_every_process_of_a_launch_has_the_plugin(collection: Path, tiny_bert: Path, tmp_path: Path) -> None:
-    """Two processes, each with a worker that tokenises, train a new D; another process searches for it."""
+    """Two processes of the shipped configuration, each with a worker that tokenises, train a new D."""
     file, output = EXAMPLES / "weighted_colbert.py", tmp_path / "out"
-    launch = ["-m", "accelerate.commands.launch", "--config_file", "experiments/configs/cpu_2.yaml"]
-    given = [*flags(collection, tiny_bert, output), "--paradigm=weighted_colbert", "--workers=1"]
-    started(*launch, "experiments/train.py", *given, "--plugin", file)
+    (tmp_path / "train.yaml").write_text("paradigm: weighted_colbert\nworkers: 1\nsteps: 9\n")
+    given = ["--config", str(tmp_path / "train.yaml"), *flags(collection, tiny_bert, output)]
+    launch = ["accelerate.commands.launch", "--config_file", "experiments/configs/cpu_2.yaml"]
+    done = subprocess.run(
+        [sys.executable, "-m", *launch, "experiments/train.py", *given, "--plugin", str(file)],
+        cwd=ROOT,
+        env=os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("2 process(es)") == 1
+    assert json.loads((output / "environment.json").read_text())["processes"] == 2
+    assert (output / "training/checkpoints/step-2/progress.json").is_file()
     assert json.loads((output / "environment.json").read_text())["plug-in weighted_colbert.py"]
     assert json.loads((output / "checkpoint" / "encoder.json").read_text())["encoder"] == "weighted"
 
@@ -155,8 +163,9 @@ def test_a_new_alignment_obeys_the_laws(registries: None) -> None:
 
 
 def test_two_settings_and_a_plugin_are_compared(
-    registries: None, collection: Path, tiny_bert: Path, tmp_path: Path
+    registries: None, collection: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pictures, "PICTURED", 0)
     config = EXAMPLES / "two_colberts.yaml"
     more = yaml.safe_load(config.read_text())["systems"] | {"soft": {"paradigm": "soft_colbert"}}
     given = [*flags(collection, tiny_bert, tmp_path / "out"), f"--systems={json.dumps(more)}"]

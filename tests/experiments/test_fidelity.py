@@ -7,12 +7,14 @@ import fidelity
 import numpy as np
 import pytest
 import torch
-from studies import lexical_vectors, pages, projection_runs
+from studies import pages
 
+from paradigms.baselines import lexical_vectors
 from paradigms.core import Tokens
 from paradigms.data import load
 from paradigms.train import tracking
 from tests.experiments.test_random_projections import write_collection
+from theory.collection import Problem
 
 DIMENSION = 48
 
@@ -24,8 +26,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def problem(folder):
-    counts, _ = lexical_vectors.count_terms(load(folder), "test", 40, 0)
-    return projection_runs.make_problem(counts, "bm25", "query", [np.arange(400)])
+    collection = load(folder)
+    counts = lexical_vectors.count_terms(collection.corpus, collection.split("test").queries, 40, 0)
+    return Problem.of(*lexical_vectors.weigh(counts))
 
 
 @pytest.fixture(scope="module")

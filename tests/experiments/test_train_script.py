@@ -5,9 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -243,30 +241,6 @@ def test_what_cannot_be_reranked_ends_with_a_line(
         with pytest.raises(SystemExit, match=message):
             run("rerank", **(flags | changes))
     assert not (tmp_path / "out").exists()
-
-
-def test_the_shipped_configuration_starts_two_processes(
-    collection: Path, tiny_bert: Path, tmp_path: Path
-) -> None:
-    flags = training(collection, tiny_bert, tmp_path / "out", steps=2, dev_queries=0)
-    flags |= {"options": {"dim": 16}}
-    (tmp_path / "train.yaml").write_text(json.dumps(flags, default=str))  # JSON is YAML
-    launch = [sys.executable, "-m", "accelerate.commands.launch"]
-    launch += ["--config_file", str(EXPERIMENTS / "configs" / "cpu_2.yaml"), str(EXPERIMENTS / "train.py")]
-    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*launch, "--config", str(tmp_path / "train.yaml"), "--steps", "3"],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("2 process(es)") == 1
-    assert json.loads((tmp_path / "out" / "environment.json").read_text())["processes"] == 2
-    assert (tmp_path / "out/training/checkpoints/step-3/progress.json").is_file()
-    assert Paradigm.from_pretrained(tmp_path / "out" / "checkpoint").recipe.name == "colbert"
 
 
 @pytest.mark.parametrize("name", ["train", "rerank"])

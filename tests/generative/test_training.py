@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from inspect import unwrap
 from pathlib import Path
@@ -30,6 +27,7 @@ from paradigms.io.settings import from_command_line
 from paradigms.train.job import training_pairs
 from paradigms.train.likelihood import Likelihood
 from paradigms.train.loop import TrainingSettings, train
+from tests import launch
 from tests.tiny import WORDS, write_seq2seq
 
 TEXTS = [" ".join(WORDS.split()[(11 * n + 5 * w) % 300] for w in range(6)) for n in range(16)]
@@ -170,7 +168,7 @@ def gradients(name: str, t5: Path, encoder: Path, accelerator: Accelerator) -> d
     return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
-def common_clusters(t5: Path, encoder: Path, folder: Path, accelerator: Accelerator) -> None:
+def common_clusters(accelerator: Accelerator, t5: Path, folder: Path) -> None:
     """The first process's clusters are those of both, though the second began with others."""
     corpus = Corpus(CORPUS.ids, TEXTS, [f"the {title}" for title in CORPUS.titles])
     model = GENERATIVE["genre"](t5, corpus, document_length=16, **OPTIONS["genre_np"])
@@ -199,7 +197,7 @@ def clusters_of(model: Generative, accelerator: Accelerator) -> list[torch.Tenso
     return list(accelerator.gather(own[None]))
 
 
-def one_corpus(t5: Path, encoder: Path, folder: Path, accelerator: Accelerator) -> None:
+def one_corpus(accelerator: Accelerator, t5: Path, folder: Path) -> None:
     """Processes that have read other titles are told so, both of them."""
     titles = list(CORPUS.titles)
     titles[3] = ("sea", "sun")[accelerator.process_index]
@@ -214,39 +212,27 @@ def test_two_processes_have_the_gradient_of_one_and_learn_the_same(
     for name in OPTIONS:
         found = gradients(name, t5, tiny_bert, Accelerator())
         save_file({n: g.contiguous() for n, g in found.items()}, tmp_path / f"{name}.safetensors")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join(
-        [str(Path(__file__).parents[2]), str(Path(train_script.__file__).parent)]
-    )
-    done = subprocess.run(
-        [*launch, __file__, str(t5), str(tiny_bert), str(tmp_path)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    (tmp_path / "encoder").symlink_to(tiny_bert)
+    checks = (equal_gradients, common_clusters, one_corpus, clusters_in_bfloat16)
+    launch.forked(checks, t5, tmp_path)
+    for check in checks:
+        launch.passed(check, tmp_path)
 
 
-def main(t5: str, encoder: str, folder: str) -> None:
-    """One of the two processes."""
-    accelerator = Accelerator()
-    assert accelerator.num_processes == 2
+def equal_gradients(accelerator: Accelerator, t5: Path, folder: Path) -> None:
     for name in OPTIONS:
-        expected = load_file(Path(folder) / f"{name}.safetensors")
-        found = gradients(name, Path(t5), Path(encoder), accelerator)
+        expected = load_file(folder / f"{name}.safetensors")
+        found = gradients(name, t5, folder / "encoder", accelerator)
         assert found.keys() == expected.keys(), name
         scale = max(float(g.abs().max()) for g in expected.values())
         for parameter, value in expected.items():
             error = float((found[parameter] - value).abs().max())
             assert error < 1e-5 * scale, f"{name}: {parameter} differs by {error} of {scale}"
-    for check in (common_clusters, one_corpus):
-        check(Path(t5), Path(encoder), Path(folder), accelerator)
+
+
+def clusters_in_bfloat16(accelerator: Accelerator, t5: Path, folder: Path) -> None:
     AcceleratorState._reset_state()
-    accelerator = Accelerator(mixed_precision="bf16")
-    common_clusters(Path(t5), Path(encoder), Path(folder) / "bf16", accelerator)
-    accelerator.end_training()
+    common_clusters(Accelerator(mixed_precision="bf16"), t5, folder / "bf16")
 
 
 # --- the scripts ------------------------------------------------------------------------------------
@@ -352,7 +338,3 @@ def test_both_kinds_load_by_one_call(t5: Path, tiny_bert: Path, tmp_path: Path) 
     assert isinstance(load(tmp_path / "dpr"), Paradigm)
     with pytest.raises(ValueError, match="is no checkpoint of"):
         load(tmp_path)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,7 @@ from paradigms.index.compressed import CompressedIndex
 from paradigms.index.pruning import most_salient
 from paradigms.recipe import Recipe
 from paradigms.scoring import machine
+from tests.forks import fork
 from tests.index import test_storage
 from tests.index.test_storage import contents, cut, flip, names, other, remove
 from tests.near import same_scores
@@ -389,25 +389,23 @@ def test_files_that_do_not_fit_each_other_are_refused(sound: Path, tmp_path: Pat
             CompressedIndex.open(folder, verify=False)
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from paradigms.index import coding, shards
-from paradigms.index.codes import Codec
-from tests.index.test_compressed import build, documents
-coding.CODED, coding.COMMIT, shards.SHARD = 8, 16, 8
-given, encode, left = documents(), Codec.encode, [int(sys.argv[3])]
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-def dying():
-    yield from given[:3]
-    die()
-def encoding(self, vectors):
-    left[0] -= 1
-    return encode(self, vectors) if left[0] else die()
-Codec.encode = encoding
-build(Path(sys.argv[1]), dying() if sys.argv[2] == "encoding" else given)
-"""
+def killed(folder: Path, when: str, blocks: int) -> None:
+    """A build that is killed when three parts are encoded, or before it codes a block of that number."""
+    coding.CODED, coding.COMMIT, shards.SHARD = 8, 16, 8
+    given, encode, left = documents(), coding.Codec.encode, iter(range(blocks - 1))
+
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def dying() -> Iterator[Any]:
+        yield from given[:3]
+        die()
+
+    def encoding(codec: Any, vectors: Any) -> Any:
+        return encode(codec, vectors) if next(left, None) is not None else die()
+
+    coding.Codec.encode = encoding  # type: ignore[method-assign]
+    build(folder, dying() if when == "encoding" else given)
 
 
 @pytest.mark.parametrize(("when", "blocks"), [("encoding", 0), ("coding", 6)])
@@ -419,8 +417,7 @@ def test_a_killed_build_goes_on_to_the_same_bytes(
     monkeypatch.setattr(shards, "SHARD", 8)
     whole = contents(build(tmp_path / "whole").folder)
     target = tmp_path / "index"
-    run = [sys.executable, "-c", KILLED, str(target), when, str(blocks)]
-    assert subprocess.run(run, cwd=Path(__file__).parents[2]).returncode == -signal.SIGKILL
+    assert fork(tmp_path / "log", killed, target, when, blocks).ended()[0] == -signal.SIGKILL
     assert names(tmp_path) == [".index.building", "whole"]
     coded: list[int] = []
     encode = coding.Codec.encode

@@ -6,8 +6,6 @@ import copy
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,13 +24,14 @@ from accelerate import PartialState
 from paradigms import PARADIGMS, Paradigm
 from paradigms.core import Tokens
 from paradigms.data import load, read_run, write_run
+from paradigms.evaluate import pictures
 from paradigms.index import INDEXES, ExactIndex, building, open_index, shards, store
 from paradigms.index.weights import weights_checksum
 from paradigms.io.settings import from_command_line
+from tests.forks import fork_group
 from tests.index.test_storage import contents, names
 from tests.tiny import WORDS as TEXT
 
-ROOT = Path(__file__).parents[2]
 WORDS = TEXT.split()
 SHARD = 8
 TEXTS = [" ".join(WORDS[(7 * n + 3 * w) % len(WORDS)] for w in range(1 + 5 * n % 13)) for n in range(60)]
@@ -160,40 +159,27 @@ def worker(model: str, folder: str, dies: str = "") -> None:
     state.wait_for_everyone()
 
 
-def launch(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    environment = os.environ | {
-        "ACCELERATE_USE_CPU": "true",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'experiments'}",
-    }
-    return subprocess.run(
-        [*command, __file__, *map(str, arguments)],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+def launch(folder: Path, *arguments: str) -> list[tuple[int, str]]:
+    """How each of two processes of `worker` ended, and what it said."""
+    group = fork_group(folder / "log", 2, worker, *arguments, ACCELERATE_USE_CPU="true")
+    return [process.ended() for process in group]
 
 
 def test_two_processes_leave_the_bytes_of_one_though_one_was_killed(model: Path, tmp_path: Path) -> None:
     """The first start ends with an error when one of them dies; the second goes on where that was."""
     collection(tmp_path / "data")
-    killed = launch(model, tmp_path, "dies")
-    assert killed.returncode != 0
-    assert "SIGKILL" in killed.stderr
+    (other, said), (killed, _) = launch(tmp_path, str(model), str(tmp_path), "dies")
+    assert (other, killed) == (1, -signal.SIGKILL), said
     assert names(tmp_path) == [".index.building", "data", "taken"]
     before = kept(tmp_path / "index")
-    done = launch(model, tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = launch(tmp_path, str(model), str(tmp_path))
+    assert [code for code, _ in done] == [0, 0], done
     alone = build(Paradigm.from_pretrained(model), tmp_path / "alone" / "index")
     assert contents(tmp_path / "index") == contents(alone.folder)
     encoded = [text for rank in (0, 1) for text in json.loads((tmp_path / f"{rank}.json").read_text())]
     assert len(encoded) == len(TEXTS) - before < len(TEXTS) - SHARD
-    assert done.stdout.count("Index: ") == 1
-    assert done.stdout.count("Reranked run: ") == 1
+    assert [said.count("Index: ") for _, said in done] == [1, 0]
+    assert [said.count("Reranked run: ") for _, said in done] == [1, 0]
     (tmp_path / "alone" / "data").symlink_to(tmp_path / "data")
     encode_with(model, tmp_path / "alone")
     rerank_with(model, tmp_path / "alone")
@@ -380,6 +366,7 @@ def test_a_failed_build_leaves_nothing_and_keeps_what_another_left(model: Path, 
 def test_what_was_encoded_is_compared_and_reranked(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pictures, "PICTURED", 0)
     data = collection(tmp_path / "data")
     encode_with(model, tmp_path)
     before = contents(tmp_path / "encoded")
@@ -427,7 +414,3 @@ def test_what_others_encoded_is_refused(model: Path, tmp_path: Path, tiny_bert: 
     with pytest.raises(SystemExit, match="holds another collection than data as it is now"):
         rerank_with(model, tmp_path, index=tmp_path / "encoded")
     assert load(data).corpus.ids == IDS
-
-
-if __name__ == "__main__":
-    worker(*sys.argv[1:])

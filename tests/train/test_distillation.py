@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +21,7 @@ from paradigms.train.listwise import Listwise
 from paradigms.train.loop import TrainingSettings, train
 from paradigms.train.losses import Distillation, contrastive, kl, margin_mse
 from paradigms.train.teacher import scored_once
+from tests import launch
 from tests.tiny import WORDS
 
 VOCABULARY = [word for word in WORDS.split() if len(word) > 3]
@@ -256,12 +254,9 @@ def loss_and_gradients(backbone: Path, accelerator: Accelerator) -> dict[str, to
     return found | {"loss": accelerator.reduce(loss.detach(), "mean")}
 
 
-def main(backbone: str, folder: str) -> None:
-    """The checks, as one of the processes that torchrun started."""
-    accelerator = Accelerator()
-    assert accelerator.num_processes == 2
-    expected = load_file(Path(folder, "one.safetensors"))
-    found = loss_and_gradients(Path(backbone), accelerator)
+def distils_as_one(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
+    expected = load_file(folder / "one.safetensors")
+    found = loss_and_gradients(backbone, accelerator)
     assert found.keys() == expected.keys()
     assert float(found["loss"]) == pytest.approx(float(expected["loss"]), rel=1e-5)
     scale = max(float(gradient.abs().max()) for gradient in expected.values())
@@ -269,44 +264,25 @@ def main(backbone: str, folder: str) -> None:
         error = float((found[name] - value).abs().max())
         assert error < 1e-5 * scale, f"{name} differs by {error} of {scale}"
 
+
+def shares_the_teachers_work(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
     asked: list[str] = []
 
     def score(run: Run, *, progress: bool) -> Run:
         asked.extend(run)
         return {q: {d: float(len(q) + len(d)) for d in documents} for q, documents in run.items()}
 
-    scores = scored_once(Path(folder, "teacher.run"), lambda: score, accelerator, pairs=2)
+    scores = scored_once(folder / "teacher.run", lambda: score, accelerator, pairs=2)
     wanted = {f"q{n}": ["d1", "d12"] for n in range(5)}
     assert scores(wanted) == {q: {"d12": 5.0, "d1": 4.0} for q in wanted}
     assert asked == [f"q{n}" for n in range(accelerator.process_index, 5, 2)]  # each its share
     assert scores(wanted) == scores({})
     assert len(asked) <= 3
-    accelerator.wait_for_everyone()
-    Path(folder, f"passed.{accelerator.process_index}").touch()
-    accelerator.end_training()
 
 
 def test_two_processes_distil_as_one_and_share_the_teachers_work(tiny_bert: Path, tmp_path: Path) -> None:
     save_file(loss_and_gradients(tiny_bert, Accelerator(cpu=True)), tmp_path / "one.safetensors")
-    root = Path(__file__).parents[2]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    environment = os.environ | {
-        "ACCELERATE_USE_CPU": "true",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(root),
-    }
-    done = subprocess.run(
-        [*launch, __file__, str(tiny_bert), str(tmp_path)],
-        env=environment,
-        cwd=root,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "passed.0").exists()
-    assert (tmp_path / "passed.1").exists()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    checks = (distils_as_one, shares_the_teachers_work)
+    launch.forked(checks, tiny_bert, tmp_path)
+    for check in checks:
+        launch.passed(check, tmp_path)

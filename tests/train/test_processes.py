@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import capacity
+import hybrid
 import pytest
+import token_retrieval
+import train
 from accelerate import Accelerator
+from studies import model_runs
+from studies.model_runs import Job
 
 from paradigms.data import Collection, Corpus, Problems, Split
 from paradigms.train import job, teacher
 from paradigms.train.state import by_main
 from tests import launch
-
-sys.path.insert(0, str(launch.ROOT / "experiments"))  # a launched script has its own folder there
-import capacity
-import hybrid
-import token_retrieval
-import train
-from studies import model_runs
-from studies.model_runs import Job
 
 COLLECTION: Any = SimpleNamespace(name="none", corpus=Corpus(["d"], ["text"]))
 
@@ -143,14 +140,10 @@ CHECKS = (
 def outcomes(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which two processes noted how the checks ended."""
     folder = tmp_path_factory.mktemp("main")
-    launch.start(__file__, "cpu_2.yaml", tiny_bert, folder)
+    launch.forked(CHECKS, tiny_bert, folder)
     return folder
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_two_processes(outcomes: Path, check: Callable[..., None]) -> None:
     launch.passed(check, outcomes)
-
-
-if __name__ == "__main__":
-    launch.checked(CHECKS, *sys.argv[1:])

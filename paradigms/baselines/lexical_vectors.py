@@ -1,4 +1,4 @@
-"""A collection as sparse vectors whose inner product is BM25, TF-IDF or the Boolean score.
+"""A corpus as sparse vectors whose inner product with a query's is BM25, TF-IDF or the Boolean score.
 
 Luan et al., TACL 2021, section 2.1.3. With n the counts of a document's terms and idf that of BM25:
 boolean 1[n > 0]; tfidf n · idf; bm25 as `paradigms.baselines.bm25.BM25` (Lucene's form, k1 = .9, b = .4).
@@ -6,17 +6,18 @@ The paper lets the query carry the idf. Where it stands changes no score, but al
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 from scipy import sparse
-from studies.shared_settings import Weighting
 
 from paradigms.baselines.bm25 import BM25
-from paradigms.data import Collection, load
+from paradigms.data import Corpus
 
+Weighting = Literal["bm25", "tfidf", "boolean"]
 Placement = Literal["query", "both", "document"]
 # Share of the idf that stands in the query.
 PLACEMENTS: dict[Placement, float] = {"query": 1.0, "both": 0.5, "document": 0.0}
@@ -24,13 +25,19 @@ PLACEMENTS: dict[Placement, float] = {"query": 1.0, "both": 0.5, "document": 0.0
 
 @dataclass(frozen=True)
 class Counts:
-    """Term counts, documents [n, v] and queries [m, v]; `saturated` [n, v] is BM25 without idf; `idf` [v]."""
+    """Term counts of documents [n, v] and queries [m, v]; `saturated` [n, v] is BM25 without idf [v]."""
 
-    documents: sparse.csr_array
+    corpus: Corpus
+    bm25: BM25
     queries: sparse.csr_array
     saturated: sparse.csr_array
     idf: np.ndarray
     query_ids: list[str]
+
+    @cached_property
+    def documents(self) -> sparse.csr_array:
+        """Term counts of the documents, [n, v]."""
+        return count_matrix(self.bm25, self.corpus)
 
     @property
     def lengths(self) -> np.ndarray:
@@ -38,33 +45,23 @@ class Counts:
         return np.asarray(self.documents.sum(axis=1)).ravel()
 
 
-def open_counts(
-    name: str, split: str, queries: int, seed: int, *, documents: int | None = None
-) -> tuple[Collection, Counts]:
-    """A collection by name and its counts; a wrong name or a broken file ends the program with a line."""
-    try:
-        collection = load(name, documents=documents)
-        return collection, count_terms(collection, split, queries, seed)[0]
-    except (FileNotFoundError, ValueError) as error:
-        raise SystemExit(str(error)) from error
+def count_terms(corpus: Corpus, texts: Mapping[str, str], queries: int, seed: int) -> Counts:
+    """Of the corpus and of `queries` of the texts, drawn at random from those that hold a known term.
 
-
-def count_terms(collection: Collection, split: str, queries: int, seed: int) -> tuple[Counts, BM25]:
-    """Counts of all documents and of `queries` random queries of the split that hold a known term."""
-    corpus = collection.corpus
+    ValueError where none does.
+    """
     bm25 = BM25.build(corpus, corpus.ids)
-    texts = collection.split(split).queries
     known = [i for i, text in texts.items() if any(term in bm25.vocabulary for term in bm25.terms(text))]
     if not known:
-        raise ValueError(f"no query of {collection.name}, split {split!r}, holds a word of the documents")
+        raise ValueError(f"none of {len(texts):,} queries holds a word of the documents")
     chosen = np.random.default_rng(seed).choice(len(known), size=min(queries, len(known)), replace=False)
     ids = [known[i] for i in sorted(chosen)]
-    documents = count_matrix(bm25, corpus)
-    frequency = np.diff(documents.tocsc().indptr)
+    matrix = bm25.matrix().astype(np.float64)
+    frequency = np.bincount(matrix.indices, minlength=matrix.shape[1])
     idf = np.log1p((len(corpus) - frequency + 0.5) / (frequency + 0.5))
-    saturated = (bm25.matrix().astype(np.float64) @ sparse.diags_array(1 / idf)).tocsr()
+    saturated = (matrix @ sparse.diags_array(1 / idf)).tocsr()
     saturated.sort_indices()
-    return Counts(documents, count_matrix(bm25, (texts[i] for i in ids)), saturated, idf, ids), bm25
+    return Counts(corpus, bm25, count_matrix(bm25, (texts[i] for i in ids)), saturated, idf, ids)
 
 
 def count_matrix(bm25: BM25, texts: Iterable[str]) -> sparse.csr_array:
@@ -83,7 +80,7 @@ def count_matrix(bm25: BM25, texts: Iterable[str]) -> sparse.csr_array:
 
 
 def weigh(
-    counts: Counts, weighting: Weighting, placement: Placement = "query"
+    counts: Counts, weighting: Weighting = "bm25", placement: Placement = "query"
 ) -> tuple[sparse.csr_array, sparse.csr_array]:
     """(documents [n, v], queries [m, v]) whose inner products are the scores; idf placed as asked.
 

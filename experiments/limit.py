@@ -1,0 +1,398 @@
+"""LIMIT: a query for every set of k documents. Which paradigm answers them, and is dimension the barrier?
+
+Weller et al. 2025, "On the Theoretical Limitations of Embedding-Based Retrieval". Two measurements, beside
+the laws of `theory/capacity.py`:
+- paradigms: "Who likes WORD?" over documents that list what somebody likes, each word liked by its own set of
+  k documents, so that every set occurs. The collection is written in BEIR layout, and compare.py measures all
+  systems on it, untrained and trained on the queries of other words.
+- free: vectors without text, trained on the relevance itself, for one vector and for each alignment A; the
+  critical n is the largest number of documents all of whose sets are answered.
+
+    python experiments/limit.py
+    python experiments/limit.py --parts '[free]' --dimensions '[2,3,4]'
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, field
+from math import comb
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from studies.shared_settings import Tracker
+
+from paradigms.io.settings import command_line
+
+
+@dataclass
+class Settings:
+    """Which collection is made, which systems are compared on it, and which free vectors are trained."""
+
+    parts: list[Literal["paradigms", "free"]] = field(default_factory=lambda: ["paradigms", "free"])
+    """paradigms, free, or both"""
+    documents: int = 46
+    """n: documents with sets, as in the paper's small collection"""
+    relevant: int = 2
+    """k: documents of a query"""
+    others: int = 0
+    """more documents, which like words that no query asks for"""
+    systems: list[str] | dict[str, dict[str, Any]] = field(
+        default_factory=lambda: ["dpr", "me_bert", "colbert", "coil", "aligner", "xtr"]
+    )
+    """as in compare.py: paradigms, or systems by name with settings of their own"""
+    options: dict[str, Any] = field(default_factory=lambda: {"document_length": 192})
+    """settings of every paradigm"""
+    backbone: str = "offline"
+    """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
+    steps: int = 300
+    """of the training of each system; 0: untrained only"""
+    batch_size: int = 32
+    learning_rate: float = 1e-4
+    trained_layers: int = 0
+    """upper layers of the encoder that are trained; 0: all"""
+    dimensions: list[int] = field(default_factory=lambda: [2, 3, 4, 6, 8, 12])
+    """h of the free vectors"""
+    tokens: list[int] = field(default_factory=lambda: [2, 4])
+    """M of the free documents with several vectors"""
+    free_steps: int = 2000
+    """of one optimisation; it ends earlier where all sets are answered"""
+    largest: int = 80
+    """documents at most in the free part: its memory grows like their cube"""
+    seeds: int = 3
+    """of free vectors, trained side by side"""
+    seed: int = 0
+    """of words, splits and initial vectors"""
+    output: Path = Path("results/limit")
+    """folder of the collection, results.json, report.html and PNG files"""
+    tracker: Tracker = "none"
+    """none, or wandb (offline without a key) for the numbers and figures besides"""
+
+    def __post_init__(self) -> None:
+        if not self.parts or not set(self.parts) <= {"paradigms", "free"}:
+            raise SystemExit(f"parts = {self.parts}; allowed: paradigms, free")
+        if not 1 <= self.relevant <= self.documents / 2:
+            raise SystemExit(
+                f"relevant = {self.relevant}; allowed: 1 … documents / 2 = {self.documents // 2}"
+            )
+        least = {"others": 0, "steps": 0, "free_steps": 1, "seeds": 1, "largest": 2 * self.relevant}
+        for name, fewest in least.items():
+            if getattr(self, name) < fewest:
+                raise SystemExit(f"{name} = {getattr(self, name)}; allowed: at least {fewest}")
+        for name in ("dimensions", "tokens"):
+            if not getattr(self, name) or min(getattr(self, name)) < 1:
+                raise SystemExit(f"{name} = {getattr(self, name)}; allowed: numbers of at least 1")
+
+
+if __name__ == "__main__":  # before the imports that take seconds
+    given = command_line(Settings, __doc__ or "")
+
+import compare
+import numpy as np
+import torch
+from studies.pages import Rows, Section, finish, shown
+
+from paradigms.align import ALIGNMENTS, one
+from paradigms.core import Tokens, rel
+from paradigms.data import Collection, Corpus, Problems, Split, load, read_run
+from paradigms.data.beir import write_folder
+from paradigms.encoder.backbone import load_tokenizer, offline_encoder
+from paradigms.evaluate import on_split, seeds_interval
+from paradigms.io.progress import progress_bar
+from theory import capacity
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Vectors of a document and of a query: A, its knobs. M is one of settings.tokens.
+FREE: dict[str, tuple[str, dict[str, Any], str]] = {
+    "one vector": ("all_pairs", {}, "1 × 1"),
+    "ME-BERT: max over M": ("query_to_document", {}, "M × 1"),
+    "ColBERT: q→d": ("query_to_document", {}, "M × M"),
+    "MVDR: q←d": ("document_to_query", {}, "M × M"),
+    "ALIGNER: top-2": ("top_k", {"k": 2}, "M × M"),
+}
+HOT, COLD = 0.1, 0.005  # temperature of the loss, falling: small margins count only late
+RATE, FINAL_RATE = 0.05, 1e-4  # Adam's, falling
+GROWTH = 1.1  # of n from one optimisation to the next
+LOOK = 50  # steps between looks whether all is answered
+
+
+def main(settings: Settings) -> dict[str, Any]:
+    """Measure, print, draw, write; returns what results.json holds."""
+    started = time.perf_counter()
+    results: dict[str, Any] = {"laws": laws(settings)}
+    figures, sections = {}, [Section("What is true of dimension", LAWS, results["laws"])]
+    if "paradigms" in settings.parts:
+        results["paradigms"] = compared(settings)
+        about = "The queries of the split test; 95% intervals over queries. BM25 is not trained."
+        sections.insert(0, Section("LIMIT: every paradigm", about, results["paradigms"]))
+    if "free" in settings.parts:
+        results["free"] = free(settings)
+        results["fits"] = fits(results["free"])
+        figures["critical"] = draw(results["free"], settings)
+        sections += [
+            Section(
+                "Free vectors: the critical n",
+                f"The largest n at which all sets of {settings.relevant} of n documents are answered: mean "
+                f"over {settings.seeds} seed(s) [least, most]. ≥: stopped at --largest. random: the n up to "
+                "which the union bound finds a random projection of one-hot documents that answers all.",
+                results["free"],
+                ["critical"],
+            ),
+            Section(
+                "Fit of the critical n", "n = c · h^p by least squares of the logarithms.", results["fits"]
+            ),
+        ]
+    results["seconds"] = time.perf_counter() - started
+    summary = (
+        f"All sets of {settings.relevant} of {settings.documents} documents; {results['seconds']:.0f} s on "
+        f"{device()}."
+    )
+    finish(settings, "limit", "LIMIT: a query for every set", summary, results, sections, figures, {})
+    return results
+
+
+def device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+# --- laws -------------------------------------------------------------------------------------------
+
+LAWS = (
+    "2k numbers answer all sets of k of any n documents, and no fewer do from n = 3k on; their cosine gap "
+    "falls like n^(−2k). random: dimensions in which some random projection of one-hot documents answers "
+    "all. bits: of each document, if its queries are encoded without knowledge of what is relevant to them. "
+    "Proofs: theory/capacity.py."
+)
+
+
+def laws(settings: Settings) -> Rows:
+    """A row for each n: what the statements of `theory.capacity` give."""
+    k, rows = settings.relevant, []
+    for n in sorted({settings.documents, 2 * settings.documents, 1000, 50_000}):
+        queries = comb(n, k)
+        row: dict[str, Any] = {"n": n, "k": k, "queries": queries, "least h": 2 * k}
+        if k == 2:
+            row["gap at h = 4"] = f"{capacity.moment_gap(n):.1e}"
+        row["random h"] = capacity.random_dimension(n, k)
+        row["bits / document"] = capacity.pattern_bits(n, queries, k)
+        rows.append(row)
+    return rows
+
+
+# --- the collection and the paradigms ---------------------------------------------------------------
+
+
+def collection(settings: Settings) -> Collection:
+    """n documents "Person 7 likes …", a word for each set of k of them, and the splits train, dev and test.
+
+    Words are plural nouns of the offline encoder's vocabulary, so that each is one token of it. A tenth of
+    the queries is dev; the others are train and test by halves. SystemExit where there are too few words.
+    """
+    sets = capacity.all_sets(settings.documents, settings.relevant)
+    vocabulary = load_tokenizer(offline_encoder()).get_vocab()
+    plural = re.compile(r"[a-z]{3,}[a-rt-z]s")
+    words = sorted(word for word in vocabulary if plural.fullmatch(word) and word[:-1] in vocabulary)
+    rng = np.random.default_rng(settings.seed)
+    words = [words[i] for i in rng.permutation(len(words))]
+    free_words = words[len(sets) :]
+    each = int(sets.shape[0] * settings.relevant / settings.documents)  # words of a document
+    if len(words) < len(sets) or (settings.others and len(free_words) < each):
+        raise SystemExit(f"{len(sets):,} sets need as many words; there are {len(words):,}")
+    likes: list[list[str]] = [[] for _ in range(settings.documents)]
+    for word, documents in zip(words, sets, strict=False):
+        for document in documents:
+            likes[document].append(word)
+    likes += [rng.choice(free_words, each, replace=False).tolist() for _ in range(settings.others)]
+    people = rng.permutation(len(likes)) + 1
+    texts = [
+        f"Person {person} likes {', '.join(rng.permutation(own))}."
+        for person, own in zip(people, likes, strict=True)
+    ]
+    ids = [f"person{person}" for person in people]
+    order = rng.permutation(len(sets))
+    ends = [0, len(sets) // 10, len(sets) // 2 + len(sets) // 20, len(sets)]
+    splits = {}
+    for name, start, end in zip(("dev", "train", "test"), ends, ends[1:], strict=False):
+        queries = {f"q{i}": f"Who likes {words[i]}?" for i in order[start:end]}
+        judged = {f"q{i}": {ids[document]: 1 for document in sets[i]} for i in order[start:end]}
+        splits[name] = Split(queries, judged)
+    return Collection(
+        f"limit-{settings.documents}", Corpus(ids, texts, [""] * len(ids)), splits, Problems(), ""
+    )
+
+
+def compared(settings: Settings) -> Rows:
+    """R@k, R@10 and nDCG@10 of every system by compare.py, untrained and trained."""
+    folder = settings.output / "collection"
+    write_folder(collection(settings), folder)
+    test = load(str(folder)).split("test")
+    measures = (f"R@{settings.relevant}", "R@10", "nDCG@10")
+    rows: Rows = []
+    for training, steps in {"untrained": 0, "trained": settings.steps}.items():
+        if training == "trained" and not steps:
+            continue
+        output = settings.output / training
+        asked = compare.Settings(
+            collection=str(folder),
+            systems=settings.systems,
+            options=settings.options,
+            backbone=settings.backbone,
+            output=str(output),
+            steps=steps,
+            batch_size=settings.batch_size,
+            learning_rate=settings.learning_rate,
+            trained_layers=settings.trained_layers,
+            evaluate_every=max(1, steps // 3),
+            seed=settings.seed,
+            tracker="none",
+        )
+        compare.main(asked)
+        for name in ([] if rows else ["bm25"]) + list(asked.chosen):
+            values = on_split(read_run(output / "runs" / f"{name}.retrieve.run"), test, measures).values
+            row = {"system": name, "training": "–" if name == "bm25" else training}
+            rows.append(row | {m: shown(seeds_interval(values[m][None])) for m in measures})
+    return rows
+
+
+# --- free vectors -----------------------------------------------------------------------------------
+
+
+def free(settings: Settings) -> Rows:
+    """The critical n by alignment, M and h."""
+    rows: Rows = []
+    shapes = [
+        (name, M) for name, (_, _, shape) in FREE.items() for M in (settings.tokens if "M" in shape else [1])
+    ]
+    with progress_bar() as bar:
+        for name, M in bar.track(shapes, description="free vectors"):
+            start = settings.relevant + 1
+            for h in settings.dimensions:
+                found = critical(name, M, h, start, settings)
+                start = max(start, int(found.min() / GROWTH))
+                limit = "≥ " if found.min() >= settings.largest else ""
+                row = {"alignment": name, "M": M, "h": h, "critical n": float(found.mean())}
+                row["[least, most]"] = f"{limit}[{found.min()}, {found.max()}]"
+                rows.append(row | {"random": random_size(h, settings)})
+    return rows
+
+
+def random_size(dimension: int, settings: Settings) -> int:
+    """The largest n ≥ 2k for which `capacity.random_dimension` is at most h; 2k − 1 where none is."""
+    n = 2 * settings.relevant
+    while capacity.random_dimension(n, settings.relevant) <= dimension:
+        n += 1
+    return n - 1
+
+
+def critical(name: str, tokens: int, dimension: int, start: int, settings: Settings) -> np.ndarray:
+    """The largest n tried, each a `GROWTH` above the last, at which a seed answers all sets: [seeds].
+
+    k where not even `start` is answered.
+    """
+    found, n = np.full(settings.seeds, settings.relevant), start
+    while n <= settings.largest:
+        answered = optimised(name, tokens, dimension, n, settings)
+        found[answered] = n
+        if not answered.any():
+            break
+        n = min(max(n + 1, int(n * GROWTH)), max(settings.largest, n + 1))
+    return found
+
+
+def optimised(name: str, tokens: int, dimension: int, n: int, settings: Settings) -> np.ndarray:
+    """Whether unit vectors trained on the relevance answer all sets of k of n documents, [seeds].
+
+    Loss: softplus of (log Σ exp over the irrelevant − the score), a relevant document each, scores over a
+    falling temperature. rel as of the library, Z = 1, seeds side by side.
+    """
+    align, knobs, shape = FREE[name]
+    function, where = ALIGNMENTS[align].function, device()
+    sets = torch.from_numpy(capacity.all_sets(n, settings.relevant)).to(where)
+    queries, own = len(sets), tokens if shape == "M × M" else 1
+    mine = torch.zeros(queries, n, dtype=torch.bool, device=where).scatter_(1, sets, True)
+    masks = (torch.ones(1, n, tokens, dtype=torch.bool, device=where), mine.new_ones(queries, 1, own))
+    torch.manual_seed(settings.seed)
+    sizes = (settings.seeds, n, tokens, dimension), (settings.seeds, queries, own, dimension)
+    vectors = [torch.randn(size, device=where).requires_grad_() for size in sizes]
+    optimizer = torch.optim.Adam(vectors, lr=RATE, fused=where == "cuda")
+
+    def scores(documents: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
+        unit = [torch.nn.functional.normalize(x, dim=-1) for x in (documents, asked)]
+        D, Q = Tokens(unit[0][None], masks[0]), Tokens(unit[1][:, None], masks[1])
+        return rel(D, Q, lambda *of: function(*of, **knobs), one) / own
+
+    every_seed = torch.vmap(scores)
+    answered = torch.zeros(settings.seeds, dtype=torch.bool, device=where)
+    for step in range(settings.free_steps + 1):
+        rels = every_seed(*vectors)
+        if step % LOOK == 0 or step == settings.free_steps:
+            worst = rels.detach().masked_fill(~mine, torch.inf).amin(-1)
+            best = rels.detach().masked_fill(mine, -torch.inf).amax(-1)
+            answered |= (worst > best).all(-1)
+            if answered.all() or step == settings.free_steps:
+                break
+        done = step / settings.free_steps
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * (1 - done) + FINAL_RATE
+        logits = rels / (HOT * (COLD / HOT) ** done)
+        others = logits.masked_fill(mine, -torch.inf).logsumexp(-1, keepdim=True)
+        loss = (torch.nn.functional.softplus(others - logits) * mine).sum() / queries
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return answered.cpu().numpy()
+
+
+def fits(rows: Rows) -> Rows:
+    """Least-squares c and p of n = c · h^p for each alignment and M with three dimensions or more."""
+    found: Rows = []
+    for key in dict.fromkeys((row["alignment"], row["M"]) for row in rows):
+        own = [row for row in rows if (row["alignment"], row["M"]) == key and row["[least, most]"][0] != "≥"]
+        if len(own) >= 3:
+            x, y = (np.log([row[name] for row in own]) for name in ("h", "critical n"))
+            p, c = np.polyfit(x, y, 1)
+            error = float(np.std(y - (p * x + c)))
+            found.append(
+                {"alignment": key[0], "M": key[1], "c": float(np.exp(c)), "p": float(p)}
+                | {"points": len(own), "residual of ln n": error}
+            )
+    return found
+
+
+def draw(rows: Rows, settings: Settings) -> Figure:
+    """The critical n by dimension, and what random projections promise."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for name, M in dict.fromkeys((row["alignment"], row["M"]) for row in rows):
+        own = [row for row in rows if (row["alignment"], row["M"]) == (name, M)]
+        axes.plot(
+            [r["h"] for r in own],
+            [r["critical n"] for r in own],
+            "o-",
+            markersize=4,
+            label=f"{name}, M = {M}",
+        )
+    axes.plot(
+        settings.dimensions,
+        [random_size(h, settings) for h in settings.dimensions],
+        ":",
+        color="black",
+        label="random projection",
+    )
+    axes.axvline(2 * settings.relevant, color="0.6", linestyle="--", label="2k: suffices for every n")
+    axes.axhline(settings.largest, color="0.8", linewidth=0.8)
+    axes.set(xscale="log", yscale="log", xlabel="dimension h of a vector", ylabel="critical n")
+    axes.set_xticks(settings.dimensions, [str(h) for h in settings.dimensions])
+    axes.set_xticks([], minor=True)
+    axes.grid(color="0.9", linewidth=0.6)
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+if __name__ == "__main__":
+    main(Settings(**given))

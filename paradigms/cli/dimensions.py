@@ -1,0 +1,153 @@
+"""`python -m paradigms dimensions`: how many dimensions does this collection need before a map keeps BM25?
+
+The one file of the library that uses `theory`, and the terminal imports it for this command alone. The long
+report is experiments/random_projections.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from paradigms.baselines.lexical_vectors import PLACEMENTS, Counts, count_terms, weigh
+from paradigms.cli.queries import read_queries
+from paradigms.cli.sources import check_source, documents, is_text
+from paradigms.data import Corpus, Problems
+from paradigms.data.collection import body
+from paradigms.data.texts import WORDS
+from theory.collection import (
+    Dimension,
+    Problem,
+    exact_thresholds,
+    least_dimension,
+    length_groups,
+    reached_by,
+    required_dimension,
+    truncated,
+)
+
+RANK, BETA = 10, 0.05  # the best document is to stay in the first RANK for 1 − BETA of the queries
+QUERIES, SAMPLES, BINS = 100, 64, 4  # queries and Gaussian vectors that are drawn, groups of document length
+MOST = 512  # dimensions of the truncated SVD that are tried
+BATCH = 64  # texts that a model encodes at once
+SENTENCE = re.compile(r"(?s)\S.*?(?=[.!?。！？](?:\s|$)|$)")
+
+
+def run_dimensions(settings: argparse.Namespace) -> None:
+    """Print the answer in a sentence, by length, by map and by idf, and what it is not."""
+    check_source(settings.source)
+    if settings.words and not is_text(settings.source):
+        raise ValueError(f"--words is of text files, and {settings.source} has documents, which are not cut")
+    rows = list(documents(settings.source, Problems(), settings.words or WORDS))
+    if not rows:
+        raise ValueError(f"{settings.source} holds no document")
+    ids, titles, texts = map(list, zip(*rows, strict=True))
+    corpus = Corpus(ids, texts, titles)
+    queries = read_queries(settings, settings.source)
+    given = bool(queries)
+    queries = queries or own_queries(corpus, is_text(settings.source))
+    counts = count_terms(corpus, queries, QUERIES, seed=0)
+    for line in answer(counts, given, settings.source):
+        print(line)
+    if settings.model:
+        print(of_model(settings, counts, {id: queries[id] for id in counts.query_ids}))
+    print(
+        "This is how well BM25's order is kept, not how well documents are found: a trained encoder can rank "
+        "better than BM25 with fewer dimensions."
+    )
+
+
+def own_queries(corpus: Corpus, paths: bool) -> dict[str, str]:
+    """Each document's title where it has one, else its first sentence. paths: titles name files."""
+    found = {}
+    for id, title, text in zip(corpus.ids, corpus.titles, corpus, strict=True):
+        match = None if title.strip() and not paths else SENTENCE.search(body(title, text))
+        found[id] = match[0] if match else title
+    return found
+
+
+def answer(counts: Counts, given: bool, source: str) -> list[str]:
+    """The lines about linear maps. given: whether queries are the user's, or named like their documents.
+
+    ValueError where no query has `RANK` documents below its best.
+    """
+    lengths = np.array([len(text.split()) for text in counts.corpus])
+    groups = length_groups(lengths, BINS if len(lengths) >= BINS * 10 * RANK else 1)
+    problem = Problem.of(*weigh(counts), groups)
+    (thresholds,) = exact_thresholds(problem, [RANK], SAMPLES, seed=0)
+    if not given:  # a title asks for its own document, which stands in one group of lengths
+        own = np.array([counts.corpus.position(id) for id in counts.query_ids])
+        for group, of in zip(groups, thresholds, strict=True):
+            of[~np.isin(own, group)] = np.nan
+    known = int((~np.isnan(thresholds[-1, :, 0])).sum())
+    if not known:
+        raise ValueError(f"{source}: no query has {RANK} documents that BM25 ranks below the best")
+    ks = [required_dimension(of, BETA) for of in thresholds]
+    svd = least_dimension(*truncated(problem, RANK, MOST), BETA)
+    others = {}
+    for place in PLACEMENTS:
+        if place != "query":
+            moved = Problem.of(*weigh(counts, "bm25", place))
+            others[place] = required_dimension(exact_thresholds(moved, [RANK], SAMPLES // 2, seed=0)[0, 0])
+    lines = [
+        f"To keep BM25's best document in the first {RANK} for {1 - BETA:.0%} of the queries, an untrained "
+        f"linear map needs {shown(ks[-1])} dimensions, and a truncated SVD, the map one would take, "
+        f"{shown(svd, MOST)} ({known} queries, {len(lengths):,} documents; [95% intervals over queries])."
+    ]
+    if not given:
+        lines.append(
+            "Queries are titles or first sentences of documents: --queries or --split gives real ones, which "
+            "mostly share fewer words with their documents and need more."
+        )
+    if len(ks) > 2:
+        cells = zip(groups, ks[:-1], strict=False)
+        by_length = (f"{lengths[rows].mean():.0f} words {shown(k)}" for rows, k in cells)
+        lines.append(f"Among documents of one length, a quarter each: {'; '.join(by_length)}.")
+    moved_to = "; ".join(f"in {place} {shown(k)}" for place, k in others.items())
+    lines.append(f"The idf stands in the query here; the scores are the same with it {moved_to}.")
+    return lines
+
+
+def shown(k: Dimension, most: int = 0) -> str:
+    """k [low, high]; more than `most` where that many were not enough."""
+    cells = [f"{x:,.0f}" if np.isfinite(x) else f"more than {most:,.0f}" for x in k]
+    return cells[0] if np.isinf(k.low) else f"{cells[0]} [{cells[1]}, {cells[2]}]"
+
+
+def of_model(settings: argparse.Namespace, counts: Counts, texts: Mapping[str, str]) -> str:
+    """How often a model keeps BM25's best document, and the dimension at which an untrained map does."""
+    import torch
+
+    from paradigms.cli.checkpoint import Checkpoint
+    from paradigms.evaluate import seeds_interval
+    from paradigms.io.progress import progress_bar
+    from paradigms.model import Paradigm
+
+    model: Any = Checkpoint.of(settings).open(pickled=settings.pickled)
+    if not isinstance(model, Paradigm) or model.recipe.reads_pool:
+        raise ValueError(f"{settings.model} gives a document no score that depends on it and the query alone")
+    problem, corpus = Problem.of(*weigh(counts)), counts.corpus
+    asked, parts = model.encode_queries(list(texts.values())), []
+    with progress_bar() as bar:
+        for start in bar.track(range(0, len(corpus), BATCH), description="encode"):
+            end = min(start + BATCH, len(corpus))
+            documents = model.encode_documents([corpus[i] for i in range(start, end)])
+            parts.append(model.score(documents, asked).float().cpu())
+    scores = torch.cat(parts, 1).numpy()
+    lost = []
+    for query in range(len(texts)):
+        best, below, _ = problem.competitors(0, query)
+        if len(below) >= RANK:
+            lost.append(float((scores[query, below] >= scores[query, best]).sum() >= RANK))
+    (thresholds,) = exact_thresholds(problem, [RANK], SAMPLES, seed=0)
+    mean, low, high = seeds_interval(1 - np.array(lost)[None])
+    worth = [reached_by(thresholds[0], 1 - x) if 0 < x < 1 else None for x in (mean, low, high)]
+    told = ["–" if k is None else f"{k:,.0f}" for k in worth]
+    return (
+        f"{settings.model} keeps it for {mean:.0%} of the queries [{low:.0%}, {high:.0%}], as an untrained "
+        f"map to {told[0]} dimensions [{told[1]}, {told[2]}]; its vectors have {model.encoder.dim} numbers."
+    )

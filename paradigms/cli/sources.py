@@ -1,0 +1,57 @@
+"""The documents of a source: text files, JSON lines, or a collection. Imports no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from paradigms.data import LAYOUTS, Problems
+from paradigms.data import load as load_collection
+from paradigms.data.lines import Document
+from paradigms.data.texts import CORPUS, is_json_lines, json_lines, text_passages
+
+ROWS = (CORPUS, f"{CORPUS}.gz")  # the documents of a folder in BEIR layout
+NAMES = ("hf:", "irds:")  # of collections that are no folder
+
+
+def documents(source: str, problems: Problems, words: int) -> Iterator[Document]:
+    """(id, title, text) of text files, of a file of JSON lines, or of a collection by name or folder.
+
+    words: of a passage of a text file.
+    """
+    check_source(source)
+    rows = _rows(source)
+    if rows is not None:
+        return json_lines(rows, problems)
+    if is_text(source):
+        return text_passages(Path(source), problems, words)
+    collection = load_collection(source)
+    problems.counts, problems.examples = collection.problems.counts, collection.problems.examples
+    return zip(collection.corpus.ids, collection.corpus.titles, collection.corpus, strict=True)
+
+
+def check_source(source: str) -> None:
+    """FileNotFoundError where there is none."""
+    if not Path(source).exists() and source != "pydocs" and not source.startswith(NAMES):
+        raise FileNotFoundError(
+            f"{source}: no such folder or file. A source is a folder of text files, one such file, JSON "
+            "lines (.jsonl), or a collection: pydocs, hf:OWNER/NAME, irds:IDENTIFIER, or a folder in the "
+            f"layout of {' or '.join(LAYOUTS)}"
+        )
+
+
+def is_text(source: str) -> bool:
+    """Whether the source is text files, which are cut into passages."""
+    path = Path(source)
+    return _rows(source) is None and (path.is_file() or (path.is_dir() and not is_collection(path)))
+
+
+def is_collection(folder: Path) -> bool:
+    """Whether the folder has the layout of a collection with queries."""
+    return any(recognised(folder) for recognised, _ in LAYOUTS.values())
+
+
+def _rows(source: str) -> Path | None:
+    """The file of JSON lines that a source is, or has."""
+    path = Path(source)
+    return next((file for file in (path, *(path / name for name in ROWS)) if is_json_lines(file)), None)

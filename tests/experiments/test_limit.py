@@ -1,0 +1,78 @@
+"""experiments/limit.py: the collection has every set, free vectors learn, and a run reports both parts."""
+
+import limit
+import numpy as np
+import pytest
+from limit import Settings
+
+from theory import capacity
+
+
+def test_every_set_is_asked_for_once():
+    made = limit.collection(Settings(documents=8, others=3))
+    judged = [frozenset(grades) for split in made.splits.values() for grades in split.judgements.values()]
+    assert len(judged) == len(set(judged)) == 28
+    assert {len(documents) for documents in judged} == {2}
+    assert len(made.corpus) == 11
+    texts = dict(zip(made.corpus.ids, made.corpus, strict=True))
+    for split in made.splits.values():
+        for query, grades in split.judgements.items():
+            word = split.queries[query].removeprefix("Who likes ").removesuffix("?")
+            assert {
+                id for id, text in texts.items() if word in text.rstrip(".").replace(",", "").split()
+            } == set(grades)
+
+
+@pytest.mark.parametrize("name", limit.FREE)
+def test_free_vectors_answer_few_sets_and_not_many(name):
+    settings = Settings(free_steps=300, seeds=2)
+    tokens = 2 if "M" in limit.FREE[name][2] else 1
+    assert limit.optimised(name, tokens, 4, 6, settings).all()
+    if tokens == 1:  # three numbers answer not all pairs of six documents, however they are trained
+        assert not limit.optimised(name, 1, 3, 7, settings).any()
+
+
+def test_the_fit_finds_a_power():
+    rows = [
+        {"alignment": "a", "M": 1, "h": h, "critical n": 3.0 * h**1.5, "[least, most]": "[1, 2]"}
+        for h in (2, 4, 8)
+    ]
+    (fit,) = limit.fits(rows)
+    assert (fit["c"], fit["p"]) == pytest.approx((3, 1.5))
+
+
+def test_a_run_reports_both_parts(tiny_bert, tmp_path, capsys):
+    settings = Settings(
+        documents=6,
+        systems=["dpr"],
+        backbone=str(tiny_bert),
+        steps=0,
+        dimensions=[2, 4],
+        tokens=[2],
+        free_steps=60,
+        largest=5,
+        seeds=1,
+        output=tmp_path / "limit",
+    )
+    results = limit.main(settings)
+    rows = [(row["system"], row["training"]) for row in results["paradigms"]]
+    assert rows == [("bm25", "–"), ("dpr", "untrained")]
+    assert results["paradigms"][0]["R@2"].startswith("1.000")
+    assert {row["alignment"] for row in results["free"]} == set(limit.FREE)
+    assert results["laws"][0]["random h"] == capacity.random_dimension(6)
+    assert (settings.output / "report.html").is_file()
+    assert (settings.output / "collection" / "corpus.jsonl").is_file()
+    assert "LIMIT: every paradigm" in capsys.readouterr().out
+
+
+def test_settings_out_of_range():
+    for given, message in (
+        ({"relevant": 30}, "relevant = 30"),
+        ({"parts": []}, "parts"),
+        ({"dimensions": [0]}, "dimensions"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            Settings(**given)
+    with pytest.raises(SystemExit, match="need as many words"):
+        limit.collection(Settings(documents=90))
+    assert np.array_equal(capacity.all_sets(3), [[0, 1], [0, 2], [1, 2]])

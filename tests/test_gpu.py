@@ -1,0 +1,125 @@
+"""On a GPU everything computes what it computes on the CPU; skipped where no GPU is.
+
+Float32 products run with the highest precision, which torch's default is; tolerances are those of float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from paradigms import PARADIGMS
+from paradigms.align import as_maximum
+from paradigms.core import Tokens, rel
+from paradigms.data import Run
+from paradigms.generative.retriever import GenerativeRetriever
+from paradigms.index.exact import ExactIndex
+from paradigms.scoring import in_batch
+from tests.near import same_run
+from tests.scoring.table import RECIPES, gradients, label, texts
+from tests.tiny_generative import generative, named
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+TEXTS = ["A quick fox, in the garden.", "the stone story of a zebra; stone and water", "snow"]
+QUERIES = {"q1": "where is the quick fox", "q2": "stone"}
+# What Z "retrieved" counts of a soft A depends on where an exponential becomes 0 in float32.
+SOFT_COUNT = ("entropic", "retrieved")
+WAYS = [(recipe, False) for recipe in RECIPES if (recipe.align, recipe.normalise) != SOFT_COUNT]
+WAYS += [(recipe, True) for recipe in RECIPES if as_maximum(recipe.align_function)]
+
+
+def on_gpu(tokens: Tokens, dtype: torch.dtype = torch.float32) -> Tokens:
+    """A copy, with gradients of its own."""
+
+    def leaf(t: Tensor) -> Tensor:
+        t = t.detach().to("cuda", dtype if t.is_floating_point() else t.dtype)
+        return t.requires_grad_() if t.is_floating_point() else t
+
+    return tokens.map(leaf)
+
+
+def near(mine: Tensor, theirs: Tensor, tolerance: float) -> None:
+    """‖mine − theirs‖ ≤ tolerance · ‖theirs‖."""
+    assert mine.is_cuda
+    assert (mine.cpu().double() - theirs.double()).norm() <= tolerance * theirs.double().norm()
+
+
+@pytest.mark.parametrize("salience", [False, True])
+@pytest.mark.parametrize(
+    ("recipe", "fused"), WAYS, ids=[f"{label(r)}{' fused' * fused}" for r, fused in WAYS]
+)
+def test_in_batch_rel(monkeypatch: pytest.MonkeyPatch, recipe, salience: bool, fused: bool) -> None:
+    """Against core.rel in float64 on the CPU, in values and gradients; also by Triton's kernels."""
+    monkeypatch.setattr(in_batch, "FUSED", {"cuda"} if fused else set())
+    sides = texts(salience, sizes=(6, 9, 150, 40, 20))
+    A, Z = recipe.align_function, recipe.normalise_function
+    expected = rel(*sides, A, Z)
+    copies = [on_gpu(side) for side in sides]
+    found = in_batch.in_batch_rel(*copies, A, Z)
+    tolerance = 1e-3 if recipe.align == "entropic" else 1e-5  # an exponential amplifies rounding
+    near(found, expected.detach(), tolerance)
+    for mine, theirs in zip(weighted(found, copies), gradients(expected, *sides), strict=True):
+        near(mine, theirs, tolerance)
+
+
+def weighted(scores: Tensor, sides: list[Tokens]) -> list[Tensor]:
+    """`gradients`, of the same weighting of the scores, on their device."""
+    weights = torch.randn(scores.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    leaves = [t for side in sides for t in (side.vectors, side.salience) if t is not None]
+    found = torch.autograd.grad((scores * weights.to(scores)).sum(), leaves, allow_unused=True)
+    return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, found, strict=True)]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("h", [16, 64, 128, 768])
+def test_fused_kernels_in_half_precision(
+    monkeypatch: pytest.MonkeyPatch, dtype, tolerance: float, h: int
+) -> None:
+    """Against float64 of the same rounded vectors."""
+    monkeypatch.setattr(in_batch, "FUSED", {"cuda"})
+    sides = [on_gpu(side, dtype) for side in texts(sizes=(16, 33, 180, 32, h))]
+    wide = [
+        replace(s, vectors=s.vectors.detach().cpu().double().requires_grad_(), mask=s.mask.cpu())
+        for s in sides
+    ]
+    recipe = next(r for r in RECIPES if r.align == "query_to_document" and r.normalise == "one")
+    A, Z = recipe.align_function, recipe.normalise_function
+    expected, found = rel(*wide, A, Z), in_batch.in_batch_rel(*sides, A, Z)
+    near(found, expected.detach(), 1e-5)
+    for mine, theirs in zip(weighted(found, sides), gradients(expected, *wide), strict=True):
+        near(mine, theirs, tolerance)
+
+
+@pytest.mark.parametrize("name", PARADIGMS)
+def test_a_paradigm_encodes_indexes_and_searches(tiny_bert: Path, tmp_path: Path, name: str) -> None:
+    torch.manual_seed(0)
+    model = PARADIGMS[name](tiny_bert).eval()
+
+    def scores() -> Tensor:
+        with torch.inference_mode():
+            return model.score(model.encode_documents(TEXTS), model.encode_queries(list(QUERIES.values())))
+
+    def found(folder: str) -> Run:
+        index = ExactIndex.build(model, ["d1", "d2", "d3"], TEXTS, tmp_path / folder)
+        run = index.search(model, QUERIES, k=3)
+        assert {
+            q: dict(sorted(documents.items())) for q, documents in index.rerank(model, QUERIES, run).items()
+        } == {q: pytest.approx(dict(sorted(documents.items())), abs=1e-3) for q, documents in run.items()}
+        return run
+
+    expected, slow = scores(), found("cpu")
+    model.to("cuda")
+    near(scores(), expected, 1e-4)
+    for documents, wanted in zip(found("gpu").values(), slow.values(), strict=True):
+        assert documents == pytest.approx(wanted, abs=1e-3)  # what is stored is float16
+
+
+@pytest.mark.parametrize("settings", [{}, {"tokens": "own", "softmax": "place"}, {"pawa_rank": 4}])
+def test_a_generative_model_searches(seq2seq: dict[str, Path], settings: dict) -> None:
+    model = generative(seq2seq["t5"], named([[5, 6], [7], [5, 6, 8, 9], [300]]), beams=10, **settings)
+    slow = GenerativeRetriever(model.cpu()).search(QUERIES, k=4)
+    same_run(GenerativeRetriever(model.cuda()).search(QUERIES, k=4), slow)

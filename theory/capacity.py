@@ -1,0 +1,189 @@
+"""Which sets of documents can a query put first? Dimension, margin, bits and rounding of embeddings.
+
+Weller, Boratko, Naim, Lee, "On the Theoretical Limitations of Embedding-Based Retrieval", 2025 (LIMIT): n
+documents, and for every set S of k of them a query whose relevant documents are S. A query answers S if each
+document of S scores strictly above each other document. What is true:
+
+- Single vectors of 2k numbers answer all C(n, k) sets, for every n (`moment_vectors`), and from n = 3k on no
+  smaller dimension does (`unanswerable_set`). So neither dimension nor sign rank grows with n.
+- Margin does: the cosine gap of that construction falls like n^(−2k) (`moment_gap` for pairs), and no vectors
+  of h numbers have a larger gap than `packing_gap`. O(k² ln n) random dimensions have a constant margin
+  (`random_dimension`).
+- A rounded number has few bits: float16 loses pairs at some 30 documents, float32 at some 250
+  (`first_broken_size`). If queries are encoded without knowledge of what is relevant to them, documents need
+  `pattern_bits` bits each, whatever the architecture.
+- The maximum over tokens of 2 numbers answers any relevance matrix, with a token for each query that the
+  document answers (`ring`).
+"""
+
+from math import comb
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+from scipy.special import gammaln
+
+from theory import checks
+from theory.checks import Array
+from theory.projections import required_dimension
+
+
+def moment_vectors(documents: int, k: int = 2) -> Array:
+    """d_i = (cos t_i, sin t_i, …, cos k t_i, sin k t_i)/√k, t_i = 2πi/n: [n, 2k], unit vectors on one curve.
+
+    The trigonometric moment curve, whose convex hull is a cyclic polytope (Gale 1963): with `moment_queries`
+    all sets of at most k documents are answered. ValueError for n < 1 or k < 1.
+    """
+    n, most = int(checks.whole(documents, "documents")), int(checks.whole(k, "k"))
+    angles = 2 * np.pi / n * np.arange(n)[:, None] * np.arange(1, most + 1)
+    return np.stack([np.cos(angles), np.sin(angles)], axis=-1).reshape(n, -1) / np.sqrt(most)
+
+
+def moment_queries(documents: int, relevant: ArrayLike) -> Array:
+    """q_S with ⟨q_S, d(t)⟩ = c − a ∏_{s∈S} (1 − cos(t − t_s)), a > 0: unit queries for `moment_vectors`.
+
+    The product is a trigonometric polynomial of degree k, 0 on S and positive elsewhere: so S scores strictly
+    above every other document. relevant [..., k]: documents, 0 … n − 1, different in each row. Queries are
+    [..., 2k].
+    """
+    n = int(checks.whole(documents, "documents"))
+    rows = checks.whole(relevant, "relevant", least=0, most=n - 1)
+    k = rows.shape[-1]
+    grid = 2 * np.pi / (2 * k + 1) * np.arange(2 * k + 1)
+    product = np.prod(1 - np.cos(grid - 2 * np.pi / n * rows[..., None]), axis=-2)
+    waves = np.fft.rfft(product)[..., 1:]  # exact: 2k + 1 points determine a polynomial of degree k
+    queries = np.stack([-waves.real, waves.imag], axis=-1).reshape(*rows.shape[:-1], 2 * k)
+    return queries / np.linalg.norm(queries, axis=-1, keepdims=True)
+
+
+def gaps(queries: ArrayLike, documents: ArrayLike, relevant: ArrayLike) -> Array:
+    """min_{s∈S} ⟨q_S, d_s⟩ − max_{c∉S} ⟨q_S, d_c⟩ for each query, [m]: positive where S is answered.
+
+    queries [m, h], documents [n, h], relevant [m, k] with k < n. On unit vectors this is the cosine gap.
+    """
+    Q, D = (checks.vector(x, n, axes=2) for x, n in ((queries, "queries"), (documents, "documents")))
+    rows = checks.whole(relevant, "relevant", least=0, most=len(D) - 1).astype(np.int64)
+    scores = Q @ D.T
+    least = np.take_along_axis(scores, rows, 1).min(1)
+    np.put_along_axis(scores, rows, -np.inf, 1)
+    return np.asarray(least - scores.max(1))
+
+
+def moment_gap(documents: ArrayLike) -> float | Array:
+    """(1 − cos θ)² / √(8 cos²θ + ½), θ = 2π/n: the least cosine gap of a pair under `moment_queries`, n ≥ 6.
+
+    That of two documents with one between them; for large n it is (2π)⁴/√136 · n⁻⁴.
+    """
+    θ = 2 * np.pi / checks.whole(documents, "documents", least=6)
+    return checks.plain((2 * np.sin(θ / 2) ** 2) ** 2 / np.sqrt(8 * np.cos(θ) ** 2 + 0.5))
+
+
+def unanswerable_set(points: ArrayLike) -> NDArray[np.int64]:
+    """A set of at most ⌊(h+2)/2⌋ of h + 2 points in R^h that no inner product puts above the others.
+
+    Radon 1921: an affine dependence Σ c_i x_i = 0, Σ c_i = 0 splits the points in those with c > 0 and those
+    with c < 0, whose convex hulls meet; at a common point a linear function is a mean over either part, so
+    neither part scores strictly above the other. Returned is the smaller part. With h = 2k − 1 it has at most
+    k points: filled up with points outside the h + 2, it is a set of k that no query answers, if n ≥ 3k. So
+    sets of k need 2k dimensions. points [h + 2, h].
+    """
+    X = checks.vector(points, "points", axes=2, nonzero=False)
+    if len(X) != X.shape[1] + 2:
+        raise ValueError(f"points has shape {X.shape}; allowed: [h + 2, h]")
+    dependence = np.linalg.svd(np.vstack([X.T, np.ones(len(X))]))[2][-1]
+    above, below = np.flatnonzero(dependence > 0), np.flatnonzero(dependence < 0)
+    return above if len(above) <= len(below) else below
+
+
+def random_dimension(documents: ArrayLike, k: int = 2, failure: float = 1.0) -> float | Array:
+    """The h at which a Gaussian projection of one-hot documents answers all sets but with chance `failure`.
+
+    q_S = Σ_{s∈S} e_s and d_i = e_i have the margin 1/√(2k) in every triple (`theory.projections`), of which
+    there are C(n, k)·k·(n − k); the union bound with the exact pairwise law gives h. At failure = 1 some
+    projection answers all. h grows like 4k(k + 1) ln n. documents ≥ 2k broadcast.
+    """
+    n, most = checks.whole(documents, "documents", least=2 * k), int(checks.whole(k, "k"))
+    triples = np.exp(_log_comb(n, most)) * most * (n - most)
+    return checks.plain(required_dimension(1 / np.sqrt(2 * most), float(failure) / triples))
+
+
+def packing_gap(documents: ArrayLike, k: ArrayLike, dimension: ArrayLike) -> float | Array:
+    """γ ≤ 2 / (C(n, k)^{1/h} − 1): no unit vectors in R^h answer all sets of k with a larger cosine gap γ.
+
+    Proof: for sets S ≠ S' take a ∈ S∖S', c ∈ S'∖S. ⟨q_S − q_S', d_a − d_c⟩ ≥ 2γ and ‖d_a − d_c‖ ≤ 2, so the
+    C(n, k) unit queries lie γ apart; balls of radius γ/2 around them are disjoint and fit into one of radius
+    1 + γ/2: C(n, k) ≤ (1 + 2/γ)^h. Above 2, which every gap satisfies, the bound says nothing.
+    """
+    n, h = checks.whole(documents, "documents", least=2), checks.dimensions(dimension, "dimension")
+    return checks.plain(2 / np.expm1(_log_comb(n, checks.whole(k, "k")) / h))
+
+
+def pattern_bits(documents: ArrayLike, queries: ArrayLike, k: ArrayLike = 2) -> float | Array:
+    """(m/n) log₂ C(n, k): bits a document that an index needs if queries know nothing of the relevance.
+
+    m queries, each with any k of n documents, have C(n, k)^m relevance patterns. Where the vectors of the
+    queries are the same for all patterns, the index alone tells these apart. An index of M vectors of h
+    numbers of b bits has h·M·b bits a document. All arguments broadcast.
+    """
+    n, m = checks.whole(documents, "documents"), checks.whole(queries, "queries")
+    return checks.plain(m / n * _log_comb(n, checks.whole(k, "k")) / np.log(2))
+
+
+def first_broken_size(dtype: DTypeLike, most: int = 2000) -> int:
+    """The least n ≥ 6 at which `moment_vectors` rounded to `dtype` lose a pair with one document between.
+
+    Documents and queries are rounded, scores are exact (float64). ValueError where n ≤ `most` loses none.
+    """
+    for n in range(6, int(checks.whole(most, "most", least=6)) + 1):
+        pairs = (np.arange(n)[:, None] + [0, 2]) % n
+        vectors = moment_queries(n, pairs), moment_vectors(n)
+        if gaps(*(x.astype(dtype).astype(np.float64) for x in vectors), pairs).min() <= 0:
+            return n
+    raise ValueError(f"{np.dtype(dtype)} loses no pair of up to {most} documents")
+
+
+def forster_bound(relevance: ArrayLike) -> float:
+    """√(mn) / ‖2R − 1‖₂ ≤ sign rank of R (Forster 2002), a lower bound on the dimension plus one.
+
+    Sign rank: the least rank of a real matrix with the signs of 2R − 1; vectors that answer every row of R
+    have h ≥ sign rank − 1 (Weller et al. 2025). Large for dense patterns (√n for Hadamard matrices), near 1
+    for few relevant documents, whose sign rank is at most `sign_change_bound`. relevance R [m, n] of 0, 1.
+    """
+    signs = 2 * _relevance(relevance) - 1
+    return float(np.sqrt(signs.size) / np.linalg.norm(signs, 2))
+
+
+def sign_change_bound(relevance: ArrayLike) -> int:
+    """1 + the most changes along a row of R ≥ sign rank of R; at most 2k + 1 with k relevant documents a row.
+
+    Alon, Frankl and Rödl 1985: on a line, a polynomial with a root at every change has the row's signs.
+    """
+    return 1 + int(np.abs(np.diff(_relevance(relevance), axis=1)).sum(1).max())
+
+
+def ring(queries: int) -> Array:
+    """m unit vectors of 2 numbers, [m, 2]: tokens with which the maximum over tokens answers any relevance.
+
+    Query j is the token u_j. A document has u_j for every query j that it answers, and max_i ⟨u_i, u_j⟩ is 1
+    for relevant documents and at most cos(2π/m) for others: for any m × n relevance matrix.
+    """
+    angles = 2 * np.pi / int(checks.whole(queries, "queries")) * np.arange(queries)
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+def all_sets(documents: int, k: int = 2) -> NDArray[np.int64]:
+    """Every set of k of n documents, [C(n, k), k], in lexicographic order: those of LIMIT's queries."""
+    from itertools import combinations
+
+    n, most = int(checks.whole(documents, "documents")), int(checks.whole(k, "k"))
+    return np.array(list(combinations(range(n), most)), dtype=np.int64).reshape(comb(n, most), most)
+
+
+def _log_comb(n: Array, k: ArrayLike) -> Array:
+    return np.asarray(gammaln(n + 1) - gammaln(np.asarray(k) + 1) - gammaln(n - np.asarray(k) + 1))
+
+
+def _relevance(value: ArrayLike) -> Array:
+    matrix = checks.vector(value, "relevance", axes=2, nonzero=False)
+    if not np.isin(matrix, (0, 1)).all():
+        raise ValueError("relevance contains numbers other than 0 and 1")
+    return matrix

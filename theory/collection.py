@@ -1,0 +1,225 @@
+"""How many dimensions does a collection of sparse vectors need before a linear map keeps its ranking?
+
+Queries q [m, v] and documents d [n, v] score by ⟨q, d⟩; d1 is a query's best document. A linear map to k
+numbers keeps it if d1 is still among the first r. Two maps: Gaussian random projections, by the exact law of
+`theory.recall`, and the truncated singular value decomposition. Failure is a mean over queries, and k has an
+interval over queries, since other queries would need another k.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+
+from theory import checks
+from theory.checks import Array
+from theory.recall import rank_thresholds, recall_failure, required_dimension_recall_exact
+
+RESAMPLES, POINTS = 2000, 80  # of the bootstrap over queries: draws of the queries, and values of k
+OVERSAMPLED = 16  # columns of the randomised SVD beyond those that are kept
+
+
+class Dimension(NamedTuple):
+    """A dimension k and its 95% bootstrap interval over queries; inf where more than was tried."""
+
+    k: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return "{:,.0f} [{:,.0f}, {:,.0f}]".format(*self)
+
+
+class Draw(NamedTuple):
+    """Gaussian vectors g [v, samples], and their products ⟨g, d⟩ with all documents [n, samples]."""
+
+    gaussians: NDArray[np.float32]
+    products: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Vectors of documents [n, v] and queries [m, v], their scores [n, m], and groups of documents."""
+
+    documents: sparse.csr_array
+    queries: sparse.csr_array
+    scores: Array
+    groups: list[NDArray[np.int64]]
+
+    @classmethod
+    def of(
+        cls,
+        documents: sparse.csr_array,
+        queries: sparse.csr_array,
+        groups: list[NDArray[np.int64]] | None = None,
+    ) -> "Problem":
+        """The vectors, scored; by default all documents are one group."""
+        scores = (documents @ queries.T).toarray()
+        return cls(documents, queries, scores, groups or [np.arange(documents.shape[0])])
+
+    @cached_property
+    def single(self) -> sparse.csr_array:
+        """The documents in single precision: six digits, where sampling leaves two or three."""
+        return self.documents.astype(np.float32)
+
+    @cached_property
+    def squares(self) -> Array:
+        """Squared norms of the documents, [n]."""
+        return np.asarray(self.documents.power(2).sum(axis=1)).ravel()
+
+    def competitors(self, group: int, query: int) -> tuple[int, NDArray[np.int64], Array]:
+        """(best document, those below it, by how much) of a group for a query; none if nothing matches.
+
+        Documents that tie with the best have no positive margin; no statement here covers them.
+        """
+        rows = self.groups[group]
+        scores = self.scores[rows, query]
+        best = int(np.argmax(scores))
+        gains = scores[best] - scores
+        below = gains > 1e-9 * scores[best] if scores[best] > 0 else np.zeros(len(rows), dtype=bool)
+        return int(rows[best]), rows[below], gains[below]
+
+    def margins(self, group: int, query: int) -> tuple[int, NDArray[np.int64], Array]:
+        """(best document, those below it, their margins) of a group for a query."""
+        best, below, gains = self.competitors(group, query)
+        products = self.documents @ self.documents[[best]].toarray().ravel()
+        norms = np.sqrt(self.squares[best] + self.squares[below] - 2 * products[below])
+        unit = np.sqrt(self.queries[[query]].power(2).sum())
+        return best, below, np.minimum(gains / (unit * norms), 1.0)
+
+    def draw(self, samples: int, rng: np.random.Generator) -> Draw:
+        """Gaussian vectors that all queries share: with each query alone they have the law of fresh ones."""
+        gaussians = rng.standard_normal((self.documents.shape[1], samples), dtype=np.float32)
+        return Draw(gaussians, self.single @ gaussians)
+
+    def scores_projected(self, query: int, draw: Draw) -> tuple[Array, NDArray[np.float32]]:
+        """(a [n], b [n, samples]): under a Gaussian projection to k numbers the scores are χ_k a + b.
+
+        Up to one positive factor for all documents; a = ⟨q̄, d⟩, b = ⟨z, d⟩ with z = g − ⟨g, q̄⟩q̄
+        (`theory.recall`).
+        """
+        vector = self.queries[[query]]
+        norm = np.sqrt(vector.power(2).sum())
+        along = self.scores[:, query] / norm
+        shared = (vector.data / norm).astype(np.float32) @ draw.gaussians[vector.indices]
+        return along, draw.products - along.astype(np.float32)[:, None] * shared
+
+
+def length_groups(lengths: ArrayLike, bins: int) -> list[NDArray[np.int64]]:
+    """Documents in equally full bins of length, then all documents as the last group."""
+    order = np.argsort(lengths, kind="stable")
+    return [np.sort(part) for part in np.array_split(order, bins)] + [np.arange(len(order))]
+
+
+def exact_thresholds(problem: Problem, ranks: Sequence[int], samples: int, seed: int) -> Array:
+    """Thresholds of the exact law (`theory.recall.rank_thresholds`): [ranks, groups, m, samples].
+
+    NaN where a group has fewer than max(ranks) competitors for a query. All queries and groups share the
+    Gaussian vectors.
+    """
+    queries = problem.queries.shape[0]
+    found = np.full((len(ranks), len(problem.groups), queries, samples), np.nan)
+    draw = problem.draw(samples, np.random.default_rng(seed))
+    for query in range(queries):
+        along, across = problem.scores_projected(query, draw)
+        for group in range(len(problem.groups)):
+            best, below, _ = problem.competitors(group, query)
+            if len(below) >= max(ranks):
+                gains, noise = along[best] - along[below], across[best] - across[below]
+                found[:, group, query] = rank_thresholds(gains, noise, ranks)
+    return found
+
+
+def required_dimension(thresholds: Array, beta: float = 0.05, seed: int = 0) -> Dimension:
+    """k of a random projection with mean failure β over the queries, from thresholds [queries, samples].
+
+    Queries of NaN are left out; NaN where all are. Failure is monotone in k, so each draw's k lies where its
+    mean failure on a grid of k crosses β.
+    """
+    thresholds = thresholds[~np.isnan(thresholds[:, 0])]
+    if not len(thresholds):
+        return Dimension(np.nan, np.nan, np.nan)
+    exact, _ = required_dimension_recall_exact(thresholds, beta)
+    t, largest = np.log(1 / beta), float(np.max(thresholds))
+    # At the last k the largest threshold alone fails with β at most (Laurent and Massart 2000, Lemma 1).
+    last = max(2.0, (np.sqrt(t) + np.sqrt(t + largest**2)) ** 2)
+    grid = np.geomspace(max(1.0, exact / 10), last, POINTS)
+    curves = np.array([recall_failure(grid, row)[0] for row in thresholds])
+    return Dimension(exact, *_interval(grid, curves, beta, seed))
+
+
+def truncated(problem: Problem, r: int, most: int, seed: int = 0) -> tuple[NDArray[np.int64], Array]:
+    """(k [K], lost [m, K] of 0 and 1): whether the best document leaves the first r under a truncated SVD.
+
+    D ≈ U_k Σ_k V_kᵀ: V_kᵀ maps to the k numbers that keep most of the documents' squared length. k goes up to
+    `most` or the number of documents. Queries with fewer than r competitors are left out. Randomised, with
+    one power iteration (Halko, Martinsson and Tropp 2011, §4.5).
+    """
+    X, rng = problem.single, np.random.default_rng(seed)
+    size = min(most, *X.shape)
+    sketch = X @ rng.standard_normal((X.shape[1], min(size + OVERSAMPLED, X.shape[1])), dtype=np.float32)
+    basis = _orthonormal(X @ (X.T @ _orthonormal(sketch)))
+    right = X.T @ basis  # [v, size]: X ≈ basis · rightᵀ
+    values, rotation = np.linalg.eigh((right.T @ right).astype(np.float64))
+    rotation = rotation[:, ::-1][:, : min(size, int((values > 1e-10 * values[-1]).sum()))].astype(np.float32)
+    left, asked = basis @ rotation, rotation.T @ (right.T @ problem.queries.astype(np.float32).T)
+    ks = np.unique(np.round(np.geomspace(1, left.shape[1], POINTS)).astype(np.int64))
+    rows = []
+    for query in range(problem.queries.shape[0]):
+        best, below, _ = problem.competitors(-1, query)
+        if len(below) < r:
+            continue
+        scores = np.zeros(len(left), dtype=np.float32)
+        rows.append([])
+        for start, k in zip([0, *ks], ks, strict=False):
+            scores += left[:, start:k] @ asked[start:k, query]
+            rows[-1].append((scores[below] >= scores[best]).sum() >= r)
+    return ks, np.array(rows, dtype=float)
+
+
+def least_dimension(ks: ArrayLike, lost: Array, beta: float = 0.05, seed: int = 0) -> Dimension:
+    """The k from which on at most a share β of the queries is lost, from lost [m, K] at each of ks [K].
+
+    inf where the last k is not enough. A measured failure is not monotone: what counts is its last crossing.
+    """
+    ks = np.asarray(ks, dtype=np.float64)
+    above = np.flatnonzero(lost.mean(0) > beta)
+    k = np.append(ks, np.inf)[above[-1] + 1] if above.size else ks[0]
+    return Dimension(float(k), *_interval(ks, lost, beta, seed))
+
+
+def reached_by(thresholds: Array, lost: float) -> float:
+    """The k at which a random projection loses a share `lost` of the queries: what another map is worth.
+
+    thresholds [queries, samples] as in `required_dimension`. ValueError for a share outside (0, 1).
+    """
+    known = thresholds[~np.isnan(thresholds[:, 0])]
+    return required_dimension_recall_exact(known, float(checks.probability(lost, "lost")))[0]
+
+
+def _interval(grid: Array, curves: Array, beta: float, seed: int) -> tuple[float, float]:
+    """95% interval of the k at which resampled means of curves [queries, K] fall to β, log-linear in k."""
+    queries, points = curves.shape
+    drawn = np.random.default_rng(seed).multinomial(queries, np.full(queries, 1 / queries), RESAMPLES)
+    means = drawn @ curves / queries
+    last = points - 1 - (means > beta)[:, ::-1].argmax(1)  # the last point above β, where there is one
+    never, always = ~(means > beta).any(1), means[:, -1] > beta
+    after = np.minimum(last + 1, points - 1)
+    rows = np.arange(RESAMPLES)
+    before, behind = means[rows, last], means[rows, after]
+    share = np.clip((before - beta) / np.maximum(before - behind, 1e-300), 0, 1)
+    ks = grid[last] * (grid[after] / grid[last]) ** share
+    ks = np.where(never, grid[0], np.where(always, np.inf, ks))
+    low, high = np.quantile(ks, [0.025, 0.975], method="nearest")
+    return float(low), float(high)
+
+
+def _orthonormal(columns: NDArray[np.float32]) -> NDArray[np.float32]:
+    """An orthonormal basis of the columns' span, by their Gram matrix."""
+    values, vectors = np.linalg.eigh((columns.T @ columns).astype(np.float64))
+    kept = values > 1e-7 * values[-1]
+    return columns @ (vectors[:, kept] / np.sqrt(values[kept])).astype(np.float32)
