@@ -69,7 +69,7 @@ def best_if_significant(values: Values, default: int = 0, *, level: float = LEVE
     return np.where(p <= level, choice, default)
 
 
-def evidence(values: Values, default: int = 0) -> Float[np.ndarray, "strategies *folds"]:
+def evidence(values: Values, default: int = 0) -> Float[np.ndarray, strategies * folds]:
     """One-sided p of "strategy s is no better than the default", corrected for having tried all of them.
 
     The paired sign-flip test with the maximal statistic (Westfall & Young 1993): t_s = Σ_q d_sq / ‖d_s‖,
