@@ -85,9 +85,9 @@ def cross_margins(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> Arra
 def maxscore_margin(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> float:
     """max_i min_j μ(q, d1^(i), d2^(j)): a margin that suffices for max-scoring to keep d1 above d2.
 
-    It is enough that one segment of d1 beats every segment of d2, but not needed: q = e0, segments e0 + 10 e_i
-    of d1, i = 1 … 20, and the segment 0 of d2 have margin .0995, which asks for k = 272, and an error below
-    2⁻²⁰ at k = 1, since one of 20 wins. Not positive if d1 does not win by its best segment.
+    It is enough that one segment of d1 beats every segment of d2, but not needed: with q = e0, 20 segments
+    e0 + 10 e_i of d1 and the segment 0 of d2, the margin is .0995, which asks for k = 273, and the error at
+    k = 1 is below 2⁻²⁰, since one of 20 wins. Not positive if d1 does not win by its best segment.
     """
     return float(cross_margins(query, better, worse).min(axis=1).max())
 

@@ -215,9 +215,9 @@ def required_dimension_recall_exact(thresholds: ArrayLike, beta: float = 0.05) -
     """The real k ≥ 1 with P(R ≥ r) = β by the exact law, and its standard error: the k for recall@r ≥ 1 − β.
 
     `thresholds` as in `recall_failure`; for several queries their mean recall reaches 1 − β. If k = 1
-    suffices, the result is 1. The standard error is that of P(R ≥ r) at k divided by the slope there, at k = 1
-    too, where P may be near β by chance; it is inf if the samples are so few that P is flat at β, and 0 where
-    no sample fails.
+    suffices, the result is 1. The standard error is that of P(R ≥ r) at k divided by the slope there, also at
+    k = 1, where P may be near β by chance. It is inf if the samples are so few that P is flat at β, and 0
+    where no sample fails.
     """
     squares, level = _squares(thresholds), float(checks.probability(beta))
     # Laurent and Massart: P(χ²_k ≤ k − 2√(k t)) ≤ e^{−t}; at this k the largest sample alone gives at most β.
