@@ -22,8 +22,8 @@ EXACT_SHOTS = 10  # up to 2^10 sign patterns are all counted; beyond, 999 random
 PARTITIONS = 8  # times `shots`: random partitions into folds that `adapt` averages over
 TOGETHER = 256  # folds whose sign patterns are in memory at once
 
-Values = Float[np.ndarray, "strategies *folds shots"]  # of the judged queries of one fold, or of many
-Chosen = Int[np.ndarray, "*folds"]
+Values = Float[np.ndarray, "strategies ... shots"]  # of the judged queries of one fold, or of many
+Chosen = Int[np.ndarray, "..."]
 Rule = Callable[[Values, int], Chosen]  # the judged queries' values, the default -> strategies
 
 
@@ -69,7 +69,7 @@ def best_if_significant(values: Values, default: int = 0, *, level: float = LEVE
     return np.where(p <= level, choice, default)
 
 
-def evidence(values: Values, default: int = 0) -> Float[np.ndarray, "strategies *folds"]:
+def evidence(values: Values, default: int = 0) -> Float[np.ndarray, "strategies ..."]:
     """One-sided p of "strategy s is no better than the default", corrected for having tried all of them.
 
     The paired sign-flip test with the maximal statistic (Westfall & Young 1993): t_s = Σ_q d_sq / ‖d_s‖,
@@ -82,7 +82,7 @@ def evidence(values: Values, default: int = 0) -> Float[np.ndarray, "strategies 
     length = np.sqrt((d**2).sum(axis=-1, keepdims=True))  # no flip of signs changes it
     t = np.divide(d, length, out=np.zeros_like(d), where=length > 0)
     signs, extra = _signs(t.shape[-1], t.shape[-1] <= EXACT_SHOTS)
-    largest = (t @ signs.T).max(axis=0)  # [*folds, patterns]
+    largest = (t @ signs.T).max(axis=0)  # [..., patterns]
     reached = np.array([(largest >= of[..., None] - TIE).sum(axis=-1) for of in t.sum(axis=-1)])
     return (reached + extra) / (len(signs) + extra)
 
