@@ -14,7 +14,7 @@ from accelerate.state import AcceleratorState
 from tests.tiny import FAMILIES, SEQ2SEQ, write_checkpoint, write_seq2seq
 
 # The same examples in every run, so a failure is the change's own; no limit in seconds.
-hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=50)
 hypothesis.settings.load_profile("fixed")
 
 

@@ -21,7 +21,7 @@ from training_parts import trainers
 from paradigms import PARADIGMS
 from paradigms.data import Collection, Corpus, Problems, Split
 from paradigms.train.contrastive import Contrastive
-from tests.tiny import WORDS
+from tests.tiny import WORDS, write_collection
 
 STEPS, BATCH = 3, 8  # one of them a warm-up
 
@@ -31,14 +31,8 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Forty documents of six words; each query is three of a document's words."""
     folder, words = tmp_path_factory.mktemp("words"), WORDS.split()
     texts = [" ".join(words[(7 * n + 3 * w) % len(words)] for w in range(6)) for n in range(40)]
-    documents = [{"_id": f"d{n}", "title": "", "text": text} for n, text in enumerate(texts)]
-    queries = [{"_id": f"q{n}", "text": " ".join(text.split()[:3])} for n, text in enumerate(texts)]
-    for name, rows in (("corpus", documents), ("queries", queries)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "qrels").mkdir()
-    lines = "".join(f"q{n}\td{n}\t1\n" for n in range(40))
-    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
-    return folder
+    queries = [" ".join(text.split()[:3]) for text in texts]
+    return write_collection(folder, texts, queries, {"train": range(40)})
 
 
 @pytest.fixture(scope="module")
