@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -214,28 +213,6 @@ def test_every_batch_size_is_timed_on_as_many_pairs_and_cached_if_it_is_larger_t
     ]  # fmt: skip
 
 
-def test_a_peer_is_installed_once_and_again_where_that_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran: list[list[str]] = []
-
-    def run(command: list[str], check: bool) -> None:
-        ran.append(command)
-        if command[2] == "venv":
-            Path(command[-1]).mkdir(parents=True, exist_ok=True)
-        elif len(ran) == 2:
-            raise subprocess.CalledProcessError(1, command)
-
-    monkeypatch.setattr(training.subprocess, "run", run)
-    with pytest.raises(subprocess.CalledProcessError):
-        training.installed("sentence-transformers", tmp_path, Console())
-    pythons = {training.installed("sentence-transformers", tmp_path, Console()) for _ in range(2)}
-    assert pythons == {str(tmp_path / "sentence-transformers" / "bin" / "python")}
-    assert len(ran) == 4
-    assert ran[-1][1:5] == ["-m", "pip", "install", "--quiet"]
-    assert "sentence-transformers[train]>=6" in ran[-1]  # with accelerate, which its Trainer needs
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -250,17 +227,3 @@ def test_a_peer_is_installed_once_and_again_where_that_failed(
 def test_settings_that_make_no_sense_are_refused(changes: dict, message: str) -> None:
     with pytest.raises(SystemExit, match=message):
         training.Settings(**changes)
-
-
-@pytest.mark.parametrize(
-    ("status", "errors", "wanted"),
-    [
-        (-9, "", "out of memory"),
-        (1, "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried", "out of memory"),
-        (1, "Traceback\ntorch.OutOfMemoryError: CUDA out of memory. Tried", "out of memory"),
-        (1, "Traceback\nValueError: lengths differ\n", "ValueError: lengths differ"),
-        (3, " \n", "exit status 3"),
-    ],
-)
-def test_why_a_process_failed(status: int, errors: str, wanted: str) -> None:
-    assert training.reason(status, errors) == wanted
