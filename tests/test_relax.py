@@ -224,7 +224,8 @@ def test_autocast_and_half_precision_inputs_are_computed_in_float32():
 
 
 @pytest.mark.parametrize(
-    ("eps", "iterations", "word"), [(0.0, None, "eps"), (1e-31, None, "eps"), (-1.0, 5, "eps"), (0.1, 0, "iter")]
+    ("eps", "iterations", "word"),
+    [(0.0, None, "eps"), (1e-31, None, "eps"), (-1.0, 5, "eps"), (0.1, 0, "iter")],
 )
 def test_refuses(eps, iterations, word):
     with pytest.raises(ValueError, match=word):
