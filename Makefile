@@ -7,7 +7,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Python compiles what is imported when it is; pip would compile 16,000 files, for half a minute.
 export PIP_NO_COMPILE ?= 1
 
-.PHONY: compare test test-cpus extras lint bench
+.PHONY: compare test test-cpus test-gpu extras lint bench
 
 compare: .venv/.run
 	$(BIN)/python experiments/compare.py $(ARGS)
@@ -29,6 +29,9 @@ test-cpus: .venv/.test
 		OPENBLAS_CORETYPE=Nehalem $(OLDER) $(ARGS)
 	ATEN_CPU_CAPABILITY=avx2 DNNL_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 FAISS_SIMD_LEVEL=AVX2 \
 		OPENBLAS_CORETYPE=Haswell $(OLDER) $(ARGS)
+
+test-gpu: .venv/.test
+	CUDA_VISIBLE_DEVICES=0 $(BIN)/python -m pytest tests/test_gpu.py $(ARGS)
 
 lint: .venv/.test
 	$(BIN)/ruff check .

@@ -12,11 +12,14 @@ the pieces of a tokenizer, case ignored, as in Luan et al. (TACL 2021, §4.1): t
 and BM25-bi 2.
 """
 
+import importlib
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -45,6 +48,18 @@ STOPWORDS = tuple(
         "these they this to was will with"
     )
 )
+
+
+def _bm25s() -> ModuleType:
+    """The library, imported as if JAX were not installed: it would run JAX, which reserves most of a GPU."""
+    hidden = "jax" not in sys.modules
+    if hidden:
+        sys.modules["jax"] = None  # type: ignore[assignment]
+    try:
+        return importlib.import_module("bm25s")
+    finally:
+        if hidden:
+            del sys.modules["jax"]
 
 
 class BM25:
@@ -86,7 +101,7 @@ class BM25:
         pieces that are left out before runs are formed, by default `STOPWORDS` of words and none of pieces.
         ValueError when there is not one id per text, when an id repeats, or when no text holds a term.
         """
-        import bm25s
+        bm25s = _bm25s()
 
         if ngrams < 1:
             raise ValueError(f"ngrams must be at least 1, not {ngrams}")
@@ -174,7 +189,7 @@ class BM25:
     @classmethod
     def load(cls, folder: str | Path) -> "BM25":
         """Index that `save` wrote. FileNotFoundError when `folder` holds none."""
-        import bm25s
+        bm25s = _bm25s()
 
         settle(folder)
         file = Path(folder) / "settings.json"

@@ -160,7 +160,8 @@ def seal_scores(
     bounds = np.append(firsts, len(found))
     starts = index.starts[documents], index.starts[documents + 1] - 1
     size = int(index.branches(index.start()).tokens[-1]) + 1
-    scores = _score(found[:, 1:], bounds, *starts, index.text, grams, offsets, weights, late, size)
+    found = np.ascontiguousarray(found[:, 1:])
+    scores = _score(found, bounds, *starts, index.text, grams, offsets, weights, late, size)
     return dict(zip(documents.tolist(), scores.tolist(), strict=True))
 
 
@@ -193,8 +194,10 @@ def _occurrences(index: NGramIndex, states: States, grams: list[Any]) -> Int[np.
             hits = hits[text[hits + i] == token]
         which = np.searchsorted(offsets, hits, side="right") - 1
         parts.append((candidates[which], np.full(len(hits), n), hits - offsets[which]))
-    found = np.stack([np.concatenate(column) for column in zip(*parts, strict=True)], axis=1)
-    return found[np.lexsort(found.T[::-1])]
+    of, which, at = (np.concatenate(column).astype(np.int64) for column in zip(*parts, strict=True))
+    count, length = max(1, len(states)), int(np.diff(index.starts).max())
+    rows, positions = np.divmod(np.sort((of * count + which) * length + at), length)  # one key sorts faster
+    return np.stack([*np.divmod(rows, count), positions], axis=1)
 
 
 @no_type_check

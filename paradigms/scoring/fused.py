@@ -45,12 +45,17 @@ SIZES = ["documents", "tokens", "group", "near_tokens", "near_rows"]
 def supports(vectors: Tensor) -> bool:
     """Whether the kernels are the faster way for such vectors, on their device.
 
-    They need NVIDIA's compute capability 8.0: for older devices Triton makes products without tensor cores.
+    They need tensor cores: vectors of 16 bits, or `torch.set_float32_matmul_precision("high")`, and NVIDIA's
+    compute capability 8.0. Exact float32 products take about as long as those in chunks
+    (`experiments/benchmarks/in_batch_scoring.py`).
     """
     if vectors.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return False
+    if INTERPRETED:
+        return True
+    exact = vectors.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
     nvidia = vectors.is_cuda and torch.version.hip is None
-    return INTERPRETED or (nvidia and torch.cuda.get_device_capability(vectors.device) >= (8, 0))
+    return not exact and nvidia and torch.cuda.get_device_capability(vectors.device) >= (8, 0)
 
 
 def best_tokens(

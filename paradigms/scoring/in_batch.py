@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from importlib.util import find_spec
 
@@ -18,9 +17,7 @@ from paradigms.scoring.pairs import Pairs, first_tokens, maxima, rel_of
 
 CELLS = {"cpu": 1 << 20}  # entries of S at once: what a processor's cache holds with its temporaries
 MANY_CELLS = 1 << 24  # elsewhere: 64 MB, so that launching a chunk costs nothing beside computing it
-# Devices on which Triton's kernels find maxima, opt-in: PARADIGMS_FUSED=cuda. Needs Triton and compute
-# capability 8.0.
-FUSED = set(os.environ.get("PARADIGMS_FUSED", "").split(",")) - {""}
+FUSED = {"cuda"}  # devices on which Triton's kernels find maxima, where they are the faster way
 
 
 def in_batch_rel(
