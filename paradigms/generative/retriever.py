@@ -52,9 +52,14 @@ class GenerativeRetriever:
 
     @property
     def bytes_per_document(self) -> float:
-        """Bytes of the model's weights, its identifiers (with their clusters) and `valid`, per document."""
-        clusters = self.model.clusters
-        size = sum(part.nbytes for part in (*self.model.parameters(), *self.model.buffers()))
+        """Bytes of the model's weights, its identifiers (with their clusters) and `valid`, per document.
+
+        A frozen encoder does not count: it knows nothing of the corpus.
+        """
+        clusters, model = self.model.clusters, self.model
+        size = sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
+        if model.settings.frozen:
+            size -= sum(part.nbytes for part in (*model.encoder.parameters(), *model.encoder.buffers()))
         if clusters is not None:
             size += clusters.surface.nbytes + clusters.labels.nbytes
         return (size + _bytes(self.model.identifiers) + _bytes(self.valid)) / len(self.positions)

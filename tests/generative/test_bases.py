@@ -160,6 +160,9 @@ def test_frozen_states_are_kept_once_for_all_models_of_an_encoder(
     kept, _ = other.begin(sources)
     expected = first.encode(sources)
     torch.testing.assert_close(kept[sources.counts], expected[sources.counts], atol=2e-3, rtol=0)
+    sizes = [GenerativeRetriever(genre(base, folders)).bytes_per_document for base in ("bert", "bert frozen")]
+    encoder = sum(weight.nbytes for weight in (*first.encoder.parameters(), *first.encoder.buffers()))
+    assert sizes[0] - sizes[1] == encoder / len(CORPUS)
     with pytest.raises(ValueError, match="trains its encoder"):
         genre("bert", folders).keep_states(tmp_path)
 
