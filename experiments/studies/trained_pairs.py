@@ -112,6 +112,8 @@ def trained(
         model = _fit(name, backbone, seed, bench, settings, accelerator, console)
         if accelerator.is_main_process:
             model.save_pretrained(folder / name / "checkpoint")
+            for file in (folder / name / "training" / "checkpoints").rglob("*.safetensors"):
+                file.unlink()  # of no use any more, three times the model; `cost` reads the rest
         accelerator.wait_for_everyone()
         accelerator.free_memory()
     saved = load(folder / name / "checkpoint")
