@@ -1,10 +1,11 @@
 """nDCG@10 by alignment strategy, and what a few judged queries gain by choosing it: ALIGNER's adaptation.
 
-Qian et al. 2022, §3.1 and §4.2: Tables 3 and 7 to 13, Figures 4 and 5, on your collections. For each
+Qian et al. 2022, §3.1 and §4.2: Tables 2, 3, 7 and 11 to 13, Figures 4 and 5, on your collections. For each
 collection, training alignment and seed an ALIGNER without salience is trained; its own search with that
-alignment gives every query's candidates, as in the paper; one pass over S reranks them under k in
-{1, 2, 4, 6, 8} and p in {.5, 1, 1.5, 2}%; folds of the queries then choose. Finished models are not trained
-again, and the report covers everything in the results folder: collections, alignments and seeds may be added.
+alignment gives every query's candidates, as in the paper; one pass over S reranks them under every strategy;
+folds of the queries then choose among k in {1, 2, 4, 6, 8} and p in {.5, 1, 1.5, 2}%. Finished models are not
+trained again, and the report covers everything in the results folder: collections, alignments and seeds may
+be added.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from studies.shared_settings import EncoderTraining, Tracker
+
 from paradigms.io.settings import command_line, folder_name
 
 
 @dataclass
-class Settings:
+class Settings(EncoderTraining):
     """Which ALIGNERs are adapted to what, from how many judged queries."""
 
     collections: list[str] = field(default_factory=lambda: ["pydocs"])
@@ -30,19 +33,12 @@ class Settings:
     checkpoint: str = ""
     """a saved ALIGNER that is taken to every collection as it is; empty: one is trained on each"""
     trained_with: list[str] = field(default_factory=lambda: ["k=1"])
-    """alignments that models are trained with, each its models' default: of k=1 … k=8, p=0.5% … p=2%"""
+    """alignments that models are trained with, each its models' default: of k=1, 2, 4, 6, 8, 16; p=0.5%, 1%,
+    1.5%, 2%, 4%, 5%; eps=0.01, 0.02, 0.04, 0.06, 0.1 (entropic, k = 1)"""
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     """of training"""
     backbone: str = "offline"
     """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
-    steps: int = 30
-    batch_size: int = 32
-    """queries per step and process"""
-    negatives: int = 0
-    """hard negatives per query, mined from BM25's top 100"""
-    learning_rate: float = 3e-5
-    head_learning_rate: float = 3e-4
-    """of the projection, which starts untrained"""
     query_length: int = 48
     document_length: int = 180
     """in training"""
@@ -55,13 +51,13 @@ class Settings:
     output: str = "results/alignment-adaptation"
     precision: str = "auto"
     """no, bf16, fp16; auto: bf16 where the hardware has it"""
-    tracker: str = "wandb"
+    tracker: Tracker = "wandb"
     """wandb (offline without a key) or none"""
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.trained_with if name not in STRATEGIES]
+        unknown = [name for name in self.trained_with if name not in MEASURED]
         if unknown:
-            raise SystemExit(f"unknown alignment {', '.join(unknown)}; there are {', '.join(STRATEGIES)}")
+            raise SystemExit(f"unknown alignment {', '.join(unknown)}; there are {', '.join(MEASURED)}")
         for name in ("collections", "trained_with", "seeds"):
             if not getattr(self, name):
                 raise SystemExit(f"{name} must name at least one")
@@ -85,7 +81,7 @@ from paradigms.aligner import aligner
 from paradigms.encoder.text import TextEncoder
 from paradigms.evaluate import per_query
 from paradigms.index import ExactIndex
-from paradigms.index.strategies import STRATEGIES, rerank_strategies
+from paradigms.index.strategies import MEASURED, rerank_strategies
 from paradigms.train.job import begin, keep_settings
 from paradigms.train.state import by_main
 
@@ -96,7 +92,7 @@ FREE = {"collections", "trained_with", "seeds", "shots", "tracker", "output"}
 def main(settings: Settings) -> None:
     folder = Path(settings.output)
     accelerator, console = begin(settings)
-    kept = asdict(settings) | {"processes": accelerator.num_processes, "state": "after all steps"}
+    kept = asdict(settings) | {"processes": accelerator.num_processes, "measured": list(MEASURED)}
     kept |= {"precision": accelerator.mixed_precision}
     by_main(lambda: keep_settings(kept, folder, FREE), accelerator)
     if settings.checkpoint:
@@ -115,17 +111,17 @@ def main(settings: Settings) -> None:
 
 
 def alignment_of(checkpoint: str) -> str:
-    """The name in STRATEGIES of the alignment that a saved ALIGNER was trained with."""
+    """The name in MEASURED of the alignment that a saved ALIGNER was trained with."""
     try:
         recipe = Paradigm.from_pretrained(checkpoint).recipe
     except (OSError, ValueError) as error:
         raise SystemExit(f"--checkpoint: {error}") from error
-    for name, strategy in STRATEGIES.items():
+    for name, strategy in MEASURED.items():
         if strategy == (recipe.align, recipe.align_knobs):
             return name
     raise SystemExit(
         f"--checkpoint: {recipe.name} with {recipe.align} {dict(recipe.align_knobs)} has none of the "
-        f"alignments {', '.join(STRATEGIES)} as its default"
+        f"alignments {', '.join(MEASURED)} as its default"
     )
 
 
@@ -135,12 +131,13 @@ def job(own: str, seed: int, folder: Path, bench: Bench, settings: Settings) -> 
     def make() -> Paradigm:
         if not bench.train.queries:
             raise ValueError("there are no training queries: take --checkpoint from another collection")
-        align, knobs = STRATEGIES[own]
+        align, knobs = MEASURED[own]
         lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
         return aligner(settings.backbone, align, dict(knobs), salience="none", **lengths)
 
     def measured(paradigm: Paradigm, index: ExactIndex, _: Path) -> Measured:
         keys = {"collection": bench.collection.name, "trained_with": own, "seed": seed}
+        keys["zero_shot"] = bool(settings.checkpoint)
         return keys | measure(paradigm, index, bench, settings.depth)
 
     def longer(checkpoint: Path) -> Paradigm:
@@ -164,40 +161,40 @@ def measure(paradigm: Paradigm, index: ExactIndex, bench: Bench, depth: int) -> 
     """nDCG@10 of each query under each strategy, over candidates from the model's own search."""
     test = bench.test
     found = index.search(paradigm, test.queries, depth, progress=True)
-    runs = rerank_strategies(index, paradigm, test.queries, found, progress=True)
+    runs = rerank_strategies(index, paradigm, test.queries, found, MEASURED, progress=True)
     measured = {name: per_query(run, test.judgements, (MEASURE,)) for name, run in runs.items()}
     lengths = torch.from_numpy(np.diff(index.offsets))
     several = {
         name: (kept(lengths, **knobs) > 1).double().mean()
-        for name, (align, knobs) in STRATEGIES.items()
+        for name, (align, knobs) in MEASURED.items()
         if (kept := ALIGNMENTS[align].kept)
     }
     return {
         "fingerprint": bench.collection.fingerprint,
         "queries": measured["k=1"].queries,
+        "bm25": bench.lexical((MEASURE,)).values[MEASURE].tolist(),
         "values": {name: of.values[MEASURE].tolist() for name, of in measured.items()},
         "several": {name: float(share) for name, share in several.items()},
-        "bm25": bench.lexical((MEASURE,)).mean(MEASURE),
     }
 
 
 def open_tasks(folder: Path, settings: Settings) -> list[Task]:
     """Every finished model of the folder, those of one collection and training alignment together."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for file in sorted(folder.glob("*/*/seed-*/values.json")):
         model = json.loads(file.read_text(encoding="utf-8"))
-        groups.setdefault((model["collection"], model["trained_with"]), []).append(model)
+        groups.setdefault((model["collection"], model["trained_with"], model["zero_shot"]), []).append(model)
     tasks = []
-    for (name, own), models in groups.items():
+    for (name, own, zero_shot), models in groups.items():
         for key in ("fingerprint", "queries"):
             if any(model[key] != models[0][key] for model in models):
                 raise SystemExit(f"{folder}: the models of {name} were measured on different {key}")
-        values = np.array([list(model["values"].values()) for model in models])
-        several = {s: float(np.mean([model["several"][s] for model in models])) for s in STRATEGIES}
+        values = np.array([[model["values"][s] for s in MEASURED] for model in models])
+        several = {s: float(np.mean([model["several"][s] for model in models])) for s in models[0]["several"]}
         if values.shape[-1] <= min(settings.shots):
             raise SystemExit(f"{name}: {values.shape[-1]} queries are too few for shots {settings.shots}")
-        bm25 = models[0]["bm25"]
-        tasks.append(Task(name, own, list(STRATEGIES), values, several, bm25, sorted(settings.shots)))
+        bm25, shots = np.array(models[0]["bm25"]), sorted(settings.shots)
+        tasks.append(Task(name, own, list(MEASURED), values, several, bm25, shots, models, zero_shot))
     return tasks
 
 

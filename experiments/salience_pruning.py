@@ -3,7 +3,9 @@
 Trains ALIGNER once for each way to make salience sparse and each seed, then stores β^d of every document's
 tokens, searches with β^q of every query's, and refines what was found with all vectors. Bytes, milliseconds
 and multiply-adds stand beside every pair of ratios. The full model that pruned ones are compared with has no
-salience. Finished models are not trained again: more methods and seeds may be added to a results folder.
+salience. Which words are salient, how many tokens are ever retrieved (§3, §4.4), and an alignment adapted
+after pruning are measured too. Finished models are not trained again: more methods and seeds may be added to
+a results folder.
 """
 
 from __future__ import annotations
@@ -13,17 +15,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from studies.shared_settings import EncoderTraining, Tracker
+
 from paradigms.io.settings import command_line, folder_name
 
 
 @dataclass
-class Settings:
+class Settings(EncoderTraining):
     """Which ALIGNERs are trained on what, and how far they are pruned."""
 
     collection: str = "pydocs"
     """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
-    documents: int = 0
+    documents: int = 2000
     """size of a fixed subset, of pydocs alone; 0: all documents"""
+    queries: int = 0
+    """test queries that are measured, drawn at random; 0: all"""
     backbone: str = "offline"
     """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
     output: str = ""
@@ -35,25 +41,17 @@ class Settings:
     """α^q of the training; also β^q where β^d varies"""
     document_ratio: float = 0.4
     """α^d of the training; also β^d where β^q varies"""
-    eps: float = 0.002
-    """ε of the entropic gate"""
+    eps: float | None = None
+    """ε of the entropic gate; by default ALIGNER's own (EPS in paradigms/aligner.py; the paper's is .002)"""
     l1: float = 1.0
     """coefficient of the mean salience in the loss of method l1"""
     depth: int = 100
     """documents that the pruned search finds for each query, and that are refined"""
-    steps: int = 300
-    batch_size: int = 32
-    """queries per step and process"""
-    negatives: int = 0
-    """hard negatives per query, mined from BM25's top 100"""
-    learning_rate: float = 3e-5
-    head_learning_rate: float = 1e-3
-    """of projection and salience heads, which start untrained"""
     query_length: int = 48
     document_length: int = 128
     precision: str = "auto"
     """no, bf16, fp16; auto: bf16 where the hardware has it"""
-    tracker: str = "wandb"
+    tracker: Tracker = "wandb"
     """wandb (offline without a key) or none"""
 
     def __post_init__(self) -> None:
@@ -64,6 +62,11 @@ class Settings:
             if not getattr(self, name):
                 raise SystemExit(f"{name} must name at least one")
         self.output = self.output or f"results/salience-pruning-{folder_name(self.collection)}"
+
+    @property
+    def figure_7(self) -> tuple[float, float]:
+        """Its (β^q, β^d) of which the text speaks, with β^q as trained."""
+        return self.query_ratio, 0.2
 
     def pairs(self) -> list[tuple[float, float]]:
         """The (β^q, β^d) that are measured: none pruned, each ratio with the other as trained, Figure 7."""
@@ -76,16 +79,22 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
 import numpy as np
+from bm25s.stopwords import STOPWORDS_EN_PLUS
+from interpret import words
+from scipy.stats import rankdata
 from studies.model_runs import Bench, Job, Measured, open_bench, run_jobs
 from studies.pages import publish
-from studies.salience_report import Found, describe
+from studies.salience_report import SALIENT_IN, Found, describe
 
 from paradigms import Paradigm
-from paradigms.aligner import aligner
-from paradigms.data import Run, Split
+from paradigms.aligner import EPS, aligner
+from paradigms.core import Tokens
+from paradigms.data import Collection, Run, Split
+from paradigms.encoder.text import Side
 from paradigms.evaluate import per_query
 from paradigms.index import ExactIndex
 from paradigms.index.pruning import most_salient
+from paradigms.index.strategies import rerank_strategies
 from paradigms.train.job import begin, keep_settings
 from paradigms.train.state import by_main
 
@@ -99,12 +108,17 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 MEASURES = ("RR@10", "nDCG@10")
 FREE = {"methods", "seeds", "tracker", "output"}
+FUNCTION_WORDS = frozenset(STOPWORDS_EN_PLUS)  # articles, pronouns, prepositions, conjunctions, auxiliaries
+RETRIEVED, MOST = (
+    10,
+    2000,
+)  # tokens for each query token; documents that are retrieved most (the paper's 2000)
 
 
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
-    bench = open_bench(settings.collection, settings, console, ("training", "test"))
-    kept = asdict(settings) | {"fingerprint": bench.collection.fingerprint, "training": "without dev queries"}
+    bench = open_bench(settings.collection, settings, console, ("training", "test"), settings.queries)
+    kept = asdict(settings) | {"fingerprint": bench.collection.fingerprint, "eps": settings.eps or EPS}
     kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
     by_main(lambda: keep_settings(kept, Path(settings.output), FREE), accelerator)
     jobs = [job(method, seed, bench, settings) for seed in settings.seeds for method in settings.methods]
@@ -114,7 +128,8 @@ def main(settings: Settings) -> None:
         found = Found(results, trained_with, bench.lexical(MEASURES))
         summary = (
             f"Seeds {settings.seeds}, {settings.steps} steps of {settings.batch_size} queries from "
-            f"{settings.backbone}; 95% intervals resample seeds and test queries."
+            f"{settings.backbone}, ε = {settings.eps or EPS:g} (the paper: .002); 95% intervals resample "
+            "seeds and test queries."
         )
         title = f"Pruning by salience on {bench.collection.name}"
         publish(settings, title, summary, *describe(found), accelerator)
@@ -131,14 +146,20 @@ def job(method: str, seed: int, bench: Bench, settings: Settings) -> Job:
             document_length=settings.document_length,
             query_ratio=settings.query_ratio,
             document_ratio=settings.document_ratio,
-            eps=settings.eps,
+            eps=settings.eps or EPS,
             salience_l1=settings.l1 if method == "l1" else 0.0,
             **METHODS[method],
         )
 
     def measured(paradigm: Paradigm, index: ExactIndex, folder: Path) -> Measured:
         keys = {"method": method, "seed": seed, "salient": salient(index)}
-        return keys | measure(paradigm, index, bench.test, settings, folder)
+        queries = paradigm.encode_queries(list(bench.test.queries.values()))
+        if "salience" in index.fields:
+            keys["content words"] = content_words(paradigm, index, bench.test, bench.collection, queries)
+        else:
+            keys["retrieved"] = retrieved_shares(index, queries)
+        strategies = method == "entropic"
+        return keys | measure(paradigm, index, bench.test, queries, settings, folder, strategies=strategies)
 
     return Job(f"{method}, seed {seed}", Path(settings.output) / f"{method}-{seed}", seed, make, measured)
 
@@ -153,13 +174,73 @@ def salient(index: ExactIndex) -> float:
     return float((values > np.repeat(largest, lengths[lengths > 0]) / 100).mean())
 
 
+def content_words(
+    paradigm: Paradigm, index: ExactIndex, test: Split, collection: Collection, queries: Tokens
+) -> dict[str, list[float]]:
+    """Of each measured query and of its first relevant document: how much higher the tokens of content words
+    rank by salience than those of function words, as a share of the text's tokens; 0 where one is missing."""
+    assert queries.salience is not None
+    places = {name: n for n, name in enumerate(test.queries)}
+    found: dict[str, list[float]] = {side: [] for side in SALIENT_IN}
+    for name, judged in test.judgements.items():
+        relevant = [d for d, grade in judged.items() if grade > 0]
+        if not relevant:
+            continue
+        n, row = places[name], index.position(relevant[0])
+        of_query = queries.salience[n, 0][queries.mask[n, 0]].cpu().numpy()
+        of_document = index.fields["salience"][index.offsets[row] : index.offsets[row + 1]]
+        text = collection.corpus[collection.corpus.position(relevant[0])]
+        found["queries"].append(advantage(of_query, content(paradigm, test.queries[name], "query")))
+        found["documents"].append(advantage(of_document, content(paradigm, text, "document")))
+    return found
+
+
+def content(paradigm: Paradigm, text: str, side: Side) -> np.ndarray:
+    """Of every token that counts: 1 in a content word, 0 in a function word, −1 in neither."""
+    (counts,) = paradigm.encoder.tokenize([text], side).counts
+    kinds = np.full(len(counts), -1)
+    for word in words(paradigm, text, side, counts):
+        if word.text.isalpha():
+            kinds[word.places] = word.text.lower() not in FUNCTION_WORDS
+    return kinds[counts.numpy()]
+
+
+def advantage(salience: np.ndarray, kinds: np.ndarray) -> float:
+    """The mean rank of content words' tokens less that of function words', in units of the text's length."""
+    if not (kinds == 1).any() or not (kinds == 0).any():
+        return 0.0
+    ranks = rankdata(salience) / len(salience)
+    return float(ranks[kinds == 1].mean() - ranks[kinds == 0].mean())
+
+
+def retrieved_shares(index: ExactIndex, queries: Tokens) -> list[float]:
+    """Of the MOST documents that are retrieved most, in that order: the share of a document's tokens that
+    some token of some query retrieves, each of these RETRIEVED tokens of the corpus."""
+    _, rows = index.token_search(queries.vectors[:, 0][queries.mask[:, 0]], RETRIEVED)
+    tokens, often = np.unique(rows.cpu().numpy(), return_counts=True)
+    owners = np.searchsorted(index.offsets, tokens, side="right") - 1
+    count = len(index.ids)
+    hits, lengths = np.bincount(owners, minlength=count), np.diff(index.offsets)
+    most = np.argsort(-np.bincount(owners, often, count), kind="stable")[:MOST]
+    return (hits[most] / np.maximum(1, lengths[most])).round(4).tolist()
+
+
 def measure(
-    paradigm: Paradigm, index: ExactIndex, test: Split, settings: Settings, folder: Path
+    paradigm: Paradigm,
+    index: ExactIndex,
+    test: Split,
+    queries: Tokens,
+    settings: Settings,
+    folder: Path,
+    *,
+    strategies: bool = False,
 ) -> dict[str, Any]:
-    """Each pair's costs, and its measures of every query, before and after refinement."""
+    """Each pair's costs, and its measures of every query, before and after refinement.
+
+    queries: the encoded ones. strategies: whether Figure 7's pair is also refined with every alignment.
+    """
     pairs, asked, dim = settings.pairs(), max(1, len(test.queries)), paradigm.encoder.dim
     pruned = {d: index if d == 1 else index.prune(d, folder / str(d)) for d in {d for _, d in pairs}}
-    queries = paradigm.encode_queries(list(test.queries.values()))
     searching = {q: int(most_salient(queries, q).mask.sum()) / asked for q in {q for q, _ in pairs}}
     found: list[tuple[dict[str, Any], Run]] = []
     for q, d in pairs:
@@ -186,7 +267,13 @@ def measure(
             cost[stage] = {name: of.tolist() for name, of in values.items()}
         points.append(cost)
     tokens = int(index.offsets[-1]) / max(1, len(index.ids))
+    adapted = {}
+    if strategies:
+        (run,) = (r for cost, r in found if (cost["query_keep"], cost["document_keep"]) == settings.figure_7)
+        for name, of in rerank_strategies(index, paradigm, test.queries, run).items():
+            adapted[name] = per_query(of, test.judgements, MEASURES[1:]).values["nDCG@10"].tolist()
     return {
+        "strategies": adapted,
         "refine ms/query": 1000 * seconds * settings.depth,
         "refine multiply-adds/query": searching[1.0] * settings.depth * tokens * dim,
         "points": points,

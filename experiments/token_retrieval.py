@@ -10,11 +10,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from studies.shared_settings import EncoderTraining, Tracker
+
 from paradigms.io.settings import command_line, folder_name
 
 
 @dataclass
-class Settings:
+class Settings(EncoderTraining):
     """What is trained on what, and how far its tokens are searched."""
 
     collection: str = "pydocs"
@@ -25,18 +27,10 @@ class Settings:
     """an encoder, or a T5, by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package; small:
     a T5 with random weights and the collection's vocabulary"""
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
-    steps: int = 60
-    batch_size: int = 16
-    """queries per step and process of ColBERT and of the XTRs that are compared with it"""
-    other_batch_sizes: list[int] = field(default_factory=lambda: [8, 32])
-    """of further XTRs (Figure 7)"""
+    other_batch_sizes: list[int] = field(default_factory=lambda: [8, 16])
+    """of further XTRs than those that learn from ColBERT's batches (Figure 7)"""
     k_train: list[int] = field(default_factory=lambda: [8, 32, 128])
     """tokens of the batch that each query token retrieves in training"""
-    negatives: int = 0
-    """hard negatives per query, mined from BM25's top 100"""
-    learning_rate: float = 1e-4
-    head_learning_rate: float = 1e-3
-    """of the projection, which starts untrained"""
     query_length: int = 32
     document_length: int = 96
     search_tokens: list[int] = field(default_factory=lambda: [3, 10, 30, 100, 300, 1000, 3000])
@@ -49,7 +43,7 @@ class Settings:
     """results folder; empty: results/token-retrieval-COLLECTION"""
     precision: str = "auto"
     """no, bf16, fp16; auto: bf16 where the hardware has it"""
-    tracker: str = "wandb"
+    tracker: Tracker = "wandb"
     """wandb (offline without a key) or none"""
 
     def __post_init__(self) -> None:
@@ -77,12 +71,14 @@ class Settings:
 if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
+import numpy as np
 import torch
 from accelerate import Accelerator
+from interpret import words
 from studies.model_runs import Bench, Job, Measured, open_bench, run_jobs
 from studies.pages import publish
-from studies.token_claims import Model, describe, gather
-from studies.token_measures import MEASURES, imputed_run, measure, token_search
+from studies.token_claims import EXAMPLES, Model, describe, gather
+from studies.token_measures import MEASURES, TOP, best_documents, imputed, measure, stored_ids, token_search
 
 from paradigms import Paradigm
 from paradigms.colbert import colbert
@@ -107,7 +103,8 @@ def main(settings: Settings) -> None:
     jobs = [job(model, bench, settings, accelerator) for model in settings.models()]
     results = run_jobs(jobs, bench, settings, accelerator, console)
     if accelerator.is_main_process:
-        found = gather(results, settings.searched(), settings.table_tokens, bench.lexical(MEASURES))
+        name, lexical = bench.collection.name, bench.lexical(MEASURES)
+        found = gather(name, results, settings.searched(), settings.table_tokens, lexical)
         summary = (
             f"{len(found.bm25.queries)} test queries over {len(bench.collection.corpus):,} documents; seeds "
             f"{settings.seeds}. ColBERT and XTR learn from {settings.backbone} in {settings.steps} steps of "
@@ -135,19 +132,44 @@ def job(model: Model, bench: Bench, settings: Settings, accelerator: Accelerator
         return xtr(backbone, k_train=model.k_train, skip="", special_tokens=False, **lengths)
 
     def measured(paradigm: Paradigm, index: ExactIndex, _: Path) -> Measured:
-        corpus, k = bench.collection.corpus, settings.table_tokens
-        found = measure(paradigm, index, corpus, bench.test, settings.searched(), k)
-        return asdict(model) | found | {"dev": dev_measure(paradigm, index, bench.dev, k)}
+        ids, k = stored_ids(paradigm, index, bench.collection.corpus), settings.table_tokens
+        keys = asdict(model) | {"dev": dev_measure(paradigm, index, bench.dev, k)}
+        keys["examples"] = examples(paradigm, index, ids, bench)
+        return keys | measure(paradigm, index, ids, bench.test, settings.searched(), k)
 
     return Job(str(model), folder, model.seed, make, measured, {"batch_size": model.batch_size})
 
 
 def dev_measure(paradigm: Paradigm, index: ExactIndex, dev: Split, k: int) -> list[float]:
     """RR@10 of every dev query by f_XTR' with k' = k: what k_train is chosen by."""
-    with torch.inference_mode():
-        searches = token_search(paradigm, index, dev.queries, k)
-        run = {found.query: imputed_run(found, index, k) for found in searches}
+    run = {
+        found.query: best_documents(index, *imputed(found, index, k))
+        for found in token_search(paradigm, index, dev.queries, k)
+    }
     return per_query(run, dev.judgements, ("RR@10",)).values["RR@10"].tolist()
+
+
+def examples(paradigm: Paradigm, index: ExactIndex, ids: np.ndarray, bench: Bench) -> dict[str, list[float]]:
+    """Of the paper's examples whose query the collection has: the shares of lexically equal and of gold
+    tokens among the first TOP that the example's word retrieves."""
+    found: dict[str, list[float]] = {}
+    splits = bench.collection.splits.values()
+    for place, (text, word, *_) in EXAMPLES.items():
+        asked = [(q, split) for split in splits for q, own in split.queries.items() if own == text]
+        if not asked:
+            continue
+        query, split = asked[0]
+        (retrieved,) = token_search(paradigm, index, {query: text}, TOP)
+        (counts,) = paradigm.encoder.tokenize([text], "query").counts
+        order = counts.cumsum(0) - 1  # place among the tokens that count
+        pieces = [
+            p for w in words(paradigm, text, "query", counts) if w.text.lower() == word for p in w.places
+        ]
+        of = order[pieces].numpy()
+        gold = [index.position(d) for d, grade in split.judgements.get(query, {}).items() if grade > 0]
+        equal = ids[retrieved.rows[of]] == retrieved.ids[of, None]
+        found[place] = [float(equal.mean()), float(np.isin(retrieved.owners[of], gold).mean())]
+    return found
 
 
 if __name__ == "__main__":

@@ -101,8 +101,8 @@ def _exact(s: Tensor, k: Tensor, eps: float, mask: Tensor) -> Tensor:
     rest = ordered.flip(-1).logcumsumexp(-1).flip(-1)  # [n] = LSE of all but the n largest
     n = torch.arange(s.shape[-1], device=s.device)
     left = k.detach()[..., None] - n
-    # a(n)/ε = ln(k − n) − LSE_{i>n}; the smallest n that keeps every other entry at most 1 is n1. Further above
-    # the pivot than the cap can lie, differences are lost to rounding.
+    # a(n)/ε = ln(k − n) − LSE_{i>n}; the smallest n that keeps every other entry at most 1 is n1. Further
+    # above the pivot than the cap can lie, differences are lost to rounding.
     fits = (left.log() <= rest - ordered) & (ordered <= math.log(s.shape[-1]) + 1)
     last = left.ceil().clamp(min=1)[..., 0].long() - 1  # at the largest n < k it always fits
     n1 = torch.where(fits.any(-1), fits.float().argmax(-1), last)

@@ -13,9 +13,12 @@ Array = NDArray[np.float64]
 
 
 def margins(value: ArrayLike, name: str = "margin") -> Array:
-    """Normalized margins ε with 0 < ε ≤ 1 of a correctly ordered pair (Luan et al. 2021, Definition 2.1)."""
+    """Normalized margins 0 < ε ≤ 1 of a correctly ordered pair (Luan et al. 2021, Definition 2.1).
+
+    Below 1e-150 ε² is lost, and with it every statement: an error as well.
+    """
     array = _numbers(value, name)
-    return _require(array, (array > 0) & (array <= 1), name, "in (0, 1]")
+    return _require(array, (array >= 1e-150) & (array <= 1), name, "in (0, 1], and at least 1e-150")
 
 
 def dimensions(value: ArrayLike, name: str = "k") -> Array:

@@ -83,10 +83,11 @@ def cross_margins(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> Arra
 
 
 def maxscore_margin(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> float:
-    """max_i min_j μ(q, d1^(i), d2^(j)): a margin with which max-scoring keeps d1 above d2.
+    """max_i min_j μ(q, d1^(i), d2^(j)): a margin that suffices for max-scoring to keep d1 above d2.
 
-    One segment of d1 must beat every segment of d2, and the hardest of these pairs sets the dimension. Not
-    positive if d1 does not win by its best segment. `maxscore_error_bound` gives the error.
+    It is enough that one segment of d1 beats every segment of d2, but not needed: with q = e0, 20 segments
+    e0 + 10 e_i of d1 and the segment 0 of d2, the margin is .0995, which asks for k = 273, and the error at
+    k = 1 is below 2⁻²⁰, since one of 20 wins. Not positive if d1 does not win by its best segment.
     """
     return float(cross_margins(query, better, worse).min(axis=1).max())
 

@@ -215,8 +215,9 @@ def required_dimension_recall_exact(thresholds: ArrayLike, beta: float = 0.05) -
     """The real k ≥ 1 with P(R ≥ r) = β by the exact law, and its standard error: the k for recall@r ≥ 1 − β.
 
     `thresholds` as in `recall_failure`; for several queries their mean recall reaches 1 − β. If k = 1
-    suffices, the result is (1, 0). The standard error is that of P(R ≥ r) at k divided by the slope there; it
-    is inf if the samples are so few that P is flat at β.
+    suffices, the result is 1. The standard error is that of P(R ≥ r) at k divided by the slope there, also at
+    k = 1, where P may be near β by chance. It is inf if the samples are so few that P is flat at β, and 0
+    where no sample fails.
     """
     squares, level = _squares(thresholds), float(checks.probability(beta))
     # Laurent and Massart: P(χ²_k ≤ k − 2√(k t)) ≤ e^{−t}; at this k the largest sample alone gives at most β.
@@ -225,12 +226,10 @@ def required_dimension_recall_exact(thresholds: ArrayLike, beta: float = 0.05) -
     root = float(
         decreasing_root(lambda k: np.asarray(recall_failure(k, thresholds)[0]) - level, 1.0, max(1.0, high))
     )
-    if root <= 1.0:
-        return 1.0, 0.0
     step = 1e-4 * root
     here, above = recall_failure(root, thresholds), recall_failure(root + step, thresholds)
     slope = (here[0] - above[0]) / step
-    return root, float(here[1] / slope) if slope > 0 else np.inf
+    return root, float(here[1] / slope) if slope > 0 else (np.inf if here[1] > 0 else 0.0)
 
 
 def quick_required_dimension(thresholds: ArrayLike, beta: float = 0.05) -> float:

@@ -1,11 +1,11 @@
-"""Every model of a study: trained to its last state where it is missing, indexed, and measured once."""
+"""Every model of a study: trained by one recipe where it is missing, indexed, and measured once."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 from studies.pages import some_queries
+from studies.shared_settings import EncoderTraining
 
 from paradigms import Paradigm
 from paradigms.baselines.bm25 import BM25
@@ -21,8 +22,8 @@ from paradigms.data import Collection, Run, Split
 from paradigms.evaluate import PerQuery, per_query
 from paradigms.index import ExactIndex
 from paradigms.io.files import write_json
-from paradigms.train.job import NEGATIVES_DEPTH, fit, open_collection, training_splits
-from paradigms.train.loop import TrainingSettings
+from paradigms.train.job import DEV_DEPTH, NEGATIVES_DEPTH, fit, open_collection, training_splits
+from paradigms.train.loop import TrainingSettings, kept_step
 from paradigms.train.state import by_main
 
 LEARNED = 0.5  # of BM25's measure: what a system below it does says nothing of its paradigm
@@ -40,6 +41,7 @@ class Bench:
     test: Split
     bm25: BM25
     mined: Run  # BM25's ranking of the training queries, where hard negatives are drawn from it
+    dev_run: Run  # BM25's
 
     def lexical(self, measures: tuple[str, ...]) -> PerQuery:
         """BM25's measures on the test queries."""
@@ -57,7 +59,7 @@ def open_bench(name: str, settings: Any, console: Console, needs: tuple[str, ...
             raise SystemExit(f"{name} has no {kind} queries; its splits: {', '.join(collection.splits)}")
     bm25 = BM25.build(collection.corpus, collection.corpus.ids)
     mined = bm25.search(train.queries, NEGATIVES_DEPTH) if settings.negatives and train.queries else {}
-    return Bench(collection, train, dev, test, bm25, mined)
+    return Bench(collection, train, dev, test, bm25, mined, bm25.search(dev.queries, DEV_DEPTH))
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,11 @@ class Job:
 
 
 def run_jobs(
-    jobs: Sequence[Job], bench: Bench, settings: Any, accelerator: Accelerator, console: Console
+    jobs: Sequence[Job], bench: Bench, settings: EncoderTraining, accelerator: Accelerator, console: Console
 ) -> list[Measured]:
     """What was measured of every model; what stands in the results folder is not trained or measured again.
 
-    settings: a dataclass whose fields of TrainingSettings' names, and `negatives`, count.
+    "kept step": after how many steps training kept the model; 0: untrained; None: a checkpoint as it is.
     """
     missing = [job for job in jobs if not (job.folder / "values.json").is_file()]
     accelerator.wait_for_everyone()  # before any process can finish one, so that all agree on what is missing
@@ -92,8 +94,8 @@ def run_jobs(
     return [json.loads((job.folder / "values.json").read_text(encoding="utf-8")) for job in jobs]
 
 
-def run_job(job: Job, bench: Bench, settings: Any, accelerator: Accelerator) -> None:
-    """Train the model to its last state, which no dev measure chooses, and measure it."""
+def run_job(job: Job, bench: Bench, settings: EncoderTraining, accelerator: Accelerator) -> None:
+    """Train the model, and measure it."""
     checkpoint, training = job.checkpoint or job.folder / "checkpoint", job.folder / "training"
     finished = checkpoint.is_dir()
     accelerator.wait_for_everyone()  # before any process can finish it
@@ -103,12 +105,15 @@ def run_job(job: Job, bench: Bench, settings: Any, accelerator: Accelerator) -> 
         given = TrainingSettings(**chosen, seed=job.seed, save_every=100)
         torch.manual_seed(job.seed)
         paradigm = job.make().to(accelerator.device)
-        splits, runs, count = (bench.train, Split({}, {})), (bench.mined, Run()), settings.negatives
-        paradigm = fit(paradigm, bench.collection, splits, runs, count, 0, given, training, accelerator)
+        splits, runs = (bench.train, bench.dev), (bench.mined, bench.dev_run)
+        counts = settings.negatives, settings.dev_queries
+        paradigm = fit(paradigm, bench.collection, splits, runs, *counts, given, training, accelerator)
 
         def keep() -> None:
+            write_json(training / "kept.json", kept_step(training))
             paradigm.save_pretrained(checkpoint)
-            shutil.rmtree(training / "checkpoints")  # of no use any more, each three times the model
+            for spent in ("checkpoints", "best"):  # of no use any more, several times the model
+                shutil.rmtree(training / spent, ignore_errors=True)
 
         by_main(keep, accelerator)
 
@@ -118,12 +123,19 @@ def run_job(job: Job, bench: Bench, settings: Any, accelerator: Accelerator) -> 
         with tempfile.TemporaryDirectory(dir=job.folder) as own:
             precision = accelerator.mixed_precision
             index = ExactIndex.build(paradigm, corpus.ids, corpus, f"{own}/index", precision=precision)
-            write_json(job.folder / "values.json", job.measure(paradigm, index, Path(own)))
+            kept = (
+                None if job.checkpoint else json.loads((training / "kept.json").read_text(encoding="utf-8"))
+            )
+            measured = {"kept step": kept} | job.measure(paradigm, index, Path(own))
+            write_json(job.folder / "values.json", measured)
 
     by_main(finish, accelerator)
     accelerator.free_memory()
 
 
-def unlearned(means: Mapping[str, float], bm25: float) -> str:
-    """For `Claim.unlearned`: the first system below LEARNED times BM25's mean of the same measure, or ""."""
-    return next((name for name, mean in means.items() if mean < LEARNED * bm25), "")
+def unlearned(means: Mapping[str, float], bm25: float, models: Iterable[Measured] = ()) -> str:
+    """For `Claim.unlearned`: the first system below LEARNED times BM25's mean of the same measure, or one of
+    whose `models` the untrained encoder was kept; "" if there is none."""
+    poor = next((name for name, mean in means.items() if mean < LEARNED * bm25), "")
+    kept = any(model.get("kept step") == 0 for model in models)
+    return poor or ("a model that training made worse on dev queries" if kept else "")

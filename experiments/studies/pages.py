@@ -18,6 +18,7 @@ from studies.shared_settings import DIVISIONS, Tracker
 
 from paradigms.data import Split, hold_out
 from paradigms.evaluate import Interval
+from paradigms.evaluate.claims import UNDECIDED, Claim, judge
 from paradigms.evaluate.report import format_number
 from paradigms.io.files import atomic_text, write_json, write_text
 from paradigms.io.progress import progress_bar
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 Measured = dict[str, Any]  # of one seed or model, as JSON holds it
 Rows = list[dict[str, Any]]
+Undecided = tuple[str, str, str]  # of a claim that nothing here can test: place, sentence, what it would take
 
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -79,7 +81,7 @@ def write_page(
     for name, figure in figures.items():
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=150)
-        temporary = folder / f".{name}.png.partial"
+        temporary = folder / f".{name}.{os.getpid()}.partial"
         temporary.write_bytes(buffer.getvalue())
         os.replace(temporary, folder / f"{name}.png")
         images[name] = base64.b64encode(buffer.getvalue()).decode()
@@ -176,6 +178,26 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     write_text(path.with_suffix(".md"), "".join(f"| {' | '.join(line)} |\n" for line in cells))
 
 
+def verdict_rows(claims: Sequence[Claim], undecided: Sequence[Undecided] = ()) -> Rows:
+    """A row for each claim, which are one family of tests, and for each one that no run here can decide."""
+    rows: Rows = [verdict.row for verdict in judge(claims)]
+    for place, sentence, needs in undecided:
+        row = {"claim": f"“{sentence}” ({place})"}
+        row |= dict.fromkeys(("quantity", "printed", "measured", "p (Holm)", "sample"), "–")
+        rows.append(row | {"verdict": f"{UNDECIDED}: it takes {needs}"})
+    return rows
+
+
+def verdict_lines(sections: Iterable[Section]) -> str:
+    """Every verdict of a page in one line of Markdown."""
+    rows = [row for section in sections for row in section.rows if "verdict" in row]
+    return "".join(
+        f"- {row['verdict']} · {row['quantity']}: {row['measured']} (printed {row['printed'] or '–'}; "
+        f"{row['sample']}) · {row['claim']}\n"
+        for row in rows
+    )
+
+
 def publish(
     settings: Any,
     title: str,
@@ -184,7 +206,8 @@ def publish(
     figures: Mapping[str, Figure],
     accelerator: Accelerator,
 ) -> None:
-    """Each section's rows as NAME.csv, NAME.json and NAME.md, the figures as PNG, and all on one page.
+    """Each section's rows as NAME.csv, NAME.json and NAME.md, the figures as PNG, and all on one page; the
+    verdicts of claims in verdicts.md, one a line.
 
     settings: a dataclass with an output folder; a `division` of queries is said in each heading.
     """
@@ -199,6 +222,8 @@ def publish(
     folder, where = Path(settings.output), environment(accelerator)
     for name, section in sections.items():
         write_rows(folder / name, section.rows)
+    if lines := verdict_lines(sections.values()):
+        write_text(folder / "verdicts.md", lines)
     write_json(folder / "environment.json", where)
     page = write_page(folder, title, summary, list(sections.values()), figures, asdict(settings) | where)
     print_sections(list(sections.values()))

@@ -15,6 +15,28 @@ TAKEN = {"bm25", "runs", "pictures", "wandb", "small-t5"}  # in the results fold
 
 
 @dataclass
+class EncoderTraining:
+    """How an encoder is trained: the recipe of the main job. Experiments add fields of their own."""
+
+    steps: int = 30
+    batch_size: int = 32
+    """queries per step and process"""
+    negatives: int = 0
+    """hard negatives per query, mined from BM25's top 100"""
+    learning_rate: float = 1e-4
+    head_learning_rate: float = 1e-3
+    """of projections and salience heads, which start untrained"""
+    trained_layers: int = 2
+    """upper layers of the encoder that are trained; those below are frozen. 0: all"""
+    evaluate_every: int = 30
+    """steps between dev measures: the last state is kept, or an earlier one (or the untrained encoder) if
+    it is better by more than the measure's standard error"""
+    dev_queries: int = 100
+    """dev queries of that measure, drawn by a hash where there are more: nDCG@10 of reranking BM25's first 10
+    documents and the relevant ones; 0: the last state is kept"""
+
+
+@dataclass
 class PairSettings:
     """What is trained on what, and which queries are measured. Experiments add fields of their own."""
 

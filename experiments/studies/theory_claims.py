@@ -1,9 +1,11 @@
 """What a theorem of the papers is here, what checking it yields, and the registry of all theorems.
 
-A theorem is a statement, as its source makes it, with a function that looks for violations: exact, unlike the
-claims of `paradigms.evaluate.claims`, which are judged from samples. Where the statement needs mending,
-`correction` says what holds instead; what is then checked as ours is the correction, and the printed form
-beside it. One short function per theorem, in the files `theory_claims_*.py`; `theory_checks.py` runs them.
+A theorem is a statement with a function that looks for violations: exact, unlike the claims of
+`paradigms.evaluate.claims`, which are judged from samples. A paper's has its sentence as printed, `quote`,
+and that sentence is judged; one without is a law of our own. Where a sentence needs mending, `correction`
+says what holds instead; what is then checked as ours is the correction, and the printed form beside it, which
+must differ from it by a measured number. One short function per theorem, in the files `theory_claims_*.py`;
+`theory_checks.py` runs them.
 """
 
 from collections.abc import Callable
@@ -16,6 +18,8 @@ LUAN = "Luan et al. 2021"
 ALIGNER = "Qian et al. 2022"
 XTR = "Lee et al. 2023"
 GENERATIVE = "Wu et al. 2024"
+LIMIT = "Weller et al. 2025"
+OURS = "laws of our own"
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,8 @@ class Evidence:
 
     violation: by how much our statement failed at worst (0: never), against tolerance, in `unit`.
     samples: instances looked at. tightness: median of bounded quantity / bound, 1 where attained.
-    printed: the same violation of the form as printed, None where nothing else is printed.
+    printed: by how much the form as printed failed, None where nothing else is printed; allowed: what its
+    words leave room for, `because` of what.
     detail: the counterexample, or the numbers that matter.
     """
 
@@ -34,6 +39,8 @@ class Evidence:
     unit: str = ""
     tightness: float | None = None
     printed: float | None = None
+    allowed: float = 1e-9
+    because: str = "rounding"
     detail: str = ""
 
 
@@ -47,18 +54,24 @@ class Theorem:
     assumption: str
     correction: str
     check: Check
+    quote: str = ""
+
+    @property
+    def paper(self) -> str:
+        """Whose claim it is."""
+        return self.source.partition(",")[0] if self.quote else OURS
 
 
 THEOREMS: dict[str, Theorem] = {}
 
 
 def theorem(
-    statement: str, source: str, assumption: str = "none", correction: str = ""
+    statement: str, source: str, assumption: str = "none", correction: str = "", quote: str = ""
 ) -> Callable[[Check], Check]:
     """Register a check under its function's name."""
 
     def register(check: Check) -> Check:
-        THEOREMS[check.__name__] = Theorem(statement, source, assumption, correction, check)
+        THEOREMS[check.__name__] = Theorem(statement, source, assumption, correction, check, quote)
         return check
 
     return register

@@ -1,7 +1,9 @@
 """Claims about random projections of pairs: Luan et al. 2021, §2.1, and the exact laws behind it."""
 
+from collections.abc import Iterator
+
 import numpy as np
-from scipy import special
+from scipy import special, stats
 from studies.theory_claims import LUAN, Evidence, apart, excess, median_ratio, standard_errors, theorem
 
 from theory import projections, recall
@@ -12,16 +14,25 @@ def margins_and_dimensions(rng: np.random.Generator, samples: int) -> tuple[np.n
 
 
 GAUSSIAN = "Gaussian A, μ = ε > 0"
+BOTH = "Gaussian A; Rademacher A with ties, exact for two-sparse pairs and vectors of small whole numbers"
 GRID = np.array([0.02, 0.05, 0.1, 0.2, 0.4])
 
 
-@theorem("P(error) ≤ 4 exp(−(k/2)h(ε))", f"{LUAN}, Lemma 1", GAUSSIAN)
+@theorem(
+    "P(error) ≤ 4 exp(−(k/2)h(ε))",
+    f"{LUAN}, Lemma 1",
+    BOTH,
+    quote="If β is the probability of such an error then, β ≤ 4 exp(−(k/2)(ǫ²/2 − ǫ³/3))",
+)
 def lemma_1(rng: np.random.Generator, samples: int) -> Evidence:
     margin, k = margins_and_dimensions(rng, samples)
     exact, bound = projections.pairwise_error(k, margin), projections.pairwise_error_bound(k, margin)
+    worst = max(excess(exact, bound), excess(projections.rademacher_error_two_sparse(k, margin), bound))
+    for count, epsilon, error in whole_number_errors(rng, min(samples, 80)):
+        worst = max(worst, excess(error, projections.pairwise_error_bound(count, epsilon)))
     grid = projections.pairwise_error_bound(2.0 ** np.arange(5, 11)[:, None], GRID)
     detail = f"empty (above 1) in {np.sum(grid > 1)} of 30 cells k = 32…1024, ε = .02….4"
-    return Evidence(excess(exact, bound), samples, tightness=median_ratio(exact, bound), detail=detail)
+    return Evidence(worst, 2 * samples, tightness=median_ratio(exact, bound), detail=detail)
 
 
 @theorem(
@@ -35,15 +46,9 @@ def lemma_1_with_constant_2(rng: np.random.Generator, samples: int) -> Evidence:
     gaussian = projections.pairwise_error(k, margin)
     rademacher = projections.rademacher_error_two_sparse(k, margin)
     worst = max(excess(gaussian, bound), excess(rademacher, bound))
-    pairs = min(samples, 200)
-    for _ in range(pairs):
-        q, delta = rng.integers(-2, 3, (2, 6)) + 3 * np.eye(2, 6, dtype=int)
-        delta = delta if q @ delta >= 0 else -delta
-        if q @ delta > 0:
-            k = int(rng.integers(1, 120))
-            margin = projections.normalized_margin(q, delta, 0 * delta)
-            allowed = projections.pairwise_error_bound(k, margin, constant=2)
-            worst = max(worst, excess(whole_number_error(k, q, delta), allowed))
+    pairs = min(samples, 80)
+    for count, epsilon, error in whole_number_errors(rng, pairs):
+        worst = max(worst, excess(error, projections.pairwise_error_bound(count, epsilon, constant=2)))
     return Evidence(worst, 2 * samples + pairs, tightness=median_ratio(gaussian, bound))
 
 
@@ -61,6 +66,16 @@ def whole_number_error(k: int, q: np.ndarray, delta: np.ndarray) -> float:
     for _ in range(k):
         total = np.convolve(total, row)
     return float(total[: 1 - k * products.min()].sum()) if products.min() <= 0 else 0.0
+
+
+def whole_number_errors(rng: np.random.Generator, pairs: int) -> Iterator[tuple[int, float, float]]:
+    """(k, ε, exact Rademacher error with ties) of vectors of small whole numbers."""
+    for _ in range(pairs):
+        q, delta = rng.integers(-2, 3, (2, 6)) + 3 * np.eye(2, 6, dtype=int)
+        delta = delta if q @ delta >= 0 else -delta
+        if q @ delta > 0:
+            k = int(rng.integers(1, 120))
+            yield k, projections.normalized_margin(q, delta, 0 * delta), whole_number_error(k, q, delta)
 
 
 @theorem("P(error) = P(t_k > √k ε/√(1−ε²)) = ½I_{1−ε²}(k/2,½) = I_{(1−ε)/2}(k/2,k/2)", "exact law", GAUSSIAN)
@@ -127,20 +142,32 @@ def approximate_required_dimension(rng: np.random.Generator, samples: int) -> Ev
     return Evidence(excess(error, allowed), len(margin), detail=f"{error[-1]:.3f} at ε = .4")
 
 
-@theorem("k ≥ 2h(ε)⁻¹ ln(4/β) suffices", f"{LUAN}, Eq. 2", GAUSSIAN)
+@theorem(
+    "k ≥ 2h(ε)⁻¹ ln(4/β) suffices",
+    f"{LUAN}, Eq. 2",
+    "Gaussian A; Rademacher A, two-sparse pairs",
+    quote="we can derive an embedding size that guarantees a desired upper bound on the pairwise error "
+    "probability, k ≥ 2(ǫ²/2 − ǫ³/3)⁻¹ ln(4/β)",
+)
 def equation_2(rng: np.random.Generator, samples: int) -> Evidence:
     margin, beta = rng.uniform(0.02, 1, samples), rng.uniform(0.001, 0.5, samples)
     k = projections.required_dimension(margin, beta, "lemma1")
     exact = projections.required_dimension(margin, beta)
-    return Evidence(
-        excess(projections.pairwise_error(k, margin), beta), samples, tightness=median_ratio(exact, k)
-    )
+    worst = max(excess(projections.pairwise_error(k, margin), beta), rademacher_excess(k, margin, beta))
+    return Evidence(worst, 2 * samples, tightness=median_ratio(exact, k))
+
+
+def rademacher_excess(k: np.ndarray, margin: np.ndarray, beta: float | np.ndarray) -> float:
+    """By how much the error of a two-sparse pair exceeds β at the next whole k, ties counted."""
+    return excess(projections.rademacher_error_two_sparse(np.ceil(k), margin), beta)
 
 
 @theorem(
     "k* grows as h(ε)⁻¹, and the bound 8.764 h(ε)⁻¹ is tight up to a constant factor",
     f"{LUAN}, §2.1.3, Figure 2; exact law",
     "Gaussian A, β = .05, ε → 0",
+    quote="the theoretical bound is tight up to a constant factor, and that the minimum embedding size that "
+    "yields desired fidelity grows linearly with (ǫ²/2 − ǫ³/3)⁻¹",
 )
 def tight_up_to_a_constant(rng: np.random.Generator, samples: int) -> Evidence:
     margin, z = np.array([1e-3, 5e-4]), special.ndtri(0.95)
@@ -156,33 +183,52 @@ def tight_up_to_a_constant(rng: np.random.Generator, samples: int) -> Evidence:
 
 
 @theorem(
-    "P(error) ≤ β if k > 12ε⁻² ln(4/β), because β ≤ 4exp(−ε²k/12) rearranges into k ≥ 12ε⁻² ln(4/β)",
-    f"{LUAN}, Corollary 1 and A.2",
-    GAUSSIAN,
-    "k ≥ 12ε⁻² ln(4/β), equality included, suffices; that premise rearranges into k ≤ 12ε⁻² ln(4/β)",
+    "P(error) ≤ β if k ≥ 12ε⁻² ln(4/β)",
+    f"{LUAN}, Corollary 1",
+    "Gaussian A; Rademacher A, two-sparse pairs",
+    quote="If A ∈ R^{k×v} is a matrix of random Gaussian or Rademacher embeddings such that k > "
+    "12ǫ⁻² ln(4/β), "
+    "then Pr(⟨Aq, Ad1⟩ ≤ ⟨Aq, Ad2⟩) ≤ β",
 )
 def corollary_1(rng: np.random.Generator, samples: int) -> Evidence:
     margin, beta = rng.uniform(0.02, 1, samples), rng.uniform(0.001, 0.5, samples)
     k = projections.required_dimension(margin, beta, "corollary1")
-    ours = excess(projections.pairwise_error_bound(k, margin), beta * (1 + 1e-12))
+    worst = max(excess(projections.pairwise_error(k, margin), beta), rademacher_excess(k, margin, beta))
+    exact = projections.required_dimension(margin, beta)
+    detail = "equality suffices"
+    return Evidence(worst, 2 * samples, tightness=median_ratio(exact, k), detail=detail)
+
+
+@theorem(
+    "β ≤ 4exp(−ε²k/12) is k ≥ 12ε⁻² ln(4/β)",
+    f"{LUAN}, A.2",
+    GAUSSIAN,
+    "it is k ≤ 12ε⁻² ln(4/β); the corollary needs 4exp(−ε²k/12) ≤ β, and holds",
+    quote="Taking the natural log yields ln β ≤ ln 4 − ǫ²k/12, which can be rearranged into k ≥ "
+    "12ǫ⁻² ln(4/β)",
+)
+def corollary_1_proof(rng: np.random.Generator, samples: int) -> Evidence:
+    margin, beta = rng.uniform(0.02, 1, samples), rng.uniform(0.001, 0.5, samples)
+    k = projections.required_dimension(margin, beta, "corollary1")
+    ours = excess(4 * np.exp(-(margin**2) * k / 12), beta * (1 + 1e-12))
     level = projections.pairwise_error(10, 0.2)  # satisfies the premise with β = P(error) at k = 10
     needed = projections.required_dimension(0.2, level, "corollary1")
-    exact = projections.required_dimension(margin, beta)
-    detail = f"ε = .2, k = 10: β = P(error) = {level:.4f} meets the premise, yet k < {needed:.0f}"
-    return Evidence(
-        ours, samples, tightness=median_ratio(exact, k), printed=excess(needed, 10), detail=detail
-    )
+    detail = f"ε = .2, k = 10: β = P(error) = {level:.4f} meets ln β ≤ ln 4 − ε²k/12, but k < {needed:.0f}"
+    return Evidence(ours, samples, unit="dimensions", printed=excess(needed, 10), detail=detail)
 
 
 @theorem(
     "k ≥ 24 L_Q L_D ln(4/β) keeps a Boolean pair in order",
     f"{LUAN}, Corollary 2",
     "one pair at a time, not all pairs of a collection at once",
+    quote="setting k ≥ 24 L_Q L_D ln(4/β) ensures that the probability of any pairwise error is ≤ β",
 )
 def corollary_2(rng: np.random.Generator, samples: int) -> Evidence:
     L_q, L_d = rng.integers(1, 30, samples), rng.integers(1, 300, samples)
     bound = projections.boolean_required_dimension(L_q, L_d, method="corollary2")
-    worst = excess(projections.pairwise_error(bound, projections.boolean_margin(L_q, L_d)), 0.05)
+    margin = projections.boolean_margin(L_q, L_d)
+    worst = excess(projections.pairwise_error(bound, margin), 0.05)
+    worst = max(worst, rademacher_excess(bound, margin, 0.05))
     exact = projections.boolean_required_dimension(8, 100)
     golden = max(
         apart(exact, 4329),
@@ -199,10 +245,9 @@ def corollary_2(rng: np.random.Generator, samples: int) -> Evidence:
 
 
 @theorem(
-    "P(error) is a function of k and ε",
-    f"presumed by the bins of {LUAN}, Figure 2 (Rademacher)",
+    "the error of a Rademacher projection is no function of k and ε: a row has variance 1 + ε² − 2Σ q̄²δ̄²",
+    f"beside {LUAN}, Figure 2, whose bins are of ε",
     "k × v projection",
-    "true for the Gaussian; a Rademacher row has variance 1 + ε² − 2Σ q̄²δ̄²",
 )
 def rademacher_variance(rng: np.random.Generator, samples: int) -> Evidence:
     signs = every_row(8)
@@ -217,7 +262,7 @@ def rademacher_variance(rng: np.random.Generator, samples: int) -> Evidence:
         worst = max(worst, apart(1 + product.var(), 1 + predicted), apart(1 + product.mean(), 1 + margin))
     sparse, gaussian = projections.rademacher_error_two_sparse(64, 0.2), projections.pairwise_error(64, 0.2)
     detail = f"ε = .2, k = 64: two-sparse Rademacher {sparse:.4f}, Gaussian {gaussian:.4f}"
-    return Evidence(worst, instances, printed=float(abs(sparse - gaussian)), detail=detail)
+    return Evidence(worst, instances, detail=detail)
 
 
 @theorem(
@@ -225,6 +270,8 @@ def rademacher_variance(rng: np.random.Generator, samples: int) -> Evidence:
     f"{LUAN}, §2.1",
     "β = .05, two-sparse pair, ε = .2",
     "for the Gaussian; the Rademacher error is not monotone in k, and k* needs a definition",
+    quote="Any k ≥ k*(q, d1, d2) has sufficiently low probability of error, but lower values of k could "
+    "potentially also have the desired property",
 )
 def rademacher_is_not_monotone(rng: np.random.Generator, samples: int) -> Evidence:
     k = np.arange(1, 400)
@@ -239,10 +286,9 @@ def rademacher_is_not_monotone(rng: np.random.Generator, samples: int) -> Eviden
 
 
 @theorem(
-    "whether ⟨Aq,Ad1⟩ = ⟨Aq,Ad2⟩ counts as an error does not matter (≤ in one place, < in another)",
-    f"{LUAN}, §2.1 and Lemma 1",
+    "ties ⟨Aq,Ad1⟩ = ⟨Aq,Ad2⟩ have probability 0 under Gaussian matrices, not under Rademacher ones",
+    f"beside {LUAN}, §2.1 (<) and Lemma 1 (≤)",
     "k × v projection",
-    "for the Gaussian, where ties have probability 0; with Rademacher they do not",
 )
 def rademacher_ties(rng: np.random.Generator, samples: int) -> Evidence:
     margin, k = float(np.sqrt(0.5)), np.array([1, 4, 8])  # a row contributes 2ε or exactly 0
@@ -250,14 +296,15 @@ def rademacher_ties(rng: np.random.Generator, samples: int) -> Evidence:
     strict = projections.rademacher_error_two_sparse(k, margin, ties=False)
     worst = max(apart(counted, 0.5**k), float(np.max(np.abs(strict))))
     detail = f"q = e1, δ = e1 + e2, k = 1: {counted[0]:.2f} counting ties, {strict[0]:.2f} without"
-    return Evidence(worst, len(k), printed=float(np.max(counted - strict)), detail=detail)
+    return Evidence(worst, len(k), detail=detail)
 
 
 @theorem(
-    "inner products within ε need Ω(ε⁻²) dimensions of any encoder, hence capacity limits of dual encoders",
+    "two dimensions keep every first document of n orthonormal ones, however far inner products are off",
     f"{LUAN}, §2.2",
-    "n orthonormal documents, each the query for itself",
-    "the limit is one of distortion, not of ranking: two dimensions keep every first document, for any n",
+    "each document is the query for itself",
+    quote="Third, in the non-linear case it might be possible to eliminate ranking errors without achieving "
+    "low inner product distortion",
 )
 def distortion_is_not_ranking(rng: np.random.Generator, samples: int) -> Evidence:
     n = min(samples, 1000)
@@ -289,3 +336,117 @@ def margins_depend_on_the_split(rng: np.random.Generator, samples: int) -> Evide
         f"margins change by a factor {np.median(np.exp(np.abs(np.log(after / before)))):.2f} in the median"
     )
     return Evidence(kept, samples, detail=detail)
+
+
+@theorem(
+    "P(|‖Ax‖² − ‖x‖²| > ε‖x‖²) < 2 exp(−(k/2)h(ε))",
+    f"{LUAN}, A.1, Eq. 4",
+    "0 < ε < 1; Gaussian A, exact; Rademacher A for x = (1, 1)",
+    quote="Pr(|‖Ax‖² − ‖x‖²| > ǫ‖x‖²) < 2 exp(−(k/2)(ǫ²/2 − ǫ³/3))",
+)
+def equation_4(rng: np.random.Generator, samples: int) -> Evidence:
+    epsilon, k = rng.uniform(0.01, 0.99, samples), np.floor(10 ** rng.uniform(0, 3, samples))
+    bound = 2 * np.exp(-0.5 * k * projections.distortion(epsilon))
+    gaussian = stats.chi2.cdf((1 - epsilon) * k, k) + stats.chi2.sf((1 + epsilon) * k, k)
+    counts = stats.binom(k, 0.5)  # ‖Ax‖² = (2/k)‖x‖² · the number of rows of two equal signs
+    rademacher = counts.cdf(np.ceil((1 - epsilon) * k / 2) - 1) + counts.sf(np.floor((1 + epsilon) * k / 2))
+    worst = max(excess(gaussian, bound), excess(rademacher, bound))
+    return Evidence(worst, 2 * samples, tightness=median_ratio(gaussian, bound))
+
+
+@theorem(
+    "P(|⟨Ax,Ay⟩ − ⟨x,y⟩| ≥ (ε/2)(‖x‖² + ‖y‖²)) ≤ 4 exp(−(k/2)h(ε))",
+    f"{LUAN}, A.1, Eq. 5",
+    "unit vectors, 0 < ε < 1; explicit matrices of both kinds",
+    quote="Pr(|⟨Ax, Ay⟩ − ⟨x, y⟩| ≥ (ǫ/2)(‖x‖² + ‖y‖²)) ≤ 4 exp(−(k/2)(ǫ²/2 − ǫ³/3))",
+)
+def equation_5(rng: np.random.Generator, samples: int) -> Evidence:
+    worst, ratios, draws = 0.0, [], 2 * samples
+    for cosine in (0.0, 0.6):
+        pair = np.array([[1.0, 0.0, 0.0], [cosine, np.sqrt(1 - cosine**2), 0.0]]).T
+        for k, epsilon in ((8, 0.5), (32, 0.3)):
+            for signs in (False, True):
+                A = (
+                    rng.integers(0, 2, (draws, k, 3)) * 2.0 - 1
+                    if signs
+                    else rng.standard_normal((draws, k, 3))
+                )
+                projected = A @ pair / np.sqrt(k)
+                off = np.abs((projected[..., 0] * projected[..., 1]).sum(1) - cosine)
+                found = float(np.mean(off >= epsilon))
+                bound = projections.pairwise_error_bound(k, epsilon)
+                worst = max(worst, (found - bound) / max(np.sqrt(found * (1 - found) / draws), 1 / draws))
+                ratios.append(found / bound)
+    tight = float(np.median(ratios))
+    return Evidence(max(worst, 0.0), 8 * draws, tolerance=4, unit="s.e.", tightness=tight)
+
+
+@theorem(
+    "the smallest positive score difference never grows with further query terms",
+    f"{LUAN}, §2.1.3",
+    "each term with an idf of its own, Boolean documents of the query's terms",
+    quote="the minimum non-zero margin decreases with the number of terms in the query as each "
+    "additional term "
+    "creates more ways in which two documents can receive nearly the same score",
+)
+def margin_falls_with_query_terms(rng: np.random.Generator, samples: int) -> Evidence:
+    worst, first, last, count = 0.0, [], [], min(samples, 200)
+    for _ in range(count):
+        idf, least = rng.uniform(1, 10, 10), []
+        for terms in range(1, 11):
+            scores = np.sort((np.arange(2**terms)[:, None] >> np.arange(terms) & 1) @ idf[:terms])
+            least.append(np.diff(scores).min() / np.linalg.norm(idf[:terms]))
+        worst = max(worst, excess(least[1:], least[:-1]))
+        first.append(least[0])
+        last.append(least[-1])
+    detail = (
+        f"smallest difference over ‖q‖, medians: {np.median(first):.2g} at 1 term, "
+        f"{np.median(last):.2g} at 10"
+    )
+    return Evidence(worst, count, tolerance=1e-12, detail=detail)
+
+
+@theorem(
+    "documents over √L_D = max ‖d‖ and unit queries keep every order, and k for distortion ε/√L_D is "
+    "L_D times k",
+    f"{LUAN}, §2.2",
+    "non-negative vectors; k ∝ ε⁻²",
+    quote="BM25, TF-IDF, and Boolean inner product can all be reformulated equivalently as inner "
+    "products in a "
+    "space with vectors of norm at most 1 by L2-normalizing each query vector and rescaling all "
+    "document vectors "
+    "by √L_D […] this could necessitate an increase in the encoding size by a factor of L_D",
+)
+def rescaling(rng: np.random.Generator, samples: int) -> Evidence:
+    documents, query = rng.lognormal(size=(min(samples, 500), 20)), rng.lognormal(size=20)
+    longest = np.linalg.norm(documents, axis=1).max()
+    before, after = documents @ query, documents / longest @ (query / np.linalg.norm(query))
+    moved = float(np.mean(before.argsort() != after.argsort()))
+    epsilon = 1e-3
+    ratio = projections.required_dimension(epsilon / longest, 0.05, "exact_real") / (
+        projections.required_dimension(epsilon, 0.05, "exact_real") * longest**2
+    )
+    detail = f"L_D = {longest**2:.0f}: k of a pair grows by {ratio:.6f} L_D"
+    return Evidence(max(moved, excess(abs(ratio - 1), 1e-4)), len(documents), detail=detail)
+
+
+@theorem(
+    "k of random ±1 word embeddings that tell all v words apart is proportional to ln v",
+    f"{LUAN}, §3, cross-attention",
+    "words equal iff ⟨x, y⟩ ≥ k/2; error .05 over all pairs",
+    quote="Any sparse scoring function (e.g., BM25) can be mimicked by a cross-attention model, "
+    "which need only "
+    "compute identity between individual words; this can be achieved by random projection word "
+    "embeddings whose "
+    "dimension is proportional to the log of the vocabulary size",
+)
+def word_embeddings(rng: np.random.Generator, samples: int) -> Evidence:
+    sizes, k = 10.0 ** np.arange(2, 8), np.arange(1, 1001)
+    chance = stats.binom.sf(np.ceil(0.75 * k) - 1, k, 0.5)  # of two words, by the exact binomial tail
+    needed = [k[np.flatnonzero(v * (v - 1) / 2 * chance > 0.05)[-1]] + 1 for v in sizes]
+    slope, start = np.polyfit(np.log(sizes), needed, 1)
+    off = float(np.abs(np.polyval([slope, start], np.log(sizes)) / needed - 1).max())
+    detail = (
+        f"k = {needed[0]} for 100 words, {needed[-1]} for 10⁷: {slope:.1f} ln v {start:+.0f} within {off:.1%}"
+    )
+    return Evidence(excess(off, 0.05), len(sizes), detail=detail)

@@ -29,6 +29,7 @@ RANKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # at which P(gold) and P(lex
 TOP = 100  # first ranks over which they and the scores are averaged
 MEASURES = ("RR@10", "nDCG@10", "R@100")
 DEPTH = 100  # documents that a search returns
+DEEP = 1000  # and those of R@1000, in collections with more
 QUERIES = 32  # whose tokens search at once
 DOCUMENTS = 1024  # tokenised at once
 TIMED, REPEATS = 20, 3  # queries whose scoring is timed, and how often: the fastest counts
@@ -46,52 +47,70 @@ class Retrieved:
     scores: Float[Tensor, "j k"]
     rows: Int[np.ndarray, "j k"]  # places among the index's tokens
     owners: Int[np.ndarray, "j k"]  # places of their documents
+    whole: Float[np.ndarray, " n"]  # f_ColBERT of every document, by place, where asked for
 
 
 def token_search(
-    paradigm: Paradigm, index: ExactIndex, queries: Mapping[str, str], k: int
+    paradigm: Paradigm, index: ExactIndex, queries: Mapping[str, str], k: int, *, gather: bool = False
 ) -> Iterator[Retrieved]:
-    """Every query's retrieved tokens: for each of its own the k best of the corpus."""
-    names = list(queries)
+    """Every query's retrieved tokens: for each of its own the k best of the corpus.
+
+    gather: whether to score every document by all of its tokens too.
+    """
+    names, whole, recipe = list(queries), np.zeros(0, np.float32), gathering(paradigm)
     for start in range(0, len(names), QUERIES):
         part = names[start : start + QUERIES]
         encoded = paradigm.encode_queries([queries[name] for name in part])
         assert encoded.ids is not None
         mask = encoded.mask[:, 0]
-        found, places = index.token_search(encoded.vectors[:, 0][mask], k)
-        scores, order = found.cpu().sort(1, descending=True)
-        rows = places.cpu().gather(1, order).numpy()
+        with torch.inference_mode():
+            found, places = index.token_search(encoded.vectors[:, 0][mask], k)
+            scores, order = found.cpu().sort(1, descending=True)
+            rows = places.cpu().gather(1, order).numpy()
+        everything = index.search_tokens(recipe, encoded, len(index)) if gather else [{} for _ in part]
         owners = np.searchsorted(index.offsets, rows, side="right") - 1
         stop = 0
         for n, (name, length) in enumerate(zip(part, mask.sum(1).tolist(), strict=True)):
             own, stop = slice(stop, stop + length), stop + length
             ids = encoded.ids[n, 0][mask[n]].cpu().numpy()
-            yield Retrieved(name, encoded[n : n + 1], ids, scores[own], rows[own], owners[own])
+            if gather:
+                whole = np.empty(len(index.ids), np.float32)
+                whole[index.positions(everything[n])] = list(everything[n].values())
+            yield Retrieved(name, encoded[n : n + 1], ids, scores[own], rows[own], owners[own], whole)
 
 
-def imputed_run(found: Retrieved, index: ExactIndex, k: int, imputation: str = "kth") -> dict[str, float]:
-    """The `DEPTH` best documents by f_XTR' with k' = k (Eq. 4), best first."""
+Scored = tuple[Int[np.ndarray, " n"], Float[np.ndarray, " n"]]  # places of documents, and their scores
+
+
+def imputed(found: Retrieved, index: ExactIndex, k: int, imputation: str = "kth") -> Scored:
+    """f_XTR' with k' = k (Eq. 4) of the documents that own a retrieved token."""
     if not len(found.ids):
-        return {}
+        return np.zeros(0, np.int64), np.zeros(0, np.float32)
     owners = torch.from_numpy(found.owners[:, :k])
-    candidates, rel = retrieved_rel(found.scores[:, :k], owners, int(index.offsets[-1]), imputation)
-    return _best({index.ids[n]: score for n, score in zip(candidates.tolist(), rel.tolist(), strict=True)})
+    places, rel = retrieved_rel(found.scores[:, :k], owners, int(index.offsets[-1]), imputation)
+    return places.numpy(), rel.numpy()
+
+
+def gathered(found: Retrieved, k: int) -> Scored:
+    """f_ColBERT of the same documents, by all of their tokens."""
+    places = np.unique(found.owners[:, :k])
+    return places, found.whole[places]
+
+
+def best_documents(
+    index: ExactIndex, places: np.ndarray, scores: np.ndarray, depth: int = DEPTH
+) -> dict[str, float]:
+    """The `depth` best documents, best first, of equal ones the smaller id."""
+    some = np.arange(len(places))
+    if len(places) > depth:  # those at least as good as the depth-th: few are left to sort
+        some = np.flatnonzero(scores >= np.partition(scores, -depth)[-depth])
+    ranked = sorted((-float(scores[n]), index.ids[places[n]]) for n in some)[:depth]
+    return {id: -score for score, id in ranked}
 
 
 def gathering(paradigm: Paradigm) -> Recipe:
     """f_ColBERT (Eq. 1), whatever the paradigm was trained with."""
     return paradigm.with_alignment("query_to_document", "query_tokens").recipe
-
-
-def gathered_runs(
-    found: Retrieved, index: ExactIndex, recipe: Recipe, search_tokens: Sequence[int]
-) -> dict[int, dict[str, float]]:
-    """k' -> the `DEPTH` best of the documents that a search with k' finds, by all of their tokens."""
-    if not len(found.ids):
-        return {k: {} for k in search_tokens}
-    candidates = {k: [index.ids[n] for n in np.unique(found.owners[:, :k])] for k in search_tokens}
-    (scores,) = index.rerank_tokens(recipe, found.tokens, [candidates[max(search_tokens)]])
-    return {k: _best({id: scores[id] for id in ids}) for k, ids in candidates.items()}
 
 
 def stored_ids(paradigm: Paradigm, index: ExactIndex, corpus: Corpus) -> Int[np.ndarray, " tokens"]:
@@ -113,16 +132,16 @@ def stored_ids(paradigm: Paradigm, index: ExactIndex, corpus: Corpus) -> Int[np.
 def measure(
     paradigm: Paradigm,
     index: ExactIndex,
-    corpus: Corpus,
+    ids: Int[np.ndarray, " tokens"],
     test: Split,
     search_tokens: Sequence[int],
     table_tokens: int,
 ) -> Measured:
     """Of a trained model: token retrieval, scores against k', imputations and costs.
 
-    search_tokens: the k' of Figure 5; table_tokens: one of them, of Tables 1 and 5.
+    ids: of `stored_ids`. search_tokens: the k' of Figure 5; table_tokens: one of them, of Tables 1 and 5.
     """
-    ids, lengths = stored_ids(paradigm, index, corpus), np.diff(index.offsets)
+    lengths = np.diff(index.offsets)
     relevant = {
         query: np.array([index.position(d) for d, grade in judged.items() if grade > 0], dtype=np.int64)
         for query, judged in test.judgements.items()
@@ -134,8 +153,9 @@ def measure(
     tokens: dict[str, list[float]] = {"gold": [], "lexical": [], "gold recall": [], "score of others": []}
     ranks = [rank for rank in RANKS if rank <= min(max(*search_tokens, TOP), len(ids))]
     by_rank = {name: {rank: [] for rank in ranks} for name in ("gold", "lexical")}
-    costs, recipe = [], gathering(paradigm)
-    for n, of in enumerate(token_search(paradigm, index, queries, max(*search_tokens, TOP))):
+    deep: dict[str, list[float]] = {name: [] for name in (*IMPUTATIONS, "gathered") if len(index) > DEEP}
+    costs = []
+    for n, of in enumerate(token_search(paradigm, index, queries, max(*search_tokens, TOP), gather=True)):
         gold, equal = np.isin(of.owners, relevant[of.query]), ids[of.rows] == of.ids[:, None]
         for name, hit in (("gold", gold), ("lexical", equal)):
             tokens[name].append(_mean(hit[:, :TOP]))
@@ -145,17 +165,23 @@ def measure(
         found = len(np.unique(of.rows[:, :TOP][own])) / max(1, lengths[relevant[of.query]].sum())
         tokens["gold recall"].append(found)
         tokens["score of others"].append(_mean(of.scores.numpy()[:, :TOP][~own]))
-        for k, run in gathered_runs(of, index, recipe, search_tokens).items():
-            runs["gather", k][of.query] = run
-            runs["impute", k][of.query] = imputed_run(of, index, k)
-        for name in IMPUTATIONS:
-            runs["imputations", name][of.query] = imputed_run(of, index, table_tokens, name)
+        for k in search_tokens:
+            runs["gather", k][of.query] = best_documents(index, *gathered(of, k))
+            runs["impute", k][of.query] = best_documents(index, *imputed(of, index, k))
+        scored = {name: imputed(of, index, table_tokens, name) for name in IMPUTATIONS}
+        for name, scores in scored.items():
+            runs["imputations", name][of.query] = best_documents(index, *scores)
+        for name in deep:
+            scores = scored.get(name) or gathered(of, table_tokens)
+            best = index.positions(best_documents(index, *scores, DEEP))
+            deep[name].append(float(np.isin(relevant[of.query], best).mean()))
         if n < TIMED and len(of.ids):
             costs.append(scoring_stage(paradigm, index, of, queries[of.query], table_tokens))
     measured: Measured = {
         "queries": list(queries),
         "tokens per document": float(lengths.mean()),
         "tokens": tokens,
+        "R@1000": deep,
         "by rank": by_rank,
         "costs": {name: [cost[name] for cost in costs] for name in costs[0]} if costs else {},
     }
@@ -170,13 +196,14 @@ def scoring_stage(
 ) -> dict[str, float]:
     """Milliseconds of one query's stages with k' = k, and FLOPs of both ways to score.
 
-    Scoring begins with the retrieved tokens and ends with the ranking; gathering is the index's own rerank.
-    FLOPs are those of appendix B, counted consistently for the candidates that there are
+    Scoring runs on the CPU, begins with the retrieved tokens and ends with the ranking; gathering is the
+    index's own rerank. FLOPs are those of appendix B, counted consistently for the candidates that there are
     (`theory.token_retrieval.scoring_cost`).
     """
-    wanted, recipe = min(k, int(index.offsets[-1])), gathering(paradigm)
+    wanted, recipe, tokens = min(k, int(index.offsets[-1])), gathering(paradigm), found.tokens.to("cpu")
     vectors = found.tokens.vectors[0, 0][found.tokens.mask[0, 0]]
     candidates = np.unique(found.owners[:, :k])
+    names = index.names(candidates)
     counted = scoring_cost(
         query_tokens=len(found.ids),
         retrieved_tokens=wanted,
@@ -186,10 +213,10 @@ def scoring_stage(
     )
     with torch.inference_mode():
         return {
-            "encode ms": _fastest(lambda: paradigm.encode_queries([text])),
-            "search ms": _fastest(lambda: index.token_search(vectors, wanted)),
-            "impute ms": _fastest(lambda: imputed_run(found, index, k)),
-            "gather ms": _fastest(lambda: gathered_runs(found, index, recipe, [k])),
+            "encode ms": _fastest(lambda: paradigm.encode_queries([text]).to("cpu")),
+            "search ms": _fastest(lambda: index.token_search(vectors, wanted)[0].cpu()),
+            "impute ms": _fastest(lambda: best_documents(index, *imputed(found, index, k))),
+            "gather ms": _fastest(lambda: index.rerank_tokens(recipe, tokens, [names])),
             "candidates": counted["candidates"],
             "impute FLOPs": counted["xtr"],
             "gather FLOPs": counted["colbert"],
@@ -205,11 +232,6 @@ def _fastest(function: Callable[[], object]) -> float:
         function()
         times.append(time.perf_counter() - began)
     return 1000 * min(times)
-
-
-def _best(scores: Mapping[str, float]) -> dict[str, float]:
-    order = sorted(scores, key=lambda id: (-scores[id], id))[:DEPTH]
-    return {id: scores[id] for id in order}
 
 
 def _mean(values: np.ndarray) -> float:

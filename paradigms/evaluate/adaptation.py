@@ -22,8 +22,8 @@ EXACT_SHOTS = 10  # up to 2^10 sign patterns are all counted; beyond, 999 random
 PARTITIONS = 8  # times `shots`: random partitions into folds that `adapt` averages over
 TOGETHER = 256  # folds whose sign patterns are in memory at once
 
-Values = Float[np.ndarray, "strategies *folds shots"]  # of the judged queries of one fold, or of many
-Chosen = Int[np.ndarray, "*folds"]
+Values = Float[np.ndarray, "strategies ... shots"]  # of the judged queries of one fold, or of many
+Chosen = Int[np.ndarray, "..."]
 Rule = Callable[[Values, int], Chosen]  # the judged queries' values, the default -> strategies
 
 
@@ -69,7 +69,7 @@ def best_if_significant(values: Values, default: int = 0, *, level: float = LEVE
     return np.where(p <= level, choice, default)
 
 
-def evidence(values: Values, default: int = 0) -> Float[np.ndarray, strategies * folds]:
+def evidence(values: Values, default: int = 0) -> Float[np.ndarray, "strategies ..."]:
     """One-sided p of "strategy s is no better than the default", corrected for having tried all of them.
 
     The paired sign-flip test with the maximal statistic (Westfall & Young 1993): t_s = Σ_q d_sq / ‖d_s‖,
@@ -82,7 +82,7 @@ def evidence(values: Values, default: int = 0) -> Float[np.ndarray, strategies *
     length = np.sqrt((d**2).sum(axis=-1, keepdims=True))  # no flip of signs changes it
     t = np.divide(d, length, out=np.zeros_like(d), where=length > 0)
     signs, extra = _signs(t.shape[-1], t.shape[-1] <= EXACT_SHOTS)
-    largest = (t @ signs.T).max(axis=0)  # [*folds, patterns]
+    largest = (t @ signs.T).max(axis=0)  # [..., patterns]
     reached = np.array([(largest >= of[..., None] - TIE).sum(axis=-1) for of in t.sum(axis=-1)])
     return (reached + extra) / (len(signs) + extra)
 
@@ -106,9 +106,11 @@ def adapt(
 
     gain: one value per query, whose mean is what adaptation changes, θ = E[v(s(Q₁ … Q_k), Q₀) − v(default,
     Q₀)], and whose variance over queries is that of an estimate of θ. Gains of folds are not a sample: the
-    queries outside them are nearly the same. θ is a U-statistic, and gain_q its first-order projection
-    (Hoeffding 1948): E[h | Q₀ = q], as a query that is searched, plus k · (E[h | Q₁ = q] − θ), as one of the
-    k that choose; both are means over the folds of PARTITIONS · shots random partitions.
+    queries outside them are nearly the same. θ is a U-statistic, and gain_q its jackknife pseudo-value, n·θ −
+    (n − 1)·θ without q (Efron & Stein 1981): θ plus (n − 1)/(n − k) times what q contributes, as a query that
+    is searched, E[h | Q₀ = q] − θ, and as one of the k that choose, k · (E[h | Q₁ = q] − θ); both are means
+    over the folds of PARTITIONS · shots random partitions. Where strategies are equal, 95% intervals of the
+    mean cover 92 to 95% of draws from k = n/10 on, and 82% at k = n/3.
 
     Same seed, same folds, whatever the rule and the values. ValueError for a default that is no row of
     `values`, or a measure that is not a number.
@@ -134,7 +136,9 @@ def adapt(
     mean = (adapted - plain).mean()  # for a query that all folds hold, or none
     choosing = _quotient(summed, holding.sum(axis=0), mean)
     searched = _quotient((outside_of * (values - values[default])).sum(axis=0), outside_of.sum(axis=0), mean)
-    return Adaptation(chosen, adapted, plain, searched + shots * (choosing - choosing.mean()))
+    contributed = searched - searched.mean() + shots * (choosing - choosing.mean())
+    gain = searched.mean() + (queries - 1) / (queries - shots) * contributed
+    return Adaptation(chosen, adapted, plain, gain)
 
 
 def _quotient(total: np.ndarray, count: np.ndarray, otherwise: float) -> np.ndarray:

@@ -37,6 +37,7 @@ class Claim:
     equal: bool = False
     printed: str = ""  # the paper's value of the quantity
     unlearned: str = ""  # a system that has not learned enough to be heard, and by which measure; "" = none
+    unit: str = "queries"  # what the columns of `contrast` are
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Verdict:
             "printed": self.claim.printed,
             "measured": f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]",
             "p (Holm)": f"{self.p:.4f}",
-            "sample": f"{queries} queries, {seeds} seed{'s' * (seeds != 1)}",
+            "sample": f"{queries} {self.claim.unit}, {seeds} seed{'s' * (seeds != 1)}",
             "verdict": self.word + (f": {self.reason}" if self.reason else ""),
         }
 
@@ -105,4 +106,5 @@ def _needed(claim: Claim, interval: Interval, upper: float) -> str:
     if not min(distances):
         return "the mean lies on the margin"
     count = ceil(claim.contrast.shape[1] * (half / min(distances)) ** 2)
-    return f"about {max(count, claim.contrast.shape[1] + 1):,} queries would decide a mean like this"
+    count = max(count, claim.contrast.shape[1] + 1)
+    return f"about {count:,} {claim.unit} would decide a mean like this"

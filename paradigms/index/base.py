@@ -209,24 +209,37 @@ class TokenIndex(GrowingStore, ABC):
             start = stop
 
     def _score_all(self, recipes: Sequence[Recipe], query: Tokens, rows: np.ndarray) -> np.ndarray:
-        """`_score_rows` with each recipe: [s, n]."""
-        scanned = self._scanned(recipes[0], query.mask.device)
-        gather = all(r.search == "gather" and compiled(r) for r in recipes)
-        if scanned and gather:
-            return scanned.relevances(recipes, self._packed(query), rows)[:, 0].numpy()
-        return torch.cat([self._score_rows(recipe, query, rows) for recipe in recipes]).cpu().numpy()
+        """`_score_rows` with each recipe, [s, n]: from one S in the kernels, or one read of the tokens."""
+        if len(recipes) == 1:
+            return self._score_rows(recipes[0], query, rows).cpu().numpy()
+        known = [
+            n for n, r in enumerate(recipes) if r.search == "gather" and self._scanned(r, query.mask.device)
+        ]
+        others = [n for n in range(len(recipes)) if n not in known]
+        scores = np.empty((len(recipes), len(rows)), np.float32)
+        if known:
+            read = self._scannable.relevances([recipes[n] for n in known], self._packed(query), rows)
+            scores[known] = read[:, 0].numpy()
+        if others:
+            scores[others] = self._score_tensors([recipes[n] for n in others], query, rows).cpu().numpy()
+        return scores
 
     def _score_rows(self, recipe: Recipe, query: Tokens, rows: np.ndarray) -> Tensor:
         """`stored.score` of one query and documents by row: [1, n]."""
-        device = query.mask.device
-        scanned = self._scanned(recipe, device)
+        scanned = self._scanned(recipe, query.mask.device)
         if scanned and recipe.search == "impute":
             return scanned.imputed(recipe, self._packed(query), rows, self._tokens_in(rows))[0]
         if scanned:
             return scanned.relevance(recipe, self._packed(query), rows)
-        query, whole = _trimmed(query), recipe.reads_pool or not len(rows)
-        blocks = [rows] if whole else self.blocks(CANDIDATES, rows)
-        return torch.cat([score(recipe, self.tokens(block, device), query) for block in blocks], 1)
+        return self._score_tensors([recipe], query, rows)
+
+    def _score_tensors(self, recipes: Sequence[Recipe], query: Tokens, rows: np.ndarray) -> Tensor:
+        query, whole = _trimmed(query), any(recipe.reads_pool for recipe in recipes) or not len(rows)
+        found = []
+        for block in [rows] if whole else self.blocks(CANDIDATES, rows):
+            documents = self.tokens(block, query.mask.device)
+            found.append(torch.cat([score(recipe, documents, query) for recipe in recipes]))
+        return torch.cat(found, 1)
 
     def _scanned(self, recipe: Recipe, device: torch.device) -> Scanned | None:
         """What the kernels read, where they know the recipe and the tokens lie in their reach."""

@@ -14,9 +14,17 @@ from paradigms.index.base import TokenIndex
 from paradigms.model import Paradigm
 
 Strategies = Mapping[str, tuple[str, Mapping[str, Any]]]
-# name -> (a key of align.ALIGNMENTS, its knobs), in the order of the paper's Table 7.
+# name -> (a key of align.ALIGNMENTS, its knobs): what the paper chooses among, in the order of its Table 7.
 STRATEGIES: Strategies = {f"k={k}": ("top_k", {"k": k}) for k in (1, 2, 4, 6, 8)} | {
     f"p={p:g}%": ("top_p", {"p": p / 100}) for p in (0.5, 1.0, 1.5, 2.0)
+}
+# And all others that it measures or trains with: Table 3, Figure 4, Table 13.
+MEASURED: Strategies = {
+    **STRATEGIES,
+    "k=16": ("top_k", {"k": 16}),
+    "p=4%": ("top_p", {"p": 0.04}),
+    "p=5%": ("top_p", {"p": 0.05}),
+    **{f"eps={eps:g}": ("entropic", {"k": 1, "eps": eps}) for eps in (0.01, 0.02, 0.04, 0.06, 0.1)},
 }
 
 

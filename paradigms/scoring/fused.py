@@ -45,9 +45,9 @@ SIZES = ["documents", "tokens", "group", "near_tokens", "near_rows"]
 def supports(vectors: Tensor) -> bool:
     """Whether the kernels are the faster way for such vectors, on their device.
 
-    They need tensor cores, so vectors of 16 bits or `torch.set_float32_matmul_precision("high")`, and NVIDIA's
-    compute capability 8.0: for older devices Triton makes products without. Exact float32 products take as
-    long as those in chunks, after a minute of compiling (`experiments/benchmarks/in_batch_scoring.py`).
+    They need tensor cores: vectors of 16 bits, or `torch.set_float32_matmul_precision("high")`, and NVIDIA's
+    compute capability 8.0. Exact float32 products take about as long as those in chunks
+    (`experiments/benchmarks/in_batch_scoring.py`).
     """
     if vectors.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return False

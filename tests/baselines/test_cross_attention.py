@@ -26,7 +26,7 @@ from paradigms.train.listwise import Listwise
 from paradigms.train.loop import TrainingSettings, train
 from tests.experiments.test_train_script import run as run_script
 from tests.experiments.test_train_script import training
-from tests.tiny import FAMILIES, WORDS
+from tests.tiny import FAMILIES, WORDS, write_collection
 
 module = import_module(
     "paradigms.baselines.cross_attention"
@@ -308,16 +308,10 @@ def test_it_learns_goes_on_exactly_and_is_chosen_by_the_dev_measure(tiny_bert: P
 def collection(tmp_path: Path) -> Path:
     """Twelve documents of five words, of which the first three are the document's query."""
     folder, words = tmp_path / "collection", WORDS.split()
-    (folder / "qrels").mkdir(parents=True)
+    folder.mkdir()
     texts = [" ".join(words[(11 * n + 5 * w) % len(words)] for w in range(5)) for n in range(12)]
-    rows = [{"_id": f"d{n}", "title": "", "text": text} for n, text in enumerate(texts)]
-    asked = [{"_id": f"q{n}", "text": " ".join(text.split()[:3])} for n, text in enumerate(texts)]
-    for name, lines in (("corpus", rows), ("queries", asked)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for split, chosen in (("train", range(9)), ("test", range(9, 12))):
-        judged = "".join(f"q{n}\td{n}\t1\n" for n in chosen)
-        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
-    return folder
+    queries = [" ".join(text.split()[:3]) for text in texts]
+    return write_collection(folder, texts, queries, {"train": range(9), "test": range(9, 12)})
 
 
 def test_the_scripts_train_it_and_rerank_with_it(collection: Path, tiny_bert: Path, tmp_path: Path) -> None:

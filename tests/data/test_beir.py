@@ -391,10 +391,3 @@ def test_counts_of_real_collections(
     found = {split: sum(map(len, part.judgements.values())) for split, part in collection.splits.items()}
     assert found == judgements
     assert collection.problems.counts == problems
-
-
-def test_titles_of_a_real_collection() -> None:
-    corpus = needs.collection("scifact").corpus
-    assert all(corpus.titles)
-    assert all(text.startswith(f"{title} ") for title, text in zip(corpus.titles, corpus, strict=True))
-    assert max(len(title.split()) for title in corpus.titles) < 100

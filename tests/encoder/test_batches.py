@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from paradigms import PARADIGMS, Paradigm
 from paradigms.data import Corpus
 from paradigms.encoder import batches
-from paradigms.encoder.batches import Batch, by_length
+from paradigms.encoder.batches import by_length
 from paradigms.encoder.text import Side
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
@@ -283,26 +282,6 @@ def test_freed_memory_is_asked_of_malloc_once(monkeypatch: pytest.MonkeyPatch, t
 # --- the loop -----------------------------------------------------------------------------------------
 
 
-def test_training_with_accumulation_is_the_same(tiny_bert: Path, tmp_path: Path) -> None:
-    settings = TrainingSettings(
-        steps=3, batch_size=2, accumulation=2, learning_rate=1e-4, warmup=0.0, log_every=1
-    )
-    lines = []
-    for chunk in (0, 1):
-        paradigm = build("xtr", tiny_bert)
-        for module in paradigm.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-        objective = Contrastive(paradigm, CORPUS, EXAMPLES, chunk=chunk)
-        given = {"accelerator": Accelerator(cpu=True), "progress": False}
-        train(paradigm, objective, replace(settings, chunk=chunk), tmp_path / str(chunk), **given)
-        text = (tmp_path / str(chunk) / "history.jsonl").read_text()
-        lines.append([json.loads(line) for line in text.splitlines()])
-    assert len(lines[0]) == 3
-    for plain, cached in zip(*lines, strict=True):
-        assert cached == pytest.approx(plain, rel=1e-3)
-
-
 def test_settings_and_objective_agree(tiny_bert: Path, tmp_path: Path) -> None:
     paradigm, settings = build("dpr", tiny_bert), TrainingSettings(steps=1, batch_size=2, chunk=3)
     assert _objective(paradigm, CORPUS, EXAMPLES, settings).chunk == 3
@@ -312,11 +291,3 @@ def test_settings_and_objective_agree(tiny_bert: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ValueError, match="chunk must be at least 0, got -1"):
         replace(settings, chunk=-1)
-
-
-def test_a_batch_keeps_what_it_has() -> None:
-    ones = torch.ones(2, 3, dtype=torch.long)
-    batch = Batch(ones, ones, ones.bool())
-    assert len(batch) == 2
-    assert batch.map(lambda t: t[:1]).types is None
-    assert batch.to("cpu").counts.dtype == torch.bool

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from transformers import (
 from paradigms import PARADIGMS
 from paradigms.encoder import backbone
 from paradigms.encoder.text import EncoderSettings, Side, TextEncoder
-from paradigms.relax import entropic_topk
 from tests import needs
 from tests.tiny import FAMILIES, WIDTH, write_checkpoint
 
@@ -297,49 +295,6 @@ def test_coil_joins_pooled_tokens_to_any_token_vectors(tiny_bert):
 
 
 # --- ALIGNER's salience ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["relu", "entropic"])
-def test_salience(tiny_bert, kind):
-    model = encoder(tiny_bert, salience=kind, query_ratio=0.5, document_ratio=0.4, eps=0.05, dim=16)
-    for side, ratio in zip(SIDES, (0.5, 0.4), strict=True):
-        tokens = encode(model, TEXTS, side)
-        vectors, mask, salience = (t.flatten(0, 1) for t in (tokens.vectors, tokens.mask, tokens.salience))
-        head = model.salience_heads[side]
-        assert not salience[~mask].any()
-        for x in range(3):
-            length = int(mask[x].sum())
-            raw = (vectors[x, :length] @ head.weight[0] + head.bias).relu().detach()
-            gate = entropic_topk(raw, math.ceil(ratio * length), 0.05) if kind == "entropic" else 1
-            close(salience[x, :length], raw * gate)
-
-
-@pytest.mark.parametrize("ratio", [0.05, 0.1, 0.15, 0.2, 0.35, 0.4, 0.55, 0.7, 0.9, 1.0])
-def test_the_budget_is_the_ceiling_of_the_ratio_times_the_real_length(tiny_bert, ratio, monkeypatch):
-    budgets = []
-
-    def record(scores, k, *_):
-        budgets.append(k)
-        return torch.ones_like(scores)
-
-    monkeypatch.setattr("paradigms.encoder.text.entropic_topk", record)
-    model = encoder(tiny_bert, salience="entropic", document_ratio=ratio, dim=4)
-    lengths = torch.arange(301)
-    counts = torch.arange(300) < lengths[:, None]
-    model._salience(torch.ones(301, 300, 4), counts, "document")
-    hundredths = round(100 * ratio)
-    assert budgets[0].tolist() == [-(-hundredths * n // 100) for n in range(301)]
-
-
-@pytest.mark.parametrize("kind", ["relu", "entropic"])
-def test_gradient_reaches_the_salience_heads(tiny_bert, kind):
-    torch.manual_seed(0)
-    aligner: Any = PARADIGMS["aligner"](tiny_bert, salience=kind, eps=0.05)
-    tokenize = aligner.encoder.tokenize
-    queries, documents = aligner(tokenize(["the fox"], "query"), tokenize(TEXTS, "document"))
-    (aligner.score(documents, queries) * torch.tensor([1.0, -1.0, 0.5])).sum().backward()
-    for head in aligner.encoder.salience_heads.values():
-        assert head.weight.grad.abs().max() > 0
 
 
 def test_salience_is_not_computed_in_bfloat16(tiny_bert):

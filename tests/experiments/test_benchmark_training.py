@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +20,7 @@ from training_parts import trainers
 from paradigms import PARADIGMS
 from paradigms.data import Collection, Corpus, Problems, Split
 from paradigms.train.contrastive import Contrastive
-from tests.tiny import WORDS
+from tests.tiny import WORDS, write_collection
 
 STEPS, BATCH = 3, 8  # one of them a warm-up
 
@@ -31,14 +30,8 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Forty documents of six words; each query is three of a document's words."""
     folder, words = tmp_path_factory.mktemp("words"), WORDS.split()
     texts = [" ".join(words[(7 * n + 3 * w) % len(words)] for w in range(6)) for n in range(40)]
-    documents = [{"_id": f"d{n}", "title": "", "text": text} for n, text in enumerate(texts)]
-    queries = [{"_id": f"q{n}", "text": " ".join(text.split()[:3])} for n, text in enumerate(texts)]
-    for name, rows in (("corpus", documents), ("queries", queries)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "qrels").mkdir()
-    lines = "".join(f"q{n}\td{n}\t1\n" for n in range(40))
-    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
-    return folder
+    queries = [" ".join(text.split()[:3]) for text in texts]
+    return write_collection(folder, texts, queries, {"train": range(40)})
 
 
 @pytest.fixture(scope="module")
@@ -220,28 +213,6 @@ def test_every_batch_size_is_timed_on_as_many_pairs_and_cached_if_it_is_larger_t
     ]  # fmt: skip
 
 
-def test_a_peer_is_installed_once_and_again_where_that_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran: list[list[str]] = []
-
-    def run(command: list[str], check: bool) -> None:
-        ran.append(command)
-        if command[2] == "venv":
-            Path(command[-1]).mkdir(parents=True, exist_ok=True)
-        elif len(ran) == 2:
-            raise subprocess.CalledProcessError(1, command)
-
-    monkeypatch.setattr(training.subprocess, "run", run)
-    with pytest.raises(subprocess.CalledProcessError):
-        training.installed("sentence-transformers", tmp_path, Console())
-    pythons = {training.installed("sentence-transformers", tmp_path, Console()) for _ in range(2)}
-    assert pythons == {str(tmp_path / "sentence-transformers" / "bin" / "python")}
-    assert len(ran) == 4
-    assert ran[-1][1:5] == ["-m", "pip", "install", "--quiet"]
-    assert "sentence-transformers[train]>=6" in ran[-1]  # with accelerate, which its Trainer needs
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -256,17 +227,3 @@ def test_a_peer_is_installed_once_and_again_where_that_failed(
 def test_settings_that_make_no_sense_are_refused(changes: dict, message: str) -> None:
     with pytest.raises(SystemExit, match=message):
         training.Settings(**changes)
-
-
-@pytest.mark.parametrize(
-    ("status", "errors", "wanted"),
-    [
-        (-9, "", "out of memory"),
-        (1, "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried", "out of memory"),
-        (1, "Traceback\ntorch.OutOfMemoryError: CUDA out of memory. Tried", "out of memory"),
-        (1, "Traceback\nValueError: lengths differ\n", "ValueError: lengths differ"),
-        (3, " \n", "exit status 3"),
-    ],
-)
-def test_why_a_process_failed(status: int, errors: str, wanted: str) -> None:
-    assert training.reason(status, errors) == wanted

@@ -17,6 +17,7 @@ from paradigms.index import ExactIndex
 from paradigms.io.settings import from_command_line
 from tests.forks import fork_group
 from tests.tiny import WORDS as TEXT
+from tests.tiny import write_collection
 
 WORDS = TEXT.split()
 SYSTEMS = [*PARADIGMS, "dsi"]
@@ -28,15 +29,8 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Forty documents of five words; each query is three of a document's words."""
     folder = tmp_path_factory.mktemp("words")
     texts = [" ".join(WORDS[(7 * n + 3 * w) % len(WORDS)] for w in range(5)) for n in range(40)]
-    documents = [{"_id": f"d{n}", "title": "", "text": text} for n, text in enumerate(texts)]
-    queries = [{"_id": f"q{n}", "text": " ".join(text.split()[:3])} for n, text in enumerate(texts)]
-    for name, rows in (("corpus", documents), ("queries", queries)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "qrels").mkdir()
-    for split, chosen in (("train", range(30)), ("test", range(30, 40))):
-        lines = "".join(f"q{n}\td{n}\t1\n" for n in chosen)
-        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
-    return folder
+    queries = [" ".join(text.split()[:3]) for text in texts]
+    return write_collection(folder, texts, queries, {"train": range(30), "test": range(30, 40)})
 
 
 def settings(collection: Path, backbone: Path, output: Path, **changes: object) -> list[str]:

@@ -24,7 +24,6 @@ from studies.hybrid_claims import (
     gather,
     hybrid_name,
     pays,
-    retrieve_rows,
 )
 
 from paradigms import PARADIGMS, CrossAttention, Paradigm, load
@@ -349,20 +348,3 @@ def test_equal_time_is_chosen_by_times_alone() -> None:
         point["ms/query"] *= 20 if point["system"] == ME else 1
     de, me = equal_time(gather([slow]), "faiss")
     assert (de["probes"], me["probes"]) == (8, 1)
-
-
-def test_tables_say_what_was_measured() -> None:
-    found = gather([planted(0), planted(1)])
-    table = {row["system"]: row for row in retrieve_rows(found)}
-    mixture = table[hybrid_name(ME, "BM25-bi")]
-    assert table[DE]["paper"] == "0.302/0.288"
-    assert (mixture["paper"], mixture["round, λ by seed"]) == ("0.338/0.346", "mined, 0.5; mined, 0.5")
-    assert table["BM25-uni"]["paper"] == table[hybrid_name(ME, "BM25-uni")]["paper"] == "–"
-    assert float(table[DE]["Holes@10"]) == pytest.approx(0.9, abs=0.01)
-    sections = describe(found, 3)
-    rounds = {(row["system"], row["round"]): row["RR@10 − first"] for row in sections["mining"].rows}
-    assert len(rounds) == 6
-    assert float(rounds[ME, "mined"].split()[0]) == pytest.approx(0.2, abs=0.01)
-    other = planted(1) | {"queries": ["other"]}
-    with pytest.raises(SystemExit, match="different queries"):
-        gather([planted(0), other])

@@ -75,7 +75,13 @@ def test_every_model_and_pair_is_measured(finished: Path) -> None:
     assert (finished / "report.html").read_text().count("data:image/png") == 2
     for table in ("document_tokens", "query_tokens", "costs", "models"):
         assert json.loads((finished / f"{table}.json").read_text()), table
-    assert len(json.loads((finished / "claims.json").read_text())) == 12
+    rows = json.loads((finished / "claims.json").read_text())
+    assert len(rows) == 20
+    saved = {row["quantity"]: row["measured"] for row in rows if row["sample"] == "counted"}
+    assert set(saved) == {
+        f"{what} saved at β^q = 30%, β^d = 20%" for what in ("bytes of the index", "multiply-adds")
+    }
+    assert len((finished / "verdicts.md").read_text().splitlines()) == 20
 
 
 def test_a_point_is_what_searching_and_reranking_give(
@@ -99,6 +105,30 @@ def test_a_point_is_what_searching_and_reranking_give(
     assert point["search multiply-adds/query"] == pytest.approx(expected)
     whole = np.mean(lengths) * 8 * int(index.offsets[-1]) / len(index.ids) * paradigm.encoder.dim
     assert result["refine multiply-adds/query"] == pytest.approx(whole)
+
+
+def test_retrieved_tokens_and_salient_words_are_counted(
+    finished: Path, collection: Path, tmp_path: Path
+) -> None:
+    paradigm, data = Paradigm.from_pretrained(finished / "none-0" / "checkpoint"), load(collection)
+    index = ExactIndex.build(paradigm, data.corpus.ids, data.corpus, tmp_path / "all")
+    queries = paradigm.encode_queries(list(data.split("test").queries.values()))
+    tokens = index.tokens_of(index.ids)
+    stored = tokens.vectors[0][tokens.mask[0]]
+    owner = np.repeat(np.arange(30), np.diff(index.offsets))
+    hit: list[int] = []
+    for vector in queries.vectors[:, 0][queries.mask[:, 0]]:
+        hit += (stored @ vector).topk(10).indices.tolist()
+    shares = np.array([np.isin(np.flatnonzero(owner == n), hit).mean() for n in range(30)])
+    order = np.argsort(-np.bincount(owner[hit], minlength=30), kind="stable")
+    result = json.loads((finished / "none-0" / "values.json").read_text())
+    assert sorted(result["retrieved"]) == pytest.approx(sorted(shares), abs=1e-3)
+    assert result["retrieved"][0] == pytest.approx(shares[order[0]], abs=1e-3)
+    kinds = salience_pruning.content(paradigm, "the cat is a dog", "query")
+    assert kinds.tolist() == [-1, 0, 1, 0, 0, 1, -1]
+    found = salience_pruning.advantage(np.array([0.1, 0.9, 0.5, 0.5]), np.array([0, 1, 0, -1]))
+    assert found == pytest.approx(1 - (0.25 + 0.625) / 2)
+    assert salience_pruning.advantage(np.array([0.1, 0.9]), np.array([1, 1])) == 0
 
 
 def test_finished_models_are_kept_and_seeds_may_be_added(
@@ -130,7 +160,7 @@ def test_what_cannot_be_run_ends_with_a_line(
         run(salience_pruning, **(flags(collection, tiny_bert, tmp_path / "out") | changes))
 
 
-def planted(levels: dict[str, float], bm25: float = 0.2) -> dict[str, str]:
+def planted(levels: dict[str, float], bm25: float = 0.2, kept: int = 30) -> dict[str, str]:
     """Verdicts where every pruned model's values are about its level, and each unpruned one's about .5."""
     pairs = [(1.0, 1.0), (0.5, 1.0), (0.5, 0.4), (0.5, 0.2), (0.5, 0.1), (0.5, 0.05), (0.3, 0.4), (0.3, 0.2)]
     random = np.random.default_rng(0)
@@ -140,10 +170,16 @@ def planted(levels: dict[str, float], bm25: float = 0.2) -> dict[str, str]:
         found = {"RR@10": values.tolist(), "nDCG@10": values.tolist()}
         return {"query_keep": pair[0], "document_keep": pair[1], "refined": found, "pruned": found}
 
-    results = [
+    results: list[dict[str, Any]] = [
         {"method": method, "seed": 0, "points": [point(pair, level) for pair in pairs]}
         for method, level in levels.items()
     ]
+    strategies = {
+        f"k={k}": (level + random.normal(0, 1e-3, 30)).tolist() for k, level in ((1, 0.4), (2, 0.5))
+    }
+    words = {side: random.normal(0.2, 0.01, 30).tolist() for side in ("documents", "queries")}
+    results[0] |= {"strategies": strategies, "content words": words, "kept step": kept}
+    results[-1] |= {"retrieved": random.normal(0.1, 0.01, 50).tolist()}
     lexical = PerQuery([f"q{n}" for n in range(30)], {"RR@10": np.full(30, bm25)})
     return {v.claim.sentence: v.word for v in judge(claims(Found(results, (0.5, 0.4), lexical)))}
 
@@ -151,13 +187,16 @@ def planted(levels: dict[str, float], bm25: float = 0.2) -> dict[str, str]:
 def test_planted_effects_get_their_verdicts() -> None:
     good = {"entropic": 0.495, "relu": 0.49, "hard": 0.4, "l1": 0.495, "none": 0.3}
     found = planted(good)
-    for start in ("When pruned", "it remains", "80% of doc", "pruning with", "Decreasing", "The hard", "our"):
+    starts = ("When pruned", "it remains", "80% of doc", "pruning with", "Decreasing", "The hard", "our")
+    for start in (*starts, "important noun", "alignment adaptation", "only 12.8%"):
         assert [w for s, w in found.items() if s.startswith(start)] == [REPRODUCED], start
     worse = planted(good | {"entropic": 0.35})
     for start in ("When pruned", "it remains", "80% of doc", "pruning with", "The hard", "With a proper"):
         assert [w for s, w in worse.items() if s.startswith(start)] == [CONTRADICTED], start
     assert not any(s.startswith("decreasing") for s in found)  # β^q = 10% was not measured
     assert set(planted(good, bm25=1.1).values()) == {UNDECIDED}
+    untrained = planted(good, kept=0)  # the gated model; the others are heard
+    assert {s.split()[0] for s, word in untrained.items() if word != UNDECIDED} == {"With", "only"}
 
 
 def test_the_full_scale_configuration_trains_a_tiny_t5(

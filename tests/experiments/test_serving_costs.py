@@ -77,12 +77,6 @@ def test_the_fastest_round_of_each_query_counts(monkeypatch: pytest.MonkeyPatch)
     assert found["answers"] == [{"0": 1.0}, {"1": 1.0}]
 
 
-def test_recall_is_of_what_was_wanted() -> None:
-    wanted = [{"a": 2.0, "b": 1.0}, {"c": 1.0}, {}]
-    assert serving_costs.recall([{"a": 2.0, "x": 1.0}, {"c": 1.0}, {"y": 0.0}], wanted) == 0.75
-    assert serving_costs.recall([{}], [{}]) == 1.0
-
-
 def test_engines_are_asked_what_they_know(tiny_bert: Path) -> None:
     models = {name: PARADIGMS[name](tiny_bert, **LENGTHS) for name in PARADIGMS}
     known = {name: serving_costs.as_maxima(of) for name, of in models.items()}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import token_retrieval
 import torch
-from studies import token_measures
+from studies import token_claims, token_measures
 from studies.token_claims import claims, gather
 
 from paradigms import PARADIGMS, Paradigm
@@ -44,7 +44,10 @@ def made(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Par
 
 @pytest.fixture(scope="module")
 def measured(made: tuple[Paradigm, ExactIndex]) -> dict[str, Any]:
-    return token_measures.measure(*made, CORPUS, TEST, SEARCHED, table_tokens=6)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_measures, "DEEP", 2)
+        ids = token_measures.stored_ids(*made, CORPUS)
+        return token_measures.measure(*made, ids, TEST, SEARCHED, table_tokens=6)
 
 
 def everything(paradigm: Paradigm, index: ExactIndex, query: str) -> list[list[tuple[float, str, int]]]:
@@ -100,15 +103,18 @@ def test_imputed_runs_are_those_of_an_index(made: tuple[Paradigm, ExactIndex], i
         recipe = replace(paradigm.recipe, search_tokens=k, imputation=imputation)
         expected = index.search(Paradigm(recipe, paradigm.encoder), QUERIES, 100)
         for of in token_measures.token_search(paradigm, index, QUERIES, 20):
-            run = token_measures.imputed_run(of, index, k, imputation)
+            scores = token_measures.imputed(of, index, k, imputation)
+            run = token_measures.best_documents(index, *scores)
             same_run({of.query: run}, {of.query: expected[of.query]})
 
 
 def test_gathered_runs_score_the_candidates_in_full(made: tuple[Paradigm, ExactIndex]) -> None:
     paradigm, index = made
     full = paradigm.with_alignment("query_to_document", "query_tokens")
-    for of in token_measures.token_search(paradigm, index, QUERIES, 1000):
-        runs = token_measures.gathered_runs(of, index, full.recipe, [1, 6, 1000])
+    for of in token_measures.token_search(paradigm, index, QUERIES, 1000, gather=True):
+        runs = {
+            k: token_measures.best_documents(index, *token_measures.gathered(of, k)) for k in (1, 6, 1000)
+        }
         rows = everything(paradigm, index, QUERIES[of.query])
         for k, run in runs.items():
             candidates = sorted({d for row in rows for _, d, _ in row[:k]})
@@ -122,6 +128,19 @@ def test_gathered_runs_score_the_candidates_in_full(made: tuple[Paradigm, ExactI
 def test_all_ways_to_score_are_measured(measured: dict[str, Any]) -> None:
     assert measured["imputations"]["kth"] == measured["impute"][6]
     assert measured["impute"][1000] == measured["gather"][1000]  # everything is retrieved, nothing missing
+    assert set(measured["R@1000"]) == {*IMPUTATIONS, "gathered"}  # here the first 2 of more than 2 documents
+    assert measured["R@1000"]["kth"] != measured["impute"][6]["R@100"]
+
+
+def test_the_best_documents_come_first_and_of_equal_ones_the_smaller_id(
+    made: tuple[Paradigm, ExactIndex],
+) -> None:
+    _, index = made
+    scores = np.array([0.5, 0.5, 0.9, 0.5, 0.1], np.float32)
+    places = index.positions(["d4", "d1", "d20", "d3", "d2"])
+    found = token_measures.best_documents(index, places, scores, 3)
+    assert list(found) == ["d20", "d1", "d3"]
+    assert list(token_measures.best_documents(index, places, scores)) == ["d20", "d1", "d3", "d4", "d2"]
 
 
 def test_costs_count_what_is_there(made: tuple[Paradigm, ExactIndex], measured: dict[str, Any]) -> None:
@@ -166,6 +185,8 @@ def result(kind: tuple[int | None, int], seed: int, level: float, **changes: flo
         "seed": seed,
         "queries": NAMES,
         "dev": values("dev"),
+        "examples": {"Table E.4": [0.7 - 0.4 * bool(kind[0]), 0.1]},
+        "R@1000": {name: values("impute") for name in (*IMPUTATIONS, "gathered")},
         "tokens": {name: values(name) for name in ("gold", "gold recall", "lexical", "score of others")},
         "impute": {str(k): measures("impute") for k in (10, 100)},
         "gather": {str(k): measures("gather") for k in (10, 100)},
@@ -189,7 +210,9 @@ def words(level: float, colbert: float, bm25: float = 0.2, **changes: float) -> 
         for kind in KINDS
     ]
     lexical = PerQuery(NAMES, {"RR@10": np.full(12, bm25)})
-    return {v.claim.sentence: v.word for v in judge(claims(gather(results, [10, 100], 100, lexical)))}
+    return {
+        v.claim.sentence: v.word for v in judge(claims(gather("scifact", results, [10, 100], 100, lexical)))
+    }
 
 
 def test_planted_effects_get_their_verdicts() -> None:
@@ -201,6 +224,7 @@ def test_planted_effects_get_their_verdicts() -> None:
         "doubling the chances",
         "a similar trend",
         "XTR effectively lowers",
+        "On the other hand, XTR greatly improves the recall",
         "remains competitive",
         "With XTR, the performance greatly improves",
         "XTR demonstrates much better recall",
@@ -218,15 +242,23 @@ def test_models_that_have_not_learned_prove_nothing_but_costs() -> None:
     assert {s.split()[0] for s, word in found.items() if word != UNDECIDED} == {"making"}
 
 
+def test_the_papers_examples_stand_beside_ours() -> None:
+    results = [result(kind, 0, 0.5) for kind in KINDS]
+    lexical = PerQuery(NAMES, {"RR@10": np.full(12, 0.2)})
+    (row,) = token_claims._examples(gather("scifact", results, [10, 100], 100, lexical))
+    assert (row["printed"], row["measured"]) == ("72%, 33%", "70% (10% gold), 30% (10% gold)")
+    assert row["verdict"].startswith(UNDECIDED)
+
+
 def test_dev_queries_choose_among_the_xtrs_of_colberts_batch() -> None:
     dev = {8: 0.4, 64: 0.3}
     results = [result(k, 0, 0.5, dev=dev.get(k[0] or 0, 0.9) + (k[1] == 4)) for k in KINDS]
     bm25 = PerQuery(NAMES, {"RR@10": np.zeros(12)})
-    found = gather(results, [10, 100], 100, bm25)
+    found = gather("scifact", results, [10, 100], 100, bm25)
     assert (found.colbert, found.xtrs, found.xtr) == ((None, 16), [(8, 16), (64, 16)], (8, 16))
     results[0]["queries"] = ["other"]
     with pytest.raises(SystemExit, match="measured on different queries"):
-        gather(results, [10, 100], 100, bm25)
+        gather("scifact", results, [10, 100], 100, bm25)
 
 
 # --- the whole script -------------------------------------------------------------------------------------
@@ -309,7 +341,7 @@ def test_every_model_is_trained_measured_and_shown(finished: Path) -> None:
         assert paradigm.recipe.name == name.split("-")[0]
         assert (paradigm.encoder.settings.skip, paradigm.encoder.settings.special_tokens) == ("", False)
     found = json.loads((finished / "claims.json").read_text())
-    assert len(found) == 20
+    assert len(found) == 26
     assert {row["verdict"].split(":")[0] for row in found} <= {REPRODUCED, CONTRADICTED, UNDECIDED}
     for table in ("figure4", "figure5", "figure6", "figure7", "table1", "table5"):
         assert json.loads((finished / f"{table}.json").read_text()), table

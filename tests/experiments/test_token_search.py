@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import runpy
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "benchmarks")
 
 import token_search
 from token_parts import systems, vectors
+
+from tests.forks import fork
 
 DIM = 32
 
@@ -41,7 +46,26 @@ def test_exact_maxsim_by_definition(folder: Path) -> None:
         assert ranked == np.argsort(scores)[::-1][:20].tolist()
 
 
-def test_workers_build_and_search_our_indexes_and_the_plain_ways(folder: Path, tmp_path: Path) -> None:
+def worker(script: str, job: str) -> None:
+    sys.argv = [script, job]
+    runpy.run_path(script, run_name="__main__")
+
+
+def test_workers_build_and_search_our_indexes_and_the_plain_ways(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = subprocess.run
+
+    def first_is_its_own(command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
+        """The first worker is an interpreter of its own, the others are forks."""
+        monkeypatch.setattr(token_search.subprocess, "run", forked)
+        return run(command, **how)
+
+    def forked(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        code, said = fork(tmp_path / "log", worker, *command[1:]).ended()
+        return subprocess.CompletedProcess(command, code, said, said)
+
+    monkeypatch.setattr(token_search.subprocess, "run", first_is_its_own)
     wanted = json.loads((folder / "candidates.json").read_text())
     pythons, missing = token_search.interpreters([])
     assert missing == ["maxsim_cpu", "fast_plaid", "warp"]

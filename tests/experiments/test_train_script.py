@@ -19,7 +19,7 @@ from paradigms.baselines.bm25 import BM25
 from paradigms.data import load, read_run, write_run
 from paradigms.io.settings import from_command_line
 from paradigms.train.job import keep_settings
-from tests.tiny import WORDS
+from tests.tiny import WORDS, write_collection
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = ROOT / "experiments"
@@ -45,15 +45,8 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Thirty documents of five words; each query is three of a document's words."""
     folder, words = tmp_path_factory.mktemp("words"), WORDS.split()
     texts = [" ".join(words[(11 * n + 5 * w) % len(words)] for w in range(5)) for n in range(30)]
-    documents = [{"_id": f"d{n}", "title": "", "text": text} for n, text in enumerate(texts)]
-    queries = [{"_id": f"q{n}", "text": " ".join(text.split()[:3])} for n, text in enumerate(texts)]
-    for name, rows in (("corpus", documents), ("queries", queries)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "qrels").mkdir()
-    for split, chosen in (("train", range(20)), ("test", range(20, 30))):
-        lines = "".join(f"q{n}\td{n}\t1\n" for n in chosen)
-        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
-    return folder
+    queries = [" ".join(text.split()[:3]) for text in texts]
+    return write_collection(folder, texts, queries, {"train": range(20), "test": range(20, 30)})
 
 
 def training(collection: Path, backbone: Path, output: Path, **changes: object) -> dict[str, object]:
@@ -241,12 +234,3 @@ def test_what_cannot_be_reranked_ends_with_a_line(
         with pytest.raises(SystemExit, match=message):
             run("rerank", **(flags | changes))
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("name", ["train", "rerank"])
-def test_every_setting_has_a_flag(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    module = script(name)
-    with pytest.raises(SystemExit):
-        from_command_line(module.Settings, module.__doc__, ["--help"])
-    shown = capsys.readouterr().out
-    assert all(f"--{field}" in shown or field in shown for field in module.Settings.__dataclass_fields__)
