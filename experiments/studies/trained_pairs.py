@@ -17,12 +17,12 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 from studies.pages import Measured, some_queries
-from studies.shared_settings import DIVISIONS, PairSettings
+from studies.shared_settings import PairSettings
 
 from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm, load
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Problems, Run, Split
-from paradigms.data.within import within_documents
+from paradigms.data.within import learned_share, within_documents
 from paradigms.generative.backbone import located
 from paradigms.generative.pairs import Pair, indexing_pairs, retrieval_pairs
 from paradigms.generative.small import small_t5
@@ -112,6 +112,8 @@ def trained(
         model = _fit(name, backbone, seed, bench, settings, accelerator, console)
         if accelerator.is_main_process:
             model.save_pretrained(folder / name / "checkpoint")
+            for file in (folder / name / "training" / "checkpoints").rglob("*.safetensors"):
+                file.unlink()  # of no use any more, three times the model; `cost` reads the rest
         accelerator.wait_for_everyone()
         accelerator.free_memory()
     saved = load(folder / name / "checkpoint")
@@ -327,13 +329,11 @@ def measure_all(
 
 def sample(bench: Bench, settings: PairSettings) -> str:
     """What was measured and trained on, for a summary."""
-    asked = {d for grades in bench.train.judgements.values() for d, grade in grades.items() if grade > 0}
-    wanted = [{d for d, grade in of.items() if grade > 0} for of in bench.test.judgements.values()]
-    share = sum(documents <= asked for documents in wanted) / max(1, len(wanted))
-    regime = f"{DIVISIONS[settings.division]}: {share:.0%} of them ask for documents with training queries"
+    unseen = ", unseen documents" if settings.division == "unseen" else ""
     return (
         f"{len(bench.test.queries)} test queries over {len(bench.collection.corpus):,} documents of "
-        f"{bench.collection.name} ({regime}); seeds {settings.seeds} of models from {settings.backbone!r}, "
+        f"{bench.collection.name}{unseen}, of which {learned_share(bench.train, bench.test):.0%} ask for "
+        f"documents with training queries; seeds {settings.seeds} of models from {settings.backbone!r}, "
         f"trained on {settings.steps * settings.batch_size:,} queries each. Intervals (95 %) resample seeds "
         "and queries."
     )

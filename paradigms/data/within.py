@@ -73,6 +73,13 @@ def within_documents(collection: Collection) -> Collection:
     )
 
 
+def learned_share(train: Split, test: Split) -> float:
+    """Share of the test queries all of whose relevant documents have training queries too."""
+    learned = {d for judged in train.judgements.values() for d, grade in judged.items() if grade > 0}
+    wanted = [{d for d, grade in judged.items() if grade > 0} for judged in test.judgements.values()]
+    return sum(documents <= learned for documents in wanted) / max(1, len(wanted))
+
+
 def _all_queries(collection: Collection) -> tuple[dict[str, str], dict[str, dict[str, int]]]:
     queries: dict[str, str] = {}
     judged: dict[str, dict[str, int]] = {}

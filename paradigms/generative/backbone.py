@@ -23,9 +23,9 @@ def load_base(name: str | Path) -> Any:
     from transformers import AutoConfig
 
     name = located(name)
-    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-    if not config.is_encoder_decoder:
+    if not has_decoder(name):
         return load_backbone(name)
+    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     if config.model_type not in FAMILIES:
         raise ValueError(
             f"{name} is a {config.model_type}; generative paradigms need an encoder, or an encoder-decoder "
@@ -48,6 +48,12 @@ def load_base_tokenizer(name: str | Path, entries: int | None = None) -> Any:
         unused = tokenizer.convert_tokens_to_ids(UNUSED) == END
         tokenizer.eos_token = UNUSED if unused else tokenizer.sep_token
     return tokenizer
+
+
+def has_decoder(name: str | Path) -> bool:
+    from transformers import AutoConfig
+
+    return bool(AutoConfig.from_pretrained(located(name), trust_remote_code=False).is_encoder_decoder)
 
 
 def located(name: str | Path) -> str | Path:

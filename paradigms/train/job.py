@@ -53,9 +53,8 @@ Encoded = TypeVar("Encoded", Paradigm, CrossAttention)
 
 DEV_DEPTH = 10  # first documents of the dev queries' run that the dev measure reranks
 NEGATIVES_DEPTH = 100  # first documents of the training queries' run that hard negatives are drawn from
-# Of each document that a generative model learns to name: many and short, as queries of other words are to
-# be answered, and a model that sees few passages learns them by heart.
-PASSAGES, PASSAGE_WORDS = 24, 12
+# Of each document that a generative model learns to name: several and short, as a query is.
+PASSAGES, PASSAGE_WORDS = 6, 16
 SPANS = 3  # of each document whose text is its name
 
 STATES = "states"  # folder, for as long as a run lasts, of what the frozen layers of its encoders give

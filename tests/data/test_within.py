@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from paradigms.data.collection import assemble
-from paradigms.data.within import within_documents
+from paradigms.data.within import learned_share, within_documents
 
 WORDS = ["river", "stone", "cloud", "tree", "bird", "fish", "lamp", "door", "wheel", "grass", "snow", "iron"]
 
@@ -37,6 +37,8 @@ def test_every_test_document_has_training_queries_and_no_query_is_in_two_splits(
     train, dev, test = (divided.split(name) for name in ("train", "dev", "test"))
     learned = {d for grades in train.judgements.values() for d in grades}
     assert learned == set(whole.corpus.ids)
+    assert learned_share(train, test) == 1
+    assert learned_share(whole.split("train"), whole.split("test")) == 0
     left_out = sum(divided.problems.counts.values())
     assert len(train.queries) + len(dev.queries) + len(test.queries) + left_out == 200
     assert not train.queries.keys() & (dev.queries.keys() | test.queries.keys())
