@@ -9,7 +9,6 @@ from typing import Any, Literal
 from paradigms.io.settings import folder_name
 
 Tracker = Literal["none", "wandb"]
-Ensemble = Literal["rademacher", "gaussian"]
 DIVISIONS = {"within": "within documents", "unseen": "unseen documents"}  # of queries, as tables name them
 TAKEN = {"bm25", "runs", "pictures", "wandb", "small-t5"}  # in the results folder of a comparison
 
