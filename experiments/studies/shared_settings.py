@@ -26,7 +26,7 @@ class EncoderTraining:
     head_learning_rate: float = 1e-3
     """of projections and salience heads, which start untrained"""
     trained_layers: int = 2
-    """upper layers of the encoder that are trained; those below are frozen. 0: all"""
+    """upper layers of the encoder that are trained; those below are frozen, and run once a text. 0: all"""
     evaluate_every: int = 30
     """steps between dev measures: the last state is kept, or an earlier one (or the untrained encoder) if
     it is better by more than the measure's standard error"""
