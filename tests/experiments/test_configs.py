@@ -6,6 +6,7 @@ test_distributed.py, fsdp.yaml in test_fsdp.py.
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ import yaml
 from accelerate.commands.config import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import DistributedType
+from studies.trained_pairs import TRAINING
+
+from paradigms.io.settings import from_command_line
 
 CONFIGS = Path(__file__).parents[2] / "experiments" / "configs"
 # file -> kind, processes, machines
@@ -45,3 +49,15 @@ def test_accelerate_takes_it_as_it_is_meant(name: str) -> None:
     if kind == "FSDP":
         assert int(arguments.fsdp_version) == 2
         assert str(arguments.fsdp_cpu_ram_efficient_loading).lower() == "false"
+
+
+@pytest.mark.parametrize("name", ["generative_encoder.yaml", "generative_nq320k.yaml"])
+def test_the_generative_studies_share_models_under_one_file(name: str) -> None:
+    """Each script takes it, and trains its models with the same settings."""
+    scripts = ("document_encoding", "alignment_directions", "term_matching", "low_rank", "logit_relevance")
+    given = [f"--config={CONFIGS / name}", "--collection=words", "--models=results/models"]
+    found = [from_command_line(import_module(script).Settings, "", given) for script in scripts]
+    shared = [
+        {setting: getattr(settings, setting) for setting in (*TRAINING, "models")} for settings in found
+    ]
+    assert all(settings == shared[0] for settings in shared)
