@@ -19,11 +19,12 @@ test: .venv/.test
 
 # The numerical tests again (laws, scoring and its kernels, indexes, training that goes on, two processes, FSDP), as
 # older x86 processors compute: without vector instructions, and with AVX2 and no bfloat16. numba's loops are for
-# AVX2 in both (with no list of features, or it adds this processor's).
+# AVX2 in both (with no list of features, or it adds this processor's). Shapes are checked in `make test` alone: a
+# third of the time.
 NUMERICAL := test_laws test_relax $(addprefix scoring/test_,equals_rel in_batch stored) \
 	$(addprefix index/test_,codes compressed faiss_index pruning search) \
 	$(addprefix train/test_,loop resume distributed fsdp)
-OLDER := NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES= $(PYTEST) $(NUMERICAL:%=tests/%.py)
+OLDER := NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES= $(PYTEST) -o addopts="-q --import-mode=importlib" $(NUMERICAL:%=tests/%.py)
 test-cpus: .venv/.test
 	ATEN_CPU_CAPABILITY=default DNNL_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 FAISS_SIMD_LEVEL=NONE \
 		OPENBLAS_CORETYPE=Nehalem $(OLDER) $(ARGS)

@@ -1,11 +1,11 @@
 """nDCG@10 by alignment strategy, and what a few judged queries gain by choosing it: ALIGNER's adaptation.
 
 Qian et al. 2022, §3.1 and §4.2: Tables 2, 3, 7 and 11 to 13, Figures 4 and 5, on your collections. For each
-collection, training alignment and seed an ALIGNER without salience is trained; its own search with that
-alignment gives every query's candidates, as in the paper; one pass over S reranks them under every strategy;
-folds of the queries then choose among k in {1, 2, 4, 6, 8} and p in {.5, 1, 1.5, 2}%. Finished models are not
-trained again, and the report covers everything in the results folder: collections, alignments and seeds may
-be added.
+collection, training alignment and seed an ALIGNER without salience is trained. Its search with k = 1 gives
+every query's candidates, which one pass reranks under every strategy: as in the paper, an alignment refines
+what a search for tokens finds. Folds of the queries then choose among k in {1, 2, 4, 6, 8} and p in {.5, 1,
+1.5, 2}%. Finished models are not trained again, and the report covers all of the results folder: collections,
+alignments and seeds may be added.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ if __name__ == "__main__":  # before the imports that take seconds
 import numpy as np
 import torch
 from accelerate import Accelerator
-from studies.adaptation_claims import Task, describe
+from studies.adaptation_claims import SOFT, Task, describe
 from studies.model_runs import Bench, Job, Measured, open_bench, run_jobs
 from studies.pages import publish
 
@@ -81,7 +81,7 @@ from paradigms.aligner import aligner
 from paradigms.encoder.text import TextEncoder
 from paradigms.evaluate import per_query
 from paradigms.index import ExactIndex
-from paradigms.index.strategies import MEASURED, rerank_strategies
+from paradigms.index.strategies import MEASURED, Strategies, rerank_strategies
 from paradigms.train.job import begin, keep_settings
 from paradigms.train.state import by_main
 
@@ -138,7 +138,7 @@ def job(own: str, seed: int, folder: Path, bench: Bench, settings: Settings) -> 
     def measured(paradigm: Paradigm, index: ExactIndex, _: Path) -> Measured:
         keys = {"collection": bench.collection.name, "trained_with": own, "seed": seed}
         keys["zero_shot"] = bool(settings.checkpoint)
-        return keys | measure(paradigm, index, bench, settings.depth)
+        return keys | measure(paradigm, index, bench, settings.depth, measured_of(own))
 
     def longer(checkpoint: Path) -> Paradigm:
         return with_document_length(checkpoint, settings.indexed_length)
@@ -157,16 +157,23 @@ def with_document_length(folder: Path, length: int) -> Paradigm:
     return longer
 
 
-def measure(paradigm: Paradigm, index: ExactIndex, bench: Bench, depth: int) -> Measured:
-    """nDCG@10 of each query under each strategy, over candidates from the model's own search."""
+def measured_of(own: str) -> Strategies:
+    """What a model that was trained with `own` is measured with: entropic alignments where that is one."""
+    return {name: of for name, of in MEASURED.items() if own in SOFT or name not in SOFT}
+
+
+def measure(
+    paradigm: Paradigm, index: ExactIndex, bench: Bench, depth: int, strategies: Strategies
+) -> Measured:
+    """nDCG@10 of each query under each strategy, over candidates from the model's search with k = 1."""
     test = bench.test
-    found = index.search(paradigm, test.queries, depth, progress=True)
-    runs = rerank_strategies(index, paradigm, test.queries, found, MEASURED, progress=True)
+    found = index.search(paradigm.with_alignment("top_k", k=1), test.queries, depth, progress=True)
+    runs = rerank_strategies(index, paradigm, test.queries, found, strategies, progress=True)
     measured = {name: per_query(run, test.judgements, (MEASURE,)) for name, run in runs.items()}
     lengths = torch.from_numpy(np.diff(index.offsets))
     several = {
         name: (kept(lengths, **knobs) > 1).double().mean()
-        for name, (align, knobs) in MEASURED.items()
+        for name, (align, knobs) in strategies.items()
         if (kept := ALIGNMENTS[align].kept)
     }
     return {
@@ -189,12 +196,13 @@ def open_tasks(folder: Path, settings: Settings) -> list[Task]:
         for key in ("fingerprint", "queries"):
             if any(model[key] != models[0][key] for model in models):
                 raise SystemExit(f"{folder}: the models of {name} were measured on different {key}")
-        values = np.array([[model["values"][s] for s in MEASURED] for model in models])
+        strategies = list(measured_of(own))
+        values = np.array([[model["values"][s] for s in strategies] for model in models])
         several = {s: float(np.mean([model["several"][s] for model in models])) for s in models[0]["several"]}
         if values.shape[-1] <= min(settings.shots):
             raise SystemExit(f"{name}: {values.shape[-1]} queries are too few for shots {settings.shots}")
         bm25, shots = np.array(models[0]["bm25"]), sorted(settings.shots)
-        tasks.append(Task(name, own, list(MEASURED), values, several, bm25, shots, models, zero_shot))
+        tasks.append(Task(name, own, strategies, values, several, bm25, shots, models, zero_shot))
     return tasks
 
 
@@ -205,7 +213,7 @@ def show(folder: Path, settings: Settings, accelerator: Accelerator) -> None:
     how = settings.checkpoint or f"trained for {settings.steps} steps of {settings.batch_size} queries"
     summary = (
         f"ALIGNER, {how}; models: {models}. Candidates: the first {settings.depth} documents of the "
-        "model's own search with its training alignment, so other strategies reorder what it finds. "
+        "model's own search with k = 1, which every strategy reorders. "
         "Intervals (95%) resample seeds and queries, these also as the examples that choose."
     )
     publish(settings, "Alignment adaptation", summary, *describe(tasks), accelerator)

@@ -15,13 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from studies.shared_settings import System, read_systems
+from studies.shared_settings import EncoderTraining, System, read_systems
 
 from paradigms.io.settings import command_line, folder_name
 
 
 @dataclass
-class Settings:
+class Settings(EncoderTraining):
     """What is compared, and how each paradigm is trained."""
 
     collection: str = "pydocs"
@@ -51,16 +51,6 @@ class Settings:
     """results folder; empty: results/compare-COLLECTION, with the split where it is not test"""
     steps: int = 30
     """optimizer steps for each encoder; 0 compares it as it is. Generative ones have training of their own"""
-    batch_size: int = 32
-    """queries per step and process"""
-    negatives: int = 0
-    """hard negatives per query, mined from BM25's top 100"""
-    learning_rate: float = 1e-4
-    head_learning_rate: float = 1e-3
-    """of projections and salience heads, which start untrained"""
-    trained_layers: int = 2
-    """upper layers of the encoder that are trained; those below are frozen, run once over all texts and are
-    shared by all systems. 0: all"""
     index: str = "exact"
     """of encoded documents: exact, faiss, or compressed, which approximates in a quarter of the bytes"""
     depth: int = 100
@@ -68,9 +58,6 @@ class Settings:
     dev_queries: int = 0
     """dev queries to choose a state by, drawn by a hash where there are more: nDCG@10 of reranking BM25's
     first 10 documents and the relevant ones. 0: none, and the last state is kept"""
-    evaluate_every: int = 30
-    """steps between dev measures: the last state is kept, or an earlier one (or the untrained encoder) if
-    it is better by more than the measure's standard error"""
     baseline: str = "bm25"
     """the system that the others are tested against"""
     seed: int = 0

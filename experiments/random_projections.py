@@ -1,15 +1,13 @@
 """How many dimensions does a single vector need on a real collection before BM25's ranking survives?
 
-Figures 2 and 3 of Luan et al., TACL 2021, on any collection, beside the exact laws of `theory`:
-- Figure 2: the k at which 95% of the pairs (best document, any other) of a margin bin keep their order, by
-  the exact law, Lemma 1 and, with --matrices, explicit projections; the slope should be 1.3528/h(ε).
+Figure 3 of Luan et al., TACL 2021, on any collection, beside the exact laws of `theory`:
 - Figure 3a: the 10th, 100th and 1000th smallest margins by document length.
 - Figure 3b: the k for recall@r by document length, by the exact law.
 - how far published bounds overshoot, and what the place of the idf (query, both, document) does.
 Intervals of k resample the queries. The answer alone, in seconds: python -m paradigms dimensions SOURCE.
 
     python experiments/random_projections.py --collection pydocs
-    python experiments/random_projections.py --collection path/to/scifact --matrices 8
+    python experiments/random_projections.py --collection path/to/scifact
 """
 
 import time
@@ -17,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from studies.shared_settings import Ensemble, Tracker
+from studies.shared_settings import Tracker
 
 from paradigms.baselines.lexical_vectors import Weighting
 from paradigms.io.settings import command_line
@@ -41,12 +39,8 @@ class Settings:
     """r of recall@r in Figure 3b"""
     length_bins: int = 8
     """document-length bins, equally full"""
-    matrices: int = 0
-    """explicit matrices per ensemble and weighting, in Figure 2 beside the exact law; 0: none"""
     samples: int = 64
     """Gaussian vectors per query for the exact law"""
-    grid: tuple[int, int, int] = (32, 9472, 40)
-    """smallest and largest k, and number of values, of the explicit grid (the paper's by default)"""
     seed: int = 0
     """of everything random"""
     output: Path = Path("results/random_projections")
@@ -55,16 +49,13 @@ class Settings:
     """none, or wandb (offline without a key) for the numbers and figures besides"""
 
     def __post_init__(self) -> None:
-        least = {"queries": 1, "rank": 1, "length_bins": 1, "matrices": 0}
-        for name, fewest in least.items():
-            if getattr(self, name) < fewest:
-                raise SystemExit(f"{name} = {getattr(self, name)}; allowed: at least {fewest}")
+        for name in ("queries", "rank", "length_bins"):
+            if getattr(self, name) < 1:
+                raise SystemExit(f"{name} = {getattr(self, name)}; allowed: at least 1")
         if not 0 < self.beta < 0.5:
             raise SystemExit(f"beta = {self.beta}; allowed: in (0, 0.5)")
         if self.samples < 2:
             raise SystemExit(f"samples = {self.samples}; allowed: at least 2")
-        if not (1 <= self.grid[0] < self.grid[1] and self.grid[2] >= 2):
-            raise SystemExit(f"grid = {self.grid}; allowed: 1 ≤ smallest < largest k, at least 2 values")
         if not self.weightings:
             raise SystemExit("weightings must name at least one")
 
@@ -73,32 +64,19 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, (__doc__ or "").partition("\n\n")[0])
 
 import numpy as np
-from scipy.special import ndtri
 from studies.pages import Section, finish
-from studies.projection_runs import (
-    make_problem,
-    mean_required_dimension,
-    misordered,
-    open_counts,
-    stable_crossing,
-)
+from studies.projection_runs import make_problem, open_counts
 
 from paradigms.baselines.lexical_vectors import PLACEMENTS, Counts
 from paradigms.evaluate.claims import Claim, judge
 from theory.collection import Dimension, Problem, exact_thresholds, length_groups, required_dimension
-from theory.projections import distortion
-from theory.projections import required_dimension as lemma_1
 from theory.recall import required_dimension_recall, required_dimension_recall_exact
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Rows = list[dict[str, Any]]
-ENSEMBLES: dict[Ensemble, str] = {"rademacher": "o", "gaussian": "x"}  # the paper's is rademacher
 MARGIN_RANKS = (10, 100, 1000)
-MARGIN_BINS = 20  # geometric
-# Pairs of one query share its best document and fail together.
-FEWEST_PAIRS, FEWEST_QUERIES = 200, 20
 BOUNDS, BOUND_QUERIES = {"the paper's Eq. 3": "eq3", "the Markov-union bound": "markov_union"}, 20
 LUAN = "Luan et al. 2021, §2.1.3"
 
@@ -116,31 +94,26 @@ def main(settings: Settings) -> dict[str, Any]:
         raise SystemExit(
             f"rank = {settings.rank}; allowed: at most {most}, the documents below a query's best"
         )
-    pairs = {weighting: pair_rows(of, weighting, settings) for weighting, of in problems.items()}
+    smallest = {weighting: smallest_margins(of) for weighting, of in problems.items()}
     ranked = ranked_margins(problem)
     (thresholds,) = exact_thresholds(problem, [settings.rank], settings.samples, settings.seed)
     ks = [required_dimension(of, settings.beta, settings.seed) for of in thresholds]
-    claims = stated({w: of[1] for w, of in pairs.items()}, ranked, thresholds, lengths, settings.beta)
+    claims = stated(smallest, ranked, thresholds, lengths, settings.beta)
     results: dict[str, Any] = {
         "collection": collection.name,
         "fingerprint": collection.fingerprint,
         "claims": [verdict.row for verdict in judge(claims)],
-        "figure2": [row for rows, _ in pairs.values() for row in rows],
-        "slopes": [row for weighting, (rows, _) in pairs.items() for row in slope_rows(weighting, rows)],
         "figure3": length_rows(ranked, ks, lengths),
         "bounds": bound_ratios(problem, thresholds[-1], settings),
         "idf": placement_rows(counts, groups[-1], settings),
         "seconds": time.perf_counter() - started,
     }
-    figures = {
-        "figure2": draw_pairs({weighting: rows for weighting, (rows, _) in pairs.items()}, settings.beta),
-        "figure3": draw_lengths(results["figure3"], settings.rank),
-    }
+    figures = {"figure3": draw_lengths(results["figure3"], settings.rank)}
     summary = (
         f"{len(counts.lengths):,} documents, {counts.documents.shape[1]:,} terms, {len(counts.query_ids)} "
         f"queries of split {settings.split}; {results['seconds']:.0f} s."
     )
-    numbers = {f"slope/{row['vectors']}/{row['measured by']}": row["k · h(ε)"] for row in results["slopes"]}
+    numbers = {f"k/{row['documents']}": row["exact k"] for row in results["figure3"]}
     title, run = f"Random projections of {collection.name}", f"random-projections-{collection.name}"
     finish(settings, run, title, summary, results, describe(results, settings), figures, numbers, told=2)
     return results
@@ -149,61 +122,10 @@ def main(settings: Settings) -> dict[str, Any]:
 # --- measurement ------------------------------------------------------------------------------------
 
 
-def pair_rows(problem: Problem, name: str, settings: Settings) -> tuple[Rows, np.ndarray]:
-    """Figure 2, a row for each margin bin with enough pairs; and the smallest margin of each query.
-
-    Bins lie where the exact k* is on the grid of k.
-    """
-    grid = np.unique(np.round(np.geomspace(*settings.grid)).astype(np.int64))
-    z2, rng = ndtri(settings.beta) ** 2, np.random.default_rng(settings.seed)
-    edges = np.sqrt(z2 / (z2 + np.geomspace(settings.grid[1], settings.grid[0], MARGIN_BINS + 1)))
-    margins = np.full(problem.scores.shape, np.nan)
-    for query in range(problem.queries.shape[0]):
-        _, below, values = problem.margins(-1, query)
-        margins[below, query] = values
-    bins = np.digitize(margins, edges) - 1
-    bins[np.isnan(margins) | (bins >= MARGIN_BINS)] = -1
-    wrong = {
-        ensemble: misordered(
-            problem, ensemble, grid, settings.matrices, bins, settings.seed, f"{name}: {ensemble} matrices"
-        )
-        for ensemble in (ENSEMBLES if settings.matrices else ())
-    }
-    rows: Rows = []
-    for number in range(MARGIN_BINS):
-        inside, queries = margins[bins == number], int((bins == number).any(axis=0).sum())
-        if len(inside) < FEWEST_PAIRS or queries < FEWEST_QUERIES:
-            continue
-        sample = rng.choice(inside, size=min(2000, len(inside)), replace=False)
-        middle = float(np.exp(np.log(inside).mean()))
-        row: dict[str, Any] = {
-            "vectors": name,
-            "margin": middle,
-            "1/h(ε)": float(1 / distortion(middle)),
-            "pairs": len(inside),
-            "queries": queries,
-            "exact k*": mean_required_dimension(sample, settings.beta),
-            "Lemma 1": lemma_1(middle, settings.beta, "lemma1"),
-        }
-        for ensemble, found in wrong.items():
-            failure = found[:, number] / (len(inside) * settings.matrices)
-            row[ensemble] = stable_crossing(grid, failure, settings.beta)
-        rows.append(row)
-    return rows, np.nanmin(margins, axis=0, initial=1.0)
-
-
-def slope_rows(vectors: str, rows: Rows) -> Rows:
-    """Geometric mean of k · h(ε) over the bins, and the exponent of ε in k, for measured and exact k."""
-    found: Rows = []
-    names = [*(name for name in ENSEMBLES if rows and name in rows[0]), "exact k*", "Lemma 1"]
-    complete = [row for row in rows if all(row[name] for name in names)]
-    for name in names if len(complete) >= 3 else ():
-        margins, ks = np.array([[row["margin"], row[name]] for row in complete]).T
-        constant = float(np.exp(np.mean(np.log(ks * distortion(margins)))))
-        exponent = float(np.polyfit(np.log(margins), np.log(ks), 1)[0])
-        row = {"vectors": vectors, "measured by": name, "k · h(ε)": constant, "exponent of ε": exponent}
-        found.append(row | {"bins": len(ks)})
-    return found
+def smallest_margins(problem: Problem) -> np.ndarray:
+    """The smallest margin of each query over all documents, [m]; 1 where no document is below the best."""
+    queries = range(problem.queries.shape[0])
+    return np.array([problem.margins(-1, query)[2].min(initial=1.0) for query in queries])
 
 
 def ranked_margins(problem: Problem) -> np.ndarray:
@@ -302,7 +224,12 @@ def stated(
             "much lower for BM25 compared to Boolean inner product"
         )
         found = np.log10(smallest["boolean"] / smallest["bm25"])[None]
-        quantity = "log10 of a query's minimum, Boolean / BM25"
+        least = {name: f"{smallest[name].min():.2g}" for name in ("boolean", "bm25")}
+        quantity = (
+            "log10 of a query's minimum, Boolean / BM25; of all queries here {boolean} / {bm25}".format(
+                **least
+            )
+        )
         claims.append(Claim(LUAN, sentence, quantity, found, printed="log10(.0169 / 6.8e-06) = 3.4, of all"))
     return claims
 
@@ -313,26 +240,13 @@ def stated(
 def describe(results: dict[str, Any], settings: Settings) -> list[Section]:
     """The sections of the page and of the console."""
     beta, first = settings.beta, settings.weightings[0]
-    percent, z2 = f"{1 - beta:.0%}", ndtri(beta) ** 2
+    percent = f"{1 - beta:.0%}"
     return [
         Section("Answer", answer(results, settings)),
         Section(
             "What the paper says",
-            "Without a value per query, and so without a verdict: “the theoretical bound is tight up to a "
-            "constant factor” and k “grows linearly with” 1/h(ε) (Figure 2); see the slopes.",
+            "Figure 2 is a law of pairs: theory_checks.py judges it.",
             results["claims"],
-        ),
-        Section(
-            f"Figure 2: dimensions for {percent} pairwise accuracy",
-            "By the exact law and Lemma 1; with --matrices also where the failure of explicit ones falls.",
-            results["figure2"],
-            ["figure2"],
-        ),
-        Section(
-            "Slope of Figure 2",
-            f"For ε → 0 the exact law gives k · h(ε) = z²/2 = {z2 / 2:.4f} and k ∝ ε⁻²; Lemma 1 has "
-            f"{2 * np.log(4 / beta):.4f}, {4 * np.log(4 / beta) / z2:.4f} times as much.",
-            results["slopes"],
         ),
         Section(
             f"Figure 3, {first}: margins, and dimensions for recall@{settings.rank} ≥ {percent}, by length",
@@ -362,30 +276,6 @@ def answer(results: dict[str, Any], settings: Settings) -> str:
             text += f" With the idf in {row['idf in']}: {shown(row)}."
     asked = (f"{name} asks for {ratio:.1f} times the exact k" for name, ratio in results["bounds"].items())
     return f"{text} For one query, in the median: {'; '.join(asked)}."
-
-
-def draw_pairs(panels: dict[str, Rows], beta: float) -> "Figure":
-    """Figure 2, a panel for each weighting."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5 * len(panels), 4.5), layout="constrained")
-    for axes, (name, rows) in zip(
-        figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
-    ):
-        if not rows:
-            axes.set_title(f"{name}: too few pairs a bin")
-            continue
-        x, slope = _column(rows, "1/h(ε)"), ndtri(beta) ** 2 / 2
-        for ensemble, mark in ((e, mark) for e, mark in ENSEMBLES.items() if e in rows[0]):
-            axes.plot(x, _column(rows, ensemble), mark, label=f"{ensemble} matrices")
-        axes.plot(x, _column(rows, "exact k*"), "-", label="exact law (Gaussian)")
-        axes.plot(x, slope * x, ":", label=f"{slope:.4f} / h(ε)")
-        axes.plot(x, _column(rows, "Lemma 1"), "--", label="Lemma 1")
-        axes.set(xscale="log", yscale="log", xlabel="1 / h(ε)", title=name)
-        axes.grid(alpha=0.3)
-        axes.legend()
-    figure.supylabel(f"k for {1 - beta:.0%} pairwise accuracy")
-    return figure
 
 
 def draw_lengths(rows: Rows, rank: int) -> "Figure":

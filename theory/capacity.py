@@ -136,7 +136,8 @@ def first_broken_size(dtype: DTypeLike, most: int = 2000) -> int:
     for n in range(6, int(checks.whole(most, "most", least=6)) + 1):
         pairs = (np.arange(n)[:, None] + [0, 2]) % n
         vectors = moment_queries(n, pairs), moment_vectors(n)
-        if gaps(*(x.astype(dtype).astype(np.float64) for x in vectors), pairs).min() <= 0:
+        queries, documents = (x.astype(dtype).astype(np.float64) for x in vectors)
+        if gaps(queries, documents, pairs).min() <= 0:
             return n
     raise ValueError(f"{np.dtype(dtype)} loses no pair of up to {most} documents")
 

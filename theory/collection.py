@@ -69,7 +69,7 @@ class Problem:
     @cached_property
     def squares(self) -> Array:
         """Squared norms of the documents, [n]."""
-        return np.asarray(self.documents.power(2).sum(axis=1)).ravel()
+        return np.asarray(self.documents.power(2).sum(axis=1), dtype=np.float64).ravel()
 
     def competitors(self, group: int, query: int) -> tuple[int, NDArray[np.int64], Array]:
         """(best document, those below it, by how much) of a group for a query; none if nothing matches.
@@ -168,7 +168,7 @@ def truncated(problem: Problem, r: int, most: int, seed: int = 0) -> tuple[NDArr
     rotation = rotation[:, ::-1][:, : min(size, int((values > 1e-10 * values[-1]).sum()))].astype(np.float32)
     left, asked = basis @ rotation, rotation.T @ (right.T @ problem.queries.astype(np.float32).T)
     ks = np.unique(np.round(np.geomspace(1, left.shape[1], POINTS)).astype(np.int64))
-    rows = []
+    rows: list[list[bool]] = []
     for query in range(problem.queries.shape[0]):
         best, below, _ = problem.competitors(-1, query)
         if len(below) < r:
@@ -177,8 +177,8 @@ def truncated(problem: Problem, r: int, most: int, seed: int = 0) -> tuple[NDArr
         rows.append([])
         for start, k in zip([0, *ks], ks, strict=False):
             scores += left[:, start:k] @ asked[start:k, query]
-            rows[-1].append((scores[below] >= scores[best]).sum() >= r)
-    return ks, np.array(rows, dtype=float)
+            rows[-1].append(bool((scores[below] >= scores[best]).sum() >= r))
+    return ks, np.array(rows, dtype=np.float64)
 
 
 def least_dimension(ks: ArrayLike, lost: Array, beta: float = 0.05, seed: int = 0) -> Dimension:

@@ -9,7 +9,6 @@ from typing import Any, Literal
 from paradigms.io.settings import folder_name
 
 Tracker = Literal["none", "wandb"]
-Ensemble = Literal["rademacher", "gaussian"]
 DIVISIONS = {"within": "within documents", "unseen": "unseen documents"}  # of queries, as tables name them
 TAKEN = {"bm25", "runs", "pictures", "wandb", "small-t5"}  # in the results folder of a comparison
 
@@ -27,7 +26,7 @@ class EncoderTraining:
     head_learning_rate: float = 1e-3
     """of projections and salience heads, which start untrained"""
     trained_layers: int = 2
-    """upper layers of the encoder that are trained; those below are frozen. 0: all"""
+    """upper layers of the encoder that are trained; those below are frozen, and run once a text. 0: all"""
     evaluate_every: int = 30
     """steps between dev measures: the last state is kept, or an earlier one (or the untrained encoder) if
     it is better by more than the measure's standard error"""

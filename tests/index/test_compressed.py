@@ -18,10 +18,10 @@ import torch
 from hypothesis import settings
 from hypothesis.stateful import invariant, rule
 
-from paradigms.align import ALIGNMENTS, NORMALISERS
+from paradigms.align import ALIGNMENTS, NORMALISERS, retrieved_tokens
 from paradigms.core import Tokens, join_documents, rel, similarity
 from paradigms.impute import imputed_rel
-from paradigms.index import coding, shards
+from paradigms.index import coding, compressed, shards
 from paradigms.index.coding import number_bytes, numbers
 from paradigms.index.compressed import CompressedIndex
 from paradigms.index.pruning import most_salient
@@ -46,6 +46,14 @@ GATHERING = {
     "dpr": Recipe("dpr", "all_pairs", "one"),
 }
 Documents = list[tuple[list[str], Tokens]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def estimated() -> Iterator[None]:
+    """mⱼ is estimated whatever k', or no index here would be large enough for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compressed, "SMALL", 0)
+        yield
 
 
 def tokens(*lengths: int, seed: int = 0) -> Tokens:
@@ -182,6 +190,22 @@ def test_imputing_is_the_formula(index: CompressedIndex, k: int, probes: int) ->
     found = index.search_tokens(replace(XTR, search_tokens=k), asked, 100)
     assert [set(scores) for scores in found] == [set(scores) for scores in expected]
     assert_ranked(found, expected, 100, 2.5 / 1023)
+
+
+@pytest.mark.parametrize("k", [1, 7, 20])
+def test_a_small_k_is_eq_4_of_the_probed_tokens(
+    index: CompressedIndex, k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compressed, "SMALL", k)
+    index.probes = 99
+    asked, ids = queries(5, 17), with_tokens(index)
+    S, valid = similarity(index.tokens_of(ids), asked)
+    owned = (retrieved_tokens(S, valid, k).any(-1).any(-1)).tolist()
+    found = index.search_tokens(replace(XTR, search_tokens=k), asked, 100)
+    for row, own, scores in zip(imputed_rel(S, valid, k).tolist(), owned, found, strict=True):
+        expected = {id: score for id, score, there in zip(ids, row, own, strict=True) if there}
+        assert scores == pytest.approx(expected, abs=1e-5)
+    index.probes = 8
 
 
 def test_imputing_is_that_of_xtr_where_nothing_is_lost(tmp_path: Path) -> None:
