@@ -52,11 +52,11 @@ class Settings:
     learning_rate: float = 1e-4
     trained_layers: int = 0
     """upper layers of the encoder that are trained; 0: all"""
-    dimensions: list[int] = field(default_factory=lambda: [2, 3, 4, 6, 8, 12])
+    dimensions: list[int] = field(default_factory=lambda: [2, 3, 4, 6, 8])
     """h of the free vectors"""
     tokens: list[int] = field(default_factory=lambda: [2, 4])
     """M of the free documents with several vectors"""
-    free_steps: int = 2000
+    free_steps: int = 1000
     """of one optimisation; it ends earlier where all sets are answered"""
     largest: int = 80
     """documents at most in the free part: its memory grows like their cube"""
@@ -115,7 +115,7 @@ FREE: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 HOT, COLD = 0.1, 0.005  # temperature of the loss, falling: small margins count only late
 RATE, FINAL_RATE = 0.05, 1e-4  # Adam's, falling
-GROWTH = 1.1  # of n from one optimisation to the next
+GROWTH = 1.15  # of n from one optimisation to the next
 LOOK = 50  # steps between looks whether all is answered
 
 
