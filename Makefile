@@ -22,7 +22,7 @@ test: .venv/.test
 # AVX2 in both (with no list of features, or it adds this processor's). Shapes are checked in `make test` alone: a
 # third of the time.
 NUMERICAL := test_laws test_relax $(addprefix scoring/test_,equals_rel in_batch stored) \
-	$(addprefix index/test_,codes compressed faiss_index pruning search) \
+	$(addprefix index/test_,codes faiss_index pruning search) \
 	$(addprefix train/test_,loop resume distributed fsdp)
 OLDER := NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES= $(PYTEST) -o addopts="-q --import-mode=importlib" $(NUMERICAL:%=tests/%.py)
 test-cpus: .venv/.test
