@@ -12,7 +12,8 @@ FAISS parses its file in native code: checksums tell damage, not malice, so open
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ ADDED = 1 << 16  # vectors that are added at once
 SMALL = 1 << 16  # tokens up to which all of them are compared
 MOST_LISTS = 1 << 12  # of the default: what SAMPLE vectors can train
 SAMPLE = 1 << 18  # vectors that train an index
+READ = 1 << 20  # bytes of a file that are handed to FAISS at once
 BLAS_QUERIES = 800  # per thread, from which FAISS leaves distances to BLAS: its own 20 is slow on few threads
 
 
@@ -51,7 +53,6 @@ class FaissIndex(TokenIndex):
 
     kind = "faiss"
     Settings = FaissSettings
-    _opened: Any
 
     def token_search(self, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k most similar stored tokens of each query token [t, h], as FAISS finds and scores them."""
@@ -117,22 +118,35 @@ class FaissIndex(TokenIndex):
         return index
 
     def _read(self) -> Any:
-        path: Path | None = self._table.path(FILE)
-        if path is None:
-            raise self._table.damaged(FILE, "not in the manifest")
-        if self._opened is None:
-            try:
-                self._opened = _faiss().read_index(str(path))
-            except RuntimeError as error:
-                raise self._table.damaged(path.name, str(error)) from error
-            if self._opened.ntotal != self.offsets[-1]:
-                raise self._table.damaged(path.name, f"{self._opened.ntotal} of {self.offsets[-1]} tokens")
-        return self._opened
+        """FAISS's index of this state: of the file that was open then, whatever has replaced it since."""
+        return self._kept_once("faiss", self._parsed)
 
-    def _load(self) -> None:
-        super()._load()
+    def _parsed(self) -> Any:
+        file = self._file
+        if file is None:
+            raise self._table.damaged(FILE, "not in the manifest")
+        faiss, name = _faiss(), Path(file.name).name
+        place = 0
+
+        def read(count: int) -> bytes:
+            nonlocal place
+            data = os.pread(file.fileno(), count, place)
+            place += len(data)
+            return data
+
+        try:
+            index = faiss.read_index(faiss.PyCallbackIOReader(read, READ))
+        except RuntimeError as error:
+            raise self._table.damaged(name, str(error)) from error
+        if (index.ntotal, index.d) != (self.offsets[-1], self.manifest["dim"]):
+            raise self._table.damaged(name, f"{index.ntotal} tokens of {index.d}, not {self.offsets[-1]}")
+        return index
+
+    def _map(self, manifest: Mapping[str, Any]) -> None:
+        super()._map(manifest)
         self.probes: int = getattr(self, "probes", self.settings.probes)
-        self._opened = None
+        path = self._table.path(FILE)
+        self._file = path.open("rb") if path else None
 
 
 def default_factory(tokens: int) -> str:
