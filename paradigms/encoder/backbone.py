@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import regex
+import regex  # type: ignore[import-untyped]
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from paradigms.io.typed import json_or_empty, naming
 
-PATIENCE = 2.0  # seconds that a regular expression has for a name
+PATIENCE = 0.2  # CPU seconds that a regular expression has for a name
 SIZE = re.compile("layer|size|position|head|dim|width|length|d_")  # in names of a config
 BYTES = {f"<0x{byte:02X}>" for byte in range(256)}  # as SentencePiece names the pieces that stand for a byte
 

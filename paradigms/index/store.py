@@ -64,6 +64,7 @@ class TokenStore:
     Settings: ClassVar[type] = NoSettings
 
     manifest: Mapping[str, Any]
+    _table: ColumnFolder
 
     def __init__(self, folder: Path, *, verify: bool = False) -> None:
         self.folder = folder

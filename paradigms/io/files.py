@@ -36,9 +36,11 @@ def atomic_text(path: str | Path, errors: str = "strict", durable: bool = False)
     _sweep_files(target)
     # mkstemp would force mode 600 on a file that others are meant to read.
     temporary = target.with_name(f".{target.name}.{_token()}.partial")
+    lock = -1
     try:
         with naming_full(target), open(temporary, "wb") as raw:
-            fcntl.flock(raw, fcntl.LOCK_EX)  # held until this process ends, however it ends
+            lock = os.dup(raw.fileno())
+            fcntl.flock(lock, fcntl.LOCK_EX)  # held until the name is there, or this process ends
             if target.suffix == ".gz":
                 with (
                     gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,
@@ -55,6 +57,8 @@ def atomic_text(path: str | Path, errors: str = "strict", durable: bool = False)
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+        if lock >= 0:
+            os.close(lock)
 
 
 def write_text(path: str | Path, text: str, errors: str = "strict", durable: bool = False) -> None:

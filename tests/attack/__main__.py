@@ -1,4 +1,4 @@
-"""python -m tests.attack [--tries N] [--seed S] [--only WORD]: every attack, and the table of its outcomes."""
+"""python -m tests.attack [--tries N] [--seed S] [--only WORD]: the table of all attacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The attacks by name: files that were damaged or made by others, hostile arguments, killed and crowded writers."""
+"""The attacks by name: damaged and forged files, hostile arguments, killed and crowded writers."""
 
 from __future__ import annotations
 
@@ -524,7 +524,7 @@ def arguments(draw: random.Random, sound: Path, work: Path) -> None:
         (lambda: ExactIndex.build_from([], work / "i", paradigm="x", dim=draw.choice([0, -1, 2**40])), False),
         (lambda: paradigms.load(work / "nowhere"), False),
         (lambda: paradigms.PARADIGMS["colbert"](sound / "bert", dmi=8), False),
-        (lambda: paradigms.PARADIGMS["dpr"](sound / "bert", lora_rank=2, lora_targets="((.+)+)+#"), False),
+        (lambda: paradigms.PARADIGMS["dpr"](sound / "bert", lora_rank=2, lora_targets=r"(.|..)+\d"), False),
     ]
     call, right = draw.choice(tries)
     call()

@@ -1,8 +1,8 @@
 """How the tries of an attack are made and counted.
 
-A try ends in one of `OUTCOMES`: refused by an error that names what is wrong; harmless; obscure, an error that
-names nothing; silent, a wrong result without an error; lost, where what was stored before is gone; crashed, which
-is a signal, a hang, or code of the attacker that was run.
+A try ends in one of `OUTCOMES`: refused by an error that names what is wrong; harmless; obscure, an error
+that names nothing; silent, a wrong result without an error; lost, where what was stored before is gone;
+crashed, which is a signal, a hang, or code of the attacker that was run.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _forked(attack: Attack, seeds: list[int], sound: Path) -> Iterator[str]:
 
 @contextmanager
 def process(work: Callable[[], object], limit: Callable[[], object] = lambda: None) -> Iterator[int]:
-    """The id of a process that does `work` and is killed at the end; its exit code 0 says that it succeeded."""
+    """The id of a process that does `work`, exits with 0 if that succeeds, and is killed at the end."""
     child = os.fork()
     if not child:
         code = 1

@@ -1,4 +1,4 @@
-"""A fast share of every attack that needs no process of its own; `make attack` runs them all, for hours if wanted."""
+"""A fast share of the attacks that need no process of their own; `make attack` runs them all."""
 
 from __future__ import annotations
 
