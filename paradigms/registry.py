@@ -72,7 +72,9 @@ def load(
     if documents is not None:
         pair = folder, _folder(documents, pickled)
         return _joined(*(_open(of, layout, pickled) for of in pair))
-    if is_dpr(folder):
+    with naming(folder):
+        half = is_dpr(folder)
+    if half:
         raise ValueError(
             f"{name} is one of DPR's two encoders: load(questions, documents=passages), at the terminal "
             "--model QUESTIONS --document-model PASSAGES"

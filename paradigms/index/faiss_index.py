@@ -82,6 +82,11 @@ class FaissIndex(TokenIndex):
         best, tokens = (torch.from_numpy(np.take_along_axis(a, kept, 1)) for a in (scores, rows))
         return best.to(vectors), tokens.to(vectors.device)
 
+    @classmethod
+    def _check_settings(cls, settings: FaissSettings, dim: int) -> None:
+        if settings.factory:
+            _empty(settings.factory, dim)
+
     def _derive(self, writer: Writer, start: int) -> None:
         vectors = writer.array("vectors.bin", self._columns()["vectors"])
         if not len(vectors):
@@ -101,10 +106,7 @@ class FaissIndex(TokenIndex):
         """An empty index of the factory, trained on a sample."""
         faiss = _faiss()
         factory = self.settings.factory or default_factory(len(vectors))
-        try:
-            index = faiss.index_factory(vectors.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
-        except RuntimeError as error:
-            raise ValueError(f"FAISS makes no index of {factory!r}: {error}") from error
+        index = _empty(factory, vectors.shape[1])
         for part in _nested(faiss, index):
             if hasattr(part, "do_polysemous_training"):
                 part.do_polysemous_training = False  # slow, and of use only for a search in Hamming space
@@ -147,6 +149,15 @@ class FaissIndex(TokenIndex):
         self.probes: int = getattr(self, "probes", self.settings.probes)
         path = self._table.path(FILE)
         self._file = path.open("rb") if path else None
+
+
+def _empty(factory: str, dim: int) -> Any:
+    """An empty index. ValueError for what FAISS makes none of."""
+    faiss = _faiss()
+    try:
+        return faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
+    except RuntimeError as error:
+        raise ValueError(f"FAISS makes no index of {factory!r}: {error}") from error
 
 
 def default_factory(tokens: int) -> str:

@@ -210,6 +210,7 @@ class GrowingStore(TokenStore):
         source: what tokens depend on besides the manifest's entries and what shards are made from.
         """
         check_entries(manifest)
+        cls._check_settings(cls.Settings(**manifest["settings"]), manifest["dim"])
         launch = launch or Alone()
         target = Path(os.path.realpath(folder))
         check_marked(target, [MANIFEST])

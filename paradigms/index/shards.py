@@ -57,6 +57,7 @@ def text_shards(
     while window := list(islice(pairs, SHARD)):
         digest = Digest()
         for id, text in window:
+            check_text(id, "the id of a document")
             check_text(text, f"the text of document {id!r}")
             digest.add(id, text)
         yield Shard([id for id, _ in window], digest.digest(), lambda w=window: encode(w))  # type: ignore[misc]

@@ -20,7 +20,7 @@ from torch import Tensor
 from paradigms.core import Tokens
 from paradigms.index.columns import DEFECTS, MANIFEST, Column, ColumnFolder, Writer
 from paradigms.index.weights import weights_checksum
-from paradigms.io.typed import check_several, check_types, parse_json
+from paradigms.io.typed import check_several, check_types, naming, parse_json
 from paradigms.model import Paradigm
 
 DTYPES = {"vectors": "float16", "ids": "int32", "salience": "float32"}
@@ -187,6 +187,10 @@ class TokenStore:
 
     # --- what a kind of index may do otherwise ------------------------------------------------------
 
+    @classmethod
+    def _check_settings(cls, settings: Any, dim: int) -> None:
+        """ValueError, before anything is encoded, for settings that no build could be ended with."""
+
     def _columns(self) -> dict[str, Column]:
         """What is stored of every token: a column of `fields`, and a file, of each name."""
         wide = {"vectors": self.manifest["dim"]}
@@ -243,7 +247,8 @@ class TokenStore:
         while True:
             fresh.manifest = table.read()
             try:
-                fresh._map(fresh.manifest)
+                with naming(self.folder):
+                    fresh._map(fresh.manifest)
                 if verify:
                     table.verify()
                 break
@@ -272,7 +277,7 @@ class TokenStore:
             raise table.damaged(DELETED, f"not rows of {count} documents")
         self.living = np.ones(count, dtype=bool)
         self.living[deleted] = False
-        self._positions = {id: n for n, id in enumerate(self.ids) if self.living[n]}
+        self._positions = {id: n for n, id in zip(range(count), self.ids, strict=False) if self.living[n]}
         if len(self.ids) != count or len(self._positions) != self.living.sum():
             raise table.damaged(DOCUMENTS, f"{len(set(self.ids))} different ids")
         self.fields = {name: self._array(f"{name}.bin", column) for name, column in columns.items()}
