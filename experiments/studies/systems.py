@@ -23,8 +23,8 @@ from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.settings import TRAINING, GenerativeSettings
 from paradigms.index import INDEXES
 from paradigms.index.base import TokenIndex
-from paradigms.model import autocast
 from paradigms.io.typed import check_known
+from paradigms.model import autocast
 from paradigms.recipe import Recipe
 from paradigms.train.job import STATES, fit, fit_generative, keep_states, t5_folder
 from paradigms.train.loop import TrainingSettings

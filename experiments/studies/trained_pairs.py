@@ -22,8 +22,8 @@ from studies.shared_settings import PairSettings
 from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm, load
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Problems, Run, Split
-from paradigms.encoder.backbone import pretrained
 from paradigms.data.within import learned_share, within_documents
+from paradigms.encoder.backbone import pretrained
 from paradigms.generative.backbone import located
 from paradigms.generative.pairs import Pair, indexing_pairs, retrieval_pairs
 from paradigms.generative.small import small_t5
