@@ -7,7 +7,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Python compiles what is imported when it is; pip would compile 16,000 files, for half a minute.
 export PIP_NO_COMPILE ?= 1
 
-.PHONY: compare test test-cpus test-gpu extras lint bench
+.PHONY: compare test test-cpus test-gpu attack extras lint bench
 
 compare: .venv/.run
 	$(BIN)/python experiments/compare.py $(ARGS)
@@ -33,6 +33,10 @@ test-cpus: .venv/.test
 
 test-gpu: .venv/.test
 	CUDA_VISIBLE_DEVICES=0 $(BIN)/python -m pytest tests/test_gpu.py $(ARGS)
+
+# Damaged files, strangers' checkpoints, killed writers: 10,000 tries, or ARGS="--tries 100000 --only index".
+attack: .venv/.test
+	$(BIN)/python -m tests.attack $(ARGS)
 
 lint: .venv/.test
 	$(BIN)/ruff check .

@@ -97,7 +97,7 @@ from accelerate import Accelerator
 from encode import open_encoded
 from rich.console import Console
 from studies.alignment_view import align_query, chosen_queries
-from studies.systems import Data, searcher, trained, training_settings
+from studies.systems import Data, check, searcher, trained, training_settings
 
 from paradigms import GENERATIVE, PARADIGMS, Paradigm
 from paradigms.baselines.bm25 import BM25
@@ -168,6 +168,14 @@ def main(settings: Settings) -> None:
     free = {"systems", "seeds", "tracker", "baseline", "output"}
     kept |= content(backbone=settings.backbone)
     splits = divided(collection, settings)
+    for name, system in settings.chosen.items():
+        if name not in finished:
+            try:
+                found = check(system, settings)
+                if found is not None and system.index:
+                    open_encoded(system.index, found, collection)
+            except (ValueError, TypeError, OSError, ImportError) as error:
+                raise SystemExit(f"system {name}: {error}") from error
     by_main(lambda: keep_settings(kept, folder, free), accelerator)
     resumed = any((folder / run).exists() for run in training_runs(settings))
     for run, (name, _) in training_runs(settings).items():

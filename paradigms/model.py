@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -30,11 +31,12 @@ from paradigms.encoder.towers import TOWERS, TwoTowers, described
 from paradigms.impute import IMPUTATIONS
 from paradigms.io.files import atomic_folder, settle, write_json, write_text
 from paradigms.io.plugins import plugin_of
-from paradigms.io.typed import json_or_empty, read_settings
+from paradigms.io.typed import check_known, json_or_empty, read_settings
 from paradigms.recipe import Recipe
 
 # accelerate's name -> the type of matrix products under autocast
 PRECISIONS: dict[str, torch.dtype | None] = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+EVALUATING = threading.RLock()  # held by the thread that encodes or scores: see `Trainable.evaluating`
 # What of a repository on the hub is settings or weights: the rest, as its card, is neither read nor replaced.
 SETTINGS_AND_WEIGHTS = ("*.json", "*.safetensors", "*.model", "*vocab.txt", "*merges.txt", "*.metadata")
 PICKLED = ("*.bin", "*.pt")
@@ -111,13 +113,17 @@ class Trainable(nn.Module, ABC):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Dropout off inside, and the mode found restored after."""
-        training = self.training
-        self.eval()
-        try:
-            yield
-        finally:
-            self.train(training)
+        """Dropout off inside, and the mode found restored after; by one thread at a time, of all models.
+
+        The mode of a model and the padding of its tokenizer are states that two threads would overwrite.
+        """
+        with EVALUATING:
+            training = self.training
+            self.eval()
+            try:
+                yield
+            finally:
+                self.train(training)
 
 
 class Layout(NamedTuple):
@@ -197,6 +203,7 @@ class Paradigm(Trainable):
         defaults: of the paradigm. What the backbone's folder says of its own use beats them (`as_published`),
         and `settings` beat both.
         """
+        check_known(EncoderSettings, settings)
         whole = EncoderSettings(**{**(defaults or {}), **settings})
         encoder = encoder_class(whole.encoder)(backbone, as_published(backbone, whole, settings.keys()))
         return cls(Recipe(**recipe), encoder)

@@ -18,6 +18,7 @@ from paradigms.encoder.towers import TwoTowers
 from paradigms.formats import read_checkpoint
 from paradigms.formats.dpr import is_dpr
 from paradigms.formats.hub import download
+from paradigms.formats.weights import safe_weights
 from paradigms.generative.dsi import dsi
 from paradigms.generative.genre import genre
 from paradigms.generative.model import SETTINGS as GENERATIVE_SETTINGS
@@ -25,6 +26,7 @@ from paradigms.generative.model import Generative
 from paradigms.generative.seal import seal
 from paradigms.io.files import settle
 from paradigms.io.plugins import load_plugins
+from paradigms.io.typed import naming
 from paradigms.me_bert import me_bert
 from paradigms.model import KINDS, Paradigm
 from paradigms.xtr import xtr
@@ -70,7 +72,9 @@ def load(
     if documents is not None:
         pair = folder, _folder(documents, pickled)
         return _joined(*(_open(of, layout, pickled) for of in pair))
-    if is_dpr(folder):
+    with naming(folder):
+        half = is_dpr(folder)
+    if half:
         raise ValueError(
             f"{name} is one of DPR's two encoders: load(questions, documents=passages), at the terminal "
             "--model QUESTIONS --document-model PASSAGES"
@@ -86,10 +90,12 @@ def _folder(name: str | Path, pickled: bool) -> Path:
 
 
 def _open(folder: Path, layout: str | None, pickled: bool) -> Paradigm | Generative | CrossAttention:
-    for file, kind in KINDS.items():
-        if layout is None and (folder / file).is_file():
-            return kind.from_pretrained(folder)
-    return read_checkpoint(folder, layout=layout, pickled=pickled)
+    with naming(folder):
+        for file, kind in KINDS.items():
+            if layout is None and (folder / file).is_file():
+                with safe_weights(folder, pickled) as safe:
+                    return kind.from_pretrained(safe)
+        return read_checkpoint(folder, layout=layout, pickled=pickled)
 
 
 def _joined(queries: Any, documents: Any) -> Paradigm:

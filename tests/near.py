@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import pytest
+import torch
+from torch import Tensor
+
+from paradigms.core import Tokens
 
 # A sum of n float32 terms below 1 is off by up to n · 6e-8, in any order; tests add up some hundred.
 TOLERANCE = 1e-5
@@ -21,3 +25,8 @@ def same_run(found: Mapping[str, dict[str, float]], expected: Mapping[str, dict[
     """Two computations of one run."""
     assert list(found) == list(expected)
     same_scores(found.values(), expected.values())
+
+
+def placed(scores: Tensor, documents: Tokens) -> Tensor:
+    """rel as an index has it: −∞ of documents without a token."""
+    return scores.masked_fill(~documents.mask.any(-1), -torch.inf)

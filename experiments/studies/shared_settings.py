@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from paradigms.io.settings import folder_name
+from paradigms.io.typed import check_known, check_type, check_types
 
 Tracker = Literal["none", "wandb"]
 DIVISIONS = {"within": "within documents", "unseen": "unseen documents"}  # of queries, as tables name them
@@ -141,12 +142,13 @@ def read_systems(given: list[str] | dict[str, Any]) -> dict[str, System]:
     for name, told in (given if isinstance(given, dict) else {name: {} for name in given}).items():
         if not re.fullmatch(r"[\w+-][\w.+-]*", name) or name in TAKEN:
             raise SystemExit(f"system {name!r}: its name is that of a folder: letters, digits, . + - and _")
-        told = {"paradigm": "" if "checkpoint" in told else name} | told
-        unknown = sorted(told.keys() - {f.name for f in fields(System)})
-        if unknown:
-            options = ", ".join(f.name for f in fields(System))
-            raise SystemExit(f"system {name}: unknown {', '.join(unknown)}; there are {options}")
-        system = systems[name] = System(**told)
+        try:
+            check_type("its settings", told, dict)
+            check_known(System, told)
+            system = systems[name] = System(**{"paradigm": "" if "checkpoint" in told else name} | told)
+            check_types(system)
+        except ValueError as error:
+            raise SystemExit(f"system {name}: {error}") from error
         if system.paradigm not in known and not (system.checkpoint and not system.paradigm):
             raise SystemExit(
                 f"system {name}: unknown paradigm {system.paradigm}; there are {', '.join(known)}. One of "

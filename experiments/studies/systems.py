@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from paradigms.data import Collection, Corpus, Run, Split
 from paradigms.encoder.text import Side
 from paradigms.generative.backbone import has_decoder
 from paradigms.generative.retriever import GenerativeRetriever
-from paradigms.generative.settings import TRAINING
+from paradigms.generative.settings import TRAINING, GenerativeSettings
 from paradigms.index import INDEXES
 from paradigms.index.base import TokenIndex
+from paradigms.io.typed import check_known
 from paradigms.model import autocast
+from paradigms.recipe import Recipe
 from paradigms.train.job import STATES, fit, fit_generative, keep_states, t5_folder
 from paradigms.train.loop import TrainingSettings
 
@@ -77,6 +80,23 @@ def searcher(
     return partial(index.search, paradigm), partial(index.rerank, paradigm), index.bytes_per_document
 
 
+def check(system: System, settings: Any) -> Paradigm | None:
+    """The errors that `trained` would raise of the system's settings, before any system is trained.
+
+    Returns the paradigm of a checkpoint. settings: those of compare.py. The models that are made are let go.
+    """
+    options = settings.options | system.options
+    if system.checkpoint:
+        loaded = opened(system)
+        return loaded if isinstance(loaded, Paradigm) else None
+    if system.paradigm in GENERATIVE:
+        own = [name for name in signature(GENERATIVE[system.paradigm]).parameters if name != "settings"]
+        check_known(GenerativeSettings, [name for name in options if name not in own])
+    else:
+        PARADIGMS[system.paradigm](system.backbone or settings.backbone, **options)
+    return None
+
+
 def opened(system: System) -> Paradigm | Generative:
     """The system's checkpoint, its recipe changed by the options: another alignment of the same encoder.
 
@@ -90,6 +110,7 @@ def opened(system: System) -> Paradigm | Generative:
     if isinstance(loaded, Generative):
         raise ValueError(f"{system.checkpoint} holds {loaded.name}, whose options are fixed by training")
     recipe = loaded.recipe
+    check_known(Recipe, system.options)
     other_alignment = system.options.get("align", recipe.align) != recipe.align
     changes = {"align_knobs": {}, "search": "gather"} if other_alignment else {}
     return Paradigm(replace(recipe, **changes | system.options), loaded.encoder)

@@ -23,6 +23,7 @@ from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm, load
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Problems, Run, Split
 from paradigms.data.within import learned_share, within_documents
+from paradigms.encoder.backbone import pretrained
 from paradigms.generative.backbone import located
 from paradigms.generative.pairs import Pair, indexing_pairs, retrieval_pairs
 from paradigms.generative.small import small_t5
@@ -278,7 +279,7 @@ def cost(folder: Path) -> Measured:
 def _width(backbone: str) -> int:
     from transformers import AutoConfig
 
-    return int(AutoConfig.from_pretrained(located(backbone)).hidden_size)
+    return int(pretrained(AutoConfig, located(backbone)).hidden_size)
 
 
 # --- measuring and publishing -----------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paradigms.baselines.cross_attention import padded, rerank_pairs
 from paradigms.data import Corpus, Run
-from paradigms.encoder.backbone import load_tokenizer, quiet
+from paradigms.encoder.backbone import load_model, load_tokenizer, pretrained
 
 LONGEST = 512  # tokens of a pair, where the model has places for more
 
@@ -24,7 +24,7 @@ def is_classifier(name: str | Path) -> bool:
 
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         return False
-    kinds = AutoConfig.from_pretrained(name, trust_remote_code=False).architectures or []
+    kinds = pretrained(AutoConfig, name).architectures or []
     return any(kind.endswith("ForSequenceClassification") for kind in kinds)
 
 
@@ -37,13 +37,7 @@ class SequenceClassifier:
     def __init__(self, name: str | Path, device: torch.device | str) -> None:
         from transformers import AutoModelForSequenceClassification
 
-        with quiet():
-            model, found = AutoModelForSequenceClassification.from_pretrained(
-                name, trust_remote_code=False, dtype=torch.float32, output_loading_info=True
-            )
-        if found["missing_keys"]:
-            missing = sorted(found["missing_keys"])[0]
-            raise ValueError(f"{name} is no reranker: it lacks {missing}, which would be random")
+        model = load_model(AutoModelForSequenceClassification, name)
         if model.config.num_labels != 1:
             raise ValueError(
                 f"{name} has {model.config.num_labels} outputs; a reranker has one, the score of the pair"

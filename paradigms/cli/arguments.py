@@ -17,6 +17,7 @@ from importlib import import_module
 
 from paradigms.data.texts import WORDS
 from paradigms.io.plugins import load_plugins
+from paradigms.io.terminal import shown
 
 OFFLINE = "offline"  # all-MiniLM-L6-v2 as it was trained: one vector a text
 # The keys of `index.INDEXES`, `model.SAVE_LAYOUTS` and `formats.FORMATS`, whose import takes seconds.
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         commands = import_module(f"paradigms.cli.{where}")
         getattr(commands, f"run_{settings.command}")(settings)
     except (ValueError, OSError, KeyError, ImportError) as error:
-        raise SystemExit(str(error.args[0]) if isinstance(error, KeyError) else str(error)) from error
+        raise SystemExit(shown(error.args[0] if isinstance(error, KeyError) else error)) from error
     except KeyboardInterrupt:
         more = "; the same command goes on with the index" if settings.command == "index" else ""
         raise SystemExit(f"interrupted{more}") from None

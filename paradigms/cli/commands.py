@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
 
-from rich.console import Console
-
 from paradigms.baselines.bm25 import BM25
 from paradigms.cli import show
 from paradigms.cli.checkpoint import Checkpoint
@@ -33,6 +31,7 @@ from paradigms.generative.model import SETTINGS as GENERATIVE_SETTINGS
 from paradigms.generative.model import Generative
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.io.files import write_text
+from paradigms.io.terminal import Terminal
 from paradigms.train.tracking import native_precision
 
 BASELINE = "bm25"
@@ -173,7 +172,7 @@ def measured(collection: Collection, split: str, runs: dict[str, Run], output: P
     measures = collection.measures or MEASURES
     values = {name: on_split(run, judged, measures) for name, run in runs.items()}
     table = result_table(f"{collection.name}, {split}", values, baseline=BASELINE, primary=measures[:1])
-    Console().print(rich_table(table))
+    Terminal().print(rich_table(table))
     if output is not None:
         write_text(output / "table.md", markdown_table(table))
         write_text(output / "table.csv", csv_table(table))
@@ -212,12 +211,12 @@ def precision_of(settings: argparse.Namespace) -> str:
     return native_precision() if settings.precision == "auto" else settings.precision
 
 
-def notes() -> Console:
+def notes() -> Terminal:
     """What is told beside the results."""
-    return Console(stderr=True, highlight=False, markup=False)
+    return Terminal(stderr=True, highlight=False, markup=False)
 
 
-def tell_words(settings: argparse.Namespace, words: int, console: Console) -> None:
+def tell_words(settings: argparse.Namespace, words: int, console: Terminal) -> None:
     """How text files were cut, where the user has not said how."""
     if words and not settings.words:
         console.print(f"Text files are cut into passages of at most {words} words (--words)", soft_wrap=True)

@@ -8,6 +8,7 @@ but `rerank` and `export` work on such folders.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -29,7 +30,7 @@ from paradigms.data.texts import (
 from paradigms.generative.model import Generative
 from paradigms.index import INDEXES, open_index
 from paradigms.index.base import TokenIndex
-from paradigms.io.files import write_json, write_text
+from paradigms.io.files import locked, write_json, write_text
 from paradigms.io.typed import read_settings
 from paradigms.model import Paradigm
 
@@ -104,40 +105,52 @@ def make(
     ours = file.is_file() or begun.is_file()
     if not ours and folder.exists() and (not folder.is_dir() or visible(folder)):
         raise FileExistsError(f"{folder} exists and is no index: choose another output")
-    check_source(source)
-    paradigm = checkpoint.open(pickled=pickled)
-    if not isinstance(paradigm, Paradigm):
-        raise ValueError(f"{checkpoint.model} holds {paradigm.name}, {NO_INDEX[type(paradigm)]}")
-    words = words_of(source, words, paradigm)
-    found = _digested(documents(source, problems, words), digest)
+    with _own(folder):
+        check_source(source)
+        paradigm = checkpoint.open(pickled=pickled)
+        if not isinstance(paradigm, Paradigm):
+            raise ValueError(f"{checkpoint.model} holds {paradigm.name}, {NO_INDEX[type(paradigm)]}")
+        words = words_of(source, words, paradigm)
+        found = _digested(documents(source, problems, words), digest)
 
-    def made() -> Made:
-        own = {"source": whole(source), "kind": kind, "words": words, "fingerprint": digest.hexdigest()}
-        return Made(**asdict(checkpoint) | own)
+        def made() -> Made:
+            own = {"source": whole(source), "kind": kind, "words": words, "fingerprint": digest.hexdigest()}
+            return Made(**asdict(checkpoint) | own)
 
-    if file.is_file():
-        for _ in found:
-            pass
-        _check_made(folder, _made(file), made())
+        if file.is_file():
+            for _ in found:
+                pass
+            _check_made(folder, _made(file), made())
+            return open_folder(folder, paradigm), problems
+        first = next(found, None)
+        if first is None:
+            raise ValueError("; ".join([f"{source} holds no document", *problems.lines()]))
+        write_text(begun, "")
+        write_corpus(chain([first], found), folder / CORPUS)
+        corpus = read_corpus(folder / CORPUS)
+        INDEXES[kind].build(
+            paradigm,
+            corpus.ids,
+            corpus,
+            folder / INDEX,
+            batch_size=batch_size,
+            precision=precision,
+            progress=True,
+        )
+        write_json(file, asdict(made()))
+        begun.unlink()
         return open_folder(folder, paradigm), problems
-    first = next(found, None)
-    if first is None:
-        raise ValueError("; ".join([f"{source} holds no document", *problems.lines()]))
-    write_text(begun, "")
-    write_corpus(chain([first], found), folder / CORPUS)
-    corpus = read_corpus(folder / CORPUS)
-    INDEXES[kind].build(
-        paradigm,
-        corpus.ids,
-        corpus,
-        folder / INDEX,
-        batch_size=batch_size,
-        precision=precision,
-        progress=True,
-    )
-    write_json(file, asdict(made()))
-    begun.unlink(missing_ok=True)  # of several that built it together one was first
-    return open_folder(folder, paradigm), problems
+
+
+@contextmanager
+def _own(folder: Path) -> Iterator[None]:
+    """Keep other writers away from the folder, which is made if it is missing, and not left empty."""
+    with locked(folder, make=True):
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # it holds something
+                folder.rmdir()
 
 
 def open_folder(folder: str | Path, paradigm: Paradigm | None = None, *, pickled: bool = False) -> Indexed:
@@ -150,11 +163,13 @@ def open_folder(folder: str | Path, paradigm: Paradigm | None = None, *, pickled
         raise FileNotFoundError(
             f"{folder} is no index, which `python -m paradigms index SOURCE` makes: no {MARKER} in it{meant}"
         )
-    made = _made(file)
-    index = open_index(folder / INDEX)
+    made, digest = _made(file), Digest()
+    index, corpus = open_index(folder / INDEX), read_corpus(folder / CORPUS, digest)
+    if digest.hexdigest() != made.fingerprint or corpus.ids != index.ids:
+        raise ValueError(f"{folder / CORPUS} has other documents than were indexed: index the source again")
     paradigm = paradigm or made.open(pickled=pickled)
     index.check(paradigm)
-    return Indexed(folder, made, read_corpus(folder / CORPUS), index, paradigm)
+    return Indexed(folder, made, corpus, index, paradigm)
 
 
 def _made(file: Path) -> Made:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Mapping
 
-from rich.console import Console
-
 from paradigms.data import load
+from paradigms.data.collection import mended
+from paradigms.data.lines import json_object, usable_id
 from paradigms.io.gzipped import numbered_lines
+from paradigms.io.terminal import Terminal
 
 
 def read_queries(settings: argparse.Namespace, source: str | None) -> dict[str, str]:
@@ -22,7 +22,7 @@ def read_queries(settings: argparse.Namespace, source: str | None) -> dict[str, 
     if len(given) > 1:
         raise ValueError(f"queries come from one place, not from {' and '.join(given)}")
     if settings.query:
-        queries = {str(n): text for n, text in enumerate(settings.query, 1)}
+        queries = {str(n): mended(text) for n, text in enumerate(settings.query, 1)}
         refuse_blank(queries)
         return queries
     if settings.queries:
@@ -52,13 +52,11 @@ def from_file(file: str) -> dict[str, str]:
         form = form or ("{" if line.startswith("{") else "\t" if "\t" in line else " ")
         where = f"{file}, line {number}"
         if form == "{":
-            try:
-                row = json.loads(line)
-                id, text = str(row["_id"]), row["text"]
-                if not isinstance(text, str):
-                    raise ValueError(f"its text is {text!r}")
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{where}: no JSON object with _id and text") from error
+            row = json_object(line, where)
+            given, text = usable_id(row.get("_id")), row.get("text")
+            if given is None or not isinstance(text, str):
+                raise ValueError(f"{where}: no JSON object with _id and text (ids are strings or integers)")
+            id = given
         elif form == "\t":
             id, tab, text = line.partition("\t")
             if not tab:
@@ -69,7 +67,7 @@ def from_file(file: str) -> dict[str, str]:
             raise ValueError(f"{where}: the id {id!r} is there twice")
         if not text.strip():
             raise ValueError(f"{where}: the text of the query {id!r} is blank")
-        queries[id] = text
+        queries[id] = mended(text)
     if not queries:
         raise ValueError(f"{file} holds no query")
     return queries
@@ -78,9 +76,9 @@ def from_file(file: str) -> dict[str, str]:
 def typed() -> Iterator[str]:
     """Lines of the standard input that are not blank; at a terminal after a prompt, until an empty one."""
     if not sys.stdin.isatty():
-        yield from (line.strip() for line in sys.stdin if line.strip())
+        yield from (mended(line.strip()) for line in sys.stdin if line.strip())
         return
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     while True:
         try:
             line = console.input("[bold]query[/] (empty to leave): ").strip()
@@ -88,4 +86,4 @@ def typed() -> Iterator[str]:
             return
         if not line:
             return
-        yield line
+        yield mended(line)

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -14,13 +14,14 @@ from rich.text import Text
 from paradigms.data import Corpus, Problems, Run
 from paradigms.data.collection import body
 from paradigms.evaluate.report import PALETTE, SystemAlignment
+from paradigms.io.terminal import Terminal, shown
 
 SNIPPET = 240  # characters
 RANKS = 10  # of each system, side by side
 LINKS = 30  # of an alignment, listed
 
 
-def problems(found: Problems, console: Console) -> None:
+def problems(found: Problems, console: Terminal) -> None:
     """What was wrong with the data, counted."""
     for line in found.lines():
         console.print(Text(line, "yellow"))
@@ -28,7 +29,7 @@ def problems(found: Problems, console: Console) -> None:
 
 def results(queries: Mapping[str, str], run: Run, corpus: Corpus | None, form: str) -> None:
     """Each query's documents, best first, to the standard output; their texts where there is a corpus."""
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     for query, text in queries.items():
         found = run.get(query, {})
         if form == "table":
@@ -39,7 +40,7 @@ def results(queries: Mapping[str, str], run: Run, corpus: Corpus | None, form: s
                 for name in (query, id):
                     if name.split() != [name]:
                         raise ValueError(f"the id {name!r} holds white space, which no TREC run can have")
-                print(f"{query} Q0 {id} {rank} {score!r} paradigms")
+                print(shown(f"{query} Q0 {id} {rank} {score!r} paradigms"))
                 continue
             row = {"query": query, "text": text, "rank": rank, "id": id, "score": score}
             print(json.dumps(row | ({} if corpus is None else {"document": _document(id, corpus)[1]})))
@@ -47,7 +48,7 @@ def results(queries: Mapping[str, str], run: Run, corpus: Corpus | None, form: s
 
 def side_by_side(queries: Mapping[str, str], runs: Mapping[str, Run]) -> None:
     """The first documents of every system, in bold those that all have, and how many they share."""
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     for query, text in queries.items():
         table = Table(title=Text(text), title_justify="left")
         table.add_column("rank", justify="right")
@@ -64,12 +65,12 @@ def side_by_side(queries: Mapping[str, str], runs: Mapping[str, Run]) -> None:
         console.print(f"{shared} of the first {RANKS} are found by all (bold)")
 
 
-def alignment(found: SystemAlignment, query: str, document: str, console: Console | None = None) -> None:
+def alignment(found: SystemAlignment, query: str, document: str, console: Terminal | None = None) -> None:
     """Query tokens each in a colour, document tokens in that of the query token they score most for.
 
     Below them the links that make the score, largest first: S, A and their share of rel.
     """
-    console = console or Console(highlight=False)
+    console = console or Terminal(highlight=False)
     colours = {j: PALETTE[n % len(PALETTE)] for n, j in enumerate(sorted({j for _, j, _, _ in found.links}))}
     best: dict[int, tuple[float, int]] = {}
     for i, j, s, a in found.links:

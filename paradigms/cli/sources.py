@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from paradigms.data import LAYOUTS, Problems
 from paradigms.data import load as load_collection
+from paradigms.data.collection import mended
 from paradigms.data.lines import Document
 from paradigms.data.texts import CORPUS, is_json_lines, json_lines, text_passages
 
@@ -22,12 +23,17 @@ def documents(source: str, problems: Problems, words: int) -> Iterator[Document]
     check_source(source)
     rows = _rows(source)
     if rows is not None:
-        return json_lines(rows, problems)
+        return _readable(json_lines(rows, problems))
     if is_text(source):
-        return text_passages(Path(source), problems, words)
+        return _readable(text_passages(Path(source), problems, words))
     collection = load_collection(source)
     problems.counts, problems.examples = collection.problems.counts, collection.problems.examples
-    return zip(collection.corpus.ids, collection.corpus.titles, collection.corpus, strict=True)
+    return _readable(zip(collection.corpus.ids, collection.corpus.titles, collection.corpus, strict=True))
+
+
+def _readable(rows: Iterable[Document]) -> Iterator[Document]:
+    """As corpus.jsonl gives them back: no half characters, and no white space around."""
+    return ((id, mended(title).strip(), mended(text).strip()) for id, title, text in rows)
 
 
 def check_source(source: str) -> None:

@@ -11,7 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from paradigms.data.collection import Collection, Corpus, Problems, assemble, body, grade, text_of, title_of
+from paradigms.data.collection import (
+    Collection,
+    Corpus,
+    Digest,
+    Problems,
+    assemble,
+    body,
+    grade,
+    text_of,
+    title_of,
+)
 from paradigms.data.lines import Document, byte_lines, json_object, read_documents, usable_id
 from paradigms.io.files import atomic_folder, atomic_text
 from paradigms.io.gzipped import numbered_lines
@@ -80,12 +90,17 @@ def write_corpus(documents: Iterable[Document], file: Path) -> None:
             stream.write(json.dumps({"_id": id, **_divided(title, text)}) + "\n")
 
 
-def read_corpus(file: Path) -> Corpus:
-    """The documents of a corpus.jsonl without queries. Errors as in `read_folder`; ValueError where empty."""
+def read_corpus(file: Path, digest: Digest | None = None) -> Corpus:
+    """The documents of a corpus.jsonl without queries. Errors as in `read_folder`; ValueError where empty.
+
+    digest: gets the id, title and text of each.
+    """
     documents, stored = read_documents([file], _document)
     ids, titles, texts = [], [], []
     for id, title, text in documents:
         ids.append(id)
+        if digest is not None:
+            digest.add(id, title, text)
         if stored is None:
             titles.append(title)
             texts.append(text)
@@ -148,7 +163,7 @@ def _judgements(path: Path, problems: Problems) -> Iterator[tuple[str, str, int]
             query, document, value = parts
             row = query, document, grade(value)
         except (ValueError, OverflowError):
-            if number > 1:  # BEIR's first line names the columns; files without it are read too
+            if number > 1 or tuple(parts) != HEADER:  # files without a header are read too
                 problems.add(
                     "malformed judgement line (left out)", f"{path.name}, line {number}: {line[:60]!r}"
                 )

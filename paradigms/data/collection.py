@@ -215,8 +215,8 @@ def text_of(row: Mapping[str, Any]) -> str:
 def grade(value: object) -> int:
     """A judgement's grade as an integer, from 1, "1" or "1.0". ValueError for anything else."""
     number = float(value)  # type: ignore[arg-type]
-    if not number.is_integer():
-        raise ValueError(f"the grade {value!r} is not an integer")
+    if not number.is_integer() or abs(number) >= 1 << 31:
+        raise ValueError(f"the grade {value!r:.60} is not an integer of 32 bits")
     return int(number)
 
 

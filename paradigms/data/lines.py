@@ -4,7 +4,6 @@ A plain file stays on disk and only the offsets of its lines are kept (8 bytes a
 .gz cannot be entered in the middle and is read into memory. Titles lie where the texts do.
 """
 
-import json
 import mmap
 from array import array
 from bisect import bisect_right
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from paradigms.io.gzipped import BROKEN_GZIP, open_binary
+from paradigms.io.typed import parse_json
 
 Document = tuple[str, str, str]
 """(id, title, text), the title joined to the text."""
@@ -106,10 +106,7 @@ def decoded(line: bytes, where: str) -> str:
 
 def json_object(line: bytes | str, where: str) -> dict[str, Any]:
     """The JSON object in a line. ValueError says where there is none."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: bad JSON ({error})") from error
+    row = parse_json(line, where)
     if not isinstance(row, dict):
         raise ValueError(f"{where}: bad JSON (a {type(row).__name__}, not an object)")
     return row

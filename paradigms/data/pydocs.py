@@ -349,10 +349,11 @@ def _documented(node: ast.AST, path: tuple[str, ...]) -> Iterator[tuple[str, str
 
 
 def _progress(files: list[tuple[str, Path]]) -> Iterable[tuple[str, Path]]:
-    from rich.console import Console
     from rich.progress import track
 
-    console = Console(stderr=True)
+    from paradigms.io.terminal import Terminal
+
+    console = Terminal(stderr=True)
     return track(
         files, "Reading docstrings", console=console, transient=True, disable=not console.is_terminal
     )

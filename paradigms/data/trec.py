@@ -5,12 +5,13 @@ and a query without a line does not exist in the file.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from paradigms.data.collection import Judgements, Run, best_first, grade
 from paradigms.io.files import atomic_text
 from paradigms.io.gzipped import numbered_lines
+from paradigms.io.typed import check_text
 
 
 def read_run(path: str | Path) -> Run:
@@ -77,6 +78,13 @@ def _rows(path: str | Path, columns: int, form: str) -> Iterator[tuple[str, list
         yield f"{path}, line {number}", parts
 
 
+def check_ids(words: Iterable[str], what: str) -> None:
+    """ValueError names an id that no run or judgement of TREC's could hold."""
+    for word in words:
+        _writable(word, what)
+
+
 def _writable(word: str, what: str) -> None:
-    if not word or word.split() != [word]:
+    if word.split() != [word]:
         raise ValueError(f"the {what} {word!r} cannot stand in a TREC file: it is empty or holds white space")
+    check_text(word, f"the {what} {word!r}")

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import copy
 import json
+import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import regex  # type: ignore[import-untyped]
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from tokenizers import decoders, models
 from torch import Tensor, nn
 
+from paradigms.io.typed import json_or_empty, naming
+
+PATIENCE = 0.2  # CPU seconds that a regular expression has for a name
+SIZE = re.compile("layer|size|position|head|dim|width|length|d_")  # in names of a config
 BYTES = {f"<0x{byte:02X}>" for byte in range(256)}  # as SentencePiece names the pieces that stand for a byte
 
 
@@ -29,6 +37,61 @@ def offline_encoder() -> Path:
     return Path(package.origin).parent / "model"
 
 
+def pretrained(kind: Any, name: str | Path, **settings: Any) -> Any:
+    """`kind.from_pretrained` of transformers, of a folder or a hub name: the only call of it.
+
+    Code that lies beside a checkpoint is never run. ValueError names the folder for whatever the library
+    raises of its files.
+    """
+    local = Path(name).is_dir()
+    if Path(name).is_absolute() and not local:
+        raise FileNotFoundError(f"the backbone {name} is a path, and no such folder is there")
+    with quiet(), naming(name):
+        return kind.from_pretrained(name, trust_remote_code=False, local_files_only=local, **settings)
+
+
+def load_model(kind: Any, name: str | Path, but: str = "\0") -> Any:
+    """A model of transformers in float32, however it is stored: from safetensors alone.
+
+    ValueError where weights are missing, those whose names begin with `but` apart, or pickled; where a config
+    names more than the weights have; and of adapters of peft, of which `save_pretrained` would write nothing
+    but the adapter.
+    """
+    adapted = f"{name} holds an adapter of peft: merge it first (merge_and_unload, then save_pretrained)"
+    if Path(name).is_dir():
+        if (Path(name) / "adapter_config.json").is_file():
+            raise ValueError(adapted)
+        _check_sizes(Path(name))
+    model, found = pretrained(kind, name, use_safetensors=True, dtype=torch.float32, output_loading_info=True)
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ValueError(adapted)
+    missing = sorted(key for key in found["missing_keys"] if not key.startswith(but))
+    if missing:
+        raise ValueError(
+            f"{name} lacks weights of {type(model).__name__}, as {missing[0]}: they would be random"
+        )
+    return model
+
+
+def _check_sizes(folder: Path) -> None:
+    """ValueError where config.json names more layers than there are tensors, or a size beyond all of them.
+
+    Such a model would be built for hours, or until no memory is left, before its weights are looked at.
+    """
+    shapes = []
+    for file in sorted(folder.glob("*.safetensors")):
+        with naming(file), safe_open(file, "pt") as tensors:
+            shapes += [tensors.get_slice(key).get_shape() for key in tensors.keys()]  # noqa: SIM118
+    pickled = next(folder.glob("pytorch_model*.bin"), None)
+    if not shapes and pickled is not None:
+        raise ValueError(f"{folder} holds pickled weights, {pickled.name}: convert them to safetensors")
+    total = sum(math.prod(shape) for shape in shapes)
+    for key, value in json_or_empty(folder / "config.json").items():
+        most = len(shapes) if "layer" in key else total
+        if SIZE.search(key) and isinstance(value, int) and shapes and value > most:
+            raise ValueError(f"{folder / 'config.json'}: {key}={value:.6g} is more than its weights have")
+
+
 def load_backbone(name: str | Path) -> Any:
     """The encoder of a checkpoint in float32, however it is stored, without parameters that it never uses.
 
@@ -38,20 +101,8 @@ def load_backbone(name: str | Path) -> Any:
     from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding
     from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
 
-    if Path(name).is_absolute() and not Path(name).is_dir():
-        raise FileNotFoundError(f"the backbone {name} is a path, and no such folder is there")
-    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-    halves = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
-    loader = AutoModelForTextEncoding if halves else AutoModel
-    with quiet():
-        model, found = loader.from_pretrained(
-            name, trust_remote_code=False, dtype=torch.float32, output_loading_info=True
-        )
-    missing = sorted(key for key in found["missing_keys"] if not key.startswith("pooler."))
-    if missing:
-        raise ValueError(
-            f"{name} lacks weights of {type(model).__name__}, as {missing[0]}: they would be random"
-        )
+    halves = type(pretrained(AutoConfig, name)) in MODEL_FOR_TEXT_ENCODING_MAPPING
+    model = load_model(AutoModelForTextEncoding if halves else AutoModel, name, but="pooler.")
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
     return model
@@ -67,12 +118,10 @@ def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
     from transformers import AutoConfig, AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        tokenizer = pretrained(AutoTokenizer, name)
     except ValueError as error:
         raise ValueError(f"{name} has no tokenizer: {error}") from error
-    entries = (
-        AutoConfig.from_pretrained(name, trust_remote_code=False).vocab_size if entries is None else entries
-    )
+    entries = pretrained(AutoConfig, name).vocab_size if entries is None else entries
     if len(tokenizer) < entries / 2:
         raise ValueError(
             f"the tokenizer of {name} knows {len(tokenizer)} tokens and its encoder {entries}: "
@@ -107,21 +156,13 @@ def load_seq2seq(name: str | Path) -> Any:
     """
     from transformers import AutoModelForSeq2SeqLM
 
-    with quiet():
-        model, found = AutoModelForSeq2SeqLM.from_pretrained(
-            name, trust_remote_code=False, dtype=torch.float32, output_loading_info=True
-        )
-    missing = sorted(found["missing_keys"])
-    if missing:
-        raise ValueError(
-            f"{name} lacks weights of {type(model).__name__}, as {missing[0]}: they would be random"
-        )
-    return model
+    return load_model(AutoModelForSeq2SeqLM, name)
 
 
 def load_heads(module: nn.Module, expected: Mapping[str, Tensor], file: Path) -> None:
     """Put back the weights that are not the backbone's own. ValueError where others than these are there."""
-    saved = load_file(file)
+    with naming(file):
+        saved = load_file(file)
     found, needed = ({n: tuple(t.shape) for n, t in w.items()} for w in (saved, expected))
     if found != needed:
         wrong = dict(sorted(found.items() - needed.items()))
@@ -138,14 +179,31 @@ def add_adapters(backbone: Any, rank: int, targets: str = "all-linear", *, dora:
     that the names of linear layers match as a whole. ValueError where it matches none, or other modules.
     """
     from peft import LoraConfig, get_peft_model
-    from peft.tuners.tuners_utils import BaseTunerLayer
 
-    settings = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, use_dora=dora)
-    adapted = get_peft_model(backbone, settings)
-    for name, module in adapted.get_base_model().named_modules():
-        if isinstance(module, BaseTunerLayer) and not isinstance(module.get_base_layer(), nn.Linear):
+    chosen: str | list[str] = targets
+    if targets != "all-linear":
+        chosen = _matched(backbone, targets)
+    return get_peft_model(
+        backbone, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=chosen, use_dora=dora)
+    )
+
+
+def _matched(backbone: Any, targets: str) -> list[str]:
+    """The names of the linear layers that a regular expression matches as a whole."""
+    names = {name: module for name, module in backbone.named_modules() if name}
+    try:
+        form = regex.compile(targets)
+        found = [name for name in names if form.fullmatch(name, timeout=PATIENCE)]
+    except regex.error as error:
+        raise ValueError(f"lora_targets={targets!r} is no regular expression: {error}") from error
+    except TimeoutError:
+        raise ValueError(f"lora_targets={targets!r} takes too long to match") from None
+    if not found:
+        raise ValueError(f"lora_targets={targets!r} matches no module: the last one is {list(names)[-1]}")
+    for name in found:
+        if not isinstance(names[name], nn.Linear):
             raise ValueError(f"lora_targets={targets!r} matches {name}, which is no linear layer")
-    return adapted
+    return found
 
 
 def adapted_weights(backbone: Any, *, merged: bool) -> dict[str, Tensor]:

@@ -6,17 +6,16 @@ config_sentence_transformers.json.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from paradigms.encoder.backbone import offline_encoder
+from paradigms.encoder.backbone import offline_encoder, pretrained
 from paradigms.encoder.settings import EncoderSettings
-from paradigms.io.typed import Unreadable, json_or_empty, read_json
+from paradigms.io.typed import Unreadable, json_or_empty, parse_json, read_json
 
 MODULES, MODEL, LENGTH = "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"
 POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
@@ -56,16 +55,21 @@ def width(backbone: str | Path) -> int:
     from transformers import AutoConfig
 
     name = offline_encoder() if backbone == "offline" else backbone
-    return int(AutoConfig.from_pretrained(name, trust_remote_code=False).hidden_size)
+    return int(pretrained(AutoConfig, name).hidden_size)
 
 
 def modules(folder: Path) -> list[tuple[str, Path]]:
-    """(kind, folder) of each module of modules.json, in their order."""
+    """(kind, folder) of each module of modules.json, in their order. `Unreadable` for a path that leaves the
+    folder: what lies there is not this checkpoint's."""
     try:
-        rows = json.loads((folder / MODULES).read_text(encoding="utf-8"))
-        return [(str(row["type"]).rpartition(".")[2], folder / row["path"]) for row in rows]
+        rows = parse_json((folder / MODULES).read_text(encoding="utf-8"), MODULES)
+        steps = [(str(row["type"]).rpartition(".")[2], PurePosixPath(row["path"])) for row in rows]
     except (ValueError, KeyError, TypeError) as error:
-        raise Unreadable(f"{MODULES} is no list of modules with type and path") from error
+        raise Unreadable(f"{MODULES} is no list of modules with type and path ({error})") from error
+    for _, path in steps:
+        if path.is_absolute() or ".." in path.parts:
+            raise Unreadable(f"{MODULES} names {str(path)!r:.200}, which lies outside of the folder")
+    return [(kind, folder / path) for kind, path in steps]
 
 
 def pooling(folder: Path) -> str:

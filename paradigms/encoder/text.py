@@ -32,7 +32,7 @@ from paradigms.encoder.batches import Batch, in_parts, keep_freed_memory
 from paradigms.encoder.frozen import LowerStates, Split
 from paradigms.encoder.settings import SIDES, EncoderSettings, Side
 from paradigms.io.files import write_json
-from paradigms.io.typed import read_settings, require
+from paradigms.io.typed import check_several, check_text, read_settings, require
 from paradigms.relax import entropic_topk, hard_topk, token_budget
 
 # Padded tokens at once on a processor, whose cache then holds a layer's activations. On a GPU: all.
@@ -66,7 +66,10 @@ class Encoder(nn.Module, ABC):
 
     @abstractmethod
     def tokenize(self, texts: Sequence[str], side: Side) -> Batch:
-        """Pad and cut to the side's length; of a text without a token of its own nothing counts."""
+        """Pad and cut to the side's length; texts without tokens of their own get an all-False mask.
+
+        TypeError for one string in place of several, or what is no string; ValueError for half a character.
+        """
 
     @abstractmethod
     def labels(self, text: str, side: Side) -> list[str]:
@@ -129,6 +132,9 @@ class TextEncoder(Encoder):
     # --- text -> ids --------------------------------------------------------------------------------
 
     def tokenize(self, texts: Sequence[str], side: Side) -> Batch:
+        check_several(texts, f"{side} texts")
+        for n, text in enumerate(texts):
+            check_text(text, f"{side} text {n}")
         s, layout = self.settings, self._layouts[side]
         augment = side == "query" and s.query_augmentation
         rows = self.tokenizer(

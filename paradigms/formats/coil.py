@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from paradigms.coil import coil
 from paradigms.formats.heads import Head
-from paradigms.io.typed import Unreadable
+from paradigms.io.typed import Unreadable, naming
 from paradigms.model import Paradigm
 
 HEADS = "heads.safetensors"  # what model.pt becomes
@@ -28,7 +28,8 @@ def is_coil(folder: Path) -> bool:
 
 def read_coil(folder: Path) -> Paradigm:
     """`Unreadable` where the projections are not those of COIL-full without layer normalisation."""
-    found = {name: t.float() for name, t in load_file(folder / HEADS).items()}
+    with naming(folder / HEADS):
+        found = {name: t.float() for name, t in load_file(folder / HEADS).items()}
     if found.keys() != NEEDED:
         raise Unreadable(f"{HEADS} or model.pt holds {sorted(found)}, where {sorted(NEEDED)} belong")
     tokens, pooled = (Head(found[f"{n}.weight"], found[f"{n}.bias"]) for n in ("tok_proj", "cls_proj"))

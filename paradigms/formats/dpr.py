@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from paradigms.encoder.backbone import load_tokenizer, quiet
+from paradigms.encoder.backbone import load_model, load_tokenizer, quiet
 from paradigms.formats.heads import POOLED, Head, encoder_with
 from paradigms.formats.recipes import one_vector
 from paradigms.io.typed import Unreadable, read_json
@@ -28,12 +28,7 @@ def read_dpr(folder: Path) -> Paradigm:
     architecture = (read_json(folder / "config.json").get("architectures") or ["none"])[0]
     if architecture not in PARTS:
         raise Unreadable(f"its architecture is {architecture}, not {' or '.join(PARTS)}")
-    kind: Any = getattr(transformers, architecture)
-    with quiet():
-        whole, found = kind.from_pretrained(folder, output_loading_info=True)
-    if found["missing_keys"]:
-        raise Unreadable(f"its weights lack {sorted(found['missing_keys'])[0]}")
-    encoder = getattr(whole.float(), PARTS[architecture])
+    encoder = getattr(load_model(getattr(transformers, architecture), folder), PARTS[architecture])
     head = None
     if encoder.projection_dim > 0:
         head = Head(encoder.encode_proj.weight.detach(), encoder.encode_proj.bias.detach())

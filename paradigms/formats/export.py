@@ -12,6 +12,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+from paradigms.encoder.backbone import pretrained
 from paradigms.encoder.published import MODEL, MODULES
 from paradigms.encoder.text import EncoderSettings, TextEncoder
 from paradigms.formats.heads import ACTIVATIONS
@@ -149,6 +150,6 @@ def register_markers(encoder: TextEncoder, folder: Path) -> None:
     if tokens:
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = pretrained(AutoTokenizer, folder)
         tokenizer.add_tokens(tokens, special_tokens=True)
         tokenizer.save_pretrained(folder)

@@ -19,7 +19,9 @@ def download(name: str, pickled: bool) -> Path:
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     if Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1:
-        raise FileNotFoundError(f"{name}: no such folder")
+        there = next(folder for folder in Path(name).absolute().parents if folder.is_dir())
+        held = sorted(entry.name for entry in there.iterdir() if entry.is_dir())
+        raise FileNotFoundError(f"{name}: no such folder; {there} has {', '.join(held[:12]) or 'none'}")
     found = {} if pickled else pickles(listed(name))
     if found:
         refuse_pickles(name, found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from paradigms.encoder.backbone import pretrained
 from paradigms.formats.heads import POOLED, encoder_with
 from paradigms.formats.recipes import one_vector
 from paradigms.io.typed import Unreadable, read_json
@@ -38,7 +39,4 @@ def longest(folder: Path) -> int:
     """The longest text in tokens that the encoder has places for; `LENGTH` where they are without end."""
     from transformers import AutoConfig
 
-    return int(
-        getattr(AutoConfig.from_pretrained(folder, trust_remote_code=False), "max_position_embeddings", None)
-        or LENGTH
-    )
+    return int(getattr(pretrained(AutoConfig, folder), "max_position_embeddings", None) or LENGTH)

@@ -14,9 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from paradigms.encoder.published import MODULES, modules
+from paradigms.io.typed import naming
+
 # Pickled weights, and what they are called as safetensors. COIL keeps its heads in model.pt.
 PICKLES = {"pytorch_model*.bin": "model.safetensors", "model.pt": "heads.safetensors"}
-MODULE = re.compile(r"\d+_\w+$")  # the folder of one
+MODULE = re.compile(r"\d+_\w+|((query|document)/)?backbone")  # the folder of one
 MANY = 12  # files that an error names
 
 
@@ -31,17 +34,23 @@ def read_weights(folder: Path, *names: str) -> dict[str, Tensor]:
     """Those of these tensors that are in a folder's safetensors files, in float32."""
     found: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        found |= {name: t.float() for name, t in load_file(file).items() if name in names}
+        with naming(file):
+            found |= {name: t.float() for name, t in load_file(file).items() if name in names}
     return found
 
 
-def pickles(there: Collection[PurePath]) -> dict[PurePath, list[PurePath]]:
+def pickles(
+    there: Collection[PurePath], modules: Collection[PurePath] = ()
+) -> dict[PurePath, list[PurePath]]:
     """Safetensors file that is not among these, whole or in parts -> the pickled ones in its place.
 
-    Those of a folder and of its modules, such as 2_Dense: others, as of a step in training, are not read.
+    Those of a folder, of its backbones and of its modules, such as 2_Dense, or as it names them. Others, as
+    of a step in training, are not read.
     """
     found: dict[PurePath, list[PurePath]] = {}
-    for file in sorted(file for file in there if file.parent.name == "" or MODULE.match(str(file.parent))):
+    for file in sorted(there):
+        if file.parent.name and not MODULE.fullmatch(str(file.parent)) and file.parent not in modules:
+            continue
         for pattern, name in PICKLES.items():
             target = file.with_name(name)
             parts = f"{target.stem}*{target.suffix}"
@@ -65,7 +74,8 @@ def safe_weights(folder: Path, pickled: bool) -> Iterator[Path]:
     ValueError where weights are pickled and the caller has not said that they may be read.
     """
     there = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
-    found = pickles(there)
+    named = modules(folder) if (folder / MODULES).is_file() else []
+    found = pickles(there, [place.relative_to(folder) for _, place in named])
     if not found:
         yield folder
         return

@@ -8,7 +8,13 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from paradigms.encoder.backbone import load_backbone, load_seq2seq, load_tokenizer, offline_encoder
+from paradigms.encoder.backbone import (
+    load_backbone,
+    load_seq2seq,
+    load_tokenizer,
+    offline_encoder,
+    pretrained,
+)
 from paradigms.generative.decoder import FAMILIES
 from paradigms.generative.identifiers import END
 
@@ -25,7 +31,7 @@ def load_base(name: str | Path) -> Any:
     name = located(name)
     if not has_decoder(name):
         return load_backbone(name)
-    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    config = pretrained(AutoConfig, name)
     if config.model_type not in FAMILIES:
         raise ValueError(
             f"{name} is a {config.model_type}; generative paradigms need an encoder, or an encoder-decoder "
@@ -53,7 +59,7 @@ def load_base_tokenizer(name: str | Path, entries: int | None = None) -> Any:
 def has_decoder(name: str | Path) -> bool:
     from transformers import AutoConfig
 
-    return bool(AutoConfig.from_pretrained(located(name), trust_remote_code=False).is_encoder_decoder)
+    return bool(pretrained(AutoConfig, located(name)).is_encoder_decoder)
 
 
 def located(name: str | Path) -> str | Path:

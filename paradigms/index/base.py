@@ -6,17 +6,17 @@ Two ways to score (`Recipe.search`):
 - impute: a token search gives the k' best document tokens of each query token, and documents are scored from
   those alone: `impute.imputed_rel` (Lee et al. 2023, Eq. 4), where that token search is exact.
 
-Of equal scores the smaller document id ranks first. Deleted documents are never found. Threads are those that
-the caller set (`torch.set_num_threads`).
+Of equal scores the smaller document id ranks first. Deleted documents are never found. Nor are those without
+tokens: their rel of 0 would lie above negative cosines, and a rerank gives them −∞. Queries without tokens
+find nothing. Threads are those that the caller set (`torch.set_num_threads`).
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,12 +27,14 @@ from paradigms.data import Run
 from paradigms.impute import retrieved_rel
 from paradigms.index.grow import GrowingStore
 from paradigms.index.pruning import most_salient
+from paradigms.index.store import on_snapshot
 from paradigms.io.progress import progress_bar
 from paradigms.model import Paradigm
 from paradigms.recipe import Recipe
 from paradigms.scoring.machine import VECTOR
 from paradigms.scoring.stored import Packed, Scanned, compiled, score
 
+Made = TypeVar("Made")
 QUERIES = 64  # encoded at once, texts of like length together
 RETRIEVED = 1 << 22  # retrieved tokens, of all query tokens of a slice of queries, that are held at once
 CANDIDATES = 1 << 17  # padded tokens of one query's candidates that are scored at once
@@ -44,6 +46,7 @@ LARGE_SIZES = (1 << 17, 1 << 26)
 class TokenIndex(GrowingStore, ABC):
     """A store that can be searched: `token_search` is what a kind of index has to bring."""
 
+    @on_snapshot
     def search(
         self,
         paradigm: Paradigm,
@@ -68,6 +71,7 @@ class TokenIndex(GrowingStore, ABC):
                 found |= {names[place]: row for place, row in zip(places, rows, strict=True)}
         return {name: found[name] for name in names}
 
+    @on_snapshot
     def search_tokens(self, recipe: Recipe, queries: Tokens, k: int = 100) -> list[dict[str, float]]:
         """As `search`, of queries that come encoded, axes [b, 1, j, h]: of each its documents and scores."""
         with torch.inference_mode(), progress_bar(False) as bar:
@@ -83,6 +87,7 @@ class TokenIndex(GrowingStore, ABC):
         """
         return self.rerank_recipes(paradigm, [paradigm.recipe], queries, run, progress=progress)[0]
 
+    @on_snapshot
     def rerank_recipes(
         self,
         paradigm: Paradigm,
@@ -112,6 +117,7 @@ class TokenIndex(GrowingStore, ABC):
                 bar.advance(task, len(part))
         return [{query: new.get(query, {}) for query in run} for new in found]
 
+    @on_snapshot
     def rerank_tokens(
         self, recipe: Recipe, queries: Tokens, candidates: Sequence[Sequence[str]]
     ) -> list[dict[str, float]]:
@@ -139,7 +145,9 @@ class TokenIndex(GrowingStore, ABC):
             for row, ids in enumerate(candidates):
                 rows = np.sort(self.positions(ids))
                 query = queries if len(candidates) == 1 else queries[row : row + 1]
+                empty = self.offsets[rows] == self.offsets[rows + 1]
                 for new, scores in zip(ranked, self._score_all(recipes, query, rows), strict=True):
+                    scores[empty] = -np.inf
                     order = np.lexsort((self._order[1][rows], -scores))
                     new.append(dict(zip(self.names(rows[order]), scores[order].tolist(), strict=True)))
         return ranked
@@ -160,7 +168,13 @@ class TokenIndex(GrowingStore, ABC):
             return [[{} for _ in queries.mask] for queries in parts]
         how = self._impute if recipe.search == "impute" else self._gather
         ranked = how(recipe, parts, min(k, len(self)), bar)
-        return [[self._decode_keys(keys) for keys in part] for part in ranked]
+        return [
+            [
+                self._decode_keys(keys) if there else {}
+                for keys, there in zip(of, q.mask.flatten(1).any(1), strict=True)
+            ]
+            for of, q in zip(ranked, parts, strict=True)
+        ]
 
     def _gather(self, recipe: Recipe, parts: list[Tokens], k: int, bar: Any) -> list[list[Tensor]]:
         """For each part and query the `_best` keys: `core.rel` of the documents that own one of the
@@ -247,8 +261,11 @@ class TokenIndex(GrowingStore, ABC):
             return None
         return self._scannable
 
-    @cached_property
+    @property
     def _scannable(self) -> Scanned:
+        return self._kept_once("scannable", self._scan)
+
+    def _scan(self) -> Scanned:
         from paradigms.scoring import kernels
 
         vectors = np.asarray(self.fields["vectors"]).view(np.uint16)
@@ -313,24 +330,30 @@ class TokenIndex(GrowingStore, ABC):
         rows = self._order[0][rank.cpu().numpy()]
         return dict(zip(self.names(rows), scores.tolist(), strict=True))
 
-    def _load(self) -> None:
-        super()._load()
+    def _map(self, manifest: Mapping[str, Any]) -> None:
+        super()._map(manifest)
         lengths = np.diff(self.offsets)
         self.living_tokens = int(lengths[self.living].sum())
         # Which tokens belong to deleted documents; None where no document is deleted.
         self.dead = None if self.living.all() else np.repeat(~self.living, lengths)
-        self._ordered: tuple[np.ndarray, np.ndarray] | None = None
-        self.__dict__.pop("_scannable", None)
+        self._made: dict[str, Any] = {}  # of this state, when first needed: copies share it
+
+    def _kept_once(self, name: str, make: Callable[[], Made]) -> Made:
+        """What `make` gives, made once for this state of the folder."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
 
     @property
     def _order(self) -> tuple[np.ndarray, np.ndarray]:
         """Rows in the order of their ids, and of every row its place in that order."""
-        if self._ordered is None:
-            by_id = np.array(sorted(range(len(self.ids)), key=self.ids.__getitem__), dtype=np.int64)
-            rank = np.empty_like(by_id)
-            rank[by_id] = np.arange(len(by_id))
-            self._ordered = by_id, rank
-        return self._ordered
+        return self._kept_once("order", self._ranked_ids)
+
+    def _ranked_ids(self) -> tuple[np.ndarray, np.ndarray]:
+        by_id = np.array(sorted(range(len(self.ids)), key=self.ids.__getitem__), dtype=np.int64)
+        rank = np.empty_like(by_id)
+        rank[by_id] = np.arange(len(by_id))
+        return by_id, rank
 
 
 def _encode_queries(

@@ -20,12 +20,13 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from paradigms.index.columns import DEFECTS, Column, ColumnFolder, Writer
-from paradigms.index.store import grown
+from paradigms.index.store import DOCUMENTS, DTYPES, LENGTHS, grown
 from paradigms.io.files import flush
 
 FOLDER, STORED = "shards", ".safetensors"
 SOURCES = "sources.bin"  # for every shard in the columns, the checksum of what it was made from
 SOURCE = Column("uint8", 32)
+ENCODED = {SOURCES, LENGTHS, DOCUMENTS, *(f"{name}.bin" for name in DTYPES)}  # files that no setting changes
 
 
 @runtime_checkable
@@ -116,9 +117,12 @@ def begun(table: ColumnFolder, entries: Mapping[str, Any]) -> Iterator[Writer]:
 
     def begin() -> None:
         standing, files = table.standing(), table.folder / FOLDER
-        if ({"kind": table.kind} | dict(entries)).items() <= standing.items():
+        wanted = {"kind": table.kind} | dict(entries)
+        if isinstance(standing.get("files"), dict) and standing["files"].keys() <= ENCODED:
+            standing["settings"] = wanted["settings"]  # nothing has been made with the others yet
+        if wanted.items() <= standing.items():
             with suppress(*DEFECTS):  # a damaged build begins anew
-                table.read()
+                table.write(table.read() | {"settings": wanted["settings"]})
                 files.mkdir(exist_ok=True)
                 return
         elif "building" in standing and _stores_documents(table):

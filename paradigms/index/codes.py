@@ -46,6 +46,21 @@ class Codec:
         self.centroids: Float[Tensor, "K h"] = torch.from_numpy(centroids).float()
         self.centroids *= torch.from_numpy(units)[:, None]
 
+    def check(self, dim: int) -> None:
+        """ValueError unless this is a codec of vectors of `dim` numbers, whose values float16 could hold."""
+        count, width, most = len(self.packed), padded_width(dim, self.bits), np.finfo(np.float16).max
+        shapes = {"centroids": (count, width), "units": (count,), "spread": (width,)}
+        kinds = {"centroids": np.int8, "units": np.float32, "spread": np.float32}
+        for name, values in (("centroids", self.packed), ("units", self.units), ("spread", self.spread)):
+            if values.shape != shapes[name] or values.dtype != kinds[name] or not count <= MOST_CENTROIDS:
+                raise ValueError(f"{name} are {values.dtype} {values.shape}, not of {dim} dimensions")
+        if (
+            not count
+            or not (np.abs(self.units) <= most).all()
+            or not ((self.spread >= 0) & (self.spread <= most)).all()
+        ):
+            raise ValueError("no centroid, or units and spread that are not finite or too large")
+
     @classmethod
     def fit(
         cls,

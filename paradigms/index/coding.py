@@ -16,6 +16,7 @@ from torch import Tensor
 from paradigms.index.codes import PER_CENTROID, STEPS, Codec, centroids_for, padded_width
 from paradigms.index.columns import Column, ColumnFolder, Writer
 from paradigms.index.store import DTYPES, LENGTHS, Rows
+from paradigms.io.typed import naming
 
 CODEC, ENTRIES, BEGINS = "codec.safetensors", "entries.bin", "begins.bin"
 CODED = 1 << 15  # tokens that are coded at once
@@ -98,7 +99,26 @@ def read_codec(files: Writer | ColumnFolder, bits: int) -> Codec:
     path = files.path(CODEC)
     if path is None:
         raise ValueError("it is missing")
-    return Codec(**load_file(path), bits=bits)
+    with naming(path):
+        return Codec(**load_file(path), bits=bits)
+
+
+def wrong_lists(begins: np.ndarray, entries: np.ndarray, lists: int, tokens: int) -> dict[str, str]:
+    """File -> what keeps the two from being `lists` lists, each of ascending tokens; {} where nothing does.
+
+    The compiled search relies on it without looking again.
+    """
+    if len(begins) != lists + 1 or begins[0] != 0 or (np.diff(begins) < 0).any() or begins[-1] != tokens:
+        return {BEGINS: f"not the places of {lists} lists of {tokens} tokens"}
+    starts = np.zeros(tokens + 1, bool)  # where an entry may be smaller than the one before it
+    starts[begins] = True
+    last, wrong = -1, len(entries) != tokens
+    for first in range(0, len(entries) * (not wrong), SORTED):
+        part = numbers(entries[first : first + SORTED])
+        falls = np.diff(part, prepend=last) <= 0
+        wrong |= bool((part >= tokens).any() or (falls & ~starts[first : first + len(part)]).any())
+        last = int(part[-1])
+    return {ENTRIES: f"not {lists} lists of ascending tokens below {tokens}"} if wrong else {}
 
 
 def number_bytes(count: int) -> int:

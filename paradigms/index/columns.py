@@ -9,8 +9,6 @@ new name, which has the generation in it, and the old one goes after the commit.
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import re
 import zlib
@@ -21,7 +19,8 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 
-from paradigms.io.files import settle, write_json
+from paradigms.io.files import locked, settle, write_json
+from paradigms.io.typed import parse_json
 
 FORMAT = 1
 CHUNK = 1 << 22  # bytes read at once for a checksum
@@ -104,7 +103,7 @@ class ColumnFolder:
     def standing(self) -> dict[str, Any]:
         """The manifest, unchecked; empty if none can be read."""
         try:
-            found = json.loads((self.folder / MANIFEST).read_text(encoding="utf-8"))
+            found = parse_json((self.folder / MANIFEST).read_text(encoding="utf-8"), MANIFEST)
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
@@ -159,13 +158,13 @@ class ColumnFolder:
         if not file.is_file():
             raise FileNotFoundError(f"{file} is missing: {self.folder} is not an index")
         try:
-            manifest = json.loads(file.read_text(encoding="utf-8"))
+            manifest = parse_json(file.read_text(encoding="utf-8"), MANIFEST)
             kind, format = manifest.get("kind"), manifest.get("format")
             if format == FORMAT:
                 for entry in manifest["files"].values():
-                    name, size, checksum = entry["file"], entry["bytes"], entry["crc32"]
-                    if Path(name).name != name or min(size, checksum, manifest["generation"]) < 0:
-                        raise ValueError(f"an entry that names {name}, {size}, {checksum}")
+                    name, counts = entry["file"], [entry["bytes"], entry["crc32"], manifest["generation"]]
+                    if Path(name).name != name or any(type(n) is not int or n < 0 for n in counts):
+                        raise ValueError(f"an entry that names {name!r:.200}, {counts!r:.200}")
         except DEFECTS as error:
             raise self.damaged(MANIFEST, str(error)) from error
         if format != FORMAT:
@@ -260,29 +259,6 @@ class Writer:
         file = f"{path.stem}.{self._generation}{path.suffix}" if self._generation else name
         self._files[name] = {"file": file, "bytes": 0, "crc32": 0}
         return self._files[name]
-
-
-@contextmanager
-def locked(folder: Path, make: bool = False) -> Iterator[None]:
-    """Keep other writers away from `folder`. BlockingIOError names it while another one is at work.
-
-    make: make the folder if it is missing.
-    """
-    while True:
-        if make:
-            folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder, os.O_RDONLY)
-        try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                message = f"{folder} is being written by another process: wait until it ends, or stop it"
-                raise BlockingIOError(error.errno, message) from None
-            if folder.exists() and os.path.samestat(os.fstat(lock), folder.stat()):  # not moved meanwhile
-                yield
-                return
-        finally:
-            os.close(lock)
 
 
 def _checksum(file: Path, size: int) -> int:

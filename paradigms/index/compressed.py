@@ -24,8 +24,7 @@ Missing from both is what no list that was probed holds.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -46,6 +45,7 @@ from paradigms.index.coding import (
     numbers,
     read_codec,
     write_lists,
+    wrong_lists,
 )
 from paradigms.index.columns import Column, Writer
 from paradigms.index.store import Rows
@@ -100,15 +100,16 @@ class CompressedIndex(TokenIndex):
             code(writer, self.manifest["dim"], self.settings)
         write_lists(writer, self.settings.bits)
 
-    def _map(self, manifest: dict[str, Any]) -> None:
+    def _map(self, manifest: Mapping[str, Any]) -> None:
         super()._map(manifest)
         if self._building:
             return
         from paradigms.scoring import kernels
 
-        path = self._table.path(CODEC)
+        path, bits = self._table.path(CODEC), self.settings.bits
         try:
-            self._codec = read_codec(self._table, self.settings.bits)
+            self._codec = read_codec(self._table, bits)
+            self._codec.check(manifest["dim"])
         except FileNotFoundError:  # another build has just taken its place
             raise
         except Exception as error:
@@ -116,8 +117,10 @@ class CompressedIndex(TokenIndex):
         self._begins = self._array(BEGINS, Column("int64"))
         total, lists = int(self.offsets[-1]), len(self._codec.packed)
         entries = self._array(ENTRIES, Column("uint8", number_bytes(total)))
-        if len(self._begins) != lists + 1 or self._begins[-1] != total or len(entries) != total:
-            raise self._table.damaged(ENTRIES, f"not {lists} lists of {total} tokens")
+        for file, wrong in wrong_lists(self._begins, entries, lists, total).items():
+            raise self._table.damaged(file, wrong)
+        if self.fields["centroids"].max(initial=0) >= lists:
+            raise self._table.damaged("centroids.bin", f"not numbers of {lists} centroids")
         self._marks = threading.local()
         self._sizes = np.diff(self._begins)
         if not self.living.all():
@@ -126,8 +129,7 @@ class CompressedIndex(TokenIndex):
         owners = np.searchsorted(self.offsets, np.arange(0, total, kernels.STRIDE), side="right") - 1
         self._lists = kernels.Lists(entries, self.offsets, owners.astype(np.uint32), self.living)
 
-    @cached_property
-    def _scannable(self) -> Scanned:
+    def _scan(self) -> Scanned:
         from paradigms.scoring import kernels
 
         codes, scales, centroids = (self.fields[name] for name in ("codes", "scales", "centroids"))

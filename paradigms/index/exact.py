@@ -88,8 +88,8 @@ class ExactIndex(TokenIndex):
         return found
 
     def _in_place(self) -> list[np.ndarray]:
-        """Living documents by row, in blocks of some IN_PLACE tokens."""
-        rows = np.flatnonzero(self.living)
+        """Documents that a search may find by row, in blocks of some IN_PLACE tokens."""
+        rows = self._with_tokens()
         cuts = np.searchsorted(self.offsets[rows], range(IN_PLACE, int(self.offsets[-1]), IN_PLACE))
         return [block for block in np.split(rows, cuts) if len(block)]
 

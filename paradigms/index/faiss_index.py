@@ -12,7 +12,8 @@ FAISS parses its file in native code: checksums tell damage, not malice, so open
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ ADDED = 1 << 16  # vectors that are added at once
 SMALL = 1 << 16  # tokens up to which all of them are compared
 MOST_LISTS = 1 << 12  # of the default: what SAMPLE vectors can train
 SAMPLE = 1 << 18  # vectors that train an index
+READ = 1 << 20  # bytes of a file that are handed to FAISS at once
 BLAS_QUERIES = 800  # per thread, from which FAISS leaves distances to BLAS: its own 20 is slow on few threads
 
 
@@ -51,7 +53,6 @@ class FaissIndex(TokenIndex):
 
     kind = "faiss"
     Settings = FaissSettings
-    _opened: Any
 
     def token_search(self, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k most similar stored tokens of each query token [t, h], as FAISS finds and scores them."""
@@ -81,6 +82,11 @@ class FaissIndex(TokenIndex):
         best, tokens = (torch.from_numpy(np.take_along_axis(a, kept, 1)) for a in (scores, rows))
         return best.to(vectors), tokens.to(vectors.device)
 
+    @classmethod
+    def _check_settings(cls, settings: FaissSettings, dim: int) -> None:
+        if settings.factory:
+            _empty(settings.factory, dim)
+
     def _derive(self, writer: Writer, start: int) -> None:
         vectors = writer.array("vectors.bin", self._columns()["vectors"])
         if not len(vectors):
@@ -100,10 +106,7 @@ class FaissIndex(TokenIndex):
         """An empty index of the factory, trained on a sample."""
         faiss = _faiss()
         factory = self.settings.factory or default_factory(len(vectors))
-        try:
-            index = faiss.index_factory(vectors.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
-        except RuntimeError as error:
-            raise ValueError(f"FAISS makes no index of {factory!r}: {error}") from error
+        index = _empty(factory, vectors.shape[1])
         for part in _nested(faiss, index):
             if hasattr(part, "do_polysemous_training"):
                 part.do_polysemous_training = False  # slow, and of use only for a search in Hamming space
@@ -117,22 +120,44 @@ class FaissIndex(TokenIndex):
         return index
 
     def _read(self) -> Any:
-        path: Path | None = self._table.path(FILE)
-        if path is None:
-            raise self._table.damaged(FILE, "not in the manifest")
-        if self._opened is None:
-            try:
-                self._opened = _faiss().read_index(str(path))
-            except RuntimeError as error:
-                raise self._table.damaged(path.name, str(error)) from error
-            if self._opened.ntotal != self.offsets[-1]:
-                raise self._table.damaged(path.name, f"{self._opened.ntotal} of {self.offsets[-1]} tokens")
-        return self._opened
+        """FAISS's index of this state: of the file that was open then, whatever has replaced it since."""
+        return self._kept_once("faiss", self._parsed)
 
-    def _load(self) -> None:
-        super()._load()
+    def _parsed(self) -> Any:
+        file = self._file
+        if file is None:
+            raise self._table.damaged(FILE, "not in the manifest")
+        faiss, name = _faiss(), Path(file.name).name
+        place = 0
+
+        def read(count: int) -> bytes:
+            nonlocal place
+            data = os.pread(file.fileno(), count, place)
+            place += len(data)
+            return data
+
+        try:
+            index = faiss.read_index(faiss.PyCallbackIOReader(read, READ))
+        except RuntimeError as error:
+            raise self._table.damaged(name, str(error)) from error
+        if (index.ntotal, index.d) != (self.offsets[-1], self.manifest["dim"]):
+            raise self._table.damaged(name, f"{index.ntotal} tokens of {index.d}, not {self.offsets[-1]}")
+        return index
+
+    def _map(self, manifest: Mapping[str, Any]) -> None:
+        super()._map(manifest)
         self.probes: int = getattr(self, "probes", self.settings.probes)
-        self._opened = None
+        path = self._table.path(FILE)
+        self._file = path.open("rb") if path else None
+
+
+def _empty(factory: str, dim: int) -> Any:
+    """An empty index. ValueError for what FAISS makes none of."""
+    faiss = _faiss()
+    try:
+        return faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
+    except RuntimeError as error:
+        raise ValueError(f"FAISS makes no index of {factory!r}: {error}") from error
 
 
 def default_factory(tokens: int) -> str:

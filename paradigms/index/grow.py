@@ -19,13 +19,23 @@ import numpy as np
 
 from paradigms.core import Tokens
 from paradigms.index.building import Alone, Building, Launch, begun
-from paradigms.index.columns import CHUNK, MANIFEST, ColumnFolder, Writer, locked
+from paradigms.index.columns import CHUNK, MANIFEST, ColumnFolder, Writer
 from paradigms.index.pruning import most_salient
 from paradigms.index.shards import SHARD, Shard, check_ids, different, text_shards, token_shards
-from paradigms.index.store import DELETED, DOCUMENTS, LENGTHS, TokenStore, fields_of, grown
+from paradigms.index.store import (
+    DELETED,
+    DOCUMENTS,
+    LENGTHS,
+    TokenStore,
+    check_entries,
+    fields_of,
+    grown,
+    on_snapshot,
+)
 from paradigms.index.weights import weights_checksum
-from paradigms.io.files import atomic_folder, check_marked
+from paradigms.io.files import atomic_folder, check_marked, locked
 from paradigms.io.progress import progress_bar
+from paradigms.io.typed import check_several
 from paradigms.model import Paradigm
 
 PRUNED_BLOCK = 1 << 16  # padded tokens that are pruned at once
@@ -112,6 +122,7 @@ class GrowingStore(TokenStore):
             settings=asdict(cls.Settings(**settings)),
         )
 
+    @on_snapshot
     def prune(self: Grown, keep: float, folder: str | Path) -> Grown:
         """An index in `folder` of the `keep` · length most salient tokens of each document, as `build` makes.
 
@@ -153,6 +164,7 @@ class GrowingStore(TokenStore):
 
         KeyError names an unknown document.
         """
+        check_several(ids, "document ids")
         with self._writing() as writer:
             rows = sorted({self.position(id) for id in ids})
             writer.append(DELETED, np.array(rows, dtype=np.int64))
@@ -197,6 +209,8 @@ class GrowingStore(TokenStore):
 
         source: what tokens depend on besides the manifest's entries and what shards are made from.
         """
+        check_entries(manifest)
+        cls._check_settings(cls.Settings(**manifest["settings"]), manifest["dim"])
         launch = launch or Alone()
         target = Path(os.path.realpath(folder))
         check_marked(target, [MANIFEST])
@@ -208,7 +222,7 @@ class GrowingStore(TokenStore):
             if launch.process_index == 0:
                 writer = stack.enter_context(begun(table, {"building": building, **manifest}))
             launch.wait_for_everyone()
-            work, store, count = Building(table, writer), cls(table), 0
+            work, store, count = Building(table, writer), cls(table.folder), 0
             for n, shard in enumerate(different(shards)):
                 count = n + 1
                 mine = n % launch.num_processes == launch.process_index
@@ -227,7 +241,7 @@ class GrowingStore(TokenStore):
                     writer.commit(building=None)
                     os.replace(table.folder, fresh)
         launch.wait_for_everyone()
-        return cls(ColumnFolder(target, cls.kind))
+        return cls(target)
 
     def _add(self, shards: Iterator[Shard], advance: Advance = lambda n: None) -> None:
         with self._writing() as writer:
@@ -242,7 +256,7 @@ class GrowingStore(TokenStore):
 
     @contextmanager
     def _writing(self) -> Iterator[Writer]:
-        with self._table.writing() as writer:
+        with ColumnFolder(self.folder, self.kind).writing() as writer:
             self._load()
             yield writer
         self._load()
@@ -253,11 +267,7 @@ class GrowingStore(TokenStore):
         lengths = np.zeros(len(shard.ids), np.int32)
         for places, tokens in shard.encode():
             lengths[places] = tokens.mask[0].sum(-1).cpu().numpy()
-            try:
-                columns = self._encode(self._rows(tokens))
-            except OverflowError as error:
-                names = [shard.ids[place] for place in places[:3]]
-                raise ValueError(f"{error} in documents {names} …: not finite, or too large") from None
+            columns = self._encode(self._rows(tokens, [shard.ids[place] for place in places]))
             ends = np.cumsum(lengths[places])
             for name, rows in columns.items():
                 of = pieces.setdefault(f"{name}.bin", [rows[:0]] * len(lengths))

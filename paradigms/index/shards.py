@@ -11,6 +11,7 @@ from paradigms.core import Tokens
 from paradigms.data.collection import Digest
 from paradigms.encoder.batches import by_length
 from paradigms.index.pruning import most_salient
+from paradigms.io.typed import check_several, check_text
 from paradigms.model import Paradigm, autocast
 
 SHARD = 1024  # documents whose lengths are sorted together, so that batches hold little padding
@@ -56,8 +57,8 @@ def text_shards(
     while window := list(islice(pairs, SHARD)):
         digest = Digest()
         for id, text in window:
-            if not isinstance(text, str):
-                raise TypeError(f"the text of document {id!r} is {text!r}: a string is needed")
+            check_text(id, "the id of a document")
+            check_text(text, f"the text of document {id!r}")
             digest.add(id, text)
         yield Shard([id for id, _ in window], digest.digest(), lambda w=window: encode(w))  # type: ignore[misc]
 
@@ -86,6 +87,8 @@ def token_shards(parts: Iterable[tuple[list[str], Tokens]], keep: float) -> Iter
 
 def check_ids(ids: Iterable[str], texts: Iterable[str]) -> int | None:
     """How many documents there are, where that is known. ValueError where it shows that ids do not fit."""
+    check_several(ids, "document ids")
+    check_several(texts, "document texts")
     if not (isinstance(ids, Sized) and isinstance(texts, Sized)):
         return None
     if len(ids) != len(texts) or len(set(ids)) != len(ids):
@@ -100,6 +103,8 @@ def different(shards: Iterable[Shard], taken: Iterable[str] = ()) -> Iterator[Sh
     seen = set(taken)
     for shard in shards:
         for id in shard.ids:
+            if not isinstance(id, str):
+                raise TypeError(f"the id of a document is {id!r:.80}: a string is needed")
             if id in seen:
                 raise ValueError(
                     f"document {id!r} is there already: every id needs one document, or delete it first"

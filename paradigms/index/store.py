@@ -6,11 +6,12 @@ row, changes only in `compact`; its id never does.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from paradigms.core import Tokens
 from paradigms.index.columns import DEFECTS, MANIFEST, Column, ColumnFolder, Writer
 from paradigms.index.weights import weights_checksum
+from paradigms.io.typed import check_several, check_types, naming, parse_json
 from paradigms.model import Paradigm
 
 DTYPES = {"vectors": "float16", "ids": "int32", "salience": "float32"}
@@ -26,6 +28,20 @@ DOCUMENTS, LENGTHS, DELETED = "documents.jsonl", "lengths.bin", "deleted.bin"
 LIKE = 4096  # documents that are read in the order of their lengths, so that blocks hold little padding
 Rows = slice | np.ndarray
 Store = TypeVar("Store", bound="TokenStore")
+Given, Result = ParamSpec("Given"), TypeVar("Result")
+WIDEST = 1 << 16  # dimensions of a vector
+
+
+def on_snapshot(
+    method: Callable[Concatenate[Store, Given], Result],
+) -> Callable[Concatenate[Store, Given], Result]:
+    """The method of a store as it is now: what another thread adds or compacts meanwhile is not seen."""
+
+    @wraps(method)
+    def on_copy(store: Store, *given: Given.args, **named: Given.kwargs) -> Result:
+        return method(copy.copy(store), *given, **named)
+
+    return on_copy
 
 
 @dataclass(frozen=True)
@@ -37,7 +53,8 @@ class TokenStore:
     """The tokens of a corpus under one paradigm, on disk: what `grow` wrote.
 
     ids and offsets run over all rows, those of deleted documents among them until `compact`; `living` says
-    which rows count, and len() how many.
+    which rows count, and len() how many. All that is read of the folder is replaced at once, in one
+    assignment: a method `on_snapshot` works on one state, and other threads may change the store meanwhile.
 
     A kind of index names itself, its Settings (a dataclass of numbers and words), and may store tokens in
     columns of its own by overriding `_columns`, `_encode`, `_decode` and `_derive`.
@@ -46,17 +63,12 @@ class TokenStore:
     kind: ClassVar[str] = "tokens"
     Settings: ClassVar[type] = NoSettings
 
-    def __init__(self, table: ColumnFolder) -> None:
-        self._table = table
-        self._load()
+    manifest: Mapping[str, Any]
+    _table: ColumnFolder
 
-    @property
-    def folder(self) -> Path:
-        return self._table.folder
-
-    @property
-    def manifest(self) -> Mapping[str, Any]:
-        return self._table.manifest
+    def __init__(self, folder: Path, *, verify: bool = False) -> None:
+        self.folder = folder
+        self._load(verify)
 
     def __len__(self) -> int:
         return len(self._positions)
@@ -68,15 +80,13 @@ class TokenStore:
         """What `build` wrote. ValueError names the file that is damaged.
 
         verify: compare checksums too, which reads the whole index once, about a second for each gigabyte;
-        without it only sizes are looked at.
+        without it only sizes are looked at, and that whatever names a row names one that exists.
         """
-        store = cls(ColumnFolder(Path(folder), cls.kind))
+        store = cls(Path(folder), verify=verify)
         if "building" in store.manifest:
             raise ValueError(
                 f"{folder} is a build that has not ended: build it again, and it goes on from here"
             )
-        if verify:
-            store._table.verify()
         return store
 
     @property
@@ -111,6 +121,7 @@ class TokenStore:
             padded[name] = full[None]
         return Tokens(padded["vectors"], there[None], padded.get("ids"), padded.get("salience"))
 
+    @on_snapshot
     def tokens_of(self, ids: Sequence[str], device: torch.device | str = "cpu") -> Tokens:
         """The stored tokens of documents, by id, in the order of `ids`."""
         return self.tokens(self.positions(ids), device)
@@ -123,6 +134,7 @@ class TokenStore:
 
     def positions(self, ids: Iterable[str]) -> np.ndarray:
         """The rows of documents, int64, as `position` has them."""
+        check_several(ids, "document ids")
         try:
             return np.array([self._positions[id] for id in ids], dtype=np.int64)
         except KeyError as error:
@@ -133,12 +145,12 @@ class TokenStore:
         return [self.ids[n] for n in positions.tolist()]
 
     def blocks(self, tokens: int, positions: np.ndarray | None = None) -> Iterator[np.ndarray]:
-        """Rows of `positions`, or of all documents, in blocks of at most `tokens` padded, or of one.
+        """Rows of `positions`, or of all documents with tokens, in blocks of at most `tokens` padded.
 
         All documents come with those of like length together, among LIKE that lie beside each other.
         """
         if positions is None:
-            living = np.flatnonzero(self.living)
+            living = self._with_tokens()
             longest_first = self.offsets[living] - self.offsets[living + 1]
             rows = living[np.lexsort((longest_first, np.arange(len(living)) // LIKE))]
         else:
@@ -175,6 +187,10 @@ class TokenStore:
 
     # --- what a kind of index may do otherwise ------------------------------------------------------
 
+    @classmethod
+    def _check_settings(cls, settings: Any, dim: int) -> None:
+        """ValueError, before anything is encoded, for settings that no build could be ended with."""
+
     def _columns(self) -> dict[str, Column]:
         """What is stored of every token: a column of `fields`, and a file, of each name."""
         wide = {"vectors": self.manifest["dim"]}
@@ -195,10 +211,10 @@ class TokenStore:
         the last. `writer.array` has the rows, which `self` does not know of yet.
         """
 
-    def _rows(self, tokens: Tokens) -> dict[str, np.ndarray]:
-        """The manifest's fields of real tokens alone, as DTYPES has them.
+    def _rows(self, tokens: Tokens, ids: Sequence[str]) -> dict[str, np.ndarray]:
+        """The manifest's fields of real tokens alone, as DTYPES has them, of the documents `ids`.
 
-        OverflowError where a dtype cannot hold them.
+        ValueError names a document with values that a dtype cannot hold.
         """
         rows = {}
         for name in self.manifest["fields"]:
@@ -207,7 +223,13 @@ class TokenStore:
                 raise ValueError(f"{self.folder} stores {name} of tokens, and documents came without")
             kept = values[0][tokens.mask[0]].to(getattr(torch, DTYPES[name]))  # where they lie: less to move
             if kept.is_floating_point() and not kept.sum(dtype=torch.float64).isfinite():
-                raise OverflowError(f"the {name} of {self.manifest['paradigm']} do not fit {DTYPES[name]}")
+                wrong = (~kept.isfinite()).view(len(kept), -1).any(1).nonzero()[0].cpu()
+                ends = tokens.mask[0].sum(-1).cumsum(0).cpu()
+                owner = int(torch.searchsorted(ends, wrong, right=True))
+                raise ValueError(
+                    f"the {name} of document {ids[owner]!r} do not fit {DTYPES[name]}: not finite, or too "
+                    f"large, as {self.manifest['paradigm']} makes them"
+                )
             rows[name] = kept.cpu().numpy()
         dim = rows["vectors"].shape[1]
         if dim != self.manifest["dim"]:
@@ -218,41 +240,57 @@ class TokenStore:
 
     # --- the way out --------------------------------------------------------------------------------
 
-    def _load(self) -> None:
-        """Take over the state of the folder."""
+    def _load(self, verify: bool = False) -> None:
+        """Take over the state of the folder, in one assignment."""
+        fresh = copy.copy(self)
+        table = fresh._table = ColumnFolder(self.folder, self.kind)
         while True:
-            manifest = self._table.read()
+            fresh.manifest = table.read()
             try:
-                self._map(manifest)
-                return
+                with naming(self.folder):
+                    fresh._map(fresh.manifest)
+                if verify:
+                    table.verify()
+                break
             except FileNotFoundError:  # a compaction has just removed what it replaced
-                if manifest == self._table.read():
+                if fresh.manifest == table.read():
                     raise
+        self.__dict__ = fresh.__dict__
 
-    def _map(self, manifest: dict[str, Any]) -> None:
+    def _map(self, manifest: Mapping[str, Any]) -> None:
+        """Everything of a state but its manifest. ValueError names the file whose content cannot be."""
         table = self._table
         try:
             self.settings: Any = self.Settings(**manifest["settings"])
-            count, total, columns = int(manifest["documents"]), int(manifest["tokens"]), self._columns()
+            check_types(self.settings)
+            check_entries(manifest)
+            count, total, columns = manifest["documents"], manifest["tokens"], self._columns()
         except DEFECTS as error:
             raise table.damaged(MANIFEST, str(error)) from error
         self.ids = self._read_ids()
         lengths, deleted = self._array(LENGTHS, Column("int32")), self._array(DELETED, Column("int64"))
         self.offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         if len(lengths) != count or self.offsets[-1] != total or (lengths < 0).any():
-            raise table.damaged(LENGTHS, f"not {count} lengths of {total} tokens")
+            raise table.damaged(LENGTHS, f"not {count!r:.40} lengths of {total!r:.40} tokens")
         self.longest = int(lengths.max(initial=0))  # tokens of a document
         if ((deleted < 0) | (deleted >= count)).any():
             raise table.damaged(DELETED, f"not rows of {count} documents")
         self.living = np.ones(count, dtype=bool)
         self.living[deleted] = False
-        self._positions = {id: n for n, id in enumerate(self.ids) if self.living[n]}
+        self._positions = {id: n for n, id in zip(range(count), self.ids, strict=False) if self.living[n]}
         if len(self.ids) != count or len(self._positions) != self.living.sum():
             raise table.damaged(DOCUMENTS, f"{len(set(self.ids))} different ids")
         self.fields = {name: self._array(f"{name}.bin", column) for name, column in columns.items()}
         for name, values in self.fields.items():
             if len(values) != total:
                 raise table.damaged(f"{name}.bin", f"{len(values)} rows where {total} belong")
+        salience = self.fields.get("salience")
+        if salience is not None and not (np.isfinite(salience).all() and (salience >= 0).all()):
+            raise table.damaged("salience.bin", "it has values that are not finite, or below 0")
+
+    def _with_tokens(self) -> np.ndarray:
+        """Rows of the documents that a search may find: not deleted, and with a token."""
+        return np.flatnonzero(self.living & (np.diff(self.offsets) > 0))
 
     def _array(self, name: str, column: Column) -> np.ndarray:
         try:
@@ -267,9 +305,23 @@ class TokenStore:
         with file.open("rb") as stream:
             lines = stream.read(self.manifest["files"][DOCUMENTS]["bytes"])
         try:
-            return json.loads(b"[" + lines.rstrip(b"\n").replace(b"\n", b",") + b"]")
+            ids = parse_json(b"[" + lines.rstrip(b"\n").replace(b"\n", b",") + b"]", DOCUMENTS)
         except ValueError as error:
             raise self._table.damaged(file.name, str(error)) from error
+        if not all(isinstance(id, str) for id in ids):
+            raise self._table.damaged(file.name, "an id is no string")
+        return ids
+
+
+def check_entries(manifest: Mapping[str, Any]) -> None:
+    """ValueError for entries of a manifest that no store can have."""
+    names, dim, keep = (manifest[name] for name in ("fields", "dim", "keep"))
+    if type(dim) is not int or not 1 <= dim <= WIDEST:
+        raise ValueError(f"dim must be a number from 1 to {WIDEST}, got {dim!r:.40}")
+    if not isinstance(names, list) or names[:1] != ["vectors"] or not set(names) <= DTYPES.keys():
+        raise ValueError(f"fields must be vectors, and may be ids and salience, got {names!r:.200}")
+    if type(keep) not in (int, float) or not 0 < keep <= 1:
+        raise ValueError(f"keep, a pruning ratio, must lie in (0, 1], got {keep!r:.40}")
 
 
 def grown(manifest: Mapping[str, Any], columns: Mapping[str, np.ndarray]) -> dict[str, int]:

@@ -15,10 +15,11 @@ import os
 import secrets
 import shutil
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # of a disk that takes no more
 OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)  # the target is a folder with content, or a file
 
 
@@ -32,10 +33,14 @@ def atomic_text(path: str | Path, errors: str = "strict", durable: bool = False)
     """
     target = Path(os.path.realpath(path))  # a link stays a link, and what it points to is replaced
     target.parent.mkdir(parents=True, exist_ok=True)
+    _sweep_files(target)
     # mkstemp would force mode 600 on a file that others are meant to read.
     temporary = target.with_name(f".{target.name}.{_token()}.partial")
+    lock = -1
     try:
-        with open(temporary, "wb") as raw:
+        with naming_full(target), open(temporary, "wb") as raw:
+            lock = os.dup(raw.fileno())
+            fcntl.flock(lock, fcntl.LOCK_EX)  # held until the name is there, or this process ends
             if target.suffix == ".gz":
                 with (
                     gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,
@@ -52,6 +57,8 @@ def atomic_text(path: str | Path, errors: str = "strict", durable: bool = False)
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+        if lock >= 0:
+            os.close(lock)
 
 
 def write_text(path: str | Path, text: str, errors: str = "strict", durable: bool = False) -> None:
@@ -109,6 +116,55 @@ def atomic_folder(path: str | Path, marks: Collection[str] | None, durable: bool
         os.close(lock)
 
 
+@contextmanager
+def locked(folder: Path, make: bool = False) -> Iterator[None]:
+    """Keep other writers away from `folder`. BlockingIOError names it while another one is at work.
+
+    make: make the folder if it is missing. The lock is the system's, on the folder itself, and ends with the
+    process. An error of a full disk names the folder.
+    """
+    while True:
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                message = f"{folder} is being written by another process: wait until it ends, or stop it"
+                raise BlockingIOError(error.errno, message) from None
+            if folder.exists() and os.path.samestat(os.fstat(lock), folder.stat()):  # not moved meanwhile
+                with naming_full(folder):
+                    yield
+                return
+        finally:
+            os.close(lock)
+
+
+_HELD: dict[Path, ExitStack] = {}
+
+
+def hold(folder: Path) -> None:
+    """`locked` until this process ends, which may ask again; the folder is made if it is missing."""
+    place = Path(os.path.realpath(folder))
+    if place not in _HELD or not place.exists():
+        stack = ExitStack()
+        stack.enter_context(locked(place, make=True))
+        _HELD[place] = stack
+
+
+@contextmanager
+def naming_full(target: Path) -> Iterator[None]:
+    """OSError that names `target` for whatever a library raises when a disk is full."""
+    try:
+        yield
+    except Exception as error:
+        full = next((n for n in FULL if os.strerror(n) in str(error)), None)
+        if full is None or str(target) in str(error):
+            raise
+        raise OSError(full, f"{target} cannot be written: {os.strerror(full)}") from error
+
+
 def check_marked(folder: Path, marks: Collection[str]) -> None:
     """FileExistsError if `folder` is a file, or is not empty and holds none of the files `marks`."""
     held: set[str] = set()
@@ -162,6 +218,16 @@ def sweep(folder: str | Path) -> None:
             target = work.with_name(work.name[1:].rsplit(".", 2)[0])
             settle(target)
             _sweep(target)
+
+
+def _sweep_files(target: Path) -> None:
+    """Remove the files that killed writers of the file `target` left behind: `atomic_text`."""
+    hidden = target.with_name(f".{target.name}.")
+    for found in glob.glob(f"{glob.escape(str(hidden))}????????.partial"):
+        with suppress(OSError), open(found, "rb") as left:  # a folder, or one whose writer lives
+            fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(left.fileno()).st_size:  # else its writer has not come to lock it
+                os.unlink(found)
 
 
 def _token() -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from paradigms.io.terminal import Terminal
 
 
 class _Silent(Progress):
@@ -39,4 +40,4 @@ def progress_bar(shown: bool = True) -> Progress:
     if not shown:
         return _SILENT
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True))
+    return Progress(*columns, console=Terminal(stderr=True))

@@ -15,15 +15,36 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, NoReturn, TypeVar, get_type_hints
 
+import yaml  # type: ignore[import-untyped]
 from jsonargparse import ArgumentParser, set_parsing_settings
 
 from paradigms.io.plugins import load_plugins
+from paradigms.io.terminal import shown
 
 Settings = TypeVar("Settings")
+
+
+class Parser(ArgumentParser):
+    """An error is told in its own lines: the usage of thirty options would hide it."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        print(f"{shown(message)}\nAll options: --help", file=sys.stderr)
+        raise SystemExit(2) from ex
+
+    def check_structures(self, arguments: Sequence[str]) -> None:
+        """An error where a list or a mapping is no JSON or YAML: where it breaks off."""
+        for before, word in pairwise(["", *arguments]):
+            name, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
+            try:
+                yaml.safe_load(value if value[:1] in ("[", "{") else "")
+            except (yaml.YAMLError, RecursionError, ValueError) as error:
+                self.error(f"{name}: no JSON or YAML: {' '.join(str(error).split())}")
 
 
 def command_line(kind: type, description: str, arguments: Sequence[str] | None = None) -> dict[str, Any]:
@@ -35,7 +56,7 @@ def command_line(kind: type, description: str, arguments: Sequence[str] | None =
     # jsonargparse would run the script's `if TYPE_CHECKING` blocks for them.
     vars(kind)["__init__"].__annotations__.update(get_type_hints(kind))
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    parser = ArgumentParser(description=description.strip())
+    parser = Parser(description=description.strip())
     parser.add_argument("--config", action="config", help="YAML file of settings; flags after it win")
     parser.add_argument(
         "--plugin",
@@ -45,6 +66,7 @@ def command_line(kind: type, description: str, arguments: Sequence[str] | None =
         help="registers a paradigm, alignment or encoder of your own; may be repeated, a list in YAML",
     )
     parser.add_class_arguments(kind)
+    parser.check_structures(sys.argv[1:] if arguments is None else arguments)
     values = parser.parse_args(arguments).as_dict()
     logging.basicConfig(format="%(message)s")
     if os.environ.get("RANK", "0") == "0":

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.data import Collection, Corpus, Problems, Run, Split, hold_out, load
+from paradigms.data.trec import check_ids
 from paradigms.encoder.text import SIDES, Side, TextEncoder
 from paradigms.encoder.towers import TwoTowers
 from paradigms.generative.model import Generative
@@ -33,8 +34,9 @@ from paradigms.generative.pairs import (
     span_pairs,
 )
 from paradigms.generative.small import small_t5
-from paradigms.io.files import write_json
+from paradigms.io.files import hold, write_json
 from paradigms.io.plugins import LOADED
+from paradigms.io.terminal import Terminal
 from paradigms.model import Paradigm, autocast
 from paradigms.train import tracking
 from paradigms.train.checkpoint import sha256
@@ -63,7 +65,7 @@ BEFORE_RESULTS = {"config.json", "environment.json", "wandb", STATES}  # what a 
 
 def begin(settings: Any) -> tuple[Accelerator, Console]:
     """The accelerator of a script's settings (tracker, precision, output), and a terminal that only its main
-    process writes to."""
+    process writes to. The output folder is this run's until it ends: SystemExit while another one lives."""
     accelerator = tracking.start(
         tracker=settings.tracker,
         precision=settings.precision,
@@ -74,7 +76,11 @@ def begin(settings: Any) -> tuple[Accelerator, Console]:
         },
         folder=Path(settings.output),
     )
-    return accelerator, Console(quiet=not accelerator.is_main_process)
+    try:
+        by_main(lambda: hold(Path(settings.output)), accelerator)
+    except OSError as error:
+        raise SystemExit(str(error)) from error
+    return accelerator, Terminal(quiet=not accelerator.is_main_process)
 
 
 def keep_settings(settings: dict[str, Any], folder: Path, free: Names[str]) -> None:
@@ -104,10 +110,13 @@ def checksum(path: Path) -> str:
 def open_collection(name: str, documents: int | None, console: Console) -> Collection:
     """The collection, with its size and its problems told; what cannot be opened ends the program.
 
-    documents: size of a fixed subset, of pydocs alone.
+    documents: size of a fixed subset, of pydocs alone. All ids can stand in a TREC run.
     """
     try:
         collection = load(name, documents=documents)
+        check_ids(collection.corpus.ids, "document id")
+        for split in collection.splits.values():
+            check_ids(split.queries, "query id")
     except (OSError, ValueError, ImportError) as error:
         raise SystemExit(str(error)) from error
     queries = ", ".join(f"{len(split.queries):,} {name}" for name, split in collection.splits.items())

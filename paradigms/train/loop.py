@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from paradigms.encoder.fast_cpu import fast_cpu
 from paradigms.encoder.text import TextEncoder
+from paradigms.io.files import locked
 from paradigms.io.progress import progress_bar
 from paradigms.model import Trainable
 from paradigms.train.checkpoint import append_history, place, read_progress
@@ -99,7 +100,8 @@ def train(
     exactly; folder/best the paradigm that is kept; folder/history.jsonl the loss curve and the dev measures.
     A loss that is not finite, a full disk or a dead process stops the run and leaves the checkpoints as they
     are.
-    Every process calls this with the same arguments, and sees the same folder.
+    Every process calls this with the same arguments, and sees the same folder. BlockingIOError while another
+    training writes there.
 
     Exactly: on processors the same losses and weights, bit for bit, from one process or two. The sums of more
     processes, and some of a GPU's, are rounded in an order that a restart may change.
@@ -116,7 +118,10 @@ def train(
         )
     accelerator = accelerator or Accelerator()
     freeze(paradigm, settings.trained_layers)
-    with fast_cpu(paradigm) if settings.fast_cpu else nullcontext():
+    with ExitStack() as stack:
+        by_main(lambda: stack.enter_context(locked(folder, make=True)), accelerator)
+        if settings.fast_cpu:
+            stack.enter_context(fast_cpu(paradigm))
         _train(paradigm, objective, settings, folder, accelerator, dev, progress)
     if dev is None and not isinstance(paradigm, FSDPModule):
         return paradigm

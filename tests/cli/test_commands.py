@@ -265,11 +265,11 @@ def test_explain_names_the_aligned_tokens(source, models, capsys, name):
 
 
 def test_a_document_token_has_the_colour_of_the_query_token_it_scores_most_for():
-    from rich.console import Console
+    from paradigms.io.terminal import Terminal
 
     links = [(0, 0, 0.5, 1.0), (0, 1, 0.9, 1.0), (2, 0, 0.3, 1.0)]
     found = SystemAlignment("x", "S", ["a", "##b"], ["u", "v", "w"], links, 2.0, 0.85)
-    console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=100)
+    console = Terminal(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=100)
     show.alignment(found, "ab", "document", console)
     lines = console.file.getvalue().splitlines()
     first, second = (f"38;2;{int(c[1:3], 16)};{int(c[3:5], 16)};{int(c[5:], 16)}m" for c in show.PALETTE[:2])

@@ -124,8 +124,10 @@ def test_a_name_chooses_what_is_adapted(tiny_bert: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lora_rank": 2, "lora_targets": "nothing"}, "Target modules nothing not found"),
+        ({"lora_rank": 2, "lora_targets": "nothing"}, "lora_targets='nothing' matches no module"),
         ({"lora_rank": 2, "lora_targets": r".*word_embeddings"}, "word_embeddings, which is no linear layer"),
+        ({"lora_rank": 2, "lora_targets": r"(.|..)+\d"}, "takes too long to match"),
+        ({"lora_rank": 2, "lora_targets": "(query"}, "is no regular expression"),
         ({"dora": True}, "set lora_rank above 0"),
         ({"lora_targets": "query"}, "set lora_rank above 0"),
     ],

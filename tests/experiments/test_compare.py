@@ -263,7 +263,7 @@ def test_no_training_queries_is_said(collection: Path, tmp_path: Path, tiny_bert
         (["--systems=[dpr,splade]"], "system splade: unknown paradigm splade; there are dpr"),
         (
             ['--systems={"a": {"paradigm": "dpr", "dim": 3}}'],
-            "system a: unknown dim; there are paradigm, options",
+            "system a: unknown settings: 'dim'; there are paradigm, options",
         ),
         (['--systems={"a": {"paradigm": "dpr", "training": {"stepz": 3}}}'], "system a, training: "),
         (

@@ -680,3 +680,33 @@ def test_code_beside_a_checkpoint_is_never_run(tmp_path: Path, parts: tuple[str,
     assert done.returncode
     assert "[y/N]" not in done.stdout + done.stderr
     assert not (tmp_path / "ran").exists()
+
+
+def test_what_lies_outside_or_is_half_a_model_is_refused(bert: Path, tmp_path: Path) -> None:
+    for path in ("../elsewhere", str(tmp_path / "elsewhere"), "1_Pooling/../../elsewhere"):
+        write_modules(bert, module("Pooling", path))
+        with pytest.raises(ValueError, match="lies outside of the folder"):
+            paradigms.load(bert)
+    (bert / "modules.json").unlink()
+    (bert / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="an adapter of peft: merge it first"):
+        paradigms.load(bert)
+
+
+def test_pickled_weights_of_our_own_layout_are_read_when_asked_for(bert: Path, tmp_path: Path) -> None:
+    model = paradigms.load(bert)
+    model.save_pretrained(tmp_path / "own")
+    pickle_weights(tmp_path / "own" / "backbone")
+    with pytest.raises(ValueError, match=r"pickled weights, backbone/pytorch_model\.bin"):
+        paradigms.load(tmp_path / "own")
+    torch.testing.assert_close(
+        scores_of(paradigms.load(tmp_path / "own", pickled=True)), scores_of(model), atol=0, rtol=0
+    )
+
+
+def test_a_config_of_a_model_that_no_machine_holds_is_refused(bert: Path) -> None:
+    config = json.loads((bert / "config.json").read_text())
+    for change in ({"num_hidden_layers": 10**7}, {"hidden_size": 10**12}):
+        (bert / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(ValueError, match=r"config\.json: \w+=1e\+\d+ is more than its weights have"):
+            paradigms.load(bert)

@@ -17,7 +17,16 @@ from pathlib import Path
 import pytest
 
 from paradigms.io import files
-from paradigms.io.files import atomic_folder, atomic_text, settle, sweep, write_json, write_text
+from paradigms.io.files import (
+    atomic_folder,
+    atomic_text,
+    hold,
+    locked,
+    settle,
+    sweep,
+    write_json,
+    write_text,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -237,3 +246,31 @@ def test_many_writers_and_readers_at_once_see_whole_outputs_only(tmp_path: Path)
     assert not errors
     assert names(tmp_path) == ["file", "folder"]
     assert len({(path / str(part)).read_text() for part in range(3)}) == 1
+
+
+def test_a_killed_writer_of_a_file_leaves_nothing_that_the_next_one_keeps(tmp_path: Path) -> None:
+    (tmp_path / ".file.01234567.partial").write_text("half")
+    with atomic_text(tmp_path / "file") as stream:
+        stream.write("whole")
+        write_text(tmp_path / "file", "another writer's, which lets this one live")
+    assert {entry.name: entry.read_text() for entry in tmp_path.iterdir()} == {"file": "whole"}
+
+
+def test_a_folder_has_one_writer(tmp_path: Path) -> None:
+    """Who holds it may ask again; another process may not."""
+    hold(tmp_path / "results")
+    hold(tmp_path / "results")
+    with (
+        pytest.raises(BlockingIOError, match="results is being written by another process"),
+        locked(tmp_path / "results"),
+    ):
+        pass
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    with (
+        pytest.raises(OSError, match=r"file cannot be written: No space left"),
+        atomic_text(tmp_path / "file"),
+    ):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert not list(tmp_path.iterdir())

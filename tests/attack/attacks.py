@@ -1,0 +1,601 @@
+"""The attacks by name: damaged and forged files, hostile arguments, killed and crowded writers."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+import random
+import resource
+import signal
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file, save_file
+
+import paradigms
+from paradigms.cli import show
+from paradigms.cli.queries import from_file
+from paradigms.core import Tokens
+from paradigms.data import Corpus, Problems, read_judgements, read_run
+from paradigms.data import load as load_collection
+from paradigms.data.texts import json_lines
+from paradigms.index import INDEXES, ExactIndex, TokenIndex, open_index
+from paradigms.recipe import Recipe
+from tests.attack.harness import Attack, Lost, Ran, Silent, copied, damaged, process
+from tests.tiny import write_checkpoint, write_collection
+
+DIM, COUNT = 32, 24
+GATHER = Recipe("colbert", "query_to_document", "one")
+IMPUTE = Recipe("xtr", "pool_top_k", "retrieved", {"k": 8}, search="impute", search_tokens=12)
+OPTIONS: dict[str, dict[str, Any]] = {"exact": {}, "compressed": {"lists": 4}, "faiss": {"factory": "Flat"}}
+Result = list[dict[str, float]]
+
+
+# --- indexes ------------------------------------------------------------------------------------------
+
+
+def parts(first: int = 0, count: int = COUNT, name: str = "d") -> list[tuple[list[str], Tokens]]:
+    """Documents of 0 to 5 tokens, six at a time, that depend on their number alone."""
+    found = []
+    for start in range(first, first + count, 6):
+        numbers = range(start, min(start + 6, first + count))
+        vectors = torch.stack(
+            [torch.randn(5, DIM, generator=torch.Generator().manual_seed(n + 1)) for n in numbers]
+        )
+        lengths = torch.tensor([n % 6 for n in numbers])
+        mask = (torch.arange(5) < lengths[:, None])[None]
+        found.append(([f"{name}{n}" for n in numbers], Tokens(vectors[None], mask)))
+    return found
+
+
+def queries() -> Tokens:
+    return Tokens(
+        torch.randn(3, 1, 4, DIM, generator=torch.Generator().manual_seed(0)), torch.ones(3, 1, 4) > 0
+    )
+
+
+def build(folder: Path, kind: str, given: Iterable[Any] | None = None) -> TokenIndex:
+    made = parts() if given is None else given
+    return INDEXES[kind].build_from(made, folder, paradigm="colbert", dim=DIM, **OPTIONS[kind])
+
+
+def results(index: TokenIndex) -> Result:
+    return [*index.search_tokens(GATHER, queries(), 5), *index.search_tokens(IMPUTE, queries(), 5)]
+
+
+def well_formed(found: Result, ids: Iterable[str]) -> None:
+    known = set(ids)
+    for row in found:
+        scores = list(row.values())
+        if not row.keys() <= known or scores != sorted(scores, reverse=True) or not np.isfinite(scores).all():
+            raise Silent(f"{row}")
+
+
+def index_attack(kind: str, attempt: Callable[[random.Random, Path, Path, str], None]) -> Attack:
+    return Attack(
+        lambda folder: build(folder / "index", kind) and None,
+        lambda draw, sound, work: attempt(draw, sound, work, kind),
+    )
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.is_file())
+
+
+def index_bytes(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
+    """Bytes of a file: its checksum tells, or nothing changes."""
+    folder = copied(sound / "index", work)
+    file = draw.choice(files(folder))
+    file.write_bytes(damaged(draw, file.read_bytes()))
+    if results(open_index(folder)) != results(open_index(sound / "index")):
+        raise Silent(file.name)
+
+
+def index_forged(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
+    """A file with other values and the checksum that belongs to them: results of documents that exist."""
+    folder = copied(sound / "index", work)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    name = draw.choice([name for name in manifest["files"] if name != "tokens.faiss"] + ["manifest"] * 2)
+    if name == "manifest":
+        manifest = hostile(draw, manifest)
+    else:
+        file = folder / manifest["files"][name]["file"]
+        if name == "codec.safetensors" and draw.random() < 0.8:
+            tensors = load_file(file)
+            key = draw.choice(list(tensors))
+            values = np.array(tensors[key])
+            special: list[Any] = [values[:-1], values[:0], values.astype(np.float64), values[None]]
+            if values.dtype == np.float32:
+                full = values.copy()
+                full[draw.randrange(len(full))] = draw.choice([math.nan, math.inf, -math.inf, 1e38, -1.0])
+                special += [full] * 6
+            save_file(tensors | {key: np.ascontiguousarray(draw.choice(special))}, file)
+        elif file.name.endswith(".bin"):
+            values = np.frombuffer(file.read_bytes(), np.uint8).copy()
+            for _ in range(draw.randrange(1, 9)):
+                if len(values):
+                    at = draw.randrange(len(values))
+                    values[at : at + draw.choice([1, 2, 4, 8])] = draw.choice([0, 1, 127, 128, 255])
+            file.write_bytes(values.tobytes())
+        else:
+            file.write_bytes(damaged(draw, file.read_bytes()))
+        data = file.read_bytes()
+        manifest["files"][name] |= {"bytes": len(data), "crc32": zlib.crc32(data)}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    index = open_index(folder, verify=draw.random() < 0.5)
+    if name == "vectors.bin":  # other vectors are others: only that nothing breaks
+        with contextlib.suppress(ValueError):
+            results(index)
+        return
+    well_formed(results(index), index.ids)
+
+
+def killed(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
+    """kill -9 of a build, or of a change; then the same again: the bytes that an undisturbed one makes."""
+    folder = work / "index"
+    if draw.random() < 0.5:
+        with process(lambda: build(folder, kind)):
+            time.sleep(draw.random() * 0.06)
+        index = build(folder, kind)
+        expected = {f.name: f.read_bytes() for f in files(sound / "index")}
+        if {f.name: f.read_bytes() for f in files(folder)} != expected:
+            raise Lost("other bytes than of a build that ended")
+        return
+    folder = copied(sound / "index", work)
+    before = open_index(folder)
+
+    def change() -> None:
+        index = open_index(folder)
+        index.delete(["d3", "d7"])
+        index.add_from(parts(100, 12))
+        index.compact()
+
+    with process(change):
+        time.sleep(draw.random() * 0.06)
+    index = open_index(folder)
+    added, deleted = "d100" in index.ids, "d3" not in index._positions
+    if not set(before.ids) - {"d3", "d7"} <= set(index._positions) or (added and not deleted):
+        raise Lost(str(sorted(index.ids)))
+    well_formed(results(index), index._positions)
+    index.add_from(parts(200, 6))
+
+
+def disk_full(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
+    """No file may grow beyond some bytes; then the same again without a limit."""
+    folder, most = work / "index", draw.randrange(1, 6000)
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+    read, write = os.pipe()
+
+    def attempt() -> None:
+        try:
+            build(folder, kind)
+        except BaseException as error:
+            os.write(write, f"{type(error).__name__}: {error}".encode()[:500])
+
+    with process(attempt, limit) as child:
+        os.waitpid(child, 0)
+    os.close(write)
+    with open(read) as stream:
+        said = stream.read()
+    build(folder, kind)
+    if {f.name: f.read_bytes() for f in files(folder)} != {
+        f.name: f.read_bytes() for f in files(sound / "index")
+    }:
+        raise Lost("other bytes than of a build that ended")
+    if said:
+        raise OSError(said)
+
+
+def two_builds(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
+    """Two processes build different documents into one folder: one of both, whole."""
+    folder = work / "index"
+
+    def slow(name: str, pause: float) -> Iterable[Any]:
+        for part in parts(name=name):
+            time.sleep(pause)
+            yield part
+
+    first, second = draw.random() * 0.01, draw.random() * 0.01
+    with process(lambda: build(folder, kind, slow("a", first))) as a:
+        time.sleep(draw.random() * 0.01)
+        with process(lambda: build(folder, kind, slow("b", second))) as b:
+            ended = [os.waitpid(child, 0)[1] for child in (a, b)]
+    if all(ended):
+        raise Lost("neither build ended")
+    made = open_index(folder)
+    names = {id[0] for id in made.ids}
+    if len(names) != 1 or len(made.ids) != COUNT:
+        raise Silent(f"documents of {names}")
+    if results(made) != [
+        {f"{next(iter(names))}{id[1:]}": score for id, score in row.items()}
+        for row in results(open_index(sound / "index"))
+    ]:
+        raise Silent("tokens of one and ids of another")
+    if any(ended):
+        raise ValueError(f"{work}: one was refused")
+
+
+def threads(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
+    """One thread searches while another adds, deletes and compacts: each search is of one state."""
+    index = open_index(copied(sound / "index", work))
+    failed: list[BaseException] = []
+    done = threading.Event()
+
+    def search() -> None:
+        try:
+            while not done.is_set():
+                well_formed(results(index), [f"d{n}" for n in range(400)])
+        except BaseException as error:
+            failed.append(error)
+
+    other = threading.Thread(target=search)
+    other.start()
+    for turn in range(draw.randrange(2, 6)):
+        index.add_from(parts(100 + 20 * turn, draw.randrange(1, 13)))
+        index.delete(draw.sample(sorted(index._positions), 3))
+        if draw.random() < 0.6:
+            index.compact()
+    done.set()
+    other.join()
+    if failed:
+        raise failed[0]
+
+
+def readers(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
+    """A process opens and searches while another one adds and compacts."""
+    folder = copied(sound / "index", work)
+
+    def change() -> None:
+        index = open_index(folder)
+        for turn in range(20):
+            index.add_from(parts(100, 6))
+            index.delete([f"d{n}" for n in range(100, 106)])
+            if turn % 2:
+                index.compact()
+
+    with process(change):
+        index = open_index(folder)
+        for _ in range(4):
+            well_formed(results(index), [f"d{n}" for n in range(106)])
+            well_formed(results(open_index(folder)), [f"d{n}" for n in range(106)])
+
+
+# --- checkpoints --------------------------------------------------------------------------------------
+
+DEEP = "[" * 5000 + "]" * 5000
+VALUES: list[Any] = [None, True, False, -1, 0, 1, 3, 10**12, -(10**12), 0.5, -1e308, math.nan, math.inf]
+VALUES += [
+    "",
+    "x",
+    "../x",
+    "/etc/passwd",
+    "a" * 10_000,
+    "\x1b[2J",
+    "\ud800",
+    [],
+    {},
+    [1],
+    ["x"],
+    {"a": 1},
+    [[]],
+]
+MODELS = ("own", "published")
+
+
+def hostile(draw: random.Random, value: Any) -> Any:
+    """A JSON value with one of its parts replaced, dropped or doubled."""
+    if isinstance(value, dict) and value and draw.random() < 0.9:
+        key = draw.choice(list(value))
+        if draw.random() < 0.15:
+            return {name: of for name, of in value.items() if name != key}
+        return value | {key: hostile(draw, value[key])}
+    if isinstance(value, list) and value and draw.random() < 0.8:
+        at = draw.randrange(len(value))
+        return [*value[:at], hostile(draw, value[at]), *value[at + 1 :]]
+    return draw.choice(VALUES)
+
+
+def checkpoints(folder: Path) -> None:
+    """A paradigm of our own, and a folder of sentence-transformers, with an index of the first."""
+    write_checkpoint("bert", folder / "bert")
+    torch.manual_seed(0)
+    model = paradigms.PARADIGMS["colbert"](folder / "bert", dim=8, document_length=16, query_length=8)
+    model.save_pretrained(folder / "models" / "own")
+    ExactIndex.build(model, ["d0"], ["a bird"], folder / "index")
+    dpr = paradigms.PARADIGMS["dpr"](folder / "bert", document_length=16, query_length=8)
+    dpr.save_pretrained(folder / "models" / "published", layout="sentence-transformers")
+
+
+def opens(folder: Path, sound: Path) -> None:
+    """The checkpoint opens and finds something: vectors that are not finite are told, and other weights."""
+    model: Any = paradigms.load(folder)
+    made = ExactIndex.build(model, ["d0"], ["a bird over the sea"], folder.parent / "index")
+    well_formed(list(made.search(model, {"q": "bird"}, 1).values()), ["d0"])
+    if model.name == "colbert":
+        open_index(sound / "index").check(model)
+
+
+def checkpoint_bytes(draw: random.Random, sound: Path, work: Path) -> None:
+    folder = copied(sound / "models" / draw.choice(MODELS), work)
+    file = draw.choice(files(folder))
+    file.write_bytes(damaged(draw, file.read_bytes()))
+    opens(folder, sound)
+
+
+def checkpoint_settings(draw: random.Random, sound: Path, work: Path) -> None:
+    folder = copied(sound / "models" / draw.choice(MODELS), work)
+    file = draw.choice(
+        [file for file in files(folder) if file.suffix == ".json" and file.stat().st_size < 5000]
+    )
+    text = json.dumps(hostile(draw, json.loads(file.read_text())))
+    file.write_text(draw.choice([text] * 8 + [DEEP, "1" * 5000, '{"a":' + "1" * 5000 + "}"]))
+    opens(folder, sound)
+
+
+class Alarm:
+    """Unpickling it writes a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return Path.write_text, (self.file, "ran")
+
+
+def checkpoint_code(draw: random.Random, sound: Path, work: Path) -> None:
+    """Code and pickles beside the weights, in their place, and where modules.json points to."""
+    folder, canary = copied(sound / "models" / draw.choice(MODELS), work), work / "ran"
+    for file in files(folder):
+        if file.suffix == ".safetensors" and draw.random() < 0.7:
+            file.unlink()
+            torch.save({"weight": Alarm(canary)}, file.with_name("pytorch_model.bin"))
+    (work / "elsewhere").mkdir()
+    torch.save({"linear.weight": Alarm(canary)}, work / "elsewhere" / "pytorch_model.bin")
+    if (folder / "modules.json").is_file():
+        rows = json.loads((folder / "modules.json").read_text())
+        rows[draw.randrange(len(rows))]["path"] = draw.choice(
+            ["../elsewhere", str(work / "elsewhere"), "a/b", "."]
+        )
+        (folder / "modules.json").write_text(json.dumps(rows))
+    config = next(file for file in files(folder) if file.name == "config.json")
+    for home in {folder, config.parent}:
+        (home / "code.py").write_text(f"open({str(canary)!r}, 'w')\nclass Own: pass\n")
+    kinds = draw.sample(["AutoConfig", "AutoModel", "AutoTokenizer"], draw.randrange(1, 4))
+    found = json.loads(config.read_text()) | {"auto_map": dict.fromkeys(kinds, "code.Own")}
+    config.write_text(json.dumps(found | draw.choice([{}, {"model_type": "stranger"}])))
+    if draw.random() < 0.3:
+        adapter = {"peft_type": "LORA", "base_model_name_or_path": str(work / "elsewhere"), "r": 2}
+        (config.parent / "adapter_config.json").write_text(json.dumps(adapter))
+    stdin, asked = os.dup(0), os.pipe()
+    os.write(asked[1], b"y\n1\ny\n")
+    os.close(asked[1])
+    os.dup2(asked[0], 0)
+    try:
+        opens(folder, sound)
+    finally:
+        os.dup2(stdin, 0)
+        os.close(stdin)
+        os.close(asked[0])
+        if canary.exists():
+            raise Ran
+
+
+# --- texts --------------------------------------------------------------------------------------------
+
+WORDS = [
+    "a",
+    "bird",
+    "\x1b[31m",
+    "\ud800",
+    "é",
+    "\u202e",
+    "\0",
+    "1" * 5000,
+    " ",
+    "\u2028",
+    '"',
+    "\\",
+    "{",
+    "\t",
+]
+
+
+def lines(draw: random.Random, good: list[str]) -> bytes:
+    """Lines of which some are doubled, dropped, damaged or strange."""
+    found = [line.encode() for line in good]
+    for _ in range(draw.randrange(1, 4)):
+        at = draw.randrange(len(found))
+        strange = draw.choice([DEEP, "1" * 5000, "{}", "null", '{"_id": true, "text": "x"}', "", "q0"])
+        strange = draw.choice(
+            [strange, '{"_id": [1], "text": "x"}', '{"_id": "a b", "text": "\\ud800"}', "\t\t"]
+        )
+        found[at] = draw.choice([damaged(draw, found[at]), strange.encode(), found[at] + b"\n" + found[at]])
+    return b"\n".join(found) + draw.choice([b"", b"\n", b"\r\n"])
+
+
+def counted(data: bytes) -> int:
+    """Lines that are not blank."""
+    return sum(bool(line.strip()) for line in data.split(b"\n"))
+
+
+def read_json_lines(draw: random.Random, sound: Path, work: Path) -> None:
+    data = lines(draw, [json.dumps({"_id": f"d{n}", "title": "t", "text": f"a bird {n}"}) for n in range(6)])
+    (work / "x.jsonl").write_bytes(data)
+    problems = Problems()
+    rows = list(json_lines(work / "x.jsonl", problems))
+    doubled = problems.counts.get("duplicate document id (first one kept)", 0)
+    if len(rows) + doubled != counted(data) or any(id in ("True", "[1]") for id, _, _ in rows):
+        raise Silent(f"{len(rows)} documents of {counted(data)} lines")
+
+
+def read_queries(draw: random.Random, sound: Path, work: Path) -> None:
+    data = lines(draw, [json.dumps({"_id": f"q{n}", "text": "bird"}) for n in range(6)])
+    (work / "x").write_bytes(data)
+    found = from_file(str(work / "x"))
+    if len(found) != counted(data) or any(id in ("True", "[1]") for id in found):
+        raise Silent(f"{len(found)} queries of {counted(data)} lines")
+    for text in found.values():
+        text.encode()
+
+
+def read_trec(draw: random.Random, sound: Path, work: Path) -> None:
+    form, read = draw.choice([("q{n} Q0 d{n} 1 {g}.5 x", read_run), ("q{n} 0 d{n} {g}", read_judgements)])
+    numbers = ["1", "0", "-1", "9223372036854775808", "1e400", "nan", "inf", "1" * 5000, "٣", "1_0"]
+    data = lines(draw, [form.format(n=n, g=draw.choice(numbers)) for n in range(6)])
+    (work / "x").write_bytes(data)
+    found: Any = read(work / "x")
+    values = [value for row in found.values() for value in row.values()]
+    if len(values) != counted(data) or any(
+        value != value or abs(value) >= 1 << 63 for value in values if isinstance(value, int)
+    ):
+        raise Silent(f"{len(values)} rows of {counted(data)}")
+
+
+def collections(folder: Path) -> None:
+    write_collection(
+        folder, [f"a bird {n}" for n in range(6)], [f"bird {n}" for n in range(6)], {"test": range(6)}
+    )
+
+
+def read_beir(draw: random.Random, sound: Path, work: Path) -> None:
+    folder = copied(sound, work)
+    file = draw.choice([folder / "corpus.jsonl", folder / "queries.jsonl", folder / "qrels" / "test.tsv"])
+    good = file.read_text().splitlines()
+    header = file.suffix == ".tsv" and draw.random() < 0.7
+    data = lines(draw, good[(file.suffix == ".tsv") * (1 - header) :])
+    file.write_bytes(data)
+    found = load_collection(folder)
+    rows = {
+        "corpus.jsonl": len(found.corpus),
+        "queries.jsonl": counted(data),
+        "test.tsv": sum(map(len, found.split("test").judgements.values())),
+    }[file.name]
+    told = sum(found.problems.counts.values())
+    first = data.split(b"\n")[0].strip(b"\r") == b"query-id\tcorpus-id\tscore"
+    if rows + told < counted(data) - first:
+        raise Silent(f"{rows} rows and {told} problems of {counted(data)} lines: {found.problems}")
+    if any(abs(g) >= 1 << 63 for grades in found.split("test").judgements.values() for g in grades.values()):
+        raise Silent("a grade that no integer of 64 bits holds")
+
+
+# --- arguments ----------------------------------------------------------------------------------------
+
+
+def arguments(draw: random.Random, sound: Path, work: Path) -> None:
+    """What a caller may give by mistake: an error that names the argument, or the right thing."""
+    torch.manual_seed(0)
+    model = paradigms.PARADIGMS["colbert"](sound / "bert", dim=8, document_length=16, query_length=8)
+    index = ExactIndex.open(sound / "index")
+    nan = Tokens(torch.full((1, 2, 3, 8), math.nan), torch.ones(1, 2, 3) > 0)
+    size = draw.choice([-1, 0, -64])
+    tries: list[tuple[Callable[[], Any], bool]] = [  # whether it can be right
+        (lambda: model.encode_queries("how do I sort a list"), False),  # type: ignore[arg-type]
+        (lambda: model.encode_documents(["a", None]), False),  # type: ignore[list-item]
+        (lambda: model.encode_documents(["a \ud800 bird"]), False),
+        (lambda: ExactIndex.build(model, ["a", "b"], ["x", "y"], work / "i", batch_size=size), False),
+        (lambda: ExactIndex.build(model, "ab", ["x", "y"], work / "i"), False),
+        (lambda: ExactIndex.build(model, ["a", "b"], "xy", work / "i"), False),
+        (lambda: ExactIndex.build(model, iter(["a", 1]), iter(["x", "y"]), work / "i"), False),  # type: ignore[list-item]
+        (lambda: ExactIndex.build(model, ["a"], ["x \udc80"], work / "i"), False),
+        (
+            lambda: ExactIndex.build(model, ["a"], ["x"], work / "i", keep=draw.choice([0, -1, math.nan])),
+            False,
+        ),
+        (lambda: index.search(model, {"q": "bird"}, draw.choice([0, -3])), False),
+        (lambda: index.search(model, {"q": "bird \ud800"}), False),
+        (lambda: index.tokens_of("d0"), False),
+        (lambda: index.delete("d0"), False),
+        (lambda: ExactIndex.build_from([(["a", "b"], nan)], work / "i", paradigm="x", dim=8), False),
+        (lambda: ExactIndex.build_from([], work / "i", paradigm="x", dim=draw.choice([0, -1, 2**40])), False),
+        (lambda: paradigms.load(work / "nowhere"), False),
+        (lambda: paradigms.PARADIGMS["colbert"](sound / "bert", dmi=8), False),
+        (lambda: paradigms.PARADIGMS["dpr"](sound / "bert", lora_rank=2, lora_targets=r"(.|..)+\d"), False),
+    ]
+    call, right = draw.choice(tries)
+    call()
+    if not right:
+        raise Silent
+
+
+NAMED = (
+    "texts",
+    "text",
+    "batch_size",
+    "document",
+    "ids",
+    "keep",
+    "k must",
+    "dim",
+    "dmi",
+    "lora_targets",
+    "a \\ud800",
+)
+
+
+def terminal(draw: random.Random, sound: Path, work: Path) -> None:
+    """Nothing but the colours of the program reaches the terminal."""
+    escapes = [
+        "\x1b]52;c;ZXZpbA==\x07",
+        "\x1b[2J",
+        "\x9b2J",
+        "\x07",
+        "\x1b]0;title\x1b\\",
+        "\r",
+        "\x08",
+        "\u202e",
+    ]
+    text = "".join(draw.choice([*escapes, "bird ", "sea "]) for _ in range(12))
+    corpus = Corpus([f"d{text}"], [f"{text} bird"], [text])
+    out = io.StringIO()
+    problems = Problems()
+    problems.add("file that is not UTF-8 text (left out)", text)
+    with contextlib.redirect_stdout(out):
+        show.results({"q": text}, {"q": {f"d{text}": 1.0}}, corpus, "table")
+        show.side_by_side({"q": text}, {text: {"q": {f"d{text}": 1.0}}})
+        show.results({"q": text}, {"q": {f"d{text}": 1.0}}, corpus, "jsonl")
+        with contextlib.suppress(ValueError):
+            show.results({"q": "q"}, {"q": {"d\x1b[2J": 1.0}}, corpus, "trec")
+    if any(c in "\x1b\x9b\x07\r\x08\u202e" for c in out.getvalue()):
+        raise Silent("a control character was printed")
+
+
+ATTACKS: dict[str, Attack] = {
+    f"{title}, {kind}": index_attack(kind, of)
+    for title, of in {
+        "bytes of an index": index_bytes,
+        "forged index": index_forged,
+        "killed writer": killed,
+        "full disk": disk_full,
+        "two builds": two_builds,
+        "search while written": threads,
+        "open while written": readers,
+    }.items()
+    for kind in OPTIONS
+} | {
+    "bytes of a checkpoint": Attack(checkpoints, checkpoint_bytes, ("weights", "not finite")),
+    "settings of a checkpoint": Attack(
+        checkpoints, checkpoint_settings, ("other weights", "dimensions", "not finite")
+    ),
+    "code in a checkpoint": Attack(checkpoints, checkpoint_code, ("weights",)),
+    "JSON lines": Attack(lambda folder: None, read_json_lines),
+    "queries": Attack(lambda folder: None, read_queries),
+    "runs and judgements": Attack(lambda folder: None, read_trec),
+    "BEIR folders": Attack(collections, read_beir),
+    "arguments": Attack(checkpoints, arguments, NAMED),
+    "terminal": Attack(lambda folder: None, terminal),
+}
+# Those that fork, or may take more than the memory that is there, run from `make attack` alone.
+FORKING = ("killed writer", "full disk", "two builds", "open while written")
