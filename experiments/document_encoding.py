@@ -86,6 +86,10 @@ class Settings(PairSettings):
             raise SystemExit(f"systems must be some of {', '.join(SYSTEMS)}; got {unknown or 'none'}")
         if self.second == self.backbone:
             self.systems = [name for name in self.systems if "second" not in SYSTEMS[name]]
+            if not self.systems:
+                raise SystemExit(
+                    "DPR and ColBERT come from a second backbone: name one with --second, or S-T5, T5-ColBERT"
+                )
 
 
 if __name__ == "__main__":  # before the imports that take seconds
