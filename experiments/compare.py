@@ -6,10 +6,8 @@ to one results folder; an interrupted run goes on where it was, a finished one o
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -96,53 +94,32 @@ if __name__ == "__main__":  # before the imports that take seconds
 from accelerate import Accelerator
 from encode import open_encoded
 from rich.console import Console
-from studies.alignment_view import align_query, chosen_queries
-from studies.systems import Data, check, searcher, trained, training_settings
+from studies.comparison_report import STAGES, make_report, show
+from studies.systems import Data, check, searcher, trained, training_runs, training_settings
 
 from paradigms import GENERATIVE, PARADIGMS, Paradigm
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Split, read_run, write_run
-from paradigms.data.within import learned_share
 from paradigms.encoder.text import ENCODERS
-from paradigms.evaluate import (
-    MEASURES,
-    Report,
-    ResultTable,
-    csv_table,
-    cutoff_curve,
-    markdown_table,
-    on_split,
-    over_seeds,
-    result_table,
-    rich_matrix,
-    rich_table,
-    with_judgements,
-    write_per_query,
-    write_pictures,
-    write_report,
-)
 from paradigms.index import INDEXES
-from paradigms.io.files import write_json, write_text
+from paradigms.io.files import write_json
 from paradigms.io.plugins import LOADED, plugin_of
-from paradigms.io.progress import progress_bar
 from paradigms.train.dev import candidates
 from paradigms.train.job import (
     DEV_DEPTH,
     NEGATIVES_DEPTH,
     STATES,
     begin,
-    checksum,
+    content,
     environment,
     keep_settings,
     open_collection,
     training_splits,
 )
-from paradigms.train.loop import kept_step, training_seconds
+from paradigms.train.loop import training_seconds
 from paradigms.train.state import by_main
 
 SMALL = 2000  # documents of pydocs that fit the whole job in ten minutes on 2 cores
-STAGES = ("retrieve", "rerank")  # of the queries of `split`
-ALIGNED = 6  # test queries in the report's alignment view
 # Seconds on two CPU cores with the default encoder: for each training pair, document and query of an
 # encoder; for those of a generative paradigm, which encodes passages; for BM25 and the report.
 ENCODER, GENERATOR, REST = (0.06, 0.012, 0.02), (0.0013, 0.025, 0.05), 20.0
@@ -202,16 +179,6 @@ def main(settings: Settings) -> None:
     accelerator.end_training()
 
 
-def training_runs(settings: Settings) -> dict[str, tuple[str, int]]:
-    """Folder -> system and seed of each training and measurement; without training there is one seed."""
-    found = {name: (name, settings.seed) for name in settings.chosen}
-    for seed in range(settings.seed + 1, settings.seed + settings.seeds):
-        for name, system in settings.chosen.items():
-            if training_settings(system, settings):
-                found[f"{name}.seed-{seed}"] = (name, seed)
-    return found
-
-
 def announce(settings: Settings, finished: set[str], documents: int, queries: int, console: Console) -> None:
     """What will be done, about how long that takes, and where its results will be."""
     seconds, told = REST, []
@@ -235,11 +202,6 @@ def announce(settings: Settings, finished: set[str], documents: int, queries: in
         f"Results: {settings.output}",
         soft_wrap=True,
     )
-
-
-def content(**paths: str) -> dict[str, str]:
-    """The checksums of those files and folders that are there."""
-    return {f"content of {name}": checksum(Path(path)) for name, path in paths.items() if Path(path).exists()}
 
 
 def bound(system: System) -> dict[str, Any]:
@@ -266,7 +228,7 @@ def divided(collection: Collection, settings: Settings) -> tuple[Split, Split, S
                 f"choose one with --{option}"
             )
     test = collection.split(settings.split)
-    train_split, dev = training_splits(collection, settings.seed, settings.split)
+    train_split, dev = training_splits(collection, settings.seed, settings.split, *also)
     if not train_split.queries and any(training_settings(of, settings) for of in settings.chosen.values()):
         raise SystemExit(
             f"{collection.name} has no training queries: --steps 0 compares encoders without training, and "
@@ -363,162 +325,6 @@ def run_system(
         write_json(own / "costs.json", cost)
     accelerator.wait_for_everyone()
     accelerator.free_memory()
-
-
-def make_report(
-    data: Data, settings: Settings, folder: Path, where: dict[str, Any], seconds: float, resumed: bool
-) -> Report:
-    systems, corpus = ["bm25", *settings.chosen], data.collection.corpus
-    trainings = {"bm25": ("bm25", 0)} | training_runs(settings)
-    runs = {
-        stage: {run: read_run(folder / "runs" / f"{run}.{stage}.run") for run in trainings}
-        for stage in (*STAGES, *data.others)
-    }
-    test = with_judgements(data.test, corpus, [run for stage in STAGES for run in runs[stage].values()])
-    asked = dict.fromkeys(STAGES, test) | {
-        name: with_judgements(split, corpus, list(runs[name].values())) for name, split in data.others.items()
-    }
-    measures = data.collection.measures or MEASURES
-    curve = "Success" if test.answers else "Recall"
-    titles = {
-        "retrieve": "End to end: the whole corpus searched",
-        "rerank": f"Rerank: BM25's top {settings.depth}"
-        + (" and the relevant documents" if any(data.test.judgements.values()) else ""),
-    } | {name: f"End to end, queries of the split {name}" for name in data.others}
-    untrained = {  # whose encoder no training has changed
-        name: f"{name} (untrained)"
-        for run, (name, _) in trainings.items()
-        if kept_step(folder / run / "training") == 0
-    }
-    share = learned_share(data.train, data.test)
-    memorised = {
-        name: f"{name} (unseen documents)"
-        for name, system in settings.chosen.items()
-        if system.paradigm in GENERATIVE and share < 0.5
-    }
-    labels = untrained | memorised
-    encoded = {name: Path(system.index or folder / name) for name, system in settings.chosen.items()}
-    with progress_bar() as bar:
-        measured = {
-            stage: {
-                run: on_split(found, asked[stage], measures)
-                for run, found in bar.track(of_stage.items(), description=f"measure {stage}")
-            }
-            for stage, of_stage in runs.items()
-        }
-        means = {
-            stage: {
-                system: over_seeds([found[run] for run, (name, _) in trainings.items() if name == system])
-                for system in systems
-            }
-            for stage, found in measured.items()
-        }
-        tables = [
-            result_table(
-                titles[stage],
-                {labels.get(name, name): found for name, found in of_stage.items()},
-                baseline=labels.get(settings.baseline, settings.baseline),
-                primary=measures[:1],
-                seed=settings.seed,
-            )
-            for stage, of_stage in bar.track(means.items(), description="test differences")
-        ]
-        curves = {
-            name: cutoff_curve(runs["retrieve"][name], test, curve)
-            for name in bar.track(systems, description="recall curves")
-        }
-        alignments = [
-            example
-            for query in bar.track(chosen_queries(test, ALIGNED), description="alignments")
-            for example in align_query(query, corpus, test, data.bm25, encoded, folder)
-        ]
-    write_per_query(folder / "per_query.csv", measured)
-    splits = {settings.split: test, **data.others}
-    asked_of = " and ".join(f"{len(split.queries):,} {name}" for name, split in splits.items())
-    costs = [{"system": name} | json.loads((folder / name / "costs.json").read_text()) for name in systems]
-    loaded = "".join(
-        f", {name} loaded from {system.checkpoint}"
-        for name, system in settings.chosen.items()
-        if system.checkpoint
-    )
-    last = settings.seed + settings.seeds - 1
-    seeds = f"seed {last}" if settings.seeds == 1 else f"seeds {settings.seed} to {last}"
-    return Report(
-        title=f"Retrieval paradigms on {data.collection.name}",
-        summary=(
-            f"{asked_of} queries over {len(corpus):,} documents; each encoder trained for "
-            f"{settings.steps} steps of {settings.batch_size * where['processes']} queries from "
-            f"{settings.backbone} with {seeds}{loaded}. "
-            f"{'Gone on with after an interruption, this part' if resumed else 'All of it'} "
-            f"took {seconds:.0f} s."
-        ),
-        tables=tables,
-        curve=curve,
-        curves=curves,
-        costs=costs,
-        settings=asdict(settings),
-        environment=where,
-        notes=[
-            f"Collection fingerprint {data.collection.fingerprint[:16]}.",
-            "One training seed: intervals and tests cover the choice of queries, not that of the seed."
-            if settings.seeds == 1
-            else f"Values are means over {settings.seeds} training seeds; intervals cover the choice of "
-            "queries and of seeds, tests that of queries. Curves, alignments and costs are the first seed's.",
-            *(
-                f"{name} is the untrained encoder: on dev queries it was better than after training, by more "
-                "than a standard error."
-                for name in untrained
-            ),
-            *generative_note(settings, share),
-        ],
-        alignments=alignments,
-    )
-
-
-def generative_note(settings: Settings, share: float) -> list[str]:
-    """What a generative row is to be read with."""
-    notes = []
-    for name, system in settings.chosen.items():
-        training = training_settings(system, settings)
-        if training and system.paradigm in GENERATIVE:
-            notes.append(
-                f"{name}: a decoder over {system.backbone or settings.backbone}, {training.steps} steps of "
-                f"{training.batch_size} pairs: training queries and passages of every document with its "
-                f"identifier. It learns the corpus by heart, and {share:.0%} of the test queries ask for "
-                "documents that have training queries. Papers divide queries within documents, where all do: "
-                "the row says how it does on unseen documents, not what the paradigm can do."
-            )
-    return notes
-
-
-def show(
-    report: Report, stages: Sequence[str], folder: Path, accelerator: Accelerator, console: Console
-) -> None:
-    """Tables, each of one of the stages, to the terminal and as files, the report, and the same to W&B."""
-    for table in report.tables:
-        console.print(rich_table(table))
-        if table.pairs:
-            console.print(rich_matrix(table))
-    write_text(folder / "table.md", "\n\n".join(markdown_table(table) for table in report.tables) + "\n")
-    tables = dict(zip(stages, report.tables, strict=True))
-    for stage, table in tables.items():
-        write_text(folder / f"{stage}.csv", csv_table(table))
-    write_json(folder / "environment.json", report.environment)
-    write_report(folder / "report.html", report)
-    console.print(f"{report.summary}\nReport: {folder / 'report.html'}")
-    pictures = write_pictures(report, folder / "pictures")
-    if accelerator.trackers:
-        log_to_wandb(tables, pictures, accelerator)
-
-
-def log_to_wandb(tables: dict[str, ResultTable], pictures: list[Path], accelerator: Accelerator) -> None:
-    import wandb
-
-    run = accelerator.get_tracker("wandb").tracker
-    for stage, table in tables.items():
-        rows = [[row.system, *(row.cells[m].mean for m in table.measures)] for row in table.rows]
-        run.log({f"table/{stage}": wandb.Table(columns=["system", *table.measures], data=rows)})
-    run.log({picture.stem: wandb.Image(str(picture)) for picture in pictures})
 
 
 if __name__ == "__main__":

@@ -184,3 +184,13 @@ def training_settings(system: System, settings: Any) -> TrainingSettings | None:
         names = TrainingSettings.__dataclass_fields__.keys() & asdict(settings).keys()
         chosen = {name: getattr(settings, name) for name in names} | system.training
     return TrainingSettings(**chosen) if chosen["steps"] else None
+
+
+def training_runs(settings: Any) -> dict[str, tuple[str, int]]:
+    """Folder -> system and seed of each training and measurement; without training there is one seed."""
+    found = {name: (name, settings.seed) for name in settings.chosen}
+    for seed in range(settings.seed + 1, settings.seed + settings.seeds):
+        for name, system in settings.chosen.items():
+            if training_settings(system, settings):
+                found[f"{name}.seed-{seed}"] = (name, seed)
+    return found

@@ -48,7 +48,7 @@ class Verdict:
     interval: Interval
     p: float
     word: str
-    reason: str  # why it is not decided, and what would decide it
+    reason: str  # why it is not decided, and what would decide it; or what the interval leaves out
 
     @property
     def row(self) -> dict[str, str]:
@@ -90,7 +90,8 @@ def _verdict(claim: Claim, p: float) -> Verdict:
     if claim.unlearned:
         word, reason = UNDECIDED, f"{claim.unlearned} has not learned enough"
     elif p < ALPHA and (inside or outside):
-        word, reason = REPRODUCED if inside else CONTRADICTED, ""
+        word = REPRODUCED if inside else CONTRADICTED
+        reason = "" if claim.contrast.shape[0] > 1 else "of one seed, the interval is over queries alone"
     else:
         word, reason = UNDECIDED, _needed(claim, interval, upper)
     return Verdict(claim, interval, p, word, reason)

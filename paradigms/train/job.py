@@ -126,13 +126,13 @@ def open_collection(name: str, documents: int | None, console: Console) -> Colle
     return collection
 
 
-def training_splits(collection: Collection, seed: int, measured: str = "test") -> tuple[Split, Split]:
-    """(train, dev), neither of them the split that is `measured`, of queries with judgements.
+def training_splits(collection: Collection, seed: int, *measured: str) -> tuple[Split, Split]:
+    """(train, dev), neither of them among the splits that are `measured` (test), of queries with judgements.
 
     Without such a dev split a tenth of the training queries is held out for it.
     """
-    judged = {name: split for name, split in collection.splits.items() if any(split.judgements.values())}
-    judged.pop(measured, None)
+    splits = {name: split for name, split in collection.splits.items() if name not in (measured or ("test",))}
+    judged = {name: split for name, split in splits.items() if any(split.judgements.values())}
     train = judged.get("train", Split({}, {}))
     return (train, judged["dev"]) if "dev" in judged else hold_out(train, share=0.1, seed=seed)
 
@@ -367,6 +367,11 @@ def _dev(
     if not (split.queries and queries):
         return None
     return DevMeasure(collection.corpus, split, run, queries, DEV_DEPTH, accelerator.mixed_precision)
+
+
+def content(**paths: str) -> dict[str, str]:
+    """The checksums of those files and folders that are there."""
+    return {f"content of {name}": checksum(Path(path)) for name, path in paths.items() if Path(path).exists()}
 
 
 def environment(accelerator: Accelerator) -> dict[str, Any]:

@@ -317,7 +317,7 @@ def test_passages_without_questions_and_unknown_layouts_are_named(tmp_path: Path
 
 def test_what_is_measured_trains_nothing(tmp_path: Path) -> None:
     collection = load(miracl(tmp_path))
-    train, dev = training_splits(collection, seed=0, measured="dev")
+    train, dev = training_splits(collection, 0, "dev")
     assert {*train.queries, *dev.queries} == {"0#1", "1"}
     assert {**train.queries, **dev.queries}["1"] == "mlima gani?"
     train, dev = training_splits(collection, seed=0)
