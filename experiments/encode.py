@@ -60,7 +60,7 @@ from paradigms.data import Collection
 from paradigms.index import INDEXES, open_index
 from paradigms.index.base import TokenIndex
 from paradigms.index.weights import weights_checksum
-from paradigms.io.files import hold, write_json
+from paradigms.io.files import write_json
 from paradigms.train import tracking
 from paradigms.train.job import environment, keep_settings, open_collection
 from paradigms.train.state import by_main
@@ -82,6 +82,7 @@ def main(settings: Settings) -> None:
         config={},
         folder=folder,
     )
+    tracking.take(folder, accelerator)
     console = Console(quiet=not accelerator.is_main_process)
     collection = open_collection(settings.collection, settings.documents or None, console)
     paradigm = paradigm.to(accelerator.device)
@@ -89,7 +90,6 @@ def main(settings: Settings) -> None:
     def keep() -> None:
         kept = asdict(settings) | {"precision": accelerator.mixed_precision}
         kept |= {"fingerprint": collection.fingerprint, "weights": weights_checksum(paradigm)}
-        hold(folder)
         keep_settings(kept, folder, free={"output", "checkpoint"})
 
     by_main(keep, accelerator)

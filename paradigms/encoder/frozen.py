@@ -95,7 +95,7 @@ class Split:
 
     def fingerprint(self, weights: dict[str, Tensor]) -> str:
         """sha256 of those of the backbone's weights that the lower layers use, and of their precision."""
-        found = hashlib.sha256(f"{self.trained} {_precision(self.backbone.device)}".encode())
+        found = hashlib.sha256(f"{self.trained} {precision(self.backbone.device)}".encode())
         for name in sorted(self._used & weights.keys()):
             found.update(name.encode() + weights[name].detach().cpu().contiguous().numpy().tobytes())
         return found.hexdigest()
@@ -315,7 +315,7 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
         module.train(training)
 
 
-def _precision(device: torch.device) -> str:
+def precision(device: torch.device) -> str:
     """Of matrix products under the autocast that is on, if one is."""
     on = torch.is_autocast_enabled(device.type)
     return str(torch.get_autocast_dtype(device.type) if on else torch.float32)

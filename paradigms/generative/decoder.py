@@ -247,14 +247,7 @@ def _inverse_rms(norm: Any, x: Tensor) -> Tensor:
     return (exact.pow(2).mean(-1, keepdim=True) + eps).rsqrt()
 
 
-def _bias(
-    decoder: Any, before: int, inputs: Tensor
-) -> Float[
-    Tensor,
-    (
-        1  # heads i t
-    ),
-]:
+def _bias(decoder: Any, before: int, inputs: Tensor) -> Float[Tensor, "1 heads i t"]:
     """T5's relative position bias, which its first layer has for all; −∞ for places yet to come."""
     total = before + inputs.shape[2]
     place = torch.arange(total, device=inputs.device)

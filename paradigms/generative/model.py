@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from paradigms.data import Corpus
 from paradigms.encoder.backbone import load_heads, quiet
-from paradigms.encoder.frozen import LowerStates
+from paradigms.encoder.frozen import LowerStates, precision
 from paradigms.encoder.text import Batch
 from paradigms.generative.backbone import encoder_of, load_base, load_base_tokenizer, token_vectors
 from paradigms.generative.decoder import Memory, decode, remember, small_decoder
@@ -230,7 +230,7 @@ class Generative(Trainable):
         """
         if not self.settings.frozen:
             raise ValueError(f"{self.name} trains its encoder: what it gives changes")
-        found = hashlib.sha256()
+        found = hashlib.sha256(precision(self.device).encode())
         for name, weight in sorted(self.encoder.state_dict().items()):
             found.update(name.encode() + weight.cpu().contiguous().numpy().tobytes())
         self.states = LowerStates(LowerStates.place(folder, found.hexdigest()))

@@ -54,12 +54,13 @@ class GenerativeRetriever:
     def bytes_per_document(self) -> float:
         """Bytes of the model's weights, its identifiers (with their clusters) and `valid`, per document.
 
-        A frozen encoder does not count: it knows nothing of the corpus.
+        A frozen encoder does not count, but for what the decoder shares: it knows nothing of the corpus.
         """
         clusters, model = self.model.clusters, self.model
         size = sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
         if model.settings.frozen:
-            size -= sum(part.nbytes for part in (*model.encoder.parameters(), *model.encoder.buffers()))
+            decoding = {id(part) for part in model.decoder.parameters()}
+            size -= sum(part.nbytes for part in model.encoder.parameters() if id(part) not in decoding)
         if clusters is not None:
             size += clusters.surface.nbytes + clusters.labels.nbytes
         return (size + _bytes(self.model.identifiers) + _bytes(self.valid)) / len(self.positions)

@@ -71,6 +71,7 @@ def query_states(tokenizer: Any, index: NGramIndex, query: str) -> States:
     cases = [dict.fromkeys([word, word[0].upper() + word[1:]]) for word in words]
     runs = (cases[i : i + m] for m in range(1, LONGEST + 1) for i in range(len(words) - m + 1))
     phrases = {" ".join(chosen) for run in runs for chosen in product(*run)}
+    phrases |= {f" {phrase}" for phrase in phrases}  # as byte-level tokenizers write it after a word
     rows = sorted({tuple(row.ids) for row in tokenize(tokenizer, phrases) if row.ids})
     flat = np.array([token for row in rows for token in row], dtype=np.int64)
     states = index.find(flat, np.cumsum([0, *map(len, rows)]))

@@ -40,7 +40,8 @@ def atomic_text(path: str | Path, errors: str = "strict", durable: bool = False)
     try:
         with naming_full(target), open(temporary, "wb") as raw:
             lock = os.dup(raw.fileno())
-            fcntl.flock(lock, fcntl.LOCK_EX)  # held until the name is there, or this process ends
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(lock, fcntl.LOCK_EX)  # held until the name is there, or this process ends
             if target.suffix == ".gz":
                 with (
                     gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,
@@ -118,7 +119,7 @@ def atomic_folder(path: str | Path, marks: Collection[str] | None, durable: bool
 
 @contextmanager
 def locked(folder: Path, make: bool = False) -> Iterator[None]:
-    """Keep other writers away from `folder`. BlockingIOError names it while another one is at work.
+    """Keep other writers of this machine away from `folder`. BlockingIOError names it while one is at work.
 
     make: make the folder if it is missing. The lock is the system's, on the folder itself, and ends with the
     process. An error of a full disk names the folder.
@@ -141,16 +142,18 @@ def locked(folder: Path, make: bool = False) -> Iterator[None]:
             os.close(lock)
 
 
-_HELD: dict[Path, ExitStack] = {}
+_HELD: dict[Path, tuple[int, os.stat_result]] = {}  # folder -> the process that holds it, and which folder
+_KEPT = ExitStack()  # its locks
 
 
 def hold(folder: Path) -> None:
     """`locked` until this process ends, which may ask again; the folder is made if it is missing."""
     place = Path(os.path.realpath(folder))
-    if place not in _HELD or not place.exists():
-        stack = ExitStack()
-        stack.enter_context(locked(place, make=True))
-        _HELD[place] = stack
+    process, held = _HELD.get(place, (0, None))
+    there = place.stat() if held is not None and place.exists() else None
+    if process != os.getpid() or there is None or held is None or not os.path.samestat(held, there):
+        _KEPT.enter_context(locked(place, make=True))
+        _HELD[place] = (os.getpid(), place.stat())
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from paradigms.generative.pairs import (
     span_pairs,
 )
 from paradigms.generative.small import small_t5
-from paradigms.io.files import hold, write_json
+from paradigms.io.files import write_json
 from paradigms.io.plugins import LOADED
 from paradigms.io.terminal import Terminal
 from paradigms.model import Paradigm, autocast
@@ -76,10 +76,7 @@ def begin(settings: Any) -> tuple[Accelerator, Console]:
         },
         folder=Path(settings.output),
     )
-    try:
-        by_main(lambda: hold(Path(settings.output)), accelerator)
-    except OSError as error:
-        raise SystemExit(str(error)) from error
+    tracking.take(Path(settings.output), accelerator)
     return accelerator, Terminal(quiet=not accelerator.is_main_process)
 
 
@@ -291,8 +288,8 @@ def fit_pairs(
     objective = Likelihood(model, corpus, pairs)
     kept = model.settings.frozen and accelerator.device.type == "cpu"
     if kept:
-        store = model.keep_states(states or folder / STATES)
         with model.evaluating(), autocast(accelerator.device, accelerator.mixed_precision):
+            store = model.keep_states(states or folder / STATES)
             store.add(
                 list(dict.fromkeys(pair.source for pair in pairs)),
                 model.tokenize,

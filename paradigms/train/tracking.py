@@ -14,7 +14,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
 
-from paradigms.io.files import write_text
+from paradigms.io.files import hold, write_text
+from paradigms.train.state import by_main
 
 Started = TypeVar("Started")
 PRECISIONS = ("auto", "no", "bf16", "fp16")
@@ -43,8 +44,17 @@ def start(*, tracker: str, precision: str, project: str, config: dict[str, Any],
     if precision == "fp16" and accelerator.device.type == "cpu":
         raise SystemExit("precision fp16 needs a GPU: a processor would silently compute in float32")
     if tracker == "wandb":
+        take(folder, accelerator)  # before its W&B run is joined
         _start_wandb(accelerator, project, config, folder)
     return accelerator
+
+
+def take(folder: Path, accelerator: Accelerator) -> None:
+    """`hold` the results folder on the main process. SystemExit of every process while another run lives."""
+    try:
+        by_main(lambda: hold(folder), accelerator)
+    except OSError as error:
+        raise SystemExit(str(error)) from error
 
 
 def native_precision() -> str:
