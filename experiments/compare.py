@@ -33,14 +33,14 @@ class Settings(EncoderTraining):
     size: str = "small"
     """small: a fixed subset of pydocs that fits ten minutes on 2 cores; full: all of the collection"""
     systems: list[str] | dict[str, dict[str, Any]] = field(
-        default_factory=lambda: ["dpr", "me_bert", "colbert", "coil", "aligner", "xtr", "dsi"]
+        default_factory=lambda: ["dpr", "me_bert", "colbert", "coil", "aligner", "xtr"]
     )
     """paradigms: dpr, me_bert, colbert, coil, aligner, xtr; generative: dsi, genre, seal. Or systems by name:
     '{"colbert-32": {"paradigm": "colbert", "options": {"dim": 32}}, "mine": {"checkpoint": "results/mine"}}'.
     Fields of a system: paradigm (by default its name); options and training, which override those below;
     backbone (of generative ones an encoder, which is frozen, or a T5 or BART; small: a T5 with random
-    weights); checkpoint, compared as it is, where the
-    options change its alignment: align, align_knobs, normalise; index, made of it by experiments/encode.py"""
+    weights); checkpoint, compared as it is, where the options change its alignment: align, align_knobs,
+    normalise; index, made of it by experiments/encode.py"""
     options: dict[str, Any] = field(default_factory=dict)
     """settings of every paradigm that is trained here, such as '{"document_length": 256}'"""
     backbone: str = "offline"

@@ -13,11 +13,10 @@ Intervals of k resample the queries. The answer alone, in seconds: python -m par
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from studies.shared_settings import Tracker
 
-from paradigms.baselines.lexical_vectors import Weighting
 from paradigms.io.settings import command_line
 
 
@@ -31,7 +30,9 @@ class Settings:
     """whose queries"""
     queries: int = 100
     """how many of them, drawn at random"""
-    weightings: list[Weighting] = field(default_factory=lambda: ["bm25", "tfidf", "boolean"])
+    weightings: list[Literal["bm25", "tfidf", "boolean"]] = field(
+        default_factory=lambda: ["bm25", "tfidf", "boolean"]
+    )
     """of bm25, tfidf, boolean; the first is the one of Figures 3a and 3b"""
     beta: float = 0.05
     """error rate that the dimension must reach"""

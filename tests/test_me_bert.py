@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -164,7 +165,7 @@ def test_exact_search_is_that_of_one_vector_among_m_entries_per_document(
     whole = index.rerank(paradigm, QUERIES, {q: dict.fromkeys(TEXTS, 0.0) for q in QUERIES})
     for name, q in zip(QUERIES, queries, strict=True):
         ranked = sorted(((float(vector @ q), id) for id, vector in entries), reverse=True)
-        best: dict[str, float] = {"d3": 0.0}  # nothing to align: rel = 0
+        best: dict[str, float] = {"d3": -math.inf}  # nothing to align: no document to find
         for score, id in ranked:
             best.setdefault(id, score)
         order = sorted(best, key=lambda id: -best[id])

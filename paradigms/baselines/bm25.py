@@ -20,15 +20,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import regex  # type: ignore[import-untyped]
-import scipy.sparse
 
 from paradigms.data import Run, best_first, check_queries
 from paradigms.io.files import atomic_folder, settle
 from paradigms.io.progress import progress_bar
+
+if TYPE_CHECKING:
+    import scipy.sparse
 
 WORD = re.compile(r"\w+")
 BATCH = 1000  # texts in one call of a tokenizer
@@ -131,8 +133,10 @@ class BM25:
         """The terms of a text, in order and with repeats, whether the index knows them or not."""
         return next(_terms([text], self.ngrams, self.stopwords, self.tokenizer))
 
-    def matrix(self) -> scipy.sparse.csr_array:
+    def matrix(self) -> "scipy.sparse.csr_array":
         """w(d, t) as [documents, vocabulary]: scores = matrix() @ (counts of a query's terms)."""
+        import scipy.sparse
+
         scores = self._index.scores
         shape = (len(self.ids), len(self.vocabulary))
         by_term = scipy.sparse.csc_array((scores["data"], scores["indices"], scores["indptr"]), shape=shape)

@@ -14,12 +14,11 @@ import string
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, no_type_check
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from numba import njit
 
 from paradigms.data import Corpus
 from paradigms.encoder.text import Batch
@@ -162,7 +161,9 @@ def seal_scores(
     starts = index.starts[documents], index.starts[documents + 1] - 1
     size = int(index.branches(index.start()).tokens[-1]) + 1
     found = np.ascontiguousarray(found[:, 1:])
-    scores = _score(found, bounds, *starts, index.text, grams, offsets, weights, late, size)
+    from paradigms.generative import free_places
+
+    scores = free_places.score(found, bounds, *starts, index.text, grams, offsets, weights, late, size)
     return dict(zip(documents.tolist(), scores.tolist(), strict=True))
 
 
@@ -199,49 +200,3 @@ def _occurrences(index: NGramIndex, states: States, grams: list[Any]) -> Int[np.
     count, length = max(1, len(states)), int(np.diff(index.starts).max())
     rows, positions = np.divmod(np.sort((of * count + which) * length + at), length)  # one key sorts faster
     return np.stack([*np.divmod(rows, count), positions], axis=1)
-
-
-@no_type_check
-@njit(nogil=True, cache=True)
-def _score(found, bounds, starts, ends, text, grams, offsets, weights, late, size):
-    """W of each document: of number d, found[bounds[d]:bounds[d + 1]] are the [key, position] of its
-    occurrences and text[starts[d]:ends[d]] its tokens, all below `size`."""
-    scores = np.zeros(len(starts))
-    covered = np.full(size, -1)  # the last document in which a token was covered
-    counted = np.full(size, -1)  # the last count of different tokens that it was part of
-    count = 0
-    for d in range(len(starts)):
-        free = np.ones(ends[d] - starts[d], np.bool_)
-        row = bounds[d]
-        while row < bounds[d + 1]:
-            key, taken = found[row, 0], False
-            first, last = offsets[key], offsets[key + 1]
-            while row < bounds[d + 1] and found[row, 0] == key:
-                start, fits = found[row, 1], True
-                for i in range(start, start + last - first):
-                    fits = fits and free[i]
-                if fits:
-                    taken = True
-                    for i in range(start, start + last - first):
-                        free[i] = False
-                row += 1
-            if not taken:
-                continue
-            different = new = 0
-            count += 1
-            for i in range(first, last):
-                token = grams[i]
-                if counted[token] != count:
-                    counted[token] = count
-                    different += 1
-                    if covered[token] != d:
-                        new += 1
-                    covered[token] = d
-            scores[d] += weights[key] * (1 - BETA + BETA * new / different)
-        count += 1
-        for i in range(len(free)):
-            token = text[starts[d] + i]
-            if free[i] and token < len(late) and late[token] > 0 and counted[token] != count:
-                counted[token] = count
-                scores[d] += late[token] * (1 if covered[token] != d else 1 - BETA)
-    return scores

@@ -102,7 +102,7 @@ def capacity_cannot_measure(accelerator: Accelerator, backbone: Path, folder: Pa
 
 def studies_cannot_save_or_measure(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
     settings = token_retrieval.Settings(output=str(folder / "tokens"), backbone=str(backbone), tracker="none")
-    bench: Any = SimpleNamespace(collection=COLLECTION, train=None, mined=None)
+    bench: Any = SimpleNamespace(collection=COLLECTION, train=None, mined=None, dev=None, dev_run=None)
     model: Any = SimpleNamespace(to=lambda device: model, eval=lambda: model, save_pretrained=full_disk)
     job = Job("one", folder / "one", 0, lambda: model, full_disk, load=lambda checkpoint: model)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,0 +1,54 @@
+"""SEAL's score of all candidates in one compiled pass. Imported where it is used: importing numba is slow."""
+
+from typing import no_type_check
+
+import numpy as np
+from numba import njit
+
+from paradigms.generative.seal import BETA
+
+
+@no_type_check
+@njit(nogil=True, cache=True)
+def score(found, bounds, starts, ends, text, grams, offsets, weights, late, size):
+    """W of each document: of number d, found[bounds[d]:bounds[d + 1]] are the [key, position] of its
+    occurrences and text[starts[d]:ends[d]] its tokens, all below `size`."""
+    scores = np.zeros(len(starts))
+    covered = np.full(size, -1)  # the last document in which a token was covered
+    counted = np.full(size, -1)  # the last count of different tokens that it was part of
+    count = 0
+    for d in range(len(starts)):
+        free = np.ones(ends[d] - starts[d], np.bool_)
+        row = bounds[d]
+        while row < bounds[d + 1]:
+            key, taken = found[row, 0], False
+            first, last = offsets[key], offsets[key + 1]
+            while row < bounds[d + 1] and found[row, 0] == key:
+                start, fits = found[row, 1], True
+                for i in range(start, start + last - first):
+                    fits = fits and free[i]
+                if fits:
+                    taken = True
+                    for i in range(start, start + last - first):
+                        free[i] = False
+                row += 1
+            if not taken:
+                continue
+            different = new = 0
+            count += 1
+            for i in range(first, last):
+                token = grams[i]
+                if counted[token] != count:
+                    counted[token] = count
+                    different += 1
+                    if covered[token] != d:
+                        new += 1
+                    covered[token] = d
+            scores[d] += weights[key] * (1 - BETA + BETA * new / different)
+        count += 1
+        for i in range(len(free)):
+            token = text[starts[d] + i]
+            if free[i] and token < len(late) and late[token] > 0 and counted[token] != count:
+                counted[token] = count
+                scores[d] += late[token] * (1 if covered[token] != d else 1 - BETA)
+    return scores
