@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ from paradigms.encoder.text import TextEncoder
 from paradigms.evaluate import per_query
 from paradigms.index import ExactIndex
 from paradigms.index.strategies import MEASURED, Strategies, rerank_strategies
-from paradigms.train.job import begin, keep_settings
+from paradigms.train.job import begin, content, keep_settings
 from paradigms.train.state import by_main
 
 MEASURE = "nDCG@10"
@@ -94,13 +95,17 @@ def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
     kept = asdict(settings) | {"processes": accelerator.num_processes, "measured": list(MEASURED)}
     kept |= {"precision": accelerator.mixed_precision}
+    start = "checkpoint" if settings.checkpoint else "backbone"
+    kept |= content(**{start: getattr(settings, start)})
     by_main(lambda: keep_settings(kept, folder, FREE), accelerator)
     if settings.checkpoint:
         settings = replace(settings, trained_with=[alignment_of(settings.checkpoint)], seeds=[0])
     for name in settings.collections:
         bench = open_bench(name, settings, console, ("test",), settings.queries)
+        place, bound = folder / folder_name(name), {"fingerprint": bench.collection.fingerprint}
+        by_main(partial(keep_settings, bound, place, ()), accelerator)
         jobs = [
-            job(own, seed, folder / folder_name(name) / own / f"seed-{seed}", bench, settings)
+            job(own, seed, place / own / f"seed-{seed}", bench, settings)
             for own in settings.trained_with
             for seed in settings.seeds
         ]

@@ -61,6 +61,8 @@ class Settings(EncoderTraining):
         for name in ("methods", "seeds"):
             if not getattr(self, name):
                 raise SystemExit(f"{name} must name at least one")
+        if self.eps is not None and self.eps <= 0:
+            raise SystemExit(f"eps must be above 0, got {self.eps:g}")
         self.output = self.output or f"results/salience-pruning-{folder_name(self.collection)}"
 
     @property
@@ -95,7 +97,7 @@ from paradigms.evaluate import per_query
 from paradigms.index import ExactIndex
 from paradigms.index.pruning import most_salient
 from paradigms.index.strategies import rerank_strategies
-from paradigms.train.job import begin, keep_settings
+from paradigms.train.job import begin, content, keep_settings
 from paradigms.train.state import by_main
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -109,16 +111,15 @@ METHODS: dict[str, dict[str, Any]] = {
 MEASURES = ("RR@10", "nDCG@10")
 FREE = {"methods", "seeds", "tracker", "output"}
 FUNCTION_WORDS = frozenset(STOPWORDS_EN_PLUS)  # articles, pronouns, prepositions, conjunctions, auxiliaries
-RETRIEVED, MOST = (
-    10,
-    2000,
-)  # tokens for each query token; documents that are retrieved most (the paper's 2000)
+RETRIEVED = 10  # tokens for each query token
+MOST = 2000  # documents that are retrieved most, as in the paper
 
 
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
     bench = open_bench(settings.collection, settings, console, ("training", "test"), settings.queries)
     kept = asdict(settings) | {"fingerprint": bench.collection.fingerprint, "eps": settings.eps or EPS}
+    kept |= content(backbone=settings.backbone)
     kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
     by_main(lambda: keep_settings(kept, Path(settings.output), FREE), accelerator)
     jobs = [job(method, seed, bench, settings) for seed in settings.seeds for method in settings.methods]
@@ -157,7 +158,7 @@ def job(method: str, seed: int, bench: Bench, settings: Settings) -> Job:
         if "salience" in index.fields:
             keys["content words"] = content_words(paradigm, index, bench.test, bench.collection, queries)
         else:
-            keys["retrieved"] = retrieved_shares(index, queries)
+            keys["retrieved"] = retrieved_share(index, queries)
         strategies = method == "entropic"
         return keys | measure(paradigm, index, bench.test, queries, settings, folder, strategies=strategies)
 
@@ -190,12 +191,12 @@ def content_words(
         of_query = queries.salience[n, 0][queries.mask[n, 0]].cpu().numpy()
         of_document = index.fields["salience"][index.offsets[row] : index.offsets[row + 1]]
         text = collection.corpus[collection.corpus.position(relevant[0])]
-        found["queries"].append(advantage(of_query, content(paradigm, test.queries[name], "query")))
-        found["documents"].append(advantage(of_document, content(paradigm, text, "document")))
+        found["queries"].append(advantage(of_query, word_kinds(paradigm, test.queries[name], "query")))
+        found["documents"].append(advantage(of_document, word_kinds(paradigm, text, "document")))
     return found
 
 
-def content(paradigm: Paradigm, text: str, side: Side) -> np.ndarray:
+def word_kinds(paradigm: Paradigm, text: str, side: Side) -> np.ndarray:
     """Of every token that counts: 1 in a content word, 0 in a function word, −1 in neither."""
     (counts,) = paradigm.encoder.tokenize([text], side).counts
     kinds = np.full(len(counts), -1)
@@ -213,16 +214,16 @@ def advantage(salience: np.ndarray, kinds: np.ndarray) -> float:
     return float(ranks[kinds == 1].mean() - ranks[kinds == 0].mean())
 
 
-def retrieved_shares(index: ExactIndex, queries: Tokens) -> list[float]:
-    """Of the MOST documents that are retrieved most, in that order: the share of a document's tokens that
-    some token of some query retrieves, each of these RETRIEVED tokens of the corpus."""
+def retrieved_share(index: ExactIndex, queries: Tokens) -> float:
+    """The share of a document's tokens that some query token retrieves, each of these RETRIEVED tokens of the
+    corpus: mean over the MOST documents that are retrieved most."""
     _, rows = index.token_search(queries.vectors[:, 0][queries.mask[:, 0]], RETRIEVED)
     tokens, often = np.unique(rows.cpu().numpy(), return_counts=True)
     owners = np.searchsorted(index.offsets, tokens, side="right") - 1
     count = len(index.ids)
     hits, lengths = np.bincount(owners, minlength=count), np.diff(index.offsets)
     most = np.argsort(-np.bincount(owners, often, count), kind="stable")[:MOST]
-    return (hits[most] / np.maximum(1, lengths[most])).round(4).tolist()
+    return float((hits[most] / np.maximum(1, lengths[most])).mean())
 
 
 def measure(

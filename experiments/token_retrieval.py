@@ -25,7 +25,7 @@ class Settings(EncoderTraining):
     """size of a fixed subset, of pydocs alone; 0: all documents"""
     backbone: str = "offline"
     """an encoder, or a T5, by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package; small:
-    a T5 with random weights and the collection's vocabulary"""
+    a T5 with random weights and the collection's vocabulary, all of it trained"""
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     other_batch_sizes: list[int] = field(default_factory=lambda: [8, 16])
     """of further XTRs than those that learn from ColBERT's batches (Figure 7)"""
@@ -47,6 +47,8 @@ class Settings(EncoderTraining):
     """wandb (offline without a key) or none"""
 
     def __post_init__(self) -> None:
+        if self.backbone == "small":
+            self.trained_layers = 0
         self.output = self.output or f"results/token-retrieval-{folder_name(self.collection)}"
         for name in ("seeds", "k_train", "search_tokens"):
             values = getattr(self, name)
@@ -85,7 +87,7 @@ from paradigms.colbert import colbert
 from paradigms.data import Split
 from paradigms.evaluate import per_query
 from paradigms.index import ExactIndex
-from paradigms.train.job import begin, keep_settings, t5_folder
+from paradigms.train.job import begin, content, keep_settings, t5_folder
 from paradigms.train.state import by_main
 from paradigms.xtr import xtr
 
@@ -98,6 +100,7 @@ def main(settings: Settings) -> None:
     needs = ("training", "dev", "test")
     bench = open_bench(settings.collection, settings, console, needs, settings.queries)
     kept = asdict(settings) | {"fingerprint": bench.collection.fingerprint}
+    kept |= content(backbone=settings.backbone)
     kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
     by_main(lambda: keep_settings(kept, folder, free=FREE), accelerator)
     jobs = [job(model, bench, settings, accelerator) for model in settings.models()]

@@ -22,7 +22,6 @@ from paradigms.evaluate.adaptation import (
     adapt,
     best,
     best_if_significant,
-    evidence,
 )
 from paradigms.evaluate.claims import Claim
 from paradigms.index.strategies import MEASURED, STRATEGIES
@@ -74,15 +73,11 @@ TABLES: dict[str, tuple[str, Sequence[str], dict[str, Sequence[float]]]] = {
     ),
 }
 BM25 = {"scifact": 66.5, "nfcorpus": 32.5, "squad": 32.9}  # Table 2
-ADAPTED = {"scifact": 68.8, "nfcorpus": 32.9, "squad": 49.0}  # with 8 examples, trained with k=1: Table 2
+ADAPTED = 49.0  # NQ with 8 examples, trained with k=1: Table 2
 BEST = "top-1 and top-0.5% work the best, and increasing k or p hurts performance"
 HURTS = (
     "when the default alignment is already optimal (top-k=1 is optimal for QA tasks), few-shot alignment "
     "adaptation hurts performance"
-)
-GAINS = (
-    "When the default alignment (top-k=1) is not optimal, we can identify a good alignment strategy using "
-    "only 8 examples"
 )
 FULL = "25,000 steps of 256 queries of MS MARCO on several GPUs (experiments/configs/aligner_full.yaml)"
 UNDECIDED: list[Undecided] = [
@@ -100,6 +95,13 @@ UNDECIDED: list[Undecided] = [
         f"{PAPER}, §4.2, Table 2",
         "outperforms state-of-the-art sparse and dense retrievers on MS MARCO",
         f"T5 base, {FULL}, and 8.8 million passages to search",
+    ),
+    (
+        f"{PAPER}, §4.2, Figure 5",
+        "When the default alignment (top-k=1) is not optimal, we can identify a good alignment strategy "
+        "using only 8 examples",
+        "a collection of which this is known before its test queries are seen (ArguAna); gains stand in the "
+        "table of adaptation",
     ),
     (
         f"{PAPER}, abstract",
@@ -131,15 +133,6 @@ class Task:
     shots: list[int]
     models: Sequence[dict[str, Any]] = ()  # what was measured of each
     zero_shot: bool = False  # whether the models were trained on another collection
-
-    @cached_property
-    def better(self) -> tuple[str, Values] | None:
-        """The best strategy and its advantage, if significant on all queries: something is to be gained."""
-        means, names = self.candidates.mean(axis=0), [self.own, *(s for s in STRATEGIES if s != self.own)]
-        choice = int(best(means))
-        if choice == 0 or evidence(means)[choice] > LEVEL:
-            return None
-        return names[choice], self.candidates[:, choice] - self.candidates[:, 0]
 
     @property
     def label(self) -> str:
@@ -267,13 +260,9 @@ def _of_top_1(task: Task) -> list[Claim]:
         values = difference(task, printed(task, "k=1"), BM25[task.paper] / 100)
         claim("Table 2, zero-shot", sentence, "k=1 − BM25", k_1 - task.bm25, values)
     eight, sixteen = task.gain(8), task.gain(16)
-    adapted = ADAPTED[task.paper] / 100 if task.paper else None
-    if eight is not None and task.candidates.mean(axis=(0, 2)).argmax() == 0:
-        values = difference(task, printed(task, "k=1"), adapted)
+    if task.paper == "squad" and eight is not None:  # whichever strategy is best on these queries
+        values = difference(task, printed(task, "k=1"), ADAPTED / 100)
         claim("§4.2, Figure 5", HURTS, "k=1 − adapted with 8 examples", -eight, values)
-    elif eight is not None:
-        values = difference(task, adapted, printed(task, "k=1"))
-        claim("§4.2, Figure 5", GAINS, "adapted with 8 examples − k=1", eight, values)
     if eight is not None and sixteen is not None:
         sentence, quantity = "Using 16 examples further improves the average score", "16 examples − 8"
         claim("§4.2, Figure 5", sentence, quantity, sixteen - eight)
@@ -322,34 +311,22 @@ def _unlearned(*tasks: Task) -> str:
 
 
 def answer(tasks: Sequence[Task]) -> Rows:
-    """With so many judged queries, does choosing an alignment pay, and what does it cost where not? First on
-    average over those with something to be gained, and over the others."""
-    gaining = [task for task in tasks if task.better is not None]
-    others = [task for task in tasks if task.better is None]
+    """Does choosing by so many judged queries pay, or cost? For each training alignment the mean over
+    collections, then each collection."""
+    groups = {own: [task for task in tasks if task.own == own] for own in (task.own for task in tasks)}
+    means = [(f"{_places(of)}, trained with {own}", of) for own, of in groups.items() if len(of) > 1]
     rows: Rows = []
-    for side, members in (("something to be gained", gaining), ("nothing shown to be gained", others)):
-        rows += _gains(f"{side}: mean of {len(members)}", "–", members)
-    for task in tasks:
-        gained = "nothing shown"
-        if task.better is not None:
-            gained = f"{task.better[0]}: {shown(seeds_interval(task.better[1]), '+')}"
-        rows += _gains(task.label, gained, [task])
-    return rows
-
-
-def _gains(name: str, gained: str, tasks: Sequence[Task]) -> Rows:
-    """Rows of `answer` for the mean over tasks."""
-    rows: Rows = []
-    for shots in ASKED:
-        row = {"collection": name, "judged queries": shots, "to be gained": gained}
-        for rule in RULES:
-            found = [gain for task in tasks if (gain := task.gain(shots, rule)) is not None]
-            if found:
-                gain = seeds_interval(_average(found))
-                word = "pays" if gain.low > 0 else "costs" if gain.high < 0 else "not decided"
-                row[rule] = f"{word}: {shown(gain, '+')}"
-        if len(row) > 3:
-            rows.append(row)
+    for name, of in [*means, *((task.label, [task]) for task in tasks)]:
+        for shots in ASKED:
+            row = {"collection": name, "judged queries": shots}
+            for rule in RULES:
+                found = [gain for task in of if (gain := task.gain(shots, rule)) is not None]
+                if len(found) == len(of):
+                    gain = seeds_interval(_average(found))
+                    word = "pays" if gain.low > 0 else "costs" if gain.high < 0 else "not decided"
+                    row[rule] = f"{word}: {shown(gain, '+')}"
+            if len(row) > 2:
+                rows.append(row)
     return rows
 
 
@@ -381,9 +358,7 @@ def describe(tasks: Sequence[Task]) -> tuple[dict[str, Section], dict[str, Figur
     sections = {
         "answer": Section(
             "With few judged queries, when does choosing an alignment pay?",
-            f"Gains of nDCG@10 on other queries, by the paper's rule, best, and the careful one, {CAREFUL}. "
-            "To be gained: the advantage of the best strategy where it is significant on all queries (a "
-            "sign-flip test corrected for all strategies).",
+            f"Gains of nDCG@10 on other queries, by the paper's rule, best, and the careful one, {CAREFUL}.",
             answer(tasks),
         ),
         "claims": Section(
@@ -432,7 +407,7 @@ def _shots(task: Task) -> Rows:
             scores = np.concatenate([adaptation.adapted for adaptation in found])
             row: dict[str, Any] = {"collection": task.label, "shots": shots, "rule": rule}
             row |= {"default": f"{task.of(task.own).mean():.3f}"}
-            row |= {"oracle": f"{task.candidates.mean(axis=(0, 2)).max():.3f}"}
+            row |= {"best, chosen on all these queries": f"{task.candidates.mean(axis=(0, 2)).max():.3f}"}
             row |= {"nDCG@10": f"{scores.mean():.3f} ± {scores.std():.3f}"}
             row |= {"gain": shown(seeds_interval(np.stack([a.gain for a in found])), "+")}
             rows.append(row | {"changed": f"{np.mean([a.chosen != 0 for a in found]):.0%}"})

@@ -37,7 +37,6 @@ class Claim:
     equal: bool = False
     printed: str = ""  # the paper's value of the quantity
     unlearned: str = ""  # a system that has not learned enough to be heard, and by which measure; "" = none
-    unit: str = "queries"  # what the columns of `contrast` are
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Verdict:
             "printed": self.claim.printed,
             "measured": f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]",
             "p (Holm)": f"{self.p:.4f}",
-            "sample": f"{queries} {self.claim.unit}, {seeds} seed{'s' * (seeds != 1)}",
+            "sample": f"{queries} queries, {seeds} seed{'s' * (seeds != 1)}",
             "verdict": self.word + (f": {self.reason}" if self.reason else ""),
         }
 
@@ -108,4 +107,4 @@ def _needed(claim: Claim, interval: Interval, upper: float) -> str:
         return "the mean lies on the margin"
     count = ceil(claim.contrast.shape[1] * (half / min(distances)) ** 2)
     count = max(count, claim.contrast.shape[1] + 1)
-    return f"about {count:,} {claim.unit} would decide a mean like this"
+    return f"about {count:,} queries would decide a mean like this"

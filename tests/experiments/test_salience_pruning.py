@@ -76,12 +76,14 @@ def test_every_model_and_pair_is_measured(finished: Path) -> None:
     for table in ("document_tokens", "query_tokens", "costs", "models"):
         assert json.loads((finished / f"{table}.json").read_text()), table
     rows = json.loads((finished / "claims.json").read_text())
-    assert len(rows) == 20
+    assert len(rows) == 19
     saved = {row["quantity"]: row["measured"] for row in rows if row["sample"] == "counted"}
-    assert set(saved) == {
-        f"{what} saved at β^q = 30%, β^d = 20%" for what in ("bytes of the index", "multiply-adds")
-    }
-    assert len((finished / "verdicts.md").read_text().splitlines()) == 20
+    told = [f"{what} saved at β^q = 30%, β^d = 20%" for what in ("bytes of the index", "multiply-adds")]
+    retrieved = "tokens that 10 queries retrieve, of the most retrieved documents"
+    assert list(saved) == [*told, retrieved]
+    share = json.loads((finished / "none-0" / "values.json").read_text())["retrieved"]
+    assert saved[retrieved] == f"{share:.1%}"
+    assert len((finished / "verdicts.md").read_text().splitlines()) == 19
 
 
 def test_a_point_is_what_searching_and_reranking_give(
@@ -120,11 +122,9 @@ def test_retrieved_tokens_and_salient_words_are_counted(
     for vector in queries.vectors[:, 0][queries.mask[:, 0]]:
         hit += (stored @ vector).topk(10).indices.tolist()
     shares = np.array([np.isin(np.flatnonzero(owner == n), hit).mean() for n in range(30)])
-    order = np.argsort(-np.bincount(owner[hit], minlength=30), kind="stable")
     result = json.loads((finished / "none-0" / "values.json").read_text())
-    assert sorted(result["retrieved"]) == pytest.approx(sorted(shares), abs=1e-3)
-    assert result["retrieved"][0] == pytest.approx(shares[order[0]], abs=1e-3)
-    kinds = salience_pruning.content(paradigm, "the cat is a dog", "query")
+    assert result["retrieved"] == pytest.approx(shares.mean(), abs=1e-3)
+    kinds = salience_pruning.word_kinds(paradigm, "the cat is a dog", "query")
     assert kinds.tolist() == [-1, 0, 1, 0, 0, 1, -1]
     found = salience_pruning.advantage(np.array([0.1, 0.9, 0.5, 0.5]), np.array([0, 1, 0, -1]))
     assert found == pytest.approx(1 - (0.25 + 0.625) / 2)
@@ -151,6 +151,7 @@ def test_finished_models_are_kept_and_seeds_may_be_added(
         ({"collection": "nowhere"}, "no collection 'nowhere'"),
         ({"batch_size": 64}, "entropic, seed 0: a batch of 64"),
         ({"seeds": "[]"}, "seeds must name at least one"),
+        ({"eps": 0}, "eps must be above 0, got 0"),
     ],
 )
 def test_what_cannot_be_run_ends_with_a_line(
@@ -166,7 +167,7 @@ def planted(levels: dict[str, float], bm25: float = 0.2, kept: int = 30) -> dict
     random = np.random.default_rng(0)
 
     def point(pair: tuple[float, float], level: float) -> dict[str, Any]:
-        values = (0.5 if pair == (1.0, 1.0) else level) + random.normal(0, 1e-3, 30)
+        values = (0.5 if pair == (1.0, 1.0) else level) + random.normal(0, 1e-3, 64)
         found = {"RR@10": values.tolist(), "nDCG@10": values.tolist()}
         return {"query_keep": pair[0], "document_keep": pair[1], "refined": found, "pruned": found}
 
@@ -175,12 +176,11 @@ def planted(levels: dict[str, float], bm25: float = 0.2, kept: int = 30) -> dict
         for method, level in levels.items()
     ]
     strategies = {
-        f"k={k}": (level + random.normal(0, 1e-3, 30)).tolist() for k, level in ((1, 0.4), (2, 0.5))
+        f"k={k}": (level + random.normal(0, 1e-3, 64)).tolist() for k, level in ((1, 0.4), (2, 0.5))
     }
-    words = {side: random.normal(0.2, 0.01, 30).tolist() for side in ("documents", "queries")}
+    words = {side: random.normal(0.2, 0.01, 64).tolist() for side in ("documents", "queries")}
     results[0] |= {"strategies": strategies, "content words": words, "kept step": kept}
-    results[-1] |= {"retrieved": random.normal(0.1, 0.01, 50).tolist()}
-    lexical = PerQuery([f"q{n}" for n in range(30)], {"RR@10": np.full(30, bm25)})
+    lexical = PerQuery([f"q{n}" for n in range(64)], {"RR@10": np.full(64, bm25)})
     return {v.claim.sentence: v.word for v in judge(claims(Found(results, (0.5, 0.4), lexical)))}
 
 
@@ -188,7 +188,7 @@ def test_planted_effects_get_their_verdicts() -> None:
     good = {"entropic": 0.495, "relu": 0.49, "hard": 0.4, "l1": 0.495, "none": 0.3}
     found = planted(good)
     starts = ("When pruned", "it remains", "80% of doc", "pruning with", "Decreasing", "The hard", "our")
-    for start in (*starts, "important noun", "alignment adaptation", "only 12.8%"):
+    for start in (*starts, "important noun", "alignment adaptation"):
         assert [w for s, w in found.items() if s.startswith(start)] == [REPRODUCED], start
     worse = planted(good | {"entropic": 0.35})
     for start in ("When pruned", "it remains", "80% of doc", "pruning with", "The hard", "With a proper"):
@@ -196,7 +196,7 @@ def test_planted_effects_get_their_verdicts() -> None:
     assert not any(s.startswith("decreasing") for s in found)  # β^q = 10% was not measured
     assert set(planted(good, bm25=1.1).values()) == {UNDECIDED}
     untrained = planted(good, kept=0)  # the gated model; the others are heard
-    assert {s.split()[0] for s, word in untrained.items() if word != UNDECIDED} == {"With", "only"}
+    assert {s.split()[0] for s, word in untrained.items() if word != UNDECIDED} == {"With"}
 
 
 def test_the_full_scale_configuration_trains_a_tiny_t5(

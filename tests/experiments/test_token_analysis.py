@@ -379,3 +379,8 @@ def test_what_cannot_be_run_ends_with_a_line(
 ) -> None:
     with pytest.raises(SystemExit, match=message):
         run(**({"collection": collection, "backbone": tiny_bert, "output": tmp_path / "out"} | changes))
+
+
+def test_random_weights_are_trained_in_every_layer() -> None:
+    assert token_retrieval.Settings(backbone="small").trained_layers == 0
+    assert token_retrieval.Settings().trained_layers > 0
