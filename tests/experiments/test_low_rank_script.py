@@ -14,7 +14,7 @@ from rich.console import Console
 from studies.attention_heads import Seen, best_name, seen
 from studies.trained_pairs import open_bench
 
-from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, judge
+from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from paradigms.generative.interaction import decompose
 from paradigms.generative.model import Generative
 from paradigms.generative.targets import Targets
@@ -184,6 +184,7 @@ def test_each_verdict_turns_with_its_number(changes: dict[str, float], wrong: li
     heads = {key: np.full((2, 20, 2, 2), value) for key, value in numbers.items()}
     words = [verdict.word for verdict in judge(low_rank.claims(heads))]
     assert words == [CONTRADICTED if n in wrong else REPRODUCED for n in range(11)]
+    assert {verdict.word for verdict in judge(low_rank.claims(heads, "seal"))} == {UNDECIDED}
 
 
 # --- the script -------------------------------------------------------------------------------------
@@ -219,6 +220,7 @@ def test_a_run_writes_every_table(seq2seq: dict[str, Path], tmp_path: Path) -> N
     run(low_rank, given)  # nothing is done again, and all is written
 
 
-def test_an_unknown_paradigm_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="unknown paradigm colbert"):
-        low_rank.Settings(paradigm="colbert")
+def test_an_unknown_paradigm_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        from_command_line(low_rank.Settings, "", ["--paradigm=colbert"])
+    assert "'colbert'" in capsys.readouterr().err
