@@ -70,9 +70,7 @@ Values = dict[str, np.ndarray]  # quantity -> [seeds, states, queries]
 
 def main(settings: Settings) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise SystemExit(
-            "logit_relevance.py watches its training on one process: start it without accelerate"
-        )
+        raise SystemExit("logit_relevance.py runs on one process: start it without accelerate launch")
 
     def measured(_: str, seed: int, bench: Bench, models: list[Any]) -> Measured:
         folder = Path(settings.output) / f"seed-{seed}" / "training"

@@ -218,9 +218,3 @@ def test_a_run_writes_every_table(seq2seq: dict[str, Path], tmp_path: Path) -> N
         errors.append(float(lemma.best_rank_one(view.attention[1, 0])[1]))
     assert float(rows[6]["best_error"]) == pytest.approx(np.mean(errors), abs=1e-5)
     run(low_rank, given)  # nothing is done again, and all is written
-
-
-def test_an_unknown_paradigm_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        from_command_line(low_rank.Settings, "", ["--paradigm=colbert"])
-    assert "'colbert'" in capsys.readouterr().err
