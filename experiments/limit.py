@@ -137,8 +137,8 @@ def main(settings: Settings) -> dict[str, Any]:
                 "Free vectors: the critical n",
                 f"The largest n at which all sets of {settings.relevant} of n documents are answered: mean "
                 f"over {settings.seeds} seed(s) [least, most]. ≥: a seed stopped at --largest. random: the "
-                "n, at most --largest, up to which some random projection of one-hot documents answers all, by "
-                "the union bound.",
+                "n, at most --largest, up to which some random projection of one-hot documents answers all, "
+                "by the union bound.",
                 results["free"],
                 ["critical"],
             ),

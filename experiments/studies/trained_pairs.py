@@ -374,5 +374,5 @@ def sample(bench: Bench, settings: PairSettings) -> str:
         f"{bench.collection.name}{unseen}, of which {learned_share(bench.train, bench.test):.0%} ask for "
         f"documents with training queries; seeds {settings.seeds} of models from {settings.backbone!r}, "
         f"trained on {settings.steps * settings.batch_size:,} queries each. Intervals (95 %) resample seeds "
-        f"and queries. A model with less than {LEARNED:.0%} of BM25's R@10 has not learned enough to be judged."
+        f"and queries. A model with less than {LEARNED:.0%} of BM25's R@10 has not learned enough."
     )

@@ -104,11 +104,6 @@ def checksum(path: Path) -> str:
     return hashlib.sha256(listed.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def content(**paths: str) -> dict[str, str]:
-    """The checksums of those files and folders that are there."""
-    return {f"content of {name}": checksum(Path(path)) for name, path in paths.items() if Path(path).exists()}
-
-
 def open_collection(name: str, documents: int | None, console: Console) -> Collection:
     """The collection, with its size and its problems told; what cannot be opened ends the program.
 
