@@ -73,7 +73,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from studies.adaptation_claims import SOFT, Task, describe
-from studies.model_runs import Bench, Job, Measured, open_bench, run_jobs
+from studies.model_runs import Bench, Job, open_bench, run_jobs
 from studies.pages import publish
 
 from paradigms import Paradigm

@@ -61,7 +61,7 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, (__doc__ or "").partition("\n\n")[0])
 
 import numpy as np
-from studies.pages import Section, finish, tracked
+from studies.pages import Rows, Section, finish, tracked
 from studies.projection_runs import mean_required_dimension, open_counts
 
 from paradigms import PARADIGMS, Paradigm
@@ -76,7 +76,6 @@ from theory.recall import recall_failure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Rows = list[dict[str, Any]]
 RECALL_RANKS = (1, 10, 100)
 BATCH = 32  # texts encoded at once
 

@@ -136,8 +136,9 @@ def main(settings: Settings) -> dict[str, Any]:
             Section(
                 "Free vectors: the critical n",
                 f"The largest n at which all sets of {settings.relevant} of n documents are answered: mean "
-                f"over {settings.seeds} seed(s) [least, most]. ≥: stopped at --largest. random: the n up to "
-                "which the union bound finds a random projection of one-hot documents that answers all.",
+                f"over {settings.seeds} seed(s) [least, most]. ≥: a seed stopped at --largest. random: the "
+                "n, at most --largest, up to which some random projection of one-hot documents answers all, "
+                "by the union bound.",
                 results["free"],
                 ["critical"],
             ),
@@ -272,7 +273,7 @@ def free(settings: Settings) -> Rows:
             for h in settings.dimensions:
                 found = critical(name, M, h, start, settings)
                 start = max(start, int(found.min() / GROWTH))
-                limit = "≥ " if found.min() >= settings.largest else ""
+                limit = "≥ " if found.max() >= settings.largest else ""
                 row = {"alignment": name, "M": M, "h": h, "critical n": float(found.mean())}
                 row["[least, most]"] = f"{limit}[{found.min()}, {found.max()}]"
                 rows.append(row | {"random": random_size(h, settings)})
@@ -280,9 +281,9 @@ def free(settings: Settings) -> Rows:
 
 
 def random_size(dimension: int, settings: Settings) -> int:
-    """The largest n ≥ 2k for which `capacity.random_dimension` is at most h; 2k − 1 where none is."""
+    """The largest n of 2k … `largest` with `capacity.random_dimension` at most h; 2k − 1 where none is."""
     n = 2 * settings.relevant
-    while capacity.random_dimension(n, settings.relevant) <= dimension:
+    while n <= settings.largest and capacity.random_dimension(n, settings.relevant) <= dimension:
         n += 1
     return n - 1
 
@@ -290,7 +291,7 @@ def random_size(dimension: int, settings: Settings) -> int:
 def critical(name: str, tokens: int, dimension: int, start: int, settings: Settings) -> np.ndarray:
     """The largest n tried, each a `GROWTH` above the last, at which a seed answers all sets: [seeds].
 
-    k where not even `start` is answered.
+    A seed that does not answer `start` is tried from k + 1; k where it does not answer that either.
     """
     found, n = np.full(settings.seeds, settings.relevant), start
     while n <= settings.largest:
@@ -299,6 +300,8 @@ def critical(name: str, tokens: int, dimension: int, start: int, settings: Setti
         if not answered.any():
             break
         n = min(max(n + 1, int(n * GROWTH)), max(settings.largest, n + 1))
+    if start > (least := settings.relevant + 1) and (found < start).any():
+        found = np.maximum(found, critical(name, tokens, dimension, least, settings))
     return found
 
 

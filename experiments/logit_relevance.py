@@ -9,9 +9,10 @@ over the vocabulary, and by log p, and which order finds the relevant document.
 
 from __future__ import annotations
 
+import os
 import shutil
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from studies.shared_settings import PairSettings
 
@@ -22,7 +23,7 @@ from paradigms.io.settings import command_line
 class Settings(PairSettings):
     """What is trained on what, and which queries are measured."""
 
-    paradigm: str = "dsi"
+    paradigm: Literal["dsi", "genre", "seal"] = "dsi"
     """whose training: dsi, genre or seal"""
     states: int = 6
     """states of the training that are measured, evenly spaced, and the one before it"""
@@ -31,8 +32,6 @@ class Settings(PairSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.paradigm not in ("dsi", "genre", "seal"):
-            raise SystemExit(f"unknown paradigm {self.paradigm}; there are dsi, genre, seal")
         if self.states < 2:
             raise SystemExit(f"states must be at least 2, an early and a late one; got {self.states}")
 
@@ -45,7 +44,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import rankdata
 from studies.pages import Measured, Rows, Section, publish, shown
-from studies.trained_pairs import Bench, measure_all, sample, watched
+from studies.trained_pairs import Bench, measure_all, recalls, sample, unlearned_models, watched
 
 from paradigms import Generative
 from paradigms.evaluate import per_query, seeds_interval
@@ -70,6 +69,9 @@ Values = dict[str, np.ndarray]  # quantity -> [seeds, states, queries]
 
 
 def main(settings: Settings) -> None:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise SystemExit("logit_relevance.py runs on one process: start it without accelerate launch")
+
     def measured(_: str, seed: int, bench: Bench, models: list[Any]) -> Measured:
         folder = Path(settings.output) / f"seed-{seed}" / "training"
         shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted: its states are lost
@@ -84,7 +86,8 @@ def main(settings: Settings) -> None:
         )
         steps, states = zip(*found, strict=True)
         queries = list(bench.pool(settings.depth))
-        return {"queries": queries, "steps": steps, "states": states}
+        heard = recalls(bench, **{settings.paradigm: models[0]})
+        return {"queries": queries, "steps": steps, "states": states} | heard
 
     bench, found, accelerator = measure_all(settings, {settings.paradigm: (settings.paradigm,)}, measured)
     if accelerator.is_main_process:
@@ -94,7 +97,7 @@ def main(settings: Settings) -> None:
             for key in seeds[0]["states"][0]
         }
         summary = f"{settings.paradigm}. BM25's first {settings.depth} documents. {sample(bench, settings)}"
-        sections = describe(values, seeds[0]["steps"])
+        sections = describe(values, seeds[0]["steps"], "".join(unlearned_models(seeds)))
         figures = {"states": draw(values, seeds[0]["steps"])}
         publish(settings, "The logit as relevance", summary, sections, figures, accelerator)
     accelerator.end_training()
@@ -133,7 +136,7 @@ def correlation(a: np.ndarray, b: np.ndarray) -> float:
     return float(ranks[0] @ ranks[1] / lengths) if lengths else 0.0
 
 
-def claims(values: Values) -> list[Claim]:
+def claims(values: Values, unlearned: str = "") -> list[Claim]:
     """The statements of appendix A, of the first trained state and of the last."""
     small = "C ≫ exp(e_{d_i}ᵀh_i) at the early stage of the training"
     proportional = "log p(d | q) ∝ Σ_i e_{d_i}ᵀh_i"
@@ -146,10 +149,10 @@ def claims(values: Values) -> list[Claim]:
     found.append(Claim(PAPER, "as it is at the early stage", "rank correlation, early − late", fall))
     lost = (values[f"{MEASURE}, logit"] - values[f"{MEASURE}, log_probability"])[:, -1]
     found.append(Claim(PAPER, indicates, f"{MEASURE}, logit − log p, late", lost, MARGIN))
-    return found
+    return [replace(claim, unlearned=unlearned) for claim in found]
 
 
-def describe(values: Values, steps: list[int]) -> dict[str, Section]:
+def describe(values: Values, steps: list[int], unlearned: str) -> dict[str, Section]:
     """Sections of the page and the console by the name of their files."""
     rows: Rows = [
         {"step": step}
@@ -162,7 +165,7 @@ def describe(values: Values, steps: list[int]) -> dict[str, Section]:
             f"One family of tests. The paper gives no numbers for its words: small is p < {SMALL}, "
             f"proportional a rank correlation above {PROPORTIONAL}; chosen before measuring. Early is the "
             "first state after the training began.",
-            [verdict.row for verdict in judge(claims(values))],
+            [verdict.row for verdict in judge(claims(values, unlearned))],
         ),
         "states": Section(
             "States of the training",

@@ -10,7 +10,7 @@ last layer's cross-attention makes, or all layers' by the residual stream alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from studies.shared_settings import PairSettings
 
@@ -21,15 +21,10 @@ from paradigms.io.settings import command_line
 class Settings(PairSettings):
     """What is trained on what, and which queries are measured."""
 
-    paradigm: str = "seal"
+    paradigm: Literal["dsi", "genre", "seal"] = "seal"
     """whose alignment: dsi, genre or seal"""
 
     experiment = "low-rank"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.paradigm not in ("dsi", "genre", "seal"):
-            raise SystemExit(f"unknown paradigm {self.paradigm}; there are dsi, genre, seal")
 
 
 if __name__ == "__main__":  # before the imports that take seconds
@@ -38,7 +33,7 @@ if __name__ == "__main__":  # before the imports that take seconds
 import numpy as np
 from studies.attention_heads import Array, Seen, best_name, seen
 from studies.pages import Measured, Rows, Section, publish, shown
-from studies.trained_pairs import Bench, measure_all, sample
+from studies.trained_pairs import Bench, measure_all, recalls, sample, unlearned_models
 
 from paradigms import Generative
 from paradigms.evaluate import seeds_interval
@@ -70,7 +65,7 @@ Parts = dict[
 
 def main(settings: Settings) -> None:
     def measured(_: str, __: int, bench: Bench, models: list[Any]) -> Measured:
-        return measure(models[0], bench)
+        return measure(models[0], bench) | recalls(bench, **{settings.paradigm: models[0]})
 
     tasks = {settings.paradigm: (settings.paradigm,)}
     bench, found, accelerator = measure_all(settings, tasks, measured)
@@ -84,7 +79,9 @@ def main(settings: Settings) -> None:
             f"{settings.paradigm}: {heads['weight'].shape[2]} layers of {heads['weight'].shape[3]} heads, "
             f"each query with its most relevant document. {sample(bench, settings)}"
         )
-        sections, figures = describe(heads, parts, settings.seeds), {"figure4": draw(heads)}
+        unlearned = "".join(unlearned_models(seeds))
+        sections = describe(heads, parts, settings.seeds, unlearned)
+        figures = {"figure4": draw(heads)}
         publish(settings, "Low rank", summary, sections, figures, accelerator)
     accelerator.end_training()
 
@@ -206,12 +203,12 @@ def parts_of_rel(
 # --- claims -----------------------------------------------------------------------------------------
 
 
-def claims(heads: Heads) -> list[Claim]:
+def claims(heads: Heads, unlearned: str = "") -> list[Claim]:
     """Means over layers and heads. Lemma 5.2 is refuted exactly by theory_checks.py; here by how much."""
     h = heads
 
     def claim(place: str, sentence: str, quantity: str, of: Array) -> Claim:
-        return Claim(f"{PAPER}, {place}", sentence, quantity, of.mean((2, 3)))
+        return Claim(f"{PAPER}, {place}", sentence, quantity, of.mean((2, 3)), unlearned=unlearned)
 
     lower = "‖A − R‖ is much lower than ‖W‖"
     low = "The error is relatively low on average, which indicates the low-rank nature"
@@ -269,14 +266,14 @@ def claims(heads: Heads) -> list[Claim]:
 # --- tables and figure ------------------------------------------------------------------------------
 
 
-def describe(heads: Heads, parts: Parts, seeds: list[int]) -> dict[str, Section]:
+def describe(heads: Heads, parts: Parts, seeds: list[int], unlearned: str) -> dict[str, Section]:
     """Sections of the page and the console by the name of their files."""
     return {
         "claims": Section(
             "What the paper says and what we measured",
             "One family of tests. R: the best rank-one matrix, or for ‖·‖_∞ 1·softmax(r)ᵀ. The paper gives "
             "no numbers for its words; those in the quantities are ours, chosen before measuring.",
-            [verdict.row for verdict in judge(claims(heads))],
+            [verdict.row for verdict in judge(claims(heads, unlearned))],
             ["figure4"],
         ),
         "layers": Section(

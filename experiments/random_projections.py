@@ -65,7 +65,7 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, (__doc__ or "").partition("\n\n")[0])
 
 import numpy as np
-from studies.pages import Section, finish
+from studies.pages import Rows, Section, finish
 from studies.projection_runs import make_problem, open_counts
 
 from paradigms.baselines.lexical_vectors import PLACEMENTS, Counts
@@ -76,7 +76,6 @@ from theory.recall import required_dimension_recall, required_dimension_recall_e
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Rows = list[dict[str, Any]]
 MARGIN_RANKS = (10, 100, 1000)
 BOUNDS, BOUND_QUERIES = {"the paper's Eq. 3": "eq3", "the Markov-union bound": "markov_union"}, 20
 LUAN = "Luan et al. 2021, §2.1.3"

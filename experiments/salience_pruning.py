@@ -84,7 +84,7 @@ import numpy as np
 from bm25s.stopwords import STOPWORDS_EN_PLUS
 from interpret import words
 from scipy.stats import rankdata
-from studies.model_runs import Bench, Job, Measured, open_bench, run_jobs
+from studies.model_runs import Bench, Job, open_bench, run_jobs
 from studies.pages import publish
 from studies.salience_report import SALIENT_IN, Found, describe
 

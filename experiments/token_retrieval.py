@@ -77,7 +77,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from interpret import words
-from studies.model_runs import Bench, Job, Measured, open_bench, run_jobs
+from studies.model_runs import Bench, Job, open_bench, run_jobs
 from studies.pages import publish
 from studies.token_claims import EXAMPLES, Model, describe, gather
 from studies.token_measures import MEASURES, TOP, best_documents, imputed, measure, stored_ids, token_search

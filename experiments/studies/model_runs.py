@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from rich.console import Console
-from studies.pages import some_queries
+from studies.pages import Measured, some_queries
 from studies.shared_settings import EncoderTraining
 
 from paradigms import Paradigm
@@ -27,8 +27,6 @@ from paradigms.train.loop import TrainingSettings, kept_step
 from paradigms.train.state import by_main
 
 LEARNED = 0.5  # of BM25's measure: what a system below it does says nothing of its paradigm
-
-Measured = dict[str, Any]  # of one model, as JSON holds it
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from studies.pages import Measured
 from torch import Tensor
 
 from paradigms import Paradigm
@@ -33,8 +33,6 @@ DEEP = 1000  # and those of R@1000, in collections with more
 QUERIES = 32  # whose tokens search at once
 DOCUMENTS = 1024  # tokenised at once
 TIMED, REPEATS = 20, 3  # queries whose scoring is timed, and how often: the fastest counts
-
-Measured = dict[str, Any]
 
 
 @dataclass(frozen=True)

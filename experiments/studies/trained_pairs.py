@@ -8,6 +8,8 @@ in its last state: no dev measure chose it.
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from rich.console import Console
+from studies.model_runs import LEARNED, unlearned
 from studies.pages import Measured, some_queries
 from studies.shared_settings import PairSettings
 
@@ -24,14 +27,18 @@ from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Problems, Run, Split
 from paradigms.data.within import learned_share, within_documents
 from paradigms.encoder.backbone import pretrained
+from paradigms.evaluate import per_query
 from paradigms.generative.backbone import located
 from paradigms.generative.pairs import Pair, indexing_pairs, retrieval_pairs
+from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.small import small_t5
+from paradigms.index import ExactIndex
 from paradigms.io.files import write_json
 from paradigms.train.dev import candidates
 from paradigms.train.job import (
     NEGATIVES_DEPTH,
     begin,
+    content,
     fit,
     fit_pairs,
     keep_settings,
@@ -50,6 +57,7 @@ TRAINING = (  # settings of the models; a folder of models that were trained oth
 FREE = ("systems", "seeds", "models", "output", "tracker")  # what may change within a results folder
 SAVE_EVERY = 500  # steps between checkpoints
 SECOND_RATE = 1e-4  # learning rate of the second backbone, which is a trained encoder, at most
+POOL = 100  # of BM25's documents: the candidates of `recalls`
 TEXT_RANK = 8  # of PAWA's matrices for a text vocabulary, whose size they multiply
 
 
@@ -298,6 +306,7 @@ def measure_all(
     accelerator, console = begin(settings)
     bench = open_bench(settings, console)
     same: dict[str, Any] = {"fingerprint": bench.collection.fingerprint}
+    same |= content(backbone=settings.backbone, second=settings.second)
     same |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
     of_models = {name: getattr(settings, name) for name in TRAINING} | same
     by_main(lambda: keep_settings(of_models, Path(settings.models), free=()), accelerator)
@@ -319,6 +328,7 @@ def measure_all(
         except (ValueError, OSError, KeyError, FloatingPointError) as error:
             raise SystemExit(f"{bench.collection.name}, seed {seed}, {task}: {error}") from error
         accelerator.wait_for_everyone()
+    by_main(lambda: shutil.rmtree(Path(settings.models) / "states", ignore_errors=True), accelerator)
     found = {
         task: [json.loads(file.read_text(encoding="utf-8")) for file in of] for task, of in files.items()
     }
@@ -326,6 +336,34 @@ def measure_all(
     if any(queries != every[0] for queries in every):
         raise SystemExit(f"{folder} was measured on different queries: choose another --output")
     return bench, found, accelerator
+
+
+def recalls(bench: Bench, **models: Paradigm | Generative) -> Measured:
+    """The mean R@10 of each model and of BM25 on the test queries, for `unlearned_models`.
+
+    A model reranks BM25's first POOL documents and the relevant ones by the score that it is trained for.
+    """
+    pool, corpus = bench.pool(POOL), bench.collection.corpus
+    ids = sorted({id for of in pool.values() for id in of})
+    runs = {"BM25": pool}
+    for name, model in models.items():
+        if isinstance(model, Generative):
+            runs[name] = GenerativeRetriever(model).rerank(bench.test.queries, pool)
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                texts = [corpus[corpus.position(id)] for id in ids]
+                index = ExactIndex.build(model, ids, texts, f"{folder}/index", precision="no")
+                runs[name] = index.rerank(model, bench.test.queries, pool)
+    found = {name: per_query(run, bench.test.judgements, ["R@10"]) for name, run in runs.items()}
+    return {"R@10": {name: float(of.values["R@10"].mean()) for name, of in found.items()}}
+
+
+def unlearned_models(seeds: Sequence[Measured]) -> list[str]:
+    """The models of `recalls` whose mean over seeds is too far below BM25's to say anything."""
+    if any("R@10" not in seed for seed in seeds):
+        raise SystemExit("The results are of a version that did not measure R@10: choose another --output")
+    means = {name: sum(seed["R@10"][name] for seed in seeds) for name in seeds[0]["R@10"]}
+    return [name for name, mean in means.items() if unlearned({name: mean}, means["BM25"])]
 
 
 def sample(bench: Bench, settings: PairSettings) -> str:
@@ -336,5 +374,5 @@ def sample(bench: Bench, settings: PairSettings) -> str:
         f"{bench.collection.name}{unseen}, of which {learned_share(bench.train, bench.test):.0%} ask for "
         f"documents with training queries; seeds {settings.seeds} of models from {settings.backbone!r}, "
         f"trained on {settings.steps * settings.batch_size:,} queries each. Intervals (95 %) resample seeds "
-        "and queries."
+        f"and queries. A model with less than {LEARNED:.0%} of BM25's R@10 has not learned enough."
     )

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from alignment_directions import (
     BACKWARD,
+    CANDIDATES,
     CHANCE,
     FORWARD,
     GENERATIVE,
     MEASURES,
+    TRAINED,
     WHOLE,
     by_chance,
     claims,
@@ -135,7 +137,10 @@ def test_what_is_there_is_not_done_again(
     for name in ("fit", "fit_pairs"):
         monkeypatch.setattr(trained_pairs, name, never)
     monkeypatch.setattr(alignment_directions, "measure", never)
+    (finished / "models/states").mkdir()  # what frozen encoders give, which is kept for the training alone
     run(alignment_directions, arguments(collection, seq2seq["t5"], finished))
+    assert not (finished / "models/states").exists()
+    assert "content of backbone" in json.loads((finished / "models/config.json").read_text())
     with pytest.raises(AssertionError, match="again"):  # another seed is trained
         run(alignment_directions, arguments(collection, seq2seq["t5"], finished, seeds="[0,1,2]"))
 
@@ -217,13 +222,19 @@ def test_chance_is_the_mean_over_orders() -> None:
 # --- claims about planted numbers -------------------------------------------------------------------
 
 
-def verdicts(forward: float, backward: float, generative: float) -> list[str]:
-    """Two seeds of 60 queries with this share of RR@10 = 1, each query right wherever a worse system is."""
+def verdicts(forward: float, backward: float, generative: float, recall: float = 0.5) -> list[str]:
+    """Two seeds of 60 queries with this share of RR@10 = 1, each query right wherever a worse system is.
+
+    recall: R@10 of GR, where BM25 and ColBERT have 0.9.
+    """
     order = np.linspace(0, 1, 60, endpoint=False)
     shares = {FORWARD: forward} | dict.fromkeys(BACKWARD, backward)
     shares |= dict.fromkeys([*GENERATIVE, WHOLE], generative)
     values = {name: {"RR@10": np.tile((order < s).astype(float), (2, 1))} for name, s in shares.items()}
     values[CHANCE] = {"RR@10": np.full((2, 60), 0.05)}
+    values[CANDIDATES] = {"RR@10": np.full((2, 60), 0.5)}
+    for name in (CANDIDATES, FORWARD, TRAINED):
+        values[name]["R@10"] = np.full((2, 60), recall if name == TRAINED else 0.9)
     return [verdict.word for verdict in judge(claims(values))]
 
 
@@ -235,3 +246,4 @@ def test_verdicts_follow_the_numbers() -> None:
     assert verdicts(0.2, 0.6, 0.9) == [no] * 14
     assert verdicts(0.5, 0.5, 0.5) == [open_] * 14
     assert verdicts(0.9, 0.6, 0.06) == [yes] * 2 + [open_] * 12, "GR is not above a random order"
+    assert verdicts(0.9, 0.6, 0.2, recall=0.4) == [yes] * 2 + [open_] * 12, "less than half of BM25's R@10"

@@ -41,6 +41,21 @@ def test_the_fit_finds_a_power():
     assert (fit["c"], fit["p"]) == pytest.approx((3, 1.5))
 
 
+def test_every_seed_has_its_own_critical_n(monkeypatch):
+    most = np.array([4, 30, 80])  # documents whose sets each seed answers
+    monkeypatch.setattr(limit, "optimised", lambda name, tokens, h, n, settings: n <= most)
+    found = limit.critical("one vector", 1, 2, 20, Settings())
+    assert found[0] == 4, "a seed that fails at the first n is tried at smaller ones"
+    assert 20 <= found[1] <= 30
+    assert found[2] == 80
+    rows = limit.free(Settings(dimensions=[2], tokens=[2]))
+    assert all(row["[least, most]"] == "≥ [4, 80]" for row in rows), "a mean over a seed that was stopped"
+
+
+def test_the_random_projection_is_sought_up_to_the_largest():
+    assert limit.random_size(384, Settings()) == 80
+
+
 def test_a_run_reports_both_parts(tiny_bert, tmp_path, capsys):
     settings = Settings(
         documents=6,

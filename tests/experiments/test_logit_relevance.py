@@ -15,25 +15,32 @@ from logit_relevance import LOGITS, MEASURE, SCORERS, claims, correlation, state
 from scipy.stats import spearmanr
 
 from paradigms.data import Split
-from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, judge
+from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from paradigms.generative.targets import Targets
 from tests.experiments.test_alignment_directions import arguments, run, write_collection
 from tests.tiny_generative import generative, named
 
 
-def test_it_measures_states_of_one_training(seq2seq: dict[str, Path], tmp_path: Path) -> None:
+def test_it_measures_states_of_one_training(
+    seq2seq: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = arguments(
         write_collection(tmp_path / "words"), seq2seq["t5"], tmp_path, paradigm="genre", seeds="[0]"
     )
     run(logit_relevance, [*given, "--states=2", "--generative_steps=4"])
     rows = json.loads((tmp_path / "results/states.json").read_text())
     assert [row["step"] for row in rows] == [0, 2, 4]
-    states = json.loads((tmp_path / "results/seed-0/genre.json").read_text())["states"]
+    measured = json.loads((tmp_path / "results/seed-0/genre.json").read_text())
+    states = measured["states"]
+    assert measured["R@10"].keys() == {"BM25", "genre"}
     assert len({of["p"][0] for of in states}) == 3, "three different models"
     assert len(json.loads((tmp_path / "results/claims.json").read_text())) == 5
     assert (tmp_path / "results/states.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(SystemExit, match="states must be at least 2"):
         run(logit_relevance, [*given, "--states=1"])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit, match="on one process"):
+        run(logit_relevance, given)
 
 
 def test_a_state_against_a_loop(seq2seq: dict[str, Path]) -> None:
@@ -65,12 +72,13 @@ def test_a_constant_is_correlated_with_nothing() -> None:
 
 
 def test_verdicts_follow_the_numbers() -> None:
-    def words(p: float, early: float, late: float, lost: float) -> list[str]:
+    def words(p: float, early: float, late: float, lost: float, unlearned: str = "") -> list[str]:
         noise = np.random.default_rng(0).uniform(-0.005, 0.005, (3, 3, 40))
         values = {"p": noise + p, "logit": noise + np.array([0.5, early, late])[None, :, None]}
         values[f"{MEASURE}, log_probability"] = np.full((3, 3, 40), 0.5)
         values[f"{MEASURE}, logit"] = 0.5 - lost + noise
-        return [verdict.word for verdict in judge(claims(values))]
+        return [verdict.word for verdict in judge(claims(values, unlearned))]
 
     assert words(0.01, 0.97, 0.94, 0.0) == [REPRODUCED] * 5
     assert words(0.4, 0.3, 0.5, 0.2) == [CONTRADICTED] * 5
+    assert words(0.4, 0.3, 0.5, 0.2, "dsi") == [UNDECIDED] * 5

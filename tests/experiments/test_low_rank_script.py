@@ -14,7 +14,7 @@ from rich.console import Console
 from studies.attention_heads import Seen, best_name, seen
 from studies.trained_pairs import open_bench
 
-from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, judge
+from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from paradigms.generative.interaction import decompose
 from paradigms.generative.model import Generative
 from paradigms.generative.targets import Targets
@@ -184,6 +184,7 @@ def test_each_verdict_turns_with_its_number(changes: dict[str, float], wrong: li
     heads = {key: np.full((2, 20, 2, 2), value) for key, value in numbers.items()}
     words = [verdict.word for verdict in judge(low_rank.claims(heads))]
     assert words == [CONTRADICTED if n in wrong else REPRODUCED for n in range(11)]
+    assert {verdict.word for verdict in judge(low_rank.claims(heads, "seal"))} == {UNDECIDED}
 
 
 # --- the script -------------------------------------------------------------------------------------
@@ -217,8 +218,3 @@ def test_a_run_writes_every_table(seq2seq: dict[str, Path], tmp_path: Path) -> N
         errors.append(float(lemma.best_rank_one(view.attention[1, 0])[1]))
     assert float(rows[6]["best_error"]) == pytest.approx(np.mean(errors), abs=1e-5)
     run(low_rank, given)  # nothing is done again, and all is written
-
-
-def test_an_unknown_paradigm_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="unknown paradigm colbert"):
-        low_rank.Settings(paradigm="colbert")

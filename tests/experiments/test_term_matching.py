@@ -201,6 +201,12 @@ def test_idf_counts_documents_and_words_are_words(seq2seq: dict[str, Path]) -> N
     assert not counted[number(["▁the", "▁of", "a", ",", "▁(", "▁", "<pad>", "</s>", "<unk>"])].any()
 
 
+def test_pieces_of_wordpiece_are_words(tiny_bert: Path) -> None:
+    tokenizer = load_tokenizer(tiny_bert)
+    tokenizer.add_tokens(["##of", "##ox"])
+    assert counted_tokens(tokenizer)[-2:].tolist() == [False, True]
+
+
 # --- claims about planted numbers -------------------------------------------------------------------
 
 
@@ -238,8 +244,8 @@ def results(
     }
 
 
-def verdicts(of: dict[Any, Sums]) -> list[str]:
-    return [verdict.word for verdict in judge(claims(of, fewest=50))]
+def verdicts(of: dict[Any, Sums], *poor: str) -> list[str]:
+    return [verdict.word for verdict in judge(claims(of, fewest=50, poor=poor))]
 
 
 def test_verdicts_follow_the_numbers() -> None:
@@ -247,6 +253,8 @@ def test_verdicts_follow_the_numbers() -> None:
     down, up, flat, many = [0.2, 0.15, 0.1, 0.07, 0.05], [0.05, 0.1, 0.2, 0.3, 0.4], [0.114] * 5, [5] * 5
     assert verdicts(results(down, up, many)) == [yes] * 15
     assert verdicts(results(up, down, many, case=0.0)) == [no] * 15
+    assert verdicts(results(down, up, many), "seal") == [yes] * 7 + [open_] * 8
+    assert verdicts(results(down, up, many), "colbert") == [open_] * 7 + [yes] * 4 + [open_, yes] * 2
     assert verdicts(results(flat, flat, many)) == [yes] + [open_] * 10 + [yes] * 4
     assert len(verdicts(results(down, up, [0, 0, 5, 0, 0]))) == 5, "one bin shows no trend"
     found = results(down, up, many)
