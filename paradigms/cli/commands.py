@@ -10,9 +10,10 @@ from shlex import quote
 
 from paradigms.baselines.bm25 import BM25
 from paradigms.cli import show
-from paradigms.cli.checkpoint import Checkpoint
-from paradigms.cli.indexed import Indexed, check_source, documents, make, open_folder, words_of
+from paradigms.cli.checkpoint import Checkpoint, words_that_fit
+from paradigms.cli.indexed import Indexed, make, open_folder
 from paradigms.cli.queries import read_queries, refuse_blank, typed
+from paradigms.cli.sources import check_source, documents, words_of
 from paradigms.data import Collection, Corpus, Problems, Run, read_run, write_run
 from paradigms.data import load as load_collection
 from paradigms.evaluate import (
@@ -90,7 +91,8 @@ def run_rerank(settings: argparse.Namespace) -> None:
     if not queries:
         raise ValueError("no query: give its text, --queries FILE or --split NAME")
     model = Checkpoint.of(settings).open(pickled=settings.pickled)
-    words, problems, told = words_of(settings.source, settings.words, model), Problems(), notes()
+    words = words_of(settings.source, settings.words, words_that_fit(model))
+    problems, told = Problems(), notes()
     rows = list(documents(settings.source, problems, words))
     show.problems(problems, told)
     if not rows:

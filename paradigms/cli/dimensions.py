@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from paradigms.baselines.lexical_vectors import PLACEMENTS, Counts, count_terms, weigh
 from paradigms.cli.queries import read_queries
-from paradigms.cli.sources import check_source, documents, is_text
+from paradigms.cli.sources import check_source, documents, is_text, words_of
 from paradigms.data import Corpus, Problems
 from paradigms.data.collection import body
 from paradigms.data.texts import WORDS
+from theory.checks import Array
 from theory.collection import (
     Dimension,
     Problem,
@@ -40,9 +40,8 @@ SENTENCE = re.compile(r"(?s)\S.*?(?=[.!?。！？](?:\s|$)|$)")
 def run_dimensions(settings: argparse.Namespace) -> None:
     """Print the answer in a sentence, by length, by map and by idf, and what it is not."""
     check_source(settings.source)
-    if settings.words and not is_text(settings.source):
-        raise ValueError(f"--words is of text files, and {settings.source} has documents, which are not cut")
-    rows = list(documents(settings.source, Problems(), settings.words or WORDS))
+    words = words_of(settings.source, settings.words, WORDS)
+    rows = list(documents(settings.source, Problems(), words))
     if not rows:
         raise ValueError(f"{settings.source} holds no document")
     ids, titles, texts = map(list, zip(*rows, strict=True))
@@ -51,10 +50,11 @@ def run_dimensions(settings: argparse.Namespace) -> None:
     given = bool(queries)
     queries = queries or own_queries(corpus, is_text(settings.source))
     counts = count_terms(corpus, queries, QUERIES, seed=0)
-    for line in answer(counts, given, settings.source):
+    lines, problem, thresholds = answer(counts, given, settings.source)
+    for line in lines:
         print(line)
     if settings.model:
-        print(of_model(settings, counts, {id: queries[id] for id in counts.query_ids}))
+        print(of_model(settings, corpus, [queries[id] for id in counts.query_ids], problem, thresholds))
     print(
         "This is how well BM25's order is kept, not how well documents are found: a trained encoder can rank "
         "better than BM25 with fewer dimensions."
@@ -70,10 +70,11 @@ def own_queries(corpus: Corpus, paths: bool) -> dict[str, str]:
     return found
 
 
-def answer(counts: Counts, given: bool, source: str) -> list[str]:
-    """The lines about linear maps. given: whether queries are the user's, or named like their documents.
+def answer(counts: Counts, given: bool, source: str) -> tuple[list[str], Problem, Array]:
+    """(lines about linear maps, the problem, its exact thresholds [m, samples] over all documents).
 
-    ValueError where no query has `RANK` documents below its best.
+    given: whether queries are the user's, or named like their documents. ValueError where no query
+    has `RANK` documents below its best.
     """
     lengths = np.array([len(text.split()) for text in counts.corpus])
     groups = length_groups(lengths, BINS if len(lengths) >= BINS * 10 * RANK else 1)
@@ -103,13 +104,13 @@ def answer(counts: Counts, given: bool, source: str) -> list[str]:
             "Queries are titles or first sentences of documents: --queries or --split gives real ones, which "
             "mostly share fewer words with their documents and need more."
         )
-    if len(ks) > 2:
-        cells = zip(groups, ks[:-1], strict=False)
+    cells = [(rows, k) for rows, k in zip(groups, ks[:-1], strict=False) if not np.isnan(k.k)]
+    if len(ks) > 2 and cells:
         by_length = (f"{lengths[rows].mean():.0f} words {shown(k)}" for rows, k in cells)
         lines.append(f"Among documents of one length, a quarter each: {'; '.join(by_length)}.")
     moved_to = "; ".join(f"in {place} {shown(k)}" for place, k in others.items())
     lines.append(f"The idf stands in the query here; the scores are the same with it {moved_to}.")
-    return lines
+    return lines, problem, thresholds[-1]
 
 
 def shown(k: Dimension, most: int = 0) -> str:
@@ -118,7 +119,9 @@ def shown(k: Dimension, most: int = 0) -> str:
     return cells[0] if np.isinf(k.low) else f"{cells[0]} [{cells[1]}, {cells[2]}]"
 
 
-def of_model(settings: argparse.Namespace, counts: Counts, texts: Mapping[str, str]) -> str:
+def of_model(
+    settings: argparse.Namespace, corpus: Corpus, queries: list[str], problem: Problem, thresholds: Array
+) -> str:
     """How often a model keeps BM25's best document, and the dimension at which an untrained map does."""
     import torch
 
@@ -130,8 +133,7 @@ def of_model(settings: argparse.Namespace, counts: Counts, texts: Mapping[str, s
     model: Any = Checkpoint.of(settings).open(pickled=settings.pickled)
     if not isinstance(model, Paradigm) or model.recipe.reads_pool:
         raise ValueError(f"{settings.model} gives a document no score that depends on it and the query alone")
-    problem, corpus = Problem.of(*weigh(counts)), counts.corpus
-    asked, parts = model.encode_queries(list(texts.values())), []
+    asked, parts = model.encode_queries(queries), []
     with progress_bar() as bar:
         for start in bar.track(range(0, len(corpus), BATCH), description="encode"):
             end = min(start + BATCH, len(corpus))
@@ -139,13 +141,12 @@ def of_model(settings: argparse.Namespace, counts: Counts, texts: Mapping[str, s
             parts.append(model.score(documents, asked).float().cpu())
     scores = torch.cat(parts, 1).numpy()
     lost = []
-    for query in range(len(texts)):
-        best, below, _ = problem.competitors(0, query)
+    for query in range(len(queries)):
+        best, below, _ = problem.competitors(-1, query)
         if len(below) >= RANK:
             lost.append(float((scores[query, below] >= scores[query, best]).sum() >= RANK))
-    (thresholds,) = exact_thresholds(problem, [RANK], SAMPLES, seed=0)
     mean, low, high = seeds_interval(1 - np.array(lost)[None])
-    worth = [reached_by(thresholds[0], 1 - x) if 0 < x < 1 else None for x in (mean, low, high)]
+    worth = [reached_by(thresholds, 1 - x) if 0 < x < 1 else None for x in (mean, low, high)]
     told = ["–" if k is None else f"{k:,.0f}" for k in worth]
     return (
         f"{settings.model} keeps it for {mean:.0%} of the queries [{low:.0%}, {high:.0%}], as an untrained "

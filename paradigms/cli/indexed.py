@@ -12,11 +12,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.cli.checkpoint import Checkpoint, whole, words_that_fit
-from paradigms.cli.sources import check_source, documents, is_text
+from paradigms.cli.sources import check_source, documents, words_of
 from paradigms.data import Corpus, Problems, Run
 from paradigms.data.beir import read_corpus, write_corpus
 from paradigms.data.collection import Digest
@@ -73,18 +72,6 @@ class Indexed:
         return {id: found.get(id, {}) for id in queries}
 
 
-def words_of(source: str, asked: int | None, model: Any) -> int:
-    """Words of a passage: as asked, or as fit the model; 0 of a source that is not cut.
-
-    ValueError where they are asked for of one that is not.
-    """
-    if is_text(source):
-        return asked or words_that_fit(model)
-    if asked:
-        raise ValueError(f"--words is of text files, and {source} has documents, which are not cut")
-    return 0
-
-
 def make(
     source: str,
     folder: Path,
@@ -110,7 +97,7 @@ def make(
         paradigm = checkpoint.open(pickled=pickled)
         if not isinstance(paradigm, Paradigm):
             raise ValueError(f"{checkpoint.model} holds {paradigm.name}, {NO_INDEX[type(paradigm)]}")
-        words = words_of(source, words, paradigm)
+        words = words_of(source, words, words_that_fit(paradigm))
         found = _digested(documents(source, problems, words), digest)
 
         def made() -> Made:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
+from math import isfinite
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -28,7 +29,10 @@ def problems(found: Problems, console: Terminal) -> None:
 
 
 def results(queries: Mapping[str, str], run: Run, corpus: Corpus | None, form: str) -> None:
-    """Each query's documents, best first, to the standard output; their texts where there is a corpus."""
+    """Each query's documents, best first, to the standard output; their texts where there is a corpus.
+
+    A score of −inf, of a document without tokens, is null in JSON.
+    """
     console = Terminal(highlight=False)
     for query, text in queries.items():
         found = run.get(query, {})
@@ -42,7 +46,8 @@ def results(queries: Mapping[str, str], run: Run, corpus: Corpus | None, form: s
                         raise ValueError(f"the id {name!r} holds white space, which no TREC run can have")
                 print(shown(f"{query} Q0 {id} {rank} {score!r} paradigms"))
                 continue
-            row = {"query": query, "text": text, "rank": rank, "id": id, "score": score}
+            known = score if isfinite(score) else None
+            row = {"query": query, "text": text, "rank": rank, "id": id, "score": known}
             print(json.dumps(row | ({} if corpus is None else {"document": _document(id, corpus)[1]})))
 
 

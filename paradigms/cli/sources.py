@@ -18,9 +18,8 @@ NAMES = ("hf:", "irds:")  # of collections that are no folder
 def documents(source: str, problems: Problems, words: int) -> Iterator[Document]:
     """(id, title, text) of text files, of a file of JSON lines, or of a collection by name or folder.
 
-    words: of a passage of a text file.
+    words: of a passage of a text file. The source exists (`check_source`).
     """
-    check_source(source)
     rows = _rows(source)
     if rows is not None:
         return _readable(json_lines(rows, problems))
@@ -50,6 +49,18 @@ def is_text(source: str) -> bool:
     """Whether the source is text files, which are cut into passages."""
     path = Path(source)
     return _rows(source) is None and (path.is_file() or (path.is_dir() and not is_collection(path)))
+
+
+def words_of(source: str, asked: int | None, fit: int) -> int:
+    """Words of a passage: as asked, or as fit the model; 0 of a source that is not cut.
+
+    ValueError where they are asked for of one that is not.
+    """
+    if is_text(source):
+        return asked or fit
+    if asked:
+        raise ValueError(f"--words is of text files, and {source} has documents, which are not cut")
+    return 0
 
 
 def is_collection(folder: Path) -> bool:

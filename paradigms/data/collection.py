@@ -128,6 +128,7 @@ class Collection:
     problems: Problems
     fingerprint: str
     measures: tuple[str, ...] = ()
+    built_in: bool = False  # pydocs, or a subset of it
 
     def split(self, name: str) -> Split:
         """The split of this name. ValueError names a wrong one and lists those that exist."""

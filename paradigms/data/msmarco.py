@@ -6,14 +6,14 @@ processed them (arXiv:2304.04171), in this layout.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from paradigms.data.collection import Collection, assemble, joined
+from paradigms.data.collection import Collection, assemble, grade, joined
 from paradigms.data.lines import Document, decoded, read_documents
 from paradigms.io.gzipped import numbered_lines
 
-QUERIES = re.compile(r"queries\.\w+\.tsv")
+QUERIES = re.compile(r"queries\.[\w.]+\.tsv")
 JUDGEMENTS = re.compile(r"(?P<kind>qrels?|triples)\.(?P<split>\w+)(\.[\w.]+)?\.tsv")
 
 
@@ -25,9 +25,10 @@ def read_msmarco(folder: Path) -> Collection:
     """Collection of collection.tsv (id, text, and perhaps a title) and queries.<split>.tsv (id, text).
 
     queries.all.tsv stands for all others. Judgements are qrels.<split>.tsv or qrel.<split>.tsv (query, 0,
-    document, grade) or else triples.<split>.tsv (query, a relevant document, others), with anything after the
-    split. Papers report on `dev`: without another split `test` that is its name. ValueError names the file
-    and line of what is not so, FileNotFoundError a missing file.
+    document, grade) or else triples.<split>.tsv (query, a relevant document, others). All may have anything
+    after the split, as queries.dev.small.tsv. Papers report on `dev`: without another split `test` that is
+    its name. ValueError names the file and line of what is not so, or the judgements whose queries have no
+    text; FileNotFoundError a missing file.
     """
     folder = folder.resolve()
     names = sorted(file.name for file in folder.iterdir())
@@ -39,14 +40,16 @@ def read_msmarco(folder: Path) -> Collection:
     if "dev" in files and "test" not in files:
         files["test"] = files.pop("dev")
     every = ["queries.all.tsv"] if "queries.all.tsv" in names else list(filter(QUERIES.fullmatch, names))
+    queries = [(id, text) for name in every for id, text in _rows(folder / name, 2)]
+    known = {id for id, _ in queries}
+    judgements: dict[str, Iterable[tuple[str, str, int]]] = {}
+    for split, file in sorted(files.items()):
+        rows = judgements[split] = list(_judgements(file))
+        if rows and not any(query in known for query, _, _ in rows):
+            read = ", ".join(every) or "no queries.<split>.tsv"
+            raise ValueError(f"{file} judges no query that has a text; texts of queries are in: {read}")
     documents, stored = read_documents([folder / "collection.tsv"], _document)
-    return assemble(
-        folder.name,
-        documents,
-        ((id, text) for name in every for id, text in _rows(folder / name, 2)),
-        {split: _judgements(file) for split, file in sorted(files.items())},
-        stored=stored,
-    )
+    return assemble(folder.name, documents, queries, judgements, stored=stored)
 
 
 def _document(line: bytes, where: str) -> Document:
@@ -59,14 +62,23 @@ def _judgements(path: Path) -> Iterator[tuple[str, str, int]]:
     if path.name.startswith("triples"):
         yield from ((query, document, 1) for query, document in dict.fromkeys(_rows(path, 2)))
         return
-    for query, _, document, grade in _rows(path, 4):
-        yield query, document, int(grade)
+    for number, line in numbered_lines(path):
+        where = f"{path}, line {number}"
+        query, _, document, value = _cells(line, where, 4)
+        try:
+            yield query, document, grade(value)
+        except (ValueError, OverflowError):
+            raise ValueError(f"{where}: the grade {value!r} is not an integer") from None
 
 
 def _rows(path: Path, columns: int) -> Iterator[tuple[str, ...]]:
-    """The first so many columns of each line."""
     for number, line in numbered_lines(path):
-        yield tuple(cell.strip() for cell in _columns(line, f"{path}, line {number}", columns)[:columns])
+        yield _cells(line, f"{path}, line {number}", columns)
+
+
+def _cells(line: str, where: str, columns: int) -> tuple[str, ...]:
+    """The first so many columns of a line."""
+    return tuple(cell.strip() for cell in _columns(line, where, columns)[:columns])
 
 
 def _columns(line: str, where: str, least: int) -> list[str]:

@@ -12,10 +12,10 @@ def words(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
 
 
-def near_copies(texts: list[str], threshold: float, keep: int = 0) -> list[bool]:
+def near_copies(texts: list[str], threshold: float, originals: int | None = None) -> list[bool]:
     """For each text, whether J = |x ∩ y| / |x ∪ y| ≥ threshold with an earlier text y that is no copy itself.
 
-    The first `keep` texts are no copies, whatever they say.
+    originals: the first so many texts, which are no copies; the others are compared with these alone.
 
     x and y are the texts' sets of word triples. Exact, by prefix filtering (Chaudhuri et al., "A Primitive
     Operator for Similarity Joins in Data Cleaning", ICDE 2006): J ≥ t implies |x ∩ y| ≥ t·max(|x|, |y|), so
@@ -37,13 +37,13 @@ def near_copies(texts: list[str], threshold: float, keep: int = 0) -> list[bool]
         prefix = triples[: size - int(np.ceil(threshold * size)) + 1].tolist()
         copy = False
         earlier = {holder for triple in prefix for holder in holders.get(triple, ())}
-        for other in earlier if text >= keep else ():
+        for other in earlier if originals is None or text >= originals else ():
             shared = len(np.intersect1d(triples, by_rarity[other], assume_unique=True))
             if shared >= threshold * (size + len(by_rarity[other]) - shared):
                 copy = True
                 break
         copies.append(copy)
-        if not copy:
+        if not copy and (originals is None or text < originals):
             for triple in prefix:
                 holders.setdefault(triple, []).append(text)
     return copies

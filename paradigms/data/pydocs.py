@@ -122,7 +122,7 @@ def read_pydocs(documents: int | None = None) -> Collection:
     digest = Digest()
     digest.add(collection.fingerprint, *(f"{name} {version}" for name, version in sorted(versions.items())))
     name = "pydocs" if documents is None else f"pydocs-{documents}"
-    return replace(collection, name=name, fingerprint=digest.hexdigest())
+    return replace(collection, name=name, fingerprint=digest.hexdigest(), built_in=True)
 
 
 def installed_versions() -> dict[str, str]:

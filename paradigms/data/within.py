@@ -30,7 +30,7 @@ def within_documents(collection: Collection) -> Collection:
     ValueError where two splits have different queries of one id, or no document has two queries.
     """
     queries, judged = _all_queries(collection)
-    if collection.name.startswith("pydocs"):
+    if collection.built_in:
         _add_parameters(collection, queries, judged)
     relevant = {q: [d for d, grade in grades.items() if grade > 0] for q, grades in judged.items()}
     corpus = collection.corpus
@@ -50,7 +50,8 @@ def within_documents(collection: Collection) -> Collection:
             f"{collection.name}: no document has two queries, of which one could be a test query"
         )
     train = [query for query in queries if query not in held]
-    copies = near.near_copies([queries[q] for q in (*train, *held)], NEAR, keep=len(train))[len(train) :]
+    texts = [queries[q] for q in (*train, *held)]
+    copies = near.near_copies(texts, NEAR, originals=len(train))[len(train) :]
     problems = replace(collection.problems, counts={**collection.problems.counts})
     chosen: dict[str, list[str]] = {"train": train, "dev": [], "test": []}
     learned = {_phrase(queries[query]) for query in train}  # those of fewer than three words have no triples

@@ -68,7 +68,7 @@ def candidate_scores(
 
 
 def combine(dense: Run, sparse: Run, weight: float) -> Run:
-    """dense + weight · sparse, by falling score and equal scores by id.
+    """dense + weight · sparse, by falling score and equal scores by id; weight 0 is dense alone.
 
     ValueError for a document that only one of the runs has, for a sum that is NaN, and for a weight that is
     negative or not finite.
@@ -78,7 +78,8 @@ def combine(dense: Run, sparse: Run, weight: float) -> Run:
     _check_same(dense, sparse)
     combined: Run = {}
     for query, scores in dense.items():
-        summed = {document: score + weight * sparse[query][document] for document, score in scores.items()}
+        other = sparse[query] if weight else dict.fromkeys(scores, 0.0)  # 0 · −inf would be NaN
+        summed = {document: score + weight * other[document] for document, score in scores.items()}
         for document, score in summed.items():
             if isnan(score):
                 raise ValueError(
@@ -91,12 +92,14 @@ def combine(dense: Run, sparse: Run, weight: float) -> Run:
 def scale(dense: Run, sparse: Run) -> float:
     """The λ at which both scores weigh the same: the ratio of their mean standard deviations within a query.
 
-    ValueError where the scores of one of them differ within no query.
+    Scores of −inf, of documents without tokens, do not count. ValueError where the scores of one run differ
+    within no query.
     """
     _check_same(dense, sparse)
     spread = {}
     for name, run in (("dense", dense), ("sparse", sparse)):
-        found = [np.std(list(scores.values())) for scores in run.values() if scores]
+        finite = [[score for score in scores.values() if isfinite(score)] for scores in run.values()]
+        found = [np.std(scores) for scores in finite if scores]
         spread[name] = float(np.mean(found)) if found else 0.0
         if not spread[name] > 0:
             raise ValueError(f"the {name} scores of the candidates differ within no query: λ has no scale")

@@ -44,7 +44,7 @@ class Identifiers:
 
     Identifier n has the tokens tokens[offsets[n] : offsets[n + 1]] and names documents[owners[n]]. Equal
     sequences stay apart, one for each document that they name. ValueError where a document has none, or an
-    identifier is empty, holds `end` or leaves the vocabulary.
+    identifier is empty, holds `end` or leaves the vocabulary, or `starts` are no places.
     """
 
     kind: str  # "title", "semantic", "atomic" or "text"
@@ -58,6 +58,8 @@ class Identifiers:
     starts: Int[np.ndarray, " s"]  # places in `tokens` where training spans may begin ("text"), ascending
 
     def __post_init__(self) -> None:
+        if (np.diff(self.starts, prepend=-1, append=len(self.tokens)) <= 0).any():
+            raise ValueError(f"starts must ascend strictly within [0, {len(self.tokens)})")
         if len(set(self.documents)) != len(self.documents):
             raise ValueError("document ids must differ from each other")
         lengths = np.diff(self.offsets)
@@ -132,7 +134,7 @@ class Identifiers:
     def digest(self) -> str:
         """sha256 of what names what; the same for identifiers that are equal in all but `problems`."""
         found = hashlib.sha256(json.dumps([self.kind, self.documents, self.vocabulary, self.end]).encode())
-        for array in (self.tokens, self.offsets, self.owners):
+        for array in (self.tokens, self.offsets, self.owners, self.starts):
             found.update(array.astype("<i8").tobytes())
         return found.hexdigest()
 
@@ -154,9 +156,11 @@ class Identifiers:
             plain = json.loads((folder / names[0]).read_text(encoding="utf-8"))
             problems = Problems(**plain.pop("problems"))
             arrays: dict[str, Any] = load_file(folder / names[1])
-            return cls(**plain, **arrays, problems=problems)
+            if "starts" in arrays:
+                return cls(**plain, **arrays, problems=problems)
         except (SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"{folder}, {' or '.join(names)}: damaged ({error})") from error
+        raise ValueError(f"{folder / names[1]} was saved by an older version: train the model again")
 
 
 def titles(corpus: Corpus, tokenizer: Any, length: int) -> Identifiers:

@@ -16,10 +16,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, get_type_hints
+from types import UnionType
+from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml  # type: ignore[import-untyped]
 from jsonargparse import ArgumentParser, set_parsing_settings
@@ -37,12 +38,15 @@ class Parser(ArgumentParser):
         print(f"{shown(message)}\nAll options: --help", file=sys.stderr)
         raise SystemExit(2) from ex
 
-    def check_structures(self, arguments: Sequence[str]) -> None:
-        """An error where a list or a mapping is no JSON or YAML: where it breaks off."""
+    def check_structures(self, arguments: Sequence[str], hints: Mapping[str, Any]) -> None:
+        """An error where a field of lists or mappings is given no JSON or YAML: where it breaks off."""
         for before, word in pairwise(["", *arguments]):
             name, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
+            field = name.removeprefix("--").partition(".")[0].rstrip("+")
+            if value[:1] not in ("[", "{") or not _structured(hints.get(field)):
+                continue
             try:
-                yaml.safe_load(value if value[:1] in ("[", "{") else "")
+                yaml.safe_load(value)
             except (yaml.YAMLError, RecursionError, ValueError) as error:
                 self.error(f"{name}: no JSON or YAML: {' '.join(str(error).split())}")
 
@@ -54,7 +58,8 @@ def command_line(kind: type, description: str, arguments: Sequence[str] | None =
     script also has --config, and --plugin, whose files are imported here (`paradigms.io.plugins`).
     """
     # jsonargparse would run the script's `if TYPE_CHECKING` blocks for them.
-    vars(kind)["__init__"].__annotations__.update(get_type_hints(kind))
+    hints = get_type_hints(kind)
+    vars(kind)["__init__"].__annotations__.update(hints)
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = Parser(description=description.strip())
     parser.add_argument("--config", action="config", help="YAML file of settings; flags after it win")
@@ -66,7 +71,7 @@ def command_line(kind: type, description: str, arguments: Sequence[str] | None =
         help="registers a paradigm, alignment or encoder of your own; may be repeated, a list in YAML",
     )
     parser.add_class_arguments(kind)
-    parser.check_structures(sys.argv[1:] if arguments is None else arguments)
+    parser.check_structures(sys.argv[1:] if arguments is None else arguments, hints)
     values = parser.parse_args(arguments).as_dict()
     logging.basicConfig(format="%(message)s")
     if os.environ.get("RANK", "0") == "0":
@@ -77,6 +82,14 @@ def command_line(kind: type, description: str, arguments: Sequence[str] | None =
         parser.error(str(error))
     values.pop("config", None)
     return values
+
+
+def _structured(hint: Any) -> bool:
+    """Whether values of this type are lists or mappings and no strings."""
+    origin = get_origin(hint) or hint
+    if origin in (Union, UnionType):
+        return str not in get_args(hint) and any(map(_structured, get_args(hint)))
+    return isinstance(origin, type) and issubclass(origin, Collection) and origin is not str
 
 
 def from_command_line(

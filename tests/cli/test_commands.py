@@ -533,6 +533,12 @@ def test_names_that_differ_after_a_dot_make_two_indexes(source, models):
 # --- queries that ask nothing ---------------------------------------------------------------------------
 
 
+def test_a_score_of_minus_infinity_is_null_in_json(capsys):
+    show.results({"1": "snow"}, {"1": {"a": 2.0, "b": float("-inf")}}, None, "json")
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line, parse_constant=pytest.fail)["score"] for line in lines] == [2.0, None]
+
+
 def test_a_blank_query_finds_nothing_and_says_so(indexed, capsys):
     blank = "query 1 is blank"
     for command in ("search", "explain"):
@@ -560,6 +566,20 @@ def test_dimensions_of_a_source(source, models, capsys, queries):
     assert ("Queries are titles or first sentences" in out) != bool(queries)
     assert ("as an untrained map" in out) == bool(model)
     assert "can rank better than BM25" in out
+
+
+def test_a_group_of_lengths_without_a_known_query_is_left_out(source, capsys):
+    rng = random.Random(0)
+    common, rare = [f"common{i}" for i in range(20)], [f"rare{i}" for i in range(100)]
+    texts = [" ".join(rng.choices(common, k=12)) for _ in range(300)]
+    texts += [" ".join(rng.sample(rare, 30)) for _ in range(100)]  # a quarter that no query matches
+    rows = [{"_id": str(i), "text": text} for i, text in enumerate(texts)]
+    (source.parent / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    main(["dimensions", "rows.jsonl", "-q", "common1 common2 common3", "-q", "common4 common5 common6"])
+    out = capsys.readouterr().out
+    assert "12 words" in out
+    assert "30 words" not in out
+    assert "more than 0" not in out
 
 
 def test_dimensions_of_too_few_documents(source):

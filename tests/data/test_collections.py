@@ -134,13 +134,22 @@ def test_nq320k_and_ms_marco(tmp_path: Path) -> None:
     (folder / "queries.all.tsv").rename(folder / "queries.train.tsv")
     put(folder / "queries.dev.tsv", "1\twho swims\n3\twhat sleeps\n")
     put(folder / "qrels.train.tsv", "0\t0\t8\t1\n")
-    put(folder / "qrels.test.tsv", "3\t0\t7\t1\n")
+    put(folder / "qrels.test.tsv", "3\t0\t7\t1.0\n")
     collection = load(folder)
     assert {name: of.judgements for name, of in collection.splits.items()} == {
         "dev": {"1": {"9": 1}},
         "test": {"3": {"7": 1}},
         "train": {"0": {"8": 1}},  # the triples do not count beside judgements
     }
+    (folder / "queries.dev.tsv").rename(folder / "queries.dev.small.tsv")  # Microsoft's name
+    assert load(folder).split("dev").queries == {"1": "who swims"}
+    put(folder / "qrels.test.tsv", "5\t0\t7\t1\n")
+    files = r"qrels\.test\.tsv judges no query that has a text.*queries\.dev\.small\.tsv, queries\.train\.tsv"
+    with pytest.raises(ValueError, match=files):
+        load(folder)
+    put(folder / "qrels.test.tsv", "3\t0\t7\tgood\n")
+    with pytest.raises(ValueError, match=r"qrels\.test\.tsv, line 1: the grade 'good'"):
+        load(folder)
     put(folder / "qrels.test.tsv", "3\t0\n")
     with pytest.raises(ValueError, match=r"qrels\.test\.tsv, line 1: not 4 columns"):
         load(folder)

@@ -41,6 +41,9 @@ def test_near_copies_are_those_that_brute_force_finds(texts: list[str], threshol
         if not expected[-1]:
             kept.append(text)
     assert near_copies(texts, threshold) == expected
+    originals = len(texts) // 2
+    alone = [near_copies([*texts[:originals], text], threshold, originals)[-1] for text in texts[originals:]]
+    assert near_copies(texts, threshold, originals) == [False] * originals + alone
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,20 @@ def test_near_copies_of_training_queries_and_words_of_a_document_are_no_test_que
     assert quoted in divided.split("train").queries
 
 
-def test_descriptions_of_parameters_train_and_summaries_test() -> None:
+def test_a_copy_of_another_held_out_query_stays() -> None:
+    whole = collection()
+    first, second = [*within_documents(whole).split("test").queries][:2]
+    copied = whole.split("train").queries | whole.split("test").queries
+    copied[second] = copied[first]
+    splits = {
+        name: replace(split, queries={q: copied[q] for q in split.queries})
+        for name, split in whole.splits.items()
+    }
+    assert {first, second} <= within_documents(replace(whole, splits=splits)).split("test").queries.keys()
+
+
+@pytest.mark.parametrize("built_in", [True, False])
+def test_descriptions_of_parameters_train_and_summaries_test(built_in: bool) -> None:
     text = "Some words that describe what it does at length.\n\nParameters\n----------\nsize : int\n    "
     sentences = [
         f"The number of {word} that are kept in the result of call {n}." for n, word in enumerate(WORDS)
@@ -79,7 +92,12 @@ def test_descriptions_of_parameters_train_and_summaries_test() -> None:
     texts = [(f"d{n}", "", text + sentence) for n, sentence in enumerate(sentences)]
     queries = [(f"q:d{n}", f"{question(n, 2)} {n}") for n in range(len(WORDS))]
     judged = {"test": iter([(f"q:d{n}", f"d{n}", 1) for n in range(len(WORDS))])}
-    divided = within_documents(assemble("pydocs", texts, queries, judged))
+    whole = assemble("pydocs-x", texts, queries, judged)
+    if not built_in:  # a folder of this name
+        with pytest.raises(ValueError, match="no document has two queries"):
+            within_documents(whole)
+        return
+    divided = within_documents(replace(whole, built_in=True))
     held = {**divided.split("dev").queries, **divided.split("test").queries}
     assert held
     assert all(query.startswith("q:") for query in held)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer
 
 from paradigms.data import Corpus, Problems
@@ -102,8 +103,9 @@ def test_the_digest_follows_what_names_what() -> None:
         {"owners": np.array([0, 1, 1, 2])},
         {"vocabulary": 10},
         {"end": None},
+        {"starts": np.array([0, 3])},
     ]
-    assert len({first, *(example(**change).digest for change in changes)}) == 8
+    assert len({first, *(example(**change).digest for change in changes)}) == 9
 
 
 @pytest.mark.parametrize(
@@ -118,6 +120,10 @@ def test_the_digest_follows_what_names_what() -> None:
         ({"offsets": np.array([0, 2, 3, 5, 5])}, "4 identifiers need 5 offsets, 0 to 6"),
         ({"offsets": np.array([1, 2, 3, 5, 6])}, "4 identifiers need 5 offsets, 0 to 6"),
         ({"offsets": np.array([0, 2, 2, 5, 6])}, "document 'b' has an empty identifier"),
+        *(
+            ({"starts": np.array(at)}, "starts must ascend strictly within .0, 6.")
+            for at in ([2, 2], [3, 1], [-1, 2], [0, 6])
+        ),
         ({"end": 7}, "document 'b' holds the token 7; they lie in .0, 9., and 7 only ends"),
         ({"vocabulary": 8}, "document 'c' holds the token 8"),
         ({"tokens": np.array([5, -1, 7, 5, 6, 8])}, "document 'a' holds the token -1"),
@@ -151,6 +157,14 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path, name: str) -> None:
             Identifiers.load(tmp_path)
     (tmp_path / name).unlink()
     with pytest.raises(FileNotFoundError, match=f"{name} is missing"):
+        Identifiers.load(tmp_path)
+
+
+def test_identifiers_of_an_older_version_are_refused(tmp_path: Path) -> None:
+    example().save(tmp_path)
+    file = tmp_path / "identifiers.safetensors"
+    save_file({name: array for name, array in load_file(file).items() if name != "starts"}, file)
+    with pytest.raises(ValueError, match=f"{file} was saved by an older version"):
         Identifiers.load(tmp_path)
 
 

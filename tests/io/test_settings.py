@@ -1,0 +1,32 @@
+"""A command line: strings are taken as they are, and broken lists and mappings are told by their name."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paradigms.io.settings import command_line
+
+
+@dataclass
+class Settings:
+    folder: str = "x"
+    out: Path | None = None
+    seeds: list[int] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
+    also: list[str] | None = None
+
+
+@pytest.mark.parametrize("value", ["[old] x", "{old} x", "[old", "{"])
+def test_a_string_may_begin_with_a_bracket(value: str) -> None:
+    found = command_line(Settings, "", ["--folder", value, f"--out={value}", "--seeds=[1, 2]"])
+    assert (found["folder"], str(found["out"]), found["seeds"]) == (value, value, [1, 2])
+
+
+@pytest.mark.parametrize("field", ["seeds", "options", "also"])
+def test_a_broken_list_or_mapping_is_named(field: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for given in ([f"--{field}=[1, 2"], [f"--{field}", "{a: [" * 5000]):
+        with pytest.raises(SystemExit):
+            command_line(Settings, "", given)
+        assert f"--{field}: no JSON or YAML" in capsys.readouterr().err
