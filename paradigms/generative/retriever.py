@@ -60,7 +60,8 @@ class GenerativeRetriever:
         size = sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
         if model.settings.frozen:
             decoding = {id(part) for part in model.decoder.parameters()}
-            size -= sum(part.nbytes for part in model.encoder.parameters() if id(part) not in decoding)
+            encoding = (*model.encoder.parameters(), *model.encoder.buffers())
+            size -= sum(part.nbytes for part in encoding if id(part) not in decoding)
         if clusters is not None:
             size += clusters.surface.nbytes + clusters.labels.nbytes
         return (size + _bytes(self.model.identifiers) + _bytes(self.valid)) / len(self.positions)
