@@ -61,13 +61,16 @@ def near(mine: Tensor, theirs: Tensor, tolerance: float) -> None:
 def test_in_batch_rel(recipe, salience: bool, fused: bool) -> None:
     """Against core.rel in float64 on the CPU, in values and gradients; also by Triton's kernels."""
     torch.set_float32_matmul_precision("high" if fused else "highest")  # which chooses the kernels
-    sides = texts(salience, sizes=(6, 9, 150, 40, 20))
+    # Of 8 bits, which TF32's products keep: otherwise near ties would be won by others, with other gradients.
+    sides = [
+        replace(t, vectors=t.vectors.detach().bfloat16().double().requires_grad_())
+        for t in texts(salience, sizes=(6, 9, 150, 40, 20))
+    ]
     A, Z = recipe.align_function, recipe.normalise_function
     expected = rel(*sides, A, Z)
     copies = [on_gpu(side) for side in sides]
     found = in_batch.in_batch_rel(*copies, A, Z)
-    # TF32 has 10 bits; an exponential amplifies rounding.
-    tolerance = 5e-3 if fused else 1e-3 if recipe.align == "entropic" else 1e-5
+    tolerance = 1e-3 if recipe.align == "entropic" else 1e-5  # an exponential amplifies rounding
     near(found, expected.detach(), tolerance)
     for mine, theirs in zip(weighted(found, copies), gradients(expected, *sides), strict=True):
         near(mine, theirs, tolerance)
