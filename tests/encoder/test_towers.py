@@ -9,6 +9,7 @@ import torch
 from accelerate import Accelerator
 
 from paradigms import PARADIGMS, Paradigm
+from paradigms.encoder.text import SIDES
 from paradigms.encoder.towers import TwoTowers, described
 from paradigms.train.state import signature
 
@@ -54,3 +55,16 @@ def test_towers_of_other_widths_are_refused(tiny_bert):
     one, other = (PARADIGMS["dpr"](tiny_bert, dim=dim).encoder for dim in (8, 16))
     with pytest.raises(ValueError, match="queries have 8 dimensions and documents 16"):
         TwoTowers(one, other)
+
+
+def test_both_towers_get_gradients_plain_and_cached(tiny_bert):
+    model, gradients = pair(tiny_bert).eval(), []
+    batch = [model.encoder.tokenize(["the sea", "old snow"], side) for side in SIDES]
+    for chunk in (0, 1):
+        model.zero_grad()
+        queries, documents = model(*batch, chunk)
+        model.score(documents, queries).square().sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    assert all(bool(g.any()) for g in gradients[0][::100])
+    for plain, cached in zip(*gradients, strict=True):
+        torch.testing.assert_close(cached, plain, atol=1e-5, rtol=1e-4)
