@@ -156,17 +156,6 @@ def test_without_imputation_search_is_the_training_score(corpus: tuple[Tensor, T
     torch.testing.assert_close(imputed_rel(S, valid, k, "none"), expected)
 
 
-def test_scores_by_hand() -> None:
-    """Two query tokens and three documents of 2, 1 and 2 tokens; each query token retrieves two."""
-    P = torch.tensor([[0.9, 0.1, 0.7, 0.3, 0.2], [-0.5, -0.1, -0.8, -0.3, -0.2]], dtype=float64)
-    scores, rows = P.topk(2)
-    documents = torch.tensor([0, 0, 1, 2, 2])[rows]
-    expected = {"kth": (0.4, 0.25, 0.25), "zero": (0.4, 0.35, -0.1), "none": (0.4, 0.7, -0.2)}
-    for name, value in expected.items():
-        _, found = retrieved_rel(scores, documents, 5, name)
-        torch.testing.assert_close(found, torch.tensor(value, dtype=float64))
-
-
 def test_recipes_impute_as_they_say(tiny_bert: Path, tmp_path: Path) -> None:
     paradigm = PARADIGMS["xtr"](tiny_bert, search_tokens=7, imputation="percentile")
     paradigm.save_pretrained(tmp_path / "xtr")

@@ -61,7 +61,8 @@ def beir(
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_folder_in_beir_layout(tmp_path: Path, packed: bool) -> None:
-    collection = load(beir(tmp_path / "tiny", packed=packed))
+    header = "" if packed else "query-id\tcorpus-id\tscore\n"  # all lines are read where there is none
+    collection = load(beir(tmp_path / "tiny", packed=packed, header=header))
     assert collection.name == "tiny"
     assert list(collection.corpus) == TEXTS
     assert list(collection.corpus.titles) == TITLES
@@ -99,11 +100,6 @@ def test_a_line_without_a_line_end_is_a_line(tmp_path: Path) -> None:
     path = folder / "corpus.jsonl"
     path.write_bytes(b"\n" + path.read_bytes().replace(b"\n", b"\r\n\n").rstrip())
     assert list(load(folder).corpus) == TEXTS
-
-
-def test_a_corpus_made_by_hand_may_have_titles() -> None:
-    assert list(Corpus(["a", "b"], ["x", "y"]).titles) == ["", ""]
-    assert list(Corpus(["a", "b"], ["x", "y"], ["X", ""]).titles) == ["X", ""]
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -190,12 +186,6 @@ def test_half_characters_are_replaced_and_counted(tmp_path: Path, packed: bool, 
     assert mended("\ud83d\ude00") == "\U0001f600"
 
 
-def test_judgements_without_a_header_are_all_read(tmp_path: Path) -> None:
-    collection = load(beir(tmp_path / "tiny", header=""))
-    assert collection.split("test").judgements["q2"] == {"a": 2}
-    assert not collection.problems
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -208,16 +198,14 @@ def test_judgements_without_a_header_are_all_read(tmp_path: Path) -> None:
         ('{"_id": "x", "text": 5}', "'text' is not a string but 5"),
     ],
 )
-@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("file", ["corpus", "queries"])
-def test_a_bad_line_stops_with_file_and_number(
-    tmp_path: Path, line: str, message: str, packed: bool, file: str
-) -> None:
+def test_a_bad_line_stops_with_file_and_number(tmp_path: Path, line: str, message: str, file: str) -> None:
     documents = [*DOCUMENTS[:2], line] if file == "corpus" else DOCUMENTS
     queries = [*QUERIES[:2], line] if file == "queries" else QUERIES
-    folder = beir(tmp_path / "tiny", documents, queries, packed=packed)
-    with pytest.raises(ValueError, match=rf"{file}\.jsonl(\.gz)?, line 3: .*{message}"):
-        load(folder)
+    for packed in (False, True):
+        folder = beir(tmp_path / f"{packed}", documents, queries, packed=packed)
+        with pytest.raises(ValueError, match=rf"{file}\.jsonl(\.gz)?, line 3: .*{message}"):
+            load(folder)
 
 
 @pytest.mark.parametrize("missing", ["corpus.jsonl", "queries.jsonl", "qrels/test.tsv"])
@@ -275,9 +263,6 @@ def test_write_folder_reads_back_the_same(tmp_path: Path) -> None:
     collection = load(beir(tmp_path / "tiny"))
     write_folder(collection, tmp_path / "copy")
     again = load(tmp_path / "copy")
-    odd = load(beir(tmp_path / "odd", documents=[{"_id": "a", "text": "half \ud800 pair"}, *DOCUMENTS[1:]]))
-    write_folder(odd, tmp_path / "oddcopy")
-    assert load(tmp_path / "oddcopy").fingerprint == odd.fingerprint
     assert again.fingerprint == collection.fingerprint
     assert list(again.corpus) == TEXTS
     assert again.splits == collection.splits
@@ -364,21 +349,6 @@ def test_what_trec_cannot_hold_is_not_written(tmp_path: Path) -> None:
     ("name", "documents", "splits", "judgements", "problems"),
     [
         ("scifact", 5183, {"train": 809, "test": 300}, {"train": 919, "test": 339}, {}),
-        (
-            "nfcorpus",
-            3633,
-            {"train": 2590, "dev": 324, "test": 323},
-            {"train": 110575, "dev": 11385, "test": 12334},
-            {},
-        ),
-        (
-            "squad_v1_dev",
-            2067,
-            {"train": 6306, "dev": 2457, "test": 1807},
-            {"train": 6306, "dev": 2457, "test": 1807},
-            {},
-        ),
-        ("wikipedia_106", 4613, {"test": 1479}, {"test": 4362}, {}),
         ("cranfield", 1400, {"test": 225}, {"test": 1837}, {"document with empty text (kept)": 2}),
     ],
 )

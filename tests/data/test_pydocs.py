@@ -1,7 +1,5 @@
 """The built-in collection: what becomes a document, that nothing leaks, that it is the same every time."""
 
-import importlib.metadata
-import json
 import textwrap
 import time
 from collections import Counter
@@ -86,49 +84,30 @@ def test_a_title_is_the_id_in_words(id: str, summary: str, expected: str) -> Non
 
 
 def test_which_definitions_count(tmp_path: Path) -> None:
-    source = '''
-        """Say what the module does.
-
-        REST module"""
+    source = """
+        "DOC"
         import nothing_that_exists
         if True:
-            def conditional():
-                """Say what conditional does.
-
-                REST conditional"""
+            def conditional(): "DOC"
         class Public:
-            """Say what the class does.
-
-            REST class"""
+            "DOC"
             def method(self):
-                """Say what the method does.
-
-                REST method"""
-                def nested():
-                    """Say what nested does.
-
-                    REST nested"""
-            def _private(self):
-                """Say what private does.
-
-                REST private"""
-            async def __aenter__(self):
-                """Say what entering does.
-
-                REST enter"""
+                "DOC"
+                def nested(): "DOC"
+            def _private(self): "DOC"
+            async def __aenter__(self): "DOC"
         class _Private:
-            def method(self):
-                """Say what hidden does.
-
-                REST hidden"""
-    '''
+            def method(self): "DOC"
+    """
     file = tmp_path / "part.py"
-    file.write_text(textwrap.dedent(source).replace("REST", REST))
+    for n in range(source.count("DOC")):
+        source = source.replace("DOC", f"Say what number {n} does.\\n\\n{REST} {n}", 1)
+    file.write_text(textwrap.dedent(source))
     found = {item.id: item for item in pydocs.docstrings("numpy.lib.part", file)}
     names = ["", "conditional", "Public", "Public.method", "Public.__aenter__"]
     assert list(found) == [f"numpy.lib.part:{name}" for name in names]
     method = found["numpy.lib.part:Public.method"]
-    assert (method.summary, method.rest) == ("Say what the method does.", f"{REST} method")
+    assert (method.summary, method.rest) == ("Say what number 3 does.", f"{REST} 3")
     assert method.group == "numpy.lib"
     assert next(pydocs.docstrings("asyncio.part", file)).group == "asyncio"
     assert next(pydocs.docstrings("numpy", file)).group == "numpy"
@@ -136,23 +115,6 @@ def test_which_definitions_count(tmp_path: Path) -> None:
     assert not list(pydocs.docstrings("x", file))
     file.write_text("def broken(:")
     assert not list(pydocs.docstrings("x", file))
-
-
-def test_which_modules_count(tmp_path: Path) -> None:
-    for name in (
-        "a.py",
-        "sub/__init__.py",
-        "sub/b.py",
-        "tests/c.py",
-        "sub/_vendor/d.py",
-        "test_e.py",
-        "notes.txt",
-    ):
-        path = tmp_path / "top" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    assert [name for name, _ in pydocs._modules("top", tmp_path / "top")] == ["top.a", "top.sub", "top.sub.b"]
-    assert [name for name, _ in pydocs._modules("single", tmp_path / "top" / "a.py")] == ["single"]
 
 
 def test_repeats_are_left_out() -> None:
@@ -298,10 +260,8 @@ def test_every_summary_has_its_own_document_in_one_split(whole: Collection) -> N
 @pytest.mark.parametrize("documents", [None, 2000])
 def test_the_relevant_documents_of_a_parameter_are_those_that_hold_its_words(documents: int | None) -> None:
     collection = load("pydocs", documents=documents)
-    texts = {
-        id: f" {' '.join(words(text))} "
-        for id, text in zip(collection.corpus.ids, collection.corpus, strict=True)
-    }
+    rows = zip(collection.corpus.ids, collection.corpus, strict=True)
+    texts = {id: f" {' '.join(words(text))} " for id, text in rows}
     split = collection.split("parameters")
     assert len(split.queries) > 100
     for query, text in list(split.queries.items())[::7]:
@@ -315,11 +275,11 @@ def test_the_relevant_documents_of_a_parameter_are_those_that_hold_its_words(doc
     ("text", "expected"),
     [
         (
-            "Parameters\n----------\nx : array\n    The first of the two arrays. More.\n",
+            "Parameters\n-----\nx : array\n    The first of the two arrays. More.\n",
             ["The first of the two arrays."],
         ),
         (
-            "Args:\n    x (int): How many of them there are\n      at most.\n",
+            "Args:\n  x (int): How many of them there are\n    at most.\n",
             ["How many of them there are at most."],
         ),
         (":param x: how many of them there are", ["how many of them there are"]),
@@ -366,10 +326,3 @@ def test_size_and_difficulty_of_the_collection(whole: Collection) -> None:
     ranks = [list(run[query]).index(query[2:]) if query[2:] in run[query] else 10 for query in test.queries]
     assert sum(rank == 0 for rank in ranks) / len(ranks) == pytest.approx(0.35, abs=0.05)
     assert sum(rank < 10 for rank in ranks) / len(ranks) == pytest.approx(0.65, abs=0.05)
-
-
-def test_the_versions_are_those_installed() -> None:
-    versions = pydocs.installed_versions()
-    assert set(versions) == {"python", *pydocs.PACKAGES}
-    assert importlib.metadata.version("torch").startswith(versions["torch"])
-    assert "+" not in json.dumps(versions)

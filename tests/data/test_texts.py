@@ -47,13 +47,8 @@ def test_passages_are_named_by_the_line_that_they_begin_on(folder):
 def test_what_has_no_white_space_is_cut_and_kept(tmp_path):
     (tmp_path / "ja.txt").write_text("猫は動物です。犬も動物です。", encoding="utf-8")
     (tmp_path / "row.csv").write_text("x\na,b,c,d,e f")
-    assert [text for _, _, text in text_passages(tmp_path, Problems(), words=4)] == [
-        "猫は動物",
-        "です。犬も",
-        "動物です。",
-        "x\na,b,c,",
-        "d,e f",
-    ]
+    found = [text for _, _, text in text_passages(tmp_path, Problems(), words=4)]
+    assert found == ["猫は動物", "です。犬も", "動物です。", "x\na,b,c,", "d,e f"]
 
 
 def test_any_name_of_a_file_makes_an_id(tmp_path):
@@ -64,17 +59,10 @@ def test_any_name_of_a_file_makes_an_id(tmp_path):
     assert sorted(ids) == ["%FE:1", "%FF:1", "a%0Ab:1", "my%20notes.txt:1", "my%2520notes.txt:1"]
 
 
-def test_a_folder_may_link_to_itself(folder):
+def test_links_to_itself_one_file_and_a_hidden_folder_that_is_asked_for(folder):
     (folder / "deep" / "up").symlink_to(folder)
-    assert len(list(text_passages(folder, Problems(), words=100))) == 2
-
-
-def test_one_file_is_a_source(folder):
-    assert [id for id, _, _ in text_passages(folder / "b.md", Problems(), words=100)] == ["b.md:1"]
-
-
-def test_a_hidden_folder_that_is_asked_for_is_read(folder):
-    assert [id for id, _, _ in text_passages(folder / ".git", Problems())] == ["HEAD:1"]
+    for source, ids in {"": ["b.md:1", "deep/a.txt:1"], "b.md": ["b.md:1"], ".git": ["HEAD:1"]}.items():
+        assert [id for id, _, _ in text_passages(folder / source, Problems(), words=100)] == ids
 
 
 def test_json_lines_of_several_forms(tmp_path):
@@ -96,10 +84,8 @@ def test_json_lines_of_several_forms(tmp_path):
         ("y", "", ""),
         ("6", "", "no id"),
     ]
-    assert set(problems.counts) == {
-        "duplicate document id (first one kept)",
-        "document with empty text (kept)",
-    }
+    counted = {"duplicate document id (first one kept)", "document with empty text (kept)"}
+    assert set(problems.counts) == counted
 
 
 @pytest.mark.parametrize(

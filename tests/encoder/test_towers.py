@@ -40,17 +40,6 @@ def test_a_run_of_other_queries_is_another_run(tiny_bert, change):
     assert first == json.loads(json.dumps(first))
 
 
-def test_a_pair_is_saved_whole(tiny_bert, tmp_path):
-    model = pair(tiny_bert, query_marker="find: ")
-    model.save_pretrained(tmp_path / "pair")
-    loaded = Paradigm.from_pretrained(tmp_path / "pair")
-    assert loaded.description() == model.description()
-    for side in ("queries", "documents"):
-        texts = ["the fish in the sea, and the fire of a warm wood in the cold"]
-        a, b = (getattr(one, f"encode_{side}")(texts) for one in (model, loaded))
-        assert torch.equal(a.vectors, b.vectors)
-
-
 def test_towers_of_other_widths_are_refused(tiny_bert):
     one, other = (PARADIGMS["dpr"](tiny_bert, dim=dim).encoder for dim in (8, 16))
     with pytest.raises(ValueError, match="queries have 8 dimensions and documents 16"):

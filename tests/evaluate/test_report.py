@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -29,182 +29,64 @@ HOSTILE = [
     "emoji 👩‍🔬🧪, שלום עולם, مرحبا, 漢字, \ud800",
     "$\\alpha$ mathtext $ and _under_",
 ]
-SYSTEMS = ("BM25", "DPR", "ME-BERT", "ColBERT", "COIL", "ALIGNER", "XTR")
-READS = {
-    "BM25": "which words are equal.",
-    "DPR": "nothing: one vector on each side.",
-    "ME-BERT": "the similarities S: the best of the first m document vectors.",
-    "ColBERT": "the similarities S: for each query token the most similar document token.",
-    "COIL": "the similarities S and the token ids: the most similar among equal ids.",
-    "ALIGNER": "the similarities S and both saliences: the top k links, weighted by salience.",
-    "XTR": "the similarities S of the whole pool: a link counts if it is within the pool's top k.",
-}
-QUERIES = {
-    "numpy.linalg:solve": "Solve a linear matrix equation, or system of linear scalar equations.",
-    "scipy.signal:savgol_filter": "Apply a Savitzky-Golay filter to an array.",
-}
-DOCUMENTS = {
-    "numpy.linalg:solve": (
-        "Computes the “exact” solution, x, of the well-determined, i.e., full rank, linear matrix equation "
-        "ax = b. Parameters: a, the coefficient matrix; b, the ordinate or dependent variable values. "
-        "Returns the solution to the system a x = b, with the shape of b. Raises LinAlgError if a is "
-        "singular or not square. Broadcasting rules apply, see the numpy.linalg documentation for details. "
-        "The solutions are computed using LAPACK routine _gesv. a must be square and of full rank, all rows"
-        " or columns must be linearly independent; if either is not true, use lstsq for the least-squares "
-        "best solution of the system or equation."
-    ),
-    "scipy.signal:savgol_filter": (
-        "This is a 1-D filter. If x has dimension greater than 1, axis determines the axis along which the "
-        "filter is applied. Parameters: x, the data to be filtered; window_length, the length of the filter"
-        " window; polyorder, the order of the polynomial used to fit the samples. polyorder must be less "
-        "than window_length."
-    ),
-}
-
-
-def pieces(text: str) -> list[str]:
-    """Words cut into made-up wordpieces of at most six letters."""
-    tokens: list[str] = []
-    for word in re.findall(r"\w+|[^\w\s]", text.lower()):
-        tokens += [word[:6], *("##" + word[x : x + 6] for x in range(6, len(word), 6))]
-    return tokens
-
-
-def vectors(tokens: list[str], generator: np.random.Generator) -> np.ndarray:
-    """Unit vectors, nearly the same for tokens that begin alike."""
-    fixed = np.stack([np.random.default_rng(sum(map(ord, token[:4]))).normal(size=24) for token in tokens])
-    noisy = fixed + 0.5 * generator.normal(size=fixed.shape)
-    return noisy / np.linalg.norm(noisy, axis=1, keepdims=True)
+SYSTEMS = ("BM25", "DPR", "ColBERT", "ALIGNER")
+TEXTS = {"numpy.linalg:solve": "solve a linear matrix equation", "scipy.signal:filter": "filter an array"}
 
 
 def align(system: str, query: str, document: str, generator: np.random.Generator) -> SystemAlignment:
-    q, d = ["[CLS]", "[Q]", *pieces(query), "[SEP]"], ["[CLS]", "[D]", *pieces(document), "[SEP]"]
-    if system == "BM25":
-        q, d = re.findall(r"\w+", query.lower()), re.findall(r"\w+", document.lower())
-        weight = {word: 6 * generator.random() for word in q}
-        links = [
-            (i, j, weight[b] / d.count(b), 1.0) for j, b in enumerate(q) for i, a in enumerate(d) if a == b
-        ]
-        return SystemAlignment(system, READS[system], q, d, links, 1.0, sum(s for *_, s, _ in links))
-    if system in ("DPR", "ME-BERT"):
-        d = ["[pooled]"] if system == "DPR" else d[:8]
-        s = generator.random(len(d))
-        best = int(s.argmax())
-        return SystemAlignment(
-            system, READS[system], ["[pooled]"], d, [(best, 0, s[best], 1.0)], 1.0, s[best]
-        )
-    similarity = vectors(d, generator) @ vectors(q, generator).T
-    alignment = np.zeros_like(similarity)
-    z, saliences = 1.0, (None, None)
+    """Each query token aligned to two document tokens; of ALIGNER with salience."""
+    q, d = ["[CLS]", *query.split()], ["[CLS]", *document.split(), "[SEP]"]
+    saliences = (generator.random(len(q)).tolist(), generator.random(len(d)).tolist())
+    S, A = generator.normal(size=(len(d), len(q))), np.zeros((len(d), len(q)))
+    for j in range(len(q)):
+        A[np.argsort(-S[:2, j]), j] = 1
     if system == "ALIGNER":
-        saliences = (generator.random(len(q)).tolist(), generator.random(len(d)).tolist())
-        for j in range(len(q)):
-            alignment[np.argsort(-similarity[:, j])[:4], j] = 1
-        alignment *= np.outer(saliences[1], saliences[0])
-        z = alignment.sum()
-    else:
-        allowed = similarity.copy()
-        if system == "COIL":
-            allowed[np.array(d)[:, None] != np.array(q)[None]] = -np.inf
-        for j in range(len(q)):
-            if allowed[:, j].max() > (0.35 if system == "XTR" else -np.inf):
-                alignment[allowed[:, j].argmax(), j] = 1
-        z = max(1.0, alignment.sum()) if system == "XTR" else 1.0
-    links = [(int(i), int(j), similarity[i, j], alignment[i, j]) for i, j in np.argwhere(alignment)]
+        A *= np.outer(saliences[1], saliences[0])
+    links = [(int(i), int(j), S[i, j], A[i, j]) for i, j in np.argwhere(A)]
+    drawn = saliences if system == "ALIGNER" else (None, None)
     return SystemAlignment(
-        system, READS[system], q, d, links, z, (similarity * alignment).sum() / z, *saliences
+        system, f"what {system} reads", q, d, links, A.sum(), (S * A).sum() / A.sum(), *drawn
     )
 
 
-def sample_report(queries: int = 300) -> Report:
-    """A report of realistic size: seven systems, two stages, long documents."""
+@pytest.fixture(scope="module")
+def sample() -> Report:
+    """Four systems, two stages, two queries and documents."""
     generator = np.random.default_rng(0)
-    skill = dict(zip(SYSTEMS, (0.52, 0.46, 0.47, 0.6, 0.58, 0.61, 0.57), strict=True))
-    cutoffs = (1, 2, 5, 10, 20, 50, 100)
-    tables, curves = [], {}
-    for stage, gain in (("Retrieve: search of the whole collection", 0.0), ("Rerank: BM25's 100 best", 0.05)):
-        base = generator.normal(0, 0.3, queries)
-        results = {}
-        for system in SYSTEMS:
-            value = np.clip(skill[system] + gain + base + generator.normal(0, 0.12, queries), 0, 1)
-            values = {
-                m: np.clip(value + shift, 0, 1)
-                for m, shift in (
-                    ("nDCG@10", 0),
-                    ("RR@10", -0.04),
-                    ("R@1", -0.15),
-                    ("R@10", 0.13),
-                    ("R@100", 0.3),
-                )
-            }
-            results[system] = PerQuery([f"q{x}" for x in range(queries)], values)
-        tables.append(result_table(stage, results, baseline="BM25"))
-    for system in SYSTEMS:
-        curves[system] = {k: float(1 - (1 - skill[system] * 0.62) * (0.72 ** np.log(k))) for k in cutoffs}
-    costs = [
-        {
-            "system": system,
-            "train seconds": 0 if system == "BM25" else float(generator.uniform(60, 90)),
-            "encode seconds": float(generator.uniform(8, 30)),
-            "search ms per query": float(generator.uniform(0.2, 9)),
-            "bytes per document": int(generator.integers(300, 30000)),
-            "parameters": None if system == "BM25" else int(22_713_216 + generator.integers(0, 50000)),
-        }
-        for system in SYSTEMS
-    ]
-    examples = []
-    for query_id, query in QUERIES.items():
-        for document_id, document in DOCUMENTS.items():
-            systems = [align(system, query, document, generator) for system in SYSTEMS]
-            examples.append(
-                AlignmentExample(query_id, document_id, query, document, query_id == document_id, systems)
+    tables = []
+    for stage in ("Retrieve", "Rerank"):
+        results = {
+            system: PerQuery(
+                [f"q{x}" for x in range(40)], {m: generator.random(40) for m in ("nDCG@10", "R@10")}
             )
+            for system in SYSTEMS
+        }
+        tables.append(result_table(stage, results, baseline="BM25"))
+    examples = [
+        AlignmentExample(q, d, TEXTS[q], text, q == d, [align(s, TEXTS[q], text, generator) for s in SYSTEMS])
+        for q in TEXTS
+        for d, text in TEXTS.items()
+    ]
     return Report(
-        title="Seven paradigms on pydocs",
-        summary="pydocs, 2,500 documents, 300 test queries (made-up numbers); all-MiniLM-L6-v2, trained for "
-        "120 steps of 32 queries with 4 BM25 negatives; seed 0; 12.4 minutes on 2 cores.",
+        title="Four paradigms on pydocs",
+        summary="pydocs, 2,500 documents, 300 test queries (made-up numbers)",
         tables=tables,
-        curves=curves,
-        costs=costs,
-        settings={
-            "collection": "pydocs",
-            "documents": 2500,
-            "steps": 120,
-            "batch": 32,
-            "learning_rate": 2e-5,
-        },
-        environment={"python": "3.11.9", "torch": "2.13.0", "transformers": "5.23.0", "threads": 2},
-        notes=[
-            "XTR's rerank scores use the tokens of the listed documents only.",
-            "A subset of pydocs; --size full takes all.",
-        ],
+        curves={system: {k: float(generator.random()) for k in (1, 10, 100)} for system in SYSTEMS},
+        costs=[{"system": system, "parameters": 22_713_216, "encode seconds": None} for system in SYSTEMS],
+        settings={"collection": "pydocs", "learning_rate": 2e-5},
+        environment={"torch": "2.13.0"},
+        notes=["A subset of pydocs; --size full takes all."],
         alignments=examples,
     )
 
 
 def hostile_report() -> Report:
-    def system(name: str, query: list[str], document: list[str], links: list) -> SystemAlignment:
-        return SystemAlignment(name, HOSTILE[0], query, document, links, 1.0, -0.5)
-
-    examples = [
-        AlignmentExample(
-            text,
-            HOSTILE[0],
-            text,
-            "",
-            False,
-            [
-                system(text, [text, *HOSTILE], [], []),
-                system(
-                    "negative",
-                    [text, "##" + text, "▁x"],
-                    list(HOSTILE),
-                    [(0, 1, -0.5, 1.0), (5, 0, 0.25, 1.0)],
-                ),
-            ],
-        )
-        for text in HOSTILE
-    ]
+    examples = []
+    for text in HOSTILE:
+        empty = SystemAlignment(text, HOSTILE[0], [text, *HOSTILE], [], [], 1.0, -0.5)
+        links, query = [(0, 1, -0.5, 1.0), (5, 0, 0.25, 1.0)], [text, "##" + text, "▁x"]
+        negative = SystemAlignment("negative", HOSTILE[0], query, list(HOSTILE), links, 1.0, -0.5)
+        examples.append(AlignmentExample(text, HOSTILE[0], text, "", False, [empty, negative]))
     results = {text: PerQuery(["q"], {"nDCG@10": np.array([0.5])}) for text in HOSTILE}
     strings = {text: text for text in HOSTILE}
     return Report(
@@ -244,14 +126,7 @@ class Page(HTMLParser):
         self.lasttag = ""
 
     def data(self):
-        return json.loads(
-            next(text for attributes, text in self.scripts if attributes.get("id") == "alignments")
-        )
-
-
-@pytest.fixture(scope="module")
-def sample():
-    return sample_report()
+        return json.loads(next(text for found, text in self.scripts if found.get("id") == "alignments"))
 
 
 @pytest.fixture(scope="module")
@@ -268,13 +143,8 @@ def test_report_needs_nothing_from_outside(page):
         if "href" in attributes:
             assert attributes["href"].startswith(("#", "data:,"))
         assert not any(name.startswith("on") for name in attributes)
-    policy = [
-        a["content"]
-        for tag, a in page.elements
-        if tag == "meta" and a.get("http-equiv") == "Content-Security-Policy"
-    ]
-    assert policy
-    assert policy[0].startswith("default-src 'none'")
+    (policy,) = [a["content"] for _, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'")
     assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|innerHTML|eval\(", page.text)
 
 
@@ -291,19 +161,10 @@ def test_report_shows_every_number(page, sample):
     for curve in sample.curves.values():
         for value in curve.values():
             assert f"{value:.3f}" in page.text
-    for text in [
-        sample.title,
-        sample.summary,
-        *sample.notes,
-        "22.7 M",
-        "parameters",
-        "learning_rate",
-        "2.13.0",
-    ]:
+    for text in (sample.title, sample.summary, *sample.notes):
         assert text in page.text
-
-
-def test_report_is_plain_data(sample):
+    for text in ("22.7 M", "parameters", "learning_rate", "2.13.0"):
+        assert text in page.text
     assert json.loads(json.dumps(asdict(sample)))["alignments"][0]["systems"][0]["system"] == "BM25"
 
 
@@ -311,7 +172,7 @@ def test_links_of_the_page_lead_somewhere(page):
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     targets = [attributes["href"][1:] for tag, attributes in page.elements if tag == "a"]
-    assert len(targets) == 6
+    assert targets
     assert set(targets) <= set(ids)
 
 
@@ -319,20 +180,16 @@ def test_alignment_data_holds_what_rel_sums(page, sample):
     data = page.data()
     assert len(data) == len(sample.alignments)
     for shown, example in zip(data, sample.alignments, strict=True):
-        assert (shown["query"], shown["document"], shown["relevant"]) == (
-            example.query,
-            example.document,
-            example.relevant,
-        )
+        for field in ("query", "document", "relevant"):
+            assert shown[field] == getattr(example, field)
         for drawn, system in zip(shown["systems"], example.systems, strict=True):
             assert (drawn["system"], drawn["reads"]) == (system.system, system.reads)
             assert (drawn["query"], drawn["document"]) == (system.query_tokens, system.document_tokens)
             assert list(zip(drawn["i"], drawn["j"], strict=True)) == [(i, j) for i, j, _, _ in system.links]
             rel = np.dot(drawn["s"], drawn["a"]) / drawn["Z"]
             assert rel == pytest.approx(drawn["rel"], rel=2e-3, abs=1e-3)
-            assert drawn["document_salience"] is None or len(drawn["document_salience"]) == len(
-                drawn["document"]
-            )
+            salience = drawn["document_salience"]
+            assert salience is None or len(salience) == len(drawn["document"])
 
 
 def test_hostile_text_stays_text(tmp_path):
@@ -369,10 +226,7 @@ def test_reports_with_little_in_them(report, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"links": [(1, 0, 1.0, 1.0)]},
-            r"query 'q', document 'd', system 'S': link \(1, 0\) outside 1 document and 1",
-        ),
+        ({"links": [(1, 0, 1.0, 1.0)]}, r"'q', document 'd', system 'S': link \(1, 0\) outside 1 document"),
         ({"links": [(0, -1, 1.0, 1.0)]}, "outside"),
         ({"links": [(0, 0, float("-inf"), 1.0)]}, "system 'S': a number is not finite"),
         ({"rel": float("nan")}, "not finite"),
@@ -380,16 +234,8 @@ def test_reports_with_little_in_them(report, tmp_path):
     ],
 )
 def test_broken_alignments_are_named(change, message, tmp_path):
-    fields = {
-        "system": "S",
-        "reads": "r",
-        "query_tokens": ["a"],
-        "document_tokens": ["b"],
-        "links": [],
-        "Z": 1.0,
-        "rel": 0.0,
-    }
-    broken = AlignmentExample("q", "d", "a", "b", True, [SystemAlignment(**{**fields, **change})])
+    broken = replace(SystemAlignment("S", "r", ["a"], ["b"], [], 1.0, 0.0), **change)
+    broken = AlignmentExample("q", "d", "a", "b", True, [broken])
     with pytest.raises(ValueError, match=message):
         write_report(tmp_path / "report.html", Report("t", "s", alignments=[broken]))
     assert not list(tmp_path.iterdir())
@@ -416,15 +262,7 @@ def test_spread_keeps_order_and_moves_no_more_than_it_must():
 
 
 def test_numbers_for_people():
-    shown = {
-        None: "–",
-        1234: "1,234",
-        22_713_216: "22.7 M",
-        0.01234: "0.0123",
-        1536.4: "1,536",
-        3e9: "3 G",
-        "x": "x",
-    }
+    shown = {None: "–", 1234: "1,234", 22_713_216: "22.7 M", 0.01234: "0.0123", 1536.4: "1,536", 3e9: "3 G"}
     assert {value: format_number(value) for value in shown} == shown
     assert format_number(True) == "True"
     assert format_number(float("nan")) == "nan"
@@ -454,9 +292,6 @@ def test_alignment_picture_says_what_it_leaves_out():
     assert said in axes.get_title("left")
     assert [label.get_text() for label in axes.get_xticklabels()] == [f"d{i}" for i in range(240, 300)]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["q0", "q63"]
-    unused = SystemAlignment("S", "r", ["q"], [f"d{i}" for i in range(300)], [], 1.0, 0.0)
-    axes = alignment_picture(AlignmentExample("q", "d", "", "", True, [unused]), "S").axes[0]
-    assert [label.get_text() for label in axes.get_xticklabels()] == [f"d{i}" for i in range(60)]
 
 
 @pytest.mark.filterwarnings("ignore:Glyph")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import string
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,11 +24,8 @@ from transformers import (
 
 import paradigms
 from paradigms.baselines.cross_attention import cross_attention
-from paradigms.encoder.text import EncoderSettings
 from paradigms.formats import read_checkpoint
-from paradigms.formats.heads import Head
 from paradigms.formats.xtr import DIM
-from paradigms.io.typed import Unreadable
 from tests.tiny import WIDTH, write_checkpoint
 
 QUERIES = ["the fish in the sea", "fire, and warm wood?"]
@@ -275,20 +273,24 @@ def test_coil(bert):
         paradigms.load(bert, pickled=True)
 
 
-@pytest.fixture(params=[0, 6])
-def dpr_pair(request, tmp_path):
-    """Folders of a question and a passage encoder, with and without a projection."""
-    tokenizer = AutoTokenizer.from_pretrained(write_checkpoint("bert", tmp_path / "bert"))
-    config = json.loads((tmp_path / "bert" / "config.json").read_text()) | {"projection_dim": request.param}
+def dpr_towers(folder: Path, width: int) -> tuple[Any, tuple[Path, Any], tuple[Path, Any]]:
+    """The tokenizer, and folder and model of either encoder. width: of a projection, 0 for none."""
+    tokenizer = AutoTokenizer.from_pretrained(write_checkpoint("bert", folder / "bert"))
+    config = json.loads((folder / "bert" / "config.json").read_text()) | {"projection_dim": width}
     config = DPRConfig(**{k: v for k, v in config.items() if k not in ("model_type", "architectures")})
     pair = []
     for n, kind in enumerate((DPRQuestionEncoder, DPRContextEncoder)):
         torch.manual_seed(n)
-        model = kind(config).eval()
-        model.save_pretrained(tmp_path / kind.__name__)
-        tokenizer.save_pretrained(tmp_path / kind.__name__)
-        pair.append((tmp_path / kind.__name__, model))
-    return tokenizer, *pair
+        pair.append((folder / kind.__name__, kind(config).eval()))
+        for part in (pair[n][1], tokenizer):
+            part.save_pretrained(pair[n][0])
+    return tokenizer, pair[0], pair[1]
+
+
+@pytest.fixture(params=[0, 6])
+def dpr_pair(request, tmp_path):
+    """With and without a projection."""
+    return dpr_towers(tmp_path, request.param)
 
 
 def test_dpr(dpr_pair, tmp_path):
@@ -330,6 +332,13 @@ def xtr_scores(folder: Path, weight: Tensor) -> Tensor:
     return (best * a[:, None]).sum(-1) / a.sum(-1, keepdim=True)
 
 
+def write_like_xtr(folder: Path) -> Tensor:
+    """The files of XTR or of a model of one vector a text; and the linear layer."""
+    write_module(folder / "1_Pooling", pooling_mode="mean")
+    write_modules(folder, module("Pooling", "1_Pooling"), module("Dense", "2_Dense"))
+    return write_dense(folder / "2_Dense", DIM, bias=False)["linear.weight"]
+
+
 @pytest.fixture
 def xtr_folder(tmp_path):
     """As XTR was published, under a name that does not tell; and its linear layer."""
@@ -347,9 +356,9 @@ def test_xtr_is_known_by_its_files(xtr_folder):
 
 def test_what_may_be_xtr_is_read_as_it_is_told(xtr_folder):
     """A model of one vector a text over a T5 may have the same files."""
-    folder, weight = xtr_folder
-    write_module(folder / "1_Pooling", pooling_mode="mean")
-    write_modules(folder, module("Pooling", "1_Pooling"), module("Dense", "2_Dense"))
+    folder, _ = xtr_folder
+    shutil.rmtree(folder / "2_Dense")
+    weight = write_like_xtr(folder)
     refused(folder, "may be XTR.*layout='xtr' or layout='sentence-transformers'.*--model-layout")
     with pytest.raises(ValueError, match="unknown layout 'other'; there are xtr"):
         paradigms.load(folder, layout="other")
@@ -510,14 +519,6 @@ def test_a_pickle_runs_no_code(bert):
         paradigms.load(bert, pickled=True)
 
 
-def test_pickles_beside_safetensors_are_not_looked_at(bert):
-    (bert / "pytorch_model.bin").write_bytes(b"never read")
-    (bert / "training_args.bin").write_bytes(b"never read")
-    (bert / "checkpoint-500").mkdir()
-    (bert / "checkpoint-500" / "pytorch_model.bin").write_bytes(b"never read")
-    assert paradigms.load(bert).name == "dpr"
-
-
 # --- where checkpoints are -----------------------------------------------------------------------------
 
 
@@ -579,46 +580,14 @@ def test_what_was_read_is_saved_as_our_own(bert, tmp_path):
     torch.testing.assert_close(scores_of(paradigms.load(tmp_path / "own")), scores_of(model), atol=0, rtol=0)
     with pytest.raises(ValueError, match=r"in the format of XTR .*2_Dense/config\.json is missing"):
         paradigms.load(tmp_path / "own", layout="xtr")  # what is told is not passed over
+    write_dense(bert / "3_Dense", 4, width=8)
+    write_modules(bert, *(module(name[2:], name) for name in ("1_Pooling", "2_Dense", "3_Dense")))
+    refused(bert, "tanh is not one projection")
 
 
-def test_heads_that_are_not_one_are_refused():
-    head = Head(torch.randn(4, 4), None, "tanh")
-    with pytest.raises(Unreadable, match="tanh is not one projection"):
-        head.then(head)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"dim": None, "activation": "tanh"}, "set dim"),
-        ({"dim": None, "projection_bias": True}, "set dim"),
-        ({"attend_augmentation": True}, "needs query_augmentation"),
-        ({"skip_exact": True}, "set skip"),
-    ],
-)
-def test_settings_that_go_together(settings, message):
-    with pytest.raises(ValueError, match=message):
-        EncoderSettings(**settings)
-
-
-@pytest.mark.parametrize("part", ["AutoModel", "AutoTokenizer"])
-def test_code_beside_a_checkpoint_is_never_run(bert, tmp_path, monkeypatch, part):
-    """transformers would ask on standard input, where a search reads its queries."""
-    config = json.loads((bert / "config.json").read_text()) | {"model_type": "stranger"}
-    config["auto_map"] = dict.fromkeys(("AutoConfig", part), "code.Own")
-    (bert / "config.json").write_text(json.dumps(config))
-    (bert / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own: pass\n")
-    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
-    with pytest.raises(ValueError, match=r"custom code|trust_remote_code"):
-        paradigms.load(bert)
-    assert not (tmp_path / "ran").exists()
-
-
-def test_what_lies_outside_or_is_half_a_model_is_refused(bert: Path, tmp_path: Path) -> None:
-    for path in ("../elsewhere", str(tmp_path / "elsewhere"), "1_Pooling/../../elsewhere"):
-        write_modules(bert, module("Pooling", path))
-        with pytest.raises(ValueError, match="lies outside of the folder"):
-            paradigms.load(bert)
+def test_what_lies_outside_or_is_half_a_model_is_refused(bert):
+    write_modules(bert, module("Pooling", "1_Pooling/../../elsewhere"))
+    refused(bert, "lies outside of the folder")
     (bert / "modules.json").unlink()
     (bert / "adapter_config.json").write_text("{}")
     with pytest.raises(ValueError, match="an adapter of peft: merge it first"):

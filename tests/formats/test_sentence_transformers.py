@@ -28,25 +28,16 @@ DOCUMENTS = ["the fish, is (in) the sea. and more words that are long", "cold sn
 LINEAR = torch.nn.Identity()
 
 
+def scores_of(ours: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        return ours.score(ours.encode_documents(DOCUMENTS), ours.encode_queries(QUERIES))
+
+
 def assert_same_scores(theirs: Any, folder: Path) -> None:
     theirs.eval()
     theirs.save_pretrained(str(folder))
     wanted = theirs.similarity(theirs.encode_query(QUERIES), theirs.encode_document(DOCUMENTS)).cpu()
-    ours = paradigms.load(folder)
-    with torch.inference_mode():
-        found = ours.score(ours.encode_documents(DOCUMENTS), ours.encode_queries(QUERIES))
-    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
-
-
-def assert_exported_scores(ours: Any, folder: Path, kind: Any) -> None:
-    """Theirs opens what ours wrote, and scores as ours do; and ours opens it again."""
-    ours.save_pretrained(folder, layout="sentence-transformers", card=model_card(ours))
-    theirs = kind(str(folder)).eval()
-    found = theirs.similarity(theirs.encode_query(QUERIES), theirs.encode_document(DOCUMENTS)).cpu()
-    for model in (ours, paradigms.load(folder)):
-        with torch.inference_mode():
-            wanted = model.score(model.encode_documents(DOCUMENTS), model.encode_queries(QUERIES))
-        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
+    torch.testing.assert_close(scores_of(paradigms.load(folder)), wanted, atol=1e-4, rtol=0)
 
 
 @pytest.fixture(params=["bert", "modernbert", "t5"])
@@ -91,16 +82,22 @@ def multi_vector(
     return MultiVectorEncoder(modules=modules, prompts=prompts, similarity_fn_name=similarity)
 
 
-@pytest.mark.parametrize("similarity", ["maxsim", "meanmaxsim"])
-def test_token_vectors(backbone, tmp_path, similarity):
-    assert_same_scores(multi_vector(backbone, similarity=similarity), tmp_path / "theirs")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"similarity": "maxsim"},
+        {"similarity": "meanmaxsim"},
+        {"skip": ".,", "query_length": 5, "document_length": 6},
+    ],
+)
+def test_token_vectors(backbone, tmp_path, settings):
+    assert_same_scores(multi_vector(backbone, **settings), tmp_path / "theirs")
 
 
 @pytest.mark.parametrize("attend", [False, True])
 def test_colbert(tmp_path, attend):
-    backbone = str(write_checkpoint("bert", tmp_path / "bert"))
     theirs = multi_vector(
-        backbone,
+        str(write_checkpoint("bert", tmp_path / "bert")),
         skip=string.punctuation,
         prompts={"query": "[Q] ", "document": "[D] "},
         query_expansion={"strategy": "fixed", "attend": attend, "length": 12},
@@ -109,42 +106,27 @@ def test_colbert(tmp_path, attend):
     assert_same_scores(theirs, tmp_path / "theirs")
 
 
-def test_lengths(backbone, tmp_path):
-    theirs = multi_vector(backbone, skip=".,", query_length=5, document_length=6)
-    assert_same_scores(theirs, tmp_path / "theirs")
+HEAD = {"dim": 8, "projection_bias": True, "activation": "tanh", "query_marker": "query: "}
+MARKED = {"query_marker": "fish", "document_marker": "fox", "query_augmentation": True}  # of the vocabulary
+OUT = [("dpr", HEAD | {"pooling": pooling}) for pooling in ("cls", "mean", "max", "last")]
+OUT += [("dpr", HEAD | {"pooling": "mean", "normalize": False})]
+OUT += [("colbert", settings) for settings in ({"dim": 8}, {"skip": "", "dim": None}, {"normalize": False})]
+OUT += [("colbert", MARKED | {"attend_augmentation": attend}) for attend in (False, True)]
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "last"])
-@pytest.mark.parametrize("normalize", [False, True])
-def test_single_vectors_go_out(backbone, tmp_path, pooling, normalize):
-    settings = {"dim": 8, "projection_bias": True, "activation": "tanh", "query_marker": "query: "}
-    ours = paradigms.PARADIGMS["dpr"](
-        backbone, pooling=pooling, normalize=normalize, query_length=14, document_length=20, **settings
-    )
-    assert_exported_scores(ours, tmp_path / "out", SentenceTransformer)
+WRITTEN = [("bert", *row) for row in OUT]
+WRITTEN += [(family, *OUT[n]) for family in ("modernbert", "t5") for n in (1, 5)]
 
 
-@pytest.mark.parametrize("settings", [{}, {"skip": "", "dim": None}, {"normalize": False}])
-def test_token_vectors_go_out(backbone, tmp_path, settings):
-    ours = paradigms.PARADIGMS["colbert"](
-        backbone, query_length=9, document_length=12, **{"dim": 8} | settings
-    )
-    assert_exported_scores(ours, tmp_path / "out", MultiVectorEncoder)
-
-
-@pytest.mark.parametrize("attend", [False, True])
-def test_markers_and_augmentation_go_out(tmp_path, attend):
-    ours = paradigms.PARADIGMS["colbert"](
-        write_checkpoint("bert", tmp_path / "bert"),
-        dim=8,
-        query_marker="fish",  # of the tiny vocabulary
-        document_marker="fox",
-        query_augmentation=True,
-        attend_augmentation=attend,
-        query_length=12,
-        document_length=12,
-    )
-    assert_exported_scores(ours, tmp_path / "out", MultiVectorEncoder)
+@pytest.mark.parametrize(("family", "name", "settings"), WRITTEN, ids=str)
+def test_what_goes_out_scores_the_same(checkpoints, tmp_path, family, name, settings):
+    """Theirs opens what ours wrote, and scores as ours do; and ours opens it again."""
+    ours = paradigms.PARADIGMS[name](checkpoints[family], query_length=14, document_length=20, **settings)
+    ours.save_pretrained(tmp_path / "out", layout="sentence-transformers", card=model_card(ours))
+    theirs = (SentenceTransformer if name == "dpr" else MultiVectorEncoder)(str(tmp_path / "out")).eval()
+    found = theirs.similarity(theirs.encode_query(QUERIES), theirs.encode_document(DOCUMENTS)).cpu()
+    for model in (ours, paradigms.load(tmp_path / "out")):
+        torch.testing.assert_close(found, scores_of(model), atol=1e-4, rtol=0)
 
 
 def test_every_alignment_trains_in_their_loss(tmp_path):

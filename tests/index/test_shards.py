@@ -9,13 +9,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import compare
 import encode
-import numpy as np
 import pytest
 import rerank
 import torch
@@ -25,12 +23,13 @@ from paradigms import PARADIGMS, Paradigm
 from paradigms.core import Tokens
 from paradigms.data import load, read_run, write_run
 from paradigms.evaluate import pictures
-from paradigms.index import INDEXES, ExactIndex, building, open_index, shards, store
+from paradigms.index import INDEXES, ExactIndex, building, open_index, shards
 from paradigms.index.weights import weights_checksum
 from paradigms.io.settings import from_command_line
 from tests.forks import fork_group
 from tests.index.test_storage import contents, names
 from tests.tiny import WORDS as TEXT
+from tests.tiny import write_collection
 
 WORDS = TEXT.split()
 SHARD = 8
@@ -103,19 +102,10 @@ def kept(folder: Path) -> int:
 
 def collection(folder: Path) -> Path:
     """TEXTS in BEIR layout; of every tenth a query is judged."""
-    (folder / "qrels").mkdir(parents=True)
-    rows = {
-        "corpus": dict(zip(IDS, TEXTS, strict=True)),
-        "queries": {f"q{n}": TEXTS[n] for n in range(9, 60, 10)},
-    }
-    for name, texts in rows.items():
-        lines = [json.dumps({"_id": id, "text": text}) + "\n" for id, text in texts.items()]
-        (folder / f"{name}.jsonl").write_text("".join(lines))
-    judged = "".join(f"q{n}\td{n}\t1\n" for n in range(9, 60, 10))
-    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
-    write_run(
-        folder / "some.run", {f"q{n}": {f"d{m}": -float(m) for m in range(n)} for n in range(9, 60, 10)}
-    )
+    folder.mkdir()
+    judged = range(9, 60, 10)
+    write_collection(folder, TEXTS, TEXTS, {"test": judged})
+    write_run(folder / "some.run", {f"q{n}": {f"d{m}": -float(m) for m in range(n)} for n in judged})
     return folder
 
 
@@ -252,32 +242,27 @@ def test_any_number_of_processes_goes_on_with_what_others_stored(
 
 def test_a_second_writer_is_refused_whatever_its_documents(model: Path, tmp_path: Path) -> None:
     paradigm = Paradigm.from_pretrained(model)
-    refused = []
 
     def texts() -> Iterator[str]:
         for given in (TEXTS, TEXTS[::-1]):
-            for keep in (1.0, 0.5):
-                with pytest.raises(BlockingIOError, match=r"\.index\.building is being written by"):
-                    ExactIndex.build(paradigm, IDS, given, tmp_path / "index", batch_size=3, keep=keep)
-                refused.append(keep)
+            with pytest.raises(BlockingIOError, match=r"\.index\.building is being written by"):
+                ExactIndex.build(paradigm, IDS, given, tmp_path / "index", batch_size=3)
         yield from TEXTS
 
     index = ExactIndex.build(paradigm, IDS, texts(), tmp_path / "index", batch_size=3)
-    assert len(refused) == 4
     assert contents(index.folder) == contents(build(paradigm, tmp_path / "alone").folder)
 
 
 # --- one process ------------------------------------------------------------------------------------
 
 
-def test_documents_keep_their_order_in_float16_and_come_in_batches_of_like_length(
+def test_documents_are_encoded_in_batches_of_like_length_and_keep_their_order(
     model: Path, tmp_path: Path
 ) -> None:
     paradigm = Paradigm.from_pretrained(model)
     encoded = watched(paradigm)
     index = build(paradigm, tmp_path / "index")
     assert index.ids == IDS
-    assert index.fields["vectors"].dtype == np.float16
     for start in range(0, len(TEXTS), SHARD):
         lengths = [len(text) for text in encoded[start : start + SHARD]]
         assert lengths == sorted(lengths, reverse=True)
@@ -285,25 +270,6 @@ def test_documents_keep_their_order_in_float16_and_come_in_batches_of_like_lengt
     width = tokens.mask.shape[-1]
     assert torch.equal(tokens.mask, again.mask[..., :width])
     torch.testing.assert_close(tokens.vectors[tokens.mask], again.vectors[again.mask], rtol=2e-3, atol=2e-3)
-
-
-def test_blocks_of_all_documents_have_like_lengths(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index = build(Paradigm.from_pretrained(model), tmp_path / "index")
-    index.delete(["d3"])
-    monkeypatch.setattr(store, "LIKE", 20)
-    lengths = np.diff(index.offsets)
-    found = list(index.blocks(40))
-    assert sorted(np.concatenate(found).tolist()) == [n for n in range(60) if n != 3]
-    assert all(len(block) == 1 or len(block) * lengths[block].max() <= 40 for block in found)
-    living = np.flatnonzero(index.living)
-    for start in range(0, len(living), 20):
-        rows = set(living[start : start + 20].tolist())
-        part = [lengths[n] for block in found for n in block.tolist() if n in rows]
-        assert all(a >= b for a, b in pairwise(part))
-    given = np.array([5, 1, 9])
-    assert np.concatenate(list(index.blocks(40, given))).tolist() == [5, 1, 9]
 
 
 def test_other_weights_of_equal_width_are_refused(model: Path, tmp_path: Path) -> None:
