@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import hypothesis
 import pytest
@@ -28,27 +26,27 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def checkpoints(tmp_path_factory):
     """family -> folder of a tiny checkpoint, for every family of `tiny.FAMILIES`."""
     root = tmp_path_factory.mktemp("checkpoints")
     return {family: write_checkpoint(family, root / family) for family in FAMILIES}
 
 
 @pytest.fixture(scope="session")
-def seq2seq(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def seq2seq(tmp_path_factory):
     """family -> folder of a tiny encoder-decoder, for every family of `tiny.SEQ2SEQ`."""
     root = tmp_path_factory.mktemp("seq2seq")
     return {family: write_seq2seq(family, root / family) for family in SEQ2SEQ}
 
 
 @pytest.fixture(scope="session")
-def tiny_bert(checkpoints: dict[str, Path]) -> Path:
+def tiny_bert(checkpoints):
     """Folder of a tiny BERT: the backbone to take where the family does not matter."""
     return checkpoints["bert"]
 
 
 @pytest.fixture(autouse=True, scope="session")
-def quick_figures() -> Iterator[None]:
+def quick_figures():
     """Figures are drawn once, where they stand: to find the layout matplotlib would draw each twice."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("matplotlib.layout_engine.ConstrainedLayoutEngine.execute", lambda *_: None)
@@ -56,7 +54,7 @@ def quick_figures() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def own_accelerate_state() -> Iterator[None]:
+def own_accelerate_state():
     """accelerate keeps its precision in the process and its environment: no module inherits another's."""
     before = {name: value for name, value in os.environ.items() if name.startswith("ACCELERATE_")}
     yield

@@ -32,11 +32,7 @@ def start(file: str, config: str, backbone: Path, folder: Path) -> None:
         port = str(free.getsockname()[1])
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(path)]
     command += ["--num_processes", "2", "--main_process_port", port, "--machine_rank"]
-    environment = os.environ | {
-        "ACCELERATE_USE_CPU": "true",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-    }
+    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     machines = [
         subprocess.Popen(
             [*command, str(rank), file, str(backbone), str(folder)],

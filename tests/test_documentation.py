@@ -19,7 +19,7 @@ SETTINGS = "\n".join(file.read_text("utf-8") for file in (ROOT / "experiments/st
 
 
 @pytest.fixture(params=PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def page(request) -> Path:
+def page(request):
     return request.param
 
 
@@ -37,21 +37,21 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere(page):
     for target, anchor in re.findall(r"\]\(([^)#\s\"]*)#?([^)\s\"]*)\)", page.read_text("utf-8")):
         linked = page.parent / target if target else page
         assert linked.exists(), target
         assert not anchor or anchor in anchors(linked), f"{target}#{anchor}"
 
 
-def test_paths_exist(page: Path) -> None:
+def test_paths_exist(page):
     named = re.findall(
         r"(?<![\w/.-])(?:paradigms|theory|experiments|tests)/[\w./-]*\w", page.read_text("utf-8")
     )
     assert not [name for name in named if not (ROOT / name).exists()]
 
 
-def test_imports_are_there(page: Path) -> None:
+def test_imports_are_there(page):
     for block in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
         for node in ast.walk(ast.parse(block)):
             if isinstance(node, ast.ImportFrom):
@@ -61,7 +61,7 @@ def test_imports_are_there(page: Path) -> None:
                 assert not [a.name for a in node.names if not re.search(rf"\b{a.name}\b", source)]
 
 
-def test_flags_are_settings(page: Path) -> None:
+def test_flags_are_settings(page):
     for command in commands(page):
         script, _, arguments = command.partition(" ")
         if script == "python":
@@ -73,7 +73,7 @@ def test_flags_are_settings(page: Path) -> None:
             assert own, command
 
 
-def test_every_hop_names_its_function() -> None:
+def test_every_hop_names_its_function():
     table = (ROOT / "paradigms" / "README.md").read_text("utf-8")
     hops = re.findall(r"^\| .* \| (`\w.*) \| (`paradigms/.*) \|$", table, re.MULTILINE)
     assert len(hops) > 10
@@ -84,7 +84,7 @@ def test_every_hop_names_its_function() -> None:
             assert any(re.search(rf"def {called}\b", source) for source in sources), name
 
 
-def test_every_script_has_a_row() -> None:
+def test_every_script_has_a_row():
     table = (ROOT / "experiments" / "README.md").read_text("utf-8")
     scripts = [*ROOT.glob("experiments/*.py"), *ROOT.glob("experiments/[be]*/*.py")]
     assert not [name for file in scripts if (name := str(file.relative_to(ROOT))) not in table]

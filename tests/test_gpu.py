@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -41,7 +39,7 @@ def on_gpu(tokens: Tokens, dtype: torch.dtype = torch.float32) -> Tokens:
 
 
 @pytest.fixture(autouse=True)
-def exact_products() -> Iterator[None]:
+def exact_products():
     """Float32 products are exact, but where a test says otherwise."""
     torch.set_float32_matmul_precision("highest")
     yield
@@ -58,7 +56,7 @@ def near(mine: Tensor, theirs: Tensor, tolerance: float) -> None:
 @pytest.mark.parametrize(
     ("recipe", "fused"), WAYS, ids=[f"{label(r)}{' fused' * fused}" for r, fused in WAYS]
 )
-def test_in_batch_rel(recipe, salience: bool, fused: bool) -> None:
+def test_in_batch_rel(recipe, salience, fused):
     """Against core.rel in float64 on the CPU, in values and gradients; also by Triton's kernels."""
     torch.set_float32_matmul_precision("high" if fused else "highest")  # which chooses the kernels
     # Of 8 bits, which TF32's products keep: otherwise near ties would be won by others, with other gradients.
@@ -86,7 +84,7 @@ def weighted(scores: Tensor, sides: list[Tokens]) -> list[Tensor]:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("h", [16, 64, 128, 768])
-def test_fused_kernels_in_half_precision(dtype, tolerance: float, h: int) -> None:
+def test_fused_kernels_in_half_precision(dtype, tolerance, h):
     """Against float64 of the same rounded vectors."""
     sides = [on_gpu(side, dtype) for side in texts(sizes=(16, 33, 180, 32, h))]
     wide = [
@@ -102,7 +100,7 @@ def test_fused_kernels_in_half_precision(dtype, tolerance: float, h: int) -> Non
 
 
 @pytest.mark.parametrize("name", PARADIGMS)
-def test_a_paradigm_encodes_indexes_and_searches(tiny_bert: Path, tmp_path: Path, name: str) -> None:
+def test_a_paradigm_encodes_indexes_and_searches(tiny_bert, tmp_path, name):
     torch.manual_seed(0)
     model = PARADIGMS[name](tiny_bert).eval()
 
@@ -126,7 +124,7 @@ def test_a_paradigm_encodes_indexes_and_searches(tiny_bert: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("settings", [{}, {"tokens": "own", "softmax": "place"}, {"pawa_rank": 4}])
-def test_a_generative_model_searches(seq2seq: dict[str, Path], settings: dict) -> None:
+def test_a_generative_model_searches(seq2seq, settings):
     model = generative(seq2seq["t5"], named([[5, 6], [7], [5, 6, 8, 9], [300]]), beams=10, **settings)
     slow = GenerativeRetriever(model.cpu()).search(QUERIES, k=4)
     same_run(GenerativeRetriever(model.cuda()).search(QUERIES, k=4), slow)

@@ -89,10 +89,7 @@ def make(case: Case, x: int, n: int, l: int, seed: int, lengths: list[int] | Non
 
 
 def texts(case: Case, seed: int = 0) -> tuple[Tokens, Tokens]:
-    return (
-        make(case, 1, N, case.document_tokens, seed),
-        make(case, B, 1, case.query_tokens, seed + 1),
-    )
+    return (make(case, 1, N, case.document_tokens, seed), make(case, B, 1, case.query_tokens, seed + 1))
 
 
 def gradients(score: Tensor, *tokens: Tokens) -> list[Tensor]:
@@ -189,7 +186,7 @@ def capped_softmax(s: Tensor, k: float, eps: float) -> Tensor:
 
 @ALL
 @pytest.mark.parametrize("seed", range(3))
-def test_rel_is_what_the_loops_say(case: Case, seed: int):
+def test_rel_is_what_the_loops_say(case, seed):
     documents, queries = (leaves(t) for t in texts(case, seed))
     fast, slow = case.rel(documents, queries), by_loops(case, documents, queries)
     close(fast, slow)
@@ -198,7 +195,7 @@ def test_rel_is_what_the_loops_say(case: Case, seed: int):
 
 
 @ALL
-def test_hard_alignments_are_zero_or_one_and_carry_no_gradient(case: Case):
+def test_hard_alignments_are_zero_or_one_and_carry_no_gradient(case):
     documents, queries = (leaves(t) for t in texts(case))
     bare = replace(documents, salience=None), replace(queries, salience=None)
     A = case.interact(*bare).alignment
@@ -214,7 +211,7 @@ def test_hard_alignments_are_zero_or_one_and_carry_no_gradient(case: Case):
 
 
 @ALL
-def test_padding_changes_nothing(case: Case):
+def test_padding_changes_nothing(case):
     """Padded ≡ truncated, in values; and no gradient reaches a padded place."""
     documents, queries = texts(case)
     wide_d, wide_q = leaves(pad_tokens(documents, I + 5)), leaves(pad_tokens(queries, J + 3))
@@ -227,7 +224,7 @@ def test_padding_changes_nothing(case: Case):
 
 
 @ALL
-def test_order_of_candidates_and_tokens_does_not_matter(case: Case):
+def test_order_of_candidates_and_tokens_does_not_matter(case):
     documents, queries = texts(case)
     score = case.rel(documents, queries)
     g = torch.Generator().manual_seed(3)
@@ -238,7 +235,7 @@ def test_order_of_candidates_and_tokens_does_not_matter(case: Case):
 
 
 @ALL
-def test_slices_of_queries_and_candidates_score_the_same(case: Case):
+def test_slices_of_queries_and_candidates_score_the_same(case):
     documents, queries = texts(case)
     score = case.rel(documents, queries)
     close(torch.cat([case.rel(documents, queries[b : b + 1]) for b in range(B)]), score)
@@ -255,7 +252,7 @@ def test_slices_of_queries_and_candidates_score_the_same(case: Case):
 
 
 @ALL
-def test_empty_texts_score_zero_and_harm_nothing(case: Case):
+def test_empty_texts_score_zero_and_harm_nothing(case):
     """rel of an empty document or query is 0, its gradients are 0, and the other scores stay."""
     lengths = [1, 0, *[case.document_tokens] * (N - 2)]
     documents = leaves(make(case, 1, N, case.document_tokens, 0, lengths))
@@ -270,7 +267,7 @@ def test_empty_texts_score_zero_and_harm_nothing(case: Case):
 
 
 @ALL
-def test_texts_without_a_place_score_zero(case: Case):
+def test_texts_without_a_place_score_zero(case):
     """Documents or queries of length 0, where not even padding stands."""
     documents, queries = make(case, 1, N, case.document_tokens, 0), make(case, B, 1, case.query_tokens, 1)
     for sides in (
@@ -295,7 +292,7 @@ def test_no_salience_at_all_is_defined():
 
 @ALL
 @pytest.mark.parametrize("what", ["similarity", "ids", "pool", "lengths", "salience"])
-def test_A_reads_nothing_else(case: Case, what: str):
+def test_A_reads_nothing_else(case, what):
     """Perturb one thing at a time: A changes where the registry says that it reads it, and only there."""
     g = torch.Generator().manual_seed(0)
     S = torch.randn(B, N, case.document_tokens, case.query_tokens, generator=g, dtype=torch.float64)
@@ -335,7 +332,7 @@ def test_A_reads_nothing_else(case: Case, what: str):
 
 
 @ALL
-def test_the_entry_of_an_alignment_says_what_A_keeps(case: Case):
+def test_the_entry_of_an_alignment_says_what_A_keeps(case):
     """The largest of each column, as many as `kept` says; and A is a maximum exactly where it says one."""
     documents, queries = (replace(t, ids=t.ids * 0, salience=None) for t in texts(case))
     known, (S, valid) = ALIGNMENTS[case.align], similarity(documents, queries)

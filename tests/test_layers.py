@@ -62,7 +62,7 @@ def layer(name: str) -> int:
 
 
 @pytest.mark.parametrize("file", modules("paradigms"), ids=lambda f: str(f.relative_to(ROOT)))
-def test_paradigms_imports_downwards(file: Path):
+def test_paradigms_imports_downwards(file):
     own = file.relative_to(ROOT / "paradigms").parts[0].removesuffix(".py")
     above = {"experiments", "tests"} | ({"theory"} if file != ROOT / MEETING else set())
     for name in imports(file):
@@ -76,7 +76,7 @@ def test_paradigms_imports_downwards(file: Path):
 
 
 @pytest.mark.parametrize("file", modules("theory"), ids=lambda f: str(f.relative_to(ROOT)))
-def test_theory_knows_nothing_of_models(file: Path):
+def test_theory_knows_nothing_of_models(file):
     for name in imports(file):
         assert name.split(".")[0] not in {"paradigms", "experiments", *OUTSIDE}, f"{file} imports {name}"
 

@@ -66,9 +66,7 @@ def close(a: Tensor, b: Tensor) -> None:
 
 
 @pytest.mark.parametrize("k", [8, None])
-def test_de_bert_is_the_inner_product_of_projected_and_layer_normed_cls_states(
-    tiny_bert: Path, k: int | None
-) -> None:
+def test_de_bert_is_the_inner_product_of_projected_and_layer_normed_cls_states(tiny_bert, k):
     paradigm = build("dpr", tiny_bert, dim=k, **DE_BERT)
     documents, queries = (
         paradigm.encode_documents(list(TEXTS.values())[:3]),
@@ -82,7 +80,7 @@ def test_de_bert_is_the_inner_product_of_projected_and_layer_normed_cls_states(
     assert not torch.allclose(Q.norm(dim=-1), torch.ones(3), atol=0.1)  # no cosine
 
 
-def test_the_temperature_of_inner_products_is_one(tiny_bert: Path) -> None:
+def test_the_temperature_of_inner_products_is_one(tiny_bert):
     for name in ("dpr", "me_bert"):
         assert PARADIGMS[name](tiny_bert, **DE_BERT).recipe.temperature == 1.0
         assert PARADIGMS[name](tiny_bert).recipe.temperature == 0.05
@@ -91,7 +89,7 @@ def test_the_temperature_of_inner_products_is_one(tiny_bert: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["dpr", "me_bert"])
-def test_the_layer_norm_learns_and_is_saved(tiny_bert: Path, tmp_path: Path, name: str) -> None:
+def test_the_layer_norm_learns_and_is_saved(tiny_bert, tmp_path, name):
     paradigm = build(name, tiny_bert, dim=8, **DE_BERT)
     tokenize = paradigm.encoder.tokenize
     queries, documents = paradigm(tokenize(["fox"], "query"), tokenize(["a fox", "snow"], "document"))
@@ -111,7 +109,7 @@ def test_the_layer_norm_learns_and_is_saved(tiny_bert: Path, tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("m", [1, 3, 8])
-def test_a_document_is_its_first_m_states_or_as_many_as_it_has(tiny_bert: Path, m: int) -> None:
+def test_a_document_is_its_first_m_states_or_as_many_as_it_has(tiny_bert, m):
     paradigm = build("me_bert", tiny_bert, first=m, dim=8, **DE_BERT)
     tokens = paradigm.encode_documents(list(TEXTS.values()))
     for n, text in enumerate(TEXTS.values()):
@@ -128,7 +126,7 @@ def test_a_document_is_its_first_m_states_or_as_many_as_it_has(tiny_bert: Path, 
 
 
 @pytest.mark.parametrize("settings", [{}, {"dim": 8} | DE_BERT, {"dim": 8, "lora_rank": 2}])
-def test_with_one_vector_it_is_de_bert(tiny_bert: Path, settings: dict) -> None:
+def test_with_one_vector_it_is_de_bert(tiny_bert, settings):
     one, dense = (
         build(name, tiny_bert, **own, **settings) for name, own in (("me_bert", {"first": 1}), ("dpr", {}))
     )
@@ -138,9 +136,7 @@ def test_with_one_vector_it_is_de_bert(tiny_bert: Path, settings: dict) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"dim": 8} | DE_BERT])
-def test_exact_search_is_that_of_one_vector_among_m_entries_per_document(
-    tiny_bert: Path, tmp_path: Path, settings: dict
-) -> None:
+def test_exact_search_is_that_of_one_vector_among_m_entries_per_document(tiny_bert, tmp_path, settings):
     m = 4
     paradigm = build("me_bert", tiny_bert, first=m, **settings)
     index = ExactIndex.build(paradigm, TEXTS.keys(), TEXTS.values(), tmp_path / "index")

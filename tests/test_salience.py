@@ -78,9 +78,7 @@ def batch_gradients(paradigm: Paradigm) -> tuple[float, dict[str, torch.Tensor |
 
 
 @pytest.mark.parametrize(("align", "knobs"), CHOICES[2:], ids=str)  # test_loop trains with top_k
-def test_it_learns_with_one_alignment_and_searches_with_any(
-    tiny_bert: Path, tmp_path: Path, align: str, knobs: dict
-) -> None:
+def test_it_learns_with_one_alignment_and_searches_with_any(tiny_bert, tmp_path, align, knobs):
     trained, losses = fit(build(tiny_bert, align, knobs, eps=0.05), tmp_path / "training")
     assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
     trained.save_pretrained(tmp_path / "checkpoint")
@@ -99,7 +97,7 @@ def test_it_learns_with_one_alignment_and_searches_with_any(
 
 
 @EVERY
-def test_salience_is_the_gated_score(tiny_bert: Path, variant: dict) -> None:
+def test_salience_is_the_gated_score(tiny_bert, variant):
     paradigm = build(tiny_bert, **variant, query_ratio=0.5, document_ratio=0.3, eps=0.1)
     scatter_heads(paradigm)
     for side, ratio in zip(SIDES, (0.5, 0.3), strict=True):
@@ -120,7 +118,7 @@ def test_salience_is_the_gated_score(tiny_bert: Path, variant: dict) -> None:
 
 @EVERY
 @pytest.mark.parametrize("sides", ["both", "query", "document"])
-def test_one_side_may_do_without(tiny_bert: Path, variant: dict, sides: str) -> None:
+def test_one_side_may_do_without(tiny_bert, variant, sides):
     """Its tokens then weigh 1, and it has no head, which would never get a gradient."""
     paradigm = build(tiny_bert, **variant, salience_sides=sides, eps=0.05)
     weighing = [side for side in SIDES if sides in ("both", side)]
@@ -137,7 +135,7 @@ def test_one_side_may_do_without(tiny_bert: Path, variant: dict, sides: str) -> 
 
 
 @EVERY
-def test_training_starts_from_the_unweighted_alignment(tiny_bert: Path, variant: dict) -> None:
+def test_training_starts_from_the_unweighted_alignment(tiny_bert, variant):
     """Equal scores are treated equally by every gate: rel is that without salience."""
     weighted, plain = (build(tiny_bert, **settings) for settings in (variant, {"salience": "none"}))
     documents, queries = (
@@ -151,9 +149,7 @@ def test_training_starts_from_the_unweighted_alignment(tiny_bert: Path, variant:
 @EVERY
 @pytest.mark.parametrize("align", ["top_k", "entropic"])
 @pytest.mark.parametrize("silent", ["some documents", "query", "document"])
-def test_texts_without_salience_train_and_search(
-    tiny_bert: Path, tmp_path: Path, variant: dict, align: str, silent: str
-) -> None:
+def test_texts_without_salience_train_and_search(tiny_bert, tmp_path, variant, align, silent):
     """Z = 0: rel is 0, every gradient is finite, and what is silent gets none."""
     knobs = {"k": 1} if align == "top_k" else {"k": 1, "eps": 0.05}
     paradigm = build(tiny_bert, align, knobs, **variant)
@@ -184,7 +180,7 @@ def test_texts_without_salience_train_and_search(
     assert {d for d, score in found.items() if score == 0} >= set(dead)
 
 
-def test_settings_of_salience_are_kept_and_checked(tiny_bert: Path, tmp_path: Path) -> None:
+def test_settings_of_salience_are_kept_and_checked(tiny_bert, tmp_path):
     settings: dict[str, Any] = {"salience": "relu", "salience_sides": "document", "salience_l1": 0.25}
     build(tiny_bert, **settings).save_pretrained(tmp_path / "checkpoint")
     kept = vars(Paradigm.from_pretrained(tmp_path / "checkpoint").encoder.settings)
@@ -198,7 +194,7 @@ def test_settings_of_salience_are_kept_and_checked(tiny_bert: Path, tmp_path: Pa
 # --- L1 --------------------------------------------------------------------------------------------------
 
 
-def test_the_l1_term_is_the_mean_salience_of_texts_of_any_length(tiny_bert: Path) -> None:
+def test_the_l1_term_is_the_mean_salience_of_texts_of_any_length(tiny_bert):
     mask = torch.tensor([[[1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]]]).bool()
     salience = torch.tensor([[[1.0, 3, 9, 9], [1, 1, 1, 1], [5, 5, 5, 5]]])
     tokens = Tokens(torch.zeros(1, 3, 4, 2), mask, None, salience)
@@ -214,7 +210,7 @@ def test_the_l1_term_is_the_mean_salience_of_texts_of_any_length(tiny_bert: Path
     assert with_l1 == pytest.approx(without + 0.5 * sum(terms), rel=1e-5)
 
 
-def test_l1_makes_saliences_zero(tiny_bert: Path, tmp_path: Path) -> None:
+def test_l1_makes_saliences_zero(tiny_bert, tmp_path):
     share = {}
     for gamma in (0.0, 30.0):
         paradigm = build(tiny_bert, salience="relu", salience_l1=gamma)

@@ -65,7 +65,7 @@ def answers(*commands: tuple[str, ...]) -> list[tuple[str, set[str]]]:
     return [(said, set(brought)) for said, brought in map(json.loads, done.stdout.splitlines())]
 
 
-def test_help_imports_nothing_slow() -> None:
+def test_help_imports_nothing_slow():
     scripts = [("path", script, "--help") for script in SCRIPTS]
     commands = [("module", "paradigms", *of, "--help") for of in ([], *([name] for name in COMMANDS))]
     shown = answers(*scripts, *commands)
@@ -75,7 +75,7 @@ def test_help_imports_nothing_slow() -> None:
     assert all(said.startswith("usage: python -m paradigms") for said, _ in shown[len(scripts) :])
 
 
-def test_the_package_imports_torch_when_it_is_used() -> None:
+def test_the_package_imports_torch_when_it_is_used():
     first, second = answers(
         ("code", "import paradigms, paradigms.io.settings, paradigms.data"),
         ("code", "from paradigms import PARADIGMS, load"),
@@ -83,7 +83,7 @@ def test_the_package_imports_torch_when_it_is_used() -> None:
     assert (first[1], second[1]) == (set(), {"torch"})
 
 
-def test_names_written_out_for_help_are_all_there_are() -> None:
+def test_names_written_out_for_help_are_all_there_are():
     assert tuple(INDEXES) == arguments.INDEX_KINDS
     assert tuple(SAVE_LAYOUTS) == arguments.SAVE_LAYOUTS
     assert tuple(FORMATS) == arguments.FORMATS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -61,7 +60,7 @@ def retrieve(S: Tensor, valid: Tensor, k: int) -> list[tuple[Tensor, Tensor, int
 # --- imputations ------------------------------------------------------------------------------------------
 
 
-def test_golden_imputations() -> None:
+def test_golden_imputations():
     retrieved = torch.arange(1, 21, dtype=float64)[None] / 20  # .05 … 1
     expected = {"kth": 0.05, "zero": 0.0, "tail_mean": 0.075, "percentile": 0.145, "none": math.nan}
     for name, value in expected.items():
@@ -69,14 +68,14 @@ def test_golden_imputations() -> None:
         torch.testing.assert_close(m, torch.tensor([value], dtype=float64), equal_nan=True)
 
 
-def test_the_percentile_is_numpys() -> None:
+def test_the_percentile_is_numpys():
     for k in (1, 2, 7, 100):
         retrieved = random(3, k, seed=k)
         expected = np.percentile(retrieved.numpy(), 10, axis=1)
         np.testing.assert_allclose(IMPUTATIONS["percentile"](retrieved, 1000).numpy(), expected)
 
 
-def test_the_power_law_is_found_and_extrapolated_to_the_middle_of_what_is_missing() -> None:
+def test_the_power_law_is_found_and_extrapolated_to_the_middle_of_what_is_missing():
     rank = torch.arange(1, 51, dtype=float64)
     retrieved = torch.stack([0.9 * rank**-0.2, 0.7 * rank**-0.05])
     middle = math.sqrt(50 * 5000)
@@ -88,12 +87,12 @@ def test_the_power_law_is_found_and_extrapolated_to_the_middle_of_what_is_missin
 
 
 @pytest.mark.parametrize("row", [[0.3, -0.1], [-0.2, -0.5], [0.4]], ids=["k'-th < 0", "none > 0", "one"])
-def test_without_a_power_law_the_bound_stands(row: list[float]) -> None:
+def test_without_a_power_law_the_bound_stands(row):
     assert IMPUTATIONS["power_law"](torch.tensor([row]), 100).tolist() == [pytest.approx(min(row))]
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(1, 30), st.sampled_from([-1.0, 0.0, 2.0]))
-def test_imputations_lie_where_they_say(seed: int, k: int, shift: float) -> None:
+def test_imputations_lie_where_they_say(seed, k, shift):
     retrieved, corpus = random(4, k, seed=seed) + shift, 10 * k
     kth = retrieved.min(1).values
     m = {name: impute(retrieved, corpus) for name, impute in IMPUTATIONS.items()}
@@ -110,7 +109,7 @@ def test_imputations_lie_where_they_say(seed: int, k: int, shift: float) -> None
 
 
 @pytest.mark.parametrize("name", IMPUTATIONS)
-def test_a_query_token_that_found_nothing_is_left_out(name: str) -> None:
+def test_a_query_token_that_found_nothing_is_left_out(name):
     retrieved = torch.tensor([[0.5, 0.25], [-torch.inf, -torch.inf]])
     assert IMPUTATIONS[name](retrieved, 10)[1].isnan()
     documents, rel = retrieved_rel(retrieved, torch.tensor([[7, 9], [-1, -1]]), 10, name)
@@ -121,7 +120,7 @@ def test_a_query_token_that_found_nothing_is_left_out(name: str) -> None:
 
 
 @given(corpora(), st.sampled_from(list(IMPUTATIONS)))
-def test_retrieved_tokens_alone_give_imputed_rel(corpus: tuple[Tensor, Tensor, int], name: str) -> None:
+def test_retrieved_tokens_alone_give_imputed_rel(corpus, name):
     S, valid, k = corpus
     expected = imputed_rel(S, valid, k, name)
     for row, (scores, owners, tokens) in zip(expected, retrieve(S, valid, k), strict=True):
@@ -131,7 +130,7 @@ def test_retrieved_tokens_alone_give_imputed_rel(corpus: tuple[Tensor, Tensor, i
 
 
 @given(corpora())
-def test_imputed_rel_is_the_theorys(corpus: tuple[Tensor, Tensor, int]) -> None:
+def test_imputed_rel_is_the_theorys(corpus):
     """f_XTR' = f_ColBERT + (1/N) Σ over missing (m − max P) >= f_ColBERT, for documents that have tokens."""
     S, valid, k = corpus
     found = imputed_rel(S, valid, k)
@@ -147,7 +146,7 @@ def test_imputed_rel_is_the_theorys(corpus: tuple[Tensor, Tensor, int]) -> None:
 
 
 @given(corpora())
-def test_without_imputation_search_is_the_training_score(corpus: tuple[Tensor, Tensor, int]) -> None:
+def test_without_imputation_search_is_the_training_score(corpus):
     """Eq. 2 with k' in place of k_train."""
     S, valid, k = corpus
     unread = Tokens(torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, dtype=torch.bool))
@@ -156,7 +155,7 @@ def test_without_imputation_search_is_the_training_score(corpus: tuple[Tensor, T
     torch.testing.assert_close(imputed_rel(S, valid, k, "none"), expected)
 
 
-def test_recipes_impute_as_they_say(tiny_bert: Path, tmp_path: Path) -> None:
+def test_recipes_impute_as_they_say(tiny_bert, tmp_path):
     paradigm = PARADIGMS["xtr"](tiny_bert, search_tokens=7, imputation="percentile")
     paradigm.save_pretrained(tmp_path / "xtr")
     recipe = Paradigm.from_pretrained(tmp_path / "xtr").recipe
@@ -193,9 +192,7 @@ def similarities(P: Tensor, documents: int) -> tuple[Tensor, Tensor]:
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(1, 25), st.sampled_from([0.05, 1.0]))
-def test_gradients_are_appendix_a_and_their_mass_knows_no_normaliser(
-    seed: int, k: int, temperature: float
-) -> None:
+def test_gradients_are_appendix_a_and_their_mass_knows_no_normaliser(seed, k, temperature):
     """−(1−P⁺)/(Z⁺τ) on the positive's retrieved maxima, P⁻/(Z⁻τ) on a negative's; masses 1−P⁺ and P⁻."""
     P, owners = random(3, 20, seed=seed), np.repeat(np.arange(5), 4)
     for cut, expected in (
@@ -224,7 +221,7 @@ def failure_case() -> Tensor:
     return P.flatten(1)
 
 
-def test_the_failure_case_of_sums_of_maxima() -> None:
+def test_the_failure_case_of_sums_of_maxima():
     """ColBERT: 4.2584325 without a temperature, nothing with one. XTR: the positive is not retrieved, and all
     gradient is on the negatives, until k_train reaches past their peaks."""
     losses, masses = {}, {}

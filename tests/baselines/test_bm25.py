@@ -2,7 +2,6 @@
 
 import math
 import shutil
-from pathlib import Path
 
 import ir_measures
 import numpy as np
@@ -16,7 +15,7 @@ IDS = ["e", "d", "c", "b", "a", "D"]
 
 
 @pytest.fixture
-def bm25() -> BM25:
+def bm25():
     return BM25.build(TEXTS, IDS)
 
 
@@ -34,7 +33,7 @@ def by_formula(
 
 
 @pytest.mark.parametrize(("k1", "b", "ngrams"), [(0.9, 0.4, 1), (1.2, 0.75, 1), (0.9, 0.4, 2)])
-def test_scores_follow_the_formula(k1: float, b: float, ngrams: int) -> None:
+def test_scores_follow_the_formula(k1, b, ngrams):
     index = BM25.build(TEXTS, IDS, k1=k1, b=b, ngrams=ngrams)
     documents = [tokenize(text, ngrams) for text in TEXTS]
     for query in ("dog", "cat bird cat", "dog bird fish", "bird fish zebra"):
@@ -60,12 +59,12 @@ def test_scores_follow_the_formula(k1: float, b: float, ngrams: int) -> None:
         ("ที่สุด", ["ที่สุ", "สุด"]),
     ],
 )
-def test_words_of_scripts_with_and_without_spaces(text: str, words: list[str]) -> None:
+def test_words_of_scripts_with_and_without_spaces(text, words):
     assert tokenize(text) == words
 
 
 @pytest.mark.parametrize("ngrams", [1, 3])
-def test_scores_are_the_matrix_times_term_counts(ngrams: int) -> None:
+def test_scores_are_the_matrix_times_term_counts(ngrams):
     index = BM25.build(TEXTS, IDS, ngrams=ngrams)
     matrix = index.matrix()
     assert matrix.shape == (len(TEXTS), len(index.vocabulary))
@@ -80,7 +79,7 @@ def test_scores_are_the_matrix_times_term_counts(ngrams: int) -> None:
         assert run[query] == pytest.approx({IDS[i]: scores[i] for i in np.flatnonzero(scores)}, rel=1e-6)
 
 
-def test_ties_rank_by_id_also_at_the_cut(bm25: BM25) -> None:
+def test_ties_rank_by_id_also_at_the_cut(bm25):
     everything = bm25.search({"q": "dog bird"}, 100)["q"]
     assert everything["a"] > everything["D"] == everything["d"] > everything["e"]
     assert list(everything) == ["a", "D", "d", "e"]
@@ -91,14 +90,14 @@ def test_ties_rank_by_id_also_at_the_cut(bm25: BM25) -> None:
     assert list(turned.items()) == list(bm25.search({"q": "dog bird"}, 3)["q"].items())
 
 
-def test_of_many_equal_documents_the_smallest_ids_are_found() -> None:
+def test_of_many_equal_documents_the_smallest_ids_are_found():
     ids = [f"{number * 37 % 200:03}" for number in range(200)]
     index = BM25.build(["same text" for _ in ids], ids)
     for k in (1, 7, 150):
         assert list(index.search({"q": "text"}, k)["q"]) == sorted(ids)[:k]
 
 
-def test_only_documents_that_share_a_word_are_found(bm25: BM25) -> None:
+def test_only_documents_that_share_a_word_are_found(bm25):
     queries = {"empty": "", "stop": "the of", "unknown": "zebra", "mixed": "zebra cat"}
     run = bm25.search(queries, 1000)
     assert run["empty"] == run["stop"] == run["unknown"] == {}
@@ -106,7 +105,7 @@ def test_only_documents_that_share_a_word_are_found(bm25: BM25) -> None:
     assert list(bm25.search({"q": "dog"}, 1000)["q"]) == ["D", "d", "e", "a"]
 
 
-def test_rerank_scores_the_given_candidates_and_no_others(bm25: BM25) -> None:
+def test_rerank_scores_the_given_candidates_and_no_others(bm25):
     full = bm25.search({"q": "dog bird"}, 100)["q"]
     reranked = bm25.rerank({"q": "dog bird", "unused": "cat"}, {"q": {"b": 9.0, "e": 8.0, "a": 7.0}})
     assert list(reranked) == ["q"]
@@ -120,7 +119,7 @@ def test_rerank_scores_the_given_candidates_and_no_others(bm25: BM25) -> None:
         bm25.rerank({"q": "dog"}, {"p": {"a": 1.0}})
 
 
-def test_save_and_load_give_the_same_run(tmp_path: Path) -> None:
+def test_save_and_load_give_the_same_run(tmp_path):
     index = BM25.build(TEXTS, IDS, k1=1.1, b=0.3, ngrams=2, stopwords=["dog"])
     index.save(tmp_path / "bm25")
     index.save(tmp_path / "bm25")  # takes the place of the first
@@ -139,7 +138,7 @@ def test_save_and_load_give_the_same_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ngrams", [1, 2])
-def test_terms_of_pieces_follow_the_formula(tiny_bert: Path, ngrams: int) -> None:
+def test_terms_of_pieces_follow_the_formula(tiny_bert, ngrams):
     """BM25-uni and BM25-bi of Luan et al.: word pieces, none of them a stop word."""
     index = BM25.build(TEXTS, IDS, ngrams=ngrams, tokenizer=tiny_bert)
     assert index.terms("The CATS, of")[:5] == ["the", "cat", "##s", ",", "of"]
@@ -158,14 +157,14 @@ def test_terms_of_pieces_follow_the_formula(tiny_bert: Path, ngrams: int) -> Non
     assert "the" not in without.vocabulary
 
 
-def test_pieces_ignore_case_whatever_the_tokenizer_does(checkpoints: dict[str, Path]) -> None:
+def test_pieces_ignore_case_whatever_the_tokenizer_does(checkpoints):
     index = BM25.build(TEXTS, IDS, tokenizer=checkpoints["t5"])  # it tells "Dog" from "dog"
     assert index.terms("The DOG") == index.terms("the dog") == ["▁the", "▁dog"]
     assert index.search({"q": "DOG"}, 9) == index.search({"q": "dog"}, 9)
     assert "</s>" not in index.terms("cat </s>")  # where a text spells a special token, it has none
 
 
-def test_an_index_of_pieces_needs_its_own_folder_alone(tiny_bert: Path, tmp_path: Path) -> None:
+def test_an_index_of_pieces_needs_its_own_folder_alone(tiny_bert, tmp_path):
     source = tmp_path / "source"
     shutil.copytree(tiny_bert, source)
     index = BM25.build(TEXTS, IDS, ngrams=2, tokenizer=source)
@@ -183,14 +182,14 @@ def test_an_index_of_pieces_needs_its_own_folder_alone(tiny_bert: Path, tmp_path
         BM25.build(TEXTS, IDS, tokenizer=source)
 
 
-def test_terms_are_lower_case_words_without_stop_words() -> None:
+def test_terms_are_lower_case_words_without_stop_words():
     assert tokenize("The Cat's x_1, and ÉCOLE!") == ["cat", "s", "x_1", "école"]
     assert tokenize("big red dog", 3) == ["big", "red", "dog", "big red", "red dog", "big red dog"]
     assert tokenize("the cat", stopwords=()) == ["the", "cat"]
     assert tokenize(" ?! ", 2) == []
 
 
-def test_unusable_input_is_refused() -> None:
+def test_unusable_input_is_refused():
     with pytest.raises(ValueError, match="2 texts need as many different ids"):
         BM25.build(["a b", "c"], ["1"])
     with pytest.raises(ValueError, match="different ids"):
@@ -209,7 +208,7 @@ def test_unusable_input_is_refused() -> None:
     ("name", "ndcg"),
     [("scifact", 0.6635), ("nfcorpus", 0.3060)],
 )
-def test_ndcg_on_beir(name: str, ndcg: float) -> None:
+def test_ndcg_on_beir(name, ndcg):
     collection = needs.collection(name)
     test = collection.split("test")
     run = BM25.build(collection.corpus, collection.corpus.ids).search(test.queries, 100)

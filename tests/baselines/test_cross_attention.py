@@ -83,9 +83,7 @@ def tokens(model: CrossAttention, query: str, document: str) -> list[str]:
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_scores_are_the_head_on_the_joint_encoding_whatever_the_padding(
-    checkpoints: dict[str, Path], family: str, pooling: str
-) -> None:
+def test_scores_are_the_head_on_the_joint_encoding_whatever_the_padding(checkpoints, family, pooling):
     model = build(checkpoints[family], pooling=pooling)
     pairs = [(query, text) for query in QUERIES.values() for text in TEXTS]
     found = score(model, [q for q, _ in pairs], [d for _, d in pairs])
@@ -94,9 +92,7 @@ def test_scores_are_the_head_on_the_joint_encoding_whatever_the_padding(
     assert found.std() > 0.05  # the two texts matter
 
 
-def test_the_second_text_has_a_type_of_its_own_where_the_backbone_knows_types(
-    checkpoints: dict[str, Path],
-) -> None:
+def test_the_second_text_has_a_type_of_its_own_where_the_backbone_knows_types(checkpoints):
     batch = build(checkpoints["bert"]).tokenize(["the fox", "a"], ["snow garden", "sea"])
     assert batch.types is not None
     assert batch.types.tolist() == [[0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 0, 0]]
@@ -104,7 +100,7 @@ def test_the_second_text_has_a_type_of_its_own_where_the_backbone_knows_types(
     assert build(checkpoints["modernbert"]).tokenize(["the fox"], ["snow"]).types is None
 
 
-def test_each_text_is_cut_for_itself_and_as_the_other_paradigms_cut_it(tiny_bert: Path) -> None:
+def test_each_text_is_cut_for_itself_and_as_the_other_paradigms_cut_it(tiny_bert):
     long = "the quick brown fox and the lazy dog"
     model = build(tiny_bert, query_length=5, document_length=6)
     quick = ["[CLS]", "the", "quick", "brown", "[SEP]", "the", "quick", "brown", "fox", "[SEP]"]
@@ -119,7 +115,7 @@ def test_each_text_is_cut_for_itself_and_as_the_other_paradigms_cut_it(tiny_bert
     assert tokens(model, long, long) == quick  # another call leaves no truncation behind
 
 
-def test_lengths_beyond_the_positions_are_refused(tiny_bert: Path) -> None:
+def test_lengths_beyond_the_positions_are_refused(tiny_bert):
     build(tiny_bert, query_length=33, document_length=480)  # 31 + 478 + 3 = 512
     with pytest.raises(ValueError, match=r"query_length=34 and .* pairs of 513 tokens, beyond the 512"):
         build(tiny_bert, query_length=34, document_length=480)
@@ -129,7 +125,7 @@ def test_lengths_beyond_the_positions_are_refused(tiny_bert: Path) -> None:
         cross_attention(tiny_bert, salience="relu")
 
 
-def test_the_head_is_computed_in_float32_under_autocast(tiny_bert: Path) -> None:
+def test_the_head_is_computed_in_float32_under_autocast(tiny_bert):
     model = build(tiny_bert)
     with torch.autocast("cpu", torch.bfloat16):
         found = score(model, list(QUERIES.values()), TEXTS[:3])
@@ -140,9 +136,7 @@ def test_the_head_is_computed_in_float32_under_autocast(tiny_bert: Path) -> None
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_trainable_parameter_gets_a_gradient(
-    checkpoints: dict[str, Path], family: str, lora_rank: int
-) -> None:
+def test_every_trainable_parameter_gets_a_gradient(checkpoints, family, lora_rank):
     model = build(checkpoints[family], lora_rank=lora_rank).train()
     model(model.tokenize(["the fox", "a dog"], TEXTS[:2])).logsumexp(-1).backward()
     assert [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
@@ -151,7 +145,7 @@ def test_every_trainable_parameter_gets_a_gradient(
 # --- reranking --------------------------------------------------------------------------------------
 
 
-def test_reranking_is_the_score_of_every_pair_best_first(tiny_bert: Path) -> None:
+def test_reranking_is_the_score_of_every_pair_best_first(tiny_bert):
     model = build(tiny_bert).train()
     found = model.rerank(QUERIES, CORPUS, RUN)
     assert model.training
@@ -167,9 +161,7 @@ def test_reranking_is_the_score_of_every_pair_best_first(tiny_bert: Path) -> Non
     assert list(found["q1"]) != sorted(RUN["q1"], key=lambda d: -RUN["q1"][d])  # an order of its own
 
 
-def test_batches_and_windows_change_nothing_but_memory(
-    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_and_windows_change_nothing_but_memory(tiny_bert, monkeypatch):
     model = build(tiny_bert)
     whole: Run = {query: dict.fromkeys(CORPUS.ids, 0.0) for query in QUERIES}
     expected = model.rerank(QUERIES, CORPUS, whole)
@@ -188,13 +180,13 @@ def test_batches_and_windows_change_nothing_but_memory(
     handle.remove()
 
 
-def test_equal_scores_rank_by_document_id(tiny_bert: Path) -> None:
+def test_equal_scores_rank_by_document_id(tiny_bert):
     model = build(tiny_bert)
     nn.init.zeros_(model.head.weight)
     assert list(model.rerank(QUERIES, CORPUS, RUN)["q1"]) == ["d1", "d3", "d5"]
 
 
-def test_unknown_queries_and_documents_are_named(tiny_bert: Path) -> None:
+def test_unknown_queries_and_documents_are_named(tiny_bert):
     model = build(tiny_bert)
     with pytest.raises(KeyError, match="the query 'q9', which has no text"):
         model.rerank(QUERIES, CORPUS, {"q9": {"d0": 1.0}})
@@ -206,9 +198,7 @@ def test_unknown_queries_and_documents_are_named(tiny_bert: Path) -> None:
 
 
 @pytest.mark.parametrize(("family", "lora_rank"), [("bert", 0), ("t5", 0), ("bert", 2)])
-def test_what_is_saved_loads_bit_for_bit(
-    checkpoints: dict[str, Path], tmp_path: Path, family: str, lora_rank: int
-) -> None:
+def test_what_is_saved_loads_bit_for_bit(checkpoints, tmp_path, family, lora_rank):
     model = build(checkpoints[family], pooling="mean", lora_rank=lora_rank, document_length=20)
     with torch.no_grad():
         for weight in model.parameters():
@@ -224,7 +214,7 @@ def test_what_is_saved_loads_bit_for_bit(
     assert loaded.rerank(QUERIES, CORPUS, RUN) == model.rerank(QUERIES, CORPUS, RUN)
 
 
-def test_a_folder_of_another_kind_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
+def test_a_folder_of_another_kind_is_refused(tiny_bert, tmp_path):
     PARADIGMS["dpr"](tiny_bert).save_pretrained(tmp_path / "dpr")
     build(tiny_bert).save_pretrained(tmp_path / "cross")
     assert isinstance(load(tmp_path / "dpr"), Paradigm)
@@ -247,7 +237,7 @@ EXAMPLES = [
 ]
 
 
-def test_the_loss_is_cross_entropy_over_the_querys_own_candidates(tiny_bert: Path) -> None:
+def test_the_loss_is_cross_entropy_over_the_querys_own_candidates(tiny_bert):
     model = build(tiny_bert)
     for temperature in (None, 0.5):
         objective = Listwise(model, CORPUS, EXAMPLES, temperature)
@@ -263,7 +253,7 @@ def test_the_loss_is_cross_entropy_over_the_querys_own_candidates(tiny_bert: Pat
         assert found.item() == pytest.approx(sum(h.item() for h in halves) / 2, rel=1e-5)
 
 
-def test_examples_without_negatives_or_with_unequally_many_are_refused(tiny_bert: Path) -> None:
+def test_examples_without_negatives_or_with_unequally_many_are_refused(tiny_bert):
     model = build(tiny_bert)
     none, one = Example("a", 0, (), (0,)), Example("a", 0, (1,), (0,))
     for examples, told in (([none], "has 0"), ([one, *EXAMPLES], "has 1 or 2"), ([], "has no examples")):
@@ -271,7 +261,7 @@ def test_examples_without_negatives_or_with_unequally_many_are_refused(tiny_bert
             Listwise(model, CORPUS, examples)
 
 
-def test_it_learns_goes_on_exactly_and_is_chosen_by_the_dev_measure(tiny_bert: Path, tmp_path: Path) -> None:
+def test_it_learns_goes_on_exactly_and_is_chosen_by_the_dev_measure(tiny_bert, tmp_path):
     def fit(folder: Path, steps: int, stop: int = 0, **options) -> CrossAttention:
         model = build(tiny_bert)
         passes = 0
@@ -305,7 +295,7 @@ def test_it_learns_goes_on_exactly_and_is_chosen_by_the_dev_measure(tiny_bert: P
 
 
 @pytest.fixture
-def collection(tmp_path: Path) -> Path:
+def collection(tmp_path):
     """Twelve documents of five words, of which the first three are the document's query."""
     folder, words = tmp_path / "collection", WORDS.split()
     folder.mkdir()
@@ -314,7 +304,7 @@ def collection(tmp_path: Path) -> Path:
     return write_collection(folder, texts, queries, {"train": range(9), "test": range(9, 12)})
 
 
-def test_the_scripts_train_it_and_rerank_with_it(collection: Path, tiny_bert: Path, tmp_path: Path) -> None:
+def test_the_scripts_train_it_and_rerank_with_it(collection, tiny_bert, tmp_path):
     output = tmp_path / "out"
     options = '{"query_length": 8, "document_length": 12}'
     flags = training(collection, tiny_bert, output, paradigm="cross_attention", options=options, negatives=2)

@@ -4,7 +4,7 @@ import gzip
 import json
 import math
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def beir(
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_folder_in_beir_layout(tmp_path: Path, packed: bool) -> None:
+def test_a_folder_in_beir_layout(tmp_path, packed):
     header = "" if packed else "query-id\tcorpus-id\tscore\n"  # all lines are read where there is none
     collection = load(beir(tmp_path / "tiny", packed=packed, header=header))
     assert collection.name == "tiny"
@@ -78,7 +78,7 @@ def test_a_folder_in_beir_layout(tmp_path: Path, packed: bool) -> None:
         collection.split("dev")
 
 
-def test_a_plain_corpus_stays_on_disk(tmp_path: Path) -> None:
+def test_a_plain_corpus_stays_on_disk(tmp_path):
     corpus = load(beir(tmp_path / "tiny")).corpus
     assert isinstance(corpus._texts, Lines)
     assert isinstance(corpus.titles, Lines)
@@ -95,7 +95,7 @@ def test_a_plain_corpus_stays_on_disk(tmp_path: Path) -> None:
     assert list(received.titles) == TITLES
 
 
-def test_a_line_without_a_line_end_is_a_line(tmp_path: Path) -> None:
+def test_a_line_without_a_line_end_is_a_line(tmp_path):
     folder = beir(tmp_path / "tiny")
     path = folder / "corpus.jsonl"
     path.write_bytes(b"\n" + path.read_bytes().replace(b"\n", b"\r\n\n").rstrip())
@@ -103,7 +103,7 @@ def test_a_line_without_a_line_end_is_a_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_titles_stay_with_their_documents(tmp_path: Path, packed: bool) -> None:
+def test_titles_stay_with_their_documents(tmp_path, packed):
     """Of equal ids the first counts, with its title; white space around a title is none of it."""
     documents = [
         {"_id": "a", "title": " A title ", "text": "one"},
@@ -118,7 +118,7 @@ def test_titles_stay_with_their_documents(tmp_path: Path, packed: bool) -> None:
     assert list(corpus) == ["A title  one", "two", "Both three", "four"]
 
 
-def test_corpus_refuses_repeated_ids_and_missing_texts() -> None:
+def test_corpus_refuses_repeated_ids_and_missing_texts():
     with pytest.raises(ValueError, match="must differ"):
         Corpus(["a", "a"], ["x", "y"])
     with pytest.raises(ValueError, match="1 ids for 2 texts"):
@@ -127,7 +127,7 @@ def test_corpus_refuses_repeated_ids_and_missing_texts() -> None:
         Corpus(["a", "b"], ["x", "y"], ["X"])
 
 
-def test_problems_are_counted_with_examples(tmp_path: Path) -> None:
+def test_problems_are_counted_with_examples(tmp_path):
     documents = [*DOCUMENTS, {"_id": "a", "text": "second a"}, {"_id": "e", "text": " "}]
     queries = [*QUERIES, {"_id": "q1", "text": "second q1"}, {"_id": "q4", "text": ""}]
     qrels = {
@@ -160,7 +160,7 @@ def test_problems_are_counted_with_examples(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_half_characters_are_replaced_and_counted(tmp_path: Path, packed: bool, tiny_bert: Path) -> None:
+def test_half_characters_are_replaced_and_counted(tmp_path, packed, tiny_bert):
     """JSON can spell lone surrogates, which no tokenizer takes; two that belong together are a character."""
     documents = [
         {"_id": "a", "title": "half \ud83d", "text": "of one \ude00, and a whole \U0001f600"},
@@ -199,7 +199,7 @@ def test_half_characters_are_replaced_and_counted(tmp_path: Path, packed: bool, 
     ],
 )
 @pytest.mark.parametrize("file", ["corpus", "queries"])
-def test_a_bad_line_stops_with_file_and_number(tmp_path: Path, line: str, message: str, file: str) -> None:
+def test_a_bad_line_stops_with_file_and_number(tmp_path, line, message, file):
     documents = [*DOCUMENTS[:2], line] if file == "corpus" else DOCUMENTS
     queries = [*QUERIES[:2], line] if file == "queries" else QUERIES
     for packed in (False, True):
@@ -209,14 +209,14 @@ def test_a_bad_line_stops_with_file_and_number(tmp_path: Path, line: str, messag
 
 
 @pytest.mark.parametrize("missing", ["corpus.jsonl", "queries.jsonl", "qrels/test.tsv"])
-def test_a_missing_file_stops_and_is_named(tmp_path: Path, missing: str) -> None:
+def test_a_missing_file_stops_and_is_named(tmp_path, missing):
     folder = beir(tmp_path / "tiny", qrels={"test": QRELS["test"]})
     (folder / missing).unlink()
     with pytest.raises(FileNotFoundError, match=r"qrels/<split>\.tsv" if "qrels" in missing else missing):
         load(folder)
 
 
-def test_broken_gzip_and_broken_text_are_named(tmp_path: Path) -> None:
+def test_broken_gzip_and_broken_text_are_named(tmp_path):
     folder = beir(tmp_path / "tiny", packed=True)
     corpus = folder / "corpus.jsonl.gz"
     corpus.write_bytes(corpus.read_bytes()[:-12])
@@ -232,7 +232,7 @@ def test_broken_gzip_and_broken_text_are_named(tmp_path: Path) -> None:
         read_run(run)
 
 
-def test_unusable_collections_and_names(tmp_path: Path) -> None:
+def test_unusable_collections_and_names(tmp_path):
     with pytest.raises(ValueError, match="holds no document"):
         load(beir(tmp_path / "1", documents=[]))
     with pytest.raises(ValueError, match=r"no split holds a judged query\njudgement for an absent document"):
@@ -243,7 +243,7 @@ def test_unusable_collections_and_names(tmp_path: Path) -> None:
         load(beir(tmp_path / "3"), documents=2)
 
 
-def test_the_fingerprint_follows_the_content(tmp_path: Path) -> None:
+def test_the_fingerprint_follows_the_content(tmp_path):
     first = load(beir(tmp_path / "a")).fingerprint
     assert load(beir(tmp_path / "b", packed=True)).fingerprint == first
     rows = QRELS["test"].splitlines(keepends=True)
@@ -259,7 +259,7 @@ def test_the_fingerprint_follows_the_content(tmp_path: Path) -> None:
     assert len(others | {first}) == 6
 
 
-def test_write_folder_reads_back_the_same(tmp_path: Path) -> None:
+def test_write_folder_reads_back_the_same(tmp_path):
     collection = load(beir(tmp_path / "tiny"))
     write_folder(collection, tmp_path / "copy")
     again = load(tmp_path / "copy")
@@ -268,7 +268,7 @@ def test_write_folder_reads_back_the_same(tmp_path: Path) -> None:
     assert again.splits == collection.splits
 
 
-def test_write_folder_keeps_titles_and_what_they_are_part_of(tmp_path: Path) -> None:
+def test_write_folder_keeps_titles_and_what_they_are_part_of(tmp_path):
     texts = ["One body", "One  body", "One", "Onebody", "body"]
     titles = ["One", "One", "One", "One", "One"]
     corpus = Corpus([f"d{i}" for i in range(5)], texts, titles)
@@ -289,13 +289,13 @@ SCORES = st.floats(allow_nan=False)
 
 @given(run=st.dictionaries(IDS, st.dictionaries(IDS, SCORES, min_size=1, max_size=5), max_size=4))
 @pytest.mark.parametrize("name", ["run.txt", "run.txt.gz"])
-def test_a_run_survives_its_file(tmp_path_factory: pytest.TempPathFactory, name: str, run: dict) -> None:
+def test_a_run_survives_its_file(tmp_path_factory, name, run):
     path = tmp_path_factory.getbasetemp() / name
     write_run(path, run)
     assert read_run(path) == run
 
 
-def test_runs_are_written_by_score_and_then_by_id(tmp_path: Path) -> None:
+def test_runs_are_written_by_score_and_then_by_id(tmp_path):
     path = tmp_path / "deep" / "run.txt"
     write_run(path, {"q": {"b": 0.1, "c": np.float32(0.1).item(), "a": 0.1, "d": math.inf}}, tag="bm25")
     assert path.read_text() == (
@@ -303,7 +303,7 @@ def test_runs_are_written_by_score_and_then_by_id(tmp_path: Path) -> None:
     )
 
 
-def test_judgements_survive_their_file(tmp_path: Path) -> None:
+def test_judgements_survive_their_file(tmp_path):
     judgements = {"q1": {"b": 1, "a": 0}, "q2": {"c": 3, "d": -1}}
     for name in ("qrels.txt", "qrels.txt.gz"):
         write_judgements(tmp_path / name, judgements)
@@ -324,7 +324,7 @@ def test_judgements_survive_their_file(tmp_path: Path) -> None:
         (read_judgements, "q 0 a 1", "q 0 a 1", "judged twice"),
     ],
 )
-def test_bad_lines_are_named(tmp_path: Path, read: Callable, first: str, line: str, message: str) -> None:
+def test_bad_lines_are_named(tmp_path, read, first, line, message):
     path = tmp_path / "file.txt"
     path.write_text(f"{first}\n\n{line}\n")
     with pytest.raises(ValueError, match=rf"file\.txt, line 3: .*{message}"):
@@ -333,7 +333,7 @@ def test_bad_lines_are_named(tmp_path: Path, read: Callable, first: str, line: s
         read(tmp_path / "absent")
 
 
-def test_what_trec_cannot_hold_is_not_written(tmp_path: Path) -> None:
+def test_what_trec_cannot_hold_is_not_written(tmp_path):
     path = tmp_path / "run.txt"
     path.write_text("old")
     for run in ({"q 1": {"a": 1.0}}, {"q": {"a": 1.0, "b c": 0.5}}, {"": {"a": 1.0}}, {"q": {"a": math.nan}}):
@@ -352,9 +352,7 @@ def test_what_trec_cannot_hold_is_not_written(tmp_path: Path) -> None:
         ("cranfield", 1400, {"test": 225}, {"test": 1837}, {"document with empty text (kept)": 2}),
     ],
 )
-def test_counts_of_real_collections(
-    name: str, documents: int, splits: dict, judgements: dict, problems: dict
-) -> None:
+def test_counts_of_real_collections(name, documents, splits, judgements, problems):
     collection = needs.collection(name)
     assert len(collection.corpus) == documents
     assert {split: len(part.queries) for split, part in collection.splits.items()} == splits

@@ -74,20 +74,20 @@ def check_miracl(collection: Collection) -> None:
     "corpus", ["miracl/miracl-v1.0-sw", "miracl/miracl-corpus-v1.0-sw", "miracl-corpus/miracl-corpus-v1.0-sw"]
 )
 @pytest.mark.parametrize("ending", ["jsonl.gz", "jsonl"])
-def test_a_language_of_miracl(tmp_path: Path, corpus: str, ending: str) -> None:
+def test_a_language_of_miracl(tmp_path, corpus, ending):
     collection = load(miracl(tmp_path, corpus, ending))
     check_miracl(collection)
     assert isinstance(collection.corpus._texts, Lines) is (ending == "jsonl")
     assert list(pickle.loads(pickle.dumps(collection.corpus))) == list(collection.corpus)
 
 
-def test_a_plain_shard_is_taken_before_its_gz(tmp_path: Path) -> None:
+def test_a_plain_shard_is_taken_before_its_gz(tmp_path):
     folder = miracl(tmp_path, ending="jsonl")
     put(folder / "docs-2.jsonl.gz", "broken")
     check_miracl(load(folder))
 
 
-def test_what_miracl_lacks_is_named(tmp_path: Path) -> None:
+def test_what_miracl_lacks_is_named(tmp_path):
     folder = miracl(tmp_path)
     (folder / "topics" / "topics.miracl-v1.0-sw-dev.tsv").unlink()
     with pytest.raises(FileNotFoundError, match=r"topics\.miracl-v1\.0-sw-dev\.tsv: no such file"):
@@ -122,7 +122,7 @@ def nq320k(folder: Path) -> Path:
     return folder
 
 
-def test_nq320k_and_ms_marco(tmp_path: Path) -> None:
+def test_nq320k_and_ms_marco(tmp_path):
     collection = load(nq320k(tmp_path / "nq320k"))
     assert collection.name == "nq320k"
     assert list(collection.corpus) == ["Cats cats sleep", "Dogs dogs bark", "fish swim"]
@@ -172,7 +172,7 @@ def lotte(root: Path) -> Path:
 QAS = {"qid": 1, "query": "who swims", "answer_pids": [2, 1]}
 
 
-def test_a_domain_of_lotte(tmp_path: Path) -> None:
+def test_a_domain_of_lotte(tmp_path):
     folder = lotte(tmp_path)
     collection = load(folder)
     assert collection.name == folder_name(str(folder)) == "lifestyle-test"
@@ -189,7 +189,7 @@ def test_a_domain_of_lotte(tmp_path: Path) -> None:
     assert not (tmp_path / "beir").exists()
 
 
-def test_what_lotte_lacks_is_named(tmp_path: Path) -> None:
+def test_what_lotte_lacks_is_named(tmp_path):
     folder = lotte(tmp_path)
     put(folder / "qas.forum.jsonl", jsonl({"qid": 0, "answer_pids": 1}))
     with pytest.raises(
@@ -239,7 +239,7 @@ def questions(root: Path, passages: str = "psgs_w100.tsv") -> Path:
 
 
 @pytest.mark.parametrize("passages", ["psgs_w100.tsv", "psgs_w100.tsv.gz", "passages.tsv"])
-def test_questions_over_wikipedia(tmp_path: Path, passages: str) -> None:
+def test_questions_over_wikipedia(tmp_path, passages):
     collection = load(questions(tmp_path, passages))
     assert collection.measures[:2] == ("Success@20", "Success@100")
     assert collection.corpus.ids == ["1", "2", "3", "4"]
@@ -263,7 +263,7 @@ def test_questions_over_wikipedia(tmp_path: Path, passages: str) -> None:
         write_folder(collection, tmp_path / "beir")
 
 
-def test_answers_and_groups_are_part_of_the_fingerprint(tmp_path: Path) -> None:
+def test_answers_and_groups_are_part_of_the_fingerprint(tmp_path):
     first = load(questions(tmp_path / "a")).fingerprint
     assert load(questions(tmp_path / "b")).fingerprint == first
     put(
@@ -298,14 +298,14 @@ def test_answers_and_groups_are_part_of_the_fingerprint(tmp_path: Path) -> None:
         ("psgs_w100.tsv", '1\t"x\ty\n', r"psgs_w100\.tsv, line 1: 2 columns where 3 belong"),
     ],
 )
-def test_what_questions_lack_is_named(tmp_path: Path, file: str, text: str, message: str) -> None:
+def test_what_questions_lack_is_named(tmp_path, file, text, message):
     folder = questions(tmp_path)
     put(folder / file, text)
     with pytest.raises(ValueError, match=message):
         load(folder)
 
 
-def test_passages_without_questions_and_unknown_layouts_are_named(tmp_path: Path) -> None:
+def test_passages_without_questions_and_unknown_layouts_are_named(tmp_path):
     put(tmp_path / "wikipedia" / "psgs_w100.tsv", WIKIPEDIA)
     with pytest.raises(FileNotFoundError, match="holds passages, but no file of questions"):
         load(tmp_path / "wikipedia")
@@ -315,7 +315,7 @@ def test_passages_without_questions_and_unknown_layouts_are_named(tmp_path: Path
         load(tmp_path)
 
 
-def test_what_is_measured_trains_nothing(tmp_path: Path) -> None:
+def test_what_is_measured_trains_nothing(tmp_path):
     collection = load(miracl(tmp_path))
     train, dev = training_splits(collection, 0, "dev")
     assert {*train.queries, *dev.queries} == {"0#1", "1"}
@@ -340,7 +340,7 @@ def compared(collection: Path, output: Path, backbone: Path, split: str) -> dict
     return cells(output, "retrieve")
 
 
-def test_lotte_is_compared_by_success(tmp_path: Path, tiny_bert: Path, capsys: pytest.CaptureFixture) -> None:
+def test_lotte_is_compared_by_success(tmp_path, tiny_bert, capsys):
     found = compared(lotte(tmp_path), tmp_path / "out", tiny_bert, "search")
     assert {measure for _, measure in found} == {"Success@5"}
     assert found["bm25", "Success@5"] == 0.5  # swims and swim are two words
@@ -351,7 +351,7 @@ def test_lotte_is_compared_by_success(tmp_path: Path, tiny_bert: Path, capsys: p
         compared(tmp_path / "lotte" / "lifestyle" / "test", tmp_path / "other", tiny_bert, "test")
 
 
-def test_questions_are_compared_by_accuracy(tmp_path: Path, tiny_bert: Path) -> None:
+def test_questions_are_compared_by_accuracy(tmp_path, tiny_bert):
     """BM25 finds Kiel, whose text has an answer, and Porto, whose text has none: relations count alike."""
     folder, out = questions(tmp_path), tmp_path / "out"
     found = compared(folder, out, tiny_bert, "test")

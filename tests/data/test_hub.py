@@ -34,7 +34,7 @@ def dataset(folder: Path, configurations: dict[str, dict[str, list[dict]]]) -> s
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _own_cache(monkeypatch, tmp_path):
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
@@ -53,7 +53,7 @@ def check(collection: Collection) -> None:
     assert not collection.problems
 
 
-def test_the_layout_of_beir(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+def test_the_layout_of_beir(tmp_path, capfd):
     integers = [{**row, "corpus-id": int(row["corpus-id"])} for row in TEST]
     path = dataset(tmp_path / "tiny", {"corpus": {"corpus": DOCUMENTS}, "queries": {"queries": QUERIES}})
     dataset(tmp_path / "tiny-qrels", {"default": {"validation": DEV, "test": TEST}})
@@ -68,14 +68,14 @@ def test_the_layout_of_beir(tmp_path: Path, capfd: pytest.CaptureFixture) -> Non
 
 
 @pytest.mark.parametrize("qrels", ["default", "qrels"])
-def test_the_layouts_of_mteb(tmp_path: Path, qrels: str) -> None:
+def test_the_layouts_of_mteb(tmp_path, qrels):
     floats = [{**row, "score": float(row["score"])} for row in TEST]
     parts = {"corpus": {"corpus": DOCUMENTS}, "queries": {"queries": QUERIES}}
     check(load("hf:" + dataset(tmp_path / "tiny", {**parts, qrels: {"dev": DEV, "test": floats}})))
 
 
 @pytest.mark.parametrize("form", ["de-{}", "{}-de"])
-def test_a_prefix_chooses_the_language(tmp_path: Path, form: str) -> None:
+def test_a_prefix_chooses_the_language(tmp_path, form):
     by_id = [{"id": row["_id"], "text": row["text"]} for row in QUERIES]
     parts = {
         form.format("corpus"): {"dev": DOCUMENTS[:1], "test": DOCUMENTS[1:]},
@@ -88,7 +88,7 @@ def test_a_prefix_chooses_the_language(tmp_path: Path, form: str) -> None:
         load(f"hf:{path}:fr")
 
 
-def test_problems_of_a_dataset_are_counted_or_refused(tmp_path: Path) -> None:
+def test_problems_of_a_dataset_are_counted_or_refused(tmp_path):
     documents = [{"_id": "1", "title": "", "text": "again"}, {"_id": "3", "title": "", "text": ""}]
     documents = [*DOCUMENTS, *documents]
     judged = [*TEST, {"query-id": "q1", "corpus-id": "9", "score": 1}, {**TEST[0], "score": None}]
@@ -134,7 +134,7 @@ class FakeDataset:
 
 
 @pytest.fixture
-def ir_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
+def ir_datasets(monkeypatch):
     topic = Topic("q2", "", "", lambda: "two ")
     registry = {
         "tiny": FakeDataset(),
@@ -152,12 +152,12 @@ def ir_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     }
     module = ModuleType("ir_datasets")
-    module.load = registry.__getitem__  # type: ignore[attr-defined]
+    module.load = registry.__getitem__
     monkeypatch.setitem(sys.modules, "ir_datasets", module)
 
 
 @pytest.mark.usefixtures("ir_datasets")
-def test_identifiers_of_ir_datasets() -> None:
+def test_identifiers_of_ir_datasets():
     one = load("irds:tiny/test")
     assert one.name == "irds:tiny/test"
     assert list(one.corpus) == ["Title text", "other"]
@@ -173,7 +173,7 @@ def test_identifiers_of_ir_datasets() -> None:
 
 
 @pytest.mark.usefixtures("ir_datasets")
-def test_what_papers_report_comes_with_their_identifiers() -> None:
+def test_what_papers_report_comes_with_their_identifiers():
     assert load("irds:tiny").measures == ()
     sw = load("irds:miracl/sw")
     assert sw.measures == ("nDCG@10", "R@100")
@@ -189,14 +189,14 @@ def test_what_papers_report_comes_with_their_identifiers() -> None:
 
 
 @pytest.mark.usefixtures("ir_datasets")
-def test_unknown_and_unjudged_identifiers_are_named() -> None:
+def test_unknown_and_unjudged_identifiers_are_named():
     with pytest.raises(ValueError, match="irds:nothing: ir_datasets knows no such identifier"):
         load("irds:nothing")
     with pytest.raises(ValueError, match="irds:bare has no judgements"):
         load("irds:bare")
 
 
-def test_without_ir_datasets_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ir_datasets_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ir_datasets", None)
     with pytest.raises(ImportError, match=r"retrieval-paradigms\[ir-datasets\]"):
         load("irds:beir/scifact/test")

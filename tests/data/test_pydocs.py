@@ -4,7 +4,6 @@ import textwrap
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -31,7 +30,7 @@ def similarity(x: str, y: str) -> float:
     st.lists(st.lists(st.sampled_from("abc"), max_size=12).map(" ".join), max_size=12),
     st.sampled_from([0.3, 0.5, 0.8]),
 )
-def test_near_copies_are_those_that_brute_force_finds(texts: list[str], threshold: float) -> None:
+def test_near_copies_are_those_that_brute_force_finds(texts, threshold):
     kept: list[str] = []
     expected = []
     for text in texts:
@@ -61,7 +60,7 @@ def test_near_copies_are_those_that_brute_force_finds(texts: list[str], threshol
         (f"name (`str`): the file\n\n{REST}", None),
     ],
 )
-def test_a_docstring_divides_into_summary_and_rest(docstring: str, expected: tuple | None) -> None:
+def test_a_docstring_divides_into_summary_and_rest(docstring, expected):
     assert pydocs.divided(docstring) == expected
 
 
@@ -79,11 +78,11 @@ def test_a_docstring_divides_into_summary_and_rest(docstring: str, expected: tup
         ("m:f_reopen", "Open", "f reopen in m"),
     ],
 )
-def test_a_title_is_the_id_in_words(id: str, summary: str, expected: str) -> None:
+def test_a_title_is_the_id_in_words(id, summary, expected):
     assert pydocs.title(pydocs.Docstring(id, "g", summary, REST)) == expected
 
 
-def test_which_definitions_count(tmp_path: Path) -> None:
+def test_which_definitions_count(tmp_path):
     source = """
         "DOC"
         import nothing_that_exists
@@ -117,7 +116,7 @@ def test_which_definitions_count(tmp_path: Path) -> None:
     assert not list(pydocs.docstrings("x", file))
 
 
-def test_repeats_are_left_out() -> None:
+def test_repeats_are_left_out():
     def item(id: str, summary: str, rest: str) -> pydocs.Docstring:
         return pydocs.Docstring(id, "g", summary, rest)
 
@@ -136,7 +135,7 @@ def test_repeats_are_left_out() -> None:
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def small(monkeypatch, tmp_path):
     """A cache of its own and a few packages of the standard library as the only sources."""
     chosen = ("asyncio", "email", "json", "logging")
     sources = {name: path for name, path in pydocs._sources().items() if name in chosen}
@@ -145,9 +144,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "retrieval-paradigms"
 
 
-def test_the_cache_is_used_checked_and_rebuilt(
-    small: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
-) -> None:
+def test_the_cache_is_used_checked_and_rebuilt(small, monkeypatch, capfd):
     builds = Counter[str]()
     build = pydocs.build
 
@@ -183,7 +180,7 @@ def test_the_cache_is_used_checked_and_rebuilt(
 
 
 @pytest.mark.usefixtures("small")
-def test_of_two_that_start_together_one_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_that_start_together_one_builds(monkeypatch):
     builds = Counter[str]()
 
     def counted(sources: dict) -> list[pydocs.Docstring]:
@@ -198,16 +195,14 @@ def test_of_two_that_start_together_one_builds(monkeypatch: pytest.MonkeyPatch) 
     assert first.fingerprint == second.fingerprint
 
 
-def test_a_missing_package_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(pydocs, "PACKAGES", ("no_such_package",))
     with pytest.raises(ModuleNotFoundError, match=r"no_such_package.*pip install"):
         pydocs._sources()
 
 
 @pytest.mark.usefixtures("small")
-def test_a_subset_is_fixed_and_in_proportion() -> None:
+def test_a_subset_is_fixed_and_in_proportion():
     whole = load("pydocs")
     part = load("pydocs", documents=100)
     assert part.name == "pydocs-100"
@@ -235,7 +230,7 @@ def test_a_subset_is_fixed_and_in_proportion() -> None:
 
 
 @pytest.fixture(scope="module")
-def whole() -> Collection:
+def whole():
     return load("pydocs")
 
 
@@ -243,7 +238,7 @@ def known_items(whole: Collection) -> list[Split]:
     return [whole.split(name) for name in pydocs.SHARES]
 
 
-def test_every_summary_has_its_own_document_in_one_split(whole: Collection) -> None:
+def test_every_summary_has_its_own_document_in_one_split(whole):
     answers = [
         (query, document)
         for split in known_items(whole)
@@ -258,7 +253,7 @@ def test_every_summary_has_its_own_document_in_one_split(whole: Collection) -> N
 
 
 @pytest.mark.parametrize("documents", [None, 2000])
-def test_the_relevant_documents_of_a_parameter_are_those_that_hold_its_words(documents: int | None) -> None:
+def test_the_relevant_documents_of_a_parameter_are_those_that_hold_its_words(documents):
     collection = load("pydocs", documents=documents)
     rows = zip(collection.corpus.ids, collection.corpus, strict=True)
     texts = {id: f" {' '.join(words(text))} " for id, text in rows}
@@ -287,11 +282,11 @@ def test_the_relevant_documents_of_a_parameter_are_those_that_hold_its_words(doc
         ("word " * 71 + "\n:param x: how many of them there are", []),
     ],
 )
-def test_sentences_about_parameters(text: str, expected: list[str]) -> None:
+def test_sentences_about_parameters(text, expected):
     assert pydocs.parameters(text) == expected
 
 
-def test_titles_differ_and_none_holds_its_query(whole: Collection) -> None:
+def test_titles_differ_and_none_holds_its_query(whole):
     titles = dict(zip(whole.corpus.ids, whole.corpus.titles, strict=True))
     repeated = Counter(title for title in titles.values() if title)
     assert repeated.most_common(1)[0][1] == 1
@@ -301,13 +296,13 @@ def test_titles_differ_and_none_holds_its_query(whole: Collection) -> None:
             assert f" {' '.join(words(text))} " not in f" {' '.join(words(titles[query[2:]]))} "
 
 
-def test_no_near_copy_lies_anywhere_in_the_collection(whole: Collection) -> None:
+def test_no_near_copy_lies_anywhere_in_the_collection(whole):
     third = list(whole.corpus)[::3]
     assert not any(near_copies(third, pydocs.NEAR))
     assert near_copies([*third, third[0] + " and more"], pydocs.NEAR)[-1]
 
 
-def test_groups_of_modules_stay_in_one_split(whole: Collection) -> None:
+def test_groups_of_modules_stay_in_one_split(whole):
     home: dict[str, str] = {}
     for name in pydocs.SHARES:
         for query in whole.split(name).queries:
@@ -317,7 +312,7 @@ def test_groups_of_modules_stay_in_one_split(whole: Collection) -> None:
     assert len(home) > 200
 
 
-def test_size_and_difficulty_of_the_collection(whole: Collection) -> None:
+def test_size_and_difficulty_of_the_collection(whole):
     assert 8_000 < len(whole.corpus) < 13_000
     shares = {name: len(whole.split(name).queries) / len(whole.corpus) for name in pydocs.SHARES}
     assert shares == pytest.approx(pydocs.SHARES, abs=0.06)

@@ -37,10 +37,7 @@ def test_passages_are_named_by_the_line_that_they_begin_on(folder):
         ("b.md:3.2", "b.md", "seven.\neight"),
         ("deep/a.txt:1", "deep/a.txt", "naïve café"),
     ]
-    assert problems.counts == {
-        "file that is not UTF-8 text (left out)": 2,
-        "file without text (left out)": 1,
-    }
+    assert problems.counts == {"file that is not UTF-8 text (left out)": 2, "file without text (left out)": 1}
     assert problems.examples["file that is not UTF-8 text (left out)"] == ["latin.txt", "picture.png"]
 
 

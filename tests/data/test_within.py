@@ -31,7 +31,7 @@ def collection(documents: int = 40, each: int = 5, name: str = "made"):
     return assemble(name, texts, queries, {name: iter(rows) for name, rows in judged.items()})
 
 
-def test_every_test_document_has_training_queries_and_no_query_is_in_two_splits() -> None:
+def test_every_test_document_has_training_queries_and_no_query_is_in_two_splits():
     whole = collection()
     divided = within_documents(whole)
     train, dev, test = (divided.split(name) for name in ("train", "dev", "test"))
@@ -48,12 +48,12 @@ def test_every_test_document_has_training_queries_and_no_query_is_in_two_splits(
     assert within_documents(whole).splits == divided.splits  # drawn by ids alone
 
 
-def test_a_document_with_one_query_keeps_it_in_train() -> None:
+def test_a_document_with_one_query_keeps_it_in_train():
     with pytest.raises(ValueError, match="no document has two queries"):
         within_documents(collection(each=1))
 
 
-def test_near_copies_of_training_queries_and_words_of_a_document_are_no_test_queries() -> None:
+def test_near_copies_of_training_queries_and_words_of_a_document_are_no_test_queries():
     whole = collection()
     train = within_documents(whole).split("train")
     held = [*within_documents(whole).split("test").queries][:2]
@@ -71,7 +71,7 @@ def test_near_copies_of_training_queries_and_words_of_a_document_are_no_test_que
     assert quoted in divided.split("train").queries
 
 
-def test_a_copy_of_another_held_out_query_stays() -> None:
+def test_a_copy_of_another_held_out_query_stays():
     whole = collection()
     first, second = [*within_documents(whole).split("test").queries][:2]
     copied = whole.split("train").queries | whole.split("test").queries
@@ -84,7 +84,7 @@ def test_a_copy_of_another_held_out_query_stays() -> None:
 
 
 @pytest.mark.parametrize("built_in", [True, False])
-def test_descriptions_of_parameters_train_and_summaries_test(built_in: bool) -> None:
+def test_descriptions_of_parameters_train_and_summaries_test(built_in):
     text = "Some words that describe what it does at length.\n\nParameters\n----------\nsize : int\n    "
     sentences = [
         f"The number of {word} that are kept in the result of call {n}." for n, word in enumerate(WORDS)

@@ -36,9 +36,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_saved_paradigm_has_its_adapters_merged(
-    checkpoints: dict[str, Path], tmp_path: Path, family: str, dora: bool
-) -> None:
+def test_a_saved_paradigm_has_its_adapters_merged(checkpoints, tmp_path, family, dora):
     paradigm = adapted("aligner", checkpoints[family], dora=dora)
     before = {name: weight.clone() for name, weight in paradigm.state_dict().items()}
     paradigm.save_pretrained(tmp_path / "saved")
@@ -59,9 +57,7 @@ def test_a_saved_paradigm_has_its_adapters_merged(
     assert any(".lora_" in name for name, _ in again.named_parameters())
 
 
-def test_a_merged_folder_opens_without_peft(
-    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_merged_folder_opens_without_peft(tiny_bert, tmp_path, monkeypatch):
     paradigm = adapted("colbert", tiny_bert)
     paradigm.save_pretrained(tmp_path / "saved")
     (tmp_path / "apart").mkdir()
@@ -72,7 +68,7 @@ def test_a_merged_folder_opens_without_peft(
     load(tmp_path / "saved")
 
 
-def test_a_reranker_is_merged_too(tiny_bert: Path, tmp_path: Path) -> None:
+def test_a_reranker_is_merged_too(tiny_bert, tmp_path):
     torch.manual_seed(0)
     model = cross_attention(tiny_bert, lora_rank=2, lora_targets=r".*query", dora=True)
     with torch.no_grad():
@@ -86,7 +82,7 @@ def test_a_reranker_is_merged_too(tiny_bert: Path, tmp_path: Path) -> None:
         close(loaded(pairs), model(pairs))
 
 
-def test_merging_is_what_the_papers_write(tiny_bert: Path) -> None:
+def test_merging_is_what_the_papers_write(tiny_bert):
     """W + 2 B A; with DoRA its rows have the learnt lengths."""
     for dora in (False, True):
         backbone = adapted("dpr", tiny_bert, dora=dora).encoder.backbone
@@ -105,7 +101,7 @@ def test_merging_is_what_the_papers_write(tiny_bert: Path) -> None:
             close(weights[f"{name}.weight"], expected)
 
 
-def test_a_name_chooses_what_is_adapted(tiny_bert: Path, tmp_path: Path) -> None:
+def test_a_name_chooses_what_is_adapted(tiny_bert, tmp_path):
     paradigm = adapted("dpr", tiny_bert, lora_targets=r".*attention\.self\.(query|value)")
     trained = {name for name, weight in paradigm.named_parameters() if ".lora_" in name}
     assert {name.split(".")[-4] for name in trained} == {"query", "value"}
@@ -132,6 +128,6 @@ def test_a_name_chooses_what_is_adapted(tiny_bert: Path, tmp_path: Path) -> None
         ({"lora_targets": "query"}, "set lora_rank above 0"),
     ],
 )
-def test_refused(tiny_bert: Path, settings: dict[str, Any], message: str) -> None:
+def test_refused(tiny_bert, settings, message):
     with pytest.raises(ValueError, match=message):
         PARADIGMS["dpr"](tiny_bert, **settings)

@@ -22,7 +22,6 @@ from paradigms import PARADIGMS, Paradigm
 from paradigms.data import Corpus
 from paradigms.encoder import batches
 from paradigms.encoder.batches import by_length
-from paradigms.encoder.text import Side
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from paradigms.train.job import _objective
@@ -93,9 +92,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     st.none() | st.integers(1, 100),
     st.none() | st.integers(1, 12),
 )
-def test_parts_hold_every_text_once_longest_first_within_both_limits(
-    lengths: list[int], tokens: int | None, rows: int | None
-) -> None:
+def test_parts_hold_every_text_once_longest_first_within_both_limits(lengths, tokens, rows):
     parts = by_length(lengths, tokens, rows)
     order = [place for part in parts for place in part]
     assert sorted(order) == list(range(len(lengths)))
@@ -121,9 +118,7 @@ def test_parts_hold_every_text_once_longest_first_within_both_limits(
         ("aligner", {"salience": "entropic"}),
     ],
 )
-def test_texts_come_back_in_their_places(
-    tiny_bert: Path, name: str, options: dict[str, Any], side: Side
-) -> None:
+def test_texts_come_back_in_their_places(tiny_bert, name, options, side):
     paradigm = build(name, tiny_bert, **options)
     texts = ["", *(CORPUS[n] for n in range(len(CORPUS)))]
     paradigm.encoder.tokens = {}
@@ -153,14 +148,12 @@ def test_texts_come_back_in_their_places(
 
 @pytest.mark.parametrize(("chunk", "tokens"), CHUNKED.values(), ids=CHUNKED)
 @pytest.mark.parametrize("name", PARADIGMS)
-def test_losses_and_gradients_are_those_of_the_plain_step(
-    tiny_bert: Path, name: str, chunk: int, tokens: int | None
-) -> None:
+def test_losses_and_gradients_are_those_of_the_plain_step(tiny_bert, name, chunk, tokens):
     paradigm = build(name, tiny_bert)
     check_equal(step(paradigm, chunk, tokens), step(paradigm))
 
 
-def test_recomputed_layers_and_adapters_change_nothing(tiny_bert: Path) -> None:
+def test_recomputed_layers_and_adapters_change_nothing(tiny_bert):
     paradigm = build("colbert", tiny_bert, lora_rank=2).train()
     for module in paradigm.modules():
         if isinstance(module, nn.Dropout):
@@ -175,9 +168,7 @@ def test_recomputed_layers_and_adapters_change_nothing(tiny_bert: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 @pytest.mark.parametrize("name", ["colbert", "aligner"])
-def test_dropout_is_replayed(
-    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, name: str, precision: str
-) -> None:
+def test_dropout_is_replayed(tiny_bert, monkeypatch, name, precision):
     """With the same seed the step is, bit for bit, the one that keeps every chunk's activations."""
     paradigm = build(name, tiny_bert, dropout=True)
     AcceleratorState._reset_state()
@@ -217,7 +208,7 @@ class Activations:
         self.most = max(self.most, sum(self.alive.values()))
 
 
-def test_memory_is_set_by_the_chunk_and_not_by_the_batch(tiny_bert: Path) -> None:
+def test_memory_is_set_by_the_chunk_and_not_by_the_batch(tiny_bert):
     words = [f"{a} {b}" for a in WORDS for b in WORDS[:4]]
     corpus = Corpus([f"d{n}" for n in range(64)], words)
 
@@ -236,7 +227,7 @@ def test_memory_is_set_by_the_chunk_and_not_by_the_batch(tiny_bert: Path) -> Non
     assert most(64, 64) == most(0, 64)  # a batch within the chunk is not encoded twice
 
 
-def test_a_text_is_encoded_twice_only_where_it_is_cached(tiny_bert: Path) -> None:
+def test_a_text_is_encoded_twice_only_where_it_is_cached(tiny_bert):
     for chunk, cached in ((0, 0), (8, 0), (7, 7), (4, 4), (3, 6)):  # parts of 7 and 1; of 4 and 4; of 3, 3, 2
         paradigm, texts = build("dpr", tiny_bert), 0
 
@@ -250,7 +241,7 @@ def test_a_text_is_encoded_twice_only_where_it_is_cached(tiny_bert: Path) -> Non
         assert texts == 2 * (8 + cached)
 
 
-def test_freed_memory_is_asked_of_malloc_once(monkeypatch: pytest.MonkeyPatch, tiny_bert: Path) -> None:
+def test_freed_memory_is_asked_of_malloc_once(monkeypatch, tiny_bert):
     asked = list[tuple[int, int]]()
     glibc = SimpleNamespace(mallopt=lambda *to: asked.append(to) or 1)
     for library in (glibc, SimpleNamespace()):  # the other is a malloc that is not glibc's
@@ -264,7 +255,7 @@ def test_freed_memory_is_asked_of_malloc_once(monkeypatch: pytest.MonkeyPatch, t
 # --- the loop -----------------------------------------------------------------------------------------
 
 
-def test_settings_and_objective_agree(tiny_bert: Path, tmp_path: Path) -> None:
+def test_settings_and_objective_agree(tiny_bert, tmp_path):
     paradigm, settings = build("dpr", tiny_bert), TrainingSettings(steps=1, batch_size=2, chunk=3)
     assert _objective(paradigm, CORPUS, EXAMPLES, settings).chunk == 3
     objective = Contrastive(paradigm, CORPUS, EXAMPLES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,9 +22,7 @@ P = 0.3
 # --- the model ------------------------------------------------------------------------------------------
 
 
-def test_an_encoder_trains_by_it_inside_alone(
-    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_encoder_trains_by_it_inside_alone(tiny_bert, tmp_path, monkeypatch):
     model, calls = load_backbone(tiny_bert).train(), []
     for name in ("_Attention", "_Dropout", "_Linear"):
         function = getattr(module, name)
@@ -49,7 +46,7 @@ def test_an_encoder_trains_by_it_inside_alone(
     assert all("forward" not in vars(layer) for layer in model.modules())
 
 
-def test_products_are_onednns_on_amd_with_avx512_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_are_onednns_on_amd_with_avx512_alone(monkeypatch):
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     for vendor, width, faster in (
         ("AuthenticAMD", "AVX512", True),
@@ -65,7 +62,7 @@ def test_products_are_onednns_on_amd_with_avx512_alone(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 1e-4])
-def test_each_number_is_kept_with_probability_1_minus_p(p: float) -> None:
+def test_each_number_is_kept_with_probability_1_minus_p(p):
     torch.manual_seed(0)
     kept = draw(torch.Size((500, 401)), p)
     assert kept.shape == (500, 401)
@@ -74,7 +71,7 @@ def test_each_number_is_kept_with_probability_1_minus_p(p: float) -> None:
     assert torch.equal(unpack(pack(kept), kept.shape), kept)
 
 
-def test_numbers_of_one_draw_are_independent() -> None:
+def test_numbers_of_one_draw_are_independent():
     torch.manual_seed(0)
     kept = draw(torch.Size((4, 100_000)), 0.5).double()  # of 64 bits each: columns four apart
     for lag in (1, 2, 3, 4, 8):
@@ -83,7 +80,7 @@ def test_numbers_of_one_draw_are_independent() -> None:
         assert low <= (flat[lag:] == flat[:-lag]).sum() <= high
 
 
-def test_values_gradients_and_mean_are_those_of_one_mask() -> None:
+def test_values_gradients_and_mean_are_those_of_one_mask():
     torch.manual_seed(0)
     x = torch.randn(300, 7, 100, requires_grad=True)
     out = dropout(nn.Dropout(0.3), x)
@@ -94,7 +91,7 @@ def test_values_gradients_and_mean_are_those_of_one_mask() -> None:
     torch.testing.assert_close(found, gradient * kept / 0.7, rtol=2e-5, atol=0)
 
 
-def test_the_generator_replays_it_and_a_checkpoint_does() -> None:
+def test_the_generator_replays_it_and_a_checkpoint_does():
     x, found = torch.randn(40, 30, requires_grad=True), []
     layer = nn.Dropout(0.2)
     for run in (
@@ -109,7 +106,7 @@ def test_the_generator_replays_it_and_a_checkpoint_does() -> None:
     assert torch.equal(found[1], found[3])
 
 
-def test_where_dropout_does_not_apply_it_is_torchs_own() -> None:
+def test_where_dropout_does_not_apply_it_is_torchs_own():
     x = torch.randn(10, 10)
     assert torch.equal(dropout(nn.Dropout(1.0), x), torch.zeros_like(x))
     assert torch.equal(dropout(nn.Dropout(0.0), x), x)
@@ -148,9 +145,7 @@ def by_definition(
 @pytest.mark.parametrize("tile", [module.TILE, 2 * N * L * L, 1], ids=["one tile", "tiles of two", "of one"])
 @pytest.mark.parametrize("mask", masks())
 @pytest.mark.parametrize("factor", [None, 0.2])
-def test_values_and_gradients_are_those_of_the_definition(
-    monkeypatch: pytest.MonkeyPatch, tile: int, mask: str, factor: float | None
-) -> None:
+def test_values_and_gradients_are_those_of_the_definition(monkeypatch, tile, mask, factor):
     monkeypatch.setattr(module, "TILE", tile)
     qkv, hidden = given(), masks()[mask]
     torch.manual_seed(1)
@@ -168,7 +163,7 @@ def test_values_and_gradients_are_those_of_the_definition(
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_bfloat16_is_computed_in_float32(autocast: bool) -> None:
+def test_bfloat16_is_computed_in_float32(autocast):
     halves = [t.detach().bfloat16().requires_grad_() for t in given()]
     wide = [t.detach().float().requires_grad_() for t in halves]
     found = []
@@ -184,7 +179,7 @@ def test_bfloat16_is_computed_in_float32(autocast: bool) -> None:
         torch.testing.assert_close(half.float(), full, rtol=0.02, atol=0.02)  # of gradients in 8 bits
 
 
-def test_a_text_that_attends_to_nothing_has_finite_gradients() -> None:
+def test_a_text_that_attends_to_nothing_has_finite_gradients():
     qkv = given()
     hidden = torch.zeros(X, 1, 1, L, dtype=torch.bool)
     out, _ = attention(Module(), *qkv, hidden, P)
@@ -192,7 +187,7 @@ def test_a_text_that_attends_to_nothing_has_finite_gradients() -> None:
         assert gradient.isfinite().all()
 
 
-def test_what_is_kept_grows_with_the_length_and_not_its_square() -> None:
+def test_what_is_kept_grows_with_the_length_and_not_its_square():
     def kept(tokens: int) -> int:
         sizes = []
         qkv = [torch.randn(1, N, tokens, H, requires_grad=True) for _ in range(3)]
@@ -204,7 +199,7 @@ def test_what_is_kept_grows_with_the_length_and_not_its_square() -> None:
 
 
 @pytest.mark.parametrize("case", ["no dropout", "causal", "double", "additive mask", "bias"])
-def test_the_rest_is_torchs_own(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+def test_the_rest_is_torchs_own(monkeypatch, case):
     qkv, hidden, p, causal, more = given(), None, P, None, {}
     match case:
         case "no dropout":
@@ -229,7 +224,7 @@ def test_the_rest_is_torchs_own(monkeypatch: pytest.MonkeyPatch, case: str) -> N
 
 
 @pytest.fixture
-def faster(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def faster(monkeypatch):
     """oneDNN wherever the layer allows it, on any processor; the list notes each product that it makes."""
     made: list[str] = []
     product = module._product
@@ -254,9 +249,7 @@ def pair(bias: bool = True) -> tuple[nn.Linear, nn.Linear]:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(7, 24), (3, 5, 24), (1, 24)])
 @pytest.mark.parametrize("cached", [False, True], ids=["kept", "recomputed"])
-def test_values_and_gradients_are_those_of_a_linear_layer(
-    faster: list[str], shape: tuple[int, ...], bias: bool, cached: bool
-) -> None:
+def test_values_and_gradients_are_those_of_a_linear_layer(faster, shape, bias, cached):
     x, found = torch.randn(shape, generator=torch.Generator().manual_seed(1)), []
     for layer in pair(bias):
         given = x.clone().requires_grad_()
@@ -268,7 +261,7 @@ def test_values_and_gradients_are_those_of_a_linear_layer(
     assert len(faster) == 3 + cached  # of x, once more where it is recomputed, and for both gradients
 
 
-def test_weights_that_are_not_trained_get_no_gradient(faster: list[str]) -> None:
+def test_weights_that_are_not_trained_get_no_gradient(faster):
     plain, fast = pair()
     for layer in (plain, fast):
         layer.requires_grad_(False)
@@ -281,7 +274,7 @@ def test_weights_that_are_not_trained_get_no_gradient(faster: list[str]) -> None
     torch.testing.assert_close(fast.bias.grad, torch.full_like(fast.bias, 4.0))
 
 
-def test_only_the_input_and_the_weights_are_kept(faster: list[str]) -> None:
+def test_only_the_input_and_the_weights_are_kept(faster):
     kept: list[Tensor] = []
     _, fast = pair()
     x = torch.randn(4, 24, generator=torch.Generator().manual_seed(1)).requires_grad_()
@@ -290,7 +283,7 @@ def test_only_the_input_and_the_weights_are_kept(faster: list[str]) -> None:
     assert [t.data_ptr() for t in kept] == [x.data_ptr(), fast.weight.data_ptr()]
 
 
-def test_what_onednn_does_not_do_is_done_as_before(faster: list[str]) -> None:
+def test_what_onednn_does_not_do_is_done_as_before(faster):
     plain, fast = pair()
     x = torch.randn(4, 24, generator=torch.Generator().manual_seed(1))
     with torch.autocast("cpu", torch.bfloat16):

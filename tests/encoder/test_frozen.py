@@ -45,8 +45,8 @@ def keep(
 @pytest.mark.parametrize("trained", [1, 2])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_values_and_gradients_are_those_of_the_whole_backbone_with_frozen_layers(
-    checkpoints: dict[str, Path], tmp_path: Path, family: str, trained: int, kept: bool
-) -> None:
+    checkpoints, tmp_path, family, trained, kept
+):
     whole, split = build(checkpoints[family]), build(checkpoints[family])
     split.freeze(trained)
     names = {name for name, p in split.named_parameters() if p.requires_grad}
@@ -77,7 +77,7 @@ def test_values_and_gradients_are_those_of_the_whole_backbone_with_frozen_layers
         torch.testing.assert_close(gradient, wanted[name], rtol=0, atol=(10 * tolerance) * scale + 1e-6)
 
 
-def test_lower_layers_have_no_dropout_and_upper_ones_do(tiny_bert: Path) -> None:
+def test_lower_layers_have_no_dropout_and_upper_ones_do(tiny_bert):
     encoder = build(tiny_bert).train()
     encoder.freeze(1)
     assert encoder.split is not None
@@ -87,7 +87,7 @@ def test_lower_layers_have_no_dropout_and_upper_ones_do(tiny_bert: Path) -> None
     assert all(module.training for module in encoder.modules())
 
 
-def test_it_is_undone(tiny_bert: Path) -> None:
+def test_it_is_undone(tiny_bert):
     encoder, plain = build(tiny_bert).eval(), build(tiny_bert).eval()
     encoder.freeze(1)
     encoder.freeze(0)
@@ -97,8 +97,8 @@ def test_it_is_undone(tiny_bert: Path) -> None:
 
 
 def test_adapters_of_the_upper_layers_alone_are_trained_and_merged_weights_read_the_same_states(
-    tiny_bert: Path, tmp_path: Path
-) -> None:
+    tiny_bert, tmp_path
+):
     plain, adapted = build(tiny_bert), build(tiny_bert, lora_rank=2)
     for encoder in (plain, adapted):
         encoder.freeze(1)
@@ -109,9 +109,7 @@ def test_adapters_of_the_upper_layers_alone_are_trained_and_merged_weights_read_
     assert len(adapted.keep_states(tmp_path)) == len(TEXTS)
 
 
-def test_what_paradigms_tokenise_alike_is_kept_once(
-    tiny_bert: Path, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_what_paradigms_tokenise_alike_is_kept_once(tiny_bert, tmp_path, monkeypatch):
     colbert, dpr, marked = build(tiny_bert), build(tiny_bert, "dpr"), build(tiny_bert, document_marker="[D]")
     for encoder in (colbert, dpr, marked):
         encoder.freeze(1)
@@ -123,7 +121,7 @@ def test_what_paradigms_tokenise_alike_is_kept_once(
     vectors(dpr, TEXTS)
 
 
-def test_augmented_queries_are_not_taken_for_plain_ones(tiny_bert: Path) -> None:
+def test_augmented_queries_are_not_taken_for_plain_ones(tiny_bert):
     plain, attended = (
         build(tiny_bert, query_augmentation=True, attend_augmentation=attend) for attend in (False, True)
     )
@@ -133,9 +131,7 @@ def test_augmented_queries_are_not_taken_for_plain_ones(tiny_bert: Path) -> None
     assert keys(plain.tokenize(TEXTS[:1], "query")) == a[:1]  # whatever stands beside it
 
 
-def test_processes_share_the_work_and_a_run_goes_on(
-    tiny_bert: Path, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_processes_share_the_work_and_a_run_goes_on(tiny_bert, tmp_path, monkeypatch):
     monkeypatch.setattr("paradigms.encoder.frozen.SHARD", 1)
     encoder = build(tiny_bert)
     encoder.freeze(1)
@@ -149,7 +145,7 @@ def test_processes_share_the_work_and_a_run_goes_on(
     assert before.items() <= after.items()
 
 
-def test_damage_is_told_and_repaired(tiny_bert: Path, tmp_path: Path) -> None:
+def test_damage_is_told_and_repaired(tiny_bert, tmp_path):
     encoder = build(tiny_bert)
     encoder.freeze(1)
     keep(encoder, tmp_path, TEXTS)
@@ -164,7 +160,7 @@ def test_damage_is_told_and_repaired(tiny_bert: Path, tmp_path: Path) -> None:
     assert file.read_bytes() == whole
 
 
-def test_other_weights_and_other_layers_have_states_of_their_own(tiny_bert: Path, tmp_path: Path) -> None:
+def test_other_weights_and_other_layers_have_states_of_their_own(tiny_bert, tmp_path):
     encoder = build(tiny_bert)
     for change in ("none", "layers", "weights"):
         encoder.freeze(2 if change == "layers" else 1)
@@ -174,7 +170,7 @@ def test_other_weights_and_other_layers_have_states_of_their_own(tiny_bert: Path
         keep(encoder, tmp_path, TEXTS)
 
 
-def test_what_cannot_be_split_or_kept_is_told(tiny_bert: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_split_or_kept_is_told(tiny_bert, tmp_path):
     encoder = build(tiny_bert)
     with pytest.raises(ValueError, match="trained_layers=3: the backbone has 2 layers"):
         encoder.freeze(3)
@@ -209,7 +205,7 @@ def test_what_cannot_be_split_or_kept_is_told(tiny_bert: Path, tmp_path: Path) -
         reads.freeze(1)
 
 
-def test_a_trained_pair_of_a_paradigm_is_written_whole(tiny_bert: Path, tmp_path: Path) -> None:
+def test_a_trained_pair_of_a_paradigm_is_written_whole(tiny_bert, tmp_path):
     paradigm = PARADIGMS["dpr"](tiny_bert)
     paradigm.encoder.freeze(1)
     paradigm.save_pretrained(tmp_path / "saved")

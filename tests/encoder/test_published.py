@@ -32,8 +32,8 @@ def published(backbone: Path, folder: Path, pooling: dict[str, Any] | None = Non
 
 @pytest.mark.parametrize("name", PARADIGMS)
 def test_the_backbones_own_settings_beat_defaults_and_explicit_ones_beat_both(
-    tiny_bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
-) -> None:
+    tiny_bert, tmp_path, caplog, name
+):
     folder, pools = published(tiny_bert, tmp_path / "own"), name in ("dpr", "me_bert", "coil")
     with caplog.at_level(logging.INFO, "paradigms"):
         own = PARADIGMS[name](folder).encoder.settings
@@ -49,7 +49,7 @@ def test_the_backbones_own_settings_beat_defaults_and_explicit_ones_beat_both(
     assert (plain.pooling, plain.query_marker, plain.query_length) == ("cls", "", 48)
 
 
-def test_a_pooling_that_is_not_known_is_an_error_where_it_matters(tiny_bert: Path, tmp_path: Path) -> None:
+def test_a_pooling_that_is_not_known_is_an_error_where_it_matters(tiny_bert, tmp_path):
     folder = published(tiny_bert, tmp_path / "own", {"pooling_mode": "weightedmean"})
     with pytest.raises(ValueError, match="pooling is weightedmean; set the pooling yourself"):
         PARADIGMS["dpr"](folder)

@@ -15,7 +15,7 @@ def rows(*values: list[float]) -> np.ndarray:
     return np.array(values, dtype=np.float64)
 
 
-def test_folds_are_disjoint_and_leave_the_rest_out() -> None:
+def test_folds_are_disjoint_and_leave_the_rest_out():
     parts = folds(300, 8, seed=3)
     assert parts.shape == (37, 8)
     assert len(np.unique(parts)) == 37 * 8
@@ -28,7 +28,7 @@ def test_folds_are_disjoint_and_leave_the_rest_out() -> None:
             folds(3, shots)
 
 
-def test_the_default_wins_ties_then_the_earlier_strategy() -> None:
+def test_the_default_wins_ties_then_the_earlier_strategy():
     assert best(rows([0.5, 0.5], [1.0, 0.0], [0.25, 0.75]), default=2) == 2
     assert best(rows([0.1, 0.1], [0.4, 0.4], [0.8, 0.0], [0.2, 0.2]), default=3) == 1
     assert best(rows([0.1, 0.1], [0.4, 0.4], [0.8, 0.1], [0.2, 0.2]), default=3) == 2
@@ -39,7 +39,7 @@ def test_the_default_wins_ties_then_the_earlier_strategy() -> None:
     assert best(rows(a, b), default=1) == best(rows(b, a), default=1) == 1
 
 
-def test_the_evidence_is_corrected_by_the_best_of_all_rivals() -> None:
+def test_the_evidence_is_corrected_by_the_best_of_all_rivals():
     """Against the definition, pattern by pattern."""
     values = np.random.default_rng(1).normal(size=(5, 6))
     default = 2
@@ -59,7 +59,7 @@ def test_the_evidence_is_corrected_by_the_best_of_all_rivals() -> None:
     assert any(c > a for c, a in zip(expected, alone, strict=True))
 
 
-def test_sampled_signs_come_near_the_exact_test(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampled_signs_come_near_the_exact_test(monkeypatch):
     values = np.random.default_rng(2).normal(size=(4, 12)) + np.array([0, 0.3, 0.6, 0])[:, None]
     monkeypatch.setattr("paradigms.evaluate.adaptation.EXACT_SHOTS", 12)
     exact = evidence(values)
@@ -70,7 +70,7 @@ def test_sampled_signs_come_near_the_exact_test(monkeypatch: pytest.MonkeyPatch)
     assert evidence(np.zeros((3, 20))).tolist() == [1, 1, 1]
 
 
-def test_fewer_than_five_queries_never_justify_a_change() -> None:
+def test_fewer_than_five_queries_never_justify_a_change():
     for shots in (1, 2, 3, 4, 5, 8):
         values = rows([0.0] * shots, [1.0] * shots)
         assert evidence(values)[1] == pytest.approx(2.0**-shots)
@@ -81,7 +81,7 @@ def test_fewer_than_five_queries_never_justify_a_change() -> None:
     assert best_if_significant(rows([0.9] + [0.1] * 7, [0.0] + [0.2] * 7)) == 0
 
 
-def test_under_no_advantage_changes_are_as_rare_as_the_level_says() -> None:
+def test_under_no_advantage_changes_are_as_rare_as_the_level_says():
     """Eight rivals whose differences are symmetric: uncorrected, a third of the folds would change."""
     random = np.random.default_rng(3)
     changed, uncorrected = 0, 0
@@ -93,7 +93,7 @@ def test_under_no_advantage_changes_are_as_rare_as_the_level_says() -> None:
     assert uncorrected > 400 * 0.15
 
 
-def test_adaptation_measures_each_choice_on_the_other_queries() -> None:
+def test_adaptation_measures_each_choice_on_the_other_queries():
     values = np.random.default_rng(4).random((4, 30))
     found = adapt(values, 8, best, default=1, seed=5)
     first = found.adapted[:3], found.default[:3], found.chosen[:3]  # of the first partition
@@ -110,7 +110,7 @@ def test_adaptation_measures_each_choice_on_the_other_queries() -> None:
 
 
 @pytest.mark.parametrize(("shots", "seeds"), [(4, 1), (8, 2)])
-def test_intervals_of_the_gain_cover_as_they_say(shots: int, seeds: int) -> None:
+def test_intervals_of_the_gain_cover_as_they_say(shots, seeds):
     """With all strategies equal, intervals over queries and seeds hold the gain of 0 in about 95% of the
     draws; with folds as a sample they would not."""
     covered, by_folds, draws = 0, 0, 120
@@ -126,7 +126,7 @@ def test_intervals_of_the_gain_cover_as_they_say(shots: int, seeds: int) -> None
     assert by_folds / draws < 0.75
 
 
-def test_the_careful_rule_keeps_a_great_gain_and_avoids_the_losses_of_chance() -> None:
+def test_the_careful_rule_keeps_a_great_gain_and_avoids_the_losses_of_chance():
     """A task like the paper's argument retrieval (+16 points) and one like its question answering."""
     random = np.random.default_rng(6)
     base = random.random(400)

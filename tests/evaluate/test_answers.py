@@ -69,7 +69,7 @@ def slowly(text: str, answers: list[str]) -> bool:
         ("snake_case", ["snake"], True),  # unlike \\w, an underscore is a token
     ],
 )
-def test_whether_a_text_has_an_answer(text: str, answers: list[str], found: bool) -> None:
+def test_whether_a_text_has_an_answer(text, answers, found):
     assert has_answer(text, answers) is found
     assert slowly(text, answers) is found
 
@@ -78,7 +78,7 @@ TEXTS = st.text(alphabet="abAB1é\u0301ü ,.'-_\n\u00a0京तिः\u200bİΣ", 
 
 
 @given(TEXTS, st.lists(TEXTS, max_size=2), st.integers(0, 14), st.integers(0, 14))
-def test_answers_are_found_as_the_twin_finds_them(text: str, others: list[str], start: int, end: int) -> None:
+def test_answers_are_found_as_the_twin_finds_them(text, others, start, end):
     for answers in (others, [text[start:end].swapcase()]):
         assert has_answer(text, answers) is slowly(text, answers)
 
@@ -102,7 +102,7 @@ RUN = {
 }
 
 
-def test_retrieved_passages_are_judged_by_their_texts_without_titles() -> None:
+def test_retrieved_passages_are_judged_by_their_texts_without_titles():
     judged = with_judgements(SPLIT, CORPUS, [RUN, {"q4": {"b": 1.0}, "unknown query": {"a": 1.0}}])
     assert judged.judgements == {"q1": {"a": 1}, "q2": {"b": 1}, "q3": {}, "q4": {}}
     assert (judged.queries, judged.answers, judged.groups) == (SPLIT.queries, SPLIT.answers, SPLIT.groups)
@@ -110,7 +110,7 @@ def test_retrieved_passages_are_judged_by_their_texts_without_titles() -> None:
     assert with_judgements(by_hand, CORPUS, [RUN]) is by_hand
 
 
-def test_accuracy_counts_every_question_and_averages_over_groups() -> None:
+def test_accuracy_counts_every_question_and_averages_over_groups():
     judged = with_judgements(SPLIT, CORPUS, [RUN])
     results = on_split(RUN, judged, ["Success@1", "Success@2", "Success@3"])
     assert results.queries == ["q1", "q2", "q3", "q4"]
@@ -127,18 +127,18 @@ def test_accuracy_counts_every_question_and_averages_over_groups() -> None:
     assert on_split(RUN, unjudged, ["Success@3"]).queries == ["q1", "q2"]
 
 
-def test_no_answer_anywhere_is_an_accuracy_of_0() -> None:
+def test_no_answer_anywhere_is_an_accuracy_of_0():
     split = Split({"q": "text"}, {"q": {}}, {"q": ["nobody"]})
     results = on_split({"q": {"a": 1.0}}, with_judgements(split, CORPUS, [{"q": {"a": 1.0}}]), ["Success@1"])
     assert results.mean("Success@1") == 0
 
 
-def test_a_query_without_a_group_is_named() -> None:
+def test_a_query_without_a_group_is_named():
     with pytest.raises(ValueError, match="query 'q2' has no group"):
         per_query(RUN, {"q1": {"a": 1}, "q2": {"b": 1}}, ["R@1"], groups={"q1": "x"})
 
 
-def test_the_interval_of_a_macro_average_draws_within_groups() -> None:
+def test_the_interval_of_a_macro_average_draws_within_groups():
     """Groups in which all queries score alike leave nothing to chance, however different the groups are."""
     groups = ["x"] * 30 + ["y"] * 10
     alike = PerQuery([str(i) for i in range(40)], {"m": np.array([1.0] * 30 + [0.0] * 10)}, groups=groups)
@@ -158,7 +158,7 @@ def test_the_interval_of_a_macro_average_draws_within_groups() -> None:
     assert (low, high) == pytest.approx(np.quantile(draws, [0.025, 0.975]), abs=0.02)
 
 
-def test_a_comparison_of_macro_averages_is_of_their_difference() -> None:
+def test_a_comparison_of_macro_averages_is_of_their_difference():
     groups = ["x"] * 9 + ["y"]
     queries = [str(i) for i in range(10)]
     a = PerQuery(queries, {"m": np.array([1.0] * 9 + [0.0])}, groups=groups)

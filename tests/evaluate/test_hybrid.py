@@ -1,7 +1,6 @@
 """Hybrids: sums on the scales of the systems, λ where it can be computed by hand, nothing imputed as 0."""
 
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,7 +37,7 @@ def table(scores: Run) -> System:
     return System(search, rerank)
 
 
-def test_the_weight_adds_sparse_scores_to_dense_ones() -> None:
+def test_the_weight_adds_sparse_scores_to_dense_ones():
     run = combine(DENSE, SPARSE, 2.0)
     assert list(run["q"].items()) == [("g", 8.0), ("s", 7.0), ("r", 5.0)]
     assert combine(DENSE, SPARSE, 0.0) == DENSE
@@ -53,7 +52,7 @@ def test_the_weight_adds_sparse_scores_to_dense_ones() -> None:
             combine(DENSE, SPARSE, weight)
 
 
-def test_a_score_that_is_missing_is_not_0() -> None:
+def test_a_score_that_is_missing_is_not_0():
     for dense, sparse in (({"q": {"g": 4.0}}, SPARSE), (DENSE, {"q": {"g": 1.0, "r": 0.0}})):
         with pytest.raises(ValueError, match=r"document '[rs]' of the query 'q'.*rerank the `union`"):
             combine(dense, sparse, 1.0)
@@ -62,7 +61,7 @@ def test_a_score_that_is_missing_is_not_0() -> None:
             combine(dense, sparse, 1.0)
 
 
-def test_the_best_weight_lies_between_the_two_at_which_documents_change_places() -> None:
+def test_the_best_weight_lies_between_the_two_at_which_documents_change_places():
     weights = [0.0, 0.2, 0.49, 0.51, 1.0, 2.0, 2.9, 3.1, 100.0]
     tuning = tune(DENSE, SPARSE, DEV, measure="RR@10", weights=weights[::-1])
     assert [weight for weight, value in tuning.curve.items() if value == 1] == [0.51, 1.0, 2.0, 2.9]
@@ -71,7 +70,7 @@ def test_the_best_weight_lies_between_the_two_at_which_documents_change_places()
     assert 0.5 <= tune(DENSE, SPARSE, DEV).weight <= 3  # from the default grid
 
 
-def test_weights_are_tried_around_the_ratio_of_the_spreads() -> None:
+def test_weights_are_tried_around_the_ratio_of_the_spreads():
     ratio = np.std([4.0, 5.0, 1.0]) / np.std([2.0, 0.0, 3.0])
     assert scale(DENSE, SPARSE) == pytest.approx(ratio)
     weights = list(tune(DENSE, SPARSE, DEV).curve)
@@ -102,7 +101,7 @@ def test_weights_are_tried_around_the_ratio_of_the_spreads() -> None:
 
 
 @given(st.floats(0.01, 100), st.floats(0.01, 100), st.integers(0, 5))
-def test_the_choice_does_not_depend_on_units(dense: float, sparse: float, seed: int) -> None:
+def test_the_choice_does_not_depend_on_units(dense, sparse, seed):
     """Dense scores times a and sparse ones times b: the ranking stays, and λ is a / b times what it was."""
     generator = np.random.default_rng(seed)
     runs: list[Run] = [{q: {d: float(generator.normal()) for d in "abcdef"} for q in "xyz"} for _ in range(2)]
@@ -116,7 +115,7 @@ def test_the_choice_does_not_depend_on_units(dense: float, sparse: float, seed: 
     assert list(other.curve.values()) == pytest.approx(list(one.curve.values()))
 
 
-def test_a_union_has_every_document_and_no_score() -> None:
+def test_a_union_has_every_document_and_no_score():
     first: Run = {"q": {"a": 3.0, "b": 1.0}, "p": {"c": 1.0}}
     second: Run = {"q": {"b": 7.0, "d": 6.0}, "o": {}}
     assert union(first, second) == {"q": {"a": 0.0, "b": 0.0, "d": 0.0}, "p": {"c": 0.0}, "o": {}}
@@ -124,7 +123,7 @@ def test_a_union_has_every_document_and_no_score() -> None:
     assert union() == {}
 
 
-def test_candidates_are_what_either_system_finds() -> None:
+def test_candidates_are_what_either_system_finds():
     """With one candidate of each, g is never seen; with two it is, and what one system missed is scored."""
     systems = table(DENSE), table(SPARSE)
     assert combine(*candidate_scores(*systems, {"q": "?"}, 1), 1.0) == {"q": {"r": 5.0, "s": 4.0}}
@@ -132,7 +131,7 @@ def test_candidates_are_what_either_system_finds() -> None:
     assert list(found.items()) == [("g", 6.0), ("r", 5.0), ("s", 4.0)]
 
 
-def test_scores_of_an_imputing_search_are_not_taken_over() -> None:
+def test_scores_of_an_imputing_search_are_not_taken_over():
     """A search whose scores differ from its rerank's: both kinds must not meet in one ranking."""
     honest = table(DENSE)
     imputing = System(lambda queries, k: {q: {"g": 900.0} for q in queries}, honest.rerank)
@@ -141,7 +140,7 @@ def test_scores_of_an_imputing_search_are_not_taken_over() -> None:
     assert sparse == {"q": {"g": 2.0, "s": 3.0}}
 
 
-def test_a_paradigm_with_bm25(tiny_bert: Path, tmp_path: Path) -> None:
+def test_a_paradigm_with_bm25(tiny_bert, tmp_path):
     paradigm = PARADIGMS["dpr"](tiny_bert)
     index = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "index")
     bm25 = BM25.build(TEXTS, IDS)

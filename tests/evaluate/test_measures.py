@@ -32,12 +32,7 @@ from paradigms.evaluate import (
 )
 from paradigms.evaluate.significance import compare_all
 
-JUDGEMENTS = {
-    "graded": {"a": 2, "b": 1, "c": 0},
-    "late": {"d": 1},
-    "absent": {"a": 1},
-    "nothing": {"a": 0},
-}
+JUDGEMENTS = {"graded": {"a": 2, "b": 1, "c": 0}, "late": {"d": 1}, "absent": {"a": 1}, "nothing": {"a": 0}}
 RUN = {
     "graded": {"x": 9.0, "b": 8.0, "y": 7.0, "a": 6.0},
     "late": {**{f"n{n:02}": 100.0 - n for n in range(10)}, "d": 1.0},

@@ -50,7 +50,7 @@ def align(system: str, query: str, document: str, generator: np.random.Generator
 
 
 @pytest.fixture(scope="module")
-def sample() -> Report:
+def sample():
     """Four systems, two stages, two queries and documents."""
     generator = np.random.default_rng(0)
     tables = []

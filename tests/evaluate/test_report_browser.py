@@ -26,7 +26,7 @@ def system(name: str, links: list[tuple[int, int, float, float]], salience: list
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory) -> Path:
+def page(tmp_path_factory):
     """Two documents of one query, two systems."""
     systems = [
         system("colbert", [(1, 0, 0.9, 1.0), (3, 1, 0.1, 1.0)]),

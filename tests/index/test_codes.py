@@ -43,7 +43,7 @@ def squared_error(step: float, bits: int) -> float:
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_steps_have_the_least_squared_error_on_a_normal_distribution(bits: int) -> None:
+def test_steps_have_the_least_squared_error_on_a_normal_distribution(bits):
     near = STEPS[bits]
     best = minimize_scalar(
         squared_error, bounds=(near / 2, 2 * near), args=(bits,), method="bounded", options={"xatol": 1e-6}
@@ -51,7 +51,7 @@ def test_steps_have_the_least_squared_error_on_a_normal_distribution(bits: int) 
     assert near == pytest.approx(best.x, abs=6e-5)
 
 
-def test_the_error_is_that_of_theory_and_falls_with_the_bits() -> None:
+def test_the_error_is_that_of_theory_and_falls_with_the_bits():
     vectors = normal(2000, 128)
     found = [error(Codec.fit(vectors, 4, bits, seed=0), vectors) for bits in BITS]
     for share, bits in zip(found, BITS, strict=True):
@@ -60,7 +60,7 @@ def test_the_error_is_that_of_theory_and_falls_with_the_bits() -> None:
 
 @pytest.mark.parametrize("width", [1, 3, 8, 32, 48, 100])
 @pytest.mark.parametrize("bits", BITS)
-def test_dimensions_that_fill_no_tile_cost_no_accuracy(width: int, bits: int) -> None:
+def test_dimensions_that_fill_no_tile_cost_no_accuracy(width, bits):
     vectors = normal(1500, width)
     codec = Codec.fit(vectors, 1, bits, seed=0)
     assert codec.spread[width:].max(initial=0) == 0
@@ -68,7 +68,7 @@ def test_dimensions_that_fill_no_tile_cost_no_accuracy(width: int, bits: int) ->
 
 
 @pytest.mark.parametrize("scale", [2.0**-14, 1.0, 2.0**15])
-def test_the_scale_of_vectors_plays_no_part(scale: float) -> None:
+def test_the_scale_of_vectors_plays_no_part(scale):
     vectors = normal(800, 32)
     for bits in BITS:
         expected = decoded(Codec.fit(vectors, 8, bits, seed=0), vectors)
@@ -76,7 +76,7 @@ def test_the_scale_of_vectors_plays_no_part(scale: float) -> None:
         torch.testing.assert_close(found / scale, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_residuals_of_every_size_have_their_scale() -> None:
+def test_residuals_of_every_size_have_their_scale():
     """Norms that differ by a factor of up to a thousand, in one index: each token's error is its own."""
     size = 2.0 ** torch.linspace(-3, 7, 1200)[:, None]
     vectors = normal(1200, 128) * size
@@ -90,7 +90,7 @@ def test_residuals_of_every_size_have_their_scale() -> None:
             assert float(part.mean()) < 1.15 * squared_error(STEPS[bits], bits) + 2e-5
 
 
-def test_added_vectors_far_from_the_sample_are_coded_too() -> None:
+def test_added_vectors_far_from_the_sample_are_coded_too():
     """Of one vector only its own rounding is known: others, which it is √2 from, are coded coarsely."""
     others = torch.nn.functional.normalize(normal(500, 128), dim=-1)
     for sample, most in ((others[:0], 0.02), (others[:1], 0.3), (others[:1].repeat(9, 1), 0.3)):
@@ -98,7 +98,7 @@ def test_added_vectors_far_from_the_sample_are_coded_too() -> None:
         assert float((decoded(codec, others) - others).square().sum(1).mean()) < most
 
 
-def test_a_vector_that_is_a_centroid_comes_back_exactly() -> None:
+def test_a_vector_that_is_a_centroid_comes_back_exactly():
     vectors = torch.tensor([[127.0, -3.0, 0.0, 50.0], [-64.0, 127.0, 8.0, 1.0]])
     for bits in BITS:
         codec = Codec.fit(vectors, 2, bits, seed=0)
@@ -108,7 +108,7 @@ def test_a_vector_that_is_a_centroid_comes_back_exactly() -> None:
         assert torch.equal(decoded(codec, vectors), vectors)
 
 
-def test_no_vectors_one_and_fewer_than_centroids() -> None:
+def test_no_vectors_one_and_fewer_than_centroids():
     for count in (0, 1, 3):
         vectors = normal(count, 20)
         codec = Codec.fit(vectors, 50, 8, seed=0)
@@ -123,7 +123,7 @@ def test_no_vectors_one_and_fewer_than_centroids() -> None:
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_decoding_is_the_formula(bits: int) -> None:
+def test_decoding_is_the_formula(bits):
     """x̂ = c + s · σ ⊙ (z − (2^b − 1) / 2), one token and one dimension at a time."""
     vectors = normal(30, 20)
     codec = Codec.fit(vectors, 3, bits, seed=0)
@@ -141,7 +141,7 @@ def test_decoding_is_the_formula(bits: int) -> None:
             assert float(found[t, h]) == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
-def test_the_nearest_centroid_is_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_nearest_centroid_is_the_nearest(monkeypatch):
     vectors, random = normal(200, 32), np.random.default_rng(0)
     packed = random.integers(-127, 128, (9, 32)).astype(np.int8)
     codec = Codec(packed, np.linspace(0.005, 0.02, 9).astype(np.float32), np.ones(32, np.float32), 4)
@@ -152,7 +152,7 @@ def test_the_nearest_centroid_is_the_nearest(monkeypatch: pytest.MonkeyPatch) ->
     assert len(set(expected.tolist())) > 3
 
 
-def test_clusters_that_are_there_are_found() -> None:
+def test_clusters_that_are_there_are_found():
     directions = torch.nn.functional.normalize(normal(20, 64, seed=1), dim=-1)
     vectors = directions.repeat(100, 1) + 0.01 * normal(2000, 64)
     off = [
@@ -164,14 +164,14 @@ def test_clusters_that_are_there_are_found() -> None:
     assert off[2] < 2e-4  # of noise 1e-4
 
 
-def test_a_centroid_without_vectors_begins_anew() -> None:
+def test_a_centroid_without_vectors_begins_anew():
     vectors = torch.cat([normal(1, 16).repeat(90, 1), 5 + normal(10, 16, seed=1)])
     codec = Codec.fit(vectors, 8, 8, seed=0, rounds=6)
     assert len(codec.nearest(padded(vectors, 8)).unique()) > 3  # of random ones most lie on one point
     assert torch.isfinite(codec.centroids).all()
 
 
-def test_lists_grow_with_the_corpus() -> None:
+def test_lists_grow_with_the_corpus():
     sizes = {0: 1, 1: 1, 3: 3, 1000: 128, 10**6: 4096, 10**7: 16384, 10**12: 65536}
     assert {n: centroids_for(n) for n in sizes} == sizes
     assert PER_CENTROID * centroids_for(10**7) < 10**6

@@ -6,7 +6,6 @@ import itertools
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -49,7 +48,7 @@ Documents = list[tuple[list[str], Tokens]]
 
 
 @pytest.fixture(autouse=True, scope="module")
-def estimated() -> Iterator[None]:
+def estimated():
     """mⱼ is estimated whatever k', or no index here would be large enough for it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compressed, "SMALL", 0)
@@ -148,7 +147,7 @@ def assert_ranked(
 
 
 @pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> CompressedIndex:
+def index(tmp_path_factory):
     made = build(tmp_path_factory.mktemp("compressed") / "index", fields=["vectors", "ids"])
     made.delete(["d3", "d12"])
     return made
@@ -158,7 +157,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> CompressedIndex:
 
 
 @pytest.mark.parametrize(("bits", "fields"), [(1, FIELDS[:2]), (2, FIELDS), (4, FIELDS[:2]), (8, FIELDS)])
-def test_gathering_is_rel_on_what_codes_stand_for(tmp_path: Path, bits: int, fields: list[str]) -> None:
+def test_gathering_is_rel_on_what_codes_stand_for(tmp_path, bits, fields):
     made = everything(build(tmp_path / "index", fields=fields, bits=bits))
     made.delete(["d4", "d9"])
     for salience in (False, True):
@@ -173,7 +172,7 @@ def test_gathering_is_rel_on_what_codes_stand_for(tmp_path: Path, bits: int, fie
 
 @pytest.mark.parametrize("k", [1, 7, 20, 10**6])
 @pytest.mark.parametrize("probes", [1, 3, 99])
-def test_imputing_is_the_formula(index: CompressedIndex, k: int, probes: int) -> None:
+def test_imputing_is_the_formula(index, k, probes):
     """To the bins of `loops.select`: m lies up to one below, and lists of a bin are probed together."""
     index.probes = probes
     asked = queries(5, 0, 17, 33)
@@ -184,9 +183,7 @@ def test_imputing_is_the_formula(index: CompressedIndex, k: int, probes: int) ->
 
 
 @pytest.mark.parametrize("k", [1, 7, 20])
-def test_a_small_k_is_eq_4_of_the_probed_tokens(
-    index: CompressedIndex, k: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_k_is_eq_4_of_the_probed_tokens(index, k, monkeypatch):
     monkeypatch.setattr(compressed, "SMALL", k)
     index.probes = 99
     asked, ids = queries(5, 17), with_tokens(index)
@@ -199,7 +196,7 @@ def test_a_small_k_is_eq_4_of_the_probed_tokens(
     index.probes = 8
 
 
-def test_imputing_is_that_of_xtr_where_nothing_is_lost(tmp_path: Path) -> None:
+def test_imputing_is_that_of_xtr_where_nothing_is_lost(tmp_path):
     """Every token its own centroid, in 8 bits, and every list probed."""
     whole = join_documents([part for _, part in documents()])
     made = everything(build(tmp_path / "index", bits=8, lists=1 << 16, rounds=0))
@@ -218,14 +215,14 @@ def test_imputing_is_that_of_xtr_where_nothing_is_lost(tmp_path: Path) -> None:
                 assert sorted(scores) == sorted(with_tokens(made))
 
 
-def test_salience_of_queries_plays_no_part_in_imputing(index: CompressedIndex) -> None:
+def test_salience_of_queries_plays_no_part_in_imputing(index):
     asked = queries(5, 9, salience=True)
     assert index.search_tokens(XTR, asked) == index.search_tokens(XTR, replace(asked, salience=None))
     with pytest.raises(ValueError, match="the imputation zero needs an exact index"):
         index.search_tokens(replace(XTR, imputation="zero"), asked)
 
 
-def test_candidates_are_those_with_the_largest_f(index: CompressedIndex) -> None:
+def test_candidates_are_those_with_the_largest_f(index):
     index.probes = 2
     asked = queries(5, 9)
     for count in (1, 4):
@@ -241,7 +238,7 @@ def test_candidates_are_those_with_the_largest_f(index: CompressedIndex) -> None
         assert len(index.search_tokens(COLBERT, asked, 5)[0]) == 5
 
 
-def test_threads_and_batches_change_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_and_batches_change_no_result(tmp_path, monkeypatch):
     """But for the order of torch's sums, which threads and batches change."""
     given = [*documents(), *[([f"{id}'" for id in ids], part) for ids, part in documents()]]  # all twice
     made = build(tmp_path / "index", given, ["vectors", "ids"])
@@ -259,7 +256,7 @@ def test_threads_and_batches_change_no_result(tmp_path: Path, monkeypatch: pytes
             same_scores(again, found[0])
 
 
-def test_token_search_finds_the_nearest_of_the_lists(index: CompressedIndex) -> None:
+def test_token_search_finds_the_nearest_of_the_lists(index):
     vectors = queries(6).vectors[0, 0]
     rows = np.flatnonzero(np.repeat(index.living, np.diff(index.offsets)))
     S = vectors @ torch.from_numpy(index._decode(rows)["vectors"]).T
@@ -284,7 +281,7 @@ def test_token_search_finds_the_nearest_of_the_lists(index: CompressedIndex) -> 
     index.probes = 8
 
 
-def test_rerank_scores_candidates_as_rel_does(index: CompressedIndex) -> None:
+def test_rerank_scores_candidates_as_rel_does(index):
     asked, candidates = queries(5, 9), [["d0", "d2", "d6"], ["d10", "d1"]]
     for recipe in GATHERING.values():
         align = partial(ALIGNMENTS[recipe.align].function, **recipe.align_knobs)
@@ -301,9 +298,7 @@ def test_rerank_scores_candidates_as_rel_does(index: CompressedIndex) -> None:
 # --- files ------------------------------------------------------------------------------------------
 
 
-def test_equal_seeds_give_equal_bytes_however_lists_are_sorted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_seeds_give_equal_bytes_however_lists_are_sorted(tmp_path, monkeypatch):
     expected = contents(build(tmp_path / "one").folder)
     assert set(expected) == {
         *("begins.bin", "centroids.bin", "codec.safetensors", "codes.bin", "documents.jsonl"),
@@ -319,14 +314,14 @@ def test_equal_seeds_give_equal_bytes_however_lists_are_sorted(
     )
 
 
-def test_numbers_of_tokens_have_the_bytes_that_they_need() -> None:
+def test_numbers_of_tokens_have_the_bytes_that_they_need():
     for count, width in ((0, 1), (1, 1), (256, 1), (257, 2), (1 << 16, 2), ((1 << 24) + 1, 4)):
         assert number_bytes(count) == width
         few = np.unique([0, count // 2, max(0, count - 1)])
         assert np.array_equal(numbers(few.astype("<i8").view(np.uint8).reshape(-1, 8)[:, :width]), few)
 
 
-def test_an_index_is_small_and_is_mapped(tmp_path: Path) -> None:
+def test_an_index_is_small_and_is_mapped(tmp_path):
     made = build(tmp_path / "index", documents([50] * 8), ["vectors"], lists=4)
     lists = 5 * 8 + len((made.folder / "codec.safetensors").read_bytes())
     assert made.bytes_per_document == (400 * (16 + 1 + 2 + 2) + 8 * 4 + lists) / 8  # 24 dimensions fill 32
@@ -335,7 +330,7 @@ def test_an_index_is_small_and_is_mapped(tmp_path: Path) -> None:
     assert isinstance(opened._lists.entries, np.memmap)
 
 
-def test_pruned_tokens_are_left_out_before_coding(tmp_path: Path) -> None:
+def test_pruned_tokens_are_left_out_before_coding(tmp_path):
     pruned = build(tmp_path / "pruned", keep=0.5)
     given = [(ids, most_salient(part, 0.5)) for ids, part in documents()]
     expected = contents(build(tmp_path / "given", given).folder)
@@ -359,9 +354,7 @@ def test_pruned_tokens_are_left_out_before_coding(tmp_path: Path) -> None:
         ({"seed": -5}, "rounds and seed must be at least 0, got 5 and -5"),
     ],
 )
-def test_settings_out_of_range_are_refused_before_anything_is_written(
-    tmp_path: Path, option: dict[str, int], message: str
-) -> None:
+def test_settings_out_of_range_are_refused_before_anything_is_written(tmp_path, option, message):
     with pytest.raises(ValueError, match=message):
         build(tmp_path / "index", **option)
     assert names(tmp_path) == []
@@ -371,12 +364,12 @@ FILES = ["codec.safetensors", "entries.bin", "begins.bin", "codes.bin", "scales.
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sound(tmp_path_factory):
     return build(tmp_path_factory.mktemp("sound") / "index").folder
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_damaged_file_is_named(sound: Path, tmp_path: Path, file: str) -> None:
+def test_a_damaged_file_is_named(sound, tmp_path, file):
     for damage in (remove, cut, flip):
         folder = shutil.copytree(sound, tmp_path / "index", dirs_exist_ok=True)
         damage(file)(folder)
@@ -384,7 +377,7 @@ def test_a_damaged_file_is_named(sound: Path, tmp_path: Path, file: str) -> None
             CompressedIndex.open(folder)
 
 
-def test_files_that_do_not_fit_each_other_are_refused(sound: Path, tmp_path: Path) -> None:
+def test_files_that_do_not_fit_each_other_are_refused(sound, tmp_path):
     for changed, named in (
         ({"settings": {"bits": 3}}, "manifest.json"),
         ({"settings": {"bits": 8, "lists": 6}}, "codes.bin"),
@@ -406,13 +399,11 @@ def killed(folder: Path) -> None:
         dies = next(left, None) is None
         return os.kill(os.getpid(), signal.SIGKILL) if dies else encode(codec, vectors)
 
-    coding.Codec.encode = encoding  # type: ignore[method-assign]
+    coding.Codec.encode = encoding
     build(folder)
 
 
-def test_a_build_killed_while_it_codes_goes_on_to_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_build_killed_while_it_codes_goes_on_to_the_same_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(coding, "CODED", 8)
     monkeypatch.setattr(coding, "COMMIT", 16)
     monkeypatch.setattr(shards, "SHARD", 8)
@@ -431,7 +422,7 @@ def test_a_build_killed_while_it_codes_goes_on_to_the_same_bytes(
 # --- documents come and go --------------------------------------------------------------------------
 
 
-def test_added_documents_are_coded_as_those_of_the_build(tmp_path: Path) -> None:
+def test_added_documents_are_coded_as_those_of_the_build(tmp_path):
     given = documents(size=1)
     made = build(tmp_path / "index", given, bits=8)
     expected = contents(made.folder)
@@ -443,7 +434,7 @@ def test_added_documents_are_coded_as_those_of_the_build(tmp_path: Path) -> None
         assert (made.folder / file).read_bytes() == expected[name], name
 
 
-def test_small_and_empty_indexes(tmp_path: Path) -> None:
+def test_small_and_empty_indexes(tmp_path):
     asked = queries(5, 0)
     for n, lengths in enumerate(([], [0, 0], [1], [3, 0])):
         made = build(tmp_path / str(n), documents(lengths))
@@ -479,7 +470,7 @@ class Changes(test_storage.Changes):
             assert int(stored.mask.sum()) == length
             off = stored.vectors[0, 0, :length] - given.vectors[0, 0, :length]
             assert float(off.norm(dim=-1).max() if length else 0.0) < 0.5
-            assert torch.equal(stored.ids[stored.mask], given.ids[given.mask])  # type: ignore[index]
+            assert torch.equal(stored.ids[stored.mask], given.ids[given.mask])
         asked = queries(4, 2)
         if not with_tokens(self.index):
             assert self.index.search_tokens(COLBERT, asked) == [{}, {}]

@@ -25,7 +25,7 @@ Parts = list[tuple[list[str], Tokens]]
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> object:
+def one_thread():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -59,7 +59,7 @@ def build(folder: Path, factory: str = "Flat", count: int = 200, **options: obje
 
 
 @pytest.fixture(scope="module")
-def exact(tmp_path_factory: pytest.TempPathFactory) -> ExactIndex:
+def exact(tmp_path_factory):
     folder = tmp_path_factory.mktemp("exact") / "index"
     return ExactIndex.build_from(documents(0, 200), folder, paradigm="colbert", dim=DIM)
 
@@ -74,7 +74,7 @@ def overlap(found: list[dict[str, float]], expected: list[dict[str, float]]) -> 
     return float(np.mean([len(a.keys() & b.keys()) / len(b) for a, b in zip(found, expected, strict=True)]))
 
 
-def test_a_flat_index_imputes_and_retrieves_exactly(exact: ExactIndex, tmp_path: Path) -> None:
+def test_a_flat_index_imputes_and_retrieves_exactly(exact, tmp_path):
     index = build(tmp_path / "index")
     same_scores(index.search_tokens(IMPUTING, queries(), 10), exact.search_tokens(IMPUTING, queries(), 10))
     every = replace(RECIPE, search_tokens=10_000)
@@ -85,7 +85,7 @@ def test_a_flat_index_imputes_and_retrieves_exactly(exact: ExactIndex, tmp_path:
     assert torch.equal(mine[1].sort().values, theirs[1].sort().values)
 
 
-def test_gathered_scores_are_rel_of_the_owners_of_retrieved_tokens(exact: ExactIndex, tmp_path: Path) -> None:
+def test_gathered_scores_are_rel_of_the_owners_of_retrieved_tokens(exact, tmp_path):
     index = build(tmp_path / "index", "IVF16,SQfp16", probes=2)
     few = replace(RECIPE, search_tokens=3)
     for row, scores in enumerate(index.search_tokens(few, queries(), 200)):
@@ -96,9 +96,7 @@ def test_gathered_scores_are_rel_of_the_owners_of_retrieved_tokens(exact: ExactI
 
 
 @pytest.mark.parametrize("factory", APPROXIMATE)
-def test_any_factory_is_near_the_exact_search_and_the_same_every_time(
-    exact: ExactIndex, tmp_path: Path, factory: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_factory_is_near_the_exact_search_and_the_same_every_time(exact, tmp_path, factory, monkeypatch):
     monkeypatch.setattr(faiss_index, "SAMPLE", 900)  # of 1100 tokens
     made = [build(tmp_path / name, factory) for name in ("one", "two")]
     digests = [hashlib.sha256((index.folder / "tokens.faiss").read_bytes()).hexdigest() for index in made]
@@ -111,7 +109,7 @@ def test_any_factory_is_near_the_exact_search_and_the_same_every_time(
     assert overlap(imputed, exact.search_tokens(IMPUTING, queries(), 5)) >= 0.4
 
 
-def test_more_probes_find_more(exact: ExactIndex, tmp_path: Path) -> None:
+def test_more_probes_find_more(exact, tmp_path):
     index = build(tmp_path / "index", "IVF64,SQfp16")
     vectors = queries().vectors.flatten(0, 2)
     best = exact.token_search(vectors, 60)[1]
@@ -128,7 +126,7 @@ def test_more_probes_find_more(exact: ExactIndex, tmp_path: Path) -> None:
     assert index.probes == 64
 
 
-def test_what_is_not_found_is_left_empty(tmp_path: Path) -> None:
+def test_what_is_not_found_is_left_empty(tmp_path):
     index = build(tmp_path / "index", "IVF64,SQfp16", probes=1)
     scores, rows = index.token_search(queries().vectors.flatten(0, 2), 1000)
     absent = rows < 0
@@ -143,7 +141,7 @@ def test_what_is_not_found_is_left_empty(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF16,SQfp16", "HNSW16"])
-def test_the_token_index_keeps_step_with_the_store(exact: ExactIndex, tmp_path: Path, factory: str) -> None:
+def test_the_token_index_keeps_step_with_the_store(exact, tmp_path, factory):
     index = build(tmp_path / "index", factory, count=150, probes=16)
     index.add_from(documents(150, 200))
     vectors = queries().vectors.flatten(0, 2)
@@ -179,7 +177,7 @@ def test_the_token_index_keeps_step_with_the_store(exact: ExactIndex, tmp_path: 
     assert index._read().ntotal == index.offsets[-1]
 
 
-def test_search_from_texts(tiny_bert: Path, tmp_path: Path) -> None:
+def test_search_from_texts(tiny_bert, tmp_path):
     torch.manual_seed(0)
     paradigm = PARADIGMS["colbert"](tiny_bert, dim=DIM)
     texts = ["a bird over the sea", "the old mill by the river", "snow on the mountain"]
@@ -192,7 +190,7 @@ def test_search_from_texts(tiny_bert: Path, tmp_path: Path) -> None:
     same_run(index.rerank(paradigm, asked, run), exact.rerank(paradigm, asked, run))
 
 
-def test_what_faiss_cannot_make_or_read_is_said(tmp_path: Path) -> None:
+def test_what_faiss_cannot_make_or_read_is_said(tmp_path):
     with pytest.raises(ValueError, match="FAISS makes no index of 'nonsense'"):
         build(tmp_path / "index", "nonsense", count=3)
     assert not list(tmp_path.iterdir())  # told before anything is encoded
@@ -210,7 +208,7 @@ def test_what_faiss_cannot_make_or_read_is_said(tmp_path: Path) -> None:
         index.token_search(queries().vectors[0, 0], 0)
 
 
-def test_threads_are_torchs_and_settings_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_torchs_and_settings_come_back(tmp_path, monkeypatch):
     threads, set_threads = faiss.omp_get_max_threads(), faiss.omp_set_num_threads
     set_threads(3)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # FAISS and torch may count in one place
@@ -226,14 +224,14 @@ def test_threads_are_torchs_and_settings_come_back(tmp_path: Path, monkeypatch: 
     assert after == before
 
 
-def test_the_default_grows_with_the_corpus() -> None:
+def test_the_default_grows_with_the_corpus():
     assert faiss_index.default_factory(1000) == "SQfp16"
     assert faiss_index.default_factory(600_000) == "IVF4096,SQfp16"
     assert faiss_index.default_factory(100_000) == "IVF1024,SQfp16"
     assert faiss_index.default_factory(10**9) == "IVF4096,SQfp16"
 
 
-def test_the_file_of_a_flat_index_of_single_vectors_is_one_for_any_faiss(tmp_path: Path) -> None:
+def test_the_file_of_a_flat_index_of_single_vectors_is_one_for_any_faiss(tmp_path):
     given = [
         ([f"d{n}"], Tokens(unit(1, 1, 1, seed=n), torch.ones(1, 1, 1, dtype=torch.bool))) for n in range(30)
     ]

@@ -64,7 +64,7 @@ def random_tokens(seed: int) -> Tokens:
 
 
 @pytest.mark.parametrize("ratio", [0.01, 0.2, 0.4, 0.5, 0.75, 1.0])
-def test_the_most_salient_tokens_are_kept_in_the_order_of_the_text(ratio: float) -> None:
+def test_the_most_salient_tokens_are_kept_in_the_order_of_the_text(ratio):
     tokens = random_tokens(0)
     kept, expected = most_salient(tokens, ratio), by_hand(tokens, ratio)
     assert kept.ids is not None
@@ -77,12 +77,12 @@ def test_the_most_salient_tokens_are_kept_in_the_order_of_the_text(ratio: float)
         mine = kept.mask[x, n]
         assert torch.equal(kept.ids[x, n][mine], places.nonzero()[:, 0])
         assert torch.equal(kept.vectors[x, n][mine], tokens.vectors[x, n][places])
-        assert torch.equal(kept.salience[x, n][mine], expected.salience[x, n][places])  # type: ignore[index]
+        assert torch.equal(kept.salience[x, n][mine], expected.salience[x, n][places])
     if ratio < 1:  # and no place is left that no text needs
         assert kept.mask.shape[-1] == int(kept.mask.sum(-1).max())
 
 
-def test_without_salience_texts_are_cut_off() -> None:
+def test_without_salience_texts_are_cut_off():
     tokens = random_tokens(1)
     bare = replace(tokens, salience=None)
     equal = most_salient(replace(tokens, salience=torch.ones(tokens.mask.shape)), 0.4)
@@ -97,7 +97,7 @@ def test_without_salience_texts_are_cut_off() -> None:
     )
 
 
-def test_a_pruning_ratio_is_a_share(tiny_bert: Path, tmp_path: Path) -> None:
+def test_a_pruning_ratio_is_a_share(tiny_bert, tmp_path):
     for ratio in (0.0, -0.1, 1.1, math.nan):
         with pytest.raises(ValueError, match=r"in \(0, 1\], got"):
             most_salient(random_tokens(1), ratio)
@@ -123,8 +123,8 @@ ALIGNMENTS = [
 @pytest.mark.parametrize(("align", "knobs"), ALIGNMENTS, ids=str)
 @pytest.mark.parametrize(("document_keep", "query_keep"), [(0.4, 1.0), (1.0, 0.1), (0.2, 0.5)])
 def test_search_over_what_is_kept_is_rel_over_what_is_kept(
-    tiny_bert: Path, tmp_path: Path, align: str, knobs: dict, document_keep: float, query_keep: float
-) -> None:
+    tiny_bert, tmp_path, align, knobs, document_keep, query_keep
+):
     """Vectors are those of the whole text; Z = Σ A and top-p's length are those of the kept tokens."""
     paradigm = build(tiny_bert, align, knobs)
     whole = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "all")
@@ -138,7 +138,7 @@ def test_search_over_what_is_kept_is_rel_over_what_is_kept(
     assert found["q1"] != pytest.approx(whole.search(paradigm, QUERIES, 4)["q1"], abs=1e-3)
 
 
-def test_building_pruned_is_pruning_what_was_built(tiny_bert: Path, tmp_path: Path) -> None:
+def test_building_pruned_is_pruning_what_was_built(tiny_bert, tmp_path):
     paradigm = build(tiny_bert)
     whole = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "all", batch_size=2)
     built = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "built", keep=0.4, batch_size=2)
@@ -155,7 +155,7 @@ def test_building_pruned_is_pruning_what_was_built(tiny_bert: Path, tmp_path: Pa
     assert pruned.prune(0.5, tmp_path / "again").bytes_per_document < pruned.bytes_per_document
 
 
-def test_refinement_is_a_rerank_by_the_whole_index(tiny_bert: Path, tmp_path: Path) -> None:
+def test_refinement_is_a_rerank_by_the_whole_index(tiny_bert, tmp_path):
     paradigm = build(tiny_bert)
     whole = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "all")
     candidates = whole.prune(0.2, tmp_path / "pruned").search(paradigm, QUERIES, 2, keep=0.5)
@@ -165,7 +165,7 @@ def test_refinement_is_a_rerank_by_the_whole_index(tiny_bert: Path, tmp_path: Pa
         assert scores == pytest.approx({d: full[query][d] for d in candidates[query]}, abs=1e-6)
 
 
-def test_documents_without_any_salience_are_kept_and_score_zero(tiny_bert: Path, tmp_path: Path) -> None:
+def test_documents_without_any_salience_are_kept_and_score_zero(tiny_bert, tmp_path):
     paradigm = build(tiny_bert)
     heads: Any = paradigm.encoder.salience_heads
     torch.nn.init.constant_(heads["document"].bias, -100.0)
@@ -179,7 +179,7 @@ def test_documents_without_any_salience_are_kept_and_score_zero(tiny_bert: Path,
         assert set(index.search(paradigm, QUERIES, 4)["q1"].values()) == {0.0}
 
 
-def test_salience_on_one_side_prunes_that_side_by_salience(tiny_bert: Path, tmp_path: Path) -> None:
+def test_salience_on_one_side_prunes_that_side_by_salience(tiny_bert, tmp_path):
     for side in ("query", "document"):
         paradigm = build(tiny_bert, salience_sides=side)
         index = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / side)

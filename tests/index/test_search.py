@@ -40,7 +40,7 @@ def build(name: str, backbone: Path, **options: object) -> Paradigm:
 
 
 @pytest.fixture(scope="module")
-def made(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
+def made(tiny_bert, tmp_path_factory):
     root = tmp_path_factory.mktemp("indexes")
     paradigms = {name: build(name, tiny_bert) for name in PARADIGMS}
     return {
@@ -64,7 +64,7 @@ def ranked(scores: dict[str, float]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", PARADIGMS)
-def test_search_equals_the_twin_over_the_whole_corpus(made: Made, name: str) -> None:
+def test_search_equals_the_twin_over_the_whole_corpus(made, name):
     paradigm, index = made[name]
     found = index.search(paradigm, QUERIES, 5)
     assert list(found) == list(QUERIES)
@@ -85,7 +85,7 @@ def test_search_equals_the_twin_over_the_whole_corpus(made: Made, name: str) -> 
 
 
 @pytest.mark.parametrize("name", PARADIGMS)
-def test_rerank_equals_the_twin_over_the_candidates(made: Made, name: str) -> None:
+def test_rerank_equals_the_twin_over_the_candidates(made, name):
     paradigm, index = made[name]
     run = {"q1": {"d7": 3.0, "d1": 2.0, "d4": 1.0, "d5": 0.5}, "q0": {"d3": 1.0}, "q2": {}}
     found = index.rerank(paradigm, QUERIES, run)
@@ -99,7 +99,7 @@ def test_rerank_equals_the_twin_over_the_candidates(made: Made, name: str) -> No
 
 
 @pytest.mark.parametrize("name", ["aligner", "colbert"])
-def test_strategies_rerank_as_each_alone(made: Made, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strategies_rerank_as_each_alone(made, name, monkeypatch):
     """Also with those that the kernels do not know; every query is encoded once."""
     paradigm, index = made[name]
     soft = {"soft": ("entropic", {"k": 1, "eps": 0.1})}
@@ -117,9 +117,7 @@ def test_strategies_rerank_as_each_alone(made: Made, name: str, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("name", PARADIGMS)
-def test_block_and_slice_sizes_change_no_result(
-    made: Made, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_block_and_slice_sizes_change_no_result(made, name, monkeypatch):
     paradigm, index = made[name]
     expected = index.search(paradigm, QUERIES, 8)
     for sizes, block in (((1, 1), 5), ((40, 300), 20), ((10**6, 10**8), 10**6)):
@@ -131,7 +129,7 @@ def test_block_and_slice_sizes_change_no_result(
             assert found[query] == pytest.approx(scores, rel=1e-5, abs=1e-5)
 
 
-def test_no_index_takes_the_place_of_a_folder_of_the_users(made: Made, tmp_path: Path) -> None:
+def test_no_index_takes_the_place_of_a_folder_of_the_users(made, tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
     (tmp_path / "settings.json").write_text("{}")
     with pytest.raises(FileExistsError, match=r"holds settings\.json, and no manifest\.json"):
@@ -143,7 +141,7 @@ def test_no_index_takes_the_place_of_a_folder_of_the_users(made: Made, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["colbert", "coil", "aligner"])
-def test_queries_may_be_their_first_vectors(tiny_bert: Path, tmp_path: Path, name: str) -> None:
+def test_queries_may_be_their_first_vectors(tiny_bert, tmp_path, name):
     """A slice of the encoder's output: its tensors do not lie in one piece."""
     options = {"dim": None, "pooled_dim": 0, "normalize": False}
     if name == "aligner":
@@ -157,7 +155,7 @@ def test_queries_may_be_their_first_vectors(tiny_bert: Path, tmp_path: Path, nam
         assert found[query] == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
-def test_the_grouped_top_k_is_the_top_k() -> None:
+def test_the_grouped_top_k_is_the_top_k():
     random = torch.Generator().manual_seed(0)
     for n, k in ((7, 3), (64, 3), (83, 5), (400, 50), (400, 49), (1000, 124)):
         S = torch.randint(-50, 50, (4, n), generator=random).float()
@@ -167,9 +165,7 @@ def test_the_grouped_top_k_is_the_top_k() -> None:
         assert all(len(set(row)) == k for row in places.tolist())
 
 
-def test_ties_at_the_cut_go_to_the_smaller_id_whatever_the_blocks(
-    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ties_at_the_cut_go_to_the_smaller_id_whatever_the_blocks(tiny_bert, tmp_path, monkeypatch):
     paradigm = build("colbert", tiny_bert)
     ones = replace(paradigm.encode_queries(["sea"]), salience=None)
     ones = replace(ones, vectors=torch.ones_like(ones.vectors))
@@ -181,7 +177,7 @@ def test_ties_at_the_cut_go_to_the_smaller_id_whatever_the_blocks(
         assert list(index.search_tokens(paradigm.recipe, ones, 4)[0]) == ["00", "01", "02", "03"]
 
 
-def test_small_and_empty_cases(tiny_bert: Path, tmp_path: Path, made: Made) -> None:
+def test_small_and_empty_cases(tiny_bert, tmp_path, made):
     for name in ("colbert", "xtr"):
         paradigm = made[name][0]
         assert made[name][1].search(paradigm, {}, 3) == {}
@@ -197,7 +193,7 @@ def test_small_and_empty_cases(tiny_bert: Path, tmp_path: Path, made: Made) -> N
         made["dpr"][1].search(made["dpr"][0], QUERIES, 0)
 
 
-def test_the_store_is_float16_memory_mapped_and_gives_the_encoded_tokens_back(made: Made) -> None:
+def test_the_store_is_float16_memory_mapped_and_gives_the_encoded_tokens_back(made):
     for paradigm, index in made.values():
         opened = ExactIndex.open(index.folder)
         vectors = opened.fields["vectors"]
@@ -216,7 +212,7 @@ def test_the_store_is_float16_memory_mapped_and_gives_the_encoded_tokens_back(ma
         assert opened.bytes_per_document == size / len(IDS)
 
 
-def test_unknown_names_are_named(made: Made) -> None:
+def test_unknown_names_are_named(made):
     paradigm, index = made["dpr"]
     with pytest.raises(KeyError, match="document 'd99' is not in the index"):
         index.rerank(paradigm, QUERIES, {"q1": {"d99": 1.0}})
@@ -224,7 +220,7 @@ def test_unknown_names_are_named(made: Made) -> None:
         index.rerank(paradigm, QUERIES, {"q99": {"d1": 1.0}})
 
 
-def test_a_paradigm_that_the_store_does_not_fit_is_refused(made: Made, tiny_bert: Path) -> None:
+def test_a_paradigm_that_the_store_does_not_fit_is_refused(made, tiny_bert):
     index = made["colbert"][1]
     with pytest.raises(ValueError, match="128 dimensions of colbert, not of 16"):
         index.search(build("colbert", tiny_bert, dim=16), QUERIES)
@@ -236,11 +232,11 @@ def test_a_paradigm_that_the_store_does_not_fit_is_refused(made: Made, tiny_bert
         made["xtr"][1].search(gather, QUERIES)
 
 
-def test_building_again_replaces_and_a_failure_keeps_what_was_there(made: Made, tmp_path: Path) -> None:
+def test_building_again_replaces_and_a_failure_keeps_what_was_there(made, tmp_path):
     paradigm = made["colbert"][0]
     ExactIndex.build(paradigm, ["a"], ["sea"], tmp_path / "index")
     with pytest.raises(TypeError):
-        ExactIndex.build(paradigm, ["a", "b"], ["sea", None], tmp_path / "index")  # type: ignore[list-item]
+        ExactIndex.build(paradigm, ["a", "b"], ["sea", None], tmp_path / "index")
     assert ExactIndex.open(tmp_path / "index").ids == ["a"]
     ExactIndex.build(paradigm, ["b"], ["sun"], tmp_path / "index", precision="bf16")
     assert ExactIndex.open(tmp_path / "index").ids == ["b"]

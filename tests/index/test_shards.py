@@ -40,7 +40,7 @@ Encode = Callable[[Sequence[str]], Tokens]
 
 
 @pytest.fixture(autouse=True)
-def alike(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def alike(monkeypatch):
     """Small shards, and as many threads as processes that are started have."""
     monkeypatch.setattr(shards, "SHARD", SHARD)
     threads = torch.get_num_threads()
@@ -50,7 +50,7 @@ def alike(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def model(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tiny_bert, tmp_path_factory):
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("model") / "colbert"
     PARADIGMS["colbert"](tiny_bert, document_length=16).save_pretrained(folder)
@@ -73,7 +73,7 @@ def watched(paradigm: Paradigm, before: Callable[[], object] = lambda: None) -> 
             encoded.extend(texts)
             return original(texts)
 
-    paradigm.encode_documents = encode_documents  # type: ignore[method-assign]
+    paradigm.encode_documents = encode_documents
     return encoded
 
 
@@ -143,7 +143,7 @@ def worker(model: str, folder: str, dies: str = "") -> None:
     encoded = watched(paradigm, before)
     assert build(paradigm, root / "index", launch=state).ids == IDS
     (root / f"{state.process_index}.json").write_text(json.dumps(encoded))
-    PartialState.destroy_process_group = lambda self, group=None: None  # type: ignore[method-assign]
+    PartialState.destroy_process_group = lambda self, group=None: None
     encode_with(Path(model), root)
     rerank_with(Path(model), root)
     state.wait_for_everyone()
@@ -155,7 +155,7 @@ def launch(folder: Path, *arguments: str) -> list[tuple[int, str]]:
     return [process.ended() for process in group]
 
 
-def test_two_processes_leave_the_bytes_of_one_though_one_was_killed(model: Path, tmp_path: Path) -> None:
+def test_two_processes_leave_the_bytes_of_one_though_one_was_killed(model, tmp_path):
     """The first start ends with an error when one of them dies; the second goes on where that was."""
     collection(tmp_path / "data")
     (other, said), (killed, _) = launch(tmp_path, str(model), str(tmp_path), "dies")
@@ -216,9 +216,7 @@ def stopping(texts: list[str]) -> Iterator[str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("worlds", [(1, 3), (3, 2)])
-def test_any_number_of_processes_goes_on_with_what_others_stored(
-    model: Path, tmp_path: Path, kind: str, worlds: tuple[int, int]
-) -> None:
+def test_any_number_of_processes_goes_on_with_what_others_stored(model, tmp_path, kind, worlds):
     paradigm = Paradigm.from_pretrained(model)
     whole = build(paradigm, tmp_path / "whole", kind)
     encoded = watched(paradigm)
@@ -240,7 +238,7 @@ def test_any_number_of_processes_goes_on_with_what_others_stored(
     assert names(tmp_path) == ["index", "whole"]
 
 
-def test_a_second_writer_is_refused_whatever_its_documents(model: Path, tmp_path: Path) -> None:
+def test_a_second_writer_is_refused_whatever_its_documents(model, tmp_path):
     paradigm = Paradigm.from_pretrained(model)
 
     def texts() -> Iterator[str]:
@@ -256,9 +254,7 @@ def test_a_second_writer_is_refused_whatever_its_documents(model: Path, tmp_path
 # --- one process ------------------------------------------------------------------------------------
 
 
-def test_documents_are_encoded_in_batches_of_like_length_and_keep_their_order(
-    model: Path, tmp_path: Path
-) -> None:
+def test_documents_are_encoded_in_batches_of_like_length_and_keep_their_order(model, tmp_path):
     paradigm = Paradigm.from_pretrained(model)
     encoded = watched(paradigm)
     index = build(paradigm, tmp_path / "index")
@@ -272,7 +268,7 @@ def test_documents_are_encoded_in_batches_of_like_length_and_keep_their_order(
     torch.testing.assert_close(tokens.vectors[tokens.mask], again.vectors[again.mask], rtol=2e-3, atol=2e-3)
 
 
-def test_other_weights_of_equal_width_are_refused(model: Path, tmp_path: Path) -> None:
+def test_other_weights_of_equal_width_are_refused(model, tmp_path):
     paradigm = Paradigm.from_pretrained(model)
     index = build(paradigm, tmp_path / "index", "exact")
     other = copy.deepcopy(paradigm)
@@ -292,7 +288,7 @@ def test_other_weights_of_equal_width_are_refused(model: Path, tmp_path: Path) -
     assert len(index.search(saved, {"q": "sea"}, 3)["q"]) == 3
 
 
-def test_the_checksum_of_weights_follows_them(model: Path) -> None:
+def test_the_checksum_of_weights_follows_them(model):
     paradigm = Paradigm.from_pretrained(model)
     before, weight = weights_checksum(paradigm), next(paradigm.parameters())
     assert weights_checksum(paradigm) == before == weights_checksum(Paradigm.from_pretrained(model))
@@ -310,7 +306,7 @@ def test_the_checksum_of_weights_follows_them(model: Path) -> None:
         assert weights_checksum(made) != before
 
 
-def test_a_failed_build_leaves_nothing_and_keeps_what_another_left(model: Path, tmp_path: Path) -> None:
+def test_a_failed_build_leaves_nothing_and_keeps_what_another_left(model, tmp_path):
     paradigm = Paradigm.from_pretrained(model)
 
     def stops() -> None:
@@ -329,9 +325,7 @@ def test_a_failed_build_leaves_nothing_and_keeps_what_another_left(model: Path, 
 # --- the scripts ------------------------------------------------------------------------------------
 
 
-def test_what_was_encoded_is_compared_and_reranked(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_encoded_is_compared_and_reranked(model, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(pictures, "PICTURED", 0)
     data = collection(tmp_path / "data")
     encode_with(model, tmp_path)
@@ -360,7 +354,7 @@ def test_what_was_encoded_is_compared_and_reranked(
     assert compared.read_bytes() == (tmp_path / "found.run").read_bytes()
 
 
-def test_what_others_encoded_is_refused(model: Path, tmp_path: Path, tiny_bert: Path) -> None:
+def test_what_others_encoded_is_refused(model, tmp_path, tiny_bert):
     data = collection(tmp_path / "data")
     encode_with(model, tmp_path)
     torch.manual_seed(1)

@@ -18,7 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from paradigms import PARADIGMS, Paradigm
+from paradigms import PARADIGMS
 from paradigms.align import one, query_to_document
 from paradigms.core import Tokens, join_documents, rel, similarity
 from paradigms.impute import imputed_rel
@@ -56,7 +56,7 @@ def documents(count: int, size: int = 3) -> Documents:
 
 
 def build(folder: Path, given: object, kind: type[TokenIndex] = ExactIndex, **settings: object) -> TokenIndex:
-    return kind.build_from(given, folder, paradigm="colbert", dim=DIM, **settings)  # type: ignore[arg-type]
+    return kind.build_from(given, folder, paradigm="colbert", dim=DIM, **settings)
 
 
 def queries(seed: int = 100) -> Tokens:
@@ -84,7 +84,7 @@ def stopping(given: list[Any], after: int) -> Iterator[Any]:
 
 
 @pytest.fixture
-def paradigm(tiny_bert: Path) -> Paradigm:
+def paradigm(tiny_bert):
     torch.manual_seed(0)
     return PARADIGMS["coil"](tiny_bert, document_length=32)
 
@@ -94,9 +94,7 @@ def paradigm(tiny_bert: Path) -> Paradigm:
 
 @pytest.mark.parametrize("kind", [ExactIndex, FaissIndex])
 @pytest.mark.parametrize("after", [1, 2, 3, 5])
-def test_an_interrupted_build_of_tokens_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[TokenIndex], after: int
-) -> None:
+def test_an_interrupted_build_of_tokens_goes_on(tmp_path, monkeypatch, kind, after):
     monkeypatch.setattr(shards, "SHARD", 6)
     given = documents(20)
     whole = build(tmp_path / "whole", given, kind)
@@ -109,9 +107,7 @@ def test_an_interrupted_build_of_tokens_goes_on(
     assert contents(build(tmp_path / "index", iter(given), kind).folder) == contents(whole.folder)
 
 
-def test_an_interrupted_build_of_something_else_is_refused(
-    paradigm: Paradigm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_build_of_something_else_is_refused(paradigm, tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "SHARD", 6)
     target = tmp_path / "index"
     with pytest.raises(KeyboardInterrupt):
@@ -131,7 +127,7 @@ def test_an_interrupted_build_of_something_else_is_refused(
         (another, ExactIndex, IDS, TEXTS, {}, "settings or weights"),
     ):
         with pytest.raises(ValueError, match=f"interrupted build of other {what}: end that one, or remove"):
-            kind.build(model, ids, iter(texts), target, **({"batch_size": 2} | options))  # type: ignore[arg-type]
+            kind.build(model, ids, iter(texts), target, **({"batch_size": 2} | options))
         assert contents(tmp_path / ".index.building") == stored
     made = ExactIndex.build(paradigm, IDS, TEXTS, target, batch_size=2)
     fresh = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "fresh", batch_size=2)
@@ -139,7 +135,7 @@ def test_an_interrupted_build_of_something_else_is_refused(
     assert names(tmp_path) == ["fresh", "index"]
 
 
-def test_texts_may_be_a_stream_and_ids_must_fit(paradigm: Paradigm, tmp_path: Path) -> None:
+def test_texts_may_be_a_stream_and_ids_must_fit(paradigm, tmp_path):
     whole = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "whole")
     stream = ExactIndex.build(paradigm, iter(IDS), (text for text in TEXTS), tmp_path / "stream")
     assert contents(stream.folder) == contents(whole.folder)
@@ -154,7 +150,7 @@ def test_texts_may_be_a_stream_and_ids_must_fit(paradigm: Paradigm, tmp_path: Pa
     assert names(tmp_path) == ["stream", "whole"]
 
 
-def test_tokens_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_tokens_that_do_not_fit_are_refused(tmp_path):
     for given, options, message in (
         ([(["a"], tokens(1, 2))], {}, "1 ids.*need tokens of axes"),
         (
@@ -195,7 +191,7 @@ def append(table: ColumnFolder, *numbers: int) -> None:
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> ColumnFolder:
+def table(tmp_path):
     folder = tmp_path / "numbers"
     folder.mkdir()
     table = ColumnFolder(folder, "numbers")
@@ -204,7 +200,7 @@ def table(tmp_path: Path) -> ColumnFolder:
     return table
 
 
-def test_what_a_killed_writer_left_is_cut_off_by_the_next(table: ColumnFolder) -> None:
+def test_what_a_killed_writer_left_is_cut_off_by_the_next(table):
     with (table.folder / "n.bin").open("ab") as stream:
         stream.write(b"half a row")
     (table.folder / "n.7.bin").write_bytes(b"a compaction that never ended")
@@ -216,7 +212,7 @@ def test_what_a_killed_writer_left_is_cut_off_by_the_next(table: ColumnFolder) -
     assert names(table.folder) == ["manifest.json", "n.bin", "notes.txt"]
 
 
-def test_replaced_files_have_new_names_and_old_maps_stay_readable(table: ColumnFolder) -> None:
+def test_replaced_files_have_new_names_and_old_maps_stay_readable(table):
     old = table.array("n.bin", NUMBERS)
     for n in (1, 2):
         with table.writing() as writer:
@@ -237,9 +233,7 @@ def test_replaced_files_have_new_names_and_old_maps_stay_readable(table: ColumnF
     assert names(table.folder) == ["manifest.json", "n.3.bin"]
 
 
-def test_a_reader_that_comes_late_for_the_files_of_its_manifest_takes_the_next(
-    table: ColumnFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_that_comes_late_for_the_files_of_its_manifest_takes_the_next(table, monkeypatch):
     reader, read = ColumnFolder(table.folder, "numbers"), ColumnFolder._manifest
     stale = read(reader)
     with table.writing() as writer:
@@ -252,7 +246,7 @@ def test_a_reader_that_comes_late_for_the_files_of_its_manifest_takes_the_next(
     assert reader.array("n.bin", NUMBERS).tolist() == [8]
 
 
-def test_a_manifest_names_files_of_its_own_folder_only(table: ColumnFolder) -> None:
+def test_a_manifest_names_files_of_its_own_folder_only(table):
     manifest = json.loads((table.folder / "manifest.json").read_text())
     manifest["files"]["n.bin"]["file"] = "../other/n.bin"
     (table.folder / "manifest.json").write_text(json.dumps(manifest))
@@ -260,7 +254,7 @@ def test_a_manifest_names_files_of_its_own_folder_only(table: ColumnFolder) -> N
         counted(table.folder)
 
 
-def test_an_index_that_is_written_is_not_replaced_by_a_build(tmp_path: Path) -> None:
+def test_an_index_that_is_written_is_not_replaced_by_a_build(tmp_path):
     index = build(tmp_path / "index", documents(5))
     with index._table.writing(), pytest.raises(BlockingIOError):
         build(tmp_path / "index", documents(4))
@@ -321,9 +315,7 @@ FILES = ["documents.jsonl", "lengths.bin", "deleted.bin", "ids.bin"]
         *((flip(name), f"{name} is damaged") for name in FILES),
     ],
 )
-def test_a_damaged_index_is_refused_by_the_name_of_its_file(
-    paradigm: Paradigm, tmp_path: Path, damage: Callable[[Path], object], named: str
-) -> None:
+def test_a_damaged_index_is_refused_by_the_name_of_its_file(paradigm, tmp_path, damage, named):
     index = ExactIndex.build(paradigm, IDS[:4], TEXTS[:4], tmp_path / "index")
     index.delete(["d2"])
     assert len(ExactIndex.open(index.folder)) == 3
@@ -338,7 +330,7 @@ def test_a_damaged_index_is_refused_by_the_name_of_its_file(
 
 
 @pytest.mark.parametrize("kind", [ExactIndex, FaissIndex])
-def test_changes_leave_the_bytes_of_a_fresh_build(tmp_path: Path, kind: type[TokenIndex]) -> None:
+def test_changes_leave_the_bytes_of_a_fresh_build(tmp_path, kind):
     given = documents(12, 1)
     index = (
         build(tmp_path / "index", given[:5], kind, factory="Flat")
@@ -359,7 +351,7 @@ def test_changes_leave_the_bytes_of_a_fresh_build(tmp_path: Path, kind: type[Tok
     assert results(index) == results(fresh)
 
 
-def test_an_addition_that_fails_adds_nothing(tmp_path: Path) -> None:
+def test_an_addition_that_fails_adds_nothing(tmp_path):
     index = build(tmp_path / "index", documents(6))
     before = contents(index.folder)
     for given in ([*documents(9, 1)[6:], documents(1)[0]], stopping(documents(9, 1)[6:], 2)):
@@ -369,7 +361,7 @@ def test_an_addition_that_fails_adds_nothing(tmp_path: Path) -> None:
     assert results(index) == results(build(tmp_path / "fresh", documents(6)))
 
 
-def test_an_open_index_takes_part_in_what_others_wrote(tmp_path: Path) -> None:
+def test_an_open_index_takes_part_in_what_others_wrote(tmp_path):
     mine = build(tmp_path / "index", documents(6))
     theirs = ExactIndex.open(tmp_path / "index")
     theirs.delete(["d1"])
@@ -381,7 +373,7 @@ def test_an_open_index_takes_part_in_what_others_wrote(tmp_path: Path) -> None:
     assert ExactIndex.open(tmp_path / "index").ids == mine.ids
 
 
-def test_texts_are_added_as_the_index_was_built(paradigm: Paradigm, tiny_bert: Path, tmp_path: Path) -> None:
+def test_texts_are_added_as_the_index_was_built(paradigm, tiny_bert, tmp_path):
     whole = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "whole", keep=0.5)
     grown = ExactIndex.build(paradigm, IDS[:9], TEXTS[:9], tmp_path / "grown", keep=0.5)
     grown.add(paradigm, IDS[9:], iter(TEXTS[9:]))
@@ -393,7 +385,7 @@ def test_texts_are_added_as_the_index_was_built(paradigm: Paradigm, tiny_bert: P
         grown.add(PARADIGMS["colbert"](tiny_bert), ["x"], ["y"])
 
 
-def test_encoded_queries_need_no_paradigm(paradigm: Paradigm, tmp_path: Path) -> None:
+def test_encoded_queries_need_no_paradigm(paradigm, tmp_path):
     index = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "index")
     asked = {"a": "old river", "b": "the bird over the sea"}
     encoded = paradigm.encode_queries(list(asked.values()))
@@ -409,9 +401,7 @@ def test_encoded_queries_need_no_paradigm(paradigm: Paradigm, tmp_path: Path) ->
 
 @pytest.mark.parametrize("kind", INDEXES.values())
 @pytest.mark.parametrize("recipe", [RECIPE, IMPUTING], ids=lambda recipe: recipe.search)
-def test_queries_of_any_floats_are_scored_in_float32_and_are_finite(
-    tmp_path: Path, kind: type[TokenIndex], recipe: Recipe
-) -> None:
+def test_queries_of_any_floats_are_scored_in_float32_and_are_finite(tmp_path, kind, recipe):
     index = build(tmp_path / "index", documents(20), kind)
     candidates = [["d3", "d5"], ["d5", "d7"]]
 
@@ -438,7 +428,7 @@ def test_queries_of_any_floats_are_scored_in_float32_and_are_finite(
     assert index.rerank_tokens(recipe, whole[:0], []) == []
 
 
-def test_long_candidate_lists_are_scored_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_candidate_lists_are_scored_in_blocks(tmp_path, monkeypatch):
     index = build(tmp_path / "index", documents(20), FaissIndex, factory="Flat")
     candidates = [index.ids, index.ids[::-3]]
     whole = index.rerank_tokens(RECIPE, queries(), candidates)

@@ -17,16 +17,7 @@ from pathlib import Path
 import pytest
 
 from paradigms.io import files
-from paradigms.io.files import (
-    atomic_folder,
-    atomic_text,
-    hold,
-    locked,
-    settle,
-    sweep,
-    write_json,
-    write_text,
-)
+from paradigms.io.files import atomic_folder, atomic_text, hold, locked, settle, sweep, write_json, write_text
 
 
 def names(folder: Path) -> list[str]:
@@ -38,7 +29,7 @@ def fill(path: Path, content: str) -> None:
         (folder / "content").write_text(content)
 
 
-def test_text_is_written_in_full_with_its_parents_and_the_usual_mode(tmp_path: Path) -> None:
+def test_text_is_written_in_full_with_its_parents_and_the_usual_mode(tmp_path):
     write_text(tmp_path / "a" / "b.txt", "é\n")
     assert (tmp_path / "a" / "b.txt").read_bytes() == "é\n".encode()
     (tmp_path / "plain").touch()
@@ -49,14 +40,14 @@ def test_text_is_written_in_full_with_its_parents_and_the_usual_mode(tmp_path: P
     assert names(tmp_path / "a") == ["b.txt"]
 
 
-def test_gzipped_text_has_the_same_bytes_every_time(tmp_path: Path) -> None:
+def test_gzipped_text_has_the_same_bytes_every_time(tmp_path):
     for name in ("a.gz", "b.gz"):
         write_text(tmp_path / name, "text\n")
     assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
     assert gzip.decompress((tmp_path / "a.gz").read_bytes()) == b"text\n"
 
 
-def test_what_utf8_cannot_hold_stops_or_is_replaced_as_asked(tmp_path: Path) -> None:
+def test_what_utf8_cannot_hold_stops_or_is_replaced_as_asked(tmp_path):
     write_text(tmp_path / "a", "old")
     with pytest.raises(UnicodeEncodeError):
         write_text(tmp_path / "a", "\ud800")
@@ -66,9 +57,7 @@ def test_what_utf8_cannot_hold_stops_or_is_replaced_as_asked(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")])
-def test_an_interrupted_or_full_disk_writer_leaves_the_old_output_and_nothing_else(
-    tmp_path: Path, failure: BaseException
-) -> None:
+def test_an_interrupted_or_full_disk_writer_leaves_the_old_output_and_nothing_else(tmp_path, failure):
     write_text(tmp_path / "file.gz", "old")
     old = (tmp_path / "file.gz").read_bytes()
     fill(tmp_path / "folder", "old")
@@ -91,7 +80,7 @@ def test_an_interrupted_or_full_disk_writer_leaves_the_old_output_and_nothing_el
     assert (tmp_path / "folder" / "content").read_text() == "old"
 
 
-def test_a_folder_replaces_a_folder_and_what_a_link_points_to(tmp_path: Path) -> None:
+def test_a_folder_replaces_a_folder_and_what_a_link_points_to(tmp_path):
     fill(tmp_path / "deep" / "folder", "1")
     fill(tmp_path / "deep" / "folder", "2")
     assert (tmp_path / "deep" / "folder" / "content").read_text() == "2"
@@ -116,9 +105,7 @@ def failing_second_rename(monkeypatch: pytest.MonkeyPatch, error: BaseException)
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "I/O error"), KeyboardInterrupt()])
-def test_a_failure_between_the_two_renames_puts_the_old_folder_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
+def test_a_failure_between_the_two_renames_puts_the_old_folder_back(tmp_path, monkeypatch, error):
     fill(tmp_path / "folder", "old")
     failing_second_rename(monkeypatch, error)
     with pytest.raises(type(error)):
@@ -160,7 +147,7 @@ def writer(path: Path, moment: str) -> subprocess.Popen[str]:
     )
 
 
-def test_a_killed_writer_loses_nothing_and_the_next_one_clears_up(tmp_path: Path) -> None:
+def test_a_killed_writer_loses_nothing_and_the_next_one_clears_up(tmp_path):
     path = tmp_path / "folder"
     fill(path, "old")
     for moment in ("writing", "renaming"):
@@ -174,7 +161,7 @@ def test_a_killed_writer_loses_nothing_and_the_next_one_clears_up(tmp_path: Path
     assert (path / "content").read_text() == "newer"
 
 
-def test_a_living_writer_is_not_cleared_up_and_the_last_to_end_wins(tmp_path: Path) -> None:
+def test_a_living_writer_is_not_cleared_up_and_the_last_to_end_wins(tmp_path):
     path = tmp_path / "folder"
     process = writer(path, "waiting")
     assert process.stdout is not None
@@ -187,7 +174,7 @@ def test_a_living_writer_is_not_cleared_up_and_the_last_to_end_wins(tmp_path: Pa
     assert names(tmp_path) == ["folder"]
 
 
-def test_a_sweep_finishes_what_killed_writers_left_under_any_name(tmp_path: Path) -> None:
+def test_a_sweep_finishes_what_killed_writers_left_under_any_name(tmp_path):
     for leftover in (".step-4.01234567.partial", ".run.v2.89abcdef.partial"):
         (tmp_path / leftover / "fresh").mkdir(parents=True)
     (tmp_path / ".run.v2.89abcdef.partial" / "old.01234567").mkdir()
@@ -199,7 +186,7 @@ def test_a_sweep_finishes_what_killed_writers_left_under_any_name(tmp_path: Path
     sweep(tmp_path / "none")
 
 
-def test_only_folders_that_were_written_so_are_replaced(tmp_path: Path) -> None:
+def test_only_folders_that_were_written_so_are_replaced(tmp_path):
     mine = tmp_path / "mine"
     mine.mkdir()
     fill(mine, "new")  # an empty one
@@ -214,7 +201,7 @@ def test_only_folders_that_were_written_so_are_replaced(tmp_path: Path) -> None:
     assert names(tmp_path) == ["mine"]
 
 
-def test_names_that_begin_alike_are_kept_apart(tmp_path: Path) -> None:
+def test_names_that_begin_alike_are_kept_apart(tmp_path):
     leftover = tmp_path / ".run.v2.0123abcd.partial" / "old.0123abcd"
     leftover.mkdir(parents=True)
     settle(tmp_path / "run")
@@ -224,7 +211,7 @@ def test_names_that_begin_alike_are_kept_apart(tmp_path: Path) -> None:
     assert (tmp_path / "run.v2").is_dir()
 
 
-def test_many_writers_and_readers_at_once_see_whole_outputs_only(tmp_path: Path) -> None:
+def test_many_writers_and_readers_at_once_see_whole_outputs_only(tmp_path):
     path, errors, until = tmp_path / "folder", [], time.monotonic() + 1
 
     def write(mark: str) -> None:
@@ -248,7 +235,7 @@ def test_many_writers_and_readers_at_once_see_whole_outputs_only(tmp_path: Path)
     assert len({(path / str(part)).read_text() for part in range(3)}) == 1
 
 
-def test_a_killed_writer_of_a_file_leaves_nothing_that_the_next_one_keeps(tmp_path: Path) -> None:
+def test_a_killed_writer_of_a_file_leaves_nothing_that_the_next_one_keeps(tmp_path):
     (tmp_path / ".file.01234567.partial").write_text("half")
     with atomic_text(tmp_path / "file") as stream:
         stream.write("whole")
@@ -256,7 +243,7 @@ def test_a_killed_writer_of_a_file_leaves_nothing_that_the_next_one_keeps(tmp_pa
     assert {entry.name: entry.read_text() for entry in tmp_path.iterdir()} == {"file": "whole"}
 
 
-def test_a_folder_has_one_writer(tmp_path: Path) -> None:
+def test_a_folder_has_one_writer(tmp_path):
     """Who holds it may ask again; another process may not."""
     hold(tmp_path / "results")
     hold(tmp_path / "results")
@@ -267,7 +254,7 @@ def test_a_folder_has_one_writer(tmp_path: Path) -> None:
         pass
 
 
-def test_a_full_disk_is_named(tmp_path: Path) -> None:
+def test_a_full_disk_is_named(tmp_path):
     with (
         pytest.raises(OSError, match=r"file cannot be written: No space left"),
         atomic_text(tmp_path / "file"),

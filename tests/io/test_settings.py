@@ -19,13 +19,13 @@ class Settings:
 
 
 @pytest.mark.parametrize("value", ["[old] x", "{old} x", "[old", "{"])
-def test_a_string_may_begin_with_a_bracket(value: str) -> None:
+def test_a_string_may_begin_with_a_bracket(value):
     found = command_line(Settings, "", ["--folder", value, f"--out={value}", "--seeds=[1, 2]"])
     assert (found["folder"], str(found["out"]), found["seeds"]) == (value, value, [1, 2])
 
 
 @pytest.mark.parametrize("field", ["seeds", "options", "also"])
-def test_a_broken_list_or_mapping_is_named(field: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_list_or_mapping_is_named(field, capsys):
     for given in ([f"--{field}=[1, 2"], [f"--{field}", "{a: [" * 5000]):
         with pytest.raises(SystemExit):
             command_line(Settings, "", given)

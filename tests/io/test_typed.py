@@ -41,7 +41,7 @@ class Settings:
         {"maybe": None, "real": np.float32(0.5)},
     ],
 )
-def test_values_of_their_types_pass(values: dict[str, Any]) -> None:
+def test_values_of_their_types_pass(values):
     check_types(Settings(**values))
 
 
@@ -60,12 +60,12 @@ def test_values_of_their_types_pass(values: dict[str, Any]) -> None:
         ({"knobs": [1]}, r"knobs=\[1\]; it must be Mapping"),
     ],
 )
-def test_a_value_of_another_type_is_named(values: dict[str, Any], message: str) -> None:
+def test_a_value_of_another_type_is_named(values, message):
     with pytest.raises(ValueError, match=f"^{message}$"):
         check_types(Settings(**values))
 
 
-def test_the_knobs_of_an_alignment_have_types() -> None:
+def test_the_knobs_of_an_alignment_have_types():
     for align, knobs, message in (
         ("top_k", {"k": "3"}, "top_k's k='3'; it must be int"),
         ("top_p", {"p": "0.5"}, "top_p's p='0.5'; it must be float"),
@@ -76,12 +76,12 @@ def test_the_knobs_of_an_alignment_have_types() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "auto", "fp8", ""])
-def test_a_precision_that_there_is_not_is_never_full_precision(precision: str) -> None:
+def test_a_precision_that_there_is_not_is_never_full_precision(precision):
     with pytest.raises(ValueError, match=f"one of no, bf16, fp16, got {precision!r}"):
         autocast(torch.device("cpu"), precision)
 
 
-def test_precisions_are_what_they_say() -> None:
+def test_precisions_are_what_they_say():
     product = {}
     for precision in ("no", "bf16"):
         with autocast(torch.device("cpu"), precision):
