@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from torch import Tensor, nn
 
 from paradigms import PARADIGMS, Paradigm, load
 from paradigms.encoder.text import EncoderSettings
-from paradigms.index import ExactIndex
 from tests.tiny import WIDTH
 
 DE_BERT = {"layer_norm": True, "normalize": False, "query_length": 16, "document_length": 32}
@@ -133,26 +131,3 @@ def test_with_one_vector_it_is_de_bert(tiny_bert, settings):
     texts, queries = list(TEXTS.values()), list(QUERIES.values())
     found, expected = (p.score(p.encode_documents(texts), p.encode_queries(queries)) for p in (one, dense))
     close(found, expected)
-
-
-@pytest.mark.parametrize("settings", [{}, {"dim": 8} | DE_BERT])
-def test_exact_search_is_that_of_one_vector_among_m_entries_per_document(tiny_bert, tmp_path, settings):
-    m = 4
-    paradigm = build("me_bert", tiny_bert, first=m, **settings)
-    index = ExactIndex.build(paradigm, TEXTS.keys(), TEXTS.values(), tmp_path / "index")
-    lengths = {id: int(n) for id, n in zip(index.ids, index.offsets[1:] - index.offsets[:-1], strict=True)}
-    assert lengths == {"d0": 4, "d1": 3, "d2": 4, "d3": 0, "d4": 4, "d5": 4}
-    entries = [(id, vector) for id, text in TEXTS.items() for vector in vectors(paradigm, text)]
-    queries = paradigm.encode_queries(list(QUERIES.values())).vectors[:, 0, 0]
-    found = index.search(paradigm, QUERIES, k=4)
-    whole = index.rerank(paradigm, QUERIES, {q: dict.fromkeys(TEXTS, 0.0) for q in QUERIES})
-    for name, q in zip(QUERIES, queries, strict=True):
-        ranked = sorted(((float(vector @ q), id) for id, vector in entries), reverse=True)
-        best: dict[str, float] = {"d3": -math.inf}  # nothing to align: no document to find
-        for score, id in ranked:
-            best.setdefault(id, score)
-        order = sorted(best, key=lambda id: -best[id])
-        assert list(found[name]) == order[:4]
-        assert list(whole[name]) == order
-        for scores in (found[name], whole[name]):
-            assert list(scores.values()) == pytest.approx([best[id] for id in scores], rel=2e-3, abs=2e-3)

@@ -210,38 +210,3 @@ def test_gradients_are_appendix_a_and_their_mass_knows_no_normaliser(seed, k, te
     mass[2] = 1 - mass[2]
     mass[~theory.candidates(P.numpy(), owners, k)] = 0
     np.testing.assert_allclose(theory.gradient_mass(found, owners), mass / temperature, atol=1e-12)
-
-
-def failure_case() -> Tensor:
-    """§3: 5 query tokens have .8 each with the positive; 127 negatives have 1 with one of them, else 0."""
-    P = torch.zeros(5, 128, 5, dtype=float64)
-    P[torch.arange(5), 0, torch.arange(5)] = 0.8
-    negatives = torch.arange(1, 128)
-    P[negatives % 5, negatives, 0] = 1.0
-    return P.flatten(1)
-
-
-def test_the_failure_case_of_sums_of_maxima():
-    """ColBERT: 4.2584325 without a temperature, nothing with one. XTR: the positive is not retrieved, and all
-    gradient is on the negatives, until k_train reaches past their peaks."""
-    losses, masses = {}, {}
-    for temperature in (1.0, 0.02):
-        for k in (None, 20, 27):
-            D, Q = similarities(failure_case(), 128)
-            loss = in_batch_loss(D, Q, k, torch.tensor([0]), temperature)
-            loss.backward()
-            assert D.grad is not None
-            losses[temperature, k] = loss.item()
-            masses[temperature, k] = float(D.grad[0].abs().sum()), float(D.grad[1:].abs().sum())
-    assert losses[1.0, None] == pytest.approx(4.2584325, rel=1e-7)
-    assert losses[0.02, None] == pytest.approx(127 * math.exp(-30), rel=1e-3)
-    assert losses[1.0, 20] == pytest.approx(math.log1p(127 * math.e))
-    assert losses[0.02, 20] == pytest.approx(50 + math.log(127))
-    for temperature in (1.0, 0.02):
-        positive, negative = masses[temperature, 20]
-        assert positive == 0
-        share = 1 - math.exp(-losses[temperature, 20])
-        assert negative == pytest.approx(share / temperature)
-        positive, negative = masses[temperature, 27]
-        assert positive == pytest.approx(negative)
-        assert positive > 0

@@ -92,14 +92,6 @@ def test_scores_are_the_head_on_the_joint_encoding_whatever_the_padding(checkpoi
     assert found.std() > 0.05  # the two texts matter
 
 
-def test_the_second_text_has_a_type_of_its_own_where_the_backbone_knows_types(checkpoints):
-    batch = build(checkpoints["bert"]).tokenize(["the fox", "a"], ["snow garden", "sea"])
-    assert batch.types is not None
-    assert batch.types.tolist() == [[0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 0, 0]]
-    assert batch.attention_mask.sum(-1).tolist() == [7, 5]
-    assert build(checkpoints["modernbert"]).tokenize(["the fox"], ["snow"]).types is None
-
-
 def test_each_text_is_cut_for_itself_and_as_the_other_paradigms_cut_it(tiny_bert):
     long = "the quick brown fox and the lazy dog"
     model = build(tiny_bert, query_length=5, document_length=6)

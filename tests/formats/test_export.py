@@ -125,13 +125,6 @@ def test_a_card_is_a_table_and_tells_no_paths_of_this_machine(results):
     assert table[0].replace("\\|", "").count("|") == 3
 
 
-def test_a_model_around_a_model_is_no_folder_of_results(model, tmp_path):
-    """As where a trainer keeps its steps in the folder of the last one."""
-    model.save_pretrained(tmp_path / "model", LAYOUT)
-    model.save_pretrained(tmp_path / "model" / "checkpoint-5", LAYOUT)
-    assert results_of(tmp_path / "model" / "checkpoint-5") is None
-
-
 def test_a_layout_brings_its_card(results, tmp_path):
     """sentence-transformers' has one, ours has none, and that which is given is written."""
     model = paradigms.load(results / "colbert" / "checkpoint")

@@ -164,13 +164,6 @@ def test_clusters_that_are_there_are_found():
     assert off[2] < 2e-4  # of noise 1e-4
 
 
-def test_a_centroid_without_vectors_begins_anew():
-    vectors = torch.cat([normal(1, 16).repeat(90, 1), 5 + normal(10, 16, seed=1)])
-    codec = Codec.fit(vectors, 8, 8, seed=0, rounds=6)
-    assert len(codec.nearest(padded(vectors, 8)).unique()) > 3  # of random ones most lie on one point
-    assert torch.isfinite(codec.centroids).all()
-
-
 def test_lists_grow_with_the_corpus():
     sizes = {0: 1, 1: 1, 3: 3, 1000: 128, 10**6: 4096, 10**7: 16384, 10**12: 65536}
     assert {n: centroids_for(n) for n in sizes} == sizes

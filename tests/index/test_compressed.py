@@ -18,7 +18,7 @@ from hypothesis import settings
 from hypothesis.stateful import invariant, rule
 
 from paradigms.align import ALIGNMENTS, NORMALISERS, retrieved_tokens
-from paradigms.core import Tokens, join_documents, rel, similarity
+from paradigms.core import Tokens, rel, similarity
 from paradigms.impute import imputed_rel
 from paradigms.index import coding, compressed, shards
 from paradigms.index.coding import number_bytes, numbers
@@ -194,25 +194,6 @@ def test_a_small_k_is_eq_4_of_the_probed_tokens(index, k, monkeypatch):
         expected = {id: score for id, score, there in zip(ids, row, own, strict=True) if there}
         assert scores == pytest.approx(expected, abs=1e-5)
     index.probes = 8
-
-
-def test_imputing_is_that_of_xtr_where_nothing_is_lost(tmp_path):
-    """Every token its own centroid, in 8 bits, and every list probed."""
-    whole = join_documents([part for _, part in documents()])
-    made = everything(build(tmp_path / "index", bits=8, lists=1 << 16, rounds=0))
-    asked = queries(4, 9)
-    for deleted in ([], ["d6", "d14"]):
-        made.delete(deleted)
-        living = torch.tensor([id not in deleted for id in made.ids])
-        corpus = whole.map(lambda t, living=living: t[:, living])
-        for k in (1, 6, 30):
-            expected = imputed_rel(*similarity(corpus, asked), k)
-            rows = [dict(zip(np.array(made.ids)[living], row.tolist(), strict=True)) for row in expected]
-            for scores, of in zip(
-                made.search_tokens(replace(XTR, search_tokens=k), asked), rows, strict=True
-            ):
-                assert scores == pytest.approx({id: of[id] for id in scores}, abs=4e-3)
-                assert sorted(scores) == sorted(with_tokens(made))
 
 
 def test_salience_of_queries_plays_no_part_in_imputing(index):

@@ -155,30 +155,6 @@ def test_building_pruned_is_pruning_what_was_built(tiny_bert, tmp_path):
     assert pruned.prune(0.5, tmp_path / "again").bytes_per_document < pruned.bytes_per_document
 
 
-def test_refinement_is_a_rerank_by_the_whole_index(tiny_bert, tmp_path):
-    paradigm = build(tiny_bert)
-    whole = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "all")
-    candidates = whole.prune(0.2, tmp_path / "pruned").search(paradigm, QUERIES, 2, keep=0.5)
-    refined = whole.rerank(paradigm, QUERIES, candidates)
-    full = whole.search(paradigm, QUERIES, 4)
-    for query, scores in refined.items():
-        assert scores == pytest.approx({d: full[query][d] for d in candidates[query]}, abs=1e-6)
-
-
-def test_documents_without_any_salience_are_kept_and_score_zero(tiny_bert, tmp_path):
-    paradigm = build(tiny_bert)
-    heads: Any = paradigm.encoder.salience_heads
-    torch.nn.init.constant_(heads["document"].bias, -100.0)
-    whole = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "all")
-    pruned = whole.prune(0.3, tmp_path / "pruned")
-    first = whole.tokens_of(["d2"]).vectors[
-        0, 0, : math.ceil(0.3 * np.diff(whole.offsets)[whole.position("d2")])
-    ]
-    assert torch.equal(pruned.tokens_of(["d2"]).vectors[0, 0], first)  # ties go to the earlier tokens
-    for index in (whole, pruned):
-        assert set(index.search(paradigm, QUERIES, 4)["q1"].values()) == {0.0}
-
-
 def test_salience_on_one_side_prunes_that_side_by_salience(tiny_bert, tmp_path):
     for side in ("query", "document"):
         paradigm = build(tiny_bert, salience_sides=side)

@@ -254,20 +254,6 @@ def test_a_second_writer_is_refused_whatever_its_documents(model, tmp_path):
 # --- one process ------------------------------------------------------------------------------------
 
 
-def test_documents_are_encoded_in_batches_of_like_length_and_keep_their_order(model, tmp_path):
-    paradigm = Paradigm.from_pretrained(model)
-    encoded = watched(paradigm)
-    index = build(paradigm, tmp_path / "index")
-    assert index.ids == IDS
-    for start in range(0, len(TEXTS), SHARD):
-        lengths = [len(text) for text in encoded[start : start + SHARD]]
-        assert lengths == sorted(lengths, reverse=True)
-    tokens, again = index.tokens(range(len(IDS))), paradigm.encode_documents(TEXTS)
-    width = tokens.mask.shape[-1]
-    assert torch.equal(tokens.mask, again.mask[..., :width])
-    torch.testing.assert_close(tokens.vectors[tokens.mask], again.vectors[again.mask], rtol=2e-3, atol=2e-3)
-
-
 def test_other_weights_of_equal_width_are_refused(model, tmp_path):
     paradigm = Paradigm.from_pretrained(model)
     index = build(paradigm, tmp_path / "index", "exact")
