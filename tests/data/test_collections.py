@@ -23,10 +23,11 @@ PASSAGES = [
 ]
 
 
-def put(path: Path, text: str) -> None:
+def put(path: Path, text: str | bytes) -> None:
     """Write a file and its folders; gzipped where the name ends in .gz."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    data = text.encode() if isinstance(text, str) else text
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
 
 
 def jsonl(*rows: object) -> str:
@@ -87,33 +88,6 @@ def test_a_plain_shard_is_taken_before_its_gz(tmp_path):
     check_miracl(load(folder))
 
 
-def test_what_miracl_lacks_is_named(tmp_path):
-    folder = miracl(tmp_path)
-    (folder / "topics" / "topics.miracl-v1.0-sw-dev.tsv").unlink()
-    with pytest.raises(FileNotFoundError, match=r"topics\.miracl-v1\.0-sw-dev\.tsv: no such file"):
-        load(folder)
-    put(folder / "topics" / "topics.miracl-v1.0-sw-dev.tsv", "1 mto\n")
-    with pytest.raises(ValueError, match=r"sw-dev\.tsv, line 1: no tab"):
-        load(folder)
-    put(folder / "docs-2.jsonl.gz", '{"docid": "7#0"}\n{"id": 3}\n')
-    with pytest.raises(ValueError, match=r'docs-2\.jsonl\.gz, line 2: no "docid"'):
-        load(folder)
-    put(folder / "docs-2.jsonl.gz", '{"docid": ""}\n')
-    with pytest.raises(ValueError, match=r'docs-2\.jsonl\.gz, line 1: no "docid"'):
-        load(folder)
-    put(folder / "docs-2.jsonl.gz", '{"docid": "7#0", "text": 3}\n')
-    with pytest.raises(ValueError, match=r"docs-2\.jsonl\.gz, line 1: 'text' is not a string but 3"):
-        load(folder)
-    for shard in folder.glob("docs-*"):
-        shard.unlink()
-    with pytest.raises(FileNotFoundError, match=r"no docs-<n>\.jsonl .*miracl-corpus-v1\.0-sw$"):
-        load(folder)
-    for file in folder.glob("qrels/*"):
-        file.unlink()
-    with pytest.raises(FileNotFoundError, match=r"holds no qrels\.\*-<split>\.tsv"):
-        load(folder)
-
-
 def nq320k(folder: Path) -> Path:
     put(folder / "collection.tsv", "7\tcats sleep\tCats\n8\tdogs bark\tDogs\n9\tfish swim\n")
     put(folder / "queries.all.tsv", "0\tdo cats sleep\n1\twho swims\n2\twho barks\n")
@@ -122,7 +96,16 @@ def nq320k(folder: Path) -> Path:
     return folder
 
 
-def test_nq320k_and_ms_marco(tmp_path):
+def marco(root: Path) -> Path:
+    folder = nq320k(root / "marco")
+    (folder / "queries.all.tsv").rename(folder / "queries.train.tsv")
+    put(folder / "queries.dev.small.tsv", "1\twho swims\n3\twhat sleeps\n")  # Microsoft's name
+    put(folder / "qrels.train.tsv", "0\t0\t8\t1\n")
+    put(folder / "qrels.test.tsv", "3\t0\t7\t1.0\n")
+    return folder
+
+
+def test_nq320k(tmp_path):
     collection = load(nq320k(tmp_path / "nq320k"))
     assert collection.name == "nq320k"
     assert list(collection.corpus) == ["Cats cats sleep", "Dogs dogs bark", "fish swim"]
@@ -130,33 +113,19 @@ def test_nq320k_and_ms_marco(tmp_path):
     assert collection.split("train").queries == {"0": "do cats sleep", "2": "who barks"}
     assert collection.split("train").judgements == {"0": {"7": 1}, "2": {"8": 1}}
     assert collection.split("test").judgements == {"1": {"9": 1}}, "dev, on which papers report"
-    folder = nq320k(tmp_path / "marco")
-    (folder / "queries.all.tsv").rename(folder / "queries.train.tsv")
-    put(folder / "queries.dev.tsv", "1\twho swims\n3\twhat sleeps\n")
-    put(folder / "qrels.train.tsv", "0\t0\t8\t1\n")
-    put(folder / "qrels.test.tsv", "3\t0\t7\t1.0\n")
+
+
+@pytest.mark.parametrize("name", ["queries.dev.tsv", "queries.dev.small.tsv"])
+def test_ms_marco(tmp_path, name):
+    folder = marco(tmp_path)
+    (folder / "queries.dev.small.tsv").rename(folder / name)
     collection = load(folder)
     assert {name: of.judgements for name, of in collection.splits.items()} == {
         "dev": {"1": {"9": 1}},
         "test": {"3": {"7": 1}},
         "train": {"0": {"8": 1}},  # the triples do not count beside judgements
     }
-    (folder / "queries.dev.tsv").rename(folder / "queries.dev.small.tsv")  # Microsoft's name
-    assert load(folder).split("dev").queries == {"1": "who swims"}
-    put(folder / "qrels.test.tsv", "5\t0\t7\t1\n")
-    files = r"qrels\.test\.tsv judges no query that has a text.*queries\.dev\.small\.tsv, queries\.train\.tsv"
-    with pytest.raises(ValueError, match=files):
-        load(folder)
-    put(folder / "qrels.test.tsv", "3\t0\t7\tgood\n")
-    with pytest.raises(ValueError, match=r"qrels\.test\.tsv, line 1: the grade 'good'"):
-        load(folder)
-    put(folder / "qrels.test.tsv", "3\t0\n")
-    with pytest.raises(ValueError, match=r"qrels\.test\.tsv, line 1: not 4 columns"):
-        load(folder)
-    for file in [*folder.glob("qrel*"), *folder.glob("triples*")]:
-        file.unlink()
-    with pytest.raises(FileNotFoundError, match=r"holds no qrels\.<split>\.tsv"):
-        load(folder)
+    assert collection.split("dev").queries == {"1": "who swims"}
 
 
 def lotte(root: Path) -> Path:
@@ -187,28 +156,6 @@ def test_a_domain_of_lotte(tmp_path):
     with pytest.raises(ValueError, match="the id '0' is of different queries in two splits"):
         write_folder(collection, tmp_path / "beir")
     assert not (tmp_path / "beir").exists()
-
-
-def test_what_lotte_lacks_is_named(tmp_path):
-    folder = lotte(tmp_path)
-    put(folder / "qas.forum.jsonl", jsonl({"qid": 0, "answer_pids": 1}))
-    with pytest.raises(
-        ValueError, match=r'qas\.forum\.jsonl, line 1: not JSON with "qid" and a list "answer_p'
-    ):
-        load(folder)
-    (folder / "qas.forum.jsonl").unlink()
-    with pytest.raises(FileNotFoundError, match=r"qas\.forum\.jsonl: no such file"):
-        load(folder)
-    put(folder / "collection.tsv", "0\tcats\n\n1 dogs\n")
-    with pytest.raises(ValueError, match=r"collection\.tsv, line 3: not an id and a text"):
-        load(folder)
-    (folder / "collection.tsv").write_bytes(b"0\tcats\n1\t\xff\n")
-    with pytest.raises(ValueError, match=r"collection\.tsv, line 2: not UTF-8 text"):
-        load(folder)
-    for file in folder.glob("questions.*"):
-        file.unlink()
-    with pytest.raises(FileNotFoundError, match=r"holds no questions\.<split>\.tsv"):
-        load(folder)
 
 
 WIKIPEDIA = """id\ttext\ttitle
@@ -276,18 +223,37 @@ def test_answers_and_groups_are_part_of_the_fingerprint(tmp_path):
     assert load(tmp_path / "b" / "wikipedia").fingerprint != first
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "message"),
-    [
+LINES = "line 1: the answers are no list as Python writes it"
+LACKS = {
+    miracl: [
+        ("topics/*-dev.tsv", None, r"topics\.miracl-v1\.0-sw-dev\.tsv: no such file"),
+        ("topics/topics.miracl-v1.0-sw-dev.tsv", "1 mto\n", r"sw-dev\.tsv, line 1: no tab"),
+        ("docs-2.jsonl.gz", '{"docid": "7#0"}\n{"id": 3}\n', r'docs-2\.jsonl\.gz, line 2: no "docid"'),
+        ("docs-2.jsonl.gz", '{"docid": ""}\n', r'docs-2\.jsonl\.gz, line 1: no "docid"'),
+        ("docs-2.jsonl.gz", '{"docid": "7", "text": 3}\n', "line 1: 'text' is not a string but 3"),
+        ("docs-*", None, r"no docs-<n>\.jsonl .*miracl-corpus-v1\.0-sw$"),
+        ("qrels/*", None, r"holds no qrels\.\*-<split>\.tsv"),
+    ],
+    marco: [
+        ("qrels.test.tsv", "5\t0\t7\t1\n", r"judges no query that has a text.*queries\.dev\.small.*\.train"),
+        ("qrels.test.tsv", "3\t0\t7\tgood\n", r"qrels\.test\.tsv, line 1: the grade 'good'"),
+        ("qrels.test.tsv", "3\t0\n", r"qrels\.test\.tsv, line 1: not 4 columns"),
+        ("[qt]r*", None, r"holds no qrels\.<split>\.tsv"),
+    ],
+    lotte: [
+        ("qas.forum.jsonl", jsonl({"qid": 0, "answer_pids": 1}), 'line 1: not JSON with "qid" and a list'),
+        ("qas.forum.jsonl", None, r"qas\.forum\.jsonl: no such file"),
+        ("collection.tsv", "0\tcats\n\n1 dogs\n", r"collection\.tsv, line 3: not an id and a text"),
+        ("collection.tsv", b"0\tcats\n1\t\xff\n", r"collection\.tsv, line 2: not UTF-8 text"),
+        ("questions.*", None, r"holds no questions\.<split>\.tsv"),
+    ],
+    questions: [
         ("nq-test.qa.csv", "where\t['x']\nwhere\n", r"nq-test\.qa\.csv, line 2: 1 columns where 2 belong"),
-        ("nq-test.qa.csv", "where\tx\n", "line 1: the answers are no list as Python writes"),
-        ("nq-test.qa.csv", "where\t__import__('os')\n", "the answers are no list as Python writes it"),
+        ("nq-test.qa.csv", "where\tx\n", LINES),
+        ("nq-test.qa.csv", "where\t__import__('os')\n", LINES),
         ("nq-test.qa.csv", "where\t[1969]\n", r"nq-test\.qa\.csv, line 1: an answer that is no text"),
-        (
-            "squad1-test.jsonl",
-            '{"question": "a"}\n',
-            r'squad1-test\.jsonl, line 1: no "question" with a list',
-        ),
+        ("squad1-test.jsonl", '{"question": "a"}\n', 'squad1.* line 1: no "question" with a list'),
+        ("squad1-test.jsonl", "{}\n{\n", r'squad1-test\.jsonl, line 1: no "question"'),
         ("squad1-test.jsonl", "{\n", r"squad1-test\.jsonl, line 1: bad JSON"),
         ("dev/P17.dev.json", "[{}]", r'P17\.dev\.json, question 0: no "question"'),
         ("dev/P17.dev.json", "{}", r"P17\.dev\.json: not a list of questions but a dict"),
@@ -297,11 +263,20 @@ def test_answers_and_groups_are_part_of_the_fingerprint(tmp_path):
         ("psgs_w100.tsv", "1\tx\ty\n\tx\ty\n", r"psgs_w100\.tsv, line 2: the passage has no id"),
         ("psgs_w100.tsv", '1\t"x\ty\n', r"psgs_w100\.tsv, line 1: 2 columns where 3 belong"),
     ],
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "file", "text", "message"), [(of, *row) for of in LACKS for row in LACKS[of]]
 )
-def test_what_questions_lack_is_named(tmp_path, file, text, message):
-    folder = questions(tmp_path)
-    put(folder / file, text)
-    with pytest.raises(ValueError, match=message):
+def test_what_a_folder_lacks_is_named(tmp_path, make, file, text, message):
+    """text: of the file instead of its own; None: all files of the pattern are removed."""
+    folder = make(tmp_path)
+    if text is not None:
+        put(folder / file, text)
+    for found in folder.glob(file) if text is None else ():
+        found.unlink()
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
         load(folder)
 
 
