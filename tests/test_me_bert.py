@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from paradigms import PARADIGMS, Paradigm, load
-from paradigms.encoder.text import EncoderSettings
 from tests.tiny import WIDTH
 
 DE_BERT = {"layer_norm": True, "normalize": False, "query_length": 16, "document_length": 32}
@@ -82,8 +81,6 @@ def test_the_temperature_of_inner_products_is_one(tiny_bert):
     for name in ("dpr", "me_bert"):
         assert PARADIGMS[name](tiny_bert, **DE_BERT).recipe.temperature == 1.0
         assert PARADIGMS[name](tiny_bert).recipe.temperature == 0.05
-    with pytest.raises(ValueError, match="layer_norm is of vectors of width dim"):
-        EncoderSettings(layer_norm=True, dim=8, pooled_dim=16)
 
 
 @pytest.mark.parametrize("name", ["dpr", "me_bert"])

@@ -115,19 +115,3 @@ def test_a_name_chooses_what_is_adapted(tiny_bert, tmp_path):
     paradigm.write(tmp_path / "apart")
     loaded = Paradigm.from_pretrained(tmp_path / "apart")
     assert torch.equal(loaded.encode_queries(TEXTS).vectors, paradigm.encode_queries(TEXTS).vectors)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"lora_rank": 2, "lora_targets": "nothing"}, "lora_targets='nothing' matches no module"),
-        ({"lora_rank": 2, "lora_targets": r".*word_embeddings"}, "word_embeddings, which is no linear layer"),
-        ({"lora_rank": 2, "lora_targets": r"(.|..)+\d"}, "takes too long to match"),
-        ({"lora_rank": 2, "lora_targets": "(query"}, "is no regular expression"),
-        ({"dora": True}, "set lora_rank above 0"),
-        ({"lora_targets": "query"}, "set lora_rank above 0"),
-    ],
-)
-def test_refused(tiny_bert, settings, message):
-    with pytest.raises(ValueError, match=message):
-        PARADIGMS["dpr"](tiny_bert, **settings)

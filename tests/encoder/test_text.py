@@ -59,12 +59,6 @@ def close(a: torch.Tensor, b: torch.Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def words(model: TextEncoder, text: str, side: Side) -> list[str]:
-    """The tokens of one text that count."""
-    batch = model.tokenize([text], side)
-    return model.tokenizer.convert_ids_to_tokens(batch.input_ids[batch.counts].tolist())
-
-
 # --- backbones, pooling, projection ----------------------------------------------------------------------
 
 
@@ -145,71 +139,76 @@ def test_every_trainable_parameter_gets_a_gradient(checkpoints, name, family):
 # --- texts -> ids ----------------------------------------------------------------------------------------
 
 
-def test_a_marker_in_the_vocabulary_is_one_token_after_cls(tiny_bert):
-    model = encoder(tiny_bert, query_marker="[unused0]", document_marker="[unused1]", document_length=7)
-    assert words(model, "the fox", "query") == ["[CLS]", "[unused0]", "the", "fox", "[SEP]"]
-    assert words(model, LONG, "document") == ["[CLS]", "[unused1]", "the", "quick", "brown", "fox", "[SEP]"]
-    batch = model.tokenize(["fox", LONG], "document")
-    assert batch.input_ids[:, 1].unique().tolist() == [model.tokenizer.get_vocab()["[unused1]"]]
-    assert batch.attention_mask.tolist() == [[1, 1, 1, 1, 0, 0, 0], [1] * 7]
+MASKED = {"query_augmentation": True, "query_length": 6}
+SHORT = {"query_length": 6, "query_marker": "[unused0]"}
+PREFIX = {"document_length": 6, "document_marker": "ask: "}
+COUNTED = [
+    ("bert", {"query_marker": "[unused0]"}, "query", "the fox", "[CLS] [unused0] the fox [SEP]"),
+    ("bert", {"query_marker": "ask: "}, "query", "the fox", "[CLS] ask : the fox [SEP]"),  # a prefix
+    ("t5", {"document_marker": "▁fire"}, "document", "the fox", "▁fire ▁the ▁fox </s>"),  # where no [CLS] is
+    ("bert", {"query_length": 6}, "query", LONG, "[CLS] the quick brown fox [SEP]"),
+    (
+        "bert",
+        {"query_length": 6, "query_marker": "[unused0]"},
+        "query",
+        LONG,
+        "[CLS] [unused0] the quick brown [SEP]",
+    ),
+    (
+        "bert",
+        {"document_length": 6, "document_marker": "ask: "},
+        "document",
+        LONG,
+        "[CLS] ask : the quick [SEP]",
+    ),
+    (
+        "bert",
+        {"query_augmentation": True, "query_length": 6},
+        "query",
+        "the fox",
+        "[CLS] the fox [SEP] [MASK] [MASK]",
+    ),
+    (
+        "bert",
+        {"query_augmentation": True, "query_length": 6},
+        "query",
+        LONG,
+        "[CLS] the quick brown fox [SEP]",
+    ),
+    ("bert", MASKED, "document", "fox", "[CLS] fox [SEP]"),
+    (
+        "bert",
+        {"special_tokens": False, "query_augmentation": True, "query_length": 6},
+        "query",
+        "fox",
+        "fox [MASK] [MASK] [MASK]",
+    ),
+    ("bert", {"special_tokens": False, "document_marker": "[unused1]"}, "document", "the 中", "the [UNK]"),
+    ("bert", {"skip": ",:"}, "document", "fox, dog: cat.", "[CLS] fox dog cat . [SEP]"),
+    ("bert", {"skip": ",:"}, "query", "fox, dog: cat.", "[CLS] fox , dog : cat . [SEP]"),
+    ("t5", {"skip": "(),"}, "document", "the (fox), dog", "▁the f o x ▁dog </s>"),  # of which ▁( is one token
+]
 
 
-def test_another_marker_is_a_prefix_of_the_text(tiny_bert):
-    model = encoder(tiny_bert, query_marker="question: ", query_length=14)
-    expected = model.tokenizer.tokenize("question: the fox")
-    assert words(model, "the fox", "query") == ["[CLS]", *expected, "[SEP]"]
-    assert model.tokenize([LONG], "query").input_ids.shape == (1, 14)
-    assert not model.tokenize(["", "  "], "query").counts.any()
+@pytest.mark.parametrize(("family", "settings", "side", "text", "expected"), COUNTED, ids=str)
+def test_the_tokens_that_count(checkpoints, family, settings, side, text, expected):
+    model = encoder(checkpoints[family], **settings)
+    batch = model.tokenize([text, "a longer text of other words", ""], side)
+    kept = batch.input_ids[0][batch.counts[0]].tolist()
+    assert model.tokenizer.convert_ids_to_tokens(kept) == expected.split()
+    assert not batch.counts[2].any()
 
 
-def test_without_cls_a_marker_comes_first(checkpoints):
-    model = encoder(checkpoints["t5"], document_marker="▁fire")  # a piece of the vocabulary
-    assert words(model, "the fox", "document") == ["▁fire", "▁the", "▁fox", "</s>"]
-
-
-@pytest.mark.parametrize("marker", ["", "[unused0]", "ask: "])
-def test_lengths_include_special_tokens_and_markers(tiny_bert, marker):
-    model = encoder(tiny_bert, query_length=6, document_length=9, query_marker=marker, document_marker=marker)
-    for side, length in (("query", 6), ("document", 9)):
-        batch = model.tokenize([LONG, "fox"], side)
-        assert batch.input_ids.shape == (2, length)
-        assert batch.attention_mask[0].all()
-        assert model.tokenizer.convert_ids_to_tokens(batch.input_ids[0].tolist())[-1] == "[SEP]"
-
-
-def test_augmentation_fills_with_masks_that_count_but_are_not_attended(tiny_bert):
-    model = encoder(tiny_bert, query_augmentation=True, query_length=8, dim=None, normalize=False)
+def test_augmentation_and_skipped_tokens_in_attention(tiny_bert):
+    """[MASK]s count but are not attended; skipped tokens are attended but do not count."""
+    model = encoder(tiny_bert, query_augmentation=True, query_length=8, dim=None, normalize=False, skip=",:")
     batch = model.tokenize(["the fox", LONG], "query")
-    tokens = model.tokenizer.convert_ids_to_tokens(batch.input_ids[0].tolist())
-    assert tokens == ["[CLS]", "the", "fox", "[SEP]"] + ["[MASK]"] * 4
     assert batch.attention_mask.tolist() == [[1] * 4 + [0] * 4, [1] * 8]
-    assert batch.counts.all()
     close(encode(model, ["the fox"], "query").vectors[0, 0, :4], hidden(tiny_bert, "the fox"))
-    assert model.tokenize(["the fox"], "document").input_ids.shape == (1, 4)
-    plain = encoder(tiny_bert, query_augmentation=True, query_length=6, special_tokens=False)
-    assert words(plain, "the fox", "query") == ["the", "fox", "[MASK]", "[MASK]"]
-
-
-def test_skipped_tokens_do_not_count_in_documents_but_are_attended(tiny_bert):
-    skipping = encoder(tiny_bert, skip=",:", dim=None, normalize=False)
     text = "fox, dog: cat."
-    assert words(skipping, text, "document") == ["[CLS]", "fox", "dog", "cat", ".", "[SEP]"]
-    assert "," in words(skipping, text, "query")
-    tokens = encode(skipping, [text])
+    tokens = encode(model, [text])
     close(tokens.vectors[0, 0], hidden(tiny_bert, text))
     assert tokens.mask[0, 0].tolist() == [True, True, False, True, False, True, True, True]
-
-
-def test_skipped_tokens_are_found_after_a_space_too(checkpoints):
-    model = encoder(checkpoints["t5"], skip="(),")
-    assert "▁(" in model.tokenizer.tokenize("the (fox)")
-    assert words(model, "the (fox), dog", "document") == ["▁the", *"fox", "▁dog", "</s>"]
-
-
-def test_uncounted_special_tokens(tiny_bert):
-    model = encoder(tiny_bert, special_tokens=False, document_marker="[unused1]")
-    assert words(model, "the fox 中", "document") == ["the", "fox", "[UNK]"]  # an unknown word is a word
-    assert model.tokenize(["中"], "document").counts.any()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -346,13 +345,25 @@ REFUSED = [
     ({"dim": None, "projection_bias": True}, "set dim"),
     ({"attend_augmentation": True}, "needs query_augmentation"),
     ({"skip_exact": True}, "set skip"),
+    ({"salience": "relu", "salience_l1": -1.0}, "salience_l1 must be at least 0"),
+    ({"salience_l1": 0.5}, r"salience_l1=0.5 needs a salience"),
+    ({"layer_norm": True, "dim": 8, "pooled_dim": 16}, "layer_norm is of vectors of width dim"),
+    ({"query_length": 2}, "query_length=2 leaves no room"),
+    ({"document_length": 3, "document_marker": "[unused0]"}, "special tokens and marker are 3"),
+    ({"document_length": 513}, "document_length=513 is beyond the 512 positions"),
+    ({"lora_rank": 2, "lora_targets": "nothing"}, "lora_targets='nothing' matches no module"),
+    ({"lora_rank": 2, "lora_targets": r".*word_embeddings"}, "word_embeddings, which is no linear layer"),
+    ({"lora_rank": 2, "lora_targets": r"(.|..)+\d"}, "takes too long to match"),
+    ({"lora_rank": 2, "lora_targets": "(query"}, "is no regular expression"),
+    ({"dora": True}, "set lora_rank above 0"),
+    ({"lora_targets": "query"}, "set lora_rank above 0"),
 ]
 
 
 @pytest.mark.parametrize(("settings", "message"), REFUSED, ids=str)
-def test_settings_that_make_no_sense(settings, message):
+def test_settings_that_make_no_sense(tiny_bert, settings, message):
     with pytest.raises(ValueError, match=message):
-        EncoderSettings(**settings)
+        encoder(tiny_bert, **settings)
 
 
 @pytest.mark.parametrize("name", ["pooling", "query_vectors", "document_vectors", "salience"])
@@ -361,19 +372,6 @@ def test_choices_that_there_are_not(name):
     object.__setattr__(settings, name, "other")  # the type checker of the tests would refuse it first
     with pytest.raises(ValueError, match=f"{name}='other'; there are "):
         settings.__post_init__()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"query_length": 2}, "query_length=2 leaves no room"),
-        ({"document_length": 3, "document_marker": "[unused0]"}, "special tokens and marker are 3"),
-        ({"document_length": 513}, "document_length=513 is beyond the 512 positions"),
-    ],
-)
-def test_lengths_that_do_not_fit(tiny_bert, settings, message):
-    with pytest.raises(ValueError, match=message):
-        encoder(tiny_bert, **settings)
 
 
 def test_augmentation_needs_a_mask_token(checkpoints):
