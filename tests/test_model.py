@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 
@@ -95,29 +94,21 @@ def test_what_is_on_disk(tiny_bert, tmp_path):
     assert all(torch.equal(base[n], original[n]) for n in base)
 
 
-def test_saving_replaces_what_was_there(tiny_bert, checkpoints, tmp_path):
+def test_saving_replaces_what_was_there_or_leaves_it(tiny_bert, checkpoints, tmp_path, monkeypatch):
     folder = tmp_path / "saved"
     trained("aligner", tiny_bert).save_pretrained(folder)
     (folder / "old.safetensors").touch()
     other = trained("dpr", checkpoints["t5"])
     other.save_pretrained(folder)
     assert "old.safetensors" not in files(folder)
+    full = lambda *_: (_ for _ in ()).throw(OSError("disk full"))  # noqa: E731
+    monkeypatch.setattr("paradigms.encoder.text.save_file", full)
+    with pytest.raises(OSError, match="disk full"):
+        trained("colbert", tiny_bert).save_pretrained(folder)
     loaded = Paradigm.from_pretrained(folder)
     assert loaded.recipe.name == "dpr"
     assert same(tokens(loaded)[1], tokens(other)[1])
     assert [p.name for p in tmp_path.iterdir()] == ["saved"]
-
-
-def test_a_failed_save_leaves_the_old_one(tiny_bert, tmp_path, monkeypatch):
-    folder = tmp_path / "saved"
-    old = trained("dpr", tiny_bert)
-    old.save_pretrained(folder)
-    monkeypatch.setattr(
-        "paradigms.encoder.text.save_file", lambda *_: (_ for _ in ()).throw(OSError("disk full"))
-    )
-    with pytest.raises(OSError, match="disk full"):
-        trained("colbert", tiny_bert).save_pretrained(folder)
-    assert same(tokens(Paradigm.from_pretrained(folder))[1], tokens(old)[1])
 
 
 @pytest.fixture
@@ -126,46 +117,28 @@ def saved(tiny_bert, tmp_path):
     return tmp_path / "saved"
 
 
-@pytest.mark.parametrize(
-    "missing", ["paradigm.json", "encoder.json", "heads.safetensors", "backbone/config.json"]
-)
-def test_a_missing_file_is_named(saved, missing):
-    (saved / missing).unlink()
-    with pytest.raises(FileNotFoundError, match=f"saved/{missing} is missing: .* is not a saved"):
-        Paradigm.from_pretrained(saved)
+NAMELESS = '{"name": "x", "align": "best", "normalise": "one"}'
+OWN = ("paradigm.json", "encoder.json", "heads.safetensors", "backbone/config.json")
+WRONG = [(file, None, f"saved/{file} is missing: .* is not a saved") for file in OWN]
+WRONG += [(f"backbone/{file}", None, "saved/backbone") for file in ("model.safetensors", "tokenizer.json")]
+WRONG += [
+    ("encoder.json", '{"dmi": 8}', r"encoder\.json: settings .* not know: 'dmi'"),
+    ("encoder.json", '{"eps": -1.0}', r"encoder\.json: eps must be positive"),
+    ("encoder.json", '{"pooling": "median"}', r"encoder\.json: (.|\n)*pooling"),
+    ("encoder.json", '{"dim": 8', r"encoder\.json: .*line 1"),
+    ("encoder.json", "[]", r"encoder\.json: "),
+    ("paradigm.json", '{"name": "aligner"}', r"paradigm\.json: .*'align'"),
+    ("paradigm.json", NAMELESS, r"paradigm\.json: unknown alignment 'best' of x; there are .*top_k"),
+]
 
 
-@pytest.mark.parametrize("missing", ["model.safetensors", "tokenizer.json"])
-def test_missing_files_of_the_backbone_name_its_folder(saved, missing):
-    (saved / "backbone" / missing).unlink()
-    with pytest.raises((OSError, ValueError), match="saved/backbone"):
-        Paradigm.from_pretrained(saved)
-
-
-def test_a_missing_folder_is_named():
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        Paradigm.from_pretrained("nowhere")
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "message"),
-    [
-        ("encoder.json", '{"dmi": 8}', r"encoder\.json: settings .* not know: 'dmi'"),
-        ("encoder.json", '{"eps": -1.0}', r"encoder\.json: eps must be positive"),
-        ("encoder.json", '{"pooling": "median"}', r"encoder\.json: (.|\n)*pooling"),
-        ("encoder.json", '{"dim": 8', r"encoder\.json: .*line 1"),
-        ("encoder.json", "[]", r"encoder\.json: "),
-        ("paradigm.json", '{"name": "aligner"}', r"paradigm\.json: .*'align'"),
-        (
-            "paradigm.json",
-            '{"name": "x", "align": "best", "normalise": "one"}',
-            r"paradigm\.json: unknown alignment 'best' of x; there are .*top_k",
-        ),
-    ],
-)
-def test_wrong_settings_name_the_file(saved, file, text, message):
-    (saved / file).write_text(text)
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize(("file", "text", "message"), WRONG)
+def test_wrong_and_missing_files_are_named(saved, file, text, message):
+    if text is None:
+        (saved / file).unlink()
+    else:
+        (saved / file).write_text(text)
+    with pytest.raises((OSError, ValueError), match=message):
         Paradigm.from_pretrained(saved)
 
 
@@ -183,13 +156,6 @@ def test_wrong_heads_name_the_file(saved, change):
         Paradigm.from_pretrained(saved)
 
 
-def test_settings_of_an_older_version_take_their_defaults(saved):
-    settings = json.loads((saved / "encoder.json").read_text())
-    del settings["skip"]
-    (saved / "encoder.json").write_text(json.dumps(settings))
-    assert Paradigm.from_pretrained(saved).encoder.settings.skip == ""
-
-
 # --- recipes ---------------------------------------------------------------------------------------------
 
 
@@ -200,6 +166,11 @@ def test_settings_of_an_older_version_take_their_defaults(saved):
         ({"normalise": "none"}, "unknown normaliser 'none' of x"),
         ({"align_knobs": {}}, "alignment top_k: missing a required .*'k'"),
         ({"align_knobs": {"k": 1, "p": 0.5}}, "alignment top_k: got an unexpected keyword argument 'p'"),
+        ({"align_knobs": {"k": "3"}}, "top_k's k='3'; it must be int"),
+        ({"align": "top_p", "align_knobs": {"p": "0.5"}}, "top_p's p='0.5'; it must be float"),
+        ({"imputation": "median"}, "unknown imputation 'median' of x; there are kth, none"),
+        ({"search_tokens": 0}, "search_tokens of x must be at least 1, got 0"),
+        ({"search": "impute"}, "the alignment top_k takes none: set search to 'gather'"),
     ],
 )
 def test_recipes_that_name_what_there_is_not(fields, message):

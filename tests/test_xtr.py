@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -160,13 +159,7 @@ def test_recipes_impute_as_they_say(tiny_bert, tmp_path):
     paradigm.save_pretrained(tmp_path / "xtr")
     recipe = Paradigm.from_pretrained(tmp_path / "xtr").recipe
     assert (recipe.imputation, recipe.search_tokens, recipe.search) == ("percentile", 7, "impute")
-    with pytest.raises(ValueError, match="unknown imputation 'median' of xtr; there are kth, none"):
-        replace(recipe, imputation="median")
-    with pytest.raises(ValueError, match="search_tokens of xtr must be at least 1, got 0"):
-        replace(recipe, search_tokens=0)
     assert Recipe("x", "query_to_document", "query_tokens", search="impute").search == "impute"
-    with pytest.raises(ValueError, match="the alignment top_k takes none: set search to 'gather'"):
-        Recipe("x", "top_k", "total", {"k": 2}, search="impute")
 
 
 # --- the objective ----------------------------------------------------------------------------------------

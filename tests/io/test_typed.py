@@ -12,7 +12,6 @@ import torch
 
 from paradigms.io.typed import check_types
 from paradigms.model import autocast
-from paradigms.recipe import Recipe
 
 
 @dataclass
@@ -63,16 +62,6 @@ def test_values_of_their_types_pass(values):
 def test_a_value_of_another_type_is_named(values, message):
     with pytest.raises(ValueError, match=f"^{message}$"):
         check_types(Settings(**values))
-
-
-def test_the_knobs_of_an_alignment_have_types():
-    for align, knobs, message in (
-        ("top_k", {"k": "3"}, "top_k's k='3'; it must be int"),
-        ("top_p", {"p": "0.5"}, "top_p's p='0.5'; it must be float"),
-        ("top_k", {"q": 3}, "align_knobs of x, alignment top_k: "),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Recipe("x", align, "total", knobs)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "auto", "fp8", ""])
