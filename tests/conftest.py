@@ -1,7 +1,5 @@
 """Fixtures shared by the tests: tiny checkpoints, written once a session."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 

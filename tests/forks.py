@@ -4,8 +4,6 @@ The server runs one thread (a fork of a process whose OpenMP threads have run ha
 in every fork, bit for bit.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import socket

@@ -1,7 +1,5 @@
 """Two processes, forked or started as a shipped configuration starts them, that run checks of a test file."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """What two ways to add up may differ by. Bits are compared only where one machine ran the same code twice."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 import pytest

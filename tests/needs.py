@@ -1,7 +1,5 @@
 """What some tests need that is not everywhere: each with the one sentence that says how to have it."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 

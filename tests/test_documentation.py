@@ -1,7 +1,5 @@
 """The pages name what is there: links, paths, functions, imports and flags."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

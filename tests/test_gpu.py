@@ -1,7 +1,5 @@
 """On a GPU everything computes what it computes on the CPU; skipped where no GPU is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -116,9 +116,6 @@ def test_the_table_holds_everything():
     assert {case.normalise for case in CASES.values()} == set(NORMALISERS)
 
 
-# --- what rel is ------------------------------------------------------------------------------------
-
-
 def by_loops(case: Case, documents: Tokens, queries: Tokens) -> Tensor:
     """rel in plain loops and torch's own max, sort and softmax: an independent reading of each paradigm."""
     rows = []
@@ -207,9 +204,6 @@ def test_hard_alignments_are_zero_or_one_and_carry_no_gradient(case):
         assert set(A.unique().tolist()) <= {0.0, 1.0}
 
 
-# --- padding, order, slices -------------------------------------------------------------------------
-
-
 @ALL
 def test_padding_changes_nothing(case):
     """Padded ≡ truncated, in values; and no gradient reaches a padded place."""
@@ -248,9 +242,6 @@ def test_slices_of_queries_and_candidates_score_the_same(case):
         close(case.rel(join_documents(parts), queries), score)
 
 
-# --- empty and tiny ---------------------------------------------------------------------------------
-
-
 @ALL
 def test_empty_texts_score_zero_and_harm_nothing(case):
     """rel of an empty document or query is 0, its gradients are 0, and the other scores stay."""
@@ -285,9 +276,6 @@ def test_no_salience_at_all_is_defined():
     assert (score == 0).all()
     assert all(g.isfinite().all() for g in gradients(score, documents, queries))
     assert (case.interact(documents, queries).normaliser == SMALLEST).all()
-
-
-# --- what A may read --------------------------------------------------------------------------------
 
 
 @ALL
@@ -328,9 +316,6 @@ def test_A_reads_nothing_else(case, what):
         assert same == (what not in case.reads), f"A of {case.align} {'ignores' if same else 'reads'} {what}"
 
 
-# --- what is known of A -----------------------------------------------------------------------------
-
-
 @ALL
 def test_the_entry_of_an_alignment_says_what_A_keeps(case):
     """The largest of each column, as many as `kept` says; and A is a maximum exactly where it says one."""
@@ -368,9 +353,6 @@ def test_ids_are_asked_for():
     documents, queries = texts(CASES["coil"])
     with pytest.raises(ValueError, match="needs token ids on both sides"):
         CASES["coil"].rel(documents, replace(queries, ids=None))
-
-
-# --- the claim of unity -----------------------------------------------------------------------------
 
 
 def test_me_bert_with_one_vector_is_dpr():

@@ -1,7 +1,5 @@
 """DE-BERT-k and ME-BERT: layer-normed inner products, m vectors where there are so many, m = 1, search."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -59,9 +57,6 @@ def close(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-# --- DE-BERT-k --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("k", [8, None])
 def test_de_bert_is_the_inner_product_of_projected_and_layer_normed_cls_states(tiny_bert, k):
     paradigm = build("dpr", tiny_bert, dim=k, **DE_BERT)
@@ -98,9 +93,6 @@ def test_the_layer_norm_learns_and_is_saved(tiny_bert, tmp_path, name):
     assert loaded.description() == paradigm.description()
     texts = list(TEXTS.values())
     assert torch.equal(loaded.encode_documents(texts).vectors, paradigm.encode_documents(texts).vectors)
-
-
-# --- ME-BERT ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("m", [1, 3, 8])

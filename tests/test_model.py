@@ -1,7 +1,5 @@
 """A whole paradigm: built by name, scored, saved and loaded bit for bit, refused where files are wrong."""
 
-from __future__ import annotations
-
 import math
 import shutil
 
@@ -47,9 +45,6 @@ def written(paradigm, folder):
 
 def files(folder) -> set[str]:
     return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
-
-
-# --- files -----------------------------------------------------------------------------------------------
 
 
 # Every paradigm on BERT and T5; the two with the most heads on every family.
@@ -156,9 +151,6 @@ def test_wrong_heads_name_the_file(saved, change):
         Paradigm.from_pretrained(saved)
 
 
-# --- recipes ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -202,9 +194,6 @@ def test_score_is_rel_and_interact_shows_its_parts(tiny_bert, name):
     parts = paradigm.interact(documents, queries)
     torch.testing.assert_close((parts.similarity * parts.alignment).sum((-2, -1)) / parts.normaliser, scores)
     assert math.isfinite(scores.sum().item())
-
-
-# --- modes -----------------------------------------------------------------------------------------------
 
 
 def test_encoding_has_no_dropout_and_restores_the_mode(tiny_bert):

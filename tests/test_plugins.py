@@ -1,7 +1,5 @@
 """Plug-ins: what is registered comes back as itself, what is not is refused, and errors say what to do."""
 
-from __future__ import annotations
-
 import json
 import sys
 

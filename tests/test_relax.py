@@ -1,7 +1,5 @@
 """`relax.entropic_topk` against the numpy reference of theory/, golden numbers, derivatives and edges."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """ALIGNER in training and at test time: every alignment, and every gate of salience, on either side."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path
@@ -74,9 +72,6 @@ def batch_gradients(paradigm: Paradigm) -> tuple[float, dict[str, torch.Tensor |
     return loss.item(), {name: p.grad for name, p in paradigm.named_parameters()}
 
 
-# --- alignments ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("align", "knobs"), CHOICES[2:], ids=str)  # test_loop trains with top_k
 def test_it_learns_with_one_alignment_and_searches_with_any(tiny_bert, tmp_path, align, knobs):
     trained, losses = fit(build(tiny_bert, align, knobs, eps=0.05), tmp_path / "training")
@@ -91,9 +86,6 @@ def test_it_learns_with_one_alignment_and_searches_with_any(tiny_bert, tmp_path,
         found = index.search(adapted, {"q": "the mountain in the snow"}, 16)["q"]
         expected = rel(documents, queries, partial(ALIGNMENTS[other].function, **settings), total)[0].tolist()
         assert found == pytest.approx(dict(zip(CORPUS.ids, expected, strict=True)), abs=1e-5)
-
-
-# --- gates -----------------------------------------------------------------------------------------------
 
 
 @EVERY
@@ -185,9 +177,6 @@ def test_settings_of_salience_are_kept(tiny_bert, tmp_path):
     build(tiny_bert, **settings).save_pretrained(tmp_path / "checkpoint")
     kept = vars(Paradigm.from_pretrained(tmp_path / "checkpoint").encoder.settings)
     assert settings.items() <= kept.items()
-
-
-# --- L1 --------------------------------------------------------------------------------------------------
 
 
 def test_the_l1_term_is_the_mean_salience_of_texts_of_any_length(tiny_bert):

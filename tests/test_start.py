@@ -1,7 +1,5 @@
 """What is imported when: help comes before all that takes seconds, `import paradigms` brings torch alone."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import subprocess

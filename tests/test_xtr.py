@@ -1,7 +1,5 @@
 """XTR: imputations, scores from retrieved tokens alone, and the values and gradients of its objective."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -54,9 +52,6 @@ def retrieve(S: Tensor, valid: Tensor, k: int) -> list[tuple[Tensor, Tensor, int
         order = P.argsort(1, descending=True)[:, :k]
         found.append((P.gather(1, order), rows[:, 0][order], len(rows)))
     return found
-
-
-# --- imputations ------------------------------------------------------------------------------------------
 
 
 def test_golden_imputations():
@@ -115,9 +110,6 @@ def test_a_query_token_that_found_nothing_is_left_out(name):
     assert (documents.tolist(), rel.tolist()) == ([7, 9], [0.5, 0.25])
 
 
-# --- scores from retrieved tokens -------------------------------------------------------------------------
-
-
 @given(corpora(), st.sampled_from(list(IMPUTATIONS)))
 def test_retrieved_tokens_alone_give_imputed_rel(corpus, name):
     S, valid, k = corpus
@@ -160,9 +152,6 @@ def test_recipes_impute_as_they_say(tiny_bert, tmp_path):
     recipe = Paradigm.from_pretrained(tmp_path / "xtr").recipe
     assert (recipe.imputation, recipe.search_tokens, recipe.search) == ("percentile", 7, "impute")
     assert Recipe("x", "query_to_document", "query_tokens", search="impute").search == "impute"
-
-
-# --- the objective ----------------------------------------------------------------------------------------
 
 
 def in_batch_loss(D: Tensor, Q: Tensor, k: int | None, target: Tensor, temperature: float) -> Tensor:

@@ -6,8 +6,6 @@ vocabulary has the words of `WORDS`, punctuation, and single characters for ever
 words fall into several tokens as they do in real models.
 """
 
-from __future__ import annotations
-
 import json
 import string
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tiny generative models: a checkpoint of `tiny.write_seq2seq` with identifiers given as lists of tokens."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

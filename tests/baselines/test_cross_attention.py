@@ -1,7 +1,5 @@
 """Cross-attention: pairs as transformers joins them, reranking whatever the batches, its loss, its files."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
@@ -78,9 +76,6 @@ def tokens(model: CrossAttention, query: str, document: str) -> list[str]:
     return model.encoder.tokenizer.convert_ids_to_tokens(batch.input_ids[0].tolist())
 
 
-# --- pairs -> scores --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_scores_are_the_head_on_the_joint_encoding_whatever_the_padding(checkpoints, family, pooling):
@@ -134,9 +129,6 @@ def test_every_trainable_parameter_gets_a_gradient(checkpoints, family, lora_ran
     assert [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
 
 
-# --- reranking --------------------------------------------------------------------------------------
-
-
 def test_reranking_is_the_score_of_every_pair_best_first(tiny_bert):
     model = build(tiny_bert).train()
     found = model.rerank(QUERIES, CORPUS, RUN)
@@ -186,9 +178,6 @@ def test_unknown_queries_and_documents_are_named(tiny_bert):
         model.rerank(QUERIES, CORPUS, {"q0": {"d9": 1.0}})
 
 
-# --- files ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("family", "lora_rank"), [("bert", 0), ("t5", 0), ("bert", 2)])
 def test_what_is_saved_loads_bit_for_bit(checkpoints, tmp_path, family, lora_rank):
     model = build(checkpoints[family], pooling="mean", lora_rank=lora_rank, document_length=20)
@@ -218,8 +207,6 @@ def test_a_folder_of_another_kind_is_refused(tiny_bert, tmp_path):
     with pytest.raises(ValueError, match="is no checkpoint of"):
         load(tmp_path / "cross")
 
-
-# --- training ---------------------------------------------------------------------------------------
 
 EXAMPLES = [
     Example("the quick fox", 0, (1, 4), (0,)),

@@ -381,9 +381,6 @@ def test_the_card_of_a_name_tells_of_no_training(source, models):
     assert results_of(source.parent / "offline") is None
 
 
-# --- checkpoints that need more than a name -------------------------------------------------------------
-
-
 @pytest.fixture
 def pickled(tiny_bert, tmp_path):
     """A plain encoder whose weights are pickled."""
@@ -439,9 +436,6 @@ def test_what_may_be_xtr_is_told_at_the_terminal(source, tmp_path):
     main(["search", "notes.index", "snow"])  # as it was indexed
 
 
-# --- sources, passages, names ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("command", [["index", "nowhere"], ["rerank", "nowhere", "snow"]])
 def test_a_source_that_is_not_there_is_told_with_what_could_be(source, command):
     message = refused(*command)
@@ -491,9 +485,6 @@ def test_names_that_differ_after_a_dot_make_two_indexes(source, models):
         main(["index", name, "--model", str(models["dpr"])])
         assert (source.parent / f"{name}.index" / "search.json").is_file()
     assert output_name("irds:beir/scifact/test") == "irds-beir-scifact-test"
-
-
-# --- queries that ask nothing ---------------------------------------------------------------------------
 
 
 def test_a_score_of_minus_infinity_is_null_in_json(capsys):

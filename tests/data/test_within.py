@@ -1,7 +1,5 @@
 """The division within documents: what each side may know of a document; no query is lost silently."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Low-rank adapters: trained apart, merged into the weights when a paradigm is saved."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Texts in parts by length, and gradient caching: the plain step's losses and gradients, in less memory."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -84,9 +82,6 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-# --- parts ------------------------------------------------------------------------------------------
-
-
 @given(
     st.lists(st.integers(0, 40), min_size=1, max_size=30),
     st.none() | st.integers(1, 100),
@@ -141,9 +136,6 @@ def test_texts_come_back_in_their_places(tiny_bert, name, options, side):
             torch.testing.assert_close(mine[found.mask], kept[expected.mask], rtol=1e-4, atol=1e-5)
     if expected.ids is not None:
         assert torch.equal(found.ids[found.mask], expected.ids[expected.mask])
-
-
-# --- gradients ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("chunk", "tokens"), CHUNKED.values(), ids=CHUNKED)
@@ -250,9 +242,6 @@ def test_freed_memory_is_asked_of_malloc_once(monkeypatch, tiny_bert):
         for _ in range(2):
             step(build("dpr", tiny_bert), 0)
         assert asked == [(-3, 1 << 30), (-1, 1 << 30)] or sys.platform != "linux"
-
-
-# --- the loop -----------------------------------------------------------------------------------------
 
 
 def test_settings_and_objective_agree(tiny_bert, tmp_path):

@@ -1,7 +1,5 @@
 """Training on CPUs by `fast_cpu`: values and gradients are torch's, and the model is left as it was."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
@@ -17,9 +15,6 @@ from paradigms.encoder.fast_cpu import attention, draw, dropout, fast_cpu, linea
 
 X, N, L, H = 5, 3, 17, 8  # texts, heads, tokens, dimensions
 P = 0.3
-
-
-# --- the model ------------------------------------------------------------------------------------------
 
 
 def test_an_encoder_trains_by_it_inside_alone(tiny_bert, tmp_path, monkeypatch):
@@ -56,9 +51,6 @@ def test_products_are_onednns_on_amd_with_avx512_alone(monkeypatch):
         monkeypatch.setattr(module, "_processor", lambda vendor=vendor: f"vendor_id : {vendor}")
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda width=width: width)
         assert module._onednn_is_faster() is faster
-
-
-# --- dropout --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 1e-4])
@@ -112,9 +104,6 @@ def test_where_dropout_does_not_apply_it_is_torchs_own():
     assert torch.equal(dropout(nn.Dropout(0.0), x), x)
     assert torch.equal(dropout(nn.Dropout(0.4).eval(), x), x)
     assert dropout(nn.Dropout(0.4), torch.empty(3, 2, device="meta")).shape == (3, 2)
-
-
-# --- attention ------------------------------------------------------------------------------------------
 
 
 class Module(torch.nn.Module):
@@ -218,9 +207,6 @@ def test_the_rest_is_torchs_own(monkeypatch, case):
         torch.manual_seed(4)
         found.append(function(Module(), *qkv, hidden, p, None, causal, **more)[0])
     assert torch.equal(*found)
-
-
-# --- linear layers ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """upper(lower(text)) is the backbone with frozen lower layers; kept states differ by float16's rounding."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

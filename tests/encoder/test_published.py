@@ -1,7 +1,5 @@
 """What a builder takes from the folder of its backbone, and what beats it."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

@@ -1,7 +1,5 @@
 """Texts → Tokens: every part of the encoder against what transformers and a pencil give."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -57,9 +55,6 @@ def hidden(folder: Path, text: str) -> torch.Tensor:
 
 def close(a: torch.Tensor, b: torch.Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-
-
-# --- backbones, pooling, projection ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -134,9 +129,6 @@ def test_every_trainable_parameter_gets_a_gradient(checkpoints, name, family):
     without = [n for n, p in paradigm.named_parameters() if p.requires_grad and p.grad is None]
     assert without == []
     assert all(torch.isfinite(p.grad).all() for p in paradigm.parameters() if p.grad is not None)
-
-
-# --- texts -> ids ----------------------------------------------------------------------------------------
 
 
 MASKED = {"query_augmentation": True, "query_length": 6}
@@ -252,9 +244,6 @@ def test_labels_name_the_tokens(tiny_bert):
     assert first.labels("A zebra", "document") == ["[CLS]", "a"]
 
 
-# --- COIL ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_coil_is_pooled_product_plus_token_matches(tiny_bert, pooling):
     torch.manual_seed(0)
@@ -286,9 +275,6 @@ def test_coil_joins_pooled_tokens_to_any_token_vectors(tiny_bert):
     assert (tokens.salience[..., :2] == 1).all()
 
 
-# --- ALIGNER's salience ----------------------------------------------------------------------------------
-
-
 def test_bfloat16_autocast_keeps_similarities_in_float32(tiny_bert):
     for name in PARADIGMS:
         paradigm = PARADIGMS[name](tiny_bert, pooling="mean").eval()
@@ -299,9 +285,6 @@ def test_bfloat16_autocast_keeps_similarities_in_float32(tiny_bert):
         full = paradigm.encode_documents(TEXTS)
         scale = full.vectors.abs().max().item()
         torch.testing.assert_close(half.vectors, full.vectors, rtol=0, atol=0.06 * scale)
-
-
-# --- LoRA ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -327,8 +310,6 @@ def test_lora_trains_adapters_and_heads_only(checkpoints, family):
     assert changed <= trained
     assert any(".lora_" in name for name in changed)
 
-
-# --- refusals, the offline encoder -----------------------------------------------------------------------
 
 REFUSED = [
     ({"dim": 32, "pooled_dim": 40}, "pooled_dim=40 must be a multiple of dim=32"),

@@ -1,7 +1,5 @@
 """An encoder for each side: what describes it, and what of it a run or an index is told by."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Engines answer as exact search does: an exhaustive one, LanceDB and Qdrant where installed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

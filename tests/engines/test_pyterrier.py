@@ -1,7 +1,5 @@
 """Paradigms in PyTerrier's pipelines (`make extras`)."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

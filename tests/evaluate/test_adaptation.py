@@ -1,7 +1,5 @@
 """Choosing a strategy from a few queries: folds, ties, the exact test, and what it may cost."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

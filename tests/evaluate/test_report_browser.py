@@ -1,7 +1,5 @@
 """The report's alignment view in a real browser: links to a state, the keyboard, and what it looks like."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -3,8 +3,6 @@
 That sentence-transformers scores the same is tested in test_sentence_transformers.py, where it is installed.
 """
 
-from __future__ import annotations
-
 import json
 import string
 from dataclasses import replace
@@ -136,9 +134,6 @@ def test_a_layout_brings_its_card(results, tmp_path):
     model.save_pretrained(tmp_path / "bare", LAYOUT, "")
     model.save_pretrained(tmp_path / "ours")
     assert not list(tmp_path.glob("[bo]*/README.md"))
-
-
-# --- where it goes -------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Checkpoints of other libraries: minimal folders of each layout, against their formulas written out here."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import string
@@ -96,9 +94,6 @@ def bert(tmp_path):
     return write_checkpoint("bert", tmp_path / "bert")
 
 
-# --- single vectors -----------------------------------------------------------------------------------
-
-
 def test_a_plain_encoder_is_cosines_of_means(folder):
     model = paradigms.load(folder)
     assert model.name == "dpr"
@@ -154,9 +149,6 @@ def test_heads_prompts_and_lengths(folder):
     assert model.encoder.settings.document_length == 9
     wanted = cosines(encode(DOCUMENTS, "text: "), encode(QUERIES, "find: "))
     torch.testing.assert_close(scores_of(model), wanted, atol=1e-5, rtol=0)
-
-
-# --- token vectors ------------------------------------------------------------------------------------
 
 
 def with_marker(ids: Tensor, marker: int) -> Tensor:
@@ -391,9 +383,6 @@ def test_what_cannot_be_xtr_is_read_as_its_modules_say(tmp_path, settings, model
     assert paradigms.load(folder).name == ("colbert" if model_type == "ColBERT" else "dpr")
 
 
-# --- what is refused ----------------------------------------------------------------------------------
-
-
 def refused(folder: Path, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_checkpoint(folder)
@@ -474,9 +463,6 @@ def test_a_plain_folder_without_weights_or_tokenizer(bert):
     refused(bert, "tokenizer")
 
 
-# --- pickled weights ----------------------------------------------------------------------------------
-
-
 class Loud:
     """Unpickling it would raise the alarm."""
 
@@ -517,9 +503,6 @@ def test_a_pickle_runs_no_code(bert):
     torch.save([1], bert / "pytorch_model.bin")
     with pytest.raises(ValueError, match="no state dict"):
         paradigms.load(bert, pickled=True)
-
-
-# --- where checkpoints are -----------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Checkpoints that sentence-transformers itself writes score the same here (`make extras`)."""
 
-from __future__ import annotations
-
 import string
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Codes of token vectors: errors as theory has them, whatever the dimensions, norms and residuals."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

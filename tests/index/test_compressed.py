@@ -1,7 +1,5 @@
 """The compressed index equals its twins on what its codes stand for, through changes, crashes and damage."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil
@@ -153,9 +151,6 @@ def index(tmp_path_factory):
     return made
 
 
-# --- the two ways to score --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("bits", "fields"), [(1, FIELDS[:2]), (2, FIELDS), (4, FIELDS[:2]), (8, FIELDS)])
 def test_gathering_is_rel_on_what_codes_stand_for(tmp_path, bits, fields):
     made = everything(build(tmp_path / "index", fields=fields, bits=bits))
@@ -274,9 +269,6 @@ def test_rerank_scores_candidates_as_rel_does(index):
         one = index.tokens_of(candidates[n])
         scores = placed(imputed_rel(*similarity(one, asked[n : n + 1]), 20), one)[0]
         assert found == pytest.approx(dict(zip(candidates[n], scores.tolist(), strict=True)), abs=1e-4)
-
-
-# --- files ------------------------------------------------------------------------------------------
 
 
 def test_equal_seeds_give_equal_bytes_however_lists_are_sorted(tmp_path, monkeypatch):
@@ -398,9 +390,6 @@ def test_a_build_killed_while_it_codes_goes_on_to_the_same_bytes(tmp_path, monke
     monkeypatch.setattr(coding.Codec, "fit", None)  # the codec is there, and the blocks that were committed
     assert contents(build(target).folder) == whole
     assert sum(coded) == sum(LENGTHS) - 32
-
-
-# --- documents come and go --------------------------------------------------------------------------
 
 
 def test_added_documents_are_coded_as_those_of_the_build(tmp_path):

@@ -1,7 +1,5 @@
 """The FAISS index: exact where its token index is, else near it; in step with its store; deterministic."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pruned texts are the texts with fewer tokens: their rel is the readable twin's over what is kept."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

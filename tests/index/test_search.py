@@ -1,7 +1,5 @@
 """Exact search and reranking equal the readable twins on the stored vectors."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

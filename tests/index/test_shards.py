@@ -1,7 +1,5 @@
 """Indexes that several processes build together: the bytes of one process, killed and gone on with or not."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os
@@ -97,9 +95,6 @@ def kept(folder: Path) -> int:
     return appended + sum(min(SHARD, len(IDS) - SHARD * n) for n in stored(folder))
 
 
-# --- two processes ----------------------------------------------------------------------------------
-
-
 def collection(folder: Path) -> Path:
     """TEXTS in BEIR layout; of every tenth a query is judged."""
     folder.mkdir()
@@ -179,9 +174,6 @@ def test_two_processes_leave_the_bytes_of_one_though_one_was_killed(model, tmp_p
     assert not list(tmp_path.glob(".*"))
 
 
-# --- several processes, as threads -------------------------------------------------------------------
-
-
 class Member:
     """One process of a launch."""
 
@@ -251,9 +243,6 @@ def test_a_second_writer_is_refused_whatever_its_documents(model, tmp_path):
     assert contents(index.folder) == contents(build(paradigm, tmp_path / "alone").folder)
 
 
-# --- one process ------------------------------------------------------------------------------------
-
-
 def test_other_weights_of_equal_width_are_refused(model, tmp_path):
     paradigm = Paradigm.from_pretrained(model)
     index = build(paradigm, tmp_path / "index", "exact")
@@ -306,9 +295,6 @@ def test_a_failed_build_leaves_nothing_and_keeps_what_another_left(model, tmp_pa
     (tmp_path / ".index.building" / "manifest.json").write_text("{")  # of one that stopped at its beginning
     again = Paradigm.from_pretrained(model)
     assert contents(build(again, tmp_path / "index").folder) == contents(build(again, tmp_path / "b").folder)
-
-
-# --- the scripts ------------------------------------------------------------------------------------
 
 
 def test_what_was_encoded_is_compared_and_reranked(model, tmp_path, capsys, monkeypatch):

@@ -1,7 +1,5 @@
 """Indexes change by whole commits: killed, crowded and damaged writers; documents come and go."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil
@@ -89,9 +87,6 @@ def paradigm(tiny_bert):
     return PARADIGMS["coil"](tiny_bert, document_length=32)
 
 
-# --- an interrupted build goes on --------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", [ExactIndex, FaissIndex])
 @pytest.mark.parametrize("after", [1, 2, 3, 5])
 def test_an_interrupted_build_of_tokens_goes_on(tmp_path, monkeypatch, kind, after):
@@ -171,8 +166,6 @@ def test_tokens_that_do_not_fit_are_refused(tmp_path):
         build(tmp_path / "index", [], bits=4)
     assert names(tmp_path) == []
 
-
-# --- commits ----------------------------------------------------------------------------------------
 
 NUMBERS = Column("int64")
 
@@ -267,9 +260,6 @@ def test_an_index_that_is_written_is_not_replaced_by_a_build(tmp_path):
     assert len(build(tmp_path / "index", documents(4))) == 4
 
 
-# --- damage -----------------------------------------------------------------------------------------
-
-
 def remove(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 
@@ -324,9 +314,6 @@ def test_a_damaged_index_is_refused_by_the_name_of_its_file(paradigm, tmp_path, 
         ExactIndex.open(index.folder)
     if "checksum" in named:  # which is compared unless a caller says otherwise
         assert len(ExactIndex.open(index.folder, verify=False)) == 3
-
-
-# --- documents come and go --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [ExactIndex, FaissIndex])

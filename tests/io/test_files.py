@@ -1,7 +1,5 @@
 """Outputs appear whole or not at all: interrupted, killed and crowded writers, full disks."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import json

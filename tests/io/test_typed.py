@@ -1,7 +1,5 @@
 """A setting of a wrong type is told by its name, in words, before anything computes with it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
