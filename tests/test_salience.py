@@ -1,7 +1,6 @@
 """ALIGNER in training and at test time: every alignment, and every gate of salience, on either side."""
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,8 @@ import torch
 from accelerate import Accelerator
 
 from paradigms import Paradigm
-from paradigms.align import ALIGNMENTS, total
 from paradigms.aligner import aligner
-from paradigms.core import Tokens, rel
+from paradigms.core import Tokens
 from paradigms.data import Corpus
 from paradigms.encoder.text import SIDES
 from paradigms.index import ExactIndex
@@ -24,12 +22,6 @@ from paradigms.train.loop import TrainingSettings, train
 WORDS = "sea bird fire wood queen letter corn field snow mountain boat river ship iron moon star".split()  # noqa: SIM905
 CORPUS = Corpus([f"d{n}" for n in range(16)], [f"the {word} and a {word} on the hill" for word in WORDS])
 EXAMPLES = [Example(f"the {word}", n, (), (n,)) for n, word in enumerate(WORDS)]
-CHOICES: list[tuple[str, dict[str, Any]]] = [
-    ("top_k", {"k": 1}),
-    ("top_k", {"k": 3}),
-    ("top_p", {"p": 0.4}),
-    ("entropic", {"k": 2, "eps": 0.05}),
-]
 VARIANTS: dict[str, dict[str, Any]] = {
     "entropic": {"salience": "entropic"},
     "Eq. 5": {"salience": "entropic", "iterations": 5},
@@ -72,20 +64,14 @@ def batch_gradients(paradigm: Paradigm) -> tuple[float, dict[str, torch.Tensor |
     return loss.item(), {name: p.grad for name, p in paradigm.named_parameters()}
 
 
-@pytest.mark.parametrize(("align", "knobs"), CHOICES[2:], ids=str)  # test_loop trains with top_k
-def test_it_learns_with_one_alignment_and_searches_with_any(tiny_bert, tmp_path, align, knobs):
+# test_loop trains with top_k
+@pytest.mark.parametrize(("align", "knobs"), [("top_p", {"p": 0.4}), ("entropic", {"k": 2, "eps": 0.05})])
+def test_it_learns_with_an_alignment_and_keeps_it(tiny_bert, tmp_path, align, knobs):
     trained, losses = fit(build(tiny_bert, align, knobs, eps=0.05), tmp_path / "training")
     assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
     trained.save_pretrained(tmp_path / "checkpoint")
     saved = Paradigm.from_pretrained(tmp_path / "checkpoint")
     assert (saved.recipe.align, saved.recipe.align_knobs) == (align, knobs)
-    index = ExactIndex.build(saved, CORPUS.ids, CORPUS, tmp_path / "index")
-    documents, queries = index.tokens_of(CORPUS.ids), saved.encode_queries(["the mountain in the snow"])
-    for other, settings in CHOICES:
-        adapted = saved.with_alignment(other, **settings)
-        found = index.search(adapted, {"q": "the mountain in the snow"}, 16)["q"]
-        expected = rel(documents, queries, partial(ALIGNMENTS[other].function, **settings), total)[0].tolist()
-        assert found == pytest.approx(dict(zip(CORPUS.ids, expected, strict=True)), abs=1e-5)
 
 
 @EVERY

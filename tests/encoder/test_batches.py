@@ -1,10 +1,8 @@
 """Texts in parts by length, and gradient caching: the plain step's losses and gradients, in less memory."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -231,17 +229,6 @@ def test_a_text_is_encoded_twice_only_where_it_is_cached(tiny_bert):
         examples = [Example(word, n, (), (n,)) for n, word in enumerate(WORDS[:8])]
         step(paradigm, chunk, examples=examples)
         assert texts == 2 * (8 + cached)
-
-
-def test_freed_memory_is_asked_of_malloc_once(monkeypatch, tiny_bert):
-    asked = list[tuple[int, int]]()
-    glibc = SimpleNamespace(mallopt=lambda *to: asked.append(to) or 1)
-    for library in (glibc, SimpleNamespace()):  # the other is a malloc that is not glibc's
-        batches.keep_freed_memory.cache_clear()
-        monkeypatch.setattr(batches.ctypes, "CDLL", lambda name, library=library: library)
-        for _ in range(2):
-            step(build("dpr", tiny_bert), 0)
-        assert asked == [(-3, 1 << 30), (-1, 1 << 30)] or sys.platform != "linux"
 
 
 def test_settings_and_objective_agree(tiny_bert, tmp_path):

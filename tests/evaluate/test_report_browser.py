@@ -64,9 +64,12 @@ def state_of(dom: str) -> dict[str, list[str]]:
 
 
 def test_a_page_without_a_state_makes_one(page):
+    """And shows salience as the ink of a token."""
     dom = browse(page)
     assert state_of(dom) == {"query": ["q 1"], "document": ["one"]}
     assert dom.count('<article class="card">') == 3  # two, and their template
+    found = re.findall(r'style="[^"]*--salience: ([\d.]+)', dom)
+    assert [float(value) for value in found] == [0.0, 1.0, 0.25, 0.5]
 
 
 def test_a_link_restores_what_was_chosen_shown_and_held(page):
@@ -108,12 +111,6 @@ def test_the_keyboard_reaches_holds_and_lets_go(page):
     assert last_said.startswith("seas ↔ sea 100%")
     assert "hold=document+seas+0" in held
     assert "hold" not in free
-
-
-def test_salience_is_the_ink_of_a_token(page):
-    dom = browse(page)
-    found = re.findall(r'style="[^"]*--salience: ([\d.]+)', dom)
-    assert [float(value) for value in found] == [0.0, 1.0, 0.25, 0.5]
 
 
 def test_the_view_is_drawn(page, tmp_path):
