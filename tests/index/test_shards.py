@@ -82,17 +82,12 @@ def wait_for(what: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def stored(folder: Path) -> list[int]:
-    """The shards that are files."""
-    files = folder.with_name(f".{folder.name}.building") / building.FOLDER
-    return [int(file.stem) for file in files.glob(f"*{building.STORED}")]
-
-
 def kept(folder: Path) -> int:
     """How many documents an interrupted build has stored."""
-    manifest = folder.with_name(f".{folder.name}.building") / "manifest.json"
-    appended: int = json.loads(manifest.read_text())["documents"]
-    return appended + sum(min(SHARD, len(IDS) - SHARD * n) for n in stored(folder))
+    unfinished = folder.with_name(f".{folder.name}.building")
+    appended: int = json.loads((unfinished / "manifest.json").read_text())["documents"]
+    parts = (unfinished / building.FOLDER).glob(f"*{building.STORED}")
+    return appended + sum(min(SHARD, len(IDS) - SHARD * int(part.stem)) for part in parts)
 
 
 def collection(folder: Path) -> Path:
