@@ -36,7 +36,7 @@ from paradigms.generative.pairs import (
 from paradigms.generative.small import small_t5
 from paradigms.io.files import write_json
 from paradigms.io.plugins import LOADED
-from paradigms.io.terminal import Terminal
+from paradigms.io.terminal import Terminal, shown
 from paradigms.model import Paradigm, autocast
 from paradigms.train import tracking
 from paradigms.train.checkpoint import sha256
@@ -115,7 +115,7 @@ def open_collection(name: str, documents: int | None, console: Console) -> Colle
         for split in collection.splits.values():
             check_ids(split.queries, "query id")
     except (OSError, ValueError, ImportError) as error:
-        raise SystemExit(str(error)) from error
+        raise SystemExit(shown(error)) from error
     queries = ", ".join(f"{len(split.queries):,} {name}" for name, split in collection.splits.items())
     console.print(f"{collection.name}: {len(collection.corpus):,} documents; queries: {queries}")
     if collection.problems:
