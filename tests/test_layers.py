@@ -123,7 +123,7 @@ def test_no_import_runs_in_a_circle():
         r"\.from_pretrained\(.*trust": "paradigms/encoder/backbone.py",  # runs no code of a checkpoint
         r"\bAuto\w+\.from_": "paradigms/encoder/backbone.py",
         r"\btorch\.load\(": "paradigms/formats/weights.py",  # of weights alone, on request
-        r"\bpickle\.(load|Unp)|import pickle": "nowhere",
+        r"\bimport (pickle|dill|joblib|marshal)\b": "nowhere",
     }.items(),
 )
 def test_what_comes_from_strangers_has_one_door(call: str, door: str):
