@@ -83,6 +83,7 @@ from paradigms.encoder.text import TextEncoder
 from paradigms.evaluate import per_query
 from paradigms.index import ExactIndex
 from paradigms.index.strategies import MEASURED, Strategies, rerank_strategies
+from paradigms.io.terminal import shown
 from paradigms.train.job import begin, content, keep_settings
 from paradigms.train.state import by_main
 
@@ -120,7 +121,7 @@ def alignment_of(checkpoint: str) -> str:
     try:
         recipe = Paradigm.from_pretrained(checkpoint).recipe
     except (OSError, ValueError) as error:
-        raise SystemExit(f"--checkpoint: {error}") from error
+        raise SystemExit(f"--checkpoint: {shown(error)}") from error
     for name, strategy in MEASURED.items():
         if strategy == (recipe.align, recipe.align_knobs):
             return name

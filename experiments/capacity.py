@@ -143,6 +143,7 @@ from paradigms.encoder.backbone import load_tokenizer, offline_encoder
 from paradigms.evaluate.hybrid import System, candidate_scores, combine, tune
 from paradigms.index import ExactIndex
 from paradigms.io.files import write_json
+from paradigms.io.terminal import shown
 from paradigms.train.job import begin, fit, keep_settings, open_collection
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.state import by_main
@@ -163,7 +164,7 @@ def main(settings: Settings) -> None:
     try:
         benches = open_benches(settings, collection, tokenizer, backbone)
     except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from error
+        raise SystemExit(shown(error)) from error
     runs = [(bench, seed, name) for bench in benches for seed in settings.seeds for name in settings.systems]
     missing = [run for run in runs if not result_file(folder, *run).is_file()]
     accelerator.wait_for_everyone()  # before any process can finish one
@@ -173,7 +174,7 @@ def main(settings: Settings) -> None:
         try:
             run_system(bench, seed, name, special, settings, folder, accelerator)
         except (ValueError, OSError, FloatingPointError) as error:
-            raise SystemExit(f"{bench.collection.name}, seed {seed}, {name}: {error}") from error
+            raise SystemExit(f"{bench.collection.name}, seed {seed}, {name}: {shown(error)}") from error
     if accelerator.is_main_process:
         report(benches, [result_file(folder, *run) for run in runs], settings, accelerator)
     accelerator.end_training()

@@ -72,7 +72,7 @@ class Settings(EncoderTraining):
             try:
                 training_settings(system, self)
             except (TypeError, ValueError) as error:
-                raise SystemExit(f"system {name}, training: {error}") from error
+                raise SystemExit(f"system {name}, training: {shown(error)}") from error
         if self.size not in ("small", "full"):
             raise SystemExit(f"size must be small or full, got {self.size!r}")
         for name in ("depth", "seeds"):
@@ -104,6 +104,7 @@ from paradigms.encoder.text import ENCODERS
 from paradigms.index import INDEXES
 from paradigms.io.files import write_json
 from paradigms.io.plugins import LOADED, plugin_of
+from paradigms.io.terminal import shown
 from paradigms.train.dev import candidates
 from paradigms.train.job import (
     DEV_DEPTH,
@@ -152,7 +153,7 @@ def main(settings: Settings) -> None:
                 if found is not None and system.index:
                     open_encoded(system.index, found, collection)
             except (ValueError, TypeError, OSError, ImportError) as error:
-                raise SystemExit(f"system {name}: {error}") from error
+                raise SystemExit(f"system {name}: {shown(error)}") from error
     by_main(lambda: keep_settings(kept, folder, free), accelerator)
     resumed = any((folder / run).exists() for run in training_runs(settings))
     for run, (name, _) in training_runs(settings).items():
@@ -170,7 +171,7 @@ def main(settings: Settings) -> None:
             system = settings.chosen[name]
             run_system(run, system, data, replace(settings, seed=seed), folder, accelerator, console)
         except (ValueError, TypeError, OSError, FloatingPointError) as error:
-            raise SystemExit(f"{run}: {error}") from error
+            raise SystemExit(f"{run}: {shown(error)}") from error
     if accelerator.is_main_process:
         shutil.rmtree(folder / STATES, ignore_errors=True)
         seconds = time.perf_counter() - began

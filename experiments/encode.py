@@ -53,7 +53,6 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
 from accelerate import Accelerator
-from rich.console import Console
 
 from paradigms import Paradigm, load
 from paradigms.data import Collection
@@ -61,6 +60,7 @@ from paradigms.index import INDEXES, open_index
 from paradigms.index.base import TokenIndex
 from paradigms.index.weights import weights_checksum
 from paradigms.io.files import write_json
+from paradigms.io.terminal import Terminal, shown
 from paradigms.train import tracking
 from paradigms.train.job import environment, keep_settings, open_collection
 from paradigms.train.state import by_main
@@ -70,7 +70,7 @@ def main(settings: Settings) -> None:
     try:
         paradigm = load(settings.checkpoint)
     except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from error
+        raise SystemExit(shown(error)) from error
     if not isinstance(paradigm, Paradigm):
         raise SystemExit(f"{settings.checkpoint} holds {paradigm.name}, which encodes no documents")
     named = f"results/encode-{paradigm.name}-{folder_name(settings.collection)}"
@@ -83,7 +83,7 @@ def main(settings: Settings) -> None:
         folder=folder,
     )
     tracking.take(folder, accelerator)
-    console = Console(quiet=not accelerator.is_main_process)
+    console = Terminal(quiet=not accelerator.is_main_process)
     collection = open_collection(settings.collection, settings.documents or None, console)
     paradigm = paradigm.to(accelerator.device)
 
@@ -96,7 +96,7 @@ def main(settings: Settings) -> None:
     try:
         encode(paradigm, collection, settings, folder, accelerator, console)
     except (ValueError, TypeError, OSError) as error:
-        raise SystemExit(f"{type(error).__name__}: {error}") from error
+        raise SystemExit(f"{type(error).__name__}: {shown(error)}") from error
     accelerator.end_training()
 
 
@@ -106,7 +106,7 @@ def encode(
     settings: Settings,
     folder: Path,
     accelerator: Accelerator,
-    console: Console,
+    console: Terminal,
 ) -> None:
     """The index of the collection in folder/index, from where it is."""
     if (folder / "index").is_dir():

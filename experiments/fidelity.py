@@ -69,6 +69,7 @@ from paradigms.baselines.lexical_vectors import weigh
 from paradigms.core import Tokens
 from paradigms.encoder.batches import by_length
 from paradigms.evaluate.claims import Claim, judge
+from paradigms.io.terminal import shown
 from theory.collection import Problem, exact_thresholds, required_dimension
 from theory.projections import pairwise_error
 from theory.recall import recall_failure
@@ -126,7 +127,7 @@ def open_model(name: str) -> Paradigm:
     try:
         return Paradigm.from_pretrained(name)
     except (FileNotFoundError, ValueError) as error:
-        raise SystemExit(f"--model: {error}") from error
+        raise SystemExit(f"--model: {shown(error)}") from error
 
 
 def single_vectors(

@@ -111,6 +111,7 @@ from paradigms.evaluate import per_query
 from paradigms.evaluate.hybrid import System, candidate_scores, combine, tune, union
 from paradigms.index import ExactIndex
 from paradigms.io.files import write_json
+from paradigms.io.terminal import shown
 from paradigms.train.job import (
     NEGATIVES_DEPTH,
     begin,
@@ -145,7 +146,7 @@ def main(settings: Settings) -> None:
             console.print(f"{bench.collection.name}, seed {seed}: measuring")
             by_main(partial(finish, files[seed], seed, bench, settings, accelerator), accelerator)
         except (ValueError, OSError, KeyError, FloatingPointError) as error:
-            raise SystemExit(f"{bench.collection.name}, seed {seed}: {error}") from error
+            raise SystemExit(f"{bench.collection.name}, seed {seed}: {shown(error)}") from error
     if accelerator.is_main_process:
         found = gather([json.loads(file.read_text(encoding="utf-8")) for file in files.values()])
         summary = (

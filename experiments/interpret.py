@@ -55,7 +55,6 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import torch
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
@@ -66,6 +65,7 @@ from paradigms.data import Split
 from paradigms.encoder.text import Side
 from paradigms.evaluate.report import PALETTE
 from paradigms.io.files import write_text
+from paradigms.io.terminal import Terminal, shown
 from paradigms.train.job import open_collection
 
 CLOSING, OPENING = set(".,;:!?)]}%'’"), set("([{")
@@ -102,11 +102,11 @@ class Pair:
 
 
 def main(settings: Settings) -> None:
-    console = Console()
+    console = Terminal()
     try:
         paradigm = Paradigm.from_pretrained(settings.checkpoint)
     except (OSError, ValueError) as error:
-        raise SystemExit(f"--checkpoint: {error}") from error
+        raise SystemExit(f"--checkpoint: {shown(error)}") from error
     paradigm.to("cuda" if torch.cuda.is_available() else "cpu")
     subset = settings.documents or None if settings.collection == "pydocs" else None
     collection = open_collection(settings.collection, subset, console)
@@ -222,7 +222,7 @@ def spaced(found: Sequence[Word]) -> list[tuple[str, Word]]:
     return result
 
 
-def show(pair: Pair, console: Console) -> None:
+def show(pair: Pair, console: Terminal) -> None:
     """One pair in the terminal: salient words are bold, aligned ones have the colour of their query word."""
     console.print()
     console.rule(Text(f"query {pair.query_id} → document {pair.document_id}"))

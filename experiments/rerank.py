@@ -52,7 +52,6 @@ if __name__ == "__main__":  # before the imports that take seconds
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, parse_flag_from_env
 from encode import open_encoded
-from rich.console import Console
 
 from paradigms import Paradigm, load
 from paradigms.data import Collection, Run, read_run, write_run
@@ -69,21 +68,22 @@ from paradigms.evaluate import (
 from paradigms.evaluate.reranking import rerank as rerank_texts
 from paradigms.index import ExactIndex
 from paradigms.io.files import write_json, write_text
+from paradigms.io.terminal import Terminal, shown
 from paradigms.train.job import open_collection
 from paradigms.train.tracking import PATIENCE
 
 
 def main(settings: Settings) -> None:
     state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"), timeout=PATIENCE)
-    console = Console(quiet=not state.is_main_process)
+    console = Terminal(quiet=not state.is_main_process)
     try:
         rerank(settings, state, console)
     except (ValueError, OSError, KeyError) as error:
-        raise SystemExit(str(error)) from error
+        raise SystemExit(shown(error)) from error
     state.destroy_process_group()
 
 
-def rerank(settings: Settings, state: PartialState, console: Console) -> None:
+def rerank(settings: Settings, state: PartialState, console: Terminal) -> None:
     run = read_run(settings.run)
     paradigm = load(settings.checkpoint).to(state.device)
     collection = open_collection(settings.collection, settings.documents or None, console)
@@ -139,7 +139,7 @@ def rerank_encoded(
     return reranked
 
 
-def candidates_of(run: Run, collection: Collection, settings: Settings, console: Console) -> Run:
+def candidates_of(run: Run, collection: Collection, settings: Settings, console: Terminal) -> Run:
     """The run's first documents for the split's queries. ValueError where it is of another collection."""
     queries = collection.split(settings.split).queries
     known = {query: scores for query, scores in run.items() if query in queries}

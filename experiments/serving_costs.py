@@ -74,7 +74,6 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import numpy as np
 import torch
-from rich.console import Console
 from studies.pages import Section, print_sections, write_rows
 
 from paradigms import PARADIGMS, Paradigm, load
@@ -84,6 +83,7 @@ from paradigms.engines import Engine, LanceEngine, QdrantEngine, hand_over
 from paradigms.index import CompressedIndex, ExactIndex, FaissIndex, TokenIndex
 from paradigms.io.files import write_json
 from paradigms.io.progress import progress_bar
+from paradigms.io.terminal import Terminal, shown
 from paradigms.train.job import open_collection
 
 BLOCK = 1 << 16  # padded tokens that go from one index to another at once
@@ -95,7 +95,7 @@ Row = dict[str, Any]
 
 
 def main(settings: Settings) -> None:
-    console, folder = Console(), Path(settings.output)
+    console, folder = Terminal(), Path(settings.output)
     torch.set_num_threads(settings.threads)
     before = os.getloadavg()[0]
     rows: list[Row] = []
@@ -105,7 +105,7 @@ def main(settings: Settings) -> None:
             with tempfile.TemporaryDirectory() as work:
                 rows += measure(name, collection, settings, Path(work))
     except (ValueError, OSError, KeyError) as error:
-        raise SystemExit(str(error)) from error
+        raise SystemExit(shown(error)) from error
     missing = sorted({package for package in PACKAGES.values() if find_spec(package) is None})
     left_out = f" Not installed, and left out: {', '.join(missing)}." if missing else ""
     text = (

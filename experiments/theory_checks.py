@@ -45,13 +45,13 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, (__doc__ or "").partition("\n\n")[0])
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from studies.theory_claims import OURS, THEOREMS, Evidence, Theorem
 
 from paradigms.io.files import write_json, write_text
 from paradigms.io.progress import progress_bar
+from paradigms.io.terminal import Terminal
 
 for chapter in ("projections", "recall", "aligner", "xtr", "generative", "capacity"):
     import_module(f"studies.theory_claims_{chapter}")  # fills THEOREMS
@@ -228,7 +228,7 @@ def as_html(results: list[Result], settings: Settings) -> str:
 
 
 def main(settings: Settings) -> int:
-    names, results, console = chosen(settings.only), [], Console()
+    names, results, console = chosen(settings.only), [], Terminal()
     with progress_bar() as progress:
         task = progress.add_task("checking", total=len(names))
         for name in names:

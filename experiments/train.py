@@ -126,6 +126,7 @@ from paradigms import GENERATIVE, PARADIGMS, RERANKERS, CrossAttention, Generati
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Run, Split, read_run, write_run
 from paradigms.io.files import write_json
+from paradigms.io.terminal import shown
 from paradigms.train.job import (
     DEV_DEPTH,
     NEGATIVES_DEPTH,
@@ -158,7 +159,7 @@ def main(settings: Settings) -> None:
     try:
         paradigm = trained(settings, collection, folder / "training", accelerator, console)
     except (ValueError, TypeError, OSError, FloatingPointError, KeyError) as error:
-        raise SystemExit(f"{type(error).__name__}: {error}") from error
+        raise SystemExit(f"{type(error).__name__}: {shown(error)}") from error
     if accelerator.is_main_process:
         paradigm.save_pretrained(folder / "checkpoint")
         write_json(folder / "environment.json", environment(accelerator))

@@ -114,3 +114,19 @@ def test_no_import_runs_in_a_circle():
                 named = parts or {str(node.module)} & files.keys()
                 graph[module] |= {name for name in named if not f"{module}.".startswith(f"{name}.")}
     list(graphlib.TopologicalSorter(graph).static_order())  # CycleError names the circle
+
+
+@pytest.mark.parametrize(
+    ("call", "door"),
+    {
+        r"\bConsole\(": "paradigms/io/terminal.py",  # prints text of others as it is
+        r"\.from_pretrained\(.*trust": "paradigms/encoder/backbone.py",  # runs no code of a checkpoint
+        r"\bAuto\w+\.from_": "paradigms/encoder/backbone.py",
+        r"\btorch\.load\(": "paradigms/formats/weights.py",  # of weights alone, on request
+        r"\bimport (pickle|dill|joblib|marshal)\b": "nowhere",
+    }.items(),
+)
+def test_what_comes_from_strangers_has_one_door(call: str, door: str):
+    files = [*modules("paradigms"), *modules("experiments")]
+    found = {str(f.relative_to(ROOT)) for f in files if re.search(call, f.read_text(encoding="utf-8"))}
+    assert found <= {door}

@@ -60,7 +60,6 @@ if __name__ == "__main__":  # before the imports that take seconds
 import numpy as np
 import torch
 from jaxtyping import Int
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
@@ -75,6 +74,7 @@ from paradigms.generative.ngrams import SEPARATOR, NGramIndex
 from paradigms.generative.seal import seal
 from paradigms.generative.small import small_t5
 from paradigms.io.files import write_json
+from paradigms.io.terminal import Terminal
 
 Sequences = tuple[Int[np.ndarray, " t"], Int[np.ndarray, " n1"]]  # tokens and offsets, as NGramIndex takes
 WORD = re.compile(r"\w+|[^\w\s]")
@@ -119,13 +119,13 @@ class Row:
 
 
 def main(settings: Settings) -> None:
-    console = Console()
+    console = Terminal()
     rows = next_token_sets(settings, console) + beam_searches(settings, console)
     write_json(settings.output, {"settings": asdict(settings), "rows": [asdict(row) for row in rows]})
     console.print(as_table(rows))
 
 
-def next_token_sets(settings: Settings, console: Console) -> list[Row]:
+def next_token_sets(settings: Settings, console: Terminal) -> list[Row]:
     """What may follow each prefix, by NGramIndex and by what else answers this.
 
     numpy is compared to `branches`: both know the rows of the suffix array. Peers are given tokens, and are
@@ -174,7 +174,7 @@ def next_token_sets(settings: Settings, console: Console) -> list[Row]:
     return rows
 
 
-def beam_searches(settings: Settings, console: Console) -> list[Row]:
+def beam_searches(settings: Settings, console: Terminal) -> list[Row]:
     """One model's search among any tokens and among n-grams of the text, and transformers' search."""
     torch.set_num_threads(settings.threads)
     collection = load(settings.collection)

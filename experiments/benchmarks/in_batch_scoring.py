@@ -50,12 +50,12 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from paradigms.align import ALIGNMENTS, NORMALISERS, as_maximum
 from paradigms.core import Align, Tokens, rel
 from paradigms.io.files import write_json
+from paradigms.io.terminal import Terminal
 from paradigms.scoring import in_batch
 
 # What the paradigms train with. The soft alignment is here as the other of the two paths.
@@ -94,7 +94,7 @@ def main(settings: Settings) -> None:
             "rows": rows,
         },
     )
-    Console().print(as_table(rows, settings))
+    Terminal().print(as_table(rows, settings))
 
 
 def machine(settings: Settings) -> str:

@@ -60,12 +60,12 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import numpy as np
 import torch
-from rich.console import Console
 from rich.table import Table
 from token_parts.vectors import prepare
 
 from paradigms.io.files import write_json
 from paradigms.io.progress import progress_bar
+from paradigms.io.terminal import Terminal
 
 K = 10
 WORKER = Path(__file__).parent / "token_parts" / "systems.py"
@@ -122,7 +122,7 @@ def rows() -> list[Row]:
 
 
 def main(settings: Settings) -> None:
-    console = Console(width=max(150, Console().width))  # the table's
+    console = Terminal(width=max(150, Terminal().width))  # the table's
     folder = Path(settings.output)
     chosen = [row for row in rows() if not settings.systems or row.name.startswith(tuple(settings.systems))]
     pythons, missing = interpreters(settings.peers)
@@ -295,7 +295,7 @@ def ratio(row: dict[str, Any], table: Sequence[dict[str, Any]]) -> tuple[float, 
 
 
 def show(
-    console: Console,
+    console: Terminal,
     settings: Settings,
     table: Sequence[dict[str, Any]],
     vectors: Path,

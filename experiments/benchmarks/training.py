@@ -97,7 +97,6 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from safetensors.torch import save_file
 from training_parts.trainers import CHECKED, WARMUP, Job
@@ -106,6 +105,7 @@ from paradigms.data import Collection, load
 from paradigms.encoder.backbone import load_backbone, load_tokenizer, offline_encoder, quiet
 from paradigms.io.files import atomic_folder, atomic_text, write_json
 from paradigms.io.progress import progress_bar
+from paradigms.io.terminal import Terminal, shown
 
 HERE = Path(__file__).parent
 # What pip installs for a peer, whose requirements exclude the others'; [train] brings accelerate, datasets.
@@ -144,12 +144,12 @@ def rows(settings: Settings) -> list[Row]:
 
 
 def main(settings: Settings) -> None:
-    folder, console = Path(settings.output), Console()
+    folder, console = Path(settings.output), Terminal()
     try:
         pythons = {peer: installed(peer, Path(settings.environments), console) for peer in settings.peers}
         work = prepare(settings, folder)
     except (OSError, ValueError, ImportError, subprocess.CalledProcessError) as error:
-        raise SystemExit(str(error)) from error
+        raise SystemExit(shown(error)) from error
     pythons["ours"] = sys.executable
     measured: dict[Row, list[dict[str, Any]]] = {row: [] for row in rows(settings)}
     found: list[dict[str, Any]] = []
@@ -170,7 +170,7 @@ def main(settings: Settings) -> None:
 # --- what every trainer starts from -------------------------------------------------------------------
 
 
-def installed(peer: str, environments: Path, console: Console) -> str:
+def installed(peer: str, environments: Path, console: Terminal) -> str:
     """The interpreter of a peer's environment, which is made if it is not there."""
     folder = environments.absolute() / peer
     python, done = str(folder / "bin" / "python"), folder / "requirements.txt"
@@ -314,7 +314,7 @@ def summary(row: Row, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def show(console: Console, settings: Settings, found: Sequence[Mapping[str, Any]]) -> None:
+def show(console: Terminal, settings: Settings, found: Sequence[Mapping[str, Any]]) -> None:
     where = f"{settings.threads} threads" if settings.device == "cpu" else torch.cuda.get_device_name()
     good, shown = [row for row in found if not row["failed"]], Table(title=f"Training, {where}")
     for name in ("batch", "system", "pairs/s", "per\nCPU s", "peak\nGiB", "times\nfaster"):

@@ -22,6 +22,7 @@ from paradigms.data import Collection, Run, Split
 from paradigms.evaluate import PerQuery, per_query
 from paradigms.index import ExactIndex
 from paradigms.io.files import write_json
+from paradigms.io.terminal import shown
 from paradigms.train.job import DEV_DEPTH, NEGATIVES_DEPTH, fit, open_collection, training_splits
 from paradigms.train.loop import TrainingSettings, kept_step
 from paradigms.train.state import by_main
@@ -88,7 +89,7 @@ def run_jobs(
         try:
             run_job(job, bench, settings, accelerator)
         except (ValueError, OSError, KeyError, FloatingPointError) as error:
-            raise SystemExit(f"{bench.collection.name}, {job.name}: {error}") from error
+            raise SystemExit(f"{bench.collection.name}, {job.name}: {shown(error)}") from error
     return [json.loads((job.folder / "values.json").read_text(encoding="utf-8")) for job in jobs]
 
 

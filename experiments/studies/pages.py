@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from studies.shared_settings import DIVISIONS, Tracker
 
@@ -22,6 +21,7 @@ from paradigms.evaluate.claims import UNDECIDED, Claim, judge
 from paradigms.evaluate.report import format_number
 from paradigms.io.files import atomic_text, write_json, write_text
 from paradigms.io.progress import progress_bar
+from paradigms.io.terminal import Terminal
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -101,9 +101,9 @@ def tracked(sequence: Sequence[Any], name: str) -> Iterator[Any]:
 
 def print_sections(sections: Sequence[Section]) -> None:
     """The same sections on the console, without figures."""
-    console = Console()
+    console = Terminal()
     for section in sections:
-        console.print(f"\n[bold]{section.heading}[/bold]")
+        console.print(f"\n{section.heading}", style="bold")
         if section.text:
             console.print(section.text, highlight=False)
         if section.rows:
@@ -163,7 +163,7 @@ def finish(
     page = write_page(settings.output, title, summary, sections, figures, given)
     images = [settings.output / f"{name}.png" for name in figures]
     track(settings.tracker, run, given, numbers, images, settings.output)
-    print(f"\n{summary}\n{page}")
+    Terminal().print(f"\n{summary}\n{page}", soft_wrap=True)
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -227,7 +227,7 @@ def publish(
     write_json(folder / "environment.json", where)
     page = write_page(folder, title, summary, list(sections.values()), figures, asdict(settings) | where)
     print_sections(list(sections.values()))
-    Console().print(f"{summary}\nReport: {page}")
+    Terminal().print(f"{summary}\nReport: {page}", soft_wrap=True)
     if accelerator.trackers:
         import wandb
 

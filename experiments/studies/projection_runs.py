@@ -4,6 +4,7 @@ import numpy as np
 
 from paradigms.baselines.lexical_vectors import Counts, Placement, Weighting, count_terms, weigh
 from paradigms.data import Collection, load
+from paradigms.io.terminal import shown
 from theory.collection import Problem
 from theory.projections import pairwise_error
 from theory.roots import decreasing_root
@@ -17,7 +18,7 @@ def open_counts(
         collection = load(name, documents=documents)
         return collection, count_terms(collection.corpus, collection.split(split).queries, queries, seed)
     except (FileNotFoundError, ValueError) as error:
-        raise SystemExit(str(error)) from error
+        raise SystemExit(shown(error)) from error
 
 
 def make_problem(

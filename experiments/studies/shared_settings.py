@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from paradigms.io.settings import folder_name
+from paradigms.io.terminal import shown
 from paradigms.io.typed import check_known, check_type, check_types
 
 Tracker = Literal["none", "wandb"]
@@ -148,7 +149,7 @@ def read_systems(given: list[str] | dict[str, Any]) -> dict[str, System]:
             system = systems[name] = System(**{"paradigm": "" if "checkpoint" in told else name} | told)
             check_types(system)
         except ValueError as error:
-            raise SystemExit(f"system {name}: {error}") from error
+            raise SystemExit(f"system {name}: {shown(error)}") from error
         if system.paradigm not in known and not (system.checkpoint and not system.paradigm):
             raise SystemExit(
                 f"system {name}: unknown paradigm {system.paradigm}; there are {', '.join(known)}. One of "

@@ -34,6 +34,7 @@ from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.small import small_t5
 from paradigms.index import ExactIndex
 from paradigms.io.files import write_json
+from paradigms.io.terminal import shown
 from paradigms.train.dev import candidates
 from paradigms.train.job import (
     NEGATIVES_DEPTH,
@@ -82,7 +83,7 @@ def open_bench(settings: PairSettings, console: Console) -> Bench:
         try:
             collection = within_documents(collection)
         except ValueError as error:
-            raise SystemExit(f"{error}: choose --division unseen") from error
+            raise SystemExit(f"{shown(error)}: choose --division unseen") from error
         sizes = ", ".join(f"{len(split.queries):,} {name}" for name, split in collection.splits.items())
         console.print(f"Queries divided within documents: {sizes}")
     if "test" not in collection.splits:
@@ -326,7 +327,7 @@ def measure_all(
                 console.print(f"{bench.collection.name}, seed {seed}: measuring {task}")
                 write_json(file, measure(task, seed, bench, models))
         except (ValueError, OSError, KeyError, FloatingPointError) as error:
-            raise SystemExit(f"{bench.collection.name}, seed {seed}, {task}: {error}") from error
+            raise SystemExit(f"{bench.collection.name}, seed {seed}, {task}: {shown(error)}") from error
         accelerator.wait_for_everyone()
     by_main(lambda: shutil.rmtree(Path(settings.models) / "states", ignore_errors=True), accelerator)
     found = {

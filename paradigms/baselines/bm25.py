@@ -28,6 +28,7 @@ import regex  # type: ignore[import-untyped]
 from paradigms.data import Run, best_first, check_queries
 from paradigms.io.files import atomic_folder, settle
 from paradigms.io.progress import progress_bar
+from paradigms.io.typed import naming, read_json
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -199,11 +200,12 @@ class BM25:
         file = Path(folder) / "settings.json"
         if not file.is_file():
             raise FileNotFoundError(f"{folder} holds no saved BM25 index (no settings.json)")
-        settings = json.loads(file.read_text(encoding="utf-8"))
-        index = bm25s.BM25.load(folder, show_progress=False, allow_pickle=False)
-        pieces = settings.pop("pieces", None)
-        tokenizer = None if pieces is None else _tokenizer(Path(folder) / TOKENIZER, pieces)
-        return cls(index, **settings, tokenizer=tokenizer)
+        with naming(folder):
+            settings = read_json(file)
+            index = bm25s.BM25.load(folder, show_progress=False, allow_pickle=False)
+            pieces = settings.pop("pieces", None)
+            tokenizer = None if pieces is None else _tokenizer(Path(folder) / TOKENIZER, pieces)
+            return cls(index, **settings, tokenizer=tokenizer)
 
     def _scores(self, text: str) -> np.ndarray:
         known = [self.vocabulary[term] for term in self.terms(text) if term in self.vocabulary]

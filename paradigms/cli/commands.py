@@ -215,7 +215,7 @@ def precision_of(settings: argparse.Namespace) -> str:
 
 def notes() -> Terminal:
     """What is told beside the results."""
-    return Terminal(stderr=True, highlight=False, markup=False)
+    return Terminal(stderr=True, highlight=False)
 
 
 def tell_words(settings: argparse.Namespace, words: int, console: Terminal) -> None:

@@ -6,6 +6,8 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping
 
+from rich.text import Text
+
 from paradigms.data import load
 from paradigms.data.collection import mended
 from paradigms.data.lines import json_object, usable_id
@@ -81,7 +83,7 @@ def typed() -> Iterator[str]:
     console = Terminal(stderr=True)
     while True:
         try:
-            line = console.input("[bold]query[/] (empty to leave): ").strip()
+            line = console.input(Text.assemble(("query", "bold"), " (empty to leave): ")).strip()
         except EOFError:
             return
         if not line:

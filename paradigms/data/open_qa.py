@@ -8,7 +8,6 @@ the share of questions for which one of the first k passages contains an answer,
 
 import ast
 import csv
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from paradigms.data.collection import Collection, Problems, assemble, joined
 from paradigms.data.lines import Document, decoded, json_object, read_documents
 from paradigms.io.gzipped import numbered_lines
+from paradigms.io.typed import parse_json
 
 MEASURES = ("Success@20", "Success@100", "Success@5", "Success@1")
 PASSAGES = ("psgs_w100.tsv", "psgs_w100.tsv.gz", "passages.tsv", "passages.tsv.gz")
@@ -102,10 +102,7 @@ def _questions(path: Path, problems: Problems) -> Iterator[Question]:
     match = FILE.fullmatch(path.name)
     form = match["form"] if match else ""
     if form == "json":
-        try:
-            rows = json.loads("\n".join(line for _, line in numbered_lines(path)))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}: bad JSON ({error})") from error
+        rows = parse_json("\n".join(line for _, line in numbered_lines(path)), str(path))
         if not isinstance(rows, list):
             raise ValueError(f"{path}: not a list of questions but a {type(rows).__name__}")
         for number, row in enumerate(rows):

@@ -46,8 +46,13 @@ def pretrained(kind: Any, name: str | Path, **settings: Any) -> Any:
     local = Path(name).is_dir()
     if Path(name).is_absolute() and not local:
         raise FileNotFoundError(f"the backbone {name} is a path, and no such folder is there")
-    with quiet(), naming(name):
-        return kind.from_pretrained(name, trust_remote_code=False, local_files_only=local, **settings)
+    try:
+        with quiet(), naming(name):
+            return kind.from_pretrained(name, trust_remote_code=False, local_files_only=local, **settings)
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(f"{name} needs code that lies beside it, and such code is never run") from error
 
 
 def load_model(kind: Any, name: str | Path, but: str = "\0") -> Any:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from paradigms.io.typed import json_or_empty
 from paradigms.model import Trainable
 
 UNTOLD = {"output", "tracker", "load", "fingerprint"}  # settings that say nothing of the model
@@ -76,7 +77,7 @@ def results_of(checkpoint: str | Path) -> Path | None:
 
 def _json(folder: Path | None, name: str) -> dict[str, Any]:
     file = None if folder is None else folder / name
-    return json.loads(file.read_text(encoding="utf-8")) if file is not None and file.is_file() else {}
+    return {} if file is None else json_or_empty(file)
 
 
 def _table(title: str, values: dict[str, Any]) -> list[str]:

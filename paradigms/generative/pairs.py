@@ -13,7 +13,6 @@ Every draw depends on the seed and the ids of query and document alone. What giv
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from rapidfuzz.fuzz import ratio
 from rapidfuzz.process import cdist
 
 from paradigms.data import Corpus, Problems, Split
+from paradigms.data.lines import json_object
 from paradigms.generative.identifiers import Identifiers, tokenize
 from paradigms.generative.words import WORD, Words
 from paradigms.io.gzipped import numbered_lines
@@ -122,11 +122,8 @@ def read_generated(path: str | Path) -> Iterator[tuple[str, str]]:
     ValueError names the file and the line that is none.
     """
     for number, line in numbered_lines(path):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number}: bad JSON ({error})") from error
-        found = (row.get("document"), row.get("query")) if isinstance(row, dict) else (None, None)
+        row = json_object(line, f"{path}, line {number}")
+        found = row.get("document"), row.get("query")
         if not isinstance(found[0], str) or not isinstance(found[1], str):
             raise ValueError(f'{path}, line {number}: not {{"document": id, "query": text}}: {line[:60]}')
         yield found[0], found[1]

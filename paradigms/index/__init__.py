@@ -11,7 +11,6 @@ tokens and looks into a few lists of them.
     index.search(paradigm, {"q": "a query"}, 10)  # {"q": {id: score, …}}
 """
 
-import json
 from pathlib import Path
 
 from paradigms.index.base import TokenIndex
@@ -19,6 +18,7 @@ from paradigms.index.columns import MANIFEST
 from paradigms.index.compressed import CompressedIndex
 from paradigms.index.exact import ExactIndex
 from paradigms.index.faiss_index import FaissIndex
+from paradigms.io.typed import parse_json
 
 __all__ = ["INDEXES", "CompressedIndex", "ExactIndex", "FaissIndex", "TokenIndex", "open_index"]
 
@@ -28,7 +28,7 @@ INDEXES: dict[str, type[TokenIndex]] = {kind.kind: kind for kind in (ExactIndex,
 def open_index(folder: str | Path, *, verify: bool = True) -> TokenIndex:
     """The index in a folder, of whichever kind it says it is. Errors as of `TokenIndex.open`."""
     try:
-        kind = json.loads((Path(folder) / MANIFEST).read_text(encoding="utf-8")).get("kind")
+        kind = parse_json((Path(folder) / MANIFEST).read_text(encoding="utf-8"), MANIFEST).get("kind")
     except (OSError, ValueError, AttributeError):
         kind = None
     return INDEXES.get(kind, ExactIndex).open(folder, verify=verify)

@@ -39,5 +39,10 @@ def progress_bar(shown: bool = True) -> Progress:
     """A rich progress display, used as a context manager. It writes to stderr, so output can be piped."""
     if not shown:
         return _SILENT
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     return Progress(*columns, console=Terminal(stderr=True))

@@ -23,7 +23,10 @@ def shown(text: object) -> str:
 
 
 class Terminal(Console):
-    """A console that prints every text as `shown`, its own colours apart."""
+    """A console that prints every text as `shown`, its own colours apart: brackets and :names: stay text."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(markup=False, emoji=False, **settings)
 
     def render(self, *given: Any, **named: Any) -> Iterable[Segment]:
         for segment in super().render(*given, **named):

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paradigms.io.files import write_json, write_text
+from paradigms.io.typed import parse_json
 from paradigms.train.parallel import gathered, spread
 
 FOLDER, PREFIX, MANIFEST = "checkpoints", "step-", "manifest.json"
@@ -66,10 +67,7 @@ def read_progress(run: Path) -> dict[str, Any] | None:
 
 def read_json(file: Path) -> Any:
     """ValueError names a file that is no JSON."""
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
+    return parse_json(file.read_text(encoding="utf-8"), str(file))
 
 
 # --- whole or damaged ---------------------------------------------------------------------------------
@@ -131,7 +129,7 @@ def cut_history(file: Path, step: int) -> None:
     kept = []
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []:
         try:
-            values = json.loads(line)
+            values = parse_json(line, str(file))
         except ValueError:
             break  # a killed process may leave half a line, a loss of power anything, after the checkpoint's
         if values["step"] <= step:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +35,8 @@ from paradigms.generative.pairs import (
 from paradigms.generative.small import small_t5
 from paradigms.io.files import write_json
 from paradigms.io.plugins import LOADED
-from paradigms.io.terminal import Terminal
+from paradigms.io.terminal import Terminal, shown
+from paradigms.io.typed import parse_json
 from paradigms.model import Paradigm, autocast
 from paradigms.train import tracking
 from paradigms.train.checkpoint import sha256
@@ -84,7 +84,7 @@ def keep_settings(settings: dict[str, Any], folder: Path, free: Names[str]) -> N
     """Write config.json; a folder with results of other settings, the `free` ones apart, is refused."""
     file = folder / "config.json"
     if file.is_file() and any(entry.name not in BEFORE_RESULTS for entry in folder.iterdir()):
-        old = json.loads(file.read_text(encoding="utf-8"))
+        old = parse_json(file.read_text(encoding="utf-8"), str(file))
         changed = [k for k in settings if k not in free and old.get(k) != settings[k]]
         if changed:
             raise SystemExit(
@@ -115,7 +115,7 @@ def open_collection(name: str, documents: int | None, console: Console) -> Colle
         for split in collection.splits.values():
             check_ids(split.queries, "query id")
     except (OSError, ValueError, ImportError) as error:
-        raise SystemExit(str(error)) from error
+        raise SystemExit(shown(error)) from error
     queries = ", ".join(f"{len(split.queries):,} {name}" for name, split in collection.splits.items())
     console.print(f"{collection.name}: {len(collection.corpus):,} documents; queries: {queries}")
     if collection.problems:

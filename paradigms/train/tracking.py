@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
 
 from paradigms.io.files import hold, write_text
+from paradigms.io.terminal import shown
 from paradigms.train.state import by_main
 
 Started = TypeVar("Started")
@@ -54,7 +55,7 @@ def take(folder: Path, accelerator: Accelerator) -> None:
     try:
         by_main(lambda: hold(folder), accelerator)
     except OSError as error:
-        raise SystemExit(str(error)) from error
+        raise SystemExit(shown(error)) from error
 
 
 def native_precision() -> str:

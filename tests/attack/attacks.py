@@ -29,6 +29,7 @@ from paradigms.data import Corpus, Problems, read_judgements, read_run
 from paradigms.data import load as load_collection
 from paradigms.data.texts import json_lines
 from paradigms.index import INDEXES, ExactIndex, TokenIndex, open_index
+from paradigms.io.terminal import Terminal
 from paradigms.recipe import Recipe
 from tests.attack.harness import Attack, Lost, Ran, Silent, copied, damaged, process
 from tests.tiny import write_checkpoint, write_collection
@@ -556,6 +557,7 @@ def terminal(draw: random.Random, sound: Path, work: Path) -> None:
         "\r",
         "\x08",
         "\u202e",
+        "[/b]",
     ]
     text = "".join(draw.choice([*escapes, "bird ", "sea "]) for _ in range(12))
     corpus = Corpus([f"d{text}"], [f"{text} bird"], [text])
@@ -563,6 +565,7 @@ def terminal(draw: random.Random, sound: Path, work: Path) -> None:
     problems = Problems()
     problems.add("file that is not UTF-8 text (left out)", text)
     with contextlib.redirect_stdout(out):
+        Terminal().print(f"{problems}")
         show.results({"q": text}, {"q": {f"d{text}": 1.0}}, corpus, "table")
         show.side_by_side({"q": text}, {text: {"q": {f"d{text}": 1.0}}})
         show.results({"q": text}, {"q": {f"d{text}": 1.0}}, corpus, "jsonl")
