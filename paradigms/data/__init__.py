@@ -35,26 +35,6 @@ from paradigms.data.passages import articles, cut
 from paradigms.data.pydocs import read_pydocs
 from paradigms.data.trec import read_judgements, read_run, write_judgements, write_run
 
-__all__ = [
-    "Collection",
-    "Corpus",
-    "Judgements",
-    "Problems",
-    "Run",
-    "Split",
-    "articles",
-    "best_first",
-    "check_queries",
-    "cut",
-    "hold_out",
-    "load",
-    "read_judgements",
-    "read_run",
-    "write_folder",
-    "write_judgements",
-    "write_run",
-]
-
 # Layout and what tells it from the others in words -> whether a folder has it, and its reader.
 LAYOUTS: dict[str, tuple[Callable[[Path], bool], Callable[[Path], Collection]]] = {
     "BEIR (corpus.jsonl, queries.jsonl, qrels/<split>.tsv)": (is_beir, read_folder),

@@ -1,9 +1,8 @@
 """A few judged queries -> an alignment strategy s, and its gain E[v(s, q) − v(default, q)] on other queries.
 
-Few-shot alignment adaptation (Qian et al. 2022, ALIGNER, §3.1 and §4.1): the judged queries are split into
-folds; on each fold the strategy with the highest measure is chosen, and measured on the queries outside the
-fold. `values` [strategies, queries] holds one measure of each query under each strategy; a strategy is a row
-number, and earlier rows win ties.
+Few-shot alignment adaptation (Qian et al. 2022, ALIGNER, §3.1 and §4.1): on each fold of judged queries the
+strategy with the highest measure is chosen, and measured on the queries outside the fold. `values`
+[strategies, queries] holds one measure; a strategy is a row number, and earlier rows win ties.
 """
 
 from __future__ import annotations
@@ -38,9 +37,8 @@ class Adaptation:
 
 
 def folds(queries: int, shots: int, seed: int | list[int] = 0) -> Int[np.ndarray, "folds shots"]:
-    """⌊queries/shots⌋ disjoint random sets of `shots` query numbers; queries left over belong to none.
-
-    ValueError unless 1 <= shots < queries: something must be left to measure on.
+    """⌊queries/shots⌋ disjoint random sets of `shots` query numbers. ValueError unless 1 <= shots <
+    queries.
     """
     if not 1 <= shots < queries:
         raise ValueError(f"shots must be at least 1 and fewer than the {queries} queries, got {shots}")
@@ -58,9 +56,8 @@ def best(values: Values, default: int = 0) -> Chosen:
 def best_if_significant(values: Values, default: int = 0, *, level: float = LEVEL) -> Chosen:
     """`best` where its advantage over the default is significant (`evidence`, p <= level), else the default.
 
-    Where no strategy is better than the default, a change happens on at most a share `level` of the folds,
-    which bounds the loss from adapting: at most level · (default − worst). At level .05 five judged queries
-    are the fewest that can ever justify a change (2⁻⁵ ≤ .05).
+    Where no strategy is better, at most a share `level` of the folds changes. At .05 five judged queries are
+    the fewest that can justify a change (2⁻⁵ ≤ .05).
     """
     choice = best(values, default)
     if 0.5 ** values.shape[-1] > level:
@@ -72,11 +69,10 @@ def best_if_significant(values: Values, default: int = 0, *, level: float = LEVE
 def evidence(values: Values, default: int = 0) -> Float[np.ndarray, "strategies ..."]:
     """One-sided p of "strategy s is no better than the default", corrected for having tried all of them.
 
-    The paired sign-flip test with the maximal statistic (Westfall & Young 1993): t_s = Σ_q d_sq / ‖d_s‖,
-    d_sq = values[s, q] − values[default, q]. Under the null hypothesis the differences of a query, those of
-    all strategies together, are as likely with the other sign; p_s is the share of sign patterns whose
-    largest t (the default's own is 0) reaches t_s. Up to EXACT_SHOTS queries all patterns are counted and p
-    is exact; beyond, random ones, p = (1 + as extreme)/(1 + patterns). The default itself has p = 1.
+    The paired sign-flip test with the maximal statistic (Westfall & Young 1993): t_s = Σ_q d_sq / ‖d_s‖, d_sq
+    = values[s, q] − values[default, q]; a query's sign is flipped for all strategies together, and p_s is the
+    share of sign patterns whose largest t reaches t_s. Up to EXACT_SHOTS queries p is exact; beyond, p = (1 +
+    as extreme)/(1 + random patterns). The default itself has p = 1.
     """
     d = values - values[default]
     length = np.sqrt((d**2).sum(axis=-1, keepdims=True))  # no flip of signs changes it
@@ -104,16 +100,13 @@ def adapt(
 ) -> Adaptation:
     """`rule` on folds of `shots` queries, each choice measured on the queries outside its fold.
 
-    gain: one value per query, whose mean is what adaptation changes, θ = E[v(s(Q₁ … Q_k), Q₀) − v(default,
-    Q₀)], and whose variance over queries is that of an estimate of θ. Gains of folds are not a sample: the
-    queries outside them are nearly the same. θ is a U-statistic, and gain_q its jackknife pseudo-value, n·θ −
-    (n − 1)·θ without q (Efron & Stein 1981): θ plus (n − 1)/(n − k) times what q contributes, as a query that
-    is searched, E[h | Q₀ = q] − θ, and as one of the k that choose, k · (E[h | Q₁ = q] − θ); both are means
-    over the folds of PARTITIONS · shots random partitions. Where strategies are equal, 95% intervals of the
-    mean cover 92 to 95% of draws from k = n/10 on, and 82% at k = n/3.
-
-    Same seed, same folds, whatever the rule and the values. ValueError for a default that is no row of
-    `values`, or a measure that is not a number.
+    gain: one value per query, whose mean is θ = E[v(s(Q₁ … Q_k), Q₀) − v(default, Q₀)] and whose variance
+    over queries is that of an estimate of θ (gains of folds are no sample: their queries overlap). θ is a
+    U-statistic, and gain_q its jackknife pseudo-value (Efron & Stein 1981): θ plus (n − 1)/(n − k) times what
+    q contributes, as the query that is searched, E[h | Q₀ = q] − θ, and as one of the k that choose, k · (E[h
+    | Q₁ = q] − θ), both over PARTITIONS · shots random partitions. Where strategies are equal, 95% intervals
+    cover 92 to 95% from k = n/10 on, and 82% at k = n/3. Same seed, same folds. ValueError for a default that
+    is no row, or a NaN.
     """
     if not 0 <= default < len(values):
         raise ValueError(f"the default strategy {default} is none of the {len(values)} strategies")

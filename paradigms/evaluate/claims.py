@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, isfinite
+from math import ceil
 
 import numpy as np
 from jaxtyping import Float
@@ -66,10 +66,7 @@ class Verdict:
 
 
 def judge(claims: Sequence[Claim]) -> list[Verdict]:
-    """The verdicts of a study: its claims are one family of Holm's correction.
-
-    ValueError for a contrast with NaN.
-    """
+    """The verdicts of a study: its claims are one family of Holm's correction. ValueError for NaN."""
     adjusted = holm([_p(claim) for claim in claims])
     return [_verdict(claim, p) for claim, p in zip(claims, adjusted, strict=True)]
 
@@ -98,13 +95,9 @@ def _verdict(claim: Claim, p: float) -> Verdict:
 
 def _needed(claim: Claim, interval: Interval, upper: float) -> str:
     """About how many queries would decide such a mean: widths fall with √queries, seeds as they are."""
-    distances = [
-        abs(interval.mean + claim.margin),
-        *([abs(upper - interval.mean)] if isfinite(upper) else []),
-    ]
-    half = (interval.high - interval.low) / 2
-    if not min(distances):
+    distance = min(abs(interval.mean + claim.margin), abs(upper - interval.mean))
+    half, queries = (interval.high - interval.low) / 2, claim.contrast.shape[1]
+    if not distance:
         return "the mean lies on the margin"
-    count = ceil(claim.contrast.shape[1] * (half / min(distances)) ** 2)
-    count = max(count, claim.contrast.shape[1] + 1)
+    count = max(ceil(queries * (half / distance) ** 2), queries + 1)
     return f"about {count:,} queries would decide a mean like this"

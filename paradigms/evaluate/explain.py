@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import compress
+
 import torch
 from torch import Tensor
 
@@ -23,27 +25,21 @@ READS = {
 
 
 def explain(paradigm: Paradigm, query: str, document: str, pool: Tokens | None = None) -> SystemAlignment:
-    """S, A, Z of `paradigm` for one pair.
-
-    pool: the other candidates, [1, n, i, h], for an A that reads them (XTR). Without it the pool is the
-    document alone.
-    """
+    """S, A, Z of one pair. pool: the other candidates, [1, n, i, h], for an A that reads them (XTR)."""
     documents, queries = paradigm.encode_documents([document]), paradigm.encode_queries([query])
     joined = documents if pool is None else join_documents([documents, pool])
     with torch.inference_mode():
         interaction = paradigm.interact(joined, queries)
     d_mask, q_mask = documents.mask[0, 0], queries.mask[0, 0]
-    S, A = (
-        x[0, 0, : len(d_mask)][d_mask][:, q_mask] for x in (interaction.similarity, interaction.alignment)
-    )
-    places = A.nonzero().tolist()
+    whole = interaction.similarity, interaction.alignment
+    S, A = (x[0, 0, : len(d_mask)][d_mask][:, q_mask] for x in whole)
     reads = sorted(READS[name] for name in paradigm.reads)
     return SystemAlignment(
         system=paradigm.recipe.name,
         reads=" and ".join(reads) if reads else "nothing: there is one pair",
         query_tokens=_labels(paradigm, query, "query", q_mask),
         document_tokens=_labels(paradigm, document, "document", d_mask),
-        links=[(i, j, float(S[i, j]), float(A[i, j])) for i, j in places],
+        links=[(i, j, float(S[i, j]), float(A[i, j])) for i, j in A.nonzero().tolist()],
         Z=float(interaction.normaliser[0, 0]),
         rel=float(interaction.rel[0, 0]),
         query_salience=None if queries.salience is None else queries.salience[0, 0][q_mask].tolist(),
@@ -52,10 +48,10 @@ def explain(paradigm: Paradigm, query: str, document: str, pool: Tokens | None =
 
 
 def explain_generative(model: Generative, query: str, position: int) -> list[SystemAlignment]:
-    """The exact identity of the decoder for the document at a position of its corpus, one row per token.
+    """The exact identity of the decoder for the best name of a document, one row per token; [] without a
+    name.
 
-    The L·H document tokens of one place are shown as one: A is the mean of their attention, and S is chosen
-    so that S·A is their sum. The best of the document's names is shown. Without a name the list is empty.
+    The L·H document tokens of one place are one: A is their mean attention, and S·A the sum of theirs.
     """
     names = model.names(position)
     if not names:
@@ -72,20 +68,18 @@ def explain_generative(model: Generative, query: str, position: int) -> list[Sys
     shares = interaction.similarity[0, 0].unflatten(0, (-1, places)) * A
     mean, share = A.mean(0), shares.sum(0)
     assert interaction.rest is not None
-    places_used = mean.nonzero().tolist()
-    links = [(i, j, float(share[i, j] / mean[i, j]), float(mean[i, j])) for i, j in places_used]
-    return [
-        SystemAlignment(
-            system=model.name,
-            reads="the decoder's state: the query, and the identifier up to the token before",
-            query_tokens=model.tokenizer.convert_ids_to_tokens(sources.input_ids[0].tolist()),
-            document_tokens=model.labels(names[best]),
-            links=links,
-            Z=1.0,
-            rel=float(interaction.rel[0, 0]),
-            rest=float(interaction.rest[0, 0]),
-        )
-    ]
+    used = mean.nonzero().tolist()
+    found = SystemAlignment(
+        system=model.name,
+        reads="the decoder's state: the query, and the identifier up to the token before",
+        query_tokens=model.tokenizer.convert_ids_to_tokens(sources.input_ids[0].tolist()),
+        document_tokens=model.labels(names[best]),
+        links=[(i, j, float(share[i, j] / mean[i, j]), float(mean[i, j])) for i, j in used],
+        Z=1.0,
+        rel=float(interaction.rel[0, 0]),
+        rest=float(interaction.rest[0, 0]),
+    )
+    return [found]
 
 
 def explain_bm25(bm25: BM25, query: str, document_id: str, document: str) -> SystemAlignment:
@@ -103,9 +97,4 @@ def explain_bm25(bm25: BM25, query: str, document_id: str, document: str) -> Sys
 
 
 def _labels(paradigm: Paradigm, text: str, side: Side, mask: Tensor) -> list[str]:
-    """The labels of the tokens whose mask is True."""
-    return [
-        name
-        for name, counts in zip(paradigm.encoder.labels(text, side), mask.tolist(), strict=True)
-        if counts
-    ]
+    return list(compress(paradigm.encoder.labels(text, side), mask.tolist()))

@@ -1,12 +1,9 @@
 """score(d, q) = dense(d, q) + λ · sparse(d, q): two systems and one weight λ ≥ 0 between them.
 
 Luan et al., "Sparse, Dense, and Attentional Representations for Text Retrieval", TACL 2021, §4.1: λ is tuned
-on dev queries, and retrieval reranks the n best candidates of each system.
-
-Both scores are raw: rel of a paradigm (a dot product or a cosine, with Z or without), and BM25's sum of
-weights, which grows with the query. λ is therefore on the scale dense / sparse and belongs to these two
-systems on this collection; where dense scores are cosines it is far below 1. A document that one system did
-not retrieve gets that system's score from its `rerank`, never 0.
+on dev queries, and retrieval reranks the n best candidates of each system. Both scores are raw (rel; BM25's
+sum of weights), so λ belongs to these two systems on this collection. A document that one system did not
+retrieve gets that system's score from its `rerank`, never 0.
 
     tuning = tune(*candidate_scores(dense, sparse, dev.queries), dev)
     run = combine(*candidate_scores(dense, sparse, queries), tuning.weight)
@@ -14,24 +11,22 @@ not retrieve gets that system's score from its `rerank`, never 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite, isnan
 from typing import NamedTuple
 
 import numpy as np
 
-from paradigms.data import Run, Split
+from paradigms.data import Run, Split, best_first
 from paradigms.evaluate import on_split
 
 STEPS = range(-12, 13)  # λ = scale · 2^(step / 2): from 1/64 of the scale to 64 times it
 
 
 class System(NamedTuple):
-    """What a hybrid asks of a system: BM25's methods `search` and `rerank`, or an index's with its paradigm.
-
-    search(queries, k) -> the k best documents of each query; rerank(queries, run) -> the run's documents with
-    the system's scores, each of them.
+    """What a hybrid asks of a system: BM25's methods `search` and `rerank`, or an index's with its
+    paradigm.
     """
 
     search: Callable[[dict[str, str], int], Run]
@@ -59,19 +54,16 @@ def union(*runs: Run) -> Run:
 def candidate_scores(
     dense: System, sparse: System, queries: dict[str, str], depth: int = 100
 ) -> tuple[Run, Run]:
-    """Dense and sparse scores of the union of the `depth` best documents of each, all from `rerank`.
-
-    Scores of an approximate or imputing search are not comparable with those of reranked documents.
-    """
+    """Dense and sparse scores of the union of the `depth` best documents of each, all from `rerank`."""
     candidates = union(dense.search(queries, depth), sparse.search(queries, depth))
     return dense.rerank(queries, candidates), sparse.rerank(queries, candidates)
 
 
 def combine(dense: Run, sparse: Run, weight: float) -> Run:
-    """dense + weight · sparse, by falling score and equal scores by id; weight 0 is dense alone.
+    """dense + weight · sparse, best first; weight 0 is dense alone.
 
-    ValueError for a document that only one of the runs has, for a sum that is NaN, and for a weight that is
-    negative or not finite.
+    ValueError for a document that only one run has, a sum that is NaN, or a weight that is negative or
+    infinite.
     """
     if not (isfinite(weight) and weight >= 0):
         raise ValueError(f"the weight of the sparse scores must be finite and at least 0, not {weight}")
@@ -80,20 +72,16 @@ def combine(dense: Run, sparse: Run, weight: float) -> Run:
     for query, scores in dense.items():
         other = sparse[query] if weight else dict.fromkeys(scores, 0.0)  # 0 · −inf would be NaN
         summed = {document: score + weight * other[document] for document, score in scores.items()}
-        for document, score in summed.items():
-            if isnan(score):
-                raise ValueError(
-                    f"the score of document {document!r} for query {query!r} is NaN: it has no rank"
-                )
-        combined[query] = dict(sorted(summed.items(), key=lambda item: (-item[1], item[0])))
+        if lost := next((document for document, score in summed.items() if isnan(score)), None):
+            raise ValueError(f"the score of document {lost!r} for query {query!r} is NaN: it has no rank")
+        combined[query] = best_first(summed)
     return combined
 
 
 def scale(dense: Run, sparse: Run) -> float:
     """The λ at which both scores weigh the same: the ratio of their mean standard deviations within a query.
 
-    Scores of −inf, of documents without tokens, do not count. ValueError where the scores of one run differ
-    within no query.
+    Scores of −inf do not count. ValueError where the scores of one run differ within no query.
     """
     _check_same(dense, sparse)
     spread = {}
@@ -106,28 +94,16 @@ def scale(dense: Run, sparse: Run) -> float:
     return spread["dense"] / spread["sparse"]
 
 
-def tune(
-    dense: Run,
-    sparse: Run,
-    dev: Split,
-    *,
-    measure: str = "nDCG@10",
-    weights: Sequence[float] | None = None,
-) -> Tuning:
+def tune(dense: Run, sparse: Run, dev: Split, *, measure: str = "nDCG@10") -> Tuning:
     """λ with the highest mean of `measure` on the dev queries; of several such the middle one.
 
-    weights: those to try, by default 0 (dense alone) and the `scale` of these runs times 2^(n/2) for
-    n = −12 … 12. The runs have scores of the same documents, as `candidate_scores` gives them.
+    Tried are 0 (dense alone) and the `scale` of these runs times 2^(n/2) for n = −12 … 12.
     """
-    if weights is None:
-        middle = scale(dense, sparse)
-        weights = [0.0, *(middle * 2 ** (step / 2) for step in STEPS)]
+    middle = scale(dense, sparse)
     curve = {
-        float(weight): on_split(combine(dense, sparse, weight), dev, [measure]).mean(measure)
-        for weight in sorted(weights)
+        weight: on_split(combine(dense, sparse, weight), dev, [measure]).mean(measure)
+        for weight in (0.0, *(middle * 2 ** (step / 2) for step in STEPS))
     }
-    if not curve:
-        raise ValueError("there are no weights to try")
     best = [weight for weight, value in curve.items() if value == max(curve.values())]
     return Tuning(best[len(best) // 2], measure, curve)
 

@@ -1,8 +1,7 @@
 """A run and judgements -> one value per judged query and measure, and intervals for their means.
 
-The measures are those of ir_measures (nDCG with linear gains and log2 discounts, as in trec_eval and BEIR).
-On top of them, every judged query counts, ties are ordered in the same way for every measure, and intervals
-come from resampling queries (and training seeds).
+The measures are those of ir_measures (nDCG as in trec_eval and BEIR). Here every judged query counts, ties
+are ordered alike for every measure, and intervals come from resampling queries (and training seeds).
 """
 
 from __future__ import annotations
@@ -16,9 +15,10 @@ import ir_measures
 import numpy as np
 from jaxtyping import Float
 
-from paradigms.data import Judgements, Run, Split
+from paradigms.data import Judgements, Run, Split, best_first
 
 MEASURES = ("nDCG@10", "RR@10", "R@1", "R@10", "R@100")
+TAILS = (0.025, 0.975)  # of 95% intervals
 CUTOFFS = (1, 2, 5, 10, 20, 50, 100)
 
 
@@ -26,10 +26,9 @@ CUTOFFS = (1, 2, 5, 10, 20, 50, 100)
 class PerQuery:
     """measure -> value of each query: `values[measure][x]` belongs to `queries[x]`.
 
-    `missing` counts the queries that are not in the run (they score 0). `without_relevant` counts the judged
-    queries that are left out because no document is relevant to them. `groups` is the group of each query.
-    With groups, means are macro-averages: the mean over groups of the mean over the queries of a group.
-    `seeds` are the values of each training seed, where there are several and `values` are their mean.
+    missing: queries that are not in the run (they score 0). without_relevant: judged queries left out as no
+    document is relevant. groups: of each query; means are then means over groups of their means. seeds: the
+    values of each training seed, where `values` are their mean.
     """
 
     queries: list[str]
@@ -52,9 +51,9 @@ class PerQuery:
         _, group, sizes = np.unique(self.groups, return_inverse=True, return_counts=True)
         return len(self.queries) / (len(sizes) * sizes[group])
 
-    def intervals(self, *, level: float = 0.95, seed: int = 0) -> dict[str, Interval]:
+    def intervals(self, seed: int = 0) -> dict[str, Interval]:
         """measure -> the bootstrap interval of its mean, over queries, and over seeds where there are any."""
-        options: dict[str, Any] = {"groups": self.groups, "level": level, "seed": seed}
+        options: dict[str, Any] = {"groups": self.groups, "seed": seed}
         if self.seeds is not None:
             weights = self._weights()
             return {name: seeds_interval(of * weights, **options) for name, of in self.seeds.items()}
@@ -90,16 +89,12 @@ def per_query(
 ) -> PerQuery:
     """value[measure][q] for each judged query q that has a relevant document, in the order of `judgements`.
 
-    Queries that are not in the run score 0; queries that are not judged are ignored. Documents are ordered by
-    descending score, ties by ascending document id. Scores are replaced by ranks before ir_measures reads
-    them, because its providers break ties differently and compare scores in single precision.
+    Queries that are not in the run score 0. Documents are ordered by falling score, then by id; ir_measures
+    reads ranks, as its providers break ties differently.
 
-    measures: names of ir_measures, such as "nDCG@10", "RR@10" (also "MRR@10"), "R@100".
-    groups: query -> group, to average over groups.
-    every: whether queries without a relevant document count too, with the value 0.
-
-    Raises ValueError for an unknown measure, a score that is NaN, a query without a group, or no query to
-    measure.
+    measures: names of ir_measures, such as "nDCG@10" or "RR@10". groups: query -> group, to average over
+    groups. every: whether queries without a relevant document count too, as 0. ValueError for an unknown
+    measure, a NaN, a query without a group, or no query to measure.
     """
     parsed = {name: _parse(name) for name in measures}
     judged = {
@@ -130,9 +125,8 @@ def per_query(
 
 
 def on_split(run: Run, split: Split, measures: Sequence[str] = MEASURES) -> PerQuery:
-    """`per_query` on a split, macro-averaged if it has groups.
-
-    In a split with answers (see `answers.with_judgements`) every question counts.
+    """`per_query` on a split, macro-averaged if it has groups; in a split with answers every question
+    counts.
     """
     return per_query(run, split.judgements, measures, groups=split.groups, every=bool(split.answers))
 
@@ -149,31 +143,27 @@ def bootstrap_interval(
     values: Float[np.ndarray, " queries"],
     *,
     groups: Sequence[str] | None = None,
-    level: float = 0.95,
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Interval:
-    """Percentile bootstrap interval of mean(values), with queries drawn with replacement.
+    """95% percentile bootstrap interval of mean(values), with queries drawn with replacement.
 
-    groups: the group of each query. Each resample draws as many queries of a group as the group has; the
-    groups themselves are not resampled. `values` are then those of `PerQuery.weighted`.
-
-    One query, or equal values, give an interval of width 0. Raises ValueError without values or with NaN.
+    groups: of each query; resamples draw within groups, and `values` are those of `PerQuery.weighted`.
+    ValueError without values or with NaN.
     """
-    return bootstrap_intervals(values[None], groups=groups, level=level, resamples=resamples, seed=seed)[0]
+    return bootstrap_intervals(values[None], groups=groups, resamples=resamples, seed=seed)[0]
 
 
 def bootstrap_intervals(
     values: Float[np.ndarray, "rows queries"],
     *,
     groups: Sequence[str] | None = None,
-    level: float = 0.95,
     resamples: int = 10_000,
     seed: int = 0,
 ) -> list[Interval]:
     """`bootstrap_interval` of each row. All rows (such as measures) share the same resampled queries."""
     means = _resampled_means(values, resamples, seed, groups)
-    low, high = np.quantile(means, _tails(level), axis=0)
+    low, high = np.quantile(means, TAILS, axis=0)
     return [Interval(*map(float, row)) for row in zip(values.mean(axis=1), low, high, strict=True)]
 
 
@@ -181,19 +171,19 @@ def seeds_interval(
     values: Float[np.ndarray, "seeds queries"],
     *,
     groups: Sequence[str] | None = None,
-    level: float = 0.95,
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Interval:
-    """Percentile bootstrap interval of the mean over training seeds and queries, both drawn with replacement.
+    """95% percentile bootstrap interval of the mean over training seeds and queries, both drawn with
+    replacement.
 
-    In a resample, all drawn seeds are measured on the same drawn queries. Resampling S seeds captures
-    (S - 1)/S of the variance between seeds, so the interval is too narrow for very few seeds.
+    All drawn seeds are measured on the same drawn queries. S seeds show (S − 1)/S of the variance between
+    seeds: for very few, the interval is too narrow.
     """
     seeds = len(values)
     means = _resampled_means(values, resamples, seed, groups)
     drawn = np.random.default_rng([seed, 1]).multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
-    low, high = np.quantile((means * drawn).sum(axis=1) / seeds, _tails(level))
+    low, high = np.quantile((means * drawn).sum(axis=1) / seeds, TAILS)
     return Interval(float(values.mean()), float(low), float(high))
 
 
@@ -209,17 +199,9 @@ def _parse(name: str) -> ir_measures.Measure:
 
 def _ranks(query: str, scores: dict[str, float]) -> dict[str, float]:
     """document -> a score that falls by 1 with each rank, which single precision represents exactly."""
-    for document, score in scores.items():
-        if isnan(score):
-            raise ValueError(f"the score of document {document!r} for query {query!r} is NaN: it has no rank")
-    order = sorted(scores, key=lambda document: (-scores[document], document))
-    return {document: float(len(order) - rank) for rank, document in enumerate(order)}
-
-
-def _tails(level: float) -> list[float]:
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie in (0, 1), not {level}")
-    return [(1 - level) / 2, (1 + level) / 2]
+    if lost := next((document for document, score in scores.items() if isnan(score)), None):
+        raise ValueError(f"the score of document {lost!r} for query {query!r} is NaN: it has no rank")
+    return {document: float(len(scores) - rank) for rank, document in enumerate(best_first(scores))}
 
 
 def _resampled_means(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,9 +41,8 @@ def alignment_picture(
 ) -> matplotlib.figure.Figure:
     """Heat map of A ⊙ S (query tokens down, document tokens across) of one system of an example.
 
-    weights: draw A alone, as in Figure 5 of Wu et al. 2024 (arXiv:2404.00684). If there are more than 60
-    document or 32 query tokens, only those with the largest sum of absolute values are shown, in their order,
-    and the title says so. Save the figure with `figure.savefig(path)`.
+    weights: draw A alone, as in Figure 5 of Wu et al. 2024 (arXiv:2404.00684). Of more than 60 document or 32
+    query tokens only those used most are shown, and the title says so.
     """
     found = [alignment for alignment in example.systems if alignment.system == system]
     if not found:
@@ -82,13 +81,8 @@ def alignment_picture(
         return figure
     limit = np.abs(shown).max() or 1.0
     signed = shown.min() < 0
-    image = axes.imshow(
-        shown,
-        cmap="PuOr" if signed else "Blues",
-        vmin=-limit if signed else 0.0,
-        vmax=limit,
-        interpolation="nearest",
-    )
+    colours, low = ("PuOr", -limit) if signed else ("Blues", 0.0)
+    image = axes.imshow(shown, cmap=colours, vmin=low, vmax=limit, interpolation="nearest")
     document = [_shortened(alignment.document_tokens[i], 16) for i in columns]
     query = [_shortened(alignment.query_tokens[j], 16) for j in rows]
     axes.set_xticks(range(len(columns)), document, rotation=90, fontsize=7, parse_math=False)
@@ -122,26 +116,24 @@ def recall_picture(curves: dict[str, dict[int, float]], measure: str = "Recall")
     for index, ((system, curve), label) in enumerate(zip(curves.items(), labels, strict=True)):
         color, style = PALETTE[index % len(PALETTE)], ("-", "--", ":", "-.")[index // len(PALETTE) % 4]
         ks = sorted(curve)
-        axes.plot(
-            ks,
-            [curve[k] for k in ks],
-            color=color,
-            linestyle=style,
-            linewidth=1.8,
-            marker="o",
-            markersize=3.5,
-        )
-        axes.annotate(
-            _shortened(system, 24),
-            (ks[-1], curve[ks[-1]]),
-            (1.02, (label - low) / (high - low)),
-            textcoords="axes fraction",
-            color=color,
-            va="center",
-            fontsize=9,
-            annotation_clip=False,
-            parse_math=False,
-        )
+        line: dict[str, Any] = {
+            "color": color,
+            "linestyle": style,
+            "linewidth": 1.8,
+            "marker": "o",
+            "markersize": 3.5,
+        }
+        axes.plot(ks, [curve[k] for k in ks], **line)
+        place = (1.02, (label - low) / (high - low))
+        text: dict[str, Any] = {
+            "color": color,
+            "va": "center",
+            "fontsize": 9,
+            "annotation_clip": False,
+            "parse_math": False,
+        }
+        end = ks[-1], curve[ks[-1]]
+        axes.annotate(_shortened(system, 24), end, place, textcoords="axes fraction", **text)
     axes.set_xscale("log")
     axes.set_xticks(cutoffs, [str(k) for k in cutoffs])
     axes.minorticks_off()

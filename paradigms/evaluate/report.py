@@ -1,8 +1,7 @@
 """Results -> one self-contained HTML file: tables, recall curves, costs, and A between tokens.
 
-The page is rendered from plain data (`Report`). The alignment view is drawn in the browser from a JSON block.
-A link (i, j, s, a) is one nonzero entry of A with its similarity S[i, j] = s; rel = 1/Z sum of s * a over the
-links, plus `rest`, the part of a decoder's prefix. The page's content security policy forbids all requests.
+The page is rendered from plain data (`Report`); the alignment view is drawn in the browser from a JSON block.
+The page's content security policy forbids all requests.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ DASHES = ("", "7 3", "2 3", "9 3 2 3")
 class SystemAlignment:
     """One system's A for one (document, query): what `rel` sums, by token.
 
-    `links` holds the nonzero entries of A as (i, j, s, a): document token, query token, S[i, j], A[i, j].
-    `reads` describes what A may read. A salience is one weight per token, or None.
+    links: the nonzero entries of A as (i, j, s, a): document token, query token, S[i, j], A[i, j]. rel = 1/Z
+    Σ s·a + rest. reads: what A may read. A salience is one weight per token, or None.
     """
 
     system: str
@@ -41,13 +40,11 @@ class SystemAlignment:
     rel: float
     query_salience: list[float] | None = None
     document_salience: list[float] | None = None
-    rest: float = 0.0  # the part of rel that belongs to no pair: rel = 1/Z sum of s * a + rest
+    rest: float = 0.0  # the part of rel that belongs to no pair
 
 
 @dataclass
 class AlignmentExample:
-    """One query and one document, and how each system aligns them."""
-
     query_id: str
     document_id: str
     query: str
@@ -60,9 +57,8 @@ class AlignmentExample:
 class Report:
     """Everything that the page shows, as plain data.
 
-    `curves` maps system -> k -> the measure `curve` at k. Each dict of `costs` is a row, and its first key
-    names the system; the columns are all keys in order of appearance. `settings` and `environment` are shown
-    as name and value.
+    curves: system -> k -> the measure `curve` at k. Each dict of `costs` is a row whose first key names the
+    system; the columns are all keys in order of appearance.
     """
 
     title: str
@@ -80,8 +76,8 @@ class Report:
 def write_report(path: str | Path, report: Report) -> None:
     """Render the report to one self-contained HTML file, atomically.
 
-    Raises ValueError for a link to a token that does not exist, a salience of the wrong length or a number
-    that is not finite. The message names query, document and system.
+    ValueError for a link to a token that does not exist, a salience of the wrong length or a number that is
+    not finite; it names query, document and system.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -91,11 +87,8 @@ def write_report(path: str | Path, report: Report) -> None:
         lstrip_blocks=True,
     )
     environment.filters["number"] = format_number
-    environment.policies["json.dumps_kwargs"] = {
-        "separators": (",", ":"),
-        "allow_nan": False,
-        "ensure_ascii": False,
-    }
+    compact = {"separators": (",", ":"), "allow_nan": False, "ensure_ascii": False}
+    environment.policies["json.dumps_kwargs"] = compact
     page = environment.get_template("report.html.j2").render(
         report=report,
         chart=recall_chart(report.curves) if any(report.curves.values()) else None,
@@ -122,9 +115,8 @@ def format_number(value: object) -> str:
 
 
 def spread(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Positions within [low, high] that are at least `gap` apart and nearest to the given ones in squares.
-
-    The order stays the same. If more positions are given than fit, the last ones lie beyond `high`.
+    """Positions in [low, high], at least `gap` apart, nearest to the given ones in squares; the last may be
+    beyond.
     """
     from scipy.optimize import isotonic_regression
 
@@ -145,9 +137,9 @@ def recall_range(curves: dict[str, dict[int, float]]) -> tuple[float, float]:
     return (float(low), float(high)) if high > low else (max(0.0, float(low) - 0.1), float(high) + 0.1)
 
 
-def recall_chart(curves: dict[str, dict[int, float]], width: int = 640, height: int = 330) -> dict:
+def recall_chart(curves: dict[str, dict[int, float]]) -> dict:
     """The geometry of the recall curves in SVG user units, over log k."""
-    left, right, top, bottom = 38, 118, 10, 40
+    width, height, left, right, top, bottom = 640, 330, 38, 118, 10, 40
     cutoffs = sorted({k for curve in curves.values() for k in curve})
     low, high = recall_range(curves)
     span = log(cutoffs[-1] / cutoffs[0]) or 1.0
@@ -191,14 +183,7 @@ def recall_chart(curves: dict[str, dict[int, float]], width: int = 640, height: 
 
 def _example_data(example: AlignmentExample) -> dict:
     """An example as the page's JSON block holds it; links flattened, numbers to 4 digits."""
-    return {
-        "query_id": example.query_id,
-        "document_id": example.document_id,
-        "query": example.query,
-        "document": example.document,
-        "relevant": example.relevant,
-        "systems": [_system_data(example, system) for system in example.systems],
-    }
+    return vars(example) | {"systems": [_system_data(example, system) for system in example.systems]}
 
 
 def _system_data(example: AlignmentExample, system: SystemAlignment) -> dict:
@@ -220,8 +205,6 @@ def _system_data(example: AlignmentExample, system: SystemAlignment) -> dict:
             raise ValueError(f"{where}: a number is not finite")
         return digits
 
-    similarity = rounded(s for _, _, s, _ in system.links)
-    weight = rounded(a for _, _, _, a in system.links)
     z, rel, rest = rounded([system.Z, system.rel, system.rest])
     return {
         "system": system.system,
@@ -230,8 +213,8 @@ def _system_data(example: AlignmentExample, system: SystemAlignment) -> dict:
         "document": system.document_tokens,
         "i": [int(i) for i, _, _, _ in system.links],
         "j": [int(j) for _, j, _, _ in system.links],
-        "s": similarity,
-        "a": weight,
+        "s": rounded(s for _, _, s, _ in system.links),
+        "a": rounded(a for _, _, _, a in system.links),
         "Z": z,
         "rel": rel,
         "rest": rest,

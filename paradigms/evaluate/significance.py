@@ -12,6 +12,7 @@ from jaxtyping import Float
 from paradigms.evaluate.measures import PerQuery, bootstrap_interval
 
 BETTER, WORSE = "†", "‡"
+ALPHA = 0.05
 
 
 @dataclass(frozen=True)
@@ -33,17 +34,14 @@ def paired_test(
     a: Float[np.ndarray, " queries"],
     b: Float[np.ndarray, " _"],
     *,
-    method: str = "permutation",
     resamples: int = 9999,
     seed: int = 0,
 ) -> float:
-    """Two-sided p of mean(a - b) = 0, a and b measured on the same queries.
+    """Two-sided p of mean(a - b) = 0, a and b measured on the same queries, by the randomisation test.
 
-    method "permutation" is the randomisation test (Fisher 1935; for retrieval, Smucker et al., CIKM 2007):
-    under the null hypothesis each difference is equally likely with either sign. Queries on which the systems
-    tie do not change the statistic and are left out. If at most `resamples` sign patterns remain, all are
-    enumerated and p is exact; else p is (1 + count of patterns as extreme)/(1 + resamples). method "t" is
-    Student's paired test. Without any difference p is 1.
+    Fisher 1935; for retrieval Smucker et al., CIKM 2007: under the null hypothesis each difference is equally
+    likely with either sign. Ties are left out. If at most `resamples` sign patterns remain, p is exact; else
+    (1 + count of patterns as extreme)/(1 + resamples). Without any difference p is 1.
     """
     if a.shape != b.shape:
         raise ValueError(f"a paired test needs the same queries on both sides, not {len(a)} and {len(b)}")
@@ -52,20 +50,12 @@ def paired_test(
         raise ValueError("a paired test needs values without NaN")
     if not difference.any():
         return 1.0
-    if method == "permutation":
-        moved = difference[difference != 0]
-        found, near = moved.sum(), 1e-12 * np.abs(moved).sum()  # sums in another order differ by less
-        sums = np.concatenate(list(_flipped_sums(moved, resamples, seed)))
-        extra = int(2 ** len(moved) > resamples)  # of patterns that are drawn: the one that was found
-        tail = min((sums >= found - near).sum(), (sums <= found + near).sum())
-        return min(1.0, 2 * float(tail + extra) / (len(sums) + extra))
-    if method == "t":
-        if np.ptp(difference) == 0:  # no variance: the statistic is infinite (n > 1) or undefined (n = 1)
-            return 0.0 if len(difference) > 1 else 1.0
-        from scipy import stats  # half a second to import
-
-        return float(stats.ttest_1samp(difference, 0.0).pvalue)
-    raise ValueError(f"method must be 'permutation' or 't', not {method!r}")
+    moved = difference[difference != 0]
+    found, near = moved.sum(), 1e-12 * np.abs(moved).sum()  # sums in another order differ by less
+    sums = np.concatenate(list(_flipped_sums(moved, resamples, seed)))
+    extra = int(2 ** len(moved) > resamples)  # of patterns that are drawn: the one that was found
+    tail = min((sums >= found - near).sum(), (sums <= found + near).sum())
+    return min(1.0, 2 * float(tail + extra) / (len(sums) + extra))
 
 
 def _flipped_sums(
@@ -102,48 +92,34 @@ def compare(
     baseline: str,
     measures: Sequence[str] = ("nDCG@10",),
     *,
-    method: str = "permutation",
-    alpha: float = 0.05,
-    level: float = 0.95,
-    resamples: int = 9999,
     seed: int = 0,
 ) -> list[Comparison]:
-    """Compare each system with the baseline on each of `measures`: one `Comparison` per pair.
+    """Compare each system with the baseline on each of `measures`: one family of Holm's correction.
 
-    The family of Holm's correction is the returned list: all other systems × `measures`. So choose few
-    measures beforehand, and make one call per question. The mark is † if the system is better and ‡ if it is
-    worse, with an adjusted p below alpha; else it is empty. If the queries have groups, differences and tests
-    are those of the macro-averages. Raises ValueError for an unknown baseline or measure, or for systems that
-    were not measured on the same queries.
+    So choose few measures beforehand. The mark is † for better and ‡ for worse at an adjusted p below
+    `ALPHA`. With groups, differences and tests are those of the macro-averages. ValueError for an unknown
+    baseline or measure, or systems that were not measured on the same queries.
     """
     if baseline not in systems:
         raise ValueError(f"the baseline {baseline!r} is not among the systems: {', '.join(systems)}")
     pairs = [(system, baseline) for system in systems if system != baseline]
-    return _compare(systems, pairs, measures, method, alpha, level, resamples, seed)
+    return _compare(systems, pairs, measures, seed)
 
 
 def compare_all(
-    systems: Mapping[str, PerQuery], measure: str = "nDCG@10", *, alpha: float = 0.05, seed: int = 0
+    systems: Mapping[str, PerQuery], measure: str = "nDCG@10", *, seed: int = 0
 ) -> list[Comparison]:
-    """Every system against every one that comes before it, on one measure: one family of Holm's correction.
-
-    Raises ValueError as `compare` does.
-    """
+    """Every system against every one before it, on one measure: one family. Errors as in `compare`."""
     pairs = [(system, before) for n, system in enumerate(systems) for before in list(systems)[:n]]
-    return _compare(systems, pairs, [measure], "permutation", alpha, 0.95, 9999, seed)
+    return _compare(systems, pairs, [measure], seed)
 
 
 def _compare(
     systems: Mapping[str, PerQuery],
     pairs: Sequence[tuple[str, str]],
     measures: Sequence[str],
-    method: str,
-    alpha: float,
-    level: float,
-    resamples: int,
     seed: int,
 ) -> list[Comparison]:
-    """(system, baseline) × measures."""
     first, reference = next(iter(systems.items()))
     for measure in measures:
         if measure not in reference.values:
@@ -156,10 +132,10 @@ def _compare(
             )
     tested = [(*pair, measure) for pair in pairs for measure in measures]
     values = [(systems[a].weighted(measure), systems[b].weighted(measure)) for a, b, measure in tested]
-    p_values = [paired_test(a, b, method=method, resamples=resamples, seed=seed) for a, b in values]
+    p_values = [paired_test(a, b, seed=seed) for a, b in values]
     rows = []
     for names, (a, b), p, adjusted in zip(tested, values, p_values, holm(p_values), strict=True):
-        interval = bootstrap_interval(a - b, groups=reference.groups, level=level, seed=seed)
-        mark = "" if adjusted >= alpha else BETTER if interval.mean > 0 else WORSE
+        interval = bootstrap_interval(a - b, groups=reference.groups, seed=seed)
+        mark = "" if adjusted >= ALPHA else BETTER if interval.mean > 0 else WORSE
         rows.append(Comparison(*names, *interval, p, adjusted, mark))
     return rows

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paradigms.evaluate.measures import PerQuery
-from paradigms.evaluate.significance import BETTER, WORSE, Comparison, compare, compare_all
+from paradigms.evaluate.significance import ALPHA, BETTER, WORSE, Comparison, compare, compare_all
 from paradigms.io.files import write_text
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ class ResultTable:
     pairs: list[Comparison] = field(default_factory=list)  # of all systems, where there are more than two
 
     def best(self, measure: str) -> float:
-        """The highest mean of a measure."""
         return max(row.cells[measure].mean for row in self.rows)
 
     @property
@@ -64,7 +63,6 @@ class ResultTable:
 
     @property
     def matrix_note(self) -> str:
-        """How to read `matrix`."""
         return (
             f"{self.pairs[0].measure}, row − column: {BETTER} better, {WORSE} worse (paired permutation "
             f"test, after Holm's correction for {len(self.pairs)} comparisons)."
@@ -82,29 +80,22 @@ def result_table(
     *,
     baseline: str | None = None,
     primary: Sequence[str] = ("nDCG@10",),
-    method: str = "permutation",
-    alpha: float = 0.05,
-    level: float = 0.95,
     seed: int = 0,
 ) -> ResultTable:
     """system -> values per query, as a table of means, intervals, and marks against the baseline.
 
-    Only the `primary` measures are tested, as one family (see `compare`), and only if there is a baseline.
-    With more than two systems all pairs are tested too, on the first of these measures, as another family.
+    Only the `primary` measures are tested, as one family (see `compare`), if there is a baseline. With more
+    than two systems all pairs are tested too, on the first of these measures, as another family.
     """
     if not systems:
         raise ValueError(f"the table {title!r} has no system")
     first = next(iter(systems.values()))
     measures = list(first.values)
-    comparisons = (
-        compare(systems, baseline, primary, method=method, alpha=alpha, level=level, seed=seed)
-        if baseline is not None
-        else []
-    )
+    comparisons = [] if baseline is None else compare(systems, baseline, primary, seed=seed)
     marks = {(row.system, row.measure): row.mark for row in comparisons}
     rows = []
     for system, results in systems.items():
-        intervals = results.intervals(level=level, seed=seed)
+        intervals = results.intervals(seed)
         cells = {name: Cell(*intervals[name], marks.get((system, name), "")) for name in measures}
         rows.append(ResultRow(system, cells))
     over = f"Mean over {len(first.queries):,} queries"
@@ -113,22 +104,19 @@ def result_table(
         over += f" ({len(first.queries):,} in all)"
     trainings = max(1 if of.seeds is None else len(of.seeds[measures[0]]) for of in systems.values())
     also = f" and {trainings} training seeds" if trainings > 1 else ""
-    note = f"{over}{also}, with its {level:.0%} bootstrap interval."
+    note = f"{over}{also}, with its 95% bootstrap interval."
     if comparisons:
-        test = {"permutation": "paired permutation test", "t": "paired t-test"}[method]
         times = f"{len(comparisons)} comparison{'s' if len(comparisons) > 1 else ''}"
         note += (
-            f" {BETTER} better, {WORSE} worse than {baseline} on {', '.join(primary)} ({test}, p < {alpha:g} "
-            f"after Holm's correction for {times})."
+            f" {BETTER} better, {WORSE} worse than {baseline} on {', '.join(primary)} (paired permutation "
+            f"test, p < {ALPHA:g} after Holm's correction for {times})."
         )
     if first.without_relevant:
         note += f" Left out: {first.without_relevant:,} judged queries without a relevant document."
     for system, results in systems.items():
         if results.missing:
             note += f" {system} returned nothing for {results.missing:,} queries, scored 0."
-    pairs = (
-        compare_all(systems, primary[0], alpha=alpha, seed=seed) if comparisons and len(systems) > 2 else []
-    )
+    pairs = compare_all(systems, primary[0], seed=seed) if comparisons and len(systems) > 2 else []
     return ResultTable(title, measures, rows, comparisons, note, pairs)
 
 

@@ -24,7 +24,7 @@ UNUSED = "[unused0]"  # of BERT's vocabularies
 def load_base(name: str | Path) -> Any:
     """A T5 or BART with its decoder, or another encoder, by hub name or folder; "offline" is that encoder.
 
-    ValueError for encoder-decoders of other families, and for what BART has and retrieval does not use.
+    ValueError for encoder-decoders of other families, and for scaled embeddings or biased logits.
     """
     from transformers import AutoConfig
 
@@ -44,10 +44,8 @@ def load_base(name: str | Path) -> Any:
 
 
 def load_base_tokenizer(name: str | Path, entries: int | None = None) -> Any:
-    """`load_tokenizer`, with an end token for what a decoder writes.
-
-    A tokenizer of an encoder has none: BERT's first unused token becomes it, whose number is `END`, and of
-    other vocabularies the separator.
+    """`load_tokenizer`, with an end token: of an encoder's, BERT's first unused token (`END`) or the
+    separator.
     """
     tokenizer = load_tokenizer(located(name), entries)
     if tokenizer.eos_token is None:

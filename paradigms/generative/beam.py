@@ -1,9 +1,8 @@
 """The valid sequences (d₁, …, d_m) with the largest Σᵢ log p(dᵢ | d₁ … dᵢ₋₁, q): beam search over prefixes.
 
-Probabilities are those over the whole vocabulary, never renormalised over the tokens that may follow, and no
-length normalises their product (De Cao et al. 2021, arXiv:2010.00904, §3.2; Bevilacqua et al. 2022,
-arXiv:2204.10628, §3). A search that leaves no prefix out finds exactly the best sequences under
-`Generative.token_scores`; a narrower one may miss some, and still gives those that it finds that score.
+Probabilities are over the whole vocabulary, never renormalised, and not divided by lengths (De Cao et al.
+2021, arXiv:2010.00904, §3.2; Bevilacqua et al. 2022, arXiv:2204.10628, §3). A search that drops no prefix
+finds the best sequences under `Generative.token_scores`; a narrower one may miss some.
 """
 
 from __future__ import annotations
@@ -25,10 +24,7 @@ NOTHING = -1  # stands behind a sequence's last token; sorts before every token
 
 @dataclass(frozen=True)
 class Hypotheses:
-    """x token sequences for several queries: by query, and of one query the best first.
-
-    Equal scores are in the order of the sequences' tokens.
-    """
+    """x token sequences, by query, then by falling score, then by tokens."""
 
     queries: Int[np.ndarray, " x"]  # place of the query in its batch
     tokens: Int[np.ndarray, "x m"]  # NOTHING behind the sequence
@@ -43,7 +39,6 @@ class Hypotheses:
         return Hypotheses(*(getattr(self, field.name)[which] for field in fields(self)))
 
     def of(self, query: int) -> Hypotheses:
-        """Those of one query."""
         return self[slice(*np.searchsorted(self.queries, [query, query + 1]))]
 
     def sequences(self) -> list[list[int]]:
@@ -61,16 +56,10 @@ def beam_search(
 ) -> Hypotheses:
     """At most `beams` sequences per query, of at most `length` tokens, by Σ log p.
 
-    A sequence is finished when its constraint has nothing to follow, or at `length`; without a constraint
-    after the end token, where the model's identifiers have one. Finished sequences compete with unfinished
-    ones for the beams, and a search ends when no unfinished one is left among them, as its score can only
-    fall. Where fewer valid sequences exist, fewer are found. Scores depend on a query alone, whatever else is
-    in the batch, up to rounding.
-
-    keep: instead, of every step the 2·`beams` best continuations, be they finished, gone on with or dropped;
-    finished ones take no beam, as nothing of theirs is lost. These are SEAL's keys.
-
-    ValueError for `beams` or `length` below 1.
+    A sequence is finished when nothing may follow it, or at `length`; without a constraint, after the end
+    token. Finished sequences compete with unfinished ones for the beams; a search ends when no unfinished one
+    is left. keep: return the 2·`beams` best continuations of every step, finished or not (SEAL's keys);
+    finished ones take no beam. ValueError for `beams` or `length` below 1.
     """
     if beams < 1 or length < 1:
         raise ValueError(f"beams and length must be at least 1, got {beams} and {length}")
@@ -100,13 +89,13 @@ def beam_search(
             finished = _join([finished[chosen[chosen < len(finished)]], found[fresh[ended[fresh]]]])
             entry = fresh[~ended[fresh]]
             prefixes = found[entry]
-            _go_on(memory, slots[parents[entry]], prefixes, count)
+            if len(prefixes):
+                _go_on(memory, slots[parents[entry]], prefixes, count)
     results = _join(kept) if keep else finished
     return results[_best_first(results, len(results))]
 
 
 def _empty_prefixes(count: int, length: int, constraint: Constraint | None) -> Hypotheses:
-    """One for each query."""
     start = np.zeros((1, 0), dtype=np.int64) if constraint is None else constraint.start()
     tokens = np.full((count, length), NOTHING, dtype=np.int64)
     nothing = np.zeros(count, dtype=np.int64)
@@ -134,8 +123,6 @@ def _next(
 
 def _go_on(memory: Memory, slots: Int[np.ndarray, " x"], prefixes: Hypotheses, count: int) -> None:
     """Let the decoder's memory follow: each prefix goes on from the one that stood at its slot."""
-    if not len(prefixes):
-        return
     here = _slots(prefixes)
     rows = np.zeros((count, here.max() + 1), dtype=np.int64)
     rows[prefixes.queries, here] = slots

@@ -1,6 +1,6 @@
 """Which tokens may follow a prefix: what a beam search asks of a trie of identifiers or an index of n-grams.
 
-Both answer for many prefixes in one call of numpy, without a loop over prefixes or tokens.
+Both answer for many prefixes in one call of numpy.
 """
 
 from __future__ import annotations
@@ -12,15 +12,10 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int
 
-LARGEST_TOKEN = 2**31 - 1  # as large as an int32 holds
-
 
 @dataclass(frozen=True)
 class Branches:
-    """{(v, state of p·v) : v may follow p} for each of x prefixes p, as CSR.
-
-    Prefix n's tokens are tokens[offsets[n]:offsets[n + 1]]: none where nothing may follow.
-    """
+    """{(v, state of p·v) : v may follow p} for each of x prefixes p, as CSR; maybe none."""
 
     offsets: Int[np.ndarray, " x1"]  # [x + 1], int64
     tokens: Int[np.ndarray, " t"]  # ascending within a prefix
@@ -29,10 +24,7 @@ class Branches:
 
 @runtime_checkable
 class Constraint(Protocol):
-    """The valid sequences, seen from any of their prefixes.
-
-    A state is a row of s integers. One without branches is a finished sequence.
-    """
+    """The valid sequences. A state is a row of s integers; one without branches is a finished sequence."""
 
     def start(self) -> Int[np.ndarray, "1 s"]:
         """The state of the empty prefix."""
@@ -80,16 +72,3 @@ def columns(
         yield rows, offsets[rows] + i
         i += 1
         rows = rows[lengths[rows] > i]
-
-
-def check_sequences(tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " n1"], what: str) -> None:
-    """ValueError, which names the first bad one, unless tokens and offsets are sequences as CSR."""
-    if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(tokens) or (np.diff(offsets) < 0).any():
-        raise ValueError(
-            f"the offsets of {what}s must ascend from 0 to the number of tokens, {len(tokens)}: "
-            f"{what} n is tokens[offsets[n]:offsets[n + 1]]"
-        )
-    bad = np.flatnonzero((tokens < 0) | (tokens > LARGEST_TOKEN))
-    if bad.size:
-        owner = np.searchsorted(offsets, bad[0], side="right") - 1
-        raise ValueError(f"{what} {owner} has the token {tokens[bad[0]]}: tokens are in [0, 2^31)")

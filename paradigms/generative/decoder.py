@@ -2,13 +2,9 @@
 
 One layer of T5 is x += SA(x̄); x += Σ_h O_h V_h Q α_h; x += FFN(x̄), with x̄ = g ⊙ x / rms(x), Q the query's
 encoder states and α_h the cross-attention of head h (Raffel et al. 2020, §2.1; Wu et al. 2024, Eq. 4 and 5).
-BART normalises after each sum, with means and biases (Lewis et al. 2020, §2.1). `small_decoder` is T5's with
-random weights, over the states of any encoder.
-
-Beside the decoder of transformers it has what this library needs and that one has not: the sequences of one
-query share its keys and values (axes [b, n, m, h] as everywhere: queries, sequences, places, features), and
-it can be run with attention patterns, norms and gates held fixed, where it is linear, BART's up to a constant
-(`Trace`).
+BART normalises after each sum, with means and biases (Lewis et al. 2020, §2.1). Unlike transformers' decoder,
+the sequences of one query share its keys and values (axes [b, n, m, h]: queries, sequences, places,
+features), and attention, norms and gates can be held fixed, which makes it linear (`Trace`).
 """
 
 from __future__ import annotations
@@ -30,19 +26,9 @@ def small_decoder(width: int, heads: int, layers: int, dropout: float) -> nn.Mod
     from transformers import T5Config
     from transformers.models.t5.modeling_t5 import T5Stack
 
-    sizes: dict[str, Any] = {
-        "d_model": width,
-        "d_kv": max(1, width // heads),
-        "d_ff": 2 * width,
-        "num_layers": layers,
-        "num_heads": heads,
-    }
-    kind: dict[str, Any] = {
-        "feed_forward_proj": "gated-gelu",
-        "is_decoder": True,
-        "is_encoder_decoder": False,
-    }
-    stack = T5Stack(T5Config(vocab_size=2, dropout_rate=dropout, **sizes, **kind))
+    sizes: Any = {"d_model": width, "d_kv": max(1, width // heads), "d_ff": 2 * width, "num_heads": heads}
+    kind: Any = {"feed_forward_proj": "gated-gelu", "is_decoder": True, "is_encoder_decoder": False}
+    stack = T5Stack(T5Config(vocab_size=2, num_layers=layers, dropout_rate=dropout, **sizes, **kind))
     stack.set_input_embeddings(None)  # never read
     return stack
 
@@ -67,34 +53,28 @@ class Layer(NamedTuple):
 
 
 def layers_of(decoder: Any) -> list[Layer]:
-    """The parts of a decoder's layers."""
-    if not _after(decoder):
-        return [
-            Layer(
-                _of_t5(own.SelfAttention, own.layer_norm),
-                _of_t5(crossing.EncDecAttention, crossing.layer_norm),
-                feed.DenseReluDense,
-                feed.layer_norm,
+    layers = []
+    if _after(decoder):
+        for each in decoder.layers:
+            own, crossing = (
+                Attention(a.q_proj, a.k_proj, a.v_proj, a.out_proj, a.num_heads, a.scaling, norm)
+                for a, norm in (
+                    (each.self_attn, each.self_attn_layer_norm),
+                    (each.encoder_attn, each.encoder_attn_layer_norm),
+                )
             )
-            for own, crossing, feed in (block.layer for block in decoder.block)
-        ]
-    return [
-        Layer(
-            _of_bart(layer.self_attn, layer.self_attn_layer_norm),
-            _of_bart(layer.encoder_attn, layer.encoder_attn_layer_norm),
-            layer,
-            layer.final_layer_norm,
+            layers.append(Layer(own, crossing, each, each.final_layer_norm))
+        return layers
+    for first, second, feed in (block.layer for block in decoder.block):
+        own, crossing = (
+            Attention(a.q, a.k, a.v, a.o, a.n_heads, 1.0, norm)
+            for a, norm in (
+                (first.SelfAttention, first.layer_norm),
+                (second.EncDecAttention, second.layer_norm),
+            )
         )
-        for layer in decoder.layers
-    ]
-
-
-def _of_t5(a: Any, norm: nn.Module) -> Attention:
-    return Attention(a.q, a.k, a.v, a.o, a.n_heads, 1.0, norm)
-
-
-def _of_bart(a: Any, norm: nn.Module) -> Attention:
-    return Attention(a.q_proj, a.k_proj, a.v_proj, a.out_proj, a.num_heads, a.scaling, norm)
+        layers.append(Layer(own, crossing, feed.DenseReluDense, feed.layer_norm))
+    return layers
 
 
 def _after(decoder: Any) -> bool:
@@ -104,9 +84,9 @@ def _after(decoder: Any) -> bool:
 
 @dataclass
 class Trace:
-    """A pass with attention patterns, norm scales and gates held fixed, and what such a pass went through.
+    """What a pass with attention, norm scales and gates held fixed went through.
 
-    Held fixed they make the decoder's output homogeneous linear in (context vectors, decoder inputs).
+    Such a pass is homogeneous linear in (context vectors, decoder inputs).
     """
 
     contexts: list[Float[Tensor, "b n m heads k"]] = field(default_factory=list)  # c = V_h Q α_h, per layer
@@ -138,7 +118,7 @@ def decode(
 ) -> Float[Tensor, "b n m h"]:
     """States of places t … t + m − 1, after the t places that `memory` has seen; it then has seen these too.
 
-    With a `trace` the pass is the linear one and leaves its parts there; values and outputs are the same.
+    With a `trace` the pass is the linear one and leaves its parts there; values are the same.
     """
     config, past, after = decoder.config, memory.past, _after(decoder)
     drop = _dropout(decoder, config.dropout if after else config.dropout_rate)
@@ -270,6 +250,6 @@ def _dropout(decoder: Any, rate: float) -> Drop:
 
 
 def _take(x: Float[Tensor, "b n t heads k"], rows: Int[Tensor, "b m"]) -> Float[Tensor, "b m t heads k"]:
-    """x[b, rows[b]]: whole rows are copied at once, many times faster than element by element."""
+    """x[b, rows[b]], whole rows at once."""
     first = x.shape[1] * torch.arange(len(rows), device=rows.device)[:, None]
     return x.flatten(0, 1).index_select(0, (rows + first).flatten()).unflatten(0, rows.shape)

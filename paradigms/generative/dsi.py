@@ -1,10 +1,9 @@
 """rel(d, q) = Σᵢ log p(cᵢ | c_<i, q): the decoder writes the path of clusters that leads to d.
 
-Tay et al. 2022 (NeurIPS), "Transformer Memory as a Differentiable Search Index": DSI, with the hierarchical
-semantic identifiers of its §3.2, or one token per document ("atomic"). A reads the decoder's state, which has
-seen the path so far. With `softmax="place"` digits are specific to their place, and so is what they are
-normalised over; with `pawa_rank` digits are specific to their place, and the output vectors depend on the
-path: both together are NCI's decoder (Wang et al. 2022).
+DSI (Tay et al. 2022, NeurIPS, "Transformer Memory as a Differentiable Search Index"), with the hierarchical
+semantic identifiers of its §3.2, or one token per document ("atomic"). A reads the decoder's state. With
+`softmax="place"` or `pawa_rank` digits are specific to their place; both together are NCI's decoder (Wang et
+al. 2022).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def dsi(
     seed: int = 0,
     **settings: Any,
 ) -> Generative:
-    """DSI over `backbone`; settings are fields of `model.GenerativeSettings`.
+    """DSI over `backbone`; settings are fields of `GenerativeSettings`.
 
     embedder: the encoder whose mean-pooled document vectors are clustered, `branching` clusters a level.
     """

@@ -24,10 +24,11 @@ TokenSequence = Sequence[int]
 def sequence_scores(
     model: Generative, sources: Batch, sequences: Sequence[Sequence[TokenSequence]], *scorers: Scorer
 ) -> list[Float[np.ndarray, "s n"]]:
-    """Σᵢ of `Generative.token_scores` of each query's own sequences, sequences[b][n], by each scorer.
+    """Σᵢ of `Generative.token_scores` of each query's own non-empty sequences, sequences[b][n], by each
+    scorer.
 
-    A query is encoded once, its sequences share its keys and values, and each is decoded once. Memory is
-    bounded whatever their number; each needs at least one token.
+    A query is encoded once and its sequences share its keys and values; memory is bounded whatever their
+    number.
     """
     sources = sources.to(model.device)
     with model.evaluating(), torch.inference_mode():
@@ -56,6 +57,6 @@ def _batches(sequences: Sequence[TokenSequence], places: int) -> Iterator[list[i
 
 
 def _of(memory: Memory, query: int) -> Memory:
-    """What decoding one of the queries needs, with nothing decoded yet."""
+    """The memory of one query, with nothing decoded yet."""
     row = slice(query, query + 1)
     return Memory(memory.mask[row], [(k[row], v[row]) for k, v in memory.crossed], [])

@@ -17,9 +17,8 @@ from paradigms.generative.settings import GenerativeSettings
 
 
 def genre(backbone: str | Path, corpus: Corpus, *, title_length: int = 24, **settings: Any) -> Generative:
-    """GENRE over `backbone`; settings are fields of `model.GenerativeSettings`.
-
-    title_length: tokens of the longest title, the end included; longer ones are cut.
+    """GENRE over `backbone`; settings are fields of `GenerativeSettings`. title_length: tokens, the end
+    included.
     """
     named = titles(corpus, load_base_tokenizer(backbone), title_length)
     chosen = GenerativeSettings(**{"name": "genre"} | settings)

@@ -57,12 +57,11 @@ def grouped_kmeans(
 ) -> tuple[Float[Tensor, "g k h"], Int[np.ndarray, " t"]]:
     """argmin over C and c of Σ_t ‖x_t − C_{g(t), c(t)}‖², locally, with c(t) < wanted[g(t)].
 
-    Lloyd's algorithm from the means of the labels `warm` (None: from none); where these leave a cluster
-    empty, from a vector drawn as in k-means++ (Arthur & Vassilvitskii, SODA 2007). A cluster for which no
-    vector is left that differs from those drawn has the group's mean and no member.
-
-    vectors: in the order of `groups.place`, as in a memory map: each is read twice. warm and the labels: in
-    the vectors' own order. The draws of a group depend on the seed and its number alone.
+    Lloyd's algorithm from the means of the labels `warm`; empty clusters start from vectors drawn as in
+    k-means++ (Arthur & Vassilvitskii, SODA 2007). A cluster for which no distinct vector is left has the
+    group's mean and no member. vectors: in the order of `groups.place`, such as a memory map; each is read
+    twice. warm and the labels: in the vectors' own order. The draws of a group depend on the seed and its
+    number alone.
     """
     k = int(wanted.max())
     centroids = torch.zeros(len(wanted), k, vectors.shape[1])
@@ -101,9 +100,8 @@ def grouped_kmeans(
 def _read(
     vectors: np.ndarray, groups: Groups, block: np.ndarray, chosen: np.ndarray
 ) -> tuple[Float[Tensor, "b n h"], Bool[Tensor, "b n"], Int[np.ndarray, "b n"]]:
-    """The chosen members of each group, by their number in it; which of them are; and where they lie.
-
-    A shorter group reads on into the next ones, the longest of which ends the block.
+    """The chosen members of each group by number, which of them exist, and their rows. Shorter groups read on
+    into the next.
     """
     rows = groups.starts[block, None] + chosen
     return torch.from_numpy(vectors[rows]), torch.from_numpy(chosen < groups.counts[block, None]), rows
@@ -117,9 +115,8 @@ def _fit(
     allowed: Bool[Tensor, "b k"],
     draws: Float[Tensor, "b k"],
 ) -> tuple[Float[Tensor, "b k h"], Bool[Tensor, "b k"]]:
-    """Centroids of groups whose mean is 0, and which of them stand for anything.
-
-    apart: the squared distance up to which another vector equals this one.
+    """Centroids of groups of mean 0, and which are in use. apart: the squared distance up to which vectors
+    are equal.
     """
     C, alive = _seed(X, real, apart, *_means(X, started), allowed, draws)
     labels = torch.full(real.shape, -1)
@@ -164,6 +161,6 @@ def _nearest(X: Tensor, C: Tensor, alive: Tensor) -> Int[Tensor, "b n"]:
 
 
 def _means(X: Tensor, members: Bool[Tensor, "b n k"]) -> tuple[Tensor, Tensor]:
-    """The mean of every cluster's members, 0 where it has none; and whether it has some."""
+    """The mean of every cluster's members, and whether it has some."""
     counts = members.sum(1)
     return members.mT.to(X.dtype) @ X / counts.clamp(min=1)[..., None], counts > 0

@@ -1,11 +1,9 @@
 """Identifiers: the token sequences that a decoder writes to name a document, d ↦ (d₁, …, d_M).
 
-`titles` (GENRE: De Cao et al., "Autoregressive Entity Retrieval", ICLR 2021), `semantic_ids.semantic` and
-`atomic` (DSI: Tay et al., "Transformer Memory as a Differentiable Search Index", NeurIPS 2022) and `text`
-(SEAL: Bevilacqua et al., "Autoregressive Search Engines", NeurIPS 2022) make them, all in one form. What was
-odd is in `problems` with a count and examples; no document is ever left out.
-
-Vocabularies of our own number as T5's does: 0 pads and starts the decoder, 1 ends, 2 is the first free.
+`titles` (GENRE: De Cao et al., ICLR 2021), `semantic_ids.semantic` and `atomic` (DSI: Tay et al., NeurIPS
+2022) and `text` (SEAL: Bevilacqua et al., NeurIPS 2022) make them, all in one form. What was odd is counted
+in `problems`; no document is left out. Vocabularies of our own number as T5's: 0 pads and starts the decoder,
+1 ends, 2 is the first free.
 """
 
 from __future__ import annotations
@@ -42,9 +40,9 @@ BATCH = 1000  # texts in one call of a tokenizer
 class Identifiers:
     """Token sequences that name documents: one may name several, a document may have several.
 
-    Identifier n has the tokens tokens[offsets[n] : offsets[n + 1]] and names documents[owners[n]]. Equal
-    sequences stay apart, one for each document that they name. ValueError where a document has none, or an
-    identifier is empty, holds `end` or leaves the vocabulary, or `starts` are no places.
+    Identifier n has the tokens tokens[offsets[n] : offsets[n + 1]] and names documents[owners[n]]; equal
+    sequences stay apart. ValueError where a document has none, or an identifier is empty, holds `end` or
+    leaves the vocabulary.
     """
 
     kind: str  # "title", "semantic", "atomic" or "text"
@@ -96,7 +94,7 @@ class Identifiers:
 
     @property
     def longest(self) -> int:
-        """The most tokens that a decoder writes for an identifier: `end` counts."""
+        """The most tokens of an identifier, `end` included."""
         return int(np.diff(self.offsets).max()) + (self.end is not None)
 
     def of(self, document: int) -> range:
@@ -106,9 +104,8 @@ class Identifiers:
     def windows(self, n: int, span: int) -> list[slice]:
         """Slices of `tokens`, of `span` places each, that cover identifier n and begin at `starts`.
 
-        They overlap where no start lies at the end of the one before, and leave gaps where the next start
-        lies beyond it. All of an identifier that has no more than `span` tokens, or no start that leaves as
-        many.
+        They overlap, or leave gaps, where starts ask for it. An identifier of at most `span` tokens is one
+        window.
         """
         first, last = self.offsets[n : n + 2].tolist()
         at = slice(*np.searchsorted(self.starts, [first, last - span + 1]))
@@ -124,7 +121,7 @@ class Identifiers:
         return (*self[n].tolist(), *(() if self.end is None else (self.end,)))
 
     def places(self) -> list[Tensor]:
-        """{dᵢ} for i = 1, 2, …: the tokens that stand at place i of some identifier, `end` too, ascending."""
+        """{dᵢ} for i = 1, 2, …: the tokens, `end` too, that stand at place i of an identifier, ascending."""
         tokens, offsets = self.tokens, self.offsets
         if self.end is not None:
             tokens, offsets = np.insert(tokens, offsets[1:], self.end), offsets + np.arange(len(offsets))
@@ -166,9 +163,9 @@ class Identifiers:
 def titles(corpus: Corpus, tokenizer: Any, length: int) -> Identifiers:
     """d ↦ the tokens of its title, at most `length` of them with the end token (GENRE).
 
-    A document without a title is named by the first words of its text, one without text by its id. Titles
-    that are too long are cut; titles that are equal, or become so, are one name of several documents.
-    tokenizer: a fast Hugging Face one. ValueError where it has no end or padding token.
+    Without a title, the first words of the text are the name, then the id. Too long titles are cut; equal
+    ones name several documents. tokenizer: a fast Hugging Face one; ValueError without an end or padding
+    token.
     """
     for role in ("eos_token", "pad_token"):
         if getattr(tokenizer, role) is None:
@@ -176,7 +173,6 @@ def titles(corpus: Corpus, tokenizer: Any, length: int) -> Identifiers:
     if length < 2:
         raise ValueError(f"length must be at least 2, one token and the end, not {length}")
     problems = Problems()
-    named: list[str] = [""] * len(corpus)
     rows: list[list[int]] = [[] for _ in corpus.ids]
     sources: dict[str, Callable[[int], str]] = {
         "title": lambda i: " ".join(corpus.titles[i].split()),
@@ -188,15 +184,15 @@ def titles(corpus: Corpus, tokenizer: Any, length: int) -> Identifiers:
         for i, tokenized in zip(left, tokenize(tokenizer, map(name, left)), strict=True):
             if not tokenized.ids:
                 continue
-            named[i], rows[i] = corpus.ids[i], tokenized.ids[: length - 1]
+            id, rows[i] = corpus.ids[i], tokenized.ids[: length - 1]
             if source != "title":
-                problems.add(f"document without a title (named by its {source})", named[i])
+                problems.add(f"document without a title (named by its {source})", id)
             if tokenized.special:
-                problems.add("title that spells special tokens (left out)", named[i])
+                problems.add("title that spells special tokens (left out)", id)
             if len(tokenized.ids) > length - 1:
-                problems.add(f"title of more than {length} tokens with the end (cut)", named[i])
+                problems.add(f"title of more than {length} tokens with the end (cut)", id)
             if tokenizer.unk_token_id in rows[i]:
-                problems.add("title with a token unknown to the tokenizer (kept)", named[i])
+                problems.add("title with a token unknown to the tokenizer (kept)", id)
         left = [i for i in left if not rows[i]]
     if left:
         raise ValueError(
@@ -214,10 +210,9 @@ def atomic(documents: Sequence[str]) -> Identifiers:
 
 
 def text(corpus: Corpus, tokenizer: Any, length: int | None = None) -> Identifiers:
-    """d ↦ its own tokens, of which every substring is a name (SEAL).
+    """d ↦ its own tokens, the first `length`, of which every substring is a name (SEAL).
 
-    length: of longer documents the first so many tokens. tokenizer: a fast Hugging Face one. A document
-    without tokens has no name and cannot be found.
+    tokenizer: a fast Hugging Face one. A document without tokens has no name and cannot be found.
     """
     problems = Problems()
     rows, starts, size = [], [], 0
@@ -260,10 +255,9 @@ class Tokenized(NamedTuple):
 
 
 def tokenize(tokenizer: Any, texts: Iterable[str], length: int | None = None) -> Iterator[Tokenized]:
-    """The tokens of each text as its document holds them: the first `length`, by default all.
+    """The first `length` tokens of each text, without spelled-out padding or end tokens ("</s>").
 
-    Where a text spells the padding or the end token ("</s>"), that is left out: it would end an identifier
-    in its middle. ValueError for a tokenizer that does not say where tokens lie in the text.
+    ValueError for a tokenizer that does not say where tokens lie in the text.
     """
     if not tokenizer.is_fast:
         raise ValueError(f"{type(tokenizer).__name__} is a slow tokenizer, which knows no places in the text")

@@ -1,13 +1,13 @@
 """A T5 decoder's rel as Σᵢⱼ (DᵀQ ⊙ A)ᵢⱼ + rest: the exact identity, its truncations, and the paper's form.
 
 Wu et al. 2024, Eq. 11 to 16, derive rel = sum(ẼᵀQ ⊙ A) for one layer without norms, residuals and
-feed-forward. For the decoder as it is: hold norm scales, attention patterns and gates fixed, as in
-`decoder.Trace`. Its output is then linear in the context vectors c^{lh}_i = V_lh Q α^{lh}_i and the embedded
-prefix, so with D_{lhi} = V_lhᵀ ∂rel/∂c^{lh}_i
+feed-forward. With norm scales, attention and gates held fixed (`decoder.Trace`), the whole decoder is linear
+in the context vectors c^{lh}_i = V_lh Q α^{lh}_i and the embedded prefix, so with D_{lhi} = V_lhᵀ
+∂rel/∂c^{lh}_i
 
     rel(d, q) = Σ_{lhi,j} (DᵀQ ⊙ A)_{lhi,j} + Σᵢ x_iᵀ ∂rel/∂x_i,   A_{lhi,j} = α^{lh}_{ij},
 
-with M·H·L document tokens, rows of A that sum to 1, Z = 1, and a rest that the prefix alone makes.
+with M·H·L document tokens, rows of A that sum to 1, and Z = 1.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def decompose(
 ) -> tuple[Tokens, Tokens, Interaction]:
     """D [b, n, L·H·M, h], Q [b, 1, N, h] and S, A, Z, rest of b queries and n identifiers each.
 
-    Document tokens are ordered (layer, head, place). But for the naive form, rel of the Interaction is
-    `token_scores` summed over places: in the exact form because the rest is computed as the prefix's part; in
-    the truncated ones because the rest is what they leave, and so of BART, in whose rest biases and positions
-    are too. Of a log probability, −Σᵢ log Σ_v exp logit_iv is part of the rest.
+    Document tokens are ordered (layer, head, place). But for the naive form, rel is `token_scores` summed
+    over places. The exact form computes the rest from the prefix; in the truncated forms, and for BART
+    (biases and positions), the rest is the difference. For log probabilities it includes −Σᵢ log Σ_v exp
+    logit_iv.
     """
     with model.evaluating(), torch.no_grad():  # contexts are held fixed: no gradient reaches the encoder
         states, memory = model.begin(sources)

@@ -1,8 +1,7 @@
 """rel(d, q) = log p(identifier of d | q) of a sequence-to-sequence model, as one trainable, savable module.
 
-Wu et al. 2024 (arXiv:2404.00684), Eq. 8 to 14. The model's identifiers are its index: it is built for a
-corpus, and ranks that corpus only. DSI, GENRE and SEAL differ in their identifiers; PAWA and NP-decoding
-change the output vectors of any of them.
+Wu et al. 2024 (arXiv:2404.00684), Eq. 8 to 14. The model is built for a corpus, whose identifiers are its
+index. DSI, GENRE and SEAL differ in their identifiers; PAWA and NP-decoding change the output vectors.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ SETTINGS, HEADS = "generative.json", "heads.safetensors"
 
 
 class Generative(Trainable):
-    """log p(identifier | query) with a T5, a BART, or an encoder under a small decoder.
-
-    Trains, scores, explains, decodes, saves.
-    """
+    """log p(identifier | query) with a T5, a BART, or an encoder under a small decoder."""
 
     def __init__(
         self,
@@ -74,20 +70,19 @@ class Generative(Trainable):
         self.clusters = clusters
         size = identifiers.vocabulary if own else config.vocab_size
         vectors = token_vectors(self.backbone)
-        self.added = None if config.is_encoder_decoder else _decoder(config, settings.decoder_layers)
+        heads, layers = getattr(config, "num_attention_heads", 8), settings.decoder_layers
+        self.added = None if config.is_encoder_decoder else small_decoder(self.width, heads, layers, 0.0)
         self.embedding = None
         if own:
             self.embedding = nn.Parameter(torch.randn(size, self.width) * vectors.std())  # as it reads others
         elif self.added is not None and clusters is None:
             self.embedding = nn.Parameter(vectors.clone())
         self.table = nn.Parameter(torch.randn(size, self.width)) if own and not settings.pawa_rank else None
-        self.pawa = (
-            Pawa(size, self.width, settings.pawa_rank, settings.pawa_layers, _dropout(config))
-            if settings.pawa_rank
-            else None
-        )
+        rank = settings.pawa_rank
+        self.pawa = Pawa(size, self.width, rank, settings.pawa_layers, _dropout(config)) if rank else None
         if config.is_encoder_decoder and (settings.tokens != "backbone" or self.pawa is not None):
-            self.backbone.lm_head.weight.requires_grad_(self._tied)  # never read, so it would get no gradient
+            output = self.backbone.lm_head.weight  # never read, so it would get no gradient
+            output.requires_grad_(output is self.backbone.get_input_embeddings().weight)
         for weight in self.encoder.parameters() if settings.frozen else ():
             weight.requires_grad_(False)
         self._places = identifiers.places() if settings.softmax == "place" else None
@@ -109,38 +104,22 @@ class Generative(Trainable):
         if settings.tokens == "clusters":
             device = "cuda" if torch.cuda.is_available() else "cpu"
             base = load_base(backbone).to(device).eval()
-            clusters = cluster_tokens(
-                encoder_of(base),
-                token_vectors(base),
-                load_base_tokenizer(backbone, base.config.vocab_size),
-                corpus,
-                identifiers,
-                k=settings.clusters,
-                length=settings.document_length,
-                seed=seed,
-                progress=True,
-            )
+            tokenizer = load_base_tokenizer(backbone, base.config.vocab_size)
+            reading = encoder_of(base), token_vectors(base), tokenizer, corpus, identifiers
+            sizes: dict[str, Any] = {"k": settings.clusters, "length": settings.document_length}
+            clusters = cluster_tokens(*reading, **sizes, seed=seed, progress=True)
         return cls(settings, backbone, identifiers, clusters)
 
     def refresh(self, corpus: Corpus, *, progress: bool = False) -> None:
-        """Cluster the identifiers' tokens anew, by the encoder as it is, from the clusters as they are.
-
-        Draws from no generator that training uses.
+        """Cluster the identifiers' tokens anew by the encoder as it is; draws from no generator of the
+        training.
         """
         if self.clusters is None:
             raise ValueError(f"{self.name} has no clusters to renew: its tokens are {self.settings.tokens!r}")
         with self.evaluating():
-            new = cluster_tokens(
-                self.encoder,
-                self.clusters.vectors,
-                self.tokenizer,
-                corpus,
-                self.identifiers,
-                k=self.settings.clusters,
-                length=self.settings.document_length,
-                old=self.clusters,
-                progress=progress,
-            )
+            reading = self.encoder, self.clusters.vectors, self.tokenizer, corpus, self.identifiers
+            sizes: dict[str, Any] = {"k": self.settings.clusters, "length": self.settings.document_length}
+            new = cluster_tokens(*reading, **sizes, old=self.clusters, progress=progress)
         self.clusters.load_state_dict(new.state_dict())
 
     # --- text and identifiers -> ids ----------------------------------------------------------------
@@ -165,7 +144,6 @@ class Generative(Trainable):
         return self.batch(self.token_ids(texts))
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Of each source."""
         cut = {"truncation": True, "max_length": self.settings.query_length}
         return self.tokenizer(list(texts), **cut, return_attention_mask=False)["input_ids"] if texts else []
 
@@ -178,7 +156,6 @@ class Generative(Trainable):
         return Batch(ids, mask.long(), mask)
 
     def targets(self, rows: Sequence[Sequence[Sequence[int]]]) -> Targets:
-        """What the decoder is asked to write, rows[b][n]."""
         return Targets.pad(rows, self.start)
 
     @property
@@ -224,9 +201,10 @@ class Generative(Trainable):
             return self.encoder(**sources.to(self.device).inputs()).last_hidden_state
 
     def keep_states(self, folder: Path) -> LowerStates:
-        """Read what a frozen encoder gives of sources, in float16, from `folder`, as far as it is there.
+        """Keep what a frozen encoder gives of sources, in float16, in `folder`; models of one encoder share
+        it.
 
-        Models of the same encoder share it. ValueError for an encoder that is trained.
+        ValueError for an encoder that is trained.
         """
         if not self.settings.frozen:
             raise ValueError(f"{self.name} trains its encoder: what it gives changes")
@@ -272,10 +250,6 @@ class Generative(Trainable):
         scaled = getattr(config, "scale_decoder_outputs", config.tie_word_embeddings)
         return self.width**-0.5 if scaled and config.model_type == "t5" else 1.0
 
-    @property
-    def _tied(self) -> bool:
-        return self.backbone.lm_head.weight is self.backbone.get_input_embeddings().weight
-
     # --- scores -------------------------------------------------------------------------------------
 
     def forward(self, sources: Batch, targets: Targets) -> Float[Tensor, "b n m"]:
@@ -295,13 +269,9 @@ class Generative(Trainable):
         outputs = self.outputs(states, targets.inputs)
         if self._places is None:
             return outputs.score(targets.ids, scorer)
-        parts = []
-        for place in range(targets.ids.shape[-1]):
-            alphabet = self._alphabet(place)
-            parts.append(
-                outputs[place : place + 1].score(targets.ids[..., place : place + 1], scorer, alphabet)
-            )
-        return torch.cat(parts, -1)
+        places = (slice(place, place + 1) for place in range(targets.ids.shape[-1]))
+        parts = (outputs[p].score(targets.ids[..., p], scorer, self._alphabet(p.start)) for p in places)
+        return torch.cat(list(parts), -1)
 
     def next_log_probabilities(
         self, states: Float[Tensor, "b n 1 h"], prefix: Int[Tensor, "b n t"]
@@ -333,7 +303,7 @@ class Generative(Trainable):
     def written(self, document: int, target: Sequence[int]) -> list[int]:
         """The tokens that the decoder writes for a target of `pairs` that names this document.
 
-        With clusters those of its first occurrence in the document's identifiers. ValueError without one.
+        With clusters, those of its first occurrence in the document's identifiers; ValueError without one.
         """
         if self.clusters is None:
             return list(target)
@@ -351,10 +321,8 @@ class Generative(Trainable):
         raise ValueError(f"the target {list(target)} is no part of the identifiers of document {id!r}")
 
     def names(self, document: int) -> list[list[int]]:
-        """Every token sequence by which rerank mode scores a document, whatever the query.
-
-        Its identifiers; where these are its text, the text in windows of `span` tokens that begin where spans
-        of the training begin.
+        """The token sequences that rerank mode scores a document by: its identifiers, or windows of `span`
+        tokens.
         """
         ids, tokens = self.identifiers, self.target_tokens
         if ids.kind != "text":
@@ -400,16 +368,10 @@ class Generative(Trainable):
         return {name: t.contiguous() for name, t in state if not name.startswith("backbone.")}
 
 
-def _decoder(config: Any, layers: int) -> nn.Module:
-    heads = getattr(config, "num_attention_heads", 8)
-    return small_decoder(config.hidden_size, heads, layers, _dropout(config))
-
-
 def _dropout(config: Any) -> float:
-    """That of a T5 or a BART; of a decoder over an encoder none."""
-    return (
-        getattr(config, "dropout_rate", getattr(config, "dropout", 0.0)) if config.is_encoder_decoder else 0.0
-    )
+    """Of a T5 or a BART; 0 for a decoder over an encoder."""
+    rate: float = getattr(config, "dropout_rate", getattr(config, "dropout", 0.0))
+    return rate if config.is_encoder_decoder else 0.0
 
 
 def _check(settings: GenerativeSettings, identifiers: Identifiers) -> None:

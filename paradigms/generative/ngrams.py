@@ -1,10 +1,9 @@
 """{v : p·v occurs in the corpus} for a prefix p, in time proportional to its size: every n-gram, indexed.
 
-What SEAL asks of an FM-index (Bevilacqua et al. 2022, arXiv:2204.10628, §3), asked of a suffix array. Write
-LCP[r] for how many tokens the suffixes of rows r − 1 and r share before a document ends. An n-gram of depth m
-occurs in the rows lo … hi − 1; there its successors change exactly at the rows r with LCP[r] = m (Abouelhoda,
-Kurtz, Ohlebusch 2004, "Replacing suffix trees with enhanced suffix arrays"). All these rows are listed once,
-n-gram by n-gram, so that a set of successors is a slice.
+A suffix array in place of SEAL's FM-index (Bevilacqua et al. 2022, arXiv:2204.10628, §3). LCP[r] is how many
+tokens the suffixes of rows r − 1 and r share within a document. An n-gram of depth m occurs in rows lo … hi −
+1; its successors change at the rows r with LCP[r] = m (Abouelhoda et al. 2004, "Replacing suffix trees with
+enhanced suffix arrays"). These rows are listed n-gram by n-gram, so that a set of successors is a slice.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Int
 
-from paradigms.generative.constraints import Branches, check_sequences, columns, find_in_ranges, ranges
+from paradigms.generative.constraints import Branches, columns, find_in_ranges, ranges
 
 SEPARATOR = -1  # closes every document in the text; no n-gram contains it, so none crosses a boundary
 
@@ -33,9 +32,8 @@ class Occurrences:
 class NGramIndex:
     """A constraint whose prefixes are the n-grams of a corpus; a state is [lo, hi, depth].
 
-    The n-gram is the first `depth` tokens of the suffixes of rows lo … hi − 1; it is absent where lo = hi.
-    A node is an n-gram with several successors, or with one that some of its occurrences lack. About 26 bytes
-    per token of English.
+    The n-gram is the first `depth` tokens of the suffixes of rows lo … hi − 1; lo = hi where it is absent. A
+    node is an n-gram with several successors, or with one that some occurrences lack. About 26 bytes a token.
     """
 
     text: Int[np.ndarray, " l"]  # the documents, a SEPARATOR behind each
@@ -48,13 +46,11 @@ class NGramIndex:
 
     @classmethod
     def build(cls, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " d1"]) -> NGramIndex:
-        """The index of the documents tokens[offsets[d]:offsets[d + 1]], O(t log t) whatever they repeat.
-
-        Documents may be empty; ValueError if all are, or for a token outside [0, 2^31).
+        """The index of the documents tokens[offsets[d]:offsets[d + 1]], O(t log t). ValueError if all are
+        empty.
         """
         from pydivsufsort import divsufsort, kasai
 
-        check_sequences(tokens, offsets, "document")
         if not len(tokens):
             raise ValueError("an n-gram index needs at least one token: every document is empty")
         text = np.insert(tokens.astype(np.int32), offsets[1:], SEPARATOR)
@@ -98,7 +94,7 @@ class NGramIndex:
         return Branches(offsets, tokens, found)
 
     def counts(self, states: Int[np.ndarray, "x 3"]) -> Int[np.ndarray, " x"]:
-        """How often each n-gram occurs in the corpus, overlaps included; the empty one: how many tokens."""
+        """How often each n-gram occurs in the corpus, overlaps included."""
         return states[:, 1] - states[:, 0]
 
     def locate(self, states: Int[np.ndarray, "x 3"]) -> Occurrences:
@@ -112,7 +108,6 @@ class NGramIndex:
 
     def find(self, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " n1"]) -> Int[np.ndarray, "n 3"]:
         """The states of the n-grams tokens[offsets[n]:offsets[n + 1]]; lo = hi where one is absent."""
-        check_sequences(tokens, offsets, "n-gram")
         states = np.repeat(self.start(), len(offsets) - 1, axis=0)
         for grams, places in columns(offsets):
             here, wanted = states[grams], tokens[places]
@@ -136,8 +131,9 @@ class NGramIndex:
     def _successors(
         self, states: Int[np.ndarray, "x 3"]
     ) -> tuple[Int[np.ndarray, " x"], Int[np.ndarray, " x"], Int[np.ndarray, " x"]]:
-        """A node's successors as a range (first, last); otherwise an empty one and the only successor there
-        is, or SEPARATOR."""
+        """A node's successors as a range (first, last); else an empty one and the only successor, or
+        SEPARATOR.
+        """
         lo, hi, depth = states.T
         key = np.where(lo < hi, lo * self._stride + depth, -1)
         node, after = (np.searchsorted(self.nodes, key, side) for side in ("left", "right"))
@@ -149,10 +145,10 @@ class NGramIndex:
 
 
 def _previous_smaller(values: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """max{j < i : values[j] < values[i]} for each i; 0 where there is none.
+    """max{j < i : values[j] < values[i]} for each i, or 0, in O(n log n).
 
-    In a binary tree of minima, for every i at once: up to the nearest block on the left that has a smaller
-    value, then down to the last one in it. O(n log n) whatever the values.
+    In a binary tree of minima: up to the nearest block on the left with a smaller value, then down to its
+    last.
     """
     levels = [values]
     while len(levels[-1]) > 1:

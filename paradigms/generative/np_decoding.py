@@ -1,13 +1,10 @@
 """logit_c = d^−½ h_iᵀ C_c: the output vectors are the corpus's own token vectors, in clusters (NP-decoding).
 
-Lee et al., "Nonparametric Decoding for Generative Retrieval", Findings of ACL 2023; Wu et al. 2024, Eq. 20:
-rel(d, q) = sum(DᵀQ ⊙ A) with contextual token vectors D. An encoder reads every identifier in the context of
-its document. The vectors of each surface token are clustered; the clusters are the decoder's vocabulary: of
-labels, of inputs and of outputs. BASE clusters once, by the pretrained encoder; ASYNC does
-so again in training, by the encoder as it then is (`recluster`).
-
-Like every vocabulary of our own it begins with START = 0 and END = 1; the clusters of a surface token follow
-each other, in the order of the surface tokens.
+Lee et al., "Nonparametric Decoding for Generative Retrieval", Findings of ACL 2023; Wu et al. 2024, Eq. 20.
+An encoder reads every identifier in its document's context, and the vectors of each surface token are
+clustered. The clusters are the decoder's vocabulary: START = 0, END = 1, then those of each surface token in
+their order. BASE clusters once, by the pretrained encoder; ASYNC again during training
+(`Generative.refresh`).
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ SORTED = 32  # so many batches' windows are sorted by length, against padding
 class Clusters(nn.Module):
     """C ∈ R^{C×h}, the surface token of every cluster, and the cluster of every token of the identifiers.
 
-    surface and labels stay on the processor, where batches are made; all three are in the state dict.
+    surface and labels stay on the CPU, where batches are made; all three are in the state dict.
     """
 
     def __init__(
@@ -86,9 +83,7 @@ class Clusters(nn.Module):
 
 @dataclass(frozen=True)
 class ClusterConstraint:
-    """A constraint over surface tokens, for a decoder that writes clusters: any of a token's clusters stands
-    for it. States are the base's, so several sequences of clusters lead to one state.
-    """
+    """A constraint over surface tokens for a decoder of clusters: any cluster of a token stands for it."""
 
     base: Constraint
     clusters: Clusters
@@ -118,23 +113,20 @@ def cluster_tokens(
 ) -> Clusters:
     """argmin over C, c of Σ_t ‖x_t − C_c(t)‖², locally, c(t) one of at most k clusters of t's surface token.
 
-    encoder: of a Hugging Face model, gives x. embeddings: what the decoder reads; with `old` its vectors.
-    length: tokens that the encoder reads at once, special ones included: a title with its document's text
-    behind it, a text in windows. Without `old` (BASE) k-means++ seeds Lloyd's algorithm,
-    and a surface token with no more than k distinct vectors keeps them all. C has the root mean square of the
-    embeddings that the decoder was trained to read, about 100 times that of x: unscaled, the softmax is
-    uniform for long. START has its embedding, END the mean vector of </s>.
+    encoder: gives x. embeddings: what the decoder reads; with `old` its vectors. length: tokens that the
+    encoder reads at once, special ones included: a title with its document's text behind it, a text in
+    windows.
 
-    With `old` (ASYNC) a surface token keeps its number of clusters, C its root mean square, START its vector.
-    Lloyd's algorithm starts from the means of the old clusters' new vectors, not from the old centroids: an
-    encoder that has turned its space keeps its clusters. One without tokens takes a vector drawn as by
-    k-means++; where none is left, the mean of its surface token.
+    Without `old` (BASE), k-means++ seeds Lloyd's algorithm, and a surface token of at most k distinct vectors
+    keeps them all. C is scaled to the root mean square of the embeddings, about 100 times that of x:
+    unscaled, the softmax stays uniform for long. START has its embedding, END the mean vector of </s>. With
+    `old` (ASYNC), the numbers of clusters, the root mean square of C and START's vector stay, and Lloyd's
+    algorithm starts from the means of the old clusters' new vectors.
 
-    The same for a seed whatever the number of threads, but for rounding in the encoder. Vectors lie in a
-    temporary file of 4·h bytes a token; memory is bounded by those of a surface token's sample. ValueError
-    for identifiers that are no text, or of another corpus.
+    Independent of the number of threads, but for rounding in the encoder. Vectors lie in a temporary file of
+    4·h bytes a token. ValueError for identifiers that are no text, or of another corpus.
     """
-    _check(identifiers, corpus, k)
+    _check(identifiers, corpus)
     tokens, group = np.unique(identifiers.tokens, return_inverse=True)
     groups, reference = Groups.of(group), embeddings.detach().cpu()
     if old is None:
@@ -158,9 +150,7 @@ def cluster_tokens(
     return Clusters(table, surface, (FIRST - 1 + kept.ravel().cumsum())[numbers])
 
 
-def _check(identifiers: Identifiers, corpus: Corpus, k: int) -> None:
-    if k < 1:
-        raise ValueError(f"clusters must be at least 1 per surface token, not {k}")
+def _check(identifiers: Identifiers, corpus: Corpus) -> None:
     if identifiers.kind not in ("title", "text"):
         raise ValueError(
             f"{identifiers.kind} identifiers are no text: their tokens have no vectors in context"
@@ -214,9 +204,8 @@ def _embed(
     vectors: Float[np.ndarray, "t h"],
     progress: bool,
 ) -> Float[Tensor, " h"]:
-    """Write the vector of token t to vectors[place[t]]; the mean vector of the last special token.
-
-    around: special tokens before and behind each window.
+    """Write the vector of token t to vectors[place[t]]; the mean vector of the last special token. around:
+    see `_around`.
     """
     device, first = next(encoder.parameters()).device, len(around[0])
     total, count = torch.zeros(vectors.shape[1], dtype=torch.float64), 0

@@ -36,9 +36,8 @@ class Outputs:
         return self.states @ (self.table if candidates is None else self.table[candidates]).mT
 
     def log_probabilities(self, candidates: Int[Tensor, " c"] | None = None) -> Float[Tensor, "b n m c"]:
-        """log softmax over the candidates (None: the vocabulary), in float32 or wider.
-
-        Autocast on a processor would leave it in bfloat16, in which a log p of −6 tells p to 3 % only.
+        """log softmax over the candidates (None: the vocabulary), in float32 at least: bfloat16 is too
+        coarse.
         """
         logits = self.logits(candidates)
         return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
@@ -48,10 +47,9 @@ class Outputs:
     ) -> Float[Tensor, "b n m"]:
         """The part of rel of one token per place.
 
-        logit: s·h_iᵀw_v, the relevance of Wu et al. 2024, Eq. 11; a constant vector added to every w_v
-        changes it, though no loss sees that. log_probability: what is trained, and what ranks by default; −∞
-        for a token that is no candidate. centred_logit: the logit less its mean over the candidates, free of
-        that constant.
+        logit: s·h_iᵀw_v (Wu et al. 2024, Eq. 11), which a constant vector added to every w_v changes, though
+        no loss sees that. log_probability: what is trained, and ranks by default; −∞ for a token that is no
+        candidate. centred_logit: the logit less its mean over the candidates.
         """
         if scorer == "logit":
             return (self.states * self.vectors(ids)).sum(-1)

@@ -2,13 +2,9 @@
 
 Query side: `retrieval_pairs`, query → identifier, and `span_pairs`, query → spans of a relevant document.
 Document side: `indexing_pairs`, passage → identifier (DSI: Tay et al., NeurIPS 2022, §3.1);
-`generated_pairs`, generated query → identifier (Zhuang et al., "Bridging the Gap Between Indexing and
-Retrieval for Differentiable Search Index with Query Generation", 2022); `document_span_pairs`, span → span.
-Spans are those of SEAL (Bevilacqua et al., "Autoregressive Search Engines", NeurIPS 2022) and of T5-SEAL (Wu
-et al. 2024, §6.2).
-
-Every draw depends on the seed and the ids of query and document alone. What gives no pair is counted in the
-`problems` that a function is handed.
+`generated_pairs`, generated query → identifier (Zhuang et al. 2022, DSI-QG); `document_span_pairs`, span →
+span. Spans are those of SEAL (Bevilacqua et al., NeurIPS 2022) and T5-SEAL (Wu et al. 2024, §6.2). Draws
+depend on the seed and the ids alone; what gives no pair is counted in `problems`.
 """
 
 from __future__ import annotations
@@ -47,10 +43,7 @@ class Pair:
 
 
 def retrieval_pairs(split: Split, identifiers: Identifiers) -> list[Pair]:
-    """query ↦ each identifier of each document judged relevant to it.
-
-    KeyError names a relevant document without an identifier.
-    """
+    """query ↦ each identifier of each relevant document. KeyError names a document without an identifier."""
     position = _positions(identifiers)
     pairs = []
     for query, grades in split.judgements.items():
@@ -71,12 +64,7 @@ def indexing_pairs(
     passages: int = 1,
     seed: int = 0,
 ) -> list[Pair]:
-    """passage ↦ each identifier of its document, for at most `passages` different passages of `words` words.
-
-    Each start is as likely. A text without a word gives no passage.
-    """
-    if words < 1 or passages < 1:
-        raise ValueError(f"words and passages must be at least 1, not {words} and {passages}")
+    """passage ↦ each identifier of its document, of at most `passages` random passages of `words` words."""
     if corpus.ids != identifiers.documents:
         raise ValueError("these identifiers name the documents of another corpus")
     pairs = []
@@ -96,9 +84,8 @@ def indexing_pairs(
 def generated_pairs(
     generated: Iterable[tuple[str, str]], identifiers: Identifiers, problems: Problems
 ) -> list[Pair]:
-    """generated query ↦ each identifier of its document.
-
-    generated: (document id, query), as from `read_generated`.
+    """generated query ↦ each identifier of its document. generated: (document id, query), see
+    `read_generated`.
     """
     position = _positions(identifiers)
     pairs = []
@@ -123,10 +110,10 @@ def read_generated(path: str | Path) -> Iterator[tuple[str, str]]:
     """
     for number, line in numbered_lines(path):
         row = json_object(line, f"{path}, line {number}")
-        found = row.get("document"), row.get("query")
-        if not isinstance(found[0], str) or not isinstance(found[1], str):
+        document, query = row.get("document"), row.get("query")
+        if not isinstance(document, str) or not isinstance(query, str):
             raise ValueError(f'{path}, line {number}: not {{"document": id, "query": text}}: {line[:60]}')
-        yield found[0], found[1]
+        yield document, query
 
 
 def _positions(identifiers: Identifiers) -> dict[str, int]:
@@ -153,15 +140,12 @@ def span_pairs(
     words: int = 10,
     seed: int = 0,
 ) -> list[Pair]:
-    """query ↦ `spans` spans of each relevant document, at starts i drawn with P(i) ∝ exp(wᵢ).
+    """query ↦ `spans` spans of each relevant document, at starts i drawn with P(i) ∝ exp(wᵢ)
+    (`span_weights`).
 
-    w is `span_weights`. A span has `words` words, and all of a document that has fewer; it starts at no stop
-    word unless there is no other start. Starts are drawn with replacement.
-
-    tokenizer, length: those of `identifiers.text`, of whose tokens every target is a slice.
+    A span has `words` words, or all of a shorter document, and starts at no stop word if there is another
+    start. tokenizer, length: those of `identifiers.text`, of whose tokens every target is a slice.
     """
-    if words < 1:
-        raise ValueError(f"words must be positive, not {words}")
     queries: dict[int, list[str]] = {}
     for query, grades in split.judgements.items():
         for id, grade in grades.items():
@@ -192,11 +176,8 @@ def document_span_pairs(
 ) -> list[Pair]:
     """span ↦ span of the same document, `spans` of each: what SEAL learns of a corpus without queries.
 
-    Both are drawn evenly from the starts of `span_pairs`, and differ where the document has two. tokenizer,
-    length: as there.
+    Both are drawn evenly from the starts of `span_pairs`, and differ where the document has two.
     """
-    if words < 1:
-        raise ValueError(f"words must be positive, not {words}")
     pairs = []
     for document, passage in _passages(corpus, range(len(corpus)), tokenizer, length, problems):
         id = corpus.ids[document]
@@ -211,8 +192,7 @@ def document_span_pairs(
 def span_weights(query: str, words: Sequence[str]) -> Float[np.ndarray, " w"]:
     """wᵢ = Σ_g ratio(g, words i to i + 2) over the query's 3-grams g: how much of the query starts at word i.
 
-    ratio(x, y) = 1 − indel(x, y) / (|x| + |y|) ∈ [0, 1], with indel the fewest insertions and deletions of
-    characters that make y of x, in lower case. A 3-gram starts at every word; the last two are shorter.
+    ratio(x, y) = 1 − indel(x, y) / (|x| + |y|) in lower case, indel the fewest insertions and deletions.
     """
     grams = _grams(query.split())
     return cdist(grams, _grams(words), scorer=ratio, dtype=np.float64).sum(0) / 100

@@ -1,9 +1,7 @@
-"""logit_v = s · h_iᵀ E_v a_i: output vectors that depend on the identifier's prefix.
+"""logit_v = s · h_iᵀ E_v a_i: output vectors that depend on the identifier's prefix (PAWA).
 
-Wang et al. 2022 (Neural Corpus Indexer), §3.3; Wu et al. 2024, Eq. 17 to 19: prefix-aware weight-adaptive
-decoding. a_i comes from a small transformer over the tokens before place i alone, with one learned memory
-vector; it encodes the prefix, not the document's text. The vector w_v that NCI adds to E_v a_i is left out,
-as in Wu et al. 2024.
+Wang et al. 2022 (Neural Corpus Indexer), §3.3; Wu et al. 2024, Eq. 17 to 19, without the vector that NCI adds
+to E_v a_i. a_i comes from a small transformer over the tokens before place i, with one learned memory vector.
 """
 
 from __future__ import annotations
@@ -47,8 +45,8 @@ class Pawa(nn.Module):
     ) -> Float[Tensor, "*x c"]:
         """h_iᵀ E_v a_i for v in `candidates` (None: all).
 
-        The larger factor is never made for all places: with fewer candidates than h, (h_iᵀ E_v) a_i with its
-        c·r numbers a place; otherwise one product over h ⊗ a, with its h·r.
+        With fewer candidates than h as (h_iᵀ E_v) a_i, otherwise as one product over h ⊗ a: the smaller
+        factor.
         """
         matrices = self.matrices if candidates is None else self.matrices[candidates]
         count, width, _ = matrices.shape

@@ -1,8 +1,4 @@
-"""The documents of a corpus by what a decoder writes for a query: generative retrieval's index.
-
-The counterpart of `index.ExactIndex`. A generative model holds its documents' identifiers; what it lacks is
-the set of valid prefixes, which is built here for a search.
-"""
+"""The documents of a corpus by what a decoder writes for a query: generative retrieval's index."""
 
 from __future__ import annotations
 
@@ -13,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from paradigms.data import Run
-from paradigms.encoder.text import Batch
+from paradigms.data import Run, best_first, check_queries
 from paradigms.generative.beam import Hypotheses, beam_search
 from paradigms.generative.forced import sequence_scores
 from paradigms.generative.model import Generative
@@ -33,8 +28,7 @@ QUERIES = 64  # at most
 class GenerativeRetriever:
     """Search by constrained decoding, and reranking by the model's own rel, over the model's corpus.
 
-    A search ranks documents by the identifiers that it finishes, or, where identifiers are text, by n-grams
-    as SEAL weighs them.
+    A search ranks documents by the identifiers that it finishes or, where these are text, by n-grams (SEAL).
     """
 
     def __init__(self, model: Generative) -> None:
@@ -52,9 +46,8 @@ class GenerativeRetriever:
 
     @property
     def bytes_per_document(self) -> float:
-        """Bytes of the model's weights, its identifiers (with their clusters) and `valid`, per document.
-
-        A frozen encoder does not count, but for what the decoder shares: it knows nothing of the corpus.
+        """Bytes of weights (no frozen encoder but what the decoder shares), identifiers and `valid`, per
+        document.
         """
         clusters, model = self.model.clusters, self.model
         size = sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
@@ -69,8 +62,8 @@ class GenerativeRetriever:
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
         """At most k documents of every query, best first; of equal scores the smaller id.
 
-        Only documents that the beams reach: often fewer than k, as `settings.beams` identifiers name few. A
-        document with several identifiers has the score of its best; documents of one identifier share it.
+        Only documents that the beams reach, often fewer than k. A document has the score of its best
+        identifier.
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
@@ -91,9 +84,8 @@ class GenerativeRetriever:
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
         """rel of the run's queries and documents under `settings.score`, best first.
 
-        A document's rel is that of its best name of `Generative.names`, which are the same for every query. A
-        document without a name, such as an empty text, has rel −∞. KeyError names a query without a text or
-        an unknown document.
+        A document's rel is that of its best name (`Generative.names`), −∞ without one. KeyError names an
+        unknown query or document.
         """
         return self.rankings(queries, run, [self.model.settings.score], progress=progress)[0]
 
@@ -111,9 +103,7 @@ class GenerativeRetriever:
         whole: a document's names are its identifiers, and where these are its text, all of it.
         """
         settings, positions = self.model.settings, self.positions
-        unknown = next((query for query in run if query not in queries), None)
-        if unknown is not None:
-            raise KeyError(f"the run names the query {unknown!r}, which has no text")
+        check_queries(run, queries)
         lost = next((id for candidates in run.values() for id in candidates if id not in positions), None)
         if lost is not None:
             raise KeyError(f"the run names the document {lost!r}, which has no identifier in {settings.name}")
@@ -130,7 +120,7 @@ class GenerativeRetriever:
                     for place, values in enumerate(rows):
                         rel = dict(zip(own, values.tolist(), strict=True))
                         best = {id: max((rel[t] for t in names), default=-np.inf) for id, names in of.items()}
-                        found[place][query] = dict(sorted(best.items(), key=lambda item: (-item[1], item[0])))
+                        found[place][query] = best_first(best)
                 bar.advance(task, len(batch))
         return [{query: of[query] for query in run} for of in found]
 
@@ -148,17 +138,12 @@ class GenerativeRetriever:
         parts = [found.of(query) for query in range(len(texts))]
         if isinstance(self.valid, Trie):
             return [_finished(self.valid, part) for part in parts]
-        return self._keys(self.valid, texts, sources, parts)
-
-    def _keys(
-        self, index: NGramIndex, texts: list[str], sources: Batch, parts: list[Hypotheses]
-    ) -> list[dict[int, float]]:
-        """SEAL's keys: all that a step of the search kept, the query's own n-grams, and single tokens."""
-        own, unigrams = query_grams(self.model, index, texts, sources), first_step(self.model, sources)
+        # SEAL's keys: all that a step of the search kept, the query's own n-grams, and single tokens.
+        own, unigrams = query_grams(self.model, self.valid, texts, sources), first_step(self.model, sources)
         scores = []
         for part, (states, log_p), first in zip(parts, own, unigrams, strict=True):
             keys = np.concatenate([part.states, states]), np.concatenate([part.scores, log_p])
-            scores.append(seal_scores(index, *keys, first))
+            scores.append(seal_scores(self.valid, *keys, first))
         return scores
 
     def _ranked(self, scores: Iterable[tuple[int, float]], k: int) -> dict[str, float]:
@@ -168,7 +153,7 @@ class GenerativeRetriever:
         for number, score in scores:
             id = identifiers.documents[identifiers.owners[number]]
             best[id] = max(score, best.get(id, score))
-        return dict(sorted(best.items(), key=lambda item: (-item[1], item[0]))[:k])
+        return best_first(best, k)
 
     def _names(self, document: int, whole: bool) -> list[tuple[int, ...]]:
         model = self.model

@@ -1,10 +1,8 @@
 """From n-grams to documents: which documents the n-grams that a decoder wrote for a query speak for.
 
-`seal_scores` is the score of SEAL (Bevilacqua et al. 2022, "Autoregressive Search Engines", NeurIPS,
-arXiv:2204.10628, §3.2) as its public code computes it (facebookresearch/SEAL, `aggregate_evidence`). Wu et
-al. 2024 (arXiv:2404.00684, §6.2) rank T5-SEAL's documents by that code, with 5 beams and without titles.
-
-An n-gram is its state in an `NGramIndex`, so two sequences of clusters that read alike are one.
+`seal_scores` is the score of SEAL (Bevilacqua et al. 2022, NeurIPS, arXiv:2204.10628, §3.2) as its public
+code computes it (facebookresearch/SEAL, `aggregate_evidence`). Wu et al. 2024 (arXiv:2404.00684, §6.2) rank
+T5-SEAL by that code, with 5 beams and without titles. An n-gram is its state in an `NGramIndex`.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -64,7 +62,7 @@ def distinct(
 def query_states(tokenizer: Any, index: NGramIndex, query: str) -> States:
     """The query's own n-grams of 1 to `LONGEST` words that the corpus holds.
 
-    Words have no punctuation at their ends; each is tried as it stands and with a capital first letter.
+    Words lose punctuation at their ends; each is tried as it stands and with a capital first letter.
     """
     words = [stripped for word in query.split() if (stripped := word.strip(string.punctuation))]
     cases = [dict.fromkeys([word, word[0].upper() + word[1:]]) for word in words]
@@ -80,9 +78,8 @@ def query_states(tokenizer: Any, index: NGramIndex, query: str) -> States:
 def query_grams(
     model: Generative, index: NGramIndex, queries: Sequence[str], sources: Batch
 ) -> list[tuple[States, Weights]]:
-    """`query_states` of each query with log p(n | q).
-
-    A decoder of clusters writes an n-gram as its first occurrence in the index's order has it.
+    """`query_states` of each query with log p(n | q); with clusters, as the first occurrence in the index has
+    them.
     """
     found: list[States] = []
     sequences: list[list[list[int]]] = []
@@ -130,16 +127,13 @@ def seal_scores(
 ) -> Scores:
     """W(d, q) = Σ_n w(n, q) (1 − β + β |n ∖ C| / |n|), n ∖ C the tokens of n not covered before.
 
-    The sum runs over keys by falling weight, of equal ones by their tokens. One is taken where all places of
-    some occurrence in d are free; all its free occurrences, left to right, then take their places. |n| counts
+    The sum runs over keys by falling weight, then by tokens. A key is taken where all places of some
+    occurrence in d are free; all its free occurrences, left to right, then take their places. |n| counts
     different tokens, and C holds those of the keys taken so far. Candidates are documents with a key of at
-    most `FREQUENT` occurrences; others add to these.
-
-    unigrams: log p(v | q) of every token as the first one written. Of the `LIKELY` likeliest, those that are
-    no keys have weights without the exponent. The best of them, as many as there are keys, become keys; each
-    other adds its weight once where it stands at a place that is still free, C being that of all keys.
-
-    The public code scores only the 1,500 best candidates by their rare keys; here all are.
+    most `FREQUENT` occurrences. unigrams: log p(v | q) of every first token. Of the `LIKELY` likeliest, those
+    that are no keys have weights without the exponent; the best, as many as there are keys, become keys, and
+    each other adds its weight once at a place that is still free. The public code scores only the 1,500 best
+    candidates; here all are.
     """
     states, log_p = distinct(states, log_p)
     weights = gram_weights(index, states, log_p)
@@ -180,9 +174,8 @@ def _unigrams(
 
 
 def _occurrences(index: NGramIndex, states: States, grams: list[Any]) -> Int[np.ndarray, "o 3"]:
-    """[document, place in `states`, position] of all n-grams in all candidates, ascending.
-
-    Frequent ones are looked for in the candidates alone.
+    """[document, place in `states`, position] of all n-grams in all candidates, ascending; frequent ones
+    there alone.
     """
     rare = np.flatnonzero(index.counts(states) <= FREQUENT)
     places = index.locate(states[rare])

@@ -22,15 +22,11 @@ def semantic(
 ) -> Identifiers:
     """x_d ↦ (c₁, …, c_L): the clusters that hold d in a hierarchy of k-means, then d's place in the last one.
 
-    Hierarchical clusters of Tay et al. (DSI, NeurIPS 2022, §3.2): k-means with k = `branching`, and again in
-    every cluster of more documents; in one of at most k they are numbered. Digit c is the token c + 2 of a
-    vocabulary of k + 2; position specific, digit c at place i is the token i·k + c + 2 of k·L + 2 (NCI: Wang
-    et al., NeurIPS 2022).
-    Ids are unique and none is another's prefix. Where k-means finds nothing to part, as among equal vectors,
-    documents are parted in their order, and `problems` says so.
-
-    vectors: [documents, features]. The same ids for a seed whatever the number of threads. ValueError names
-    a document whose vector is not finite in float32.
+    DSI (Tay et al., NeurIPS 2022, §3.2): k-means with k = `branching`, again in every cluster of more
+    documents. Digit c is the token c + 2 of k + 2; position specific, at place i, i·k + c + 2 of k·L + 2
+    (NCI: Wang et al., NeurIPS 2022). Ids are unique and none is another's prefix. Equal vectors are parted in
+    their order (`problems`). vectors: [documents, features]. ValueError names a document whose vector is not
+    finite in float32.
     """
     if branching < 2:
         raise ValueError(f"branching must be at least 2, not {branching}")
@@ -68,9 +64,8 @@ def semantic(
 
 
 def kmeans(X: Float[np.ndarray, "n h"], k: int, seed: int) -> Int[np.ndarray, " n"]:
-    """argmin over labels c of Σₙ ‖xₙ − mean of its cluster‖², locally: at most k clusters, none empty.
-
-    Fewer than k distinct vectors give fewer clusters. Labels count from 0.
+    """argmin over labels c of Σₙ ‖xₙ − mean of its cluster‖², locally: at most k clusters, none empty, from
+    0.
     """
     centred = X - X.mean(0, dtype=np.float64)  # deep in a hierarchy vectors lie close together, far from 0
     scaled = (centred / max(np.abs(centred).max(), 1e-300)).astype(np.float32)  # no square overflows

@@ -1,7 +1,4 @@
-"""A T5 with random weights and a vocabulary of its own, as a checkpoint folder: where no hub can be reached.
-
-v1.1 architecture (Raffel et al. 2020; Shazeer 2020): gated GELU, no weights shared between input and output.
-"""
+"""A T5 v1.1 with random weights and a vocabulary of its own, as a checkpoint folder: needs no hub."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ def small_t5(
     dropout: float = 0.0,
     seed: int = 0,
 ) -> Path:
-    """Write the checkpoint for `load_seq2seq` and `load_tokenizer`: byte pairs of `texts`, random weights.
+    """Write the checkpoint: byte pairs of `texts`, random weights.
 
     ValueError for a width below the heads, no layer, or texts without a character.
     """
@@ -42,14 +39,8 @@ def small_t5(
     tokenizer = _byte_pairs(texts, vocabulary)
     if len(tokenizer) == len((PAD, END, UNKNOWN)):
         raise ValueError("no text has a character: a T5 of these texts could read nothing")
-    sizes: dict[str, Any] = {
-        "d_model": width,
-        "d_kv": width // heads,
-        "d_ff": 2 * width,
-        "num_layers": layers,
-        "num_heads": heads,
-    }
-    kind: dict[str, Any] = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+    sizes: Any = {"d_model": width, "d_kv": width // heads, "d_ff": 2 * width, "num_heads": heads}
+    kind: Any = {"num_layers": layers, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
     config = T5Config(vocab_size=len(tokenizer), dropout_rate=dropout, **sizes, **kind)
     with torch.random.fork_rng(devices=[]), quiet(), atomic_folder(folder, ["config.json"]) as temporary:
         torch.manual_seed(seed)
@@ -68,13 +59,8 @@ def _byte_pairs(texts: Iterable[str], vocabulary: int) -> Any:
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     # Identifiers of programs and their parts are words: `MutableSet.add`, `is_subnormal`.
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Metaspace(),
-            pre_tokenizers.Punctuation(),
-            pre_tokenizers.Digits(individual_digits=True),
-        ]
-    )
+    splits = [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation(), pre_tokenizers.Digits(True)]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
     tokenizer.decoder = decoders.Metaspace()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary, special_tokens=[PAD, END, UNKNOWN], show_progress=False, min_frequency=2

@@ -1,7 +1,4 @@
-"""A text as words that know their tokens, so that spans of words are slices of the text's tokens.
-
-To tokenise a span by itself would give other tokens where it begins.
-"""
+"""A text as words that know their tokens, so that spans of words are slices of the text's tokens."""
 
 from __future__ import annotations
 
@@ -17,10 +14,8 @@ WORD = re.compile(r"\S+")
 
 
 class Words:
-    """The words of a text that have tokens, and the first token of each.
-
-    A word's tokens are those that end after the word before it; words without tokens, or beyond the tokens
-    that are given, are left out.
+    """The words of a text that have tokens (those that end after the word before), and the first token of
+    each.
     """
 
     def __init__(self, text: str, tokens: Sequence[int], ends: Sequence[int]) -> None:
@@ -48,5 +43,4 @@ class Words:
 
 @lru_cache(1 << 16)
 def _content(word: str) -> bool:
-    """Whether a word between white space holds one that is no stop word."""
     return bool(lexical.tokenize(word))

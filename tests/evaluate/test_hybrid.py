@@ -96,8 +96,6 @@ def test_weights_are_tried_around_the_ratio_of_the_spreads():
         tune(DENSE, flat, DEV)
     with pytest.raises(ValueError, match="the dense scores"):
         tune(flat, SPARSE, DEV)
-    with pytest.raises(ValueError, match="no weights"):
-        tune(DENSE, SPARSE, DEV, weights=[])
 
 
 @given(st.floats(0.01, 100), st.floats(0.01, 100), st.integers(0, 5))

@@ -87,8 +87,6 @@ def test_bad_input_is_named():
         bootstrap_interval(np.zeros(0))
     with pytest.raises(ValueError, match="NaN"):
         bootstrap_interval(np.array([0.0, np.nan]))
-    with pytest.raises(ValueError, match="level"):
-        bootstrap_interval(np.ones(3), level=95.0)
 
 
 def test_queries_without_results_and_negative_grades_are_measured():
@@ -157,20 +155,18 @@ def test_permutation_test_enumerates_small_cases():
 
 
 def test_paired_tests_of_many_queries():
+    from scipy import stats
+
     generator = np.random.default_rng(2)
     b = generator.random(400)
     a = b + generator.normal(0.02, 0.2, size=400)
-    permutation, student = paired_test(a, b), paired_test(a, b, method="t")
+    permutation = paired_test(a, b)
     assert permutation == paired_test(a, b)  # seeded
-    assert permutation == pytest.approx(student, abs=0.02)
+    assert permutation == pytest.approx(stats.ttest_rel(a, b).pvalue, abs=0.02)
     assert paired_test(b + 0.1, b) == pytest.approx(1 / 5000)  # the least of 9999 resamples, two-sided
-    assert paired_test(b, b) == paired_test(b, b, method="t") == 1.0
-    assert paired_test(np.ones(3), np.zeros(3), method="t") == 0.0
-    assert paired_test(np.ones(1), np.zeros(1), method="t") == 1.0
+    assert paired_test(b, b) == 1.0
     with pytest.raises(ValueError, match="same queries"):
         paired_test(a, b[:-1])
-    with pytest.raises(ValueError, match="method"):
-        paired_test(a, b, method="sign")
 
 
 def test_holm_on_a_hand_example():

@@ -121,10 +121,3 @@ def test_bad_input_is_named():
         NGramIndex.build(*csr([[], []]))
     with pytest.raises(ValueError, match="every document is empty"):
         NGramIndex.build(*csr([]))
-    with pytest.raises(ValueError, match="document 2 has the token -1"):
-        NGramIndex.build(*csr([[3], [], [4, -1]]))
-    with pytest.raises(ValueError, match=r"offsets of documents must ascend from 0 to .* 2"):
-        NGramIndex.build(np.array([3, 4]), np.array([0, 1]))
-    index = NGramIndex.build(*csr([[3, 4]]))
-    with pytest.raises(ValueError, match="n-gram 1 has the token -1"):  # of the separator in the text
-        index.find(*csr([[3], [4, -1]]))

@@ -250,8 +250,6 @@ def test_what_has_no_vectors_in_context_is_refused(folder: Path, corpus: Corpus,
         build(folder, corpus, text(Corpus(corpus.ids, [""] * len(corpus)), tokenizer))
     with pytest.raises(ValueError, match=r"0 starts, 1 ends.*hold 0"):
         build(folder, corpus, replace(named, tokens=np.zeros_like(named.tokens)))
-    with pytest.raises(ValueError, match="at least 1 per surface token, not 0"):
-        cluster_tokens(None, torch.zeros(1, 1), tokenizer, corpus, named, k=0, length=LENGTH)
 
 
 # --- the model --------------------------------------------------------------------------------------

@@ -108,17 +108,10 @@ def test_random_passages_are_different_and_follow_the_seed_and_the_id() -> None:
     assert scipy.stats.chisquare([each[word] for word in WORDS[:16]]).pvalue > 0.01
 
 
-def test_unusable_settings_are_named(tokenizers: dict[str, Any]) -> None:
-    corpus, split = Corpus(["a"], ["the cat"]), split_of(("q", "one", {"a": 1}))
-    for knobs in ({"words": 0}, {"passages": 0}):
-        with pytest.raises(ValueError, match="words and passages must be at least 1"):
-            indexing_pairs(corpus, atomic(["a"]), Problems(), **knobs)
+def test_identifiers_of_another_corpus_are_refused() -> None:
+    corpus = Corpus(["a"], ["the cat"])
     with pytest.raises(ValueError, match="the documents of another corpus"):
         indexing_pairs(corpus, atomic(["b"]), Problems())
-    with pytest.raises(ValueError, match="words must be positive"):
-        span_pairs(corpus, split, tokenizers["t5"], Problems(), words=0)
-    with pytest.raises(ValueError, match="words must be positive"):
-        document_span_pairs(corpus, tokenizers["t5"], Problems(), words=0)
 
 
 def test_generated_queries_are_paired_with_every_name() -> None:

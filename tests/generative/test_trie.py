@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,21 +75,3 @@ def test_branches_of_many_states_at_once_keep_their_order():
     nothing = trie.branches(states[:0])
     assert nothing.offsets.tolist() == [0]
     assert nothing.states.shape == (0, 1)
-
-
-def test_identifiers_that_cannot_be_are_named():
-    with pytest.raises(ValueError, match="identifier 2 is empty"):
-        Trie.build(*csr([[3], [4], [], [5]]), END)
-    with pytest.raises(ValueError, match="identifier 1 contains the end token, 1"):
-        Trie.build(*csr([[3], [4, END, 6]]), END)
-    with pytest.raises(ValueError, match="at least one identifier"):
-        Trie.build(*csr([]), END)
-    with pytest.raises(ValueError, match="identifier 1 has the token -4"):
-        Trie.build(*csr([[3], [2, -4]]), END)
-    with pytest.raises(ValueError, match=f"identifier 0 has the token {2**31}"):
-        Trie.build(*csr([[2**31]]), END)
-    with pytest.raises(ValueError, match="the end token is -1"):
-        Trie.build(*csr([[3]]), -1)
-    for offsets in ([0, 1], [1, 2], [0, 2, 1, 2], []):
-        with pytest.raises(ValueError, match=r"offsets of identifiers must ascend from 0 to .* 2"):
-            Trie.build(np.array([3, 4]), np.array(offsets, dtype=np.int64), END)
