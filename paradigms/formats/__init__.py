@@ -63,7 +63,7 @@ FORMATS: dict[str, Format] = {
 def read_checkpoint(
     folder: Path, *, layout: str | None = None, pickled: bool = False
 ) -> Paradigm | CrossAttention:
-    """The paradigm, or reranker, in a folder of any of `FORMATS`. layout: the one to read it in, where it is told.
+    """The paradigm, or reranker, in a folder of any of `FORMATS`. layout: the one to read it in, where told.
 
     ValueError says what was found and what is missing, cannot be had, or could mean two things.
     """

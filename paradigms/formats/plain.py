@@ -90,7 +90,7 @@ def is_reranker(folder: Path) -> bool:
 
 
 def read_reranker(folder: Path) -> SequenceClassifier:
-    """`Unreadable` for more than one output, and for modules of sentence-transformers after the classifier."""
+    """`Unreadable` for several outputs, and for modules of sentence-transformers after the classifier."""
     more = [kind for kind, _ in modules(folder)[1:]] if (folder / MODULES).is_file() else []
     if more:
         raise Unreadable(f"{', '.join(more)} after a sequence classifier")

@@ -1,8 +1,8 @@
 """Folders of sentence-transformers (one vector, many, or sparse) and of PyLate: a chain of modules.
 
 modules.json names them; read are Transformer, Pooling, Dense, Normalize, Dropout (which does nothing after
-training), MultiVectorMask and SpladePooling. Prompts become markers, PyLate's prefixes too. Up to version 3 PyLate wrote
-Transformer and Dense alone, and normalised all the same.
+training), MultiVectorMask and SpladePooling. Prompts become markers, PyLate's prefixes too. Up to version 3
+PyLate wrote Transformer and Dense alone, and normalised all the same.
 """
 
 from __future__ import annotations

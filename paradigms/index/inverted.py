@@ -1,4 +1,4 @@
-"""top-k_d Σ_t w_t(d) · w_t(q), exactly: an inverted index of one weight for each token (SPLADE, uniCOIL, BM25).
+"""top-k_d Σ_t w_t(d) · w_t(q), exactly: an inverted index of one weight a token (SPLADE, uniCOIL, BM25).
 
 On disk lie ids and weights of each document's tokens, as in every index. Postings are made of them when the
 index is first searched, a second for some 10⁸ weights, and held in memory: `postings`. Scores equal

@@ -25,7 +25,7 @@ class Postings(NamedTuple):
     first: np.ndarray  # [c + 1] and where its postings begin
     places: np.ndarray  # [p] of each posting its document, as a place in the block,
     codes: np.ndarray  # [p] and the code of its weight
-    count: int  # blocks
+    number: int  # of blocks
 
 
 def inverted(ids: np.ndarray, codes: np.ndarray, offsets: np.ndarray, living: np.ndarray) -> Postings:
@@ -111,8 +111,8 @@ def best(postings, table, terms, weights, k, rows, scores):
     Of a query of terms [m] with weights [m] above 0. Documents without any of the terms are not found. Sums
     run over terms in their order in bounds as in scores, so no rounding puts a score above its bound.
     """
-    bounds = np.zeros(postings.count, np.float32)
-    cells = np.full((terms.shape[0], postings.count), -1, np.int64)
+    bounds = np.zeros(postings.number, np.float32)
+    cells = np.full((terms.shape[0], postings.number), -1, np.int64)
     for m in range(terms.shape[0]):
         for cell in range(postings.terms[terms[m]], postings.terms[terms[m] + 1]):
             bounds[postings.blocks[cell]] += weights[m] * table[postings.largest[cell]]

@@ -21,12 +21,13 @@ from paradigms.train.objective import Objective
 class Contrastive(Objective):
     """The objective of every paradigm that encodes queries and documents apart.
 
-    γ · mean u joins it, γ the encoder's `salience_l1`, 0 but for ALIGNER's L1 variant; and for SPLADE what
-    makes terms few (`SpladeSettings`). steps: of the training, in the first third of which the weight of
-    that rises; 0: it is whole from the start. distillation: joined to the first term, over the rel of each query with its own candidates. chunk: texts encoded at once, with gradients cached
-    (`batches.in_parts`), for batches of any size; 0 = none are cached. in_batch: whether the documents of
-    other queries are negatives; False: only a query's own hard ones, as ColBERTv1 has it (Khattab and Zaharia
-    2020, §3.4), of which each query needs one.
+    Added to it: γ · mean u, γ the encoder's `salience_l1`, 0 but for ALIGNER's L1 variant; and for SPLADE
+    what makes terms few (`SpladeSettings`). distillation: joined to the first term, over the rel of each
+    query with its own candidates. chunk: texts encoded at once, with gradients cached (`batches.in_parts`),
+    for batches of any size; 0 = none are cached. in_batch: whether the documents of other queries are
+    negatives; False: only a query's own hard ones, as ColBERTv1 has it (Khattab and Zaharia 2020, §3.4), of
+    which each query needs one. steps: of the training, in whose first third SPLADE's term rises; 0: it is
+    whole from the start.
 
     Mixed precision is the encoders' alone: `model` computes its layers in half precision and gives vectors
     in float32, of which rel, softmax and loss are computed in float32 (`scoring.in_batch_rel`).
