@@ -139,7 +139,7 @@ from studies.pages import publish
 
 from paradigms import PARADIGMS, RERANKERS, CrossAttention, Paradigm
 from paradigms.data import Collection, Run, Split, articles
-from paradigms.encoder.backbone import load_tokenizer, offline_encoder
+from paradigms.encoder.backbone import load_tokenizer, packaged
 from paradigms.evaluate.hybrid import System, candidate_scores, combine, tune
 from paradigms.index import ExactIndex
 from paradigms.io.files import write_json
@@ -156,7 +156,7 @@ def main(settings: Settings) -> None:
     folder = Path(settings.output)
     accelerator, console = begin(settings)
     collection = open_collection(settings.collection, settings.documents or None, console)
-    backbone = offline_encoder() if settings.backbone == "offline" else settings.backbone
+    backbone = packaged(settings.backbone)
     tokenizer = load_tokenizer(backbone)
     kept = asdict(settings) | {"fingerprint": collection.fingerprint}
     kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}

@@ -297,7 +297,7 @@ def run_system(
     if accelerator.is_main_process or isinstance(paradigm, Paradigm):
         search, rerank, size = searcher(
             paradigm,
-            data.collection.corpus,
+            data,
             own / "index",
             accelerator.mixed_precision,
             settings.index,

@@ -97,7 +97,7 @@ from paradigms.align import ALIGNMENTS, one
 from paradigms.core import Tokens, rel
 from paradigms.data import Collection, Corpus, Problems, Split, load, read_run
 from paradigms.data.beir import write_folder
-from paradigms.encoder.backbone import load_tokenizer, offline_encoder
+from paradigms.encoder.backbone import load_tokenizer, packaged
 from paradigms.evaluate import on_split, seeds_interval
 from paradigms.io.progress import progress_bar
 from theory import capacity
@@ -193,7 +193,7 @@ def collection(settings: Settings) -> Collection:
     the queries is dev; the others are train and test by halves. SystemExit where there are too few words.
     """
     sets = capacity.all_sets(settings.documents, settings.relevant)
-    vocabulary = load_tokenizer(offline_encoder()).get_vocab()
+    vocabulary = load_tokenizer(packaged("offline")).get_vocab()
     plural = re.compile(r"[a-z]{3,}[a-rt-z]s")
     words = sorted(word for word in vocabulary if plural.fullmatch(word) and word[:-1] in vocabulary)
     rng = np.random.default_rng(settings.seed)

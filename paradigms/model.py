@@ -22,7 +22,6 @@ from paradigms.encoder.text import (
     ENCODERS,
     Batch,
     Encoder,
-    EncoderSettings,
     Side,
     TextEncoder,
     encoder_class,
@@ -198,15 +197,16 @@ class Paradigm(Trainable):
         defaults: Mapping[str, Any] | None = None,
         **recipe: Any,
     ) -> Paradigm:
-        """From a backbone's name or folder, `EncoderSettings` as a mapping, and a `Recipe`'s fields.
+        """From a backbone's name or folder, the encoder's settings as a mapping, and a `Recipe`'s fields.
 
         defaults: of the paradigm. What the backbone's folder says of its own use beats them (`as_published`),
         and `settings` beat both.
         """
-        check_known(EncoderSettings, settings)
-        whole = EncoderSettings(**{**(defaults or {}), **settings})
-        encoder = encoder_class(whole.encoder)(backbone, as_published(backbone, whole, settings.keys()))
-        return cls(Recipe(**recipe), encoder)
+        chosen = {**(defaults or {}), **settings}
+        kind = encoder_class(chosen.get("encoder", "text"))
+        check_known(kind.Settings, settings)
+        whole = kind.Settings(**chosen)
+        return cls(Recipe(**recipe), kind(backbone, as_published(backbone, whole, settings.keys())))
 
     @property
     def name(self) -> str:

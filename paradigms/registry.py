@@ -12,7 +12,7 @@ from paradigms.baselines.cross_attention import HEAD, CrossAttention, cross_atte
 from paradigms.coil import coil
 from paradigms.colbert import colbert
 from paradigms.dpr import dpr
-from paradigms.encoder.backbone import offline_encoder
+from paradigms.encoder.backbone import packaged
 from paradigms.encoder.text import TextEncoder
 from paradigms.encoder.towers import TwoTowers
 from paradigms.formats import read_checkpoint
@@ -29,6 +29,7 @@ from paradigms.io.plugins import load_plugins
 from paradigms.io.typed import naming
 from paradigms.me_bert import me_bert
 from paradigms.model import KINDS, Paradigm
+from paradigms.splade import splade
 from paradigms.xtr import xtr
 
 # name -> builder(backbone, **settings)
@@ -39,6 +40,7 @@ PARADIGMS: dict[str, Callable[..., Paradigm]] = {
     "coil": coil,
     "aligner": aligner,
     "xtr": xtr,
+    "splade": splade,
 }
 
 # name -> builder(backbone, corpus, **settings): the corpus is in the weights
@@ -58,7 +60,7 @@ def load(
     pickled: bool = False,
     plugin: str | Path | Iterable[str | Path] = (),
 ) -> Paradigm | Generative | CrossAttention:
-    """A model by its folder or its name on the Hugging Face hub; "offline" is the encoder of that extra.
+    """A model by its folder, its name on the Hugging Face hub, or a key of `PACKAGED`, such as "offline".
 
     What `save_pretrained` of any kind here wrote, or a checkpoint of another library (`formats.FORMATS`).
     documents: likewise, the encoder of documents, where `name` encodes queries alone, as in DPR. layout: the
@@ -83,8 +85,7 @@ def load(
 
 
 def _folder(name: str | Path, pickled: bool) -> Path:
-    if name == "offline":
-        return offline_encoder()
+    name = packaged(name)
     settle(name)
     return Path(name) if Path(name).is_dir() else download(str(name), pickled)
 

@@ -102,7 +102,7 @@ from safetensors.torch import save_file
 from training_parts.trainers import CHECKED, WARMUP, Job
 
 from paradigms.data import Collection, load
-from paradigms.encoder.backbone import load_backbone, load_tokenizer, offline_encoder, quiet
+from paradigms.encoder.backbone import load_backbone, load_tokenizer, packaged, quiet
 from paradigms.io.files import atomic_folder, atomic_text, write_json
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal, shown
@@ -187,7 +187,7 @@ def prepare(settings: Settings, folder: Path) -> Path:
     """The folder `Job.work`: encoder, projection and pairs."""
     needed = max(CHECKED, *(b * (WARMUP + settings.steps(b)) for b in settings.batches))
     pairs = distinct_pairs(load(settings.collection), needed, settings.seed)
-    source = offline_encoder() if settings.encoder == "offline" else settings.encoder
+    source = packaged(settings.encoder)
     backbone, tokenizer = load_backbone(source), load_tokenizer(source)
     torch.manual_seed(settings.seed)
     projection = torch.nn.init.orthogonal_(torch.empty(settings.dim, backbone.config.hidden_size))

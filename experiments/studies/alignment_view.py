@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from paradigms import load
+from paradigms import CrossAttention, Paradigm, load
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Corpus, Split, read_run
 from paradigms.evaluate import AlignmentExample
@@ -40,6 +40,8 @@ def align_query(
         views = [explain_bm25(bm25, query, document_id, text)]
         for name, encoded in systems.items():
             paradigm, index = opened(folder / name / "checkpoint", encoded / "index")
+            if isinstance(paradigm, CrossAttention):
+                continue  # A is not defined
             if isinstance(paradigm, Generative):
                 found = explain_generative(paradigm, query, corpus.position(document_id))
                 views += [replace(view, system=name) for view in found]
@@ -56,4 +58,4 @@ def align_query(
 def opened(checkpoint: Path, index: Path) -> tuple[Any, Any]:
     """A system's trained model and, where it encodes documents, its index."""
     paradigm = load(checkpoint)
-    return paradigm, None if isinstance(paradigm, Generative) else open_index(index)
+    return paradigm, open_index(index) if isinstance(paradigm, Paradigm) else None

@@ -11,7 +11,7 @@ from typing import Any
 from accelerate import Accelerator
 from rich.console import Console
 from studies.alignment_view import align_query, chosen_queries
-from studies.systems import Data, training_runs, training_settings
+from studies.systems import Data, reranks, training_runs, training_settings
 
 from paradigms import GENERATIVE
 from paradigms.data import read_run
@@ -74,7 +74,12 @@ def make_report(
         for name, system in settings.chosen.items()
         if system.paradigm in GENERATIVE and share < 0.5
     }
-    labels = untrained | memorised
+    second = {
+        name: f"{name} (of BM25's top {settings.depth})"
+        for name, system in settings.chosen.items()
+        if system.checkpoint and reranks(folder / name / "checkpoint")
+    }
+    labels = untrained | memorised | second
     encoded = {name: Path(system.index or folder / name) for name, system in settings.chosen.items()}
     with progress_bar() as bar:
         measured = {

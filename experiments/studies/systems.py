@@ -16,7 +16,9 @@ from studies.shared_settings import System
 
 from paradigms import GENERATIVE, PARADIGMS, CrossAttention, Generative, Paradigm, load
 from paradigms.baselines.bm25 import BM25
-from paradigms.data import Collection, Corpus, Run, Split
+from paradigms.baselines.classifier import is_classifier
+from paradigms.baselines.cross_attention import HEAD
+from paradigms.data import Collection, Run, Split
 from paradigms.encoder.text import Side
 from paradigms.generative.backbone import has_decoder
 from paradigms.generative.retriever import GenerativeRetriever
@@ -50,8 +52,8 @@ class Data:
 
 
 def searcher(
-    paradigm: Paradigm | Generative,
-    corpus: Corpus,
+    paradigm: Paradigm | Generative | CrossAttention,
+    data: Data,
     folder: Path,
     precision: str,
     kind: str = "exact",
@@ -61,10 +63,20 @@ def searcher(
     progress: bool = True,
 ) -> tuple[Callable[..., Run], Callable[..., Run], float]:
     """(search, rerank, bytes per document) over the corpus, which all processes together encode into `folder`
-    where it has to be and is not in `index` yet. launch: as in `build`.
+    where it has to be and is not in `index` yet. launch: as in `build`. A reranker "searches" what BM25 finds.
 
     ValueError for a generative paradigm that names the documents of another corpus.
     """
+    corpus = data.collection.corpus
+    if isinstance(paradigm, CrossAttention):
+
+        def rerank(queries: dict[str, str], run: Run, *, progress: bool = False) -> Run:
+            return paradigm.rerank(queries, corpus, run, precision=precision, progress=progress)
+
+        def search(queries: dict[str, str], k: int, *, progress: bool = False) -> Run:
+            return rerank(queries, data.bm25.search(queries, k), progress=progress)
+
+        return search, rerank, 0.0
     if isinstance(paradigm, Generative):
         if paradigm.identifiers.documents != corpus.ids:
             raise ValueError(
@@ -74,8 +86,18 @@ def searcher(
         retriever = GenerativeRetriever(paradigm)
         return retriever.search, retriever.rerank, retriever.bytes_per_document
     if index is None:
+        options: dict[str, Any] = {}
+        if kind == "exact" and paradigm.encoder.dim == 1 and "ids" in paradigm.reads:
+            kind, options = "inverted", {"bits": 16}  # as exact, and of weights of terms faster
         index = INDEXES[kind].build(
-            paradigm, corpus.ids, corpus, folder, precision=precision, progress=progress, launch=launch
+            paradigm,
+            corpus.ids,
+            corpus,
+            folder,
+            precision=precision,
+            progress=progress,
+            launch=launch,
+            **options,
         )
     return partial(index.search, paradigm), partial(index.rerank, paradigm), index.bytes_per_document
 
@@ -97,17 +119,17 @@ def check(system: System, settings: Any) -> Paradigm | None:
     return None
 
 
-def opened(system: System) -> Paradigm | Generative:
+def opened(system: System) -> Paradigm | Generative | CrossAttention:
     """The system's checkpoint, its recipe changed by the options: another alignment of the same encoder.
 
     ValueError where it holds another paradigm, or one without such options.
     """
     loaded = load(system.checkpoint)
-    if isinstance(loaded, CrossAttention) or system.paradigm not in ("", loaded.name):
-        raise ValueError(f"{system.checkpoint} holds {loaded.name}, not {system.paradigm or 'a retriever'}")
+    if system.paradigm not in ("", loaded.name):
+        raise ValueError(f"{system.checkpoint} holds {loaded.name}, not {system.paradigm}")
     if not system.options:
         return loaded
-    if isinstance(loaded, Generative):
+    if not isinstance(loaded, Paradigm):
         raise ValueError(f"{system.checkpoint} holds {loaded.name}, whose options are fixed by training")
     recipe = loaded.recipe
     check_known(Recipe, system.options)
@@ -116,9 +138,14 @@ def opened(system: System) -> Paradigm | Generative:
     return Paradigm(replace(recipe, **changes | system.options), loaded.encoder)
 
 
+def reranks(checkpoint: Path) -> bool:
+    """Whether a saved model scores pairs of texts and encodes none."""
+    return (checkpoint / HEAD).is_file() or is_classifier(checkpoint)
+
+
 def trained(
     system: System, data: Data, settings: Any, folder: Path, accelerator: Accelerator, console: Console
-) -> Paradigm | Generative:
+) -> Paradigm | Generative | CrossAttention:
     """The system's checkpoint, or what it builds, trained in `folder`. settings: those of compare.py."""
     if system.checkpoint:
         return opened(system).to(accelerator.device)

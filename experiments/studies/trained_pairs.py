@@ -26,9 +26,8 @@ from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm, load
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Problems, Run, Split
 from paradigms.data.within import learned_share, within_documents
-from paradigms.encoder.backbone import pretrained
+from paradigms.encoder.backbone import packaged, pretrained
 from paradigms.evaluate import per_query
-from paradigms.generative.backbone import located
 from paradigms.generative.pairs import Pair, indexing_pairs, retrieval_pairs
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.small import small_t5
@@ -288,7 +287,7 @@ def cost(folder: Path) -> Measured:
 def _width(backbone: str) -> int:
     from transformers import AutoConfig
 
-    return int(pretrained(AutoConfig, located(backbone)).hidden_size)
+    return int(pretrained(AutoConfig, packaged(backbone)).hidden_size)
 
 
 # --- measuring and publishing -----------------------------------------------------------------------

@@ -66,6 +66,15 @@ class CrossAttention(Trainable):
         return {"name": NAME} | asdict(self.encoder.settings)
 
     @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def document_length(self) -> int:
+        """Tokens of a document at most."""
+        return self.encoder.settings.document_length
+
+    @property
     def _room(self) -> dict[Side, int]:
         """How many of its own tokens each side has at most: as many as in the paradigms that encode apart."""
         settings, special = self.encoder.settings, self.encoder.tokenizer.num_special_tokens_to_add()
@@ -97,7 +106,7 @@ class CrossAttention(Trainable):
         precision: "no", "bf16", or "fp16" on a GPU. KeyError names a query without a text or a document that
         the corpus does not have.
         """
-        device = self.encoder.device
+        device = self.device
 
         def score(rows: Sequence[Encoding]) -> Tensor:
             return self(self._padded(rows).to(device))

@@ -21,9 +21,18 @@ from paradigms.io.terminal import shown
 
 OFFLINE = "offline"  # all-MiniLM-L6-v2 as it was trained: one vector a text
 # The keys of `index.INDEXES`, `model.SAVE_LAYOUTS` and `formats.FORMATS`, whose import takes seconds.
-INDEX_KINDS = ("exact", "faiss", "compressed")
+INDEX_KINDS = ("exact", "faiss", "compressed", "inverted")
 SAVE_LAYOUTS = ("paradigms", "sentence-transformers")
-FORMATS = ("xtr", "sentence-transformers", "stanford", "dpr", "coil", "plain")
+FORMATS = (
+    "xtr",
+    "classifier",
+    "sentence-transformers",
+    "stanford",
+    "dpr",
+    "coil",
+    "splade",
+    "plain",
+)
 SHOWN = ("table", "jsonl", "trec")  # forms of results
 
 

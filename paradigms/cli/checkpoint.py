@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.cli.arguments import OFFLINE
 from paradigms.data.texts import WORDS
 from paradigms.generative.model import Generative
@@ -49,4 +50,5 @@ def words_that_fit(model: Any) -> int:
     """`WORDS`, or what a model reads where that is less: two words for three tokens, as in English prose."""
     if isinstance(model, Generative):  # whose documents are in its weights
         return WORDS
-    return max(1, min(WORDS, 2 * model.encoder.settings.document_length // 3))
+    length = (model if isinstance(model, CrossAttention) else model.encoder.settings).document_length
+    return max(1, min(WORDS, 2 * length // 3))

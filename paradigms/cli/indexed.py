@@ -96,7 +96,8 @@ def make(
         check_source(source)
         paradigm = checkpoint.open(pickled=pickled)
         if not isinstance(paradigm, Paradigm):
-            raise ValueError(f"{checkpoint.model} holds {paradigm.name}, {NO_INDEX[type(paradigm)]}")
+            why = next(why for kind, why in NO_INDEX.items() if isinstance(paradigm, kind))
+            raise ValueError(f"{checkpoint.model} holds {paradigm.name}, {why}")
         words = words_of(source, words, words_that_fit(paradigm))
         found = _digested(documents(source, problems, words), digest)
 

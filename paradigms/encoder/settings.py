@@ -22,7 +22,7 @@ class EncoderSettings:
     pooling: Literal["cls", "mean", "max", "last"] = "cls"
     dim: int | None = 128  # h; None keeps the encoder's own width and adds no projection
     projection_bias: bool = False
-    activation: Literal["identity", "tanh"] = "identity"  # of the projection
+    activation: Literal["identity", "tanh", "relu"] = "identity"  # of the projection
     layer_norm: bool = False  # of every vector, after the projection, with a trained gain and bias
     normalize: bool = True  # L2: similarities are cosines
     pooled_dim: int = 0  # COIL: width of the pooled vector that joins the tokens; 0 = none

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -25,14 +25,14 @@ from paradigms.encoder.backbone import (
     load_backbone,
     load_heads,
     load_tokenizer,
-    offline_encoder,
+    packaged,
     quiet,
 )
 from paradigms.encoder.batches import Batch, in_parts, keep_freed_memory
 from paradigms.encoder.frozen import LowerStates, Split
 from paradigms.encoder.settings import SIDES, EncoderSettings, Side
 from paradigms.io.files import write_json
-from paradigms.io.typed import check_several, check_text, read_settings, require
+from paradigms.io.typed import check_several, check_text, json_or_empty, read_settings, require
 from paradigms.relax import entropic_topk, hard_topk, token_budget
 
 # Padded tokens at once on a processor, whose cache then holds a layer's activations. On a GPU: all.
@@ -93,14 +93,16 @@ class TextEncoder(Encoder):
     backbone: a hub name or local folder of any Hugging Face encoder, or "offline".
     """
 
+    Settings: ClassVar[type[EncoderSettings]] = EncoderSettings  # a subclass may have settings of its own
+
     def __init__(self, backbone: str | Path, settings: EncoderSettings) -> None:
         super().__init__()
         own = (name for name, kind in ENCODERS.items() if kind is type(self))
         self.settings = settings = replace(settings, encoder=next(own, type(self).__name__))
         self.tokens = TOKENS  # of one pass at most, by kind of device
         self.split: Split | None = None  # of a backbone of which some layers alone are trained: `freeze`
-        backbone = offline_encoder() if backbone == "offline" else backbone
-        self.backbone: Any = load_backbone(backbone)
+        backbone = packaged(backbone)
+        self.backbone: Any = self._load_backbone(backbone)
         self.tokenizer = load_tokenizer(backbone, self.backbone.config.vocab_size)
         width: int = self.backbone.config.hidden_size
         # Rows orthonormal: a random projection, which keeps the pretrained geometry up to the error that
@@ -196,11 +198,18 @@ class TextEncoder(Encoder):
         tokens = self.tokens.get(device)
         return in_parts(partial(self._together, side=side), batch, axis, tokens=tokens, rows=chunk or None)
 
-    def _together(self, batch: Batch, side: Side) -> Tokens:
+    def _load_backbone(self, name: str | Path) -> Any:
+        """The model of transformers whose first output `_hidden` takes."""
+        return load_backbone(name)
+
+    def _hidden(self, batch: Batch) -> Float[Tensor, "x l w"]:
+        """The backbone's first output: the last hidden states."""
         if self.split is None:
-            hidden = self.backbone(**batch.inputs()).last_hidden_state
-        else:
-            hidden = self.split.upper(self.split.lower(batch), batch)
+            return self.backbone(**batch.inputs())[0]
+        return self.split.upper(self.split.lower(batch), batch)
+
+    def _together(self, batch: Batch, side: Side) -> Tokens:
+        hidden = self._hidden(batch)
         pooled = self._pool(hidden, batch.attention_mask)
         counts, ids = batch.counts.any(-1, keepdim=True), None
         if self._vectors(side) == "pooled":
@@ -261,7 +270,8 @@ class TextEncoder(Encoder):
 
     def _project(self, vectors: Tensor) -> Tensor:
         vectors = vectors if self.projection is None else self.projection(vectors)
-        vectors = vectors.tanh() if self.settings.activation == "tanh" else vectors
+        if self.settings.activation != "identity":
+            vectors = getattr(torch, self.settings.activation)(vectors)
         return vectors if self.layer_norm is None else self.layer_norm(vectors)
 
     def _finish(self, vectors: Tensor) -> Tensor:
@@ -348,11 +358,12 @@ class TextEncoder(Encoder):
         FileNotFoundError for a missing file; ValueError for an encoder that is not registered, or weights
         that the settings do not need.
         """
-        settings = read_settings(EncoderSettings, folder / "encoder.json")
+        kind = encoder_class(json_or_empty(folder / "encoder.json").get("encoder", "text"))
+        settings = read_settings(kind.Settings, folder / "encoder.json")
         config, file = folder / "backbone" / "config.json", folder / "heads.safetensors"
         for needed in (config, file):
             require(needed, folder)
-        encoder = encoder_class(settings.encoder)(config.parent, settings)
+        encoder = kind(config.parent, settings)
         load_heads(encoder, encoder._heads(), file)
         return encoder
 

@@ -11,12 +11,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.encoder.published import MODULES
 from paradigms.formats.card import model_card
 from paradigms.formats.coil import is_coil, read_coil
 from paradigms.formats.dpr import is_dpr, read_dpr
 from paradigms.formats.export import write_sentence_transformers
-from paradigms.formats.plain import is_plain, read_plain
+from paradigms.formats.plain import (
+    is_masked,
+    is_plain,
+    is_reranker,
+    read_masked,
+    read_plain,
+    read_reranker,
+)
 from paradigms.formats.sentence_transformers import is_sentence_transformers, read_sentence_transformers
 from paradigms.formats.stanford import is_stanford, read_stanford
 from paradigms.formats.weights import described, safe_weights
@@ -32,12 +40,13 @@ class Format(NamedTuple):
 
     title: str
     recognises: Callable[[Path], bool]
-    read: Callable[[Path], Paradigm]
+    read: Callable[[Path], Paradigm | CrossAttention]
 
 
 # Name -> format. The first that recognises a folder reads it.
 FORMATS: dict[str, Format] = {
     "xtr": Format("XTR (a T5 with 2_Dense and no modules.json)", is_xtr, read_xtr),
+    "classifier": Format("a reranker (…ForSequenceClassification)", is_reranker, read_reranker),
     "sentence-transformers": Format(
         f"sentence-transformers or PyLate ({MODULES})", is_sentence_transformers, read_sentence_transformers
     ),
@@ -46,12 +55,15 @@ FORMATS: dict[str, Format] = {
     ),
     "dpr": Format("DPR (model_type dpr)", is_dpr, read_dpr),
     "coil": Format("COIL (model.pt)", is_coil, read_coil),
+    "splade": Format("SPLADE (…ForMaskedLM)", is_masked, read_masked),
     "plain": Format("a plain encoder (config.json)", is_plain, read_plain),
 }
 
 
-def read_checkpoint(folder: Path, *, layout: str | None = None, pickled: bool = False) -> Paradigm:
-    """The paradigm in a folder of any of `FORMATS`. layout: the one to read it in, where it is told.
+def read_checkpoint(
+    folder: Path, *, layout: str | None = None, pickled: bool = False
+) -> Paradigm | CrossAttention:
+    """The paradigm, or reranker, in a folder of any of `FORMATS`. layout: the one to read it in, where told.
 
     ValueError says what was found and what is missing, cannot be had, or could mean two things.
     """

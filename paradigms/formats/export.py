@@ -1,7 +1,7 @@
 """A paradigm as a folder that sentence-transformers 6 opens, with equal scores.
 
 One vector on each side becomes its SentenceTransformer, token vectors under the alignment of ColBERT its
-MultiVectorEncoder. What its modules cannot express is refused, never left out.
+MultiVectorEncoder, SPLADE its SparseEncoder. What its modules cannot express is refused, never left out.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from paradigms.encoder.text import EncoderSettings, TextEncoder
 from paradigms.formats.heads import ACTIVATIONS
 from paradigms.io.files import write_json
 from paradigms.model import Paradigm
+from paradigms.splade import Splade, SpladeSettings
 
 PACKAGE = "sentence_transformers"
 TYPES = {
@@ -25,6 +26,7 @@ TYPES = {
     "Dense": f"{PACKAGE}.base.modules.dense.Dense",
     "Normalize": f"{PACKAGE}.base.modules.normalize.Normalize",
     "Pooling": f"{PACKAGE}.sentence_transformer.modules.pooling.Pooling",
+    "SpladePooling": f"{PACKAGE}.sparse_encoder.modules.splade_pooling.SpladePooling",
     "MultiVectorMask": f"{PACKAGE}.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask",
 }
 POOLING = {"cls": "cls", "mean": "mean", "max": "max", "last": "lasttoken"}
@@ -43,8 +45,9 @@ def write_sentence_transformers(model: Any, folder: Path) -> None:
     encoder, settings = model.encoder, model.encoder.settings
     if not isinstance(encoder, TextEncoder):
         raise ValueError(f"{model.name} has an encoder for each side, and sentence-transformers one for both")
-    multi = "pooled" not in (settings.query_vectors, settings.document_vectors)
-    refuse(model, multi)
+    sparse = isinstance(encoder, Splade)
+    multi = not sparse and "pooled" not in (settings.query_vectors, settings.document_vectors)
+    refuse_sparse(model) if sparse else refuse(model, multi)
     encoder.save(folder / "own", merged=True)
     for file in (folder / "own" / "backbone").iterdir():
         shutil.move(file, folder / file.name)
@@ -52,7 +55,9 @@ def write_sentence_transformers(model: Any, folder: Path) -> None:
     name = "token_embeddings" if multi else "sentence_embedding"
     vectors = {"module_input_name": name, "module_output_name": name}
     modules: list[tuple[str, dict[str, Any]]] = []
-    if not multi:
+    if sparse:
+        modules.append(("SpladePooling", {"pooling_strategy": "max", "activation_function": "relu"}))
+    elif not multi:
         width = encoder.backbone.config.hidden_size
         modules.append(("Pooling", {"embedding_dimension": width, "pooling_mode": POOLING[settings.pooling]}))
     if encoder.projection is not None:
@@ -71,9 +76,19 @@ def write_sentence_transformers(model: Any, folder: Path) -> None:
             weights = {f"linear.{k}": w.contiguous() for k, w in encoder.projection.state_dict().items()}
             save_file(weights, folder / path / "model.safetensors")
     write_json(folder / MODULES, rows)
-    write_json(folder / "sentence_bert_config.json", transformer_config(settings))
+    write_json(folder / "sentence_bert_config.json", transformer_config(settings, sparse))
     write_json(folder / MODEL, model_config(model, multi))
     register_markers(encoder, folder)
+
+
+def refuse_sparse(model: Paradigm) -> None:
+    """ValueError for a SPLADE with settings that no SpladePooling has."""
+    settings: Any = model.encoder.settings
+    if model.recipe.align != "equal_ids" or settings.query_terms != "all" or settings.tied_head:
+        raise ValueError(
+            f"sentence-transformers has no module for query_terms={settings.query_terms}, tied_head="
+            f"{settings.tied_head} and the alignment {model.recipe.align}, but for all, False and equal_ids"
+        )
 
 
 def refuse(model: Paradigm, multi: bool) -> None:
@@ -115,15 +130,17 @@ def dense_config(encoder: TextEncoder) -> dict[str, Any]:
     }
 
 
-def transformer_config(settings: EncoderSettings) -> dict[str, Any]:
+def transformer_config(settings: EncoderSettings, sparse: bool) -> dict[str, Any]:
     """Lengths and augmentation, as its Transformer module keeps them."""
     augmented: dict[str, Any] = {"query_length": settings.query_length}
     if settings.query_augmentation:
         strategy = {"strategy": "fixed", "attend": settings.attend_augmentation, "token": None}
         augmented = {"query_expansion": strategy | {"length": settings.query_length}}
     return {
-        "transformer_task": "feature-extraction",
-        "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+        "transformer_task": "fill-mask" if sparse else "feature-extraction",
+        "modality_config": {
+            "text": {"method": "forward", "method_output_name": "logits" if sparse else "last_hidden_state"}
+        },
         "module_output_name": "token_embeddings",
         "document_length": settings.document_length,
     } | augmented
@@ -133,9 +150,12 @@ def model_config(model: Paradigm, multi: bool) -> dict[str, Any]:
     """Prompts, which are our markers, and the similarity."""
     s = model.encoder.settings
     single = "cosine" if s.normalize else "dot"
-    return {
+    if isinstance(s, SpladeSettings):
+        kind: dict[str, Any] = {"model_type": "SparseEncoder", "max_active_dims": s.most_terms}
+    else:
+        kind = {"model_type": "MultiVectorEncoder" if multi else "SentenceTransformer"}
+    return kind | {
         "__version__": {PACKAGE: "6.0.0"},
-        "model_type": "MultiVectorEncoder" if multi else "SentenceTransformer",
         "prompts": {"query": s.query_marker, "document": s.document_marker},
         "default_prompt_name": None,
         "similarity_fn_name": SIMILARITY[model.recipe.normalise] if multi else single,

@@ -13,7 +13,11 @@ from paradigms.encoder.text import EncoderSettings, TextEncoder
 from paradigms.formats.weights import read_weights
 from paradigms.io.typed import Unreadable, read_json
 
-ACTIVATIONS = {"torch.nn.modules.linear.Identity": "identity", "torch.nn.modules.activation.Tanh": "tanh"}
+ACTIVATIONS = {
+    "torch.nn.modules.linear.Identity": "identity",
+    "torch.nn.modules.activation.Tanh": "tanh",
+    "torch.nn.modules.activation.ReLU": "relu",
+}
 
 POOLED = {"query_vectors": "pooled", "document_vectors": "pooled"}
 

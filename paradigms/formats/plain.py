@@ -1,20 +1,29 @@
-"""A Hugging Face encoder, or the encoder half of a T5, without any head: cosines of mean vectors.
+"""Folders of transformers, by the head that `architectures` in config.json names.
 
-No library says how such a checkpoint compares texts; the mean of all token vectors is what the published
-single-vector models are mostly trained with.
+A sequence classifier with one output is a reranker, a masked language model SPLADE, and an encoder without a
+head, or the encoder half of a T5, cosines of mean vectors: no library says how such a checkpoint compares
+texts, and the mean of all token vectors is what the published single-vector models are mostly trained with.
+What has another head, or is no encoder, is refused.
 """
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
+from paradigms.baselines.classifier import SequenceClassifier, is_classifier
 from paradigms.encoder.backbone import pretrained
+from paradigms.encoder.published import MODULES, modules
 from paradigms.formats.heads import POOLED, encoder_with
 from paradigms.formats.recipes import one_vector
 from paradigms.io.typed import Unreadable, read_json
 from paradigms.model import Paradigm
+from paradigms.splade import splade
 
 LENGTH = 512  # of a text, where the encoder has no limit of its own or a larger one
+HEADLESS = ("Model", "ForPreTraining", "ForMaskedLM", "ForConditionalGeneration")  # heads that may be dropped
+
+logger = logging.getLogger(__name__)
 
 
 def is_plain(folder: Path) -> bool:
@@ -22,9 +31,10 @@ def is_plain(folder: Path) -> bool:
 
 
 def read_plain(folder: Path) -> Paradigm:
-    """`Unreadable` where weights or tokenizer are missing."""
+    """`Unreadable` where weights or tokenizer are missing, and for what is no encoder."""
     if not list(folder.glob("*.safetensors")):
         raise Unreadable("no *.safetensors with its weights")
+    check_encoder(folder)
     length = min(LENGTH, longest(folder))
     try:
         encoder = encoder_with(
@@ -40,3 +50,51 @@ def longest(folder: Path) -> int:
     from transformers import AutoConfig
 
     return int(getattr(pretrained(AutoConfig, folder), "max_position_embeddings", None) or LENGTH)
+
+
+def check_encoder(folder: Path) -> None:
+    """`Unreadable` for a model that generates, or has a head that says what else it was trained for."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_MASKED_LM_MAPPING,
+        MODEL_FOR_TEXT_ENCODING_MAPPING,
+    )
+
+    config = pretrained(AutoConfig, folder)
+    halved, decodes = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING, getattr(config, "is_decoder", False)
+    masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not config.is_encoder_decoder
+    if not halved and (decodes or not masked):
+        raise Unreadable(f"model_type {config.model_type} is no encoder of texts")
+    for name in config.architectures or []:
+        if not name.endswith(HEADLESS) or name.endswith("LMHeadModel"):
+            raise Unreadable(f"{name} is no encoder of texts: save the encoder below its head by itself")
+
+
+def is_masked(folder: Path) -> bool:
+    names = read_json(folder / "config.json").get("architectures") or [] if is_plain(folder) else []
+    return any(name.endswith("ForMaskedLM") for name in names)
+
+
+def read_masked(folder: Path) -> Paradigm:
+    """SPLADE; the layout "plain" takes the encoder below the head. `Unreadable` where weights are missing."""
+    length = min(LENGTH, longest(folder))
+    logger.warning("%s is read as SPLADE, by its masked-language-model head; layout 'plain' drops it", folder)
+    try:
+        return splade(folder, query_length=length, document_length=length)
+    except ValueError as error:
+        raise Unreadable(str(error)) from error
+
+
+def is_reranker(folder: Path) -> bool:
+    return is_plain(folder) and is_classifier(folder)
+
+
+def read_reranker(folder: Path) -> SequenceClassifier:
+    """`Unreadable` for several outputs, and for modules of sentence-transformers after the classifier."""
+    more = [kind for kind, _ in modules(folder)[1:]] if (folder / MODULES).is_file() else []
+    if more:
+        raise Unreadable(f"{', '.join(more)} after a sequence classifier")
+    try:
+        return SequenceClassifier(folder)
+    except ValueError as error:
+        raise Unreadable(str(error)) from error

@@ -1,8 +1,8 @@
-"""Folders of sentence-transformers (single- and multi-vector) and of PyLate: a chain of modules.
+"""Folders of sentence-transformers (one vector, many, or sparse) and of PyLate: a chain of modules.
 
 modules.json names them; read are Transformer, Pooling, Dense, Normalize, Dropout (which does nothing after
-training) and MultiVectorMask. Prompts become markers, PyLate's prefixes too. Up to version 3 PyLate wrote
-Transformer and Dense alone, and normalised all the same.
+training), MultiVectorMask and SpladePooling. Prompts become markers, PyLate's prefixes too. Up to version 3
+PyLate wrote Transformer and Dense alone, and normalised all the same.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from paradigms.formats.plain import longest
 from paradigms.formats.recipes import late_interaction, one_vector
 from paradigms.io.typed import Unreadable, json_or_empty, read_json
 from paradigms.model import Paradigm
+from paradigms.splade import splade
 
 MULTI = ("ColBERT", "MultiVectorEncoder")  # model_type of token vectors: PyLate's, and its own
 COMMUTES = ("cls", "mean", "last")  # pooling with a linear map
@@ -34,6 +35,7 @@ class Chain:
     head: Head | None = None
     normalize: bool = False
     mask: dict[str, Any] = field(default_factory=dict)  # of MultiVectorMask
+    sparse: bool = False  # SpladePooling of the logits
 
     def add(self, kind: str, folder: Path) -> None:
         """The next module of a kind, in its folder."""
@@ -50,6 +52,12 @@ class Chain:
             self.normalize = True
         elif kind == "MultiVectorMask":
             self.mask = read_json(folder / "config.json")
+        elif kind == "SpladePooling":
+            config = read_json(folder / "config.json")
+            ways = [config.get("pooling_strategy", "max"), config.get("activation_function", "relu")]
+            if ways != ["max", "relu"]:
+                raise Unreadable(f"SpladePooling by {' and '.join(ways)}, not by max and relu")
+            self.sparse = True
         elif kind != "Dropout":
             raise Unreadable(f"{kind} is a module that no paradigm here has")
 
@@ -64,6 +72,8 @@ def read_sentence_transformers(folder: Path) -> Paradigm:
     found = chain(folder)
     multi = config.get("model_type") in MULTI
     pylate = multi and config["model_type"] == MULTI[0]
+    if found.sparse:
+        return read_sparse(found, config)
     if multi == bool(found.pooling):
         raise Unreadable(f"model_type is {config.get('model_type')}, and pooling {found.pooling or 'none'}")
     settings = json_or_empty(found.backbone / "sentence_bert_config.json")
@@ -90,10 +100,22 @@ def read_sentence_transformers(folder: Path) -> Paradigm:
     return late_interaction(encoder, mean=similarity == "meanmaxsim")
 
 
+def read_sparse(found: Chain, config: dict[str, Any]) -> Paradigm:
+    """SPLADE. `Unreadable` for another similarity than the inner product, and for modules beside it."""
+    similarity = config.get("similarity_fn_name") or "dot"
+    if similarity != "dot" or found.head is not None or found.normalize or found.pooling:
+        raise Unreadable(f"SpladePooling with the similarity {similarity}, or with other modules after it")
+    settings = json_or_empty(found.backbone / "sentence_bert_config.json")
+    lowers(settings, found.backbone)
+    whole = text_length(settings, found.backbone)
+    lengths = {name: min(settings.get(name) or whole, whole) for name in ("query_length", "document_length")}
+    return splade(found.backbone, most_terms=config.get("max_active_dims"), **prompts(config), **lengths)
+
+
 def chain(folder: Path) -> Chain:
     """The modules of modules.json in their order."""
     steps = modules(folder)
-    if not steps or steps[0][0] != "Transformer":
+    if not steps or steps[0][0] not in ("Transformer", "MLMTransformer"):
         raise Unreadable(f"the first module is {steps[0][0] if steps else 'missing'}, not Transformer")
     found = Chain(steps[0][1])
     for kind, place in steps[1:]:

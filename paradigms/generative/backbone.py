@@ -12,7 +12,7 @@ from paradigms.encoder.backbone import (
     load_backbone,
     load_seq2seq,
     load_tokenizer,
-    offline_encoder,
+    packaged,
     pretrained,
 )
 from paradigms.generative.decoder import FAMILIES
@@ -28,7 +28,7 @@ def load_base(name: str | Path) -> Any:
     """
     from transformers import AutoConfig
 
-    name = located(name)
+    name = packaged(name)
     if not has_decoder(name):
         return load_backbone(name)
     config = pretrained(AutoConfig, name)
@@ -47,7 +47,7 @@ def load_base_tokenizer(name: str | Path, entries: int | None = None) -> Any:
     """`load_tokenizer`, with an end token: of an encoder's, BERT's first unused token (`END`) or the
     separator.
     """
-    tokenizer = load_tokenizer(located(name), entries)
+    tokenizer = load_tokenizer(packaged(name), entries)
     if tokenizer.eos_token is None:
         unused = tokenizer.convert_tokens_to_ids(UNUSED) == END
         tokenizer.eos_token = UNUSED if unused else tokenizer.sep_token
@@ -57,11 +57,7 @@ def load_base_tokenizer(name: str | Path, entries: int | None = None) -> Any:
 def has_decoder(name: str | Path) -> bool:
     from transformers import AutoConfig
 
-    return bool(pretrained(AutoConfig, located(name)).is_encoder_decoder)
-
-
-def located(name: str | Path) -> str | Path:
-    return offline_encoder() if name == "offline" else name
+    return bool(pretrained(AutoConfig, packaged(name)).is_encoder_decoder)
 
 
 def encoder_of(base: Any) -> Any:

@@ -4,7 +4,7 @@
 `pruning` the most salient ones; `grow` builds and changes it from `shards` of documents, which `building`
 stores until a build ends. `base` is what every index can do: build, open, search, rerank, add, delete,
 compact. `exact` scores every document, `faiss_index` those that FAISS finds; `compressed` keeps `codes` of
-tokens and looks into a few lists of them.
+tokens and looks into a few lists of them; `inverted` keeps one weight for each token, and `postings`.
 
     index = CompressedIndex.build(paradigm, ids, texts, "folder", bits=4)
     index = open_index("folder")                  # of any kind
@@ -18,11 +18,22 @@ from paradigms.index.columns import MANIFEST
 from paradigms.index.compressed import CompressedIndex
 from paradigms.index.exact import ExactIndex
 from paradigms.index.faiss_index import FaissIndex
+from paradigms.index.inverted import InvertedIndex
 from paradigms.io.typed import parse_json
 
-__all__ = ["INDEXES", "CompressedIndex", "ExactIndex", "FaissIndex", "TokenIndex", "open_index"]
+__all__ = [
+    "INDEXES",
+    "CompressedIndex",
+    "ExactIndex",
+    "FaissIndex",
+    "InvertedIndex",
+    "TokenIndex",
+    "open_index",
+]
 
-INDEXES: dict[str, type[TokenIndex]] = {kind.kind: kind for kind in (ExactIndex, FaissIndex, CompressedIndex)}
+INDEXES: dict[str, type[TokenIndex]] = {
+    kind.kind: kind for kind in (ExactIndex, FaissIndex, CompressedIndex, InvertedIndex)
+}
 
 
 def open_index(folder: str | Path, *, verify: bool = True) -> TokenIndex:

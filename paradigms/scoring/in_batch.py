@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag, pad
 from torch.utils.checkpoint import checkpoint
 
-from paradigms.align import Alignment, as_maximum
+from paradigms.align import Alignment, as_maximum, ids_of, one
 from paradigms.core import Align, Normalise, Tokens, rel, similarity
 from paradigms.scoring.pairs import Pairs, first_tokens, maxima, rel_of
 
@@ -40,6 +40,9 @@ def in_batch_rel(
     without chunks (`fused`), and its rel is float32 whatever the vectors are. XTR's max does not: which of
     the maxima count is a matter of rank among all similarities of the pool.
 
+    One weight for each token, matched by ids (SPLADE, uniCOIL), is one product of two sparse matrices:
+    `_product_of_terms`.
+
     Autocast is for the products of layers and changes nothing here: similarities have the type of the
     vectors, float32 in training. In bfloat16 a cosine of 0.9 would have steps of 0.004, which at τ = 0.02 are
     a fifth in the softmax.
@@ -56,6 +59,8 @@ def _rel(
     documents: Tokens, queries: Tokens, align: Align, normalise: Normalise, cells: int | None
 ) -> Float[Tensor, "b n"]:
     known = as_maximum(align)
+    if known is not None and "ids" in known.reads and normalise is one and _are_weights(documents, queries):
+        return _product_of_terms(documents, queries)
     if known is not None and _fits_fused(documents, queries):
         from paradigms.scoring import fused
 
@@ -70,6 +75,26 @@ def _rel(
         return rel_of(pairs, documents, queries, normalise)
     recomputed = partial(checkpoint, rel, use_reentrant=False, preserve_rng_state=False)
     return torch.cat([recomputed(documents, chunk, align, normalise) for chunk in chunks])
+
+
+def _are_weights(*sides: Tokens) -> bool:
+    """Whether all tokens have one number, at least 0, and no salience."""
+    single = all(side.vectors.shape[-1] == 1 and side.salience is None for side in sides)
+    return single and all(bool((side.vectors >= 0).all()) for side in sides)
+
+
+def _product_of_terms(documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
+    """Σ_t w_t(d) · w_t(q): of a token that comes more than once the largest weight in d, the sum in q.
+
+    The rel of equal ids, as maxᵢ dᵢ·qⱼ = qⱼ · maxᵢ dᵢ for weights of at least 0.
+    """
+    d_ids, q_ids = ids_of(documents, queries)
+    low = torch.minimum(d_ids.amin(), q_ids.amin())
+    terms = int(torch.maximum(d_ids.amax(), q_ids.amax()) - low) + 1
+    D, Q = (t.vectors.squeeze(-1).where(t.mask, 0).flatten(0, 1) for t in (documents, queries))
+    d_ids, q_ids = ((ids - low).flatten(0, 1) for ids in (d_ids, q_ids))
+    in_documents = D.new_zeros(len(D), terms).scatter_reduce(1, d_ids, D, "amax")
+    return Q.new_zeros(len(Q), terms).scatter_add(1, q_ids, Q) @ in_documents.T
 
 
 def _fits_fused(documents: Tokens, queries: Tokens) -> bool:

@@ -1,4 +1,4 @@
-"""−(1/b) Σ log softmax(rel/τ)[positive] + γ · mean u over in-batch and hard negatives of all processes."""
+"""−(1/b) Σ log softmax(rel/τ)[positive] over in-batch and hard negatives of all processes, and sparsity."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from paradigms.core import Tokens
 from paradigms.data import Corpus
 from paradigms.model import Paradigm
 from paradigms.scoring.in_batch import in_batch_rel
+from paradigms.splade import SpladeSettings
 from paradigms.train.distributed import gather, gather_documents, place_among
 from paradigms.train.examples import Example, TrainingBatch, check_taught, tokenised
-from paradigms.train.losses import Distillation, contrastive
+from paradigms.train.losses import Distillation, contrastive, sparsity
 from paradigms.train.objective import Objective
 
 
 class Contrastive(Objective):
     """The objective of every paradigm that encodes queries and documents apart.
 
-    γ is the encoder's `salience_l1`, 0 but for ALIGNER's L1 variant. distillation: joined to the first term,
-    over the rel of each query with its own candidates. chunk: texts encoded at once, with gradients cached
-    (`batches.in_parts`), for batches of any size; 0 = none are cached. in_batch: whether the documents of
-    other queries are negatives; False: only a query's own hard ones, as ColBERTv1 has it (Khattab and Zaharia
-    2020, §3.4), of which each query needs one.
+    Added to it: γ · mean u, γ the encoder's `salience_l1`, 0 but for ALIGNER's L1 variant; and for SPLADE
+    what makes terms few (`SpladeSettings`). distillation: joined to the first term, over the rel of each
+    query with its own candidates. chunk: texts encoded at once, with gradients cached (`batches.in_parts`),
+    for batches of any size; 0 = none are cached. in_batch: whether the documents of other queries are
+    negatives; False: only a query's own hard ones, as ColBERTv1 has it (Khattab and Zaharia 2020, §3.4), of
+    which each query needs one. steps: of the training, in whose first third SPLADE's term rises; 0: it is
+    whole from the start.
 
     Mixed precision is the encoders' alone: `model` computes its layers in half precision and gives vectors
     in float32, of which rel, softmax and loss are computed in float32 (`scoring.in_batch_rel`).
@@ -39,12 +42,14 @@ class Contrastive(Objective):
         distillation: Distillation | None = None,
         chunk: int = 0,
         in_batch: bool = True,
+        steps: int = 0,
     ) -> None:
         if distillation is not None:
             check_taught(examples)
         self.paradigm, self.corpus, self.examples = paradigm, corpus, examples
         self.temperature = temperature or paradigm.recipe.temperature
         self.distillation, self.chunk, self.in_batch = distillation, chunk, in_batch
+        self.rise, self.share = steps / 3, 1.0
         if not in_batch and not all(example.negatives for example in examples):
             raise ValueError(
                 f"{paradigm.name} has queries without hard negatives, and no others: set negatives"
@@ -52,6 +57,9 @@ class Contrastive(Objective):
 
     def collate(self, examples: list[Example]) -> TrainingBatch:
         return tokenised(examples, self.paradigm.encoder, self.corpus)
+
+    def prepare(self, step: int) -> None:
+        self.share = min(1.0, (step + 1) / self.rise) ** 2 if self.rise else 1.0
 
     def loss(self, model: nn.Module, batch: TrainingBatch) -> Tensor:
         queries, documents = model(batch.queries, batch.documents, self.chunk)
@@ -70,7 +78,12 @@ class Contrastive(Objective):
             assert batch.teacher is not None
             own = scores.gather(1, batch.own(first)) / self.temperature
             loss = self.distillation.joined(loss, own, batch.teacher)
-        gamma = self.paradigm.encoder.settings.salience_l1
+        settings = self.paradigm.encoder.settings
+        if isinstance(settings, SpladeSettings):
+            asked = gather_documents(queries.map(lambda t: t.transpose(0, 1)))
+            few = settings.query_sparsity * sparsity(asked, settings.sparsity)
+            loss = loss + self.share * (few + settings.document_sparsity * sparsity(pool, settings.sparsity))
+        gamma = settings.salience_l1
         return loss + gamma * (mean_salience(queries) + mean_salience(documents)) if gamma else loss
 
 

@@ -355,6 +355,7 @@ def _objective(
         training.distillation,
         training.chunk,
         training.in_batch,
+        training.steps,
     )
 
 

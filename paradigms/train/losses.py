@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -10,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from paradigms.core import Tokens
 from paradigms.io.typed import check_types
 
 
@@ -50,6 +52,41 @@ def margin_mse(student: Float[Tensor, "b c"], teacher: Float[Tensor, "b c"]) -> 
     """
     difference = student - teacher
     return (difference[:, :1] - difference[:, 1:]).square().mean()
+
+
+def flops(mean: Float[Tensor, " v"], frequency: Float[Tensor, " v"]) -> Float[Tensor, ""]:
+    """Σ_t ā_t²: what an inverted index multiplies for a query like these texts (Paria et al. 2020, Eq. 3)."""
+    return mean.square().sum()
+
+
+def l1(mean: Float[Tensor, " v"], frequency: Float[Tensor, " v"]) -> Float[Tensor, ""]:
+    """Σ_t ā_t: the mean sum of a text's weights."""
+    return mean.sum()
+
+
+def df_flops(mean: Float[Tensor, " v"], frequency: Float[Tensor, " v"]) -> Float[Tensor, ""]:
+    """Σ_t (ω_t · ā_t)², ω = 1/(1 + (f^{log_α 2} − 1)^β), α = .1, β = 10: FLOPS of frequent terms alone.
+
+    Porco et al. 2025 (arXiv:2505.15070). Their f is that of the dev documents, renewed every 100 steps; here
+    it is the batch's.
+    """
+    omega = 1 / (1 + (frequency ** (math.log(2) / math.log(0.1)) - 1) ** 10)
+    return (omega * mean).square().sum()
+
+
+# Of the mean weight ā_t of each term in some texts, and the share f_t of these texts that have it.
+REGULARISERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"flops": flops, "l1": l1, "df_flops": df_flops}
+
+
+def sparsity(texts: Tokens, kind: str) -> Float[Tensor, ""]:
+    """R of `REGULARISERS`, of texts as weights of terms: tokens [1, x, l, 1] with ids."""
+    assert texts.ids is not None
+    ids = texts.ids.where(texts.mask, 0).flatten()
+    weights = texts.vectors.squeeze(-1).where(texts.mask, 0).flatten()
+    empty = weights.new_zeros(int(ids.amax()) + 1)
+    count = texts.mask.shape[1]
+    sums, found = (empty.scatter_add(0, ids, t) for t in (weights, (weights > 0).to(weights.dtype)))
+    return REGULARISERS[kind](sums / count, found / count)
 
 
 DISTILLATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"kl": kl, "margin_mse": margin_mse}

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from accelerate import Accelerator
 
-from paradigms.baselines.classifier import SequenceClassifier, is_classifier
+from paradigms.baselines.classifier import is_classifier
 from paradigms.baselines.cross_attention import HEAD
 from paradigms.data import Corpus, Run, read_run, write_run
 from paradigms.evaluate.reranking import rerank
@@ -95,9 +95,6 @@ def pair_scores(
     published = is_classifier(source)
 
     def model() -> Rerank:
-        if published:
-            reranker = SequenceClassifier(source, accelerator.device)
-            return partial(reranker.rerank, queries, corpus, precision=precision)
         return partial(rerank, load(source).to(accelerator.device), queries, corpus, precision=precision)
 
     # What reads pairs goes on where it was interrupted; other models encode each document once, in one turn.

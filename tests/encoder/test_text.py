@@ -391,5 +391,5 @@ def test_offline_encoder_pools_as_published():
     dpr = PARADIGMS["dpr"]("offline", pooling="mean")
     vectors = dpr.encode_documents(texts).vectors[0, :, 0]
     for text, vector in zip(texts, vectors, strict=True):
-        mean = hidden(backbone.offline_encoder(), text).mean(0)
+        mean = hidden(backbone.packaged("offline"), text).mean(0)
         close(vector, mean / mean.norm())

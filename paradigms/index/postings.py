@@ -1,0 +1,167 @@
+"""Postings and their search, compiled by numba: for each term the documents that have it, in blocks.
+
+A block is `BLOCK` documents that lie beside each other. Of each term and block there is one cell: where its
+postings begin, and the largest weight among them. A query needs no block whose largest weights cannot reach
+the k-th score: block-max pruning (Mallia et al. 2024, arXiv:2405.01117), exact here.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+from __future__ import annotations
+
+from typing import NamedTuple, no_type_check
+
+import numpy as np
+from numba import njit
+
+BLOCK = 256  # documents: a posting tells its own by one byte
+
+
+class Postings(NamedTuple):
+    """Cells by term, then block; postings by cell, then document. Codes are places in a table of weights."""
+
+    terms: np.ndarray  # [v + 1] where the cells of each term begin
+    blocks: np.ndarray  # [c] of each cell its block,
+    largest: np.ndarray  # [c] the code of its largest weight,
+    first: np.ndarray  # [c + 1] and where its postings begin
+    places: np.ndarray  # [p] of each posting its document, as a place in the block,
+    codes: np.ndarray  # [p] and the code of its weight
+    number: int  # of blocks
+
+
+def inverted(ids: np.ndarray, codes: np.ndarray, offsets: np.ndarray, living: np.ndarray) -> Postings:
+    """Postings of tokens [t] with ids, of documents that begin at offsets [n + 1], of those that live.
+
+    Of an id that a document has more than once the largest code counts, and none that is 0.
+    """
+    terms = int(ids.max(initial=-1)) + 1
+    starts = np.zeros(terms + 1, np.int64)
+    by_term, weights = _by_term(ids, codes, offsets, living, starts)
+    cells = np.zeros(terms + 1, np.int64)
+    _count_cells(by_term, starts, cells)
+    np.cumsum(cells, out=cells)
+    blocks, largest = np.empty(cells[-1], np.int32), np.zeros(cells[-1], codes.dtype)
+    first, places = np.empty(cells[-1] + 1, np.int64), np.empty(len(by_term), np.uint8)
+    used = _fill(by_term, weights, starts, blocks, largest, first, places)
+    return Postings(cells, blocks, largest, first, places[:used], weights[:used], -(-len(living) // BLOCK))
+
+
+@no_type_check
+@njit(nogil=True, cache=True)
+def _by_term(ids, codes, offsets, living, starts):
+    """Documents and codes in the order of terms, then documents; starts [v + 1] is filled."""
+    for n in range(living.shape[0]):
+        if living[n]:
+            for t in range(offsets[n], offsets[n + 1]):
+                if codes[t] > 0:
+                    starts[ids[t] + 1] += 1
+    for v in range(1, starts.shape[0]):
+        starts[v] += starts[v - 1]
+    next_place = starts[:-1].copy()
+    documents, weights = np.empty(starts[-1], np.int32), np.empty(starts[-1], codes.dtype)
+    for n in range(living.shape[0]):
+        if living[n]:
+            for t in range(offsets[n], offsets[n + 1]):
+                if codes[t] > 0:
+                    place = next_place[ids[t]]
+                    next_place[ids[t]] = place + 1
+                    documents[place], weights[place] = n, codes[t]
+    return documents, weights
+
+
+@no_type_check
+@njit(nogil=True, cache=True)
+def _count_cells(documents, starts, cells):
+    for v in range(starts.shape[0] - 1):
+        last = -1
+        for p in range(starts[v], starts[v + 1]):
+            if documents[p] // BLOCK != last:
+                last = documents[p] // BLOCK
+                cells[v + 1] += 1
+
+
+@no_type_check
+@njit(nogil=True, cache=True)
+def _fill(documents, weights, starts, blocks, largest, first, places):
+    """The cells; postings move together in `places` and `weights` where a document had a term twice."""
+    cell, used = -1, 0
+    for v in range(starts.shape[0] - 1):
+        block, before = -1, -1
+        for p in range(starts[v], starts[v + 1]):
+            document, weight = documents[p], weights[p]
+            if document // BLOCK != block:
+                block = document // BLOCK
+                cell += 1
+                blocks[cell], first[cell] = block, used
+            if document == before:
+                weights[used - 1] = max(weights[used - 1], weight)
+            else:
+                places[used], weights[used] = document % BLOCK, weight
+                used += 1
+            largest[cell] = max(largest[cell], weight)
+            before = document
+    first[cell + 1] = used
+    return used
+
+
+@no_type_check
+@njit(nogil=True, cache=True)
+def best(postings, table, terms, weights, k, rows, scores):
+    """How many documents may be among the k best, their rows and scores: the k best, and all that ever were.
+
+    Of a query of terms [m] with weights [m] above 0. Documents without any of the terms are not found. Sums
+    run over terms in their order in bounds as in scores, so no rounding puts a score above its bound.
+    """
+    bounds = np.zeros(postings.number, np.float32)
+    cells = np.full((terms.shape[0], postings.number), -1, np.int64)
+    for m in range(terms.shape[0]):
+        for cell in range(postings.terms[terms[m]], postings.terms[terms[m] + 1]):
+            bounds[postings.blocks[cell]] += weights[m] * table[postings.largest[cell]]
+            cells[m, postings.blocks[cell]] = cell
+    heap, held, found = np.zeros(k, np.float32), 0, 0  # the k best scores, the smallest first
+    sums = np.empty(BLOCK, np.float32)
+    for block in np.argsort(-bounds):
+        if bounds[block] <= 0 or (held == k and bounds[block] < heap[0]):
+            break
+        sums[:] = 0
+        for m in range(terms.shape[0]):
+            cell = cells[m, block]
+            if cell >= 0:
+                for p in range(postings.first[cell], postings.first[cell + 1]):
+                    sums[postings.places[p]] += weights[m] * table[postings.codes[p]]
+        for place in range(BLOCK):
+            score = sums[place]
+            if score > 0 and (held < k or score >= heap[0]):
+                rows[found], scores[found] = block * BLOCK + place, score
+                found += 1
+                if held < k:
+                    held += 1
+                    _rise(heap, held - 1, score)
+                elif score > heap[0]:
+                    _sink(heap, score)
+    return found
+
+
+@no_type_check
+@njit(inline="always")
+def _rise(heap, at, score):
+    """Add a score at the end of a heap."""
+    while at > 0 and heap[(at - 1) // 2] > score:
+        heap[at] = heap[(at - 1) // 2]
+        at = (at - 1) // 2
+    heap[at] = score
+
+
+@no_type_check
+@njit(inline="always")
+def _sink(heap, score):
+    """Put a score in the place of the smallest."""
+    at, size = 0, heap.shape[0]
+    while 2 * at + 1 < size:
+        child = 2 * at + 1
+        if child + 1 < size and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= score:
+            break
+        heap[at] = heap[child]
+        at = child
+    heap[at] = score

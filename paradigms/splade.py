@@ -1,0 +1,158 @@
+"""rel(d, q) = Σ_t w_t(d) · w_t(q) over terms t, with w_t = maxᵢ log(1 + relu(logit_it)): learned sparse.
+
+Formal et al. 2021 (SPLADE v2, arXiv:2109.10086), Eq. 1, 2 and 6: the logits are those of the backbone's
+masked-language-model head, the maximum runs over all tokens of the text, and most w_t are 0. D and Q are the
+terms of weight above 0, each once, as tokens with ids and h = 1. A reads S and the ids: equal ids; Z = 1. The
+same rel is that of one vector of h = |V| numbers with A = 1 (DPR's), by which training computes it.
+
+- query_terms "own": no query expansion, terms of the query alone; "ones": SPLADE-doc, where these have the
+  weight 1 and no encoder reads the query.
+- uniCOIL (Lin & Ma 2021, arXiv:2106.14807) weighs a text's own tokens by a linear layer: it is
+  coil(backbone, dim=1, pooled_dim=0, activation="relu", projection_bias=True).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from paradigms.core import Tokens
+from paradigms.encoder.backbone import load_backbone, load_model
+from paradigms.encoder.text import ENCODERS, Batch, EncoderSettings, Side, TextEncoder
+from paradigms.model import Paradigm
+
+
+@dataclass(frozen=True)
+class SpladeSettings(EncoderSettings):
+    """`EncoderSettings`, and what of a text's terms are kept and how training makes them few.
+
+    λ(t) · (query_sparsity · R(Q) + document_sparsity · R(D)) joins the loss, where λ rises quadratically to 1
+    in the first third of the steps (Formal et al. 2021, §3.1), and R is a key of `losses.REGULARISERS`.
+    """
+
+    query_terms: Literal["all", "own", "ones"] = "all"
+    most_terms: int | None = None  # the largest weights of a text that are kept; None = all above 0
+    tied_head: bool = False  # make a head of the embeddings, for a backbone without one: see `Splade`
+    sparsity: Literal["flops", "l1", "df_flops"] = "flops"
+    query_sparsity: float = 3e-4
+    document_sparsity: float = 1e-4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.most_terms is not None and self.most_terms < 1:
+            raise ValueError(f"most_terms must be at least 1, got {self.most_terms}")
+        for name in ("query_sparsity", "document_sparsity"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        changed = {"dim": None, "normalize": False, "layer_norm": False, "pooled_dim": 0, "salience": "none"}
+        wrong = [name for name, value in changed.items() if getattr(self, name) != value]
+        if wrong:
+            raise ValueError(f"SPLADE has no {', '.join(wrong)}: its vectors are weights of terms")
+
+
+class Splade(TextEncoder):
+    """Texts → terms of weight above 0, by rising id, through the head that a backbone was pretrained with.
+
+    tied_head: logits = E h + b instead, with the backbone's input embeddings E and a new bias b, which starts
+    where some |V|/100 terms of a text are above 0. ValueError: there is no such head, and none is to be made.
+    """
+
+    Settings: ClassVar[type[EncoderSettings]] = SpladeSettings
+    settings: SpladeSettings
+
+    def __init__(self, backbone: str | Path, settings: SpladeSettings) -> None:
+        super().__init__(backbone, settings)
+        self.bias: Tensor | None = None
+        if settings.tied_head:
+            probe = self.tokenize(["what a text says, in its own words and in others"], "document")
+            with torch.no_grad():
+                tied = self.backbone(**probe.inputs())[0] @ self._embeddings.T
+                self.bias = nn.Parameter(-tied.amax(1).quantile(0.99).expand(len(self._embeddings)).clone())
+
+    @property
+    def dim(self) -> int:
+        return 1
+
+    def labels(self, text: str, side: Side) -> list[str]:
+        training = self.training
+        self.eval()
+        with torch.inference_mode():
+            ids = self(self.tokenize([text], side).to(self.device), side).ids
+        self.train(training)
+        return list(self.tokenizer.convert_ids_to_tokens(ids.flatten().tolist()))
+
+    @property
+    def _embeddings(self) -> Float[Tensor, "v w"]:
+        weight: Tensor = self.backbone.get_input_embeddings().weight
+        return weight
+
+    def _load_backbone(self, name: str | Path) -> Any:
+        if self.settings.tied_head:
+            return load_backbone(name)
+        from transformers import AutoModelForMaskedLM
+
+        try:
+            return load_model(AutoModelForMaskedLM, name)
+        except ValueError as error:
+            raise ValueError(
+                f"SPLADE needs its backbone's masked-language-model head: {error}. Choose a backbone that has "
+                "one, or set tied_head, which makes one of its embeddings"
+            ) from error
+
+    def _together(self, batch: Batch, side: Side) -> Tokens:
+        asked = self.settings.query_terms if side == "query" else "all"
+        weights = None if asked == "ones" else self._weights(batch)
+        if asked != "all":
+            row, place = batch.counts.nonzero(as_tuple=True)
+            own = torch.zeros(len(batch), len(self._embeddings), device=row.device)
+            own[row, batch.input_ids[row, place]] = 1.0
+            weights = own if weights is None else weights * own
+        assert weights is not None
+        weights = weights * batch.counts.any(-1, keepdim=True)
+        if self.settings.most_terms is not None and self.settings.most_terms < weights.shape[-1]:
+            best, ids = weights.topk(self.settings.most_terms)
+            weights = torch.zeros_like(weights).scatter(-1, ids, best)
+        tokens = as_terms(weights)
+        return tokens.map(lambda t: t.transpose(0, 1)) if side == "query" else tokens
+
+    def _weights(self, batch: Batch) -> Float[Tensor, "x v"]:
+        """log(1 + relu(maxᵢ logit_it)), the maximum over all that is attended to."""
+        logits = self._hidden(batch)
+        if self.bias is not None:
+            logits = nn.functional.linear(logits, self._embeddings, self.bias)
+        logits = logits.masked_fill_(batch.attention_mask[..., None] == 0, -torch.inf)
+        # max keeps places alone for the gradient, amax is faster without one.
+        best = logits.max(1).values if torch.is_grad_enabled() else logits.amax(1)
+        return best.relu().float().log1p()  # both are monotone: the maximum comes first
+
+
+def as_terms(weights: Float[Tensor, "x v"]) -> Tokens:
+    """Weights ≥ 0 of a vocabulary as tokens [1, x, l, 1] with ids: those above 0, by rising id."""
+    there = weights > 0
+    row, id = there.nonzero(as_tuple=True)
+    at = row, there.cumsum(-1)[row, id] - 1
+    shape = len(weights), max(1, int(there.sum(-1).max())) if len(weights) else 1
+    vectors = weights.new_zeros(shape).index_put(at, weights[row, id])
+    ids = id.new_zeros(shape).index_put(at, id)
+    return Tokens(vectors[None, ..., None], (vectors > 0)[None], ids[None])
+
+
+ENCODERS["splade"] = Splade
+
+
+def splade(backbone: str | Path, **settings: Any) -> Paradigm:
+    """SPLADE over `backbone`, which has a masked-language-model head; settings are `SpladeSettings`."""
+    return Paradigm.build(
+        backbone,
+        settings,
+        {"encoder": "splade", "dim": None, "normalize": False, "special_tokens": False},
+        name="splade",
+        align="equal_ids",
+        normalise="one",
+        temperature=1.0,
+    )
