@@ -27,7 +27,7 @@ class EncoderTraining:
     learning_rate: float = 1e-4
     head_learning_rate: float = 1e-3
     """of projections and salience heads, which start untrained"""
-    trained_layers: int = 2
+    trained_layers: int = 1
     """upper layers of the encoder that are trained; those below are frozen, and run once a text. 0: all"""
     evaluate_every: int = 30
     """steps between dev measures: the last state is kept, or an earlier one (or the untrained encoder) if
