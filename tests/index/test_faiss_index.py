@@ -112,12 +112,10 @@ def test_more_probes_find_more(exact, tmp_path):
     vectors = queries().vectors.flatten(0, 2)
     best = exact.token_search(vectors, 60)[1]
     recall = []
-    for probes in (1, 4, 64):
-        index.probes = probes
+    for index.probes in (1, 4, 64):
         found = index.token_search(vectors, 60)[1]
-        recall.append(
-            np.mean([np.isin(b, f).mean() for b, f in zip(best.numpy(), found.numpy(), strict=True)])
-        )
+        shares = [np.isin(b, f).mean() for b, f in zip(best.numpy(), found.numpy(), strict=True)]
+        recall.append(np.mean(shares))
     assert recall[0] < recall[1] < recall[2]
     assert recall[2] > 0.98
     index.add_from(documents(200, 201))
@@ -151,13 +149,8 @@ def test_the_token_index_keeps_step_with_the_store(exact, tmp_path, factory):
     assert scores.shape == (len(vectors), 60)
     if factory != "HNSW16":  # whose graph may not lead to all of them
         assert (rows >= 0).all()  # as many as wanted, however many of the best are deleted
-    living = FaissIndex.build_from(
-        [part for part in documents(0, 200) if part[0][0] not in gone],
-        tmp_path / "living",
-        paradigm="colbert",
-        dim=DIM,
-        factory="Flat",
-    )
+    left = [part for part in documents(0, 200) if part[0][0] not in gone]
+    living = FaissIndex.build_from(left, tmp_path / "living", paradigm="colbert", dim=DIM, factory="Flat")
     best = living.token_search(vectors, 60)[0].sort().values
     torch.testing.assert_close(scores.sort().values[:, -10:], best[:, -10:], atol=0.02, rtol=0)
     before = index.search_tokens(RECIPE, queries(), 5)

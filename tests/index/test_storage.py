@@ -127,15 +127,12 @@ def test_texts_may_be_a_stream_and_ids_must_fit(paradigm, tmp_path):
 
 
 def test_tokens_that_do_not_fit_are_refused(tmp_path):
+    both = torch.ones(1, 1, 2) > 0
     for given, options, message in (
         ([(["a"], tokens(1, 2))], {}, "1 ids.*need tokens of axes"),
         ([(["a"], tokens(1))], {"fields": ["vectors", "ids"]}, "stores ids .* documents came without"),
-        ([(["a"], Tokens(torch.ones(1, 1, 2, 3), torch.ones(1, 1, 2) > 0))], {}, "4 dimensions, not of 3"),
-        (
-            [(["a"], Tokens(torch.full((1, 1, 2, DIM), 1e6), torch.ones(1, 1, 2) > 0))],
-            {},
-            "'a' do not fit float16",
-        ),
+        ([(["a"], Tokens(torch.ones(1, 1, 2, 3), both))], {}, "4 dimensions, not of 3"),
+        ([(["a"], Tokens(torch.full((1, 1, 2, DIM), 1e6), both))], {}, "'a' do not fit float16"),
     ):
         with pytest.raises(ValueError, match=message):
             build(tmp_path / "index", given, **options)
