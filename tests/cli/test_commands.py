@@ -193,9 +193,8 @@ def test_documents_of_the_users_are_not_replaced_by_an_index(source, models):
     (source.parent / "data").mkdir()
     (source.parent / "data" / "corpus.jsonl").write_text(row)
     for taken in ("data", "notes"):  # the one has no other names than an index
-        assert "data exists and is no index" in refused(
-            "index", taken, "--output", "data", "--model", models["colbert"]
-        )
+        index = ["index", taken, "--output", "data", "--model", models["colbert"]]
+        assert "data exists and is no index" in refused(*index)
     assert (source.parent / "data" / "corpus.jsonl").read_text() == row
 
 
@@ -334,12 +333,6 @@ def test_help_and_wrong_arguments(capsys):
     }.items():
         assert refused(*wrong.split()) == "2"
         assert message in capsys.readouterr().err
-
-
-def test_names_are_printed_as_they_are(source, models, capsys):
-    source.rename("a [bold] name")
-    main(["index", "a [bold] name", "--model", str(models["colbert"]), "--output", "[red].index"])
-    assert "3 documents of a [bold] name in [red].index" in capsys.readouterr().err
 
 
 def test_an_index_is_searched_from_any_folder(source, models, capsys, monkeypatch):
