@@ -11,18 +11,6 @@ from paradigms.relax import entropic_topk, hard_topk, token_budget
 from theory import entropic
 
 sixty = settings(max_examples=60)
-CASE1 = ([0.9, 0.5, 0.4, 0.1], 2.0, 0.1)
-GOLDEN = [
-    (*CASE1, [1, 0.721399184, 0.265387929, 0.013212887]),
-    (
-        [0.3, 0.1, 0.1, -0.2, 0.05],
-        2.0,
-        0.5,
-        [0.603309116, 0.404410194, 0.404410194, 0.221945020, 0.365925476],
-    ),
-    ([0.5, 0, 0, 0, 0], 3.0, 0.002, [1, 0.5, 0.5, 0.5, 0.5]),
-    ([0.9, 0.5, 0.4, 0.1], 1.5, 0.1, [1, 0.360699592, 0.132693964, 0.00660644348]),
-]
 
 
 def double(values) -> torch.Tensor:
@@ -41,10 +29,12 @@ def problems(draw):
     )
 
 
-@pytest.mark.parametrize(("scores", "k", "eps", "expected"), GOLDEN)
-def test_golden(scores, k, eps, expected):
-    # the golden numbers are printed to nine digits
-    torch.testing.assert_close(entropic_topk(double(scores), k, eps), double(expected), rtol=1e-7, atol=0)
+def test_golden():
+    """Printed to nine digits; tests/theory holds more of them against the reference."""
+    expected = double([1, 0.721399184, 0.265387929, 0.013212887])
+    torch.testing.assert_close(
+        entropic_topk(double([0.9, 0.5, 0.4, 0.1]), 2, 0.1), expected, rtol=1e-7, atol=0
+    )
 
 
 @given(problems())

@@ -94,35 +94,20 @@ def _save(
 
 
 def _model(family: str, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
-    size = len(tokenizer)
+    size = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "intermediate_size": 2 * WIDTH,
+        "max_position_embeddings": 512,
+    }
     if family == "bert":
-        return BertModel(
-            BertConfig(
-                vocab_size=size,
-                hidden_size=WIDTH,
-                num_hidden_layers=LAYERS,
-                num_attention_heads=HEADS,
-                intermediate_size=2 * WIDTH,
-                max_position_embeddings=512,
-            )
-        )
+        return BertModel(BertConfig(**size))
     if family == "modernbert":
-        return ModernBertModel(
-            ModernBertConfig(
-                vocab_size=size,
-                hidden_size=WIDTH,
-                num_hidden_layers=LAYERS,
-                num_attention_heads=HEADS,
-                intermediate_size=2 * WIDTH,
-                max_position_embeddings=512,
-                local_attention=8,
-                pad_token_id=tokenizer.pad_token_id,
-                bos_token_id=tokenizer.cls_token_id,
-                cls_token_id=tokenizer.cls_token_id,
-                eos_token_id=tokenizer.sep_token_id,
-                sep_token_id=tokenizer.sep_token_id,
-            )
-        )
+        ends = {"bos_token_id": tokenizer.cls_token_id, "eos_token_id": tokenizer.sep_token_id}
+        ends |= {name: getattr(tokenizer, name) for name in ("pad_token_id", "cls_token_id", "sep_token_id")}
+        return ModernBertModel(ModernBertConfig(**size, **ends, local_attention=8))
     config, model = {"t5": (T5Config, T5EncoderModel), "mt5": (MT5Config, MT5EncoderModel)}[family]
     return model(config(**_t5_size(tokenizer), feed_forward_proj="gated-gelu"))
 

@@ -92,13 +92,6 @@ def test_ties_rank_by_id_also_at_the_cut(bm25):
     assert list(turned.items()) == list(bm25.search({"q": "dog bird"}, 3)["q"].items())
 
 
-def test_of_many_equal_documents_the_smallest_ids_are_found():
-    ids = [f"{number * 37 % 200:03}" for number in range(200)]
-    index = BM25.build(["same text" for _ in ids], ids)
-    for k in (1, 7, 150):
-        assert list(index.search({"q": "text"}, k)["q"]) == sorted(ids)[:k]
-
-
 def test_only_documents_that_share_a_word_are_found(bm25):
     queries = {"empty": "", "stop": "the of", "unknown": "zebra", "mixed": "zebra cat"}
     run = bm25.search(queries, 1000)

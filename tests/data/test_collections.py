@@ -6,14 +6,13 @@ import json
 import pickle
 from pathlib import Path
 
-import compare
 import pytest
-import rerank
 
 from paradigms.data import Collection, load, write_folder, write_run
 from paradigms.data.lines import Lines
-from paradigms.io.settings import folder_name, from_command_line
+from paradigms.io.settings import folder_name
 from paradigms.train.job import training_splits
+from tests.experiments.test_train_script import run as run_script
 
 PASSAGES = [
     ("12#0", "Ziwa", "Ziwa Viktoria ni ziwa kubwa"),
@@ -310,8 +309,7 @@ def compared(collection: Path, output: Path, backbone: Path, split: str) -> dict
     flags = {"collection": collection, "split": split, "output": output, "backbone": backbone, "steps": 0}
     flags |= {"systems": "[dpr]", "depth": 3, "tracker": "none"}
     flags |= {"options": '{"query_length": 8, "document_length": 12}'}
-    arguments = [f"--{name}={value}" for name, value in flags.items()]
-    compare.main(from_command_line(compare.Settings, "", arguments))
+    run_script("compare", **flags)
     return cells(output, "retrieve")
 
 
@@ -346,7 +344,7 @@ def test_questions_are_compared_by_accuracy(tmp_path, tiny_bert):
     write_run(tmp_path / "nq.run", run)
     flags = {"checkpoint": out / "dpr" / "checkpoint", "run": tmp_path / "nq.run", "split": "nq-test"}
     flags |= {"collection": folder, "output": tmp_path / "reranked"}
-    rerank.main(from_command_line(rerank.Settings, "", [f"--{k}={v}" for k, v in flags.items()]))
+    run_script("rerank", **flags)
     with (tmp_path / "reranked" / "table.csv").open() as file:
         means = {(row["system"], row["measure"]): float(row["mean"]) for row in csv.DictReader(file)}
     assert means["run nq.run", "Success@1"] == 0.5

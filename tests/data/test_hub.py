@@ -2,9 +2,8 @@
 
 import sys
 from collections import namedtuple
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -114,39 +113,31 @@ Question = namedtuple("Question", "query_id text answers")
 Judgement = namedtuple("Judgement", "query_id doc_id relevance iteration")
 
 
-class FakeDataset:
+def fake(queries: list | tuple = (), qrels: list | None = None) -> SimpleNamespace:
     """As much of an ir_datasets dataset as the adapter uses."""
-
-    def __init__(self, queries: list | None = None, qrels: list | None = None):
-        self._queries, self._qrels = queries, qrels
-
-    def has_qrels(self) -> bool:
-        return self._qrels is not None
-
-    def docs_iter(self) -> Iterator[Document]:
-        return iter([Document("1", "text", "Title"), Document("2", "other", "")])
-
-    def queries_iter(self) -> Iterator:
-        return iter(self._queries or [])
-
-    def qrels_iter(self) -> Iterator[Judgement]:
-        return iter(self._qrels or [])
+    documents = [Document("1", "text", "Title"), Document("2", "other", "")]
+    return SimpleNamespace(
+        has_qrels=lambda: qrels is not None,
+        docs_iter=lambda: iter(documents),
+        queries_iter=lambda: iter(queries),
+        qrels_iter=lambda: iter(qrels),
+    )
 
 
 @pytest.fixture
 def ir_datasets(monkeypatch):
     topic = Topic("q2", "", "", lambda: "two ")
     registry = {
-        "tiny": FakeDataset(),
-        "tiny/test": FakeDataset([Query("q1", "one")], [Judgement("q1", "2", 2, "0")]),
-        "tiny/dev": FakeDataset([topic], [Judgement("q2", "1", 1, "0")]),
-        "tiny/2019": FakeDataset([Query("q1", "one")], [Judgement("q1", "2", 1, "0")]),
-        "bare": FakeDataset(),
-        "miracl/sw": FakeDataset(),
-        "miracl/sw/train": FakeDataset([Query("1", "one")], [Judgement("1", "1", 1, "0")]),
-        "miracl/sw/dev": FakeDataset([Query("1", "another one")], [Judgement("1", "2", 1, "0")]),
-        "lotte/science/test/forum": FakeDataset([Query("1", "one")], [Judgement("1", "2", 1, "0")]),
-        "dpr-w100/natural-questions/dev": FakeDataset(
+        "tiny": fake(),
+        "tiny/test": fake([Query("q1", "one")], [Judgement("q1", "2", 2, "0")]),
+        "tiny/dev": fake([topic], [Judgement("q2", "1", 1, "0")]),
+        "tiny/2019": fake([Query("q1", "one")], [Judgement("q1", "2", 1, "0")]),
+        "bare": fake(),
+        "miracl/sw": fake(),
+        "miracl/sw/train": fake([Query("1", "one")], [Judgement("1", "1", 1, "0")]),
+        "miracl/sw/dev": fake([Query("1", "another one")], [Judgement("1", "2", 1, "0")]),
+        "lotte/science/test/forum": fake([Query("1", "one")], [Judgement("1", "2", 1, "0")]),
+        "dpr-w100/natural-questions/dev": fake(
             [Question("0", "one", ("text", "title")), Question("1", "two", ())],
             [Judgement("0", "1", 2, "0"), Judgement("0", "2", -1, "0"), Judgement("1", "2", 1, "0")],
         ),

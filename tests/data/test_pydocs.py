@@ -64,24 +64,6 @@ def test_a_docstring_divides_into_summary_and_rest(docstring, expected):
     assert pydocs.divided(docstring) == expected
 
 
-@pytest.mark.parametrize(
-    ("id", "summary", "expected"),
-    [
-        ("torch.nn.functional:max_pool2d", "Pool the input.", "max pool2d in torch nn functional"),
-        ("_pydecimal:Context.divmod", "Divide two numbers.", "Context divmod in pydecimal"),
-        ("m:HTTPServer.__enter__", "Open the server.", "HTTP Server enter in m"),
-        ("pandas.core.dtypes:ArrowDType", "A type of Arrow.", "Arrow D Type in pandas core dtypes"),
-        ("scipy.linalg:", "Linear algebra routines.", "scipy linalg"),
-        ("numpy.exceptions:DeprecationWarning", "Deprecation warning.", ""),  # the query, in other letters
-        ("numpy.exceptions:DeprecationWarning", "A deprecation.", "Deprecation Warning in numpy exceptions"),
-        ("m:f_open", "Open", ""),
-        ("m:f_reopen", "Open", "f reopen in m"),
-    ],
-)
-def test_a_title_is_the_id_in_words(id, summary, expected):
-    assert pydocs.title(pydocs.Docstring(id, "g", summary, REST)) == expected
-
-
 def test_which_definitions_count(tmp_path):
     source = """
         "DOC"
@@ -114,24 +96,6 @@ def test_which_definitions_count(tmp_path):
     assert not list(pydocs.docstrings("x", file))
     file.write_text("def broken(:")
     assert not list(pydocs.docstrings("x", file))
-
-
-def test_repeats_are_left_out():
-    def item(id: str, summary: str, rest: str) -> pydocs.Docstring:
-        return pydocs.Docstring(id, "g", summary, rest)
-
-    other = REST.replace("word", "other")
-    items = [
-        item("d", "Close the file.", other + " end"),  # near copy of b
-        item("b", "Open the file.", other),
-        item("c", "open the FILE", "third " * 40),  # the summary of b
-        item("a", "Read the file.", REST),
-        item("a", "Read it again.", "fourth " * 40),  # the id of a
-    ]
-    assert [(item.id, item.summary) for item in pydocs.distinct(items)] == [
-        ("a", "Read the file."),
-        ("b", "Open the file."),
-    ]
 
 
 @pytest.fixture

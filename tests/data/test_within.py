@@ -29,6 +29,12 @@ def collection(documents: int = 40, each: int = 5, name: str = "made"):
     return assemble(name, texts, queries, {name: iter(rows) for name, rows in judged.items()})
 
 
+def with_queries(whole, texts):
+    """The same splits, with the texts that their queries have here."""
+    of = {name: {q: texts[q] for q in split.queries} for name, split in whole.splits.items()}
+    return replace(whole, splits={name: replace(whole.split(name), queries=of[name]) for name in of})
+
+
 def test_every_test_document_has_training_queries_and_no_query_is_in_two_splits():
     whole = collection()
     divided = within_documents(whole)
@@ -59,11 +65,7 @@ def test_near_copies_of_training_queries_and_words_of_a_document_are_no_test_que
     queries = {q: text for split in whole.splits.values() for q, text in split.queries.items()}
     queries[copied] = next(iter(train.queries.values())).upper() + "!"
     queries[quoted] = "Document number " + quoted[1:].split(".")[0]
-    splits = {
-        name: replace(split, queries={q: queries[q] for q in split.queries})
-        for name, split in whole.splits.items()
-    }
-    divided = within_documents(replace(whole, splits=splits))
+    divided = within_documents(with_queries(whole, queries))
     assert all(copied not in split.queries for split in divided.splits.values())
     assert "near copy of a training query (left out)" in divided.problems.counts
     assert quoted in divided.split("train").queries
@@ -74,11 +76,7 @@ def test_a_copy_of_another_held_out_query_stays():
     first, second = [*within_documents(whole).split("test").queries][:2]
     copied = whole.split("train").queries | whole.split("test").queries
     copied[second] = copied[first]
-    splits = {
-        name: replace(split, queries={q: copied[q] for q in split.queries})
-        for name, split in whole.splits.items()
-    }
-    assert {first, second} <= within_documents(replace(whole, splits=splits)).split("test").queries.keys()
+    assert {first, second} <= within_documents(with_queries(whole, copied)).split("test").queries.keys()
 
 
 @pytest.mark.parametrize("built_in", [True, False])

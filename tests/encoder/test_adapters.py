@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 
 from paradigms import PARADIGMS, Paradigm, load
 from paradigms.baselines.cross_attention import cross_attention
-from paradigms.encoder.backbone import adapted_weights
 from tests.tiny import FAMILIES
 
 TEXTS = ["the sea", "a bird flew over the island in the morning light"]
@@ -78,25 +77,6 @@ def test_a_reranker_is_merged_too(tiny_bert, tmp_path):
     pairs = model.tokenize(["the sea"] * 2, TEXTS)
     with model.evaluating(), loaded.evaluating(), torch.no_grad():
         close(loaded(pairs), model(pairs))
-
-
-def test_merging_is_what_the_papers_write(tiny_bert):
-    """W + 2 B A; with DoRA its rows have the learnt lengths."""
-    for dora in (False, True):
-        backbone = adapted("dpr", tiny_bert, dora=dora).encoder.backbone
-        weights = adapted_weights(backbone, merged=True)
-        state = backbone.get_base_model().state_dict()
-        for name in [
-            name.removesuffix(".base_layer.weight") for name in state if "base_layer.weight" in name
-        ]:
-            W, A, B = (
-                state[f"{name}.{part}.weight"] for part in ("base_layer", "lora_A.default", "lora_B.default")
-            )
-            expected = W + 2 * B @ A
-            if dora:
-                lengths = state[f"{name}.lora_magnitude_vector.default.weight"]
-                expected = expected * (lengths / expected.norm(dim=1))[:, None]
-            close(weights[f"{name}.weight"], expected)
 
 
 def test_a_name_chooses_what_is_adapted(tiny_bert, tmp_path):

@@ -217,20 +217,6 @@ def test_memory_is_set_by_the_chunk_and_not_by_the_batch(tiny_bert):
     assert most(64, 64) == most(0, 64)  # a batch within the chunk is not encoded twice
 
 
-def test_a_text_is_encoded_twice_only_where_it_is_cached(tiny_bert):
-    for chunk, cached in ((0, 0), (8, 0), (7, 7), (4, 4), (3, 6)):  # parts of 7 and 1; of 4 and 4; of 3, 3, 2
-        paradigm, texts = build("dpr", tiny_bert), 0
-
-        def count(module: nn.Module, _: tuple[()], given: dict[str, Any]) -> None:
-            nonlocal texts
-            texts += len(given["input_ids"])
-
-        paradigm.encoder.backbone.register_forward_pre_hook(count, with_kwargs=True)
-        examples = [Example(word, n, (), (n,)) for n, word in enumerate(WORDS[:8])]
-        step(paradigm, chunk, examples=examples)
-        assert texts == 2 * (8 + cached)
-
-
 def test_settings_and_objective_agree(tiny_bert, tmp_path):
     paradigm, settings = build("dpr", tiny_bert), TrainingSettings(steps=1, batch_size=2, chunk=3)
     assert _objective(paradigm, CORPUS, EXAMPLES, settings).chunk == 3

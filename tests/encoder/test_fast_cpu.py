@@ -41,18 +41,6 @@ def test_an_encoder_trains_by_it_inside_alone(tiny_bert, tmp_path, monkeypatch):
     assert all("forward" not in vars(layer) for layer in model.modules())
 
 
-def test_products_are_onednns_on_amd_with_avx512_alone(monkeypatch):
-    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    for vendor, width, faster in (
-        ("AuthenticAMD", "AVX512", True),
-        ("AuthenticAMD", "AVX2", False),
-        ("GenuineIntel", "AVX512", False),
-    ):
-        monkeypatch.setattr(module, "_processor", lambda vendor=vendor: f"vendor_id : {vendor}")
-        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda width=width: width)
-        assert module._onednn_is_faster() is faster
-
-
 @pytest.mark.parametrize("p", [0.1, 0.5, 1e-4])
 def test_each_number_is_kept_with_probability_1_minus_p(p):
     torch.manual_seed(0)

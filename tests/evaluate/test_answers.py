@@ -127,12 +127,6 @@ def test_accuracy_counts_every_question_and_averages_over_groups():
     assert on_split(RUN, unjudged, ["Success@3"]).queries == ["q1", "q2"]
 
 
-def test_no_answer_anywhere_is_an_accuracy_of_0():
-    split = Split({"q": "text"}, {"q": {}}, {"q": ["nobody"]})
-    results = on_split({"q": {"a": 1.0}}, with_judgements(split, CORPUS, [{"q": {"a": 1.0}}]), ["Success@1"])
-    assert results.mean("Success@1") == 0
-
-
 def test_a_query_without_a_group_is_named():
     with pytest.raises(ValueError, match="query 'q2' has no group"):
         per_query(RUN, {"q1": {"a": 1}, "q2": {"b": 1}}, ["R@1"], groups={"q1": "x"})

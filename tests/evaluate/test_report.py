@@ -19,7 +19,7 @@ from paradigms.evaluate import (
     result_table,
     write_report,
 )
-from paradigms.evaluate.report import format_number, recall_chart, spread
+from paradigms.evaluate.report import format_number, recall_chart
 
 HOSTILE = [
     "</script><script>window.broken = 1</script>",
@@ -251,14 +251,6 @@ def test_chart_puts_recall_where_its_axis_says():
     assert a["points"][1]["x"] == pytest.approx((a["points"][0]["x"] + a["points"][2]["x"]) / 2, abs=0.1)
     assert abs(a["label_y"] - b["label_y"]) >= 15.9
     assert min(a["label_y"], b["label_y"]) == pytest.approx(high["y"], abs=0.1)  # kept inside the axes
-
-
-def test_spread_keeps_order_and_moves_no_more_than_it_must():
-    assert spread([50.0, 0.0, 100.0], 10.0, 0.0, 100.0) == [50.0, 0.0, 100.0]
-    assert spread([5.0, 5.0, 5.0], 2.0, 0.0, 9.0) == pytest.approx([3.0, 5.0, 7.0])
-    assert spread([5.0, 5.0, 5.0], 2.0, 4.0, 9.0) == pytest.approx([4.0, 6.0, 8.0])
-    assert spread([5.0, 5.0, 5.0], 2.0, 0.0, 6.0) == pytest.approx([2.0, 4.0, 6.0])
-    assert spread([], 2.0, 0.0, 1.0) == []
 
 
 def test_numbers_for_people():

@@ -106,20 +106,6 @@ def test_a_vector_that_is_a_centroid_comes_back_exactly():
         assert torch.equal(decoded(codec, vectors), vectors)
 
 
-def test_no_vectors_one_and_fewer_than_centroids():
-    for count in (0, 1, 3):
-        vectors = normal(count, 20)
-        codec = Codec.fit(vectors, 50, 8, seed=0)
-        assert len(codec.centroids) == max(1, count)
-        coded = codec.encode(vectors)
-        assert {name: values.shape for name, values in coded.items()} == {
-            "codes": (count, 32),
-            "scales": (count,),
-            "centroids": (count,),
-        }
-        torch.testing.assert_close(decoded(codec, vectors), vectors, rtol=0, atol=1e-3)
-
-
 @pytest.mark.parametrize("bits", BITS)
 def test_decoding_is_the_formula(bits):
     """x̂ = c + s · σ ⊙ (z − (2^b − 1) / 2), one token and one dimension at a time."""

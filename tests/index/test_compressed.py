@@ -27,7 +27,7 @@ from paradigms.scoring import machine
 from tests.forks import fork
 from tests.index import test_storage
 from tests.index.test_storage import contents, cut, flip, names, other, remove
-from tests.near import placed, same_scores
+from tests.near import same_scores
 
 DIM, FIELDS = 24, ["vectors", "ids", "salience"]
 LENGTHS = [5, 1, 0, 9, 3, 8, 12, 0, 2, 6, 5, 7, 1, 4, 10, 8, 3, 5]
@@ -255,20 +255,6 @@ def test_token_search_finds_the_nearest_of_the_lists(index):
         with pytest.raises(ValueError, match="probe 1 list at least"):
             index.search_tokens(recipe, queries(6), 10)
     index.probes = 8
-
-
-def test_rerank_scores_candidates_as_rel_does(index):
-    asked, candidates = queries(5, 9), [["d0", "d2", "d6"], ["d10", "d1"]]
-    for recipe in GATHERING.values():
-        align = partial(ALIGNMENTS[recipe.align].function, **recipe.align_knobs)
-        for n, found in enumerate(index.rerank_tokens(recipe, asked, candidates)):
-            one = index.tokens_of(candidates[n])
-            scores = placed(rel(one, asked[n : n + 1], align, NORMALISERS[recipe.normalise]), one)[0]
-            assert found == pytest.approx(dict(zip(candidates[n], scores.tolist(), strict=True)), abs=1e-4)
-    for n, found in enumerate(index.rerank_tokens(XTR, asked, candidates)):
-        one = index.tokens_of(candidates[n])
-        scores = placed(imputed_rel(*similarity(one, asked[n : n + 1]), 20), one)[0]
-        assert found == pytest.approx(dict(zip(candidates[n], scores.tolist(), strict=True)), abs=1e-4)
 
 
 def test_equal_seeds_give_equal_bytes_however_lists_are_sorted(tmp_path, monkeypatch):

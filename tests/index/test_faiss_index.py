@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from paradigms import PARADIGMS
 from paradigms.core import Tokens
 from paradigms.index import ExactIndex, FaissIndex, faiss_index
 from paradigms.recipe import Recipe
-from tests.near import same_run, same_scores
+from tests.near import same_scores
 
 DIM = 16
 RECIPE = Recipe("colbert", "query_to_document", "one", search_tokens=60)
@@ -81,6 +80,8 @@ def test_a_flat_index_imputes_and_retrieves_exactly(exact, tmp_path):
     mine, theirs = index.token_search(vectors, 7), exact.token_search(vectors, 7)
     torch.testing.assert_close(mine[0].sort().values, theirs[0].sort().values)
     assert torch.equal(mine[1].sort().values, theirs[1].sort().values)
+    empty = replace(queries(), mask=torch.zeros(6, 1, 5) > 0)  # no token retrieves anything
+    assert index.search_tokens(every, empty, 10) == [{}] * 6
 
 
 def test_gathered_scores_are_rel_of_the_owners_of_retrieved_tokens(exact, tmp_path):
@@ -112,12 +113,10 @@ def test_more_probes_find_more(exact, tmp_path):
     vectors = queries().vectors.flatten(0, 2)
     best = exact.token_search(vectors, 60)[1]
     recall = []
-    for probes in (1, 4, 64):
-        index.probes = probes
+    for index.probes in (1, 4, 64):
         found = index.token_search(vectors, 60)[1]
-        recall.append(
-            np.mean([np.isin(b, f).mean() for b, f in zip(best.numpy(), found.numpy(), strict=True)])
-        )
+        shares = [np.isin(b, f).mean() for b, f in zip(best.numpy(), found.numpy(), strict=True)]
+        recall.append(np.mean(shares))
     assert recall[0] < recall[1] < recall[2]
     assert recall[2] > 0.98
     index.add_from(documents(200, 201))
@@ -151,13 +150,8 @@ def test_the_token_index_keeps_step_with_the_store(exact, tmp_path, factory):
     assert scores.shape == (len(vectors), 60)
     if factory != "HNSW16":  # whose graph may not lead to all of them
         assert (rows >= 0).all()  # as many as wanted, however many of the best are deleted
-    living = FaissIndex.build_from(
-        [part for part in documents(0, 200) if part[0][0] not in gone],
-        tmp_path / "living",
-        paradigm="colbert",
-        dim=DIM,
-        factory="Flat",
-    )
+    left = [part for part in documents(0, 200) if part[0][0] not in gone]
+    living = FaissIndex.build_from(left, tmp_path / "living", paradigm="colbert", dim=DIM, factory="Flat")
     best = living.token_search(vectors, 60)[0].sort().values
     torch.testing.assert_close(scores.sort().values[:, -10:], best[:, -10:], atol=0.02, rtol=0)
     before = index.search_tokens(RECIPE, queries(), 5)
@@ -173,19 +167,6 @@ def test_the_token_index_keeps_step_with_the_store(exact, tmp_path, factory):
     assert not list(index.folder.glob("*.faiss"))
     index.add_from(documents(0, 150))  # trained again
     assert index._read().ntotal == index.offsets[-1]
-
-
-def test_search_from_texts(tiny_bert, tmp_path):
-    torch.manual_seed(0)
-    paradigm = PARADIGMS["colbert"](tiny_bert, dim=DIM)
-    texts = ["a bird over the sea", "the old mill by the river", "snow on the mountain"]
-    index = FaissIndex.build(paradigm, ["a", "b", "c"], texts, tmp_path / "index")
-    exact = ExactIndex.build(paradigm, ["a", "b", "c"], texts, tmp_path / "exact")
-    asked = {"q": "old river"}
-    same_run(index.search(paradigm, asked), exact.search(paradigm, asked))
-    assert index.search(paradigm, {"r": ""}) == {"r": {}}  # no token retrieves anything
-    run = {"q": {"b": 1.0, "c": 1.0}}
-    same_run(index.rerank(paradigm, asked, run), exact.rerank(paradigm, asked, run))
 
 
 def test_what_faiss_cannot_make_or_read_is_said(tmp_path):

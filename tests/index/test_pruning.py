@@ -65,34 +65,20 @@ def random_tokens(seed: int) -> Tokens:
 def test_the_most_salient_tokens_are_kept_in_the_order_of_the_text(ratio):
     tokens = random_tokens(0)
     kept, expected = most_salient(tokens, ratio), by_hand(tokens, ratio)
-    assert kept.ids is not None
-    assert kept.salience is not None
-    for x, n in np.ndindex(*tokens.mask.shape[:2]):
-        places = expected.mask[x, n]
-        assert len(places.nonzero()) == max(1, math.ceil(ratio * int(tokens.mask[x, n].sum()) - 1e-9)) * bool(
-            tokens.mask[x, n].any()
-        )
-        mine = kept.mask[x, n]
-        assert torch.equal(kept.ids[x, n][mine], places.nonzero()[:, 0])
-        assert torch.equal(kept.vectors[x, n][mine], tokens.vectors[x, n][places])
-        assert torch.equal(kept.salience[x, n][mine], expected.salience[x, n][places])
+    assert torch.equal(kept.mask.sum(-1), expected.mask.sum(-1))
+    for name in ("vectors", "ids", "salience"):
+        assert torch.equal(getattr(kept, name)[kept.mask], getattr(tokens, name)[expected.mask])
     if ratio < 1:  # and no place is left that no text needs
         assert kept.mask.shape[-1] == int(kept.mask.sum(-1).max())
 
 
 def test_without_salience_texts_are_cut_off():
     tokens = random_tokens(1)
-    bare = replace(tokens, salience=None)
     equal = most_salient(replace(tokens, salience=torch.ones(tokens.mask.shape)), 0.4)
-    cut = most_salient(bare, 0.4)
+    cut = most_salient(replace(tokens, salience=None), 0.4)
     assert cut.salience is None
     assert torch.equal(cut.mask, equal.mask)
     assert torch.equal(cut.vectors[cut.mask], equal.vectors[equal.mask])
-    x, n = 2, 1
-    places = tokens.mask[x, n].nonzero()[:, 0]
-    assert torch.equal(
-        cut.vectors[x, n][cut.mask[x, n]], tokens.vectors[x, n][places[: cut.mask[x, n].sum()]]
-    )
 
 
 def test_a_pruning_ratio_is_a_share(tiny_bert, tmp_path):
@@ -101,12 +87,13 @@ def test_a_pruning_ratio_is_a_share(tiny_bert, tmp_path):
             most_salient(random_tokens(1), ratio)
     paradigm = build(tiny_bert)
     index = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "all")
-    with pytest.raises(ValueError, match="pruning ratio"):
-        index.search(paradigm, QUERIES, keep=0.0)
-    with pytest.raises(ValueError, match="pruning ratio"):
-        index.prune(2.0, tmp_path / "pruned")
-    with pytest.raises(ValueError, match="pruning ratio"):
-        ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "pruned", keep=-1.0)
+    for refused in (
+        lambda: index.search(paradigm, QUERIES, keep=0.0),
+        lambda: index.prune(2.0, tmp_path / "pruned"),
+        lambda: ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "pruned", keep=-1.0),
+    ):
+        with pytest.raises(ValueError, match="pruning ratio"):
+            refused()
     assert [file.name for file in tmp_path.iterdir()] == ["all"]
 
 

@@ -10,10 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import compare
-import encode
 import pytest
-import rerank
 import torch
 from accelerate import PartialState
 
@@ -23,7 +20,7 @@ from paradigms.data import load, read_run, write_run
 from paradigms.evaluate import pictures
 from paradigms.index import INDEXES, ExactIndex, building, open_index, shards
 from paradigms.index.weights import weights_checksum
-from paradigms.io.settings import from_command_line
+from tests.experiments.test_train_script import run as run_script
 from tests.forks import fork_group
 from tests.index.test_storage import contents, names
 from tests.tiny import WORDS as TEXT
@@ -99,21 +96,15 @@ def collection(folder: Path) -> Path:
     return folder
 
 
-def flags(script: Any, **values: object) -> Any:
-    given = [f"--{name}={value}" for name, value in values.items()]
-    return from_command_line(script.Settings, "", given)
-
-
 def encode_with(model: Path, folder: Path) -> None:
-    encode.main(
-        flags(encode, checkpoint=model, collection=folder / "data", output=folder / "encoded", precision="no")
-    )
+    places = {"collection": folder / "data", "output": folder / "encoded"}
+    run_script("encode", checkpoint=model, precision="no", **places)
 
 
 def rerank_with(model: Path, folder: Path, **options: object) -> None:
     run = folder / "data" / "some.run"
     common = {"checkpoint": model, "collection": folder / "data", "run": run, "output": folder / "reranked"}
-    rerank.main(flags(rerank, **(common | options)))
+    run_script("rerank", **(common | options))
 
 
 def worker(model: str, folder: str, dies: str = "") -> None:
@@ -311,7 +302,7 @@ def test_what_was_encoded_is_compared_and_reranked(model, tmp_path, capsys, monk
         again = read_run(tmp_path / "reranked" / "reranked.run")
         near = {query: pytest.approx(scores, abs=2e-3) for query, scores in fresh.items()}
         assert again == near  # of vectors that float16 keeps, and that were encoded in other batches
-    compare.main(flags(compare, **common))
+    run_script("compare", **common)
     assert not (tmp_path / "compared" / "colbert" / "index").exists()
     assert json.loads((tmp_path / "compared" / "colbert" / "costs.json").read_text())["encode s"] is None
     paradigm, queries = Paradigm.from_pretrained(model), load(data).split("test").queries

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -22,7 +21,7 @@ from paradigms.core import Tokens, join_documents, rel, similarity
 from paradigms.impute import imputed_rel
 from paradigms.index import INDEXES, ExactIndex, FaissIndex, base, shards
 from paradigms.index.base import TokenIndex
-from paradigms.index.columns import Column, ColumnFolder
+from paradigms.index.columns import ColumnFolder
 from paradigms.recipe import Recipe
 from tests.near import placed, same_scores
 
@@ -46,11 +45,8 @@ def tokens(*seeds: int) -> Tokens:
 
 def documents(count: int, size: int = 3) -> Documents:
     """`count` documents d0, d1, …, in parts of `size`."""
-    starts = range(0, count, size)
-    return [
-        ([f"d{n}" for n in range(s, min(s + size, count))], tokens(*range(s, min(s + size, count))))
-        for s in starts
-    ]
+    parts = [range(start, min(start + size, count)) for start in range(0, count, size)]
+    return [([f"d{n}" for n in part], tokens(*part)) for part in parts]
 
 
 def build(folder: Path, given: object, kind: type[TokenIndex] = ExactIndex, **settings: object) -> TokenIndex:
@@ -59,9 +55,7 @@ def build(folder: Path, given: object, kind: type[TokenIndex] = ExactIndex, **se
 
 def queries(seed: int = 100) -> Tokens:
     random = torch.Generator().manual_seed(seed)
-    return Tokens(
-        torch.randint(-8, 9, (2, 1, 3, DIM), generator=random) / 8, torch.ones(2, 1, 3, dtype=torch.bool)
-    )
+    return Tokens(torch.randint(-8, 9, (2, 1, 3, DIM), generator=random) / 8, torch.ones(2, 1, 3) > 0)
 
 
 def results(index: TokenIndex, k: int = 5) -> list[dict[str, float]]:
@@ -133,19 +127,12 @@ def test_texts_may_be_a_stream_and_ids_must_fit(paradigm, tmp_path):
 
 
 def test_tokens_that_do_not_fit_are_refused(tmp_path):
+    both = torch.ones(1, 1, 2) > 0
     for given, options, message in (
         ([(["a"], tokens(1, 2))], {}, "1 ids.*need tokens of axes"),
-        (
-            [(["a"], tokens(1))],
-            {"fields": ["vectors", "ids"]},
-            "stores ids of tokens, and documents came without",
-        ),
-        ([(["a"], Tokens(torch.ones(1, 1, 2, 3), torch.ones(1, 1, 2) > 0))], {}, "4 dimensions, not of 3"),
-        (
-            [(["a"], Tokens(torch.full((1, 1, 2, DIM), 1e6), torch.ones(1, 1, 2) > 0))],
-            {},
-            "do not fit float16",
-        ),
+        ([(["a"], tokens(1))], {"fields": ["vectors", "ids"]}, "stores ids .* documents came without"),
+        ([(["a"], Tokens(torch.ones(1, 1, 2, 3), both))], {}, "4 dimensions, not of 3"),
+        ([(["a"], Tokens(torch.full((1, 1, 2, DIM), 1e6), both))], {}, "'a' do not fit float16"),
     ):
         with pytest.raises(ValueError, match=message):
             build(tmp_path / "index", given, **options)
@@ -154,84 +141,29 @@ def test_tokens_that_do_not_fit_are_refused(tmp_path):
     assert names(tmp_path) == []
 
 
-NUMBERS = Column("int64")
-
-
-def counted(folder: Path) -> list[int]:
-    table = ColumnFolder(folder, "numbers")
-    table.read()
-    table.verify()
-    return table.array("n.bin", NUMBERS).tolist()
-
-
-def append(table: ColumnFolder, *numbers: int) -> None:
-    with table.writing() as writer:
-        writer.append("n.bin", np.array(numbers, dtype=np.int64))
-        writer.commit()
-
-
-@pytest.fixture
-def table(tmp_path):
-    folder = tmp_path / "numbers"
-    folder.mkdir()
-    table = ColumnFolder(folder, "numbers")
-    table.begin({})
-    append(table, 1, 2, 3)
-    return table
-
-
-def test_what_a_killed_writer_left_is_cut_off_by_the_next(table):
-    with (table.folder / "n.bin").open("ab") as stream:
+def test_what_a_killed_writer_left_is_cut_off_by_the_next(tmp_path):
+    folder = build(tmp_path / "index", documents(5)).folder
+    with (folder / "vectors.bin").open("ab") as stream:
         stream.write(b"half a row")
-    (table.folder / "n.7.bin").write_bytes(b"a compaction that never ended")
-    (table.folder / ".manifest.json.0badf00d.partial").write_text("{")
-    (table.folder / "notes.txt").write_text("of someone else")
-    assert counted(table.folder) == [1, 2, 3]
-    append(table, 4)
-    assert counted(table.folder) == [1, 2, 3, 4]
-    assert names(table.folder) == ["manifest.json", "n.bin", "notes.txt"]
+    (folder / "vectors.7.bin").write_bytes(b"a compaction that never ended")
+    (folder / ".manifest.json.0badf00d.partial").write_text("{")
+    (folder / "notes.txt").write_text("of someone else")
+    index = ExactIndex.open(folder)
+    assert len(index) == 5
+    index.add_from(documents(6, 1)[5:])
+    fresh = build(tmp_path / "fresh", documents(6))
+    assert results(ExactIndex.open(folder)) == results(fresh)
+    assert names(folder) == sorted([*names(fresh.folder), "notes.txt"])
 
 
-def test_replaced_files_have_new_names_and_old_maps_stay_readable(table):
-    old = table.array("n.bin", NUMBERS)
-    for n in (1, 2):
-        with table.writing() as writer:
-            writer.restart("n.bin")
-            writer.append("n.bin", np.array([n]))
-            with writer.replacing("list.bin") as path:
-                path.write_bytes(bytes([n]))
-            writer.commit(note=n)
-        assert counted(table.folder) == [n]
-        assert names(table.folder) == [f"list.{n}.bin", "manifest.json", f"n.{n}.bin"]
-    assert old.tolist() == [1, 2, 3]
-    with table.writing() as writer:
-        writer.restart("n.bin")  # and nothing put in
-        writer.remove("list.bin")
-        writer.commit(note=None)
-    assert counted(table.folder) == []
-    assert "note" not in table.manifest
-    assert names(table.folder) == ["manifest.json", "n.3.bin"]
-
-
-def test_a_reader_that_comes_late_for_the_files_of_its_manifest_takes_the_next(table, monkeypatch):
-    reader, read = ColumnFolder(table.folder, "numbers"), ColumnFolder._manifest
-    stale = read(reader)
-    with table.writing() as writer:
-        writer.restart("n.bin")
-        writer.append("n.bin", np.array([8]))
-        writer.commit()
-    answers = [stale]
+def test_a_reader_that_comes_late_for_the_files_of_its_manifest_takes_the_next(tmp_path, monkeypatch):
+    index, read = build(tmp_path / "index", documents(5)), ColumnFolder._manifest
+    answers = [read(index._table)]
+    index.delete(["d1"])
+    index.compact()
     monkeypatch.setattr(ColumnFolder, "_manifest", lambda self: answers.pop() if answers else read(self))
-    reader.read()
-    assert reader.array("n.bin", NUMBERS).tolist() == [8]
-
-
-def test_a_manifest_names_files_of_its_own_folder_only(table):
-    manifest = json.loads((table.folder / "manifest.json").read_text())
-    manifest["files"]["n.bin"]["file"] = "../other/n.bin"
-    (table.folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match=r"manifest.json is damaged .an entry that names '../other/n.bin'"):
-        counted(table.folder)
+    assert ExactIndex.open(index.folder).ids == ["d0", "d2", "d3", "d4"]
+    assert not answers
 
 
 def test_an_index_that_is_written_is_not_replaced_by_a_build(tmp_path):
@@ -272,6 +204,7 @@ def other(**entries: object) -> Callable[[Path], object]:
     return damage
 
 
+OUTSIDE = {"file": "../x", "bytes": 0, "crc32": 0}
 FILES = ["documents.jsonl", "lengths.bin", "deleted.bin", "ids.bin"]
 
 
@@ -282,6 +215,7 @@ FILES = ["documents.jsonl", "lengths.bin", "deleted.bin", "ids.bin"]
         (cut("manifest.json"), "manifest.json is damaged"),
         (lambda folder: (folder / "manifest.json").write_text("[]"), "manifest.json is damaged"),
         (other(settings={"bits": 3}), "manifest.json is damaged"),
+        (other(files={"vectors.bin": OUTSIDE}), r"manifest.json is damaged .an entry that names '../x'"),
         (other(format=0), "is of format 0, not 1: build the index again"),
         (other(kind="faiss"), "an index of the kind faiss, not exact"),
         (other(documents=7), "lengths.bin is damaged .not 7 lengths"),
@@ -306,11 +240,8 @@ def test_a_damaged_index_is_refused_by_the_name_of_its_file(paradigm, tmp_path, 
 @pytest.mark.parametrize("kind", [ExactIndex, FaissIndex])
 def test_changes_leave_the_bytes_of_a_fresh_build(tmp_path, kind):
     given = documents(12, 1)
-    index = (
-        build(tmp_path / "index", given[:5], kind, factory="Flat")
-        if kind is FaissIndex
-        else build(tmp_path / "index", given[:5])
-    )
+    options = {"factory": "Flat"} if kind is FaissIndex else {}
+    index = build(tmp_path / "index", given[:5], kind, **options)
     index.add_from(given[5:9])
     index.delete(["d3", "d6"])
     index.add_from(given[9:])
@@ -340,6 +271,8 @@ def test_an_open_index_takes_part_in_what_others_wrote(tmp_path):
     theirs = ExactIndex.open(tmp_path / "index")
     theirs.delete(["d1"])
     theirs.compact()
+    recorded = [entry["file"] for entry in theirs.manifest["files"].values()]
+    assert names(theirs.folder) == sorted([*recorded, "manifest.json"])
     assert len(mine) == 6
     assert mine.tokens_of(["d1"]).mask.sum() == 1  # still readable as it was opened
     mine.add_from(documents(8, 1)[6:])

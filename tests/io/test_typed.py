@@ -26,16 +26,8 @@ class Settings:
 @pytest.mark.parametrize(
     "values",
     [
-        {
-            "kind": "b",
-            "whole": np.int64(3),
-            "maybe": 4,
-            "real": 2,
-            "flag": True,
-            "text": "x",
-            "knobs": {"k": 1},
-        },
-        {"maybe": None, "real": np.float32(0.5)},
+        {"kind": "b", "whole": np.int64(3), "maybe": 4, "real": 2},
+        {"flag": True, "text": "x", "knobs": {"k": 1}, "maybe": None, "real": np.float32(0.5)},
     ],
 )
 def test_values_of_their_types_pass(values):
