@@ -100,8 +100,8 @@ class Splade(TextEncoder):
             return load_model(AutoModelForMaskedLM, name)
         except ValueError as error:
             raise ValueError(
-                f"SPLADE needs its backbone's masked-language-model head: {error}. Choose a backbone that has "
-                "one, or set tied_head, which makes one of its embeddings"
+                f"SPLADE needs its backbone's masked-language-model head: {error}. Choose one that has it, "
+                "or set tied_head, which makes a head of its embeddings"
             ) from error
 
     def _together(self, batch: Batch, side: Side) -> Tokens:

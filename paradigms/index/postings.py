@@ -13,7 +13,7 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from numba import njit
 
-BLOCK = 256  # documents: a posting tells its own by one byte
+BLOCK = 512  # documents; fewer are pruned more often, and more are read in longer runs
 
 
 class Postings(NamedTuple):
@@ -23,8 +23,7 @@ class Postings(NamedTuple):
     blocks: np.ndarray  # [c] of each cell its block,
     largest: np.ndarray  # [c] the code of its largest weight,
     first: np.ndarray  # [c + 1] and where its postings begin
-    places: np.ndarray  # [p] of each posting its document, as a place in the block,
-    codes: np.ndarray  # [p] and the code of its weight
+    packed: np.ndarray  # [p] of each posting its document's place in the block · 2^16 + its weight's code
     number: int  # of blocks
 
 
@@ -40,9 +39,9 @@ def inverted(ids: np.ndarray, codes: np.ndarray, offsets: np.ndarray, living: np
     _count_cells(by_term, starts, cells)
     np.cumsum(cells, out=cells)
     blocks, largest = np.empty(cells[-1], np.int32), np.zeros(cells[-1], codes.dtype)
-    first, places = np.empty(cells[-1] + 1, np.int64), np.empty(len(by_term), np.uint8)
-    used = _fill(by_term, weights, starts, blocks, largest, first, places)
-    return Postings(cells, blocks, largest, first, places[:used], weights[:used], -(-len(living) // BLOCK))
+    first, packed = np.empty(cells[-1] + 1, np.int64), np.empty(len(by_term), np.uint32)
+    used = _fill(by_term, weights, starts, blocks, largest, first, packed)
+    return Postings(cells, blocks, largest, first, packed[:used], -(-len(living) // BLOCK))
 
 
 @no_type_check
@@ -81,8 +80,8 @@ def _count_cells(documents, starts, cells):
 
 @no_type_check
 @njit(nogil=True, cache=True)
-def _fill(documents, weights, starts, blocks, largest, first, places):
-    """The cells; postings move together in `places` and `weights` where a document had a term twice."""
+def _fill(documents, weights, starts, blocks, largest, first, packed):
+    """The cells, and postings: how many there are, those of a document that had a term twice joined."""
     cell, used = -1, 0
     for v in range(starts.shape[0] - 1):
         block, before = -1, -1
@@ -92,10 +91,11 @@ def _fill(documents, weights, starts, blocks, largest, first, places):
                 block = document // BLOCK
                 cell += 1
                 blocks[cell], first[cell] = block, used
+            posting = np.uint32(((document % BLOCK) << 16) | weight)
             if document == before:
-                weights[used - 1] = max(weights[used - 1], weight)
+                packed[used - 1] = max(packed[used - 1], posting)
             else:
-                places[used], weights[used] = document % BLOCK, weight
+                packed[used] = posting
                 used += 1
             largest[cell] = max(largest[cell], weight)
             before = document
@@ -109,25 +109,28 @@ def best(postings, table, terms, weights, k, rows, scores):
     """How many documents may be among the k best, their rows and scores: the k best, and all that ever were.
 
     Of a query of terms [m] with weights [m] above 0. Documents without any of the terms are not found. Sums
-    run over terms in their order in bounds as in scores, so no rounding puts a score above its bound.
+    run over terms in their order in bounds as in scores, so no rounding puts a score above its bound. The
+    block of the largest bound comes first; the others come as they lie in memory.
     """
     bounds = np.zeros(postings.number, np.float32)
-    cells = np.full((terms.shape[0], postings.number), -1, np.int64)
+    cells = np.full((postings.number, terms.shape[0]), -1, np.int64)
     for m in range(terms.shape[0]):
         for cell in range(postings.terms[terms[m]], postings.terms[terms[m] + 1]):
             bounds[postings.blocks[cell]] += weights[m] * table[postings.largest[cell]]
-            cells[m, postings.blocks[cell]] = cell
+            cells[postings.blocks[cell], m] = cell
     heap, held, found = np.zeros(k, np.float32), 0, 0  # the k best scores, the smallest first
     sums = np.empty(BLOCK, np.float32)
-    for block in np.argsort(-bounds):
-        if bounds[block] <= 0 or (held == k and bounds[block] < heap[0]):
-            break
+    start = np.argmax(bounds)
+    for n in range(-1, postings.number):
+        block = start if n < 0 else n
+        if n == start or bounds[block] <= 0 or (held == k and bounds[block] < heap[0]):
+            continue
         sums[:] = 0
         for m in range(terms.shape[0]):
-            cell = cells[m, block]
+            cell, weight = cells[block, m], weights[m]
             if cell >= 0:
-                for p in range(postings.first[cell], postings.first[cell + 1]):
-                    sums[postings.places[p]] += weights[m] * table[postings.codes[p]]
+                for posting in postings.packed[postings.first[cell] : postings.first[cell + 1]]:
+                    sums[posting >> np.uint32(16)] += weight * table[posting & np.uint32(0xFFFF)]
         for place in range(BLOCK):
             score = sums[place]
             if score > 0 and (held < k or score >= heap[0]):

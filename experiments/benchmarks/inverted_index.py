@@ -1,0 +1,231 @@
+"""Time and bytes of exact search by learned sparse vectors: the inverted index beside scipy and bm25s.
+
+Documents are drawn so that the shares of documents with each term, and the weights, are distributed like those
+of SPLADE-tiny-msmarco on Cranfield: the term of rank r stands in a share of 1/(1 + r/40)^1.2 of the documents,
+independently, with weights of an exponential distribution. Queries are terms drawn by the same frequencies.
+Documents that are alike never lie beside each other here, which leaves block-max pruning little to prune: on
+a real collection it prunes more.
+
+scipy multiplies the matrix of documents by each query, dense, which reads every weight, and also the sparse
+query by the transposed matrix, which reads the postings of its terms alone. bm25s, with its numba backend,
+takes the weights in place of its own, and queries whose weights are 1: it has no others. Before its time
+counts, a method's best documents are compared with those of the weights that it stores. Methods take turns.
+Printed as a table and written as JSON; absolute times belong to the machine, ratios travel.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from paradigms.io.settings import command_line
+
+
+@dataclass
+class Settings:
+    """How many documents and queries, and of what."""
+
+    documents: int = 100_000
+    terms: int = 30_522
+    """of the vocabulary"""
+    queries: int = 50
+    query_terms: int = 55
+    """of each query, its weights likewise exponential"""
+    mean: float = 0.6
+    """weight of a term that a text has"""
+    k: int = 10
+    threads: int = 1
+    """of the inverted index; scipy and bm25s have one"""
+    repeats: int = 5
+    """measured repetitions, after one that is not; the median counts"""
+    seed: int = 0
+    output: str = "results/benchmarks/inverted_index.json"
+
+
+if __name__ == "__main__":  # before the imports that take seconds
+    given = command_line(Settings, __doc__ or "")
+
+import bm25s
+import numpy as np
+import scipy.sparse
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from paradigms.core import Tokens
+from paradigms.index import InvertedIndex
+from paradigms.io.files import write_json
+from paradigms.recipe import Recipe
+
+RECIPE = Recipe("splade", "equal_ids", "one")
+PART = 1000  # documents that are stored at once
+LARGEST = 3.0  # weight
+Sparse = scipy.sparse.csr_array
+Answers = np.ndarray  # [queries, k] scores of the best documents, best first
+
+
+@dataclass
+class Method:
+    """One way to search. stored: the weights of documents as it holds them; queries: as it takes them."""
+
+    search: Callable[[], Answers]
+    bytes_per_document: float
+    stored: Sparse
+    queries: Sparse
+
+
+def main(settings: Settings) -> None:
+    torch.set_num_threads(settings.threads)
+    random, console = np.random.default_rng(settings.seed), Console()
+    frequency = 1 / (1 + np.arange(settings.terms) / 40) ** 1.2
+    documents = drawn_documents(settings, frequency, random)
+    queries = drawn_queries(settings, frequency, random)
+    ones = queries.sign()
+    each = documents.nnz / settings.documents
+    console.print(f"{settings.documents:,} documents with {each:.0f} of {settings.terms:,} weights above 0")
+    k, size = settings.k, held(documents) / settings.documents
+    by_term = documents.T.tocsr()
+    with tempfile.TemporaryDirectory() as folder:
+        methods = {
+            "scipy, CSR times dense": Method(dense_product(documents, queries, k), size, documents, queries),
+            "scipy, CSR times CSR": Method(sparse_product(by_term, queries, k), size, documents, queries),
+            "bm25s, query weights 1": Method(lexical(documents, ones, k), size, documents, ones),
+        }
+        for bits in (8, 16):
+            index = built(documents, Path(folder) / str(bits), bits)
+            for told, of in (("", queries), (", query weights 1", ones)):
+                search, stored = inverted(index, of, k), held_by(index, settings.terms)
+                methods[f"inverted, {bits} bits{told}"] = Method(search, index.bytes_per_document, stored, of)
+        for name, method in methods.items():
+            check(name, method, k)
+        seconds: dict[str, list[float]] = {name: [] for name in methods}
+        for _ in range(settings.repeats):
+            for name, method in methods.items():
+                began = time.perf_counter()
+                method.search()
+                seconds[name].append(time.perf_counter() - began)
+    rows = [
+        {
+            "method": name,
+            "ms a query": 1000 * statistics.median(seconds[name]) / settings.queries,
+            "bytes a document": method.bytes_per_document,
+        }
+        for name, method in methods.items()
+    ]
+    table = Table("method", "ms a query", "bytes a document")
+    for row in rows:
+        table.add_row(row["method"], f"{row['ms a query']:.2f}", f"{row['bytes a document']:,.0f}")
+    console.print(table)
+    write_json(Path(settings.output), {"settings": asdict(settings), "rows": rows})
+
+
+def drawn_documents(settings: Settings, frequency: np.ndarray, random: np.random.Generator) -> Sparse:
+    """Each term in its share of the documents, at random."""
+    owners = []
+    for share in frequency:
+        wanted = settings.documents * share
+        gaps = random.geometric(share, int(wanted + 8 * wanted**0.5 + 20))
+        places = np.cumsum(gaps) - 1
+        owners.append(places[places < settings.documents])
+    counts = [len(of) for of in owners]
+    columns = np.repeat(np.arange(settings.terms), counts)
+    shape = (settings.documents, settings.terms)
+    values = drawn_weights(len(columns), settings, random)
+    found = scipy.sparse.coo_array((values, (np.concatenate(owners), columns)), shape=shape).tocsr()
+    found.sort_indices()
+    return found
+
+
+def drawn_queries(settings: Settings, frequency: np.ndarray, random: np.random.Generator) -> Sparse:
+    """Different terms, each as likely as it is frequent."""
+    share = frequency / frequency.sum()
+    terms = [
+        np.sort(random.choice(settings.terms, settings.query_terms, replace=False, p=share))
+        for _ in range(settings.queries)
+    ]
+    starts = np.arange(settings.queries + 1) * settings.query_terms
+    values = drawn_weights(int(starts[-1]), settings, random)
+    shape = (settings.queries, settings.terms)
+    return scipy.sparse.csr_array((values, np.concatenate(terms), starts), shape=shape)
+
+
+def drawn_weights(count: int, settings: Settings, random: np.random.Generator) -> np.ndarray:
+    return random.exponential(settings.mean, count).clip(0.01, LARGEST).astype(np.float32)
+
+
+def tokens_of(rows: Sparse) -> Tokens:
+    """Rows of a matrix as tokens [1, n, l, 1] with ids."""
+    lengths = np.diff(rows.indptr)
+    mask = np.arange(lengths.max()) < lengths[:, None]
+    ids, weights = np.zeros(mask.shape, np.int64), np.zeros(mask.shape, np.float32)
+    ids[mask], weights[mask] = rows.indices, rows.data
+    vectors, there = torch.from_numpy(weights)[None, ..., None], torch.from_numpy(mask)[None]
+    return Tokens(vectors, there, torch.from_numpy(ids)[None])
+
+
+def built(documents: Sparse, folder: Path, bits: int) -> InvertedIndex:
+    count = documents.shape[0]
+    parts = (
+        ([str(n) for n in range(s, min(s + PART, count))], tokens_of(documents[s : s + PART]))
+        for s in range(0, count, PART)
+    )
+    return InvertedIndex.build_from(
+        parts, folder, paradigm="splade", dim=1, fields=("vectors", "ids"), bits=bits
+    )
+
+
+def held_by(index: InvertedIndex, terms: int) -> Sparse:
+    """The weights that an index stores."""
+    rows = index._decode(slice(None))
+    return Sparse((rows["vectors"][:, 0], rows["ids"], index.offsets), shape=(len(index), terms))
+
+
+def held(documents: Sparse) -> int:
+    """Bytes of a matrix."""
+    return documents.data.nbytes + documents.indices.nbytes + documents.indptr.nbytes
+
+
+def inverted(index: InvertedIndex, queries: Sparse, k: int) -> Callable[[], Answers]:
+    tokens = tokens_of(queries).map(lambda t: t.transpose(0, 1))
+    return lambda: np.array([list(of.values()) for of in index.search_tokens(RECIPE, tokens, k)])
+
+
+def dense_product(documents: Sparse, queries: Sparse, k: int) -> Callable[[], Answers]:
+    asked = queries.toarray()
+    return lambda: np.stack([largest(documents @ query, k) for query in asked])
+
+
+def sparse_product(by_term: Sparse, queries: Sparse, k: int) -> Callable[[], Answers]:
+    asked = [queries[[n]] for n in range(queries.shape[0])]
+    return lambda: np.stack([largest((query @ by_term).data, k) for query in asked])
+
+
+def lexical(documents: Sparse, queries: Sparse, k: int) -> Callable[[], Answers]:
+    model, columns = bm25s.BM25(backend="numba"), documents.tocsc()
+    model.scores = {"data": columns.data, "indices": columns.indices, "indptr": columns.indptr}
+    model.scores["num_docs"] = documents.shape[0]
+    model.vocab_dict = {str(term): term for term in range(documents.shape[1])}
+    model.unique_token_ids_set = set(range(documents.shape[1]))
+    model.nonoccurrence_array = None  # of other variants than Lucene's
+    asked = np.split(queries.indices, queries.indptr[1:-1])
+    return lambda: model.retrieve([of.tolist() for of in asked], k=k, show_progress=False).scores
+
+
+def largest(scores: np.ndarray, k: int) -> np.ndarray:
+    best = np.partition(scores, -k)[-k:]
+    return np.sort(best)[::-1]
+
+
+def check(name: str, method: Method, k: int) -> None:
+    """SystemExit where the scores of the best documents are not those of the weights that are stored."""
+    wanted = np.stack([largest(method.stored @ query, k) for query in method.queries.toarray()])
+    if not np.allclose(method.search(), wanted, rtol=1e-4):
+        raise SystemExit(f"{name} finds other documents than the product does")
+
+
+if __name__ == "__main__":
+    main(Settings(**given))
