@@ -1,8 +1,7 @@
 """rel of stored documents: by the compiled kernels, or from tensors.
 
-On the stored vectors `relevance` equals `core.rel`, for every alignment that keeps some document tokens for
-each query token by similarity or by id (`Alignment.kept`), and `imputed` equals `impute.imputed_rel`. Other
-alignments, and vectors that are not in a CPU's memory, are scored by `score`.
+`relevance` equals `core.rel` for alignments that keep some document tokens for each query token by similarity
+or by id (`Alignment.kept`), and `imputed` equals `impute.imputed_rel`. `score` scores all others.
 """
 
 from __future__ import annotations
@@ -32,10 +31,7 @@ PACKED = 1 << 20  # bytes of queries that meet a block of tokens: they stay in t
 
 
 def score(recipe: Recipe, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
-    """rel(d, q) of documents with axes [1, n, i, h], as an index scores them.
-
-    `core.rel`; for a recipe that imputes `impute.imputed_rel`, whose pool is the n documents.
-    """
+    """rel(d, q) of documents [1, n, i, h]: `core.rel`, or `impute.imputed_rel` over the n documents."""
     if recipe.search == "impute":
         return imputed_rel(*similarity(documents, queries), recipe.search_tokens, recipe.imputation)
     return in_batch_rel(documents, queries, recipe.align_function, recipe.normalise_function)

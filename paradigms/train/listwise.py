@@ -31,11 +31,8 @@ class ListBatch:
 class Listwise(Objective):
     """A reranker's objective: Luan et al. 2021, §4.2; localised contrastive estimation (Gao et al. 2021).
 
-    distillation: joined to it, towards the teacher's scores of the examples.
-
-    Documents of other queries are no negatives: each would cost one more pass of the encoder. A batch of b
-    examples with k negatives is b · (1 + k) pairs. ValueError where examples have no negatives, or some more
-    than others.
+    Documents of other queries are no negatives: each would cost one more pass of the encoder. ValueError
+    where examples have no negatives, or some more than others.
     """
 
     def __init__(
