@@ -1,7 +1,5 @@
 """The pretrained encoder under a paradigm: any Hugging Face encoder by hub name or local folder."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

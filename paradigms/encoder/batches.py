@@ -3,8 +3,6 @@
 `Batch` is what every encoder reads.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from collections.abc import Callable, Sequence
@@ -34,12 +32,12 @@ class Batch:
     def __len__(self) -> int:
         return len(self.input_ids)
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """The same texts with `function` applied to every tensor that is there."""
         tensors = {f.name: getattr(self, f.name) for f in fields(self)}
         return Batch(**{name: function(t) for name, t in tensors.items() if t is not None})
 
-    def to(self, device: torch.device | str) -> Batch:
+    def to(self, device: torch.device | str) -> "Batch":
         return self.map(lambda t: t.to(device))
 
     def inputs(self) -> dict[str, Tensor]:
@@ -52,7 +50,7 @@ class Batch:
         used = self.attention_mask.bool() | self.counts
         return (used * torch.arange(1, used.shape[1] + 1, device=used.device)).amax(1).tolist()
 
-    def some(self, places: Int[Tensor, " y"], width: int) -> Batch:
+    def some(self, places: Int[Tensor, " y"], width: int) -> "Batch":
         """The texts in some places, cut to `width` tokens."""
         return self.map(lambda t: t[places, :width])
 

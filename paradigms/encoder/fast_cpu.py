@@ -7,8 +7,6 @@ gradient, as in FlashAttention (Dao et al. 2022, arXiv:2205.14135, §3.1). Produ
 of AMD processors with AVX-512 (95 GFLOP/s on a core, oneDNN 200; torch 2.13, Zen 5).
 """
 
-from __future__ import annotations
-
 import math
 import platform
 from collections.abc import Iterator
@@ -93,7 +91,7 @@ class _Dropout(torch.autograd.Function):
         return gradient * unpack(bits, gradient.shape) * scale(ctx.p), None
 
 
-def draw(shape: torch.Size, p: float) -> Bool[Tensor, ...]:
+def draw(shape: torch.Size, p: float) -> Bool[Tensor, "..."]:
     """What is kept: each number with probability 1 − round(p · STEPS) / STEPS."""
     count = math.prod(shape)
     # From the least number of 64 bits to no bound: torch's way to say all 64 bits.
@@ -107,11 +105,11 @@ def scale(p: float) -> float:
     return STEPS / (STEPS - round(p * STEPS))
 
 
-def pack(kept: Bool[Tensor, ...]) -> UInt8[Tensor, " bytes"]:
+def pack(kept: Bool[Tensor, "..."]) -> UInt8[Tensor, " bytes"]:
     return torch.from_numpy(np.packbits(kept.numpy()))
 
 
-def unpack(bits: UInt8[Tensor, " bytes"], shape: torch.Size) -> Bool[Tensor, ...]:
+def unpack(bits: UInt8[Tensor, " bytes"], shape: torch.Size) -> Bool[Tensor, "..."]:
     return torch.from_numpy(np.unpackbits(bits.numpy(), count=math.prod(shape)).view(bool)).view(shape)
 
 

@@ -3,8 +3,6 @@
 `Split` cuts a backbone in two; `LowerStates` keeps what its lower part gives on disk, in float16.
 """
 
-from __future__ import annotations
-
 import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence

@@ -4,8 +4,6 @@ sentence-transformers and PyLate write modules.json, module configurations and
 config_sentence_transformers.json.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection
 from contextlib import suppress

@@ -3,8 +3,6 @@
 One `TextEncoder` serves queries and documents; what differs between paradigms is data: `EncoderSettings`.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -347,7 +345,7 @@ class TextEncoder(Encoder):
         write_json(folder / "encoder.json", asdict(settings))
 
     @classmethod
-    def load(cls, folder: Path) -> TextEncoder:
+    def load(cls, folder: Path) -> "TextEncoder":
         """What `save` wrote, of the class that wrote it.
 
         FileNotFoundError for a missing file; ValueError for an unregistered encoder or weights that do not

@@ -2,8 +2,6 @@
 one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -47,7 +45,7 @@ class TwoTowers(Encoder):
             self.of(side).save(folder / TOWERS[side], merged=merged)
 
     @classmethod
-    def load(cls, folder: Path) -> TwoTowers:
+    def load(cls, folder: Path) -> "TwoTowers":
         return cls(*(TextEncoder.load(folder / TOWERS[side]) for side in SIDES))
 
     def of(self, side: Side) -> TextEncoder:

@@ -1,7 +1,5 @@
 """The pretrained model under a generative paradigm: T5 or BART, or any encoder without a decoder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -13,8 +13,6 @@ gradients are accumulated in float32. Imported only where it is used (`in_batch`
 TRITON_INTERPRET=1 set before Triton is imported, the kernels run on the CPU, slowly, for the tests.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any, no_type_check
 

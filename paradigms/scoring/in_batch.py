@@ -1,7 +1,5 @@
 """rel of every query against every document of a training batch, without S in full."""
 
-from __future__ import annotations
-
 from functools import partial
 from importlib.util import find_spec
 

@@ -8,8 +8,6 @@ this file, or in the user's cache folder. `no_type_check` keeps the tests' run-t
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, call-arg, import-untyped"
-from __future__ import annotations
-
 from typing import NamedTuple, no_type_check
 
 import numpy as np

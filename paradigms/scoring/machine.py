@@ -1,7 +1,5 @@
 """What the compiled loops ask of a machine: rows of whole vectors, and threads, as many as torch may use."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterable

@@ -4,8 +4,6 @@ Where A keeps few document tokens for each query token, S and A at those pairs a
 r, j], with r the most document tokens that any query token is aligned to (1 for a maximum, k for top-k).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

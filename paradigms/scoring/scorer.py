@@ -7,8 +7,6 @@ Both bring Q as [x, j, h] and D as [y, n, i, h], the n documents of each of y qu
 axes before h (none: all tokens are real).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@
 or by id (`Alignment.kept`), and `imputed` equals `impute.imputed_rel`. `score` scores all others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -75,7 +73,7 @@ class Packed:
             centre[: spans[-1]] = self.vectors.sum(1) * np.float32(middle)
         self.query = kernels.Query(packed.tiles, packed.edges, spans, weights, near, centre)
 
-    def compare(self, centroids: np.ndarray) -> Packed:
+    def compare(self, centroids: np.ndarray) -> "Packed":
         """The same, with the similarities of all centroids, float32 [K, h]."""
         from paradigms.scoring import kernels, tiles
 
@@ -101,7 +99,7 @@ class Scanned:
     """The tokens of an index: `kernels.Stored` or `kernels.Coded`, and what lies beside them."""
 
     def __init__(
-        self, tokens: kernels.Stored | kernels.Coded, offsets: np.ndarray, fields: dict[str, np.ndarray]
+        self, tokens: "kernels.Stored | kernels.Coded", offsets: np.ndarray, fields: dict[str, np.ndarray]
     ) -> None:
         none = np.zeros(0, np.float32)
         none.setflags(write=False)
@@ -184,7 +182,7 @@ class Scanned:
             owns[b, met] = (own > -torch.inf).any(1).numpy()
         return scores, owns
 
-    def _matches(self, recipe: Recipe, packed: Packed) -> kernels.Matches:
+    def _matches(self, recipe: Recipe, packed: Packed) -> "kernels.Matches":
         from paradigms.scoring import kernels
 
         if self.ids is None or packed.ids is None:

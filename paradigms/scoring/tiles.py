@@ -8,8 +8,6 @@ it. Intrinsics take addresses and counts, as integers, and check nothing.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, call-arg, import-untyped"
-from __future__ import annotations
-
 from typing import NamedTuple, no_type_check
 
 import numpy as np

@@ -5,8 +5,6 @@ moments by parameter name), random.safetensors (generator states of each process
 manifest.json: size and SHA-256 of every other file, which tell a damaged checkpoint.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

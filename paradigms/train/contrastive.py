@@ -1,7 +1,5 @@
 """−(1/b) Σ log softmax(rel/τ)[positive] over in-batch and hard negatives of all processes, and sparsity."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The dev measure: nDCG@10 of reranking a few candidates of many dev queries, cheap enough to repeat."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 

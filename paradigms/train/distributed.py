@@ -1,7 +1,5 @@
 """D of all processes, with exact gradients: what makes every process's documents negatives of all."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import Tensor

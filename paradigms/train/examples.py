@@ -1,7 +1,5 @@
 """(query, relevant document, hard negatives): what training reads, from a collection, runs and a teacher."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -120,7 +118,7 @@ class TrainingBatch:
     relevant: Int[Tensor, "b r"]  # positions relevant to each query, padded with −1
     teacher: Float[Tensor, "b c"] | None = None  # t of each query's own c = 1 + k documents
 
-    def to(self, device: torch.device | str) -> TrainingBatch:
+    def to(self, device: torch.device | str) -> "TrainingBatch":
         parts = {f.name: getattr(self, f.name) for f in fields(self)}
         return TrainingBatch(**{name: part.to(device) for name, part in parts.items() if part is not None})
 

@@ -1,7 +1,5 @@
 """What every training script does around the loop: keep settings, open data, make splits, fit, tell where."""
 
-from __future__ import annotations
-
 import hashlib
 import platform
 import shutil

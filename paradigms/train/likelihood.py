@@ -1,7 +1,5 @@
 """−(1/b) Σ log p(target | source): maximum likelihood of identifiers, what generative retrieval trains on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,7 +23,7 @@ class PairBatch:
     sources: Batch
     targets: Targets
 
-    def to(self, device: torch.device | str) -> PairBatch:
+    def to(self, device: torch.device | str) -> "PairBatch":
         return PairBatch(self.sources.to(device), self.targets.to(device))
 
 

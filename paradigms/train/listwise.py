@@ -1,7 +1,5 @@
 """−(1/b) Σ log softmax(s/τ)[positive] over one relevant document and its query's own negatives."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,7 +22,7 @@ class ListBatch:
     pairs: Batch
     teacher: Float[Tensor, "b c"] | None = None  # t of each query's c = 1 + k documents
 
-    def to(self, device: torch.device | str) -> ListBatch:
+    def to(self, device: torch.device | str) -> "ListBatch":
         return ListBatch(self.pairs.to(device), None if self.teacher is None else self.teacher.to(device))
 
 

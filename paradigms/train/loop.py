@@ -1,7 +1,5 @@
 """min_θ of a loss over rel: the training loop, on one process or many, through accelerate."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

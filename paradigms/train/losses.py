@@ -1,7 +1,5 @@
 """Losses over scores: they see rel, never an encoder."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ A relevant document that nobody judged becomes a negative too, more often the be
 leaves out the first ranks, `teacher.FalseNegatives` those that a better model scores high.
 """
 
-from __future__ import annotations
-
 import random
 import tempfile
 

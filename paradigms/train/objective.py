@@ -1,7 +1,5 @@
 """What a training run minimises, as the loop sees it."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any

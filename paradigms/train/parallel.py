@@ -5,8 +5,6 @@ configuration of accelerate chooses shards. accelerate knows FSDP on GPUs only; 
 and the same on CPUs.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 import warnings

@@ -1,7 +1,5 @@
 """Everything that a training run is made of between two steps: agreed on, kept, found again."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

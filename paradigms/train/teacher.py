@@ -1,7 +1,5 @@
 """t(q, d): the scores that training learns from beside the judgements, from a run or from another model."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence

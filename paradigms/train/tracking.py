@@ -1,7 +1,5 @@
 """One accelerator per script: device, precision, processes, and where its numbers are logged."""
 
-from __future__ import annotations
-
 import netrc
 import os
 import secrets
