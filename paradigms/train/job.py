@@ -164,12 +164,7 @@ def fit(
     examples = build_examples(corpus, queries, train_run, negatives, NEGATIVES_DEPTH, training.seed, **given)
     if suspects is not None:
         accelerator.print(problems or "No hard negative scores as high as a relevant document.")
-    learned = corpus, examples, training.temperature, training.distillation
-    objective: Objective = (
-        Listwise(paradigm, *learned)
-        if isinstance(paradigm, CrossAttention)
-        else Contrastive(paradigm, *learned, training.chunk, training.in_batch, training.steps)
-    )
+    objective = _objective(paradigm, corpus, examples, training)
     dev = _dev(collection, dev_split, dev_run, dev_queries, accelerator)
     layers, own = training.trained_layers, folder / STATES
     if layers and isinstance(paradigm, Paradigm):
@@ -330,6 +325,15 @@ def training_pairs(
         return spans + document_span_pairs(corpus, model.tokenizer, problems, spans=SPANS, **common)
     passages = indexing_pairs(corpus, ids, problems, words=PASSAGE_WORDS, passages=PASSAGES, seed=seed)
     return retrieval_pairs(split, ids) + passages
+
+
+def _objective(
+    paradigm: Paradigm | CrossAttention, corpus: Corpus, examples: list[Example], training: TrainingSettings
+) -> Objective:
+    given = corpus, examples, training.temperature, training.distillation
+    if isinstance(paradigm, CrossAttention):
+        return Listwise(paradigm, *given)
+    return Contrastive(paradigm, *given, training.chunk, training.in_batch, training.steps)
 
 
 def _dev(
