@@ -75,13 +75,7 @@ def main(settings: Settings) -> None:
         raise SystemExit(f"{settings.checkpoint} holds {paradigm.name}, which encodes no documents")
     named = f"results/encode-{paradigm.name}-{folder_name(settings.collection)}"
     folder = Path(settings.output or named)
-    accelerator = tracking.start(
-        tracker="none",
-        precision=settings.precision,
-        project="retrieval-paradigms",
-        config={},
-        folder=folder,
-    )
+    accelerator = tracking.start(tracker="none", precision=settings.precision, config={}, folder=folder)
     tracking.take(folder, accelerator)
     console = Terminal(quiet=not accelerator.is_main_process)
     collection = open_collection(settings.collection, settings.documents or None, console)

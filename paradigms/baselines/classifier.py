@@ -1,7 +1,5 @@
 """s(q, d) of a published reranker: a Hugging Face sequence classifier with one output, over the pair."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -74,5 +72,5 @@ class SequenceClassifier(CrossAttention):
         self.tokenizer.save_pretrained(folder)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> SequenceClassifier:
+    def from_pretrained(cls, folder: str | Path) -> "SequenceClassifier":
         return cls(folder)

@@ -6,8 +6,6 @@ not defined, and nothing can be indexed. It stands beside the formula as the upp
 between the two texts can do, at the price of the encoder for every pair.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -143,7 +141,7 @@ class CrossAttention(Trainable):
         save_file(self._head(), folder / HEAD)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> CrossAttention:
+    def from_pretrained(cls, folder: str | Path) -> "CrossAttention":
         folder = Path(folder)
         settle(folder)
         require(folder / HEAD, folder)

@@ -51,8 +51,8 @@ LAYOUTS: dict[str, tuple[Callable[[Path], bool], Callable[[Path], Collection]]] 
 def load(name: str | Path, *, documents: int | None = None) -> Collection:
     """Collection by name: "pydocs", "hf:owner/name[:prefix]", "irds:identifier", or else a folder's path.
 
-    documents: size of a fixed subset, for "pydocs" only. Nothing is printed; what was wrong with the data
-    without making it unusable is in `collection.problems`.
+    documents: size of a fixed subset, for "pydocs" only. What was wrong with the data without making it
+    unusable is in `collection.problems`.
     """
     if name == "pydocs":
         return read_pydocs(documents)

@@ -1,7 +1,6 @@
 """Collections in the BEIR folder layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv, plain or .gz.
 
-Thakur et al., "BEIR: A Heterogeneous Benchmark for Zero-shot Evaluation of Information Retrieval Models",
-NeurIPS 2021 (Datasets and Benchmarks). A plain corpus.jsonl stays on disk, a .gz does not (see `lines`).
+Thakur et al., "BEIR", NeurIPS 2021 (Datasets and Benchmarks). A plain corpus.jsonl stays on disk (`lines`).
 """
 
 import json
@@ -35,10 +34,9 @@ def is_beir(folder: Path) -> bool:
 
 
 def read_folder(path: str | Path) -> Collection:
-    """Collection of a folder in BEIR layout, named after the folder.
+    """Collection of a folder in BEIR layout, named after the folder; any splits may exist under qrels/.
 
-    Any subset of splits may exist under qrels/. FileNotFoundError names a missing file; ValueError names the
-    file and line of bad JSON, a line without _id or one whose text is no string.
+    FileNotFoundError names a missing file; ValueError the file and line of a bad line.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -59,8 +57,8 @@ def read_folder(path: str | Path) -> Collection:
 def write_folder(collection: Collection, path: str | Path) -> None:
     """Write a collection in BEIR layout (plain .jsonl), whole or not at all.
 
-    A title with which the text does not begin is written as `metadata.title`, where it joins no text.
-    ValueError for what this layout has no place for: answers, and one id of different queries in two splits.
+    A title with which the text does not begin is written as `metadata.title`. ValueError for what this layout
+    has no place for: answers, and one id of different queries in two splits.
     """
     if any(split.answers for split in collection.splits.values()):
         raise ValueError(f"{collection.name} has answers, which a folder in BEIR layout cannot hold")
@@ -84,7 +82,7 @@ def write_folder(collection: Collection, path: str | Path) -> None:
 
 
 def write_corpus(documents: Iterable[Document], file: Path) -> None:
-    """Write corpus.jsonl from (id, title, text), whole or not at all; titles as `write_folder` has them."""
+    """Write corpus.jsonl from (id, title, text), whole or not at all."""
     with atomic_text(file) as stream:
         for id, title, text in documents:
             stream.write(json.dumps({"_id": id, **_divided(title, text)}) + "\n")
@@ -162,7 +160,7 @@ def _judgements(path: Path, problems: Problems) -> Iterator[tuple[str, str, int]
         try:
             query, document, value = parts
             row = query, document, grade(value)
-        except (ValueError, OverflowError):
+        except ValueError:
             if number > 1 or tuple(parts) != HEADER:  # files without a header are read too
                 problems.add(
                     "malformed judgement line (left out)", f"{path.name}, line {number}: {line[:60]!r}"

@@ -1,7 +1,7 @@
 """A retrieval collection: documents, and for each split its queries with graded judgements.
 
-Every source (folder, hub, ir_datasets, the built-in one) is a stream of documents, a stream of queries and
-the judgements of each split; `assemble` makes the collection from these and counts what is wrong with them.
+Every source is a stream of documents, one of queries, and the judgements of each split; `assemble` makes the
+collection from these and counts what is wrong with them.
 """
 
 import hashlib
@@ -23,18 +23,17 @@ LONE = "with lone surrogates (each replaced by U+FFFD)"
 class Corpus(Sequence[str]):
     """Documents by position, corpus[i], and by id, corpus[corpus.position(id)].
 
-    titles[i] is the title of document i without white space around it, "" where it has none. Where the
-    source keeps titles and texts apart, the document's text begins with its title (`joined`).
-    `texts` and `titles` may be lists or any sequences that read on demand; the corpus keeps no second copy.
+    titles[i] is the title of document i, "" where it has none; where the source keeps titles and texts apart,
+    the text begins with it (`joined`). `texts` and `titles` may be lists or sequences that read on demand.
     """
 
     def __init__(self, ids: list[str], texts: Sequence[str], titles: Sequence[str] | None = None):
-        if len(ids) != len(texts):
-            raise ValueError(f"a corpus needs one id per text, not {len(ids)} ids for {len(texts)} texts")
-        if titles is not None and len(titles) != len(ids):
-            raise ValueError(f"a corpus needs one title per text, not {len(titles)} for {len(ids)} texts")
         self.ids = ids
         self.titles: Sequence[str] = [""] * len(ids) if titles is None else titles
+        if not len(ids) == len(texts) == len(self.titles):
+            raise ValueError(
+                f"{len(ids)} ids, {len(texts)} texts and {len(self.titles)} titles: as many of each"
+            )
         self._texts = texts
         self._positions = {id: i for i, id in enumerate(ids)}
         if len(self._positions) != len(ids):
@@ -67,9 +66,8 @@ class Corpus(Sequence[str]):
 class Split:
     """The queries of one split and their judgements: both have the same query ids.
 
-    answers: query id -> the answers that count, where a document is relevant that contains one (open-domain
-    question answering); judgements may then be empty. groups: query id -> its group, where means are
-    macro-averages over groups, such as the relations of EntityQuestions; every query has one or none has.
+    answers: query id -> the answers that make a document relevant that contains one; judgements may then be
+    empty. groups: query id -> its group, where means are macro-averages over groups; of all queries or none.
     """
 
     queries: dict[str, str]
@@ -116,10 +114,9 @@ class Problems:
 class Collection:
     """A named corpus with its splits.
 
-    `measures` are those that its paper reports, the first the one to test systems on; () where it names none.
-    `fingerprint` (sha256) changes with any document, query, judgement or answer and the documents' order:
-    whatever was computed by document position under one fingerprint stays valid under it. A title counts as
-    the part of the text that it is: where it ends does not change the fingerprint.
+    `measures` are those that its paper reports, the first the one to test systems on. `fingerprint` (sha256)
+    changes with any document, query, judgement or answer and the documents' order, but not with where a title
+    ends: what was computed by document position under one fingerprint stays valid.
     """
 
     name: str
@@ -150,17 +147,15 @@ def check_queries(run: Iterable[str], queries: Mapping[str, str]) -> None:
 
 
 def hold_out(split: Split, share: float, seed: int = 0) -> tuple[Split, Split]:
-    """The split without round(share · queries) of its queries, and these: a dev split where there is none.
-
-    Which queries are held out depends on the seed and their ids alone.
+    """The split without round(share · queries) of its queries, and these, drawn by a hash of the seed and the
+    ids.
     """
     if not 0 <= share <= 1:
         raise ValueError(f"share must lie in [0, 1], not {share}")
     order = sorted(split.queries, key=lambda q: hashlib.sha256(f"{seed} {q}".encode()).digest())
     held = set(order[: round(share * len(order))])
-    return split.only(q for q in split.queries if q not in held), split.only(
-        q for q in split.queries if q in held
-    )
+    kept, out = ([q for q in split.queries if (q in held) == which] for which in (False, True))
+    return split.only(kept), split.only(out)
 
 
 class Mended(Sequence[str]):
@@ -180,10 +175,7 @@ class Mended(Sequence[str]):
 
 
 def mended(text: str) -> str:
-    """The text with U+FFFD for every lone surrogate, half a character that no tokenizer takes.
-
-    JSON can spell one. Two halves that follow each other are joined.
-    """
+    """The text with U+FFFD for every lone surrogate, half a character, which JSON can spell."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -213,11 +205,14 @@ def text_of(row: Mapping[str, Any]) -> str:
     return joined(row.get("title") or "", row.get("text") or "")
 
 
-def grade(value: object) -> int:
-    """A judgement's grade as an integer, from 1, "1" or "1.0". ValueError for anything else."""
-    number = float(value)  # type: ignore[arg-type]
+def grade(value: Any, where: str = "a judgement") -> int:
+    """A judgement's grade as an integer, from 1, "1" or "1.0". ValueError says where it is anything else."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = 0.5
     if not number.is_integer() or abs(number) >= 1 << 31:
-        raise ValueError(f"the grade {value!r:.60} is not an integer of 32 bits")
+        raise ValueError(f"{where}: the grade {value!r:.60} is not an integer of 32 bits")
     return int(number)
 
 
@@ -255,11 +250,10 @@ def assemble(
 
     queries: of all splits, or split -> stream where an id may stand for another text in another split.
     answers: split -> query id -> answers; a query with answers needs no judgement. groups: query id -> group.
-    Of equal ids the first counts. A judgement for an absent document or query is left out; what remains names
-    only documents that can be retrieved. An empty text stays, and lone surrogates are replaced (`mended`).
-    Each of these is counted in `problems`.
-    `stored` maps the positions of the kept documents in the stream to sequences of their titles and of their
-    texts that read on demand; without it both are kept in memory.
+    Of equal ids the first counts; judgements for absent documents or queries are left out; empty texts stay,
+    and lone surrogates are replaced. Each of these is counted in `problems`. stored: maps the positions of
+    the kept documents in the stream to sequences of their titles and texts that read on demand; without it
+    both are kept in memory.
     """
     problems = Problems() if problems is None else problems
     digest = Digest()

@@ -36,10 +36,9 @@ def read_hub(path: str, prefix: str | None = None) -> Collection:
     """Collection of a hub dataset, or of a local folder that `datasets` reads, in a BEIR hub layout.
 
     Corpus and queries are the configurations "corpus" and "queries"; judgements (query-id, corpus-id, score)
-    are "qrels" or "default" of the same dataset (as mteb/* has them) or the dataset <path>-qrels (as BeIR/*
-    has them). With a prefix such as "de", the configurations are "de-corpus" or "corpus-de" and so on.
-    Titles are read on demand, as texts are. ValueError says which configurations were looked for and which
-    exist.
+    are "qrels" or "default" of the same dataset (mteb/*) or the dataset <path>-qrels (BeIR/*). With a prefix
+    such as "de", the configurations are "de-corpus" or "corpus-de" and so on. ValueError says which were
+    looked for.
     """
     import datasets
 
@@ -66,11 +65,11 @@ def read_hub(path: str, prefix: str | None = None) -> Collection:
 
 
 def read_irds(identifier: str) -> Collection:
-    """Collection of an `ir_datasets` identifier: "beir/scifact/test" has the split test, its parent
-    "beir/scifact" those of its train, dev and test that exist.
+    """Collection of an `ir_datasets` identifier, such as "beir/scifact/test", or the splits of
+    "beir/scifact".
 
-    Queries bring their answers where they have some (dpr-w100), and the collection the measures that papers
-    report for it. Documents and their titles are held in memory. ImportError says how to install the library.
+    Queries bring their answers where they have some (dpr-w100), and the collection its papers' measures.
+    Documents are held in memory. ImportError says how to install the library.
     """
     try:
         ir_datasets = importlib.import_module("ir_datasets")
@@ -171,7 +170,7 @@ def _judgements(rows: Iterable[dict], split: str, problems: Problems) -> Iterato
     for number, row in enumerate(rows):
         try:
             yield str(row["query-id"]), str(row["corpus-id"]), grade(row["score"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, ValueError) as error:
             problems.add("malformed judgement (left out)", f"{split}, row {number}: {error!r}")
 
 

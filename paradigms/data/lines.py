@@ -1,7 +1,6 @@
 """Documents that are lines of files: read once in a stream, and from then on where they lie on disk.
 
-A plain file stays on disk and only the offsets of its lines are kept (8 bytes a document beside the id). A
-.gz cannot be entered in the middle and is read into memory. Titles lie where the texts do.
+Of a plain file only the offsets of its lines are kept (8 bytes a document); a .gz is read into memory.
 """
 
 import mmap
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from paradigms.io.gzipped import BROKEN_GZIP, open_binary
+from paradigms.io.gzipped import BROKEN_GZIP, numbered_lines, open_binary
 from paradigms.io.typed import parse_json
 
 Document = tuple[str, str, str]
@@ -58,8 +57,8 @@ Stored = Callable[[np.ndarray], tuple[Lines, Lines]]
 def read_documents(paths: Sequence[Path], parse: Parse) -> tuple[Iterator[Document], Stored | None]:
     """The documents of the files' lines in a stream, and, once it is read, how to read them again.
 
-    The second maps positions in the stream to titles and texts on disk (`assemble` wants it so); it is None
-    where a file is a .gz. `parse` raises ValueError for a bad line; FileNotFoundError names a missing file.
+    The second maps positions in the stream to titles and texts on disk (see `assemble`); None where a file is
+    a .gz. `parse` raises ValueError for a bad line; FileNotFoundError names a missing file.
     """
     offsets = array("q")
 
@@ -81,9 +80,8 @@ def read_documents(paths: Sequence[Path], parse: Parse) -> tuple[Iterator[Docume
 
 
 def byte_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
-    """(number from 1, byte where it starts, line) of each line that is not blank.
-
-    ValueError names a .gz that breaks off.
+    """(number from 1, first byte, line) of each line that is not blank. ValueError names a .gz that breaks
+    off.
     """
     start = 0
     with open_binary(path) as stream:
@@ -102,6 +100,19 @@ def decoded(line: bytes, where: str) -> str:
         return line.decode("utf-8-sig").strip("\r\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{where}: not UTF-8 text ({error.reason})") from error
+
+
+def id_and_text(path: Path) -> Iterator[tuple[str, str]]:
+    """The two columns of a file's lines. ValueError names the line that is none."""
+    for number, line in numbered_lines(path):
+        yield in_two(line, f"{path}, line {number}")
+
+
+def in_two(line: str, where: str) -> tuple[str, str]:
+    id, tab, text = line.partition("\t")
+    if not tab or not id.strip():
+        raise ValueError(f"{where}: not an id and a text with a tab between them: {line[:60]!r}")
+    return id.strip(), text.strip()
 
 
 def json_object(line: bytes | str, where: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paradigms.data.collection import Collection, assemble
-from paradigms.data.lines import Document, decoded, json_object, read_documents
+from paradigms.data.lines import Document, decoded, id_and_text, in_two, json_object, read_documents
 from paradigms.io.gzipped import numbered_lines
 
 MEASURES = ("Success@5",)
@@ -23,9 +23,9 @@ def is_lotte(folder: Path) -> bool:
 def read_lotte(folder: Path) -> Collection:
     """Collection of collection.tsv (id, passage), with the splits search and forum.
 
-    Each split is questions.<split>.tsv (id, question) and qas.<split>.jsonl, where answer_pids are the ids of
-    the relevant passages. The two number their questions alike: an id names another question in either.
-    ValueError names the file and line of what is not so, FileNotFoundError a missing file.
+    Each split is questions.<split>.tsv (id, question) and qas.<split>.jsonl, where answer_pids are the
+    relevant passages; an id names another question in either. ValueError names file and line,
+    FileNotFoundError a file.
     """
     folder = folder.resolve()
     names = sorted(file.name for file in folder.iterdir())
@@ -37,7 +37,7 @@ def read_lotte(folder: Path) -> Collection:
     return assemble(
         f"{folder.parent.name}-{folder.name}",
         documents,
-        {split: _questions(folder / f"questions.{split}.tsv") for split in splits},
+        {split: id_and_text(folder / f"questions.{split}.tsv") for split in splits},
         {split: _relevant(folder / f"qas.{split}.jsonl") for split in splits},
         measures=MEASURES,
         stored=stored,
@@ -45,20 +45,8 @@ def read_lotte(folder: Path) -> Collection:
 
 
 def _document(line: bytes, where: str) -> Document:
-    id, text = _columns(decoded(line, where), where)
+    id, text = in_two(decoded(line, where), where)
     return id, "", text
-
-
-def _questions(path: Path) -> Iterator[tuple[str, str]]:
-    for number, line in numbered_lines(path):
-        yield _columns(line, f"{path}, line {number}")
-
-
-def _columns(line: str, where: str) -> tuple[str, str]:
-    id, tab, text = line.partition("\t")
-    if not tab or not id.strip():
-        raise ValueError(f"{where}: not an id and a text with a tab between them: {line[:60]!r}")
-    return id.strip(), text.strip()
 
 
 def _relevant(path: Path) -> Iterator[tuple[str, str, int]]:

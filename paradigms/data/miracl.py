@@ -5,13 +5,11 @@ judgements (miracl-v1.0-sw) and passages (miracl-corpus-v1.0-sw) are published a
 """
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from paradigms.data.collection import Collection, assemble, text_of, title_of
-from paradigms.data.lines import Document, json_object, read_documents
+from paradigms.data.lines import Document, id_and_text, json_object, read_documents
 from paradigms.data.trec import read_judgements
-from paradigms.io.gzipped import numbered_lines
 
 MEASURES = ("nDCG@10", "R@100")
 SHARD = re.compile(r"docs-(\d+)\.jsonl(?:\.gz)?")
@@ -25,9 +23,9 @@ def is_miracl(folder: Path) -> bool:
 def read_miracl(folder: Path) -> Collection:
     """Collection of a language: topics/topics.*-<split>.tsv, qrels/qrels.*-<split>.tsv, docs-<n>.jsonl[.gz].
 
-    The passages may lie in the folder itself, or in miracl-corpus-v1.0-<language> beside it, or in a folder
-    of that name inside a miracl-corpus beside the folder's parent (two checkouts, side by side). Papers
-    report the split dev. FileNotFoundError says where files were looked for, ValueError names a bad line.
+    The passages may lie in the folder, in miracl-corpus-v1.0-<language> beside it, or in that folder inside a
+    miracl-corpus beside the folder's parent. FileNotFoundError says where files were looked for, ValueError
+    names a bad line.
     """
     folder = folder.resolve()
     found = {
@@ -41,7 +39,7 @@ def read_miracl(folder: Path) -> Collection:
     return assemble(
         folder.name,
         documents,
-        {split: _topics(folder / "topics" / f"topics.{found[split]}.tsv") for split in splits},
+        {split: id_and_text(folder / "topics" / f"topics.{found[split]}.tsv") for split in splits},
         {
             split: ((query, document, grade) for query, row in of.items() for document, grade in row.items())
             for split, of in judged.items()
@@ -76,11 +74,3 @@ def _document(line: bytes, where: str) -> Document:
     if not row.get("docid"):
         raise ValueError(f'{where}: no "docid"')
     return row["docid"], title_of(row), text_of(row)
-
-
-def _topics(path: Path) -> Iterator[tuple[str, str]]:
-    for number, line in numbered_lines(path):
-        query, tab, text = line.partition("\t")
-        if not tab:
-            raise ValueError(f"{path}, line {number}: no tab between a topic's id and its text")
-        yield query, text

@@ -25,10 +25,10 @@ def read_msmarco(folder: Path) -> Collection:
     """Collection of collection.tsv (id, text, and perhaps a title) and queries.<split>.tsv (id, text).
 
     queries.all.tsv stands for all others. Judgements are qrels.<split>.tsv or qrel.<split>.tsv (query, 0,
-    document, grade) or else triples.<split>.tsv (query, a relevant document, others). All may have anything
-    after the split, as queries.dev.small.tsv. Papers report on `dev`: without another split `test` that is
-    its name. ValueError names the file and line of what is not so, or the judgements whose queries have no
-    text; FileNotFoundError a missing file.
+    document, grade) or else triples.<split>.tsv (query, a relevant document, others); anything may follow the
+    split, as in queries.dev.small.tsv. Papers report on `dev`: without a split `test` that is its name.
+    ValueError names file and line, or judgements whose queries have no text; FileNotFoundError a missing
+    file.
     """
     folder = folder.resolve()
     names = sorted(file.name for file in folder.iterdir())
@@ -65,10 +65,7 @@ def _judgements(path: Path) -> Iterator[tuple[str, str, int]]:
     for number, line in numbered_lines(path):
         where = f"{path}, line {number}"
         query, _, document, value = _cells(line, where, 4)
-        try:
-            yield query, document, grade(value)
-        except (ValueError, OverflowError):
-            raise ValueError(f"{where}: the grade {value!r} is not an integer") from None
+        yield query, document, grade(value, where)
 
 
 def _rows(path: Path, columns: int) -> Iterator[tuple[str, ...]]:

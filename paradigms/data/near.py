@@ -15,12 +15,9 @@ def words(text: str) -> list[str]:
 def near_copies(texts: list[str], threshold: float, originals: int | None = None) -> list[bool]:
     """For each text, whether J = |x ∩ y| / |x ∪ y| ≥ threshold with an earlier text y that is no copy itself.
 
-    originals: the first so many texts, which are no copies; the others are compared with these alone.
-
-    x and y are the texts' sets of word triples. Exact, by prefix filtering (Chaudhuri et al., "A Primitive
-    Operator for Similarity Joins in Data Cleaning", ICDE 2006): J ≥ t implies |x ∩ y| ≥ t·max(|x|, |y|), so
-    that two such sets in the same order meet within the first |x| − ⌈t·|x|⌉ + 1 elements of x and as many of
-    y; with the rarest first, few other sets do. A text of fewer than three words has no triple and no copy.
+    x and y are sets of word triples. originals: the first so many texts, which are no copies; the others are
+    compared with these alone. Exact, by prefix filtering (Chaudhuri et al., ICDE 2006): sets with J ≥ t in
+    the same order, rarest first, meet within the first |x| − ⌈t·|x|⌉ + 1 elements of both.
     """
     triples_of = _word_triples(texts)
     every = np.concatenate([*triples_of, np.empty(0, np.int64)])

@@ -34,11 +34,10 @@ def is_open_qa(folder: Path) -> bool:
 def read_open_qa(folder: Path) -> Collection:
     """Collection of psgs_w100.tsv or passages.tsv (id, text, title) and files of questions, plain or .gz.
 
-    Files of questions lie in the folder, in its train/, dev/ and test/, or in those of its dataset/:
-    <name>.csv, <name>.qa.csv or .tsv with a question and a Python list of answers a line, <name>.json with a
-    list of {"question", "answers"}, or <name>.jsonl with one a line. <name> is the split; files P17.test.json
-    and so on of EntityQuestions together are the split test, grouped by relation. The queries of a file are
-    <name>-0, <name>-1 and so on. ValueError names the file and line of what cannot be read.
+    Questions lie in the folder, its train/, dev/, test/, or those of its dataset/: <split>.csv, .qa.csv or
+    .tsv with a question and a Python list of answers a line, .json with a list of {"question", "answers"}, or
+    .jsonl. Files P17.test.json and so on of EntityQuestions together are the split test, grouped by relation.
+    ValueError names the file and line of what cannot be read.
     """
     folder = folder.resolve()
     documents, stored = read_documents(

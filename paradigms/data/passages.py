@@ -1,8 +1,7 @@
 """Texts cut into passages of at most l tokens, of words or of an encoder's tokens, and read where they lie.
 
-Luan et al., "Sparse, Dense, and Attentional Representations for Text Retrieval", TACL 2021, §§5 and 6: one
-text as collections of passages of 50, 100, 200 and 400 tokens. Cuts fall on white space: a language written
-without it cannot be cut here. Words are runs of letters, digits and underscores in lower case.
+Luan et al., TACL 2021, §§5 and 6: one text as passages of 50, 100, 200 and 400 tokens. Cuts fall on white
+space. Words are runs of letters, digits and underscores in lower case.
 """
 
 import re
@@ -19,10 +18,7 @@ BATCH = 1000  # texts in one call of a tokenizer
 
 
 class Runs(NamedTuple):
-    """The runs of characters between white space: where they stand, and the tokens before and up to each.
-
-    text[starts[i]:ends[j]] has upto[j] − before[i] tokens.
-    """
+    """The runs between white space: text[starts[i]:ends[j]] has upto[j] − before[i] tokens."""
 
     starts: np.ndarray
     ends: np.ndarray
@@ -75,10 +71,8 @@ class Joined(Sequence[str]):
 
 
 def articles(corpus: Corpus) -> Corpus:
-    """Documents that follow each other under one title, joined: paragraphs to articles.
-
-    Each is named by its first document and keeps the title beside its text. A document without a title stays
-    by itself.
+    """Documents that follow each other under one title, joined, under the first one's id: paragraphs to
+    articles.
     """
     bounds = [0]
     for _, run in groupby(enumerate(corpus.titles), lambda row: row[1] or row[0]):
@@ -90,9 +84,8 @@ def articles(corpus: Corpus) -> Corpus:
 def cut(corpus: Corpus, length: int, tokenizer: Any = None) -> Corpus:
     """Every text in passages of at most `length` tokens, read from the corpus when asked for.
 
-    tokenizer: a fast Hugging Face one, of whose tokens the length is, as it cuts the whole text; by default
-    of words. Each passage is as long as white space allows; what is longer without any is left out. Passage n
-    of the document "d" is "d:n", with its title beside it.
+    tokenizer: a fast Hugging Face one; by default words count. Each passage is as long as white space allows;
+    what is longer without any is left out. Passage n of "d" is "d:n", with its title beside it.
     """
     if length < 1:
         raise ValueError(f"a passage has at least 1 token, not {length}")
@@ -107,7 +100,6 @@ def cut(corpus: Corpus, length: int, tokenizer: Any = None) -> Corpus:
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text."""
     return [word.lower() for word in WORD.findall(text)]
 
 
@@ -130,7 +122,7 @@ def units(runs: Runs, length: int, *, group: int = 1, least: int = 1) -> Iterato
     """A text in units of at most `length` tokens, each as long as its runs allow.
 
     Units of fewer than `least` tokens are left out, as are runs of more than `length`. From one multiple of
-    `group` to the next, the units that have a place follow each other without a gap in the text.
+    `group` to the next, units follow each other without a gap in the text.
     """
     first = place = 0
     while first < len(runs.starts):

@@ -1,27 +1,20 @@
 """pydocs: known-item search over the API documentation that every installation of this project has.
 
-What it is. The docstrings of the Python standard library and of the packages in PACKAGES, all of which this
-project's own requirements install everywhere, read as source with `ast` and never imported. Query: the
-summary (the first paragraph, on one line, 3 to 12 words). Relevant document: the rest of the same docstring
-(at least 30 words). Real English with code in it, about ten thousand documents, without a download; a
-document's id is `module:qualified.name`, its query's id the same behind `q:`. Its title is the id in words,
-"max pool2d in torch nn functional", and no part of its text; where a docstring's summary only repeats the
-name, the title would hold the whole query and is left empty.
+Documents are the docstrings of the Python standard library and of PACKAGES, read with `ast` and never
+imported: about ten thousand. Query (`q:` before the id): the summary, the first paragraph of 3 to 12 words.
+Relevant: the rest of the same docstring (at least 30 words), with id `module:qualified.name` and the id in
+words as title, "max pool2d in torch nn functional"; the title is empty where it would hold the query.
 
-A second kind of query makes the split `parameters`: the first sentence of a parameter's description (6 to 20
-words, among the document's first PARAMETER_WORDS words), one for each test document that has any, with `p:`
-before its id. Relevant are all documents in which these words follow each other, at most MOST.
-A known-item query shares few words with its document, this one shares all of them.
+The split `parameters` has another kind of query (`p:`): the first sentence of a parameter's description (6 to
+20 words, among the document's first PARAMETER_WORDS words), one for each test document that has any. Relevant
+are all documents, at most MOST, in which these words follow each other.
 
-What it is not. It is no published test collection and no ground to compare systems across papers. A summary
-has one judgement, its own docstring, though others may answer it as well: judgements are incomplete, and only
-differences between systems under the same fingerprint mean something. The documents follow the installed
-versions of Python and the packages: hence the fingerprint, over the content and these versions.
+It is no published test collection: judgements are incomplete, and documents follow the installed versions.
+Only differences between systems under the same fingerprint, over content and versions, mean something.
 
-How leaks between train, dev and test are kept out. A split takes whole groups of modules (`asyncio`,
-`scipy.stats`), by a hash of the group's name, so that the siblings of a test document are test documents too.
-A docstring that repeats another's summary, or whose document shares half of its word triples with one already
-taken (Jaccard similarity at least NEAR), is left out of the collection altogether, whatever its split.
+No leaks between train, dev and test: a split takes whole groups of modules (`asyncio`, `scipy.stats`), by a
+hash of the group's name; a docstring that repeats another's summary, or whose document shares half of its
+word triples with one already taken (Jaccard similarity at least NEAR), is left out.
 """
 
 import ast
@@ -102,15 +95,12 @@ def read_pydocs(documents: int | None = None) -> Collection:
     """The built-in collection, built in about half a minute at first and then read from the cache.
 
     documents: a fixed subset of this many documents with their queries, each split shrunk in proportion.
-    ValueError when there are not that many.
     """
     versions = installed_versions()
     folder = cache_folder() / f"pydocs-{_key(versions)}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{folder}.lock", "w") as lock:
-        fcntl.flock(
-            lock, fcntl.LOCK_EX
-        )  # of several processes that start together one builds, the others wait
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes that start together one builds
         collection = _cached(folder)
         if collection is None:
             write_folder(_assembled(build(_sources())), folder)
@@ -134,15 +124,11 @@ def installed_versions() -> dict[str, str]:
 
 
 def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/retrieval-paradigms, by default ~/.cache/retrieval-paradigms."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "retrieval-paradigms"
 
 
 def build(sources: Mapping[str, Path]) -> list[Docstring]:
-    """The collection's docstrings, by id, from top-level name -> package folder or module file.
-
-    Shows a progress bar when standard error is a terminal.
-    """
+    """The collection's docstrings, by id, from top-level name -> package folder or module file."""
     files = [item for name, path in sorted(sources.items()) for item in _modules(name, path)]
     collecting = gc.isenabled()
     gc.disable()  # millions of short-lived syntax nodes, none in a cycle: a quarter of the time
@@ -155,9 +141,8 @@ def build(sources: Mapping[str, Path]) -> list[Docstring]:
 
 
 def docstrings(module: str, file: Path) -> Iterator[Docstring]:
-    """The public docstrings of a source file that split into a summary and a document.
-
-    Left out: private names, whatever is nested in functions, generated files, files that do not parse.
+    """The public docstrings of a source file that split in two, but for generated files and nested
+    functions.
     """
     source = file.read_bytes()
     if GENERATED.search(source[:2000]):
@@ -200,10 +185,7 @@ def parameters(text: str) -> list[str]:
 
 
 def title(item: Docstring) -> str:
-    """The id in words: name, "in", module; "" where it would hold the summary, which is the query.
-
-    "torch.nn.functional:max_pool2d" gives "max pool2d in torch nn functional".
-    """
+    """The id in words: name, "in", module; "" where it would hold the summary, which is the query."""
     module, _, name = item.id.partition(":")
     parts = [" ".join(re.findall(r"[^\W_]+", WORD_STARTS.sub(" ", part))) for part in (name, module) if part]
     found = " in ".join(parts)
@@ -227,7 +209,7 @@ def distinct(items: Iterable[Docstring]) -> list[Docstring]:
 
 def split_of(group: str) -> str:
     """The split that a group of modules belongs to, by the hash of its name and SHARES."""
-    point = _uniform(group)
+    point = uniform(group)
     for name, share in SHARES.items():
         if point < share:
             return name
@@ -238,15 +220,14 @@ def split_of(group: str) -> str:
 def subset(collection: Collection, documents: int) -> Collection:
     """`documents` documents with their queries, each split in its proportion (largest remainders).
 
-    Which are chosen depends on the hash of the documents' ids alone, so that a smaller subset lies in a
-    larger one but for rounding. A parameter's description stays with the document that it was taken from.
+    Chosen by the hash of the documents' ids, so that a smaller subset lies in a larger one but for rounding.
     """
     if not 0 < documents <= len(collection.corpus):
         raise ValueError(f"{collection.name} has {len(collection.corpus):,} documents, not {documents:,}")
     pairs = {
         name: sorted(
             ((query, document) for query, grades in split.judgements.items() for document in grades),
-            key=lambda pair: _uniform(pair[1]),
+            key=lambda pair: uniform(pair[1]),
         )
         for name, split in collection.splits.items()
     }
@@ -281,7 +262,7 @@ def _assembled(items: list[Docstring]) -> Collection:
     words = [(item.id, f" {' '.join(near.words(item.rest))} ") for item in items]
     for item in items:
         described = parameters(item.rest) if split_of(item.group) == "test" else []
-        for sentence in sorted(described, key=_uniform):
+        for sentence in sorted(described, key=uniform):
             phrase = f" {' '.join(near.words(sentence))} "
             holders = [id for id, text in words if phrase in text]
             if item.id in holders and len(holders) <= MOST:
@@ -359,9 +340,9 @@ def _progress(files: list[tuple[str, Path]]) -> Iterable[tuple[str, Path]]:
     )
 
 
-def _uniform(text: str) -> float:
+def uniform(text: str) -> float:
     """A number in [0, 1) from the text's hash."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "replace")).digest()[:8], "big") / 2**64
 
 
 def _key(versions: Mapping[str, str]) -> str:

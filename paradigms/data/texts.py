@@ -1,13 +1,9 @@
-"""Documents that come without queries: a folder of text files cut into passages, or any JSON lines.
-
-Streams of (id, title, text), as `collection.assemble` takes them; what was left out is counted.
-"""
+"""Documents that come without queries, as (id, title, text): a folder of text files, or any JSON lines."""
 
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from paradigms.data.collection import Problems, joined
@@ -28,9 +24,9 @@ UNNAMED = re.compile(r"[\s%\ud800-\udfff]")  # what an id has none of, and the s
 def text_passages(folder: Path, problems: Problems, words: int = WORDS) -> Iterator[Document]:
     """Passages of at most `words` words of every text file in and below a folder, which may also be one file.
 
-    A passage is named "path:line" by the line that it begins on, white space as in URLs (%20), a second one
-    of that line "path:line.2"; its title, no part of the text, is the path. Files and folders whose name
-    begins with a dot are left out silently; files that are not UTF-8 text, and empty ones, are counted.
+    A passage is named "path:line" by its first line, white space as in URLs (%20), a second one of that line
+    "path:line.2"; its title is the path. Hidden files are left out; files that
+    are empty or no UTF-8 text are counted.
     """
     for file in text_files(folder):
         name = file.relative_to(folder).as_posix() if file != folder else file.name
@@ -45,9 +41,8 @@ def text_passages(folder: Path, problems: Problems, words: int = WORDS) -> Itera
 
 
 def passages(text: str, words: int) -> Iterator[tuple[int, int]]:
-    """Start and end of passages of at most `words` words, which leave out nothing but white space.
-
-    Cuts fall on white space, or before a word where there is none in `words` words.
+    """Start and end of passages of at most `words` words, cut on white space, or before a word where there is
+    none.
     """
     start, last, count = -1, 0, 0
     for first, end, more in _runs(text, words):
@@ -117,9 +112,9 @@ def is_json_lines(file: Path) -> bool:
 def json_lines(file: Path, problems: Problems) -> Iterator[Document]:
     """One document of each line {"_id", "title", "text"}, plain or .gz; the text begins with its title.
 
-    The id may also be called id, docid or doc_id, and is the number of the line where there is none; the text
-    contents, content or body. Of equal ids the first counts. ValueError names the line of bad JSON, and of a
-    row without a text or with another id.
+    The id may also be called id, docid or doc_id, by default the line's number; the text contents, content or
+    body. Of equal ids the first counts. ValueError names the line of bad JSON, or without a usable id or
+    text.
     """
     seen: set[str] = set()
     for number, line in numbered_lines(file):
@@ -140,10 +135,5 @@ def json_lines(file: Path, problems: Problems) -> Iterator[Document]:
         if not text.strip():
             problems.add("document with empty text (kept)", id)
         seen.add(id)
-        title = _title(row)
+        title = row["title"].strip() if isinstance(row.get("title"), str) else ""
         yield id, title, joined(title, text)
-
-
-def _title(row: dict[str, Any]) -> str:
-    title = row.get("title")
-    return title.strip() if isinstance(title, str) else ""

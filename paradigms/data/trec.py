@@ -1,7 +1,6 @@
 """TREC files: runs "query Q0 document rank score tag" and judgements "query 0 document grade", plain or .gz.
 
-Both formats are columns between white space (trec_eval), so an id with white space in it cannot be written,
-and a query without a line does not exist in the file.
+Columns lie between white space (trec_eval), so no id may hold any.
 """
 
 import math
@@ -31,10 +30,7 @@ def read_run(path: str | Path) -> Run:
 
 
 def write_run(path: str | Path, run: Run, *, tag: str = "run") -> None:
-    """Write a run, each query's documents by falling score and equal scores by document id.
-
-    Scores are written in full, so that reading gives the same floats. The file appears whole or not at all.
-    """
+    """Write a run best first, whole or not at all; scores in full, so that reading gives the same floats."""
     _writable(tag, "tag")
     with atomic_text(path) as stream:
         for query, scores in run.items():
@@ -50,13 +46,9 @@ def read_judgements(path: str | Path) -> Judgements:
     """Judgements of a four-column file. ValueError names the file and line of anything else."""
     judgements: Judgements = {}
     for where, (query, _, document, text) in _rows(path, 4, "query 0 document grade"):
-        try:
-            value = grade(text)
-        except (ValueError, OverflowError):
-            raise ValueError(f"{where}: the grade {text!r} is not an integer") from None
         if document in judgements.setdefault(query, {}):
             raise ValueError(f"{where}: document {document!r} is judged twice for query {query!r}")
-        judgements[query][document] = value
+        judgements[query][document] = grade(text, where)
     return judgements
 
 

@@ -1,19 +1,17 @@
 """A division of queries within documents: every relevant document of a test query has training queries too.
 
 Generative retrieval's regime: NQ320K has 307,373 training pairs for 109,739 documents, and its test queries
-ask for these documents (Wu et al. 2024, §6.1). Collections divide by article or module instead, so that no
-test document has a training query.
+ask for these documents (Wu et al. 2024, §6.1); other collections divide by article or module.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from dataclasses import replace
 
 from paradigms.data import near
 from paradigms.data.collection import Collection, Digest, Split
-from paradigms.data.pydocs import MOST, parameters
+from paradigms.data.pydocs import MOST, parameters, uniform
 
 WITHIN = "within documents"
 TEST, DEV = 0.25, 0.1  # of the queries, as far as their documents keep a training query
@@ -23,11 +21,10 @@ NEAR = 0.5  # Jaccard similarity of word triples from which a query is a near co
 def within_documents(collection: Collection) -> Collection:
     """The same documents, all queries divided anew into train, dev and test.
 
-    A dev or test query is drawn by a hash of its id. Each document that is relevant to it keeps a query in
-    train; no such document contains it word for word, as passages are trained on; and it is no near copy of a
-    training query. Near copies are left out and counted in `problems`; all other queries are in train. The
-    built-in collection gets a query for each parameter that a document describes: these are in train alone.
-    ValueError where two splits have different queries of one id, or no document has two queries.
+    A dev or test query is drawn by a hash of its id. Each document relevant to it keeps a query in train and
+    does not contain it word for word; near copies of training queries are left out and counted in `problems`.
+    pydocs gets a query in train for each parameter that a document describes. ValueError where two splits
+    have different queries of one id, or no document has two queries.
     """
     queries, judged = _all_queries(collection)
     if collection.built_in:
@@ -36,7 +33,7 @@ def within_documents(collection: Collection) -> Collection:
     corpus = collection.corpus
     left = Counter(d for documents in relevant.values() for d in documents)  # queries in train
     held: dict[str, str] = {}  # dev and test queries
-    for draw, query in sorted((_uniform(query), query) for query in queries if relevant[query]):
+    for draw, query in sorted((uniform(query), query) for query in queries if relevant[query]):
         if draw >= TEST + DEV:
             break
         phrase = _phrase(queries[query])
@@ -95,8 +92,7 @@ def _all_queries(collection: Collection) -> tuple[dict[str, str], dict[str, dict
 def _add_parameters(
     collection: Collection, queries: dict[str, str], judged: dict[str, dict[str, int]]
 ) -> None:
-    """Each description of a parameter, of all documents that have it, in place of the one that each test
-    document has."""
+    """Each description of a parameter, of all documents that have it, in place of those of test documents."""
     for query in [query for query in queries if query.startswith("p:")]:
         del queries[query], judged[query]
     holders: dict[str, dict[str, str]] = {}  # words -> document -> its sentence
@@ -112,8 +108,3 @@ def _add_parameters(
 
 def _phrase(text: str) -> str:
     return f" {' '.join(near.words(text))} "
-
-
-def _uniform(query: str) -> float:
-    """In [0, 1), by a hash."""
-    return int.from_bytes(hashlib.sha256(query.encode("utf-8", "replace")).digest()[:8], "big") / 2**64

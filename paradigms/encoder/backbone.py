@@ -1,7 +1,5 @@
 """The pretrained encoder under a paradigm: any Hugging Face encoder by hub name or local folder."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
@@ -51,8 +49,7 @@ def packaged(name: str | Path) -> str | Path:
 def pretrained(kind: Any, name: str | Path, **settings: Any) -> Any:
     """`kind.from_pretrained` of transformers, of a folder or a hub name: the only call of it.
 
-    Code that lies beside a checkpoint is never run. ValueError names the folder for whatever the library
-    raises of its files.
+    Code that lies beside a checkpoint is never run. ValueError names the folder.
     """
     local = Path(name).is_dir()
     if Path(name).is_absolute() and not local:
@@ -67,11 +64,10 @@ def pretrained(kind: Any, name: str | Path, **settings: Any) -> Any:
 
 
 def load_model(kind: Any, name: str | Path, but: str = "\0") -> Any:
-    """A model of transformers in float32, however it is stored: from safetensors alone.
+    """A model of transformers in float32, from safetensors alone.
 
-    ValueError where weights are missing, those whose names begin with `but` apart, or pickled; where a config
-    names more than the weights have; and of adapters of peft, of which `save_pretrained` would write nothing
-    but the adapter.
+    ValueError where weights are missing (but those whose names begin with `but`) or pickled, where a config
+    names more than the weights have, and for adapters of peft, of which only the adapter would be saved.
     """
     adapted = f"{name} holds an adapter of peft: merge it first (merge_and_unload, then save_pretrained)"
     if Path(name).is_dir():
@@ -92,7 +88,7 @@ def load_model(kind: Any, name: str | Path, but: str = "\0") -> Any:
 def _check_sizes(folder: Path) -> None:
     """ValueError where config.json names more layers than there are tensors, or a size beyond all of them.
 
-    Such a model would be built for hours, or until no memory is left, before its weights are looked at.
+    Such a model would be built for hours, or fill the memory, before its weights are looked at.
     """
     shapes = []
     for file in sorted(folder.glob("*.safetensors")):
@@ -109,10 +105,9 @@ def _check_sizes(folder: Path) -> None:
 
 
 def load_backbone(name: str | Path) -> Any:
-    """The encoder of a checkpoint in float32, however it is stored, without parameters that it never uses.
+    """The encoder of a checkpoint in float32, without poolers; of T5 and its kin the encoder half.
 
-    Of T5 and its kin that is the encoder half; poolers are dropped, as weights that get no gradient stop
-    DistributedDataParallel. ValueError where the checkpoint lacks weights of the encoder.
+    Weights without a gradient stop DistributedDataParallel. ValueError where the checkpoint lacks weights.
     """
     from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding
     from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
@@ -127,9 +122,8 @@ def load_backbone(name: str | Path) -> Any:
 def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
     """The tokenizer of a checkpoint; padding goes to the right, and characters that it lacks become bytes.
 
-    entries: the tokens that its model embeds, by default as its config says.
-
-    ValueError where its files are missing: transformers would make one to which every word is unknown.
+    entries: the tokens that its model embeds, by default as its config says. ValueError where its files are
+    missing: transformers would make one to which every word is unknown.
     """
     from transformers import AutoConfig, AutoTokenizer
 
@@ -151,8 +145,7 @@ def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
 def _spell_in_bytes(tokenizer: Any) -> None:
     """A character outside a SentencePiece vocabulary that has all bytes (mT5's) becomes its UTF-8 bytes.
 
-    SentencePiece does so; transformers' reading of its files makes every such character the unknown token,
-    so that all of them would be lexically equal.
+    As SentencePiece has it; transformers makes all such characters the unknown token, and so equal.
     """
     if not isinstance(tokenizer.backend_tokenizer.model, models.Unigram):
         return
@@ -163,16 +156,6 @@ def _spell_in_bytes(tokenizer: Any) -> None:
     backend = tokenizer.backend_tokenizer
     backend.model = models.Unigram(pieces, unk_id=state["unk_id"], byte_fallback=True)
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), backend.decoder])
-
-
-def load_seq2seq(name: str | Path) -> Any:
-    """A sequence-to-sequence checkpoint in float32, however it is stored.
-
-    ValueError where the checkpoint lacks weights.
-    """
-    from transformers import AutoModelForSeq2SeqLM
-
-    return load_model(AutoModelForSeq2SeqLM, name)
 
 
 def load_heads(module: nn.Module, expected: Mapping[str, Tensor], file: Path) -> None:
@@ -188,20 +171,16 @@ def load_heads(module: nn.Module, expected: Mapping[str, Tensor], file: Path) ->
 
 
 def add_adapters(backbone: Any, rank: int, targets: str = "all-linear", *, dora: bool = False) -> Any:
-    """W x + 2 B A x in place of W x, where only B and A, of rank `rank`, are trained: LoRA.
+    """W x + 2 B A x in place of W x, where only B and A, of rank `rank`, are trained: LoRA with α = 2·rank.
 
-    Hu et al. 2022 (arXiv:2106.09685), §4.1, with α = 2·rank; `dora`: Liu et al. 2024 (arXiv:2402.09353),
-    which learns the lengths of the rows of W + 2 B A as well. targets: "all-linear", or a regular expression
-    that the names of linear layers match as a whole. ValueError where it matches none, or other modules.
+    Hu et al. 2022 (arXiv:2106.09685), §4.1; dora: Liu et al. 2024 (arXiv:2402.09353). targets: "all-linear",
+    or a regular expression for names of linear layers. ValueError where it matches none, or other modules.
     """
     from peft import LoraConfig, get_peft_model
 
-    chosen: str | list[str] = targets
-    if targets != "all-linear":
-        chosen = _matched(backbone, targets)
-    return get_peft_model(
-        backbone, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=chosen, use_dora=dora)
-    )
+    chosen = targets if targets == "all-linear" else _matched(backbone, targets)
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=chosen, use_dora=dora)
+    return get_peft_model(backbone, config)
 
 
 def _matched(backbone: Any, targets: str) -> list[str]:
@@ -230,8 +209,8 @@ def adapted_weights(backbone: Any, *, merged: bool) -> dict[str, Tensor]:
 def without_adapters(module: nn.Module, *, merged: bool = True) -> dict[str, Tensor]:
     """The weights of a module, by the names and in the order that they have without its adapters.
 
-    Layers are merged in copies, one at a time: to merge and undo it in place would leave a rounding error.
-    And on the processor, whatever device they are on: so the same adapters always give the same bits there.
+    Layers are merged in copies on the CPU, one at a time: the same adapters always give the same bits, and
+    nothing is rounded in place.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -247,7 +226,7 @@ def without_adapters(module: nn.Module, *, merged: bool = True) -> dict[str, Ten
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No report on heads that a checkpoint has and an encoder has not, no bar for a second's load or save."""
+    """No report on heads that an encoder has not, no bar for a second's load or save."""
     from transformers.utils import logging as hf_logging
 
     verbosity, bar = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()

@@ -3,8 +3,6 @@
 `Batch` is what every encoder reads.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from collections.abc import Callable, Sequence
@@ -34,12 +32,12 @@ class Batch:
     def __len__(self) -> int:
         return len(self.input_ids)
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """The same texts with `function` applied to every tensor that is there."""
         tensors = {f.name: getattr(self, f.name) for f in fields(self)}
         return Batch(**{name: function(t) for name, t in tensors.items() if t is not None})
 
-    def to(self, device: torch.device | str) -> Batch:
+    def to(self, device: torch.device | str) -> "Batch":
         return self.map(lambda t: t.to(device))
 
     def inputs(self) -> dict[str, Tensor]:
@@ -52,15 +50,14 @@ class Batch:
         used = self.attention_mask.bool() | self.counts
         return (used * torch.arange(1, used.shape[1] + 1, device=used.device)).amax(1).tolist()
 
-    def some(self, places: Int[Tensor, " y"], width: int) -> Batch:
+    def some(self, places: Int[Tensor, " y"], width: int) -> "Batch":
         """The texts in some places, cut to `width` tokens."""
         return self.map(lambda t: t[places, :width])
 
 
 def by_length(lengths: Sequence[int], tokens: int | None = None, rows: int | None = None) -> list[list[int]]:
-    """Places of texts of like length, the longest first: at most `rows` of them, and `tokens` once padded.
-
-    A text that is longer than `tokens` stands alone.
+    """Places of texts of like length, the longest first: at most `rows`, and `tokens` once padded, or one
+    text.
     """
     order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
     parts, start = [], 0
@@ -82,12 +79,11 @@ def in_parts(
 ) -> Tokens:
     """encode(batch), up to rounding and dropout, in the parts of `by_length`. axis: that of the texts.
 
-    Where there are more than `rows` texts, the backward pass finds the activations of no more than the last
-    `rows`, the shortest. The other parts are encoded again, with the dropout that they had, once the gradient
-    of all vectors is known and those activations are gone: the gradient of the whole batch in the memory of
-    `rows` texts. Gao et al. 2021 (arXiv:2101.06983) call it gradient caching. As it is one graph,
-    DistributedDataParallel sees one forward and one backward pass. Processes with the same number of texts
-    have the same number of parts where `tokens` is None, as sharded weights need it.
+    Where there are more than `rows` texts, only the last `rows` keep their activations; the other parts are
+    encoded again, with the dropout that they had, once the gradient of all vectors is known: the gradient of
+    the whole batch in the memory of `rows` texts (gradient caching, Gao et al. 2021, arXiv:2101.06983). As it
+    is one graph, DistributedDataParallel sees one forward and one backward pass. With `tokens` None, as many
+    texts give as many parts on every process, as sharded weights need it.
     """
     rows = len(batch) if rows is None else rows
     cached = rows < len(batch)
@@ -116,8 +112,7 @@ def _cached(encode: Callable[[Batch], Tokens], batch: Batch) -> Tokens:
 def keep_freed_memory() -> None:
     """Leave up to 1 GiB of freed memory to this process, as far as its malloc is glibc's.
 
-    By default each freed tensor of 32 MiB, and what lies free at the end, goes back to the system, which
-    clears every page that it hands out again: a fifth of the time of a training step.
+    By default large freed tensors go back to the system, which clears their pages again: a fifth of a step.
     """
     library: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
     # A glibc that takes no such threshold for mapping is better left to choose both, which it does together.

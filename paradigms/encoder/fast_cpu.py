@@ -1,17 +1,11 @@
 """What of an encoder's training on CPUs is faster than torch's own: dropout, attention with it, products.
 
-Dropout: torch draws each number from one serial generator and keeps the mask in float32. Here each 64 bits of
-the same generator decide on four numbers, and the mask is kept in bits.
-
-Attention: torch's fused attention on CPUs knows no dropout, and what takes its place keeps four matrices of
-l × l a head. Here they live for a few texts at a time, in the cache, and are computed again for the gradient,
-as in FlashAttention (Dao et al. 2022, arXiv:2205.14135, §3.1).
-
-Products: PyTorch gives float32 products on x86 to MKL, which on AMD processors with AVX-512 uses half of
-their width: 95 GFLOP/s on a core where oneDNN, which PyTorch brings along, reaches 200 (torch 2.13, Zen 5).
+Dropout: torch draws each number from one serial generator and keeps a float32 mask; here 64 bits decide on
+four numbers, and the mask is kept in bits. Attention: torch's fused attention on CPUs knows no dropout, and
+keeps four matrices of l × l a head; here they live for a few texts at a time, and are computed again for the
+gradient, as in FlashAttention (Dao et al. 2022, arXiv:2205.14135, §3.1). Products: MKL uses half of the width
+of AMD processors with AVX-512 (95 GFLOP/s on a core, oneDNN 200; torch 2.13, Zen 5).
 """
-
-from __future__ import annotations
 
 import math
 import platform
@@ -37,8 +31,8 @@ LARGEST = 1 - 1 / STEPS  # p that keeps anything
 def fast_cpu(model: nn.Module) -> Iterator[None]:
     """Inside, `model` trains on CPUs by what is in this module; its classes and weights stay what they are.
 
-    Values and gradients are torch's up to rounding, and up to which numbers dropout drops. Models of other
-    attentions than transformers' "sdpa", other devices and other types of numbers compute as ever.
+    Values and gradients are torch's up to rounding and the numbers that dropout drops. Other attentions than
+    transformers' "sdpa", other devices and number types compute as ever.
     """
     from transformers import AttentionInterface, PreTrainedModel
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -97,29 +91,25 @@ class _Dropout(torch.autograd.Function):
         return gradient * unpack(bits, gradient.shape) * scale(ctx.p), None
 
 
-def draw(shape: torch.Size, p: float) -> Bool[Tensor, ...]:
+def draw(shape: torch.Size, p: float) -> Bool[Tensor, "..."]:
     """What is kept: each number with probability 1 − round(p · STEPS) / STEPS."""
     count = math.prod(shape)
     # From the least number of 64 bits to no bound: torch's way to say all 64 bits.
-    words = torch.empty(-(-count // 4), dtype=torch.int64, device="cpu").random_(
-        torch.iinfo(torch.int64).min, None
-    )
+    lowest = torch.iinfo(torch.int64).min
+    words = torch.empty(-(-count // 4), dtype=torch.int64, device="cpu").random_(lowest, None)
     kept = words.numpy().view(np.uint16)[:count] >= round(p * STEPS)
     return torch.from_numpy(kept).view(shape)
 
 
 def scale(p: float) -> float:
-    """1 / (1 − p) for the p that `draw` rounds to."""
     return STEPS / (STEPS - round(p * STEPS))
 
 
-def pack(kept: Bool[Tensor, ...]) -> UInt8[Tensor, " bytes"]:
-    """Eight to a byte."""
+def pack(kept: Bool[Tensor, "..."]) -> UInt8[Tensor, " bytes"]:
     return torch.from_numpy(np.packbits(kept.numpy()))
 
 
-def unpack(bits: UInt8[Tensor, " bytes"], shape: torch.Size) -> Bool[Tensor, ...]:
-    """What `pack` was given."""
+def unpack(bits: UInt8[Tensor, " bytes"], shape: torch.Size) -> Bool[Tensor, "..."]:
     return torch.from_numpy(np.unpackbits(bits.numpy(), count=math.prod(shape)).view(bool)).view(shape)
 
 
@@ -152,9 +142,8 @@ def attention(
     if not applies:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout, scaling, is_causal, **more
-        )
+        given = query, key, value, attention_mask, dropout, scaling, is_causal
+        return sdpa_attention_forward(module, *given, **more)
     factor = query.shape[-1] ** -0.5 if scaling is None else scaling
     return _Attention.apply(query, key, value, attention_mask, dropout, factor), None
 

@@ -1,10 +1,7 @@
 """hidden = upper(lower(text)): layers that are not trained run once a text, and what they gave is kept.
 
-`Split` cuts a backbone in two; `LowerStates` keeps on disk what its lower part gives, in float16, by token
-ids.
+`Split` cuts a backbone in two; `LowerStates` keeps what its lower part gives on disk, in float16.
 """
-
-from __future__ import annotations
 
 import hashlib
 import warnings
@@ -28,11 +25,11 @@ TOKENS = 1 << 12  # padded tokens that the lower layers read at once
 
 
 class Split:
-    """A backbone as upper(lower(text)): `trained` upper layers, and below them layers and embeddings that are
-    frozen: without gradients and without dropout.
+    """A backbone as upper(lower(text)): `trained` upper layers; the rest frozen, without gradients and
+    dropout.
 
-    What the lower layers use is frozen wherever it stands, such as T5's position bias, which its upper layers
-    use too. ValueError where the backbone has fewer layers, or computes something else once it is cut.
+    What the lower layers use is frozen wherever it stands, such as T5's position bias. ValueError where the
+    backbone has fewer layers, or computes something else once it is cut.
     """
 
     def __init__(self, backbone: Any, trained: int, probe: Batch) -> None:
@@ -121,12 +118,12 @@ class Split:
 class LowerStates:
     """Hidden states by token ids, in memory-mapped files of `folder` that many runs and processes share.
 
-    A file whose content is not what its checksum says is left out with a warning, and made again by `add`.
+    A file that does not match its checksum is left out with a warning, and made again by `add`.
     """
 
     @staticmethod
     def place(folder: Path, fingerprint: str) -> Path:
-        """Where the states of a `Split` with this fingerprint lie: those of other weights lie beside them."""
+        """Where the states of a `Split` with this fingerprint lie."""
         return folder / fingerprint[:16]
 
     def __init__(self, folder: Path) -> None:
@@ -150,8 +147,8 @@ class LowerStates:
     ) -> None:
         """Keep the states of the texts that are not there yet, of which this process computes its share.
 
-        Which texts are computed together depends on the texts alone. Every process calls this, waits for the
-        others, and then calls `open`. ValueError for states beyond what float16 holds.
+        Every process calls this, waits for the others, and then calls `open`. ValueError for states beyond
+        what float16 holds.
         """
         with progress_bar(progress and bool(texts)) as bar:
             starts = range(0, len(texts), SHARD)
@@ -225,12 +222,9 @@ class LowerStates:
 def keys(batch: Batch) -> list[bytes]:
     """Of each text what its states depend on: the ids of its tokens, and which of them are attended to."""
     ids, attention = batch.input_ids.cpu().numpy(), batch.attention_mask.cpu().numpy()
-    return [
-        hashlib.blake2b(
-            ids[n, :length].tobytes() + attention[n, :length].astype(bool).tobytes(), digest_size=16
-        ).digest()
-        for n, length in enumerate(batch.lengths())
-    ]
+    rows = zip(ids, attention.astype(bool), batch.lengths(), strict=True)
+    content = (own[:length].tobytes() + there[:length].tobytes() for own, there, length in rows)
+    return [hashlib.blake2b(row, digest_size=16).digest() for row in content]
 
 
 def _computed(batch: Batch, places: list[int], compute: Callable[[Batch], Tensor]) -> list[Tensor]:

@@ -1,10 +1,8 @@
 """What the folder of a pretrained encoder says of its use: pooling, prompts and length, as published.
 
-sentence-transformers and PyLate write it in modules.json, the configuration of each module, and
+sentence-transformers and PyLate write modules.json, module configurations and
 config_sentence_transformers.json.
 """
-
-from __future__ import annotations
 
 import logging
 from collections.abc import Collection
@@ -27,8 +25,8 @@ logger = logging.getLogger(__name__)
 def as_published(backbone: str | Path, settings: EncoderSettings, given: Collection[str]) -> EncoderSettings:
     """The settings, with what the backbone's folder says of itself in place of what is not `given`.
 
-    Pooling, where a side is pooled; prompts, as markers; lengths, no longer than the encoder was trained for.
-    What is taken is logged in one line. ValueError where the folder pools in a way that is not known here.
+    Pooling, where a side is pooled; prompts, as markers; lengths, at most those of the encoder's training.
+    What is taken is logged. ValueError where the folder pools in a way that is not known here.
     """
     folder = _folder(backbone)
     if folder is None or not (folder / MODULES).is_file():
@@ -58,8 +56,7 @@ def width(backbone: str | Path) -> int:
 
 
 def modules(folder: Path) -> list[tuple[str, Path]]:
-    """(kind, folder) of each module of modules.json, in their order. `Unreadable` for a path that leaves the
-    folder: what lies there is not this checkpoint's."""
+    """(kind, folder) of each module of modules.json. `Unreadable` for a path that leaves the folder."""
     try:
         rows = parse_json((folder / MODULES).read_text(encoding="utf-8"), MODULES)
         steps = [(str(row["type"]).rpartition(".")[2], PurePosixPath(row["path"])) for row in rows]

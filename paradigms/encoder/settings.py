@@ -1,7 +1,5 @@
 """What of a text becomes D or Q, as data: the settings by which the paradigms' encoders differ."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,10 +1,7 @@
 """text → D or Q: any Hugging Face encoder, pooling, projection, salience.
 
-One `TextEncoder` serves queries and documents (shared weights, as in the papers). What differs between
-the paradigms is data: `EncoderSettings`.
+One `TextEncoder` serves queries and documents; what differs between paradigms is data: `EncoderSettings`.
 """
-
-from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -68,7 +65,7 @@ class Encoder(nn.Module, ABC):
     def tokenize(self, texts: Sequence[str], side: Side) -> Batch:
         """Pad and cut to the side's length; texts without tokens of their own get an all-False mask.
 
-        TypeError for one string in place of several, or what is no string; ValueError for half a character.
+        TypeError for one string, or what is no string; ValueError for half a character.
         """
 
     @abstractmethod
@@ -79,7 +76,7 @@ class Encoder(nn.Module, ABC):
     def forward(self, batch: Batch, side: Side, chunk: int = 0) -> Tokens:
         """Tokens of x texts with axes [1, x, l, h] for documents and [x, 1, l, h] for queries.
 
-        chunk: with gradients cached (see `batches.in_parts`), the texts encoded at once; 0 = none are cached.
+        chunk: texts encoded at once with gradients cached (`batches.in_parts`); 0 = none are cached.
         """
 
     @abstractmethod
@@ -88,9 +85,8 @@ class Encoder(nn.Module, ABC):
 
 
 class TextEncoder(Encoder):
-    """One transformer for both sides.
-
-    backbone: a hub name or local folder of any Hugging Face encoder, or "offline".
+    """One transformer for both sides. backbone: a hub name or folder of any Hugging Face encoder, or
+    "offline".
     """
 
     Settings: ClassVar[type[EncoderSettings]] = EncoderSettings  # a subclass may have settings of its own
@@ -229,7 +225,7 @@ class TextEncoder(Encoder):
     def freeze(self, trained_layers: int) -> None:
         """Train the heads and the `trained_layers` upper layers alone, the rest without dropout; 0 = all.
 
-        ValueError where the backbone has fewer layers, or its layers cannot be split (`frozen.Split`).
+        ValueError as of `frozen.Split`.
         """
         if trained_layers == (self.split.trained if self.split else 0):
             return
@@ -242,12 +238,9 @@ class TextEncoder(Encoder):
     def keep_states(self, folder: Path) -> LowerStates:
         """Take what the frozen layers give from `folder`, as far as `LowerStates.add` has put it there."""
         assert self.split is not None, "freeze comes first"
-        if self.settings.lora_rank:
-            weights = adapted_weights(self.backbone, merged=True)
-        else:
-            weights = self.backbone.state_dict()
-        found = self.split.fingerprint(weights)
-        kept = LowerStates.place(folder, found)
+        adapted = self.settings.lora_rank > 0
+        weights = adapted_weights(self.backbone, merged=True) if adapted else self.backbone.state_dict()
+        kept = LowerStates.place(folder, self.split.fingerprint(weights))
         if self.split.store is None or self.split.store.folder != kept:
             self.split.store = LowerStates(kept)
         return self.split.store
@@ -286,8 +279,8 @@ class TextEncoder(Encoder):
     def _join_pooled(self, pooled: Float[Tensor, "x n 1 w"], tokens: Tokens) -> Tokens:
         """⟨cls_q, cls_d⟩ + Σ token matches as one rel: COIL-full (Gao et al. 2021, Eq. 5).
 
-        The pooled vector of width c·h is cut into c tokens with ids −1 … −c. As only equal ids align,
-        their matches add up to exactly the inner product of the two pooled vectors.
+        The pooled vector of width c·h is cut into c tokens with ids −1 … −c: as only equal ids align, their
+        matches add up to the inner product of the two pooled vectors.
         """
         assert self.pooled_projection is not None
         assert tokens.ids is not None
@@ -308,8 +301,8 @@ class TextEncoder(Encoder):
     def _salience(self, vectors: Tensor, counts: Tensor, side: Side) -> Tensor:
         """u_i = λ_i · relu(W d_i + b) with 1ᵀλ = ⌈α · length⌉ (Qian et al. 2022, Eq. 3 and 4).
 
-        λ is the entropic gate, or its hard limit, whose ties share the budget, or (relu) 1 everywhere. A text
-        in which no score is above 0 has no salience at all; its rel is 0 wherever Z = Σ A.
+        λ is the entropic gate, its hard limit, whose ties share the budget, or (relu) 1. A text without a
+        score above 0 has no salience; its rel is 0 where Z = Σ A.
         """
         s = self.settings
         with torch.autocast(vectors.device.type, enabled=False):  # bfloat16 cannot tell scores ε apart
@@ -322,9 +315,9 @@ class TextEncoder(Encoder):
         return scores * entropic_topk(scores, budget, s.eps, counts, s.iterations)
 
     def _ids_of(self, characters: str) -> list[int]:
-        if self.settings.skip_exact:
-            return sorted(i for token, i in self.tokenizer.get_vocab().items() if token in set(characters))
-        return sorted(i for token, i in self.tokenizer.get_vocab().items() if bare(token) in set(characters))
+        wanted, exact = set(characters), self.settings.skip_exact
+        vocabulary = self.tokenizer.get_vocab().items()
+        return sorted(i for token, i in vocabulary if (token if exact else bare(token)) in wanted)
 
     # --- files --------------------------------------------------------------------------------------
 
@@ -352,11 +345,11 @@ class TextEncoder(Encoder):
         write_json(folder / "encoder.json", asdict(settings))
 
     @classmethod
-    def load(cls, folder: Path) -> TextEncoder:
+    def load(cls, folder: Path) -> "TextEncoder":
         """What `save` wrote, of the class that wrote it.
 
-        FileNotFoundError for a missing file; ValueError for an encoder that is not registered, or weights
-        that the settings do not need.
+        FileNotFoundError for a missing file; ValueError for an unregistered encoder or weights that do not
+        fit.
         """
         kind = encoder_class(json_or_empty(folder / "encoder.json").get("encoder", "text"))
         settings = read_settings(kind.Settings, folder / "encoder.json")

@@ -1,9 +1,6 @@
-"""Queries and documents by an encoder each: DPR's two towers (Karpukhin et al. 2020).
-
-Built from two encoders whose vectors can be compared; trained and searched as one.
+"""Queries and documents by an encoder each: DPR's two towers (Karpukhin et al. 2020), trained and searched as
+one.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -19,9 +16,8 @@ TOWERS: dict[Side, str] = {"query": "query", "document": "document"}  # folders 
 
 
 class TwoTowers(Encoder):
-    """Texts → `Tokens`, by the side's own encoder. `settings` are those of documents: see `described`.
-
-    ValueError where the two make vectors of other widths.
+    """Texts → `Tokens`, by the side's own encoder. `settings` are those of documents. ValueError for other
+    widths.
     """
 
     def __init__(self, query: TextEncoder, document: TextEncoder) -> None:
@@ -49,8 +45,7 @@ class TwoTowers(Encoder):
             self.of(side).save(folder / TOWERS[side], merged=merged)
 
     @classmethod
-    def load(cls, folder: Path) -> TwoTowers:
-        """What `save` wrote. Errors as in `TextEncoder.load`."""
+    def load(cls, folder: Path) -> "TwoTowers":
         return cls(*(TextEncoder.load(folder / TOWERS[side]) for side in SIDES))
 
     def of(self, side: Side) -> TextEncoder:

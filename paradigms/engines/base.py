@@ -1,7 +1,5 @@
 """What an engine has to bring, and which paradigms it can answer for."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence

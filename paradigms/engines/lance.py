@@ -1,7 +1,5 @@
 """LanceDB: a table on a disk or in an object store, opened by any process (extra `lancedb`)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

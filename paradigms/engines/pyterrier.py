@@ -4,8 +4,6 @@ retriever = Indexer(model, "folder").index(dataset.get_corpus_iter())
 pt.Experiment([bm25, retriever % 100, bm25 % 100 >> text >> Reranker(model)], topics, qrels, ["ndcg_cut_10"])
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path

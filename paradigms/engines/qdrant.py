@@ -1,7 +1,5 @@
 """Qdrant: embedded in this process, or a server or cluster of them (extra `qdrant`)."""
 
-from __future__ import annotations
-
 import os
 import uuid
 from collections.abc import Sequence

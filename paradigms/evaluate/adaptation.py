@@ -5,8 +5,6 @@ strategy with the highest measure is chosen, and measured on the queries outside
 [strategies, queries] holds one measure; a strategy is a row number, and earlier rows win ties.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache

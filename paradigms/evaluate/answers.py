@@ -4,8 +4,6 @@ Karpukhin et al., "Dense Passage Retrieval for Open-Domain Question Answering", 
 tokens of an answer are consecutive tokens of the passage's text without its title.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import replace

@@ -9,8 +9,6 @@ equality, within ±margin. Its verdict is
 - not decided here otherwise: the sample is too small, or a system has not learned what the claim is about.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil

@@ -1,7 +1,5 @@
 """Which tokens made the score: S, A, Z of one query and one document, with readable tokens."""
 
-from __future__ import annotations
-
 from itertools import compress
 
 import torch

@@ -9,8 +9,6 @@ retrieve gets that system's score from its `rerank`, never 0.
     run = combine(*candidate_scores(dense, sparse, queries), tuning.weight)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite, isnan

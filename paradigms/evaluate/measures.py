@@ -4,8 +4,6 @@ The measures are those of ir_measures (nDCG as in trec_eval and BEIR). Here ever
 are ordered alike for every measure, and intervals come from resampling queries (and training seeds).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isnan
@@ -51,7 +49,7 @@ class PerQuery:
         _, group, sizes = np.unique(self.groups, return_inverse=True, return_counts=True)
         return len(self.queries) / (len(sizes) * sizes[group])
 
-    def intervals(self, seed: int = 0) -> dict[str, Interval]:
+    def intervals(self, seed: int = 0) -> "dict[str, Interval]":
         """measure -> the bootstrap interval of its mean, over queries, and over seeds where there are any."""
         options: dict[str, Any] = {"groups": self.groups, "seed": seed}
         if self.seeds is not None:

@@ -1,7 +1,5 @@
 """Matplotlib figures of A and of recall, for trackers and PNG files. No window is opened."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +36,7 @@ def write_pictures(report: Report, folder: Path) -> list[Path]:
 
 def alignment_picture(
     example: AlignmentExample, system: str, *, weights: bool = False
-) -> matplotlib.figure.Figure:
+) -> "matplotlib.figure.Figure":
     """Heat map of A ⊙ S (query tokens down, document tokens across) of one system of an example.
 
     weights: draw A alone, as in Figure 5 of Wu et al. 2024 (arXiv:2404.00684). Of more than 60 document or 32
@@ -101,7 +99,9 @@ def alignment_picture(
     return figure
 
 
-def recall_picture(curves: dict[str, dict[int, float]], measure: str = "Recall") -> matplotlib.figure.Figure:
+def recall_picture(
+    curves: dict[str, dict[int, float]], measure: str = "Recall"
+) -> "matplotlib.figure.Figure":
     """Recall@k, or another measure, over log k: one line per system, with its label at the end."""
     from matplotlib.figure import Figure
 

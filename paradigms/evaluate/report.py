@@ -4,8 +4,6 @@ The page is rendered from plain data (`Report`); the alignment view is drawn in 
 The page's content security policy forbids all requests.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, log

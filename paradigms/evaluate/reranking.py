@@ -1,7 +1,5 @@
 """rel of given candidates by any model, from their texts: no index is needed."""
 
-from __future__ import annotations
-
 import tempfile
 
 from paradigms.baselines.cross_attention import CrossAttention

@@ -1,7 +1,5 @@
 """Is system a better than system b on the same queries? Paired tests, corrected for multiple comparisons."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product

@@ -1,7 +1,5 @@
 """One row structure for results, shown in the terminal, in Markdown, in CSV and in the report."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re
@@ -120,7 +118,7 @@ def result_table(
     return ResultTable(title, measures, rows, comparisons, note, pairs)
 
 
-def rich_table(table: ResultTable) -> rich.table.Table:
+def rich_table(table: ResultTable) -> "rich.table.Table":
     """The table for a terminal, to be printed with rich's `print` or `Console`."""
     from rich.table import Table
     from rich.text import Text
@@ -144,7 +142,7 @@ def rich_table(table: ResultTable) -> rich.table.Table:
     return shown
 
 
-def rich_matrix(table: ResultTable) -> rich.table.Table:
+def rich_matrix(table: ResultTable) -> "rich.table.Table":
     """`ResultTable.matrix` for a terminal."""
     from rich.table import Table
     from rich.text import Text

@@ -1,7 +1,5 @@
 """The pretrained model under a generative paradigm: T5 or BART, or any encoder without a decoder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,7 @@ from torch import Tensor
 
 from paradigms.encoder.backbone import (
     load_backbone,
-    load_seq2seq,
+    load_model,
     load_tokenizer,
     packaged,
     pretrained,
@@ -26,7 +24,7 @@ def load_base(name: str | Path) -> Any:
 
     ValueError for encoder-decoders of other families, and for scaled embeddings or biased logits.
     """
-    from transformers import AutoConfig
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
     name = packaged(name)
     if not has_decoder(name):
@@ -37,7 +35,7 @@ def load_base(name: str | Path) -> Any:
             f"{name} is a {config.model_type}; generative paradigms need an encoder, or an encoder-decoder "
             f"of {', '.join(FAMILIES)}"
         )
-    base = load_seq2seq(name)
+    base = load_model(AutoModelForSeq2SeqLM, name)
     if getattr(config, "scale_embedding", False) or getattr(base, "final_logits_bias", Tensor([0])).any():
         raise ValueError(f"{name} scales its embeddings or adds a bias to its logits, which is not supported")
     return base

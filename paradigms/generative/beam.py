@@ -5,8 +5,6 @@ Probabilities are over the whole vocabulary, never renormalised, and not divided
 finds the best sequences under `Generative.token_scores`; a narrower one may miss some.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -35,10 +33,10 @@ class Hypotheses:
     def __len__(self) -> int:
         return len(self.queries)
 
-    def __getitem__(self, which: np.ndarray | slice) -> Hypotheses:
+    def __getitem__(self, which: np.ndarray | slice) -> "Hypotheses":
         return Hypotheses(*(getattr(self, field.name)[which] for field in fields(self)))
 
-    def of(self, query: int) -> Hypotheses:
+    def of(self, query: int) -> "Hypotheses":
         return self[slice(*np.searchsorted(self.queries, [query, query + 1]))]
 
     def sequences(self) -> list[list[int]]:

@@ -3,8 +3,6 @@
 Both answer for many prefixes in one call of numpy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable

@@ -7,8 +7,6 @@ the sequences of one query share its keys and values (axes [b, n, m, h]: queries
 features), and attention, norms and gates can be held fixed, which makes it linear (`Trace`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

@@ -6,8 +6,6 @@ semantic identifiers of its §3.2, or one token per document ("atomic"). A reads
 al. 2022).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal, get_args
 

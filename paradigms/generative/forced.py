@@ -1,7 +1,5 @@
 """rel(d, q) of given token sequences, by teacher forcing: many of one query at once, in bounded memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ De Cao et al. 2021 (ICLR), "Autoregressive Entity Retrieval": GENRE. A reads the
 seen the title so far. A title that several documents share names them all.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """k-means within many small groups at once: the vectors of each surface token, for NP-decoding."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -29,7 +27,7 @@ class Groups:
     place: Int[np.ndarray, " t"]  # of each vector in that order
 
     @classmethod
-    def of(cls, group: Int[np.ndarray, " t"]) -> Groups:
+    def of(cls, group: Int[np.ndarray, " t"]) -> "Groups":
         """From the group of each vector, numbers 0 … g − 1 without a gap."""
         counts = np.bincount(group)
         by_size = np.argsort(counts, kind="stable")

@@ -6,8 +6,6 @@ in `problems`; no document is left out. Vocabularies of our own number as T5's: 
 1 ends, 2 is the first free.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from bisect import bisect_right
@@ -143,7 +141,7 @@ class Identifiers:
         write_json(folder / "identifiers.json", {**plain, "problems": asdict(self.problems)})
 
     @classmethod
-    def load(cls, folder: Path) -> Identifiers:
+    def load(cls, folder: Path) -> "Identifiers":
         """What `save` wrote. FileNotFoundError or ValueError name the file that is missing or damaged."""
         names = ("identifiers.json", "identifiers.safetensors")
         for name in names:

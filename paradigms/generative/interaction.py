@@ -10,8 +10,6 @@ in the context vectors c^{lh}_i = V_lh Q α^{lh}_i and the embedded prefix, so w
 with M·H·L document tokens, rows of A that sum to 1, and Z = 1.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 

@@ -4,8 +4,6 @@ Wu et al. 2024 (arXiv:2404.00684), Eq. 8 to 14. The model is built for a corpus,
 index. DSI, GENRE and SEAL differ in their identifiers; PAWA and NP-decoding change the output vectors.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -98,7 +96,7 @@ class Generative(Trainable):
         corpus: Corpus,
         *,
         seed: int = 0,
-    ) -> Generative:
+    ) -> "Generative":
         """A model to be trained. For NP-decoding the backbone's encoder reads the corpus first."""
         clusters = None
         if settings.tokens == "clusters":
@@ -181,7 +179,7 @@ class Generative(Trainable):
         decoding = {id(module) for module in self.decoder.modules()}
         return [layer for layer in super().layers if id(layer) not in decoding]
 
-    def train(self, mode: bool = True) -> Generative:
+    def train(self, mode: bool = True) -> "Generative":
         super().train(mode)
         if self.settings.frozen:
             self.encoder.eval()
@@ -353,7 +351,7 @@ class Generative(Trainable):
         write_json(folder / SETTINGS, asdict(self.settings))
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> Generative:
+    def from_pretrained(cls, folder: str | Path) -> "Generative":
         folder = Path(folder)
         settle(folder)
         settings = read_settings(GenerativeSettings, folder / SETTINGS)

@@ -6,8 +6,6 @@ tokens the suffixes of rows r − 1 and r share within a document. An n-gram of 
 enhanced suffix arrays"). These rows are listed n-gram by n-gram, so that a set of successors is a slice.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -45,7 +43,7 @@ class NGramIndex:
     lows: Int[np.ndarray, " e"]  # lo of the n-gram with that successor; its hi is the next one's lo
 
     @classmethod
-    def build(cls, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " d1"]) -> NGramIndex:
+    def build(cls, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " d1"]) -> "NGramIndex":
         """The index of the documents tokens[offsets[d]:offsets[d + 1]], O(t log t). ValueError if all are
         empty.
         """

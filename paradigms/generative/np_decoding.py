@@ -7,8 +7,6 @@ their order. BASE clusters once, by the pretrained encoder; ASYNC again during t
 (`Generative.refresh`).
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -56,7 +54,7 @@ class Clusters(nn.Module):
         self.surface, self.labels = np.split(state.cpu().numpy(), [len(self.vectors)])
 
     @classmethod
-    def load(cls, file: Path, prefix: str) -> Clusters:
+    def load(cls, file: Path, prefix: str) -> "Clusters":
         """From a safetensors file that holds the state dict of a module with these clusters."""
         try:
             with safe_open(file, "pt") as stored:

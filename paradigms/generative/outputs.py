@@ -1,7 +1,5 @@
 """logit_v = s · h_iᵀ w_v and what is made of it: probabilities, and the vectors that D is made of."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -23,7 +21,7 @@ class Outputs:
     table: Float[Tensor, "v h"] | None
     pawa: Pawa | None
 
-    def __getitem__(self, places: slice) -> Outputs:
+    def __getitem__(self, places: slice) -> "Outputs":
         adapted = None if self.adapted is None else self.adapted[:, :, places]
         return replace(self, states=self.states[:, :, places], adapted=adapted)
 

@@ -7,8 +7,6 @@ span. Spans are those of SEAL (Bevilacqua et al., NeurIPS 2022) and T5-SEAL (Wu 
 depend on the seed and the ids alone; what gives no pair is counted in `problems`.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

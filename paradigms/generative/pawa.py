@@ -4,8 +4,6 @@ Wang et al. 2022 (Neural Corpus Indexer), §3.3; Wu et al. 2024, Eq. 17 to 19, w
 to E_v a_i. a_i comes from a small transformer over the tokens before place i, with one learned memory vector.
 """
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """The documents of a corpus by what a decoder writes for a query: generative retrieval's index."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cached_property

@@ -6,8 +6,6 @@ T5-SEAL by that code, with 5 beams and without titles. An n-gram is its state in
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-from __future__ import annotations
-
 import string
 from collections.abc import Sequence
 from itertools import product

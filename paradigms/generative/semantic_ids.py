@@ -1,7 +1,5 @@
 """Semantic identifiers: documents with similar embeddings get ids with a common prefix."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What makes a generative paradigm besides its backbone and its identifiers: plain data, saved with them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

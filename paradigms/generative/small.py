@@ -1,7 +1,5 @@
 """A T5 v1.1 with random weights and a vocabulary of its own, as a checkpoint folder: needs no hub."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """(d₁, …, d_M), for many queries at once: the token sequences that a decoder is asked to write, padded."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +18,7 @@ class Targets:
     mask: Bool[Tensor, "b n m"]  # True = a token that counts
     start: int = START  # what the decoder reads before the first
 
-    def to(self, device: torch.device | str) -> Targets:
+    def to(self, device: torch.device | str) -> "Targets":
         return Targets(self.ids.to(device), self.mask.to(device), self.start)
 
     @property
@@ -29,7 +27,7 @@ class Targets:
         return nn.functional.pad(self.ids[..., :-1], (1, 0), value=self.start)
 
     @classmethod
-    def pad(cls, rows: Sequence[Sequence[Sequence[int]]], start: int = START) -> Targets:
+    def pad(cls, rows: Sequence[Sequence[Sequence[int]]], start: int = START) -> "Targets":
         """From token sequences, rows[b][n]; every query needs as many. See `Generative.targets`."""
         length = max(len(tokens) for sequences in rows for tokens in sequences)
         ids = [[[*t, *[START] * (length - len(t))] for t in sequences] for sequences in rows]

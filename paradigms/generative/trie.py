@@ -4,8 +4,6 @@ For GENRE's titles (De Cao et al. 2021, arXiv:2010.00904, §3.2) and DSI's seman
 arXiv:2202.06991, §3.2).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +25,7 @@ class Trie:
     identifiers: Int[np.ndarray, " n"]  # the numbers of these identifiers
 
     @classmethod
-    def build(cls, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " n1"], end: int) -> Trie:
+    def build(cls, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " n1"], end: int) -> "Trie":
         """The trie of non-empty tokens[offsets[n]:offsets[n + 1]], each followed by `end`, in O(t log n);
         equal ones share a leaf.
         """

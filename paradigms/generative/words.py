@@ -1,7 +1,5 @@
 """A text as words that know their tokens, so that spans of words are slices of the text's tokens."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import lru_cache

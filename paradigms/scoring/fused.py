@@ -1,24 +1,17 @@
 """S_best[b, n, j] = maxᵢ ⟨dᵢ, qⱼ⟩ and its i, for every query token and document, without S: Triton kernels.
 
-S has b·n·i·j entries; what a maximum over i needs of it, forward and backward, has b·n·j. The forward kernel
-holds a tile of query tokens, walks through each document's tokens tile by tile and keeps the largest
-similarity and its place; the backward pass reads the places alone:
+The forward kernel holds a tile of query tokens, walks through each document's tokens tile by tile and keeps
+the largest similarity and its place, b·n·j numbers in place of b·n·i·j; the backward pass reads the places
+alone:
 
     ∂Q[b, j] = Σₙ g[b, n, j] · D[n, place[b, n, j]]
     ∂D[n, i] = Σ g[b, n, j] · Q[b, j] over the (b, j) whose place in n is i
 
-The first gathers rows. The second would scatter them; it is a product with a one-hot matrix instead, whose
-tiles are made from the places as they are needed.
-
-No kernel adds atomically: one program owns each result and sums in one order, that of n, or of (b, j). The
-tuned configurations differ in tiles and warps, not in that order. Products are accumulated in float32, and
-so are the gradients; the maxima are float32 whatever the vectors are.
-
-Imported only where it is used (`in_batch`): it needs Triton, which comes with torch's CUDA builds. With
-TRITON_INTERPRET=1 set before Triton is imported, the kernels run on the CPU, slowly: so they are tested.
+The first gathers rows; the second is a product with a one-hot matrix, made tile by tile. Nothing is added
+atomically: one program owns each result and sums in one order, whatever the tiles. Products, maxima and
+gradients are accumulated in float32. Imported only where it is used (`in_batch`), as it needs Triton. With
+TRITON_INTERPRET=1 set before Triton is imported, the kernels run on the CPU, slowly, for the tests.
 """
-
-from __future__ import annotations
 
 import os
 from typing import Any, no_type_check
@@ -45,9 +38,8 @@ SIZES = ["documents", "tokens", "group", "near_tokens", "near_rows"]
 def supports(vectors: Tensor) -> bool:
     """Whether the kernels are the faster way for such vectors, on their device.
 
-    They need tensor cores: vectors of 16 bits, or `torch.set_float32_matmul_precision("high")`, and NVIDIA's
-    compute capability 8.0. Exact float32 products take about as long as those in chunks
-    (`experiments/benchmarks/in_batch_scoring.py`).
+    They need tensor cores: 16 bits or `torch.set_float32_matmul_precision("high")`, and compute capability
+    8.0.
     """
     if vectors.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return False
@@ -63,13 +55,10 @@ def best_tokens(
 ) -> tuple[Float[Tensor, "b n j"], Int[Tensor, "b n j"]]:
     """(maxᵢ ⟨dᵢ, qⱼ⟩, argmaxᵢ) over the real tokens of each document; the maxima are differentiable once.
 
-    `equal_ids` restricts i to the tokens with the id of j (COIL). Of equal similarities the first wins. Where
-    no token can win, because j or the whole document is padding or no id is equal, the maximum is 0 and the
-    place −1; a similarity of −∞ wins nothing either, and NaN wins always.
-
-    Documents have x = 1; neither side is empty. Vectors are float32, float16 or bfloat16, of one type. Those
-    of float32 are multiplied as `torch.set_float32_matmul_precision` says of every matrix product: exactly at
-    "highest", which no tensor core does, else as TF32.
+    equal_ids: over the tokens with the id of j (COIL). Of equal similarities the first wins; NaN always does.
+    Where none can win, the maximum is 0 and the place −1. Documents have x = 1; neither side is empty.
+    Vectors are float32, float16 or bfloat16, of one type; float32 follows
+    `torch.set_float32_matmul_precision`.
     """
     ids = ids_of(documents, queries) if equal_ids else (None, None)
     sides = (documents.vectors[0], queries.vectors[:, 0], documents.mask[0], queries.mask, *ids)
@@ -147,10 +136,7 @@ def _common(D: Tensor, tokens: int, rows: int) -> dict[str, Any]:
 
 
 def _tuned(*configurations: tuple[dict[str, int], int, int, int | None]) -> Any:
-    """A kernel by its tiles, warps, stages and registers, timed once for each kind of batch.
-
-    The interpreter has no choice to make.
-    """
+    """A kernel by its tiles, warps, stages and registers, timed once for each kind of batch."""
     tried = [
         triton.Config(tiles, num_warps=warps, num_stages=stages, maxnreg=registers)
         for tiles, warps, stages, registers in configurations

@@ -1,7 +1,5 @@
 """rel of every query against every document of a training batch, without S in full."""
 
-from __future__ import annotations
-
 from functools import partial
 from importlib.util import find_spec
 
@@ -26,26 +24,17 @@ def in_batch_rel(
     """`core.rel(documents, queries, align, normalise)`, equal in values and gradients, in bounded memory.
 
     Documents have x = 1. S is formed for a few queries at a time, at most `cells` of its entries at once (one
-    query's at least). What is kept for the backward pass depends on A:
-
-    - a hard alignment (no gradient through A) with few pairs leaves their places and similarities:
-      [b, n, r, j] with r the most document tokens that any query token aligns to (1 for a max, k for top-k).
-      The gradients of D and Q are gathered from those alone, never through S;
-    - one that is soft, or aligns more than a quarter of a document to one query token, is recomputed chunk by
-      chunk in the backward pass.
-
-    Chunks are slices of queries, so alignments that read the whole pool (XTR) see the whole pool.
-
-    Where `FUSED` names the device, a max (`Alignment.is_maximum`) takes the first of these ways without S and
-    without chunks (`fused`), and its rel is float32 whatever the vectors are. XTR's max does not: which of
-    the maxima count is a matter of rank among all similarities of the pool.
+    query's at least). For the backward pass, a hard alignment with few pairs leaves their places and
+    similarities [b, n, r, j], with r the most document tokens that any query token aligns to; one that is
+    soft, or aligns more than a quarter of a document to one query token, is recomputed chunk by chunk. Chunks
+    are slices of queries, so alignments that read the pool (XTR) see all of it. Where `FUSED` names the
+    device, a max (`Alignment.is_maximum`) needs neither S nor chunks, and its rel is float32.
 
     One weight for each token, matched by ids (SPLADE, uniCOIL), is one product of two sparse matrices:
     `_product_of_terms`.
 
-    Autocast is for the products of layers and changes nothing here: similarities have the type of the
-    vectors, float32 in training. In bfloat16 a cosine of 0.9 would have steps of 0.004, which at τ = 0.02 are
-    a fifth in the softmax.
+    Autocast changes nothing here: similarities have the type of the vectors, float32 in training. In bfloat16
+    a cosine of 0.9 would have steps of 0.004, which at τ = 0.02 are a fifth in the softmax.
     """
     if documents.mask.shape[0] != 1:
         raise ValueError(f"in-batch documents have axes [1, n, i, h], got x = {documents.mask.shape[0]}")
@@ -112,8 +101,8 @@ def _chunked_pairs(
 ) -> Pairs | None:
     """The pairs of a hard alignment, S formed chunk by chunk.
 
-    None where A is soft, where the pairs are many, and where rel of each chunk is all that is needed: without
-    gradients, unless A is a maximum, which `known` says.
+    None where A is soft, where the pairs are many, and, unless `known` says that A is a maximum, without
+    gradients.
     """
     trains = torch.is_grad_enabled() and _any_requires_grad(documents, queries)
     if known is None and (not trains or _soft(documents, queries, align)):
@@ -160,9 +149,8 @@ def _compact(S: Float[Tensor, "b n i j"], A: Float[Tensor, "b n i j"]) -> Pairs:
 class _PairSimilarity(torch.autograd.Function):
     """(D, Q) → Sᵢⱼ at given pairs. The values come along; the backward pass is two sparse products.
 
-    With W ∈ R^{(n·i)×(b·j)} holding the incoming gradient at the pairs: ∂D = W Q and ∂Q = Wᵀ D. Both are
-    one weighted embedding bag: bag (b, j) sums the rows of D at its pairs, and its own gradient scatters
-    the rows of Q back to them.
+    With W ∈ R^{(n·i)×(b·j)} the incoming gradient at the pairs, ∂D = W Q and ∂Q = Wᵀ D: one weighted
+    embedding bag and its gradient.
     """
 
     @staticmethod

@@ -1,18 +1,13 @@
 """rel over stored tokens, compiled for the processor at hand by numba when first called.
 
-Document tokens come as float16 (`Stored`) or as codes (`Coded`), BLOCK at a time and from several documents
-if these are short. They become float32 in a buffer that stays in the cache, and meet all query tokens in
-`tiles`. What A keeps is summed as soon as a document ends. So each stored byte is read once, and one score is
-written for each document and query.
-
-Every kernel releases the interpreter lock and runs on one thread; callers divide the documents.
-Compiled code is kept beside this file, or in the user's cache folder. `no_type_check` keeps the run-time type
-checks of the tests away: numba reads a function's own code.
+Document tokens come as float16 (`Stored`) or as codes (`Coded`), BLOCK at a time, and become float32 in a
+buffer that stays in the cache, where they meet all query tokens (`tiles`). What A keeps is summed as soon as
+a document ends: each stored byte is read once, and one score is written for each document and query. Kernels
+release the interpreter lock and run on one thread; callers divide the documents. Compiled code is kept beside
+this file, or in the user's cache folder. `no_type_check` keeps the tests' run-time type checks away.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, call-arg, import-untyped"
-from __future__ import annotations
-
 from typing import NamedTuple, no_type_check
 
 import numpy as np
@@ -59,7 +54,7 @@ class Coded(NamedTuple):
 
 
 class Query(NamedTuple):
-    """Tokens of one or more queries, without padding, and what scores `Stored` or `Coded` ones against them.
+    """Tokens of one or more queries, without padding.
 
     For codes xᵢᵀ qⱼ ≈ near[cᵢ, j] + scale · (codeᵀ tile_j − centre[j]).
     """
@@ -120,12 +115,7 @@ def _ask(tokens, token, count):
 @overload(_fetch)
 def _(tokens, token, target, width):
     if tokens.instance_class is Stored:
-
-        @no_type_check
-        def fetch(tokens, token, target, width):
-            widen(at(tokens.vectors, token), target, width)
-
-        return fetch
+        return lambda tokens, token, target, width: widen(at(tokens.vectors, token), target, width)
     return lambda tokens, token, target, width: unpack(
         at(tokens.codes, token), target, tokens.codes.shape[1], tokens.bits
     )
@@ -180,32 +170,25 @@ def _(tokens, rows, token):
 @overload(_ask)
 def _(tokens, token, count):
     if tokens.instance_class is Stored:
+        return lambda tokens, token, count: _ask_rows(tokens.vectors, token, count)
+    return lambda tokens, token, count: _ask_rows(tokens.codes, token, count)
 
-        @no_type_check
-        def ask(tokens, token, count):
-            row = tokens.vectors.shape[1] * 2
-            for byte in range(0, count * row, LINE):
-                prefetch(at(tokens.vectors, token) + byte)
 
-        return ask
-
-    @no_type_check
-    def ask_codes(tokens, token, count):
-        row = tokens.codes.shape[1]
-        for byte in range(0, count * row, LINE):
-            prefetch(at(tokens.codes, token) + byte)
-
-    return ask_codes
+@no_type_check
+@helper
+def _ask_rows(rows, token, count):
+    for byte in range(0, count * rows.shape[1] * rows.itemsize, LINE):
+        prefetch(at(rows, token) + byte)
 
 
 @no_type_check
 @helper
 def _fill(tokens, documents, document, token, rows, places, ends):
-    """The next BLOCK tokens as float32, from `token` of `document` on; places: their rows in the columns, and
-    their centroids.
+    """The next BLOCK tokens as float32, from `token` of `document` on; places: their rows, and their
+    centroids.
 
-    ends[s]: where the s-th document of the block ends in it; the last may go on in the next block. Returns
-    the document and token that come next, and the numbers of tokens and of documents.
+    ends[s]: where the s-th document of the block ends in it; the last may go on in the next. Returns the
+    document and token that come next, and the numbers of tokens and of documents.
     """
     width, count, segments = rows.shape[1], 0, 0
     while document < documents.starts.shape[0] and count < BLOCK and segments < BLOCK:
@@ -233,15 +216,8 @@ def _fill(tokens, documents, document, token, rows, places, ends):
 def _multiply(tokens, query, rows, places, count, tile, products):
     """products[r, j] of a block with the lanes j of a tile; their number."""
     low, grains, width = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile], rows.shape[1]
-    dots(
-        at(rows, 0),
-        at(query.tiles, low * width),
-        at(products, 0),
-        width,
-        count,
-        grains,
-        _ahead(tokens, rows, places[0, count - 1] if tile == 0 and count else -1),
-    )
+    ahead = _ahead(tokens, rows, places[0, count - 1] if tile == 0 and count else -1)
+    dots(at(rows, 0), at(query.tiles, low * width), at(products, 0), width, count, grains, ahead)
     _correct(tokens, query, places, count, tile, products)
     return grains * GRAIN
 
@@ -275,10 +251,7 @@ def _replace_least(heap, value):
 @no_type_check
 @helper
 def _normalised(total, weight, aligned, queries, documents, normaliser):
-    """Σ S ⊙ A / Z, from Σ S ⊙ A, Σ A, the query tokens that have an A > 0, and the lengths.
-
-    normaliser: a place in `stored.NORMALISERS`.
-    """
+    """Σ S ⊙ A / Z; aligned: query tokens with an A > 0. normaliser: a place in `stored.NORMALISERS`."""
     z = 1.0
     if normaliser == 1:
         z = max(1, queries)
@@ -332,9 +305,8 @@ def _finish_several(best, kept, most, query, length, normaliser, out):
 @no_type_check
 @njit(nogil=True, cache=True)
 def maxima(tokens, query, documents, width, normaliser, out):
-    """out[n, b] = rel where A keeps, for each query token, the document token of largest similarity.
-
-    width: h, a multiple of VECTOR.
+    """out[n, b] = rel where A keeps each query token's most similar document token. width: h, a multiple of
+    VECTOR.
     """
     lanes = query.edges[-1] * GRAIN
     rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
@@ -380,9 +352,8 @@ def maxima(tokens, query, documents, width, normaliser, out):
 @no_type_check
 @njit(nogil=True, cache=True)
 def largest(tokens, query, documents, width, tops, normalisers, out):
-    """out[n, s, b] = rel where A keeps the tops[n, s] document tokens of largest similarity per query token.
-
-    rel of several alignments comes from one S: what the largest of tops[n] keeps includes what others keep.
+    """out[n, s, b] = rel where A keeps the tops[n, s] most similar document tokens per query token, from one
+    S.
     """
     lanes, most = query.edges[-1] * GRAIN, max(1, tops.max()) if tops.shape[0] else 1
     rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
@@ -470,8 +441,8 @@ def equal(tokens, query, documents, width, matches, normaliser, out):
 def retrieve(tokens, query, documents, width, met, best, tops):
     """The k largest similarities of each query token, and the maxima of documents that may own one of them.
 
-    tops: float32 [lanes, k], of each a heap, filled up with −∞. best[m, j] is the maximum of document met[m];
-    other documents have no row. Returns the number of rows.
+    tops: float32 [lanes, k], of each a heap, filled up with −∞. best[m, j]: the maximum of document met[m].
+    Returns the number of its rows.
     """
     rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
     places, ends = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)
@@ -520,15 +491,8 @@ def products(vectors, query, out):
             low, grains = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile]
             whole = some == BLOCK and query.edges.shape[0] == 2  # rows of out follow each other
             target = at(out, first) if whole else at(found, 0)
-            dots(
-                source,
-                at(query.tiles, low * width),
-                target,
-                width,
-                some,
-                grains,
-                at(vectors, first) + BLOCK * width * 4,
-            )
+            ahead = at(vectors, first) + BLOCK * width * 4
+            dots(source, at(query.tiles, low * width), target, width, some, grains, ahead)
             for r in range(0 if whole else some):
                 for j in range(grains * GRAIN):
                     out[first + r, low + j] = found[r * grains * GRAIN + j]
@@ -539,8 +503,8 @@ def products(vectors, query, out):
 def probe(tokens, query, lists, chosen, begins, ends, width, slots, documents, best):
     """best[n, j]: the largest similarity of query token j to the tokens of documents[n] in the chosen lists.
 
-    begins[l], ends[l]: where the tokens of list chosen[l] lie among the entries. slots: −1 for every
-    document, and left so. Returns how many documents were met; as many rows are filled.
+    begins[l], ends[l]: where list chosen[l] lies among the entries. slots: −1 for every document, and left
+    so. Returns how many documents were met; as many rows are filled.
     """
     rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
     places, owners = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)

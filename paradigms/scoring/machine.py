@@ -1,7 +1,5 @@
 """What the compiled loops ask of a machine: rows of whole vectors, and threads, as many as torch may use."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -21,13 +19,14 @@ _busy = threading.local()
 
 
 def worth(tokens: int) -> int:
-    """How many threads so many tokens are worth; 1 in a thread that shares work with others already."""
+    """How many threads so many tokens are worth; 1 in a thread that already shares work."""
     return 1 if getattr(_busy, "sharing", False) else min(torch.get_num_threads(), 1 + tokens // WORTH)
 
 
 def shared(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> list[Result]:
-    """`function` of each item, in so many threads, this one among them; what takes time in it has to let go
-    of the interpreter lock."""
+    """`function` of each item in so many threads, this one among them; it has to release the interpreter
+    lock.
+    """
     items = list(items)
     results: list[Result | None] = [None] * len(items)
     places = iter(range(len(items)))  # whoever is free takes the next one: the lock keeps them apart

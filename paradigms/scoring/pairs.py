@@ -4,8 +4,6 @@ Where A keeps few document tokens for each query token, S and A at those pairs a
 r, j], with r the most document tokens that any query token is aligned to (1 for a maximum, k for top-k).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -39,8 +37,8 @@ def rel_of(pairs: Pairs, documents: Tokens, queries: Tokens, normalise: Normalis
 def maxima(documents: Tokens, queries: Tokens, equal_ids: bool) -> Pairs:
     """(maxᵢ ⟨dᵢ, qⱼ⟩, 1, argmaxᵢ) over the real tokens of each document, without gradients; r = 1.
 
-    equal_ids: over those with the id of j. A is 0 where none can win. Documents have axes [1, n, i, h]. S is
-    formed tokens-major, [n, i, b·j] in one product, so that the maximum over i runs along contiguous memory.
+    equal_ids: over those with the id of j. A is 0 where none can win. S is formed as [n, i, b·j] in one
+    product, so that the maximum over i runs along contiguous memory. Documents have axes [1, n, i, h].
     """
     D, Q = documents.vectors[0].detach(), queries.vectors[:, 0].detach()
     (n, i), (b, j) = D.shape[:2], Q.shape[:2]

@@ -7,8 +7,6 @@ Both bring Q as [x, j, h] and D as [y, n, i, h], the n documents of each of y qu
 axes before h (none: all tokens are real).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -25,9 +23,8 @@ Mask = Bool[Tensor, "..."] | Int[Tensor, "..."] | None
 class Scorer:
     """rel of every query against the documents of all: [x, y·n], document m of query y in column y·n + m.
 
-    own: of each query against its own documents alone, [x, n], as losses of distillation want it. Alignments
-    that read the pool (XTR's) see all documents of the call. ValueError for one that reads token ids, which
-    these losses do not pass, and for wrong knobs.
+    own: of each query against its own documents alone, [x, n], for losses of distillation. ValueError for an
+    alignment that reads token ids, which these losses do not pass, and for wrong knobs.
     """
 
     def __init__(

@@ -1,11 +1,8 @@
 """rel of stored documents: by the compiled kernels, or from tensors.
 
-On the stored vectors `relevance` equals `core.rel`, for every alignment that keeps some document tokens for
-each query token by similarity or by id (`Alignment.kept`), and `imputed` equals `impute.imputed_rel`. Other
-alignments, and vectors that are not in a CPU's memory, are scored by `score`.
+`relevance` equals `core.rel` for alignments that keep some document tokens for each query token by similarity
+or by id (`Alignment.kept`), and `imputed` equals `impute.imputed_rel`. `score` scores all others.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -32,10 +29,7 @@ PACKED = 1 << 20  # bytes of queries that meet a block of tokens: they stay in t
 
 
 def score(recipe: Recipe, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
-    """rel(d, q) of documents with axes [1, n, i, h], as an index scores them.
-
-    `core.rel`; for a recipe that imputes `impute.imputed_rel`, whose pool is the n documents.
-    """
+    """rel(d, q) of documents [1, n, i, h]: `core.rel`, or `impute.imputed_rel` over the n documents."""
     if recipe.search == "impute":
         return imputed_rel(*similarity(documents, queries), recipe.search_tokens, recipe.imputation)
     return in_batch_rel(documents, queries, recipe.align_function, recipe.normalise_function)
@@ -79,7 +73,7 @@ class Packed:
             centre[: spans[-1]] = self.vectors.sum(1) * np.float32(middle)
         self.query = kernels.Query(packed.tiles, packed.edges, spans, weights, near, centre)
 
-    def compare(self, centroids: np.ndarray) -> Packed:
+    def compare(self, centroids: np.ndarray) -> "Packed":
         """The same, with the similarities of all centroids, float32 [K, h]."""
         from paradigms.scoring import kernels, tiles
 
@@ -105,7 +99,7 @@ class Scanned:
     """The tokens of an index: `kernels.Stored` or `kernels.Coded`, and what lies beside them."""
 
     def __init__(
-        self, tokens: kernels.Stored | kernels.Coded, offsets: np.ndarray, fields: dict[str, np.ndarray]
+        self, tokens: "kernels.Stored | kernels.Coded", offsets: np.ndarray, fields: dict[str, np.ndarray]
     ) -> None:
         none = np.zeros(0, np.float32)
         none.setflags(write=False)
@@ -188,7 +182,7 @@ class Scanned:
             owns[b, met] = (own > -torch.inf).any(1).numpy()
         return scores, owns
 
-    def _matches(self, recipe: Recipe, packed: Packed) -> kernels.Matches:
+    def _matches(self, recipe: Recipe, packed: Packed) -> "kernels.Matches":
         from paradigms.scoring import kernels
 
         if self.ids is None or packed.ids is None:

@@ -3,16 +3,11 @@
     out[r, j] = Σ_h rows[r, h] · queries[h, j]
 
 for a few rows and one, two or three GRAINs of query tokens at once. The sums stay in registers, so their
-shape follows the host: AVX-512 has 32 registers of 16 float32, AVX2 16 of 8, NEON 32 of 4. The host is what
-numba compiles for (`NUMBA_CPU_NAME`, `NUMBA_CPU_FEATURES`), and is read once at import. What is stored on
-disk does not depend on it.
-
-Intrinsics take addresses and counts, as integers, and check nothing.
+shape follows the host (`NUMBA_CPU_NAME`, `NUMBA_CPU_FEATURES`), read at import; stored files do not depend on
+it. Intrinsics take addresses and counts, as integers, and check nothing.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, call-arg, import-untyped"
-from __future__ import annotations
-
 from typing import NamedTuple, no_type_check
 
 import numpy as np
@@ -36,8 +31,7 @@ class Registers(NamedTuple):
 def registers(architecture: str, features: str, name: str | None = None) -> Registers:
     """The registers that code for these features may use.
 
-    features: as LLVM writes them, "+avx2,-avx512f,…". Where none are listed, the processor `name` that numba
-    was told has AVX2, unless it is one of LLVM's oldest.
+    features: as LLVM writes them, "+avx2,-avx512f,…"; without any, `name` decides.
     """
     if architecture.startswith(("aarch64", "arm64")):
         return Registers(32, 4, True)
@@ -62,9 +56,7 @@ GRAIN = max(8, HOST.lanes)  # query tokens: a tile has one, two or three of thes
 # Document tokens of a tile of one, two and three grains: the sums, a row of queries and one value have to fit
 # the registers; more than 8 gain nothing.
 ROWS = tuple(min(8, HOST.number * 3 // 4 // (n * GRAIN // HOST.lanes)) for n in (1, 2, 3))
-BLOCK = (
-    24  # document tokens that are widened at once: a multiple of all ROWS, and its float32 stay in the cache
-)
+BLOCK = 24  # document tokens that are widened at once: a multiple of all ROWS
 LINE = 64  # bytes that memory gives at once
 UNROLLED = 4  # steps of h in one turn of the loop
 
@@ -158,9 +150,8 @@ _one, _two, _three = map(_dot_tile, (1, 2, 3))
 @no_type_check
 @njit(nogil=True)
 def dots(rows, queries, out, width, count, grains, ahead):
-    """out[r, j] = Σ_h rows[r, h] · queries[h, j] of `count` rows, and of more up to a multiple of ROWS.
-
-    width: a multiple of UNROLLED. Meanwhile the memory from `ahead` on is asked for.
+    """out[r, j] = Σ_h rows[r, h] · queries[h, j] of `count` rows (or a multiple of ROWS); fetches from
+    `ahead` on.
     """
     if grains == 2:
         _two(rows, queries, out, width, count, ahead)
@@ -355,6 +346,5 @@ def _spread(builder, value, lanes: int):
     """One value in all lanes."""
     vector = ir.VectorType(value.type, lanes)
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, _INT(0))
-    return builder.shuffle_vector(
-        first, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(_INT, lanes), [0] * lanes)
-    )
+    zeros = ir.Constant(ir.VectorType(_INT, lanes), [0] * lanes)
+    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), zeros)

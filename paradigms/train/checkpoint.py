@@ -1,11 +1,9 @@
 """Everything a training run needs to go on exactly where it was, without a pickle.
 
 A training folder's checkpoints/step-N holds the paradigm (`Trainable.write`), optimizer.safetensors (AdamW's
-moments by parameter name), random.safetensors (the generator states of each process), progress.json, and
-manifest.json: size and SHA-256 of every other file, by which a damaged checkpoint is told from a whole one.
+moments by parameter name), random.safetensors (generator states of each process), progress.json, and
+manifest.json: size and SHA-256 of every other file, which tell a damaged checkpoint.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -22,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paradigms.io.files import write_json, write_text
-from paradigms.io.typed import parse_json
+from paradigms.io.typed import read_json
 from paradigms.train.parallel import gathered, spread
 
 FOLDER, PREFIX, MANIFEST = "checkpoints", "step-", "manifest.json"
@@ -37,7 +35,7 @@ def place(run: Path, step: int) -> Path:
 
 
 def steps(run: Path) -> list[int]:
-    """The steps after which the run in the folder `run` has checkpoints, ascending; some may be damaged."""
+    """The steps of the checkpoints of the run in the folder `run`, ascending; some may be damaged."""
     numbers = (entry.name.removeprefix(PREFIX) for entry in (run / FOLDER).glob(f"{PREFIX}*"))
     return sorted(int(number) for number in numbers if number.isdecimal())
 
@@ -63,11 +61,6 @@ def read_progress(run: Path) -> dict[str, Any] | None:
     """progress.json of the newest checkpoint, unchecked; None where there is no checkpoint."""
     found = steps(run)
     return read_json(place(run, found[-1]) / "progress.json") if found else None
-
-
-def read_json(file: Path) -> Any:
-    """ValueError names a file that is no JSON."""
-    return parse_json(file.read_text(encoding="utf-8"), str(file))
 
 
 # --- whole or damaged ---------------------------------------------------------------------------------
@@ -98,7 +91,6 @@ def damage(folder: Path) -> str | None:
 
 
 def sha256(file: Path) -> str:
-    """Of what is in the file, as hexadecimal digits."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -119,7 +111,6 @@ def explained(target: Path) -> Iterator[None]:
 
 
 def append_history(file: Path, values: dict[str, Any]) -> None:
-    """Add a line."""
     with explained(file), file.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(values) + "\n")
 
@@ -142,9 +133,8 @@ def cut_history(file: Path, step: int) -> None:
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
-    """The optimizer's per-parameter tensors as PARAMETER/KEY, on the processor; sharded ones are made whole.
-
-    keep: False on processes that only take part in that, and hold nothing themselves.
+    """The optimizer's tensors as PARAMETER/KEY, whole, on the CPU. keep: False on processes that only take
+    part.
     """
     tensors = {}
     for name, parameter in model.named_parameters():
@@ -156,7 +146,7 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module, *, keep: bool = Tr
 
 
 def put_optimizer(optimizer: Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Put back `optimizer_tensors`, placed as each parameter is; AdamW's step count where AdamW wants it."""
+    """Put back `optimizer_tensors`, placed as each parameter is."""
     parameters = dict(model.named_parameters())
     groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
     for full, value in tensors.items():
@@ -180,7 +170,7 @@ def random_states() -> dict[str, Tensor]:
 
 
 def load_random(file: Path, process: int) -> None:
-    """Set the generators of process number `process` from a file of all states, [process, bytes] each."""
+    """Set the generators of a process from a file of all states, [process, bytes] each."""
     states = load_file(file)
     torch.set_rng_state(states["cpu"][process].clone())
     if "cuda" in states and torch.cuda.is_available():

@@ -1,7 +1,5 @@
 """−(1/b) Σ log softmax(rel/τ)[positive] over in-batch and hard negatives of all processes, and sparsity."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -21,16 +19,13 @@ from paradigms.train.objective import Objective
 class Contrastive(Objective):
     """The objective of every paradigm that encodes queries and documents apart.
 
-    Added to it: γ · mean u, γ the encoder's `salience_l1`, 0 but for ALIGNER's L1 variant; and for SPLADE
-    what makes terms few (`SpladeSettings`). distillation: joined to the first term, over the rel of each
-    query with its own candidates. chunk: texts encoded at once, with gradients cached (`batches.in_parts`),
-    for batches of any size; 0 = none are cached. in_batch: whether the documents of other queries are
-    negatives; False: only a query's own hard ones, as ColBERTv1 has it (Khattab and Zaharia 2020, §3.4), of
-    which each query needs one. steps: of the training, in whose first third SPLADE's term rises; 0: it is
-    whole from the start.
-
-    Mixed precision is the encoders' alone: `model` computes its layers in half precision and gives vectors
-    in float32, of which rel, softmax and loss are computed in float32 (`scoring.in_batch_rel`).
+    Added to it: γ · mean u, γ the encoder's `salience_l1`, and for SPLADE what makes terms few
+    (`SpladeSettings`). distillation: joined to the first term, over the rel of each query with its own
+    candidates. chunk: texts encoded at once, with gradients cached (`batches.in_parts`); 0 = none are cached.
+    in_batch: whether documents of other queries are negatives; False: a query's own hard ones alone, as in
+    ColBERTv1 (Khattab and Zaharia 2020, §3.4). steps: of the training, in whose first third SPLADE's term
+    rises; 0: it is whole from the start. Mixed precision is the encoders' alone: rel, softmax and loss are
+    float32.
     """
 
     def __init__(
@@ -90,10 +85,8 @@ class Contrastive(Objective):
 def mean_salience(tokens: Tokens) -> Tensor:
     """1/x Σ_texts ‖u‖₁/length: the L1 term of salience (Qian et al. 2022, §4.3), 0 without a salience.
 
-    A mean over the real tokens of each text, then over the texts, so that neither their lengths nor their
-    number sets its weight, and so that the mean over processes is that of all texts. rel with Z = Σ A does
-    not change when all saliences of a text are scaled, so the term also shrinks without any sparsity: its
-    coefficient buys sparse saliences only while scores fall below 0 faster than they shrink.
+    rel with Z = Σ A does not change when all saliences of a text are scaled, so the term also shrinks without
+    any sparsity: it buys sparse saliences only while scores fall below 0 faster than they shrink.
     """
     if tokens.salience is None:
         return tokens.vectors.new_zeros(())

@@ -1,12 +1,10 @@
 """The dev measure: nDCG@10 of reranking a few candidates of many dev queries, cheap enough to repeat."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 
 from paradigms.baselines.cross_attention import CrossAttention
-from paradigms.data import Corpus, Run, Split
+from paradigms.data import Corpus, Run, Split, best_first
 from paradigms.evaluate import per_query
 from paradigms.evaluate.reranking import rerank
 from paradigms.generative.model import Generative
@@ -14,10 +12,9 @@ from paradigms.model import Paradigm
 
 
 class DevMeasure:
-    """paradigm → (mean nDCG@10, its standard error) over dev queries, each with the first `depth` documents
-    of `run` and its relevant ones as candidates.
+    """paradigm → (mean nDCG@10, its standard error) over dev queries.
 
-    All queries of `split`, or `queries` of them, drawn by a hash of their ids, where there are more.
+    Candidates are the first `depth` documents of `run` and the relevant ones; queries are drawn by hash.
     """
 
     def __init__(
@@ -40,8 +37,8 @@ def candidates(run: Run, judgements: dict[str, dict[str, int]], depth: int) -> R
     """Rerank mode: per query of `run` its first `depth` documents, and every relevant one (at the end)."""
     result: Run = {}
     for query, scores in run.items():
-        top = sorted(scores, key=lambda d: (-scores[d], d))[:depth]
-        worst = min((scores[d] for d in top), default=0.0)
+        top = best_first(scores, depth)
+        worst = min(top.values(), default=0.0)
         gold = [d for d, grade in sorted(judgements.get(query, {}).items()) if grade > 0 and d not in top]
-        result[query] = {d: scores[d] for d in top} | {d: worst - 1 - n for n, d in enumerate(gold)}
+        result[query] = top | {d: worst - 1 - n for n, d in enumerate(gold)}
     return result

@@ -1,7 +1,5 @@
 """D of all processes, with exact gradients: what makes every process's documents negatives of all."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -9,15 +7,19 @@ from torch import Tensor
 from paradigms.core import Tokens, pad_tokens
 
 
+def world() -> int:
+    """The number of processes."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
 def gather_documents(documents: Tokens) -> Tokens:
     """[1, n, i, h] of this process → [1, W·n, i', h] of all W, in rank order, i' the longest i.
 
-    The backward pass sums the gradients that every process has for this one's documents. With each
-    process's loss the mean over its own queries, the mean over processes that DistributedDataParallel
-    takes is then exactly the gradient of the one-process loss on the whole batch. Every process must bring
-    the same number of documents.
+    The backward pass sums the gradients that every process has for this one's documents; with each loss a
+    mean over its own queries, the mean that DistributedDataParallel takes is the gradient of the whole batch.
+    Every process must bring the same number of documents.
     """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if world() == 1:
         return documents
     shape = torch.tensor(documents.mask.shape[1:], device=documents.mask.device)
     shapes = _all_gather(shape)
@@ -29,15 +31,14 @@ def gather_documents(documents: Tokens) -> Tokens:
 
 def gather(t: Tensor) -> Tensor:
     """The tensors of all processes, joined along axis 1; differentiable for floating-point ones."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return _Gather.apply(t) if t.is_floating_point() else torch.cat(_all_gather(t), 1)
-    return t
+    if world() == 1:
+        return t
+    return _Gather.apply(t) if t.is_floating_point() else torch.cat(_all_gather(t), 1)
 
 
 def place_among(count: int) -> int:
     """Where this process's `count` items begin among those of all processes, gathered in rank order."""
-    several = dist.is_available() and dist.is_initialized()
-    return count * dist.get_rank() if several else 0
+    return count * dist.get_rank() if world() > 1 else 0
 
 
 def _all_gather(t: Tensor) -> list[Tensor]:

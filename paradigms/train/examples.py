@@ -1,18 +1,15 @@
 """(query, relevant document, hard negatives): what training reads, from a collection, runs and a teacher."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Sampler
 
-from paradigms.data import Corpus, Problems, Run, Split
+from paradigms.data import Corpus, Problems, Run, Split, best_first
 from paradigms.encoder.text import Batch, Encoder
 from paradigms.train.teacher import FalseNegatives, ScorePairs, score_of
 
@@ -41,18 +38,13 @@ def build_examples(
 ) -> list[Example]:
     """One example per (query, relevant document) pair, with `negatives` documents drawn from `run`'s top.
 
-    The draw is without replacement from ranks skip + 1 … depth of the query's ranking, those judged relevant
-    left out; where those are too few, the rest is drawn from the corpus. Same arguments, same result. A run
-    of the model that has been trained so far (`mining.mine`) makes the examples of another round.
-
-    suspects: tells false negatives by their scores, which all candidates and relevant documents need. They
-    are left out of the draw and of the in-batch negatives; `problems` counts what the examples lost.
-    teacher: scores each example's documents. ValueError names a pair that has no score.
+    Drawn without replacement from ranks skip + 1 … depth without the relevant ones, then from the corpus; the
+    same arguments give the same result. suspects: tells false negatives by their scores; these are left out
+    of the draw and of the in-batch negatives, and counted in `problems`. teacher: scores each example's
+    documents. ValueError names a pair without a score.
     """
     if not 0 <= skip < depth:
-        raise ValueError(
-            f"negatives come from ranks skip + 1 to depth: skip={skip} and depth={depth} hold none"
-        )
+        raise ValueError(f"negatives come from ranks skip + 1 to depth: skip={skip}, depth={depth}")
     if negatives and run is None:
         raise ValueError(f"{negatives} hard negatives per query were asked for, but no run to mine them from")
     gold: dict[str, list[str]] = {}
@@ -61,7 +53,7 @@ def build_examples(
         judged, scores = split.judgements[query], (run or {}).get(query, {})
         if any(grade > 0 for grade in judged.values()):
             gold[query] = [d for d in sorted(judged) if judged[d] > 0]
-            ranked[query] = sorted(scores, key=lambda d: (-scores[d], d))[skip:depth]
+            ranked[query] = list(best_first(scores, depth))[skip:]
     if not gold:
         raise ValueError("the training split has no relevant document: nothing to train on")
     rated: Run = {}
@@ -104,7 +96,7 @@ def _draw(hard: list[int], never: set[int], count: int, size: int, rng: random.R
 
 
 def _taught(made: Sequence[tuple[str, Example]], corpus: Corpus, teacher: ScorePairs) -> list[Example]:
-    """The examples, each of a query of this id, with the teacher's scores of their documents."""
+    """The examples, each with its query's id, with the teacher's scores of their documents."""
     documents = [[corpus.ids[p] for p in (example.positive, *example.negatives)] for _, example in made]
     wanted: dict[str, dict[str, None]] = {}
     for (query, _), ids in zip(made, documents, strict=True):
@@ -126,7 +118,7 @@ class TrainingBatch:
     relevant: Int[Tensor, "b r"]  # positions relevant to each query, padded with −1
     teacher: Float[Tensor, "b c"] | None = None  # t of each query's own c = 1 + k documents
 
-    def to(self, device: torch.device | str) -> TrainingBatch:
+    def to(self, device: torch.device | str) -> "TrainingBatch":
         parts = {f.name: getattr(self, f.name) for f in fields(self)}
         return TrainingBatch(**{name: part.to(device) for name, part in parts.items() if part is not None})
 
@@ -144,21 +136,7 @@ class TrainingBatch:
         return torch.cat([places[:b, None], places[b:].view(b, -1)], 1)
 
 
-class Examples(Dataset):
-    """Examples by index, for a DataLoader."""
-
-    def __init__(self, examples: Sequence[Any]) -> None:
-        self.examples = examples
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.examples[index]
-
-
 def tokenised(examples: list[Example], encoder: Encoder, corpus: Corpus) -> TrainingBatch:
-    """Examples as a tokenised batch."""
     positions = [e.positive for e in examples] + [n for e in examples for n in e.negatives]
     width = max(len(e.relevant) for e in examples)
     return TrainingBatch(
@@ -171,12 +149,12 @@ def tokenised(examples: list[Example], encoder: Encoder, corpus: Corpus) -> Trai
 
 
 def teacher_scores(examples: Sequence[Example]) -> Float[Tensor, "b c"] | None:
-    """t of each example's documents, its positive first; None of examples without a teacher."""
+    """t of each example's documents, its positive first; None without a teacher."""
     return torch.tensor([e.teacher for e in examples]) if examples[0].teacher else None
 
 
 def check_taught(examples: Sequence[Example]) -> None:
-    """ValueError where a teacher's scores are missing, or compare nothing, or some examples have more."""
+    """ValueError where a teacher's scores are missing or compare nothing."""
     counts = {(len(e.teacher), 1 + len(e.negatives)) for e in examples}
     if len(counts) != 1 or (count := counts.pop())[0] != count[1] or count[0] < 2:
         raise ValueError(
@@ -188,8 +166,8 @@ def check_taught(examples: Sequence[Example]) -> None:
 class StepSampler(Sampler[list[int]]):
     """The batches of one process from `start` on, as a pure function of (seed, step): resuming is exact.
 
-    Step t of all W processes together takes the t-th run of W·batch_size examples from an endless sequence
-    of seeded permutations; process w takes its w-th part. One process with W·batch_size sees the same.
+    Step t of all W processes takes the t-th run of W·batch_size examples from an endless sequence of seeded
+    permutations, process w its w-th part. An epoch's incomplete batch is left out.
     """
 
     def __init__(
@@ -207,7 +185,6 @@ class StepSampler(Sampler[list[int]]):
         return self.steps - self.start
 
     def __iter__(self) -> Iterator[list[int]]:
-        """An epoch's last, incomplete batch is left out, so that no batch holds an example twice."""
         whole = self.batch_size * self.world
         per_epoch = self.examples // whole
         order: list[int] = []

@@ -1,7 +1,5 @@
 """What every training script does around the loop: keep settings, open data, make splits, fit, tell where."""
 
-from __future__ import annotations
-
 import hashlib
 import platform
 import shutil
@@ -20,7 +18,8 @@ from rich.console import Console
 from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.data import Collection, Corpus, Problems, Run, Split, hold_out, load
 from paradigms.data.trec import check_ids
-from paradigms.encoder.text import SIDES, Side, TextEncoder
+from paradigms.encoder.frozen import LowerStates
+from paradigms.encoder.text import SIDES, Batch, Side, TextEncoder
 from paradigms.encoder.towers import TwoTowers
 from paradigms.generative.model import Generative
 from paradigms.generative.pairs import (
@@ -64,17 +63,17 @@ BEFORE_RESULTS = {"config.json", "environment.json", "wandb", STATES}  # what a 
 
 
 def begin(settings: Any) -> tuple[Accelerator, Console]:
-    """The accelerator of a script's settings (tracker, precision, output), and a terminal that only its main
-    process writes to. The output folder is this run's until it ends: SystemExit while another one lives."""
+    """The accelerator of a script's settings (tracker, precision, output), and a terminal of its main
+    process.
+
+    SystemExit while another run holds the output folder.
+    """
+    config = {  # trackers take no lists
+        name: value if isinstance(value, int | float | str) else str(value)
+        for name, value in asdict(settings).items()
+    }
     accelerator = tracking.start(
-        tracker=settings.tracker,
-        precision=settings.precision,
-        project="retrieval-paradigms",
-        config={  # trackers take no lists
-            name: value if isinstance(value, int | float | str) else str(value)
-            for name, value in asdict(settings).items()
-        },
-        folder=Path(settings.output),
+        tracker=settings.tracker, precision=settings.precision, config=config, folder=Path(settings.output)
     )
     tracking.take(Path(settings.output), accelerator)
     return accelerator, Terminal(quiet=not accelerator.is_main_process)
@@ -105,7 +104,7 @@ def checksum(path: Path) -> str:
 
 
 def open_collection(name: str, documents: int | None, console: Console) -> Collection:
-    """The collection, with its size and its problems told; what cannot be opened ends the program.
+    """The collection, with its size and problems told; SystemExit for what cannot be opened.
 
     documents: size of a fixed subset, of pydocs alone. All ids can stand in a TREC run.
     """
@@ -124,9 +123,9 @@ def open_collection(name: str, documents: int | None, console: Console) -> Colle
 
 
 def training_splits(collection: Collection, seed: int, *measured: str) -> tuple[Split, Split]:
-    """(train, dev), neither of them among the splits that are `measured` (test), of queries with judgements.
+    """(train, dev) of queries with judgements, neither among the splits that are `measured` (test).
 
-    Without such a dev split a tenth of the training queries is held out for it.
+    Without a dev split a tenth of the training queries is held out.
     """
     splits = {name: split for name, split in collection.splits.items() if name not in (measured or ("test",))}
     judged = {name: split for name, split in splits.items() if any(split.judgements.values())}
@@ -152,27 +151,17 @@ def fit(
     """The paradigm trained on splits[0] and chosen by nDCG@10 on `dev_queries` of splits[1] (`DevMeasure`).
 
     runs: a first ranking of each split's queries, to draw hard negatives from and to rerank. Without dev
-    queries the last state is the result. Cross-attention needs negatives.
-    teacher: whose scores `training.distillation` learns. suspects: hard negatives to leave out; how many
-    these are is told.
-    states: folder that `keep_states` filled with what frozen layers give, for other paradigms and for
-    encoding, until the caller deletes it; without it, one in `folder` is made for this training alone.
+    queries the last state is the result. Cross-attention needs negatives. teacher: whose scores
+    `training.distillation` learns. suspects: hard negatives to leave out. states: folder of what frozen
+    layers give (`keep_states`), which the caller deletes; without it, one in `folder` is made for this
+    training alone.
     """
     if (teacher is None) != (training.distillation is None):
         raise ValueError("a distillation needs a teacher, and a teacher a distillation: give both or neither")
     corpus, (queries, dev_split), (train_run, dev_run) = collection.corpus, splits, runs
     problems = Problems()
-    examples = build_examples(
-        corpus,
-        queries,
-        train_run,
-        negatives,
-        depth=NEGATIVES_DEPTH,
-        seed=training.seed,
-        suspects=suspects,
-        teacher=teacher,
-        problems=problems,
-    )
+    given: dict[str, Any] = {"suspects": suspects, "teacher": teacher, "problems": problems}
+    examples = build_examples(corpus, queries, train_run, negatives, NEGATIVES_DEPTH, training.seed, **given)
     if suspects is not None:
         accelerator.print(problems or "No hard negative scores as high as a relevant document.")
     objective = _objective(paradigm, corpus, examples, training)
@@ -199,8 +188,8 @@ def keep_states(
 ) -> None:
     """`freeze` the paradigm, and keep in `folder` what its frozen layers give of the texts of each side.
 
-    Where they are there, from whichever paradigm or run, they are read. Every process calls this, and sees
-    the same folder.
+    What is there, from whichever paradigm or run, is read. Every process calls this, and sees the same
+    folder.
     """
     freeze(paradigm, trained_layers)
     encoder = paradigm.encoder
@@ -210,16 +199,22 @@ def keep_states(
         assert tower.split is not None
         with autocast(accelerator.device, accelerator.mixed_precision):
             store = tower.keep_states(folder)
-            store.add(
-                texts.get(side, ()),
-                partial(tower.tokenize, side=side),
-                tower.split.compute,
-                process=accelerator.process_index,
-                processes=accelerator.num_processes,
-                progress=accelerator.is_main_process,
-            )
-        accelerator.wait_for_everyone()
-        store.open()
+            tokenize = partial(tower.tokenize, side=side)
+            _add(store, texts.get(side, ()), tokenize, tower.split.compute, accelerator)
+
+
+def _add(
+    store: LowerStates,
+    texts: Sequence[str],
+    tokenize: Callable[[Sequence[str]], Batch],
+    compute: Callable[[Batch], torch.Tensor],
+    accelerator: Accelerator,
+) -> None:
+    """Every process its share of the texts, and then all of them."""
+    share = {"process": accelerator.process_index, "processes": accelerator.num_processes}
+    store.add(texts, tokenize, compute, **share, progress=accelerator.is_main_process)
+    accelerator.wait_for_everyone()
+    store.open()
 
 
 def _texts(
@@ -282,24 +277,15 @@ def fit_pairs(
 ) -> Generative:
     """The model trained on pairs. On a CPU, what a frozen encoder gives of the sources is kept on disk.
 
-    states: folder of that, which models of the same encoder share, until the caller deletes it; without it,
-    one in `folder` is made for this training alone. A GPU encodes again in less time than it reads.
+    states: folder of that, as in `fit`. A GPU encodes again in less time than it reads.
     """
     objective = Likelihood(model, corpus, pairs)
     kept = model.settings.frozen and accelerator.device.type == "cpu"
     if kept:
         with model.evaluating(), autocast(accelerator.device, accelerator.mixed_precision):
             store = model.keep_states(states or folder / STATES)
-            store.add(
-                list(dict.fromkeys(pair.source for pair in pairs)),
-                model.tokenize,
-                model.encode,
-                process=accelerator.process_index,
-                processes=accelerator.num_processes,
-                progress=accelerator.is_main_process,
-            )
-        accelerator.wait_for_everyone()
-        store.open()
+            sources = list(dict.fromkeys(pair.source for pair in pairs))
+            _add(store, sources, model.tokenize, model.encode, accelerator)
     trained = train(model, objective, training, folder, accelerator=accelerator, dev=dev)
     if kept and states is None:
         by_main(lambda: shutil.rmtree(folder / STATES, ignore_errors=True), accelerator)
@@ -309,9 +295,8 @@ def fit_pairs(
 def t5_folder(
     name: str, collection: Collection, folder: Path, seed: int, accelerator: Accelerator
 ) -> str | Path:
-    """A backbone's name as it is; for "small" a T5 with random weights, made once in `folder`.
-
-    Its vocabulary comes from the documents and the training queries.
+    """A backbone's name as it is; for "small" a T5 with random weights, made once in `folder` from the
+    collection.
     """
     if name != "small":
         return name
@@ -345,18 +330,10 @@ def training_pairs(
 def _objective(
     paradigm: Paradigm | CrossAttention, corpus: Corpus, examples: list[Example], training: TrainingSettings
 ) -> Objective:
+    given = corpus, examples, training.temperature, training.distillation
     if isinstance(paradigm, CrossAttention):
-        return Listwise(paradigm, corpus, examples, training.temperature, training.distillation)
-    return Contrastive(
-        paradigm,
-        corpus,
-        examples,
-        training.temperature,
-        training.distillation,
-        training.chunk,
-        training.in_batch,
-        training.steps,
-    )
+        return Listwise(paradigm, *given)
+    return Contrastive(paradigm, *given, training.chunk, training.in_batch, training.steps)
 
 
 def _dev(

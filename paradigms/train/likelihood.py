@@ -1,7 +1,5 @@
 """−(1/b) Σ log p(target | source): maximum likelihood of identifiers, what generative retrieval trains on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +12,7 @@ from paradigms.encoder.text import Batch
 from paradigms.generative.model import Generative
 from paradigms.generative.pairs import Pair
 from paradigms.generative.targets import Targets
+from paradigms.train.distributed import world
 from paradigms.train.objective import Objective
 
 
@@ -24,7 +23,7 @@ class PairBatch:
     sources: Batch
     targets: Targets
 
-    def to(self, device: torch.device | str) -> PairBatch:
+    def to(self, device: torch.device | str) -> "PairBatch":
         return PairBatch(self.sources.to(device), self.targets.to(device))
 
 
@@ -53,13 +52,12 @@ class Likelihood(Objective):
         return -model(batch.sources, batch.targets).sum() / len(batch.targets.ids)
 
     def prepare(self, step: int) -> None:
-        """ASYNC: the clusters anew, for training and validation together.
-
-        The first process makes them for all: by rounding alone others could find others.
+        """ASYNC: the clusters anew; the first process makes them for all, as rounding alone could change
+        them.
         """
         every, clusters = self.model.settings.refresh, self.model.clusters
         due = every > 0 and step > 0 and step % every == 0
-        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        several = world() > 1
         if due and (not several or dist.get_rank() == 0):
             self.model.refresh(self.corpus)
         if several and clusters is not None and (due or step == 0):

@@ -1,7 +1,5 @@
 """−(1/b) Σ log softmax(s/τ)[positive] over one relevant document and its query's own negatives."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,18 +22,15 @@ class ListBatch:
     pairs: Batch
     teacher: Float[Tensor, "b c"] | None = None  # t of each query's c = 1 + k documents
 
-    def to(self, device: torch.device | str) -> ListBatch:
+    def to(self, device: torch.device | str) -> "ListBatch":
         return ListBatch(self.pairs.to(device), None if self.teacher is None else self.teacher.to(device))
 
 
 class Listwise(Objective):
     """A reranker's objective: Luan et al. 2021, §4.2; localised contrastive estimation (Gao et al. 2021).
 
-    distillation: joined to it, towards the teacher's scores of the examples.
-
-    Documents of other queries are no negatives: each would cost one more pass of the encoder. A batch of b
-    examples with k negatives is b · (1 + k) pairs. ValueError where examples have no negatives, or some more
-    than others.
+    Documents of other queries are no negatives: each would cost one more pass of the encoder. ValueError
+    where examples have no negatives, or some more than others.
     """
 
     def __init__(

@@ -1,7 +1,5 @@
 """min_θ of a loss over rel: the training loop, on one process or many, through accelerate."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable
@@ -22,7 +20,7 @@ from paradigms.io.files import locked
 from paradigms.io.progress import progress_bar
 from paradigms.model import Trainable
 from paradigms.train.checkpoint import append_history, place, read_progress
-from paradigms.train.examples import Examples, StepSampler
+from paradigms.train.examples import StepSampler
 from paradigms.train.losses import Distillation
 from paradigms.train.objective import Objective
 from paradigms.train.parallel import gathered, prepare, sharded
@@ -48,16 +46,13 @@ class TrainingSettings:
     max_grad_norm: float = 1.0
     trained_layers: int = 0  # upper layers of each encoder, whose others are frozen (`freeze`); 0 = all
     recompute: bool = False  # activations of layers once more in the backward pass: less memory, more time
-    # On CPUs, dropout, attention and products of `encoder.fast_cpu` in place of torch's. ColBERT over
-    # all-MiniLM-L6-v2, 128 tokens at most, Intel Xeon with AVX2, torch 2.13: activations of 40% fewer bytes
-    # in the same time (32 pairs take 5.1 CPU seconds with it and 5.3 without; with two trained layers 2.5
-    # and 2.6). On AMD with AVX-512, products are twice as fast.
+    # On CPUs, dropout, attention and products of `encoder.fast_cpu` in place of torch's: ColBERT over
+    # all-MiniLM-L6-v2 on a Xeon with AVX2 needs 40% less memory for activations in the same time; on AMD with
+    # AVX-512, products are twice as fast.
     fast_cpu: bool = True
     compiled: bool = False  # torch.compile of the layers: not for processors (see `parallel.prepare`)
     temperature: float | None = None  # None = the paradigm's own
-    in_batch: bool = (
-        True  # negatives: other queries' documents and hard ones; False: a query's hard ones alone
-    )
+    in_batch: bool = True  # whether documents of other queries are negatives too
     distillation: Distillation | None = None  # towards a teacher's scores; None = labels alone
     seed: int = 0
     evaluate_every: int = 0  # steps between dev measures; 0 = only at the end
@@ -94,17 +89,14 @@ def train(
     """Minimise the objective; return the last state of the paradigm, or one that was better by `dev`.
 
     dev: a measure, higher is better, and its standard error. The last state is kept unless an earlier one,
-    that of before the training among them, was better by more than that error.
+    the untrained one included, was better by more than that error.
 
     folder/checkpoints holds the newest checkpoints, from the last whole one of which the same call goes on
     exactly; folder/best the paradigm that is kept; folder/history.jsonl the loss curve and the dev measures.
     A loss that is not finite, a full disk or a dead process stops the run and leaves the checkpoints as they
-    are.
-    Every process calls this with the same arguments, and sees the same folder. BlockingIOError while another
-    training writes there.
-
-    Exactly: on processors the same losses and weights, bit for bit, from one process or two. The sums of more
-    processes, and some of a GPU's, are rounded in an order that a restart may change.
+    are. Every process calls this with the same arguments, and sees the same folder; BlockingIOError while
+    another training writes there. On CPUs, one process or two give the same losses and weights bit for bit
+    after a restart; more processes, and GPUs, may round sums in another order.
     """
     if settings.workers and objective.renews:
         raise ValueError(
@@ -150,7 +142,7 @@ def _train(
         seed=settings.seed,
     )
     loader: DataLoader[Any] = DataLoader(
-        Examples(objective.examples),
+        objective.examples,  # type: ignore[arg-type]  # a sequence is a dataset
         batch_sampler=sampler,
         collate_fn=objective.collate,
         num_workers=settings.workers,
@@ -177,7 +169,7 @@ def _train(
 
 
 def training_seconds(folder: Path) -> float:
-    """Seconds spent in training steps, over all interruptions, of the run in `folder`."""
+    """Seconds spent in training steps, over all interruptions."""
     progress = read_progress(folder)
     return float(progress["seconds"]) if progress else math.nan
 
@@ -226,10 +218,11 @@ class _Run:
         paradigm.zero_grad()  # and gradients
         torch.manual_seed(s.seed * 1_000_003 + accelerator.process_index)
         self.model, whole = prepare(paradigm, accelerator, recompute=s.recompute, compiled=s.compiled)
-        heads = [p for n, p in paradigm.named_parameters() if p.requires_grad and ".backbone." not in f".{n}"]
-        body = [p for n, p in paradigm.named_parameters() if p.requires_grad and ".backbone." in f".{n}"]
-        rate = s.learning_rate if s.head_learning_rate is None else s.head_learning_rate
-        groups = [{"params": body, "lr": s.learning_rate}, {"params": heads, "lr": rate}]
+        rates = s.learning_rate, s.head_learning_rate or s.learning_rate  # of the backbone, of heads
+        groups: list[dict[str, Any]] = [{"params": [], "lr": rate} for rate in rates]
+        for name, parameter in paradigm.named_parameters():
+            if parameter.requires_grad:
+                groups[".backbone." not in f".{name}"]["params"].append(parameter)
         optimizer = torch.optim.AdamW(
             [g for g in groups if g["params"]],
             weight_decay=s.weight_decay,

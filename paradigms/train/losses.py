@@ -1,7 +1,5 @@
 """Losses over scores: they see rel, never an encoder."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,10 +21,8 @@ def contrastive(
 ) -> Float[Tensor, ""]:
     """−(1/b) Σ log softmax(rel/τ)[target]: softmax cross-entropy over in-batch and hard negatives.
 
-    `excluded` candidates take no part: other documents that are relevant to the query too, and second
-    copies of its own. The target itself is never excluded. XTR's objective is this loss over its own rel.
-    A temperature is needed: with cosines and many negatives the target's probability at τ = 1 stays far
-    below 1 however good the scores are.
+    excluded: candidates that take no part (other relevant documents, copies); the target is never excluded.
+    With cosines and many negatives the target's probability at τ = 1 stays far below 1.
     """
     own = torch.zeros_like(excluded).scatter(1, target[:, None], True)
     logits = (scores / temperature).masked_fill(excluded & ~own, -torch.inf)
@@ -34,10 +30,7 @@ def contrastive(
 
 
 def kl(student: Float[Tensor, "b c"], teacher: Float[Tensor, "b c"]) -> Float[Tensor, ""]:
-    """(1/b) Σ_q KL(softmax(t_q) ‖ softmax(s_q)) over the c candidates of each query.
-
-    Santhanam et al. 2022 (NAACL), ColBERTv2, §3.2. It is 0 where s_q and t_q differ by a constant.
-    """
+    """(1/b) Σ_q KL(softmax(t_q) ‖ softmax(s_q)) over each query's c candidates (ColBERTv2, §3.2)."""
     log = torch.nn.functional.log_softmax
     return torch.nn.functional.kl_div(
         log(student, -1), log(teacher, -1), reduction="batchmean", log_target=True
@@ -47,8 +40,7 @@ def kl(student: Float[Tensor, "b c"], teacher: Float[Tensor, "b c"]) -> Float[Te
 def margin_mse(student: Float[Tensor, "b c"], teacher: Float[Tensor, "b c"]) -> Float[Tensor, ""]:
     """1/(b·k) Σ_q Σ_m ((s_q0 − s_qm) − (t_q0 − t_qm))²: the positive's margins over k = c − 1 negatives.
 
-    Hofstätter et al. 2020 (arXiv:2010.02666). The positive is at place 0. Unlike `kl` it asks for the
-    teacher's scale, too.
+    Hofstätter et al. 2020 (arXiv:2010.02666). Unlike `kl` it asks for the teacher's scale, too.
     """
     difference = student - teacher
     return (difference[:, :1] - difference[:, 1:]).square().mean()
@@ -96,9 +88,8 @@ DISTILLATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"kl": kl, "margi
 class Distillation:
     """(1 − w) · L + w · ℓ(rel/τ, t/τ_t): a loss over labels L, and ℓ towards a teacher's scores t.
 
-    Both ℓ read the student's scores as L does, divided by the student's own temperature τ. With cosines and
-    τ = 0.02 margins of up to 100 can be learned; τ = 1 and inner products are the setting of the paper on
-    `margin_mse`.
+    Both read scores divided by the student's τ. τ = 1 and inner products are the setting of the paper on
+    `margin_mse`; with cosines and τ = 0.02 margins of up to 100 can be learned.
     """
 
     loss: Literal["kl", "margin_mse"] = "kl"  # ℓ: a key of DISTILLATIONS

@@ -1,16 +1,11 @@
 """Where hard negatives come from: what a model ranks high and no judgement calls relevant.
 
-A round of mining is `mine` and `examples.build_examples`:
-
     run = mine(trained, corpus, split, depth=100)
     examples = build_examples(corpus, split, run, negatives=7, skip=0, depth=100, seed=0)
 
-A relevant document that nobody judged becomes a negative like any other, and more often so the better the
-model is. `skip` leaves out the first ranks, where most of them are; `teacher.FalseNegatives`, given to
-`build_examples`, leaves out those that a better model scores about as high as the relevant document.
+A relevant document that nobody judged becomes a negative too, more often the better the model is: `skip`
+leaves out the first ranks, `teacher.FalseNegatives` those that a better model scores high.
 """
-
-from __future__ import annotations
 
 import random
 import tempfile
@@ -53,17 +48,14 @@ def mine(
 
 
 def with_random(run: Run, corpus: Corpus, count: int, seed: int = 0) -> Run:
-    """The run with `count` other documents of the corpus after each query's own, drawn at random.
+    """The run with `count` other documents of the corpus, drawn at random, after each query's own.
 
-    100 of BM25 and 100 of these are the candidates of Luan et al. 2021, §4.2 and §5: to train on, and to
-    rerank. Fewer where the corpus has fewer. Same arguments, same result.
+    100 of BM25 and 100 of these are the candidates of Luan et al. 2021, §4.2 and §5.
     """
     joined: Run = {}
     for query, scores in run.items():
-        drawn = random.Random(f"{seed} {query}").sample(
-            range(len(corpus)), min(len(corpus), count + len(scores))
-        )
-        others = [id for id in (corpus.ids[n] for n in drawn) if id not in scores][:count]
+        drawn = random.Random(f"{seed} {query}").sample(corpus.ids, min(len(corpus), count + len(scores)))
+        others = [id for id in drawn if id not in scores][:count]
         last = min(scores.values(), default=0.0)
         joined[query] = scores | {id: last - 1 - n for n, id in enumerate(others)}
     return joined

@@ -1,7 +1,5 @@
 """What a training run minimises, as the loop sees it."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -22,10 +20,7 @@ class Objective(ABC):
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """The mean loss of this process's batch.
-
-        `model` is the paradigm as accelerate wrapped it: its forward is where gradients are averaged.
-        """
+        """The mean loss of this process's batch; `model` is the paradigm as accelerate wrapped it."""
 
     def prepare(self, step: int) -> None:  # noqa: B027 - most objectives keep nothing
-        """Renew what must be renewed before step `step`, on every process; by default nothing."""
+        """Renew what must be renewed before step `step`, on every process."""

@@ -1,11 +1,9 @@
 """∇ of the loss of all processes, each with the whole model (DDP) or with a shard of it (FSDP2).
 
-Both average the processes' gradients, so the steps are the same up to rounding. Which one it is, the launch
-says: `distributed_type: FSDP` in a configuration of accelerate, or anything else. accelerate knows FSDP on
-GPUs only; what is done here for it is torch's, and the same on processors.
+Both average the processes' gradients, so the steps are the same up to rounding. `distributed_type: FSDP` in a
+configuration of accelerate chooses shards. accelerate knows FSDP on GPUs only; what is done here is torch's,
+and the same on CPUs.
 """
-
-from __future__ import annotations
 
 import copy
 import os
@@ -32,16 +30,11 @@ def prepare(
 ) -> tuple[nn.Module, Model]:
     """(what is called in training, the paradigm that is written and measured), of one paradigm.
 
-    The second is the paradigm itself, unless this launch shards it: then it is a copy on the processor of the
-    main process, which `RunState.full_model` fills. An optimizer is to be made after this call, of the
-    paradigm's parameters. recompute: layers keep their inputs only, and compute the rest once more, with the
-    same dropout, for the backward pass. compiled: torch.compile of the layers, once for all batches' shapes.
-
-    To compile halves the speed on processors, as compiled layers go without what is faster there than torch's
-    own (`encoder.fast_cpu`). ColBERT over all-MiniLM-L6-v2, 32 pairs a batch, float32, on two
-    threads of an AMD processor with AVX-512 that others used too, torch 2.13: 4.9 pairs a second in place of
-    8.8; 3.6 in place of 7.5 with 180 tokens in every document. Compiling took 155 s, for three graphs that
-    serve batches of all lengths. Neither bfloat16 nor GPUs have been measured.
+    The second is the paradigm itself, unless this launch shards it: then a copy on the CPU of the main
+    process, which `RunState.full_model` fills. Make the optimizer after this call. recompute: layers keep
+    their inputs only, and compute the rest again in the backward pass. compiled: torch.compile of the layers,
+    once for all shapes; on CPUs that halves the speed (no `encoder.fast_cpu`), and GPUs have not been
+    measured.
     """
     for layer in paradigm.layers:
         layer.gradient_checkpointing = recompute  # type: ignore[assignment]

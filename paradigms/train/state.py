@@ -1,7 +1,5 @@
 """Everything that a training run is made of between two steps: agreed on, kept, found again."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -14,7 +12,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
@@ -73,13 +70,8 @@ class RunState:
         self.kept: list[int] = []
         self.best, self.best_step, self.seconds = -math.inf, 0, 0.0
 
-    # --- the full state on the main process: what sharded parameters change, and nothing else here does ---
-
     def full_model(self) -> Trainable:
-        """The paradigm with all of its weights, to be written or measured by the main process.
-
-        Every process calls this.
-        """
+        """The paradigm with all of its weights, on the main process. Every process calls this."""
         if isinstance(self.paradigm, FSDPModule):
             target = self.whole.state_dict()
             for name, tensor in self.paradigm.state_dict().items():
@@ -88,25 +80,8 @@ class RunState:
                     target[name].copy_(whole)
         return self.whole
 
-    def full_optimizer(self) -> dict[str, Tensor]:
-        """The optimizer's tensors by parameter name, whole. Every process calls this."""
-        main = self.accelerator.is_main_process
-        return checkpoint.optimizer_tensors(self.optimizer, self.paradigm, keep=main)
-
-    def put_back(self, model: Trainable, optimizer: dict[str, Tensor]) -> None:
-        """Take the weights of `model`, and what `full_optimizer` gave. Every process calls this."""
-        own = self.paradigm.state_dict()
-        weights = {name: spread(tensor, own[name]) for name, tensor in model.state_dict().items()}
-        self.paradigm.load_state_dict(weights)
-        checkpoint.put_optimizer(self.optimizer, self.paradigm, optimizer)
-
-    # --- files ----------------------------------------------------------------------------------------
-
     def resume(self) -> int:
-        """Load the newest whole checkpoint, where there is one, and return the step to go on from.
-
-        A damaged one after it is left out, with a warning; every process calls this.
-        """
+        """Load the newest whole checkpoint and return its step, or 0. Every process calls this."""
         history = self.folder / "history.jsonl"
 
         def find() -> int | None:
@@ -142,23 +117,27 @@ class RunState:
                 f"{self.folder} to start again"
             )
         tensors = load_file(place / "optimizer.safetensors")
-        self.put_back(type(self.paradigm).from_pretrained(place), tensors)
+        own, model = self.paradigm.state_dict(), type(self.paradigm).from_pretrained(place)
+        weights = {name: spread(tensor, own[name]) for name, tensor in model.state_dict().items()}
+        self.paradigm.load_state_dict(weights)
+        checkpoint.put_optimizer(self.optimizer, self.paradigm, tensors)
         checkpoint.load_random(place / "random.safetensors", self.accelerator.process_index)
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(found["scaler"])
         return found
 
     def save(self, step: int) -> None:
-        """Keep the state after `step` steps, and forget what is older than the newest `keep`.
+        """Keep the state after `step` steps, and remove all but the newest `keep`. Every process calls this.
 
-        Every process calls this. OSError, on all of them, where the disk does not take it: what was kept
-        before is whole.
+        OSError, on all of them, where the disk does not take it: what was kept before is whole.
         """
         random = {
             name: self.accelerator.gather(state[None].to(self.accelerator.device)).cpu()
             for name, state in checkpoint.random_states().items()
         }
-        model, optimizer = self.full_model(), self.full_optimizer()
+        main = self.accelerator.is_main_process
+        model = self.full_model()
+        optimizer = checkpoint.optimizer_tensors(self.optimizer, self.paradigm, keep=main)
         scaler = self.accelerator.scaler
         progress = {
             "step": step,
@@ -185,7 +164,7 @@ class RunState:
         by_main(write, self.accelerator)
 
     def save_best(self, model: Trainable, value: float, step: int) -> None:
-        """Keep `model` as the best so far, by a dev measure of `value`; for the main process alone."""
+        """Keep `model` as the best so far; for the main process alone."""
         with checkpoint.explained(self.folder / "best"):
             model.save_pretrained(self.folder / "best")
         self.best, self.best_step = value, step
@@ -194,7 +173,6 @@ class RunState:
 def by_main(action: Callable[[], Result], accelerator: Accelerator) -> Result:
     """What `action` gives on the main process, while the others wait; its error is raised by every process.
 
-    Raised by the main process alone it would leave the others waiting for as long as their patience lasts.
     An action calls nothing in which processes wait for each other.
     """
     failed: BaseException | None = None
@@ -216,10 +194,9 @@ def by_main(action: Callable[[], Result], accelerator: Accelerator) -> Result:
 
 @contextmanager
 def ending_all(accelerator: Accelerator, step: int) -> Iterator[None]:
-    """RuntimeError for an error of one process among several, which no script tells and goes on after.
+    """RuntimeError for an error of one process among several: the launcher then ends the others, which wait.
 
-    The process ends, and what launched it ends the others, which wait for it. A FloatingPointError passes:
-    every process raises that one.
+    A FloatingPointError passes: every process raises that one.
     """
     try:
         yield
@@ -236,7 +213,7 @@ def ending_all(accelerator: Accelerator, step: int) -> Iterator[None]:
 
 
 def _digest(examples: Sequence[Any]) -> str:
-    """sha256 of repr(list(examples)), of which no more than one example's is ever in memory."""
+    """sha256 of repr(list(examples)), with one example's in memory at a time."""
     found = hashlib.sha256(b"[")
     for n, example in enumerate(examples):
         found.update(f"{', ' if n else ''}{example!r}".encode("utf-8", "surrogatepass"))

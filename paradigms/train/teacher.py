@@ -1,7 +1,5 @@
 """t(q, d): the scores that training learns from beside the judgements, from a run or from another model."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -43,8 +41,8 @@ def score_of(scores: Run, query: str, document: str, whose: str) -> float:
 class FalseNegatives:
     """d is taken to be relevant where t(q, d) ≥ t(q, d⁺) − margin, or where t(q, d) ≥ share · t(q, d⁺).
 
-    Moreira et al. 2024 (arXiv:2407.15831), NV-Retriever: TopK-MarginPos and TopK-PercPos. A share of a score
-    below 0, as logits have, is no bound below it: there the rule is t(q, d) ≥ (2 − share) · t(q, d⁺).
+    Moreira et al. 2024 (arXiv:2407.15831), NV-Retriever: TopK-MarginPos and TopK-PercPos. Where t(q, d⁺) < 0,
+    as logits may be, the share's rule is t(q, d) ≥ (2 − share) · t(q, d⁺).
     """
 
     scores: ScorePairs
@@ -61,19 +59,13 @@ class FalseNegatives:
             raise ValueError(f"the share of a positive's score must lie in (0, 1], got {self.share}")
 
     def of(self, query: str, positive: str, candidates: Sequence[str], scores: Run) -> set[str]:
-        """The candidates that the rule takes to be relevant; ValueError names one without a score.
-
-        Other documents are left alone though they may have scores: a second start may know more of them.
-        """
+        """The candidates that the rule takes to be relevant; ValueError names one without a score."""
         name = "false-negative filter"
-        bound = self._bound(score_of(scores, query, positive, name))
-        return {d for d in candidates if score_of(scores, query, d, name) >= bound}
-
-    def _bound(self, positive: float) -> float:
+        bound = score_of(scores, query, positive, name)
         if self.share is not None:
-            return positive * (self.share if positive > 0 else 2 - self.share)
-        assert self.margin is not None
-        return positive - self.margin
+            bound *= self.share if bound > 0 else 2 - self.share
+        bound -= self.margin or 0.0
+        return {d for d in candidates if score_of(scores, query, d, name) >= bound}
 
 
 def pair_scores(
@@ -81,8 +73,8 @@ def pair_scores(
 ) -> ScorePairs:
     """t of `source`: a TREC run, or what a model scores once and keeps in `file` (`scored_once`).
 
-    A model is named by folder or hub name: a Hugging Face reranker, or what `registry.load` reads. Each needs
-    a file of its own. FileNotFoundError where the source is none of these.
+    A model is a folder or hub name: a Hugging Face reranker, or what `registry.load` reads. FileNotFoundError
+    where the source is none of these.
     """
     path, precision = Path(source), accelerator.mixed_precision
     if path.is_file():
@@ -107,8 +99,8 @@ def scored_once(
     """The scores of a model, of each pair once: all that it ever gave are kept in `file`, a TREC run.
 
     load() is called by a process that has pairs to score. All processes call the result and share the work,
-    in turns of whole queries with `pairs` pairs or just above (None: one turn). Each turn is a file beside
-    `file` until all are done, so that an interrupted run goes on after the last.
+    in turns of whole queries of about `pairs` pairs (None: one turn). Each turn is a file beside `file` until
+    all are done, so that an interrupted run goes on after the last.
     """
     parts = file.with_suffix(".parts")
 

@@ -1,7 +1,5 @@
 """One accelerator per script: device, precision, processes, and where its numbers are logged."""
 
-from __future__ import annotations
-
 import netrc
 import os
 import secrets
@@ -24,12 +22,11 @@ PRECISIONS = ("auto", "no", "bf16", "fp16")
 PATIENCE = timedelta(days=2)
 
 
-def start(*, tracker: str, precision: str, project: str, config: dict[str, Any], folder: Path) -> Accelerator:
-    """An Accelerator that logs to `tracker`: "wandb", or "none".
+def start(*, tracker: str, precision: str, config: dict[str, Any], folder: Path) -> Accelerator:
+    """An Accelerator that logs to `tracker`: "wandb" (`wandb_or_offline`), or "none".
 
-    precision: "no", "bf16", "fp16", or "auto": bf16 where the hardware multiplies it natively. W&B as in
-    `wandb_or_offline`. SystemExit says what is wrong with either, as fp16 on a processor, which would run in
-    float32.
+    precision: "no", "bf16", "fp16", or "auto": bf16 where the hardware multiplies it natively. SystemExit
+    says what is wrong with either, such as fp16 on a CPU, which would run in float32.
     """
     if precision not in PRECISIONS:
         raise SystemExit(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
@@ -46,7 +43,7 @@ def start(*, tracker: str, precision: str, project: str, config: dict[str, Any],
         raise SystemExit("precision fp16 needs a GPU: a processor would silently compute in float32")
     if tracker == "wandb":
         take(folder, accelerator)  # before its W&B run is joined
-        _start_wandb(accelerator, project, config, folder)
+        _start_wandb(accelerator, config, folder)
     return accelerator
 
 
@@ -66,13 +63,13 @@ def native_precision() -> str:
     return "bf16" if native else "no"  # other processors emulate it, slower than float32
 
 
-def _start_wandb(accelerator: Accelerator, project: str, config: dict[str, Any], folder: Path) -> None:
+def _start_wandb(accelerator: Accelerator, config: dict[str, Any], folder: Path) -> None:
     if not accelerator.is_main_process:  # which alone logs
         return
     goes_on = {"id": _run_id(folder), "resume": "allow"}
 
     def begin(options: dict[str, Any]) -> None:
-        accelerator.init_trackers(project, config, {"wandb": options | goes_on})
+        accelerator.init_trackers("retrieval-paradigms", config, {"wandb": options | goes_on})
 
     wandb_or_offline(begin, folder, accelerator.print)
 
@@ -90,8 +87,7 @@ def wandb_or_offline(
 ) -> Started:
     """begin(options of wandb.init) under the W&B policy of every script: logs in `folder`, never a question.
 
-    Offline when there is no key and WANDB_MODE is unset, and when the server does not answer in 15 s; `say`
-    gets a line then.
+    Offline without a key and WANDB_MODE, or where the server does not answer in 15 s; `say` gets a line then.
     """
     import wandb
 

@@ -121,9 +121,9 @@ def test_titles_stay_with_their_documents(tmp_path, packed):
 def test_corpus_refuses_repeated_ids_and_missing_texts():
     with pytest.raises(ValueError, match="must differ"):
         Corpus(["a", "a"], ["x", "y"])
-    with pytest.raises(ValueError, match="1 ids for 2 texts"):
+    with pytest.raises(ValueError, match="1 ids, 2 texts"):
         Corpus(["a"], ["x", "y"])
-    with pytest.raises(ValueError, match="one title per text, not 1 for 2 texts"):
+    with pytest.raises(ValueError, match="2 texts and 1 titles"):
         Corpus(["a", "b"], ["x", "y"], ["X"])
 
 

@@ -381,7 +381,7 @@ def test_wandb_goes_on_under_the_same_id(tmp_path: Path, monkeypatch: pytest.Mon
         Accelerator, "init_trackers", lambda self, project, config, options: started.append(options["wandb"])
     )
     for name in ("a", "a", "b"):
-        tracking.start(tracker="wandb", precision="no", project="p", config={}, folder=tmp_path / name)
+        tracking.start(tracker="wandb", precision="no", config={}, folder=tmp_path / name)
     first, again, other = (options["id"] for options in started)
     assert first == again != other
     assert {options["resume"] for options in started} == {"allow"}

@@ -32,7 +32,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def start(**changes: str) -> None:
-    options = {"tracker": "none", "precision": "no", "project": "p"} | changes
+    options = {"tracker": "none", "precision": "no"} | changes
     tracking.start(**options, config={}, folder=Path("unused"))
 
 
