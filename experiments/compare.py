@@ -6,12 +6,13 @@ to one results folder; an interrupted run goes on where it was, a finished one o
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from studies.shared_settings import EncoderTraining, System, read_systems
 
@@ -40,7 +41,9 @@ class Settings(EncoderTraining):
     Fields of a system: paradigm (by default its name); options and training, which override those below;
     backbone (of generative ones an encoder, which is frozen, or a T5 or BART; small: a T5 with random
     weights); checkpoint, compared as it is, where the options change its alignment: align, align_knobs,
-    normalise; index, made of it by experiments/encode.py"""
+    normalise; index, made of it by experiments/encode.py. Or fuse: '{"colbert": {}, "hybrid": {"fuse":
+    ["bm25", "colbert"]}}' by fusion, rrf (reciprocal ranks) or sum (scores from 0 to 1), and weights, which
+    sum chooses on dev where there are none"""
     options: dict[str, Any] = field(default_factory=dict)
     """settings of every paradigm that is trained here, such as '{"document_length": 256}'"""
     backbone: str = "offline"
@@ -51,11 +54,19 @@ class Settings(EncoderTraining):
     """optimizer steps for each encoder; 0 compares it as it is. Generative ones have training of their own"""
     index: str = "exact"
     """of encoded documents: exact, faiss, or compressed, which approximates in a quarter of the bytes"""
+    passages: int = 0
+    """split documents into passages of at most so many words, with their titles, for all that encode them; 0:
+    what is longer than the paradigm's document_length is cut"""
+    best_passages: int = 1
+    """a document's score is the sum of that of so many of its passages, the best ones. 1: MaxP"""
     depth: int = 100
     """documents retrieved per query, and BM25 candidates per query in rerank mode"""
     dev_queries: int = 0
     """dev queries to choose a state by, drawn by a hash where there are more: nDCG@10 of reranking BM25's
     first 10 documents and the relevant ones. 0: none, and the last state is kept"""
+    identical_ids: Literal["auto", "leave_out", "keep"] = "auto"
+    """a document with the id of the query: keep; leave_out, as BEIR does; auto: leave_out where most of these
+    documents hold the text of their query (ArguAna, Quora), keep where ids are equal by chance"""
     baseline: str = "bm25"
     """the system that the others are tested against"""
     seed: int = 0
@@ -75,7 +86,9 @@ class Settings(EncoderTraining):
                 raise SystemExit(f"system {name}, training: {shown(error)}") from error
         if self.size not in ("small", "full"):
             raise SystemExit(f"size must be small or full, got {self.size!r}")
-        for name in ("depth", "seeds"):
+        if self.passages < 0:
+            raise SystemExit(f"passages must be at least 0, got {self.passages}")
+        for name in ("depth", "seeds", "best_passages"):
             if getattr(self, name) < 1:
                 raise SystemExit(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.index not in INDEXES:
@@ -97,11 +110,15 @@ from rich.console import Console
 from studies.comparison_report import STAGES, make_report, show
 from studies.systems import Data, check, searcher, trained, training_runs, training_settings
 
-from paradigms import GENERATIVE, PARADIGMS, Paradigm
+from paradigms import GENERATIVE, PARADIGMS, Paradigm, load
 from paradigms.baselines.bm25 import BM25
-from paradigms.data import Collection, Split, read_run, write_run
+from paradigms.data import Collection, Run, Split, read_run, write_run
+from paradigms.data.by_document import Passages
+from paradigms.data.identical import own_documents, searching_others, told, without_own
+from paradigms.encoder.cut import count_cut
 from paradigms.encoder.text import ENCODERS
-from paradigms.index import INDEXES
+from paradigms.evaluate.fusion import fuse, tune_weights
+from paradigms.index import INDEXES, open_index
 from paradigms.io.files import write_json
 from paradigms.io.plugins import LOADED, plugin_of
 from paradigms.io.terminal import shown
@@ -151,7 +168,7 @@ def main(settings: Settings) -> None:
             try:
                 found = check(system, settings)
                 if found is not None and system.index:
-                    open_encoded(system.index, found, collection)
+                    open_encoded(system.index, found, collection, settings.passages)
             except (ValueError, TypeError, OSError, ImportError) as error:
                 raise SystemExit(f"system {name}: {shown(error)}") from error
     by_main(lambda: keep_settings(kept, folder, free), accelerator)
@@ -159,6 +176,13 @@ def main(settings: Settings) -> None:
     for run, (name, _) in training_runs(settings).items():
         by_main(partial(keep_settings, bound(settings.chosen[name]), folder / run, ()), accelerator)
     data = prepare(collection, splits, settings, progress=accelerator.is_main_process)
+    if data.own:
+        console.print(told(data.own))
+    if data.pieces:
+        documents, passages = len(collection.corpus), len(data.pieces.corpus)
+        console.print(
+            f"{documents:,} documents in {passages:,} passages of at most {settings.passages} words"
+        )
     if accelerator.is_main_process:
         run_bm25(data, settings, folder)
     accelerator.wait_for_everyone()
@@ -169,6 +193,9 @@ def main(settings: Settings) -> None:
         console.print(f"{run}, {number} of {len(training_runs(settings))}")
         try:
             system = settings.chosen[name]
+            if system.fuse:
+                by_main(partial(run_fused, name, system, data, settings, folder), accelerator)
+                continue
             run_system(run, system, data, replace(settings, seed=seed), folder, accelerator, console)
         except (ValueError, TypeError, OSError, FloatingPointError) as error:
             raise SystemExit(f"{run}: {shown(error)}") from error
@@ -188,7 +215,7 @@ def announce(settings: Settings, finished: set[str], documents: int, queries: in
         pairs = training.steps * training.batch_size if training else 0
         told.append(f"{name} ({training.steps:,} steps of {training.batch_size})" if training else name)
         left = {run for run, (of, _) in training_runs(settings).items() if of == name} - finished
-        for _ in left:
+        for _ in () if system.fuse else left:
             pair, document, query = GENERATOR if system.paradigm in GENERATIVE else ENCODER
             own = pair * pairs + document * documents * (not system.index) + query * queries
             frozen = training is not None and training.trained_layers
@@ -253,21 +280,26 @@ def prepare(
     dev_run = bm25.search(dev.queries, DEV_DEPTH, progress=progress)
     mined = train_split.queries if settings.negatives else {}
     train_run = bm25.search(mined, NEGATIVES_DEPTH, progress=progress and bool(mined))
-    return Data(collection, train_split, dev, test, others, bm25, seconds, dev_run, train_run)
+    asked = (own_documents(collection.corpus, of, settings.identical_ids) for of in (test, *others.values()))
+    own = frozenset().union(*asked)
+    corpus = collection.corpus
+    pieces = Passages(corpus, settings.passages, settings.best_passages) if settings.passages else None
+    return Data(collection, train_split, dev, test, others, bm25, seconds, dev_run, train_run, own, pieces)
 
 
 def run_bm25(data: Data, settings: Settings, folder: Path) -> None:
     """The BM25 system: its runs, its costs, and the candidates of rerank mode."""
     bm25, test, runs = data.bm25, data.test, folder / "runs"
     began = time.perf_counter()
-    run = bm25.search(test.queries, settings.depth, progress=True)
+    search = searching_others(bm25.search, data.own)
+    run = search(test.queries, settings.depth, progress=True)
     seconds = time.perf_counter() - began
-    pool = candidates(run, test.judgements, settings.depth)
+    pool = without_own(candidates(run, test.judgements, settings.depth), data.own)
     write_run(runs / "bm25.retrieve.run", run, tag="bm25")
     write_run(runs / "bm25.rerank.run", bm25.rerank(test.queries, pool), tag="bm25")
     write_run(runs / "candidates.run", pool, tag="bm25+gold")
     for split, other in data.others.items():
-        found = bm25.search(other.queries, settings.depth, progress=True)
+        found = search(other.queries, settings.depth, progress=True)
         write_run(runs / f"bm25.{split}.run", found, tag="bm25")
     matrix = bm25.matrix()
     size = matrix.data.nbytes + matrix.indices.nbytes + matrix.indptr.nbytes
@@ -277,6 +309,8 @@ def run_bm25(data: Data, settings: Settings, folder: Path) -> None:
         "search ms/query": 1000 * seconds / max(1, len(test.queries)),
         "bytes/document": size / max(1, len(data.collection.corpus)),
         "parameters": None,
+        "documents cut": None,
+        "% of tokens cut": None,
     }
     write_json(folder / "bm25" / "costs.json", cost)
 
@@ -293,6 +327,10 @@ def run_system(
     """Train or load, encode, search and rerank one system; costs.json, written last, says: finished."""
     own, runs = folder / name, folder / "runs"
     paradigm = trained(system, data, settings, own / "training", accelerator, console)
+    texts = data.pieces.corpus if data.pieces else data.collection.corpus
+    cut = count_cut(paradigm.encoder, texts) if isinstance(paradigm, Paradigm) else None
+    if cut and cut.cut:
+        console.print(f"{name}: {cut}")
     began = time.perf_counter()
     if accelerator.is_main_process or isinstance(paradigm, Paradigm):
         search, rerank, size = searcher(
@@ -301,11 +339,16 @@ def run_system(
             own / "index",
             accelerator.mixed_precision,
             settings.index,
-            index=open_encoded(system.index, paradigm, data.collection) if system.index else None,
+            index=(
+                open_encoded(system.index, paradigm, data.collection, settings.passages)
+                if system.index
+                else None
+            ),
             launch=accelerator,
             progress=accelerator.is_main_process,
         )
     if accelerator.is_main_process:
+        search = searching_others(search, data.own)
         encoded = time.perf_counter()
         run = search(data.test.queries, settings.depth, progress=True)
         searched = time.perf_counter()
@@ -322,10 +365,46 @@ def run_system(
             "search ms/query": 1000 * (searched - encoded) / max(1, len(data.test.queries)),
             "bytes/document": size,
             "parameters": sum(p.numel() for p in paradigm.parameters()),
+            "documents cut": cut and cut.cut,
+            "% of tokens cut": cut and 100 * cut.share,
         }
         write_json(own / "costs.json", cost)
     accelerator.wait_for_everyone()
     accelerator.free_memory()
+
+
+def run_fused(name: str, system: System, data: Data, settings: Settings, folder: Path) -> None:
+    """Fuse the runs of the first seed, with weights that are given, equal, or chosen on dev."""
+    runs, weights, chosen = folder / "runs", tuple(system.weights), ""
+    if system.fusion == "sum" and not weights:
+        found = [dev_run(of, data, settings, folder) for of in system.fuse]
+        weights, chosen = tune_weights(found, data.dev), f", chosen on {len(data.dev.queries):,} dev queries"
+    weights = weights or (1.0,) * len(system.fuse)
+    for stage in ("retrieve", "rerank", *data.others):
+        parts = [read_run(runs / f"{of}.{stage}.run") for of in system.fuse]
+        depth = None if stage == "rerank" else settings.depth
+        write_run(runs / f"{name}.{stage}.run", fuse(parts, weights, system.fusion, depth), tag=name)
+    told = {
+        "fusion": system.fusion,
+        "weights": dict(zip(system.fuse, weights, strict=True)),
+        "chosen": chosen,
+    }
+    write_json(folder / name / "fusion.json", told)
+    costs = [json.loads((folder / of / "costs.json").read_text()) for of in system.fuse]
+    added = ("search ms/query", "bytes/document")
+    write_json(folder / name / "costs.json", {cost: sum(of[cost] for of in costs) for cost in added})
+
+
+def dev_run(name: str, data: Data, settings: Settings, folder: Path) -> Run:
+    """What a finished system finds for the dev queries."""
+    if name == "bm25":
+        return data.bm25.search(data.dev.queries, settings.depth)
+    paradigm, index = load(folder / name / "checkpoint"), None
+    if isinstance(paradigm, Paradigm):
+        index = open_index(Path(settings.chosen[name].index or folder / name) / "index")
+    search, _, _ = searcher(paradigm, data, Path(), "no", index=index)
+    own = own_documents(data.collection.corpus, data.dev, settings.identical_ids)
+    return searching_others(search, own)(data.dev.queries, settings.depth)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,9 @@ class Settings:
     """size of a fixed subset, of pydocs alone; 0: all documents"""
     output: str = ""
     """results folder; empty: results/encode-PARADIGM-COLLECTION"""
+    passages: int = 0
+    """split documents into passages of at most so many words, with their titles; 0: what is longer than the
+    paradigm's document_length is cut"""
     index: str = "exact"
     """exact, faiss, or compressed, which approximates in a quarter of the bytes"""
     options: dict[str, Any] = field(default_factory=dict)
@@ -45,6 +48,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.index not in INDEXES:
             raise SystemExit(f"index must be one of {', '.join(INDEXES)}, got {self.index!r}")
+        if self.passages < 0:
+            raise SystemExit(f"passages must be at least 0, got {self.passages}")
         if self.batch_size < 1:
             raise SystemExit(f"batch_size must be at least 1, got {self.batch_size}")
 
@@ -56,6 +61,8 @@ from accelerate import Accelerator
 
 from paradigms import Paradigm, load
 from paradigms.data import Collection
+from paradigms.data.by_document import Passages
+from paradigms.encoder.cut import count_cut
 from paradigms.index import INDEXES, open_index
 from paradigms.index.base import TokenIndex
 from paradigms.index.weights import weights_checksum
@@ -104,14 +111,18 @@ def encode(
 ) -> None:
     """The index of the collection in folder/index, from where it is."""
     if (folder / "index").is_dir():
-        index = open_encoded(folder, paradigm, collection)
+        index = open_encoded(folder, paradigm, collection, settings.passages)
         console.print(f"Encoded before: {len(index):,} documents in {index.folder}")
         return
+    corpus = Passages(collection.corpus, settings.passages).corpus if settings.passages else collection.corpus
+    cut = count_cut(paradigm.encoder, corpus)
+    if cut and cut.cut:
+        console.print(str(cut) + ("" if settings.passages else ". --passages splits them"))
     began = time.perf_counter()
     index = INDEXES[settings.index].build(
         paradigm,
-        collection.corpus.ids,
-        collection.corpus,
+        corpus.ids,
+        corpus,
         folder / "index",
         keep=settings.keep,
         batch_size=settings.batch_size,
@@ -129,8 +140,11 @@ def encode(
         )
 
 
-def open_encoded(folder: str | Path, paradigm: Paradigm, collection: Collection) -> TokenIndex:
-    """The index that this script made in a folder. ValueError where other weights or documents made it.
+def open_encoded(
+    folder: str | Path, paradigm: Paradigm, collection: Collection, passages: int = 0
+) -> TokenIndex:
+    """The index that this script made in a folder. ValueError where other weights or documents made it, or
+    passages of another length.
 
     FileNotFoundError where it made none, or has not ended.
     """
@@ -139,7 +153,13 @@ def open_encoded(folder: str | Path, paradigm: Paradigm, collection: Collection)
         raise FileNotFoundError(f"{file} is missing: {folder} is not what experiments/encode.py writes")
     index = open_index(Path(folder) / "index")
     index.check(paradigm)
-    if json.loads(file.read_text(encoding="utf-8"))["fingerprint"] != collection.fingerprint:
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    if kept.get("passages", 0) != passages:
+        raise ValueError(
+            f"{folder} holds passages of {kept.get('passages', 0)} words, not {passages} (0: whole "
+            "documents): give both the same --passages"
+        )
+    if kept["fingerprint"] != collection.fingerprint:
         raise ValueError(
             f"{folder} holds another collection than {collection.name} as it is now: encode that"
         )

@@ -1,14 +1,17 @@
 """A saved paradigm reranks a TREC run; its measures beside the run's own, with intervals and significance.
 
-The output folder gets reranked.run, table.md, table.csv, per_query.csv and config.json. Several processes or
-GPUs share the encoding: accelerate launch --config_file experiments/configs/gpus.yaml experiments/rerank.py
+The output folder gets reranked.run, with --fuse fused.run too, table.md, table.csv,
+per_query.csv and config.json.
+Several processes or GPUs share the encoding:
+accelerate launch --config_file experiments/configs/gpus.yaml experiments/rerank.py
 """
 
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from paradigms.io.settings import command_line, folder_name
 
@@ -27,11 +30,25 @@ class Settings:
     documents: int = 0
     """size of a fixed subset, of pydocs alone; 0: all documents"""
     split: str = "test"
+    passages: int = 0
+    """split documents into passages of at most so many words, with their titles; 0: what is longer than the
+    paradigm's document_length is cut"""
+    best_passages: int = 1
+    """a document's score is the sum of that of so many of its passages, the best ones. 1: MaxP"""
     depth: int = 100
     """first documents of each query that are reranked; the rest is left out, on both sides"""
+    identical_ids: Literal["auto", "leave_out", "keep"] = "auto"
+    """a document with the id of the query: keep; leave_out, as BEIR does; auto: leave_out where most of these
+    documents hold the text of their query (ArguAna, Quora)"""
     index: str = ""
     """folder in which experiments/encode.py encoded the collection with the checkpoint; empty: the candidates
     are encoded"""
+    fuse: Literal["", "rrf", "sum"] = ""
+    """add the fusion of the run and its reranking: rrf, of reciprocal ranks, or sum, of scores from 0 to 1
+    with weights chosen on dev; empty: none"""
+    dev_run: str = ""
+    """TREC run of dev queries like the run, by which sum chooses its weights"""
+    dev_split: str = "dev"
     output: str = ""
     """results folder; empty: results/rerank-PARADIGM-COLLECTION"""
     precision: str = "no"
@@ -40,8 +57,11 @@ class Settings:
     """of the intervals and tests"""
 
     def __post_init__(self) -> None:
-        if self.depth < 1:
-            raise SystemExit(f"depth must be at least 1, got {self.depth}")
+        for name, least in (("depth", 1), ("best_passages", 1), ("passages", 0)):
+            if getattr(self, name) < least:
+                raise SystemExit(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if (self.fuse == "sum") != bool(self.dev_run):
+            raise SystemExit("fuse sum chooses its weights on dev: give both --fuse sum and --dev_run FILE")
         if self.precision not in ("no", "bf16", "fp16"):
             raise SystemExit(f"precision must be no, bf16 or fp16, got {self.precision!r}")
 
@@ -53,8 +73,11 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, parse_flag_from_env
 from encode import open_encoded
 
-from paradigms import Paradigm, load
-from paradigms.data import Collection, Run, read_run, write_run
+from paradigms import Generative, Paradigm, load
+from paradigms.data import Collection, Corpus, Run, read_run, write_run
+from paradigms.data.by_document import Passages
+from paradigms.data.identical import own_documents, told, without_own
+from paradigms.encoder.cut import count_cut
 from paradigms.evaluate import (
     MEASURES,
     csv_table,
@@ -65,6 +88,7 @@ from paradigms.evaluate import (
     with_judgements,
     write_per_query,
 )
+from paradigms.evaluate.fusion import fuse, tune_weights
 from paradigms.evaluate.reranking import rerank as rerank_texts
 from paradigms.index import ExactIndex
 from paradigms.io.files import write_json, write_text
@@ -85,24 +109,48 @@ def main(settings: Settings) -> None:
 
 def rerank(settings: Settings, state: PartialState, console: Terminal) -> None:
     run = read_run(settings.run)
+    dev = replace(settings, run=settings.dev_run, split=settings.dev_split)
     paradigm = load(settings.checkpoint).to(state.device)
     collection = open_collection(settings.collection, settings.documents or None, console)
     split = collection.split(settings.split)
     pool = candidates_of(run, collection, settings, console)
-    if isinstance(paradigm, Paradigm):
-        reranked = rerank_encoded(paradigm, collection, pool, settings, state)
+    pieces = None
+    if settings.passages:
+        if isinstance(paradigm, Generative):
+            raise ValueError(f"passages: {paradigm.name} names whole documents, and reads no passages")
+        pieces = Passages(collection.corpus, settings.passages, settings.best_passages)
+
+    def again(pool: Run, settings: Settings) -> Run:
+        """The candidates with the paradigm's scores, on the main process."""
+        corpus, asked = (pieces.corpus, pieces.passages(pool)) if pieces else (collection.corpus, pool)
+        queries, precision = collection.split(settings.split).queries, settings.precision
+        if isinstance(paradigm, Paradigm):
+            found = rerank_encoded(paradigm, collection, corpus, asked, settings, state, console)
+        else:
+            found = {}
+            if state.is_main_process:
+                found = rerank_texts(paradigm, queries, corpus, asked, precision=precision, progress=True)
+        return pieces.documents(found) if pieces else found
+
+    reranked, weights = again(pool, settings), (1.0, 1.0)
+    if settings.dev_run:
+        dev_pool = candidates_of(read_run(dev.run), collection, dev, console)
+        dev_again = again(dev_pool, dev)
     if not state.is_main_process:
         return
-    if not isinstance(paradigm, Paradigm):
-        reranked = rerank_texts(
-            paradigm, split.queries, collection.corpus, pool, precision=settings.precision, progress=True
-        )
+    if settings.dev_run:
+        weights = tune_weights([dev_pool, dev_again], collection.split(dev.split).only(dev_pool))
 
     name, before = paradigm.name, f"run {Path(settings.run).name}"
     output = Path(settings.output or f"results/rerank-{name}-{folder_name(settings.collection)}")
     split = with_judgements(split, collection.corpus, [pool])
     measures = collection.measures or MEASURES
-    measured = {of: on_split(run, split, measures) for of, run in ((before, pool), (name, reranked))}
+    runs = {before: pool, name: reranked}
+    if settings.fuse:
+        told = f" of {weights[0]:g} and {weights[1]:g}" if settings.dev_run else ""
+        fused = runs[f"fused ({settings.fuse}{told})"] = fuse([pool, reranked], weights, settings.fuse)
+        write_run(output / "fused.run", fused, tag="fused")
+    measured = {of: on_split(run, split, measures) for of, run in runs.items()}
     title = f"Reranked: the first {settings.depth} documents per query"
     table = result_table(title, measured, baseline=before, primary=measures[:1], seed=settings.seed)
     write_run(output / "reranked.run", reranked, tag=name)
@@ -115,20 +163,33 @@ def rerank(settings: Settings, state: PartialState, console: Terminal) -> None:
 
 
 def rerank_encoded(
-    paradigm: Paradigm, collection: Collection, pool: Run, settings: Settings, state: PartialState
+    paradigm: Paradigm,
+    collection: Collection,
+    corpus: Corpus,
+    pool: Run,
+    settings: Settings,
+    state: PartialState,
+    console: Console,
 ) -> Run:
-    """The pool with scores of a paradigm that encodes documents, on the main process; none on the others."""
-    corpus, queries = collection.corpus, collection.split(settings.split).queries
+    """The pool with scores of a paradigm that encodes documents, on the main process; none on the others.
+
+    corpus: the documents of the pool, or passages of them.
+    """
+    queries = collection.split(settings.split).queries
     if settings.index:
-        index = open_encoded(settings.index, paradigm, collection)
+        index = open_encoded(settings.index, paradigm, collection, settings.passages)
         return index.rerank(paradigm, queries, pool, progress=True) if state.is_main_process else {}
     ids = sorted({d for scores in pool.values() for d in scores}, key=corpus.position)
+    texts = [corpus[corpus.position(d)] for d in ids]
+    cut = count_cut(paradigm.encoder, texts)
+    if cut and cut.cut:
+        console.print(str(cut))
     with tempfile.TemporaryDirectory() as folder:
         [shared] = broadcast_object_list([folder])
         index = ExactIndex.build(
             paradigm,
             ids,
-            [corpus[corpus.position(d)] for d in ids],
+            texts,
             f"{shared}/index",
             precision=settings.precision,
             progress=state.is_main_process,
@@ -147,8 +208,12 @@ def candidates_of(run: Run, collection: Collection, settings: Settings, console:
         raise ValueError(f"{settings.run}: none of its {len(run)} queries is in {settings.split}")
     if len(known) < len(run):
         console.print(f"{len(run) - len(known):,} queries of {settings.run} are not in {settings.split}.")
+    split = collection.split(settings.split)
+    own = own_documents(collection.corpus, split, settings.identical_ids)
+    if own:
+        console.print(told(own))
     pool: Run = {}
-    for query, scores in known.items():
+    for query, scores in without_own(known, own).items():
         best = sorted(scores, key=lambda d: (-scores[d], d))[: settings.depth]
         for document in best:
             try:

@@ -11,6 +11,7 @@ from typing import Any
 from paradigms import CrossAttention, Paradigm, load
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Corpus, Split, read_run
+from paradigms.data.by_document import Passages
 from paradigms.evaluate import AlignmentExample
 from paradigms.evaluate.explain import explain, explain_bm25, explain_generative
 from paradigms.generative.model import Generative
@@ -24,11 +25,18 @@ def chosen_queries(split: Split, count: int) -> list[str]:
 
 
 def align_query(
-    query_id: str, corpus: Corpus, split: Split, bm25: BM25, systems: Mapping[str, Path], folder: Path
+    query_id: str,
+    corpus: Corpus,
+    split: Split,
+    bm25: BM25,
+    systems: Mapping[str, Path],
+    folder: Path,
+    pieces: Passages | None = None,
 ) -> list[AlignmentExample]:
     """A relevant document and the best that is not, by BM25, under every system of a results folder.
 
-    systems: name -> the folder that has its index, where it has one.
+    systems: name -> the folder that has its index, where it has one. pieces: what the indexes hold, where
+    these are passages.
     """
     query, judged = split.queries[query_id], split.judgements[query_id]
     pool = read_run(folder / "runs" / "candidates.run")[query_id]
@@ -47,8 +55,14 @@ def align_query(
                 views += [replace(view, system=name) for view in found]
                 continue
             others = [d for d in sorted(pool) if d != document_id]
+            read = text
+            if pieces:  # the best passage of the document, among all of the others
+                run = {query_id: dict.fromkeys(pieces.of(document_id), 0.0)}
+                best = next(iter(index.rerank(paradigm, {query_id: query}, run)[query_id]))
+                read = pieces.corpus[pieces.corpus.position(best)]
+                others = [passage for other in others for passage in pieces.of(other)]
             rest = index.tokens_of(others, paradigm.encoder.device) if "pool" in paradigm.reads else None
-            views.append(replace(explain(paradigm, query, text, rest), system=name))
+            views.append(replace(explain(paradigm, query, read, rest), system=name))
         example = AlignmentExample(query_id, document_id, query, text, document_id in relevant, views)
         examples.append(example)
     return examples

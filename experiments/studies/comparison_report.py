@@ -15,6 +15,7 @@ from studies.systems import Data, reranks, training_runs, training_settings
 
 from paradigms import GENERATIVE
 from paradigms.data import read_run
+from paradigms.data.identical import told
 from paradigms.data.within import learned_share
 from paradigms.evaluate import (
     MEASURES,
@@ -65,7 +66,7 @@ def make_report(
     plain = {
         name
         for name, system in settings.chosen.items()
-        if not (system.checkpoint or training_settings(system, settings))
+        if not (system.checkpoint or system.fuse or training_settings(system, settings))
     }
     untrained = {name: f"{name} (untrained)" for name in undone | plain}
     share = learned_share(data.train, data.test)
@@ -80,7 +81,7 @@ def make_report(
         if system.checkpoint and reranks(folder / name / "checkpoint")
     }
     labels = untrained | memorised | second
-    encoded = {name: Path(system.index or folder / name) for name, system in settings.chosen.items()}
+    encoded = {n: Path(of.index or folder / n) for n, of in settings.chosen.items() if not of.fuse}
     with progress_bar() as bar:
         measured = {
             stage: {
@@ -113,7 +114,7 @@ def make_report(
         alignments = [
             example
             for query in bar.track(chosen_queries(test, ALIGNED), description="alignments")
-            for example in align_query(query, corpus, test, data.bm25, encoded, folder)
+            for example in align_query(query, corpus, test, data.bm25, encoded, folder, data.pieces)
         ]
     write_per_query(folder / "per_query.csv", measured)
     splits = {settings.split: test, **data.others}
@@ -153,9 +154,19 @@ def make_report(
                 for name in sorted(undone)
             ),
             *generative_note(settings, share),
+            *(fused_note(name, folder) for name, system in settings.chosen.items() if system.fuse),
+            *filter(None, [told(data.own)]),
         ],
         alignments=alignments,
     )
+
+
+def fused_note(name: str, folder: Path) -> str:
+    """What a fused row is made of."""
+    told = json.loads((folder / name / "fusion.json").read_text())
+    weights = ", ".join(f"{of} {weight:g}" for of, weight in told["weights"].items())
+    how = f"fusion ({told['fusion']}) of the runs of one seed"
+    return f"{name}: {how} with the weights {weights}{told['chosen']}."
 
 
 def generative_note(settings: Any, share: float) -> list[str]:

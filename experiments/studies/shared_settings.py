@@ -131,6 +131,9 @@ class System:
     backbone: str = ""  # "" = that of all
     checkpoint: str = ""  # a saved paradigm, compared without training
     index: str = ""  # where experiments/encode.py encoded the collection with that checkpoint
+    fuse: list[str] = field(default_factory=list)  # systems of the comparison, or bm25, whose runs are fused
+    fusion: str = "rrf"  # of `paradigms.evaluate.fusion.METHODS`
+    weights: list[float] = field(default_factory=list)  # of these systems; [] = equal, of "sum" chosen on dev
 
 
 def read_systems(given: list[str] | dict[str, Any]) -> dict[str, System]:
@@ -146,10 +149,14 @@ def read_systems(given: list[str] | dict[str, Any]) -> dict[str, System]:
         try:
             check_type("its settings", told, dict)
             check_known(System, told)
-            system = systems[name] = System(**{"paradigm": "" if "checkpoint" in told else name} | told)
+            unnamed = "checkpoint" in told or "fuse" in told
+            system = systems[name] = System(**{"paradigm": "" if unnamed else name} | told)
             check_types(system)
         except ValueError as error:
             raise SystemExit(f"system {name}: {shown(error)}") from error
+        if system.fuse:
+            check_fused(name, told, given)
+            continue
         if system.paradigm not in known and not (system.checkpoint and not system.paradigm):
             raise SystemExit(
                 f"system {name}: unknown paradigm {system.paradigm}; there are {', '.join(known)}. One of "
@@ -160,3 +167,21 @@ def read_systems(given: list[str] | dict[str, Any]) -> dict[str, System]:
         if system.index and not system.checkpoint:
             raise SystemExit(f"system {name}: an index goes with the checkpoint that encoded it")
     return systems
+
+
+def check_fused(name: str, told: dict[str, Any], given: Any) -> None:
+    """SystemExit where a fused system has other settings, or fuses what is not there."""
+    from paradigms.evaluate.fusion import fuse
+
+    others = (
+        [of for of in given if of != name and not given[of].get("fuse")] if isinstance(given, dict) else []
+    )
+    unknown = [of for of in told["fuse"] if of not in ("bm25", *others)]
+    more = told.keys() - {"fuse", "fusion", "weights"}
+    if more or unknown or len(told["fuse"]) < 2 or len(set(told["fuse"])) < len(told["fuse"]):
+        what = f"{', '.join(sorted(more))} is not of a fused system" if more else f"fuse: {told['fuse']}"
+        raise SystemExit(f"system {name}: {what}; it fuses two or more of {', '.join(['bm25', *others])}")
+    try:
+        fuse([{} for _ in told["fuse"]], told.get("weights", ()), told.get("fusion", "rrf"))
+    except ValueError as error:
+        raise SystemExit(f"system {name}: {error}") from error

@@ -19,6 +19,7 @@ from paradigms.baselines.bm25 import BM25
 from paradigms.baselines.classifier import is_classifier
 from paradigms.baselines.cross_attention import HEAD
 from paradigms.data import Collection, Run, Split
+from paradigms.data.by_document import Passages
 from paradigms.encoder.text import Side
 from paradigms.generative.backbone import has_decoder
 from paradigms.generative.retriever import GenerativeRetriever
@@ -49,6 +50,8 @@ class Data:
     bm25_seconds: float  # to build
     dev_run: Run  # BM25's
     train_run: Run
+    own: frozenset[str] = frozenset()  # ids of queries that are documents themselves, which are left out
+    pieces: Passages | None = None  # of the documents, where these are split
 
 
 def searcher(
@@ -64,6 +67,7 @@ def searcher(
 ) -> tuple[Callable[..., Run], Callable[..., Run], float]:
     """(search, rerank, bytes per document) over the corpus, which all processes together encode into `folder`
     where it has to be and is not in `index` yet. launch: as in `build`. A reranker searches what BM25 finds.
+    What encodes documents does so with `data.pieces`, where there are some, and finds documents by them.
 
     ValueError for a generative paradigm that names the documents of another corpus.
     """
@@ -85,21 +89,27 @@ def searcher(
             )
         retriever = GenerativeRetriever(paradigm)
         return retriever.search, retriever.rerank, retriever.bytes_per_document
+    pieces = data.pieces
     if index is None:
+        read = pieces.corpus if pieces else corpus
         options: dict[str, Any] = {}
         if kind == "exact" and paradigm.encoder.dim == 1 and "ids" in paradigm.reads:
             kind, options = "inverted", {"bits": 16}  # as exact, and of weights of terms faster
         index = INDEXES[kind].build(
             paradigm,
-            corpus.ids,
-            corpus,
+            read.ids,
+            read,
             folder,
             precision=precision,
             progress=progress,
             launch=launch,
             **options,
         )
-    return partial(index.search, paradigm), partial(index.rerank, paradigm), index.bytes_per_document
+    find, again = partial(index.search, paradigm), partial(index.rerank, paradigm)
+    if pieces is None:
+        return find, again, index.bytes_per_document
+    size = index.bytes_per_document * len(pieces.corpus) / len(corpus)
+    return pieces.searching(find, again), pieces.reranking(again), size
 
 
 def check(system: System, settings: Any) -> Paradigm | None:
@@ -108,6 +118,8 @@ def check(system: System, settings: Any) -> Paradigm | None:
     Returns the paradigm of a checkpoint. settings: those of compare.py. The models that are made are let go.
     """
     options = settings.options | system.options
+    if system.fuse:
+        return None
     if system.checkpoint:
         loaded = opened(system)
         return loaded if isinstance(loaded, Paradigm) else None
@@ -202,7 +214,7 @@ def trained(
 
 def training_settings(system: System, settings: Any) -> TrainingSettings | None:
     """How the system is trained; None where it is not. settings: those of compare.py."""
-    if system.checkpoint:
+    if system.checkpoint or system.fuse:
         return None
     if system.paradigm in GENERATIVE:
         chosen = TRAINING | {"seed": settings.seed} | system.training

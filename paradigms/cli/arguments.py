@@ -87,6 +87,7 @@ def parser() -> argparse.ArgumentParser:
     add_model(made)
     add_precision(made)
     add_words(made)
+    add_passages(made)
 
     found = command(
         "search",
@@ -95,6 +96,10 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("folder", help="made by index, or a saved generative model")
     found.add_argument("query", nargs="*", help="texts; without any they are read from the terminal, by line")
     add_pickled(found)
+    add_best(found)
+    found.add_argument(
+        "--hybrid", action="store_true", help="fuse with BM25's results, by reciprocal ranks (not generative)"
+    )
     add_queries(found)
     add_shown(found)
 
@@ -109,6 +114,8 @@ def parser() -> argparse.ArgumentParser:
     add_model(ranked)
     add_precision(ranked)
     add_words(ranked)
+    add_passages(ranked)
+    add_best(ranked)
     add_queries(ranked)
     add_shown(ranked)
 
@@ -144,9 +151,14 @@ def parser() -> argparse.ArgumentParser:
     )
     beside.add_argument("folders", nargs="+", help="made by index from the same source")
     beside.add_argument("-q", "--query", action="append", default=[], help="a text; may be repeated")
+    beside.add_argument(
+        "--fuse", action="store_true", help="add the fusion of all: reciprocal ranks, or with --dev a sum"
+    )
+    beside.add_argument("--dev", metavar="SPLIT", help="queries that choose the weights of that sum, as dev")
     beside.add_argument("--output", help="folder for runs and tables")
     beside.add_argument("-k", type=count, default=100, help="documents of each query")
     add_pickled(beside)
+    add_best(beside)
     add_queries(beside)
 
     needed = command(
@@ -199,7 +211,27 @@ def add_words(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--words",
         type=count,
-        help=f"of a passage of a text file at most (default {WORDS}, fewer where the model reads fewer)",
+        help=f"of a passage at most (default {WORDS}, fewer where the model reads fewer)",
+    )
+
+
+def add_passages(command: argparse.ArgumentParser) -> None:
+    """Long documents, which a model cuts."""
+    command.add_argument(
+        "--passages",
+        action="store_true",
+        help="split documents of JSON lines or a collection too, into passages of --words; what is found are "
+        "documents, by their best passages",
+    )
+
+
+def add_best(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--best-passages",
+        type=count,
+        default=1,
+        metavar="N",
+        help="of split documents, the score is the sum of that of the N best passages (default 1: MaxP)",
     )
 
 
@@ -208,6 +240,12 @@ def add_queries(command: argparse.ArgumentParser) -> None:
         "--queries", help="file of queries: JSON lines {_id, text}, ID tab TEXT, or lines of text"
     )
     command.add_argument("--split", help="queries of the source, a collection, such as test")
+    command.add_argument(
+        "--identical-ids",
+        choices=["auto", "leave_out", "keep"],
+        default="auto",
+        help="with --split, a document with the query's id: auto leaves it out where it is the query's text",
+    )
 
 
 def add_shown(command: argparse.ArgumentParser) -> None:

@@ -13,9 +13,12 @@ from paradigms.cli import show
 from paradigms.cli.checkpoint import Checkpoint, words_that_fit
 from paradigms.cli.indexed import Indexed, make, open_folder
 from paradigms.cli.queries import read_queries, refuse_blank, typed
-from paradigms.cli.sources import check_source, documents, words_of
+from paradigms.cli.sources import check_source, documents, is_text, words_of
 from paradigms.data import Collection, Corpus, Problems, Run, read_run, write_run
 from paradigms.data import load as load_collection
+from paradigms.data.by_document import Passages
+from paradigms.data.identical import own_documents, searching_others, told, without_own
+from paradigms.encoder.cut import count_cut
 from paradigms.evaluate import (
     MEASURES,
     csv_table,
@@ -26,6 +29,7 @@ from paradigms.evaluate import (
     with_judgements,
 )
 from paradigms.evaluate.explain import explain
+from paradigms.evaluate.fusion import fuse, tune_weights
 from paradigms.evaluate.reranking import rerank
 from paradigms.formats.card import model_card, results_of
 from paradigms.generative.model import SETTINGS as GENERATIVE_SETTINGS
@@ -35,7 +39,8 @@ from paradigms.io.files import write_text
 from paradigms.io.terminal import Terminal
 from paradigms.train.tracking import native_precision
 
-BASELINE = "bm25"
+BASELINE, FUSED = "bm25", "fused"
+FUSED_DEPTH = 100  # documents of each run that are fused
 
 
 def run_index(settings: argparse.Namespace) -> None:
@@ -47,12 +52,16 @@ def run_index(settings: argparse.Namespace) -> None:
         Checkpoint.of(settings),
         kind=settings.kind,
         words=settings.words,
+        passages=settings.passages,
         pickled=settings.pickled,
         precision=precision_of(settings),
     )
     told = notes()
     show.problems(problems, told)
     tell_words(settings, made.made.words, told)
+    cut = count_cut(made.model.encoder, (made.pieces or made).corpus)
+    if cut and cut.cut:
+        told.print(f"{cut}" + ("" if made.made.words else " (--passages)"), soft_wrap=True)
     count = f"{len(made.corpus):,} document{'s' * (len(made.corpus) != 1)}"
     told.print(f"{count} of {settings.source} in {output}", soft_wrap=True)
     again = "".join(f" --plugin {quote(file)}" for file in settings.plugin) + " --pickled" * settings.pickled
@@ -68,12 +77,17 @@ def run_search(settings: argparse.Namespace) -> None:
     if (Path(settings.folder) / GENERATIVE_SETTINGS).is_file():
         model = Checkpoint(model=settings.folder).open(pickled=False)
         assert isinstance(model, Generative)
+        if settings.hybrid:
+            raise ValueError(f"--hybrid needs the documents' texts, which {settings.folder} has not")
         find = GenerativeRetriever(model).search
     else:
-        opened = open_folder(settings.folder, pickled=settings.pickled)
+        opened = open_folder(settings.folder, pickled=settings.pickled, best=settings.best_passages)
         corpus, find = opened.corpus, opened.search
+        find = with_bm25(find, corpus) if settings.hybrid else find
     queries = read_queries(settings, None if corpus is None else opened.made.source)
     if queries:
+        if corpus is not None:
+            find = searching_others(find, own_of(settings, opened.made.source, corpus, queries))
         run = find(queries, settings.k, progress=len(queries) > 1)
         show.results(queries, run, corpus, settings.format)
         return
@@ -91,7 +105,8 @@ def run_rerank(settings: argparse.Namespace) -> None:
     if not queries:
         raise ValueError("no query: give its text, --queries FILE or --split NAME")
     model = Checkpoint.of(settings).open(pickled=settings.pickled)
-    words = words_of(settings.source, settings.words, words_that_fit(model))
+    split = settings.passages and not is_text(settings.source)
+    words = words_of(settings.source, settings.words, words_that_fit(model), split)
     problems, told = Problems(), notes()
     rows = list(documents(settings.source, problems, words))
     show.problems(problems, told)
@@ -100,11 +115,16 @@ def run_rerank(settings: argparse.Namespace) -> None:
     tell_words(settings, words, told)
     ids, titles, texts = map(list, zip(*rows, strict=True))
     corpus = Corpus(ids, texts, titles)
-    run = read_run(settings.run) if settings.run else BM25.build(corpus, ids).search(queries, settings.depth)
+    own = own_of(settings, settings.source, corpus, queries)
+    find = searching_others(BM25.build(corpus, ids).search, own) if not settings.run else None
+    run = find(queries, settings.depth) if find else without_own(read_run(settings.run), own)
     known = {query: first(scores, settings.depth) for query, scores in run.items() if query in queries}
     if not known:
         raise ValueError(f"{settings.run} names none of the queries: {', '.join(list(queries)[:3])} …")
-    found = rerank(model, queries, corpus, known, precision=precision_of(settings), progress=True)
+    pieces = Passages(corpus, words, settings.best_passages) if split else None
+    of, asked = (pieces.corpus, pieces.passages(known)) if pieces else (corpus, known)
+    found = rerank(model, queries, of, asked, precision=precision_of(settings), progress=True)
+    found = pieces.documents(found) if pieces else found
     best = {query: first(scores, settings.k) for query, scores in found.items()}
     show.results({query: queries[query] for query in best}, best, corpus, settings.format)
 
@@ -119,6 +139,12 @@ def run_explain(settings: argparse.Namespace) -> None:
         raise ValueError(f"{settings.folder} finds nothing for {settings.query!r}")
     text = opened.corpus[opened.corpus.position(document)]
     others = [other for other in run if other != document]
+    if opened.pieces:  # the best passage of the document, among all of the others
+        best = opened.index.rerank(
+            opened.model, {"1": settings.query}, opened.pieces.passages({"1": {document: 0.0}})
+        )
+        text = opened.pieces.corpus[opened.pieces.corpus.position(next(iter(best["1"])))]
+        others = [passage for other in others for passage in opened.pieces.of(other)]
     pool = None
     if others and opened.model.recipe.reads_pool:
         pool = opened.index.tokens_of(others, opened.model.encoder.device)
@@ -134,14 +160,22 @@ def run_explain(settings: argparse.Namespace) -> None:
 
 def run_compare(settings: argparse.Namespace) -> None:
     """Every system's run, as a file where that is wanted; side by side, or measured."""
-    systems = [open_folder(folder, pickled=settings.pickled) for folder in settings.folders]
+    best = settings.best_passages
+    systems = [open_folder(folder, pickled=settings.pickled, best=best) for folder in settings.folders]
     check_same(systems)
     source, corpus = systems[0].made.source, systems[0].corpus
     queries = read_queries(settings, source)
     if not queries:
         raise ValueError("no query: give its text with --query, --queries FILE or --split NAME")
-    runs = {BASELINE: BM25.build(corpus, corpus.ids).search(queries, settings.k)}
-    runs |= {one.name: one.search(queries, settings.k, progress=True) for one in systems}
+    own = own_of(settings, source, corpus, queries)
+    runs = {BASELINE: searching_others(BM25.build(corpus, corpus.ids).search, own)(queries, settings.k)}
+    runs |= {
+        one.name: searching_others(one.search, own)(queries, settings.k, progress=True) for one in systems
+    }
+    if settings.dev and not settings.fuse:
+        raise ValueError("--dev chooses the weights of a fusion: give --fuse too")
+    if settings.fuse:
+        runs[FUSED] = fused(settings, source, systems, list(runs.values()))
     if settings.output:
         for name, run in runs.items():
             write_run(Path(settings.output) / f"{name}.run", run, tag=name)
@@ -151,6 +185,32 @@ def run_compare(settings: argparse.Namespace) -> None:
     measured(
         load_collection(source), settings.split, runs, Path(settings.output) if settings.output else None
     )
+
+
+def fused(settings: argparse.Namespace, source: str, systems: list[Indexed], runs: list[Run]) -> Run:
+    """The fusion of BM25 and all systems, with weights that --dev chooses, which are told."""
+    if not settings.dev:
+        return fuse(runs, k=settings.k)
+    dev, corpus = load_collection(source).split(settings.dev), systems[0].corpus
+    own = own_documents(corpus, dev, settings.identical_ids)
+    bm25 = BM25.build(corpus, corpus.ids)
+    searches: list[Callable[..., Run]] = [bm25.search, *(of.search for of in systems)]
+    weights = tune_weights([searching_others(of, own)(dev.queries, settings.k) for of in searches], dev)
+    names = [BASELINE, *(of.name for of in systems)]
+    listed = ", ".join(f"{name} {weight:g}" for name, weight in zip(names, weights, strict=True))
+    notes().print(f"{FUSED}: a sum with weights chosen on {settings.dev}: {listed}", soft_wrap=True)
+    return fuse(runs, weights, "sum", settings.k)
+
+
+def with_bm25(find: Callable[..., Run], corpus: Corpus) -> Callable[..., Run]:
+    """A search whose first documents are fused with BM25's, by reciprocal ranks."""
+    bm25 = BM25.build(corpus, corpus.ids)
+
+    def found(queries: dict[str, str], k: int, **options: bool) -> Run:
+        depth = max(k, FUSED_DEPTH)
+        return fuse([find(queries, depth, **options), bm25.search(queries, depth)], k=k)
+
+    return found
 
 
 def run_export(settings: argparse.Namespace) -> None:
@@ -184,7 +244,7 @@ def check_same(systems: list[Indexed]) -> None:
     """ValueError unless all folders hold the same documents, under names of their own."""
     first_one = systems[0]
     for other in systems[1:]:
-        same_source = other.made.source == first_one.made.source
+        same_source = other.made.source == first_one.made.source and not first_one.made.passages
         if same_source and other.made.words != first_one.made.words:
             raise ValueError(
                 f"{first_one.folder} has passages of {first_one.made.words} words and {other.folder} of "
@@ -192,9 +252,21 @@ def check_same(systems: list[Indexed]) -> None:
             )
         if other.made.fingerprint != first_one.made.fingerprint:
             raise ValueError(f"{first_one.folder} and {other.folder} hold different documents")
-    names = [BASELINE, *(one.name for one in systems)]
+    names = [BASELINE, FUSED, *(one.name for one in systems)]
     if len(set(names)) < len(names):
         raise ValueError(f"each folder needs a name of its own, got {', '.join(names)}")
+
+
+def own_of(
+    settings: argparse.Namespace, source: str, corpus: Corpus, queries: dict[str, str]
+) -> frozenset[str]:
+    """The documents that are queries of the split that was asked for, which are told and left out."""
+    if not settings.split or not queries.keys() & set(corpus.ids):
+        return frozenset()
+    own = own_documents(corpus, load_collection(source).split(settings.split), settings.identical_ids)
+    if own:
+        notes().print(told(own), soft_wrap=True)
+    return own
 
 
 def first(scores: dict[str, float], count: int) -> dict[str, float]:
@@ -221,4 +293,4 @@ def notes() -> Terminal:
 def tell_words(settings: argparse.Namespace, words: int, console: Terminal) -> None:
     """How text files were cut, where the user has not said how."""
     if words and not settings.words:
-        console.print(f"Text files are cut into passages of at most {words} words (--words)", soft_wrap=True)
+        console.print(f"Texts are cut into passages of at most {words} words (--words)", soft_wrap=True)

@@ -7,17 +7,19 @@ but `rerank` and `export` work on such folders.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
 from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.cli.checkpoint import Checkpoint, whole, words_that_fit
-from paradigms.cli.sources import check_source, documents, words_of
+from paradigms.cli.sources import check_source, documents, is_text, words_of
 from paradigms.data import Corpus, Problems, Run
 from paradigms.data.beir import read_corpus, write_corpus
+from paradigms.data.by_document import Passages
 from paradigms.data.collection import Digest
 from paradigms.data.lines import Document
 from paradigms.data.texts import (
@@ -48,6 +50,7 @@ class Made(Checkpoint):
     kind: str  # of `INDEXES`
     words: int  # of a passage; 0 where the source is no text files
     fingerprint: str  # of the documents
+    passages: bool = False  # whether the index holds passages of the documents in corpus.jsonl
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Indexed:
     corpus: Corpus
     index: TokenIndex
     model: Paradigm
+    pieces: Passages | None = None  # of the documents, where the index holds these
 
     @property
     def name(self) -> str:
@@ -68,7 +72,10 @@ class Indexed:
         """The k best documents of every query, best first; none of a query without a token."""
         tokenize = self.model.encoder.tokenize
         known = {id: text for id, text in queries.items() if tokenize([text], "query").counts.any()}
-        found = self.index.search(self.model, known, k, progress=progress)
+        search: Callable[..., Run] = partial(self.index.search, self.model)
+        if self.pieces:
+            search = self.pieces.searching(search, partial(self.index.rerank, self.model))
+        found = search(known, k, progress=progress)
         return {id: found.get(id, {}) for id in queries}
 
 
@@ -79,13 +86,15 @@ def make(
     *,
     kind: str = "exact",
     words: int | None = None,
+    passages: bool = False,
     pickled: bool = False,
     precision: str = "no",
     batch_size: int = 64,
 ) -> tuple[Indexed, Problems]:
     """Index a source. A folder that holds the same is left as it is; an interrupted build goes on.
 
-    words: of a passage of a text file; None = as many as fit the model. FileExistsError where the folder
+    words: of a passage; None = as many as fit the model. passages: split documents that are no text files,
+    which are then found by their best passages. FileExistsError where the folder
     holds something else; ValueError where the source has no document.
     """
     problems, digest, file, begun = Problems(), Digest(), folder / MARKER, folder / BEGUN
@@ -98,12 +107,13 @@ def make(
         if not isinstance(paradigm, Paradigm):
             why = next(why for kind, why in NO_INDEX.items() if isinstance(paradigm, kind))
             raise ValueError(f"{checkpoint.model} holds {paradigm.name}, {why}")
-        words = words_of(source, words, words_that_fit(paradigm))
+        passages = passages and not is_text(source)
+        words = words_of(source, words, words_that_fit(paradigm), passages)
         found = _digested(documents(source, problems, words), digest)
 
         def made() -> Made:
             own = {"source": whole(source), "kind": kind, "words": words, "fingerprint": digest.hexdigest()}
-            return Made(**asdict(checkpoint) | own)
+            return Made(**asdict(checkpoint) | own, passages=passages)
 
         if file.is_file():
             for _ in found:
@@ -116,6 +126,7 @@ def make(
         write_text(begun, "")
         write_corpus(chain([first], found), folder / CORPUS)
         corpus = read_corpus(folder / CORPUS)
+        corpus = Passages(corpus, words).corpus if passages else corpus
         INDEXES[kind].build(
             paradigm,
             corpus.ids,
@@ -141,8 +152,13 @@ def _own(folder: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
-def open_folder(folder: str | Path, paradigm: Paradigm | None = None, *, pickled: bool = False) -> Indexed:
-    """What `make` made. paradigm: its model, where that is open. FileNotFoundError where there is none."""
+def open_folder(
+    folder: str | Path, paradigm: Paradigm | None = None, *, pickled: bool = False, best: int = 1
+) -> Indexed:
+    """What `make` made. paradigm: its model, where that is open. FileNotFoundError where there is none.
+
+    best: passages of a document whose scores are summed, where the index holds passages.
+    """
     folder = Path(folder)
     file = folder / MARKER
     if not file.is_file():
@@ -153,11 +169,12 @@ def open_folder(folder: str | Path, paradigm: Paradigm | None = None, *, pickled
         )
     made, digest = _made(file), Digest()
     index, corpus = open_index(folder / INDEX), read_corpus(folder / CORPUS, digest)
-    if digest.hexdigest() != made.fingerprint or corpus.ids != index.ids:
+    pieces = Passages(corpus, made.words, best) if made.passages else None
+    if digest.hexdigest() != made.fingerprint or (pieces.corpus if pieces else corpus).ids != index.ids:
         raise ValueError(f"{folder / CORPUS} has other documents than were indexed: index the source again")
     paradigm = paradigm or made.open(pickled=pickled)
     index.check(paradigm)
-    return Indexed(folder, made, corpus, index, paradigm)
+    return Indexed(folder, made, corpus, index, paradigm, pieces)
 
 
 def _made(file: Path) -> Made:

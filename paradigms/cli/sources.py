@@ -51,15 +51,17 @@ def is_text(source: str) -> bool:
     return _rows(source) is None and (path.is_file() or (path.is_dir() and not is_collection(path)))
 
 
-def words_of(source: str, asked: int | None, fit: int) -> int:
+def words_of(source: str, asked: int | None, fit: int, passages: bool = False) -> int:
     """Words of a passage: as asked, or as fit the model; 0 of a source that is not cut.
+
+    passages: whether documents are split, too, that are no text files.
 
     ValueError where they are asked for of one that is not.
     """
-    if is_text(source):
+    if passages or is_text(source):
         return asked or fit
     if asked:
-        raise ValueError(f"--words is of text files, and {source} has documents, which are not cut")
+        raise ValueError(f"--words is of text files, and {source} has documents, which --passages splits")
     return 0
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from paradigms.data import lotte, miracl, open_qa
 from paradigms.data.collection import Collection, Problems, assemble, grade, joined, text_of, title_of
 
+PARTS = ("corpus", "queries", "qrels")
 REPORTED = {"miracl": miracl.MEASURES, "lotte": lotte.MEASURES, "dpr-w100": open_qa.MEASURES}
 
 
@@ -36,24 +37,30 @@ def read_hub(path: str, prefix: str | None = None) -> Collection:
     """Collection of a hub dataset, or of a local folder that `datasets` reads, in a BEIR hub layout.
 
     Corpus and queries are the configurations "corpus" and "queries"; judgements (query-id, corpus-id, score)
-    are "qrels" or "default" of the same dataset (mteb/*) or the dataset <path>-qrels (BeIR/*). With a prefix
-    such as "de", the configurations are "de-corpus" or "corpus-de" and so on. ValueError says which were
-    looked for.
+    are "qrels" or "default" of the same dataset (as mteb/* has them) or the dataset <path>-qrels (as BeIR/*
+    has them). With a prefix such as "de", the configurations are "de-corpus" or "corpus-de" and so on; where
+    the configurations have no prefix it is a split of each, such as NanoSciFact of NanoBEIR-en, read as test.
+    So is the one split, "train", of each dataset Nano*. Judgements without a score are relevant (1). ValueError
+    says which configurations were looked for.
     """
     import datasets
 
     name = f"hf:{path}" + (f":{prefix}" if prefix else "")
     problems = Problems()
     with _quiet(datasets):
-        configurations = datasets.get_dataset_config_names(path)
+        configurations, split = datasets.get_dataset_config_names(path), None
+        if _configuration(configurations, "corpus", prefix) is None and {*PARTS} <= {*configurations}:
+            prefix, split = None, prefix
         corpus, queries = (
-            _rows(datasets, path, _required(name, configurations, part, prefix))
+            _rows(datasets, path, _required(name, configurations, part, prefix), split)
             for part in ("corpus", "queries")
         )
         qrels = _configuration(configurations, "qrels", prefix)
         judged = (
             datasets.load_dataset(path, qrels) if qrels else datasets.load_dataset(f"{path}-qrels", prefix)
         )
+    if split or (list(judged) == ["train"] and path.rstrip("/").rsplit("/", 1)[-1].startswith("Nano")):
+        judged = {"test": judged[split or "train"]}
     return assemble(
         name,
         ((_id(row, name), title_of(row), text_of(row)) for row in corpus),
@@ -149,8 +156,11 @@ def _required(name: str, existing: Sequence[str], part: str, prefix: str | None)
     return found
 
 
-def _rows(datasets: Any, path: str, configuration: str) -> Any:
-    parts = list(datasets.load_dataset(path, configuration).values())
+def _rows(datasets: Any, path: str, configuration: str, split: str | None) -> Any:
+    found = datasets.load_dataset(path, configuration)
+    if split is not None and split not in found:
+        raise ValueError(f"hf:{path} has no {split!r} in {configuration}; it has {', '.join(found)}")
+    parts = [found[split]] if split is not None else list(found.values())
     return parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
 
 
@@ -169,8 +179,8 @@ def _id(row: dict, name: str) -> str:
 def _judgements(rows: Iterable[dict], split: str, problems: Problems) -> Iterator[tuple[str, str, int]]:
     for number, row in enumerate(rows):
         try:
-            yield str(row["query-id"]), str(row["corpus-id"]), grade(row["score"])
-        except (KeyError, ValueError) as error:
+            yield str(row["query-id"]), str(row["corpus-id"]), grade(row.get("score", 1))
+        except (KeyError, TypeError, ValueError) as error:
             problems.add("malformed judgement (left out)", f"{split}, row {number}: {error!r}")
 
 

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.data import Collection, Corpus, Problems, Run, Split, hold_out, load
+from paradigms.data.identical import own_documents, without_own
 from paradigms.data.trec import check_ids
 from paradigms.encoder.frozen import LowerStates
 from paradigms.encoder.text import SIDES, Batch, Side, TextEncoder
@@ -158,7 +159,8 @@ def fit(
     """
     if (teacher is None) != (training.distillation is None):
         raise ValueError("a distillation needs a teacher, and a teacher a distillation: give both or neither")
-    corpus, (queries, dev_split), (train_run, dev_run) = collection.corpus, splits, runs
+    corpus, (queries, dev_split) = collection.corpus, splits
+    train_run, dev_run = map(partial(_others, corpus), splits, runs)
     problems = Problems()
     given: dict[str, Any] = {"suspects": suspects, "teacher": teacher, "problems": problems}
     examples = build_examples(corpus, queries, train_run, negatives, NEGATIVES_DEPTH, training.seed, **given)
@@ -177,6 +179,11 @@ def fit(
     elif layers:
         by_main(lambda: shutil.rmtree(own, ignore_errors=True), accelerator)
     return trained
+
+
+def _others(corpus: Corpus, split: Split, run: Run) -> Run:
+    """The run of the split without a query's own document, no negative of it (`own_documents`)."""
+    return without_own(run, own_documents(corpus, split))
 
 
 def keep_states(

@@ -18,6 +18,7 @@ from paradigms.cli.arguments import main
 from paradigms.cli.commands import output_name
 from paradigms.cli.queries import from_file, typed
 from paradigms.data import Corpus, read_run
+from paradigms.evaluate.fusion import fuse
 from paradigms.evaluate.report import SystemAlignment
 from paradigms.generative.dsi import dsi
 from paradigms.index.exact import ExactIndex
@@ -205,6 +206,34 @@ def test_json_lines_and_collections_are_sources(source, models, capsys):
     assert "rows.jsonl" in refused("index", "rows.jsonl", "--output", "rows.jsonl")
 
 
+def test_long_documents_are_split_and_found_whole(source, models, capsys):
+    """The end of a document that is beyond the model's 24 tokens is read with --passages alone."""
+    long = " ".join(["fish in the sea"] * 8) + " cold snow on ice"
+    with open("rows.jsonl", "w") as stream:
+        for name, text in (TEXTS | {"long.txt": long}).items():
+            stream.write(json.dumps({"_id": name, "text": text}) + "\n")
+    model = ["--model", str(models["colbert"])]
+    main(["index", "rows.jsonl", *model, "--output", "cut"])
+    assert "1 of 4 documents are longer than 24 tokens and cut" in capsys.readouterr().err.replace("\n", " ")
+    main(["index", "rows.jsonl", *model, "--output", "split", "--passages", "--words", "4"])
+    assert "and cut" not in capsys.readouterr().err
+    asked = ["cold snow on ice", "--format", "jsonl"]
+    found = {}
+    for name in ("cut", "split"):
+        main(["search", name, *asked])
+        found[name] = {row["id"]: row["score"] for row in rows_of(capsys.readouterr().out)}
+        assert found[name].keys() == {*TEXTS, "long.txt"}
+    assert found["split"]["long.txt"] == pytest.approx(found["split"]["snow.txt"], abs=1e-3)
+    assert found["cut"]["long.txt"] < found["split"]["long.txt"] - 1e-3
+    main(["search", "split", "--best-passages", "2", *asked])
+    assert rows_of(capsys.readouterr().out)[0]["id"] == "long.txt"
+    main(["rerank", "rows.jsonl", *asked, *model, "--passages", "--words", "4"])
+    reranked = {row["id"]: row["score"] for row in rows_of(capsys.readouterr().out)}
+    assert reranked["long.txt"] == pytest.approx(found["split"]["long.txt"], abs=1e-3)
+    main(["explain", "split", "cold snow on ice", "--document", "long.txt"])
+    assert "snow" in capsys.readouterr().out
+
+
 @pytest.fixture
 def judged(source):
     """A BEIR folder whose queries are its documents."""
@@ -222,6 +251,21 @@ def test_compare_measures_judged_queries(judged, models, capsys):
     assert written == {"bm25.run", "colbert.run", "dpr.run", "table.csv", "table.md"}
     best = {q: next(iter(found)) for q, found in read_run("compared/colbert.run").items()}
     assert best == {f"q{n}": f"d{n}" for n in range(3)}
+
+
+def test_fusion_at_the_terminal(judged, models, capsys, source):
+    main(["index", str(judged), "--model", str(models["colbert"]), "--output", "one"])
+    (judged / "qrels" / "dev.tsv").write_text((judged / "qrels" / "test.tsv").read_text())
+    main(["compare", "one", "--split", "test", "--fuse", "--output", "rrf"])
+    runs = [read_run(f"rrf/{name}.run") for name in ("bm25", "one")]
+    assert read_run("rrf/fused.run") == fuse(runs)
+    capsys.readouterr()
+    main(["compare", "one", "--split", "test", "--fuse", "--dev", "dev", "--output", "sum"])
+    assert "weights chosen on dev: bm25 " in capsys.readouterr().err
+    main(["search", "one", "--split", "test", "--hybrid", "--format", "jsonl"])
+    found = [(row["query"], row["id"], row["score"]) for row in rows_of(capsys.readouterr().out)]
+    assert found == [(q, d, s) for q, scores in fuse(runs[::-1]).items() for d, s in scores.items()]
+    assert "--dev chooses the weights" in refused("compare", "one", "--split", "test", "--dev", "dev")
 
 
 def test_compare_shows_rankings_side_by_side(judged, models, capsys, indexed):

@@ -191,3 +191,23 @@ def test_without_ir_datasets_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ir_datasets", None)
     with pytest.raises(ImportError, match=r"retrieval-paradigms\[ir-datasets\]"):
         load("irds:beir/scifact/test")
+
+
+@pytest.mark.parametrize("publisher", ["sentence-transformers", "zeta-alpha-ai"])
+def test_nanobeir(tmp_path: Path, publisher: str) -> None:
+    """A split of every configuration, or a dataset whose one split is "train"; judgements have no score."""
+    qrels = [{"query-id": "q1", "corpus-id": "2"}]
+    parts = {"corpus": DOCUMENTS, "queries": QUERIES, "qrels": qrels}
+    if publisher == "sentence-transformers":
+        other = {"corpus": DOCUMENTS[:1], "queries": QUERIES[:1], "qrels": qrels}
+        both = {part: {"NanoSciFact": rows, "NanoNQ": other[part]} for part, rows in parts.items()}
+        name = "hf:" + dataset(tmp_path / "NanoBEIR-en", both) + ":NanoSciFact"
+        with pytest.raises(ValueError, match="has no 'NanoFiQA' in corpus; it has NanoSciFact, NanoNQ"):
+            load(name.replace(":NanoSciFact", ":NanoFiQA"))
+    else:
+        name = "hf:" + dataset(tmp_path / "NanoSciFact", {part: {"train": of} for part, of in parts.items()})
+    collection = load(name)
+    assert collection.corpus.ids == ["1", "2"]
+    assert list(collection.splits) == ["test"]
+    assert collection.split("test").judgements == {"q1": {"2": 1}}
+    assert not collection.problems

@@ -1,0 +1,116 @@
+"""The mean of several results folders of compare.py, each collection with the same weight.
+
+CQADupStack as BEIR reports it: twelve parts, each searched by itself, whose measures are averaged.
+
+    for part in path/to/cqadupstack/*/; do
+        .venv/bin/python experiments/compare.py --collection $part --steps 0 \\
+            --output results/cqa/$(basename $part)
+    done
+    .venv/bin/python experiments/average.py --folders '[results/cqa]'
+
+Intervals and tests resample the queries within each collection. The output folder gets table.md, table.csv.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from paradigms.io.settings import command_line
+
+
+@dataclass
+class Settings:
+    """Which results are averaged."""
+
+    folders: list[str]
+    """results folders of compare.py, or one folder that holds them"""
+    output: str = "results/average"
+    """results folder"""
+    baseline: str = "bm25"
+    """the system that the others are tested against"""
+    seed: int = 0
+    """of the intervals and tests"""
+
+    def __post_init__(self) -> None:
+        if len(self.folders) == 1 and not Path(self.folders[0], FILE).is_file():
+            self.folders = [str(file.parent) for file in sorted(Path(self.folders[0]).glob(f"*/{FILE}"))]
+        missing = next((folder for folder in self.folders if not Path(folder, FILE).is_file()), None)
+        if missing or len(self.folders) < 2:
+            raise SystemExit(
+                f"folders: {missing or 'two or more results folders'} without {FILE} of compare.py"
+            )
+
+
+FILE = "per_query.csv"
+
+if __name__ == "__main__":  # before the imports that take seconds
+    given = command_line(Settings, __doc__ or "")
+
+import csv
+
+import numpy as np
+from rich.console import Console
+
+from paradigms.evaluate import PerQuery, csv_table, markdown_table, result_table, rich_table
+from paradigms.io.files import write_text
+
+
+def main(settings: Settings) -> None:
+    try:
+        parts = {folder: read_per_query(Path(folder, FILE)) for folder in settings.folders}
+        stages = joined(parts)
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
+    tables = []
+    for stage, systems in stages.items():
+        if settings.baseline not in systems:
+            raise SystemExit(f"baseline: no {settings.baseline!r} in {stage}; there are {', '.join(systems)}")
+        title = f"{stage}: the mean of {len(parts)} collections"
+        primary = list(systems[settings.baseline].values)[:1]
+        tables.append(
+            result_table(title, systems, baseline=settings.baseline, primary=primary, seed=settings.seed)
+        )
+        Console().print(rich_table(tables[-1]))
+    output = Path(settings.output)
+    write_text(output / "table.md", "\n\n".join(map(markdown_table, tables)) + "\n")
+    write_text(output / "table.csv", "".join(map(csv_table, tables)))
+
+
+def read_per_query(file: Path) -> dict[tuple[str, str], dict[str, dict[str, float]]]:
+    """(stage, system) → measure → query → value. ValueError names the line of what is no value."""
+    found: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
+    with file.open(encoding="utf-8", newline="") as stream:
+        for number, row in enumerate(csv.DictReader(stream), 2):
+            try:
+                values = found.setdefault((row["stage"], row["system"]), {}).setdefault(row["measure"], {})
+                values[row["query"]] = float(row["value"])
+            except (KeyError, ValueError, TypeError) as error:
+                raise ValueError(f"{file}, line {number}: {error!r}") from error
+    return found
+
+
+def joined(parts: dict[str, dict]) -> dict[str, dict[str, PerQuery]]:
+    """stage → system → the values of all parts, a group each. ValueError names what one part lacks."""
+    first_name, first = next(iter(parts.items()))
+    stages: dict[str, dict[str, PerQuery]] = {}
+    for (stage, system), measures in first.items():
+        for folder, part in parts.items():
+            if part.get((stage, system), {}).keys() != measures.keys():
+                raise ValueError(f"{folder} has other measures of {system}, {stage}, than {first_name}")
+        queries = {folder: list(next(iter(part[stage, system].values()))) for folder, part in parts.items()}
+        stages.setdefault(stage, {})[system] = PerQuery(
+            queries=[f"{folder} {query}" for folder, of in queries.items() for query in of],
+            values={
+                m: np.array(
+                    [part[stage, system][m][q] for folder, part in parts.items() for q in queries[folder]]
+                )
+                for m in measures
+            },
+            groups=[folder for folder, of in queries.items() for _ in of],
+        )
+    return stages
+
+
+if __name__ == "__main__":
+    main(Settings(**given))

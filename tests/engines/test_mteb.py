@@ -1,0 +1,72 @@
+"""A paradigm in MTEB, evaluated by mteb's own classes on local tasks."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from paradigms import PARADIGMS, RERANKERS
+from tests import needs
+
+pytestmark = needs.module("mteb", "mteb", "pip install 'retrieval-paradigms[mteb]'")
+
+TEXTS = {"d1": "a black cat", "d2": "the bank of a river", "q2": "warm wood in the sea"}
+QUERIES = {"q1": "black cat", "q2": "warm wood in the sea"}
+
+
+def task(top_ranked: dict[str, list[str]] | None = None, identical: bool = False):
+    """A retrieval task with rows in memory, or a reranking task of these candidates."""
+    from datasets import Dataset
+    from mteb.abstasks.retrieval import AbsTaskRetrieval
+    from mteb.mocks.mock_tasks.retrieval import MockRetrievalTask
+
+    class Local(AbsTaskRetrieval):
+        metadata = MockRetrievalTask.metadata.model_copy(
+            update={"name": "Local", "type": "Reranking" if top_ranked else "Retrieval"}
+        )
+        ignore_identical_ids = identical
+
+        def load_data(self, **_: object) -> None:
+            part = {
+                "corpus": Dataset.from_list([{"id": d, "title": "", "text": t} for d, t in TEXTS.items()]),
+                "queries": Dataset.from_list([{"id": q, "text": t} for q, t in QUERIES.items()]),
+                "relevant_docs": {"q1": {"d1": 1}, "q2": {"d2": 1}},
+                "top_ranked": top_ranked,
+            }
+            self.dataset = {"default": {"test": part}}
+            self.data_loaded = True
+
+    return Local()
+
+
+def evaluated(model: object, task: object) -> dict:
+    import mteb
+
+    [result] = mteb.evaluate(model, [task], cache=None, show_progress_bar=False).task_results
+    return result.scores["test"][0]
+
+
+@pytest.mark.parametrize("name", ["dpr", "colbert"])
+def test_mteb_measures_what_our_search_finds(tiny_bert: Path, name: str):
+    from paradigms.engines.mteb import MTEBModel
+    from paradigms.index import ExactIndex
+
+    paradigm = PARADIGMS[name](str(tiny_bert), query_length=8, document_length=12)
+    model = MTEBModel(paradigm)
+    found = evaluated(model, task())
+    index = ExactIndex.build(paradigm, TEXTS.keys(), TEXTS.values(), tiny_bert.parent / f"{name}-index")
+    ranks = [list(index.search(paradigm, QUERIES)[q]).index(d) + 1 for q, d in (("q1", "d1"), ("q2", "d2"))]
+    assert found["mrr_at_10"] == pytest.approx(sum(1 / r for r in ranks) / 2, abs=1e-5)
+    assert model.mteb_model_meta.name == f"retrieval-paradigms/{name}"
+    without = evaluated(model, task(identical=True))
+    assert without["mrr_at_10"] >= found["mrr_at_10"]
+
+
+def test_a_reranker_orders_the_candidates_alone(tiny_bert: Path):
+    from paradigms.engines.mteb import MTEBModel
+
+    model = MTEBModel(RERANKERS["cross_attention"](str(tiny_bert)), name="mine")
+    found = evaluated(model, task(top_ranked={"q1": ["d1"], "q2": ["d1", "q2"]}))
+    assert found["recall_at_10"] == 0.5
+    with pytest.raises(ValueError, match=re.escape("evaluate it on reranking tasks")):
+        model.search([{"id": "q", "text": "cat"}], top_k=1, encode_kwargs={})

@@ -1,0 +1,112 @@
+"""One comparison with what BEIR's users ask for: identical ids, passages and fused systems."""
+
+import json
+from pathlib import Path
+
+import compare
+import encode
+import pytest
+import rerank
+
+from paradigms.data import load, read_run
+from paradigms.data.identical import own_documents
+from paradigms.evaluate import pictures
+from paradigms.evaluate.fusion import fuse
+from paradigms.io.settings import from_command_line
+from tests.tiny import WORDS as TEXT
+
+WORDS = TEXT.split()
+PASSAGES = ["--passages", "5", "--best_passages", "2"]
+
+
+@pytest.fixture(scope="module")
+def arguana(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sixteen documents of twenty words; every second one is also a query, whose answer is the next one."""
+    folder = tmp_path_factory.mktemp("data") / "arguana"
+    (folder / "qrels").mkdir(parents=True)
+    texts = [" ".join(WORDS[(7 * n + 3 * w) % len(WORDS)] for w in range(20)) for n in range(16)]
+    lines = [json.dumps({"_id": f"d{n}", "title": "", "text": text}) + "\n" for n, text in enumerate(texts)]
+    (folder / "corpus.jsonl").write_text("".join(lines))
+    (folder / "queries.jsonl").write_text("".join(lines[::2]))
+    for split, chosen in (("dev", range(0, 8, 2)), ("test", range(8, 16, 2))):
+        judged = "".join(f"d{n}\td{n + 1}\t1\n" for n in chosen)
+        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(arguana: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("results") / "compare"
+    options = {"query_length": 8, "document_length": 12}
+    flags = {"collection": arguana, "backbone": tiny_bert, "output": output, "steps": 0, "tracker": "none"}
+    fused = {"rrf": {"fuse": ["bm25", "colbert"]}, "sum": {"fuse": ["bm25", "dpr"], "fusion": "sum"}}
+    systems = json.dumps({"colbert": {}, "dpr": {}} | fused)
+    flags |= {"options": json.dumps(options), "systems": systems, "depth": 6}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pictures, "PICTURED", 0)
+        words = [f"--{name}={value}" for name, value in flags.items()] + PASSAGES
+        compare.main(from_command_line(compare.Settings, compare.__doc__ or "", words))
+    return output
+
+
+def test_a_query_never_finds_itself_and_all_find_as_many(results: Path, arguana: Path):
+    split = load(arguana).split("test")
+    assert own_documents(load(arguana).corpus, split) == set(split.queries)
+    for run in ("colbert.retrieve", "dpr.retrieve", "colbert.rerank", "candidates"):
+        found = read_run(results / "runs" / f"{run}.run")
+        assert all(query not in scores for query, scores in found.items())
+        assert "rerank" in run or run == "candidates" or {len(scores) for scores in found.values()} == {6}
+    assert "4 queries have a document" in (results / "report.html").read_text()
+
+
+def test_fused_systems_are_fusions_of_the_runs(results: Path):
+    runs = results / "runs"
+    for stage in ("retrieve", "rerank"):
+        parts = [read_run(runs / f"{name}.{stage}.run") for name in ("bm25", "colbert")]
+        assert read_run(runs / f"rrf.{stage}.run") == fuse(parts, k=6 if stage == "retrieve" else None)
+    told = json.loads((results / "sum" / "fusion.json").read_text())
+    assert sum(told["weights"].values()) == pytest.approx(1)
+    assert "sum: fusion (sum)" in (results / "report.html").read_text()
+    assert "chosen on 4 dev queries" in told["chosen"]
+
+
+@pytest.mark.parametrize(
+    ("system", "message"),
+    [
+        ({"fuse": ["bm25", "dpr"]}, r"fuse: \['bm25', 'dpr'\]; it fuses two or more of bm25, colbert"),
+        ({"fuse": ["bm25", "colbert"], "weights": [1]}, "system mixed: 2 runs need as many weights"),
+        ({"fuse": ["bm25", "colbert"], "fusion": "max"}, "fusion must be one of rrf, sum, got 'max'"),
+        ({"fuse": ["bm25", "colbert"], "training": {}}, "training is not of a fused system"),
+    ],
+)
+def test_what_cannot_be_fused_is_told(system: dict, message: str):
+    with pytest.raises(SystemExit, match=message):
+        compare.Settings(systems={"colbert": {}, "mixed": system})
+
+
+def test_costs_tell_what_is_cut(results: Path):
+    cost = json.loads((results / "dpr" / "costs.json").read_text())
+    assert cost["documents cut"] == 0
+    assert len(read_run(results / "runs" / "bm25.retrieve.run")) == 4
+
+
+def test_an_index_of_passages_reranks_as_the_comparison_does(results: Path, arguana: Path, tmp_path: Path):
+    checkpoint, encoded = results / "colbert" / "checkpoint", tmp_path / "encoded"
+    common = [f"--checkpoint={checkpoint}", f"--collection={arguana}"]
+    words = [*common, f"--output={encoded}", "--passages=5"]
+    encode.main(from_command_line(encode.Settings, encode.__doc__ or "", words))
+    run = results / "runs" / "candidates.run"
+    words = [*common, f"--run={run}", f"--index={encoded}", f"--output={tmp_path / 'out'}"]
+    rerank.main(from_command_line(rerank.Settings, rerank.__doc__ or "", words + PASSAGES))
+    expected = read_run(results / "runs" / "colbert.rerank.run")
+    found = read_run(tmp_path / "out" / "reranked.run")
+    assert all(found[query] == pytest.approx(expected[query], abs=1e-4) for query in expected)
+    fused = [*words, *PASSAGES, "--fuse=sum", f"--dev_run={tmp_path / 'dev.run'}"]
+    (tmp_path / "dev.run").write_text("d0 Q0 d1 1 2.0 x\nd0 Q0 d2 2 1.0 x\nd2 Q0 d3 1 1.0 x\n")
+    rerank.main(from_command_line(rerank.Settings, rerank.__doc__ or "", fused))
+    assert "fused (sum of 0.5 and 0.5)" in (tmp_path / "out" / "table.md").read_text()
+    assert read_run(tmp_path / "out" / "fused.run") == fuse([read_run(run), found], [0.5, 0.5], "sum")
+    with pytest.raises(SystemExit, match="fuse sum chooses its weights on dev"):
+        rerank.Settings(checkpoint="", run="", fuse="sum")
+    with pytest.raises(SystemExit, match="holds passages of 5 words, not 0"):
+        rerank.main(from_command_line(rerank.Settings, rerank.__doc__ or "", words))
