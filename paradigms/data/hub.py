@@ -40,8 +40,8 @@ def read_hub(path: str, prefix: str | None = None) -> Collection:
     are "qrels" or "default" of the same dataset (as mteb/* has them) or the dataset <path>-qrels (as BeIR/*
     has them). With a prefix such as "de", the configurations are "de-corpus" or "corpus-de" and so on; where
     the configurations have no prefix it is a split of each, such as NanoSciFact of NanoBEIR-en, read as test.
-    So is the one split, "train", of each dataset Nano*. Judgements without a score are relevant (1). ValueError
-    says which configurations were looked for.
+    So is the one split, "train", of each dataset Nano*. Judgements without a score are relevant (1).
+    ValueError says which configurations were looked for.
     """
     import datasets
 
