@@ -66,7 +66,7 @@ def searcher(
     progress: bool = True,
 ) -> tuple[Callable[..., Run], Callable[..., Run], float]:
     """(search, rerank, bytes per document) over the corpus, which all processes together encode into `folder`
-    where it has to be and is not in `index` yet. launch: as in `build`. A reranker searches what BM25 finds.
+    where it has to be and is not in `index` yet. launch: as in `build`. A reranker orders what BM25 finds.
     What encodes documents does so with `data.pieces`, where there are some, and finds documents by them.
 
     ValueError for a generative paradigm that names the documents of another corpus.

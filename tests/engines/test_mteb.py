@@ -22,7 +22,11 @@ def task(top_ranked: dict[str, list[str]] | None = None, identical: bool = False
 
     class Local(AbsTaskRetrieval):
         metadata = MockRetrievalTask.metadata.model_copy(
-            update={"name": "Local", "type": "Reranking" if top_ranked else "Retrieval"}
+            update={
+                "name": "Local",
+                "type": "Reranking" if top_ranked else "Retrieval",
+                "eval_splits": ["test"],
+            }
         )
         ignore_identical_ids = identical
 
