@@ -67,6 +67,7 @@ from paradigms.encoder.text import TextEncoder
 from paradigms.evaluate import per_query
 from paradigms.index import ExactIndex
 from paradigms.index.strategies import MEASURED, Strategies, rerank_strategies
+from paradigms.io.terminal import shown
 from paradigms.train.job import begin, keep_settings
 from paradigms.train.state import by_main
 

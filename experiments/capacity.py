@@ -116,10 +116,11 @@ from studies.pages import Measured, publish
 
 from paradigms import PARADIGMS, RERANKERS, CrossAttention, Paradigm
 from paradigms.data import Collection, Corpus, Run, Split, articles
-from paradigms.encoder.backbone import load_tokenizer, offline_encoder
+from paradigms.encoder.backbone import load_tokenizer, packaged
 from paradigms.evaluate.hybrid import System, candidate_scores, combine, tune
 from paradigms.index import ExactIndex
 from paradigms.io.files import write_json
+from paradigms.io.terminal import shown
 from paradigms.train.job import begin, fit, open_collection
 from paradigms.train.loop import TrainingSettings
 
@@ -134,7 +135,7 @@ def main(settings: Settings) -> None:
     try:
         benches = open_benches(settings, collection)
     except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from error
+        raise SystemExit(shown(error)) from error
     jobs = [
         job(bench, seed, name, settings, accelerator)
         for bench in benches
@@ -165,7 +166,7 @@ def main(settings: Settings) -> None:
 
 def open_benches(settings: Settings, collection: Collection) -> list[Bench]:
     """The task at every length; the BM25 that the paper takes ranks the candidates."""
-    backbone = offline_encoder() if settings.backbone == "offline" else settings.backbone
+    backbone = packaged(settings.backbone)
     tokenizer, answering = load_tokenizer(backbone), settings.task == "answers"
     counts = {"train": settings.train_queries, "dev": settings.dev_queries, "test": settings.test_queries}
     if answering:
@@ -228,7 +229,7 @@ def job(bench: Bench, seed: int, name: str, settings: Settings, accelerator: Acc
 
 def build(name: str, length: int, settings: Settings) -> Paradigm | CrossAttention:
     """The system of this name, untrained; it sees whole passages of `length` tokens."""
-    backbone = offline_encoder() if settings.backbone == "offline" else settings.backbone
+    backbone = packaged(settings.backbone)
     special = load_tokenizer(backbone).num_special_tokens_to_add()
     common: dict[str, Any] = {"query_length": settings.query_length, "document_length": length + special}
     common["pooling"] = settings.pooling

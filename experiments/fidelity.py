@@ -55,6 +55,7 @@ from paradigms.core import Tokens
 from paradigms.encoder.batches import by_length
 from paradigms.evaluate.claims import Claim
 from paradigms.io.progress import progress_bar
+from paradigms.io.terminal import shown
 from paradigms.train.job import begin
 from theory.collection import Problem, exact_thresholds, required_dimension
 from theory.projections import pairwise_error

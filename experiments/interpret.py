@@ -202,7 +202,7 @@ def weigh(found: list[Word], weights: Tensor, share: float) -> list[Word]:
     return found
 
 
-def show(pair: Pair, console: Console) -> None:
+def show(pair: Pair, console: Terminal) -> None:
     """One pair in the terminal: salient words are bold, aligned ones have the colour of their query word."""
     console.print()
     console.rule(Text(f"query {pair.query_id} → document {pair.document_id}"))
@@ -228,7 +228,7 @@ def show(pair: Pair, console: Console) -> None:
 
 def page(title: str, notes: list[str], pairs: list[Pair]) -> str:
     """What the terminal shows, as one HTML page that loads nothing."""
-    console = Console(record=True, file=StringIO(), width=110)
+    console = Terminal(record=True, file=StringIO(), width=110)
     console.rule(Text(title))
     scaled = "" if notes else " × salience of the document's word"
     console.print(

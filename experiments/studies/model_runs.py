@@ -25,6 +25,7 @@ from paradigms.data.within import within_documents
 from paradigms.evaluate import PerQuery, per_query
 from paradigms.index import ExactIndex
 from paradigms.io.files import write_json
+from paradigms.io.terminal import shown
 from paradigms.train.dev import candidates
 from paradigms.train.job import (
     DEV_DEPTH,
@@ -82,7 +83,7 @@ def open_bench(
         try:
             opened = within_documents(opened)
         except ValueError as error:
-            raise SystemExit(f"{error}: choose --division unseen") from error
+            raise SystemExit(f"{shown(error)}: choose --division unseen") from error
         sizes = ", ".join(f"{len(split.queries):,} {name}" for name, split in opened.splits.items())
         console.print(f"Queries divided within documents: {sizes}")
     train, dev = training_splits(opened, seed=0)
@@ -169,7 +170,7 @@ def run_jobs(jobs: Sequence[Job], accelerator: Accelerator, console: Console) ->
             prepared = job.prepare()
             by_main(lambda job=job, of=prepared: write_json(job.file, job.measure(of)), accelerator)
         except (ValueError, OSError, KeyError, FloatingPointError) as error:
-            raise SystemExit(f"{job.name}: {error}") from error
+            raise SystemExit(f"{job.name}: {shown(error)}") from error
         accelerator.free_memory()
     return [read_json(job.file) for job in jobs]
 

@@ -18,6 +18,7 @@ from paradigms.evaluate import Interval
 from paradigms.evaluate.claims import UNDECIDED, Claim, judge
 from paradigms.evaluate.report import format_number
 from paradigms.io.files import atomic_text, write_json, write_text
+from paradigms.io.terminal import Terminal
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -65,7 +66,7 @@ class Section:
 
 def print_sections(sections: Iterable[Section]) -> None:
     """The sections on the console, without figures."""
-    console = Console()
+    console = Terminal()
     for section in sections:
         console.print(f"\n{section.heading}", style="bold")
         if section.text:
@@ -159,7 +160,7 @@ def publish(
     page = folder / "report.html"
     write_page(page, title, summary, sections.values(), asdict(settings) | where, images)
     print_sections(list(sections.values())[:told])
-    Console().print(f"{summary}\nReport: {page}", soft_wrap=True)
+    Terminal().print(f"{summary}\nReport: {page}", soft_wrap=True)
     if accelerator.trackers:
         import wandb
 

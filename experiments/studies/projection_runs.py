@@ -8,6 +8,7 @@ from studies.settings import LexicalStudy
 
 from paradigms.baselines.lexical_vectors import Counts, Placement, Weighting, count_terms, weigh
 from paradigms.data import Collection
+from paradigms.io.terminal import shown
 from paradigms.train.job import open_collection
 from theory.collection import Problem
 from theory.projections import pairwise_error
@@ -22,7 +23,7 @@ def open_counts(settings: LexicalStudy, console: Console, documents: int = 0) ->
         queries = collection.split(settings.split).queries
         return collection, count_terms(collection.corpus, queries, settings.queries, settings.seed)
     except (KeyError, ValueError) as error:
-        raise SystemExit(str(error)) from error
+        raise SystemExit(shown(error)) from error
 
 
 def make_problem(

@@ -34,10 +34,9 @@ from studies.shared_settings import PairSettings
 from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm
 from paradigms.data import Problems, Split
 from paradigms.data.within import learned_share
-from paradigms.encoder.backbone import pretrained
+from paradigms.encoder.backbone import packaged, pretrained
 from paradigms.evaluate import per_query
 from paradigms.evaluate.reranking import rerank
-from paradigms.generative.backbone import located
 from paradigms.generative.pairs import Pair, indexing_pairs, retrieval_pairs
 from paradigms.generative.small import small_t5
 from paradigms.train.job import begin, content, fit, fit_pairs, keep_settings, training_pairs
