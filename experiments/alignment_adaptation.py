@@ -10,36 +10,26 @@ alignments and seeds may be added.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from studies.shared_settings import EncoderTraining, Tracker
+from studies.settings import EncoderStudy, at_least, different, known
 
 from paradigms.io.settings import command_line, folder_name
 
 
 @dataclass
-class Settings(EncoderTraining):
+class Settings(EncoderStudy):
     """Which ALIGNERs are adapted to what, from how many judged queries."""
 
     collections: list[str] = field(default_factory=lambda: ["pydocs"])
     """each pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
-    documents: int = 2000
-    """size of a fixed subset, of pydocs alone; 0: all documents"""
-    queries: int = 0
-    """test queries that are adapted to and measured on, drawn at random; 0: all"""
     checkpoint: str = ""
     """a saved ALIGNER that is taken to every collection as it is; empty: one is trained on each"""
     trained_with: list[str] = field(default_factory=lambda: ["k=1"])
     """alignments that models are trained with, each its models' default: of k=1, 2, 4, 6, 8, 16; p=0.5%, 1%,
     1.5%, 2%, 4%, 5%; eps=0.01, 0.02, 0.04, 0.06, 0.1 (entropic, k = 1)"""
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
-    """of training"""
-    backbone: str = "offline"
-    """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
     query_length: int = 48
     document_length: int = 180
     """in training"""
@@ -49,21 +39,15 @@ class Settings(EncoderTraining):
     """candidates per query (the paper: 1000)"""
     shots: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32])
     """judged queries in a fold"""
-    output: str = "results/alignment-adaptation"
-    precision: str = "auto"
-    """no, bf16, fp16; auto: bf16 where the hardware has it"""
-    tracker: Tracker = "wandb"
-    """wandb (offline without a key) or none"""
+
+    experiment = "alignment-adaptation"
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.trained_with if name not in MEASURED]
-        if unknown:
-            raise SystemExit(f"unknown alignment {', '.join(unknown)}; there are {', '.join(MEASURED)}")
-        for name in ("collections", "trained_with", "seeds"):
-            if not getattr(self, name):
-                raise SystemExit(f"{name} must name at least one")
-        if self.depth < 1 or not self.shots or min(self.shots) < 1:
-            raise SystemExit("depth and every number of shots must be at least 1")
+        self.output = self.output or "results/alignment-adaptation"
+        super().__post_init__()
+        known(self, "trained_with", MEASURED)
+        different(self, "collections", "shots")
+        at_least(self, depth=1, shots=1)
 
 
 if __name__ == "__main__":  # before the imports that take seconds
@@ -73,8 +57,8 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from studies.adaptation_claims import SOFT, Task, describe
-from studies.model_runs import Bench, Job, open_bench, run_jobs
-from studies.pages import publish
+from studies.model_runs import Bench, Job, bind, encoder_job, open_bench, read_json, run_jobs
+from studies.pages import Measured, publish
 
 from paradigms import Paradigm
 from paradigms.align import ALIGNMENTS
@@ -84,35 +68,39 @@ from paradigms.evaluate import per_query
 from paradigms.index import ExactIndex
 from paradigms.index.strategies import MEASURED, Strategies, rerank_strategies
 from paradigms.io.terminal import shown
-from paradigms.train.job import begin, content, keep_settings
+from paradigms.train.job import begin, keep_settings
 from paradigms.train.state import by_main
 
 MEASURE = "nDCG@10"
-FREE = {"collections", "trained_with", "seeds", "shots", "tracker", "output"}
+FREE = {"collection", "collections", "trained_with", "seeds", "shots"}
 
 
 def main(settings: Settings) -> None:
     folder = Path(settings.output)
     accelerator, console = begin(settings)
-    kept = asdict(settings) | {"processes": accelerator.num_processes, "measured": list(MEASURED)}
-    kept |= {"precision": accelerator.mixed_precision}
-    start = "checkpoint" if settings.checkpoint else "backbone"
-    kept |= content(**{start: getattr(settings, start)})
-    by_main(lambda: keep_settings(kept, folder, FREE), accelerator)
+    bind(settings, accelerator, FREE, ["checkpoint" if settings.checkpoint else "backbone"])
     if settings.checkpoint:
         settings = replace(settings, trained_with=[alignment_of(settings.checkpoint)], seeds=[0])
     for name in settings.collections:
-        bench = open_bench(name, settings, console, ("test",), settings.queries)
-        place, bound = folder / folder_name(name), {"fingerprint": bench.collection.fingerprint}
-        by_main(partial(keep_settings, bound, place, ()), accelerator)
+        bench, place = open_bench(settings, console, ["test"], name), folder / folder_name(name)
+        bound = {"fingerprint": bench.collection.fingerprint, "measured": list(MEASURED)}
+        by_main(lambda place=place, bound=bound: keep_settings(bound, place, ()), accelerator)
         jobs = [
-            job(own, seed, place / own / f"seed-{seed}", bench, settings)
+            job(own, seed, place / own / f"seed-{seed}", bench, settings, accelerator)
             for own in settings.trained_with
             for seed in settings.seeds
         ]
-        run_jobs(jobs, bench, settings, accelerator, console)
+        run_jobs(jobs, accelerator, console)
     if accelerator.is_main_process:
-        show(folder, settings, accelerator)
+        tasks = open_tasks(folder, settings)
+        models = ", ".join(f"{len(task.values)} on {task.label}" for task in tasks)
+        how = settings.checkpoint or f"trained for {settings.steps} steps of {settings.batch_size} queries"
+        summary = (
+            f"ALIGNER, {how}; models: {models}. Candidates: the first {settings.depth} documents of the "
+            "model's own search with k = 1, which every strategy reorders. "
+            "Intervals (95%) resample seeds and queries, these also as the examples that choose."
+        )
+        publish(settings, "Alignment adaptation", summary, *describe(tasks), accelerator)
     accelerator.end_training()
 
 
@@ -131,7 +119,7 @@ def alignment_of(checkpoint: str) -> str:
     )
 
 
-def job(own: str, seed: int, folder: Path, bench: Bench, settings: Settings) -> Job:
+def job(own: str, seed: int, folder: Path, bench: Bench, settings: Settings, accelerator: Accelerator) -> Job:
     """How the ALIGNER with the alignment `own` is trained, or taken, and measured."""
 
     def make() -> Paradigm:
@@ -146,12 +134,15 @@ def job(own: str, seed: int, folder: Path, bench: Bench, settings: Settings) -> 
         keys["zero_shot"] = bool(settings.checkpoint)
         return keys | measure(paradigm, index, bench, settings.depth, measured_of(own))
 
-    def longer(checkpoint: Path) -> Paradigm:
+    def read(checkpoint: Path) -> Paradigm:
         return with_document_length(checkpoint, settings.indexed_length)
 
-    checkpoint = Path(settings.checkpoint) if settings.checkpoint else None
-    name = f"trained with {own}, seed {seed}"
-    return Job(name, folder, seed, make, measured, load=longer, checkpoint=checkpoint)
+    name, saved = (
+        f"trained with {own}, seed {seed}",
+        Path(settings.checkpoint) if settings.checkpoint else None,
+    )
+    how = {"read": read, "checkpoint": saved}
+    return encoder_job(name, folder, seed, make, measured, bench, settings, accelerator, **how)
 
 
 def with_document_length(folder: Path, length: int) -> Paradigm:
@@ -195,7 +186,7 @@ def open_tasks(folder: Path, settings: Settings) -> list[Task]:
     """Every finished model of the folder, those of one collection and training alignment together."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for file in sorted(folder.glob("*/*/seed-*/values.json")):
-        model = json.loads(file.read_text(encoding="utf-8"))
+        model = read_json(file)
         groups.setdefault((model["collection"], model["trained_with"], model["zero_shot"]), []).append(model)
     tasks = []
     for (name, own, zero_shot), models in groups.items():
@@ -210,19 +201,6 @@ def open_tasks(folder: Path, settings: Settings) -> list[Task]:
         bm25, shots = np.array(models[0]["bm25"]), sorted(settings.shots)
         tasks.append(Task(name, own, strategies, values, several, bm25, shots, models, zero_shot))
     return tasks
-
-
-def show(folder: Path, settings: Settings, accelerator: Accelerator) -> None:
-    """The page and the tables of everything in the folder."""
-    tasks = open_tasks(folder, settings)
-    models = ", ".join(f"{len(task.values)} on {task.label}" for task in tasks)
-    how = settings.checkpoint or f"trained for {settings.steps} steps of {settings.batch_size} queries"
-    summary = (
-        f"ALIGNER, {how}; models: {models}. Candidates: the first {settings.depth} documents of the "
-        "model's own search with k = 1, which every strategy reorders. "
-        "Intervals (95%) resample seeds and queries, these also as the examples that choose."
-    )
-    publish(settings, "Alignment adaptation", summary, *describe(tasks), accelerator)
 
 
 if __name__ == "__main__":

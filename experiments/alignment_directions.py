@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from studies.shared_settings import PairSettings
 
@@ -31,20 +31,17 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
 import numpy as np
-from studies.model_runs import LEARNED, unlearned
-from studies.pages import Measured, Rows, Section, publish, shown
-from studies.trained_pairs import Bench, measure_all, sample
+from studies.curves import at_path, draw_systems
+from studies.model_runs import LEARNED, Bench, unlearned
+from studies.pages import Measured, Rows, Section, publish, shown, verdict_rows
+from studies.trained_pairs import measure_all, sample
 
 from paradigms.data import Judgements, Run
 from paradigms.evaluate import per_query, seeds_interval
-from paradigms.evaluate.claims import Claim, judge
-from paradigms.evaluate.report import PALETTE
+from paradigms.evaluate.claims import Claim
 from paradigms.generative.outputs import Scorer
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.index import ExactIndex
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 TASK = "alignment-directions"
 MEASURES = ("R@1", "R@10", "RR@10")
@@ -74,14 +71,16 @@ def main(settings: Settings) -> None:
     bench, found, accelerator = measure_all(settings, {TASK: ("colbert", "seal")}, measured)
     if accelerator.is_main_process:
         seeds = found[TASK]
+        values: Values = {
+            system: {m: at_path(seeds, "values", system, m) for m in MEASURES}
+            for system in seeds[0]["values"]
+        }
         chance = by_chance(bench.pool(settings.depth), bench.test.judgements, seeds[0]["queries"])
-        values = gather(seeds, chance)
-        summary = f"BM25's first {settings.depth} documents and the relevant ones, reranked. " + sample(
-            bench, settings
-        )
-        publish(
-            settings, "Alignment directions", summary, describe(values), {"table5": draw(values)}, accelerator
-        )
+        values[CHANCE] = {m: np.array([of] * len(seeds)) for m, of in chance.items()}
+        summary = f"BM25's first {settings.depth} documents and the relevant ones, reranked. "
+        summary += sample(bench, settings)
+        figures = {"table5": draw_systems({PRIMARY: {"": {s: of[PRIMARY] for s, of in values.items()}}})}
+        publish(settings, "Alignment directions", summary, describe(values), figures, accelerator)
     accelerator.end_training()
 
 
@@ -129,14 +128,6 @@ def by_chance(pool: Run, judgements: Judgements, queries: list[str]) -> dict[str
     return found
 
 
-def gather(found: list[Measured], chance: dict[str, list[float]]) -> Values:
-    every = [seed["values"] | {CHANCE: chance} for seed in found]
-    return {
-        system: {m: np.array([values[system][m] for values in every]) for m in MEASURES}
-        for system in every[0]
-    }
-
-
 def claims(values: Values) -> list[Claim]:
     """The statements of §7.1, for each Z of q←d and each scorer of GR.
 
@@ -179,7 +170,7 @@ def describe(values: Values) -> dict[str, Section]:
             "One family of tests. A system that is not above random order, or whose model has less than "
             f"{LEARNED:.0%} of BM25's R@10, has not learned enough. Printed "
             "differences are of MRR@10 on NQ320K and on MS MARCO, T5-base.",
-            [verdict.row for verdict in judge(claims(values))],
+            verdict_rows(claims(values)),
         ),
         "table5": Section(
             "Reranking (Table 5)",
@@ -189,24 +180,6 @@ def describe(values: Values) -> dict[str, Section]:
             ["table5"],
         ),
     }
-
-
-def draw(values: Values) -> Figure:
-    """PRIMARY of every system with its interval."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    axes = figure.subplots()
-    for place, (system, of) in enumerate(values.items()):
-        mean, low, high = seeds_interval(of[PRIMARY])
-        kind = [system in (CANDIDATES, CHANCE), system == FORWARD, system in BACKWARD, True].index(True)
-        bars = [[mean - low], [high - mean]]
-        axes.errorbar(mean, place, xerr=bars, fmt="o", capsize=3, color=PALETTE[kind])
-    axes.set_yticks(range(len(values)), list(values))
-    axes.invert_yaxis()
-    axes.set(xlabel=f"{PRIMARY}, mean and 95 % interval over seeds and queries")
-    axes.grid(axis="x", alpha=0.3)
-    return figure
 
 
 if __name__ == "__main__":

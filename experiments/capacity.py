@@ -12,14 +12,15 @@ Finished systems are not trained or measured again: systems and seeds may be add
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+
+from studies.settings import Results, at_least, different
 
 from paradigms.io.settings import command_line, folder_name
 
@@ -28,7 +29,7 @@ CROSS = "CROSS-ATTENTION"
 
 
 @dataclass
-class Settings:
+class Settings(Results):
     """Which systems are trained and measured on which passages."""
 
     collection: str = "pydocs"
@@ -86,34 +87,19 @@ class Settings:
     """test queries for which a random projection is predicted"""
     samples: int = 64
     """Gaussian vectors per query of that prediction"""
-    output: str = ""
-    """results folder; empty: results/capacity-TASK-COLLECTION"""
-    precision: str = "auto"
-    """no, bf16, fp16; auto: bf16 where the hardware has it"""
-    tracker: str = "wandb"
-    """wandb (offline without a key) or none"""
 
     def __post_init__(self) -> None:
-        wrong = [name for name in self.systems if name != CROSS and not SYSTEM.fullmatch(name)]
-        if wrong:
-            raise SystemExit(
-                f"unknown system {', '.join(wrong)}; there are DE-BERT-k, ME-BERT-k, both also without -k, "
-                f"and {CROSS}"
-            )
-        wrong = [name for name in self.hybrids if not SYSTEM.fullmatch(name)]
-        if wrong:
-            raise SystemExit(f"no hybrid of {', '.join(wrong)}: it takes a DE-BERT or ME-BERT, which search")
-        for name in ("systems", "seeds", "lengths"):
-            if not getattr(self, name):
-                raise SystemExit(f"{name} must name at least one")
-        least = {"depth": 2, "samples": 2, "negatives": int(CROSS in self.systems)}
-        least |= dict.fromkeys(("train_queries", "dev_queries", "test_queries", "steps", "batch_size"), 1)
-        for name, fewest in (least | {"vectors": 1, "theory_queries": 1}).items():
-            if getattr(self, name) < fewest:
-                raise SystemExit(f"{name} must be at least {fewest}, got {getattr(self, name)}")
-        if self.task == "answers" and not 0 < max(self.lengths) <= self.tokens:
+        for name, kinds in (("systems", [CROSS]), ("hybrids", [])):
+            for system in getattr(self, name):
+                if system not in kinds and not SYSTEM.fullmatch(system):
+                    there = ", ".join(["DE-BERT-k", "ME-BERT-k", "both also without -k", *kinds])
+                    raise SystemExit(f"{name}: unknown {system}; there are {there}")
+        different(self, "systems", "seeds", "lengths")
+        at_least(self, depth=2, samples=2, negatives=int(CROSS in self.systems), vectors=1, theory_queries=1)
+        at_least(self, train_queries=1, dev_queries=1, test_queries=1, steps=1, batch_size=1, lengths=1)
+        if self.task == "answers" and max(self.lengths) > self.tokens:
             raise SystemExit(f"lengths={self.lengths} must lie between 1 and tokens={self.tokens}")
-        self.lengths = sorted(set(self.lengths))
+        self.lengths = sorted(self.lengths)
         self.output = self.output or f"results/capacity-{self.task}-{folder_name(self.collection)}"
 
 
@@ -121,76 +107,74 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
 import numpy as np
-import torch
 from accelerate import Accelerator
-from studies.capacity_claims import Results, describe, draw, gather
-from studies.capacity_tasks import (
-    BI,
-    UNI,
-    Bench,
-    by_module,
-    open_bench,
-    predict,
-    question_passages,
-    read_answers,
-)
+from studies.capacity_claims import Found, describe
+from studies.capacity_tasks import BI, UNI, Bench, open_bench, predict, question_passages, read_answers
 from studies.containing_passage import containing_passages
-from studies.pages import publish
+from studies.model_runs import Job, bind, read_json, run_jobs, trained_once
+from studies.pages import Measured, publish
 
 from paradigms import PARADIGMS, RERANKERS, CrossAttention, Paradigm
-from paradigms.data import Collection, Run, Split, articles
+from paradigms.data import Collection, Corpus, Run, Split, articles
 from paradigms.encoder.backbone import load_tokenizer, packaged
 from paradigms.evaluate.hybrid import System, candidate_scores, combine, tune
 from paradigms.index import ExactIndex
 from paradigms.io.files import write_json
 from paradigms.io.terminal import shown
-from paradigms.train.job import begin, fit, keep_settings, open_collection
+from paradigms.train.job import begin, fit, open_collection
 from paradigms.train.loop import TrainingSettings
-from paradigms.train.state import by_main
 
 SPREAD = 64  # training queries, and passages throughout the corpus, on which the spread of scores is measured
-FREE = ("systems", "seeds", "tracker", "output", "keep_models")  # may change in a results folder
+TITLES = {"containing": "the passage that contains the query", "answers": "question answering"}
 
 
 def main(settings: Settings) -> None:
-    folder = Path(settings.output)
     accelerator, console = begin(settings)
     collection = open_collection(settings.collection, settings.documents or None, console)
-    backbone = packaged(settings.backbone)
-    tokenizer = load_tokenizer(backbone)
-    kept = asdict(settings) | {"fingerprint": collection.fingerprint}
-    kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
-    by_main(lambda: keep_settings(kept, folder, free=FREE), accelerator)
+    bind(settings, accelerator, ("systems", "seeds", "keep_models"), fingerprint=collection.fingerprint)
     try:
-        benches = open_benches(settings, collection, tokenizer, backbone)
+        benches = open_benches(settings, collection)
     except (ValueError, OSError) as error:
         raise SystemExit(shown(error)) from error
-    runs = [(bench, seed, name) for bench in benches for seed in settings.seeds for name in settings.systems]
-    missing = [run for run in runs if not result_file(folder, *run).is_file()]
-    accelerator.wait_for_everyone()  # before any process can finish one
-    special = tokenizer.num_special_tokens_to_add()
-    for bench, seed, name in missing:
-        console.print(f"{bench.collection.name}, seed {seed}: {name}")
-        try:
-            run_system(bench, seed, name, special, settings, folder, accelerator)
-        except (ValueError, OSError, FloatingPointError) as error:
-            raise SystemExit(f"{bench.collection.name}, seed {seed}, {name}: {shown(error)}") from error
+    jobs = [
+        job(bench, seed, name, settings, accelerator)
+        for bench in benches
+        for seed in settings.seeds
+        for name in settings.systems
+    ]
+    results = run_jobs(jobs, accelerator, console)
     if accelerator.is_main_process:
-        report(benches, [result_file(folder, *run) for run in runs], settings, accelerator)
+        results = [lexical(bench, settings.depth) for bench in benches for _ in settings.seeds] + results
+        sizes = {result["system"]: result["numbers"] for result in results if result["numbers"]}
+        predictions = {bench.length: predicted(bench, sizes, settings) for bench in benches}
+        found = Found(settings.task, settings.lengths, results, predictions, sizes)
+        counts = {name: len(split.queries) for name, split in benches[0].collection.splits.items()}
+        passages = ", ".join(
+            f"{len(bench.collection.corpus):,} of {bench.length} tokens" for bench in benches
+        )
+        summary = (
+            f"{counts['test']} test queries, the same at all lengths; passages: {passages}. Every neural "
+            f"system comes from {settings.backbone} and learned from {counts['train']:,} queries in "
+            f"{settings.steps} steps of {settings.batch_size}, with {settings.negatives} negative(s) each, "
+            f"once for every length and each of {len(settings.seeds)} seed(s). Intervals (95 %) resample "
+            "seeds and queries."
+        )
+        title = f"Passage length and capacity: {TITLES[settings.task]}"
+        publish(settings, title, summary, *describe(found), accelerator)
     accelerator.end_training()
 
 
-def open_benches(
-    settings: Settings, collection: Collection, tokenizer: Any, backbone: str | Path
-) -> list[Bench]:
+def open_benches(settings: Settings, collection: Collection) -> list[Bench]:
     """The task at every length; the BM25 that the paper takes ranks the candidates."""
+    backbone = packaged(settings.backbone)
+    tokenizer, answering = load_tokenizer(backbone), settings.task == "answers"
     counts = {"train": settings.train_queries, "dev": settings.dev_queries, "test": settings.test_queries}
-    if settings.task == "answers":
+    if answering:
         answers = read_answers(Path(settings.collection))
         tasks = question_passages(collection, answers, counts, settings.lengths, tokenizer)
     else:
         tasks = containing_passages(
-            articles(by_module(collection)),
+            articles(under_titles(collection.corpus)),
             counts,
             lengths=settings.lengths,
             passages=settings.passages or None,
@@ -198,79 +182,55 @@ def open_benches(
             tokenizer=tokenizer,
         )
     pieces = backbone if settings.terms == "pieces" else None
-    answering = settings.task == "answers"
     measures = {n: f"Success@{settings.tokens // n}" if answering else "RR@10" for n in tasks}
     first = UNI if answering else BI
     return [open_bench(n, task, measures[n], first, settings.depth, pieces) for n, task in tasks.items()]
 
 
-def report(benches: list[Bench], files: list[Path], settings: Settings, accelerator: Accelerator) -> None:
-    """The page, from the results of all systems, of BM25 and of theory."""
-    results = [lexical(bench, settings.depth) for bench in benches for _ in settings.seeds]
-    results += [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    sizes = {result["system"]: result["numbers"] for result in results if result["numbers"]}
-    predictions = {bench.length: predicted(bench, sizes, settings) for bench in benches}
-    found = Results(settings.task, settings.lengths, gather(results), predictions, sizes)
-    counts = {name: len(split.queries) for name, split in benches[0].collection.splits.items()}
-    passages = ", ".join(f"{len(bench.collection.corpus):,} of {bench.length} tokens" for bench in benches)
-    summary = (
-        f"{counts['test']} test queries, the same at all lengths; passages: {passages}. Every neural system "
-        f"comes from {settings.backbone} and learned from {counts['train']:,} queries in {settings.steps} "
-        f"steps of {settings.batch_size}, with {settings.negatives} negative(s) each, once for every length "
-        f"and each of {len(settings.seeds)} seed(s). Intervals (95 %) resample seeds and queries."
-    )
-    titles = {"containing": "the passage that contains the query", "answers": "question answering"}
-    title = f"Passage length and capacity: {titles[settings.task]}"
-    publish(settings, title, summary, describe(found), draw(found), accelerator)
+def under_titles(corpus: Corpus) -> Corpus:
+    """The corpus under titles that join it to long texts: where all differ, what ids have before a colon."""
+    if len(set(corpus.titles)) < len(corpus):
+        return corpus
+    return Corpus(corpus.ids, corpus, [id.partition(":")[0] for id in corpus.ids])
 
 
-def result_file(folder: Path, bench: Bench, seed: int, name: str) -> Path:
-    """Written last: the system is measured."""
-    return folder / f"length-{bench.length}" / f"seed-{seed}" / f"{name}.json"
+def job(bench: Bench, seed: int, name: str, settings: Settings, accelerator: Accelerator) -> Job:
+    """One system is trained on the passages of one length, and measured with its hybrids."""
+    folder = Path(settings.output) / f"length-{bench.length}" / f"seed-{seed}" / name
 
+    def train(model: Any, training: Path) -> Any:
+        given = TrainingSettings(
+            steps=settings.steps,
+            batch_size=settings.batch_size,
+            learning_rate=settings.learning_rate,
+            head_learning_rate=settings.head_learning_rate,
+            temperature=temperature(model, bench),
+            save_every=200,
+            seed=seed,
+        )
+        splits, runs = (bench.collection.split("train"), Split({}, {})), (bench.mined, Run())
+        counts = settings.negatives, 0
+        return fit(model, bench.collection, splits, runs, *counts, given, training, accelerator)
 
-def run_system(
-    bench: Bench,
-    seed: int,
-    name: str,
-    special: int,
-    settings: Settings,
-    folder: Path,
-    accelerator: Accelerator,
-) -> None:
-    """Train one system on the passages of one length, and measure it and its hybrids."""
-    file = result_file(folder, bench, seed, name)
-    own = file.with_suffix("")
-    torch.manual_seed(seed)
-    model: Any = build(name, bench.length, special, settings).to(accelerator.device)  # `fit` takes one kind
-    tau = temperature(model, bench)
-    training = TrainingSettings(
-        steps=settings.steps,
-        batch_size=settings.batch_size,
-        learning_rate=settings.learning_rate,
-        head_learning_rate=settings.head_learning_rate,
-        temperature=tau,
-        save_every=200,
-        seed=seed,
-    )
-    splits, runs = (bench.collection.split("train"), Split({}, {})), (bench.mined, Run())
-    given = training, own / "training", accelerator
-    model = fit(model, bench.collection, splits, runs, settings.negatives, 0, *given)
+    def prepare() -> Any:
+        make = partial(build, name, bench.length, settings)
+        return trained_once(folder, seed, make, train, accelerator)
 
-    def finish() -> None:
+    def measured(model: Any) -> Measured:
         found = {"system": name, "length": bench.length, "seed": seed, "numbers": numbers_of(model)}
-        found |= {"τ": tau} | measure(model, name, bench, settings, accelerator.mixed_precision)
-        if settings.keep_models:
-            model.save_pretrained(own / "checkpoint")
-        write_json(file, found)
-        shutil.rmtree(own / "training" / "checkpoints")  # of no use any more, each three times the model
+        found |= measure(model, name, bench, settings, accelerator.mixed_precision)
+        if not settings.keep_models:
+            shutil.rmtree(folder)
+        return found
 
-    by_main(finish, accelerator)
-    accelerator.free_memory()
+    title = f"{bench.collection.name}, seed {seed}, {name}"
+    return Job(title, folder.with_name(f"{name}.json"), prepare, measured)
 
 
-def build(name: str, length: int, special: int, settings: Settings) -> Paradigm | CrossAttention:
+def build(name: str, length: int, settings: Settings) -> Paradigm | CrossAttention:
     """The system of this name, untrained; it sees whole passages of `length` tokens."""
+    backbone = packaged(settings.backbone)
+    special = load_tokenizer(backbone).num_special_tokens_to_add()
     common: dict[str, Any] = {"query_length": settings.query_length, "document_length": length + special}
     common["pooling"] = settings.pooling
     match = SYSTEM.fullmatch(name)
@@ -359,7 +319,7 @@ def predicted(bench: Bench, sizes: dict[str, int], settings: Settings) -> dict[s
     file = Path(settings.output) / f"length-{bench.length}" / "theory.json"
     dimensions = sorted(set(sizes.values()))
     if file.is_file():
-        kept = json.loads(file.read_text(encoding="utf-8"))
+        kept = read_json(file)
         if {str(k) for k in dimensions} <= kept["values"].keys():
             return kept
     found = predict(bench, dimensions, settings.theory_queries, settings.samples)

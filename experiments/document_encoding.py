@@ -15,11 +15,11 @@ documents.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, permutations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from studies.shared_settings import PairSettings
 
@@ -96,22 +96,19 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
 import numpy as np
-from studies.model_runs import LEARNED, unlearned
-from studies.pages import Measured, Rows, Section, publish, shown
-from studies.trained_pairs import Bench, cost, measure_all, sample
+from studies.curves import at_path, draw_systems
+from studies.model_runs import LEARNED, Bench, unlearned
+from studies.pages import Measured, Rows, Section, publish, shown, verdict_rows
+from studies.trained_pairs import cost, measure_all, sample
 
 from paradigms import Generative
 from paradigms.data import Run
 from paradigms.evaluate import per_query, seeds_interval
-from paradigms.evaluate.claims import Claim, judge
-from paradigms.evaluate.report import PALETTE
+from paradigms.evaluate.claims import Claim
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.seal import query_states, seal_scores
 from paradigms.index import ExactIndex
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 BM25, CONTROL = "BM25", "SEAL without a model"
 SEAL_BEAMS = 5
@@ -168,17 +165,21 @@ def main(settings: Settings) -> None:
     tasks = {BM25: ()} | {system: (SYSTEMS[system],) for system in SYSTEMS if system in settings.systems}
     bench, found, accelerator = measure_all(settings, tasks, measured)
     if accelerator.is_main_process:
-        values = {
+        values: dict[str, Values] = {
             stage: {
-                system: {m: np.array([seed[stage][m] for seed in seeds]) for m in MEASURES}
+                system: {m: at_path(seeds, stage, m) for m in MEASURES}
                 for system, seeds in found.items()
                 if stage in seeds[0]
             }
             for stage in STAGES | SEARCHES
         }
         summary = f"{sample(bench, settings)} DSI and GENRE train for {settings.generative_steps} steps."
-        sections = describe(values, settings)
-        publish(settings, "Document encodings", summary, sections, {"systems": draw(values)}, accelerator)
+        panels = {
+            m: {label: {s: of[m] for s, of in values[stage].items()} for stage, label in STAGES.items()}
+            for m in RECALLS
+        }
+        figures = {"systems": draw_systems(panels)}
+        publish(settings, "Document encodings", summary, describe(values, settings), figures, accelerator)
     accelerator.end_training()
 
 
@@ -256,62 +257,56 @@ def measures_of(runs: Mapping[str, Run], bench: Bench) -> Measured:
 # --- claims -----------------------------------------------------------------------------------------
 
 
-def claim(
-    place: str,
-    sentence: str,
-    pair: tuple[str, str],
-    measure: str,
-    printed: str,
-    values: Values,
-    margin: float = 0.0,
-) -> Claim:
-    """mean(pair[0]) > mean(pair[1]) − margin."""
-    contrast = values[pair[0]][measure] - values[pair[1]][measure]
-    quantity = f"{measure}, {pair[0]} − {pair[1]}"
-    poor = unlearned_of(values, pair)
-    return Claim(f"Wu et al. 2024, {place}", sentence, quantity, contrast, margin, False, printed, poor)
-
-
 def unlearned_of(values: Values, systems: Sequence[str]) -> str:
     """The first of the systems whose R@10 is less than `LEARNED` of BM25's; "" if there is none."""
     means = {system: float(values[system]["R@10"].mean()) for system in (*systems, BM25)}
     return unlearned(means, means[BM25])
 
 
-def claims_of_table_6(values: Values) -> list[Claim]:
-    """§7.3: the encodings improve, reach ColBERT's R@1, and stay behind in R@10."""
+def claims(values: Values) -> dict[str, list[Claim]]:
+    """What the paper says of systems that were measured, by its table: each is a family of tests."""
+    found: dict[str, list[Claim]] = {"table6": [], "table7": [], "table8": []}
+
+    def claim(
+        table: str, place: str, sentence: str, a: str, b: str, measures: Iterable[str], **how: Any
+    ) -> None:
+        """mean(a) > mean(b) − margin. printed: of each of RECALLS."""
+        for measure in measures if {a, b} <= values.keys() else ():
+            printed = how.get("printed", ("", ""))[RECALLS.index(measure)]
+            contrast, quantity = values[a][measure] - values[b][measure], f"{measure}, {a} − {b}"
+            more = {"margin": how.get("margin", 0.0), "unlearned": unlearned_of(values, (a, b))}
+            place_ = f"Wu et al. 2024, {place}"
+            found[table].append(Claim(place_, sentence, quantity, contrast, printed=printed, **more))
+
     improve = "both PAWA and NP-decoding can greatly improve the performance"
     similar = "and achieve similar results compared with T5-ColBERT on Recall@1"
     gap = "there is still a large gap in terms of Recall@10"
-    found = []
     for encoded, base, name, base_name in ENCODED:
-        if {encoded, base} <= values.keys():
-            for place, measure in enumerate(RECALLS):
-                gain = f"{(TABLE_6[name][place] - TABLE_6[base_name][place]) / 100:+.3f}"
-                found.append(claim("§7.3", improve, (encoded, base), measure, gain, values))
-        if {encoded, COLBERT} <= values.keys():
-            first, ten = ((a - b) / 100 for a, b in zip(TABLE_6[name], TABLE_6[COLBERT], strict=True))
-            found += [
-                claim("§7.3", similar, (encoded, COLBERT), "R@1", f"{first:+.3f}", values, MARGIN),
-                claim("§7.3", gap, (COLBERT, encoded), "R@10", f"{-ten:+.3f}", values),
-            ]
-    return found
-
-
-def claims_of_table_7(values: Values) -> list[Claim]:
-    """Appendix D: in-batch negatives are about as good as pairs, and T5 is better than BERT."""
+        own, colbert = TABLE_6[name], TABLE_6[COLBERT]
+        claim("table6", "§7.3", improve, encoded, base, RECALLS, printed=gains(own, TABLE_6[base_name]))
+        near = {"printed": gains(own, colbert), "margin": MARGIN}
+        claim("table6", "§7.3", similar, encoded, COLBERT, ["R@1"], **near)
+        claim("table6", "§7.3", gap, COLBERT, encoded, ["R@10"], printed=gains(colbert, own))
     batch = "without decreasing the performance much"
-    order = (("S-T5", BM25), ("ColBERT, pairs", "S-T5"), (COLBERT, "ColBERT"))
-    pairs = [(batch, (name, f"{name}, pairs"), MARGIN) for name in ("ColBERT", COLBERT)]
-    pairs += [(f"{a} > {b}", (a, b), 0.0) for a, b in order]
-    found = []
-    for sentence, pair, margin in pairs:
-        for place, measure in enumerate(RECALLS if set(pair) <= values.keys() else ()):
-            known = set(pair) <= TABLE_7.keys()
-            printed = f"{(TABLE_7[pair[0]][place] - TABLE_7[pair[1]][place]) / 100:+.3f}" if known else ""
-            where = "Appendix D" if margin else "Table 7"
-            found.append(claim(where, sentence, pair, measure, printed, values, margin))
+    for name in ("ColBERT", COLBERT):
+        paired = f"{name}, pairs"
+        paper = gains(TABLE_7[name], TABLE_7[paired]) if paired in TABLE_7 else ["", ""]
+        near = {"printed": paper, "margin": MARGIN}
+        claim("table7", "Appendix D", batch, name, paired, RECALLS, **near)
+    for a, b in (("S-T5", BM25), ("ColBERT, pairs", "S-T5"), (COLBERT, "ColBERT")):
+        claim("table7", "Table 7", f"{a} > {b}", a, b, RECALLS, printed=gains(TABLE_7[a], TABLE_7[b]))
+    # Where NQ320K and MS MARCO agree on the order; the smaller difference.
+    for a, b in permutations(TABLE_8, 2):
+        of_each = zip(TABLE_8[a], TABLE_8[b], strict=True)
+        least = np.min([np.subtract(x, y) for x, y in of_each], axis=0) / 100
+        ordered = [measure for measure, gain in zip(RECALLS, least, strict=True) if gain > 0]
+        claim("table8", "Table 8", f"{a} > {b}", a, b, ordered, printed=[f"≥ {gain:+.3f}" for gain in least])
     return found
+
+
+def gains(a: Sequence[float], b: Sequence[float]) -> list[str]:
+    """For `Claim.printed`, of percents."""
+    return [f"{(x - y) / 100:+.3f}" for x, y in zip(a, b, strict=True)]
 
 
 def claims_of_the_search(values: Mapping[str, Values]) -> list[Claim]:
@@ -322,25 +317,13 @@ def claims_of_the_search(values: Mapping[str, Values]) -> list[Claim]:
     for system, best in values["exhaustive"].items():
         poor = unlearned_of(values["retrieve"], [system])
         count = best["R@10"].shape[1]
-        for name, measure in (("greedy", "R@1"), ("retrieve", "R@1"), ("retrieve", "R@10")):
-            lost = values[name][system][measure][:, :count] - best[measure]
-            quantity = f"{measure}, {system}, {SEARCHES[name]} − {SEARCHES['exhaustive']}"
-            place = "Wu et al. 2024, §5.2.2"
+        place = "Wu et al. 2024, §5.2.2"
+        for way, measure in (("greedy", "R@1"), ("retrieve", "R@1"), ("retrieve", "R@10")):
+            lost = values[way][system][measure][:, :count] - best[measure]
+            quantity = f"{measure}, {system}, {SEARCHES[way]} − {SEARCHES['exhaustive']}"
             found.append(Claim(place, usable, quantity, lost, MARGIN, unlearned=poor))
-        gain = best["R@10"] - values["retrieve"][system]["R@10"][:, :count]
         quantity = f"R@10, {system}, {SEARCHES['exhaustive']} − {SEARCHES['retrieve']}"
-        found.append(Claim("Wu et al. 2024, §6.3", costly, quantity, gain, unlearned=poor))
-    return found
-
-
-def claims_of_table_8(values: Values) -> list[Claim]:
-    """The order of every two systems, where NQ320K and MS MARCO agree on it; the smaller difference."""
-    found = []
-    for a, b in permutations([system for system in TABLE_8 if system in values], 2):
-        for place, measure in enumerate(RECALLS):
-            gain = min((x[place] - y[place]) / 100 for x, y in zip(TABLE_8[a], TABLE_8[b], strict=True))
-            if gain > 0:
-                found.append(claim("Table 8", f"{a} > {b}", (a, b), measure, f"≥ {gain:+.3f}", values))
+        found.append(Claim("Wu et al. 2024, §6.3", costly, quantity, -lost, unlearned=poor))
     return found
 
 
@@ -348,34 +331,35 @@ def claims_of_table_8(values: Values) -> list[Claim]:
 
 
 def describe(values: Mapping[str, Values], settings: Settings) -> dict[str, Section]:
-    """Sections of the page and the console by the name of their files; those without rows are left out."""
+    """Sections of the page and the console by the name of their files."""
+    of_tables = claims(values["retrieve"])
     how = (
         f"One family of tests. A system with less than {LEARNED:.0%} of BM25's R@10 has not learned enough "
         "to be compared."
     )
-    found = {
+    return {
         "claims_table6": Section(
             "What §7.3 says of PAWA and NP-decoding, and what we measured",
             f"{how} Similar is less than {MARGIN} below. The paper compares DSI-PAWA with DSI, which also "
             "lacks the place-specific digits; here DSI-place stands for DSI.",
-            [verdict.row for verdict in judge(claims_of_table_6(values["retrieve"]))],
+            verdict_rows(of_tables["table6"]),
         ),
         "claims_table8": Section(
             "The order of the systems (Table 8)",
             f"Every two systems whose order is the same on NQ320K and on MS MARCO. {how}",
-            [verdict.row for verdict in judge(claims_of_table_8(values["retrieve"]))],
+            verdict_rows(of_tables["table8"]),
         ),
         "claims_table7": Section(
             "In-batch negatives and pairs, and another backbone (Table 7)",
             f"{how} Not much is less than {MARGIN}. Pairs: the loss of ColBERTv1, one hard negative of BM25 "
             f"and no others. ColBERT and DPR come from {settings.second!r}, the others, named as in the "
             f"paper, from {settings.backbone!r}.",
-            [verdict.row for verdict in judge(claims_of_table_7(values["retrieve"]))],
+            verdict_rows(of_tables["table7"]),
         ),
         "claims_search": Section(
             "What decoding token by token costs (Eq. 22)",
             f"{how} A search can be used where it loses less than {MARGIN}.",
-            [verdict.row for verdict in judge(claims_of_the_search(values))],
+            verdict_rows(claims_of_the_search(values)),
         ),
         "search": Section(
             "Searches",
@@ -415,7 +399,6 @@ def describe(values: Mapping[str, Values], settings: Settings) -> dict[str, Sect
             ],
         ),
     }
-    return {name: section for name, section in found.items() if section.rows}
 
 
 def _table(values: Values, paper: bool) -> Rows:
@@ -428,33 +411,6 @@ def _table(values: Values, paper: bool) -> Rows:
             row["paper"] = "/".join(f"{x:.1f}" for x in papers.get(system, ())) or "–"
         rows.append(row)
     return rows
-
-
-def draw(values: Mapping[str, Values]) -> Figure:
-    """R@1 and R@10 of every system with their intervals, end to end and reranking."""
-    from matplotlib.figure import Figure
-
-    systems = list(values["retrieve"])
-    figure = Figure(figsize=(10, 1.2 + 0.32 * len(systems)), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, measure in zip(panels, RECALLS, strict=True):
-        for kind, (stage, label) in enumerate(STAGES.items()):
-            means, low, high = np.array([seeds_interval(values[stage][s][measure]) for s in systems]).T
-            axes.errorbar(
-                means,
-                np.arange(len(systems)) + 0.15 * (2 * kind - 1),
-                xerr=[means - low, high - means],
-                fmt="os"[kind],
-                capsize=3,
-                color=PALETTE[kind],
-                label=label,
-            )
-        axes.set(xlabel=f"{measure}, mean and 95 % interval", xlim=(0, None))
-        axes.grid(axis="x", alpha=0.3)
-    panels[0].set_yticks(range(len(systems)), systems)
-    panels[0].invert_yaxis()
-    panels[1].legend()
-    return figure
 
 
 if __name__ == "__main__":

@@ -13,111 +13,102 @@ Disagreement is no fault by itself: a model may be right where BM25 is wrong.
     python experiments/fidelity.py --model path/to/trained/dpr --collection path/to/scifact
 """
 
-import time
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from studies.shared_settings import Tracker
+from studies.settings import LexicalStudy, at_least
 
 from paradigms.io.settings import command_line
 
 
 @dataclass
-class Settings:
+class Settings(LexicalStudy):
     """Which encoder is held against BM25, on which documents."""
 
     model: str = "offline"
     """folder of a trained single-vector paradigm; offline: the default encoder as it comes"""
-    collection: str = "pydocs"
-    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
-    documents: int | None = 2000
-    """size of the subset of pydocs, null for all of it; other collections are taken whole"""
-    split: str = "test"
-    """whose queries"""
-    queries: int = 100
-    """how many of them, drawn at random"""
+    documents: int = 2000
+    """size of a fixed subset, of pydocs alone; 0: all documents"""
     margin_bins: int = 8
     """bins of the margin, equally full"""
-    samples: int = 64
-    """Gaussian vectors per query for the exact law"""
-    seed: int = 0
-    """of everything random"""
-    output: Path = Path("results/fidelity")
-    """folder of results.json, report.html and the PNG file"""
-    tracker: Tracker = "none"
-    """none, or wandb (offline without a key) for the numbers and figures besides"""
+
+    experiment = "fidelity"
 
     def __post_init__(self) -> None:
-        for name in ("queries", "margin_bins"):
-            if getattr(self, name) < 1:
-                raise SystemExit(f"{name} = {getattr(self, name)}; allowed: at least 1")
-        if self.samples < 2:
-            raise SystemExit(f"samples = {self.samples}; allowed: at least 2")
+        super().__post_init__()
+        at_least(self, margin_bins=1)
 
 
 if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, (__doc__ or "").partition("\n\n")[0])
 
 import numpy as np
-from studies.pages import Rows, Section, finish, tracked
+from studies.curves import Curves
+from studies.pages import Rows, Section, publish, verdict_rows
 from studies.projection_runs import mean_required_dimension, open_counts
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.baselines.lexical_vectors import weigh
 from paradigms.core import Tokens
 from paradigms.encoder.batches import by_length
-from paradigms.evaluate.claims import Claim, judge
+from paradigms.evaluate.claims import Claim
+from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import shown
+from paradigms.train.job import begin
 from theory.collection import Problem, exact_thresholds, required_dimension
 from theory.projections import pairwise_error
 from theory.recall import recall_failure
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 RECALL_RANKS = (1, 10, 100)
 BATCH = 32  # texts encoded at once
+LOWER = (
+    "trained non-linear dual encoders might be able to detect precise word overlap with much "
+    "lower-dimensional encodings"
+)
 
 
-def main(settings: Settings) -> dict[str, Any]:
-    """Measure, print, draw, write; returns what results.json holds."""
-    started = time.perf_counter()
+def main(settings: Settings) -> None:
+    accelerator, console = begin(settings)
     model = open_model(settings.model)
-    size = settings.documents if settings.collection == "pydocs" else None
-    collection, counts = open_counts(
-        settings.collection, settings.split, settings.queries, settings.seed, documents=size
-    )
+    collection, counts = open_counts(settings, console, settings.documents)
     problem = Problem.of(*weigh(counts))
     if max(len(problem.competitors(0, query)[1]) for query in range(len(counts.query_ids))) < 1:
         raise SystemExit(f"{collection.name}: BM25 ranks no document below another for any query")
     documents = single_vectors(model.encode_documents, collection.corpus, "documents")
     texts = [collection.split(settings.split).queries[i] for i in counts.query_ids]
     queries = single_vectors(model.encode_queries, texts, "queries")
-    dimension, scores = documents.shape[1], documents @ queries.T
+    h = documents.shape[1]
     pairs = pair_rows(problem, documents, queries, settings.margin_bins)
-    recall, claims = recall_rows(problem, scores, dimension, settings)
-    results: dict[str, Any] = {
-        "paradigm": model.recipe.name,
-        "dimension": dimension,
-        "collection": collection.name,
-        "fingerprint": collection.fingerprint,
-        "claims": [verdict.row for verdict in judge(claims)],
-        "pairs": pairs,
-        "recall": recall,
-        "seconds": time.perf_counter() - started,
+    recall, claims = recall_rows(problem, documents @ queries.T, h, settings)
+    series = {name: [row[name] for row in pairs] for name in ("model", "random projection")}
+    curves = Curves(
+        "normalized margin of BM25", [row["margin"] for row in pairs], {"pairs as BM25 orders them": series}
+    )
+    sections = {
+        "claims": Section("What the paper says", "", verdict_rows(claims)),
+        "pairs": Section(
+            "Pairs (BM25's best document, another) by margin",
+            f"Share ordered as BM25 does: by the model, and by a Gaussian projection to its {h} dimensions "
+            "(exact). worth: the dimension of a projection that agrees as often as the model.",
+            pairs,
+            ["agreement"],
+        ),
+        "recall": Section(
+            "BM25's best document in the first r",
+            "k: the dimension at which a projection keeps it for 95% of the queries [interval over queries].",
+            recall,
+        ),
     }
     name = "the offline encoder" if settings.model == "offline" else settings.model
     summary = (
-        f"{results['paradigm']}, {dimension} dimensions; {len(collection.corpus):,} documents, {len(texts)} "
-        f"queries of split {settings.split}; {results['seconds']:.0f} s."
+        f"{model.recipe.name}, {h} dimensions; {len(collection.corpus):,} documents, {len(texts)} queries of "
+        f"split {settings.split}."
     )
-    numbers = {f"recall@{r['r']}/{key}": r[key] for r in recall for key in ("model", "random projection")}
-    title, run = f"Fidelity of {name} to BM25 on {collection.name}", f"fidelity-{collection.name}"
-    figures = {"agreement": draw(pairs, dimension)}
-    finish(settings, run, title, summary, results, describe(results), figures, numbers)
-    return results
+    title = f"Fidelity of {name} to BM25 on {collection.name}"
+    publish(settings, title, summary, sections, {"agreement": curves.draw()}, accelerator)
+    accelerator.end_training()
 
 
 def open_model(name: str) -> Paradigm:
@@ -136,11 +127,12 @@ def single_vectors(
     """One vector per text, [texts, h]; SystemExit where there are more: their score is no inner product."""
     parts = by_length([len(text) for text in texts], rows=BATCH)
     vectors = []
-    for part in tracked(parts, name):
-        tokens = encode([texts[i] for i in part])
-        if tokens.vectors.shape[2] != 1:
-            raise SystemExit(f"the model gives {tokens.vectors.shape[2]} vectors a text; allowed: one")
-        vectors.append(tokens.vectors.reshape(len(part), -1).float().cpu().numpy())
+    with progress_bar(bool(name)) as bar:
+        for part in bar.track(parts, description=name):
+            tokens = encode([texts[i] for i in part])
+            if tokens.vectors.shape[2] != 1:
+                raise SystemExit(f"the model gives {tokens.vectors.shape[2]} vectors a text; allowed: one")
+            vectors.append(tokens.vectors.reshape(len(part), -1).float().cpu().numpy())
     return np.concatenate(vectors)[np.argsort(np.concatenate(parts))]
 
 
@@ -197,50 +189,9 @@ def recall_rows(
                 "k for 95%": str(required_dimension(found, seed=settings.seed)),
             }
         )
-        sentence = (
-            "trained non-linear dual encoders might be able to detect precise word overlap with much "
-            "lower-dimensional encodings"
-        )
         quantity = f"BM25's best document in the first {rank}: encoder − projection to {dimension}"
-        claims.append(Claim("Luan et al. 2021, §4", sentence, quantity, (model - kept)[None]))
+        claims.append(Claim("Luan et al. 2021, §4", LOWER, quantity, (model - kept)[None]))
     return rows, claims
-
-
-def describe(results: dict[str, Any]) -> list[Section]:
-    """The sections of the page and of the console."""
-    h = results["dimension"]
-    return [
-        Section("What the paper says", "", results["claims"]),
-        Section(
-            "Pairs (BM25's best document, another) by margin",
-            f"Share ordered as BM25 does: by the model, and by a Gaussian projection to its {h} dimensions "
-            "(exact). worth: the dimension of a projection that agrees as often as the model.",
-            results["pairs"],
-            ["agreement"],
-        ),
-        Section(
-            "BM25's best document in the first r",
-            "k: the dimension at which a projection keeps it for 95% of the queries [interval over queries].",
-            results["recall"],
-        ),
-    ]
-
-
-def draw(rows: Rows, dimension: int) -> "Figure":
-    """Agreement by margin."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.5, 4), layout="constrained")
-    axes = figure.subplots()
-    x = [row["margin"] for row in rows]
-    axes.plot(x, [row["model"] for row in rows], "o-", label="model")
-    axes.plot(
-        x, [row["random projection"] for row in rows], "--", label=f"random projection, k = {dimension}"
-    )
-    axes.set(xscale="log", xlabel="normalized margin of BM25", ylabel="pairs ordered as BM25 does")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    return figure
 
 
 if __name__ == "__main__":

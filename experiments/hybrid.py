@@ -9,19 +9,20 @@ measured again.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from paradigms.io.settings import command_line, folder_name
+from studies.settings import Results, at_least, different
+
+from paradigms.io.settings import command_line
 
 
 @dataclass
-class Settings:
+class Settings(Results):
     """What is trained on what, retrieved, reranked and timed."""
 
     collection: str = "pydocs"
@@ -66,26 +67,14 @@ class Settings:
     """lists that a query looks into"""
     repeats: int = 5
     """of each timed search, in turn with the others; the fastest counts, the first warms up"""
-    output: str = ""
-    """results folder; empty: results/hybrid-COLLECTION"""
-    precision: str = "auto"
-    """no, bf16, fp16; auto: bf16 where the hardware has it"""
-    tracker: str = "wandb"
-    """wandb (offline without a key) or none"""
+
+    experiment = "hybrid"
 
     def __post_init__(self) -> None:
-        self.output = self.output or f"results/hybrid-{folder_name(self.collection)}"
-        for name in ("seeds", "rerank_depths", "probes"):
-            values = getattr(self, name)
-            if not values or len(set(values)) < len(values):
-                raise SystemExit(f"{name} must be different numbers, and at least one; got {values}")
-            if name != "seeds" and min(values) < 1:
-                raise SystemExit(f"{name} must be at least 1, got {values}")
-        for name in ("vectors", "steps", "negatives", "rerank_steps", "rerank_negatives", "depth"):
-            if getattr(self, name) < 1:
-                raise SystemExit(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.repeats < 2:
-            raise SystemExit("repeats must be at least 2: the first of a timed search warms it up")
+        super().__post_init__()
+        different(self, "seeds", "rerank_depths", "probes")
+        at_least(self, rerank_depths=1, probes=1, vectors=1, steps=1, negatives=1, depth=1, repeats=2)
+        at_least(self, rerank_steps=1, rerank_negatives=1)
         if max(self.rerank_depths) > self.depth:
             raise SystemExit(
                 f"rerank_depths reach {max(self.rerank_depths)}, and {self.depth} documents are retrieved: "
@@ -96,33 +85,22 @@ class Settings:
 if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
-import torch
 from accelerate import Accelerator
-from rich.console import Console
 from studies.approximate_search import time_searches
-from studies.hybrid_claims import DE, DENSE, MEASURES, RR, SPARSE, describe, draw, gather, hybrid_name
-from studies.pages import Measured, publish, some_queries
+from studies.hybrid_claims import DENSE, MEASURES, RR, SPARSE, Found, describe, hybrid_name
+from studies.model_runs import Bench, Job, bind, open_bench, run_jobs, some_queries, trained_once
+from studies.pages import Measured, publish
 
 from paradigms import PARADIGMS, CrossAttention, Paradigm, load
 from paradigms.baselines.bm25 import BM25
 from paradigms.baselines.cross_attention import cross_attention
-from paradigms.data import Collection, Run, Split
+from paradigms.data import Run, Split
 from paradigms.evaluate import per_query
 from paradigms.evaluate.hybrid import System, candidate_scores, combine, tune, union
 from paradigms.index import ExactIndex
-from paradigms.io.files import write_json
-from paradigms.io.terminal import shown
-from paradigms.train.job import (
-    NEGATIVES_DEPTH,
-    begin,
-    fit,
-    keep_settings,
-    open_collection,
-    training_splits,
-)
+from paradigms.train.job import NEGATIVES_DEPTH, begin, fit
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.mining import mine
-from paradigms.train.state import by_main
 
 RERANKER, RERANK_BATCH = "cross_attention", 8
 FIRST = "first"  # the round that starts from the backbone
@@ -130,25 +108,20 @@ FOUND = 10  # documents that a timed search asks for: those that RR@10 looks at
 
 
 def main(settings: Settings) -> None:
-    folder = Path(settings.output)
     accelerator, console = begin(settings)
-    bench = open_bench(settings, console)
-    kept = asdict(settings) | {"fingerprint": bench.collection.fingerprint}
-    kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
-    by_main(lambda: keep_settings(kept, folder, free={"seeds", "output", "tracker"}), accelerator)
-    files = {seed: folder / f"seed-{seed}" / "measured.json" for seed in settings.seeds}
-    # Before any process can finish one, so that all agree on which are left.
-    missing = [seed for seed, file in files.items() if not file.is_file()]
-    accelerator.wait_for_everyone()
-    for seed in missing:
-        try:
-            train_all(seed, bench, settings, accelerator, console)
-            console.print(f"{bench.collection.name}, seed {seed}: measuring")
-            by_main(partial(finish, files[seed], seed, bench, settings, accelerator), accelerator)
-        except (ValueError, OSError, KeyError, FloatingPointError) as error:
-            raise SystemExit(f"{bench.collection.name}, seed {seed}: {shown(error)}") from error
+    bench = open_bench(settings, console, ("training", "dev", "test"))
+    bind(settings, accelerator, ["seeds"], fingerprint=bench.collection.fingerprint)
+    jobs = [
+        Job(
+            f"{bench.collection.name}, seed {seed}",
+            Path(settings.output) / f"seed-{seed}" / "measured.json",
+            partial(trained, seed, bench, settings, accelerator),
+            partial(measure, seed, bench, settings, accelerator),
+        )
+        for seed in settings.seeds
+    ]
+    results = run_jobs(jobs, accelerator, console)
     if accelerator.is_main_process:
-        found = gather([json.loads(file.read_text(encoding="utf-8")) for file in files.values()])
         summary = (
             f"{len(bench.test.queries)} test queries over {len(bench.collection.corpus):,} documents; seeds "
             f"{settings.seeds}. Every model comes from {settings.backbone} and learns from "
@@ -156,95 +129,64 @@ def main(settings: Settings) -> None:
             f"{settings.batch_size} queries, cross-attention in {settings.rerank_steps} of "
             f"{RERANK_BATCH}. Intervals (95 %) resample seeds and queries."
         )
-        page = describe(found, settings.vectors), draw(found)
+        page = describe(Found(results), settings.vectors)
         publish(settings, "Sparse, dense, hybrid", summary, *page, accelerator)
     accelerator.end_training()
-
-
-@dataclass(frozen=True)
-class Bench:
-    """A collection, the queries that train, choose and are measured, and BM25 by its terms."""
-
-    collection: Collection
-    train: Split
-    dev: Split
-    test: Split
-    sparse: dict[str, BM25]
-    negatives: Run  # BM25's ranking of the training queries
-
-
-def open_bench(settings: Settings, console: Console) -> Bench:
-    """The collection's splits, the same for every seed."""
-    subset = settings.documents or None if settings.collection == "pydocs" else None
-    collection = open_collection(settings.collection, subset, console)
-    train, dev = training_splits(collection, seed=0)
-    test = collection.splits.get("test", Split({}, {}))
-    for name, split in (("training", train), ("dev", dev), ("test", test)):
-        if not split.queries:
-            raise SystemExit(
-                f"{collection.name} has no {name} queries; its splits: {', '.join(collection.splits)}"
-            )
-    dev, test = some_queries(dev, settings.dev_queries), some_queries(test, settings.queries)
-    corpus = collection.corpus
-    sparse = {name: BM25.build(corpus, corpus.ids, ngrams=n) for n, name in enumerate(SPARSE, 1)}
-    negatives = sparse[SPARSE[0]].search(train.queries, NEGATIVES_DEPTH)
-    return Bench(collection, train, dev, test, sparse, negatives)
 
 
 # --- training ---------------------------------------------------------------------------------------
 
 
-def model_folder(name: str, round: str, seed: int, settings: Settings) -> Path:
-    return Path(settings.output) / f"seed-{seed}" / f"{name}-{round}"
+def trained(
+    seed: int, bench: Bench, settings: Settings, accelerator: Accelerator
+) -> dict[tuple[str, str], Any]:
+    """(name, round) -> every model of a seed, each trained unless it stands in its folder."""
+    folder = Path(settings.output) / f"seed-{seed}"
+    rounds = [(name, round) for round in (FIRST, *settings.rounds) for name in DENSE]
+    models: dict[tuple[str, str], Any] = {}
+    for name, round in [*rounds, (RERANKER, FIRST)]:
+        make = partial(start, name, round, folder, settings)
+        go_on = partial(train, name, round, seed, bench, settings, accelerator)
+        models[name, round] = trained_once(folder / f"{name}-{round}", seed, make, go_on, accelerator)
+    return models
 
 
-def train_all(
-    seed: int, bench: Bench, settings: Settings, accelerator: Accelerator, console: Console
-) -> None:
-    """Every model of a seed that does not stand in its folder."""
-    dense = [(name, round) for round in (FIRST, *settings.rounds) for name in DENSE]
-    for name, round in [*dense, (RERANKER, FIRST)]:
-        folder = model_folder(name, round, seed, settings)
-        finished = (folder / "checkpoint").is_dir()
-        accelerator.wait_for_everyone()  # before any process can finish it
-        if finished:
-            continue
-        console.print(f"{bench.collection.name}, seed {seed}: {name}, {round}")
-        torch.manual_seed(seed)
-        model = start(name, round, seed, settings).to(accelerator.device)
-        negatives = bench.negatives
-        if round == "mined":
-            assert isinstance(model, Paradigm)
-            precision = accelerator.mixed_precision
-            negatives = mine(
-                model, bench.collection.corpus, bench.train, NEGATIVES_DEPTH, precision=precision
-            )
-        prefix = "rerank_" if name == RERANKER else ""
-        training = TrainingSettings(
-            steps=getattr(settings, f"{prefix}steps"),
-            batch_size=RERANK_BATCH if name == RERANKER else settings.batch_size,
-            learning_rate=settings.learning_rate,
-            save_every=100,
-            # Another order of the queries than that of the round before.
-            seed=seed if round == FIRST else seed + 1_000,
-        )
-        count = getattr(settings, f"{prefix}negatives")
-        splits, runs, own = (bench.train, bench.dev), (negatives, {}), folder / "training"
-        fitted = fit(model, bench.collection, splits, runs, count, 0, training, own, accelerator)
-        by_main(partial(fitted.save_pretrained, folder / "checkpoint"), accelerator)
-        accelerator.free_memory()
-
-
-def start(name: str, round: str, seed: int, settings: Settings) -> Any:
+def start(name: str, round: str, folder: Path, settings: Settings) -> Any:
     """The model before a round: new, or as the first round left it."""
     if round != FIRST:
-        return load(model_folder(name, FIRST, seed, settings) / "checkpoint")
+        return load(folder / f"{name}-{FIRST}" / "checkpoint")
     lengths: Any = {"query_length": settings.query_length, "document_length": settings.document_length}
     if name == RERANKER:
         return cross_attention(settings.backbone, pooling=settings.pooling, **lengths)
     first = {"first": settings.vectors} if name == "me_bert" else {}
     same = {"pooling": settings.pooling, "normalize": settings.normalize}
     return PARADIGMS[name](settings.backbone, **lengths, **same, **first)
+
+
+def train(
+    name: str,
+    round: str,
+    seed: int,
+    bench: Bench,
+    settings: Settings,
+    accelerator: Accelerator,
+    model: Any,
+    folder: Path,
+) -> Any:
+    """The model after a round."""
+    corpus, mined, reranker = bench.collection.corpus, bench.mined, name == RERANKER
+    if round == "mined":
+        mined = mine(model, corpus, bench.train, NEGATIVES_DEPTH, precision=accelerator.mixed_precision)
+    given = TrainingSettings(
+        steps=settings.rerank_steps if reranker else settings.steps,
+        batch_size=RERANK_BATCH if reranker else settings.batch_size,
+        learning_rate=settings.learning_rate,
+        save_every=100,
+        seed=seed if round == FIRST else seed + 1_000,  # another order of the queries than the round before
+    )
+    count = settings.rerank_negatives if reranker else settings.negatives
+    splits, runs = (bench.train, bench.dev), (mined, {})
+    return fit(model, bench.collection, splits, runs, count, 0, given, folder, accelerator)
 
 
 # --- measuring --------------------------------------------------------------------------------------
@@ -260,34 +202,36 @@ class Dense:
     test: Run
 
 
-def finish(file: Path, seed: int, bench: Bench, settings: Settings, accelerator: Accelerator) -> None:
-    """Write what `measure` finds: the seed is measured."""
-    write_json(file, measure(seed, bench, settings, accelerator))
-
-
-def measure(seed: int, bench: Bench, settings: Settings, accelerator: Accelerator) -> Measured:
+def measure(
+    seed: int, bench: Bench, settings: Settings, accelerator: Accelerator, models: dict[tuple[str, str], Any]
+) -> Measured:
     """What a seed's systems do for the test queries, and what the dev queries choose among them."""
-    dev, test, depth = bench.dev, bench.test, settings.depth
+    test, depth, corpus = bench.test, settings.depth, bench.collection.corpus
+    dev = some_queries(bench.dev, settings.dev_queries)
+    bm25 = {SPARSE[0]: bench.bm25, SPARSE[1]: BM25.build(corpus, corpus.ids, ngrams=2)}
+    sparse = {name: System(of.search, of.rerank) for name, of in bm25.items()}
     with tempfile.TemporaryDirectory(dir=settings.output) as temporary:
         dense: dict[str, dict[str, Dense]] = {system: {} for system in DENSE.values()}
-        on_dev: dict[str, Any] = {
-            name: rr(of.search(dev.queries, depth), dev) for name, of in bench.sparse.items()
-        }
-        for name, system in DENSE.items():
-            for round in (FIRST, *settings.rounds):
-                folder = model_folder(name, round, seed, settings)
-                dense[system][round] = of = opened(folder, bench, depth, temporary, accelerator)
-                on_dev.setdefault(system, {})[round] = rr(of.system.search(dev.queries, depth), dev)
+        on_dev: dict[str, Any] = {name: rr(of.search(dev.queries, depth), dev) for name, of in sparse.items()}
+        on_dev |= {system: {} for system in dense}
+        for (name, round), model in models.items():
+            if name != RERANKER:
+                own, precision = f"{temporary}/{name}-{round}", accelerator.mixed_precision
+                index = ExactIndex.build(model, corpus.ids, corpus, own, precision=precision)
+                both = System(partial(index.search, model), partial(index.rerank, model))
+                of = Dense(model, index, both, both.search(test.queries, depth))
+                dense[DENSE[name]][round] = of
+                on_dev[DENSE[name]][round] = rr(both.search(dev.queries, depth), dev)
         chosen = {system: max(on_dev[system], key=on_dev[system].__getitem__) for system in dense}
         kept = {system: dense[system][round] for system, round in chosen.items()}
-        runs = {name: of.search(test.queries, depth) for name, of in bench.sparse.items()}
+        runs = {name: of.search(test.queries, depth) for name, of in sparse.items()}
         runs |= {system: of.test for system, of in kept.items()}
         weights = {}
         for system, of in kept.items():
-            for name, bm25 in bench.sparse.items():
-                both, hybrid = (of.system, System(bm25.search, bm25.rerank)), hybrid_name(system, name)
-                λ = tune(*candidate_scores(*both, dev.queries, depth), dev, measure=RR).weight
-                runs[hybrid] = combine(*candidate_scores(*both, test.queries, depth), λ)
+            for name, lexical in sparse.items():
+                hybrid = hybrid_name(system, name)
+                λ = tune(*candidate_scores(of.system, lexical, dev.queries, depth), dev, measure=RR).weight
+                runs[hybrid] = combine(*candidate_scores(of.system, lexical, test.queries, depth), λ)
                 weights[hybrid] = {"round": chosen[system], "λ": λ}
         timed = time_searches(
             {system: (of.model, of.index) for system, of in kept.items()},
@@ -297,11 +241,10 @@ def measure(seed: int, bench: Bench, settings: Settings, accelerator: Accelerato
             k=FOUND,
             repeats=settings.repeats,
         )
-    reranker = load(model_folder(RERANKER, FIRST, seed, settings) / "checkpoint").to(accelerator.device)
-    assert isinstance(reranker, CrossAttention)
+    precision = accelerator.mixed_precision
     return {
         "seed": seed,
-        "queries": per_query(runs[DE], test.judgements, (RR,)).queries,
+        "queries": per_query(runs[SPARSE[0]], test.judgements, (RR,)).queries,
         "dev": on_dev,
         "weights": weights,
         "retrieve": {system: values(run, test) for system, run in runs.items()},
@@ -309,7 +252,7 @@ def measure(seed: int, bench: Bench, settings: Settings, accelerator: Accelerato
             system: {round: values(of.test, test) for round, of in each.items()}
             for system, each in dense.items()
         },
-        "rerank": rerank(reranker, runs, settings.rerank_depths, bench, accelerator.mixed_precision),
+        "rerank": rerank(models[RERANKER, FIRST], runs, settings.rerank_depths, bench, precision),
         "search": [
             {
                 "system": way.system,
@@ -322,16 +265,6 @@ def measure(seed: int, bench: Bench, settings: Settings, accelerator: Accelerato
             for way in timed
         ],
     }
-
-
-def opened(folder: Path, bench: Bench, depth: int, temporary: str, accelerator: Accelerator) -> Dense:
-    """A saved dense model with its documents, searched exactly."""
-    model = load(folder / "checkpoint").to(accelerator.device)
-    assert isinstance(model, Paradigm)
-    corpus, own = bench.collection.corpus, f"{temporary}/{folder.name}"
-    index = ExactIndex.build(model, corpus.ids, corpus, own, precision=accelerator.mixed_precision)
-    system = System(partial(index.search, model), partial(index.rerank, model))
-    return Dense(model, index, system, system.search(bench.test.queries, depth))
 
 
 def rerank(

@@ -2,17 +2,18 @@
 
 Qian et al. 2022, Tables 4 and 5: for chosen queries, a relevant document with its most salient words marked,
 and for the query's most salient words the k document tokens that they align with, for each k. In the
-terminal, and as one HTML file that needs nothing else. A model without salience is shown too: its query
+terminal, and the same as one HTML file. A model without salience is shown too: its query
 words are then ordered by what they add to the score.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 from math import ceil
 from pathlib import Path
-from typing import Any
+
+from studies.settings import at_least, different
 
 from paradigms.io.settings import command_line
 
@@ -42,8 +43,8 @@ class Settings:
     output: str = "results/interpret.html"
 
     def __post_init__(self) -> None:
-        if not self.k or min(self.k) < 1 or self.count < 1:
-            raise SystemExit("every k and count must be at least 1")
+        different(self, "k")
+        at_least(self, k=1, count=1)
         if not 1 <= self.words <= len(PALETTE):
             raise SystemExit(f"words must lie between 1 and {len(PALETTE)}, as many as there are colours")
         if not (0 < self.query_share <= 1 and 0 < self.document_share <= 1):
@@ -57,19 +58,17 @@ import torch
 from rich import box
 from rich.table import Table
 from rich.text import Text
+from studies.alignment_view import chosen_queries
 from torch import Tensor
 
 from paradigms import Paradigm
 from paradigms.core import similarity
-from paradigms.data import Split
 from paradigms.encoder.text import Side
 from paradigms.evaluate.report import PALETTE
 from paradigms.io.files import write_text
 from paradigms.io.terminal import Terminal, shown
 from paradigms.train.job import open_collection
 
-CLOSING, OPENING = set(".,;:!?)]}%'’"), set("([{")
-CONTRACTED = {"s", "t", "re", "ve", "ll", "d", "m"}  # after an apostrophe
 NO_SALIENCE: dict[Side, str] = {
     "query": "This model has no salience for queries: words are ordered by their best similarity.",
     "document": "This model has no salience for documents: none of their words is marked as salient.",
@@ -94,7 +93,6 @@ class Pair:
 
     query_id: str
     document_id: str
-    written: str  # the query as it was written
     query: list[Word]
     document: list[Word]
     rows: list[dict[str, str]]  # of the alignments' table
@@ -111,8 +109,10 @@ def main(settings: Settings) -> None:
     subset = settings.documents or None if settings.collection == "pydocs" else None
     collection = open_collection(settings.collection, subset, console)
     split = collection.split(settings.split)
+    if unknown := [query for query in settings.queries if query not in split.queries]:
+        raise SystemExit(f"--queries: {', '.join(unknown)} not in split {settings.split}")
     pairs = []
-    for query in chosen_queries(split, settings):
+    for query in settings.queries or chosen_queries(split, settings.count):
         judged = split.judgements[query]
         document = min(judged, key=lambda d: (-judged[d], d))
         text = collection.corpus[collection.corpus.position(document)]
@@ -125,15 +125,6 @@ def main(settings: Settings) -> None:
         console.print(note)
     write_text(settings.output, page(title, notes, pairs), errors="replace")
     console.print(f"Page: {settings.output}")
-
-
-def chosen_queries(split: Split, settings: Settings) -> list[str]:
-    """The queries of the settings, or some with a relevant document."""
-    unknown = [query for query in settings.queries if query not in split.queries]
-    if unknown:
-        raise SystemExit(f"--queries: {', '.join(unknown)} not in split {settings.split}")
-    ids = sorted(q for q, judged in split.judgements.items() if any(grade > 0 for grade in judged.values()))
-    return settings.queries or ids[:: max(1, len(ids) // settings.count)][: settings.count]
 
 
 def weighs(paradigm: Paradigm, side: Side) -> bool:
@@ -173,7 +164,7 @@ def interpret(
                 owner[i].marks.append((color, rank))
         rows.append(row)
     rel = {k: float(paradigm.with_alignment("top_k", k=k).score(d, q)[0, 0]) for k in settings.k}
-    return Pair(query[0], document[0], query[1], query_words, document_words, rows, rel)
+    return Pair(query[0], document[0], query_words, document_words, rows, rel)
 
 
 def words(paradigm: Paradigm, text: str, side: Side, mask: Tensor) -> list[Word]:
@@ -211,27 +202,16 @@ def weigh(found: list[Word], weights: Tensor, share: float) -> list[Word]:
     return found
 
 
-def spaced(found: Sequence[Word]) -> list[tuple[str, Word]]:
-    """Each word with the space before it: none before closing, after opening punctuation, within it's."""
-    result: list[tuple[str, Word]] = []
-    for n, word in enumerate(found):
-        before = found[n - 1].text if n else ""
-        contracted = before in ("'", "’") and word.text in CONTRACTED
-        tight = n == 0 or word.text in CLOSING or before in OPENING or contracted
-        result.append(("" if tight else " ", word))
-    return result
-
-
 def show(pair: Pair, console: Terminal) -> None:
     """One pair in the terminal: salient words are bold, aligned ones have the colour of their query word."""
     console.print()
     console.rule(Text(f"query {pair.query_id} → document {pair.document_id}"))
     for name, found in (("Query", pair.query), ("Document", pair.document)):
-        text = Text(f"{name}: ", "dim")
-        for space, word in spaced(found):
+        text = Text(f"{name}:", "dim")
+        for word in found:
             color = word.color or (word.marks[0][0] if word.marks else "")
             style = " ".join(filter(None, ["bold" if word.salient else "not bold not dim", color]))
-            text.append(space).append(word.text, style)
+            text.append(f" {word.text}", style)
             for own, rank in word.marks:
                 text.append(f"[{rank}]", f"not bold {own}")
         console.print(text)
@@ -246,53 +226,21 @@ def show(pair: Pair, console: Terminal) -> None:
     )
 
 
-_PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{{ title }}</title>
-<style>
-body { font: 16px/1.7 system-ui, sans-serif; max-width: 56rem; margin: 2rem auto; padding: 0 1rem }
-h1 { font-size: 1.4rem }
-h2 { font-size: 1.1rem; margin-top: 2.5rem; border-top: 1px solid #ddd; padding-top: 1rem }
-table { border-collapse: collapse; font-size: .9rem; display: block; overflow-x: auto }
-th, td { padding: .2rem .8rem; text-align: left; border-bottom: 1px solid #ddd }
-.side { color: #777; font-size: .85rem }
-.salient { background: #fff3bf; border-radius: 3px; padding: 0 .1rem }
-.own { font-weight: 600 } sup { font-size: .7em; margin-left: .1em }
-</style>
-<h1>{{ title }}</h1>
-<p>Yellow: the most salient words. Coloured: the query's {{ most }} most salient words, and the words of the
-document that they align with, numbered by rank: k aligns those up to number k. In the tables: similarity
-{%- if not notes %} × salience of the document's word{% endif %}. A word's weight shows under the pointer.</p>
-{% for note in notes %}<p><strong>{{ note }}</strong></p>
-{% endfor %}
-{%- macro text(words) -%}
-{% for space, word in spaced(words) %}{{ space }}<span title="{{ '%.3f' | format(word.weight) }}"
-{%- if word.salient %} class="salient"{% endif %}><span
-{%- if word.color %} class="own" style="color: {{ word.color }}"
-{%- elif word.marks %} style="color: {{ word.marks[0][0] }}"{% endif %}>{{ word.text }}</span>
-{%- for color, rank in word.marks %}<sup style="color: {{ color }}">{{ rank }}</sup>{% endfor %}</span>
-{%- endfor %}
-{%- endmacro -%}
-{% for pair in pairs %}<h2>{{ pair.written }}</h2>
-<p><span class="side">query {{ pair.query_id }}</span><br>{{ text(pair.query) }}</p>
-<p><span class="side">document {{ pair.document_id }}</span><br>{{ text(pair.document) }}</p>
-{% if pair.rows %}<table><tr>{% for key in pair.rows[0] %}<th>{{ key }}</th>{% endfor %}</tr>
-{% for row in pair.rows %}<tr>{% for cell in row.values() %}<td>{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}</table>{% endif %}
-<p class="side">rel: {% for k, rel in pair.rel.items() %}{{ '%.4f' | format(rel) }} at k = {{ k }}
-{{- ', ' if not loop.last }}{% endfor %}</p>
-{% endfor %}</html>
-"""
-
-
 def page(title: str, notes: list[str], pairs: list[Pair]) -> str:
-    """All pairs as one HTML page that loads nothing."""
-    import jinja2
-
-    template: Any = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(_PAGE)
-    most = max((len(pair.rows) for pair in pairs), default=0)
-    return template.render(title=title, notes=notes, pairs=pairs, spaced=spaced, most=most)
+    """What the terminal shows, as one HTML page that loads nothing."""
+    console = Terminal(record=True, file=StringIO(), width=110)
+    console.rule(Text(title))
+    scaled = "" if notes else " × salience of the document's word"
+    console.print(
+        "Bold: the most salient words. Coloured: the query's most salient words, and the words of the "
+        "document that they align with, numbered by rank: k aligns those up to number k. In the tables: "
+        f"similarity{scaled}."
+    )
+    for pair in pairs:
+        show(pair, console)
+    for note in notes:
+        console.print(note)
+    return console.export_html(inline_styles=True)
 
 
 if __name__ == "__main__":

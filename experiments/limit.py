@@ -15,19 +15,19 @@ the laws of `theory/capacity.py`:
 from __future__ import annotations
 
 import re
-import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import comb
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from studies.settings import Results, at_least, different
 from studies.shared_settings import Tracker
 
 from paradigms.io.settings import command_line
 
 
 @dataclass
-class Settings:
+class Settings(Results):
     """Which collection is made, which systems are compared on it, and which free vectors are trained."""
 
     parts: list[Literal["paradigms", "free"]] = field(default_factory=lambda: ["paradigms", "free"])
@@ -64,25 +64,17 @@ class Settings:
     """of free vectors, trained side by side"""
     seed: int = 0
     """of words, splits and initial vectors"""
-    output: Path = Path("results/limit")
-    """folder of the collection, results.json, report.html and PNG files"""
     tracker: Tracker = "none"
-    """none, or wandb (offline without a key) for the numbers and figures besides"""
+
+    experiment = "limit"
 
     def __post_init__(self) -> None:
-        if not self.parts or not set(self.parts) <= {"paradigms", "free"}:
-            raise SystemExit(f"parts = {self.parts}; allowed: paradigms, free")
-        if not 1 <= self.relevant <= self.documents / 2:
-            raise SystemExit(
-                f"relevant = {self.relevant}; allowed: 1 … documents / 2 = {self.documents // 2}"
-            )
-        least = {"others": 0, "steps": 0, "free_steps": 1, "seeds": 1, "largest": 2 * self.relevant}
-        for name, fewest in least.items():
-            if getattr(self, name) < fewest:
-                raise SystemExit(f"{name} = {getattr(self, name)}; allowed: at least {fewest}")
-        for name in ("dimensions", "tokens"):
-            if not getattr(self, name) or min(getattr(self, name)) < 1:
-                raise SystemExit(f"{name} = {getattr(self, name)}; allowed: numbers of at least 1")
+        super().__post_init__()
+        different(self, "parts", "dimensions", "tokens")
+        at_least(self, others=0, steps=0, free_steps=1, seeds=1, largest=2 * self.relevant)
+        at_least(self, relevant=1, dimensions=1, tokens=1)
+        if self.relevant > self.documents / 2:
+            raise SystemExit(f"relevant must be at most documents / 2, got {self.relevant}")
 
 
 if __name__ == "__main__":  # before the imports that take seconds
@@ -91,7 +83,8 @@ if __name__ == "__main__":  # before the imports that take seconds
 import compare
 import numpy as np
 import torch
-from studies.pages import Rows, Section, finish, shown
+from studies.curves import Curves
+from studies.pages import Rows, Section, publish, shown
 
 from paradigms.align import ALIGNMENTS, one
 from paradigms.core import Tokens, rel
@@ -100,10 +93,8 @@ from paradigms.data.beir import write_folder
 from paradigms.encoder.backbone import load_tokenizer, packaged
 from paradigms.evaluate import on_split, seeds_interval
 from paradigms.io.progress import progress_bar
+from paradigms.train.job import begin
 from theory import capacity
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # Vectors of a document and of a query: A, its knobs. M is one of settings.tokens.
 FREE: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -117,56 +108,45 @@ HOT, COLD = 0.1, 0.005  # temperature of the loss, falling: small margins count 
 RATE, FINAL_RATE = 0.05, 1e-4  # Adam's, falling
 GROWTH = 1.15  # of n from one optimisation to the next
 LOOK = 50  # steps between looks whether all is answered
-
-
-def main(settings: Settings) -> dict[str, Any]:
-    """Measure, print, draw, write; returns what results.json holds."""
-    started = time.perf_counter()
-    results: dict[str, Any] = {"laws": laws(settings)}
-    figures, sections = {}, [Section("What is true of dimension", LAWS, results["laws"])]
-    if "paradigms" in settings.parts:
-        results["paradigms"] = compared(settings)
-        about = "The queries of the split test; 95% intervals over queries. BM25 is not trained."
-        sections.insert(0, Section("LIMIT: every paradigm", about, results["paradigms"]))
-    if "free" in settings.parts:
-        results["free"] = free(settings)
-        results["fits"] = fits(results["free"])
-        figures["critical"] = draw(results["free"], settings)
-        sections += [
-            Section(
-                "Free vectors: the critical n",
-                f"The largest n at which all sets of {settings.relevant} of n documents are answered: mean "
-                f"over {settings.seeds} seed(s) [least, most]. ≥: a seed stopped at --largest. random: the "
-                "n, at most --largest, up to which some random projection of one-hot documents answers all, "
-                "by the union bound.",
-                results["free"],
-                ["critical"],
-            ),
-            Section(
-                "Fit of the critical n", "n = c · h^p by least squares of the logarithms.", results["fits"]
-            ),
-        ]
-    results["seconds"] = time.perf_counter() - started
-    summary = (
-        f"All sets of {settings.relevant} of {settings.documents} documents; {results['seconds']:.0f} s on "
-        f"{device()}."
-    )
-    finish(settings, "limit", "LIMIT: a query for every set", summary, results, sections, figures, {})
-    return results
-
-
-def device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-# --- laws -------------------------------------------------------------------------------------------
-
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LAWS = (
     "2k numbers answer all sets of k of any n documents, and no fewer do from n = 3k on; their cosine gap "
     "falls like n^(−2k). random: dimensions in which some random projection of one-hot documents answers "
     "all. bits: of each document, if its queries are encoded without knowledge of what is relevant to them. "
     "Proofs: theory/capacity.py."
 )
+
+
+def main(settings: Settings) -> None:
+    accelerator, _ = begin(settings)
+    found = {
+        "paradigms": compared(settings) if "paradigms" in settings.parts else [],
+        "free": free(settings) if "free" in settings.parts else [],
+    }
+    sections = {
+        "paradigms": Section(
+            "LIMIT: every paradigm",
+            "The queries of the split test; 95% intervals over queries. BM25 is not trained.",
+            found["paradigms"],
+        ),
+        "laws": Section("What is true of dimension", LAWS, laws(settings)),
+        "free": Section(
+            "Free vectors: the critical n",
+            f"The largest n at which all sets of {settings.relevant} of n documents are answered: mean "
+            f"over {settings.seeds} seed(s) [least, most]. ≥: a seed stopped at --largest. random: the "
+            "n, at most --largest, up to which some random projection of one-hot documents answers all, "
+            "by the union bound.",
+            found["free"],
+            ["critical"],
+        ),
+        "fits": Section(
+            "Fit of the critical n", "n = c · h^p by least squares of the logarithms.", fits(found["free"])
+        ),
+    }
+    figures = {"critical": curves(found["free"], settings).draw()} if found["free"] else {}
+    summary = f"All sets of {settings.relevant} of {settings.documents} documents, on {DEVICE}."
+    publish(settings, "LIMIT: a query for every set", summary, sections, figures, accelerator)
+    accelerator.end_training()
 
 
 def laws(settings: Settings) -> Rows:
@@ -227,29 +207,19 @@ def collection(settings: Settings) -> Collection:
 
 def compared(settings: Settings) -> Rows:
     """R@k, R@10 and nDCG@10 of every system by compare.py, untrained and trained."""
-    folder = settings.output / "collection"
+    folder = Path(settings.output, "collection")
     write_folder(collection(settings), folder)
     test = load(str(folder)).split("test")
     measures = (f"R@{settings.relevant}", "R@10", "nDCG@10")
+    names = asdict(settings).keys() & compare.Settings.__dataclass_fields__.keys()
     rows: Rows = []
     for training, steps in {"untrained": 0, "trained": settings.steps}.items():
         if training == "trained" and not steps:
             continue
-        output = settings.output / training
-        asked = compare.Settings(
-            collection=str(folder),
-            systems=settings.systems,
-            options=settings.options,
-            backbone=settings.backbone,
-            output=str(output),
-            steps=steps,
-            batch_size=settings.batch_size,
-            learning_rate=settings.learning_rate,
-            trained_layers=settings.trained_layers,
-            evaluate_every=max(1, steps // 3),
-            seed=settings.seed,
-            tracker="none",
-        )
+        output = Path(settings.output, training)
+        given = {name: getattr(settings, name) for name in names} | {"collection": str(folder)}
+        given |= {"output": str(output), "steps": steps, "evaluate_every": max(1, steps // 3)}
+        asked = compare.Settings(**given | {"seeds": 1, "tracker": "none"})
         compare.main(asked)
         for name in ([] if rows else ["bm25"]) + list(asked.chosen):
             values = on_split(read_run(output / "runs" / f"{name}.retrieve.run"), test, measures).values
@@ -312,7 +282,7 @@ def optimised(name: str, tokens: int, dimension: int, n: int, settings: Settings
     falling temperature. rel as of the library, Z = 1, seeds side by side.
     """
     align, knobs, shape = FREE[name]
-    function, where = ALIGNMENTS[align].function, device()
+    function, where = ALIGNMENTS[align].function, DEVICE
     sets = torch.from_numpy(capacity.all_sets(n, settings.relevant)).to(where)
     queries, own = len(sets), tokens if shape == "M × M" else 1
     mine = torch.zeros(queries, n, dtype=torch.bool, device=where).scatter_(1, sets, True)
@@ -365,36 +335,14 @@ def fits(rows: Rows) -> Rows:
     return found
 
 
-def draw(rows: Rows, settings: Settings) -> Figure:
-    """The critical n by dimension, and what random projections promise."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
-    axes = figure.subplots()
-    for name, M in dict.fromkeys((row["alignment"], row["M"]) for row in rows):
-        own = [row for row in rows if (row["alignment"], row["M"]) == (name, M)]
-        axes.plot(
-            [r["h"] for r in own],
-            [r["critical n"] for r in own],
-            "o-",
-            markersize=4,
-            label=f"{name}, M = {M}",
-        )
-    axes.plot(
-        settings.dimensions,
-        [random_size(h, settings) for h in settings.dimensions],
-        ":",
-        color="black",
-        label="random projection",
-    )
-    axes.axvline(2 * settings.relevant, color="0.6", linestyle="--", label="2k: suffices for every n")
-    axes.axhline(settings.largest, color="0.8", linewidth=0.8)
-    axes.set(xscale="log", yscale="log", xlabel="dimension h of a vector", ylabel="critical n")
-    axes.set_xticks(settings.dimensions, [str(h) for h in settings.dimensions])
-    axes.set_xticks([], minor=True)
-    axes.grid(color="0.9", linewidth=0.6)
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    return figure
+def curves(rows: Rows, settings: Settings) -> Curves:
+    """The critical n by dimension, and dotted what random projections promise."""
+    series: dict[str, list[float]] = {}
+    for row in rows:
+        series.setdefault(f"{row['alignment']}, M = {row['M']}", []).append(row["critical n"])
+    random = {"random projection": [random_size(h, settings) for h in settings.dimensions]}
+    panels = {f"critical n; from h = 2k = {2 * settings.relevant} on every n can be answered": series}
+    return Curves("dimension h of a vector", settings.dimensions, panels, dotted=random, log_y=[*panels])
 
 
 if __name__ == "__main__":

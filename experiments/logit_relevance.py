@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
+from studies.settings import at_least
 from studies.shared_settings import PairSettings
 
 from paradigms.io.settings import command_line
@@ -26,14 +27,14 @@ class Settings(PairSettings):
     paradigm: Literal["dsi", "genre", "seal"] = "dsi"
     """whose training: dsi, genre or seal"""
     states: int = 6
-    """states of the training that are measured, evenly spaced, and the one before it"""
+    """states of the training that are measured, evenly spaced, an early and a late one at least, and the one
+    before it"""
 
     experiment = "logit-relevance"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.states < 2:
-            raise SystemExit(f"states must be at least 2, an early and a late one; got {self.states}")
+        at_least(self, states=2)
 
 
 if __name__ == "__main__":  # before the imports that take seconds
@@ -42,19 +43,30 @@ if __name__ == "__main__":  # before the imports that take seconds
 from pathlib import Path
 
 import numpy as np
-from scipy.stats import rankdata
-from studies.pages import Measured, Rows, Section, publish, shown
-from studies.trained_pairs import Bench, measure_all, recalls, sample, unlearned_models, watched
+import torch
+from accelerate import Accelerator
+from scipy.stats import spearmanr
+from studies.curves import Curves
+from studies.model_runs import Bench
+from studies.pages import Measured, Section, publish, verdict_rows
+from studies.trained_pairs import (
+    build,
+    generative_steps,
+    measure_all,
+    pairs_of,
+    recalls,
+    sample,
+    training_settings,
+    unlearned_models,
+)
 
 from paradigms import Generative
-from paradigms.evaluate import per_query, seeds_interval
-from paradigms.evaluate.claims import Claim, judge
-from paradigms.evaluate.report import PALETTE
+from paradigms.data import Problems
+from paradigms.evaluate import per_query
+from paradigms.evaluate.claims import Claim
 from paradigms.generative.outputs import Scorer
 from paradigms.generative.retriever import GenerativeRetriever
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from paradigms.train.job import fit_pairs
 
 SCORERS: tuple[Scorer, ...] = get_args(Scorer)
 LOGITS = ("logit", "centred_logit")
@@ -73,21 +85,9 @@ def main(settings: Settings) -> None:
         raise SystemExit("logit_relevance.py runs on one process: start it without accelerate launch")
 
     def measured(_: str, seed: int, bench: Bench, models: list[Any]) -> Measured:
-        folder = Path(settings.output) / f"seed-{seed}" / "training"
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted: its states are lost
-        found = watched(
-            settings.paradigm,
-            seed,
-            bench,
-            settings,
-            folder,
-            lambda model: state(model, bench, settings.depth),
-            settings.states,
-        )
-        steps, states = zip(*found, strict=True)
-        queries = list(bench.pool(settings.depth))
+        steps, states = zip(*states_of_training(seed, bench, settings), strict=True)
         heard = recalls(bench, **{settings.paradigm: models[0]})
-        return {"queries": queries, "steps": steps, "states": states} | heard
+        return {"queries": list(bench.pool(settings.depth)), "steps": steps, "states": states} | heard
 
     bench, found, accelerator = measure_all(settings, {settings.paradigm: (settings.paradigm,)}, measured)
     if accelerator.is_main_process:
@@ -97,10 +97,48 @@ def main(settings: Settings) -> None:
             for key in seeds[0]["states"][0]
         }
         summary = f"{settings.paradigm}. BM25's first {settings.depth} documents. {sample(bench, settings)}"
-        sections = describe(values, seeds[0]["steps"], "".join(unlearned_models(seeds)))
-        figures = {"states": draw(values, seeds[0]["steps"])}
-        publish(settings, "The logit as relevance", summary, sections, figures, accelerator)
+        steps, poor = seeds[0]["steps"], "".join(unlearned_models(seeds))
+        curves = Curves("steps", steps, panels(values), "linear")
+        sections = {
+            "claims": Section(
+                "What the paper says and what we measured",
+                f"One family of tests. The paper gives no numbers for its words: small is p < {SMALL}, "
+                f"proportional a rank correlation above {PROPORTIONAL}; chosen before measuring. Early is "
+                "the first state after the training began.",
+                verdict_rows(claims(values, poor)),
+            ),
+            "states": Section(
+                "States of the training",
+                "p of a candidate's tokens; Spearman's correlation with log p over a query's candidates, of "
+                f"the logit and of the logit less its mean over the vocabulary; {MEASURE} of each order.",
+                curves.rows,
+                ["states"],
+            ),
+        }
+        publish(settings, "The logit as relevance", summary, sections, {"states": curves.draw()}, accelerator)
     accelerator.end_training()
+
+
+def states_of_training(seed: int, bench: Bench, settings: Settings) -> list[tuple[int, Any]]:
+    """(step, `state`) before a training of the seed's model, and at evenly spaced states of it."""
+    folder = Path(settings.output) / f"seed-{seed}" / "training"
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted: its states are lost
+    torch.manual_seed(seed)
+    accelerator = Accelerator()
+    model = build(settings.paradigm, seed, bench, settings).to(accelerator.device)
+    pairs, seen = pairs_of(model, bench, settings, seed, Problems()), list[Any]()
+    steps = generative_steps(model, pairs, bench, settings)
+    every = max(1, steps // settings.states)
+
+    def dev(model: Generative) -> tuple[float, float]:
+        seen.append(state(model, bench, settings.depth))
+        return 0.0, 0.0  # which chooses the last state
+
+    times = {"evaluate_every": every, "save_every": steps}
+    training = training_settings(every * settings.states, seed, settings, **times)
+    kept = Path(settings.models) / "states"
+    fit_pairs(model, bench.collection.corpus, pairs, training, folder, accelerator, dev=dev, states=kept)
+    return [(n * every, found) for n, found in enumerate(seen)]
 
 
 def state(model: Generative, bench: Bench, depth: int) -> dict[str, list[float]]:
@@ -121,7 +159,8 @@ def state(model: Generative, bench: Bench, depth: int) -> dict[str, list[float]]
         log_p = np.array([runs["log_probability"][query][id] for id in named])
         found["p"].append(float(np.exp(log_p / [lengths[id] for id in named]).mean()))
         for scorer in LOGITS:
-            found[scorer].append(correlation(log_p, np.array([runs[scorer][query][id] for id in named])))
+            scores = [runs[scorer][query][id] for id in named]
+            found[scorer].append(float(np.nan_to_num(spearmanr(log_p, scores).statistic)))  # 0: all equal
     for scorer, run in runs.items():
         of = per_query(run, judgements, [MEASURE])
         place = {query: n for n, query in enumerate(of.queries)}
@@ -129,70 +168,34 @@ def state(model: Generative, bench: Bench, depth: int) -> dict[str, list[float]]
     return found
 
 
-def correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Spearman's; 0 where either is constant."""
-    ranks = [rankdata(x) - (len(x) + 1) / 2 for x in (a, b)]
-    lengths = np.prod([np.linalg.norm(r) for r in ranks])
-    return float(ranks[0] @ ranks[1] / lengths) if lengths else 0.0
-
-
 def claims(values: Values, unlearned: str = "") -> list[Claim]:
     """The statements of appendix A, of the first trained state and of the last."""
-    small = "C ≫ exp(e_{d_i}ᵀh_i) at the early stage of the training"
+    logit, p = values["logit"], values["p"]
+    lost = values[f"{MEASURE}, logit"] - values[f"{MEASURE}, log_probability"]
     proportional = "log p(d | q) ∝ Σ_i e_{d_i}ᵀh_i"
     indicates = "the dot-product can effectively indicate the relevance between document d and query q"
-    found = [Claim(PAPER, small, f"{SMALL} − p, early", SMALL - values["p"][:, 1])]
-    for name, place in (("early", 1), ("late", -1)):
-        of = values["logit"][:, place] - PROPORTIONAL
-        found.append(Claim(PAPER, proportional, f"rank correlation − {PROPORTIONAL}, {name}", of))
-    fall = values["logit"][:, 1] - values["logit"][:, -1]
-    found.append(Claim(PAPER, "as it is at the early stage", "rank correlation, early − late", fall))
-    lost = (values[f"{MEASURE}, logit"] - values[f"{MEASURE}, log_probability"])[:, -1]
-    found.append(Claim(PAPER, indicates, f"{MEASURE}, logit − log p, late", lost, MARGIN))
-    return [replace(claim, unlearned=unlearned) for claim in found]
-
-
-def describe(values: Values, steps: list[int], unlearned: str) -> dict[str, Section]:
-    """Sections of the page and the console by the name of their files."""
-    rows: Rows = [
-        {"step": step}
-        | {key.replace("_", " "): shown(seeds_interval(of[:, n])) for key, of in values.items()}
-        for n, step in enumerate(steps)
+    small = "C ≫ exp(e_{d_i}ᵀh_i) at the early stage of the training"
+    rank = "rank correlation"
+    return [
+        Claim(PAPER, sentence, quantity, contrast, margin, unlearned=unlearned)
+        for sentence, quantity, contrast, margin in (
+            (small, f"{SMALL} − p, early", SMALL - p[:, 1], 0.0),
+            (proportional, f"{rank} − {PROPORTIONAL}, early", logit[:, 1] - PROPORTIONAL, 0.0),
+            (proportional, f"{rank} − {PROPORTIONAL}, late", logit[:, -1] - PROPORTIONAL, 0.0),
+            ("as it is at the early stage", f"{rank}, early − late", logit[:, 1] - logit[:, -1], 0.0),
+            (indicates, f"{MEASURE}, logit − log p, late", lost[:, -1], MARGIN),
+        )
     ]
+
+
+def panels(values: Values) -> dict[str, dict[str, list[np.ndarray]]]:
+    """p and the correlations, and the measure of each order: series of values at every state."""
+    p, measure = f"p; correlation of {' and '.join(LOGITS)} with log p", f"{MEASURE} of the order by"
+    names = {p: {key: key for key in ("p", *LOGITS)}, measure: {s: f"{MEASURE}, {s}" for s in SCORERS}}
     return {
-        "claims": Section(
-            "What the paper says and what we measured",
-            f"One family of tests. The paper gives no numbers for its words: small is p < {SMALL}, "
-            f"proportional a rank correlation above {PROPORTIONAL}; chosen before measuring. Early is the "
-            "first state after the training began.",
-            [verdict.row for verdict in judge(claims(values, unlearned))],
-        ),
-        "states": Section(
-            "States of the training",
-            "p of a candidate's tokens; Spearman's correlation with log p over a query's candidates, of the "
-            f"logit and of the logit less its mean over the vocabulary; {MEASURE} of each order.",
-            rows,
-            ["states"],
-        ),
+        panel: {name.replace("_", " "): list(values[key].swapaxes(0, 1)) for name, key in of.items()}
+        for panel, of in names.items()
     }
-
-
-def draw(values: Values, steps: list[int]) -> Figure:
-    """p, the correlations and the measure, over steps."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    measures = [f"{MEASURE}, {scorer}" for scorer in SCORERS]
-    for axes, keys in zip(figure.subplots(1, 2), (("p", *LOGITS), measures), strict=True):
-        for number, key in enumerate(keys):
-            means, low, high = np.array([seeds_interval(of) for of in values[key].swapaxes(0, 1)]).T
-            bars = [means - low, high - means]
-            label = key.replace("_", " ")
-            axes.errorbar(steps, means, bars, fmt="o-", capsize=3, color=PALETTE[number], label=label)
-        axes.set(xlabel="steps")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
-    return figure
 
 
 if __name__ == "__main__":

@@ -32,12 +32,14 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import numpy as np
 from studies.attention_heads import Array, Seen, best_name, seen
-from studies.pages import Measured, Rows, Section, publish, shown
-from studies.trained_pairs import Bench, measure_all, recalls, sample, unlearned_models
+from studies.curves import at_path
+from studies.model_runs import Bench
+from studies.pages import Measured, Rows, Section, publish, shown, verdict_rows
+from studies.trained_pairs import measure_all, recalls, sample, unlearned_models
 
 from paradigms import Generative
 from paradigms.evaluate import seeds_interval
-from paradigms.evaluate.claims import Claim, judge
+from paradigms.evaluate.claims import Claim
 from paradigms.evaluate.report import PALETTE
 from paradigms.generative.interaction import Form, decompose
 from paradigms.generative.outputs import Scorer
@@ -71,18 +73,14 @@ def main(settings: Settings) -> None:
     bench, found, accelerator = measure_all(settings, tasks, measured)
     if accelerator.is_main_process:
         seeds = found[settings.paradigm]
-        heads = {key: np.array([seed["heads"][key] for seed in seeds]) for key in seeds[0]["heads"]}
-        parts = {
-            key: np.array([seed["parts"][key] for seed in seeds]).swapaxes(0, 1) for key in seeds[0]["parts"]
-        }
+        heads = {key: at_path(seeds, "heads", key) for key in seeds[0]["heads"]}
+        parts = {key: at_path(seeds, "parts", key).swapaxes(0, 1) for key in seeds[0]["parts"]}
         summary = (
             f"{settings.paradigm}: {heads['weight'].shape[2]} layers of {heads['weight'].shape[3]} heads, "
             f"each query with its most relevant document. {sample(bench, settings)}"
         )
-        unlearned = "".join(unlearned_models(seeds))
-        sections = describe(heads, parts, settings.seeds, unlearned)
-        figures = {"figure4": draw(heads)}
-        publish(settings, "Low rank", summary, sections, figures, accelerator)
+        sections = describe(heads, parts, settings.seeds, "".join(unlearned_models(seeds)))
+        publish(settings, "Low rank", summary, sections, {"figure4": draw(heads)}, accelerator)
     accelerator.end_training()
 
 
@@ -206,60 +204,46 @@ def parts_of_rel(
 def claims(heads: Heads, unlearned: str = "") -> list[Claim]:
     """Means over layers and heads. Lemma 5.2 is refuted exactly by theory_checks.py; here by how much."""
     h = heads
-
-    def claim(place: str, sentence: str, quantity: str, of: Array) -> Claim:
-        return Claim(f"{PAPER}, {place}", sentence, quantity, of.mean((2, 3)), unlearned=unlearned)
-
     lower = "‖A − R‖ is much lower than ‖W‖"
-    low = "The error is relatively low on average, which indicates the low-rank nature"
     control = "the low error is evidence of low rank (our control)"
-    gaps = (("its rows shuffled", "shuffled_error"), ("random rows of its entropies", "unrelated_error"))
-    return [
-        claim("§7.4", lower, f"{MUCH_LOWER} − ‖A − R‖₂/‖W‖₂", MUCH_LOWER - h["second"] / h["weight"]),
-        claim(
-            "§7.4", lower, f"{MUCH_LOWER} − ‖A − R‖_∞/‖W‖_∞", MUCH_LOWER - h["row_error"] / h["weight_rows"]
-        ),
-        claim(
+    bound = "‖A − R‖ ≤ 4γ‖W‖ (γ, which is free, is 1)"
+    more = "the bound says more than ‖A − R‖_∞ ≤ 2, which holds of any two alignments"
+    low = "The error is relatively low on average, which indicates the low-rank nature"
+    inherent = "the alignment matrix is inherently of low rank"
+    kernel = "rel = Σ_ij (1/p_ij) tr(F(d_i)ᵀF(q_j)) with φ = elu"
+    small = f"share with a relative error of rel of at most {SMALL} − {NEARLY_ALL}"
+    share = f"share of (query, head) with an error of at most {LOW} − {NEARLY_ALL}"
+    found: list[tuple[str, str, str, Array]] = [
+        ("§7.4", lower, f"{MUCH_LOWER} − ‖A − R‖₂/‖W‖₂", MUCH_LOWER - h["second"] / h["weight"]),
+        ("§7.4", lower, f"{MUCH_LOWER} − ‖A − R‖_∞/‖W‖_∞", MUCH_LOWER - h["row_error"] / h["weight_rows"]),
+        (
             "§7.4",
             "the bound is evidence of low rank (our control)",
             f"‖A′ − R‖₂/‖W‖₂ − {MUCH_LOWER}, A′ with shuffled rows",
             h["shuffled_second"] / h["weight"] - MUCH_LOWER,
         ),
-        claim("§7.4", low, f"{LOW} − ‖A − R‖_F/‖A‖_F, best R", LOW - h["best_error"]),
-        *(
-            claim("§7.4", control, f"error of {name} − that of A", h[key] - h["best_error"])
-            for name, key in gaps
+        ("§7.4", low, f"{LOW} − ‖A − R‖_F/‖A‖_F, best R", LOW - h["best_error"]),
+        ("§7.4", control, "error of its rows shuffled − that of A", h["shuffled_error"] - h["best_error"]),
+        (
+            "§7.4",
+            control,
+            "error of random rows of its entropies − that of A",
+            h["unrelated_error"] - h["best_error"],
         ),
-        claim(
-            "§5.2.4",
-            "the alignment matrix is inherently of low rank",
-            f"share of (query, head) with an error of at most {LOW} − {NEARLY_ALL}",
-            (h["best_error"] <= LOW) - NEARLY_ALL,
-        ),
-        claim(
-            "appendix B",
-            "R = 1rᵀ, r = d̄ᵀWQ",
-            f"{LOW} − ‖A − 1rᵀ‖_F/‖A‖_F",
-            LOW - h["printed_error"],
-        ),
-        claim(
+        ("§5.2.4", inherent, share, (h["best_error"] <= LOW) - NEARLY_ALL),
+        ("appendix B", "R = 1rᵀ, r = d̄ᵀWQ", f"{LOW} − ‖A − 1rᵀ‖_F/‖A‖_F", LOW - h["printed_error"]),
+        (
             "Lemma 5.1",
-            "‖A − R‖ ≤ 4γ‖W‖ (γ, which is free, is 1)",
+            bound,
             f"share with ‖A − 1rᵀ‖_∞ ≤ 4‖W‖_∞ − {NEARLY_ALL}",
             (h["printed_row_error"] <= 4 * h["weight_rows"]) - NEARLY_ALL,
         ),
-        claim(
-            "Lemma 5.1",
-            "the bound says more than ‖A − R‖_∞ ≤ 2, which holds of any two alignments",
-            f"share with 4‖W‖_∞ < 2 − {NEARLY_ALL}",
-            (4 * h["weight_rows"] < 2) - NEARLY_ALL,
-        ),
-        claim(
-            "Lemma 5.2",
-            "rel = Σ_ij (1/p_ij) tr(F(d_i)ᵀF(q_j)) with φ = elu",
-            f"share with a relative error of rel of at most {SMALL} − {NEARLY_ALL}",
-            (h["elu_error"] <= SMALL) - NEARLY_ALL,
-        ),
+        ("Lemma 5.1", more, f"share with 4‖W‖_∞ < 2 − {NEARLY_ALL}", (4 * h["weight_rows"] < 2) - NEARLY_ALL),
+        ("Lemma 5.2", kernel, small, (h["elu_error"] <= SMALL) - NEARLY_ALL),
+    ]
+    return [
+        Claim(f"{PAPER}, {place}", sentence, quantity, of.mean((2, 3)), unlearned=unlearned)
+        for place, sentence, quantity, of in found
     ]
 
 
@@ -273,7 +257,7 @@ def describe(heads: Heads, parts: Parts, seeds: list[int], unlearned: str) -> di
             "What the paper says and what we measured",
             "One family of tests. R: the best rank-one matrix, or for ‖·‖_∞ 1·softmax(r)ᵀ. The paper gives "
             "no numbers for its words; those in the quantities are ours, chosen before measuring.",
-            [verdict.row for verdict in judge(claims(heads, unlearned))],
+            verdict_rows(claims(heads, unlearned)),
             ["figure4"],
         ),
         "layers": Section(

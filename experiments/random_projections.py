@@ -10,26 +10,20 @@ Intervals of k resample the queries. The answer alone, in seconds: python -m par
     python experiments/random_projections.py --collection path/to/scifact
 """
 
-import time
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from __future__ import annotations
 
-from studies.shared_settings import Tracker
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from studies.settings import LexicalStudy, at_least, different
 
 from paradigms.io.settings import command_line
 
 
 @dataclass
-class Settings:
+class Settings(LexicalStudy):
     """Which collection is projected, and how finely it is measured."""
 
-    collection: str = "pydocs"
-    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
-    split: str = "test"
-    """whose queries"""
-    queries: int = 100
-    """how many of them, drawn at random"""
     weightings: list[Literal["bm25", "tfidf", "boolean"]] = field(
         default_factory=lambda: ["bm25", "tfidf", "boolean"]
     )
@@ -40,83 +34,84 @@ class Settings:
     """r of recall@r in Figure 3b"""
     length_bins: int = 8
     """document-length bins, equally full"""
-    samples: int = 64
-    """Gaussian vectors per query for the exact law"""
-    seed: int = 0
-    """of everything random"""
-    output: Path = Path("results/random_projections")
-    """folder of results.json, report.html and the PNG files"""
-    tracker: Tracker = "none"
-    """none, or wandb (offline without a key) for the numbers and figures besides"""
+
+    experiment = "random-projections"
 
     def __post_init__(self) -> None:
-        for name in ("queries", "rank", "length_bins"):
-            if getattr(self, name) < 1:
-                raise SystemExit(f"{name} = {getattr(self, name)}; allowed: at least 1")
+        super().__post_init__()
+        at_least(self, rank=1, length_bins=1)
+        different(self, "weightings")
         if not 0 < self.beta < 0.5:
-            raise SystemExit(f"beta = {self.beta}; allowed: in (0, 0.5)")
-        if self.samples < 2:
-            raise SystemExit(f"samples = {self.samples}; allowed: at least 2")
-        if not self.weightings:
-            raise SystemExit("weightings must name at least one")
+            raise SystemExit(f"beta must lie in (0, 0.5), got {self.beta}")
 
 
 if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, (__doc__ or "").partition("\n\n")[0])
 
 import numpy as np
-from studies.pages import Rows, Section, finish
+from studies.curves import Curves
+from studies.pages import Rows, Section, publish, verdict_rows
 from studies.projection_runs import make_problem, open_counts
 
 from paradigms.baselines.lexical_vectors import PLACEMENTS, Counts
-from paradigms.evaluate.claims import Claim, judge
+from paradigms.evaluate import Interval
+from paradigms.evaluate.claims import Claim
+from paradigms.train.job import begin
 from theory.collection import Dimension, Problem, exact_thresholds, length_groups, required_dimension
 from theory.recall import required_dimension_recall, required_dimension_recall_exact
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MARGIN_RANKS = (10, 100, 1000)
 BOUNDS, BOUND_QUERIES = {"the paper's Eq. 3": "eq3", "the Markov-union bound": "markov_union"}, 20
 LUAN = "Luan et al. 2021, §2.1.3"
 
 
-def main(settings: Settings) -> dict[str, Any]:
-    """Measure, print, draw, write; returns what results.json holds."""
-    started = time.perf_counter()
-    collection, counts = open_counts(settings.collection, settings.split, settings.queries, settings.seed)
+def main(settings: Settings) -> None:
+    accelerator, console = begin(settings)
+    collection, counts = open_counts(settings, console)
     groups = length_groups(counts.lengths, min(settings.length_bins, len(counts.lengths)))
     lengths = np.array([counts.lengths[rows].mean() for rows in groups])
     problems = {w: make_problem(counts, w, "query", groups) for w in settings.weightings}
-    problem = problems[settings.weightings[0]]
+    problem, rank, first = problems[settings.weightings[0]], settings.rank, settings.weightings[0]
     most = max(len(problem.competitors(-1, query)[1]) for query in range(len(counts.query_ids)))
-    if settings.rank > most:
-        raise SystemExit(
-            f"rank = {settings.rank}; allowed: at most {most}, the documents below a query's best"
-        )
+    if rank > most:
+        raise SystemExit(f"rank must be at most {most}, the documents below a query's best; got {rank}")
     smallest = {weighting: smallest_margins(of) for weighting, of in problems.items()}
     ranked = ranked_margins(problem)
-    (thresholds,) = exact_thresholds(problem, [settings.rank], settings.samples, settings.seed)
+    (thresholds,) = exact_thresholds(problem, [rank], settings.samples, settings.seed)
     ks = [required_dimension(of, settings.beta, settings.seed) for of in thresholds]
     claims = stated(smallest, ranked, thresholds, lengths, settings.beta)
-    results: dict[str, Any] = {
-        "collection": collection.name,
-        "fingerprint": collection.fingerprint,
-        "claims": [verdict.row for verdict in judge(claims)],
-        "figure3": length_rows(ranked, ks, lengths),
-        "bounds": bound_ratios(problem, thresholds[-1], settings),
-        "idf": placement_rows(counts, groups[-1], settings),
-        "seconds": time.perf_counter() - started,
+    rows, placed = length_rows(ranked, ks, lengths), placement_rows(counts, groups[-1], settings)
+    sections = {
+        "claims": Section(
+            "What the paper says",
+            "Figure 2 is a law of pairs: theory_checks.py judges it.",
+            verdict_rows(claims),
+        ),
+        "figure3": Section(
+            f"Figure 3, {first}: margins, and dimensions for recall@{rank} ≥ {1 - settings.beta:.0%}, by "
+            "length",
+            "Margins are medians over queries; none where half of the queries have fewer documents below the "
+            "best. low, high: 95% interval of the exact k over queries.",
+            rows,
+            ["figure3"],
+        ),
+        "idf": Section("Where the idf stands", "Same scores, other margins.", placed),
     }
-    figures = {"figure3": draw_lengths(results["figure3"], settings.rank)}
+    bounds = bound_ratios(problem, thresholds[-1], settings)
     summary = (
-        f"{len(counts.lengths):,} documents, {counts.documents.shape[1]:,} terms, {len(counts.query_ids)} "
-        f"queries of split {settings.split}; {results['seconds']:.0f} s."
+        f"{answer(ks[-1], placed, bounds, settings)} {len(counts.lengths):,} documents, "
+        f"{counts.documents.shape[1]:,} terms, {len(counts.query_ids)} queries of split {settings.split}."
     )
-    numbers = {f"k/{row['documents']}": row["exact k"] for row in results["figure3"]}
-    title, run = f"Random projections of {collection.name}", f"random-projections-{collection.name}"
-    finish(settings, run, title, summary, results, describe(results, settings), figures, numbers, told=2)
-    return results
+    panels: dict[str, Any] = {
+        "normalized margin, median over queries": {
+            f"{n}th smallest": [row[f"{n}th margin"] for row in rows[:-1]] for n in MARGIN_RANKS
+        },
+        f"k for recall@{rank}": {"exact law, 95% over queries": [Interval(*k) for k in ks[:-1]]},
+    }
+    curves = Curves("mean document length (terms)", lengths[:-1].round(), panels, log_y=[*panels][:1])
+    title = f"Random projections of {collection.name}"
+    publish(settings, title, summary, sections, {"figure3": curves.draw()}, accelerator, told=1)
+    accelerator.end_training()
 
 
 # --- measurement ------------------------------------------------------------------------------------
@@ -208,14 +203,10 @@ def stated(
             exponents = (x @ np.log(of[:, ~np.isnan(of).any(axis=0)]) / (x @ x))[None]
             if not exponents.size:
                 continue
+            sentence, figure = "the required dimension increases with the document length", "3b"
             if "margin" in name:
-                sentence, figure, exponents = (
-                    "normalized margins decrease with document length",
-                    "3a",
-                    -exponents,
-                )
-            else:
-                sentence, figure = "the required dimension increases with the document length", "3b"
+                sentence, figure = "normalized margins decrease with document length", "3a"
+                exponents = -exponents
             quantity = f"{'−' * ('margin' in name)}a of {name} ∝ length^a"
             claims.append(Claim(f"{LUAN}, Figure {figure}", sentence, quantity, exponents))
     if {"bm25", "boolean"} <= smallest.keys():
@@ -234,77 +225,19 @@ def stated(
     return claims
 
 
-# --- page -------------------------------------------------------------------------------------------
-
-
-def describe(results: dict[str, Any], settings: Settings) -> list[Section]:
-    """The sections of the page and of the console."""
-    beta, first = settings.beta, settings.weightings[0]
-    percent = f"{1 - beta:.0%}"
-    return [
-        Section("Answer", answer(results, settings)),
-        Section(
-            "What the paper says",
-            "Figure 2 is a law of pairs: theory_checks.py judges it.",
-            results["claims"],
-        ),
-        Section(
-            f"Figure 3, {first}: margins, and dimensions for recall@{settings.rank} ≥ {percent}, by length",
-            "Margins are medians over queries; none where half of the queries have fewer documents below the "
-            "best. low, high: 95% interval of the exact k over queries.",
-            results["figure3"],
-            ["figure3"],
-        ),
-        Section("Where the idf stands", "Same scores, other margins.", results["idf"]),
-    ]
-
-
-def answer(results: dict[str, Any], settings: Settings) -> str:
+def answer(k: Dimension, placed: Rows, bounds: dict[str, float], settings: Settings) -> str:
     """How many dimensions it takes, with the interval over queries, and how the idf's place changes that."""
     first = settings.weightings[0]
-
-    def shown(row: dict[str, Any]) -> str:
-        return str(Dimension(row["exact k"], row["low"], row["high"]))
-
     text = (
-        f"A random projection to k = {shown(results['figure3'][-1])} dimensions keeps the best document by "
-        f"{first} among the first {settings.rank} for {1 - settings.beta:.0%} of the queries (exact law; 95% "
-        "interval over queries)."
+        f"A random projection to k = {k} dimensions keeps the best document by {first} among the first "
+        f"{settings.rank} for {1 - settings.beta:.0%} of the queries (exact law; 95% interval over queries)."
     )
-    for row in results["idf"]:
+    for row in placed:
         if row["vectors"] == first and row["idf in"] in ("both", "document"):
-            text += f" With the idf in {row['idf in']}: {shown(row)}."
-    asked = (f"{name} asks for {ratio:.1f} times the exact k" for name, ratio in results["bounds"].items())
+            own = Dimension(row["exact k"], row["low"], row["high"])
+            text += f" With the idf in {row['idf in']}: {own}."
+    asked = (f"{name} asks for {ratio:.1f} times the exact k" for name, ratio in bounds.items())
     return f"{text} For one query, in the median: {'; '.join(asked)}."
-
-
-def draw_lengths(rows: Rows, rank: int) -> "Figure":
-    """Figure 3."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    bins = [row for row in rows if row["documents"] != "all"]
-    x = _column(bins, "mean length")
-    for place in MARGIN_RANKS:
-        left.plot(x, _column(bins, f"{place}th margin"), "o-", label=f"{place}th smallest")
-    left.set(yscale="log", ylabel="normalized margin, median over queries")
-    k, low, high = (_column(bins, name) for name in ("exact k", "low", "high"))
-    right.plot(x, k, "o-", label="exact law, 95% over queries")
-    right.fill_between(x, low, high, alpha=0.15, linewidth=0)
-    right.set(ylabel=f"k for recall@{rank}")
-    for axes in (left, right):
-        axes.set(xscale="log", xlabel="mean document length (terms)")
-        axes.set_xticks(x, [f"{length:.0f}" for length in x], minor=False)
-        axes.set_xticks([], minor=True)
-        axes.legend()
-        axes.grid(alpha=0.3)
-    return figure
-
-
-def _column(rows: Rows, key: str) -> np.ndarray:
-    """The numbers under a key, NaN where there is none."""
-    return np.array([row[key] for row in rows], dtype=float)
 
 
 if __name__ == "__main__":

@@ -11,32 +11,23 @@ a results folder.
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from studies.shared_settings import EncoderTraining, Tracker
+from studies.settings import EncoderStudy, known
 
-from paradigms.io.settings import command_line, folder_name
+from paradigms.io.settings import command_line
 
 
 @dataclass
-class Settings(EncoderTraining):
+class Settings(EncoderStudy):
     """Which ALIGNERs are trained on what, and how far they are pruned."""
 
     collection: str = "pydocs"
     """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
-    documents: int = 2000
-    """size of a fixed subset, of pydocs alone; 0: all documents"""
-    queries: int = 0
-    """test queries that are measured, drawn at random; 0: all"""
-    backbone: str = "offline"
-    """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
-    output: str = ""
-    """results folder; empty: results/salience-pruning-COLLECTION"""
     methods: list[str] = field(default_factory=lambda: ["entropic", "relu", "hard", "l1", "none"])
     """which of entropic, relu, hard, l1, eq5, and none: no salience, the paper's full model"""
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     query_ratio: float = 0.5
     """α^q of the training; also β^q where β^d varies"""
     document_ratio: float = 0.4
@@ -48,22 +39,14 @@ class Settings(EncoderTraining):
     depth: int = 100
     """documents that the pruned search finds for each query, and that are refined"""
     query_length: int = 48
-    document_length: int = 128
-    precision: str = "auto"
-    """no, bf16, fp16; auto: bf16 where the hardware has it"""
-    tracker: Tracker = "wandb"
-    """wandb (offline without a key) or none"""
+
+    experiment = "salience-pruning"
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.methods if name not in METHODS]
-        if unknown:
-            raise SystemExit(f"unknown method {', '.join(unknown)}; there are {', '.join(METHODS)}")
-        for name in ("methods", "seeds"):
-            if not getattr(self, name):
-                raise SystemExit(f"{name} must name at least one")
+        super().__post_init__()
+        known(self, "methods", METHODS)
         if self.eps is not None and self.eps <= 0:
             raise SystemExit(f"eps must be above 0, got {self.eps:g}")
-        self.output = self.output or f"results/salience-pruning-{folder_name(self.collection)}"
 
     @property
     def figure_7(self) -> tuple[float, float]:
@@ -81,11 +64,12 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
 import numpy as np
+from accelerate import Accelerator
 from bm25s.stopwords import STOPWORDS_EN_PLUS
 from interpret import words
 from scipy.stats import rankdata
-from studies.model_runs import Bench, Job, open_bench, run_jobs
-from studies.pages import publish
+from studies.model_runs import Bench, Job, bind, encoder_job, open_bench, run_jobs
+from studies.pages import Measured, publish
 from studies.salience_report import SALIENT_IN, Found, describe
 
 from paradigms import Paradigm
@@ -97,8 +81,7 @@ from paradigms.evaluate import per_query
 from paradigms.index import ExactIndex
 from paradigms.index.pruning import most_salient
 from paradigms.index.strategies import rerank_strategies
-from paradigms.train.job import begin, content, keep_settings
-from paradigms.train.state import by_main
+from paradigms.train.job import begin
 
 METHODS: dict[str, dict[str, Any]] = {
     "entropic": {"salience": "entropic"},
@@ -109,7 +92,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "eq5": {"salience": "entropic", "iterations": 5},  # "only a few iterations" of Eq. 5, not the solution
 }
 MEASURES = ("RR@10", "nDCG@10")
-FREE = {"methods", "seeds", "tracker", "output"}
 FUNCTION_WORDS = frozenset(STOPWORDS_EN_PLUS)  # articles, pronouns, prepositions, conjunctions, auxiliaries
 RETRIEVED = 10  # tokens for each query token
 MOST = 2000  # documents that are retrieved most, as in the paper
@@ -117,19 +99,21 @@ MOST = 2000  # documents that are retrieved most, as in the paper
 
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
-    bench = open_bench(settings.collection, settings, console, ("training", "test"), settings.queries)
-    kept = asdict(settings) | {"fingerprint": bench.collection.fingerprint, "eps": settings.eps or EPS}
-    kept |= content(backbone=settings.backbone)
-    kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
-    by_main(lambda: keep_settings(kept, Path(settings.output), FREE), accelerator)
-    jobs = [job(method, seed, bench, settings) for seed in settings.seeds for method in settings.methods]
-    results = run_jobs(jobs, bench, settings, accelerator, console)
+    bench, eps = open_bench(settings, console), settings.eps or EPS
+    bound = {"fingerprint": bench.collection.fingerprint, "eps": eps}
+    bind(settings, accelerator, ("methods", "seeds"), ("backbone",), **bound)
+    jobs = [
+        job(method, seed, bench, settings, accelerator)
+        for seed in settings.seeds
+        for method in settings.methods
+    ]
+    results = run_jobs(jobs, accelerator, console)
     if accelerator.is_main_process:
         trained_with = (settings.query_ratio, settings.document_ratio)
         found = Found(results, trained_with, bench.lexical(MEASURES))
         summary = (
             f"Seeds {settings.seeds}, {settings.steps} steps of {settings.batch_size} queries from "
-            f"{settings.backbone}, ε = {settings.eps or EPS:g} (the paper: .002); 95% intervals resample "
+            f"{settings.backbone}, ε = {eps:g} (the paper: .002); 95% intervals resample "
             "seeds and test queries."
         )
         title = f"Pruning by salience on {bench.collection.name}"
@@ -137,7 +121,7 @@ def main(settings: Settings) -> None:
     accelerator.end_training()
 
 
-def job(method: str, seed: int, bench: Bench, settings: Settings) -> Job:
+def job(method: str, seed: int, bench: Bench, settings: Settings, accelerator: Accelerator) -> Job:
     """How ALIGNER with one of METHODS is trained and measured."""
 
     def make() -> Paradigm:
@@ -162,7 +146,9 @@ def job(method: str, seed: int, bench: Bench, settings: Settings) -> Job:
         strategies = method == "entropic"
         return keys | measure(paradigm, index, bench.test, queries, settings, folder, strategies=strategies)
 
-    return Job(f"{method}, seed {seed}", Path(settings.output) / f"{method}-{seed}", seed, make, measured)
+    folder = Path(settings.output) / f"{method}-{seed}"
+    name = f"{method}, seed {seed}"
+    return encoder_job(name, folder, seed, make, measured, bench, settings, accelerator)
 
 
 def salient(index: ExactIndex) -> float:

@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from studies.shared_settings import PairSettings
 
@@ -44,8 +44,10 @@ if __name__ == "__main__":  # before the imports that take seconds
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from studies.pages import Measured, Rows, Section, publish, shown
-from studies.trained_pairs import Bench, measure_all, recalls, sample, unlearned_models
+from studies.curves import Curves
+from studies.model_runs import Bench
+from studies.pages import Measured, Rows, Section, publish, shown, verdict_rows
+from studies.trained_pairs import measure_all, recalls, sample, unlearned_models
 from torch import Tensor
 
 from paradigms import Generative, Paradigm
@@ -54,15 +56,11 @@ from paradigms.core import Tokens
 from paradigms.data import Corpus
 from paradigms.encoder.text import Batch
 from paradigms.evaluate import seeds_interval
-from paradigms.evaluate.claims import Claim, judge
-from paradigms.evaluate.report import PALETTE
+from paradigms.evaluate.claims import Claim
 from paradigms.generative.decoder import Trace, decode
 from paradigms.generative.identifiers import tokenize
 from paradigms.generative.targets import Targets
 from paradigms.io.progress import progress_bar
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 TASK = "term-matching"
 BINS = (0, 2, 4, 6, 8, 15)  # limits of IDF, each bin without its upper one
@@ -89,7 +87,10 @@ def main(settings: Settings) -> None:
     if accelerator.is_main_process:
         results = gather(found[TASK])
         summary = f"BM25's first {settings.depth} documents and the relevant ones. {sample(bench, settings)}"
-        figures = {"figure2": draw(results, "q→d", FORWARD), "figure3": draw(results, "d→q", BACKWARD)}
+        figures = {
+            "figure2": curves(results, "q→d", FORWARD).draw(),
+            "figure3": curves(results, "d→q", BACKWARD).draw(),
+        }
         sections = describe(results, settings.fewest, unlearned_models(found[TASK]))
         publish(settings, "Term matching in alignments", summary, sections, figures, accelerator)
     accelerator.end_training()
@@ -379,7 +380,7 @@ def describe(results: Results, fewest: int, poor: Sequence[str]) -> dict[str, Se
             f"the last bin of IDF less that in the first, of the bins with at least {fewest} tokens. The "
             "paper does not say whether its rates are over all tokens or over those for which a match is "
             "possible.",
-            [verdict.row for verdict in judge(claims(results, fewest, poor))],
+            verdict_rows(claims(results, fewest, poor)),
         ),
         "query_to_document": Section(
             "Query to document (Figure 2)",
@@ -398,31 +399,19 @@ def describe(results: Results, fewest: int, poor: Sequence[str]) -> dict[str, Se
     }
 
 
-def draw(results: Results, direction: str, series: Sequence[str]) -> Figure:
-    """Rates by bin of IDF with their intervals, over all tokens and over those that can match."""
-    from matplotlib.figure import Figure
+def curves(results: Results, direction: str, series: Sequence[str]) -> Curves:
+    """Rates by bin of IDF, over all tokens and over those that can match."""
 
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
-    for axes, kind in zip(figure.subplots(1, 2), KINDS, strict=True):
-        for number, name in enumerate(series):
-            of = results[direction, name, kind]
-            bins = np.flatnonzero(of.tokens)
-            middle, low, high = np.array([seeds_interval(of.rate([n])) for n in bins]).T
-            axes.errorbar(
-                bins + 0.08 * (number - (len(series) - 1) / 2),
-                middle,
-                [middle - low, high - middle],
-                fmt="o:" if name == "uniform" else "o-",
-                capsize=3,
-                color="0.5" if name == "uniform" else PALETTE[number],
-                label=name,
-            )
-        axes.set_xticks(range(len(BINS) - 1), [limits(n) for n in range(len(BINS) - 1)])
-        axes.set(title=f"over: {kind}", xlabel="IDF", ylabel=f"exact match rate, {direction}")
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    return figure
+    def rates(of: Sums) -> list[Any]:
+        return [of.rate([n]) if tokens else None for n, tokens in enumerate(of.tokens)]
+
+    panels = {
+        f"exact match rate, {direction}, over: {kind}": {
+            name: rates(results[direction, name, kind]) for name in series
+        }
+        for kind in KINDS
+    }
+    return Curves("IDF", [limits(n) for n in range(len(BINS) - 1)], panels)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ the printed forms. Monte-Carlo theorems are allowed 4 standard errors: with a ne
 chance in about 1,500 runs.
 """
 
-import html
 import math
 import sys
 import time
@@ -19,6 +18,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 from paradigms.io.settings import command_line
 
@@ -47,9 +48,10 @@ if __name__ == "__main__":  # before the imports that take seconds
 import numpy as np
 from rich.table import Table
 from rich.text import Text
+from studies.pages import Section, write_page
 from studies.theory_claims import OURS, THEOREMS, Evidence, Theorem
 
-from paradigms.io.files import write_json, write_text
+from paradigms.io.files import write_json
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
 
@@ -98,17 +100,14 @@ def chosen(only: str) -> list[str]:
     return [name for name in THEOREMS if any(fnmatch(name, pattern) for pattern in patterns)]
 
 
-COLUMNS = ("claim", "source", "assumption", "verdict", "largest violation", "tightness", "samples", "seconds")
-
-
 def printed_number(evidence: Evidence) -> str:
     """By how much the form as printed failed, and what its words leave room for."""
     unit = f" {evidence.unit}" if evidence.unit else ""
     return f"{evidence.printed:.3g}{unit}, {evidence.allowed:g} allowed ({evidence.because})"
 
 
-def cells(result: Result) -> tuple[str, ...]:
-    """One row of the page, in the order of COLUMNS."""
+def row_of(result: Result) -> dict[str, Any]:
+    """Of the page."""
     evidence, theorem = result.evidence, result.theorem
     text = [f"“{theorem.quote}”"] if theorem.quote else []
     text.append(f"Checked: {theorem.statement}." if theorem.quote else theorem.statement)
@@ -119,17 +118,17 @@ def cells(result: Result) -> tuple[str, ...]:
     violation = f"{evidence.violation:.2g} (≤\N{NO-BREAK SPACE}{evidence.tolerance:g})"
     if evidence.printed is not None:
         violation += f"\nas printed {printed_number(evidence)}"
-    tightness = "–" if evidence.tightness is None else f"{evidence.tightness:.3g}"
-    return (
-        "\n".join(text),
-        theorem.source,
-        theorem.assumption,
-        result.verdict,
-        violation,
-        tightness,
-        str(evidence.samples),
-        f"{result.seconds:.2f}",
-    )
+    return {
+        "claim": "\n".join(text),
+        "check": result.name,
+        "source": theorem.source,
+        "assumption": theorem.assumption,
+        "verdict": result.verdict,
+        "largest violation": violation,
+        "tightness": evidence.tightness,
+        "samples": evidence.samples,
+        "seconds": result.seconds,
+    }
 
 
 def by_paper(results: list[Result]) -> dict[str, list[Result]]:
@@ -179,54 +178,6 @@ def as_json(results: list[Result], settings: Settings) -> dict:
     return {"settings": asdict(settings), "summary": summary(results), "theorems": rows}
 
 
-PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>What holds</title>
-<style>
-:root {{ color-scheme: light dark; font: 15px/1.45 system-ui, sans-serif }}
-body {{ margin: 2rem auto; max-width: 90rem; padding: 0 1rem }}
-div {{ overflow-x: auto }}
-table {{ border-collapse: collapse; width: 100% }}
-th, td {{ text-align: left; vertical-align: top; padding: .5rem .7rem; border-bottom: 1px solid #8885 }}
-td {{ white-space: pre-line }}
-td:first-child {{ min-width: min(24rem, 60vw) }}
-td:nth-child(4), td:nth-child(5) {{ min-width: 7.5rem }}
-td:nth-child(n+6) {{ text-align: right; font-variant-numeric: tabular-nums }}
-.holds {{ color: light-dark(#17692f, #7fd08f) }}
-.corrected {{ color: light-dark(#8a5a00, #e8b74a) }}
-.false {{ color: light-dark(#8b1a6b, #e58fcb) }}
-.fails {{ color: light-dark(#b00020, #ff8080); font-weight: bold }}
-</style>
-<h1>What holds</h1>
-<p>{summary}. {samples} samples, seed {seed}. Largest violation: of our statement, with its tolerance, and
-of the form as printed where that differs. Tightness: median of bounded quantity over bound, 1 where attained.
-</p>
-{body}</html>
-"""
-CLASSES = {HOLDS: "holds", CORRECTED: "corrected", FALSE: "false", FAILS: "fails"}
-
-
-def as_html(results: list[Result], settings: Settings) -> str:
-    """One self-contained page: every claim, by paper."""
-    head = "".join(f"<th>{column}</th>" for column in COLUMNS)
-    parts = []
-    for paper, own in by_paper(results).items():
-        parts.append(
-            f"<h2>{paper}</h2><p>{summary(own)}</p><div><table><thead><tr>{head}</tr></thead><tbody>"
-        )
-        for result in own:
-            row = [f"<td>{html.escape(cell)}</td>" for cell in cells(result)]
-            row[3] = row[3].replace("<td>", f'<td class="{CLASSES[result.verdict]}">', 1)
-            parts.append(f'<tr id="{result.name}">{"".join(row)}</tr>')
-        parts.append("</tbody></table></div>")
-    return PAGE.format(
-        summary=summary(results),
-        samples=settings.samples,
-        seed=settings.seed,
-        body="\n".join(parts),
-    )
-
-
 def main(settings: Settings) -> int:
     names, results, console = chosen(settings.only), [], Terminal()
     with progress_bar() as progress:
@@ -240,10 +191,14 @@ def main(settings: Settings) -> int:
         console.print(line)
     console.print(summary(results), highlight=False)
     write_json(f"{settings.output}/checks.json", as_json(results, settings))
-    write_text(f"{settings.output}/theory_checks.html", as_html(results, settings))
-    console.print(
-        f"written to {settings.output}/theory_checks.html and checks.json", highlight=False, soft_wrap=True
+    about = (
+        f"{summary(results)}. Largest violation: of our statement, with its tolerance, and of the form as "
+        "printed where that differs. Tightness: median of bounded quantity over bound, 1 where attained."
     )
+    sections = [Section(paper, summary(own), [*map(row_of, own)]) for paper, own in by_paper(results).items()]
+    page = Path(settings.output, "theory_checks.html")
+    write_page(page, "What holds", about, sections, asdict(settings))
+    console.print(f"written to {page} and checks.json", highlight=False, soft_wrap=True)
     return int(any(result.verdict == FAILS for result in results))
 
 

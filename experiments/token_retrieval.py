@@ -9,55 +9,40 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from studies.shared_settings import EncoderTraining, Tracker
+from studies.settings import EncoderStudy, at_least, different
 
-from paradigms.io.settings import command_line, folder_name
+from paradigms.io.settings import command_line
 
 
 @dataclass
-class Settings(EncoderTraining):
+class Settings(EncoderStudy):
     """What is trained on what, and how far its tokens are searched."""
 
     collection: str = "pydocs"
     """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
-    documents: int = 2000
-    """size of a fixed subset, of pydocs alone; 0: all documents"""
     backbone: str = "offline"
     """an encoder, or a T5, by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package; small:
     a T5 with random weights and the collection's vocabulary, all of it trained"""
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     other_batch_sizes: list[int] = field(default_factory=lambda: [8, 16])
     """of further XTRs than those that learn from ColBERT's batches (Figure 7)"""
     k_train: list[int] = field(default_factory=lambda: [8, 32, 128])
     """tokens of the batch that each query token retrieves in training"""
-    query_length: int = 32
     document_length: int = 96
     search_tokens: list[int] = field(default_factory=lambda: [3, 10, 30, 100, 300, 1000, 3000])
     """the k' that are tried"""
     table_tokens: int = 100
     """k' of the imputations (Table 5), of the costs (Table 1) and of the choice of k_train by dev queries"""
-    queries: int = 0
-    """test queries that are measured, drawn at random; 0: all"""
-    output: str = ""
-    """results folder; empty: results/token-retrieval-COLLECTION"""
-    precision: str = "auto"
-    """no, bf16, fp16; auto: bf16 where the hardware has it"""
-    tracker: Tracker = "wandb"
-    """wandb (offline without a key) or none"""
+
+    experiment = "token-retrieval"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.backbone == "small":
             self.trained_layers = 0
-        self.output = self.output or f"results/token-retrieval-{folder_name(self.collection)}"
-        for name in ("seeds", "k_train", "search_tokens"):
-            values = getattr(self, name)
-            if not values or len(set(values)) < len(values):
-                raise SystemExit(f"{name} must be different numbers, and at least one; got {values}")
-        for name in ("k_train", "search_tokens", "other_batch_sizes", "table_tokens", "batch_size"):
-            values = getattr(self, name)
-            if min(values if isinstance(values, list) else [values], default=1) < 1:
-                raise SystemExit(f"{name} must be at least 1, got {values}")
+        different(self, "k_train", "search_tokens")
+        at_least(self, k_train=1, search_tokens=1, other_batch_sizes=1, table_tokens=1)
 
     def searched(self) -> list[int]:
         """The k' that are measured, ascending."""
@@ -77,7 +62,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from interpret import words
-from studies.model_runs import Bench, Job, open_bench, run_jobs
+from studies.model_runs import Bench, Job, bind, encoder_job, open_bench, run_jobs
 from studies.pages import publish
 from studies.token_claims import EXAMPLES, Model, describe, gather
 from studies.token_measures import MEASURES, TOP, best_documents, imputed, measure, stored_ids, token_search
@@ -87,24 +72,18 @@ from paradigms.colbert import colbert
 from paradigms.data import Split
 from paradigms.evaluate import per_query
 from paradigms.index import ExactIndex
-from paradigms.train.job import begin, content, keep_settings, t5_folder
-from paradigms.train.state import by_main
+from paradigms.train.job import begin, t5_folder
 from paradigms.xtr import xtr
 
-FREE = {"seeds", "k_train", "other_batch_sizes", "output", "tracker"}  # what may change in a results folder
+FREE = {"seeds", "k_train", "other_batch_sizes"}  # what may change in a results folder
 
 
 def main(settings: Settings) -> None:
-    folder = Path(settings.output)
     accelerator, console = begin(settings)
-    needs = ("training", "dev", "test")
-    bench = open_bench(settings.collection, settings, console, needs, settings.queries)
-    kept = asdict(settings) | {"fingerprint": bench.collection.fingerprint}
-    kept |= content(backbone=settings.backbone)
-    kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
-    by_main(lambda: keep_settings(kept, folder, free=FREE), accelerator)
+    bench = open_bench(settings, console, ("training", "dev", "test"))
+    bind(settings, accelerator, FREE, ("backbone",), fingerprint=bench.collection.fingerprint)
     jobs = [job(model, bench, settings, accelerator) for model in settings.models()]
-    results = run_jobs(jobs, bench, settings, accelerator, console)
+    results = run_jobs(jobs, accelerator, console)
     if accelerator.is_main_process:
         name, lexical = bench.collection.name, bench.lexical(MEASURES)
         found = gather(name, results, settings.searched(), settings.table_tokens, lexical)
@@ -134,13 +113,16 @@ def job(model: Model, bench: Bench, settings: Settings, accelerator: Accelerator
             return colbert(backbone, skip="", special_tokens=False, **lengths)
         return xtr(backbone, k_train=model.k_train, skip="", special_tokens=False, **lengths)
 
-    def measured(paradigm: Paradigm, index: ExactIndex, _: Path) -> Measured:
+    def measured(paradigm: Paradigm, index: ExactIndex, _: Path) -> dict[str, Any]:
         ids, k = stored_ids(paradigm, index, bench.collection.corpus), settings.table_tokens
         keys = asdict(model) | {"dev": dev_measure(paradigm, index, bench.dev, k)}
         keys["examples"] = examples(paradigm, index, ids, bench)
         return keys | measure(paradigm, index, ids, bench.test, settings.searched(), k)
 
-    return Job(str(model), folder, model.seed, make, measured, {"batch_size": model.batch_size})
+    size = model.batch_size
+    return encoder_job(
+        str(model), folder, model.seed, make, measured, bench, settings, accelerator, batch_size=size
+    )
 
 
 def dev_measure(paradigm: Paradigm, index: ExactIndex, dev: Split, k: int) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,14 +16,7 @@ from studies.model_runs import unlearned
 from studies.pages import Rows, Section, Undecided, shown, verdict_rows
 
 from paradigms.evaluate import seeds_interval
-from paradigms.evaluate.adaptation import (
-    LEVEL,
-    Adaptation,
-    Rule,
-    adapt,
-    best,
-    best_if_significant,
-)
+from paradigms.evaluate.adaptation import LEVEL, Adaptation, Rule, adapt, best, best_if_significant
 from paradigms.evaluate.claims import Claim
 from paradigms.index.strategies import MEASURED, STRATEGIES
 from paradigms.scoring.machine import shared
@@ -183,65 +177,63 @@ def difference(task: Task, better: float | None, worse: float | None) -> str:
 def claims(tasks: Sequence[Task]) -> list[Claim]:
     """Every claim that these collections and training alignments test."""
     trained = [task for task in tasks if not task.zero_shot]
-    made = [claim for task in tasks for claim in (_of_top_1(task) if task.own == "k=1" else [])]
-    for best_of, sentence in (("k=1", BEST), ("p=0.5%", BEST)):
-        contrasts: dict[str, list[tuple[Task, Task]]] = {}
-        for task in trained:
-            other = [t for t in trained if (t.name, t.own) == (task.name, best_of)]
-            if other and task.own not in ("k=1", "p=0.5%"):
-                contrasts.setdefault(task.own, []).append((other[0], task))
-        for own, pairs in contrasts.items():
-            made += [_between(sentence, best_of, own, [pair]) for pair in pairs]
-            if len(pairs) > 1:
-                made.append(_between(sentence, best_of, own, pairs))
-    owns = dict.fromkeys(task.own for task in trained)
+    made = [claim for task in tasks if task.own == "k=1" for claim in _of_top_1(task)]
+    owns, best_ones = dict.fromkeys(task.own for task in trained), ("k=1", "p=0.5%")
+    for best_of, own in product(best_ones, owns):
+        if own in best_ones:
+            continue
+        both = [(better, worse) for better, worse in product(trained, trained) if better.name == worse.name]
+        pairs = [(better, worse) for better, worse in both if (better.own, worse.own) == (best_of, own)]
+        made += [_between(best_of, own, [pair]) for pair in pairs]
+        if len(pairs) > 1:
+            made.append(_between(best_of, own, pairs))
     for own in owns:
-        gains = [(t, t.gain(max(t.shots))) for t in trained if t.own == own]
-        found = [(task, gain) for task, gain in gains if gain is not None]
-        if found:
-            made.append(
-                Claim(
-                    f"{PAPER}, §4.2, Figure 4",
-                    "Alignment adaptation improves all models",
-                    f"nDCG@10 on {_places(t for t, _ in found)}, trained with {own}, adapted with "
-                    f"{max(found[0][0].shots)} examples − default",
-                    _average([gain for _, gain in found]),
-                    unlearned=_unlearned(*(t for t, _ in found)),
-                )
-            )
+        gains = {task: task.gain(max(task.shots)) for task in trained if task.own == own}
+        if found := {task: gain for task, gain in gains.items() if gain is not None}:
+            what = f"trained with {own}, adapted with {max(next(iter(found)).shots)} examples − default"
+            sentence = "Alignment adaptation improves all models"
+            made.append(_claim([*found], "§4.2, Figure 4", sentence, what, [*found.values()]))
     return made
 
 
-def _between(sentence: str, best_of: str, own: str, pairs: Sequence[tuple[Task, Task]]) -> Claim:
+def _claim(
+    tasks: Sequence[Task],
+    place: str,
+    sentence: str,
+    what: str,
+    contrasts: Sequence[Values],
+    said: str = "",
+) -> Claim:
+    """On the mean over the tasks, which each have a contrast, or a task together with another one."""
+    quantity = f"nDCG@10 on {_places(tasks)}{', zero-shot' * tasks[0].zero_shot}, {what}"
+    poor = _unlearned(*tasks)
+    where = f"{PAPER}, {place}"
+    return Claim(where, sentence, quantity, _average(contrasts), printed=said, unlearned=poor)
+
+
+def _between(best_of: str, own: str, pairs: Sequence[tuple[Task, Task]]) -> Claim:
     """Two training alignments, each tested with its own, on the mean over collections."""
-    contrasts = []
-    for better, worse in pairs:
-        n = min(len(better.values), len(worse.values))
-        contrasts.append(better.of(best_of)[:n] - worse.of(own)[:n])
-    (better, worse), alone = pairs[0], len(pairs) == 1
-    values = (printed(better, best_of), printed(worse, own)) if alone else (None, None)
-    return Claim(
-        f"{PAPER}, §4.2, Figure 4",
-        sentence,
-        f"nDCG@10 on {_places(task for _, task in pairs)}, trained and tested with {best_of} − with {own}",
-        _average(contrasts),
-        printed=difference(better, *values),
-        unlearned=_unlearned(*(task for pair in pairs for task in pair)),
-    )
+    seeds = [min(len(better.values), len(worse.values)) for better, worse in pairs]
+    contrasts = [b.of(best_of)[:n] - w.of(own)[:n] for n, (b, w) in zip(seeds, pairs, strict=True)]
+    better, worse = pairs[0]
+    values = (printed(better, best_of), printed(worse, own)) if len(pairs) == 1 else (None, None)
+    what = f"trained and tested with {best_of} − with {own}"
+    tasks = [task for pair in pairs for task in pair]
+    return _claim(tasks, "§4.2, Figure 4", BEST, what, contrasts, difference(better, *values))
 
 
 def _of_top_1(task: Task) -> list[Claim]:
     """The claims about one model trained with k = 1."""
-    made, k_1 = list[Claim](), task.of("k=1")
+    made = list[Claim]()
 
-    def claim(place: str, sentence: str, quantity: str, contrast: Values, printed: str = "") -> None:
-        name = f"nDCG@10 on {task.name}{', zero-shot' * task.zero_shot}, {quantity}"
-        poor = _unlearned(task)
-        made.append(Claim(f"{PAPER}, {place}", sentence, name, contrast, printed=printed, unlearned=poor))
+    def claim(place: str, sentence: str, what: str, contrast: Values, *values: float | None) -> None:
+        """values: of the paper, whose difference the contrast is."""
+        said = difference(task, *values) if values else ""
+        made.append(_claim([task], place, sentence, what, [contrast], said))
 
     def strategies(place: str, sentence: str, more: str, less: str) -> None:
-        values = difference(task, printed(task, more), printed(task, less))
-        claim(place, sentence, f"{more} − {less}", task.of(more) - task.of(less), values)
+        values, contrast = (printed(task, more), printed(task, less)), task.of(more) - task.of(less)
+        claim(place, sentence, f"{more} − {less}", contrast, *values)
 
     for dense in ("k=8", "k=16", "p=2%", "p=5%"):
         if task.several.get(dense, 1.0) > 0:
@@ -256,16 +248,16 @@ def _of_top_1(task: Task) -> list[Claim]:
         )
         strategies("§3", sentence, "k=2", "k=1")
     if task.zero_shot and task.paper:
-        sentence = f"BM25 {BM25[task.paper]}, ALIGNER base {TABLES['k=1'][2][task.paper][0]}"
-        values = difference(task, printed(task, "k=1"), BM25[task.paper] / 100)
-        claim("Table 2, zero-shot", sentence, "k=1 − BM25", k_1 - task.bm25, values)
+        ours, theirs = TABLES["k=1"][2][task.paper][0], BM25[task.paper]
+        sentence, contrast = f"BM25 {theirs}, ALIGNER base {ours}", task.of("k=1") - task.bm25
+        claim("Table 2, zero-shot", sentence, "k=1 − BM25", contrast, ours / 100, theirs / 100)
     eight, sixteen = task.gain(8), task.gain(16)
     if task.paper == "squad" and eight is not None:  # whichever strategy is best on these queries
-        values = difference(task, printed(task, "k=1"), ADAPTED / 100)
-        claim("§4.2, Figure 5", HURTS, "k=1 − adapted with 8 examples", -eight, values)
+        values = printed(task, "k=1"), ADAPTED / 100
+        claim("§4.2, Figure 5", HURTS, "k=1 − adapted with 8 examples", -eight, *values)
     if eight is not None and sixteen is not None:
-        sentence, quantity = "Using 16 examples further improves the average score", "16 examples − 8"
-        claim("§4.2, Figure 5", sentence, quantity, sixteen - eight)
+        sentence = "Using 16 examples further improves the average score"
+        claim("§4.2, Figure 5", sentence, "16 examples − 8", sixteen - eight)
     return made
 
 
@@ -280,16 +272,10 @@ def by_strategy(tasks: Iterable[Task]) -> list[Claim]:
                 continue
             more, less = (strategy, task.own) if value > default else (task.own, strategy)
             high, low = max(value, default), min(value, default)
-            made.append(
-                Claim(
-                    f"{PAPER}, {TABLES[task.own][0]}",
-                    f"{100 * high:.1f} with {more}, {100 * low:.1f} with {less}",
-                    f"nDCG@10 on {task.label}, {more} − {less}",
-                    task.of(more) - task.of(less),
-                    printed=difference(task, high, low),
-                    unlearned=_unlearned(task),
-                )
-            )
+            sentence = f"{100 * high:.1f} with {more}, {100 * low:.1f} with {less}"
+            what, contrast = f"trained with {task.own}, {more} − {less}", task.of(more) - task.of(less)
+            said = difference(task, high, low)
+            made.append(_claim([task], TABLES[task.own][0], sentence, what, [contrast], said))
     return made
 
 
@@ -313,20 +299,20 @@ def _unlearned(*tasks: Task) -> str:
 def answer(tasks: Sequence[Task]) -> Rows:
     """Does choosing by so many judged queries pay, or cost? For each training alignment the mean over
     collections, then each collection."""
-    groups = {own: [task for task in tasks if task.own == own] for own in (task.own for task in tasks)}
-    means = [(f"{_places(of)}, trained with {own}", of) for own, of in groups.items() if len(of) > 1]
+    groups = [
+        [task for task in tasks if task.own == own] for own in dict.fromkeys(task.own for task in tasks)
+    ]
+    means = [(f"{_places(of)}, trained with {of[0].own}", of) for of in groups if len(of) > 1]
     rows: Rows = []
-    for name, of in [*means, *((task.label, [task]) for task in tasks)]:
-        for shots in ASKED:
-            row = {"collection": name, "judged queries": shots}
-            for rule in RULES:
-                found = [gain for task in of if (gain := task.gain(shots, rule)) is not None]
-                if len(found) == len(of):
-                    gain = seeds_interval(_average(found))
-                    word = "pays" if gain.low > 0 else "costs" if gain.high < 0 else "not decided"
-                    row[rule] = f"{word}: {shown(gain, '+')}"
-            if len(row) > 2:
-                rows.append(row)
+    for (name, of), shots in product([*means, *((task.label, [task]) for task in tasks)], ASKED):
+        row: dict[str, Any] = {"collection": name, "judged queries": shots}
+        for rule in RULES:
+            found = [gain for task in of if (gain := task.gain(shots, rule)) is not None]
+            if len(found) == len(of):
+                gain = seeds_interval(_average(found))
+                word = "pays" if gain.low > 0 else "costs" if gain.high < 0 else "not decided"
+                row[rule] = f"{word}: {shown(gain, '+')}"
+        rows += [row] if len(row) > 2 else []
     return rows
 
 
@@ -390,7 +376,6 @@ def describe(tasks: Sequence[Task]) -> tuple[dict[str, Section], dict[str, Figur
             "Trained with an entropic alignment, by ε (Table 13)", "", _by_strategy(soft, SOFT).rows
         ),
     }
-    sections = {name: section for name, section in sections.items() if section.rows}
     return sections, {"figure4": curves.draw(), "figure5": gains.draw()}
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from studies.capacity_tasks import BI, UNI
-from studies.pages import Rows, Section, shown
+from studies.curves import Curves
+from studies.pages import Rows, Section, shown, verdict_rows
 
 from paradigms.evaluate import seeds_interval
-from paradigms.evaluate.claims import Claim, judge
-from paradigms.evaluate.report import PALETTE
+from paradigms.evaluate.claims import Claim
 from theory.collection import Dimension
 
 if TYPE_CHECKING:
@@ -56,73 +55,30 @@ TABLE_A1 = {
     },
 }
 
-# key -> stage, sentence
-SENTENCES = {
-    "worsens": ("rerank", "the performance of both the sparse and dense dual encoders worsens"),
-    "most rapidly": (
-        "rerank",
-        "the accuracy of the DE-BERT models falls most rapidly, widening the gap to BM25",
-    ),
-    "attention": (
-        "rerank",
-        "Full cross-attention is nearly perfect and does not degrade with document length",
-    ),
-    "768": (
-        "rerank",
-        "DE-BERT-768 [it means ME-BERT-768], which uses 8 vectors of dimension 768 to represent documents, "
-        "strongly outperforms the best DE-BERT model",
-    ),
-    "64": (
-        "rerank",
-        "Even DE-BERT-64 [it means ME-BERT-64], which uses 8 vectors of size only 64 instead […], "
-        "outperforms the DE-BERT models by a large margin",
-    ),
-    "exceed": (
-        "retrieve",
-        "the multi-vector methods exceeding BM25-uni performance for all lengths [Table A.1: ME-BERT-64 "
-        "72.8, BM25-uni 81.8 with 400 tokens]",
-    ),
-    "under": ("retrieve", "DE-BERT models under-performing BM25-uni"),
-    "both": ("retrieve", "The hybrid model outperforms both components in the combination"),
-    "largest": (
-        "retrieve",
-        "with largest improvements over ME-BERT for the longest-document collection",
-    ),
-    "over 95": (
-        "retrieve",
-        "BM25-bi achieves over 95 MRR@10 across collections for this task [Table A.1: 94.5 with 400 tokens]",
-    ),
-    "higher": ("rerank", "higher-dimensional DE-BERT models generally perform better"),
-    "pairs": ("rerank", "ME-BERT-768 outperforms DE-BERT-768 and ME-BERT-64 outperforms DE-BERT-512"),
-    "especially": (
-        "rerank",
-        "multi-vector models provide further benefits, especially for longer-document collections",
-    ),
-    "stronger": ("rerank", "CROSS-ATTENTION is still substantially stronger"),
-    "longer than 50": (
-        "retrieve",
-        "only higher-dimensional DE-BERT models outperform BM25 for passages longer than 50",
-    ),
-    "components": ("retrieve", "The hybrid models offer large improvements over their components"),
-    "gain": (
-        "retrieve",
-        "The gain from adding BM25 to ME-BERT and DE-BERT increases as the length of the documents in the "
-        "collection grows",
-    ),
-}
-
 Terms = list[tuple[float, str, int]]  # weight, system, length
 
 
-@dataclass(frozen=True)
-class Results:
+class Found:
     """What was measured at every length, and what theory predicts, with what the paper says of it."""
 
-    task: str
-    lengths: list[int]
-    values: dict[str, dict[str, dict[int, np.ndarray]]]  # stage -> system -> length -> [seeds, queries]
-    predictions: Mapping[int, Mapping[str, Any]]  # length -> what capacity_tasks.predict found
-    sizes: Mapping[str, int]  # system -> numbers of a passage, of those that encode it
+    def __init__(
+        self,
+        task: str,
+        lengths: list[int],
+        results: Sequence[Mapping[str, Any]],
+        predictions: Mapping[int, Mapping[str, Any]],
+        sizes: Mapping[str, int],
+    ) -> None:
+        """predictions: length -> what capacity_tasks.predict found. sizes: system -> numbers of a passage, of
+        those that encode it."""
+        self.task, self.lengths, self.predictions, self.sizes = task, lengths, predictions, sizes
+        # stage -> system -> length -> [seeds, queries]: all seeds have the same queries
+        self.values: dict[str, dict[str, dict[int, Any]]] = {stage: {} for stage in STAGES}
+        for result in results:
+            for system, stages in result["stages"].items():
+                for stage, row in stages.items():
+                    of = self.values[stage].setdefault(system, {})
+                    of[result["length"]] = np.vstack([*of.get(result["length"], ()), row])
 
     def paper(self, stage: str) -> dict[str, dict[int, float]]:
         """system -> length -> the measure in Table A.1, as a share."""
@@ -155,8 +111,8 @@ class Results:
     def claims(self) -> list[Claim]:
         """What the paper says of systems that were measured, at several lengths where it compares them."""
         found = []
-        for key, contrasts in self._contrasts().items():
-            stage, sentence = SENTENCES[key]
+        place = "Luan et al. 2021, " + {"containing": "§5", "answers": "§6"}[self.task]
+        for stage, sentence, contrasts in self._statements():
             of, paper = self.values[stage], self.paper(stage)
             for quantity, terms, margin in contrasts:
                 systems = {system for _, system, _ in terms}
@@ -166,15 +122,12 @@ class Results:
                 printed = f"{sum(w * paper[s][n] for w, s, n in terms):+.3f}" if known else ""
                 unlearned = ", ".join(s for s in sorted(systems) if not self.learned(s))
                 name = f"{MEASURES[self.task]}, {STAGES[stage]}: {quantity}"
-                contrast = sum(w * of[s][n] for w, s, n in terms)
-                place = "Luan et al. 2021, " + {"containing": "§5", "answers": "§6"}[self.task]
-                found.append(
-                    Claim(place, sentence, name, contrast, margin, printed=printed, unlearned=unlearned)
-                )
+                contrast, more = sum(w * of[s][n] for w, s, n in terms), {"unlearned": unlearned}
+                found.append(Claim(place, sentence, name, contrast, margin, printed=printed, **more))
         return found
 
-    def _contrasts(self) -> dict[str, list[tuple[str, Terms, float]]]:
-        """Of each sentence: (quantity, Σ weight · measure(system, length), margin) of its systems."""
+    def _statements(self) -> list[tuple[str, str, list[tuple[str, Terms, float]]]]:
+        """(stage, sentence, [(quantity, Σ weight · measure(system, length), margin)]) of the task."""
         order = sorted(self.sizes, key=lambda name: (self.sizes[name], not name[-1].isdigit()))
         single, multiple = ([name for name in order if name.startswith(kind)] for kind in ("DE-", "ME-"))
         wide, lengths, longest = single[-1:], self.lengths, self.lengths[-1:]
@@ -194,28 +147,84 @@ class Results:
         of_hybrids = [over(h, part) for h in hybrids for part in parts(h)]
         gains = [gain(h, parts(h)[0]) for h in hybrids]
         if self.task == "answers":
-            return {
-                "higher": [over(w, n) for w in wide for n in single[:1] if w != n],
-                "pairs": [over(*pair) for pair in pairs],
-                "especially": [gain(*pair) for pair in pairs],
-                "stronger": [over(CROSS, best) for best in [*wide, *multiple][-1:]],
-                "longer than 50": [over(w, UNI, longest) for w in wide],
-                "components": of_hybrids,
-                "gain": gains,
-            }
+            best = [*wide, *multiple][-1:]
+            return [
+                (
+                    "rerank",
+                    "higher-dimensional DE-BERT models generally perform better",
+                    [over(w, n) for w in wide for n in single[:1] if w != n],
+                ),
+                (
+                    "rerank",
+                    "ME-BERT-768 outperforms DE-BERT-768 and ME-BERT-64 outperforms DE-BERT-512",
+                    [over(*pair) for pair in pairs],
+                ),
+                (
+                    "rerank",
+                    "multi-vector models provide further benefits, especially for longer-document "
+                    "collections",
+                    [gain(*pair) for pair in pairs],
+                ),
+                ("rerank", "CROSS-ATTENTION is still substantially stronger", [over(CROSS, n) for n in best]),
+                (
+                    "retrieve",
+                    "only higher-dimensional DE-BERT models outperform BM25 for passages longer than 50",
+                    [over(w, UNI, longest) for w in wide],
+                ),
+                ("retrieve", "The hybrid models offer large improvements over their components", of_hybrids),
+                (
+                    "retrieve",
+                    "The gain from adding BM25 to ME-BERT and DE-BERT increases as the length of the "
+                    "documents in the collection grows",
+                    gains,
+                ),
+            ]
         rise = [(-w, s, n) for w, s, n in fall(CROSS)]
-        return {
-            "worsens": [(f"{name}: loss with length", fall(name), 0.0) for name in (UNI, *single)],
-            "most rapidly": [gain(UNI, name) for name in single],
-            "attention": [(f"{CROSS}: gain with length", rise, MARGIN)],
-            "768": [over(m, w) for m in multiple if not m[-1].isdigit() for w in wide],
-            "64": [over(m, w) for m in multiple if m[-1].isdigit() for w in wide],
-            "exceed": [over(m, UNI, [n]) for m in multiple for n in lengths],
-            "under": [over(UNI, name) for name in single],
-            "both": of_hybrids,
-            "largest": gains,
-            "over 95": [(f"{BI}, {n} tokens", [(1.0, BI, n)], -0.95) for n in longest],
-        }
+        numbered = [m for m in multiple if m[-1].isdigit()]
+        return [
+            (
+                "rerank",
+                "the performance of both the sparse and dense dual encoders worsens",
+                [(f"{name}: loss with length", fall(name), 0.0) for name in (UNI, *single)],
+            ),
+            (
+                "rerank",
+                "the accuracy of the DE-BERT models falls most rapidly, widening the gap to BM25",
+                [gain(UNI, name) for name in single],
+            ),
+            (
+                "rerank",
+                "Full cross-attention is nearly perfect and does not degrade with document length",
+                [(f"{CROSS}: gain with length", rise, MARGIN)],
+            ),
+            (
+                "rerank",
+                "DE-BERT-768 [it means ME-BERT-768], which uses 8 vectors of dimension 768 to represent "
+                "documents, strongly outperforms the best DE-BERT model",
+                [over(m, w) for m in multiple if m not in numbered for w in wide],
+            ),
+            (
+                "rerank",
+                "Even DE-BERT-64 [it means ME-BERT-64], which uses 8 vectors of size only 64 instead […], "
+                "outperforms the DE-BERT models by a large margin",
+                [over(m, w) for m in numbered for w in wide],
+            ),
+            (
+                "retrieve",
+                "the multi-vector methods exceeding BM25-uni performance for all lengths [Table A.1: "
+                "ME-BERT-64 72.8, BM25-uni 81.8 with 400 tokens]",
+                [over(m, UNI, [n]) for m in multiple for n in lengths],
+            ),
+            ("retrieve", "DE-BERT models under-performing BM25-uni", [over(UNI, name) for name in single]),
+            ("retrieve", "The hybrid model outperforms both components in the combination", of_hybrids),
+            ("retrieve", "with largest improvements over ME-BERT for the longest-document collection", gains),
+            (
+                "retrieve",
+                "BM25-bi achieves over 95 MRR@10 across collections for this task [Table A.1: 94.5 with 400 "
+                "tokens]",
+                [(f"{BI}, {n} tokens", [(1.0, BI, n)], -0.95) for n in longest],
+            ),
+        ]
 
 
 def parts(hybrid: str) -> tuple[str, str]:
@@ -224,31 +233,19 @@ def parts(hybrid: str) -> tuple[str, str]:
     return dense, f"BM25-{sparse}"
 
 
-def gather(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[int, np.ndarray]]]:
-    """stage -> system -> length -> [seeds, queries]: all seeds have the same queries."""
-    rows: dict[tuple[str, str, int], list[list[float]]] = {}
-    for result in results:
-        for system, stages in result["stages"].items():
-            for stage, values in stages.items():
-                rows.setdefault((stage, system, result["length"]), []).append(values)
-    found: dict[str, dict[str, dict[int, np.ndarray]]] = {stage: {} for stage in STAGES}
-    for (stage, system, length), values in rows.items():
-        found[stage].setdefault(system, {})[length] = np.array(values)
-    return found
-
-
 # --- page -------------------------------------------------------------------------------------------
 
 
-def describe(results: Results) -> dict[str, Section]:
-    """Sections of the page and the console by the name of their files."""
+def describe(results: Found) -> tuple[dict[str, Section], dict[str, Figure]]:
+    """Sections of the page and figures (4 and 5), by the name of their files; dotted: random projections of
+    the encoders' sizes."""
     measure, lengths = MEASURES[results.task], results.lengths
     sections = {
         "claims": Section(
             "What the paper says, and what we measured",
             f"A system has learned if at every length it retrieves with {LEARNED:.0%} of {UNI}'s measure, or "
             f"as well as a random projection of its size. Not to degrade is to lose less than {MARGIN}.",
-            [verdict.row for verdict in judge(results.claims())],
+            verdict_rows(results.claims()),
         )
     }
     for stage, name in STAGES.items():
@@ -274,33 +271,11 @@ def describe(results: Results) -> dict[str, Section]:
         "first for 95% of the queries, with the 95% interval over queries.",
         theory,
     )
-    return sections
-
-
-def draw(results: Results) -> dict[str, Figure]:
-    """Figures 4 and 5, one for each stage; dotted: random projections of the encoders' sizes."""
-    from matplotlib.figure import Figure
-
-    lengths = results.lengths
-    systems = [*dict.fromkeys([*results.sizes, *(name for of in results.values.values() for name in of)])]
     figures = {}
     for stage, of in results.values.items():
-        figure = Figure(figsize=(7.5, 4.2), layout="constrained")
-        axes = figure.subplots()
-        for name, values in of.items():
-            means, low, high = np.array([seeds_interval(values[n]) for n in lengths]).T
-            colour = "black" if name in (UNI, BI) else PALETTE[systems.index(name) % len(PALETTE)]
-            line = "o-" if name.startswith("DE-") or name == UNI else "o--"
-            axes.plot(lengths, means, line, markersize=4, color=colour, label=name)
-            axes.fill_between(lengths, low, high, color=colour, alpha=0.08, linewidth=0)
-            if stage == "retrieve" and name in results.sizes:
-                axes.plot(lengths, [results.expected(name, n) for n in lengths], ":", color=colour)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(lengths, [str(length) for length in lengths])
-        axes.set_xticks([], minor=True)
-        title = STAGES[stage].capitalize()
-        axes.set(xlabel="tokens of a passage at most", ylabel=MEASURES[results.task], title=title)
-        axes.grid(color="0.9", linewidth=0.6)
-        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-        figures[stage] = figure
-    return figures
+        series = {system: [values[n] for n in lengths] for system, values in of.items()}
+        expected = {s: [results.expected(s, n) for n in lengths] for s in results.sizes}
+        dotted = expected if stage == "retrieve" else None
+        panel = {f"{STAGES[stage]}: {measure}": series}
+        figures[stage] = Curves("tokens of a passage at most", lengths, panel, dotted=dotted).draw()
+    return sections, figures

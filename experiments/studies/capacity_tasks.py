@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from studies.model_runs import some_queries
 
 from paradigms.baselines.bm25 import BM25
 from paradigms.baselines.lexical_vectors import count_terms, weigh
-from paradigms.data import Collection, Corpus, Problems, Run, Split, hold_out
+from paradigms.data import Collection, Problems, Run, Split
 from paradigms.data.collection import body
 from paradigms.data.passages import articles, cut
 from paradigms.evaluate import has_answer, on_split, with_judgements
@@ -70,14 +71,6 @@ def open_bench(
     return Bench(length, task, measure, bm25, mined, with_random(pool, corpus, depth - half, 0))
 
 
-def by_module(collection: Collection) -> Corpus:
-    """The corpus under titles that join it to long texts: in pydocs, whose titles all differ, by module."""
-    corpus = collection.corpus
-    if collection.name != "pydocs":
-        return corpus
-    return Corpus(corpus.ids, corpus, [id.partition(":")[0] for id in corpus.ids])
-
-
 # --- questions --------------------------------------------------------------------------------------
 
 
@@ -93,18 +86,15 @@ def question_passages(
     A passage is relevant in training if it holds an answer within the question's own paragraph, and in dev
     and test if it holds one anywhere. A training question whose answers are cut in two has none.
     """
-    splits: dict[str, Split] = {}
-    for name, count in counts.items():
-        split = collection.split(name)
-        unknown = next((query for query in split.queries if query not in answers), None)
-        if unknown is not None:
-            raise ValueError(f"{collection.name}: the query {unknown!r} of {name} has no answers")
-        splits[name] = hold_out(split, min(1.0, count / max(1, len(split.queries))), 0)[1]
-    source = articles(collection.corpus)
-    # Articles are named by their first document.
-    firsts, article, articles_of = set(source.ids), "", {}
-    for id in collection.corpus.ids:
-        articles_of[id] = article = id if id in firsts else article
+    splits = {name: some_queries(collection.split(name), count) for name, count in counts.items()}
+    own = {query for split in splits.values() for query in split.queries}
+    if unknown := sorted(own - answers.keys()):
+        raise ValueError(f"{collection.name}: the query {unknown[0]!r} has no answers")
+    source, corpus = articles(collection.corpus), collection.corpus
+    article_of, article = {}, ""
+    firsts = set(source.ids)  # articles are named by their first document
+    for id in corpus.ids:
+        article_of[id] = article = id if id in firsts else article
     tasks = {}
     for length in lengths:
         passages = cut(source, length, tokenizer)
@@ -113,19 +103,18 @@ def question_passages(
             places.setdefault(id.rpartition(":")[0], []).append(i)
         parts = {}
         for name, split in splits.items():
-            own = {query: answers[query] for query in split.queries}
-            judged = {
-                query: {
-                    passages.ids[i]: 1
-                    for gold in (split.judgements[query] if name == "train" else ())
-                    for i in places.get(articles_of[gold], [])
-                    if _answers_within(passages[i], collection.corpus, gold, own[query])
-                }
-                for query in split.queries
-            }
-            parts[name] = Split(split.queries, judged, {} if name == "train" else own)
-        name = f"{collection.name}-{length}"
-        tasks[length] = Collection(name, passages, parts, Problems(), f"{collection.fingerprint}-{length}")
+            asked = {query: answers[query] for query in split.queries}
+            judged: dict[str, dict[str, int]] = {query: {} for query in asked}
+            for query in asked if name == "train" else ():
+                for gold in split.judgements[query]:
+                    paragraph = body(corpus.titles[corpus.position(gold)], corpus[corpus.position(gold)])
+                    for i in places.get(article_of[gold], []):  # documents are lines of an article
+                        lines = [line for line in passages[i].split("\n") if line in paragraph]
+                        if any(has_answer(line, asked[query]) for line in lines):
+                            judged[query][passages.ids[i]] = 1
+            parts[name] = Split(split.queries, judged, {} if name == "train" else asked)
+        name, fingerprint = f"{collection.name}-{length}", f"{collection.fingerprint}-{length}"
+        tasks[length] = Collection(name, passages, parts, Problems(), fingerprint)
     return tasks
 
 
@@ -143,13 +132,6 @@ def read_answers(folder: Path) -> dict[str, list[str]]:
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{file}, line {number}: no JSON object with _id and answers") from error
     return answers
-
-
-def _answers_within(passage: str, corpus: Corpus, gold: str, answers: list[str]) -> bool:
-    """Whether a line of the passage is of the document `gold` and holds an answer: documents are lines."""
-    position = corpus.position(gold)
-    paragraph = body(corpus.titles[position], corpus[position])
-    return any(line in paragraph and has_answer(line, answers) for line in passage.split("\n"))
 
 
 # --- what theory predicts ---------------------------------------------------------------------------

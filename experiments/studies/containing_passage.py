@@ -22,14 +22,13 @@ import hashlib
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from paradigms.data.collection import Collection, Corpus, assemble
-from paradigms.data.passages import WORD, Runs, Slices, read_runs, units, words_of
+from paradigms.data.passages import WORD, Runs, read_runs, units, words_of
 
 LENGTHS = (50, 100, 200, 400)
 FEWEST, MOST = 5, 25  # words and tokens of a query
@@ -37,54 +36,59 @@ CHANGED = 2  # words at most in which a distractor differs from its query
 ATTEMPTS = 100  # at a distractor
 
 
+class Unit(NamedTuple):
+    """text[start:end] of the corpus's text `of`, and its place among the units of that text."""
+
+    of: int
+    place: int
+    start: int
+    end: int
+
+
 class Query(NamedTuple):
-    """Words of the source's unit `unit`: the text as it stands there, and its words."""
+    """Words of a unit: the text as it stands there, and its words."""
 
     id: str
-    unit: int
+    unit: Unit
     text: str
     words: tuple[str, ...]
 
 
-class Distractor(NamedTuple):
-    """The passage `host` with a changed query in it."""
-
-    id: str
-    host: int
-    text: str
-
-
-@dataclass(frozen=True)
 class Source:
-    """A corpus cut into units: passages of the smallest length."""
+    """A corpus cut into units: passages of the smallest length. No passage spans two groups of `group` units.
 
-    corpus: Corpus
-    tokenizer: Any
-    seed: int
-    names: list[str]  # the different words
-    words: np.ndarray  # of all texts, as places in `names`
-    units: np.ndarray  # [units, 4]: text, place in it, first character and the one after the last
-    reserved: np.ndarray  # [units]: whether it is for distractors, and none of its words for queries
+    reserve: half of the groups, chosen by chance, are for distractors.
+    """
+
+    def __init__(
+        self, corpus: Corpus, length: int, group: int, reserve: bool, tokenizer: Any, seed: int
+    ) -> None:
+        self.corpus, self.tokenizer, self.seed, self.length, self.group = (
+            corpus,
+            tokenizer,
+            seed,
+            length,
+            group,
+        )
+        vocabulary: dict[str, int] = {}
+        self.words, self.units = array("i"), list[Unit]()  # words of all texts, as places in `names`
+        for of, (text, runs) in enumerate(read_runs(corpus, tokenizer)):
+            self.words.extend(vocabulary.setdefault(word, len(vocabulary)) for word in words_of(text))
+            self.units += [Unit(of, *unit) for unit in units(runs, length, group=group, least=MOST)]
+        self.names, self.reserve = list(vocabulary), reserve
 
     def draw(self, n: int, *what: object) -> int:
         """One of 0 … n − 1, for what it is drawn for."""
         return hashed(self.seed, *what) % n
 
+    def reserved(self, unit: Unit) -> bool:
+        """Whether it is for distractors, and none of its words for queries."""
+        return (
+            self.reserve and self.draw(2, "reserve", self.corpus.ids[unit.of], unit.place // self.group) == 0
+        )
 
-class Documents(Sequence[str]):
-    """Passages, read when asked for, and then distractors."""
-
-    def __init__(self, passages: Slices, kept: np.ndarray, distractors: list[str]):
-        self._passages, self._kept, self._distractors = passages, kept, distractors
-
-    def __len__(self) -> int:
-        return len(self._kept) + len(self._distractors)
-
-    def __getitem__(self, index: Any) -> Any:
-        index = range(len(self))[index]
-        if index < len(self._kept):
-            return self._passages[self._kept[index]]
-        return self._distractors[index - len(self._kept)]
+    def text(self, first: Unit, last: Unit) -> str:
+        return self.corpus[first.of][first.start : last.end]
 
 
 def containing_passages(
@@ -105,9 +109,8 @@ def containing_passages(
     tokenizer: a fast Hugging Face one, whose tokens of the whole text `lengths` count; by default words.
     Lengths are multiples of the smallest; passages of that length with fewer than 25 tokens are left out.
 
-    Memory: 4 bytes for each word of the corpus, ids and places of passages, and the distractors; passages are
-    read when asked for. ValueError where the corpus is too small for what is asked, and for settings that fit
-    no passage. What is returned has passed `check_containment`.
+    ValueError where the corpus is too small for what is asked, and for settings that fit no passage. What is
+    returned has passed `check_containment`.
     """
     lengths = sorted(set(lengths))
     if not queries or min(queries.values()) < 1:
@@ -118,33 +121,28 @@ def containing_passages(
         )
     if distractors < 0:
         raise ValueError(f"distractors must be at least 0, not {distractors}")
-    group = lengths[-1] // lengths[0]
-    source = _read_source(corpus, lengths[0], group, distractors > 0, tokenizer, seed)
+    source = Source(corpus, lengths[0], lengths[-1] // lengths[0], distractors > 0, tokenizer, seed)
     rest = iter(_draw_queries(source, sum(queries.values())))
     splits = {split: list(islice(rest, count)) for split, count in queries.items()}
-    return {
-        length: _collection(source, length, lengths[0], splits, passages, distractors) for length in lengths
-    }
+    return {length: _collection(source, length, splits, passages, distractors) for length in lengths}
 
 
 def check_containment(collection: Collection) -> None:
     """ValueError unless the documents relevant to a query are those with its words one after the other."""
-    asked = [(split, id) for split, part in collection.splits.items() for id in part.queries]
-    phrases = [tuple(words_of(collection.splits[split].queries[id])) for split, id in asked]
-    for (split, id), words in zip(asked, phrases, strict=True):
-        if not words:
-            raise ValueError(f"{collection.name}: the query {id!r} of {split} holds no word")
-    holders: list[set[str]] = [set() for _ in asked]
-    for query, document in occurrences(phrases, map(words_of, collection.corpus)):
-        holders[query].add(collection.corpus.ids[document])
-    for (split, id), holding in zip(asked, holders, strict=True):
-        judged = collection.splits[split].judgements[id]
-        relevant = {name for name, grade in judged.items() if grade > 0}
-        for name in sorted(holding ^ relevant):
-            raise ValueError(
-                f"{collection.name}: {name!r} {'contains' if name in holding else 'does not contain'} "
-                f"the query {id!r} of {split} and is {'' if name in relevant else 'not '}relevant to it"
-            )
+    for split, part in collection.splits.items():
+        phrases = [tuple(words_of(text)) for text in part.queries.values()]
+        holders: list[set[str]] = [set() for _ in phrases]
+        for query, words in zip(part.queries, phrases, strict=True):
+            if not words:
+                raise ValueError(f"{collection.name}: the query {query!r} of {split} holds no word")
+        for query, document in occurrences(phrases, map(words_of, collection.corpus)):
+            holders[query].add(collection.corpus.ids[document])
+        for query, holding in zip(part.queries, holders, strict=True):
+            relevant = {name for name, grade in part.judgements[query].items() if grade > 0}
+            for name in sorted(holding ^ relevant):
+                holds = "contains" if name in holding else "does not contain"
+                wrong = f"the query {query!r} of {split} and is {'' if name in relevant else 'not '}relevant"
+                raise ValueError(f"{collection.name}: {name!r} {holds} {wrong} to it")
 
 
 def occurrences(
@@ -167,39 +165,15 @@ def hashed(*what: object) -> int:
     return int.from_bytes(hashlib.sha256("\n".join(map(str, what)).encode()).digest()[:8], "big")
 
 
-# --- queries ----------------------------------------------------------------------------------------
-
-
-def _read_source(corpus: Corpus, length: int, group: int, reserve: bool, tokenizer: Any, seed: int) -> Source:
-    """Units of at most `length` tokens and at least `MOST`. No passage spans two groups of `group` units.
-
-    reserve: half of the groups, chosen by chance, are for distractors.
-    """
-    vocabulary: dict[str, int] = {}
-    words, rows = array("i"), array("q")
-    for of, (text, runs) in enumerate(read_runs(corpus, tokenizer)):
-        words.extend(vocabulary.setdefault(word, len(vocabulary)) for word in words_of(text))
-        for unit in units(runs, length, group=group, least=MOST):
-            rows.extend((of, *unit))
-    table = np.array(rows, dtype=np.int64).reshape(-1, 4)
-    reserved = [
-        reserve and hashed(seed, "reserve", corpus.ids[of], place // group) % 2 == 0
-        for of, place in table[:, :2].tolist()
-    ]
-    return Source(
-        corpus, tokenizer, seed, list(vocabulary), np.array(words), table, np.array(reserved, dtype=bool)
-    )
-
-
 def _draw_queries(source: Source, count: int) -> list[Query]:
     """So many queries, each of a unit of its own, in an order of chance.
 
     ValueError where the source has fewer that occur only once in it.
     """
-    ids, free = source.corpus.ids, np.flatnonzero(~source.reserved)
-    order = [hashed(source.seed, "unit", ids[of], place) for of, place, _, _ in source.units[free].tolist()]
-    waiting = free[np.argsort(np.array(order, dtype=np.uint64), kind="stable")].tolist()
-    texts = Slices(source.corpus, *source.units.T[[0, 2, 3]])
+    free = [unit for unit in source.units if not source.reserved(unit)]
+    waiting = sorted(
+        free, key=lambda unit: hashed(source.seed, "unit", source.corpus.ids[unit.of], unit.place)
+    )
     found: list[Query] = []
     while len(found) < count:
         some = waiting[: 2 * (count - len(found))]  # some of them will occur twice
@@ -210,20 +184,17 @@ def _draw_queries(source: Source, count: int) -> list[Query]:
                 f"the smallest length {len(free):,} are not kept for distractors, and these gave "
                 f"{len(found):,} that occur only once. Ask for fewer, or bring more text"
             )
-        by_place = sorted(some)  # neighbours are read together
-        read = read_runs((texts[unit] for unit in by_place), source.tokenizer)
-        queries = (_query(source, unit, *row) for unit, row in zip(by_place, read, strict=True))
-        drawn = {query.unit: query for query in queries if query is not None}
-        phrases = list({query.words for query in drawn.values()})
+        read = read_runs((source.text(unit, unit) for unit in some), source.tokenizer)
+        drawn = [_query(source, unit, *row) for unit, row in zip(some, read, strict=True)]
+        phrases = list({query.words for query in drawn if query})
         times = Counter(phrases[place] for place, _ in occurrences(phrases, map(words_of, source.corpus)))
-        found += [drawn[unit] for unit in some if unit in drawn and times[drawn[unit].words] == 1]
+        found += [query for query in drawn if query and times[query.words] == 1]
     return found[:count]
 
 
-def _query(source: Source, unit: int, text: str, runs: Runs) -> Query | None:
+def _query(source: Source, unit: Unit, text: str, runs: Runs) -> Query | None:
     """A query of this unit, or None where the tokens drawn for it hold too few words."""
-    of, place = source.units[unit, :2].tolist()
-    id = f"q:{source.corpus.ids[of]}:{place}"
+    id = f"q:{source.corpus.ids[unit.of]}:{unit.place}"
     tokens = FEWEST + source.draw(MOST - FEWEST + 1, "length", id)
     begins = np.flatnonzero(runs.upto[-1] - runs.before >= tokens)
     first = int(begins[source.draw(len(begins), "begin", id)])
@@ -233,85 +204,73 @@ def _query(source: Source, unit: int, text: str, runs: Runs) -> Query | None:
     return Query(id, unit, part, words) if len(words) >= FEWEST else None
 
 
-# --- collections ------------------------------------------------------------------------------------
-
-
 def _collection(
-    source: Source,
-    length: int,
-    smallest: int,
-    splits: Mapping[str, list[Query]],
-    passages: int | None,
-    distractors: int,
+    source: Source, length: int, splits: Mapping[str, list[Query]], passages: int | None, distractors: int
 ) -> Collection:
-    name = f"containing-passage-{length}"
-    of, place, start, end = source.units.T
-    number = place // (length // smallest)
-    first = np.append(True, (np.diff(of) != 0) | (np.diff(number) != 0))  # unit of its passage
-    last = np.append(first[1:], True)
-    texts = Slices(source.corpus, of[first], start[first], end[last])
-    named = zip(of[first].tolist(), number[first].tolist(), strict=True)
-    ids = [f"{source.corpus.ids[text]}:{n}" for text, n in named]
-    queries = [query for part in splits.values() for query in part]
-    gold = dict(zip(queries, (np.cumsum(first) - 1)[[query.unit for query in queries]].tolist(), strict=True))
-    kept = _kept(source, ids, set(gold.values()), passages, name)
-    hosts = np.flatnonzero(source.reserved[first]).tolist()
-    changed = _distractors(source, texts, length, hosts, queries, distractors, name)
-    documents = Documents(texts, kept, [of.text for of in changed])
-    names = [*(ids[i] for i in kept), *(of.id for of in changed)]
+    name, together = f"containing-passage-{length}", length // source.length
+    texts, gold, hosts = {}, {}, []
+    asked = {query.unit: query for part in splits.values() for query in part}
+    for (of, number), run in groupby(source.units, lambda unit: (unit.of, unit.place // together)):
+        own, id = list(run), f"{source.corpus.ids[of]}:{number}"
+        texts[id] = source.text(own[0], own[-1])
+        gold |= {asked[unit]: id for unit in own if unit in asked}
+        if source.reserved(own[0]):
+            hosts.append(id)
+    kept = _kept(source, list(texts), set(gold.values()), passages, name)
+    changed = _distractors(source, texts, length, hosts, list(asked.values()), distractors, name)
     collection = assemble(
         name,
-        ((id, "", text) for id, text in zip(names, documents, strict=True)),
+        [(id, "", text) for id, text in (*((id, texts[id]) for id in kept), *changed)],
         {split: [(query.id, query.text) for query in part] for split, part in splits.items()},
-        {split: [(query.id, ids[gold[query]], 1) for query in part] for split, part in splits.items()},
-        stored=lambda _: ([""] * len(documents), documents),
+        {split: [(query.id, gold[query], 1) for query in part] for split, part in splits.items()},
     )
     check_containment(collection)
     return collection
 
 
-def _kept(source: Source, ids: list[str], golds: set[int], passages: int | None, name: str) -> np.ndarray:
+def _kept(source: Source, ids: list[str], golds: set[str], passages: int | None, name: str) -> list[str]:
     """The passages of the collection: all, or the `golds` and as many others as are asked for."""
     if passages is None:
-        return np.arange(len(ids))
+        return ids
     if not len(golds) <= passages <= len(ids):
         raise ValueError(
             f"{name}: the corpus has {len(ids):,} passages of this length, and {len(golds):,} hold a query: "
             f"passages={passages:,} does not lie between"
         )
-    others = sorted(set(range(len(ids))) - golds, key=lambda i: hashed(source.seed, "passage", ids[i]))
-    return np.array(sorted([*golds, *others[: passages - len(golds)]]))
+    others = sorted(set(ids) - golds, key=lambda id: hashed(source.seed, "passage", id))
+    chosen = golds | set(others[: passages - len(golds)])
+    return [id for id in ids if id in chosen]
 
 
 def _distractors(
     source: Source,
-    passages: Slices,
+    passages: Mapping[str, str],
     length: int,
-    hosts: list[int],
+    hosts: list[str],
     queries: list[Query],
     count: int,
     name: str,
-) -> list[Distractor]:
-    """`count` distractors of each query, of which none contains a query, in the order of their hosts."""
+) -> list[tuple[str, str]]:
+    """(id, text) of `count` distractors of each query, of which none contains one, in the order of their
+    hosts."""
     phrases = [query.words for query in queries]
     wanted = [(query, n) for query in queries for n in range(count)]
-    found: list[Distractor] = []
+    found: list[tuple[int, str, str]] = []
     for attempt in range(ATTEMPTS if hosts else 0):
-        drawn = [hosts[source.draw(len(hosts), "host", query.id, n, attempt)] for query, n in wanted]
-        order = sorted(range(len(wanted)), key=drawn.__getitem__)  # neighbours are read together
-        read = read_runs((passages[drawn[i]] for i in order), source.tokenizer)
-        parts = read_runs((_changed(source, *wanted[i], attempt) for i in order), source.tokenizer)
-        tried = []
-        for i, (host, runs), (part, part_runs) in zip(order, read, parts, strict=True):
-            query, n = wanted[i]
+        drawn = [source.draw(len(hosts), "host", query.id, n, attempt) for query, n in wanted]
+        read = read_runs((passages[hosts[host]] for host in drawn), source.tokenizer)
+        parts = read_runs((_changed(source, *of, attempt) for of in wanted), source.tokenizer)
+        texts = []
+        for (query, n), (host, runs), (part, part_runs) in zip(wanted, read, parts, strict=True):
             cut, resume = _place(source, runs, int(part_runs.upto[-1]), (query.id, n, attempt))
-            tried.append(Distractor(f"{query.id}:{n}", drawn[i], host[:cut] + part + host[resume:]))
-        texts = [of.text for of in tried]
+            texts.append(host[:cut] + part + host[resume:])
         wrong = {row for _, row in occurrences(phrases, map(words_of, texts))}
         tokens = (runs.upto[-1] for _, runs in read_runs(texts, source.tokenizer))
         wrong |= {row for row, count in enumerate(tokens) if count > length}
-        found += [of for row, of in enumerate(tried) if row not in wrong]
-        wanted = [wanted[order[row]] for row in sorted(wrong)]
+        rows = zip(drawn, wanted, texts, strict=True)
+        made = [(host, f"{query.id}:{n}", text) for host, (query, n), text in rows]
+        found += [of for row, of in enumerate(made) if row not in wrong]
+        wanted = [wanted[row] for row in sorted(wrong)]
         if not wanted:
             break
     if wanted:
@@ -319,7 +278,7 @@ def _distractors(
             f"{name}: {ATTEMPTS} attempts found no place among {len(hosts):,} passages for a distractor of "
             f"the query {wanted[0][0].text!r}: bring more text, or ask for distractors=0"
         )
-    return sorted(found, key=lambda of: (of.host, of.id))
+    return [(id, text) for _, id, text in sorted(found)]
 
 
 def _place(source: Source, runs: Runs, tokens: int, what: tuple) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""A measure against k', a strategy or a share of tokens: one table of intervals and one figure of means."""
+"""Figures with intervals: measures against k', lengths or steps, with their table; and systems compared."""
 
 from __future__ import annotations
 
@@ -18,22 +18,39 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Values = Float[np.ndarray, "seeds queries"]
+Point = Values | Interval | float | None  # a number has no interval; None: there is none at this x
+
+
+def at_path(results: Sequence[Any], *path: Any) -> np.ndarray:
+    """The numbers that stand at `path` in each of the results."""
+    for key in path:
+        results = [result[key] for result in results]
+    return np.array(results, dtype=float)
+
+
+def interval_of(point: Point) -> Interval:
+    """Of values over seeds and queries; NaN where there is no point."""
+    if isinstance(point, np.ndarray):
+        return seeds_interval(point)
+    number = np.nan if point is None else point
+    return number if isinstance(number, Interval) else Interval(number, number, number)
 
 
 @dataclass(frozen=True)
 class Curves:
-    """Panels of series: measure -> system -> its values at every x. Words as x have equal distances."""
+    """Panels of series: measure -> system -> its point at every x. Words as x have equal distances."""
 
     name: str  # of x: "k'"
     x: Sequence[float] | Sequence[str]
-    panels: Mapping[str, Mapping[str, Sequence[Values]]]
-    logarithmic: bool = True
+    panels: Mapping[str, Mapping[str, Sequence[Point]]]
+    scale: str = "log"  # of x, where it is numbers
+    dotted: Mapping[str, Sequence[Point]] | None = None  # more series, of the last panel and not of the rows
+    log_y: Sequence[str] = ()  # panels with a logarithmic measure
 
     @cached_property
     def intervals(self) -> dict[str, dict[str, list[Interval]]]:
-        """Of every mean, over seeds and queries."""
         return {
-            measure: {system: [seeds_interval(at) for at in values] for system, values in series.items()}
+            measure: {system: [interval_of(at) for at in points] for system, points in series.items()}
             for measure, series in self.panels.items()
         }
 
@@ -48,25 +65,55 @@ class Curves:
         ]
 
     def draw(self) -> Figure:
-        """Means, with bands for the intervals."""
+        """Means, with bands for the intervals; a system has one colour in all panels."""
         from matplotlib.figure import Figure
 
         words = isinstance(self.x[0], str)
-        places = range(len(self.x)) if words else self.x
-        figure = Figure(figsize=(5.5 * len(self.panels), 3.8), layout="constrained")
-        axes_of = figure.subplots(1, len(self.panels), squeeze=False)[0]
-        for axes, (measure, series) in zip(axes_of, self.intervals.items(), strict=True):
-            for number, (system, found) in enumerate(series.items()):
+        places = np.arange(len(self.x)) if words else np.array(self.x, dtype=float)
+        names = dict.fromkeys(system for series in self.panels.values() for system in series)
+        colours = {name: PALETTE[n % len(PALETTE)] for n, name in enumerate(names)}
+        figure = Figure(figsize=(5.5 * len(self.panels), 4.2), layout="constrained")
+        panels = figure.subplots(1, len(self.panels), squeeze=False)[0]
+        labelled = {}
+        for axes, (measure, series) in zip(panels, self.intervals.items(), strict=True):
+            for system, found in series.items():
                 means, low, high = np.array(found).T
-                colour = PALETTE[number % len(PALETTE)]
-                axes.plot(places, means, marker="o", markersize=4, color=colour, label=system)
-                axes.fill_between(places, low, high, color=colour, alpha=0.1, linewidth=0)
-            if self.logarithmic and not words:
-                axes.set_xscale("log")
+                (line,) = axes.plot(places, means, marker="o", markersize=4, color=colours[system])
+                axes.fill_between(places, low, high, color=colours[system], alpha=0.1, linewidth=0)
+                labelled.setdefault(system, line)
+            if not words:
+                axes.set_xscale(self.scale)
                 axes.set_xticks([], minor=True)
+            axes.set_yscale("log" if measure in self.log_y else "linear")
             axes.set_xticks(places, [x if isinstance(x, str) else f"{x:g}" for x in self.x])
             axes.set(xlabel=self.name, ylabel=measure)
             axes.grid(color="0.9", linewidth=0.6)
-        handles = axes_of[0].get_legend_handles_labels()
-        figure.legend(*handles, loc="outside upper center", ncols=2, frameon=False, fontsize=9)
+        for system, points in (self.dotted or {}).items():
+            means = [interval_of(at).mean for at in points]
+            (line,) = panels[-1].plot(places, means, ":", color=colours.get(system, "black"))
+            labelled.setdefault(system, line)
+        figure.legend(
+            labelled.values(), labelled.keys(), loc="outside upper center", ncols=2, frameon=False, fontsize=9
+        )
         return figure
+
+
+def draw_systems(panels: Mapping[str, Mapping[str, Mapping[str, Values]]]) -> Figure:
+    """measure -> way -> system -> values: systems one below another, each way in a colour of its own."""
+    from matplotlib.figure import Figure
+
+    systems = list(dict.fromkeys(system for ways in panels.values() for of in ways.values() for system in of))
+    figure = Figure(figsize=(5 * len(panels) + 1, 1.4 + 0.32 * len(systems)), layout="constrained")
+    all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, (measure, ways) in zip(all_axes, panels.items(), strict=True):
+        for number, (way, of) in enumerate(ways.items()):
+            means, low, high = np.array([seeds_interval(values) for values in of.values()]).T
+            at = [systems.index(system) + 0.15 * (number - (len(ways) - 1) / 2) for system in of]
+            bars = [means - low, high - means]
+            axes.errorbar(means, at, xerr=bars, fmt="o", capsize=3, color=PALETTE[number], label=way)
+        axes.set(xlabel=f"{measure}, mean and 95% interval", xlim=(0, None))
+        axes.grid(axis="x", alpha=0.3)
+    all_axes[0].set_yticks(range(len(systems)), systems)
+    all_axes[0].invert_yaxis()
+    all_axes[-1].legend()
+    return figure

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
-from studies.model_runs import LEARNED
-from studies.pages import Measured, Rows, Section, shown
+from studies.curves import Curves, at_path
+from studies.model_runs import LEARNED, same_queries
+from studies.pages import Measured, Rows, Section, shown, verdict_rows
 
 from paradigms.evaluate import seeds_interval
-from paradigms.evaluate.claims import Claim, judge
+from paradigms.evaluate.claims import Claim
 from paradigms.evaluate.report import PALETTE
 
 if TYPE_CHECKING:
@@ -40,66 +40,39 @@ def hybrid_name(dense: str, sparse: str) -> str:
     return f"HYBRID-{dense}-{sparse.removeprefix('BM25-')}"
 
 
-@dataclass(frozen=True)
 class Found:
     """What was measured, once for each seed, on the same queries."""
 
-    seeds: list[Measured]
-
-    def values(self, *path: object) -> Float[np.ndarray, "seeds ..."]:
-        """One number for each seed and query, or for each seed: what stands at `path`."""
-        rows: list[Any] = self.seeds
-        for key in path:
-            rows = [row[key] for row in rows]
-        return np.array(rows, dtype=float)
-
-    @property
-    def sparse(self) -> str:
-        """The BM25 that is better on the dev queries: that of the claims and figures."""
-        return max(SPARSE, key=lambda name: self.values("dev", name).mean())
-
-    @property
-    def ours(self) -> dict[str, str]:
-        """The paper's systems → ours."""
+    def __init__(self, seeds: Sequence[Measured]) -> None:
+        same_queries(seeds)
+        self.seeds = list(seeds)
+        # The BM25 that is better on the dev queries: that of the claims and figures.
+        self.sparse = max(SPARSE, key=lambda name: self.values("dev", name).mean())
         hybrids = {DE_HYBRID: hybrid_name(DE, self.sparse), ME_HYBRID: hybrid_name(ME, self.sparse)}
-        return {BM25: self.sparse, DE: DE, ME: ME} | hybrids
-
-    @property
-    def depths(self) -> list[int]:
-        return sorted(map(int, self.seeds[0]["rerank"][self.sparse]))
-
-    def reranked(self, system: str, depth: int) -> Float[np.ndarray, "seeds queries"]:
-        """RR@10."""
-        return self.values("rerank", system, str(depth))
-
-    @property
-    def curves(self) -> list[Measured]:
-        """Every timed search: means over the seeds of times and bytes, and all values of RR@10."""
+        self.ours = {BM25: self.sparse, DE: DE, ME: ME} | hybrids  # the paper's systems -> ours
+        self.depths = sorted(map(int, self.seeds[0]["rerank"][self.sparse]))
         names = ("ms/query", "bytes/document")
-        return [
+        self.curves = [  # every timed search: means over the seeds, and all values of RR@10
             point
             | {name: float(self.values("search", n, name).mean()) for name in names}
             | {RR: self.values("search", n, RR)}
             for n, point in enumerate(self.seeds[0]["search"])
         ]
+        kinds = dict.fromkeys(point["index"] for point in self.curves)
+        self.kinds = [kind for kind in kinds if kind != "exact"]  # of approximate indexes
+
+    def values(self, *path: object) -> Float[np.ndarray, "seeds ..."]:
+        """One number for each seed and query, or for each seed: what stands at `path`."""
+        return at_path(self.seeds, *path)
+
+    def reranked(self, system: str, depth: int) -> Float[np.ndarray, "seeds queries"]:
+        """RR@10."""
+        return self.values("rerank", system, str(depth))
 
     def curve(self, system: str, kind: str) -> list[Measured]:
         """A system's timed searches in one kind of index, the fastest first."""
         own = [point for point in self.curves if (point["system"], point["index"]) == (system, kind)]
         return sorted(own, key=lambda point: point["ms/query"])
-
-    @property
-    def kinds(self) -> list[str]:
-        """The kinds of approximate index."""
-        kinds = dict.fromkeys(point["index"] for point in self.seeds[0]["search"])
-        return [kind for kind in kinds if kind != "exact"]
-
-
-def gather(seeds: Sequence[Measured]) -> Found:
-    """The measured files as one; SystemExit where they are not of the same queries."""
-    if any(seed["queries"] != seeds[0]["queries"] for seed in seeds):
-        raise SystemExit("the seeds were measured on different queries: choose another --output")
-    return Found(list(seeds))
 
 
 # --- claims -----------------------------------------------------------------------------------------
@@ -180,8 +153,8 @@ def equal_time(found: Found, kind: str) -> tuple[Measured, Measured]:
 # --- page -------------------------------------------------------------------------------------------
 
 
-def describe(found: Found, vectors: int) -> dict[str, Section]:
-    """Sections of the page and the console by the name of their files; vectors: m."""
+def describe(found: Found, vectors: int) -> tuple[dict[str, Section], dict[str, Figure]]:
+    """Sections of the page and figures (6 and 7), by the name of their files; vectors: m."""
     slow = [kind for kind in found.kinds if not pays(found, kind)]
     untested = (
         "Not tested here: that m vectors bring more on longer documents, which takes two collections"
@@ -197,12 +170,17 @@ def describe(found: Found, vectors: int) -> dict[str, Section]:
         {key: value for key, value in point.items() if key != RR} | {RR: shown(seeds_interval(point[RR]))}
         for point in found.curves
     ]
-    return {
+    stages = {name: [found.reranked(name, d) for d in found.depths] for name in found.seeds[0]["rerank"]}
+    ours = {name: stages[name] for name in found.ours.values()}
+    as_found = {name: [found.values("retrieve", name, RR)] * len(found.depths) for name in ours}
+    rerank = Curves("first documents that cross-attention reranks", found.depths, {RR: stages})
+    shown_of = Curves(rerank.name, found.depths, {f"{RR} (dotted: not reranked)": ours}, dotted=as_found)
+    sections = {
         "claims": Section(
             "What §7 says, and what we measured",
             f"A dense model has learned with {LEARNED:.0%} of BM25's RR@10, cross-attention where it orders "
             f"what BM25 has found no worse than BM25. {untested}.",
-            [verdict.row for verdict in judge(claims(found))],
+            verdict_rows(claims(found)),
         ),
         "retrieve": Section(
             "First stages (Tables 1 and 2)",
@@ -213,11 +191,7 @@ def describe(found: Found, vectors: int) -> dict[str, Section]:
         "rerank": Section(
             "Cross-attention over the first documents of each stage (Table 1, Figure 6)",
             f"{RR}; what is not reranked is left out.",
-            [
-                {"first stage": name}
-                | {f"{d} reranked": shown(seeds_interval(found.reranked(name, d))) for d in found.depths}
-                for name in found.seeds[0]["rerank"]
-            ],
+            rerank.rows,
             ["rerank_depth"],
         ),
         "mining": Section(
@@ -234,6 +208,7 @@ def describe(found: Found, vectors: int) -> dict[str, Section]:
             ["search_time"],
         ),
     }
+    return sections, {"rerank_depth": shown_of.draw(), "search_time": draw_times(found)}
 
 
 def retrieve_rows(found: Found) -> Rows:
@@ -250,25 +225,12 @@ def retrieve_rows(found: Found) -> Rows:
     return rows
 
 
-def draw(found: Found) -> dict[str, Figure]:
-    """Figures 6 and 7; bands and bars are 95 % intervals over seeds and queries."""
+def draw_times(found: Found) -> Figure:
+    """Figure 7; bars are 95 % intervals over seeds and queries."""
     from matplotlib.figure import Figure
 
     colours = dict(zip(found.ours.values(), PALETTE, strict=False))
     outside: dict[str, Any] = {"frameon": False, "loc": "center left", "bbox_to_anchor": (1, 0.5)}
-    depth = Figure(figsize=(8, 4.2), layout="constrained")
-    axes = depth.subplots()
-    for system, colour in colours.items():
-        means, low, high = np.array([seeds_interval(found.reranked(system, d)) for d in found.depths]).T
-        axes.plot(found.depths, means, "o-", markersize=4, color=colour, label=system)
-        axes.fill_between(found.depths, low, high, color=colour, alpha=0.08, linewidth=0)
-        axes.axhline(found.values("retrieve", system, RR).mean(), linestyle=":", color=colour)
-    axes.set_xscale("log")
-    axes.set_xticks(found.depths, map(str, found.depths))
-    axes.set_xticks([], minor=True)
-    axes.set(xlabel="first documents that cross-attention reranks", ylabel=RR)
-    axes.legend(title="first stage\n(dotted: not reranked)", **outside)
-
     time = Figure(figsize=(2.6 + 4.2 * len(found.kinds), 4.2), layout="constrained")
     panels = time.subplots(1, len(found.kinds), sharey=True, squeeze=False)[0]
     for panel, kind in zip(panels, found.kinds, strict=True):
@@ -285,4 +247,4 @@ def draw(found: Found) -> dict[str, Figure]:
         panel.set(xlabel="ms per query", title=kind)
     panels[0].set_ylabel(RR)
     panels[-1].legend(title="dashed, dotted: exact\nat a point: lists probed", **outside)
-    return {"rerank_depth": depth, "search_time": time}
+    return time

@@ -1,4 +1,4 @@
-"""Every model of a study: trained by one recipe where it is missing, indexed, and measured once."""
+"""The models and measurements of a study: each trained where it is missing, and measured once."""
 
 from __future__ import annotations
 
@@ -6,25 +6,37 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection as Names
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from rich.console import Console
-from studies.pages import Measured, some_queries
+from studies.pages import Measured
 from studies.shared_settings import EncoderTraining
 
-from paradigms import Paradigm
+from paradigms import Paradigm, load
 from paradigms.baselines.bm25 import BM25
-from paradigms.data import Collection, Run, Split
+from paradigms.data import Collection, Run, Split, hold_out
+from paradigms.data.within import within_documents
 from paradigms.evaluate import PerQuery, per_query
 from paradigms.index import ExactIndex
 from paradigms.io.files import write_json
 from paradigms.io.terminal import shown
-from paradigms.train.job import DEV_DEPTH, NEGATIVES_DEPTH, fit, open_collection, training_splits
-from paradigms.train.loop import TrainingSettings, kept_step
+from paradigms.train.dev import candidates
+from paradigms.train.job import (
+    DEV_DEPTH,
+    NEGATIVES_DEPTH,
+    content,
+    fit,
+    keep_settings,
+    open_collection,
+    training_splits,
+)
+from paradigms.train.loop import TrainingSettings, kept_step, training_seconds
 from paradigms.train.state import by_main
 
 LEARNED = 0.5  # of BM25's measure: what a system below it does says nothing of its paradigm
@@ -39,97 +51,172 @@ class Bench:
     dev: Split
     test: Split
     bm25: BM25
-    mined: Run  # BM25's ranking of the training queries, where hard negatives are drawn from it
-    dev_run: Run  # BM25's
+
+    @cached_property
+    def mined(self) -> Run:
+        """BM25's ranking of the training queries, to draw hard negatives from."""
+        return self.bm25.search(self.train.queries, NEGATIVES_DEPTH)
+
+    @cached_property
+    def dev_run(self) -> Run:
+        return self.bm25.search(self.dev.queries, DEV_DEPTH)
+
+    def pool(self, depth: int) -> Run:
+        """BM25's first `depth` documents of each test query and the relevant ones, with BM25's scores."""
+        return candidates(self.bm25.search(self.test.queries, depth), self.test.judgements, depth)
 
     def lexical(self, measures: tuple[str, ...]) -> PerQuery:
         """BM25's measures on the test queries."""
         return per_query(self.bm25.search(self.test.queries, 100), self.test.judgements, measures)
 
 
-def open_bench(name: str, settings: Any, console: Console, needs: tuple[str, ...], queries: int = 0) -> Bench:
-    """The collection `name` (dev queries held out where there are none); SystemExit where one of the `needs`
-    has no queries. queries: test queries, drawn at random; 0: all."""
-    collection = open_collection(name, settings.documents or None if name == "pydocs" else None, console)
-    train, dev = training_splits(collection, seed=0)
-    test = some_queries(collection.splits.get("test", Split({}, {})), queries)
+def open_bench(
+    settings: Any, console: Console, needs: Names[str] = ("training", "test"), collection: str = ""
+) -> Bench:
+    """The collection of the settings, or another one, with dev queries held out where there are none.
+
+    SystemExit where one of the `needs` has no queries. A `division` "within" divides them anew.
+    """
+    name = collection or settings.collection
+    opened = open_collection(name, settings.documents or None if name == "pydocs" else None, console)
+    if getattr(settings, "division", "") == "within":
+        try:
+            opened = within_documents(opened)
+        except ValueError as error:
+            raise SystemExit(f"{shown(error)}: choose --division unseen") from error
+        sizes = ", ".join(f"{len(split.queries):,} {name}" for name, split in opened.splits.items())
+        console.print(f"Queries divided within documents: {sizes}")
+    train, dev = training_splits(opened, seed=0)
+    test = some_queries(opened.splits.get("test", Split({}, {})), settings.queries)
     for kind, split in (("training", train), ("dev", dev), ("test", test)):
         if kind in needs and not split.queries:
-            raise SystemExit(f"{name} has no {kind} queries; its splits: {', '.join(collection.splits)}")
-    bm25 = BM25.build(collection.corpus, collection.corpus.ids)
-    mined = bm25.search(train.queries, NEGATIVES_DEPTH) if settings.negatives and train.queries else {}
-    return Bench(collection, train, dev, test, bm25, mined, bm25.search(dev.queries, DEV_DEPTH))
+            raise SystemExit(f"{name} has no {kind} queries; its splits: {', '.join(opened.splits)}")
+    return Bench(opened, train, dev, test, BM25.build(opened.corpus, opened.corpus.ids))
 
 
-@dataclass(frozen=True)
-class Job:
-    """One model of a study: FOLDER/checkpoint, and what was measured of it, FOLDER/values.json."""
-
-    name: str  # in messages
-    folder: Path
-    seed: int
-    make: Callable[[], Paradigm]  # untrained; called after torch.manual_seed(seed)
-    measure: Callable[[Paradigm, ExactIndex, Path], Measured]  # Path: a folder that is deleted afterwards
-    changes: Mapping[str, Any] = field(default_factory=dict)  # of the training settings
-    load: Callable[[Path], Paradigm] = Paradigm.from_pretrained
-    checkpoint: Path | None = None  # that is taken as it is
+def some_queries(split: Split, count: int) -> Split:
+    """`count` of the split's queries, drawn by their ids alone; 0: all."""
+    if not 0 < count < len(split.queries):
+        return split
+    return hold_out(split, count / len(split.queries))[1]
 
 
-def run_jobs(
-    jobs: Sequence[Job], bench: Bench, settings: EncoderTraining, accelerator: Accelerator, console: Console
-) -> list[Measured]:
-    """What was measured of every model; what stands in the results folder is not trained or measured again.
+def bind(
+    settings: Any, accelerator: Accelerator, free: Names[str], named: Names[str] = (), **more: Any
+) -> None:
+    """Refuse a results folder of other settings, but for the `free` ones, which may change.
 
-    "kept step": after how many steps training kept the model; 0: untrained; None: a checkpoint as it is.
+    named: settings that name files or folders, which are bound by their content.
     """
-    missing = [job for job in jobs if not (job.folder / "values.json").is_file()]
-    accelerator.wait_for_everyone()  # before any process can finish one, so that all agree on what is missing
-    for n, job in enumerate(missing, 1):
-        console.print(f"{bench.collection.name}, {job.name} ({n} of {len(missing)})")
-        try:
-            run_job(job, bench, settings, accelerator)
-        except (ValueError, OSError, KeyError, FloatingPointError) as error:
-            raise SystemExit(f"{bench.collection.name}, {job.name}: {shown(error)}") from error
-    return [json.loads((job.folder / "values.json").read_text(encoding="utf-8")) for job in jobs]
+    kept = asdict(settings) | more | content(**{name: getattr(settings, name) for name in named})
+    kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
+    free = {*free, "output", "tracker"}
+    by_main(lambda: keep_settings(kept, Path(settings.output), free), accelerator)
 
 
-def run_job(job: Job, bench: Bench, settings: EncoderTraining, accelerator: Accelerator) -> None:
-    """Train the model, and measure it."""
-    checkpoint, training = job.checkpoint or job.folder / "checkpoint", job.folder / "training"
+def trained_once(
+    folder: Path,
+    seed: int,
+    make: Callable[[], Any],
+    train: Callable[[Any, Path], Any],
+    accelerator: Accelerator,
+    read: Callable[[Path], Any] = load,
+) -> Any:
+    """The model in FOLDER/checkpoint; where there is none, train(make(), FOLDER/training) from the seed.
+
+    FOLDER/training keeps the losses, and in kept.json after how many steps the model was that is kept (0: it
+    is untrained), and the seconds.
+    """
+    checkpoint, training = folder / "checkpoint", folder / "training"
     finished = checkpoint.is_dir()
     accelerator.wait_for_everyone()  # before any process can finish it
     if not finished:
-        names = TrainingSettings.__dataclass_fields__.keys() & asdict(settings).keys()
-        chosen = {name: getattr(settings, name) for name in names} | dict(job.changes)
-        given = TrainingSettings(**chosen, seed=job.seed, save_every=100)
-        torch.manual_seed(job.seed)
-        paradigm = job.make().to(accelerator.device)
-        splits, runs = (bench.train, bench.dev), (bench.mined, bench.dev_run)
-        counts = settings.negatives, settings.dev_queries
-        paradigm = fit(paradigm, bench.collection, splits, runs, *counts, given, training, accelerator)
+        torch.manual_seed(seed)
+        model = train(make().to(accelerator.device), training)
 
         def keep() -> None:
-            write_json(training / "kept.json", kept_step(training))
-            paradigm.save_pretrained(checkpoint)
+            kept = {"step": kept_step(training), "seconds": training_seconds(training)}
+            write_json(training / "kept.json", kept)
+            model.save_pretrained(checkpoint)
             for spent in ("checkpoints", "best"):  # of no use any more, several times the model
                 shutil.rmtree(training / spent, ignore_errors=True)
 
         by_main(keep, accelerator)
+        accelerator.free_memory()
+    return read(checkpoint).to(accelerator.device).eval()
 
-    def finish() -> None:
-        paradigm, corpus = job.load(checkpoint).to(accelerator.device).eval(), bench.collection.corpus
-        job.folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=job.folder) as own:
-            precision = accelerator.mixed_precision
+
+def read_json(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Job:
+    """A measurement: FILE has what `measure` gave of what `prepare` gave."""
+
+    name: str  # in messages
+    file: Path
+    prepare: Callable[[], Any]  # on every process, such as training
+    measure: Callable[[Any], Measured]  # on the main process alone
+
+
+def run_jobs(jobs: Sequence[Job], accelerator: Accelerator, console: Console) -> list[Measured]:
+    """What every job measured; what stands in the results folder is not measured again."""
+    missing = [job for job in jobs if not job.file.is_file()]
+    accelerator.wait_for_everyone()  # before any process can finish one, so that all agree on what is missing
+    for n, job in enumerate(missing, 1):
+        console.print(f"{job.name} ({n} of {len(missing)})")
+        try:
+            prepared = job.prepare()
+            by_main(lambda job=job, of=prepared: write_json(job.file, job.measure(of)), accelerator)
+        except (ValueError, OSError, KeyError, FloatingPointError) as error:
+            raise SystemExit(f"{job.name}: {shown(error)}") from error
+        accelerator.free_memory()
+    return [read_json(job.file) for job in jobs]
+
+
+def encoder_job(
+    name: str,
+    folder: Path,
+    seed: int,
+    make: Callable[[], Paradigm],
+    measure: Callable[[Paradigm, ExactIndex, Path], Measured],
+    bench: Bench,
+    settings: EncoderTraining,
+    accelerator: Accelerator,
+    *,
+    read: Callable[[Path], Any] = load,
+    checkpoint: Path | None = None,
+    **changes: Any,
+) -> Job:
+    """FOLDER/values.json of a paradigm that is trained as the settings say, with `changes`, and indexed.
+
+    checkpoint: taken as it is. `measure` has a folder of its own, which is deleted afterwards.
+    "kept step": after how many steps training kept the model; 0: untrained; None: a checkpoint as it is.
+    """
+
+    def train(paradigm: Paradigm, training: Path) -> Paradigm:
+        names = TrainingSettings.__dataclass_fields__.keys() & asdict(settings).keys()
+        chosen = {name: getattr(settings, name) for name in names} | changes
+        given = TrainingSettings(**chosen, seed=seed, save_every=100)
+        runs = bench.mined if settings.negatives else {}, bench.dev_run
+        splits, counts = (bench.train, bench.dev), (settings.negatives, settings.dev_queries)
+        return fit(paradigm, bench.collection, splits, runs, *counts, given, training, accelerator)
+
+    def prepare() -> Paradigm:
+        if checkpoint is not None:
+            return read(checkpoint).to(accelerator.device).eval()
+        return trained_once(folder, seed, make, train, accelerator, read)
+
+    def measured(paradigm: Paradigm) -> Measured:
+        kept = None if checkpoint else read_json(folder / "training" / "kept.json")["step"]
+        folder.mkdir(parents=True, exist_ok=True)
+        corpus, precision = bench.collection.corpus, accelerator.mixed_precision
+        with tempfile.TemporaryDirectory(dir=folder) as own:
             index = ExactIndex.build(paradigm, corpus.ids, corpus, f"{own}/index", precision=precision)
-            kept = (
-                None if job.checkpoint else json.loads((training / "kept.json").read_text(encoding="utf-8"))
-            )
-            measured = {"kept step": kept} | job.measure(paradigm, index, Path(own))
-            write_json(job.folder / "values.json", measured)
+            return {"kept step": kept} | measure(paradigm, index, Path(own))
 
-    by_main(finish, accelerator)
-    accelerator.free_memory()
+    return Job(f"{bench.collection.name}, {name}", folder / "values.json", prepare, measured)
 
 
 def unlearned(means: Mapping[str, float], bm25: float, models: Iterable[Measured] = ()) -> str:
@@ -138,3 +225,10 @@ def unlearned(means: Mapping[str, float], bm25: float, models: Iterable[Measured
     poor = next((name for name, mean in means.items() if mean < LEARNED * bm25), "")
     kept = any(model.get("kept step") == 0 for model in models)
     return poor or ("a model that training made worse on dev queries" if kept else "")
+
+
+def same_queries(results: Sequence[Measured]) -> list[str]:
+    """The queries that all results were measured on; SystemExit where these differ."""
+    if any(result["queries"] != results[0]["queries"] for result in results):
+        raise SystemExit("The results are of different queries: choose another --output")
+    return results[0]["queries"]

@@ -1,23 +1,28 @@
 """Lexical vectors of a collection by name, and the dimension at which their pairs keep their order."""
 
+from __future__ import annotations
+
 import numpy as np
+from rich.console import Console
+from studies.settings import LexicalStudy
 
 from paradigms.baselines.lexical_vectors import Counts, Placement, Weighting, count_terms, weigh
-from paradigms.data import Collection, load
+from paradigms.data import Collection
 from paradigms.io.terminal import shown
+from paradigms.train.job import open_collection
 from theory.collection import Problem
 from theory.projections import pairwise_error
 from theory.roots import decreasing_root
 
 
-def open_counts(
-    name: str, split: str, queries: int, seed: int, *, documents: int | None = None
-) -> tuple[Collection, Counts]:
-    """A collection by name and its counts; a wrong name or a broken file ends the program with a line."""
+def open_counts(settings: LexicalStudy, console: Console, documents: int = 0) -> tuple[Collection, Counts]:
+    """The collection and its counts; documents: of a fixed subset of pydocs, 0: all."""
+    built_in = settings.collection == "pydocs"
+    collection = open_collection(settings.collection, documents or None if built_in else None, console)
     try:
-        collection = load(name, documents=documents)
-        return collection, count_terms(collection.corpus, collection.split(split).queries, queries, seed)
-    except (FileNotFoundError, ValueError) as error:
+        queries = collection.split(settings.split).queries
+        return collection, count_terms(collection.corpus, queries, settings.queries, settings.seed)
+    except (KeyError, ValueError) as error:
         raise SystemExit(shown(error)) from error
 
 

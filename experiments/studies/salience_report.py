@@ -214,7 +214,6 @@ def describe(found: Found) -> tuple[dict[str, Section], dict[str, Figure]]:
             [_model(found, method) for method in found.methods],
         ),
     }
-    sections = {name: section for name, section in sections.items() if section.rows}
     return sections, {name: of.draw() for name, of in curves.items()}
 
 

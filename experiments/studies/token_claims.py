@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from studies.curves import Curves, Values
-from studies.model_runs import unlearned
+from studies.curves import Curves, Values, at_path
+from studies.model_runs import same_queries, unlearned
 from studies.pages import Rows, Section, Undecided, shown, verdict_rows
 from studies.token_measures import MEASURES, TOP
 
@@ -29,6 +29,7 @@ WORSE = (
     "With T5-ColBERT, even if we use the top-k′ score for the imputation, the performance is much worse than "
     "the original sum-of-max scoring"
 )
+BETTER = "With XTR, the performance greatly improves as it has better token retrieval"
 SMALL = "ones trained with smaller k_train show higher performances than others under small k′ settings"
 LARGE = (
     "XTR with larger k_train exhibits better performances than ones with smaller k_train as k′ becomes larger"
@@ -105,7 +106,7 @@ def label(kind: Kind) -> str:
     return "ColBERT" if kind[0] is None else f"XTR, k_train = {kind[0]}"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Found:
     """What was measured of every kind of model, once for each seed, on the same queries."""
 
@@ -115,35 +116,18 @@ class Found:
     table_tokens: int  # the k' of Tables 1 and 5, one of them
     bm25: PerQuery
 
+    def __post_init__(self) -> None:
+        self.colbert = next(kind for kind in self.models if kind[0] is None)
+        # The XTRs trained on ColBERT's batches, by k_train; of these the best on the dev queries, over all
+        # seeds: as the paper chooses.
+        self.xtrs = sorted(kind for kind in self.models if kind[0] and kind[1] == self.colbert[1])
+        self.xtr = max(self.xtrs, key=lambda kind: self.values(kind, "dev").mean())
+        self.pair = self.colbert, self.xtr
+        self.sizes = sorted({size for k_train, size in self.models if k_train})  # of the XTRs' batches
+
     def values(self, kind: Kind, *path: object) -> Values:
         """One number for each seed and query: what stands at `path` in the measured files."""
-        rows: list[Any] = self.models[kind]
-        for key in path:
-            rows = [row[str(key)] for row in rows]
-        return np.array(rows, dtype=float)
-
-    @property
-    def colbert(self) -> Kind:
-        return next(kind for kind in self.models if kind[0] is None)
-
-    @property
-    def xtrs(self) -> list[Kind]:
-        """The XTRs trained on ColBERT's batches, by k_train."""
-        return sorted(kind for kind in self.models if kind[0] and kind[1] == self.colbert[1])
-
-    @property
-    def xtr(self) -> Kind:
-        """The one of them that is best on the dev queries, over all seeds: as the paper chooses."""
-        return max(self.xtrs, key=lambda kind: self.values(kind, "dev").mean())
-
-    @property
-    def pair(self) -> tuple[Kind, Kind]:
-        return self.colbert, self.xtr
-
-    @property
-    def sizes(self) -> list[int]:
-        """Batch sizes of the XTRs."""
-        return sorted({size for k_train, size in self.models if k_train})
+        return at_path(self.models[kind], *map(str, path))
 
 
 def gather(
@@ -154,8 +138,7 @@ def gather(
     bm25: PerQuery,
 ) -> Found:
     """The measured files as one; SystemExit where they are not of the same queries."""
-    if any(result["queries"] != bm25.queries for result in results):
-        raise SystemExit("the models were measured on different queries: choose another --output")
+    same_queries([*results, {"queries": bm25.queries}])
     models: dict[Kind, list[dict[str, Any]]] = {}
     for result in results:
         models.setdefault((result["k_train"], result["batch_size"]), []).append(result)
@@ -180,24 +163,26 @@ def claims(found: Found) -> list[Claim]:
     def imputed(kind: Kind, k: int, measure: str = "RR@10") -> Values:
         return found.values(kind, "impute", k, measure)
 
-    def gathered(kind: Kind, measure: str = "RR@10") -> Values:
+    def gathered(kind: Kind, measure: str = "RR@10", k: int = k) -> Values:
         return found.values(kind, "gather", k, measure)
 
-    def tokens(name: str) -> Values:
-        return found.values(xtr, "tokens", name) - found.values(colbert, "tokens", name)
+    def tokens(place: str, sentence: str, name: str, what: str, sign: int = 1, times: int = 1) -> None:
+        """Of a share of the tokens: XTR less so many times ColBERT, or the other way round."""
+        contrast = found.values(xtr, "tokens", name) - times * found.values(colbert, "tokens", name)
+        names = ["XTR", f"{times} · ColBERT" if times > 1 else "ColBERT"]
+        claim(place, sentence, f"{what}, {' − '.join(names[::sign])}", sign * contrast)
 
-    quantity = f"mean cosine of the first {TOP} tokens from other documents, ColBERT − XTR"
-    claim("Figure 2", HIGH, quantity, -tokens("score of others"))
-    quantity = f"P(gold) in the first {TOP}, XTR − ColBERT"
-    claim("§5.1, Figure 4", "XTR retrieves gold tokens with higher probability", quantity, tokens("gold"))
-    quantity = f"P(gold) in the first {TOP}, XTR − 2 · ColBERT"
-    twice = tokens("gold") - found.values(colbert, "tokens", "gold")
-    claim("§1", "doubling the chances of a gold token being retrieved in the top-k results", quantity, twice)
-    quantity = f"share of gold tokens that are in the first {TOP} of a query token, XTR − ColBERT"
-    claim("§5.1", "a similar trend for the recall of gold tokens", quantity, tokens("gold recall"))
-    quantity = f"P(lexically equal) in the first {TOP}, ColBERT − XTR"
+    tokens(
+        "Figure 2", HIGH, "score of others", f"mean cosine of the first {TOP} tokens from other documents", -1
+    )
+    gold = f"P(gold) in the first {TOP}"
+    tokens("§5.1, Figure 4", "XTR retrieves gold tokens with higher probability", "gold", gold)
+    sentence = "doubling the chances of a gold token being retrieved in the top-k results"
+    tokens("§1", sentence, "gold", gold, times=2)
+    share = f"share of gold tokens that are in the first {TOP} of a query token"
+    tokens("§5.1", "a similar trend for the recall of gold tokens", "gold recall", share)
     sentence = "XTR effectively lowers the reliance on the lexical matching"
-    claim("§5.1, Figure 4", sentence, quantity, -tokens("lexical"))
+    tokens("§5.1, Figure 4", sentence, "lexical", f"P(lexically equal) in the first {TOP}", -1)
 
     contrast = imputed(xtr, k, "nDCG@10") - gathered(colbert, "nDCG@10")
     quantity = f"nDCG@10, XTR imputing − ColBERT gathering, k' = {k}"
@@ -205,20 +190,18 @@ def claims(found: Found) -> list[Claim]:
     quantity = f"RR@10, ColBERT gathering − imputing, above {MARGIN}, k' = {k}"
     claim("§5.2, Table 5", WORSE, quantity, gathered(colbert) - imputed(colbert, k), margin=-MARGIN)
     quantity = f"RR@10 imputing, XTR − ColBERT, k' = {k}"
-    sentence = "With XTR, the performance greatly improves as it has better token retrieval"
-    claim("§5.2, Table 5", sentence, quantity, imputed(xtr, k) - imputed(colbert, k))
+    claim("§5.2, Table 5", BETTER, quantity, imputed(xtr, k) - imputed(colbert, k))
     quantity = f"R@100 imputing, XTR − ColBERT, k' = {k}"
     sentence = "XTR demonstrates much better recall of the token retrieval stage compared to ColBERT"
     contrast = imputed(xtr, k, "R@100") - imputed(colbert, k, "R@100")
     claim("abstract, Figure 5", sentence, quantity, contrast)
     quantity = f"R@100, XTR imputing − ColBERT gathering, k' = {many}"
-    contrast = imputed(xtr, many, "R@100") - found.values(colbert, "gather", many, "R@100")
+    contrast = imputed(xtr, many, "R@100") - gathered(colbert, "R@100", many)
     claim("Table D.1", "On the other hand, XTR greatly improves the recall", quantity, contrast)
     if found.models[xtr][0]["R@1000"]:
         quantity = f"R@1000 imputing, XTR − ColBERT, k' = {k}"
         contrast = found.values(xtr, "R@1000", "kth") - found.values(colbert, "R@1000", "kth")
-        sentence = "With XTR, the performance greatly improves as it has better token retrieval"
-        claim("§5.2, Table 5", sentence, quantity, contrast)
+        claim("§5.2, Table 5", BETTER, quantity, contrast)
     quantity = f"RR@10 imputing − gathering, of XTR less that of ColBERT, k' = {k}"
     contrast = imputed(xtr, k) - gathered(xtr) - imputed(colbert, k) + gathered(colbert)
     claim("§3.2", "works well especially when a model is trained with f_XTR", quantity, contrast)
@@ -236,21 +219,14 @@ def claims(found: Found) -> list[Claim]:
     claim("§5.2, Table D.2", sentence, quantity, contrast, margin=MARGIN)
     for kind in found.xtrs:
         quantity = f"RR@10 of {label(kind)}, k' = {many} − k' = {few}"
-        contrast = imputed(kind, many) - imputed(kind, few)
-        claim(
-            "§5.3, Figure 6",
-            "all variants of XTR prefer larger k′",
-            quantity,
-            contrast,
-            unlearned=heard(kind),
-        )
+        contrast, own = imputed(kind, many) - imputed(kind, few), {"unlearned": heard(kind)}
+        claim("§5.3, Figure 6", "all variants of XTR prefer larger k′", quantity, contrast, **own)
     small, large = found.xtrs[0], found.xtrs[-1]
     if small != large:
-        quantity = f"RR@10 at k' = {few}, k_train = {small[0]} − {large[0]}"
         both = {"unlearned": heard(small, large)}
-        claim("§5.3, Figure 6", SMALL, quantity, imputed(small, few) - imputed(large, few), **both)
-        quantity = f"RR@10 at k' = {many}, k_train = {large[0]} − {small[0]}"
-        claim("§5.3, Figure 6", LARGE, quantity, imputed(large, many) - imputed(small, many), **both)
+        for sentence, at, better, worse in ((SMALL, few, small, large), (LARGE, many, large, small)):
+            quantity = f"RR@10 at k' = {at}, k_train = {better[0]} − {worse[0]}"
+            claim("§5.3, Figure 6", sentence, quantity, imputed(better, at) - imputed(worse, at), **both)
         if ARGUMENTS in found.name.lower():
             quantity = f"nDCG@10 on {found.name}, k' = {many}, k_train = {small[0]} − {large[0]}"
             contrast = imputed(small, many, "nDCG@10") - imputed(large, many, "nDCG@10")
@@ -326,8 +302,7 @@ def describe(found: Found) -> tuple[dict[str, Section], dict[str, Figure]]:
             ],
         ),
     }
-    figures = {name: of.draw() for name, (_, of) in curves.items()}
-    return {name: section for name, section in sections.items() if section.rows}, figures
+    return sections, {name: of.draw() for name, (_, of) in curves.items()}
 
 
 def _examples(found: Found) -> Rows:

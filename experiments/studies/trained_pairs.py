@@ -9,44 +9,38 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from rich.console import Console
-from studies.model_runs import LEARNED, unlearned
-from studies.pages import Measured, some_queries
+from studies.model_runs import (
+    LEARNED,
+    Bench,
+    Job,
+    bind,
+    open_bench,
+    read_json,
+    run_jobs,
+    same_queries,
+    trained_once,
+    unlearned,
+)
+from studies.pages import Measured
 from studies.shared_settings import PairSettings
 
-from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm, load
-from paradigms.baselines.bm25 import BM25
-from paradigms.data import Collection, Problems, Run, Split
-from paradigms.data.within import learned_share, within_documents
+from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm
+from paradigms.data import Problems, Split
+from paradigms.data.within import learned_share
 from paradigms.encoder.backbone import packaged, pretrained
 from paradigms.evaluate import per_query
+from paradigms.evaluate.reranking import rerank
 from paradigms.generative.pairs import Pair, indexing_pairs, retrieval_pairs
-from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.small import small_t5
-from paradigms.index import ExactIndex
-from paradigms.io.files import write_json
-from paradigms.io.terminal import shown
-from paradigms.train.dev import candidates
-from paradigms.train.job import (
-    NEGATIVES_DEPTH,
-    begin,
-    content,
-    fit,
-    fit_pairs,
-    keep_settings,
-    open_collection,
-    training_pairs,
-    training_splits,
-)
-from paradigms.train.loop import TrainingSettings, training_seconds
+from paradigms.train.job import begin, content, fit, fit_pairs, keep_settings, training_pairs
+from paradigms.train.loop import TrainingSettings
 from paradigms.train.state import by_main
 
 TRAINING = (  # settings of the models; a folder of models that were trained otherwise is refused
@@ -54,44 +48,10 @@ TRAINING = (  # settings of the models; a folder of models that were trained oth
     *("width", "layers", "steps", "generative_steps", "batch_size", "learning_rate", "head_learning_rate"),
     *("passages", "passage_words", "query_length", "document_length", "span", "precision"),
 )
-FREE = ("systems", "seeds", "models", "output", "tracker")  # what may change within a results folder
 SAVE_EVERY = 500  # steps between checkpoints
 SECOND_RATE = 1e-4  # learning rate of the second backbone, which is a trained encoder, at most
 POOL = 100  # of BM25's documents: the candidates of `recalls`
 TEXT_RANK = 8  # of PAWA's matrices for a text vocabulary, whose size they multiply
-
-
-@dataclass(frozen=True)
-class Bench:
-    """A collection with its training queries, the test queries that are measured, and BM25."""
-
-    collection: Collection
-    train: Split
-    test: Split
-    bm25: BM25
-
-    def pool(self, depth: int) -> Run:
-        """BM25's first `depth` documents of each test query and the relevant ones, with BM25's scores."""
-        return candidates(self.bm25.search(self.test.queries, depth), self.test.judgements, depth)
-
-
-def open_bench(settings: PairSettings, console: Console) -> Bench:
-    subset = settings.documents or None if settings.collection == "pydocs" else None
-    collection = open_collection(settings.collection, subset, console)
-    if settings.division == "within":
-        try:
-            collection = within_documents(collection)
-        except ValueError as error:
-            raise SystemExit(f"{shown(error)}: choose --division unseen") from error
-        sizes = ", ".join(f"{len(split.queries):,} {name}" for name, split in collection.splits.items())
-        console.print(f"Queries divided within documents: {sizes}")
-    if "test" not in collection.splits:
-        raise SystemExit(f"{collection.name} has no split 'test'; it has {', '.join(collection.splits)}")
-    train, _ = training_splits(collection, seed=0)
-    if not train.queries:
-        raise SystemExit(f"{collection.name} has no training queries")
-    test = some_queries(collection.split("test"), settings.queries)
-    return Bench(collection, train, test, BM25.build(collection.corpus, collection.corpus.ids))
 
 
 # --- training ---------------------------------------------------------------------------------------
@@ -106,112 +66,54 @@ def trained(
     alone; or dsi, genre or seal with an encoding: -pawa, -place (place-specific digits without PAWA),
     -np-base or -np-async.
     """
-    folder = Path(settings.models) / f"seed-{seed}"
-    missing = not (folder / name / "checkpoint").is_dir()
-    accelerator.wait_for_everyone()  # before any process can finish it
-    if missing:
-        if name.startswith("dsi"):  # its identifiers are clusters of DPR's document vectors
+    kind, *variants = name.split("-")
+    folder, second, paired = Path(settings.models) / f"seed-{seed}", "second" in variants, "pairs" in variants
+
+    def make() -> Any:
+        if kind == "dsi":  # its identifiers are clusters of DPR's document vectors
             trained("dpr", seed, bench, settings, accelerator, console)
+        by_main(lambda: _small_t5(folder / "small-t5", seed, bench, settings), accelerator)
         console.print(f"{bench.collection.name}, seed {seed}: {name}")
-        backbone = settings.backbone
-        if backbone == "small":
-            backbone = str(folder / "small-t5")
-            by_main(lambda: _small_t5(backbone, seed, bench, settings), accelerator)
         torch.manual_seed(seed)
-        model = _fit(name, backbone, seed, bench, settings, accelerator, console)
-        if accelerator.is_main_process:
-            model.save_pretrained(folder / name / "checkpoint")
-            for file in (folder / name / "training" / "checkpoints").rglob("*.safetensors"):
-                file.unlink()  # of no use any more, three times the model; `cost` reads the rest
-        accelerator.wait_for_everyone()
-        accelerator.free_memory()
-    saved = load(folder / name / "checkpoint")
-    assert isinstance(saved, Paradigm | Generative)
-    return saved.to(accelerator.device).eval()
+        if kind in GENERATIVE:
+            return build(name, seed, bench, settings)
+        options: dict[str, Any] = {"pooling": "mean"} if name == "dpr" else {}  # S-T5's
+        lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
+        backbone = settings.second if second else backbone_of(settings, seed)
+        return PARADIGMS[kind](backbone, **options, **lengths)
+
+    def train(model: Any, training: Path) -> Any:
+        corpus = bench.collection.corpus
+        if isinstance(model, Generative):
+            problems, states = Problems(), Path(settings.models) / "states"
+            pairs = pairs_of(model, bench, settings, seed, problems)
+            for found in (model.identifiers.problems, problems):
+                if found:
+                    console.print(f"{name}: {found}")
+            given = training_settings(generative_steps(model, pairs, bench, settings), seed, settings)
+            return fit_pairs(model, corpus, pairs, given, training, accelerator, states=states)
+        changes: dict[str, Any] = {"in_batch": not paired}
+        if second:
+            changes["learning_rate"] = min(SECOND_RATE, settings.learning_rate)
+        given = training_settings(settings.steps, seed, settings, **changes)
+        runs, splits = (bench.mined if paired else {}, {}), (bench.train, Split({}, {}))
+        return fit(model, bench.collection, splits, runs, int(paired), 0, given, training, accelerator)
+
+    return trained_once(folder / name, seed, make, train, accelerator)
 
 
-def _small_t5(folder: str, seed: int, bench: Bench, settings: PairSettings) -> None:
-    if not Path(folder).is_dir():
+def backbone_of(settings: PairSettings, seed: int) -> str:
+    """Of the models of a seed, whose small T5 has weights of its own."""
+    small = Path(settings.models) / f"seed-{seed}" / "small-t5"
+    return str(small) if settings.backbone == "small" else settings.backbone
+
+
+def _small_t5(folder: Path, seed: int, bench: Bench, settings: PairSettings) -> None:
+    if settings.backbone == "small" and not folder.is_dir():
         texts = [*bench.collection.corpus, *bench.train.queries.values()]
         # Dropout costs a T5 that starts from random weights more steps than it saves from over-fitting.
         sizes = {name: getattr(settings, name) for name in ("vocabulary", "width", "layers")}
         small_t5(texts, folder, **sizes, dropout=0.0, seed=seed)
-
-
-def _fit(
-    name: str,
-    backbone: str,
-    seed: int,
-    bench: Bench,
-    settings: PairSettings,
-    accelerator: Accelerator,
-    console: Console,
-) -> Paradigm | Generative:
-    folder = Path(settings.models) / f"seed-{seed}" / name / "training"
-    kind, *variants = name.split("-")
-    if kind in PARADIGMS:
-        second, pairs = "second" in variants, "pairs" in variants
-        options: dict[str, Any] = {"pooling": "mean"} if name == "dpr" else {}  # S-T5's
-        lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
-        paradigm = PARADIGMS[kind](settings.second if second else backbone, **options, **lengths)
-        splits = bench.train, Split({}, {})
-        mined = bench.bm25.search(bench.train.queries, NEGATIVES_DEPTH) if pairs else {}
-        changes: dict[str, Any] = {"in_batch": not pairs}
-        if second:
-            changes["learning_rate"] = min(SECOND_RATE, settings.learning_rate)
-        return fit(
-            paradigm.to(accelerator.device),
-            bench.collection,
-            splits,
-            (mined, {}),
-            int(pairs),
-            0,
-            training_settings(settings.steps, seed, settings, **changes),
-            folder,
-            accelerator,
-        )
-    model = build(name, backbone, seed, bench, settings).to(accelerator.device)
-    problems = Problems()
-    pairs = pairs_of(model, bench, settings, seed, problems)
-    for found in (model.identifiers.problems, problems):
-        if found:
-            console.print(f"{name}: {found}")
-    training = training_settings(generative_steps(model, pairs, bench, settings), seed, settings)
-    states = Path(settings.models) / "states"
-    return fit_pairs(model, bench.collection.corpus, pairs, training, folder, accelerator, states=states)
-
-
-def watched(
-    name: str,
-    seed: int,
-    bench: Bench,
-    settings: PairSettings,
-    folder: Path,
-    look: Callable[[Generative], Any],
-    states: int,
-) -> list[tuple[int, Any]]:
-    """(step, look(model)) of a training of the seed's generative model: before it, and at so many states.
-
-    The states are evenly spaced, the last one at the end. On one process; the model must have been `trained`.
-    """
-    backbone, seen = settings.backbone, []
-    if backbone == "small":
-        backbone = str(Path(settings.models) / f"seed-{seed}" / "small-t5")
-    torch.manual_seed(seed)
-    accelerator = Accelerator()
-    model = build(name, backbone, seed, bench, settings).to(accelerator.device)
-    pairs = pairs_of(model, bench, settings, seed, Problems())
-    steps = generative_steps(model, pairs, bench, settings)
-    every = max(1, steps // states)
-
-    def dev(model: Generative) -> tuple[float, float]:
-        seen.append(look(model))
-        return 0.0, 0.0  # which chooses the last state
-
-    training = training_settings(every * states, seed, settings, evaluate_every=every, save_every=steps)
-    kept = Path(settings.models) / "states"
-    fit_pairs(model, bench.collection.corpus, pairs, training, folder, accelerator, dev=dev, states=kept)
-    return [(n * every, found) for n, found in enumerate(seen)]
 
 
 def training_settings(steps: int, seed: int, settings: PairSettings, **more: Any) -> TrainingSettings:
@@ -227,8 +129,9 @@ def generative_steps(model: Generative, pairs: Sequence[Pair], bench: Bench, set
     return settings.generative_steps
 
 
-def build(name: str, backbone: str, seed: int, bench: Bench, settings: PairSettings) -> Generative:
+def build(name: str, seed: int, bench: Bench, settings: PairSettings) -> Generative:
     """The generative model of this name, untrained."""
+    backbone = backbone_of(settings, seed)
     identifiers, _, encoding = name.partition("-")
     options: dict[str, Any] = {
         "query_length": settings.query_length,
@@ -275,12 +178,13 @@ def query_share(pairs: Sequence[Pair], bench: Bench) -> float:
 def cost(folder: Path) -> Measured:
     """Steps, seconds, and the loss at the first and last logged step of a training folder."""
     lines = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
-    losses = [line for line in map(json.loads, lines) if "loss" in line]
+    losses = [line["loss"] for line in map(json.loads, lines) if "loss" in line]
+    kept = read_json(folder / "kept.json")
     return {
-        "steps": losses[-1]["step"],
-        "seconds": training_seconds(folder),
-        "first loss": losses[0]["loss"],
-        "last loss": losses[-1]["loss"],
+        "steps": kept["step"],
+        "seconds": kept["seconds"],
+        "first loss": losses[0],
+        "last loss": losses[-1],
     }
 
 
@@ -290,7 +194,7 @@ def _width(backbone: str) -> int:
     return int(pretrained(AutoConfig, packaged(backbone)).hidden_size)
 
 
-# --- measuring and publishing -----------------------------------------------------------------------
+# --- measuring --------------------------------------------------------------------------------------
 
 
 def measure_all(
@@ -302,39 +206,29 @@ def measure_all(
 
     Each is kept as seed-N/TASK.json. All must be of the same queries, listed as "queries".
     """
-    folder = Path(settings.output)
     accelerator, console = begin(settings)
-    bench = open_bench(settings, console)
-    same: dict[str, Any] = {"fingerprint": bench.collection.fingerprint}
-    same |= content(backbone=settings.backbone, second=settings.second)
-    same |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
-    of_models = {name: getattr(settings, name) for name in TRAINING} | same
-    by_main(lambda: keep_settings(of_models, Path(settings.models), free=()), accelerator)
-    by_main(lambda: keep_settings(asdict(settings) | same, folder, free=FREE), accelerator)
-    files = {task: [folder / f"seed-{seed}" / f"{task}.json" for seed in settings.seeds] for task in tasks}
-    missing = [
-        (seed, task, file)
-        for task, of in files.items()
-        for seed, file in zip(settings.seeds, of, strict=True)
-        if not file.is_file()
-    ]
-    accelerator.wait_for_everyone()  # before any process can finish one
-    for seed, task, file in missing:
-        try:
-            models = [trained(name, seed, bench, settings, accelerator, console) for name in tasks[task]]
-            if accelerator.is_main_process:
-                console.print(f"{bench.collection.name}, seed {seed}: measuring {task}")
-                write_json(file, measure(task, seed, bench, models))
-        except (ValueError, OSError, KeyError, FloatingPointError) as error:
-            raise SystemExit(f"{bench.collection.name}, seed {seed}, {task}: {shown(error)}") from error
-        accelerator.wait_for_everyone()
-    by_main(lambda: shutil.rmtree(Path(settings.models) / "states", ignore_errors=True), accelerator)
-    found = {
-        task: [json.loads(file.read_text(encoding="utf-8")) for file in of] for task, of in files.items()
-    }
-    every = [seed["queries"] for of in found.values() for seed in of]
-    if any(queries != every[0] for queries in every):
-        raise SystemExit(f"{folder} was measured on different queries: choose another --output")
+    bench, models = open_bench(settings, console), Path(settings.models)
+    of_models = {name: getattr(settings, name) for name in TRAINING}
+    of_models |= content(backbone=settings.backbone, second=settings.second)
+    of_models |= {"fingerprint": bench.collection.fingerprint, "processes": accelerator.num_processes}
+    of_models |= {"precision": accelerator.mixed_precision}
+    by_main(lambda: keep_settings(of_models, models, free=()), accelerator)
+    bind(settings, accelerator, ("systems", "seeds", "models"), **of_models)
+
+    def job(task: str, seed: int) -> Job:
+        return Job(
+            f"{bench.collection.name}, seed {seed}, {task}",
+            Path(settings.output) / f"seed-{seed}" / f"{task}.json",
+            lambda: [trained(name, seed, bench, settings, accelerator, console) for name in tasks[task]],
+            lambda of: measure(task, seed, bench, of),
+        )
+
+    by_seed = [job(task, seed) for task in tasks for seed in settings.seeds]
+    results = run_jobs(by_seed, accelerator, console)
+    by_main(lambda: shutil.rmtree(models / "states", ignore_errors=True), accelerator)
+    same_queries(results)
+    count = len(settings.seeds)
+    found = {task: results[count * n : count * (n + 1)] for n, task in enumerate(tasks)}
     return bench, found, accelerator
 
 
@@ -343,25 +237,17 @@ def recalls(bench: Bench, **models: Paradigm | Generative) -> Measured:
 
     A model reranks BM25's first POOL documents and the relevant ones by the score that it is trained for.
     """
-    pool, corpus = bench.pool(POOL), bench.collection.corpus
-    ids = sorted({id for of in pool.values() for id in of})
-    runs = {"BM25": pool}
-    for name, model in models.items():
-        if isinstance(model, Generative):
-            runs[name] = GenerativeRetriever(model).rerank(bench.test.queries, pool)
-        else:
-            with tempfile.TemporaryDirectory() as folder:
-                texts = [corpus[corpus.position(id)] for id in ids]
-                index = ExactIndex.build(model, ids, texts, f"{folder}/index", precision="no")
-                runs[name] = index.rerank(model, bench.test.queries, pool)
-    found = {name: per_query(run, bench.test.judgements, ["R@10"]) for name, run in runs.items()}
-    return {"R@10": {name: float(of.values["R@10"].mean()) for name, of in found.items()}}
+    pool, queries = bench.pool(POOL), bench.test.queries
+    runs = {name: rerank(model, queries, bench.collection.corpus, pool) for name, model in models.items()}
+    found = {
+        name: per_query(run, bench.test.judgements, ["R@10"]).mean("R@10")
+        for name, run in {"BM25": pool, **runs}.items()
+    }
+    return {"R@10": found}
 
 
 def unlearned_models(seeds: Sequence[Measured]) -> list[str]:
     """The models of `recalls` whose mean over seeds is too far below BM25's to say anything."""
-    if any("R@10" not in seed for seed in seeds):
-        raise SystemExit("The results are of a version that did not measure R@10: choose another --output")
     means = {name: sum(seed["R@10"][name] for seed in seeds) for name in seeds[0]["R@10"]}
     return [name for name, mean in means.items() if unlearned({name: mean}, means["BM25"])]
 

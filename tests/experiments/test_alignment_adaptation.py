@@ -151,10 +151,10 @@ def test_values_are_bound_to_what_they_were_measured_on(
 
 
 def test_wrong_settings_are_named(collection: Path, tiny_bert: Path, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="unknown alignment k=3; there are k=1, k=2"):
+    with pytest.raises(SystemExit, match="trained_with: unknown k=3; there are k=1, k=2"):
         run(collection, tiny_bert, tmp_path / "a", trained_with='["k=3"]')
     for name in ("collections", "trained_with", "seeds"):
-        with pytest.raises(SystemExit, match=f"{name} must name at least one"):
+        with pytest.raises(SystemExit, match=f"{name} must be different, and at least one"):
             run(collection, tiny_bert, tmp_path / "a", **{name: "[]"})
     with pytest.raises(SystemExit, match="--checkpoint: "):
         run(collection, tiny_bert, tmp_path / "a", checkpoint=tmp_path)

@@ -25,15 +25,14 @@ from alignment_directions import (
 )
 from rich.console import Console
 from studies import trained_pairs
-from studies.pages import some_queries
-from studies.trained_pairs import Bench, open_bench, pairs_of, query_share
+from studies.model_runs import Bench, open_bench, some_queries
+from studies.trained_pairs import pairs_of, query_share
 
 from paradigms import Generative, Paradigm, load
 from paradigms.data import Problems
 from paradigms.evaluate import per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from paradigms.io.settings import from_command_line
-from paradigms.train import checkpoint
 from tests.tiny import WORDS
 
 SPAN = 4
@@ -166,7 +165,8 @@ def test_both_models_see_as_many_queries(
     # Ten spans for each of 27 training queries (three are held out), three passages of each document.
     assert share == pytest.approx(270 / (270 + 120))
     models = finished / "models/seed-0"
-    steps = {name: checkpoint.steps(models / name / "training")[-1] for name in ("colbert", "seal")}
+    kept = {name: models / name / "training" / "kept.json" for name in ("colbert", "seal")}
+    steps = {name: json.loads(file.read_text())["step"] for name, file in kept.items()}
     assert steps == {"colbert": 2, "seal": round(2 / share)}
 
 

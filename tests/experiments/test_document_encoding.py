@@ -20,14 +20,13 @@ from document_encoding import (
     STAGES,
     SYSTEMS,
     Settings,
-    claims_of_table_6,
-    claims_of_table_7,
-    claims_of_table_8,
+    claims,
     claims_of_the_search,
 )
 from rich.console import Console
 from studies import trained_pairs
-from studies.trained_pairs import Bench, build, open_bench, pairs_of, trained
+from studies.model_runs import Bench, open_bench
+from studies.trained_pairs import build, pairs_of, trained
 
 from paradigms import Generative, load
 from paradigms.data import Problems
@@ -122,7 +121,7 @@ def test_unknown_systems_are_named(given: tuple[Path, Path], tmp_path: Path) -> 
 
 
 def test_names_say_what_is_encoded(given: tuple[Path, Path], bench: Bench, own: Settings) -> None:
-    models = {name: build(name, str(given[1]), 0, bench, own) for name in ("dsi", *ENCODINGS)}
+    models = {name: build(name, 0, bench, own) for name in ("dsi", *ENCODINGS)}
     ranks = {name: model.settings.pawa_rank for name, model in models.items() if model.settings.pawa_rank}
     assert ranks == {"dsi-pawa": WIDTH, "genre-pawa": 8, "seal-pawa": 8}
     clustered = {n: m.settings.refresh for n, m in models.items() if m.settings.tokens == "clusters"}
@@ -140,7 +139,7 @@ def test_an_encoding_learns_searches_and_is_saved(
 ) -> None:
     """The loss falls; a search's score of a document is its rel in rerank mode; both survive the files."""
     torch.manual_seed(0)
-    model = build(name, str(given[1]), 0, bench, replace(own, generative_steps=30))
+    model = build(name, 0, bench, replace(own, generative_steps=30))
     pairs = pairs_of(model, bench, own, 0, Problems())
     objective = Likelihood(model, bench.collection.corpus, pairs)
 
@@ -180,14 +179,14 @@ def planted(**recalls: float) -> dict[str, dict[str, np.ndarray]]:
 
 
 def test_claims_are_those_of_the_paper() -> None:
-    found = claims_of_table_6(planted(BM25=0.9, T5_ColBERT=0.9, DSI_place=0.5, DSI_PAWA=0.9, GENRE=0.5))
+    found = claims(planted(BM25=0.9, T5_ColBERT=0.9, DSI_place=0.5, DSI_PAWA=0.9, GENRE=0.5))["table6"]
     assert [(c.quantity, c.printed) for c in found] == [
         ("R@1, DSI-PAWA − DSI-place", "+0.050"),
         ("R@10, DSI-PAWA − DSI-place", "+0.128"),
         ("R@1, DSI-PAWA − T5-ColBERT", "-0.009"),
         ("R@10, T5-ColBERT − DSI-PAWA", "+0.082"),
     ]
-    found = claims_of_table_8(planted(BM25=0.9, DPR=0.9, DSI=0.5, T5_SEAL=0.5))
+    found = claims(planted(BM25=0.9, DPR=0.9, DSI=0.5, T5_SEAL=0.5))["table8"]
     assert {(c.quantity, c.printed) for c in found} == {
         ("R@1, DPR − BM25", "≥ +0.107"),
         ("R@10, DPR − BM25", "≥ +0.082"),
@@ -202,19 +201,19 @@ def test_claims_are_those_of_the_paper() -> None:
 
 def test_verdicts_follow_the_numbers() -> None:
     def words(**recalls: float) -> list[str]:
-        return [v.word for v in judge(claims_of_table_6(planted(BM25=0.9, **recalls)))]
+        return [v.word for v in judge(claims(planted(BM25=0.9, **recalls))["table6"])]
 
     yes, no, open_ = REPRODUCED, CONTRADICTED, UNDECIDED
     assert words(T5_ColBERT=0.9, DSI_place=0.5, DSI_PAWA=0.9) == [yes, yes, yes, open_]
     assert words(T5_ColBERT=0.9, DSI_place=0.9, DSI_PAWA=0.5) == [no, no, no, yes]
-    found = judge(claims_of_table_6(planted(BM25=0.9, DSI_place=0.4, DSI_PAWA=0.9)))
+    found = judge(claims(planted(BM25=0.9, DSI_place=0.4, DSI_PAWA=0.9))["table6"])
     assert {(v.word, v.reason) for v in found} == {(open_, "DSI-place has not learned enough")}
 
 
 def test_pairs_and_searches_are_judged_by_their_margin() -> None:
     names = {"BM25": 0.9, "ColBERT": 0.6, "ColBERT, pairs": 0.9}
     values = planted(**names)
-    found = {c.quantity: v.word for v in judge(claims_of_table_7(values)) for c in [v.claim]}
+    found = {c.quantity: v.word for v in judge(claims(values)["table7"]) for c in [v.claim]}
     assert found == {f"{m}, ColBERT − ColBERT, pairs": CONTRADICTED for m in ("R@1", "R@10")}
     best, beams, greedy = (planted(BM25=0.9, DSI=share) for share in (0.9, 0.9, 0.6))
     del best["BM25"]

@@ -7,12 +7,10 @@ import fidelity
 import numpy as np
 import pytest
 import torch
-from studies import pages
 
 from paradigms.baselines import lexical_vectors
 from paradigms.core import Tokens
 from paradigms.data import load
-from paradigms.train import tracking
 from tests.experiments.test_random_projections import write_collection
 from theory.collection import Problem
 
@@ -101,54 +99,18 @@ def test_a_folder_without_a_model_ends_with_a_line(tmp_path):
 def test_run_writes_everything(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(fidelity, "open_model", lambda name: stub())
     settings = fidelity.Settings(
-        collection=str(folder), queries=10, samples=8, margin_bins=3, output=tmp_path / "out"
+        collection=str(folder), queries=10, samples=8, margin_bins=3, output=str(tmp_path / "out")
     )
     fidelity.main(settings)
-    assert {path.name for path in settings.output.iterdir()} == {
-        "results.json",
-        "report.html",
-        "agreement.png",
-    }
-    written = json.loads((settings.output / "results.json").read_text())
-    assert written["dimension"] == 2
-    assert len(written["claims"]) == 3
-    assert [row["r"] for row in written["recall"]] == [1, 10, 100]
-    with pytest.raises(SystemExit, match="samples = 1"):
+    rows = {n: json.loads((tmp_path / f"out/{n}.json").read_text()) for n in ("claims", "pairs", "recall")}
+    assert (len(rows["claims"]), len(rows["pairs"])) == (3, 3)
+    assert [row["r"] for row in rows["recall"]] == [1, 10, 100]
+    assert (tmp_path / "out/agreement.png").read_bytes().startswith(b"\x89PNG")
+    assert "stub, 2 dimensions" in (tmp_path / "out/report.html").read_text()
+    with pytest.raises(SystemExit, match="samples must be at least 2"):
         fidelity.Settings(samples=1)
     one = tmp_path / "one"
     one.mkdir()
     write_collection(one, documents=1)
     with pytest.raises(SystemExit, match="BM25 ranks no document below another"):
-        fidelity.main(fidelity.Settings(collection=str(one), output=tmp_path / "none"))
-
-
-def test_tracker_without_a_key_logs_offline(tmp_path, monkeypatch, capsys):
-    from matplotlib.figure import Figure
-
-    for name in ("WANDB_API_KEY", "WANDB_MODE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
-    Figure().savefig(tmp_path / "figure.png")
-    pages.track("wandb", "test", {"a": 1}, {"number": 0.5}, [tmp_path / "figure.png"], tmp_path / "out")
-    assert "logging offline" in capsys.readouterr().out
-    assert list((tmp_path / "out" / "wandb").glob("offline-run-*"))
-    pages.track("none", "test", {}, {}, [tmp_path / "absent.png"], tmp_path / "none")
-    assert not (tmp_path / "none").exists()
-
-
-def test_an_unreachable_server_means_offline(tmp_path, monkeypatch):
-    import wandb
-
-    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    monkeypatch.setenv("WANDB_MODE", "online")
-    asked, said = [], []
-
-    def begin(options):
-        asked.append(options.get("mode"))
-        if len(asked) == 1:
-            raise wandb.errors.CommError("no route")
-        return "run"
-
-    assert tracking.wandb_or_offline(begin, tmp_path, said.append) == "run"
-    assert asked == [None, "offline"]
-    assert "no route" in said[0]
+        fidelity.main(fidelity.Settings(collection=str(one), output=str(tmp_path / "none")))

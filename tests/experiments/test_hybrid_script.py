@@ -18,10 +18,10 @@ from studies.hybrid_claims import (
     MEASURES,
     RR,
     SPARSE,
+    Found,
     claims,
     describe,
     equal_time,
-    gather,
     hybrid_name,
     pays,
 )
@@ -191,8 +191,8 @@ def test_a_finished_run_is_not_repeated_and_other_settings_are_refused(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seeds": "[1,1]"}, "seeds must be different numbers"),
-        ({"rerank_depths": "[]"}, "rerank_depths must be different numbers, and at least one"),
+        ({"seeds": "[1,1]"}, "seeds must be different"),
+        ({"rerank_depths": "[]"}, "rerank_depths must be different, and at least one"),
         ({"probes": "[0]"}, "probes must be at least 1"),
         ({"repeats": 1}, "repeats must be at least 2"),
         ({"rerank_depths": "[11]"}, "reach 11, and 10 documents are retrieved"),
@@ -295,7 +295,7 @@ def planted(
 
 
 def verdicts(*seeds: dict[str, Any]) -> dict[str, str]:
-    return {verdict.claim.quantity: verdict.word for verdict in judge(claims(gather(seeds)))}
+    return {verdict.claim.quantity: verdict.word for verdict in judge(claims(Found(seeds)))}
 
 
 def test_claims_follow_the_numbers() -> None:
@@ -311,7 +311,7 @@ def test_claims_follow_the_numbers() -> None:
         f"RR@10, faiss, {ME} in 7.6 ms − {DE} in 8 ms": REPRODUCED,
     }
     assert {quantity: found[quantity] for quantity in expected} == expected
-    printed = {claim.quantity: claim.printed for claim in claims(gather([planted(0)]))}
+    printed = {claim.quantity: claim.printed for claim in claims(Found([planted(0)]))}
     assert printed[f"RR@10, {ME} − {DE}"] == "+0.032/+0.045"
     # Every system gains alike from reranking: no lead shrinks.
     leads = [f"RR@10, lead of {system} over BM25-bi, 2 − 20 reranked" for system in (ME, me)]
@@ -334,17 +334,17 @@ def test_an_index_slower_than_exact_search_is_no_claim() -> None:
     slow = planted(0)
     for point in slow["search"]:
         point["ms/query"] /= 5 if point["index"] == "exact" else 1  # 1.8, and 1 the fastest of faiss
-    found = gather([slow])
+    found = Found([slow])
     assert not pays(found, "faiss")
     assert not [claim for claim in claims(found) if "Figure 7" in claim.place]
-    assert "Figure 7 in faiss, which is hardly faster" in describe(found, 3)["claims"].text
+    assert "Figure 7 in faiss, which is hardly faster" in describe(found, 3)[0]["claims"].text
 
 
 def test_equal_time_is_chosen_by_times_alone() -> None:
-    de, me = equal_time(gather([planted(0)]), "faiss")
+    de, me = equal_time(Found([planted(0)]), "faiss")
     assert (de["probes"], me["probes"]) == (8, 4)
     slow = planted(0)
     for point in slow["search"]:
         point["ms/query"] *= 20 if point["system"] == ME else 1
-    de, me = equal_time(gather([slow]), "faiss")
+    de, me = equal_time(Found([slow]), "faiss")
     assert (de["probes"], me["probes"]) == (8, 1)

@@ -54,12 +54,6 @@ def test_pieces_become_words_again(family: str, checkpoints: dict[str, Path]) ->
     assert {labels[n] for n in range(len(labels)) if n not in places} <= {"[CLS]", "[SEP]", "</s>"}
 
 
-def test_punctuation_stands_where_it_belongs(paradigm: Paradigm) -> None:
-    text = "the sea's (and the birds' own), over."
-    found = interpret.words(paradigm, text, "query", paradigm.encode_queries([text]).mask[0, 0])
-    assert "".join(space + word.text for space, word in interpret.spaced(found)) == text
-
-
 def test_the_alignments_are_the_best_of_the_column(paradigm: Paradigm) -> None:
     pair = pair_of(paradigm, k=[1, 3], words=2)
     q, d = paradigm.encode_queries([QUERY]), paradigm.encode_documents([DOCUMENT])

@@ -11,7 +11,7 @@ import logit_relevance
 import numpy as np
 import pytest
 import torch
-from logit_relevance import LOGITS, MEASURE, SCORERS, claims, correlation, state
+from logit_relevance import LOGITS, MEASURE, SCORERS, claims, state
 from scipy.stats import spearmanr
 
 from paradigms.data import Split
@@ -64,11 +64,6 @@ def test_a_state_against_a_loop(seq2seq: dict[str, Path]) -> None:
         assert found[scorer] == pytest.approx([spearmanr(of["log_probability"], of[scorer]).statistic])
     for scorer in SCORERS:
         assert found[f"{MEASURE}, {scorer}"] == pytest.approx([1 / (1 + (of[scorer] > of[scorer][1]).sum())])
-
-
-def test_a_constant_is_correlated_with_nothing() -> None:
-    assert correlation(np.ones(3), np.arange(3.0)) == 0
-    assert correlation(np.arange(3.0), np.arange(3.0) ** 3) == pytest.approx(1)
 
 
 def test_verdicts_follow_the_numbers() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 from studies.attention_heads import Seen, best_name, seen
-from studies.trained_pairs import open_bench
+from studies.model_runs import open_bench
 
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from paradigms.generative.interaction import decompose

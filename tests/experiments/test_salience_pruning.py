@@ -147,10 +147,10 @@ def test_finished_models_are_kept_and_seeds_may_be_added(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"methods": '["soft"]'}, "unknown method soft; there are entropic"),
+        ({"methods": '["soft"]'}, "methods: unknown soft; there are entropic"),
         ({"collection": "nowhere"}, "no collection 'nowhere'"),
         ({"batch_size": 64}, "entropic, seed 0: a batch of 64"),
-        ({"seeds": "[]"}, "seeds must name at least one"),
+        ({"seeds": "[]"}, "seeds must be different, and at least one"),
         ({"eps": 0}, "eps must be above 0, got 0"),
     ],
 )

@@ -257,7 +257,7 @@ def test_dev_queries_choose_among_the_xtrs_of_colberts_batch() -> None:
     found = gather("scifact", results, [10, 100], 100, bm25)
     assert (found.colbert, found.xtrs, found.xtr) == ((None, 16), [(8, 16), (64, 16)], (8, 16))
     results[0]["queries"] = ["other"]
-    with pytest.raises(SystemExit, match="measured on different queries"):
+    with pytest.raises(SystemExit, match="of different queries"):
         gather("scifact", results, [10, 100], 100, bm25)
 
 
@@ -367,8 +367,8 @@ def test_what_is_finished_is_kept_and_more_may_be_added(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"k_train": "[]"}, "k_train must be different numbers, and at least one"),
-        ({"search_tokens": "[5, 5]"}, "search_tokens must be different numbers"),
+        ({"k_train": "[]"}, "k_train must be different, and at least one"),
+        ({"search_tokens": "[5, 5]"}, "search_tokens must be different"),
         ({"table_tokens": 0}, "table_tokens must be at least 1, got 0"),
         ({"batch_size": 64}, "ColBERT, batch of 64, seed 0: a batch of 64"),
         ({"collection": "nowhere"}, "no collection 'nowhere'"),

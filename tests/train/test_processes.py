@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import capacity
-import hybrid
 import pytest
-import token_retrieval
 import train
 from accelerate import Accelerator
+from rich.console import Console
 from studies import model_runs
-from studies.model_runs import Job
+from studies.model_runs import Job, run_jobs
 
 from paradigms.data import Collection, Corpus, Problems, Split
 from paradigms.train import job, teacher
@@ -85,44 +82,18 @@ def negatives_cannot_be_mined(accelerator: Accelerator, backbone: Path, folder: 
         )
 
 
-def capacity_cannot_measure(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
-    model = SimpleNamespace(to=lambda device: model)
-    settings = capacity.Settings(output=str(folder / "capacity"))
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("build", "fit"):
-            patch.setattr(capacity, name, lambda *given: model)
-        for name in ("temperature", "numbers_of"):
-            patch.setattr(capacity, name, lambda *given: 1)
-        patch.setattr(capacity, "measure", full_disk)
-        collection = SimpleNamespace(split=lambda name: None)
-        bench: Any = SimpleNamespace(length=30, collection=collection, mined=None)
-        run = (bench, 0, "DE-BERT", 2, settings, folder / "capacity", accelerator)
-        fails_for_both(lambda: capacity.run_system(*run), accelerator)
-
-
 def studies_cannot_save_or_measure(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
-    settings = token_retrieval.Settings(output=str(folder / "tokens"), backbone=str(backbone), tracker="none")
-    bench: Any = SimpleNamespace(collection=COLLECTION, train=None, mined=None, dev=None, dev_run=None)
+    """A study ends each process with its own word of it: it goes on after no error."""
     model: Any = SimpleNamespace(to=lambda device: model, eval=lambda: model, save_pretrained=full_disk)
-    job = Job("one", folder / "one", 0, lambda: model, full_disk, load=lambda checkpoint: model)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_runs, "fit", lambda *given: model)
-        fails_for_both(lambda: model_runs.run_job(job, bench, settings, accelerator), accelerator)
-        patch.setattr(model_runs.ExactIndex, "build", lambda *given, **how: None)
-        saved = replace(job, checkpoint=folder)
-        fails_for_both(lambda: model_runs.run_job(saved, bench, settings, accelerator), accelerator)
-
-
-def hybrid_cannot_measure(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
-    """Each process ends with its own word of it: the script goes on after no error."""
-    with pytest.MonkeyPatch.context() as patch:
-        bench = SimpleNamespace(collection=SimpleNamespace(name="none", fingerprint=""))
-        patch.setattr(hybrid, "open_bench", lambda *given: bench)
-        patch.setattr(hybrid, "begin", lambda settings: (accelerator, SimpleNamespace(print=print)))
-        patch.setattr(hybrid, "train_all", lambda *given: None)
-        patch.setattr(hybrid, "measure", full_disk)
+    for number, prepare in enumerate(
+        (
+            lambda: model_runs.trained_once(folder / "one", 0, lambda: model, lambda *_: model, accelerator),
+            lambda: model,
+        )
+    ):
+        job = Job("none, seed 0", folder / f"{number}.json", prepare, full_disk)
         with pytest.raises(SystemExit, match=r"none, seed 0: .*no space left"):
-            hybrid.main(hybrid.Settings(output=str(folder / "hybrid"), seeds=[0]))
+            run_jobs([job], accelerator, Console(quiet=True))
 
 
 CHECKS = (
@@ -130,9 +101,7 @@ CHECKS = (
     pairs_cannot_be_kept,
     small_models_cannot_be_made,
     negatives_cannot_be_mined,
-    capacity_cannot_measure,
     studies_cannot_save_or_measure,
-    hybrid_cannot_measure,
 )
 
 
