@@ -152,22 +152,6 @@ def log_pairwise_error(k: ArrayLike, margin: ArrayLike) -> Any:
     return checks.plain(result)
 
 
-def projected_margin(k: ArrayLike, margin: ArrayLike) -> Any:
-    """E μ(Aq, Ad1, Ad2): the margin that a pair of margin ε keeps on average under a Gaussian projection.
-
-    (2/k) (Γ((k+1)/2)/Γ(k/2))² ε ₂F₁(½, ½; k/2+1; ε²), since the rows give μ(Aq, Ad1, Ad2) the law of a sample
-    correlation of k pairs with known means (its mean: Hotelling 1953). Below ε, by about ε(1−ε²)/(2k). Its
-    sign is wrong with chance `pairwise_error`. `k` and `margin` broadcast.
-    """
-    k, margin = checks.dimensions(k), checks.margins(margin)
-    shrinkage = 2 / k * special.poch(k / 2, 0.5) ** 2
-    # From k = 20 on 64 terms of the series reach full precision; scipy's function can overflow there.
-    n, c, square = np.arange(64), np.maximum(k, 20)[..., None] / 2 + 1, margin[..., None] ** 2
-    series = 1 + np.cumprod((n + 0.5) ** 2 / ((c + n) * (n + 1)) * square, axis=-1).sum(-1)
-    small = special.hyp2f1(0.5, 0.5, np.minimum(k, 20) / 2 + 1, margin**2)
-    return checks.plain(shrinkage * margin * np.where(k < 20, small, series))
-
-
 def _exact_real(margin: Array, beta: Array) -> Array:
     margin, beta = np.broadcast_arrays(margin, beta)
     log_beta = np.log(beta)
@@ -263,21 +247,6 @@ def concentration(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> Any:
     q, delta = _query_and_difference(query, better, worse)
     q, delta = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, delta))
     return checks.plain(np.sum((q * delta) ** 2, axis=-1))
-
-
-def rademacher_error_normal(k: ArrayLike, margin: ArrayLike, kappa: ArrayLike) -> Any:
-    """P(error) ≈ Φ(−√k ε / √(1 + ε² − 2κ)) for a Rademacher projection: the central limit of ⟨Aq, Aδ⟩.
-
-    Each row contributes mean ε and variance 1 + ε² − 2κ, with κ = `concentration`; κ = 0 gives the Gaussian
-    variance. This is an approximation: for sparse vectors ⟨Aq, Aδ⟩ lies on a lattice, which it ignores. κ
-    must lie in [0, (1 + ε²)/2]; at the upper end the inner product is certain and the error 0.
-    """
-    k, margin, kappa = checks.dimensions(k), checks.margins(margin), np.asarray(kappa, dtype=np.float64)
-    variance = 1 + margin**2 - 2 * kappa
-    if not (np.all(kappa >= 0) and np.all(variance >= -1e-12)):
-        raise ValueError(f"kappa = {kappa}; allowed: from 0 to (1 + margin²)/2")
-    with np.errstate(divide="ignore"):
-        return checks.plain(special.ndtr(-np.sqrt(k / np.maximum(variance, 0)) * margin))
 
 
 def rademacher_error_two_sparse(k: ArrayLike, margin: ArrayLike, *, ties: bool = True) -> Any:
