@@ -8,7 +8,7 @@ from typing import NamedTuple
 from paradigms.encoder.text import Encoder, TextEncoder
 from paradigms.encoder.towers import TwoTowers
 
-COUNTED = 10_000  # documents; of more, as many at even distances
+COUNTED = 1_000  # documents; of more, as many at even distances
 BATCH = 1000  # texts in one call of the tokenizer
 
 

@@ -129,6 +129,7 @@ class LowerStates:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files: set[str] = set()
+        self._kept: set[str] = set()  # texts whose states are there, as `add` names them
         self._rows: dict[bytes, Tensor] = {}
         self.open()
 
@@ -141,23 +142,29 @@ class LowerStates:
         tokenize: Callable[[Sequence[str]], Batch],
         compute: Callable[[Batch], Tensor],
         *,
+        layout: str = "",
         process: int = 0,
         processes: int = 1,
         progress: bool = False,
     ) -> None:
         """Keep the states of the texts that are not there yet, of which this process computes its share.
 
-        Every process calls this, waits for the others, and then calls `open`. ValueError for states beyond
-        what float16 holds.
+        layout: how `tokenize` cuts and marks texts; those that were kept with it are not tokenised again. Every
+        process calls this, waits for the others, and then calls `open`. ValueError for states beyond what
+        float16 holds.
         """
         with progress_bar(progress and bool(texts)) as bar:
             starts = range(0, len(texts), SHARD)
             for number, start in enumerate(bar.track(starts, description="frozen layers")):
-                batch = tokenize(texts[start : start + SHARD])
+                some = texts[start : start + SHARD]
+                told = hashlib.sha256("\0".join([layout, *some]).encode("utf-8", "surrogatepass")).hexdigest()
+                if told in self._kept:
+                    continue
+                batch = tokenize(some)
                 new = {key: n for n, key in enumerate(keys(batch)) if key not in self._rows}
                 name = hashlib.sha256(b"".join(new)).hexdigest()[:16]
                 if new and number % processes == process and not self._whole(name):
-                    self._write(name, list(new), _computed(batch, list(new.values()), compute))
+                    self._write(name, list(new), _computed(batch, list(new.values()), compute), told)
 
     def open(self) -> None:
         """Read what has been written since."""
@@ -167,6 +174,7 @@ class LowerStates:
                 with safe_open(file, "pt") as found:
                     states, lengths = found.get_tensor("states"), found.get_tensor("lengths").tolist()
                     held = found.get_tensor("keys").numpy()
+                    self._kept.add(found.metadata()["texts"])
                 for key, rows in zip(held, states.split(lengths), strict=True):
                     self._rows[key.tobytes()] = rows
                 self._files.add(name)
@@ -202,7 +210,7 @@ class LowerStates:
             warnings.warn(f"{file} is damaged and is left out", RuntimeWarning, stacklevel=3)
         return right
 
-    def _write(self, name: str, held: list[bytes], rows: list[Tensor]) -> None:
+    def _write(self, name: str, held: list[bytes], rows: list[Tensor], told: str) -> None:
         with torch.autocast(rows[0].device.type, enabled=False):  # which refuses to join float16 on a CPU
             states = torch.cat(rows)
         tensors = {
@@ -216,7 +224,7 @@ class LowerStates:
                 "trained_layers to 0"
             )
         with atomic_folder(self.folder / name, None) as place:
-            save_file(tensors, place / "states.safetensors", {"sha256": _checksum(tensors)})
+            save_file(tensors, place / "states.safetensors", {"sha256": _checksum(tensors), "texts": told})
 
 
 def keys(batch: Batch) -> list[bytes]:

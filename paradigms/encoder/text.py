@@ -178,6 +178,12 @@ class TextEncoder(Encoder):
         at = int(around[:1] == [self.tokenizer.cls_token_id])
         return _Layout(length, prefix, ids, at)
 
+    def layout(self, side: Side) -> str:
+        """All of the settings by which a side's texts become token ids and attention."""
+        s = self.settings
+        augment = (s.query_augmentation, s.attend_augmentation) if side == "query" else ()
+        return repr((self._layouts[side], augment))
+
     def labels(self, text: str, side: Side) -> list[str]:
         if self._vectors(side) == "pooled":
             return ["[pooled]"]

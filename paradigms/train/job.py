@@ -207,7 +207,7 @@ def keep_states(
         with autocast(accelerator.device, accelerator.mixed_precision):
             store = tower.keep_states(folder)
             tokenize = partial(tower.tokenize, side=side)
-            _add(store, texts.get(side, ()), tokenize, tower.split.compute, accelerator)
+            _add(store, texts.get(side, ()), tokenize, tower.split.compute, accelerator, tower.layout(side))
 
 
 def _add(
@@ -216,10 +216,11 @@ def _add(
     tokenize: Callable[[Sequence[str]], Batch],
     compute: Callable[[Batch], torch.Tensor],
     accelerator: Accelerator,
+    layout: str = "",
 ) -> None:
     """Every process its share of the texts, and then all of them."""
     share = {"process": accelerator.process_index, "processes": accelerator.num_processes}
-    store.add(texts, tokenize, compute, **share, progress=accelerator.is_main_process)
+    store.add(texts, tokenize, compute, layout=layout, **share, progress=accelerator.is_main_process)
     accelerator.wait_for_everyone()
     store.open()
 

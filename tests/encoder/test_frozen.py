@@ -30,7 +30,7 @@ def vectors(encoder: TextEncoder, texts: list[str], side: Side = "document") -> 
 
 
 def keep(
-    encoder: TextEncoder, folder: Path, texts: list[str], side: Side = "document", **share: int
+    encoder: TextEncoder, folder: Path, texts: list[str], side: Side = "document", **share: Any
 ) -> LowerStates:
     assert encoder.split is not None
     store = encoder.keep_states(folder)
@@ -166,6 +166,23 @@ def test_other_weights_and_other_layers_have_states_of_their_own(tiny_bert, tmp_
             next(encoder.backbone.parameters()).data += 1
         assert len(encoder.keep_states(tmp_path)) == 0
         keep(encoder, tmp_path, TEXTS)
+
+
+def test_texts_that_are_kept_are_not_tokenised_again(tiny_bert, tmp_path):
+    encoder = build(tiny_bert)
+    encoder.freeze(1)
+    keep(encoder, tmp_path, TEXTS, layout=encoder.layout("document"))
+    asked = []
+
+    def tokenize(texts):
+        asked.extend(texts)
+        return encoder.tokenize(texts, "document")
+
+    again = LowerStates(encoder.keep_states(tmp_path).folder)
+    again.add(TEXTS, tokenize, encoder.split.compute, layout=encoder.layout("document"))
+    assert not asked
+    again.add(TEXTS, tokenize, encoder.split.compute, layout=encoder.layout("query"))
+    assert asked == TEXTS
 
 
 def test_what_cannot_be_split_or_kept_is_told(tiny_bert, tmp_path):
