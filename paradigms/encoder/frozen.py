@@ -129,7 +129,7 @@ class LowerStates:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files: set[str] = set()
-        self._kept: set[str] = set()  # texts whose states are there, as `add` names them
+        self._kept: set[bytes] = set()  # texts whose states are there, as `add` names them
         self._rows: dict[bytes, Tensor] = {}
         self.open()
 
@@ -149,15 +149,16 @@ class LowerStates:
     ) -> None:
         """Keep the states of the texts that are not there yet, of which this process computes its share.
 
-        layout: how `tokenize` cuts and marks texts; those that were kept with it are not tokenised again. Every
-        process calls this, waits for the others, and then calls `open`. ValueError for states beyond what
-        float16 holds.
+        layout: how `tokenize` cuts and marks texts; those that were kept with it are not tokenised again.
+        Every process calls this, waits for the others, and then calls `open`. ValueError for states beyond
+        what float16 holds.
         """
         with progress_bar(progress and bool(texts)) as bar:
             starts = range(0, len(texts), SHARD)
             for number, start in enumerate(bar.track(starts, description="frozen layers")):
                 some = texts[start : start + SHARD]
-                told = hashlib.sha256("\0".join([layout, *some]).encode("utf-8", "surrogatepass")).hexdigest()
+                asked = "\0".join([layout, *some]).encode("utf-8", "surrogatepass")
+                told = hashlib.sha256(asked).digest()
                 if told in self._kept:
                     continue
                 batch = tokenize(some)
@@ -174,7 +175,7 @@ class LowerStates:
                 with safe_open(file, "pt") as found:
                     states, lengths = found.get_tensor("states"), found.get_tensor("lengths").tolist()
                     held = found.get_tensor("keys").numpy()
-                    self._kept.add(found.metadata()["texts"])
+                    self._kept.add(found.get_tensor("texts").numpy().tobytes())
                 for key, rows in zip(held, states.split(lengths), strict=True):
                     self._rows[key.tobytes()] = rows
                 self._files.add(name)
@@ -210,13 +211,14 @@ class LowerStates:
             warnings.warn(f"{file} is damaged and is left out", RuntimeWarning, stacklevel=3)
         return right
 
-    def _write(self, name: str, held: list[bytes], rows: list[Tensor], told: str) -> None:
+    def _write(self, name: str, held: list[bytes], rows: list[Tensor], texts: bytes) -> None:
         with torch.autocast(rows[0].device.type, enabled=False):  # which refuses to join float16 on a CPU
             states = torch.cat(rows)
         tensors = {
             "states": states,
             "lengths": torch.tensor([len(row) for row in rows]),
             "keys": torch.frombuffer(bytearray(b"".join(held)), dtype=torch.uint8).view(len(held), -1),
+            "texts": torch.frombuffer(bytearray(texts), dtype=torch.uint8),
         }
         if not tensors["states"].isfinite().all():
             raise ValueError(
@@ -224,7 +226,7 @@ class LowerStates:
                 "trained_layers to 0"
             )
         with atomic_folder(self.folder / name, None) as place:
-            save_file(tensors, place / "states.safetensors", {"sha256": _checksum(tensors), "texts": told})
+            save_file(tensors, place / "states.safetensors", {"sha256": _checksum(tensors)})
 
 
 def keys(batch: Batch) -> list[bytes]:
