@@ -3,14 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from paradigms.relax import entropic_topk, hard_topk, token_budget
 from theory import entropic
-
-sixty = settings(max_examples=60)
 
 
 def double(values) -> torch.Tensor:

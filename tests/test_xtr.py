@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -18,7 +18,6 @@ from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.train.losses import contrastive
 from theory import token_retrieval as theory
 
-sixty = settings(max_examples=60)
 float64 = torch.float64
 
 
