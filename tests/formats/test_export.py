@@ -97,6 +97,7 @@ def results(tiny_bert, tmp_path):
 def test_the_card_tells_data_settings_and_measures(results):
     model = paradigms.load(results / "colbert" / "checkpoint")
     assert results_of(results / "colbert" / "checkpoint") == results
+    assert results_of(results / "offline") is None  # a name, whatever lies beside
     card = model_card(model, results)
     for told in ("pydocs: its training", "| steps | 30 |", '| torch | "2.0" |', "| system | nDCG@10 |"):
         assert told in card
