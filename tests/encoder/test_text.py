@@ -84,6 +84,13 @@ def test_pooling(checkpoints, family, pooling):
             close(queries.vectors[x - 1, 0, 0], expected)
 
 
+def test_first_vectors_and_their_mask(tiny_bert):
+    tokens = encode(encoder(tiny_bert, document_vectors="first", first=4, dim=None, normalize=False), TEXTS)
+    assert tokens.mask[0].tolist() == [[True] * 4, [True] * 3 + [False], [True] * 4]
+    close(tokens.vectors[0, 0], hidden(tiny_bert, LONG)[:4])
+    assert encode(encoder(tiny_bert, document_vectors="first", first=99), ["fox"]).mask.shape == (1, 1, 3)
+
+
 def test_projection_and_normalisation(tiny_bert):
     model = encoder(tiny_bert, dim=8)
     projected = hidden(tiny_bert, "fox") @ model.projection.weight.T
