@@ -72,6 +72,11 @@ def test_it_learns_with_an_alignment_and_keeps_it(tiny_bert, tmp_path, align, kn
     trained.save_pretrained(tmp_path / "checkpoint")
     saved = Paradigm.from_pretrained(tmp_path / "checkpoint")
     assert (saved.recipe.align, saved.recipe.align_knobs) == (align, knobs)
+    settings = {"salience": "relu", "salience_sides": "document", "salience_l1": 0.25}
+    build(tiny_bert, **settings).save_pretrained(tmp_path / "checkpoint")
+    assert (
+        settings.items() <= vars(Paradigm.from_pretrained(tmp_path / "checkpoint").encoder.settings).items()
+    )
 
 
 @EVERY
@@ -80,7 +85,6 @@ def test_salience_is_the_gated_score(tiny_bert, variant):
     scatter_heads(paradigm)
     for side, ratio in zip(SIDES, (0.5, 0.3), strict=True):
         tokens = paradigm.encode([CORPUS[0], "bird", "the queen"], side)
-        assert tokens.salience is not None
         with torch.no_grad():
             scores = paradigm.encoder.salience_heads[side](tokens.vectors)[..., 0].relu()
         budget = token_budget(ratio, tokens.mask)
@@ -106,22 +110,18 @@ def test_one_side_may_do_without(tiny_bert, variant, sides):
     scatter_heads(paradigm)
     _, gradients = batch_gradients(paradigm)
     assert all(g is not None and g.isfinite().all() for g in gradients.values())
-    for side in weighing:
-        weight = gradients[f"encoder.salience_heads.{side}.weight"]
-        assert weight is not None
-        assert weight.abs().max() > 0
+    assert all(gradients[f"encoder.salience_heads.{side}.weight"].any() for side in weighing)
 
 
 @EVERY
 def test_training_starts_from_the_unweighted_alignment(tiny_bert, variant):
     """Equal scores are treated equally by every gate: rel is that without salience."""
-    weighted, plain = (build(tiny_bert, **settings) for settings in (variant, {"salience": "none"}))
-    documents, queries = (
-        weighted.encode_documents(list(CORPUS)),
-        weighted.encode_queries(["the sea", "a bird"]),
-    )
-    bare = plain.encode_documents(list(CORPUS)), plain.encode_queries(["the sea", "a bird"])
-    torch.testing.assert_close(weighted.score(documents, queries), plain.score(*bare), rtol=1e-4, atol=1e-5)
+    scores = []
+    for settings in (variant, {"salience": "none"}):
+        paradigm = build(tiny_bert, **settings)
+        documents, queries = paradigm.encode_documents(list(CORPUS)), paradigm.encode_queries(["a bird"])
+        scores.append(paradigm.score(documents, queries))
+    torch.testing.assert_close(*scores, rtol=1e-4, atol=1e-5)
 
 
 @EVERY
@@ -147,22 +147,12 @@ def test_texts_without_salience_train_and_search(tiny_bert, tmp_path, variant, a
     loss, gradients = batch_gradients(paradigm)
     assert torch.tensor(loss).isfinite()
     assert all(g is not None and g.isfinite().all() for g in gradients.values())
-    if silent in heads:
-        weight = gradients[f"encoder.salience_heads.{silent}.weight"]
-        assert weight is not None
-        assert not weight.any()
+    assert silent not in heads or not gradients[f"encoder.salience_heads.{silent}.weight"].any()
     index = ExactIndex.build(paradigm, CORPUS.ids, CORPUS, tmp_path / "index")
     found = index.search(paradigm, {"q": "the sea"}, 16)["q"]
     scores = paradigm.score(index.tokens_of(CORPUS.ids), paradigm.encode_queries(["the sea"]))[0].tolist()
     assert found == pytest.approx(dict(zip(CORPUS.ids, scores, strict=True)), abs=1e-5)
     assert {d for d, score in found.items() if score == 0} >= set(dead)
-
-
-def test_settings_of_salience_are_kept(tiny_bert, tmp_path):
-    settings: dict[str, Any] = {"salience": "relu", "salience_sides": "document", "salience_l1": 0.25}
-    build(tiny_bert, **settings).save_pretrained(tmp_path / "checkpoint")
-    kept = vars(Paradigm.from_pretrained(tmp_path / "checkpoint").encoder.settings)
-    assert settings.items() <= kept.items()
 
 
 def test_the_l1_term_is_the_mean_salience_of_texts_of_any_length(tiny_bert):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -18,7 +18,6 @@ from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.train.losses import contrastive
 from theory import token_retrieval as theory
 
-sixty = settings(max_examples=60)
 float64 = torch.float64
 
 
@@ -183,7 +182,6 @@ def test_gradients_are_appendix_a_and_their_mass_knows_no_normaliser(seed, k, te
     ):
         D, Q = similarities(P, 5)
         in_batch_loss(D, Q, cut, torch.tensor([2]), temperature).backward()
-        assert D.grad is not None
         found = D.grad.reshape(20, 3).T.numpy()
         np.testing.assert_allclose(found, expected, atol=1e-12)
     f = theory.xtr_scores(P.numpy(), owners, k)

@@ -143,7 +143,6 @@ ERRORS = {
     "index notes --model {colbert} --output notes": "is no index",
     "index notes --model {dsi}": "search takes its folder",
     "index notes --model {cross_attention}": "rerank takes it",
-    "index notes --document-model {dpr}": "give --model too",
     "index void --model {dpr}": "void holds no document",
     "search {dsi} --split test": "here none was",
     "explain notes.index fish --document x": "no document 'x'",
@@ -436,6 +435,7 @@ def test_two_towers_are_named_at_the_terminal(source, tmp_path, capsys):
     assert load("own").description()["query_tower"]
     swapped = ["--model", passages, "--document-model", questions]
     assert "other model (" in refused("index", "notes", *swapped)
+    assert "give --model too" in refused("index", "notes", "--document-model", passages)
 
 
 def test_what_may_be_xtr_is_told_at_the_terminal(source, tmp_path):

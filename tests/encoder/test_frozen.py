@@ -19,9 +19,7 @@ HALF = 2e-3  # what rounding states to float16 may change of a vector of length 
 
 def build(backbone: Path, name: str = "colbert", **settings: Any) -> TextEncoder:
     torch.manual_seed(0)
-    encoder = PARADIGMS[name](backbone, **settings).encoder
-    assert isinstance(encoder, TextEncoder)
-    return encoder
+    return PARADIGMS[name](backbone, **settings).encoder
 
 
 def vectors(encoder: TextEncoder, texts: list[str], side: Side = "document") -> Tensor:
@@ -32,7 +30,6 @@ def vectors(encoder: TextEncoder, texts: list[str], side: Side = "document") -> 
 def keep(
     encoder: TextEncoder, folder: Path, texts: list[str], side: Side = "document", **share: Any
 ) -> LowerStates:
-    assert encoder.split is not None
     store = encoder.keep_states(folder)
     store.add(texts, lambda some: encoder.tokenize(some, side), encoder.split.compute, **share)
     store.open()
@@ -78,7 +75,6 @@ def test_values_and_gradients_are_those_of_the_whole_backbone_with_frozen_layers
 def test_lower_layers_have_no_dropout_and_upper_ones_do(tiny_bert):
     encoder = build(tiny_bert).train()
     encoder.freeze(1)
-    assert encoder.split is not None
     batch = encoder.tokenize(TEXTS, "document")
     assert torch.equal(encoder.split.lower(batch), encoder.split.lower(batch))
     assert not torch.equal(vectors(encoder, TEXTS), vectors(encoder, TEXTS))
@@ -112,7 +108,6 @@ def test_what_paradigms_tokenise_alike_is_kept_once(tiny_bert, tmp_path, monkeyp
     for encoder in (colbert, dpr, marked):
         encoder.freeze(1)
     keep(colbert, tmp_path, TEXTS + TEXTS)
-    assert dpr.split is not None
     assert len(keep(dpr, tmp_path, TEXTS)) == len(TEXTS)
     assert len(keep(marked, tmp_path, TEXTS)) == 2 * len(TEXTS)
     monkeypatch.setattr(dpr.split, "compute", lambda _: pytest.fail("was kept"))
@@ -195,7 +190,6 @@ def test_what_cannot_be_split_or_kept_is_told(tiny_bert, tmp_path):
         encoder.freeze(3)
     encoder.freeze(1)  # what failed in between has left nothing half done
     assert [name for name, p in encoder.named_parameters() if p.requires_grad] == trained
-    assert encoder.split is not None
     store = LowerStates(tmp_path / "x")
     with pytest.raises(ValueError, match="beyond those of float16"):
         store.add(

@@ -84,6 +84,13 @@ def test_pooling(checkpoints, family, pooling):
             close(queries.vectors[x - 1, 0, 0], expected)
 
 
+def test_first_vectors_and_their_mask(tiny_bert):
+    tokens = encode(encoder(tiny_bert, document_vectors="first", first=4, dim=None, normalize=False), TEXTS)
+    assert tokens.mask[0].tolist() == [[True] * 4, [True] * 3 + [False], [True] * 4]
+    close(tokens.vectors[0, 0], hidden(tiny_bert, LONG)[:4])
+    assert encode(encoder(tiny_bert, document_vectors="first", first=99), ["fox"]).mask.shape == (1, 1, 3)
+
+
 def test_projection_and_normalisation(tiny_bert):
     model = encoder(tiny_bert, dim=8)
     projected = hidden(tiny_bert, "fox") @ model.projection.weight.T
@@ -124,53 +131,24 @@ def test_every_trainable_parameter_gets_a_gradient(checkpoints, name, family):
     assert all(torch.isfinite(p.grad).all() for p in paradigm.parameters() if p.grad is not None)
 
 
-MASKED = {"query_augmentation": True, "query_length": 6}
-SHORT = {"query_length": 6, "query_marker": "[unused0]"}
-PREFIX = {"document_length": 6, "document_marker": "ask: "}
+MASKED, BARE = {"query_augmentation": True, "query_length": 6}, {"special_tokens": False}
+UNUSED, PREFIX = {"query_marker": "[unused0]"}, {"query_marker": "ask: "}
+SHORT, SKIP = {"query_length": 6}, {"skip": ",:"}
 COUNTED = [
-    ("bert", {"query_marker": "[unused0]"}, "query", "the fox", "[CLS] [unused0] the fox [SEP]"),
-    ("bert", {"query_marker": "ask: "}, "query", "the fox", "[CLS] ask : the fox [SEP]"),  # a prefix
+    ("bert", UNUSED, "query", "the fox", "[CLS] [unused0] the fox [SEP]"),
+    ("bert", PREFIX, "query", "the fox", "[CLS] ask : the fox [SEP]"),
     ("t5", {"document_marker": "▁fire"}, "document", "the fox", "▁fire ▁the ▁fox </s>"),  # where no [CLS] is
-    ("bert", {"query_length": 6}, "query", LONG, "[CLS] the quick brown fox [SEP]"),
-    (
-        "bert",
-        {"query_length": 6, "query_marker": "[unused0]"},
-        "query",
-        LONG,
-        "[CLS] [unused0] the quick brown [SEP]",
-    ),
-    (
-        "bert",
-        {"document_length": 6, "document_marker": "ask: "},
-        "document",
-        LONG,
-        "[CLS] ask : the quick [SEP]",
-    ),
-    (
-        "bert",
-        {"query_augmentation": True, "query_length": 6},
-        "query",
-        "the fox",
-        "[CLS] the fox [SEP] [MASK] [MASK]",
-    ),
-    (
-        "bert",
-        {"query_augmentation": True, "query_length": 6},
-        "query",
-        LONG,
-        "[CLS] the quick brown fox [SEP]",
-    ),
+    ("bert", SHORT, "query", LONG, "[CLS] the quick brown fox [SEP]"),
+    ("bert", SHORT | UNUSED, "query", LONG, "[CLS] [unused0] the quick brown [SEP]"),
+    ("bert", SHORT | PREFIX, "query", LONG, "[CLS] ask : the quick [SEP]"),
+    ("bert", {"document_length": 5}, "document", LONG, "[CLS] the quick brown [SEP]"),
+    ("bert", MASKED, "query", "the fox", "[CLS] the fox [SEP] [MASK] [MASK]"),
+    ("bert", MASKED, "query", LONG, "[CLS] the quick brown fox [SEP]"),
     ("bert", MASKED, "document", "fox", "[CLS] fox [SEP]"),
-    (
-        "bert",
-        {"special_tokens": False, "query_augmentation": True, "query_length": 6},
-        "query",
-        "fox",
-        "fox [MASK] [MASK] [MASK]",
-    ),
-    ("bert", {"special_tokens": False, "document_marker": "[unused1]"}, "document", "the 中", "the [UNK]"),
-    ("bert", {"skip": ",:"}, "document", "fox, dog: cat.", "[CLS] fox dog cat . [SEP]"),
-    ("bert", {"skip": ",:"}, "query", "fox, dog: cat.", "[CLS] fox , dog : cat . [SEP]"),
+    ("bert", MASKED | BARE, "query", "fox", "fox [MASK] [MASK] [MASK]"),
+    ("bert", BARE | {"document_marker": "[unused1]"}, "document", "the 中", "the [UNK]"),
+    ("bert", SKIP, "document", "fox, dog: cat.", "[CLS] fox dog cat . [SEP]"),
+    ("bert", SKIP, "query", "fox, dog: cat.", "[CLS] fox , dog : cat . [SEP]"),
     ("t5", {"skip": "(),"}, "document", "the (fox), dog", "▁the f o x ▁dog </s>"),  # of which ▁( is one token
 ]
 

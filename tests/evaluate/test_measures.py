@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from paradigms.data import Split
 from paradigms.evaluate import (
     MEASURES,
     PerQuery,
@@ -19,7 +18,6 @@ from paradigms.evaluate import (
     bootstrap_intervals,
     compare,
     csv_table,
-    cutoff_curve,
     holm,
     markdown_table,
     paired_test,
@@ -95,13 +93,6 @@ def test_queries_without_results_and_negative_grades_are_measured():
     assert results.missing == 0
     np.testing.assert_allclose(results.values["RR@10"], [1 / 3, 0])
     np.testing.assert_allclose(results.values["nDCG@10"], [1 / 2, 0])
-
-
-def test_a_curve_by_cutoff_is_the_mean_recall():
-    split = Split(dict.fromkeys(JUDGEMENTS, "text"), JUDGEMENTS)
-    assert cutoff_curve(RUN, split, cutoffs=[1, 2, 4, 11]) == pytest.approx(
-        {1: 0, 2: 1 / 6, 4: 1 / 3, 11: 2 / 3}
-    )
 
 
 def test_bootstrap_agrees_with_scipy():

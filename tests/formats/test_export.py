@@ -97,6 +97,7 @@ def results(tiny_bert, tmp_path):
 def test_the_card_tells_data_settings_and_measures(results):
     model = paradigms.load(results / "colbert" / "checkpoint")
     assert results_of(results / "colbert" / "checkpoint") == results
+    assert results_of(results / "offline") is None  # a name, whatever lies beside
     card = model_card(model, results)
     for told in ("pydocs: its training", "| steps | 30 |", '| torch | "2.0" |', "| system | nDCG@10 |"):
         assert told in card
@@ -123,37 +124,9 @@ def test_a_card_is_a_table_and_tells_no_paths_of_this_machine(results):
     assert table[0].replace("\\|", "").count("|") == 3
 
 
-def test_a_layout_brings_its_card(results, tmp_path):
-    """sentence-transformers' has one, ours has none, and that which is given is written."""
-    model = paradigms.load(results / "colbert" / "checkpoint")
-    for n, (layout, card, told) in enumerate(
-        [(LAYOUT, None, "# colbert"), (LAYOUT, "mine", "mine"), ("paradigms", "own", "own")]
-    ):
-        model.save_pretrained(tmp_path / str(n), layout, card)
-        assert told in (tmp_path / str(n) / "README.md").read_text()
-    model.save_pretrained(tmp_path / "bare", LAYOUT, "")
-    model.save_pretrained(tmp_path / "ours")
-    assert not list(tmp_path.glob("[bo]*/README.md"))
-
-
 @pytest.fixture
 def model(tiny_bert):
     return paradigms.PARADIGMS["dpr"](tiny_bert, **LENGTHS)
-
-
-@pytest.mark.parametrize("layout", ["paradigms", LAYOUT])
-def test_no_folder_but_that_of_a_model_is_replaced(model, tmp_path, layout):
-    full, file = tmp_path / "full", tmp_path / "file"
-    full.mkdir()
-    (full / "thesis.tex").write_text("mine")
-    file.write_text("mine")
-    with pytest.raises(FileExistsError, match=r"full would be replaced.*it holds thesis\.tex"):
-        model.save_pretrained(full, layout)
-    with pytest.raises(FileExistsError, match="file is a file"):
-        model.save_pretrained(file, layout)
-    assert (full / "thesis.tex").read_text() == file.read_text() == "mine"
-    (tmp_path / "empty").mkdir()
-    model.save_pretrained(tmp_path / "empty", layout)
 
 
 def test_a_model_is_replaced_in_its_own_layout_alone(model, tiny_bert, tmp_path):
@@ -178,6 +151,8 @@ def test_what_else_lies_in_a_model_is_not_lost(model, tmp_path, layout, other):
     with pytest.raises(FileExistsError, match=f"own would be replaced.*it holds {other.split('/')[0]}"):
         model.save_pretrained(tmp_path / "own", layout)
     assert kept.read_text() == "mine"
+    with pytest.raises(FileExistsError, match="is a file"):
+        model.save_pretrained(kept, layout)
 
 
 @pytest.fixture

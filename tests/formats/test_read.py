@@ -28,7 +28,6 @@ from tests.tiny import WIDTH, write_checkpoint
 
 QUERIES = ["the fish in the sea", "fire, and warm wood?"]
 DOCUMENTS = ["the fish, is (in) the sea. and more words", "cold snow", "fire in a house! a home; fox"]
-TRANSFORMERS = "sentence_transformers.base.modules.transformer.Transformer"
 IDENTITY, TANH = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Tanh"
 
 

@@ -106,25 +106,6 @@ def test_a_vector_that_is_a_centroid_comes_back_exactly():
         assert torch.equal(decoded(codec, vectors), vectors)
 
 
-@pytest.mark.parametrize("bits", BITS)
-def test_decoding_is_the_formula(bits):
-    """x̂ = c + s · σ ⊙ (z − (2^b − 1) / 2), one token and one dimension at a time."""
-    vectors = normal(30, 20)
-    codec = Codec.fit(vectors, 3, bits, seed=0)
-    coded, width = codec.encode(vectors), padded_width(20, bits)
-    found = codec.decode(**coded)
-    assert found.shape == (30, width)
-    bytes_ = width * bits // 8
-    for t in range(30):
-        c = codec.packed[coded["centroids"][t]] * codec.units[coded["centroids"][t]]
-        level = int(coded["scales"][t])
-        s = STEPS[bits] * 2 ** ((level - codes.UNIT) / codes.MANTISSA) if level else 0.0
-        for h in range(20):
-            z = int(coded["codes"][t, h % bytes_]) >> (h // bytes_ * bits) & (1 << bits) - 1
-            expected = c[h] + s * codec.spread[h] * (z - (2**bits - 1) / 2)
-            assert float(found[t, h]) == pytest.approx(expected, rel=1e-5, abs=1e-6)
-
-
 def test_the_nearest_centroid_is_the_nearest(monkeypatch):
     vectors, random = normal(200, 32), np.random.default_rng(0)
     packed = random.integers(-127, 128, (9, 32)).astype(np.int8)

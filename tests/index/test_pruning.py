@@ -40,7 +40,6 @@ def build(backbone: Path, align: str = "top_k", knobs: dict | None = None, **set
 
 def by_hand(tokens: Tokens, ratio: float) -> Tokens:
     """The same text with only its first ⌈ratio · length⌉ tokens counting, ranked by salience and position."""
-    assert tokens.salience is not None
     mask = torch.zeros_like(tokens.mask)
     for x, n in np.ndindex(*mask.shape[:2]):
         real = tokens.mask[x, n].nonzero()[:, 0].tolist()

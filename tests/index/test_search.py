@@ -27,7 +27,6 @@ TEXTS = [
 ]
 IDS = ["d3", "d1", "d7", "d0", "d2", "d5", "d6", "d4"]
 QUERIES = {"q2": "bird over the sea", "q0": "", "q1": "what does the lion read on winter evenings in town"}
-Made = dict[str, tuple[Paradigm, ExactIndex]]
 SMALL = {"query_length": 16, "document_length": 32}
 OPTIONS: dict[str, dict] = {"xtr": {"search_tokens": 12, "k_train": 8}, "aligner": {"align_knobs": {"k": 2}}}
 

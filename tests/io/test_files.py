@@ -162,7 +162,6 @@ def test_a_killed_writer_loses_nothing_and_the_next_one_clears_up(tmp_path):
 def test_a_living_writer_is_not_cleared_up_and_the_last_to_end_wins(tmp_path):
     path = tmp_path / "folder"
     process = writer(path, "waiting")
-    assert process.stdout is not None
     assert process.stdout.readline() == "waiting\n"
     fill(path, "quick")
     assert (path / "content").read_text() == "quick"
