@@ -1,7 +1,5 @@
 """What the tests of the scripts share: a small collection, and a script run as from a terminal."""
 
-from __future__ import annotations
-
 import json
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,5 @@
 """experiments/logit_relevance.py end to end on a tiny T5, its numbers against a loop, planted claims."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

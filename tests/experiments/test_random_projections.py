@@ -107,12 +107,7 @@ def test_a_dimension_has_an_interval_over_queries():
 
 def test_run_writes_everything(folder, tmp_path, capsys):
     settings = random_projections.Settings(
-        collection=str(folder),
-        queries=40,
-        rank=5,
-        length_bins=2,
-        samples=32,
-        output=str(tmp_path / "out"),
+        collection=str(folder), queries=40, rank=5, length_bins=2, samples=32, output=str(tmp_path / "out")
     )
     random_projections.main(settings)
     results = {n: json.loads((tmp_path / f"out/{n}.json").read_text()) for n in ("claims", "figure3", "idf")}

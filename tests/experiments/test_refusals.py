@@ -1,7 +1,5 @@
 """Settings that a script cannot run end with one line that names them."""
 
-from __future__ import annotations
-
 import re
 from importlib import import_module
 from pathlib import Path
@@ -14,17 +12,14 @@ HERE = Path(__file__).parent  # a folder without a checkpoint
 # script -> flags, what the line says
 REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
     "alignment_adaptation": [
-        ({"trained_with": '["k=3"]'}, "unknown alignment k=3; there are k=1, k=2"),
-        ({"collections": "[]"}, "collections must name at least one"),
+        ({"trained_with": '["k=3"]'}, "trained_with: unknown k=3; there are k=1, k=2"),
+        ({"collections": "[]"}, "collections must be different, and at least one"),
+        ({"seeds": "[1, 1]"}, "seeds must be different"),
         ({"checkpoint": HERE}, "--checkpoint: "),
     ],
-    "alignment_directions": [
-        ({"seeds": "[1,1]"}, "seeds must be different"),
-        ({"passages": 0}, "passages must be at least 1"),
-    ],
     "capacity": [
-        ({"systems": '["DE-BERT-x"]'}, "unknown system DE-BERT-x; there are DE-BERT-k"),
-        ({"hybrids": '["CROSS-ATTENTION"]'}, "no hybrid of CROSS-ATTENTION"),
+        ({"systems": '["DE-BERT-x"]'}, "systems: unknown DE-BERT-x; there are DE-BERT-k"),
+        ({"hybrids": '["CROSS-ATTENTION"]'}, "hybrids: unknown CROSS-ATTENTION"),
         ({"task": "answers", "lengths": "[1000]", "tokens": 60}, r"lengths=\[1000\]"),
         ({"samples": 1}, "samples must be at least 2"),
         ({"train_queries": 5000, "lengths": "[30]"}, "the corpus is too small for 5,"),
@@ -43,51 +38,34 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
     ],
     "document_encoding": [({"systems": '["DSI","NCI"]'}, r"systems must be some of DPR.*NCI")],
     "fidelity": [
-        ({"samples": 1}, "samples = 1"),
         ({"model": HERE}, r"--model: .*not a saved paradigm"),
         ({"split": "dev"}, "no split 'dev'; it has"),
     ],
     "hybrid": [
-        ({"seeds": "[1,1]"}, "seeds must be different numbers"),
-        ({"rerank_depths": "[]"}, "rerank_depths must be different numbers, and at least one"),
         ({"probes": "[0]"}, "probes must be at least 1"),
-        ({"repeats": 1}, "repeats must be at least 2"),
         ({"rerank_depths": "[11]", "depth": 10}, "reach 11, and 10 documents are retrieved"),
         ({"batch_size": 64, "seeds": "[3]"}, "seed 3: a batch of 64"),
     ],
     "limit": [
-        ({"relevant": 30}, "relevant = 30"),
+        ({"relevant": 30}, "relevant must be at most"),
         ({"parts": "[]"}, "parts"),
-        ({"dimensions": "[0]"}, "dimensions"),
         ({"documents": 90}, "need as many words"),
     ],
-    "logit_relevance": [({"states": 1, "paradigm": "genre"}, "states must be at least 2")],
     "random_projections": [
-        ({"queries": 0}, "queries = 0"),
-        ({"beta": 0.5}, r"beta = 0\.5"),
-        ({"rank": 400}, r"rank = 400; allowed: at most \d+"),
+        ({"beta": 0.5}, r"beta must lie in \(0, 0\.5\)"),
+        ({"rank": 400}, r"rank must be at most \d+"),
         ({"weightings": "[lm]"}, "bm25"),
     ],
-    "salience_pruning": [
-        ({"methods": '["soft"]'}, "unknown method soft; there are entropic"),
-        ({"batch_size": 64}, "entropic, seed 0: a batch of 64"),
-        ({"seeds": "[]"}, "seeds must name at least one"),
-        ({"eps": 0}, "eps must be above 0, got 0"),
-    ],
+    "salience_pruning": [({"eps": 0}, "eps must be above 0, got 0")],
     "serving_costs": [
         ({"paradigms": '["bm25"]'}, "--paradigms: 'bm25' is none of dpr"),
         ({"bits": "[3]"}, "--bits takes 1, 2, 4 and 8"),
-        ({"documents": 0}, "--documents must be at least 1, got 0"),
     ],
     "theory_checks": [
         ({"samples": 5}, "samples 5"),
         ({"only": "lemma_1,lemma_9"}, r"lemma_9.*there are: lemma_1"),
     ],
-    "token_retrieval": [
-        ({"k_train": "[]"}, "k_train must be different numbers, and at least one"),
-        ({"table_tokens": 0}, "table_tokens must be at least 1, got 0"),
-        ({"batch_size": 64}, "ColBERT, batch of 64, seed 0: a batch of 64"),
-    ],
+    "token_retrieval": [({"batch_size": 64}, "ColBERT, batch of 64, seed 0: a batch of 64")],
     "train": [
         ({"backbone": "/nowhere/at/all"}, "the backbone /nowhere/at/all is a path, and no such folder is"),
         ({"paradigm": "bert"}, "unknown paradigm bert; there are dpr"),

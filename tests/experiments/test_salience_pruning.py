@@ -1,7 +1,5 @@
 """experiments/salience_pruning.py and ALIGNER's full-scale configuration, end to end on tiny encoders."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The serving costs script end to end on a tiny collection, and what it counts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """experiments/token_retrieval.py: its measures against slow twins, its claims, a run on tiny encoders."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The token search benchmark: what its workers answer about indexes of ours, and what its tables say."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import subprocess

@@ -1,7 +1,5 @@
 """experiments/train.py and experiments/rerank.py, end to end on a tiny encoder and a tiny collection."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Generative paradigms over BART, and over encoders that get a decoder: scores, formula, training, files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Beam search against its slow twin, and against scoring every identifier there is."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

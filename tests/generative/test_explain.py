@@ -1,7 +1,5 @@
 """explain_generative: what is shown of a decoder adds up to its rel, token by token, under readable names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

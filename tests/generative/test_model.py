@@ -3,8 +3,6 @@
 `Twin` is the readable decoder, one sequence at a time, which can replay a pass with what it held fixed.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace

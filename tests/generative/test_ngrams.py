@@ -1,7 +1,5 @@
 """The index of n-grams against its slow twin, a scan of every document."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import example, given

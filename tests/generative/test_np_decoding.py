@@ -1,7 +1,5 @@
 """NP-decoding: token vectors in context, their clusters, and a decoder that reads and writes these."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """The generative retriever against scoring every document with `Generative.token_scores`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from itertools import product

@@ -1,8 +1,6 @@
 """SEAL's document scores: examples worked by hand, and a slow twin that works as the public code does, by a
 heap of matches over a list of free places."""
 
-from __future__ import annotations
-
 import heapq
 import math
 import random

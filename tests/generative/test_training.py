@@ -1,7 +1,5 @@
 """Generative paradigms in the shared loop: what they learn, on one process and two, and by the scripts."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from inspect import unwrap

@@ -1,7 +1,5 @@
 """The trie of identifiers against its slow twin: a set of sequences and their prefixes."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """`scoring.fused` with kernels that run on the CPU, or that are compiled for a GPU that need not be there."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator

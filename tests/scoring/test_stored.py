@@ -3,8 +3,6 @@
 rel by the kernels is in `test_equals_rel`.
 """
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

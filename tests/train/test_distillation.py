@@ -1,7 +1,5 @@
 """A teacher's scores are learned: losses by hand and in every objective."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

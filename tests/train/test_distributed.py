@@ -1,7 +1,5 @@
 """Two processes with half the batch each give the loss and gradient of one process with all of it."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

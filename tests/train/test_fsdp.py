@@ -1,7 +1,5 @@
 """Shards on two processes train what one process trains, and leave a checkpoint that one process opens."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

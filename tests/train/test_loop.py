@@ -1,7 +1,5 @@
 """The training loop: it learns, goes on exactly where it was, and says what is wrong."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Hard negatives of another round: from a model's ranking, between given ranks, never judged relevant."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

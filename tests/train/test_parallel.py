@@ -1,7 +1,5 @@
 """What a run prepares on one process: layers recomputed or compiled; and what a launch of shards refuses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the first of two processes does alone, and fails at, ends both with the same error: neither waits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

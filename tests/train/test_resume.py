@@ -1,7 +1,5 @@
 """Training that is killed, starved of disk and lied to by it goes on exactly, and loses nothing."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -1,7 +1,5 @@
 """Two processes: one is killed or fails, the other does not wait for it, and both go on exactly."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

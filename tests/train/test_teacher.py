@@ -1,7 +1,5 @@
 """Scores that examples carry or are filtered by: from a run or a model, of each pair once, never a guess."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
