@@ -151,10 +151,19 @@ def _unigram() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **T5_TOKENS)
 
 
-def write_collection(folder: Path, texts: list[str], queries: list[str], splits: dict[str, range]) -> Path:
+def write_collection(
+    folder: Path,
+    texts: list[str],
+    queries: list[str],
+    splits: dict[str, range],
+    titles: list[str] | None = None,
+) -> Path:
     """A collection in BEIR layout: of query qN document dN is relevant."""
     for name, letter, rows in (("corpus", "d", texts), ("queries", "q", queries)):
-        lines = [{"_id": f"{letter}{n}", "title": "", "text": text} for n, text in enumerate(rows)]
+        lines = [
+            {"_id": f"{letter}{n}", "title": titles[n] if titles else "", "text": text}
+            for n, text in enumerate(rows)
+        ]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "qrels").mkdir()
     for split, chosen in splits.items():

@@ -22,8 +22,8 @@ from paradigms.train.dev import DevMeasure
 from paradigms.train.examples import Example
 from paradigms.train.listwise import Listwise
 from paradigms.train.loop import TrainingSettings, train
-from tests.experiments.test_train_script import run as run_script
-from tests.experiments.test_train_script import training
+from tests.experiments.scripts import run as run_script
+from tests.experiments.scripts import training
 from tests.tiny import FAMILIES, WORDS, write_collection
 
 module = import_module(

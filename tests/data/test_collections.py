@@ -12,7 +12,7 @@ from paradigms.data import Collection, load, write_folder, write_run
 from paradigms.data.lines import Lines
 from paradigms.io.settings import folder_name
 from paradigms.train.job import training_splits
-from tests.experiments.test_train_script import run as run_script
+from tests.experiments.scripts import run as run_script
 
 PASSAGES = [
     ("12#0", "Ziwa", "Ziwa Viktoria ni ziwa kubwa"),

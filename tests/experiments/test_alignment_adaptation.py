@@ -1,24 +1,21 @@
 """experiments/alignment_adaptation.py end to end on a tiny encoder; its claims about planted numbers."""
 
-from __future__ import annotations
-
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import alignment_adaptation
 import numpy as np
 import pytest
-from studies import model_runs
-from studies.adaptation_claims import Task, _average, answer, by_strategy, claims, describe
+from studies.adaptation_claims import Task, answer, by_strategy, claims
 
 from paradigms.data import load
 from paradigms.evaluate import per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, judge
 from paradigms.index import ExactIndex
 from paradigms.index.strategies import MEASURED
-from paradigms.io.settings import from_command_line
+from tests.experiments import scripts
+from tests.experiments.scripts import SMALL
 from tests.tiny import WORDS, write_collection
 
 NAMES = list(MEASURED)
@@ -35,24 +32,9 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(collection: Path, backbone: Path, output: Path, **changes: object) -> None:
-    flags = {
-        "collections": f'["{collection}"]',
-        "backbone": backbone,
-        "output": output,
-        "steps": 2,
-        "batch_size": 4,
-        "query_length": 8,
-        "document_length": 16,
-        "indexed_length": 128,
-        "depth": 12,
-        "queries": 20,
-        "shots": "[1, 2, 64]",
-        "seeds": "[0]",
-        "precision": "no",
-        "tracker": "none",
-    } | changes
-    arguments = [f"--{name}={value}" for name, value in flags.items()]
-    alignment_adaptation.main(from_command_line(alignment_adaptation.Settings, "", arguments))
+    flags = {"collections": f'["{collection}"]', "backbone": backbone, "output": output, "seeds": "[0]"}
+    flags |= {"query_length": 8, "document_length": 16, "indexed_length": 128, "depth": 12, "queries": 20}
+    scripts.run("alignment_adaptation", **SMALL | flags | {"shots": "[1, 2, 64]"} | changes)
 
 
 @pytest.fixture(scope="module")
@@ -108,23 +90,6 @@ def test_the_page_shows_every_training_alignment(results: Path, collection: Path
     assert page.count("data:image/png") == 2
 
 
-def test_a_finished_model_is_kept_and_seeds_may_be_added(
-    results: Path, collection: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = shutil.copytree(results, tmp_path / "again")
-    before = measures(output, collection)
-    (output / collection.name / "k=1" / "seed-0" / "values.json").unlink()
-    monkeypatch.setattr(model_runs, "fit", lambda *_: pytest.fail("the checkpoint was there"))
-    run(collection, tiny_bert, output)
-    assert measures(output, collection)["values"] == before["values"]
-    monkeypatch.undo()
-    run(collection, tiny_bert, output, seeds="[1]")
-    assert measures(output, collection, seed=1)["queries"] == before["queries"]
-    assert "2 on " in (output / "report.html").read_text()  # what was there stays in the report
-    with pytest.raises(SystemExit, match=r"other settings \(depth: 12 then, 13 now\)"):
-        run(collection, tiny_bert, output, depth=13)
-
-
 def test_a_checkpoint_is_taken_as_it_is(
     results: Path, collection: Path, tiny_bert: Path, tmp_path: Path
 ) -> None:
@@ -133,37 +98,6 @@ def test_a_checkpoint_is_taken_as_it_is(
     found = measures(tmp_path / "out", collection, "eps=0.1")
     assert found["values"] == measures(results, collection, "eps=0.1")["values"]
     assert not (tmp_path / "out" / collection.name / "eps=0.1" / "seed-0" / "training").exists()
-
-
-def test_values_are_bound_to_what_they_were_measured_on(
-    results: Path, collection: Path, tiny_bert: Path, tmp_path: Path
-) -> None:
-    output = shutil.copytree(results, tmp_path / "out")
-    edited = shutil.copytree(collection, tmp_path / collection.name)
-    with (edited / "corpus.jsonl").open("a") as file:
-        file.write('{"_id": "new", "title": "", "text": "one more"}\n')
-    with pytest.raises(SystemExit, match=r"other settings \(fingerprint: "):
-        run(edited, tiny_bert, output)
-    backbone = shutil.copytree(tiny_bert, tmp_path / "backbone")
-    (backbone / "more.txt").write_text("retrained")
-    with pytest.raises(SystemExit, match="content of backbone: "):
-        run(collection, backbone, output)
-
-
-def test_wrong_settings_are_named(collection: Path, tiny_bert: Path, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="trained_with: unknown k=3; there are k=1, k=2"):
-        run(collection, tiny_bert, tmp_path / "a", trained_with='["k=3"]')
-    for name in ("collections", "trained_with", "seeds"):
-        with pytest.raises(SystemExit, match=f"{name} must be different, and at least one"):
-            run(collection, tiny_bert, tmp_path / "a", **{name: "[]"})
-    with pytest.raises(SystemExit, match="--checkpoint: "):
-        run(collection, tiny_bert, tmp_path / "a", checkpoint=tmp_path)
-    untrained = shutil.copytree(collection, tmp_path / "untrained")
-    (untrained / "qrels" / "train.tsv").unlink()
-    with pytest.raises(
-        SystemExit, match=r"untrained, trained with k=1, seed 0: there are no training queries: take --ch"
-    ):
-        run(untrained, tiny_bert, tmp_path / "b")
 
 
 def planted(
@@ -206,12 +140,6 @@ def test_planted_effects_get_their_verdicts() -> None:
     assert found["nDCG@10 on scifact, trained and tested with k=1 − with k=4"] == REPRODUCED
     average = "nDCG@10 on the average of scifact, nfcorpus, trained and tested with k=1 − with k=4"
     assert found[average] == REPRODUCED
-
-
-def test_an_average_weighs_collections_alike() -> None:
-    small, large = np.full((2, 10), 1.0), np.zeros((3, 90))
-    assert _average([small, large]).mean() == pytest.approx(0.5)
-    assert _average([small, large]).shape == (2, 100)
 
 
 def test_a_model_that_has_not_learned_is_not_heard() -> None:
@@ -257,9 +185,3 @@ def test_the_answer_tells_when_choosing_pays_and_what_care_costs() -> None:
     mean = rows["the average of nfcorpus, pydocs, trained with k=1", 8]["best"]
     assert mean.startswith(f"pays: {np.mean([np.mean(g) for g in gains]):+.3f} [")
     assert len([name for name, shots in rows if shots == 8]) == 4
-
-
-def test_rows_of_a_section_have_the_same_keys() -> None:
-    tasks = [planted("scifact", "k=1", LIKE_THE_PAPER), planted("other", "p=1%", LIKE_THE_PAPER)]
-    for section in describe(tasks)[0].values():
-        assert len({tuple(row) for row in section.rows}) == 1, section.heading

@@ -1,7 +1,5 @@
 """experiments/capacity.py: both tasks end to end on tiny encoders, the law of projections, the claims."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path
@@ -12,13 +10,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 from studies.capacity_claims import PAPER_LENGTHS, STAGES, TABLE_A1, Found
-from studies.capacity_tasks import (
-    open_bench,
-    projected_ranks,
-    question_passages,
-    read_answers,
-    worth,
-)
+from studies.capacity_tasks import open_bench, projected_ranks, question_passages, read_answers, worth
 
 from paradigms import Paradigm, load
 from paradigms.data import Corpus
@@ -28,7 +20,8 @@ from paradigms.encoder.backbone import load_tokenizer
 from paradigms.evaluate import per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from paradigms.index import ExactIndex
-from paradigms.io.settings import from_command_line
+from tests.experiments import scripts
+from tests.experiments.scripts import SMALL, published
 from tests.tiny import WORDS
 from theory.collection import Problem
 
@@ -56,30 +49,11 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(collection: Path | str, backbone: Path | str, output: Path, **changes: Any) -> capacity.Settings:
-    flags = {
-        "collection": collection,
-        "backbone": backbone,
-        "output": output,
-        "lengths": "[30,60]",
-        "systems": SYSTEMS,
-        "hybrids": '["ME-BERT-4"]',
-        "vectors": 2,
-        "seeds": "[0]",
-        "train_queries": 12,
-        "dev_queries": 6,
-        "test_queries": 8,
-        "tokens": 60,
-        "depth": 12,
-        "steps": 2,
-        "batch_size": 4,
-        "theory_queries": 4,
-        "samples": 8,
-        "keep_models": "true",
-        "precision": "no",
-        "tracker": "none",
-    } | changes
-    arguments = [f"--{name}={value}" for name, value in flags.items()]
-    return from_command_line(capacity.Settings, "", arguments)
+    flags = {"collection": collection, "backbone": backbone, "output": output, "lengths": "[30,60]"}
+    flags |= {"systems": SYSTEMS, "hybrids": '["ME-BERT-4"]', "vectors": 2, "seeds": "[0]"}
+    flags |= {"train_queries": 12, "dev_queries": 6, "test_queries": 8, "tokens": 60, "depth": 12}
+    flags |= {"theory_queries": 4, "samples": 8, "keep_models": "true"}
+    return scripts.settings("capacity", **SMALL | flags | changes)
 
 
 def first_benches(given: capacity.Settings) -> list[capacity.Bench]:
@@ -94,10 +68,8 @@ def finished(texts: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFact
 
 
 def test_a_run_measures_every_system_at_every_length(finished: Path) -> None:
-    for name in ("claims", "table_rerank", "table_retrieve", "theory"):
-        assert (finished / f"{name}.md").is_file()
-    for name in STAGES:
-        assert (finished / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    figures = {f"{name}.png" for name in STAGES}
+    assert published(finished) == {"claims", "table_rerank", "table_retrieve", "theory"} | figures
     dense = ["DE-BERT-8", "ME-BERT-4"]
     rerank = json.loads((finished / "table_rerank.json").read_text())
     assert [row["system"] for row in rerank] == ["BM25-uni", "BM25-bi", *dense, "CROSS-ATTENTION"]
@@ -158,26 +130,6 @@ def test_a_finished_system_is_kept_and_others_are_added(finished: Path, texts: P
         capacity.main(settings(texts, tiny_bert, finished, steps=3))
 
 
-def test_the_temperature_is_what_scores_spread_by(texts: Path, tiny_bert: Path, tmp_path: Path) -> None:
-    """Whatever the width: inner products of layer-normed vectors spread by about √k."""
-    given = settings(texts, tiny_bert, tmp_path)
-    bench = first_benches(given)[0]
-    corpus, queries = bench.collection.corpus, list(bench.collection.split("train").queries.values())
-    found = {}
-    for name in ("DE-BERT-4", "DE-BERT-32", "ME-BERT-32"):
-        model = capacity.build(name, bench.length, given)
-        assert isinstance(model, Paradigm)
-        scores = model.score(model.encode_documents(list(corpus)), model.encode_queries(queries))
-        found[name] = capacity.temperature(model, bench)
-        # Not of all passages.
-        assert found[name] == pytest.approx(float(scores.std(-1).mean()), rel=0.35)
-    assert found["DE-BERT-32"] > 1.5 * found["DE-BERT-4"]
-    assert capacity.temperature(capacity.build("CROSS-ATTENTION", bench.length, given), bench) == 1
-
-
-# --- question answering -----------------------------------------------------------------------------
-
-
 def test_answers_are_looked_for_in_a_fixed_number_of_tokens(
     texts: Path, tiny_bert: Path, tmp_path: Path
 ) -> None:
@@ -190,7 +142,7 @@ def test_answers_are_looked_for_in_a_fixed_number_of_tokens(
     assert set(result["stages"]["DE-BERT-8"]["rerank"]) <= {0.0, 1.0}
 
 
-def test_a_question_learns_from_the_passage_of_its_own_paragraph(tiny_bert: Path, tmp_path: Path) -> None:
+def test_a_question_learns_from_the_passage_of_its_own_paragraph(tiny_bert: Path) -> None:
     words = WORDS.split()
     first, second = " ".join(words[:20]), " ".join([*words[20:38], words[5], words[6]])
     rows = [("a#0", "t", f"t {first}"), ("a#1", "t", f"t {second}"), ("b#0", "u", f"u {second}")]
@@ -221,9 +173,6 @@ def test_answers_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         read_answers(tmp_path)
 
 
-# --- random projections -----------------------------------------------------------------------------
-
-
 def test_projected_ranks_are_those_under_explicit_matrices() -> None:
     """Documents above the relevant ones included, and at every k."""
     rng, samples, relevant = np.random.default_rng(0), 20_000, np.array([2, 5])
@@ -250,9 +199,6 @@ def test_a_ranks_worth_is_the_measure() -> None:
             run = {"q": {f"d{n}": -float(n) for n in range(1, 20)}}
             expected = per_query(run, {"q": {f"d{rank}": 1}}, (measure,)).mean(measure)
             assert worth(np.array([float(rank)]), measure) == pytest.approx([expected])
-
-
-# --- claims -----------------------------------------------------------------------------------------
 
 
 SIZES = {"DE-BERT-32": 32, "DE-BERT-512": 512, "DE-BERT": 768, "ME-BERT-64": 512, "ME-BERT": 6144}
@@ -306,26 +252,6 @@ def test_a_claim_about_a_system_that_has_not_learned_is_not_decided() -> None:
     assert found.learned(system)
     found.values["rerank"]["CROSS-ATTENTION"][length] *= 0.2
     assert not found.learned("CROSS-ATTENTION")
-
-
-# --- settings ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"systems": '["DE-BERT-x"]'}, "systems: unknown DE-BERT-x; there are DE-BERT-k"),
-        ({"hybrids": '["CROSS-ATTENTION"]'}, "hybrids: unknown CROSS-ATTENTION"),
-        ({"task": "answers", "lengths": "[100]"}, r"lengths=\[100\]"),
-        ({"samples": 1}, "samples must be at least 2"),
-        ({"train_queries": 5000}, "the corpus is too small for 5,014 queries"),
-    ],
-)
-def test_what_cannot_be_run_ends_with_a_line(
-    texts: Path, tiny_bert: Path, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(SystemExit, match=message):
-        capacity.main(settings(texts, tiny_bert, tmp_path / "out", **changes))
 
 
 def test_documents_without_common_titles_are_joined_by_their_ids() -> None:

@@ -14,39 +14,19 @@ from paradigms import load as load_paradigm
 from paradigms.data import Collection, load, read_run, write_folder
 from paradigms.evaluate import pictures
 from paradigms.index import ExactIndex
-from paradigms.io.settings import from_command_line
+from tests.experiments import scripts
+from tests.experiments.scripts import SMALL
 from tests.forks import fork_group
-from tests.tiny import WORDS as TEXT
-from tests.tiny import write_collection
 
-WORDS = TEXT.split()
 SYSTEMS = [*PARADIGMS, "dsi"]
 LENGTHS, DSI = {"query_length": 8, "document_length": 12}, {"steps": 2, "batch_size": 4}
 
 
-@pytest.fixture(scope="module")
-def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Forty documents of five words; each query is three of a document's words."""
-    folder = tmp_path_factory.mktemp("words")
-    texts = [" ".join(WORDS[(7 * n + 3 * w) % len(WORDS)] for w in range(5)) for n in range(40)]
-    queries = [" ".join(text.split()[:3]) for text in texts]
-    return write_collection(folder, texts, queries, {"train": range(30), "test": range(30, 40)})
-
-
-def settings(collection: Path, backbone: Path, output: Path, **changes: object) -> list[str]:
-    flags = {
-        "collection": collection,
-        "backbone": backbone,
-        "output": output,
-        "steps": 2,
-        "batch_size": 4,
-        "negatives": 1,
-        "options": json.dumps(LENGTHS),
-        "depth": 20,
-        "tracker": "none",
-        "systems": systems(*SYSTEMS),
-    } | changes
-    return [f"--{name}={value}" for name, value in flags.items()]
+def settings(collection: Path, backbone: Path, output: Path, **changes: object) -> dict[str, object]:
+    flags = {"collection": collection, "backbone": backbone, "output": output, "negatives": 1, "depth": 20}
+    flags |= {"options": json.dumps(LENGTHS), "systems": systems(*SYSTEMS)}
+    more = {name: value for name, value in SMALL.items() if name != "precision"}
+    return more | flags | changes
 
 
 def systems(*names: str, **more: dict) -> str:
@@ -54,8 +34,8 @@ def systems(*names: str, **more: dict) -> str:
     return json.dumps({name: {"training": DSI} if name == "dsi" else {} for name in names} | more)
 
 
-def run(flags: list[str]) -> None:
-    compare.main(from_command_line(compare.Settings, compare.__doc__ or "", flags))
+def run(flags: dict[str, object]) -> None:
+    scripts.run("compare", **flags)
 
 
 @pytest.fixture(autouse=True)
@@ -65,13 +45,13 @@ def few_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def finished(collection: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(words: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A results folder of the whole job, all paradigms, logged to W&B offline."""
     output = tmp_path_factory.mktemp("results") / "compare"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_MODE", "offline")
         patch.setattr(pictures, "PICTURED", 1)
-        run(settings(collection, tiny_bert, output, tracker="wandb"))
+        run(settings(words, tiny_bert, output, tracker="wandb"))
     return output
 
 
@@ -113,20 +93,22 @@ def test_pictures_tables_and_curves_are_logged(finished: Path):
 
 
 def test_a_finished_run_only_renews_its_report(
-    finished: Path, collection: Path, tiny_bert: Path, capsys: pytest.CaptureFixture[str]
+    finished: Path, words: Path, tiny_bert: Path, capsys: pytest.CaptureFixture[str]
 ):
     before = {name: (finished / name / "costs.json").stat().st_mtime_ns for name in SYSTEMS}
     (finished / "report.html").unlink()
-    run(settings(collection, tiny_bert, finished))
+    run(settings(words, tiny_bert, finished))
     assert {name: (finished / name / "costs.json").stat().st_mtime_ns for name in SYSTEMS} == before
     assert (finished / "report.html").is_file()
     assert "finished before" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="steps: 2 then, 3 now"):
+        run(settings(words, tiny_bert, finished, steps=3))
 
 
 def test_an_interrupted_run_ends_as_one_that_was_not(
-    finished: Path, collection: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Path, words: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    flags = settings(collection, tiny_bert, tmp_path, systems="[dpr,xtr]")
+    flags = settings(words, tiny_bert, tmp_path, systems="[dpr,xtr]")
     for owner, name in ((ExactIndex, "search"), (Paradigm, "save_pretrained"), (compare, "make_report")):
         with monkeypatch.context() as patch:
 
@@ -145,7 +127,7 @@ def test_an_interrupted_run_ends_as_one_that_was_not(
 
 
 def test_checkpoints_widths_and_alignments_stand_side_by_side(
-    finished: Path, collection: Path, tiny_bert: Path, tmp_path: Path
+    finished: Path, words: Path, tiny_bert: Path, tmp_path: Path
 ):
     """Two checkpoints, two widths of one paradigm and two alignments of one encoder, each by its own name."""
     dpr, colbert = ({"checkpoint": str(finished / name / "checkpoint")} for name in ("dpr", "colbert"))
@@ -156,7 +138,7 @@ def test_checkpoints_widths_and_alignments_stand_side_by_side(
         "wide": {"paradigm": "colbert", "options": {"dim": 16}},
         "narrow": {"paradigm": "colbert", "options": {"dim": 8}, "training": {"steps": 0}},
     }
-    run(settings(collection, tiny_bert, tmp_path, systems=systems(**named), baseline="saved"))
+    run(settings(words, tiny_bert, tmp_path, systems=systems(**named), baseline="saved"))
     for name, same in (("saved-dpr", "dpr"), ("saved", "colbert")):
         for stage in ("retrieve", "rerank"):
             found = read_run(tmp_path / "runs" / f"{name}.{stage}.run")
@@ -175,7 +157,7 @@ def test_checkpoints_widths_and_alignments_stand_side_by_side(
     page = (tmp_path / "report.html").read_text()
     assert "saved-dpr loaded from" in page
     assert set(re.findall(r'"system":\s*"([^"]+)"', page)) >= named.keys()
-    seeds = settings(collection, tiny_bert, tmp_path, systems=systems(**named), baseline="saved", seeds=2)
+    seeds = settings(words, tiny_bert, tmp_path, systems=systems(**named), baseline="saved", seeds=2)
     run(seeds)  # trains what training changes once more, and takes the rest from before
     assert [path.name for path in sorted(tmp_path.glob("*.seed-*"))] == ["wide.seed-1"]
     assert "2 training seeds" in (tmp_path / "table.md").read_text()
@@ -190,7 +172,7 @@ def test_checkpoints_widths_and_alignments_stand_side_by_side(
     assert cells["wide", "nDCG@10"] == pytest.approx(sum(values) / len(values))
     changed = systems(**named | {"wide": named["narrow"]})
     with pytest.raises(SystemExit, match=r"wide holds results with other settings \(options: .*16.* then"):
-        run(settings(collection, tiny_bert, tmp_path, systems=changed, baseline="saved"))
+        run(settings(words, tiny_bert, tmp_path, systems=changed, baseline="saved"))
 
 
 def test_a_paradigm_is_the_same_by_its_name_and_in_the_comparison(finished: Path, tiny_bert: Path):
@@ -199,9 +181,9 @@ def test_a_paradigm_is_the_same_by_its_name_and_in_the_comparison(finished: Path
         assert compared.description() == build(tiny_bert, **LENGTHS).description()
 
 
-def test_two_processes_end_together(collection: Path, tiny_bert: Path, tmp_path: Path):
+def test_two_processes_end_together(words: Path, tiny_bert: Path, tmp_path: Path):
     """The main one alone searches and reports; the other neither writes nor leaves early."""
-    flags = settings(collection, tiny_bert, tmp_path / "out", systems=systems("dpr", "dsi"))
+    flags = settings(words, tiny_bert, tmp_path / "out", systems=systems("dpr", "dsi"))
     group = fork_group(tmp_path / "log", 2, run, flags, ACCELERATE_USE_CPU="true")
     ended = [process.ended() for process in group]
     assert [code for code, _ in ended] == [0, 0], ended
@@ -211,23 +193,16 @@ def test_two_processes_end_together(collection: Path, tiny_bert: Path, tmp_path:
     assert "steps of 8 queries" in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_other_settings_are_not_mixed_into_a_results_folder(
-    finished: Path, collection: Path, tiny_bert: Path
-):
-    with pytest.raises(SystemExit, match="steps: 2 then, 3 now"):
-        run(settings(collection, tiny_bert, finished, steps=3))
-
-
 def test_a_folder_is_bound_to_the_checkpoint_and_by_no_mistyped_split(
-    finished: Path, collection: Path, tiny_bert: Path, tmp_path: Path
+    finished: Path, words: Path, tiny_bert: Path, tmp_path: Path
 ):
     checkpoint = tmp_path / "mine"
     shutil.copytree(finished / "dpr" / "checkpoint", checkpoint)
     flags = settings(
-        collection, tiny_bert, tmp_path / "out", systems=systems(mine={"checkpoint": str(checkpoint)})
+        words, tiny_bert, tmp_path / "out", systems=systems(mine={"checkpoint": str(checkpoint)})
     )
     with pytest.raises(SystemExit, match=r"has no split 'nosuch'.*--also"):
-        run([*flags, "--also=[nosuch]"])
+        run(flags | {"also": "[nosuch]"})
     run(flags)
     shutil.rmtree(checkpoint)
     shutil.copytree(finished / "colbert" / "checkpoint", checkpoint)
@@ -235,11 +210,10 @@ def test_a_folder_is_bound_to_the_checkpoint_and_by_no_mistyped_split(
         run(flags)
 
 
-def test_test_queries_choose_nothing(collection: Path):
+def test_test_queries_choose_nothing(words: Path):
     """Without a dev split it is held out of the training queries."""
-    loaded: Collection = load(collection)
-    flags = settings(collection, Path("unused"), collection.parent / "unused")
-    given = from_command_line(compare.Settings, "", flags)
+    loaded: Collection = load(words)
+    given = scripts.settings("compare", **settings(words, Path("unused"), words / "unused"))
     data = compare.prepare(loaded, compare.divided(loaded, given), given)
     assert len(data.dev.queries) == 3
     assert not data.dev.queries.keys() & data.test.queries.keys()
@@ -247,45 +221,11 @@ def test_test_queries_choose_nothing(collection: Path):
     assert len(data.train.queries) == 27
 
 
-def test_no_training_queries_is_said(collection: Path, tmp_path: Path, tiny_bert: Path):
-    loaded = load(collection)
+def test_no_training_queries_is_said(words: Path, tmp_path: Path, tiny_bert: Path):
+    loaded = load(words)
     only_test = Collection(
         loaded.name, loaded.corpus, {"test": loaded.split("test")}, loaded.problems, loaded.fingerprint
     )
     write_folder(only_test, tmp_path / "only-test")
     with pytest.raises(SystemExit, match="no training queries"):
         run(settings(tmp_path / "only-test", tiny_bert, tmp_path / "out"))
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--systems=[dpr,splade]"], "system splade: unknown paradigm splade; there are dpr"),
-        (
-            ['--systems={"a": {"paradigm": "dpr", "dim": 3}}'],
-            "system a: unknown settings: 'dim'; there are paradigm, options",
-        ),
-        (['--systems={"a": {"paradigm": "dpr", "training": {"stepz": 3}}}'], "system a, training: "),
-        (
-            ['--systems={"a": {"paradigm": "dpr", "index": "i"}}'],
-            "system a: an index goes with the checkpoint",
-        ),
-        (['--systems={"a/b": {"paradigm": "dpr"}}'], "system 'a/b': its name is that of a folder"),
-        (['--systems={"runs": {"paradigm": "dpr"}}'], "system 'runs': its name"),
-        (["--size=huge"], "small or full"),
-        (["--baseline=splade"], "not among the compared systems"),
-        (["--stepz=3"], "stepz"),
-        (["--collection=nowhere", "--tracker=none"], "no collection 'nowhere'"),
-    ],
-)
-def test_wrong_arguments_end_with_a_message(
-    flags: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        run(flags)
-    assert message in f"{ended.value.code} {capsys.readouterr().err}"

@@ -4,8 +4,6 @@ Training with them, on a processor: cpu_2.yaml in test_examples.py, nodes_2.yaml
 test_distributed.py, fsdp.yaml in test_fsdp.py.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 

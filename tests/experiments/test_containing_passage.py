@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from studies.containing_passage import check_containment, containing_passages, occurrences
+from studies.containing_passage import check_containment, containing_passages
 
 from paradigms.data import Collection, Corpus, articles, cut, load, write_folder
-from paradigms.data.passages import WORD, read_runs, units, words_of
+from paradigms.data.passages import WORD, words_of
 from paradigms.encoder.backbone import load_tokenizer
 
 COUNTS = {"train": 12, "dev": 4, "test": 8}
@@ -131,14 +129,6 @@ def test_the_same_seed_gives_the_same_bytes_in_any_process(tasks: dict[int, Coll
     assert other[50].split("test").queries.keys() != tasks[50].split("test").queries.keys()
 
 
-def test_a_query_does_not_depend_on_how_many_there_are_nor_on_lengths_in_between() -> None:
-    few = containing_passages(source(), {"test": 6}, lengths=(50, 200))
-    many = containing_passages(source(), {"test": 6, "dev": 9}, lengths=LENGTHS)
-    assert few[50].split("test").queries == many[50].split("test").queries
-    kept = containing_passages(source(), {"test": 6}, lengths=(50, 200), passages=20)
-    assert kept[200].split("test").queries == few[50].split("test").queries
-
-
 def test_what_occurs_twice_is_no_query_and_a_small_vocabulary_fools_nothing() -> None:
     """Of four words most runs of five occur often, and an edit often makes another query by accident."""
     for seed in range(3):
@@ -183,19 +173,6 @@ def test_lengths_are_an_encoders_tokens(checkpoints: dict[str, Path], family: st
         cut(texts, 50, type("Slow", (), {"is_fast": False})())
 
 
-def test_a_word_of_many_tokens_makes_no_distractor_longer_than_a_passage(tiny_bert: Path) -> None:
-    tokenizer = load_tokenizer(tiny_bert)
-    draw = random.Random(1).random
-    known = ["cat", "dog", "bird", "fish", "cow", "boat", "book", "box", "boy", "bread"]
-    words = [
-        known[int(draw() * 10)] if draw() < 0.9 else "xyzzy" * (1 + int(draw() * 5)) for _ in range(4000)
-    ]
-    corpus = Corpus(list("abcd"), [" ".join(words[n : n + 1000]) for n in range(0, 4000, 1000)])
-    task = containing_passages(corpus, {"test": 40}, lengths=(30,), distractors=4, tokenizer=tokenizer)[30]
-    assert max(len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in task.corpus) <= 30
-    assert len([id for id in task.corpus.ids if id.startswith("q:")]) == 160
-
-
 def test_containment_is_checked(tasks: dict[int, Collection]) -> None:
     task = tasks[50]
     test, texts = task.split("test"), list(task.corpus)
@@ -237,47 +214,6 @@ def test_containment_is_checked(tasks: dict[int, Collection]) -> None:
 def test_settings_that_fit_nothing_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         containing_passages(source(), **{"queries": {"test": 10}, **settings})
-
-
-def test_a_corpus_without_room_for_distractors_is_refused() -> None:
-    """Its one longest passage is for queries or for distractors, as the seed has it."""
-    for seed in range(3):
-        with pytest.raises(ValueError, match=r"attempts found no place among 0|of its 3 passages"):
-            containing_passages(source(1), {"test": 1}, lengths=(50, 200), seed=seed)
-    containing_passages(source(1), {"test": 1}, lengths=(50, 200), distractors=0)
-
-
-# --- what it is made of ------------------------------------------------------------------------------
-
-
-@given(
-    st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=4).map(tuple), max_size=6),
-    st.lists(st.lists(st.sampled_from("abcd"), max_size=12), max_size=6),
-)
-def test_phrases_are_found_where_a_slow_search_finds_them(
-    phrases: list[tuple[str, ...]], rows: list[list[str]]
-) -> None:
-    slow = [
-        (p, r)
-        for r, row in enumerate(rows)
-        for p, phrase in enumerate(phrases)
-        for at in range(len(row))
-        if tuple(row[at : at + len(phrase)]) == phrase
-    ]
-    assert sorted(occurrences(phrases, rows)) == sorted(slow)
-
-
-def test_units_leave_no_gap_within_a_group() -> None:
-    def places(text: str, **settings: int) -> list[tuple[int, str]]:
-        [(_, runs)] = read_runs([text])
-        return [(unit.place, text[unit.start : unit.end]) for unit in units(runs, **settings)]
-
-    assert places(" a b, c d e ", length=2) == [(0, "a b,"), (1, "c d"), (2, "e")]
-    assert places("a b c d e", length=2, least=2) == [(0, "a b"), (1, "c d")]
-    # A run of more tokens than a unit holds is left out, and no passage of two units spans its place.
-    assert places("a b c-d-e f g", length=2, group=2) == [(0, "a b"), (2, "f g")]
-    assert places("a b-c-d e f", length=3, least=2, group=4) == [(0, "b-c-d"), (1, "e f")]
-    assert places(" … ", length=2) == []
 
 
 def test_cut_reads_passages_where_they_lie() -> None:

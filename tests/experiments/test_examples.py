@@ -1,7 +1,5 @@
 """The examples, run as a reader would, on a tiny encoder."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,4 @@
-"""experiments/hybrid.py end to end on a tiny encoder, beside what its saved models do; its claims about
-planted numbers; timed searches find what exact search finds."""
-
-from __future__ import annotations
+"""experiments/hybrid.py: a run beside its saved models, timed searches, verdicts on planted numbers."""
 
 import json
 from pathlib import Path
@@ -11,7 +8,6 @@ import hybrid
 import numpy as np
 import pytest
 from hybrid import Settings
-from studies.approximate_search import time_searches
 from studies.hybrid_claims import (
     DE,
     ME,
@@ -33,64 +29,27 @@ from paradigms.data import load as load_collection
 from paradigms.evaluate import per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from paradigms.index import ExactIndex
-from paradigms.io.settings import from_command_line
-from tests.tiny import WORDS
+from tests.experiments import scripts
+from tests.experiments.scripts import SMALL, published
 
 TEXT = {"query_length": 12, "document_length": 24}
 
 
-def write_collection(folder: Path) -> Path:
-    """Forty documents of 8 to 17 words; a query is three words of one and one of the next."""
-    words, random = WORDS.split(), np.random.default_rng(0)
-    texts = [list(random.choice(words, 8 + n // 4)) for n in range(40)]
-    rows = [{"_id": f"d{n}", "title": "", "text": " ".join(text)} for n, text in enumerate(texts)]
-    asked = [[*random.choice(text, 3), texts[(n + 1) % 40][0]] for n, text in enumerate(texts)]
-    queries = [{"_id": f"q{n}", "text": " ".join(text)} for n, text in enumerate(asked)]
-    (folder / "qrels").mkdir(parents=True)
-    for name, lines in (("corpus", rows), ("queries", queries)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for split, chosen in (("train", range(20)), ("dev", range(20, 28)), ("test", range(28, 40))):
-        judged = "".join(f"q{n}\td{n}\t1\n" for n in chosen)
-        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
-    return folder
-
-
 def settings(folder: Path, backbone: Path, output: Path, **changes: object) -> Settings:
-    flags = {
-        "collection": folder,
-        "backbone": backbone,
-        "output": output,
-        "seeds": "[3]",
-        "steps": 2,
-        "batch_size": 4,
-        "negatives": 1,
-        "learning_rate": 1e-2,
-        "rerank_steps": 2,
-        "rerank_negatives": 2,
-        "depth": 10,
-        "rerank_depths": "[2,5]",
-        "probes": "[1,4,9]",
-        "repeats": 2,
-        "precision": "no",
-        "tracker": "none",
-    } | TEXT
-    given = [f"--{name}={value}" for name, value in (flags | changes).items()]
-    return from_command_line(Settings, "", given)
+    flags = {"collection": folder, "backbone": backbone, "output": output, "seeds": "[3]", "negatives": 1}
+    flags |= {"learning_rate": 1e-2, "rerank_steps": 2, "rerank_negatives": 2, "depth": 10}
+    flags |= {"rerank_depths": "[2,5]", "probes": "[1,4,9]", "repeats": 2}
+    return scripts.settings("hybrid", **SMALL | flags | TEXT | changes)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_collection(tmp_path_factory.mktemp("hybrid") / "collection")
+def collection(words: Path) -> Collection:
+    return load_collection(words)
 
 
 @pytest.fixture(scope="module")
-def collection(folder: Path) -> Collection:
-    return load_collection(folder)
-
-
-@pytest.fixture(scope="module")
-def finished(folder: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    given = settings(folder, tiny_bert, tmp_path_factory.mktemp("results") / "hybrid")
+def finished(words: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    given = settings(words, tiny_bert, tmp_path_factory.mktemp("results") / "hybrid")
     hybrid.main(given)
     return given
 
@@ -100,27 +59,15 @@ def measured(finished: Settings) -> dict[str, Any]:
     return json.loads((Path(finished.output) / "seed-3" / "measured.json").read_text())
 
 
-# --- the whole run ----------------------------------------------------------------------------------
-
-
 def test_tables_and_figures_are_there(finished: Settings) -> None:
     output = Path(finished.output)
-    for name in ("claims", "retrieve", "rerank", "mining", "search"):
-        for suffix in ("csv", "json", "md"):
-            assert (output / f"{name}.{suffix}").is_file(), name
-    for name in ("rerank_depth", "search_time"):
-        assert (output / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    tables = {"claims", "retrieve", "rerank", "mining", "search"}
+    assert published(output) == tables | {"rerank_depth.png", "search_time.png"}
     systems = [row["system"] for row in json.loads((output / "retrieve.json").read_text())]
-    assert systems == [
-        *SPARSE,
-        DE,
-        ME,
-        *(hybrid_name(dense, sparse) for dense in (DE, ME) for sparse in SPARSE),
-    ]
+    assert systems == [*SPARSE, DE, ME, *(hybrid_name(of, sparse) for of in (DE, ME) for sparse in SPARSE)]
     trained = {folder.name for folder in (output / "seed-3").iterdir() if folder.is_dir()}
     dense = {f"{name}-{round}" for name in ("dpr", "me_bert") for round in ("first", "again", "mined")}
     assert trained == dense | {"cross_attention-first"}
-    assert (output / "report.html").read_text().count("data:image/png") == 2
 
 
 def test_the_numbers_are_those_of_the_saved_models(
@@ -177,70 +124,16 @@ def test_rounds_go_on_from_the_first(finished: Settings) -> None:
 
 
 def test_a_finished_run_is_not_repeated_and_other_settings_are_refused(
-    finished: Settings, folder: Path, tiny_bert: Path
+    finished: Settings, words: Path, tiny_bert: Path
 ) -> None:
     output = Path(finished.output)
     before = {file: file.stat().st_mtime_ns for file in output.glob("seed-3/**/*.*")}
     assert len(before) > 7
-    hybrid.main(settings(folder, tiny_bert, output))
+    hybrid.main(settings(words, tiny_bert, output))
     assert {file: file.stat().st_mtime_ns for file in output.glob("seed-3/**/*.*")} == before
     with pytest.raises(SystemExit, match=r"other settings \(steps: 2 then, 3 now\)"):
-        hybrid.main(settings(folder, tiny_bert, output, steps=3))
+        hybrid.main(settings(words, tiny_bert, output, steps=3))
 
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"seeds": "[1,1]"}, "seeds must be different"),
-        ({"rerank_depths": "[]"}, "rerank_depths must be different, and at least one"),
-        ({"probes": "[0]"}, "probes must be at least 1"),
-        ({"repeats": 1}, "repeats must be at least 2"),
-        ({"rerank_depths": "[11]"}, "reach 11, and 10 documents are retrieved"),
-        ({"collection": "nowhere"}, "no collection 'nowhere'"),
-        ({"batch_size": 64}, "seed 3: a batch of 64"),
-    ],
-)
-def test_what_cannot_be_run_ends_with_a_line(
-    folder: Path, tiny_bert: Path, tmp_path: Path, changes: dict[str, object], message: str
-) -> None:
-    with pytest.raises(SystemExit, match=message):
-        hybrid.main(settings(folder, tiny_bert, tmp_path, **changes))
-
-
-# --- time -------------------------------------------------------------------------------------------
-
-
-def test_all_lists_find_what_exact_search_finds(
-    collection: Collection, checkpoints: dict[str, Path], tmp_path: Path
-) -> None:
-    corpus, queries, systems = collection.corpus, collection.split("test").queries, {}
-    for name, backbone, options in (("dpr", "bert", {}), ("me_bert", "modernbert", {"first": 3})):
-        model = PARADIGMS[name](checkpoints[backbone], **TEXT, normalize=False, **options)
-        systems[name] = model, ExactIndex.build(model, corpus.ids, corpus, tmp_path / name)
-    ways = time_searches(systems, queries, tmp_path, probes=[1, 50], k=5, repeats=2)
-    # As many lists as the square root of the vectors: 40, and 3 of each of 40 documents.
-    assert [(way.system, way.kind, way.probes) for way in ways] == [
-        (name, kind, probes)
-        for name, lists in (("dpr", 6), ("me_bert", 11))
-        for kind in ("exact", "faiss", "compressed")
-        for probes in ([0] if kind == "exact" else [1, lists])
-    ]
-    assert all(np.isfinite(way.milliseconds).all() and len(way.milliseconds) == len(queries) for way in ways)
-    for name, (model, index) in systems.items():
-        exact = index.search(model, queries, 5)
-        shared = {
-            (way.kind, way.probes > 1): np.mean([len(exact[q].keys() & way.found[q].keys()) for q in exact])
-            for way in ways
-            if way.system == name
-        }
-        assert shared["exact", False] == 5
-        assert shared["faiss", True] >= 4.5  # of nearly equal scores half precision may find another document
-        # Codes of 4 bits lose a little, a single list much.
-        assert shared["compressed", True] > 3.5
-        assert max(shared["faiss", False], shared["compressed", False]) < 5
-
-
-# --- claims -----------------------------------------------------------------------------------------
 
 SYSTEMS = {  # mean RR@10 of every query
     "BM25-uni": 0.3,

@@ -34,15 +34,6 @@ def test_free_vectors_answer_few_sets_and_not_many(name):
         assert not limit.optimised(name, 1, 3, 7, settings).any()
 
 
-def test_the_fit_finds_a_power():
-    rows = [
-        {"alignment": "a", "M": 1, "h": h, "critical n": 3.0 * h**1.5, "[least, most]": "[1, 2]"}
-        for h in (2, 4, 8)
-    ]
-    (fit,) = limit.fits(rows)
-    assert (fit["c"], fit["p"]) == pytest.approx((3, 1.5))
-
-
 def test_every_seed_has_its_own_critical_n(monkeypatch):
     most = np.array([4, 30, 80])  # documents whose sets each seed answers
     monkeypatch.setattr(limit, "optimised", lambda name, tokens, h, n, settings: n <= most)
@@ -52,10 +43,6 @@ def test_every_seed_has_its_own_critical_n(monkeypatch):
     assert found[2] == 80
     rows = limit.free(Settings(dimensions=[2], tokens=[2]))
     assert all(row["[least, most]"] == "≥ [4, 80]" for row in rows), "a mean over a seed that was stopped"
-
-
-def test_the_random_projection_is_sought_up_to_the_largest():
-    assert limit.random_size(384, Settings()) == 80
 
 
 def test_a_run_reports_both_parts(tiny_bert, tmp_path, capsys):
@@ -81,16 +68,3 @@ def test_a_run_reports_both_parts(tiny_bert, tmp_path, capsys):
     assert (tmp_path / "limit/report.html").is_file()
     assert (tmp_path / "limit/collection/corpus.jsonl").is_file()
     assert "LIMIT: every paradigm" in capsys.readouterr().out
-
-
-def test_settings_out_of_range():
-    for given, message in (
-        ({"relevant": 30}, "relevant must be at most"),
-        ({"parts": []}, "parts"),
-        ({"dimensions": [0]}, "dimensions"),
-    ):
-        with pytest.raises(SystemExit, match=message):
-            Settings(**given)
-    with pytest.raises(SystemExit, match="need as many words"):
-        limit.collection(Settings(documents=90))
-    assert np.array_equal(capacity.all_sets(3), [[0, 1], [0, 2], [1, 2]])

@@ -1,13 +1,10 @@
 """experiments/logit_relevance.py end to end on a tiny T5, its numbers against a loop, planted claims."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import logit_relevance
 import numpy as np
 import pytest
 import torch
@@ -17,17 +14,15 @@ from scipy.stats import spearmanr
 from paradigms.data import Split
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from paradigms.generative.targets import Targets
-from tests.experiments.test_alignment_directions import arguments, run, write_collection
+from tests.experiments.scripts import pair_flags, run
 from tests.tiny_generative import generative, named
 
 
 def test_it_measures_states_of_one_training(
-    seq2seq: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: Path, seq2seq: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = arguments(
-        write_collection(tmp_path / "words"), seq2seq["t5"], tmp_path, paradigm="genre", seeds="[0]"
-    )
-    run(logit_relevance, [*given, "--states=2", "--generative_steps=4"])
+    given = pair_flags(words, seq2seq["t5"], tmp_path, paradigm="genre", seeds="[0]")
+    run("logit_relevance", **given | {"states": 2, "generative_steps": 4})
     rows = json.loads((tmp_path / "results/states.json").read_text())
     assert [row["step"] for row in rows] == [0, 2, 4]
     measured = json.loads((tmp_path / "results/seed-0/genre.json").read_text())
@@ -36,11 +31,9 @@ def test_it_measures_states_of_one_training(
     assert len({of["p"][0] for of in states}) == 3, "three different models"
     assert len(json.loads((tmp_path / "results/claims.json").read_text())) == 5
     assert (tmp_path / "results/states.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(SystemExit, match="states must be at least 2"):
-        run(logit_relevance, [*given, "--states=1"])
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(SystemExit, match="on one process"):
-        run(logit_relevance, given)
+        run("logit_relevance", **given)
 
 
 def test_a_state_against_a_loop(seq2seq: dict[str, Path]) -> None:

@@ -1,7 +1,5 @@
 """experiments/low_rank.py: heads as the decoder has them, hand-made cases, and claims that can turn."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path
@@ -18,16 +16,12 @@ from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from paradigms.generative.interaction import decompose
 from paradigms.generative.model import Generative
 from paradigms.generative.targets import Targets
-from paradigms.io.settings import from_command_line
-from tests.experiments.test_alignment_directions import arguments, run, write_collection
+from tests.experiments.scripts import pair_flags, published, run, settings
 from tests.tiny_generative import generative, named, texts
 from theory import kernels
 from theory import low_rank as lemma
 
 QUERY, NAMES = "the quick red fox", [[20, 21, 22], [20, 23], [24, 25, 26, 27, 28]]
-
-
-# --- what the heads see -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["t5", "t5-v1.1", "mt5"])
@@ -59,25 +53,12 @@ def test_the_best_name_is_that_of_the_largest_rel(seq2seq: dict[str, Path]) -> N
         best_name(model, QUERY, 1)
 
 
-# --- numbers ----------------------------------------------------------------------------------------
-
-
 def measured(documents: np.ndarray, queries: np.ndarray, layers: int = 1, count: int = 1) -> low_rank.Heads:
     """Every head sees D [m, k] and Q [n, k] themselves: W_Q = W_K = 1."""
     identity = np.broadcast_to(np.eye(documents.shape[1]), (layers, count, *[documents.shape[1]] * 2))
     A = np.broadcast_to(lemma.alignment(documents @ queries.T), (layers, count, len(documents), len(queries)))
     view = Seen(np.broadcast_to(documents, (layers, *documents.shape)), queries, (identity, identity), A)
     return low_rank.head_measures(view, low_rank.weight_norm(view), np.random.default_rng(0))
-
-
-def test_the_golden_case() -> None:
-    """D = Q = W = 1: A = ((e, 1), (1, e))/(1 + e), R = ((1, 1), (1, 1))/2."""
-    found = {key: float(value[0, 0]) for key, value in measured(np.eye(2), np.eye(2)).items()}
-    second = (np.e - 1) / (np.e + 1)  # singular values 1 and (e − 1)/(e + 1)
-    assert found["row_error"] == found["printed_row_error"] == pytest.approx(second)
-    assert found["second"] == pytest.approx(second)
-    assert found["best_error"] == pytest.approx(second / np.hypot(1, second))
-    assert found["weight"] == found["weight_rows"] == 1
 
 
 def test_the_measures_are_the_theorys_own() -> None:
@@ -141,16 +122,6 @@ def test_parts_of_rel(seq2seq: dict[str, Path]) -> None:
         )
 
 
-def test_shares_by_hand() -> None:
-    parts = {"logit, last": np.array([[[1.0, 2.0, 6.0]], [[2.0, 2.0, 5.0]]])}  # rel and part of one seed
-    [row] = low_rank.share_rows(parts)
-    assert row["R²"] == pytest.approx(1 - 2 / 14)
-    assert row["|part| share"].startswith(f"{(2 / 3 + 1 + 5 / 6) / 3:.3f} ")
-
-
-# --- claims -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("changes", "wrong"),
     [
@@ -187,27 +158,18 @@ def test_each_verdict_turns_with_its_number(changes: dict[str, float], wrong: li
     assert {verdict.word for verdict in judge(low_rank.claims(heads, "seal"))} == {UNDECIDED}
 
 
-# --- the script -------------------------------------------------------------------------------------
-
-
-def test_a_run_writes_every_table(seq2seq: dict[str, Path], tmp_path: Path) -> None:
-    given = arguments(
-        write_collection(tmp_path / "words"), seq2seq["t5-v1.1"], tmp_path, paradigm="genre", queries=0
-    )
-    run(low_rank, given)
+def test_a_run_writes_every_table(words: Path, seq2seq: dict[str, Path], tmp_path: Path) -> None:
+    given = pair_flags(words, seq2seq["t5-v1.1"], tmp_path, paradigm="genre", queries=0)
+    run("low_rank", **given)
     results = tmp_path / "results"
-    for name in ("claims", "layers", "shares", "heads"):
-        assert {file.name for file in results.glob(f"{name}.*")} == {
-            f"{name}.{k}" for k in ("csv", "json", "md")
-        }
-    assert (results / "figure4.png").read_bytes().startswith(b"\x89PNG")
+    assert published(results) == {"claims", "layers", "shares", "heads", "figure4.png"}
     assert len(json.loads((results / "shares.json").read_text())) == 9
     rows = list(csv.DictReader((results / "heads.csv").open()))
     assert [(row["seed"], row["layer"], row["head"]) for row in rows] == [
         (seed, layer, head) for seed in "01" for layer in "12" for head in "12"
     ]
     model = Generative.from_pretrained(tmp_path / "models" / "seed-1" / "genre" / "checkpoint").eval()
-    bench = open_bench(from_command_line(low_rank.Settings, "", given), Console(quiet=True))
+    bench = open_bench(settings("low_rank", **given), Console(quiet=True))
     bench.test.judgements["q30"] |= {"d3": 2, "d2": 2, "d1": 0}
     assert dict(zip(*low_rank.relevant(bench), strict=True))["q30"] == "d2"
     del bench.test.judgements["q30"]["d3"], bench.test.judgements["q30"]["d2"]
@@ -217,4 +179,4 @@ def test_a_run_writes_every_table(seq2seq: dict[str, Path], tmp_path: Path) -> N
         view = seen(model, text, best_name(model, text, int(document[1:])))
         errors.append(float(lemma.best_rank_one(view.attention[1, 0])[1]))
     assert float(rows[6]["best_error"]) == pytest.approx(np.mean(errors), abs=1e-5)
-    run(low_rank, given)  # nothing is done again, and all is written
+    run("low_rank", **given)  # nothing is done again, and all is written

@@ -6,11 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import random_projections
-from studies import pages, projection_runs
+from studies import projection_runs
 
 from paradigms.baselines import lexical_vectors
 from paradigms.data import load
-from paradigms.io.settings import from_command_line
 from theory import collection as theory_collection
 from theory.projections import normalized_margin
 from theory.recall import recall_failure, recall_thresholds, required_dimension_recall_exact
@@ -108,12 +107,7 @@ def test_a_dimension_has_an_interval_over_queries():
 
 def test_run_writes_everything(folder, tmp_path, capsys):
     settings = random_projections.Settings(
-        collection=str(folder),
-        queries=40,
-        rank=5,
-        length_bins=2,
-        samples=32,
-        output=str(tmp_path / "out"),
+        collection=str(folder), queries=40, rank=5, length_bins=2, samples=32, output=str(tmp_path / "out")
     )
     random_projections.main(settings)
     results = {n: json.loads((tmp_path / f"out/{n}.json").read_text()) for n in ("claims", "figure3", "idf")}
@@ -134,49 +128,3 @@ def test_run_writes_everything(folder, tmp_path, capsys):
     assert "the paper's Eq. 3 asks for" in printed
     assert "Figure 3, bm25" not in printed  # on the page
     assert str(tmp_path / "out/report.html") in printed
-
-
-def test_bad_settings_are_named(folder, tmp_path):
-    with pytest.raises(SystemExit, match="queries must be at least 1"):
-        random_projections.Settings(queries=0)
-    with pytest.raises(SystemExit, match=r"beta must lie in \(0, 0\.5\)"):
-        random_projections.Settings(beta=0.5)
-    with pytest.raises(SystemExit, match=r"rank must be at most \d+"):
-        random_projections.main(
-            random_projections.Settings(
-                collection=str(folder),
-                rank=400,
-                weightings=["bm25"],
-                queries=5,
-                output=str(tmp_path),
-            )
-        )
-
-
-def test_command_line_explains_itself(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        from_command_line(random_projections.Settings, "What?", ["--help"])
-    shown = capsys.readouterr().out
-    assert stopped.value.code == 0
-    assert "--length_bins" in shown
-    assert "Gaussian vectors per query" in shown
-    with pytest.raises(SystemExit):
-        from_command_line(random_projections.Settings, "What?", ["--weightings", "[lm]"])
-    assert "bm25" in capsys.readouterr().err
-
-
-def test_wrong_collections_end_with_a_line(folder, tmp_path):
-    for collection, split, message in (
-        ("nowhere", "test", "no collection 'nowhere'"),
-        (str(folder), "dev", "no split 'dev'; it has test"),
-    ):
-        given = {"collection": collection, "split": split, "output": str(tmp_path)}
-        with pytest.raises(SystemExit, match=message):
-            random_projections.main(random_projections.Settings(**given))
-
-
-def test_tables_keep_their_numbers_in_a_narrow_terminal(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "70")
-    rows = [{f"long heading {i}": 0.0123456 for i in range(8)}]
-    pages.print_sections([pages.Section("Heading", "text", rows)])
-    assert capsys.readouterr().out.count("0.0123") == 8

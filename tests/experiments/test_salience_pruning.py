@@ -1,7 +1,5 @@
 """experiments/salience_pruning.py and ALIGNER's full-scale configuration, end to end on tiny encoders."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import salience_pruning
-import train
 from studies.salience_report import Found, claims
 
 from paradigms import Paradigm
@@ -17,49 +14,21 @@ from paradigms.data import load
 from paradigms.evaluate import PerQuery, per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from paradigms.index import ExactIndex
-from paradigms.io.settings import from_command_line
-from tests.tiny import WORDS, write_collection
+from tests.experiments.scripts import SMALL, run
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 
-def run(script: Any, *arguments: str, **flags: object) -> None:
-    given = [*arguments, *(f"--{k}={v}" for k, v in flags.items())]
-    script.main(from_command_line(script.Settings, "", given))
-
-
-@pytest.fixture(scope="module")
-def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Thirty documents of ten words; each query is three of a document's words."""
-    words = WORDS.split()
-    texts = [" ".join(words[(11 * n + 5 * w) % len(words)] for w in range(10)) for n in range(30)]
-    queries = [" ".join(text.split()[4:7]) for text in texts]
-    splits = {"train": range(20), "test": range(20, 30)}
-    return write_collection(tmp_path_factory.mktemp("words"), texts, queries, splits)
-
-
 def flags(collection: Path, backbone: Path, output: Path, **changes: object) -> dict[str, object]:
-    return {
-        "collection": collection,
-        "backbone": backbone,
-        "output": output,
-        "methods": '["entropic", "relu", "hard", "l1", "none"]',
-        "seeds": "[0]",
-        "steps": 2,
-        "batch_size": 4,
-        "negatives": 1,
-        "depth": 8,
-        "query_length": 8,
-        "document_length": 12,
-        "precision": "no",
-        "tracker": "none",
-    } | changes
+    own = {"collection": collection, "backbone": backbone, "output": output, "seeds": "[0]", "negatives": 1}
+    own |= {"methods": '["entropic", "relu", "hard", "l1", "none"]', "depth": 8}
+    return SMALL | own | {"query_length": 8, "document_length": 12} | changes
 
 
 @pytest.fixture(scope="module")
-def finished(collection: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(words: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("results") / "pruning"
-    run(salience_pruning, **flags(collection, tiny_bert, output))
+    run("salience_pruning", **flags(words, tiny_bert, output))
     return output
 
 
@@ -86,11 +55,9 @@ def test_every_model_and_pair_is_measured(finished: Path) -> None:
     assert len((finished / "verdicts.md").read_text().splitlines()) == 19
 
 
-def test_a_point_is_what_searching_and_reranking_give(
-    finished: Path, collection: Path, tmp_path: Path
-) -> None:
+def test_a_point_is_what_searching_and_reranking_give(finished: Path, words: Path, tmp_path: Path) -> None:
     """And its multiply-adds are those of the tokens that are there."""
-    paradigm, data = Paradigm.from_pretrained(finished / "entropic-0" / "checkpoint"), load(collection)
+    paradigm, data = Paradigm.from_pretrained(finished / "entropic-0" / "checkpoint"), load(words)
     test = data.split("test")
     index = ExactIndex.build(paradigm, data.corpus.ids, data.corpus, tmp_path / "all")
     pruned = index.prune(0.2, tmp_path / "pruned")
@@ -109,19 +76,17 @@ def test_a_point_is_what_searching_and_reranking_give(
     assert result["refine multiply-adds/query"] == pytest.approx(whole)
 
 
-def test_retrieved_tokens_and_salient_words_are_counted(
-    finished: Path, collection: Path, tmp_path: Path
-) -> None:
-    paradigm, data = Paradigm.from_pretrained(finished / "none-0" / "checkpoint"), load(collection)
+def test_retrieved_tokens_and_salient_words_are_counted(finished: Path, words: Path, tmp_path: Path) -> None:
+    paradigm, data = Paradigm.from_pretrained(finished / "none-0" / "checkpoint"), load(words)
     index = ExactIndex.build(paradigm, data.corpus.ids, data.corpus, tmp_path / "all")
     queries = paradigm.encode_queries(list(data.split("test").queries.values()))
     tokens = index.tokens_of(index.ids)
     stored = tokens.vectors[0][tokens.mask[0]]
-    owner = np.repeat(np.arange(30), np.diff(index.offsets))
+    owner = np.repeat(np.arange(40), np.diff(index.offsets))
     hit: list[int] = []
     for vector in queries.vectors[:, 0][queries.mask[:, 0]]:
         hit += (stored @ vector).topk(10).indices.tolist()
-    shares = np.array([np.isin(np.flatnonzero(owner == n), hit).mean() for n in range(30)])
+    shares = np.array([np.isin(np.flatnonzero(owner == n), hit).mean() for n in range(40)])
     result = json.loads((finished / "none-0" / "values.json").read_text())
     assert result["retrieved"] == pytest.approx(shares.mean(), abs=1e-3)
     kinds = salience_pruning.word_kinds(paradigm, "the cat is a dog", "query")
@@ -129,36 +94,6 @@ def test_retrieved_tokens_and_salient_words_are_counted(
     found = salience_pruning.advantage(np.array([0.1, 0.9, 0.5, 0.5]), np.array([0, 1, 0, -1]))
     assert found == pytest.approx(1 - (0.25 + 0.625) / 2)
     assert salience_pruning.advantage(np.array([0.1, 0.9]), np.array([1, 1])) == 0
-
-
-def test_finished_models_are_kept_and_seeds_may_be_added(
-    finished: Path, collection: Path, tiny_bert: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = (finished / "relu-0" / "values.json").stat().st_mtime_ns
-    changed = flags(collection, tiny_bert, finished, methods='["relu", "eq5"]', seeds="[0, 1]")
-    run(salience_pruning, **changed)
-    assert "Seeds [0, 1]" in capsys.readouterr().out
-    assert (finished / "relu-0" / "values.json").stat().st_mtime_ns == before
-    assert (finished / "eq5-1" / "values.json").is_file()
-    with pytest.raises(SystemExit, match=r"other settings \(steps: 2 then, 3 now\)"):
-        run(salience_pruning, **(changed | {"steps": 3}))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"methods": '["soft"]'}, "methods: unknown soft; there are entropic"),
-        ({"collection": "nowhere"}, "no collection 'nowhere'"),
-        ({"batch_size": 64}, "entropic, seed 0: a batch of 64"),
-        ({"seeds": "[]"}, "seeds must be different, and at least one"),
-        ({"eps": 0}, "eps must be above 0, got 0"),
-    ],
-)
-def test_what_cannot_be_run_ends_with_a_line(
-    collection: Path, tiny_bert: Path, tmp_path: Path, changes: dict[str, object], message: str
-) -> None:
-    with pytest.raises(SystemExit, match=message):
-        run(salience_pruning, **(flags(collection, tiny_bert, tmp_path / "out") | changes))
 
 
 def planted(levels: dict[str, float], bm25: float = 0.2, kept: int = 30) -> dict[str, str]:
@@ -200,14 +135,14 @@ def test_planted_effects_get_their_verdicts() -> None:
 
 
 def test_the_full_scale_configuration_trains_a_tiny_t5(
-    collection: Path, checkpoints: dict[str, Path], tmp_path: Path
+    words: Path, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     """Everything as in the file but for the backbone, the data and their amount."""
     config = EXPERIMENTS / "configs" / "aligner_full.yaml"
-    less = {"collection": collection, "backbone": checkpoints["t5"], "output": tmp_path / "out", "steps": 2}
+    less = {"collection": words, "backbone": checkpoints["t5"], "output": tmp_path / "out", "steps": 2}
     less |= {"batch_size": 4, "evaluate_every": 1, "dev_queries": 2, "workers": 0, "precision": "no"}
     less |= {"tracker": "none"}
-    run(train, "--config", str(config), **less)
+    run("train", "--config", str(config), **less)
     paradigm = Paradigm.from_pretrained(tmp_path / "out" / "checkpoint")
     settings = paradigm.encoder.settings
     assert (paradigm.recipe.name, paradigm.recipe.align) == ("aligner", "top_k")

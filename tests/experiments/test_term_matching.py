@@ -1,7 +1,4 @@
-"""experiments/term_matching.py end to end on a tiny T5; its rates against loops, its claims about planted
-numbers."""
-
-from __future__ import annotations
+"""experiments/term_matching.py: a run on a tiny T5, rates against loops, verdicts about planted numbers."""
 
 import json
 from math import exp, log
@@ -18,7 +15,6 @@ from term_matching import (
     NAMES,
     SERIES,
     Sums,
-    binned,
     claims,
     counted_tokens,
     cross_attention,
@@ -29,32 +25,30 @@ from term_matching import (
     token_idf,
 )
 
+from paradigms.align import document_to_query, one, query_to_document
 from paradigms.core import Tokens, interact
 from paradigms.data import Corpus
 from paradigms.encoder.backbone import load_tokenizer
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from paradigms.generative.interaction import decompose
 from paradigms.generative.targets import Targets
-from tests.experiments.test_alignment_directions import SPAN, arguments, run, write_collection
+from tests.experiments.scripts import pair_flags, published, run
 from tests.tiny_generative import generative, texts
 
+SPAN = 4
 HARD, SOFT = ("q→d", "MVDR hard"), ("q→d", "MVDR soft")
 
 
 @pytest.fixture(scope="module")
-def finished(seq2seq: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(words: Path, seq2seq: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("matching")
-    collection = write_collection(folder / "words")
-    run(term_matching, arguments(collection, seq2seq["t5"], folder, fewest=3))
+    run("term_matching", **pair_flags(words, seq2seq["t5"], folder, fewest=3))
     return folder / "results"
 
 
 def test_it_leaves_tables_and_figures(finished: Path) -> None:
-    for name in ("claims", "query_to_document", "document_to_query"):
-        rows = json.loads((finished / f"{name}.json").read_text())
-        assert len((finished / f"{name}.csv").read_text().splitlines()) == len(rows) + 1
-    for name in ("figure2", "figure3"):
-        assert (finished / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    tables = {"claims", "query_to_document", "document_to_query"}
+    assert published(finished) == tables | {"figure2.png", "figure3.png"}
     found = json.loads((finished / "seed-0/term-matching.json").read_text())
     assert [(row["direction"], row["series"]) for row in found["rates"][::2]] == SERIES
     for row in found["rates"]:
@@ -73,7 +67,6 @@ def test_it_leaves_tables_and_figures(finished: Path) -> None:
 
 def mvdr(documents: Tokens, queries: Tokens) -> Any:
     """What `multivector_rates` needs of a ColBERT, with these tokens."""
-    from paradigms.align import document_to_query, one, query_to_document
 
     def paradigm(align: Any) -> Any:
         return SimpleNamespace(
@@ -182,13 +175,7 @@ def test_averages_over_candidates_and_over_tokens() -> None:
     assert values == pytest.approx([0.9, 0.3, 0.3])
 
 
-def test_bins_leave_out_what_does_not_count() -> None:
-    bins = np.array([0, 4, -1, 1])  # of tokens 0 to 3
-    found = binned(np.array([0, 1, 1, 2, -1, 3]), np.array([0.5, 0.1, 0.2, 9.0, 9.0, 0.7]), bins)
-    np.testing.assert_allclose(found, [[0.5, 0.7, 0, 0, 0.3], [1, 1, 0, 0, 2]])
-
-
-def test_idf_counts_documents_and_words_are_words(seq2seq: dict[str, Path]) -> None:
+def test_idf_counts_documents_and_words_are_words(seq2seq: dict[str, Path], tiny_bert: Path) -> None:
     tokenizer = load_tokenizer(seq2seq["t5"])
     corpus = Corpus(["a", "b", "c"], ["fox fox snow", "fox", "the wind , of"])
     idf = token_idf(corpus, tokenizer)
@@ -199,15 +186,9 @@ def test_idf_counts_documents_and_words_are_words(seq2seq: dict[str, Path]) -> N
     counted = counted_tokens(tokenizer)
     assert counted[number(["▁fox", "▁snow", "k", "7"])].all()
     assert not counted[number(["▁the", "▁of", "a", ",", "▁(", "▁", "<pad>", "</s>", "<unk>"])].any()
-
-
-def test_pieces_of_wordpiece_are_words(tiny_bert: Path) -> None:
     tokenizer = load_tokenizer(tiny_bert)
     tokenizer.add_tokens(["##of", "##ox"])
     assert counted_tokens(tokenizer)[-2:].tolist() == [False, True]
-
-
-# --- claims about planted numbers -------------------------------------------------------------------
 
 
 def planted(rates: list[float], tokens: list[int], seeds: int = 3, queries: int = 30) -> Sums:

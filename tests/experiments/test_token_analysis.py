@@ -1,7 +1,5 @@
 """experiments/token_retrieval.py: its measures against slow twins, its claims, a run on tiny encoders."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +9,7 @@ import numpy as np
 import pytest
 import token_retrieval
 import torch
-from studies import token_claims, token_measures
+from studies import token_measures
 from studies.token_claims import claims, gather
 
 from paradigms import PARADIGMS, Paradigm
@@ -20,10 +18,11 @@ from paradigms.evaluate import PerQuery
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from paradigms.impute import IMPUTATIONS
 from paradigms.index import ExactIndex
-from paradigms.io.settings import from_command_line
 from paradigms.train.contrastive import Contrastive
+from tests.experiments import scripts
+from tests.experiments.scripts import SMALL
 from tests.near import same_run
-from tests.tiny import WORDS, write_collection
+from tests.tiny import WORDS
 
 WORD = WORDS.split()
 TEXTS = [" ".join(WORD[(11 * n + 5 * w) % len(WORD)] for w in range(4 + n % 7)) for n in range(30)]
@@ -132,17 +131,6 @@ def test_all_ways_to_score_are_measured(measured: dict[str, Any]) -> None:
     assert measured["R@1000"]["kth"] != measured["impute"][6]["R@100"]
 
 
-def test_the_best_documents_come_first_and_of_equal_ones_the_smaller_id(
-    made: tuple[Paradigm, ExactIndex],
-) -> None:
-    _, index = made
-    scores = np.array([0.5, 0.5, 0.9, 0.5, 0.1], np.float32)
-    places = index.positions(["d4", "d1", "d20", "d3", "d2"])
-    found = token_measures.best_documents(index, places, scores, 3)
-    assert list(found) == ["d20", "d1", "d3"]
-    assert list(token_measures.best_documents(index, places, scores)) == ["d20", "d1", "d3", "d4", "d2"]
-
-
 def test_costs_count_what_is_there(made: tuple[Paradigm, ExactIndex], measured: dict[str, Any]) -> None:
     paradigm, index = made
     costs = measured["costs"]
@@ -163,8 +151,6 @@ def test_another_corpus_is_refused(made: tuple[Paradigm, ExactIndex]) -> None:
     with pytest.raises(ValueError, match="the corpus has 30 tokens and"):
         token_measures.stored_ids(*made, Corpus(CORPUS.ids, ["sea"] * 30))
 
-
-# --- claims -----------------------------------------------------------------------------------------------
 
 NAMES = [f"q{n}" for n in range(12)]
 
@@ -202,7 +188,7 @@ def result(kind: tuple[int | None, int], seed: int, level: float, **changes: flo
 KINDS = [(None, 16), (8, 16), (64, 16), (8, 4), (64, 4)]
 
 
-def words(level: float, colbert: float, bm25: float = 0.2, **changes: float) -> dict[str, str]:
+def verdicts(level: float, colbert: float, bm25: float = 0.2, **changes: float) -> dict[str, str]:
     """Verdicts where ColBERT's values are about `colbert`, the XTRs' about `level` but for `changes`."""
     results = [
         result(kind, seed, level if kind[0] else colbert, **(changes if kind[0] else {}))
@@ -216,8 +202,8 @@ def words(level: float, colbert: float, bm25: float = 0.2, **changes: float) -> 
 
 
 def test_planted_effects_get_their_verdicts() -> None:
-    better = words(0.5, 0.2, lexical=0.1, **{"score of others": 0.1, "gather": 0.2})
-    worse = words(0.2, 0.5, lexical=0.6, **{"score of others": 0.6, "gather": 0.5})
+    better = verdicts(0.5, 0.2, lexical=0.1, **{"score of others": 0.1, "gather": 0.2})
+    worse = verdicts(0.2, 0.5, lexical=0.6, **{"score of others": 0.6, "gather": 0.5})
     for start in (
         "Training with f_ColBERT",
         "XTR retrieves gold tokens",
@@ -238,16 +224,8 @@ def test_planted_effects_get_their_verdicts() -> None:
 
 
 def test_models_that_have_not_learned_prove_nothing_but_costs() -> None:
-    found = words(0.5, 0.2, bm25=0.9)
+    found = verdicts(0.5, 0.2, bm25=0.9)
     assert {s.split()[0] for s, word in found.items() if word != UNDECIDED} == {"making"}
-
-
-def test_the_papers_examples_stand_beside_ours() -> None:
-    results = [result(kind, 0, 0.5) for kind in KINDS]
-    lexical = PerQuery(NAMES, {"RR@10": np.full(12, 0.2)})
-    (row,) = token_claims._examples(gather("scifact", results, [10, 100], 100, lexical))
-    assert (row["printed"], row["measured"]) == ("72%, 33%", "70% (10% gold), 30% (10% gold)")
-    assert row["verdict"].startswith(UNDECIDED)
 
 
 def test_dev_queries_choose_among_the_xtrs_of_colberts_batch() -> None:
@@ -261,37 +239,11 @@ def test_dev_queries_choose_among_the_xtrs_of_colberts_batch() -> None:
         gather("scifact", results, [10, 100], 100, bm25)
 
 
-# --- the whole script -------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The documents above; each query is three of a document's words."""
-    queries = [" ".join(text.split()[:3]) for text in TEXTS]
-    splits = {"train": range(20), "test": range(20, 30)}
-    return write_collection(tmp_path_factory.mktemp("words"), TEXTS, queries, splits)
-
-
 def run(collection: Path, backbone: Path, output: Path, **changes: object) -> None:
-    flags = {
-        "collection": collection,
-        "backbone": backbone,
-        "output": output,
-        "seeds": "[0]",
-        "steps": 2,
-        "batch_size": 4,
-        "other_batch_sizes": "[2]",
-        "k_train": "[3, 9]",
-        "negatives": 1,
-        "query_length": 8,
-        "document_length": 12,
-        "search_tokens": "[2, 200]",
-        "table_tokens": 10,
-        "precision": "no",
-        "tracker": "none",
-    } | changes
-    given = [f"--{name}={value}" for name, value in flags.items()]
-    token_retrieval.main(from_command_line(token_retrieval.Settings, "", given))
+    flags = {"collection": collection, "backbone": backbone, "output": output, "seeds": "[0]"}
+    flags |= {"other_batch_sizes": "[2]", "k_train": "[3, 9]", "negatives": 1, "query_length": 8}
+    flags |= {"document_length": 12, "search_tokens": "[2, 200]", "table_tokens": 10}
+    scripts.run("token_retrieval", **SMALL | flags | changes)
 
 
 @pytest.fixture(scope="module")
@@ -302,7 +254,7 @@ def batches() -> dict[str, list[list[str]]]:
 
 @pytest.fixture(scope="module")
 def finished(
-    collection: Path,
+    words: Path,
     checkpoints: dict[str, Path],
     batches: dict[str, list[list[str]]],
     tmp_path_factory: pytest.TempPathFactory,
@@ -318,7 +270,7 @@ def finished(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Contrastive, "collate", noted)
-        run(collection, checkpoints["t5"], output)
+        run(words, checkpoints["t5"], output)
     return output
 
 
@@ -335,7 +287,7 @@ def test_every_model_is_trained_measured_and_shown(finished: Path) -> None:
     assert {folder.name for folder in (finished / "seed-0").iterdir()} == names
     for name in names:
         measured = json.loads((finished / "seed-0" / name / "values.json").read_text())
-        assert (len(measured["queries"]), len(measured["dev"])) == (10, 2)  # a tenth of the training queries
+        assert (len(measured["queries"]), len(measured["dev"])) == (10, 3)  # a tenth of the training queries
         assert list(measured["impute"]) == ["2", "10", "200"]
         paradigm = Paradigm.from_pretrained(finished / "seed-0" / name / "checkpoint")
         assert paradigm.recipe.name == name.split("-")[0]
@@ -349,36 +301,19 @@ def test_every_model_is_trained_measured_and_shown(finished: Path) -> None:
 
 
 def test_what_is_finished_is_kept_and_more_may_be_added(
-    finished: Path, collection: Path, checkpoints: dict[str, Path], capsys: pytest.CaptureFixture[str]
+    finished: Path, words: Path, checkpoints: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {file: file.stat().st_mtime_ns for file in finished.glob("seed-0/*/values.json")}
     (finished / "seed-0" / "xtr-k9-b4" / "values.json").unlink()  # trained, but not measured
     changes: dict[str, object] = {"other_batch_sizes": "[]", "k_train": "[9]", "seeds": "[0, 1]"}
-    run(collection, checkpoints["t5"], finished, **changes)
+    run(words, checkpoints["t5"], finished, **changes)
     printed = capsys.readouterr().out
     assert "(3 of 3)" in printed
     assert "2 seeds" in printed
     for file, time in before.items():
         assert (file.stat().st_mtime_ns == time) == ("xtr-k9-b4" not in str(file))
     with pytest.raises(SystemExit, match=r"other settings \(steps: 2 then, 3 now\)"):
-        run(collection, checkpoints["t5"], finished, **(changes | {"steps": 3}))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"k_train": "[]"}, "k_train must be different, and at least one"),
-        ({"search_tokens": "[5, 5]"}, "search_tokens must be different"),
-        ({"table_tokens": 0}, "table_tokens must be at least 1, got 0"),
-        ({"batch_size": 64}, "ColBERT, batch of 64, seed 0: a batch of 64"),
-        ({"collection": "nowhere"}, "no collection 'nowhere'"),
-    ],
-)
-def test_what_cannot_be_run_ends_with_a_line(
-    collection: Path, tiny_bert: Path, tmp_path: Path, changes: dict[str, object], message: str
-) -> None:
-    with pytest.raises(SystemExit, match=message):
-        run(**({"collection": collection, "backbone": tiny_bert, "output": tmp_path / "out"} | changes))
+        run(words, checkpoints["t5"], finished, **(changes | {"steps": 3}))
 
 
 def test_random_weights_are_trained_in_every_layer() -> None:

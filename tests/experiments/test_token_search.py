@@ -1,7 +1,5 @@
 """The token search benchmark: what its workers answer about indexes of ours, and what its tables say."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import subprocess
@@ -110,8 +108,3 @@ def test_ratios_are_to_peers_that_find_as_much() -> None:
     table[2]["recall"] = 0.97  # none finds as much: the one that finds most stands for it
     assert token_search.ratio(table[2], table) == (10, "good (finds less)")
     assert token_search.ratio(table[2], table[2:]) is None
-
-
-def test_what_is_no_environment_is_said() -> None:
-    with pytest.raises(SystemExit, match="nowhere is not a virtual environment"):
-        token_search.interpreters(["nowhere"])

@@ -1,82 +1,34 @@
 """experiments/train.py and experiments/rerank.py, end to end on a tiny encoder and a tiny collection."""
 
-from __future__ import annotations
-
 import csv
-import importlib.util
 import json
 import shutil
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+import train
 
 from paradigms import Paradigm
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import load, read_run, write_run
-from paradigms.io.settings import from_command_line
 from paradigms.train.job import keep_settings
-from tests.tiny import WORDS, write_collection
-
-ROOT = Path(__file__).parents[2]
-EXPERIMENTS = ROOT / "experiments"
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"{name}_script", EXPERIMENTS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def run(name: str, **flags: object) -> None:
-    module = script(name)
-    module.main(from_command_line(module.Settings, module.__doc__, [f"--{k}={v}" for k, v in flags.items()]))
+from tests.experiments.scripts import run, settings, training
 
 
 @pytest.fixture(scope="module")
-def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Thirty documents of five words; each query is three of a document's words."""
-    folder, words = tmp_path_factory.mktemp("words"), WORDS.split()
-    texts = [" ".join(words[(11 * n + 5 * w) % len(words)] for w in range(5)) for n in range(30)]
-    queries = [" ".join(text.split()[:3]) for text in texts]
-    return write_collection(folder, texts, queries, {"train": range(20), "test": range(20, 30)})
-
-
-def training(collection: Path, backbone: Path, output: Path, **changes: object) -> dict[str, object]:
-    return {
-        "paradigm": "colbert",
-        "collection": collection,
-        "backbone": backbone,
-        "output": output,
-        "options": '{"dim": 16, "query_length": 8, "document_length": 12}',
-        "steps": 4,
-        "batch_size": 4,
-        "negatives": 1,
-        "evaluate_every": 2,
-        "precision": "no",
-        "tracker": "none",
-    } | changes
-
-
-@pytest.fixture(scope="module")
-def trained(collection: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(words: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("results") / "train"
-    run("train", **training(collection, tiny_bert, output))
+    run("train", **training(words, tiny_bert, output))
     return output
 
 
 @pytest.fixture(scope="module")
-def first_run(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def first_run(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """BM25's run of the test queries, and of one that the split does not hold."""
     file = tmp_path_factory.mktemp("runs") / "bm25.run"
-    data = load(collection)
+    data = load(words)
     found = BM25.build(data.corpus, data.corpus.ids).search(data.split("test").queries, 20)
     write_run(file, found | {"q0": {"d0": 1.0}})
     return file
@@ -98,37 +50,34 @@ def test_training_leaves_a_paradigm_its_curve_and_its_settings(trained: Path) ->
 
 
 def test_a_finished_run_is_only_loaded_and_other_settings_are_refused(
-    trained: Path, collection: Path, tiny_bert: Path
+    trained: Path, words: Path, tiny_bert: Path
 ) -> None:
     before = (trained / "training" / "history.jsonl").read_text()
     weights = Paradigm.from_pretrained(trained / "checkpoint").state_dict()
-    run("train", **training(collection, tiny_bert, trained))
+    run("train", **training(words, tiny_bert, trained))
     assert (trained / "training" / "history.jsonl").read_text() == before
     again = Paradigm.from_pretrained(trained / "checkpoint").state_dict()
     assert all(torch.equal(again[name], value) for name, value in weights.items())
     with pytest.raises(SystemExit, match=r"other settings \(steps: 4 then, 5 now\)"):
-        run("train", **training(collection, tiny_bert, trained, steps=5))
+        run("train", **training(words, tiny_bert, trained, steps=5))
 
 
 def test_a_folder_is_bound_to_what_its_settings_name(
-    collection: Path, tiny_bert: Path, trained: Path, tmp_path: Path
+    words: Path, tiny_bert: Path, trained: Path, tmp_path: Path
 ) -> None:
     """Other content under the same name is another training: of a run, of a model, of the collection."""
     own, run_file, miner = (tmp_path / name for name in ("collection", "first.run", "miner"))
-    shutil.copytree(collection, own)
+    shutil.copytree(words, own)
     shutil.copytree(trained / "checkpoint", miner)
     write_run(run_file, {"q0": {"d1": 1.0}})
     flags = training(own, tiny_bert, tmp_path / "out", steps=1, dev_queries=0, run=miner, filter=run_file)
-    module = script("train")
-    settings = from_command_line(
-        module.Settings, "", [f"--{k}={v}" for k, v in (flags | {"filter_margin": 0.0}).items()]
-    )
+    given = settings("train", **flags | {"filter_margin": 0.0})
 
     def bound() -> dict[str, Any]:
-        return module.bound(settings, load(own))
+        return train.bound(given, load(own))
 
     first = bound()
-    keep_settings(first, tmp_path / "out", module.FREE)
+    keep_settings(first, tmp_path / "out", train.FREE)
     (tmp_path / "out" / "training").mkdir()
     assert bound() == first
     for file, name in (
@@ -141,7 +90,7 @@ def test_a_folder_is_bound_to_what_its_settings_name(
         now = bound()
         assert {key for key in now if now[key] != first[key]} == {name}
         with pytest.raises(SystemExit, match=f"other settings .{name}: .* then, .* now"):
-            keep_settings(now, tmp_path / "out", module.FREE)
+            keep_settings(now, tmp_path / "out", train.FREE)
         file.write_bytes(before)
     (miner / "extra").touch()
     assert bound()["content of run"] != first["content of run"]
@@ -156,45 +105,18 @@ def test_settings_of_a_run_that_failed_at_once_bind_nobody(tmp_path: Path) -> No
         keep_settings({"backbone": "x"}, tmp_path, free=set())
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"backbone": "/nowhere/at/all"}, "the backbone /nowhere/at/all is a path, and no such folder is"),
-        ({"paradigm": "bert"}, "unknown paradigm bert; there are dpr"),
-        ({"run": "some.run", "negatives": 0}, "how many with --negatives"),
-        ({"collection": "nowhere"}, "no collection 'nowhere'"),
-        ({"batch_size": 64}, "batch of 64 .* larger than the 18 training examples"),
-        ({"options": '{"dims": 3}'}, "dims"),
-        ({"run": "nowhere.run"}, "nowhere.run: no such file"),
-        ({"learning_rate": -1.0}, "learning_rate must be positive"),
-    ],
-)
-def test_what_cannot_be_trained_ends_with_a_line(
-    collection: Path, tiny_bert: Path, tmp_path: Path, changes: dict, message: str
-) -> None:
-    with pytest.raises(SystemExit, match=message):
-        run("train", **(training(collection, tiny_bert, tmp_path / "out") | changes))
-
-
 def test_reranking_writes_the_run_and_its_measures(
-    trained: Path, first_run: Path, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Path, first_run: Path, words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "rerank"
-    run(
-        "rerank",
-        checkpoint=trained / "checkpoint",
-        run=first_run,
-        collection=collection,
-        output=output,
-        depth=1,
-    )
+    run("rerank", checkpoint=trained / "checkpoint", run=first_run, collection=words, output=output, depth=1)
     shown = capsys.readouterr().out
     assert "1 queries of" in shown
     found, given = read_run(output / "reranked.run"), read_run(first_run)
-    queries = load(collection).split("test").queries
+    queries = load(words).split("test").queries
     assert list(found) == list(queries)
     assert any(len(given[query]) > 1 for query in found)
-    paradigm, corpus = Paradigm.from_pretrained(trained / "checkpoint"), load(collection).corpus
+    paradigm, corpus = Paradigm.from_pretrained(trained / "checkpoint"), load(words).corpus
     for query, scores in found.items():
         assert list(scores) == sorted(scores, key=lambda d: (-scores[d], d))
         assert set(scores) == set(sorted(given[query], key=lambda d: (-given[query][d], d))[:1])
@@ -213,18 +135,18 @@ def test_reranking_writes_the_run_and_its_measures(
 
 
 def test_what_cannot_be_reranked_ends_with_a_line(
-    trained: Path, first_run: Path, collection: Path, tmp_path: Path
+    trained: Path, first_run: Path, words: Path, tmp_path: Path
 ) -> None:
     flags: dict[str, object] = {
         "checkpoint": trained / "checkpoint",
         "run": first_run,
-        "collection": collection,
+        "collection": words,
         "output": tmp_path / "out",
     }
-    write_run(tmp_path / "other.run", {"q20": {"d99": 1.0}})
+    write_run(tmp_path / "other.run", {"q30": {"d99": 1.0}})
     write_run(tmp_path / "none.run", {"x": {"d1": 1.0}})
     for changes, message in (
-        ({"run": tmp_path / "other.run"}, r"other.run, query 'q20': no document 'd99'"),
+        ({"run": tmp_path / "other.run"}, r"other.run, query 'q30': no document 'd99'"),
         ({"run": tmp_path / "none.run"}, "none of its 1 queries is in test"),
         ({"run": tmp_path / "absent.run"}, "absent.run: no such file"),
         ({"checkpoint": tmp_path}, "is no checkpoint of"),

@@ -1,7 +1,5 @@
 """Generative paradigms over BART, and over encoders that get a decoder: scores, formula, training, files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +11,14 @@ from transformers import AutoModelForSeq2SeqLM, BartConfig, BartForConditionalGe
 from paradigms import GENERATIVE
 from paradigms.data import Corpus
 from paradigms.evaluate.explain import explain_generative
+from paradigms.generative.decoder import Trace, decode
 from paradigms.generative.interaction import decompose
 from paradigms.generative.model import Generative
 from paradigms.generative.pairs import Pair
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.train import job
 from paradigms.train.loop import TrainingSettings
-from tests.tiny import WIDTH, write_checkpoint, write_seq2seq
+from tests.tiny import WIDTH
 from tests.tiny_generative import generative, named
 
 TITLES = ["house", "dark house", "lazy dog", "green apple tree"]
@@ -31,9 +30,10 @@ BASES = ("bart", "bert", "bert frozen")
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("bases")
-    t5 = write_seq2seq("t5", root / "t5")  # whose tokenizer the BART gets
+def folders(
+    seq2seq: dict[str, Path], tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    root, t5 = tmp_path_factory.mktemp("bases"), seq2seq["t5"]  # whose tokenizer the BART gets
     size: dict[str, Any] = {"d_model": WIDTH, "encoder_layers": 2, "decoder_layers": 2}
     size |= {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in SIZES.items()}
     vocabulary = AutoModelForSeq2SeqLM.from_pretrained(t5).config.vocab_size
@@ -46,7 +46,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     bart.save_pretrained(root / "bart")
     for file in t5.glob("*token*"):
         (root / "bart" / file.name).write_bytes(file.read_bytes())
-    return {"bart": root / "bart", "bert": write_checkpoint("bert", root / "bert"), "t5": t5}
+    return {"bart": root / "bart", "bert": tiny_bert}
 
 
 SIZES = {"attention_heads": 2, "ffn_dim": 2 * WIDTH}
@@ -112,8 +112,6 @@ def test_the_rest_of_bart_holds_biases_and_positions_alone(folders: dict[str, Pa
     *_, found = decompose(model, sources, targets, "logit")
     model.backbone.get_input_embeddings().weight.requires_grad_(False)
     inputs = model.embed(targets.inputs).detach().requires_grad_()
-    from paradigms.generative.decoder import Trace, decode
-
     with torch.enable_grad():
         _, memory = model.begin(sources)
         states = decode(model.decoder, inputs, memory, Trace())

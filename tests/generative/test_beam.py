@@ -1,7 +1,5 @@
 """Beam search against its slow twin, and against scoring every identifier there is."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +17,6 @@ from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.targets import Targets
 from paradigms.generative.trie import Trie
-from tests.generative.test_trie import csr
 from tests.near import TOLERANCE
 from tests.tiny import SEQ2SEQ
 from tests.tiny_generative import Sequences, generative, named, texts
@@ -61,15 +58,9 @@ def text_next(model: Generative) -> Allowed:
     return follow
 
 
-def any_next(model: Generative) -> Allowed:
-    vocabulary = list(range(len(model.embed(torch.arange(model.identifiers.vocabulary)))))
-    return lambda p: [] if p and p[-1] == model.identifiers.end else vocabulary
-
-
 CONSTRAINTS: dict[str, tuple[Callable[[Generative], Constraint | None], Callable[[Generative], Allowed]]] = {
     "trie": (trie, named_next),
     "ngrams": (ngrams, text_next),
-    "none": (lambda model: None, any_next),
 }
 
 
@@ -120,9 +111,6 @@ def assert_same(found: Found, expected: Found) -> None:
     )
 
 
-# --- everything there is ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("family", SEQ2SEQ)
 @pytest.mark.parametrize(
     "settings",
@@ -149,19 +137,6 @@ def test_a_search_that_leaves_nothing_out_finds_every_identifier_with_its_token_
     assert (np.diff(trie(model).branches(found.states).offsets) == 0).all(), "states are those of leaves"
     if "softmax" not in settings:  # renormalised over the valid tokens they would add up to 1
         assert (np.exp(scores).sum(1) < 0.9).all()
-
-
-def test_every_ngram_of_a_length_is_found(seq2seq):
-    rows = [[5, 6, 7, 5, 6], [5, 6, 9], [9], []]
-    model = generative(seq2seq["t5"], texts(rows))
-    found = beam_search(model, model.tokenize(QUERIES[:1]), ngrams(model), beams=50, length=3)
-    # Of length 3, or ending with a document and followed by nothing elsewhere.
-    assert sorted(found.sequences()) == [[5, 6, 7], [5, 6, 9], [6, 7, 5], [6, 9], [7, 5, 6], [9]]
-    assert np.array_equal(found.lengths, [len(s) for s in found.sequences()])
-    assert np.array_equal(ngrams(model).find(*csr(found.sequences())), found.states)
-
-
-# --- the slow twin ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -200,9 +175,6 @@ def test_without_a_constraint_it_is_the_search_of_transformers(seq2seq, family):
     assert found.sequences() == expected[:, 1:].tolist()
 
 
-# --- edges ------------------------------------------------------------------------------------------
-
-
 def test_equal_scores_are_in_the_order_of_tokens(seq2seq):
     rows = [[7, 3], [4, 9], [8, 2], [4, 3], [3, 300]]
     model = generative(seq2seq["t5"], named(rows), tokens="own")
@@ -232,12 +204,6 @@ def test_beams_beyond_the_valid_set_stay_empty(seq2seq):
     assert {t for s in found.sequences() for t in s} <= {END, 5, 6, 7}, "−∞ is no candidate"
     valid = beam_search(model, model.tokenize(QUERIES), trie(model), beams=40, length=9)
     assert [sorted(valid.of(n).sequences()) for n in range(len(QUERIES))] == [[[5, 1], [6, 7, 1]]] * 4
-
-
-def test_a_search_cut_at_its_length_gives_prefixes(seq2seq):
-    model = generative(seq2seq["t5"], named([[5, 6, 7], [8]]))
-    found = beam_search(model, model.tokenize(["corn"]), trie(model), beams=5, length=2)
-    assert sorted(found.sequences()) == [[5, 6], [8, END]]
 
 
 def test_no_beam_and_no_length(seq2seq):

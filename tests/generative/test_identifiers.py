@@ -84,13 +84,6 @@ def test_windows_begin_where_training_spans_may(bert: Any) -> None:
     assert found.starts.tolist() == [at + (n >= 3) * found.offsets[1] for n, at in enumerate(begins)]
 
 
-def test_the_tokens_of_each_place() -> None:
-    """The end stands where the shortest identifiers close, and at one place more than the longest has."""
-    assert [place.tolist() for place in example().places()] == [[5, 7, 8], [1, 6], [1]]
-    assert [place.tolist() for place in example(end=None).places()] == [[5, 7, 8], [6]]
-    assert [place.tolist() for place in atomic(["x", "y"]).places()] == [[2, 3], [1]]
-
-
 def test_the_digest_follows_what_names_what() -> None:
     first = example().digest
     assert example(problems=Problems()).digest == first
@@ -174,9 +167,6 @@ def test_atomic_ids_are_one_token_each() -> None:
     assert (found.kind, found.vocabulary, list(found.of(2))) == ("atomic", 5, [2])
 
 
-# --- titles -----------------------------------------------------------------------------------------
-
-
 def test_a_title_names_its_document(t5: Any) -> None:
     corpus = Corpus(["1", "2"], ["the cat and more", "cold water and more"], ["the cat", "cold water"])
     found = titles(corpus, t5, 8)
@@ -214,16 +204,6 @@ def test_a_long_title_is_cut_to_the_length_with_its_end(t5: Any) -> None:
         titles(corpus, t5, 1)
 
 
-def test_equal_titles_name_all_their_documents(t5: Any) -> None:
-    corpus = Corpus([*"abcdef"], [""] * 6, ["cat", "dog", "cat", "cat", "cat", "dog"])
-    found = titles(corpus, t5, 8)
-    assert len(found) == 6
-    assert found.problems.counts == {"identifier of several documents (names them all)": 2}
-    assert found.problems.examples == {
-        "identifier of several documents (names them all)": ["a, c, d and 1 more", "b, f"]
-    }
-
-
 def test_tokens_that_are_no_part_of_a_name_are_reported(t5: Any) -> None:
     corpus = Corpus(["a", "b"], ["x", "x"], ["cat ☃", "the</s> cat<pad>"])
     found = titles(corpus, t5, 20)
@@ -242,9 +222,6 @@ def test_titles_need_an_end_and_padding(bert: Any, t5: Any, checkpoints: dict[st
     padless.pad_token = None
     with pytest.raises(ValueError, match="a pad_token, as T5's"):
         titles(corpus, padless, 8)
-
-
-# --- text -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["t5", "bert"])

@@ -1,10 +1,8 @@
 """The index of n-grams against its slow twin, a scan of every document."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from paradigms.generative.ngrams import NGramIndex
@@ -35,8 +33,14 @@ def successors(documents: Documents, gram: tuple[int, ...]) -> list[int]:
     return sorted({rest[0] for rest in after if rest})
 
 
-def check_everything(documents: Documents) -> None:
-    """Every n-gram that a search can reach, with its successors, frequency and places."""
+@given(CORPORA)
+@example([[4]])
+@example([[], [], [4], []])
+@example([[4, 5, 4, 5, 6]] * 3)
+@example([[4] * 9, [4] * 9, [4] * 9 + [5]])
+@example([[4, 5], [5, 6], [6, 4]])  # a chain over the boundaries
+def test_every_ngram_has_its_successors_frequency_and_places(documents: Documents):
+    """Of every n-gram that a search can reach."""
     index = NGramIndex.build(*csr(documents))
     grams: list[tuple[int, ...]] = [()]
     states = index.start()
@@ -55,27 +59,6 @@ def check_everything(documents: Documents) -> None:
         assert (found.states[:, 2] == len(grams[0]) + 1).all()
         assert index.find(*csr([list(gram) for gram in grams])).tolist() == states.tolist()
         grams, states = reached, found.states
-
-
-@given(CORPORA)
-def test_every_ngram_of_a_small_corpus(documents: Documents):
-    check_everything(documents)
-
-
-@pytest.mark.parametrize(
-    "documents",
-    [
-        pytest.param([[4]], id="one token"),
-        pytest.param([[], [], [4], []], id="empty documents"),
-        pytest.param([[4], [5], [4]], id="one-token documents"),
-        pytest.param([[4, 5, 4, 5, 6]] * 3, id="three equal documents"),
-        pytest.param([[4] * 9, [4] * 9, [4] * 9 + [5]], id="one token repeated"),
-        pytest.param([[4, 5], [5, 6], [6, 4]], id="chain over the boundaries"),
-        pytest.param([[0], [0, 0]], id="token 0"),
-    ],
-)
-def test_every_ngram_of_odd_corpora(documents: Documents):
-    check_everything(documents)
 
 
 @pytest.mark.parametrize("tokens", [100, 1000, 70_000])

@@ -56,9 +56,6 @@ def several() -> Identifiers:
     return replace(one, tokens=tokens, offsets=offsets, owners=owners, vocabulary=9)
 
 
-# --- identifiers as targets -------------------------------------------------------------------------
-
-
 def test_a_query_is_paired_with_every_name_of_every_relevant_document() -> None:
     split = split_of(("q1", "one", {"b": 1, "a": 2}), ("q2", "two", {"a": 0}), ("q3", "three", {"b": 1}))
     assert retrieval_pairs(split, several()) == [
@@ -154,21 +151,6 @@ def test_bad_lines_of_generated_queries_are_named(tmp_path: Path, line: str, mes
         list(read_generated(path))
 
 
-# --- weights ----------------------------------------------------------------------------------------
-
-
-def test_weights_worked_by_hand() -> None:
-    """ratio = 2·LCS / (|x| + |y|), the query's grams "the big cat", "big cat", "cat" in this order."""
-    expected = [
-        16 / 20 + 14 / 16 + 6 / 12,  # "a big cat" shares " big cat", "big cat", "cat"
-        14 / 22 + 14 / 18 + 6 / 14,  # "big cat sat" shares "big cat", "big cat", "cat"
-        8 / 18 + 6 / 14 + 6 / 10,  # "cat sat" shares "t at", "cat", "cat"
-        4 / 14 + 4 / 10 + 4 / 6,  # "sat" shares "at" with each
-    ]
-    assert span_weights("The big cat", ["A", "BIG", "cat", "sat"]) == pytest.approx(expected, abs=1e-12)
-    assert span_weights("", ["cat", "sat"]).tolist() == [0, 0]
-
-
 def slow_weights(query: str, words: list[str]) -> list[float]:
     def shared(x: str, y: str) -> int:
         """The length of the longest common subsequence."""
@@ -196,9 +178,6 @@ SOME = st.lists(st.text("abAé", min_size=1, max_size=4), max_size=6)
 @given(SOME.map(" ".join), SOME.filter(bool))
 def test_weights_equal_their_slow_twin(query: str, words: list[str]) -> None:
     assert span_weights(query, words) == pytest.approx(slow_weights(query, words), abs=1e-9)
-
-
-# --- spans ------------------------------------------------------------------------------------------
 
 
 def test_starts_follow_the_softmax_of_their_weights(tokenizers: dict[str, Any]) -> None:

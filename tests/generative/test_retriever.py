@@ -1,7 +1,5 @@
 """The generative retriever against scoring every document with `Generative.token_scores`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from itertools import product
@@ -51,9 +49,6 @@ def two_names() -> Identifiers:
     owners = np.array([0, 0, 1, 2])
     starts = np.arange(0)
     return Identifiers("title", ["d0", "d1", "d2"], tokens, offsets, owners, 310, END, Problems(), starts)
-
-
-# --- search by identifiers --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("settings", [{}, {"tokens": "own", "softmax": "place"}, {"pawa_rank": 4}])
@@ -132,9 +127,6 @@ def test_a_decoder_of_clusters_finds_a_name_by_the_best_of_its_sequences(seq2seq
             assert run[query][f"d{n}"] == pytest.approx(best, abs=1e-6)
 
 
-# --- search by n-grams ------------------------------------------------------------------------------
-
-
 def corpus(model: Generative) -> Sequences:
     """Documents with the words of the queries; one is empty."""
     ids = [model.tokenizer(text, add_special_tokens=False)["input_ids"] for text in QUERIES.values()]
@@ -181,8 +173,6 @@ def test_a_querys_ngram_in_clusters_is_that_of_an_occurrence(seq2seq):
         assert score == pytest.approx(log_p(model, text, written.tolist()), abs=1e-6)
 
 
-# --- rerank -----------------------------------------------------------------------------------------
-
 POOL = {"q3": {"d4": 0.0, "d0": 1.0}, "q1": dict.fromkeys([f"d{n}" for n in range(6)], 0.0), "q0": {}}
 
 
@@ -222,9 +212,6 @@ def test_wrong_pools_are_named(seq2seq):
     with pytest.raises(KeyError, match="'q9', which has no text"):
         retriever.rerank(QUERIES, {"q9": {"d1": 0.0}})
     assert retriever.rerank(QUERIES, {}) == {}
-
-
-# --- the rest ---------------------------------------------------------------------------------------
 
 
 def test_k_must_be_positive_and_no_query_finds_nothing(seq2seq):

@@ -1,8 +1,6 @@
 """SEAL's document scores: examples worked by hand, and a slow twin that works as the public code does, by a
 heap of matches over a list of free places."""
 
-from __future__ import annotations
-
 import heapq
 import math
 import random
@@ -87,9 +85,6 @@ def slow_seal(
     return scores
 
 
-# --- by hand ----------------------------------------------------------------------------------------
-
-
 def test_weights_by_hand():
     """The prior of an n-gram is (F + 5)/20, as N + 5 = 20."""
     index = index_of([A, B, C])
@@ -112,49 +107,12 @@ def test_document_scores_by_hand():
     assert scores == pytest.approx({0: 9.269117 + 0.2 * 0.657608, 1: 1.532838}, abs=1e-6)
 
 
-def test_single_tokens_stand_in_order_of_weight_and_every_free_occurrence_takes_its_places():
-    documents = [[1, 2, 1, 3], [4, 5, 6, 5], [7] * 40]
-    index = index_of(documents)
-    # (1) is best and takes both of its places, so that (1, 2) and (1, 3) have no free occurrence. Of (5),
-    # only the occurrence that (4, 5) leaves free.
-    grams = log({(1,): 0.9, (1, 2): 0.5, (1, 3): 0.6, (4, 5): 0.9, (5,): 0.6, (5, 6): 0.4, (6, 5): 0.5})
-    best, five = (slow_weight(documents, gram, grams[gram]) for gram in ((4, 5), (5,)))
-    expected = {0: slow_weight(documents, (1,), grams[1,]), 1: best + 0.2 * five}
-    assert seal_scores(index, *arrays(index, grams)) == pytest.approx(expected)
-
-
-def test_the_tokens_that_are_likely_first_count_without_the_exponent(monkeypatch):
-    documents = [[1, 2, 3, 3, 1], [4], [7] * 40]
-    index, first = index_of(documents), np.full(8, -np.inf)
-    first[[2, 3, 1, 4, 7]] = np.log([0.4, 0.3, 0.2, 0.05, 0.05])
-    odds = {v: math.sqrt(slow_weight(documents, (v,), float(first[v]))) for v in (1, 2, 3, 4)}
-    assert odds[2] > odds[3] > odds[1]
-    key, states = slow_weight(documents, (1, 2), math.log(0.9)), arrays(index, log({(1, 2): 0.9}))
-    # One key, so one token, (2), is made a key; its place is taken by (1, 2). 3 counts once. The second 1 is
-    # at a free place, but covered. 4 is no key, so that it makes its document no candidate.
-    expected = {0: key + odds[3] + 0.2 * odds[1]}
-    assert seal_scores(index, *states, first) == pytest.approx(expected)
-    monkeypatch.setattr(seal, "LIKELY", 2)  # 2 and 3
-    assert seal_scores(index, *states, first) == pytest.approx({0: key + odds[3]})
-
-
-def test_half_covered_ngrams_lose_half_of_beta():
-    documents = [[1, 2, 5, 2, 3], [7] * 40]
-    index = index_of(documents)
-    grams: dict[Gram, float] = {(1, 2): math.log(0.9), (2, 3): math.log(0.5)}
-    first, second = (slow_weight(documents, gram, s) for gram, s in grams.items())
-    assert seal_scores(index, *arrays(index, grams)) == pytest.approx({0: first + 0.6 * second})
-
-
 def test_certainty_and_impossibility_have_finite_weights():
     index = index_of([[1] * 30])
     states, _ = arrays(index, {(1,): 0.0, (1, 1): 0.0})
     found = gram_weights(index, states, np.array([0.0, -1e4]))
     assert found.tolist() == [0.0, 0.0], "an n-gram that is all of the corpus says nothing"
     assert np.isfinite(gram_weights(index_of([A]), index_of([A]).find(*csr([[1]])), np.zeros(1))).all()
-
-
-# --- slow twins -------------------------------------------------------------------------------------
 
 
 def drawn(seed: int) -> tuple[Sequences, dict[Gram, float]]:
@@ -191,9 +149,6 @@ def test_no_ngram_no_document():
     index = index_of([A])
     states, log_p = np.empty((0, 3), dtype=np.int64), np.empty(0)
     assert seal_scores(index, states, log_p, np.log(np.full(9, 1 / 9))) == {}
-
-
-# --- the query's own --------------------------------------------------------------------------------
 
 
 def test_query_grams_are_those_of_the_corpus_with_their_teacher_forced_probability(seq2seq):

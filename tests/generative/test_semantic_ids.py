@@ -129,9 +129,6 @@ def test_unusable_vectors_are_named() -> None:
         semantic(np.zeros((4, 3)), names(4), branching=1)
 
 
-# --- k-means ----------------------------------------------------------------------------------------
-
-
 def test_kmeans_finds_clusters_wherever_and_however_large_they_are() -> None:
     X = blobs(4, 12).astype(np.float32)
     expected = kmeans(X, 4, seed=0)
@@ -139,10 +136,3 @@ def test_kmeans_finds_clusters_wherever_and_however_large_they_are() -> None:
     for scale, shift in ((1e-15, 0.0), (1e30, 0.0), (1.0, 1e6)):
         moved = (X * scale + shift).astype(np.float32)
         assert np.array_equal(kmeans(moved, 4, seed=0), expected)
-
-
-def test_fewer_distinct_vectors_than_clusters_give_fewer_clusters() -> None:
-    labels = kmeans(np.array([[0.0], [1.0], [0.0], [5.0], [1.0]], dtype=np.float32), 4, seed=0)
-    assert len(set(labels)) == 3
-    assert labels[0] == labels[2] != labels[1] == labels[4] != labels[3]
-    assert not kmeans(np.ones((7, 3), dtype=np.float32), 4, seed=0).any()

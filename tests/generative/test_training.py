@@ -1,7 +1,5 @@
 """Generative paradigms in the shared loop: what they learn, on one process and two, and by the scripts."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from inspect import unwrap
@@ -9,26 +7,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import rerank as rerank_script
 import torch
-import train as train_script
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from safetensors.torch import load_file, save_file
 from studies.systems import searcher
 from transformers import AutoModelForSeq2SeqLM
 
-from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm, load
+from paradigms import GENERATIVE, Generative, load
 from paradigms.data import Corpus, Problems, Split, read_run, write_run
-from paradigms.generative.pairs import Pair, retrieval_pairs
+from paradigms.generative.pairs import retrieval_pairs
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.small import small_t5
-from paradigms.io.settings import from_command_line
 from paradigms.train.job import training_pairs
 from paradigms.train.likelihood import Likelihood
 from paradigms.train.loop import TrainingSettings, train
 from tests import launch
-from tests.tiny import WORDS, write_seq2seq
+from tests.experiments.scripts import SMALL, run
+from tests.tiny import WORDS, write_collection
 
 TEXTS = [" ".join(WORDS.split()[(11 * n + 5 * w) % 300] for w in range(6)) for n in range(16)]
 CORPUS = Corpus([f"d{n}" for n in range(16)], TEXTS, [" ".join(text.split()[:2]) for text in TEXTS])
@@ -63,8 +58,8 @@ def fit(model: Generative, folder: Path, **changes: float) -> Generative:
 
 
 @pytest.fixture(scope="module")
-def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_seq2seq("t5-v1.1", tmp_path_factory.mktemp("t5"))
+def t5(seq2seq: dict[str, Path]) -> Path:
+    return seq2seq["t5-v1.1"]
 
 
 def test_the_loss_is_that_of_transformers(t5: Path) -> None:
@@ -116,15 +111,14 @@ def test_what_was_learned_is_found(name: str, t5: Path, tiny_bert: Path, tmp_pat
     assert sum(first) >= 7  # of 8: all, with three seeds
 
 
-def test_no_batch_is_made_before_the_clusters_are_renewed(t5: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_trained_is_refused(t5: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="genre has no training pairs"):
+        Likelihood(build("genre", t5, t5), CORPUS, [])
+    with pytest.raises(ValueError, match="identifiers='tomic'; there are semantic, atomic"):
+        unwrap(GENERATIVE["dsi"])(t5, CORPUS, identifiers="tomic")
     with pytest.raises(ValueError, match="workers=1 would make batches of genre before"):
         fit(build("genre_np", t5, t5), tmp_path, workers=1)
     fit(build("genre", t5, t5), tmp_path, workers=1, steps=1)
-
-
-def test_without_pairs_nothing_is_trained(t5: Path) -> None:
-    with pytest.raises(ValueError, match="genre has no training pairs"):
-        Likelihood(build("genre", t5, t5), CORPUS, [])
 
 
 def test_a_small_t5_is_the_same_for_a_seed_and_loads_as_any(tmp_path: Path) -> None:
@@ -146,26 +140,6 @@ def test_a_small_t5_that_could_read_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no text has a character"):
         small_t5(["", ""], tmp_path / "t5")
     assert not (tmp_path / "t5").exists()
-
-
-def test_dsi_names_its_identifiers(t5: Path) -> None:
-    with pytest.raises(ValueError, match="identifiers='tomic'; there are semantic, atomic"):
-        unwrap(GENERATIVE["dsi"])(t5, CORPUS, identifiers="tomic")
-
-
-# --- two processes ----------------------------------------------------------------------------------
-
-
-def gradients(name: str, t5: Path, encoder: Path, accelerator: Accelerator) -> dict[str, torch.Tensor]:
-    """Of this process's share of 8 pairs, averaged over processes; dropout is off."""
-    model = build(name, t5, encoder)
-    wrapped = accelerator.prepare(model)
-    wrapped.eval()
-    likelihood = objective(model)
-    share = 8 // accelerator.num_processes
-    mine: list[Pair] = likelihood.examples[accelerator.process_index * share :][:share]
-    accelerator.backward(likelihood.loss(wrapped, likelihood.collate(mine)))
-    return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
 def common_clusters(accelerator: Accelerator, t5: Path, folder: Path) -> None:
@@ -206,28 +180,11 @@ def one_corpus(accelerator: Accelerator, t5: Path, folder: Path) -> None:
         train(model, objective(model), SETTINGS, folder / "other", accelerator=accelerator, progress=False)
 
 
-def test_two_processes_have_the_gradient_of_one_and_learn_the_same(
-    t5: Path, tiny_bert: Path, tmp_path: Path
-) -> None:
-    for name in OPTIONS:
-        found = gradients(name, t5, tiny_bert, Accelerator())
-        save_file({n: g.contiguous() for n, g in found.items()}, tmp_path / f"{name}.safetensors")
-    (tmp_path / "encoder").symlink_to(tiny_bert)
-    checks = (equal_gradients, common_clusters, one_corpus, clusters_in_bfloat16)
+def test_two_processes_have_the_same_clusters_and_corpus(t5: Path, tmp_path: Path) -> None:
+    checks = (common_clusters, one_corpus, clusters_in_bfloat16)
     launch.forked(checks, t5, tmp_path)
     for check in checks:
         launch.passed(check, tmp_path)
-
-
-def equal_gradients(accelerator: Accelerator, t5: Path, folder: Path) -> None:
-    for name in OPTIONS:
-        expected = load_file(folder / f"{name}.safetensors")
-        found = gradients(name, t5, folder / "encoder", accelerator)
-        assert found.keys() == expected.keys(), name
-        scale = max(float(g.abs().max()) for g in expected.values())
-        for parameter, value in expected.items():
-            error = float((found[parameter] - value).abs().max())
-            assert error < 1e-5 * scale, f"{name}: {parameter} differs by {error} of {scale}"
 
 
 def clusters_in_bfloat16(accelerator: Accelerator, t5: Path, folder: Path) -> None:
@@ -235,56 +192,28 @@ def clusters_in_bfloat16(accelerator: Accelerator, t5: Path, folder: Path) -> No
     common_clusters(Accelerator(mixed_precision="bf16"), t5, folder / "bf16")
 
 
-# --- the scripts ------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("collection")
-    documents = [
-        {"_id": id, "title": title, "text": text}
-        for id, title, text in zip(CORPUS.ids, CORPUS.titles, TEXTS, strict=True)
-    ]
-    queries = [{"_id": id, "text": text} for id, text in SPLIT.queries.items()]
-    for name, rows in (("corpus", documents), ("queries", queries)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "qrels").mkdir()
-    for split, chosen in (("train", range(6)), ("test", range(6, 8))):
-        lines = "".join(f"q{n}\td{n}\t1\n" for n in chosen)
-        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
-    return folder
-
-
-def run(script: object, **flags: object) -> None:
-    given = [f"--{name}={value}" for name, value in flags.items()]
-    script.main(from_command_line(script.Settings, script.__doc__, given))  # type: ignore[attr-defined]
+    splits = {"train": range(6), "test": range(6, 8)}
+    queries, titles = list(SPLIT.queries.values()), list(CORPUS.titles)
+    return write_collection(tmp_path_factory.mktemp("collection"), TEXTS, queries, splits, titles)
 
 
 def training(collection: Path, t5: Path | str, output: Path, **changes: object) -> dict[str, object]:
-    return {
-        "paradigm": "genre",
-        "collection": collection,
-        "backbone": t5,
-        "output": output,
-        "steps": 2,
-        "batch_size": 4,
-        "evaluate_every": 1,
-        "options.query_length": 8,
-        "options.document_length": 12,
-        "precision": "no",
-        "tracker": "none",
-    } | changes
+    flags = {"paradigm": "genre", "collection": collection, "backbone": t5, "output": output}
+    flags |= {"options.query_length": 8, "options.document_length": 12, "evaluate_every": 1}
+    return SMALL | flags | changes
 
 
 def test_a_generative_checkpoint_is_trained_and_reranks(collection: Path, t5: Path, tmp_path: Path) -> None:
     (tmp_path / "queries.jsonl").write_text('{"document": "d3", "query": "old sea"}\n')
-    run(train_script, **training(collection, t5, tmp_path / "out", generated=tmp_path / "queries.jsonl"))
+    run("train", **training(collection, t5, tmp_path / "out", generated=tmp_path / "queries.jsonl"))
     model = load(tmp_path / "out" / "checkpoint")
     assert isinstance(model, Generative)
     assert model.name == "genre"
     write_run(tmp_path / "first.run", {"q6": {"d6": 2.0, "d1": 1.0}, "q7": {"d2": 1.0}}, tag="first")
     run(
-        rerank_script,
+        "rerank",
         checkpoint=tmp_path / "out" / "checkpoint",
         run=tmp_path / "first.run",
         collection=collection,
@@ -296,7 +225,7 @@ def test_a_generative_checkpoint_is_trained_and_reranks(collection: Path, t5: Pa
 
 
 def test_a_generative_paradigm_has_a_small_t5_where_none_is_named(collection: Path, tmp_path: Path) -> None:
-    run(train_script, **training(collection, "", tmp_path, paradigm="seal", steps=1, dev_queries=0))
+    run("train", **training(collection, "", tmp_path, paradigm="seal", steps=1, dev_queries=0))
     assert (tmp_path / "small-t5" / "model.safetensors").is_file()
     assert json.loads((tmp_path / "config.json").read_text())["backbone"] == "small"
 
@@ -307,34 +236,3 @@ def test_a_generative_paradigm_is_compared_on_its_own_corpus_alone(t5: Path, tmp
     assert len(searcher(model, CORPUS, tmp_path, "no")) == 3
     with pytest.raises(ValueError, match="genre names the 16 documents of another corpus, not these 15"):
         searcher(model, Corpus(CORPUS.ids[:15], TEXTS[:15]), tmp_path, "no")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"paradigm": "colbert", "generated": "x.jsonl"},
-            "generated queries train dsi, genre, seal, not colbert",
-        ),
-        ({"generated": "absent.jsonl"}, "absent.jsonl"),
-        (
-            {"options": '{"tokens": "clusters", "refresh": 1}', "workers": 1},
-            "before what they are made with is renewed: set workers=0",
-        ),
-    ],
-)
-def test_wrong_settings_are_said(
-    collection: Path, t5: Path, tmp_path: Path, changes: dict, message: str
-) -> None:
-    given = training(collection, t5, tmp_path / "out") | changes
-    with pytest.raises(SystemExit, match=message):
-        run(train_script, **given)
-
-
-def test_both_kinds_load_by_one_call(t5: Path, tiny_bert: Path, tmp_path: Path) -> None:
-    build("genre", t5, t5).save_pretrained(tmp_path / "genre")
-    PARADIGMS["dpr"](tiny_bert).save_pretrained(tmp_path / "dpr")
-    assert isinstance(load(tmp_path / "genre"), Generative)
-    assert isinstance(load(tmp_path / "dpr"), Paradigm)
-    with pytest.raises(ValueError, match="is no checkpoint of"):
-        load(tmp_path)

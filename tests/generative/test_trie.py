@@ -1,7 +1,5 @@
 """The trie of identifiers against its slow twin: a set of sequences and their prefixes."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,12 +56,6 @@ def test_a_search_finishes_the_identifiers_and_nothing_else(identifiers: list[li
     for n, identifier in enumerate(identifiers):
         expected.setdefault((*identifier, END), []).append(n)
     assert sequences_of(trie) == expected
-
-
-def test_shared_prefixes_equal_identifiers_and_an_identifier_that_begins_another():
-    trie = Trie.build(*csr([[5, 6], [5, 9], [5], [5, 6]]), END)
-    assert sequences_of(trie) == {(5, END): [2], (5, 6, END): [0, 3], (5, 9, END): [1]}
-    assert trie.branches(reached(trie, 5)).tokens.tolist() == [END, 6, 9]
 
 
 def test_branches_of_many_states_at_once_keep_their_order():

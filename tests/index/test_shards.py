@@ -20,7 +20,7 @@ from paradigms.data import load, read_run, write_run
 from paradigms.evaluate import pictures
 from paradigms.index import INDEXES, ExactIndex, building, open_index, shards
 from paradigms.index.weights import weights_checksum
-from tests.experiments.test_train_script import run as run_script
+from tests.experiments.scripts import run as run_script
 from tests.forks import fork_group
 from tests.index.test_storage import contents, names
 from tests.tiny import WORDS as TEXT

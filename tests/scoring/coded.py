@@ -1,7 +1,5 @@
 """Stored tokens for the tests of the kernels: as float16, as codes, and as tensors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The GPU's kernels, interpreted on the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from types import ModuleType
 

@@ -1,7 +1,5 @@
 """`scoring.fused` with kernels that run on the CPU, or that are compiled for a GPU that need not be there."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator
@@ -17,8 +15,7 @@ import paradigms.scoring
 OLDEST = (3, 7)  # the interpreters before fail with numpy 2.4; what they compile is the same
 HAS = tuple(int(part) for part in version("triton").split(".")[:2]) if find_spec("triton") else (0, 0)
 needs_triton = pytest.mark.skipif(
-    HAS < OLDEST,
-    reason="needs Triton 3.7: pip install triton, for Linux; it comes with torch's CUDA builds",
+    HAS < OLDEST, reason="needs Triton 3.7: pip install triton, for Linux; it comes with torch's CUDA builds"
 )
 SMALL = {"ROWS": 16, "TOKENS": 16}  # tiles, so that small batches have many
 

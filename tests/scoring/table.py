@@ -1,7 +1,5 @@
 """Every alignment with every Z, and random texts for them."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import torch

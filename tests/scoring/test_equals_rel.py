@@ -4,8 +4,6 @@ One table: every alignment with every Z. Texts have holes, empty documents and q
 places, with salience and without.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 

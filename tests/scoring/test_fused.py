@@ -3,8 +3,6 @@
 rel by them is in `test_equals_rel`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """in_batch_rel beyond its values: memory, types, determinism, and what it refuses."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

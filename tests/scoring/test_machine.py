@@ -1,7 +1,5 @@
 """Work that threads share: nested, from several callers at once, and where it fails."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 rel by the kernels is in `test_equals_rel`.
 """
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys
@@ -33,9 +31,6 @@ def probed(
     assert (slots == -1).all()
     assert len(set(documents[:met].tolist())) == met
     return dict(zip(documents[:met].tolist(), best[:met], strict=True))
-
-
-# --- products -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 24, 25, 50])
@@ -73,9 +68,6 @@ def test_every_float16_is_widened_exactly() -> None:
 def test_registers_are_those_that_the_features_name(features: str, name: str | None, expected: Any) -> None:
     assert tiles.registers("x86_64-unknown-linux-gnu", features, name) == expected
     assert tiles.registers("arm64-apple-darwin", "+neon") == (32, 4, True)
-
-
-# --- lists ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -146,9 +138,6 @@ def test_tokens_of_large_numbers_are_found(total: int, bytes: int) -> None:
         np.testing.assert_allclose(row[:2], similarities[mine].max(0), rtol=1e-4, atol=1e-3)
 
 
-# --- which lists, and sums --------------------------------------------------------------------------
-
-
 def selected(similarities: np.ndarray, sizes: Any, probes: int, wanted: int, count: int) -> tuple[Any, Any]:
     chosen, missing = np.zeros(len(similarities), np.bool_), np.empty(count, np.float32)
     loops.select(similarities, np.asarray(sizes, np.int64), probes, wanted, chosen, missing)
@@ -200,9 +189,6 @@ def test_sums_fill_in_what_is_missing() -> None:
     np.testing.assert_allclose(out, expected, rtol=1e-5)
 
 
-# --- codes ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("bits", BITS)
 def test_codes_and_scales_are_those_of_the_definition(bits: int) -> None:
     spread, step, middle = np.abs(normal(128)) + 0.1, np.float32(0.7), ((1 << bits) - 1) / 2
@@ -225,8 +211,6 @@ def test_codes_and_scales_are_those_of_the_definition(bits: int) -> None:
     assert scales[3] == 0
     assert (np.delete(scales, 3) > 0).all()
 
-
-# --- nothing is read beyond the end -----------------------------------------------------------------
 
 GUARDED = """
 import ctypes, itertools, mmap, os, signal

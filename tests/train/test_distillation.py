@@ -1,6 +1,4 @@
-"""A teacher's scores are learned: losses by hand, in every objective, on new queries, on two processes."""
-
-from __future__ import annotations
+"""A teacher's scores are learned: losses by hand and in every objective."""
 
 import math
 from dataclasses import replace
@@ -8,20 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate import Accelerator
-from safetensors.torch import load_file, save_file
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.baselines.cross_attention import cross_attention
 from paradigms.core import rel
-from paradigms.data import Corpus, Run
+from paradigms.data import Corpus
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example, tokenised
 from paradigms.train.listwise import Listwise
-from paradigms.train.loop import TrainingSettings, train
 from paradigms.train.losses import Distillation, contrastive, kl, margin_mse
-from paradigms.train.teacher import scored_once
-from tests import launch
 from tests.tiny import WORDS
 
 VOCABULARY = [word for word in WORDS.split() if len(word) > 3]
@@ -40,9 +33,6 @@ def build(name: str, backbone: Path) -> Paradigm:
     torch.manual_seed(0)
     options = {"k_train": 12} if name == "xtr" else {}
     return PARADIGMS[name](backbone, query_length=16, document_length=32, **options).eval()
-
-
-# --- the losses by hand -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("loss", [kl, margin_mse])
@@ -90,9 +80,6 @@ def test_what_is_no_distillation_is_refused(settings: dict, message: str) -> Non
         object.__setattr__(made, name, value)  # the type checker of the tests would refuse some of them first
     with pytest.raises(ValueError, match=message):
         made.__post_init__()
-
-
-# --- in the objectives ------------------------------------------------------------------------------
 
 
 def test_a_batch_knows_each_querys_own_documents(tiny_bert: Path) -> None:
@@ -180,94 +167,3 @@ def test_examples_without_scores_to_compare_are_refused(tiny_bert: Path) -> None
             Contrastive(build("dpr", tiny_bert), CORPUS, examples, None, Distillation())
     with pytest.raises(ValueError, match="build the examples with a teacher"):
         Listwise(cross_attention(tiny_bert), CORPUS, bare, None, Distillation())
-
-
-# --- end to end -------------------------------------------------------------------------------------
-
-
-def overlap(query: str, document: int) -> float:
-    """A teacher: 2 for every word of the query that the document has, less what the document has besides."""
-    words = TEXTS[document].split()
-    return 2.0 * sum(word in words for word in query.split()) - 0.5 * len(words)
-
-
-def taught(number: int) -> Example:
-    """Two words of a document, that document and four others, of which two share a word with it."""
-    query = " ".join(TEXTS[number].split()[1:3])
-    others = sorted((n for n in range(len(TEXTS)) if n != number), key=lambda n: (-overlap(query, n), n))
-    documents = [number, *others[:2], *others[17:19]]
-    return Example(
-        query, number, tuple(documents[1:]), (number,), tuple(overlap(query, n) for n in documents)
-    )
-
-
-@pytest.mark.parametrize("loss", ["kl", "margin_mse"])
-def test_a_student_comes_closer_to_its_teacher_on_queries_it_never_saw(
-    tiny_bert: Path, tmp_path: Path, loss: str
-) -> None:
-    examples = [taught(n) for n in range(len(TEXTS))]
-    seen, new = examples[:32], examples[32:]
-    student = build("colbert", tiny_bert)
-    distillation = Distillation(loss, 1.0)
-    measured = Contrastive(student, CORPUS, new, 0.1, Distillation("kl", 1.0))
-
-    def distance() -> float:
-        with student.evaluating(), torch.no_grad():
-            return measured.loss(student, measured.collate(new)).item()
-
-    before = distance()
-    objective = Contrastive(student, CORPUS, seen, 0.1, distillation)
-    settings = TrainingSettings(steps=16, batch_size=16, learning_rate=2e-3, distillation=distillation)
-    train(student, objective, settings, tmp_path, accelerator=Accelerator(cpu=True), progress=False)
-    assert distance() < 0.5 * before
-
-
-# --- two processes ----------------------------------------------------------------------------------
-
-
-def loss_and_gradients(backbone: Path, accelerator: Accelerator) -> dict[str, torch.Tensor]:
-    """Of this process's share of the examples, averaged over processes; dropout is off."""
-    paradigm = build("colbert", backbone)
-    model = accelerator.prepare(paradigm)
-    model.eval()
-    share = len(EXAMPLES) // accelerator.num_processes
-    mine = EXAMPLES[accelerator.process_index * share :][:share]
-    objective = Contrastive(paradigm, CORPUS, mine, None, Distillation("kl", 0.5))
-    loss = objective.loss(model, objective.collate(mine))
-    accelerator.backward(loss)
-    found = {n: p.grad for n, p in paradigm.named_parameters() if p.grad is not None}
-    return found | {"loss": accelerator.reduce(loss.detach(), "mean")}
-
-
-def distils_as_one(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
-    expected = load_file(folder / "one.safetensors")
-    found = loss_and_gradients(backbone, accelerator)
-    assert found.keys() == expected.keys()
-    assert float(found["loss"]) == pytest.approx(float(expected["loss"]), rel=1e-5)
-    scale = max(float(gradient.abs().max()) for gradient in expected.values())
-    for name, value in expected.items():
-        error = float((found[name] - value).abs().max())
-        assert error < 1e-5 * scale, f"{name} differs by {error} of {scale}"
-
-
-def shares_the_teachers_work(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
-    asked: list[str] = []
-
-    def score(run: Run, *, progress: bool) -> Run:
-        asked.extend(run)
-        return {q: {d: float(len(q) + len(d)) for d in documents} for q, documents in run.items()}
-
-    scores = scored_once(folder / "teacher.run", lambda: score, accelerator, pairs=2)
-    wanted = {f"q{n}": ["d1", "d12"] for n in range(5)}
-    assert scores(wanted) == {q: {"d12": 5.0, "d1": 4.0} for q in wanted}
-    assert asked == [f"q{n}" for n in range(accelerator.process_index, 5, 2)]  # each its share
-    assert scores(wanted) == scores({})
-    assert len(asked) <= 3
-
-
-def test_two_processes_distil_as_one_and_share_the_teachers_work(tiny_bert: Path, tmp_path: Path) -> None:
-    save_file(loss_and_gradients(tiny_bert, Accelerator(cpu=True)), tmp_path / "one.safetensors")
-    checks = (distils_as_one, shares_the_teachers_work)
-    launch.forked(checks, tiny_bert, tmp_path)
-    for check in checks:
-        launch.passed(check, tmp_path)

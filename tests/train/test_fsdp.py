@@ -1,7 +1,5 @@
 """Shards on two processes train what one process trains, and leave a checkpoint that one process opens."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
@@ -32,11 +30,7 @@ LENGTHS = {"query_length": 16, "document_length": 32}
 # name -> (family, what is built from its folder, settings of training)
 CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "aligner": ("bert", lambda f: PARADIGMS["aligner"](f, eps=0.002, **LENGTHS), {"accumulation": 2}),
-    "xtr": (
-        "t5",
-        lambda f: PARADIGMS["xtr"](f, k_train=20, lora_rank=2, dora=True, **LENGTHS),
-        {"chunk": 2},
-    ),
+    "xtr": ("t5", lambda f: PARADIGMS["xtr"](f, k_train=20, lora_rank=2, dora=True, **LENGTHS), {"chunk": 2}),
     "colbert": ("modernbert", lambda f: PARADIGMS["colbert"](f, **LENGTHS), {"recompute": True}),
     "genre": ("seq2seq", lambda f: GENERATIVE["genre"](f, CORPUS), {}),
 }
@@ -91,9 +85,6 @@ def curve(folder: Path) -> list[dict[str, float]]:
 def last(folder: Path) -> Path:
     """The checkpoint after the last step."""
     return folder / "checkpoints" / "step-4"
-
-
-# --- checks that each of two processes runs: (accelerator, root of the checkpoints, folder) ---
 
 
 def every_case(accelerator: Accelerator, root: Path, folder: Path) -> None:

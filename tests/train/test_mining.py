@@ -1,7 +1,5 @@
 """Hard negatives of another round: from a model's ranking, between given ranks, never judged relevant."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -16,8 +14,8 @@ from paradigms.index import ExactIndex
 from paradigms.train.examples import Example, build_examples
 from paradigms.train.mining import mine, with_random
 from tests.baselines.test_cross_attention import collection  # noqa: F401 - a fixture
-from tests.experiments.test_train_script import run as run_script
-from tests.experiments.test_train_script import training
+from tests.experiments.scripts import run as run_script
+from tests.experiments.scripts import training
 from tests.near import same_run
 from tests.tiny import WORDS
 from tests.tiny_generative import generative, named
@@ -35,9 +33,6 @@ RANKED: Run = {query: {f"d{n}": float(-n) for n in range(30)} for query in QUERI
 def dense(backbone: Path) -> Paradigm:
     torch.manual_seed(0)
     return PARADIGMS["dpr"](backbone, pooling="mean")
-
-
-# --- the run ----------------------------------------------------------------------------------------
 
 
 def test_a_model_searches_for_the_queries_that_make_examples(tiny_bert: Path, tmp_path: Path) -> None:
@@ -61,9 +56,6 @@ def test_a_generative_model_searches_by_decoding(seq2seq: dict[str, Path]) -> No
 def test_a_reranker_mines_nothing(tiny_bert: Path) -> None:
     with pytest.raises(ValueError, match="cross_attention scores given pairs and searches no corpus"):
         mine(cross_attention(tiny_bert), CORPUS, SPLIT)
-
-
-# --- the examples -----------------------------------------------------------------------------------
 
 
 def ranks(example: Example, query: str, run: Run) -> set[int]:
@@ -96,30 +88,10 @@ def test_negatives_come_from_the_ranks_between_and_are_never_relevant() -> None:
     assert all(len(e.negatives) == 28 for e in default)
 
 
-def test_the_draw_is_seeded() -> None:
-    def build(seed: int) -> list[Example]:
-        return build_examples(CORPUS, SPLIT, RANKED, negatives=3, skip=4, depth=12, seed=seed)
-
-    assert build(0) == build(0) != build(1)
-
-
 def test_ranks_that_hold_none_are_refused() -> None:
     for skip, depth in ((10, 10), (-1, 10), (0, 0)):
         with pytest.raises(ValueError, match=f"skip={skip} and depth={depth} hold none"):
             build_examples(CORPUS, SPLIT, RANKED, negatives=1, skip=skip, depth=depth)
-
-
-def test_a_models_run_makes_other_examples_than_the_first_round(tiny_bert: Path) -> None:
-    found = mine(dense(tiny_bert), CORPUS, SPLIT, depth=10)
-    first = build_examples(CORPUS, SPLIT, RANKED, negatives=2, depth=10)
-    second = build_examples(CORPUS, SPLIT, found, negatives=2, skip=2, depth=10)
-    assert [(e.query, e.positive) for e in first] == [(e.query, e.positive) for e in second]
-    assert [e.negatives for e in first] != [e.negatives for e in second]
-    for query, examples in by_query(second).items():
-        assert all(ranks(example, query, found) <= set(range(3, 11)) for example in examples)
-
-
-# --- random candidates ------------------------------------------------------------------------------
 
 
 def test_random_documents_follow_the_runs_own() -> None:
@@ -136,9 +108,6 @@ def test_random_documents_follow_the_runs_own() -> None:
     assert set(with_random(run, CORPUS, 100)["q0"]) == set(CORPUS.ids)
     drawn = {id for seed in range(60) for id in list(with_random(run, CORPUS, 2, seed)["q0"])[3:]}
     assert drawn == set(CORPUS.ids) - {"d3", "d9", "d1"}
-
-
-# --- the script -------------------------------------------------------------------------------------
 
 
 def test_the_script_trains_a_second_round(collection: Path, tiny_bert: Path, tmp_path: Path) -> None:  # noqa: F811

@@ -1,7 +1,5 @@
 """What a run prepares on one process: layers recomputed or compiled; and what a launch of shards refuses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,8 @@ from paradigms.generative.pairs import Pair
 from paradigms.train import parallel
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.likelihood import Likelihood
-from paradigms.train.loop import TrainingSettings, train
 from paradigms.train.parallel import prepare
-from tests.tiny import FAMILIES, LAYERS, WIDTH
+from tests.tiny import FAMILIES, LAYERS
 from tests.train.test_distributed import CORPUS, EXAMPLES
 from tests.train.test_loop import without_dropout
 
@@ -103,29 +100,6 @@ def test_compiled_layers_have_the_same_gradients(
         torch.testing.assert_close(compiled[1][name], gradient, rtol=1e-4, atol=1e-6)
 
 
-def test_recompute_may_change_when_a_run_goes_on(tiny_bert: Path, tmp_path: Path) -> None:
-    for folder, stops in (("whole", (4,)), ("parts", (2, 4))):
-        for stop in stops:
-            torch.manual_seed(0)
-            paradigm = PARADIGMS["dpr"](tiny_bert, **LENGTHS)
-            objective, forwards = Contrastive(paradigm, CORPUS, EXAMPLES), 0
-            settings = TrainingSettings(steps=4, batch_size=2, save_every=1, log_every=1, recompute=stop == 2)
-
-            def interrupt(module: nn.Module, given: tuple, stop: int = stop) -> None:
-                nonlocal forwards
-                forwards += 1
-                if forwards > stop:
-                    raise KeyboardInterrupt
-
-            paradigm.register_forward_pre_hook(interrupt)
-            try:
-                train(paradigm, objective, settings, tmp_path / folder, progress=False)
-            except KeyboardInterrupt:
-                assert stop == 2
-    whole, parts = ((tmp_path / name / "history.jsonl").read_text() for name in ("whole", "parts"))
-    assert parts == whole
-
-
 def test_layers_of_a_generative_model_are_its_encoder_s(seq2seq: dict[str, Path]) -> None:
     """Its decoder's are never called whole. What is kept of the encoder's shrinks, the gradients stay."""
     found = []
@@ -140,17 +114,6 @@ def test_layers_of_a_generative_model_are_its_encoder_s(seq2seq: dict[str, Path]
         found.append({n: weight.grad for n, weight in model.named_parameters() if weight.grad is not None})
     assert found[0].keys() == found[1].keys()
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
-
-
-def test_layers(checkpoints: dict[str, Path]) -> None:
-    for family in FAMILIES:
-        for options in ({}, {"lora_rank": 1}):
-            layers = PARADIGMS["dpr"](checkpoints[family], **options).layers
-            assert len(layers) == LAYERS
-            assert all(sum(weight.numel() for weight in layer.parameters()) > WIDTH**2 for layer in layers)
-
-
-# --- launches of shards that are refused ------------------------------------------------------------------
 
 
 @pytest.fixture

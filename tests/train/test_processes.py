@@ -1,7 +1,5 @@
 """What the first of two processes does alone, and fails at, ends both with the same error: neither waits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +12,7 @@ from rich.console import Console
 from studies import model_runs
 from studies.model_runs import Job, run_jobs
 
-from paradigms.data import Collection, Corpus, Problems, Split
+from paradigms.data import Collection, Corpus, Problems, Run, Split
 from paradigms.train import job, teacher
 from paradigms.train.state import by_main
 from tests import launch
@@ -31,9 +29,6 @@ def fails_for_both(action: Callable[[], Any], accelerator: Accelerator) -> None:
     begins = "no space" if accelerator.is_main_process else "process 0 failed: no space"
     with pytest.raises(OSError, match=begins):
         action()
-
-
-# --- checks that each of two processes runs: (accelerator, backbone, folder) -------------------------
 
 
 def one_acts(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
@@ -63,6 +58,21 @@ def pairs_cannot_be_kept(accelerator: Accelerator, backbone: Path, folder: Path)
         patch.setattr(teacher.shutil, "rmtree", full_disk)
         fails_for_both(lambda: scores({"q": ["d"]}), accelerator)
     assert scores({"q": ["d"]}) == {"q": {"d": 1.0}}
+
+
+def shares_the_teachers_work(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
+    asked: list[str] = []
+
+    def score(run: Run, *, progress: bool) -> Run:
+        asked.extend(run)
+        return {q: {d: float(len(q) + len(d)) for d in documents} for q, documents in run.items()}
+
+    scores = teacher.scored_once(folder / "shared.run", lambda: score, accelerator, pairs=2)
+    wanted = {f"q{n}": ["d1", "d12"] for n in range(5)}
+    assert scores(wanted) == {q: {"d12": 5.0, "d1": 4.0} for q in wanted}
+    assert asked == [f"q{n}" for n in range(accelerator.process_index, 5, 2)]  # each its share
+    assert scores(wanted) == scores({})
+    assert len(asked) <= 3
 
 
 def small_models_cannot_be_made(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
@@ -99,6 +109,7 @@ def studies_cannot_save_or_measure(accelerator: Accelerator, backbone: Path, fol
 CHECKS = (
     one_acts,
     pairs_cannot_be_kept,
+    shares_the_teachers_work,
     small_models_cannot_be_made,
     negatives_cannot_be_mined,
     studies_cannot_save_or_measure,

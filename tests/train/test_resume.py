@@ -1,7 +1,5 @@
 """Training that is killed, starved of disk and lied to by it goes on exactly, and loses nothing."""
 
-from __future__ import annotations
-
 import os
 import random
 import re
@@ -93,9 +91,6 @@ def same(folder: Path, other: Path) -> None:
     assert torch.equal(best, expected)
 
 
-# --- traps ------------------------------------------------------------------------------------------
-
-
 def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -173,16 +168,6 @@ def whole(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_killed_at_random_steps(whole: Path, tiny_bert: Path, tmp_path: Path) -> None:
-    draw = random.Random(0)
-    for _ in range(2):
-        batch = draw.randint(1, 7)
-        code, said = run(tiny_bert, tmp_path / "run", partial(in_batch, batch))
-        assert code == -signal.SIGKILL, said
-    assert run(tiny_bert, tmp_path / "run") == (0, "")
-    same(tmp_path / "run", whole)
-
-
 def test_killed_at_any_time_until_it_is_done(whole: Path, tiny_bert: Path, tmp_path: Path) -> None:
     """Wherever the clock says, within a step as within a checkpoint, as soon as something new was logged."""
     draw, folder, logged, kills = random.Random(0), tmp_path / "run", 0, 0
@@ -209,11 +194,7 @@ def test_killed_at_any_time_until_it_is_done(whole: Path, tiny_bert: Path, tmp_p
 
 @pytest.mark.parametrize(
     ("moment", "left"),
-    [
-        ("before the rename", [2]),
-        ("before the old one goes", [2, 4]),
-        ("while the old one goes", [2, 4]),
-    ],
+    [("before the rename", [2]), ("before the old one goes", [2, 4]), ("while the old one goes", [2, 4])],
 )
 def test_killed_while_a_checkpoint_is_written(
     moment: str, left: list[int], whole: Path, tiny_bert: Path, tmp_path: Path
@@ -226,9 +207,6 @@ def test_killed_while_a_checkpoint_is_written(
     assert run(tiny_bert, folder, keep=1, save_every=STEPS) == (0, "")
     same(folder, whole)
     assert [entry.name for entry in (folder / "checkpoints").iterdir()] == [f"step-{STEPS}"]
-
-
-# --- damaged checkpoints ----------------------------------------------------------------------------
 
 
 def truncated(folder: Path) -> None:
@@ -306,9 +284,6 @@ def test_as_many_checkpoints_are_kept_as_asked(tiny_bert: Path, tmp_path: Path) 
     assert checkpoint.steps(tmp_path) == [4, 5, 6]
     with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
         replace(SETTINGS, keep=0)
-
-
-# --- what else goes wrong ---------------------------------------------------------------------------
 
 
 def test_a_full_disk_ends_with_a_line_and_loses_nothing(whole: Path, tiny_bert: Path, tmp_path: Path) -> None:

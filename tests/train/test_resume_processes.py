@@ -1,10 +1,7 @@
 """Two processes: one is killed or fails, the other does not wait for it, and both go on exactly."""
 
-from __future__ import annotations
-
 import os
 import random
-import resource
 import signal
 import time
 from collections.abc import Callable
@@ -65,10 +62,6 @@ def fail() -> None:
     raise ValueError("no such passage")
 
 
-def fill_disk() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
-
-
 def launch(backbone: Path, folder: Path) -> None:
     """What torchrun does."""
     config = LaunchConfig(
@@ -127,18 +120,6 @@ def test_an_error_of_one_process_ends_both(tiny_bert: Path, tmp_path: Path) -> N
     assert last.endswith("ValueError: no such passage")
     assert "Connection" in one.splitlines()[-1]
     assert checkpoint.newest(tmp_path / "run") == 4
-
-
-def test_a_full_disk_is_an_error_of_both(tiny_bert: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    group = ended(start(tiny_bert, folder, partial(of_process, 0, fill_disk, 9)))
-    for (code, said), begins in zip(group, ("OSError: ", "OSError: process 0 failed: "), strict=True):
-        assert code == 1
-        last = said.splitlines()[-1]
-        assert last.startswith(begins)
-        assert "step-6 cannot be written" in last
-    assert checkpoint.steps(folder) == [2, 4]
-    assert checkpoint.newest(folder) == 4
 
 
 def test_a_launcher_ends_a_process_that_has_not_noticed(tiny_bert: Path, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Scores that examples carry or are filtered by: from a run or a model, of each pair once, never a guess."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -17,13 +15,13 @@ from paradigms.baselines.cross_attention import cross_attention
 from paradigms.data import Corpus, Problems, Run, Split, hold_out, load, read_run, write_run
 from paradigms.evaluate.reranking import rerank
 from paradigms.train import job
-from paradigms.train.examples import Example, build_examples
+from paradigms.train.examples import build_examples
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.losses import Distillation
 from paradigms.train.teacher import FalseNegatives, ScorePairs, pair_scores, scored_once
 from tests.baselines.test_cross_attention import collection  # noqa: F401 - a fixture
-from tests.experiments.test_train_script import run as run_script
-from tests.experiments.test_train_script import training
+from tests.experiments.scripts import run as run_script
+from tests.experiments.scripts import training
 from tests.tiny import LAYERS, WIDTH
 
 CORPUS = Corpus([f"d{n}" for n in range(12)], [f"text {n}" for n in range(12)])
@@ -52,9 +50,6 @@ def given(scores: Run) -> ScorePairs:
 
 def ids(positions: tuple[int, ...]) -> set[str]:
     return {CORPUS.ids[p] for p in positions}
-
-
-# --- false negatives --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -121,19 +116,6 @@ def test_suspects_are_no_negatives_of_any_kind_and_are_counted() -> None:
     assert problems.examples["hard negative that may be relevant (left out)"][0] == "q -> d2"
 
 
-def test_a_filter_that_finds_nothing_changes_nothing() -> None:
-    plain = build_examples(CORPUS, SPLIT, RANKED, 3, depth=8)
-    low: Run = {q: {d: 9.0 if d in SPLIT.judgements[q] else 0.0 for d in CORPUS.ids} for q in RANKED}
-    low["q"]["d2"] = 0.0
-    problems = Problems()
-    suspects = FalseNegatives(given(low), margin=1.0)
-    assert build_examples(CORPUS, SPLIT, RANKED, 3, depth=8, suspects=suspects, problems=problems) == plain
-    assert not problems
-
-
-# --- scores of examples -----------------------------------------------------------------------------
-
-
 def test_examples_carry_the_teachers_scores_of_their_documents() -> None:
     complete: Run = {q: {d: 10.0 * n + len(q) for n, d in enumerate(CORPUS.ids)} for q in RANKED}
     asked: list[Any] = []
@@ -171,9 +153,6 @@ def test_a_pair_without_a_score_is_named() -> None:
             build_examples(CORPUS, SPLIT, RANKED, 3, depth=8, suspects=suspects)
     with pytest.raises(ValueError, match=r"the teacher has no score of document .* for query 'q'"):
         build_examples(CORPUS, SPLIT, RANKED, 3, depth=8, teacher=given({}))
-
-
-# --- a model's scores -------------------------------------------------------------------------------
 
 
 def test_a_model_scores_a_pair_once_and_goes_on_after_an_interruption(tmp_path: Path) -> None:
@@ -299,14 +278,6 @@ def test_a_teacher_goes_with_a_distillation(collection: Path, tiny_bert: Path, t
         settings = TrainingSettings(distillation=distillation)
         with pytest.raises(ValueError, match="give both or neither"):
             job.fit(dpr, data, splits, ({}, {}), 1, 0, settings, tmp_path, accelerator, teacher=teacher)
-    examples = [Example("a", 0, (1,), (0,), (2.0, 1.0))]
-    settings = TrainingSettings(distillation=Distillation("margin_mse", 1.0))
-    for model in (dpr, cross_attention(tiny_bert)):
-        objective: Any = job._objective(model, data.corpus, examples, settings)
-        assert objective.distillation is settings.distillation
-
-
-# --- the script -------------------------------------------------------------------------------------
 
 
 def test_the_script_distils_from_a_model_and_filters_by_it(
@@ -347,29 +318,3 @@ def test_the_script_distils_from_a_model_and_filters_by_it(
     (tmp_path / "again" / "config.json").unlink()
     with pytest.raises(SystemExit, match=r"distillation: .*'margin_mse'.* then, .*'kl'.* now"):
         run_script("train", **(again | {"distil": "kl"}))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"teacher": "some.run", "distil": "kl", "negatives": 0},
-            "teacher goes with hard negatives: say how",
-        ),
-        ({"teacher": "some.run"}, "set both --teacher and --distil, or neither"),
-        ({"distil": "kl"}, "set both --teacher and --distil, or neither"),
-        ({"teacher": "nowhere.run", "distil": "kl"}, "nowhere.run is no run, no folder of a model"),
-        ({"filter_share": 0.9}, "say whose with --filter"),
-        ({"paradigm": "dsi", "teacher": "some.run", "distil": "kl"}, "dsi learns from no hard negatives"),
-    ],
-)
-def test_what_cannot_be_distilled_ends_with_a_line(
-    collection: Path,  # noqa: F811
-    tiny_bert: Path,
-    tmp_path: Path,
-    changes: dict,
-    message: str,
-) -> None:
-    flags = training(collection, tiny_bert, tmp_path / "out", options="{}", paradigm="dpr")
-    with pytest.raises(SystemExit, match=message):
-        run_script("train", **(flags | changes))

@@ -1,7 +1,5 @@
 """The accelerator of every script: how long processes wait for one another, and what is refused."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from pathlib import Path
 from typing import Any

@@ -1,0 +1,77 @@
+"""What the tests of the scripts share: a small collection, and a script run as from a terminal."""
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paradigms.io.settings import from_command_line
+from tests.tiny import WORDS, write_collection
+
+SMALL = {"steps": 2, "batch_size": 4, "precision": "no", "tracker": "none"}
+
+
+def write_words(folder: Path) -> Path:
+    """Forty documents of 6 to 25 words under titles of two; a query is four words of one."""
+    words, random = WORDS.split(), np.random.default_rng(0)
+    texts = [list(random.choice(words, 6 + n // 2)) for n in range(40)]
+    titles = [" ".join(random.choice(words, 2)) for _ in texts]
+    queries = [" ".join(random.choice(text, 4)) for text in texts]
+    splits = {"train": range(30), "test": range(30, 40)}
+    return write_collection(folder, list(map(" ".join, texts)), queries, splits, titles)
+
+
+def settings(script: str, *arguments: str, **flags: object) -> Any:
+    """The settings of a script for these flags."""
+    module = import_module(script)
+    given = [*arguments, *(f"--{name}={value}" for name, value in flags.items())]
+    return from_command_line(module.Settings, module.__doc__ or "", given)
+
+
+def run(script: str, *arguments: str, **flags: object) -> None:
+    import_module(script).main(settings(script, *arguments, **flags))
+
+
+def published(folder: Path) -> set[str]:
+    """The tables of a results folder, each of which is there as CSV, JSON and Markdown, and its figures."""
+    tables = {path.stem for path in folder.glob("*.md")} - {"verdicts"}
+    for name in tables:
+        rows = json.loads((folder / f"{name}.json").read_text())
+        assert len((folder / f"{name}.md").read_text().splitlines()) == len(rows) + 2
+        assert len((folder / f"{name}.csv").read_text().splitlines()) == len(rows) + 1
+    figures = {path.name for path in folder.glob("*.png")}
+    assert all((folder / name).read_bytes().startswith(b"\x89PNG") for name in figures)
+    assert (folder / "report.html").read_text().count("data:image/png") == len(figures)
+    return tables | figures
+
+
+def training(collection: Path, backbone: Path, output: Path, **changes: object) -> dict[str, Any]:
+    """Of train.py: four steps of a small ColBERT."""
+    flags = {"paradigm": "colbert", "collection": collection, "backbone": backbone, "output": output}
+    flags |= {"options": '{"dim": 16, "query_length": 8, "document_length": 12}', "steps": 4}
+    return SMALL | flags | {"negatives": 1, "evaluate_every": 2} | changes
+
+
+def pair_flags(collection: Path, backbone: Path, folder: Path, **changes: object) -> dict[str, Any]:
+    """Of a study of `trained_pairs`, which keeps its models and results below `folder`."""
+    return {
+        "collection": collection,
+        "backbone": backbone,
+        "models": folder / "models",
+        "output": folder / "results",
+        "seeds": "[0,1]",
+        "steps": 2,
+        "generative_steps": 3,
+        "passages": 2,
+        "passage_words": 4,
+        "batch_size": 4,
+        "query_length": 8,
+        "document_length": 16,
+        "span": 4,
+        "depth": 6,
+        "queries": 8,
+        "division": "unseen",
+        "tracker": "none",
+    } | changes

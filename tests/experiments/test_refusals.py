@@ -1,0 +1,117 @@
+"""Settings that a script cannot run end with one line that names them."""
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.experiments.scripts import SMALL, run
+
+HERE = Path(__file__).parent  # a folder without a checkpoint
+# script -> flags, what the line says
+REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
+    "alignment_adaptation": [
+        ({"trained_with": '["k=3"]'}, "trained_with: unknown k=3; there are k=1, k=2"),
+        ({"collections": "[]"}, "collections must be different, and at least one"),
+        ({"seeds": "[1, 1]"}, "seeds must be different"),
+        ({"checkpoint": HERE}, "--checkpoint: "),
+    ],
+    "capacity": [
+        ({"systems": '["DE-BERT-x"]'}, "systems: unknown DE-BERT-x; there are DE-BERT-k"),
+        ({"hybrids": '["CROSS-ATTENTION"]'}, "hybrids: unknown CROSS-ATTENTION"),
+        ({"task": "answers", "lengths": "[1000]", "tokens": 60}, r"lengths=\[1000\]"),
+        ({"samples": 1}, "samples must be at least 2"),
+        ({"train_queries": 5000, "lengths": "[30]"}, "the corpus is too small for 5,"),
+    ],
+    "compare": [
+        ({"systems": "[dpr,splade]"}, "system splade: unknown paradigm splade; there are dpr"),
+        ({"systems": '{"a": {"paradigm": "dpr", "dim": 3}}'}, "system a: unknown settings: 'dim'; there are"),
+        ({"systems": '{"a": {"paradigm": "dpr", "training": {"stepz": 3}}}'}, "system a, training: "),
+        ({"systems": '{"a": {"paradigm": "dpr", "index": "i"}}'}, "system a: an index goes with the check"),
+        ({"systems": '{"a/b": {"paradigm": "dpr"}}'}, "system 'a/b': its name is that of a folder"),
+        ({"systems": '{"runs": {"paradigm": "dpr"}}'}, "system 'runs': its name"),
+        ({"size": "huge"}, "small or full"),
+        ({"baseline": "splade"}, "not among the compared systems"),
+        ({"stepz": 3}, "stepz"),
+        ({"collection": "nowhere"}, "no collection 'nowhere'"),
+    ],
+    "document_encoding": [({"systems": '["DSI","NCI"]'}, r"systems must be some of DPR.*NCI")],
+    "fidelity": [
+        ({"model": HERE}, r"--model: .*not a saved paradigm"),
+        ({"split": "dev"}, "no split 'dev'; it has"),
+    ],
+    "hybrid": [
+        ({"probes": "[0]"}, "probes must be at least 1"),
+        ({"rerank_depths": "[11]", "depth": 10}, "reach 11, and 10 documents are retrieved"),
+        ({"batch_size": 64, "seeds": "[3]"}, "seed 3: a batch of 64"),
+    ],
+    "limit": [
+        ({"relevant": 30}, "relevant must be at most"),
+        ({"parts": "[]"}, "parts"),
+        ({"documents": 90}, "need as many words"),
+    ],
+    "random_projections": [
+        ({"beta": 0.5}, r"beta must lie in \(0, 0\.5\)"),
+        ({"rank": 400}, r"rank must be at most \d+"),
+        ({"weightings": "[lm]"}, "bm25"),
+    ],
+    "salience_pruning": [({"eps": 0}, "eps must be above 0, got 0")],
+    "serving_costs": [
+        ({"paradigms": '["bm25"]'}, "--paradigms: 'bm25' is none of dpr"),
+        ({"bits": "[3]"}, "--bits takes 1, 2, 4 and 8"),
+    ],
+    "theory_checks": [
+        ({"samples": 5}, "samples 5"),
+        ({"only": "lemma_1,lemma_9"}, r"lemma_9.*there are: lemma_1"),
+    ],
+    "token_retrieval": [({"batch_size": 64}, "ColBERT, batch of 64, seed 0: a batch of 64")],
+    "train": [
+        ({"backbone": "/nowhere/at/all"}, "the backbone /nowhere/at/all is a path, and no such folder is"),
+        ({"paradigm": "bert"}, "unknown paradigm bert; there are dpr"),
+        ({"run": "some.run", "negatives": 0}, "how many with --negatives"),
+        ({"run": "nowhere.run", "negatives": 1}, "nowhere.run: no such file"),
+        ({"batch_size": 64}, "batch of 64 .* larger than the 27 training examples"),
+        ({"options": '{"dims": 3}'}, "dims"),
+        ({"learning_rate": -1.0}, "learning_rate must be positive"),
+        (
+            {"teacher": "some.run", "distil": "kl", "negatives": 0},
+            "teacher goes with hard negatives: say how",
+        ),
+        ({"teacher": "some.run"}, "set both --teacher and --distil, or neither"),
+        ({"distil": "kl"}, "set both --teacher and --distil, or neither"),
+        ({"teacher": "nowhere.run", "distil": "kl", "negatives": 1}, "nowhere.run is no run, no folder of a"),
+        ({"filter_share": 0.9}, "say whose with --filter"),
+        ({"paradigm": "dsi", "teacher": "some.run", "distil": "kl"}, "dsi learns from no hard negatives"),
+        ({"generated": "x.jsonl"}, "generated queries train dsi, genre, seal, not colbert"),
+        ({"paradigm": "genre", "generated": "absent.jsonl"}, "absent.jsonl"),
+        (
+            {"paradigm": "genre", "options": '{"tokens": "clusters", "refresh": 1}', "workers": 1},
+            "before what they are made with is renewed: set workers=0",
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("script", "flags", "message"), [(script, *row) for script, rows in REFUSED.items() for row in rows]
+)
+def test_what_cannot_be_run_ends_with_a_line(
+    script: str,
+    flags: dict[str, object],
+    message: str,
+    words: Path,
+    tiny_bert: Path,
+    seq2seq: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    module = import_module(script)
+    backbone = seq2seq["t5"] if flags.get("paradigm") == "genre" else tiny_bert
+    given = {"collection": words, "collections": f'["{words}"]', "backbone": backbone}
+    given |= {"output": tmp_path / "out", "paradigm": "colbert"}
+    fields = module.Settings.__dataclass_fields__
+    known = {name: value for name, value in (SMALL | given).items() if name in fields}
+    with pytest.raises(SystemExit) as ended:
+        run(script, **known | flags)
+    assert re.search(message, f"{ended.value.code} {capsys.readouterr().err}")
