@@ -19,6 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from studies.settings import at_least
+
 from paradigms.io.settings import command_line
 
 
@@ -61,9 +63,7 @@ class Settings:
             unknown = [paradigm for paradigm in getattr(self, name) if paradigm not in PARADIGMS]
             if unknown:
                 raise SystemExit(f"--{name}: {unknown[0]!r} is none of {', '.join(PARADIGMS)}")
-        for name in ("documents", "queries", "k", "rounds", "probes"):
-            if getattr(self, name) < 1:
-                raise SystemExit(f"--{name} must be at least 1, got {getattr(self, name)}")
+        at_least(self, documents=1, queries=1, k=1, rounds=1, probes=1)
         if set(self.bits) - {1, 2, 4, 8}:
             raise SystemExit(f"--bits takes 1, 2, 4 and 8, got {self.bits}")
         self.threads = self.threads or os.cpu_count() or 1

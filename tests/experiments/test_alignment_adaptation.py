@@ -262,4 +262,4 @@ def test_the_answer_tells_when_choosing_pays_and_what_care_costs() -> None:
 def test_rows_of_a_section_have_the_same_keys() -> None:
     tasks = [planted("scifact", "k=1", LIKE_THE_PAPER), planted("other", "p=1%", LIKE_THE_PAPER)]
     for section in describe(tasks)[0].values():
-        assert len({tuple(row) for row in section.rows}) == 1, section.heading
+        assert len({tuple(row) for row in section.rows}) <= 1, section.heading

@@ -100,7 +100,7 @@ def test_saved_paradigms_are_measured_as_they_are(tiny_bert: Path, tmp_path: Pat
     [
         ({"paradigms": ["bm25"]}, "--paradigms: 'bm25' is none of dpr"),
         ({"bits": [3]}, "--bits takes 1, 2, 4 and 8"),
-        ({"documents": 0}, "--documents must be at least 1, got 0"),
+        ({"documents": 0}, "documents must be at least 1, got 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(changes: dict, message: str) -> None:
