@@ -72,7 +72,7 @@ from paradigms.train.job import begin, keep_settings
 from paradigms.train.state import by_main
 
 MEASURE = "nDCG@10"
-FREE = {"collection", "collections", "trained_with", "seeds", "shots"}
+FREE = {"collections", "trained_with", "seeds", "shots"}
 
 
 def main(settings: Settings) -> None:

@@ -12,7 +12,7 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -74,6 +74,7 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import numpy as np
 import torch
+from studies.approximate_search import reindexed, search_one, timed
 from studies.pages import Section, print_sections, write_rows
 
 from paradigms import PARADIGMS, Paradigm, load
@@ -86,7 +87,6 @@ from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal, shown
 from paradigms.train.job import open_collection
 
-BLOCK = 1 << 16  # padded tokens that go from one index to another at once
 PACKAGES = {"LanceDB": "lancedb", "LanceDB, IVF_RQ": "lancedb", "Qdrant": "qdrant_client"}
 MAXIMA = ("query_to_document", "query_tokens")  # how engines score
 
@@ -182,17 +182,9 @@ def drawn(collection: Collection, settings: Settings) -> tuple[dict[str, str], l
 # --- measuring ------------------------------------------------------------------------------------------
 
 
-def timed(find: Callable[[int], dict[str, float]], queries: int, rounds: int) -> Row:
-    """Milliseconds of `find` for every query by number: the fastest of `rounds` after one that warms up."""
-    answers = [find(n) for n in range(queries)]
-    seconds = np.full(queries, np.inf)
-    for _ in range(rounds):
-        for n in range(queries):
-            began = time.perf_counter()
-            find(n)
-            seconds[n] = min(seconds[n], time.perf_counter() - began)
-    low, median, high = (1000 * np.quantile(seconds, (0.1, 0.5, 0.9))).tolist()
-    return {"ms": median, "10%": low, "90%": high, "answers": answers}
+def spread(milliseconds: np.ndarray) -> Row:
+    """The median of queries, and the 10th and 90th percentile."""
+    return dict(zip(("10%", "ms", "90%"), np.quantile(milliseconds, (0.1, 0.5, 0.9)).tolist(), strict=True))
 
 
 def recall(found: Answers, wanted: Answers) -> float:
@@ -213,23 +205,14 @@ def measure_index(
 ) -> Row:
     """An index of the vectors of `base`."""
     began = time.perf_counter()
-    same = {name: base.manifest[name] for name in ("paradigm", "dim", "fields")}
-    index = kind.build_from(vectors(base), work / "index", **same, **options)
+    index = reindexed(base, kind, work / "index", **options)
     seconds = time.perf_counter() - began
     if isinstance(index, CompressedIndex):
         index.probes = settings.probes
-
-    def find(n: int) -> dict[str, float]:
-        return index.search_tokens(model.recipe, queries[n : n + 1], settings.k)[0]
-
-    found = timed(find, len(queries.mask), settings.rounds)
-    return {"bytes/document": folder_bytes(index.folder), "build s": seconds} | found
-
-
-def vectors(index: ExactIndex) -> Iterator[tuple[list[str], Tokens]]:
-    """Ids and tokens, in the order of the index, some at a time."""
-    for rows in index.blocks(BLOCK, np.arange(len(index.ids))):
-        yield index.names(rows), index.tokens(rows)
+    find = partial(search_one, index, model.recipe, queries, settings.k)
+    ms, answers = timed(find, len(queries.mask), settings.rounds)
+    size = folder_bytes(index.folder)
+    return {"bytes/document": size, "build s": seconds, "answers": answers} | spread(ms)
 
 
 def as_maxima(model: Paradigm) -> Paradigm | None:
@@ -265,10 +248,11 @@ def measure_engine(
         engine.approximate(index_type=name.partition(", ")[2])
     seconds = time.perf_counter() - began
     rows = [queries.vectors[n, 0][queries.mask[n, 0]].numpy() for n in range(len(queries.mask))]
-    found = timed(lambda n: dict(engine.search(rows[n], settings.k)), len(rows), settings.rounds)
+    ms, answers = timed(lambda n: dict(engine.search(rows[n], settings.k)), len(rows), settings.rounds)
     if isinstance(engine, QdrantEngine):
         engine.client.close()
-    return {"bytes/document": folder_bytes(folder), "build s": seconds} | found
+    size = folder_bytes(folder)
+    return {"bytes/document": size, "build s": seconds, "answers": answers} | spread(ms)
 
 
 def folder_bytes(folder: Path) -> int:

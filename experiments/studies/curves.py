@@ -115,5 +115,6 @@ def draw_systems(panels: Mapping[str, Mapping[str, Mapping[str, Values]]]) -> Fi
         axes.grid(axis="x", alpha=0.3)
     all_axes[0].set_yticks(range(len(systems)), systems)
     all_axes[0].invert_yaxis()
-    all_axes[-1].legend()
+    if len(ways) > 1:
+        all_axes[-1].legend()
     return figure

@@ -95,13 +95,20 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     write_text(path.with_suffix(".md"), "".join(f"| {' | '.join(line)} |\n" for line in cells))
 
 
+def row_without_test(
+    place: str, sentence: str, verdict: str, *, quantity: str = "–", printed: str = "–", **measured: str
+) -> dict[str, str]:
+    """As of a `Verdict`: what was counted, or cannot be measured here. measured: measured and sample."""
+    row = {"claim": f"“{sentence}” ({place})", "quantity": quantity, "printed": printed}
+    row |= {name: measured.get(name, "–") for name in ("measured", "p (Holm)", "sample")}
+    return row | {"verdict": verdict}
+
+
 def verdict_rows(claims: Sequence[Claim], undecided: Sequence[Undecided] = ()) -> Rows:
     """A row for each claim, which are one family of tests, and for each one that no run here can decide."""
     rows: Rows = [verdict.row for verdict in judge(claims)]
     for place, sentence, needs in undecided:
-        row = {"claim": f"“{sentence}” ({place})"}
-        row |= dict.fromkeys(("quantity", "printed", "measured", "p (Holm)", "sample"), "–")
-        rows.append(row | {"verdict": f"{UNDECIDED}: it takes {needs}"})
+        rows.append(row_without_test(place, sentence, f"{UNDECIDED}: it takes {needs}"))
     return rows
 
 
