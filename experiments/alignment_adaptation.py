@@ -8,8 +8,6 @@ what a search for tokens finds. Folds of the queries then choose among k in {1, 
 alignments and seeds may be added.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any

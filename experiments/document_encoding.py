@@ -12,8 +12,6 @@ with 5 beams and without titles; "SEAL without a model" has the query's own n-gr
 documents.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

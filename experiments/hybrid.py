@@ -7,8 +7,6 @@ training, BM25's terms and λ. A model that stands in the results folder is not 
 measured again.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field

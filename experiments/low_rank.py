@@ -7,8 +7,6 @@ W = W_QᵀW_K of the head; and the error of rel with elu's kernel in place of ex
 last layer's cross-attention makes, or all layers' by the residual stream alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -321,7 +319,7 @@ def share_rows(parts: Parts) -> Rows:
     return rows
 
 
-def draw(heads: Heads) -> Figure:
+def draw(heads: Heads) -> "Figure":
     """Figure 4: ‖A − R‖ against ‖W‖ of every head."""
     from matplotlib.figure import Figure
 

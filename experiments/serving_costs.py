@@ -6,8 +6,6 @@ come one at a time. recall is the share of the documents that the paradigm's own
 paradigms/index/README.md has the formulas that extend bytes and seconds to other sizes.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import tempfile

@@ -15,8 +15,6 @@ punctuation and stop words are not counted. A token's IDF is ln(1 + (N − df + 
 the collection's N documents.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product

@@ -5,8 +5,6 @@ and experiments/rerank.py), training/ (its newest checkpoints, history.jsonl), c
 Several processes or GPUs: accelerate launch --config_file experiments/configs/gpus.yaml experiments/train.py
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path

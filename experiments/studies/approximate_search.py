@@ -4,8 +4,6 @@ A query has one vector, a document one or m. An approximate index divides the ve
 the square root of their number, and looks into a few of them.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

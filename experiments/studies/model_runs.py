@@ -1,7 +1,5 @@
 """The models and measurements of a study: each trained where it is missing, and measured once."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile

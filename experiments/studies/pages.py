@@ -1,7 +1,5 @@
 """What a study shows: sections of rows and figures, on the terminal, as files, and on one HTML page."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import os
@@ -62,6 +60,9 @@ class Section:
     text: str = ""
     rows: Sequence[Mapping[str, Any]] = ()
     figures: list[str] = field(default_factory=list)
+
+
+Page = tuple[dict[str, Section], dict[str, Any]]  # sections and figures, by the name of their files
 
 
 def print_sections(sections: Iterable[Section]) -> None:
@@ -134,8 +135,8 @@ def publish(
     title: str,
     summary: str,
     sections: Mapping[str, Section],
-    figures: Mapping[str, Figure],
-    accelerator: Accelerator,
+    figures: "Mapping[str, Figure]",
+    accelerator: "Accelerator",
     told: int | None = None,
 ) -> None:
     """Each section's rows as NAME.csv, NAME.json and NAME.md, the figures as PNG, and all on one page; the

@@ -1,22 +1,17 @@
 """What Qian et al. 2022 (ALIGNER), §4.3, say of pruning by salience: claims, tables and figures."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from studies.adaptation_claims import SHARE
 from studies.curves import Curves, Values
 from studies.model_runs import unlearned
-from studies.pages import Rows, Section, Undecided, row_without_test, verdict_rows
+from studies.pages import Page, Rows, Section, Undecided, row_without_test, verdict_rows
 
 from paradigms.evaluate import PerQuery
 from paradigms.evaluate.adaptation import adapt
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, Claim
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PAPER = "Qian et al. 2022"
 MARGIN = 0.02  # of a measure: "similarly", "accurate", "comparably"
@@ -171,7 +166,7 @@ def _shares(pairs: list[Pair]) -> str:
     return f"β^q = {pairs[0][0]:.0%}, β^d = {shares}"
 
 
-def describe(found: Found) -> tuple[dict[str, Section], dict[str, Figure]]:
+def describe(found: Found) -> Page:
     """Sections of the page and figures, by the name of their files."""
     q, d = found.trained
     sides = {

@@ -1,23 +1,18 @@
 """What Lee et al. 2023 (arXiv:2304.01982) say of XTR's token retrieval: claims, tables, figures."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from studies.curves import Curves, Values, at_path
 from studies.model_runs import same_queries, unlearned
-from studies.pages import Rows, Section, Undecided, row_without_test, shown, verdict_rows
+from studies.pages import Page, Rows, Section, Undecided, row_without_test, shown, verdict_rows
 from studies.token_measures import MEASURES, TOP
 
 from paradigms.evaluate import PerQuery, seeds_interval
 from paradigms.evaluate.claims import UNDECIDED, Claim
 from paradigms.impute import IMPUTATIONS
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PAPER = "Lee et al. 2023"
 MARGIN = 0.02  # of RR@10 and nDCG@10: "competitive", "maintains"; "much worse" is more
@@ -250,7 +245,7 @@ def claims(found: Found) -> list[Claim]:
     return made
 
 
-def describe(found: Found) -> tuple[dict[str, Section], dict[str, Figure]]:
+def describe(found: Found) -> Page:
     """Sections of the page and figures, by the name of their files."""
     xs, many, every = found.search_tokens, found.search_tokens[-1], (found.colbert, *found.xtrs)
     ranks = [int(rank) for rank in found.models[found.colbert][0]["by rank"]["gold"]]

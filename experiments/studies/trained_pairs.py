@@ -5,8 +5,6 @@ folder `models` is not trained again, and a measurement in the results folder is
 in its last state: no dev measure chose it.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
