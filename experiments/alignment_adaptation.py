@@ -8,8 +8,6 @@ what a search for tokens finds. Folds of the queries then choose among k in {1, 
 alignments and seeds may be added.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +70,7 @@ from paradigms.train.job import begin, keep_settings
 from paradigms.train.state import by_main
 
 MEASURE = "nDCG@10"
-FREE = {"collection", "collections", "trained_with", "seeds", "shots"}
+FREE = {"collections", "trained_with", "seeds", "shots"}
 
 
 def main(settings: Settings) -> None:

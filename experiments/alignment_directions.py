@@ -9,8 +9,6 @@ for, or the centred logit. Beside them stands the paper's formula as printed, Σ
 of the document, a sequence much longer than those of the training.
 """
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import dataclass
 from typing import Any, get_args

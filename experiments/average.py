@@ -11,8 +11,6 @@ CQADupStack as BEIR reports it: twelve parts, each searched by itself, whose mea
 Intervals and tests resample the queries within each collection. The output folder gets table.md, table.csv.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

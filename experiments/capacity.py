@@ -10,8 +10,6 @@ them: what theory expects of a random projection of BM25's vectors to as many nu
 Finished systems are not trained or measured again: systems and seeds may be added to a results folder.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import tempfile

@@ -7,8 +7,6 @@ output folder, on a disk that all see, gets index/, config.json and environment.
 --indexes, rerank.py with --index.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import asdict, dataclass, field

@@ -13,8 +13,6 @@ Disagreement is no fault by itself: a model may be right where BM25 is wrong.
     python experiments/fidelity.py --model path/to/trained/dpr --collection path/to/scifact
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ training, BM25's terms and λ. A model that stands in the results folder is not 
 measured again.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -66,14 +64,14 @@ class Settings(Results):
     probes: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32])
     """lists that a query looks into"""
     repeats: int = 5
-    """of each timed search, in turn with the others; the fastest counts, the first warms up"""
+    """of each timed search, after one that warms up; the fastest counts"""
 
     experiment = "hybrid"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         different(self, "seeds", "rerank_depths", "probes")
-        at_least(self, rerank_depths=1, probes=1, vectors=1, steps=1, negatives=1, depth=1, repeats=2)
+        at_least(self, rerank_depths=1, probes=1, vectors=1, steps=1, negatives=1, depth=1, repeats=1)
         at_least(self, rerank_steps=1, rerank_negatives=1)
         if max(self.rerank_depths) > self.depth:
             raise SystemExit(
@@ -239,7 +237,7 @@ def measure(
             Path(temporary),
             probes=settings.probes,
             k=FOUND,
-            repeats=settings.repeats,
+            rounds=settings.repeats,
         )
     precision = accelerator.mixed_precision
     return {
@@ -259,7 +257,7 @@ def measure(
                 "index": way.kind,
                 "probes": way.probes,
                 "ms/query": float(way.milliseconds.mean()),
-                "bytes/document": way.index.bytes_per_document,
+                "bytes/document": way.bytes_per_document,
                 RR: values(way.found, test)[RR],
             }
             for way in timed

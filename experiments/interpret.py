@@ -6,8 +6,6 @@ terminal, and the same as one HTML file. A model without salience is shown too: 
 words are then ordered by what they add to the score.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from io import StringIO
 from math import ceil

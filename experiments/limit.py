@@ -12,8 +12,6 @@ the laws of `theory/capacity.py`:
     python experiments/limit.py --parts '[free]' --dimensions '[2,3,4]'
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict, dataclass, field
 from math import comb

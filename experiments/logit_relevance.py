@@ -7,8 +7,6 @@ training, how small p is, how each query's candidates are ordered by the logit, 
 over the vocabulary, and by log p, and which order finds the relevant document.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from dataclasses import dataclass

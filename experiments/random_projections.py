@@ -10,8 +10,6 @@ Intervals of k resample the queries. The answer alone, in seconds: python -m par
     python experiments/random_projections.py --collection path/to/scifact
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal
 

@@ -6,8 +6,6 @@ Several processes or GPUs share the encoding:
 accelerate launch --config_file experiments/configs/gpus.yaml experiments/rerank.py
 """
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -169,7 +167,7 @@ def rerank_encoded(
     pool: Run,
     settings: Settings,
     state: PartialState,
-    console: Console,
+    console: Terminal,
 ) -> Run:
     """The pool with scores of a paradigm that encodes documents, on the main process; none on the others.
 

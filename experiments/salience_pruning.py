@@ -8,8 +8,6 @@ after pruning are measured too. Finished models are not trained again: more meth
 a results folder.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -6,18 +6,18 @@ come one at a time. recall is the share of the documents that the paradigm's own
 paradigms/index/README.md has the formulas that extend bytes and seconds to other sizes.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from studies.settings import at_least
 
 from paradigms.io.settings import command_line
 
@@ -61,9 +61,7 @@ class Settings:
             unknown = [paradigm for paradigm in getattr(self, name) if paradigm not in PARADIGMS]
             if unknown:
                 raise SystemExit(f"--{name}: {unknown[0]!r} is none of {', '.join(PARADIGMS)}")
-        for name in ("documents", "queries", "k", "rounds", "probes"):
-            if getattr(self, name) < 1:
-                raise SystemExit(f"--{name} must be at least 1, got {getattr(self, name)}")
+        at_least(self, documents=1, queries=1, k=1, rounds=1, probes=1)
         if set(self.bits) - {1, 2, 4, 8}:
             raise SystemExit(f"--bits takes 1, 2, 4 and 8, got {self.bits}")
         self.threads = self.threads or os.cpu_count() or 1
@@ -74,6 +72,7 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import numpy as np
 import torch
+from studies.approximate_search import reindexed, search_one, timed
 from studies.pages import Section, print_sections, write_rows
 
 from paradigms import PARADIGMS, Paradigm, load
@@ -86,7 +85,6 @@ from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal, shown
 from paradigms.train.job import open_collection
 
-BLOCK = 1 << 16  # padded tokens that go from one index to another at once
 PACKAGES = {"LanceDB": "lancedb", "LanceDB, IVF_RQ": "lancedb", "Qdrant": "qdrant_client"}
 MAXIMA = ("query_to_document", "query_tokens")  # how engines score
 
@@ -182,17 +180,9 @@ def drawn(collection: Collection, settings: Settings) -> tuple[dict[str, str], l
 # --- measuring ------------------------------------------------------------------------------------------
 
 
-def timed(find: Callable[[int], dict[str, float]], queries: int, rounds: int) -> Row:
-    """Milliseconds of `find` for every query by number: the fastest of `rounds` after one that warms up."""
-    answers = [find(n) for n in range(queries)]
-    seconds = np.full(queries, np.inf)
-    for _ in range(rounds):
-        for n in range(queries):
-            began = time.perf_counter()
-            find(n)
-            seconds[n] = min(seconds[n], time.perf_counter() - began)
-    low, median, high = (1000 * np.quantile(seconds, (0.1, 0.5, 0.9))).tolist()
-    return {"ms": median, "10%": low, "90%": high, "answers": answers}
+def spread(milliseconds: np.ndarray) -> Row:
+    """The median of queries, and the 10th and 90th percentile."""
+    return dict(zip(("10%", "ms", "90%"), np.quantile(milliseconds, (0.1, 0.5, 0.9)).tolist(), strict=True))
 
 
 def recall(found: Answers, wanted: Answers) -> float:
@@ -213,23 +203,14 @@ def measure_index(
 ) -> Row:
     """An index of the vectors of `base`."""
     began = time.perf_counter()
-    same = {name: base.manifest[name] for name in ("paradigm", "dim", "fields")}
-    index = kind.build_from(vectors(base), work / "index", **same, **options)
+    index = reindexed(base, kind, work / "index", **options)
     seconds = time.perf_counter() - began
     if isinstance(index, CompressedIndex):
         index.probes = settings.probes
-
-    def find(n: int) -> dict[str, float]:
-        return index.search_tokens(model.recipe, queries[n : n + 1], settings.k)[0]
-
-    found = timed(find, len(queries.mask), settings.rounds)
-    return {"bytes/document": folder_bytes(index.folder), "build s": seconds} | found
-
-
-def vectors(index: ExactIndex) -> Iterator[tuple[list[str], Tokens]]:
-    """Ids and tokens, in the order of the index, some at a time."""
-    for rows in index.blocks(BLOCK, np.arange(len(index.ids))):
-        yield index.names(rows), index.tokens(rows)
+    find = partial(search_one, index, model.recipe, queries, settings.k)
+    ms, answers = timed(find, len(queries.mask), settings.rounds)
+    size = folder_bytes(index.folder)
+    return {"bytes/document": size, "build s": seconds, "answers": answers} | spread(ms)
 
 
 def as_maxima(model: Paradigm) -> Paradigm | None:
@@ -265,10 +246,11 @@ def measure_engine(
         engine.approximate(index_type=name.partition(", ")[2])
     seconds = time.perf_counter() - began
     rows = [queries.vectors[n, 0][queries.mask[n, 0]].numpy() for n in range(len(queries.mask))]
-    found = timed(lambda n: dict(engine.search(rows[n], settings.k)), len(rows), settings.rounds)
+    ms, answers = timed(lambda n: dict(engine.search(rows[n], settings.k)), len(rows), settings.rounds)
     if isinstance(engine, QdrantEngine):
         engine.client.close()
-    return {"bytes/document": folder_bytes(folder), "build s": seconds} | found
+    size = folder_bytes(folder)
+    return {"bytes/document": size, "build s": seconds, "answers": answers} | spread(ms)
 
 
 def folder_bytes(folder: Path) -> int:

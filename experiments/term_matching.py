@@ -15,9 +15,6 @@ punctuation and stop words are not counted. A token's IDF is ln(1 + (N − df + 
 the collection's N documents.
 """
 
-from __future__ import annotations
-
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -44,7 +41,7 @@ if __name__ == "__main__":  # before the imports that take seconds
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from studies.curves import Curves
+from studies.curves import Curves, at_path
 from studies.model_runs import Bench
 from studies.pages import Measured, Rows, Section, publish, shown, verdict_rows
 from studies.trained_pairs import measure_all, recalls, sample, unlearned_models
@@ -108,43 +105,27 @@ def measure(mvdr: Paradigm, generative: Generative, bench: Bench, depth: int) ->
     bins = np.where(counted, np.digitize(idf, BINS[1:-1]), -1)
     positions = {id: n for n, id in enumerate(generative.identifiers.documents)}
     pool = bench.pool(depth)
-    found: dict[Key, list[list[list[float]]]] = defaultdict(list)
+    found: dict[Key, list[list[list[float]]]] = {(*key, kind): [] for key, kind in product(SERIES, KINDS)}
     with progress_bar(True) as bar:
         for query in bar.track(pool, description="term matching"):
-            documents = [positions[id] for id in pool[query]]
+            documents, text = [positions[id] for id in pool[query]], bench.test.queries[query]
             texts = [corpus[corpus.position(id)] for id in pool[query]]
-            text = bench.test.queries[query]
-            parts = rates_of(mvdr, generative, text, texts, documents, counted & (idf >= NAME))
-            for (direction, series), kind in product(SERIES, KINDS):
+            named, sums = counted & (idf >= NAME), {key: np.zeros((2, len(BINS) - 1)) for key in found}
+            for direction, series, part in (
+                *multivector_rates(mvdr, text, texts),
+                *generative_rates(generative, text, documents, named),
+            ):
                 average = over_candidates if direction == "q→d" else each_token
-                own = [average(*part, kind == KINDS[1]) for part in parts[direction, series]]
-                total = sum((binned(*values, bins) for values in own), np.zeros((2, len(BINS) - 1)))
-                found[direction, series, kind].append(total.tolist())
+                for kind in KINDS:
+                    sums[direction, series, kind] += binned(*average(*part, kind == KINDS[1]), bins)
+            for key, total in sums.items():
+                found[key].append(total.tolist())
     rates = [{"direction": d, "series": s, "kind": k, "totals": t} for (d, s, k), t in found.items()]
     return {"queries": list(pool), "rates": rates}
 
 
 # ids [n, x] of n candidates' or their query's tokens, their rates, and where a match is possible
 Part = tuple[Int[Tensor, "n x"], Float[Tensor, "n x"], Bool[Tensor, "n x"]]
-
-
-def rates_of(
-    mvdr: Paradigm,
-    generative: Generative,
-    query: str,
-    texts: Sequence[str],
-    documents: Sequence[int],
-    named: Bool[np.ndarray, " v"],
-) -> dict[tuple[str, str], list[Part]]:
-    """(direction, series) -> rates of a query and its candidates, by their texts and by their numbers.
-
-    named: which tokens count as names.
-    """
-    parts: dict[tuple[str, str], list[Part]] = defaultdict(list)
-    found = *multivector_rates(mvdr, query, texts), *generative_rates(generative, query, documents, named)
-    for direction, series, part in found:
-        parts[direction, series].append(part)
-    return parts
 
 
 def multivector_rates(mvdr: Paradigm, query: str, texts: Sequence[str]) -> Iterator[tuple[str, str, Part]]:
@@ -294,11 +275,8 @@ Results = dict[Key, Sums]
 
 
 def gather(found: list[Measured]) -> Results:
-    parts: dict[Key, list[Any]] = defaultdict(list)
-    for seed in found:
-        for row in seed["rates"]:
-            parts[row["direction"], row["series"], row["kind"]].append(row["totals"])
-    totals = {key: np.array(rows) for key, rows in parts.items()}
+    keys = [(row["direction"], row["series"], row["kind"]) for row in found[0]["rates"]]
+    totals = {key: at_path(found, "rates", n, "totals") for n, key in enumerate(keys)}
     return {key: Sums(of[:, :, 0], of[:, :, 1].astype(int)) for key, of in totals.items()}
 
 

@@ -5,8 +5,6 @@ with several k_train and batch sizes; the token retrieval and the scores of ever
 model that stands in the results folder is not trained again: seeds, k_train and batch sizes may be added.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,7 +46,7 @@ class Settings(EncoderStudy):
         """The k' that are measured, ascending."""
         return sorted({*self.search_tokens, self.table_tokens})
 
-    def models(self) -> list[Model]:
+    def models(self) -> list["Model"]:
         """ColBERT, and XTR with every k_train and batch size, of every seed."""
         sizes = dict.fromkeys([self.batch_size, *self.other_batch_sizes])
         kinds = [(None, self.batch_size), *((k, size) for size in sizes for k in self.k_train)]

@@ -5,18 +5,18 @@ and experiments/rerank.py), training/ (its newest checkpoints, history.jsonl), c
 Several processes or GPUs: accelerate launch --config_file experiments/configs/gpus.yaml experiments/train.py
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from paradigms.io.settings import command_line, folder_name
+from studies.settings import Results
+
+from paradigms.io.settings import command_line
 
 
 @dataclass
-class Settings:
+class Settings(Results):
     """What is trained on what, and how."""
 
     paradigm: str = "colbert"
@@ -31,8 +31,6 @@ class Settings:
     generative paradigm's is a T5, small: one with random weights and few layers. Empty: offline, or small"""
     options: dict[str, Any] = field(default_factory=dict)
     """settings of the paradigm, such as '{"dim": 64, "document_length": 256, "lora_rank": 8}'"""
-    output: str = ""
-    """results folder; empty: results/train-PARADIGM-COLLECTION"""
     steps: int = 1000
     batch_size: int = 32
     """queries per batch and process"""
@@ -86,10 +84,6 @@ class Settings:
     workers: int = 0
     """processes that tokenise ahead"""
     seed: int = 0
-    precision: str = "auto"
-    """no, bf16, fp16; auto: bf16 where the hardware has it"""
-    tracker: str = "wandb"
-    """wandb (offline without a key) or none"""
 
     def __post_init__(self) -> None:
         known = PARADIGMS | GENERATIVE | RERANKERS
@@ -112,7 +106,8 @@ class Settings:
             raise SystemExit("filter_margin and filter_share are of scores: say whose with --filter")
         if self.paradigm in RERANKERS and not self.negatives:
             raise SystemExit(f"{self.paradigm} learns from hard negatives: say how many with --negatives")
-        self.output = self.output or f"results/train-{self.paradigm}-{folder_name(self.collection)}"
+        self.experiment = f"train-{self.paradigm}"
+        super().__post_init__()
 
 
 if __name__ == "__main__":  # before the imports that take seconds

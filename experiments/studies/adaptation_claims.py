@@ -1,28 +1,23 @@
 """What Qian et al. 2022 (ALIGNER) say about adapting alignments: claims, tables and figures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from studies.curves import Curves, Values
 from studies.model_runs import unlearned
-from studies.pages import Rows, Section, Undecided, shown, verdict_rows
+from studies.pages import Page, Rows, Section, Undecided, shown, verdict_rows
 
 from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.adaptation import LEVEL, Adaptation, Rule, adapt, best, best_if_significant
 from paradigms.evaluate.claims import Claim
 from paradigms.index.strategies import MEASURED, STRATEGIES
 from paradigms.scoring.machine import shared
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PAPER = "Qian et al. 2022"
 # Training alignment -> its table, and for each collection nDCG@10 in percent by strategy, of the base model.
@@ -316,7 +311,7 @@ def answer(tasks: Sequence[Task]) -> Rows:
     return rows
 
 
-def describe(tasks: Sequence[Task]) -> tuple[dict[str, Section], dict[str, Figure]]:
+def describe(tasks: Sequence[Task]) -> Page:
     """Sections of the page and figures, by the name of their files."""
     strategies = [name for name in MEASURED if all(name in task.strategies for task in tasks)]
     curves = _by_strategy(tasks, strategies)

@@ -1,7 +1,5 @@
 """Which pairs the report's alignment view shows, and how every system of a results folder aligns them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache

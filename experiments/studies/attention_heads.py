@@ -4,8 +4,6 @@ S = D W_QᵀW_K Qᵀ with D the decoder's normalised states and Q the encoder's,
 T5, which scales no scores (Lemmas 5.1 and 5.2 of Wu et al. 2024, arXiv:2404.00684).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

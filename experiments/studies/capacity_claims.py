@@ -1,21 +1,16 @@
 """Luan et al. 2021 (TACL), §§5 and 6: Table A.1, what the paper says, and the page of capacity.py."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from studies.capacity_tasks import BI, UNI
 from studies.curves import Curves
-from studies.pages import Rows, Section, shown, verdict_rows
+from studies.pages import Page, Rows, Section, shown, verdict_rows
 
 from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.claims import Claim
 from theory.collection import Dimension
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 STAGES = {"rerank": "reranking", "retrieve": "retrieval"}
 MEASURES = {"containing": "RR@10", "answers": "recall at a fixed number of tokens"}
@@ -236,7 +231,7 @@ def parts(hybrid: str) -> tuple[str, str]:
 # --- page -------------------------------------------------------------------------------------------
 
 
-def describe(results: Found) -> tuple[dict[str, Section], dict[str, Figure]]:
+def describe(results: Found) -> Page:
     """Sections of the page and figures (4 and 5), by the name of their files; dotted: random projections of
     the encoders' sizes."""
     measure, lengths = MEASURES[results.task], results.lengths

@@ -4,8 +4,6 @@ containing: the passage in which the words of the query stand (Luan et al., TACL
 answers: whether the first passages, a fixed number of tokens together, contain an answer (§6).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

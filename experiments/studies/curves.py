@@ -1,7 +1,5 @@
 """Figures with intervals: measures against k', lengths or steps, with their table; and systems compared."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -64,7 +62,7 @@ class Curves:
             for system, found in series.items()
         ]
 
-    def draw(self) -> Figure:
+    def draw(self) -> "Figure":
         """Means, with bands for the intervals; a system has one colour in all panels."""
         from matplotlib.figure import Figure
 
@@ -98,7 +96,7 @@ class Curves:
         return figure
 
 
-def draw_systems(panels: Mapping[str, Mapping[str, Mapping[str, Values]]]) -> Figure:
+def draw_systems(panels: Mapping[str, Mapping[str, Mapping[str, Values]]]) -> "Figure":
     """measure -> way -> system -> values: systems one below another, each way in a colour of its own."""
     from matplotlib.figure import Figure
 
@@ -115,5 +113,6 @@ def draw_systems(panels: Mapping[str, Mapping[str, Mapping[str, Values]]]) -> Fi
         axes.grid(axis="x", alpha=0.3)
     all_axes[0].set_yticks(range(len(systems)), systems)
     all_axes[0].invert_yaxis()
-    all_axes[-1].legend()
+    if len(ways) > 1:
+        all_axes[-1].legend()
     return figure

@@ -1,22 +1,17 @@
 """What Luan et al. 2021 (TACL), §7, say of first stages, reranking and time; the page of hybrid.py."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from studies.curves import Curves, at_path
 from studies.model_runs import LEARNED, same_queries
-from studies.pages import Measured, Rows, Section, shown, verdict_rows
+from studies.pages import Measured, Page, Rows, Section, shown, verdict_rows
 
 from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.claims import Claim
 from paradigms.evaluate.report import PALETTE
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MEASURES = ("RR@10", "nDCG@10", "R@10", "Judged@10")
 RR, NDCG, _, JUDGED = MEASURES
@@ -153,7 +148,7 @@ def equal_time(found: Found, kind: str) -> tuple[Measured, Measured]:
 # --- page -------------------------------------------------------------------------------------------
 
 
-def describe(found: Found, vectors: int) -> tuple[dict[str, Section], dict[str, Figure]]:
+def describe(found: Found, vectors: int) -> Page:
     """Sections of the page and figures (6 and 7), by the name of their files; vectors: m."""
     slow = [kind for kind in found.kinds if not pays(found, kind)]
     untested = (
@@ -225,7 +220,7 @@ def retrieve_rows(found: Found) -> Rows:
     return rows
 
 
-def draw_times(found: Found) -> Figure:
+def draw_times(found: Found) -> Any:
     """Figure 7; bars are 95 % intervals over seeds and queries."""
     from matplotlib.figure import Figure
 

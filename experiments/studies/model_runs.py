@@ -1,7 +1,5 @@
 """The models and measurements of a study: each trained where it is missing, and measured once."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile
@@ -124,7 +122,7 @@ def trained_once(
 ) -> Any:
     """The model in FOLDER/checkpoint; where there is none, train(make(), FOLDER/training) from the seed.
 
-    FOLDER/training keeps the losses, and in kept.json after how many steps the model was that is kept (0: it
+    FOLDER/training keeps the losses, and in cost.json after how many steps the model was that is kept (0: it
     is untrained), and the seconds.
     """
     checkpoint, training = folder / "checkpoint", folder / "training"
@@ -136,7 +134,7 @@ def trained_once(
 
         def keep() -> None:
             kept = {"step": kept_step(training), "seconds": training_seconds(training)}
-            write_json(training / "kept.json", kept)
+            write_json(training / "cost.json", kept)
             model.save_pretrained(checkpoint)
             for spent in ("checkpoints", "best"):  # of no use any more, several times the model
                 shutil.rmtree(training / spent, ignore_errors=True)
@@ -209,7 +207,7 @@ def encoder_job(
         return trained_once(folder, seed, make, train, accelerator, read)
 
     def measured(paradigm: Paradigm) -> Measured:
-        kept = None if checkpoint else read_json(folder / "training" / "kept.json")["step"]
+        kept = None if checkpoint else read_json(folder / "training" / "cost.json")["step"]
         folder.mkdir(parents=True, exist_ok=True)
         corpus, precision = bench.collection.corpus, accelerator.mixed_precision
         with tempfile.TemporaryDirectory(dir=folder) as own:

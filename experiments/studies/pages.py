@@ -1,7 +1,5 @@
 """What a study shows: sections of rows and figures, on the terminal, as files, and on one HTML page."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import os
@@ -64,6 +62,9 @@ class Section:
     figures: list[str] = field(default_factory=list)
 
 
+Page = tuple[dict[str, Section], dict[str, Any]]  # sections and figures, by the name of their files
+
+
 def print_sections(sections: Iterable[Section]) -> None:
     """The sections on the console, without figures."""
     console = Terminal()
@@ -95,13 +96,20 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     write_text(path.with_suffix(".md"), "".join(f"| {' | '.join(line)} |\n" for line in cells))
 
 
+def row_without_test(
+    place: str, sentence: str, verdict: str, *, quantity: str = "–", printed: str = "–", **measured: str
+) -> dict[str, str]:
+    """As of a `Verdict`: what was counted, or cannot be measured here. measured: measured and sample."""
+    row = {"claim": f"“{sentence}” ({place})", "quantity": quantity, "printed": printed}
+    row |= {name: measured.get(name, "–") for name in ("measured", "p (Holm)", "sample")}
+    return row | {"verdict": verdict}
+
+
 def verdict_rows(claims: Sequence[Claim], undecided: Sequence[Undecided] = ()) -> Rows:
     """A row for each claim, which are one family of tests, and for each one that no run here can decide."""
     rows: Rows = [verdict.row for verdict in judge(claims)]
     for place, sentence, needs in undecided:
-        row = {"claim": f"“{sentence}” ({place})"}
-        row |= dict.fromkeys(("quantity", "printed", "measured", "p (Holm)", "sample"), "–")
-        rows.append(row | {"verdict": f"{UNDECIDED}: it takes {needs}"})
+        rows.append(row_without_test(place, sentence, f"{UNDECIDED}: it takes {needs}"))
     return rows
 
 
@@ -127,8 +135,8 @@ def publish(
     title: str,
     summary: str,
     sections: Mapping[str, Section],
-    figures: Mapping[str, Figure],
-    accelerator: Accelerator,
+    figures: "Mapping[str, Figure]",
+    accelerator: "Accelerator",
     told: int | None = None,
 ) -> None:
     """Each section's rows as NAME.csv, NAME.json and NAME.md, the figures as PNG, and all on one page; the

@@ -1,7 +1,5 @@
 """Lexical vectors of a collection by name, and the dimension at which their pairs keep their order."""
 
-from __future__ import annotations
-
 import numpy as np
 from rich.console import Console
 from studies.settings import LexicalStudy

@@ -1,22 +1,17 @@
 """What Qian et al. 2022 (ALIGNER), §4.3, say of pruning by salience: claims, tables and figures."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from studies.adaptation_claims import SHARE
 from studies.curves import Curves, Values
 from studies.model_runs import unlearned
-from studies.pages import Rows, Section, Undecided, verdict_rows
+from studies.pages import Page, Rows, Section, Undecided, row_without_test, verdict_rows
 
 from paradigms.evaluate import PerQuery
 from paradigms.evaluate.adaptation import adapt
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, Claim
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PAPER = "Qian et al. 2022"
 MARGIN = 0.02  # of a measure: "similarly", "accurate", "comparably"
@@ -137,7 +132,12 @@ def _of_tokens(found: Found) -> list[Claim]:
 
 def _counted(found: Found) -> Rows:
     """What is counted rather than tested: savings, which follow from the ratios, and retrieved tokens."""
-    told: list[tuple[str, str, str, float, float, str]] = []
+    rows: Rows = []
+
+    def tell(place: str, sentence: str, quantity: str, printed: float, share: float, verdict: str) -> None:
+        numbers = {"printed": f"{100 * printed:g}%", "measured": f"{share:.1%}", "sample": "counted"}
+        rows.append(row_without_test(f"{PAPER}, {place}", sentence, verdict, quantity=quantity, **numbers))
+
     if (0.3, 0.2) in found.pairs:
         saved = _saved(found)[found.pairs.index((0.3, 0.2))]
         for what, sentence, least, share in (
@@ -146,24 +146,13 @@ def _counted(found: Found) -> Rows:
         ):
             quantity = f"{what} saved at β^q = 30%, β^d = 20%"
             verdict = REPRODUCED if share > least - 0.02 else CONTRADICTED
-            told.append(("§4.3, Figure 7", sentence, quantity, least, share, verdict))
+            tell("§4.3, Figure 7", sentence, quantity, least, share, verdict)
     if retrieved := [result["retrieved"] for result in found.results if "retrieved" in result]:
         sentence = "only 12.8% document tokens are retrieved by at least one query"
         quantity = f"tokens that {len(found.bm25.queries)} queries retrieve, of the most retrieved documents"
         verdict = "not decided here: depends on the number of queries and documents"
-        told.append(("§3", sentence, quantity, 0.128, float(np.mean(retrieved)), verdict))
-    return [
-        {
-            "claim": f"“{sentence}” ({PAPER}, {place})",
-            "quantity": quantity,
-            "printed": f"{100 * printed:g}%",
-            "measured": f"{share:.1%}",
-            "p (Holm)": "–",
-            "sample": "counted",
-            "verdict": verdict,
-        }
-        for place, sentence, quantity, printed, share, verdict in told
-    ]
+        tell("§3", sentence, quantity, 0.128, float(np.mean(retrieved)), verdict)
+    return rows
 
 
 def _label(method: str) -> str:
@@ -177,7 +166,7 @@ def _shares(pairs: list[Pair]) -> str:
     return f"β^q = {pairs[0][0]:.0%}, β^d = {shares}"
 
 
-def describe(found: Found) -> tuple[dict[str, Section], dict[str, Figure]]:
+def describe(found: Found) -> Page:
     """Sections of the page and figures, by the name of their files."""
     q, d = found.trained
     sides = {

@@ -1,7 +1,5 @@
 """Settings that the studies share, and what they refuse: nothing here takes time to import."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,23 +1,18 @@
 """What Lee et al. 2023 (arXiv:2304.01982) say of XTR's token retrieval: claims, tables, figures."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from studies.curves import Curves, Values, at_path
 from studies.model_runs import same_queries, unlearned
-from studies.pages import Rows, Section, Undecided, shown, verdict_rows
+from studies.pages import Page, Rows, Section, Undecided, row_without_test, shown, verdict_rows
 from studies.token_measures import MEASURES, TOP
 
 from paradigms.evaluate import PerQuery, seeds_interval
 from paradigms.evaluate.claims import UNDECIDED, Claim
 from paradigms.impute import IMPUTATIONS
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PAPER = "Lee et al. 2023"
 MARGIN = 0.02  # of RR@10 and nDCG@10: "competitive", "maintains"; "much worse" is more
@@ -250,7 +245,7 @@ def claims(found: Found) -> list[Claim]:
     return made
 
 
-def describe(found: Found) -> tuple[dict[str, Section], dict[str, Figure]]:
+def describe(found: Found) -> Page:
     """Sections of the page and figures, by the name of their files."""
     xs, many, every = found.search_tokens, found.search_tokens[-1], (found.colbert, *found.xtrs)
     ranks = [int(rank) for rank in found.models[found.colbert][0]["by rank"]["gold"]]
@@ -314,16 +309,18 @@ def _examples(found: Found) -> Rows:
         shares = [
             np.mean([model["examples"][place] for model in found.models[kind]], 0) for kind in found.pair
         ]
-        row = {
-            "claim": f"“{paper[0]}% of T5-ColBERT tokens [...] {paper[1]}% of XTR tokens” ({PAPER}, {place})"
-        }
-        row["quantity"] = (
-            f"lexically equal of the first {TOP} tokens of “{word}” in “{text}”, ColBERT and XTR"
+        sentence = f"{paper[0]}% of T5-ColBERT tokens [...] {paper[1]}% of XTR tokens"
+        rows.append(
+            row_without_test(
+                f"{PAPER}, {place}",
+                sentence,
+                f"{UNDECIDED}: it is one token; the mean over queries is above",
+                quantity=f"lexically equal of the first {TOP} tokens of “{word}” in “{text}”, ColBERT, XTR",
+                printed=f"{paper[0]}%, {paper[1]}%",
+                measured=", ".join(f"{lexical:.0%} ({gold:.0%} gold)" for lexical, gold in shares),
+                sample=f"one token, {len(found.models[found.xtr])} seeds",
+            )
         )
-        row["printed"] = f"{paper[0]}%, {paper[1]}%"
-        row["measured"] = ", ".join(f"{lexical:.0%} ({gold:.0%} gold)" for lexical, gold in shares)
-        row |= {"p (Holm)": "–", "sample": f"one token, {len(found.models[found.xtr])} seeds"}
-        rows.append(row | {"verdict": f"{UNDECIDED}: it is one token; the mean over queries is above"})
     return rows
 
 

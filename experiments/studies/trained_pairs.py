@@ -5,8 +5,6 @@ folder `models` is not trained again, and a measurement in the results folder is
 in its last state: no dev measure chose it.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -179,7 +177,9 @@ def cost(folder: Path) -> Measured:
     """Steps, seconds, and the loss at the first and last logged step of a training folder."""
     lines = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
     losses = [line["loss"] for line in map(json.loads, lines) if "loss" in line]
-    kept = read_json(folder / "kept.json")
+    if not (folder / "cost.json").is_file():
+        raise SystemExit(f"{folder} is of an older version: choose another --models")
+    kept = read_json(folder / "cost.json")
     return {
         "steps": kept["step"],
         "seconds": kept["seconds"],

@@ -99,7 +99,7 @@ def test_both_models_see_as_many_queries(
     # Ten spans for each of 27 training queries (three are held out), three passages of each document.
     assert share == pytest.approx(270 / (270 + 120))
     models = finished / "models/seed-0"
-    kept = {name: models / name / "training" / "kept.json" for name in ("colbert", "seal")}
+    kept = {name: models / name / "training" / "cost.json" for name in ("colbert", "seal")}
     steps = {name: json.loads(file.read_text())["step"] for name, file in kept.items()}
     assert steps == {"colbert": 2, "seal": round(2 / share)}
 
