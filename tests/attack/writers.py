@@ -22,7 +22,6 @@ from tests.attack.attacks import (
     DIM,
     OPTIONS,
     Alarm,
-    collections,
     files,
     index_attack,
     limited,
@@ -32,7 +31,7 @@ from tests.attack.attacks import (
     well_formed,
 )
 from tests.attack.harness import Attack, Crashed, Lost, Process, Silent, copied, damaged, succeed, together
-from tests.tiny import write_checkpoint
+from tests.tiny import write_checkpoint, write_collection
 
 sys.path.append(str(Path(__file__).parents[2] / "experiments"))
 
@@ -224,7 +223,10 @@ def trainings(folder: Path) -> None:
     for name in ("train", "compare"):
         __import__(name)
     write_checkpoint("bert", folder / "bert")
-    collections(folder / "collection")
+    texts = [f"a bird {n} over the sea" for n in range(26)]
+    (folder / "collection").mkdir()
+    splits = {"train": range(20), "test": range(20, 26)}
+    write_collection(folder / "collection", texts, [f"bird {n}" for n in range(26)], splits)
     for name, seed in (("train", 0), ("train", 1), ("compare", 0)):
         began = time.perf_counter()
         succeed(partial(run, name, folder, folder / f"{name}{seed}", seed=seed))
