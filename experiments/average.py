@@ -48,10 +48,10 @@ if __name__ == "__main__":  # before the imports that take seconds
 import csv
 
 import numpy as np
-from rich.console import Console
 
 from paradigms.evaluate import PerQuery, csv_table, markdown_table, result_table, rich_table
-from paradigms.io.files import write_text
+from paradigms.io.files import held, write_text
+from paradigms.io.terminal import Terminal, shown
 
 
 def main(settings: Settings) -> None:
@@ -59,7 +59,7 @@ def main(settings: Settings) -> None:
         parts = {folder: read_per_query(Path(folder, FILE)) for folder in settings.folders}
         stages = joined(parts)
     except ValueError as error:
-        raise SystemExit(str(error)) from error
+        raise SystemExit(shown(error)) from error
     tables = []
     for stage, systems in stages.items():
         if settings.baseline not in systems:
@@ -69,8 +69,8 @@ def main(settings: Settings) -> None:
         tables.append(
             result_table(title, systems, baseline=settings.baseline, primary=primary, seed=settings.seed)
         )
-        Console().print(rich_table(tables[-1]))
-    output = Path(settings.output)
+        Terminal().print(rich_table(tables[-1]))
+    output = held(settings.output)
     write_text(output / "table.md", "\n\n".join(map(markdown_table, tables)) + "\n")
     write_text(output / "table.csv", "".join(map(csv_table, tables)))
 

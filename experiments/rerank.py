@@ -89,7 +89,7 @@ from paradigms.evaluate import (
 from paradigms.evaluate.fusion import fuse, tune_weights
 from paradigms.evaluate.reranking import rerank as rerank_texts
 from paradigms.index import ExactIndex
-from paradigms.io.files import write_json, write_text
+from paradigms.io.files import held, write_json, write_text
 from paradigms.io.terminal import Terminal, shown
 from paradigms.train.job import open_collection
 from paradigms.train.tracking import PATIENCE
@@ -109,6 +109,9 @@ def rerank(settings: Settings, state: PartialState, console: Terminal) -> None:
     run = read_run(settings.run)
     dev = replace(settings, run=settings.dev_run, split=settings.dev_split)
     paradigm = load(settings.checkpoint).to(state.device)
+    output = Path(settings.output or f"results/rerank-{paradigm.name}-{folder_name(settings.collection)}")
+    if state.is_main_process:
+        held(output)
     collection = open_collection(settings.collection, settings.documents or None, console)
     split = collection.split(settings.split)
     pool = candidates_of(run, collection, settings, console)
@@ -140,7 +143,6 @@ def rerank(settings: Settings, state: PartialState, console: Terminal) -> None:
         weights = tune_weights([dev_pool, dev_again], collection.split(dev.split).only(dev_pool))
 
     name, before = paradigm.name, f"run {Path(settings.run).name}"
-    output = Path(settings.output or f"results/rerank-{name}-{folder_name(settings.collection)}")
     split = with_judgements(split, collection.corpus, [pool])
     measures = collection.measures or MEASURES
     runs = {before: pool, name: reranked}

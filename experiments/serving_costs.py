@@ -80,7 +80,7 @@ from paradigms.core import Tokens
 from paradigms.data import Collection
 from paradigms.engines import Engine, LanceEngine, QdrantEngine, hand_over
 from paradigms.index import CompressedIndex, ExactIndex, FaissIndex, TokenIndex
-from paradigms.io.files import write_json
+from paradigms.io.files import held, write_json
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal, shown
 from paradigms.train.job import open_collection
@@ -93,7 +93,7 @@ Row = dict[str, Any]
 
 
 def main(settings: Settings) -> None:
-    console, folder = Terminal(), Path(settings.output)
+    console, folder = Terminal(), held(settings.output)
     torch.set_num_threads(settings.threads)
     before = os.getloadavg()[0]
     rows: list[Row] = []

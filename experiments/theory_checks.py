@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from paradigms.io.settings import command_line
@@ -51,7 +50,7 @@ from rich.text import Text
 from studies.pages import Section, write_page
 from studies.theory_claims import OURS, THEOREMS, Evidence, Theorem
 
-from paradigms.io.files import write_json
+from paradigms.io.files import held, write_json
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
 
@@ -180,6 +179,7 @@ def as_json(results: list[Result], settings: Settings) -> dict:
 
 def main(settings: Settings) -> int:
     names, results, console = chosen(settings.only), [], Terminal()
+    folder = held(settings.output)
     with progress_bar() as progress:
         task = progress.add_task("checking", total=len(names))
         for name in names:
@@ -190,13 +190,13 @@ def main(settings: Settings) -> int:
     for line in exceptions(results):
         console.print(line)
     console.print(summary(results), highlight=False)
-    write_json(f"{settings.output}/checks.json", as_json(results, settings))
+    write_json(folder / "checks.json", as_json(results, settings))
     about = (
         f"{summary(results)}. Largest violation: of our statement, with its tolerance, and of the form as "
         "printed where that differs. Tightness: median of bounded quantity over bound, 1 where attained."
     )
     sections = [Section(paper, summary(own), [*map(row_of, own)]) for paper, own in by_paper(results).items()]
-    page = Path(settings.output, "theory_checks.html")
+    page = folder / "theory_checks.html"
     write_page(page, "What holds", about, sections, asdict(settings))
     console.print(f"written to {page} and checks.json", highlight=False, soft_wrap=True)
     return int(any(result.verdict == FAILS for result in results))

@@ -53,12 +53,12 @@ import bm25s
 import numpy as np
 import scipy.sparse
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from paradigms.core import Tokens
 from paradigms.index import InvertedIndex
 from paradigms.io.files import write_json
+from paradigms.io.terminal import Terminal
 from paradigms.recipe import Recipe
 
 RECIPE = Recipe("splade", "equal_ids", "one")
@@ -80,7 +80,7 @@ class Method:
 
 def main(settings: Settings) -> None:
     torch.set_num_threads(settings.threads)
-    random, console = np.random.default_rng(settings.seed), Console()
+    random, console = np.random.default_rng(settings.seed), Terminal()
     frequency = 1 / (1 + np.arange(settings.terms) / 40) ** 1.2
     documents = drawn_documents(settings, frequency, random)
     queries = drawn_queries(settings, frequency, random)

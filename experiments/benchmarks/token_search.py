@@ -63,7 +63,7 @@ import torch
 from rich.table import Table
 from token_parts.vectors import prepare
 
-from paradigms.io.files import write_json
+from paradigms.io.files import held, write_json
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
 
@@ -123,7 +123,7 @@ def rows() -> list[Row]:
 
 def main(settings: Settings) -> None:
     console = Terminal(width=max(150, Terminal().width))  # the table's
-    folder = Path(settings.output)
+    folder = held(settings.output)
     chosen = [row for row in rows() if not settings.systems or row.name.startswith(tuple(settings.systems))]
     pythons, missing = interpreters(settings.peers)
     if missing:

@@ -103,7 +103,7 @@ from training_parts.trainers import CHECKED, WARMUP, Job
 
 from paradigms.data import Collection, load
 from paradigms.encoder.backbone import load_backbone, load_tokenizer, packaged, quiet
-from paradigms.io.files import atomic_folder, atomic_text, write_json
+from paradigms.io.files import atomic_folder, atomic_text, held, write_json
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal, shown
 
@@ -144,7 +144,7 @@ def rows(settings: Settings) -> list[Row]:
 
 
 def main(settings: Settings) -> None:
-    folder, console = Path(settings.output), Terminal()
+    folder, console = held(settings.output), Terminal()
     try:
         pythons = {peer: installed(peer, Path(settings.environments), console) for peer in settings.peers}
         work = prepare(settings, folder)

@@ -40,6 +40,7 @@ from paradigms.generative.small import small_t5
 from paradigms.train.job import begin, content, fit, fit_pairs, keep_settings, training_pairs
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.state import by_main
+from paradigms.train.tracking import take
 
 TRAINING = (  # settings of the models; a folder of models that were trained otherwise is refused
     *("collection", "documents", "division", "backbone", "second", "decoder_layers", "frozen", "vocabulary"),
@@ -212,6 +213,7 @@ def measure_all(
     of_models |= content(backbone=settings.backbone, second=settings.second)
     of_models |= {"fingerprint": bench.collection.fingerprint, "processes": accelerator.num_processes}
     of_models |= {"precision": accelerator.mixed_precision}
+    take(models, accelerator)
     by_main(lambda: keep_settings(of_models, models, free=()), accelerator)
     bind(settings, accelerator, ("systems", "seeds", "models"), **of_models)
 

@@ -12,6 +12,7 @@ from paradigms.align import UNBOUNDED
 from paradigms.data import Run
 from paradigms.index.base import TokenIndex
 from paradigms.io.progress import progress_bar
+from paradigms.io.typed import naming
 from paradigms.model import Paradigm
 
 BLOCK = 1 << 16  # padded tokens that are handed over at once
@@ -22,17 +23,19 @@ Vectors = Float[np.ndarray, "_ h"]
 class Engine(ABC):
     """Documents of one or more vectors of `dim` numbers, and the best by Σⱼ maxᵢ dᵢᵀqⱼ.
 
-    single: documents and queries have one vector each. An engine brings `_add` and `_search`, which get what
-    `add` and `search` have checked.
+    single: documents and queries have one vector each. place: what errors name, such as a folder. An engine
+    brings `_add` and `_search`, which get what `add` and `search` have checked.
     """
 
     dim: int
     single: bool
+    place: str = "the engine"
 
     def add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
         """Store documents of at least one vector; one whose id is there takes its place.
 
-        ValueError names a document that comes twice, has no vector, or vectors that do not fit.
+        ValueError names a document that comes twice, has no vector, or vectors that do not fit; and the place
+        where the engine fails, as on a full disk.
         """
         twice = next((id for id, count in Counter(ids).items() if count > 1), None)
         if twice is not None:
@@ -42,7 +45,8 @@ class Engine(ABC):
                 raise ValueError(f"document {id!r} has no vector, and could not be found: leave it out")
             self._check(f"document {id!r}", vectors)
         if ids:
-            self._add(ids, documents)
+            with naming(self.place):
+                self._add(ids, documents)
 
     def search(self, query: Vectors, k: int) -> list[tuple[str, float]]:
         """The k best documents of one query and their scores, best first; none of a query without vectors.
@@ -52,7 +56,8 @@ class Engine(ABC):
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         self._check("the query", query)
-        return self._search(query, k) if len(query) else []
+        with naming(self.place):
+            return self._search(query, k) if len(query) else []
 
     @abstractmethod
     def _add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None: ...

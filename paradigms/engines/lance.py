@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from paradigms.engines.base import Engine, Vectors
+from paradigms.io.typed import naming
 
 TABLE, DOT, COSINE = "documents", "dot", "cosine"
 UNIT = 1e-2  # by which the length of a vector may differ from 1, and its cosines from inner products
@@ -25,30 +26,31 @@ class LanceEngine(Engine):
         import lancedb
         import pyarrow as pa
 
-        self.dim, self.single, self.nprobes = dim, single, nprobes
+        self.place, self.dim, self.single, self.nprobes = place, dim, single, nprobes
         vector = pa.list_(pa.float32(), dim)
         schema = pa.schema(
             [pa.field("id", pa.string()), pa.field("vector", vector if single else pa.list_(vector))]
         )
-        database = lancedb.connect(place)
-        try:
-            self.table: Any = database.create_table(TABLE, schema=schema, exist_ok=True)
-        except ValueError:  # LanceDB says that the schema is another, and not which
-            self.table = database.open_table(TABLE)
-        there, wanted = _columns(self.table.schema), _columns(schema)
-        if there != wanted:
-            raise ValueError(
-                f"{place} has a table {TABLE!r} with the columns {there}, not {wanted}: take another place"
-            )
-        self.metric, able = DOT, DOT if single else COSINE
-        for index in self.table.list_indices():
-            if "vector" in index.columns:
-                self.metric = self.table.index_stats(index.name).distance_type
-                if self.metric != able:
-                    raise ValueError(
-                        f"{place} has an index {index.name!r} of the metric {self.metric}, not {able}: drop "
-                        "it, or take another place"
-                    )
+        with naming(place):
+            database = lancedb.connect(place)
+            try:
+                self.table: Any = database.create_table(TABLE, schema=schema, exist_ok=True)
+            except ValueError:  # LanceDB says that the schema is another, and not which
+                self.table = database.open_table(TABLE)
+            there, wanted = _columns(self.table.schema), _columns(schema)
+            if there != wanted:
+                raise ValueError(
+                    f"{place} has a table {TABLE!r} with the columns {there}, not {wanted}: take another"
+                )
+            self.metric, able = DOT, DOT if single else COSINE
+            for index in self.table.list_indices():
+                if "vector" in index.columns:
+                    self.metric = self.table.index_stats(index.name).distance_type
+                    if self.metric != able:
+                        raise ValueError(
+                            f"{place} has an index {index.name!r} of the metric {self.metric}, not {able}: "
+                            "drop it, or take another place"
+                        )
 
     def _add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
         vectors = [d[0] if self.single else list(d) for d in documents]

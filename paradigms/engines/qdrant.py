@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paradigms.engines.base import Engine, Vectors
+from paradigms.io.typed import naming
 
 COLLECTION = "documents"
 REQUEST = 1 << 20  # numbers in one request: about 20 MB as JSON, of which a server takes 32
@@ -33,15 +34,17 @@ class QdrantEngine(Engine):
                 "your own, pass pickled=True, else take another path"
             )
         self.dim, self.single, self.models = dim, single, models
-        self.client = QdrantClient(**client)
         self.asked = models.SearchParams(exact=True) if exact else None
         maxima = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
         wanted = models.VectorParams(
             size=dim, distance=models.Distance.DOT, multivector_config=None if single else maxima
         )
-        if not self.client.collection_exists(COLLECTION):
-            self.client.create_collection(COLLECTION, vectors_config=wanted)
-        there = self.client.get_collection(COLLECTION).config.params.vectors
+        self.place = str(client.get("path") or client.get("url") or "Qdrant")
+        with naming(self.place):
+            self.client = QdrantClient(**client)
+            if not self.client.collection_exists(COLLECTION):
+                self.client.create_collection(COLLECTION, vectors_config=wanted)
+            there = self.client.get_collection(COLLECTION).config.params.vectors
         if _vectors(there) != _vectors(wanted):
             self.client.close()
             raise ValueError(

@@ -156,6 +156,15 @@ def hold(folder: Path) -> None:
         _HELD[place] = (os.getpid(), place.stat())
 
 
+def held(folder: str | Path) -> Path:
+    """A script's results folder, once it is its own: `hold`, and SystemExit while another process writes."""
+    try:
+        hold(Path(folder))
+    except OSError as error:
+        raise SystemExit(str(error)) from error
+    return Path(folder)
+
+
 @contextmanager
 def naming_full(target: Path) -> Iterator[None]:
     """OSError that names `target` for whatever a library raises when a disk is full."""

@@ -12,8 +12,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
 
-from paradigms.io.files import hold, write_text
-from paradigms.io.terminal import shown
+from paradigms.io.files import held, write_text
 from paradigms.train.state import by_main
 
 Started = TypeVar("Started")
@@ -48,11 +47,8 @@ def start(*, tracker: str, precision: str, config: dict[str, Any], folder: Path)
 
 
 def take(folder: Path, accelerator: Accelerator) -> None:
-    """`hold` the results folder on the main process. SystemExit of every process while another run lives."""
-    try:
-        by_main(lambda: hold(folder), accelerator)
-    except OSError as error:
-        raise SystemExit(shown(error)) from error
+    """The results folder is `held` on the main process: SystemExit of all while another run lives."""
+    by_main(lambda: held(folder), accelerator)
 
 
 def native_precision() -> str:

@@ -6,13 +6,18 @@ import argparse
 import os
 import sys
 import time
+from importlib.util import find_spec
 
 os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+os.environ["ATTACK_FULL"] = "1"
 
 import torch
 
 from tests.attack.attacks import ATTACKS
 from tests.attack.harness import OUTCOMES, tally
+from tests.attack.writers import WRITERS
+
+GUIDED = 4  # tries that a fuzzer draws for each of the others
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser("python -m tests.attack", description=__doc__)
@@ -21,13 +26,18 @@ if __name__ == "__main__":
     parser.add_argument("--only", default="", help="attacks whose name holds this")
     settings = parser.parse_args()
     torch.set_num_threads(1)  # a fork of a process whose OpenMP threads have run hangs
-    chosen = {name: attack for name, attack in ATTACKS.items() if settings.only in name}
-    each, bad = max(1, settings.tries // len(chosen)), 0
+    every = ATTACKS | WRITERS
+    rows = [(name, attack, False) for name, attack in every.items()]
+    if find_spec("atheris"):
+        rows += [(f"{name}, guided", attack, True) for name, attack in every.items() if attack.reads]
+    rows = [row for row in rows if settings.only in row[0]]
+    each, bad = settings.tries / sum(GUIDED if guided else 1 / of.cost for _, of, guided in rows), 0
     print("| attack | tries |", " | ".join(OUTCOMES), "| seconds |\n|---|" + "---:|" * (2 + len(OUTCOMES)))
-    for name, attack in chosen.items():
+    for name, attack, guided in rows:
+        tries = max(1, round(each * (GUIDED if guided else 1 / attack.cost)))
         began = time.perf_counter()
-        found = tally(attack, each, settings.seed, forked=True)
-        bad += each - found["refused"] - found["harmless"]
+        found = tally(attack, tries, settings.seed, forked=True, guided=guided)
+        bad += tries - found["refused"] - found["harmless"]
         cells = " | ".join(str(found[outcome]) for outcome in OUTCOMES)
-        print(f"| {name} | {each} | {cells} | {time.perf_counter() - began:.0f} |", flush=True)
+        print(f"| {name} | {tries} | {cells} | {time.perf_counter() - began:.0f} |", flush=True)
     sys.exit(bad > 0)

@@ -3,11 +3,15 @@
 A try ends in one of `OUTCOMES`: refused by an error that names what is wrong; harmless; obscure, an error
 that names nothing; silent, a wrong result without an error; lost, where what was stored before is gone;
 crashed, which is a signal, a hang, or code of the attacker that was run.
+
+Every decision of a try comes from its `draw`: a seeded generator or, where atheris is installed, bytes of a
+fuzzer that looks for new paths through the readers.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import select
 import shutil
@@ -15,14 +19,16 @@ import signal
 import sys
 import tempfile
 import traceback
+import types
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 OUTCOMES = ("refused", "harmless", "obscure", "silent", "lost", "crashed")
 PATIENCE = 60  # seconds until a try counts as hanging
+READERS = ("paradigms.data", "paradigms.cli.queries", "paradigms.index", "paradigms.io")  # what is guided
 
 
 class Silent(Exception):
@@ -33,8 +39,8 @@ class Lost(Exception):
     """What was stored before is not there any more."""
 
 
-class Ran(Exception):
-    """Code of the attacker was run."""
+class Crashed(Exception):
+    """A signal ended a process, or code of the attacker was run."""
 
 
 class Attack(NamedTuple):
@@ -43,18 +49,23 @@ class Attack(NamedTuple):
     prepare: Callable[[Path], None]
     attempt: Callable[[random.Random, Path, Path], None]
     named: tuple[str, ...] = ()  # what an error may name beside the folder of the try
+    fast: int = 40  # tries in `make test`
+    cost: int = 1  # tries of `make attack` that one of these takes the time of
+    forks: bool = False
+    reads: bool = False  # a fuzzer may draw
+    seconds: int = 0  # that a try of `make attack` lasts; one of `make test` lasts 1
 
 
-def attempt(attack: Attack, seed: int, sound: Path) -> str:
+def attempt(attack: Attack, draw: random.Random, sound: Path) -> str:
     """The outcome of one try."""
     with tempfile.TemporaryDirectory(prefix="attack") as folder:
         work = Path(folder)
         try:
-            attack.attempt(random.Random(seed), sound, work)
-        except (Silent, Lost, Ran) as error:
+            attack.attempt(draw, sound, work)
+        except (Silent, Lost, Crashed) as error:
             if os.environ.get("ATTACK_SHOW"):
                 traceback.print_exc()
-            return {Silent: "silent", Lost: "lost", Ran: "crashed"}[type(error)]
+            return type(error).__name__.lower()
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:
@@ -68,34 +79,42 @@ def attempt(attack: Attack, seed: int, sound: Path) -> str:
     return "harmless"
 
 
-def tally(attack: Attack, tries: int, seed: int, *, forked: bool) -> Counter[str]:
-    """Outcome -> how many of the tries ended so. forked: in processes of their own, which may crash."""
+def tally(attack: Attack, tries: int, seed: int, *, forked: bool, guided: bool = False) -> Counter[str]:
+    """Outcome -> how many of the tries ended so. forked: in processes of their own, which may crash. guided:
+    by the coverage of `READERS`, which takes atheris."""
     with tempfile.TemporaryDirectory(prefix="sound") as folder:
         sound = Path(folder)
         attack.prepare(sound)
         seeds = [seed * 1_000_003 + n for n in range(tries)]
         if not forked:
-            return Counter(attempt(attack, each, sound) for each in seeds)
+            return Counter(attempt(attack, random.Random(each), sound) for each in seeds)
         found: list[str] = []
         while len(found) < tries:
-            found += _forked(attack, seeds[len(found) :], sound)
+            found += _forked(attack, seeds[len(found) :], sound, guided)
         return Counter(found)
 
 
-def _forked(attack: Attack, seeds: list[int], sound: Path) -> Iterator[str]:
+def _forked(attack: Attack, seeds: list[int], sound: Path, guided: bool) -> Iterator[str]:
     """The outcomes up to the first crash, whose seed is told."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
         os.close(read)
+
+        def one(draw: random.Random) -> None:
+            os.write(write, bytes([OUTCOMES.index(attempt(attack, draw, sound))]))
+
+        if guided:
+            _fuzz(one, seeds)
         for each in seeds:
-            os.write(write, bytes([OUTCOMES.index(attempt(attack, each, sound))]))
+            one(random.Random(each))
         os._exit(0)
     os.close(write)
     done = 0
     try:
         while done < len(seeds):
-            if not select.select([read], [], [], PATIENCE)[0] or not (data := os.read(read, 1)):
+            ready = select.select([read], [], [], PATIENCE + attack.seconds)[0]
+            if not ready or not (data := os.read(read, 1)):
                 print(f"crashed: seed {seeds[done]}", file=sys.stderr)
                 yield "crashed"
                 return
@@ -108,23 +127,95 @@ def _forked(attack: Attack, seeds: list[int], sound: Path) -> Iterator[str]:
         os.close(read)
 
 
-@contextmanager
-def process(work: Callable[[], object], limit: Callable[[], object] = lambda: None) -> Iterator[int]:
-    """The id of a process that does `work`, exits with 0 if that succeeds, and is killed at the end."""
-    child = os.fork()
-    if not child:
-        code = 1
-        with suppress(BaseException):
-            limit()
-            work()
-            code = 0
-        os._exit(code)
-    try:
-        yield child
-    finally:
-        with suppress(ProcessLookupError, ChildProcessError):
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+class Bytes(random.Random):
+    """Draws from bytes, and 0 after them."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__()
+        self._left = int.from_bytes(data, "little")
+
+    def getrandbits(self, k: int) -> int:
+        value = self._left & ((1 << k) - 1)
+        self._left >>= k
+        return value
+
+    def random(self) -> float:
+        return self.getrandbits(24) / (1 << 24)
+
+
+def _fuzz(one: Callable[[random.Random], None], seeds: list[int]) -> None:
+    """As many tries as there are seeds, with draws by which atheris reaches code of `READERS` that is new."""
+    import atheris
+
+    for name in [name for name in sys.modules if name.startswith(READERS)]:
+        for found in vars(sys.modules[name]).values():
+            for function in vars(found).values() if isinstance(found, type) else [found]:
+                if isinstance(function, types.FunctionType) and function.__module__ == name:
+                    atheris.instrument_func(function)
+    left = len(seeds)
+
+    def target(data: bytes) -> None:
+        nonlocal left
+        one(Bytes(data))
+        left -= 1
+        if not left:
+            os._exit(0)
+
+    quiet = ["-verbosity=0", "-max_len=400", "-rss_limit_mb=0", f"-seed={1 + seeds[0] % (1 << 31)}"]
+    atheris.Setup(["attack", *quiet], target)
+    atheris.Fuzz()
+
+
+class Process:
+    """A process that does `work`, and is killed where the block ends."""
+
+    def __init__(self, work: Callable[[], object], limit: Callable[[], object] = lambda: None) -> None:
+        self._read, write = os.pipe()
+        self.child = os.fork()
+        if not self.child:
+            said = b""
+            try:
+                limit()
+                work()
+            except BaseException as error:
+                with suppress(BaseException):
+                    said = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"[:9999]))
+                    said = pickle.dumps(error) if len(str(error)) < 9999 else said
+            os.write(write, said)
+            os._exit(bool(said))
+        os.close(write)
+
+    def error(self) -> BaseException | None:
+        """Once it has ended: what it raised, or the signal that ended it."""
+        with open(self._read, "rb", closefd=False) as stream:
+            said = stream.read()
+        status = os.waitpid(self.child, 0)[1]
+        self.child = 0
+        if os.WIFSIGNALED(status):
+            return Crashed(f"signal {os.WTERMSIG(status)}")
+        return pickle.loads(said) if said else None
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.child:
+            os.kill(self.child, signal.SIGKILL)
+            os.waitpid(self.child, 0)
+        os.close(self._read)
+
+
+def together(*works: Callable[[], object]) -> list[BaseException | None]:
+    """What each raises that runs in a process of its own, all at once."""
+    with ExitStack() as stack:
+        processes = [stack.enter_context(Process(work)) for work in works]
+        return [process.error() for process in processes]
+
+
+def succeed(*works: Callable[[], object]) -> None:
+    """`together`, and the first error is raised here."""
+    for error in filter(None, together(*works)):
+        raise error
 
 
 def copied(sound: Path, work: Path) -> Path:

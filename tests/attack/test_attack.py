@@ -1,17 +1,35 @@
-"""A fast share of the attacks that need no process of their own; `make attack` runs them all."""
+"""A fast share of the attacks; `make attack` runs them all, and more of each."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.attack.attacks import ATTACKS, FORKING
-from tests.attack.harness import tally
+from tests.attack.attacks import ATTACKS
+from tests.attack.harness import Attack, tally
+from tests.forks import fork
 
-TRIES = {"arguments": 18, "terminal": 5, "search while written": 2, "checkpoint": 10}
+
+def survives(name: str, attack: Attack) -> None:
+    found = tally(attack, attack.fast, seed=1, forked=False)
+    assert found["refused"] + found["harmless"] == attack.fast, f"{name}: {found}"
 
 
-@pytest.mark.parametrize("name", [name for name in ATTACKS if not name.startswith(FORKING)])
+@pytest.mark.parametrize("name", [name for name, attack in ATTACKS.items() if not attack.forks])
 def test_attacks_are_refused_or_harmless(name: str) -> None:
-    tries = next((count for part, count in TRIES.items() if part in name), 40)
-    found = tally(ATTACKS[name], tries, seed=1, forked=False)
-    assert found["refused"] + found["harmless"] == tries, found
+    survives(name, ATTACKS[name])
+
+
+def test_writers_that_are_killed_crowded_or_starved_lose_nothing(tmp_path: Path) -> None:
+    """In a process without threads, as these fork."""
+    code, text = fork(tmp_path / "log", forking).ended()
+    assert not code, text
+
+
+def forking() -> None:
+    from tests.attack.writers import WRITERS
+
+    for name, attack in (ATTACKS | WRITERS).items():
+        if attack.forks and attack.fast:
+            survives(name, attack)

@@ -1,0 +1,304 @@
+"""More writers, killed and crowded: indexes by several processes, LanceDB, Qdrant, trainings, comparisons."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import random
+import sqlite3
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from paradigms.engines import LanceEngine, QdrantEngine
+from paradigms.index import TokenIndex, open_index
+from paradigms.io.settings import from_command_line
+from tests.attack.attacks import (
+    DIM,
+    OPTIONS,
+    Alarm,
+    files,
+    index_attack,
+    limited,
+    parts,
+    queries,
+    results,
+    well_formed,
+)
+from tests.attack.harness import Attack, Crashed, Lost, Process, Silent, copied, damaged, succeed, together
+from tests.tiny import write_checkpoint, write_collection
+
+sys.path.append(str(Path(__file__).parents[2] / "experiments"))
+
+
+# --- two writers and two readers ----------------------------------------------------------------------
+
+
+def crowd(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
+    """Two processes add, delete and compact for a while, two open and search: nobody fails, all is there."""
+    folder, until = copied(sound / "index", work), time.monotonic() + (SUSTAINED if FULL else 1)
+
+    def write(name: str) -> None:
+        turn = 0
+        while time.monotonic() < until:
+            first, turn = 100 + 12 * turn, turn + 1
+            own = [f"{name}{n}" for n in range(first, first + 12)]
+            insist(lambda index, first=first: index.add_from(parts(first, 12, name)))
+            insist(lambda index, own=own: index.delete(own[:-1]))
+            if turn % 8 == 0:
+                insist(lambda index: index.compact())
+        (work / name).write_text(str(turn))
+
+    def insist(change: Callable[[TokenIndex], None]) -> None:
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                return change(open_index(folder))
+            time.sleep(0.002)
+
+    def read() -> None:
+        while time.monotonic() < until:
+            index = open_index(folder)
+            for _ in range(3):
+                well_formed(results(index), index.ids)
+
+    succeed(lambda: write("a"), lambda: write("b"), read, read)
+    last = {f"{name}{111 + 12 * n}" for name in "ab" for n in range(int((work / name).read_text()))}
+    if set(open_index(folder)._positions) != last | {f"d{n}" for n in range(24)}:
+        raise Lost("documents of a writer")
+
+
+FULL = bool(os.environ.get("ATTACK_FULL"))
+SUSTAINED = 200  # seconds of each kind of index: ten minutes together
+
+
+# --- LanceDB and Qdrant -------------------------------------------------------------------------------
+
+ENGINES: dict[str, Callable[[Path], Any]] = {
+    "lancedb": lambda folder: LanceEngine(str(folder), DIM),
+    "qdrant": lambda folder: QdrantEngine(DIM, path=str(folder), pickled=True),
+}
+PACKAGES = {"lancedb": "lancedb", "qdrant": "qdrant_client"}
+IDS = {f"d{n}" for n in range(400) if n % 6}
+
+
+@contextlib.contextmanager
+def opened(kind: str, folder: Path) -> Any:
+    engine = ENGINES[kind](folder)
+    try:
+        yield engine
+    finally:
+        if kind == "qdrant":
+            engine.client.close()
+
+
+def fill(kind: str, folder: Path, first: int = 0, count: int = 24) -> None:
+    """Documents with tokens, six numbers at a time."""
+    with opened(kind, folder) as engine:
+        for ids, tokens in parts(first, count):
+            arrays = [v[m].numpy() for v, m in zip(tokens.vectors[0], tokens.mask[0], strict=True)]
+            whole = [(id, of) for id, of in zip(ids, arrays, strict=True) if len(of)]
+            engine.add(*map(list, zip(*whole, strict=True)))
+
+
+def stored(kind: str, folder: Path) -> list[dict[str, float]]:
+    """All documents by their scores, for each of three queries."""
+    with opened(kind, folder) as engine:
+        found = [dict(engine.search(query.numpy(), 400)) for query in queries().vectors[:, 0]]
+    well_formed(found, IDS)
+    return found
+
+
+def kept(kind: str, folder: Path, wanted: Path) -> None:
+    """All of `wanted` is in `folder`."""
+    for new, old in zip(stored(kind, folder), stored(kind, wanted), strict=True):
+        if not old.keys() <= new.keys() or any(abs(new[id] - score) > 1e-3 for id, score in old.items()):
+            raise Lost("a document that was stored, or its vectors")
+
+
+def engine_bytes(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
+    """Bytes of a file of the engine's own: whatever it finds, it found among the documents."""
+    folder = copied(sound / "engine", work)
+    file = draw.choice([file for file in files(folder) if file.stat().st_size])
+    file.write_bytes(damaged(draw, file.read_bytes()))
+    succeed(lambda: stored(kind, folder))
+
+
+def engine_stopped(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
+    """kill -9 of an addition, or a full disk: what was there is there, and the addition can be repeated."""
+    folder, most = copied(sound / "engine", work), draw.choice([0, draw.randrange(1, 40_000)])
+
+    def add() -> None:
+        __import__(PACKAGES[kind])
+        (work / "begun").touch()
+        if most:
+            limited(most)
+        fill(kind, folder, 0, 48)
+
+    def again() -> None:
+        kept(kind, folder, sound / "engine")
+        fill(kind, folder, 0, 48)
+        kept(kind, folder, sound / "larger")
+
+    with Process(add) as child:
+        while not (work / "begun").exists():
+            time.sleep(0.001)
+        if not most:
+            time.sleep(draw.random() * 0.3)
+        said = child.error() if most else None
+    succeed(again)
+    if said:
+        raise said
+
+
+def engine_crowd(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
+    """Two processes add documents of their own while two search: those of each that succeeded are there."""
+    folder = copied(sound / "engine", work)
+    said = together(
+        *(partial(fill, kind, folder, first, 24) for first in (100, 200)),
+        *[partial(stored, kind, folder)] * 2,
+    )
+    for error, first in zip(said, (100, 200), strict=False):
+        if error is None:
+            succeed(partial(holds, kind, folder, first))
+    for error in filter(None, said):
+        raise error
+
+
+def holds(kind: str, folder: Path, first: int) -> None:
+    if not {f"d{n}" for n in range(first, first + 24) if n % 6} <= stored(kind, folder)[0].keys():
+        raise Lost(f"documents from {first} on")
+
+
+def engine_code(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
+    """A stranger's folder of Qdrant: its points are pickles, and are not read."""
+    folder, canary = copied(sound / "engine", work), work / "ran"
+    file = next(folder.glob("collection/*/*.sqlite"))
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        database.execute("update points set point = ?", (pickle.dumps(Alarm(canary)),))
+        database.commit()
+    try:
+        QdrantEngine(DIM, path=str(folder))
+    finally:
+        if canary.exists():
+            raise Crashed
+
+
+def engines(folder: Path, kind: str) -> None:
+    """An engine, and another of twice as many documents. All that LanceDB does is done by a process of its
+    own, which imports it: a fork of one that has imported it may hang."""
+    if kind != "lancedb":
+        __import__(PACKAGES[kind])
+    succeed(lambda: fill(kind, folder / "engine"))
+    succeed(lambda: fill(kind, folder / "larger", 0, 48))
+
+
+# --- trainings and comparisons ------------------------------------------------------------------------
+
+LENGTHS = json.dumps({"query_length": 8, "document_length": 12})
+COMMON = {"steps": 6, "batch_size": 2, "evaluate_every": 2, "dev_queries": 2, "tracker": "none"}
+
+
+def run(name: str, sound: Path, output: Path, **changes: Any) -> None:
+    """A script of experiments, silently."""
+    script = __import__(name)
+    flags = COMMON | {"collection": sound / "collection", "backbone": sound / "bert", "options": LENGTHS}
+    if name == "compare":
+        flags |= {"systems": '{"dpr": {}}', "depth": 5}
+    else:
+        flags |= {"paradigm": "dpr", "precision": "no"}
+    flags |= {"output": output} | changes
+    with open(os.devnull, "w") as nowhere:
+        for stream in (1, 2):
+            os.dup2(nowhere.fileno(), stream)
+    script.main(from_command_line(script.Settings, "", [f"--{key}={value}" for key, value in flags.items()]))
+
+
+def trainings(folder: Path) -> None:
+    """What undisturbed ones write, and how long they take."""
+    for name in ("train", "compare"):
+        __import__(name)
+    write_checkpoint("bert", folder / "bert")
+    texts = [f"a bird {n} over the sea" for n in range(26)]
+    (folder / "collection").mkdir()
+    splits = {"train": range(20), "test": range(20, 26)}
+    write_collection(folder / "collection", texts, [f"bird {n}" for n in range(26)], splits)
+    for name, seed in (("train", 0), ("train", 1), ("compare", 0)):
+        began = time.perf_counter()
+        succeed(partial(run, name, folder, folder / f"{name}{seed}", seed=seed))
+        (folder / f"{name}.s").write_text(str(time.perf_counter() - began))
+
+
+def outcome(folder: Path) -> dict[str, bytes]:
+    """Weights and runs, which have the same bytes however often a run was interrupted."""
+    kinds = (".safetensors", ".run")
+    kept = [f for f in files(folder) if f.suffix in kinds and not {"checkpoints", "index"} & {*f.parts}]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in kept}
+
+
+def script_killed(draw: random.Random, sound: Path, work: Path, name: str) -> None:
+    """kill -9 once or twice; then the same again: the bytes that an undisturbed run makes."""
+    lasts = float((sound / f"{name}.s").read_text())
+    for _ in range(draw.randrange(1, 3)):
+        with Process(lambda: run(name, sound, work / "output", seed=0)):
+            time.sleep(draw.random() * lasts)
+    succeed(lambda: run(name, sound, work / "output", seed=0))
+    if outcome(work / "output") != outcome(sound / f"{name}0"):
+        raise Lost("other bytes than of a run that ended")
+
+
+def two_trainings(draw: random.Random, sound: Path, work: Path) -> None:
+    """Two trainings with other seeds in one folder: one of both, whole, and the other is told."""
+    output, later = work / "output", draw.random() * 0.2
+
+    def second() -> None:
+        time.sleep(later)
+        run("train", sound, output, seed=1)
+
+    said = together(lambda: run("train", sound, output, seed=0), second)
+    if None not in said:
+        raise Lost("neither training ended")
+    seed = json.loads((output / "config.json").read_text())["seed"]
+    steps = [json.loads(line)["step"] for line in (output / "training" / "history.jsonl").open()]
+    if outcome(output) != outcome(sound / f"train{seed}") or steps != sorted(steps) or said[seed]:
+        raise Silent("settings of one training and weights of another")
+    for error in filter(None, said):
+        raise error
+    raise Silent("both ended")
+
+
+WRITERS: dict[str, Attack] = {
+    f"two writers and two readers, {kind}": index_attack(
+        kind, crowd, fast=1, cost=1000, forks=True, seconds=SUSTAINED
+    )
+    for kind in OPTIONS
+}
+WRITERS |= {
+    f"{title}, {kind}": Attack(
+        lambda folder, kind=kind: engines(folder, kind),  # type: ignore[misc]
+        lambda draw, sound, work, of=of, kind=kind: of(draw, sound, work, kind),  # type: ignore[misc]
+        fast=2 if kind == "qdrant" else 0,
+        cost=4 if kind == "qdrant" else 16,
+        forks=True,
+    )
+    for title, of in {
+        "bytes of an engine": engine_bytes,
+        "killed writer or full disk": engine_stopped,
+        "two writers and two readers": engine_crowd,
+        "code in an engine": engine_code,
+    }.items()
+    for kind in (ENGINES if of is not engine_code else ["qdrant"])
+}
+WRITERS |= {
+    "killed training": Attack(
+        trainings, lambda d, s, w: script_killed(d, s, w, "train"), fast=1, cost=6, forks=True
+    ),
+    "killed comparison": Attack(
+        trainings, lambda d, s, w: script_killed(d, s, w, "compare"), fast=1, cost=10, forks=True
+    ),
+    "two trainings": Attack(trainings, two_trainings, fast=1, cost=6, forks=True),
+}
