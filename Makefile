@@ -7,7 +7,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Python compiles what is imported when it is; pip would compile 16,000 files, for half a minute.
 export PIP_NO_COMPILE ?= 1
 
-.PHONY: compare test test-cpus test-gpu attack extras lint bench
+.PHONY: compare test test-cpus test-gpu attack extras lint bench api wheel
 
 compare: .venv/.run
 	$(BIN)/python experiments/compare.py $(ARGS)
@@ -45,6 +45,20 @@ lint: .venv/.test
 
 bench: .venv/.run
 	for benchmark in experiments/benchmarks/*.py; do $(BIN)/python $$benchmark || exit 1; done
+
+# Pages of every public function, from its docstring: build/api/index.html.
+api: .venv/.test
+	$(BIN)/python -m pip install --quiet -e '.[docs]'
+	$(BIN)/python -m pdoc --math --output-directory build/api paradigms theory '!paradigms.__main__' \
+		'!paradigms.engines.lance' '!paradigms.engines.qdrant' '!paradigms.engines.pyterrier'
+
+# The wheel, dist/*.whl, installed into a fresh environment, where the command `paradigms` answers.
+wheel: .venv/.run
+	$(BIN)/python -m pip install --quiet -e '.[build]'
+	$(BIN)/python -m build --wheel --outdir dist
+	$(PYTHON) -m venv --clear build/fresh
+	build/fresh/bin/python -m pip install --quiet dist/*.whl
+	build/fresh/bin/paradigms --help
 
 # The libraries whose checkpoints, pipelines and answers are compared with ours: `make extras test` skips none.
 extras: .venv/.extras

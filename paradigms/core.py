@@ -112,6 +112,10 @@ def rel(documents: Tokens, queries: Tokens, align: Align, normalise: Normalise) 
     """rel(d, q) = 1/Z · Σᵢⱼ (DᵀQ ⊙ A)ᵢⱼ for every query and candidate.
 
     If a document or query has no tokens, nothing is aligned and rel is 0.
+
+    >>> tokens = Tokens(torch.eye(2).view(1, 1, 2, 2), torch.ones(1, 1, 2, dtype=torch.bool))
+    >>> rel(tokens, tokens, lambda S, *_: torch.ones_like(S), lambda A, *_: A.new_ones(A.shape[:2]))
+    tensor([[2.]])
     """
     return interact(documents, queries, align, normalise).rel
 

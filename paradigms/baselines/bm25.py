@@ -215,7 +215,11 @@ class BM25:
 
 
 def tokenize(text: str, ngrams: int = 1, stopwords: Iterable[str] = STOPWORDS) -> list[str]:
-    """The terms of a text: its words that are no stop words, then the runs of 2 to `ngrams` of these."""
+    """The terms of a text: its words that are no stop words, then the runs of 2 to `ngrams` of these.
+
+    >>> tokenize("The bank of a river", ngrams=2)
+    ['bank', 'river', 'bank river']
+    """
     return _runs(_words(text.lower()), ngrams, frozenset(stopwords))
 
 

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         load_plugins(settings.plugin)
         # After what argparse tells, as these imports take seconds; `dimensions` needs no torch.
-        where = "dimensions" if settings.command == "dimensions" else "commands"
+        where = settings.command if settings.command in ("dimensions", "advise") else "commands"
         commands = import_module(f"paradigms.cli.{where}")
         getattr(commands, f"run_{settings.command}")(settings)
     except (ValueError, OSError, KeyError, ImportError) as error:
@@ -173,6 +173,20 @@ def parser() -> argparse.ArgumentParser:
     add_reading(needed)
     add_words(needed)
     add_queries(needed)
+
+    advised = command(
+        "advise",
+        "Whether BM25, dense, multi-vector or hybrid retrieval fits the documents; needs no judgements.",
+    )
+    advised.add_argument("source", help="folder of text files, JSON lines, or a collection")
+    advised.add_argument(
+        "--documents", type=count, default=1000, help="that are drawn and encoded (default %(default)s)"
+    )
+    advised.add_argument(
+        "--count", type=count, default=200, help="queries that are made of them (default %(default)s)"
+    )
+    advised.add_argument("--split", help="judged queries of the source, a collection, instead of known items")
+    add_words(advised)
     return whole
 
 

@@ -50,7 +50,11 @@ class Passages:
         self.corpus = Corpus(ids, texts, [corpus.titles[of] for of, _, _ in rows])
 
     def of(self, document: str) -> list[str]:
-        """The passages of a document. KeyError names an unknown one."""
+        """The passages of a document. KeyError names an unknown one.
+
+        >>> Passages(Corpus(["a", "b"], ["one two three", "four"]), words=2).of("a")
+        ['a:0', 'a:1']
+        """
         place = self._documents.position(document)
         start = int(self._ends[place - 1]) if place else 0
         return self.corpus.ids[start : int(self._ends[place])]

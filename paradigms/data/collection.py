@@ -135,7 +135,11 @@ class Collection:
 
 
 def best_first(scores: Mapping[str, float], count: int | None = None) -> dict[str, float]:
-    """Documents by falling score, equal scores by document id: the first `count`, or all."""
+    """Documents by falling score, equal scores by document id: the first `count`, or all.
+
+    >>> best_first({"b": 1.0, "a": 1.0, "c": 2.0}, 2)
+    {'c': 2.0, 'a': 1.0}
+    """
     return dict(sorted(scores.items(), key=lambda item: (-item[1], item[0]))[:count])
 
 

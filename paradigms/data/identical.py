@@ -32,7 +32,11 @@ def own_documents(corpus: Corpus, split: Split, choice: str = "auto") -> frozens
 
 
 def without_own(run: Run, own: Set[str], k: int | None = None) -> Run:
-    """The run without the documents that are the query itself; the first k of each query, or all."""
+    """The run without the documents that are the query itself; the first k of each query, or all.
+
+    >>> without_own({"a": {"a": 2.0, "b": 1.0}}, {"a"})
+    {'a': {'b': 1.0}}
+    """
     if not own:
         return run
     kept = ((q, {d: s for d, s in scores.items() if d != q or q not in own}) for q, scores in run.items())

@@ -28,6 +28,9 @@ def fuse(
     """The weighted sum for each query, best first, equal scores by id: the first k documents, or all.
 
     weights: one for each run, at least 0; by default all 1. ValueError for other weights or methods.
+
+    >>> fuse([{"q": {"x": 9.0, "y": 7.0}}, {"q": {"y": 0.2, "z": 0.1}}], method="sum")
+    {'q': {'x': 1.0, 'y': 1.0, 'z': 0.0}}
     """
     if method not in METHODS:
         raise ValueError(f"fusion must be one of {', '.join(METHODS)}, got {method!r}")

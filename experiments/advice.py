@@ -1,0 +1,112 @@
+"""Does `python -m paradigms advise` choose well? Its regret on collections with judgements.
+
+On every collection the four systems are measured on judged queries, and advised on by known-item queries of
+its documents alone, with the biases of all other collections. Regret is the best system's mean less the
+chosen one's; beside it those of always taking the hybrid, the multi-vector system, or one of the others.
+Collections that are measured before are taken from the results folder.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paradigms.io.settings import command_line, folder_name
+
+
+@dataclass
+class Settings:
+    """On what."""
+
+    collections: list[str] = field(default_factory=lambda: ["pydocs"])
+    """names or folders of collections with judgements"""
+    split: str = "test"
+    """of each, or where it has none its last split"""
+    documents: int = 1000
+    """of each collection, drawn: those relevant to the queries and others"""
+    queries: int = 200
+    """of each kind"""
+    output: str = "results/advice"
+
+
+if __name__ == "__main__":  # before the imports that take seconds
+    given = command_line(Settings, __doc__ or "")
+
+import numpy as np
+from rich.console import Console
+
+from paradigms.cli.advise import MEASURE, SYSTEMS, Measured, chance_of_each, drawn, measure
+from paradigms.data import load
+from paradigms.io.files import write_json, write_text
+
+KINDS = ("known-item", "judged")
+
+
+def main(settings: Settings) -> None:
+    folder = Path(settings.output)
+    found = {}
+    for name in settings.collections:
+        file = folder / f"{folder_name(name)}-{settings.documents}-{settings.queries}.json"
+        if not file.is_file():
+            try:
+                write_json(file, measured(name, settings))
+            except (ValueError, OSError) as error:
+                raise SystemExit(str(error)) from error
+        found[folder_name(name)] = json.loads(file.read_text(encoding="utf-8"))
+    page = table(found)
+    write_text(folder / "table.md", page)
+    write_json(folder / "biases.json", {name: bias(of) for name, of in found.items()})
+    Console().print(page, markup=False, soft_wrap=True)
+
+
+def measured(name: str, settings: Settings) -> dict[str, dict[str, list[float]]]:
+    """kind of query → system → the values of a collection."""
+    collection = load(name)
+    last = list(collection.splits)[-1]
+    split = collection.split(settings.split if settings.split in collection.splits else last)
+    found = {}
+    for kind, asked in zip(KINDS, (None, split), strict=True):
+        corpus, of = drawn(collection.corpus, asked, True, settings.documents, settings.queries)
+        found[kind] = {system: row.values.tolist() for system, row in measure(corpus, of).items()}
+    return found
+
+
+def bias(found: dict[str, dict[str, list[float]]]) -> dict[str, float]:
+    """What known-item queries add to each system's mean over what they add to BM25's."""
+    more = {s: float(np.mean(found["known-item"][s]) - np.mean(found["judged"][s])) for s in SYSTEMS}
+    return {system: round(more[system] - more["bm25"], 3) for system in SYSTEMS}
+
+
+def table(found: dict[str, dict[str, dict[str, list[float]]]]) -> str:
+    """The page: means on judged queries, what is advised, and regrets with their means over collections."""
+    always = {f"always {system}": [] for system in SYSTEMS}
+    regrets: dict[str, list[float]] = {"advise": [], "advise without biases": []} | always
+    lines = [
+        f"| collection | {' | '.join(SYSTEMS)} | advised (chance) | regret |",
+        "|---|" + "---:|" * len(SYSTEMS) + "---|---:|",
+    ]
+    for name, of in found.items():
+        means = {system: float(np.mean(of["judged"][system])) for system in SYSTEMS}
+        rows = {system: Measured(np.array(of["known-item"][system]), 0, 0) for system in SYSTEMS}
+        others = {other: bias(values) for other, values in found.items() if other != name}
+        chances = chance_of_each(rows, others)
+        plain = chance_of_each(rows, {})
+        best, chosen = max(means.values()), max(chances, key=chances.__getitem__)
+        regrets["advise"].append(best - means[chosen])
+        regrets["advise without biases"].append(best - means[max(plain, key=plain.__getitem__)])
+        for system in SYSTEMS:
+            regrets[f"always {system}"].append(best - means[system])
+        cells = " | ".join(f"{means[system]:.3f}" for system in SYSTEMS)
+        lines.append(f"| {name} | {cells} | {chosen} ({chances[chosen]:.0%}) | {best - means[chosen]:.3f} |")
+    lines += [
+        "",
+        f"| choice | mean regret in {MEASURE}, {len(found)} collections | largest |",
+        "|---|---:|---:|",
+    ]
+    lines += [f"| {choice} | {np.mean(of):.3f} | {max(of):.3f} |" for choice, of in regrets.items()]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main(Settings(**given))
