@@ -225,7 +225,8 @@ def measure(
     queries: the encoded ones. strategies: whether Figure 7's pair is also refined with every alignment.
     """
     pairs, asked, dim = settings.pairs(), max(1, len(test.queries)), paradigm.encoder.dim
-    pruned = {d: index if d == 1 else index.prune(d, folder / str(d)) for d in {d for _, d in pairs}}
+    pruned = {d: ExactIndex.of(index, folder / str(d), keep=d) for d in {d for _, d in pairs} - {1.0}}
+    pruned[1.0] = index
     searching = {q: int(most_salient(queries, q).mask.sum()) / asked for q in {q for q, _ in pairs}}
     found: list[tuple[dict[str, Any], Run]] = []
     for q, d in pairs:

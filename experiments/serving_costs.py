@@ -72,7 +72,7 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import numpy as np
 import torch
-from studies.approximate_search import reindexed, search_one, timed
+from studies.approximate_search import search_one, timed
 from studies.pages import Section, print_sections, write_rows
 
 from paradigms import PARADIGMS, Paradigm, load
@@ -203,7 +203,7 @@ def measure_index(
 ) -> Row:
     """An index of the vectors of `base`."""
     began = time.perf_counter()
-    index = reindexed(base, kind, work / "index", **options)
+    index = kind.of(base, work / "index", **options)
     seconds = time.perf_counter() - began
     if isinstance(index, CompressedIndex):
         index.probes = settings.probes

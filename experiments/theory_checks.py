@@ -54,7 +54,7 @@ from paradigms.io.files import held, write_json
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
 
-for chapter in ("projections", "recall", "aligner", "xtr", "generative", "capacity"):
+for chapter in ("projections", "recall", "aligner", "xtr", "generative", "capacity", "buckets"):
     import_module(f"studies.theory_claims_{chapter}")  # fills THEOREMS
 
 HOLDS, CORRECTED, FALSE, FAILS = "holds", "holds with correction", "false as printed", "FAILS"

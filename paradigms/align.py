@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from paradigms.core import Align, Pairs, Tokens, Valid
+from paradigms.fixed import buckets_of, random_planes, shares
 from paradigms.relax import entropic_topk
 
 # --- A ----------------------------------------------------------------------------------------------
@@ -97,6 +98,31 @@ def entropic(
     """A_·j = argmax_λ S_·jᵀλ + ε H(λ), 1ᵀλ = k, λ ∈ [0, 1]: a differentiable top-k (ibid., Eq. 9)."""
     columns, real = S.transpose(-1, -2), valid.transpose(-1, -2)
     return entropic_topk(columns, float(k), eps, real, iterations).transpose(-1, -2)
+
+
+def buckets(
+    S: Pairs,
+    valid: Valid,
+    documents: Tokens,
+    queries: Tokens,
+    *,
+    planes: int,
+    repetitions: int,
+    fill: bool = True,
+    seed: int = 0,
+) -> Pairs:
+    """A_ij = 1[bucket(i) = bucket(j)] / |bucket(j) ∩ d|, averaged over random partitions.
+
+    The A of MUVERA's fixed-dimensional encodings (Dhulipala et al. 2024): `fixed.FixedEncoding` gives the
+    same rel as one inner product. fill: where the document has no token in bucket(j), those at the least
+    Hamming distance share the 1.
+    """
+    A = torch.zeros_like(S)
+    for normals in random_planes(documents.vectors.shape[-1], planes, repetitions, seed):
+        share = shares(buckets_of(documents.vectors, normals), documents.mask, planes, fill, S.dtype)
+        own = buckets_of(queries.vectors, normals)[:, :, None, :]
+        A += share.expand(*S.shape[:3], -1).gather(-1, own.expand_as(S)) / repetitions
+    return A.where(valid, 0)
 
 
 Lengths: TypeAlias = Int[Tensor, "*n"]  # real tokens of documents
@@ -195,7 +221,7 @@ class Alignment:
     """An alignment function and what is known about its A."""
 
     function: Callable[..., Pairs]
-    # What A may read, of: similarity, ids, pool (the other candidates), lengths. A test perturbs everything
+    # What A may read, of: similarity, vectors, ids, pool (the other candidates), lengths. A test perturbs all
     # else and sees A unchanged.
     reads: frozenset[str]
     # (lengths of documents, **knobs) -> how many tokens of each document are aligned to a query token: those
@@ -223,6 +249,7 @@ ALIGNMENTS: dict[str, Alignment] = {
     "top_k": Alignment(top_k, _SIMILARITY, at_most),
     "top_p": Alignment(top_p, _SIMILARITY | {"lengths"}, share_of),
     "entropic": Alignment(entropic, _SIMILARITY),
+    "buckets": Alignment(buckets, frozenset({"vectors", "lengths"})),
 }
 
 NORMALISERS = {

@@ -25,6 +25,7 @@ from paradigms.core import (
     rel,
     similarity,
 )
+from paradigms.fixed import random_planes
 
 B, N, I, J, H = 3, 5, 6, 4, 8
 
@@ -71,6 +72,7 @@ CASES: dict[str, Case] = {
     "aligner entropic": Case("entropic", "total", {"k": 2, "eps": 0.3}, salience=True),
     "xtr": Case("pool_top_k", "retrieved", {"k": 7}),
     "xtr, pool smaller than k": Case("pool_top_k", "retrieved", {"k": 1000}),
+    "fde": Case("buckets", "one", {"planes": 2, "repetitions": 3}),
     "mvdr q<-d": Case("document_to_query", "document_tokens"),
 }
 ALL = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -155,6 +157,15 @@ def loop_score(case: Case, S: list[Tensor], n: int, b: int, documents: Tokens, q
                 kept = own[:, j][own[:, j] >= pool[min(k, len(pool)) - 1]]
                 best += [kept.max()] if len(kept) else []
             return torch.stack(best).mean() if best else own.sum() * 0
+        case "buckets":
+            D, Q = documents.vectors[0, n][documents.mask[0, n]], queries.vectors[b, 0][queries.mask[b, 0]]
+            terms = []
+            for normals in random_planes(H, 2, 3, 0).double():
+                sides_d, sides_q = D @ normals > 0, Q @ normals > 0
+                for j in range(len(Q)):
+                    apart = (sides_d != sides_q[j]).sum(-1)
+                    terms.append(own[apart == apart.min(), j].mean())
+            return torch.stack(terms).sum() / 3
     u = documents.salience[0, n][documents.mask[0, n]][:, None] * queries.salience[b, 0][queries.mask[b, 0]]
     if case.align == "entropic":
         chosen = torch.stack(
@@ -196,11 +207,10 @@ def test_hard_alignments_are_zero_or_one_and_carry_no_gradient(case):
     documents, queries = (leaves(t) for t in texts(case))
     bare = replace(documents, salience=None), replace(queries, salience=None)
     A = case.interact(*bare).alignment
-    if case.align == "entropic":
-        assert A.requires_grad
+    assert A.requires_grad == (case.align == "entropic")
+    if case.align in ("entropic", "buckets"):
         assert ((A >= 0) & (A <= 1)).all()
     else:
-        assert not A.requires_grad
         assert set(A.unique().tolist()) <= {0.0, 1.0}
 
 
@@ -279,7 +289,7 @@ def test_no_salience_at_all_is_defined():
 
 
 @ALL
-@pytest.mark.parametrize("what", ["similarity", "ids", "pool", "lengths", "salience"])
+@pytest.mark.parametrize("what", ["similarity", "vectors", "ids", "pool", "lengths", "salience"])
 def test_A_reads_nothing_else(case, what):
     """Perturb one thing at a time: A changes where the registry says that it reads it, and only there."""
     g = torch.Generator().manual_seed(0)
@@ -296,6 +306,8 @@ def test_A_reads_nothing_else(case, what):
     match what:
         case "similarity":
             changed = S.flip(2)
+        case "vectors":
+            other = replace(documents, vectors=documents.vectors.flip(2))
         case "ids":
             ids = torch.arange(case.document_tokens).expand_as(documents.ids)
             other = replace(documents, ids=ids)

@@ -14,7 +14,7 @@ PARADIGM_FILES = {"dpr", "me_bert", "colbert", "coil", "aligner", "xtr", "splade
 # Lowest first: a part imports itself and lower layers.
 LAYERS: list[set[str]] = [
     {"core", "io"},
-    {"relax", "data"},
+    {"relax", "fixed", "data"},
     {"align"},
     {"impute"},
     {"recipe"},

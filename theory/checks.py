@@ -33,6 +33,12 @@ def probability(value: ArrayLike, name: str = "beta") -> Array:
     return _require(array, (array > 0) & (array < 1), name, "in (0, 1)")
 
 
+def interval(value: ArrayLike, name: str, least: float, most: float) -> Array:
+    """Numbers of the closed interval [least, most], such as angles."""
+    array = _numbers(value, name)
+    return _require(array, (array >= least) & (array <= most), name, f"in [{least:g}, {most:g}]")
+
+
 def positive(value: ArrayLike, name: str) -> Array:
     """Finite numbers > 0, such as temperatures and constants of a bound."""
     array = _numbers(value, name)

@@ -94,7 +94,7 @@ def independent_documents(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
     and too small at large r. Margins [n].
     """
     ordered, r = _ordered(margins, r)
-    return _per_dimension(lambda n: _at_least(np.asarray(pairwise_error(n, ordered)), r), k)
+    return _per_dimension(lambda n: at_least(np.asarray(pairwise_error(n, ordered)), r), k)
 
 
 BOUNDS: dict[str, Callable[[ArrayLike, ArrayLike, int], Any]] = {
@@ -255,11 +255,11 @@ def orthogonal_recall_failure(k: float, margins: ArrayLike, r: int) -> float:
     log_density = (1 - n / 2) * np.log(2) + (n - 1) * np.log(chi) - chi**2 / 2 - special.gammaln(n / 2)
     with np.errstate(divide="ignore"):
         slopes = ordered / np.sqrt((1 - ordered) * (1 + ordered))
-    lost = _at_least(special.ndtr(-slopes[:, None] * chi), r)
+    lost = at_least(special.ndtr(-slopes[:, None] * chi), r)
     return float(np.sum((half * weights).ravel() * 4 * root**3 * np.exp(log_density) * lost))
 
 
-def _at_least(chances: Array, r: int) -> Array:
+def at_least(chances: Array, r: int) -> Array:
     """P(at least r successes) of independent trials with probabilities [n, ...], without cancellation."""
     state = np.zeros((r, *chances.shape[1:]))
     state[0] = 1.0

@@ -19,8 +19,6 @@ from paradigms.data import Run
 from paradigms.index import INDEXES, ExactIndex, TokenIndex
 from paradigms.recipe import Recipe
 
-BLOCK = 1 << 16  # padded tokens that go from one index to another at once
-
 
 @dataclass(frozen=True)
 class Timed:
@@ -47,14 +45,6 @@ def timed(
             find(n)
             seconds[n] = min(seconds[n], time.perf_counter() - began)
     return 1000 * seconds, answers
-
-
-def reindexed(base: ExactIndex, kind: type[TokenIndex], folder: Path, **options: Any) -> Any:
-    """The vectors of an index in one of another kind: nothing is encoded again."""
-    rows = base.blocks(BLOCK, np.arange(len(base.ids)))
-    parts = ((base.names(some), base.tokens(some)) for some in rows)
-    same = {name: base.manifest[name] for name in ("paradigm", "dim", "fields")}
-    return kind.build_from(parts, folder, **same, **options)
 
 
 def search_one(index: TokenIndex, recipe: Recipe, queries: Tokens, k: int, n: int) -> dict[str, float]:
@@ -85,7 +75,7 @@ def time_searches(
         options = {"faiss": {"factory": f"IVF{lists},SQfp16"}, "compressed": {"lists": lists}}
         ways: list[tuple[str, Any, list[int]]] = [("exact", exact, [0])]
         for kind, of in options.items():
-            index = reindexed(exact, INDEXES[kind], folder / f"{system}-{kind}", **of)
+            index = INDEXES[kind].of(exact, folder / f"{system}-{kind}", **of)
             ways.append((kind, index, sorted({min(number, lists) for number in probes})))
         for kind, index, numbers in ways:
             for number in numbers:

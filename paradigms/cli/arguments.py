@@ -21,7 +21,7 @@ from paradigms.io.terminal import shown
 
 OFFLINE = "offline"  # all-MiniLM-L6-v2 as it was trained: one vector a text
 # The keys of `index.INDEXES`, `model.SAVE_LAYOUTS` and `formats.FORMATS`, whose import takes seconds.
-INDEX_KINDS = ("exact", "faiss", "compressed", "inverted")
+INDEX_KINDS = ("exact", "faiss", "compressed", "inverted", "fixed")
 SAVE_LAYOUTS = ("paradigms", "sentence-transformers")
 FORMATS = (
     "xtr",

@@ -15,6 +15,7 @@ from paradigms.model import Paradigm
 
 READS = {
     "similarity": "the similarities S within the document",
+    "vectors": "the side of random planes on which each token lies",
     "pool": "the similarities of the whole candidate pool",
     "ids": "the token ids",
     "lengths": "the document's length",

@@ -4,7 +4,8 @@
 `pruning` the most salient ones; `grow` builds and changes it from `shards` of documents, which `building`
 stores until a build ends. `base` is what every index can do: build, open, search, rerank, add, delete,
 compact. `exact` scores every document, `faiss_index` those that FAISS finds; `compressed` keeps `codes` of
-tokens and looks into a few lists of them; `inverted` keeps one weight for each token, and `postings`.
+tokens and looks into a few lists of them; `inverted` keeps one weight for each token, and `postings`;
+`fixed_index` scores the documents whose one vector is near the query's.
 
     index = CompressedIndex.build(paradigm, ids, texts, "folder", bits=4)
     index = open_index("folder")                  # of any kind
@@ -18,6 +19,7 @@ from paradigms.index.columns import MANIFEST
 from paradigms.index.compressed import CompressedIndex
 from paradigms.index.exact import ExactIndex
 from paradigms.index.faiss_index import FaissIndex
+from paradigms.index.fixed_index import FixedIndex
 from paradigms.index.inverted import InvertedIndex
 from paradigms.io.typed import parse_json
 
@@ -26,13 +28,14 @@ __all__ = [
     "CompressedIndex",
     "ExactIndex",
     "FaissIndex",
+    "FixedIndex",
     "InvertedIndex",
     "TokenIndex",
     "open_index",
 ]
 
 INDEXES: dict[str, type[TokenIndex]] = {
-    kind.kind: kind for kind in (ExactIndex, FaissIndex, CompressedIndex, InvertedIndex)
+    kind.kind: kind for kind in (ExactIndex, FaissIndex, CompressedIndex, InvertedIndex, FixedIndex)
 }
 
 

@@ -37,6 +37,7 @@ from paradigms.scoring.stored import Packed, Scanned, compiled, score
 Made = TypeVar("Made")
 QUERIES = 64  # encoded at once, texts of like length together
 RETRIEVED = 1 << 22  # retrieved tokens, of all query tokens of a slice of queries, that are held at once
+ROUNDING = 1e-5  # of a similarity of unit vectors, at most
 CANDIDATES = 1 << 17  # padded tokens of one query's candidates that are scored at once
 # Padded tokens of a block of documents, and entries of S at once: on a processor what its cache holds.
 SIZES = {"cpu": (1 << 12, 1 << 20)}
@@ -123,6 +124,35 @@ class TokenIndex(GrowingStore, ABC):
     ) -> list[dict[str, float]]:
         """As `rerank`, of queries that come encoded, axes [b, 1, j, h], and the candidates of each."""
         return self._rerank([recipe], queries, candidates)[0]
+
+    @on_snapshot
+    def certified(self, recipe: Recipe, queries: Tokens, k: int = 10) -> list[tuple[dict[str, float], bool]]:
+        """For each query [b, 1, j, h] its k best of all documents here, and whether these are certainly the k
+        best of the index that `certify` was given: no document outside could reach one within their errors.
+
+        A score errs by at most Σⱼ ‖qⱼ‖ / Z times the document's distance. ValueError for an index without
+        errors, or a recipe whose rel is no sum of maxima with a Z that the query sets.
+        """
+        fits = recipe.is_maxsim(self.longest) and recipe.normalise in ("one", "query_tokens")
+        if not fits or recipe.search == "impute" or "salience" in self.fields or queries.salience is not None:
+            raise ValueError(f"the scores of {recipe.name} are no sums of maxima, whose errors are bounded")
+        rows = self._with_tokens()
+        if len(self.errors) != len(self.ids):
+            raise ValueError(f"{self.folder} has no errors: call certify with the index of all tokens")
+        queries, found = self._checked(recipe, queries), []
+        one = torch.ones(1, 1, 1, 1)
+        for n in range(len(queries.mask)):
+            query = queries[n : n + 1]
+            lengths = query.vectors[query.mask].norm(dim=-1)
+            reach = float(lengths.sum() / recipe.normalise_function(one, query, query))
+            scores = self._score_rows(recipe, query, rows)
+            above, below = (self.errors[rows] + ROUNDING).T * reach
+            top = np.argsort(-(values := scores[0].cpu().numpy()), kind="stable")[:k]
+            rest = np.delete(np.arange(len(rows)), top)
+            sure = (values - below)[top].min(initial=np.inf) > (values + above)[rest].max(initial=-np.inf)
+            best = self._decode_keys(self._best(scores, rows, min(k, len(rows))))
+            found.append((best if len(lengths) else {}, bool(sure)))
+        return found
 
     @abstractmethod
     def token_search(self, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ import numpy as np
 from paradigms.io.files import locked, settle, write_json
 from paradigms.io.typed import parse_json
 
-FORMAT = 1
+FORMAT = 2
 CHUNK = 1 << 22  # bytes read at once for a checksum
 MANIFEST = "manifest.json"
 GENERATION = re.compile(r"\.\d+(?=\.\w+$)")  # of "vectors.3.bin"

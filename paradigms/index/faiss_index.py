@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +27,15 @@ from paradigms.index.base import TokenIndex
 from paradigms.index.columns import Writer
 
 FILE = "tokens.faiss"
-ADDED = 1 << 16  # vectors that are added at once
+NUMBERS = 1 << 24  # of vectors that are held at once
 SMALL = 1 << 16  # tokens up to which all of them are compared
-MOST_LISTS = 1 << 12  # of the default: what SAMPLE vectors can train
-SAMPLE = 1 << 18  # vectors that train an index
+MOST_LISTS = 1 << 12  # of the default: what a SAMPLE of tokens can train
+SAMPLE = 1 << 18  # vectors that train an index, at most
 READ = 1 << 20  # bytes of a file that are handed to FAISS at once
 BLAS_QUERIES = 800  # per thread, from which FAISS leaves distances to BLAS: its own 20 is slow on few threads
+
+
+Entries = Callable[[np.ndarray], np.ndarray]  # rows → vectors [rows, d], float32
 
 
 @dataclass(frozen=True)
@@ -58,65 +61,81 @@ class FaissIndex(TokenIndex):
         """The k most similar stored tokens of each query token [t, h], as FAISS finds and scores them."""
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
-        wanted = min(k, self.living_tokens)
-        if not wanted or not len(vectors):
-            return vectors.new_zeros((len(vectors), wanted)), vectors.new_zeros((len(vectors), wanted)).long()
+        queries = np.ascontiguousarray(vectors.float().cpu().numpy())
+        best, tokens = self._nearest(queries, min(k, self.living_tokens), self.dead)
+        return torch.from_numpy(best).to(vectors), torch.from_numpy(tokens).to(vectors.device)
+
+    def _nearest(
+        self, queries: np.ndarray, wanted: int, dead: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Inner products and numbers of `wanted` vectors that are not dead, as FAISS finds them."""
+        if not wanted or not len(queries):
+            return np.zeros((len(queries), wanted), np.float32), np.zeros((len(queries), wanted), np.int64)
         faiss, index = _faiss(), self._read()
         lists = faiss.try_extract_index_ivf(index)
         if lists is not None:
             lists.nprobe = self.probes
-        queries = np.ascontiguousarray(vectors.float().cpu().numpy())
         asked = wanted
         while True:
             with _threads(faiss):
                 scores, rows = index.search(queries, asked)
             found = rows >= 0
-            if self.dead is not None:
-                found &= ~self.dead[rows]
+            if dead is not None:
+                found &= ~dead[rows]
             ended = (rows[:, -1] < 0) | (found.sum(1) >= wanted)
             if ended.all() or asked == index.ntotal:
                 break
             asked = min(2 * asked, index.ntotal)
         kept = np.argsort(~found, axis=1, kind="stable")[:, :wanted]
         scores, rows = np.where(found, scores, -np.inf), np.where(found, rows, -1)
-        best, tokens = (torch.from_numpy(np.take_along_axis(a, kept, 1)) for a in (scores, rows))
-        return best.to(vectors), tokens.to(vectors.device)
+        return np.take_along_axis(scores, kept, 1), np.take_along_axis(rows, kept, 1)
 
     @classmethod
     def _check_settings(cls, settings: FaissSettings, dim: int) -> None:
         if settings.factory:
             _empty(settings.factory, dim)
 
-    def _derive(self, writer: Writer, start: int) -> None:
+    def _entries(self, writer: Writer) -> tuple[int, Entries]:
+        """How many vectors FAISS holds, and a function that gives those of some rows."""
         vectors = writer.array("vectors.bin", self._columns()["vectors"])
-        if not len(vectors):
+        return len(vectors), lambda rows: vectors[rows].astype(np.float32)
+
+    @property
+    def _entry_shape(self) -> tuple[int, int]:
+        """How many vectors FAISS holds in this state, and of how many dimensions."""
+        return int(self.offsets[-1]), self.manifest["dim"]
+
+    def _derive(self, writer: Writer, start: int) -> None:
+        count, entries = self._entries(writer)
+        if not count:
             writer.remove(FILE)
             return
         faiss, file = _faiss(), writer.path(FILE)
         with _threads(faiss):
-            index = self._trained_index(vectors) if file is None else faiss.read_index(str(file))
-            if index.ntotal > start:
+            index = self._trained_index(count, entries) if file is None else faiss.read_index(str(file))
+            if not start:
                 index.reset()
-            for first in range(index.ntotal, len(vectors), ADDED):
-                index.add(vectors[first : first + ADDED].astype(np.float32))
+            step = max(1, NUMBERS // index.d)
+            for first in range(index.ntotal, count, step):
+                index.add(entries(np.arange(first, min(first + step, count))))
             with writer.replacing(FILE) as path:
                 faiss.write_index(index, str(path))
 
-    def _trained_index(self, vectors: np.ndarray) -> Any:
+    def _trained_index(self, count: int, entries: Entries) -> Any:
         """An empty index of the factory, trained on a sample."""
         faiss = _faiss()
-        factory = self.settings.factory or default_factory(len(vectors))
-        index = _empty(factory, vectors.shape[1])
+        factory = self.settings.factory or default_factory(count)
+        index = _empty(factory, entries(np.arange(1)).shape[1])
         for part in _nested(faiss, index):
             if hasattr(part, "do_polysemous_training"):
                 part.do_polysemous_training = False  # slow, and of use only for a search in Hamming space
         if not index.is_trained:
             random = np.random.default_rng(self.settings.seed)
-            rows = random.choice(len(vectors), min(SAMPLE, len(vectors)), replace=False)
+            rows = random.choice(count, min(SAMPLE, 2 * NUMBERS // index.d, count), replace=False)
             try:
-                index.train(vectors[np.sort(rows)].astype(np.float32))
+                index.train(entries(np.sort(rows)))
             except RuntimeError as error:
-                raise ValueError(f"{len(vectors)} tokens do not train {factory!r}: {error}") from error
+                raise ValueError(f"{count} vectors do not train {factory!r}: {error}") from error
         return index
 
     def _read(self) -> Any:
@@ -140,8 +159,8 @@ class FaissIndex(TokenIndex):
             index = faiss.read_index(faiss.PyCallbackIOReader(read, READ))
         except RuntimeError as error:
             raise self._table.damaged(name, str(error)) from error
-        if (index.ntotal, index.d) != (self.offsets[-1], self.manifest["dim"]):
-            raise self._table.damaged(name, f"{index.ntotal} tokens of {index.d}, not {self.offsets[-1]}")
+        if (index.ntotal, index.d) != self._entry_shape:
+            raise self._table.damaged(name, f"{index.ntotal} vectors of {index.d}, not {self._entry_shape}")
         return index
 
     def _map(self, manifest: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Building and changing a store: build, prune, add, delete, compact.
+"""Building and changing a store: build, of, certify, add, delete, compact.
 
 Every change is one commit to its folder, so a process that is killed leaves the old state. A build makes many
 commits to a hidden folder beside its place, and goes on from the last one.
@@ -6,6 +6,7 @@ commits to a hidden folder beside its place, and goes on from the last one.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -13,24 +14,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from paradigms.core import Tokens
 from paradigms.index.building import Alone, Building, Launch, begun
 from paradigms.index.columns import CHUNK, MANIFEST, ColumnFolder, Writer
-from paradigms.index.pruning import most_salient
+from paradigms.index.pruning import Fewer, directed_distances
 from paradigms.index.shards import SHARD, Shard, check_ids, different, text_shards, token_shards
 from paradigms.index.store import (
     DELETED,
     DOCUMENTS,
+    ERRORS,
     LENGTHS,
     TokenStore,
     check_entries,
+    fewer_of,
     fields_of,
     grown,
-    on_snapshot,
 )
 from paradigms.index.weights import weights_checksum
 from paradigms.io.files import atomic_folder, check_marked, locked
@@ -38,13 +40,13 @@ from paradigms.io.progress import progress_bar
 from paradigms.io.typed import check_several
 from paradigms.model import Paradigm
 
-PRUNED_BLOCK = 1 << 16  # padded tokens that are pruned at once
+BLOCK = 1 << 16  # padded tokens that go from one index to another at once
 Grown = TypeVar("Grown", bound="GrowingStore")
 Advance = Callable[[int], object]  # called with the number of documents just done
 
 
 class GrowingStore(TokenStore):
-    """A store with `build`, `prune`, `add`, `delete` and `compact`."""
+    """A store with `build`, `of`, `certify`, `add`, `delete` and `compact`."""
 
     @classmethod
     def build(
@@ -55,6 +57,8 @@ class GrowingStore(TokenStore):
         folder: str | Path,
         *,
         keep: float = 1.0,
+        pool: int = 1,
+        pooling: Literal["ward", "sequential"] = "ward",
         batch_size: int = 64,
         precision: str = "no",
         progress: bool = False,
@@ -71,14 +75,14 @@ class GrowingStore(TokenStore):
         arguments, such as accelerate's `Accelerator` or `PartialState`; each returns the index, whose bytes
         are those that one process makes with as many threads. None: this process builds alone.
 
-        keep: β^d, the share of each document's tokens that are stored, the most salient ones (`pruning`).
+        keep, pool, pooling: which tokens of a document are stored, as `pruning.Fewer` says.
         precision "bf16" (or "fp16", on a GPU) encodes under autocast; vectors are stored as float16 anyway.
         settings: those of the kind of index, `Settings`. ValueError where ids repeat, a vector does not fit
         float16 or another build was interrupted there; BlockingIOError while another process, not of the
         launch, builds or writes there.
         """
-        known = check_ids(ids, texts)
-        shards = text_shards(paradigm, ids, texts, keep=keep, batch_size=batch_size, precision=precision)
+        known, fewer = check_ids(ids, texts), Fewer(keep, pool, pooling)
+        shards = text_shards(paradigm, ids, texts, fewer=fewer, batch_size=batch_size, precision=precision)
         with progress_bar(progress) as bar:
             task = bar.add_task(f"encode {paradigm.recipe.name}", total=known)
             return cls._build(
@@ -91,8 +95,8 @@ class GrowingStore(TokenStore):
                 weights=weights_checksum(paradigm),
                 dim=paradigm.encoder.dim,
                 fields=fields_of(paradigm),
-                keep=keep,
                 settings=asdict(cls.Settings(**settings)),
+                **asdict(fewer),
             )
 
     @classmethod
@@ -105,34 +109,64 @@ class GrowingStore(TokenStore):
         dim: int,
         fields: Sequence[str] = ("vectors",),
         keep: float = 1.0,
+        pool: int = 1,
+        pooling: Literal["ward", "sequential"] = "ward",
         **settings: Any,
     ) -> Grown:
         """As `build`, of documents that come encoded: ids and Tokens [1, n, i, h], some at a time.
 
         paradigm: its name. fields: what is stored of Tokens, of vectors, ids and salience.
         """
+        fewer = Fewer(keep, pool, pooling)
         return cls._build(
-            token_shards(parts, keep),
+            token_shards(parts, fewer),
             folder,
             {},
             paradigm=paradigm,
             dim=dim,
             fields=list(fields),
-            keep=keep,
             settings=asdict(cls.Settings(**settings)),
+            **asdict(fewer),
         )
 
-    @on_snapshot
-    def prune(self: Grown, keep: float, folder: str | Path) -> Grown:
-        """An index in `folder` of the `keep` · length most salient tokens of each document, as `build` makes.
+    @classmethod
+    def of(
+        cls: type[Grown],
+        index: TokenStore,
+        folder: str | Path,
+        *,
+        keep: float = 1.0,
+        pool: int = 1,
+        pooling: Literal["ward", "sequential"] = "ward",
+        **settings: Any,
+    ) -> Grown:
+        """An index of this kind in `folder`, of the tokens of another index; nothing is encoded again.
 
-        Nothing is encoded again. Errors as in `pruning.most_salient`.
+        keep, pool, pooling: as of `build`, of the tokens that are there. settings: those of this kind.
         """
-        blocks = self.blocks(PRUNED_BLOCK, np.flatnonzero(self.living))
-        kept = ((self.names(b), most_salient(self.tokens(b), keep)) for b in blocks)
-        names = ("paradigm", "weights", "dim", "fields", "settings")
-        same = {name: self.manifest[name] for name in names if name in self.manifest}
-        return self._build(token_shards(kept, 1.0), folder, {}, keep=self.manifest["keep"] * keep, **same)
+        index, fewer = copy.copy(index), Fewer(keep, pool, pooling)  # one state, whatever is added meanwhile
+        parts = ((index.names(rows), index.tokens(rows)) for rows in _blocks(index))
+        names = ("paradigm", "weights", "dim", "fields")
+        same = {name: index.manifest[name] for name in names if name in index.manifest}
+        before = fewer_of(index.manifest)
+        both = Fewer(before.keep * keep, before.pool * pool, pooling if pool > 1 else before.pooling)
+        own = asdict(cls.Settings(**settings))
+        return cls._build(token_shards(parts, fewer), folder, {}, settings=own, **asdict(both), **same)
+
+    def certify(self, whole: TokenStore) -> None:
+        """Store of each document how far its tokens are from those in `whole`: `errors`, [documents, 2].
+
+        The columns are `pruning.directed_distances`, which bound the error of a sum of maxima. An addition or
+        compaction drops them. KeyError names a document that `whole` does not have.
+        """
+        whole = copy.copy(whole)
+        with self._writing() as writer:
+            errors = np.zeros((len(self.ids), 2), np.float32)
+            for rows in _blocks(self):
+                errors[rows] = directed_distances(whole.tokens_of(self.names(rows)), self.tokens(rows))
+            writer.restart(ERRORS)
+            writer.append(ERRORS, errors)
+            writer.commit()
 
     def add(
         self,
@@ -149,15 +183,15 @@ class GrowingStore(TokenStore):
         ValueError for an id that the index has, until it is deleted.
         """
         self.check(paradigm)
-        known, keep = check_ids(ids, texts), self.manifest["keep"]
-        shards = text_shards(paradigm, ids, texts, keep=keep, batch_size=batch_size, precision=precision)
+        known, fewer = check_ids(ids, texts), fewer_of(self.manifest)
+        shards = text_shards(paradigm, ids, texts, fewer=fewer, batch_size=batch_size, precision=precision)
         with progress_bar(progress) as bar:
             task = bar.add_task(f"encode {paradigm.recipe.name}", total=known)
             self._add(shards, lambda n: bar.advance(task, n))
 
     def add_from(self, parts: Iterable[tuple[list[str], Tokens]]) -> None:
         """As `add`, of documents that come encoded."""
-        self._add(token_shards(parts, self.manifest["keep"]))
+        self._add(token_shards(parts, fewer_of(self.manifest)))
 
     def delete(self, ids: Iterable[str]) -> None:
         """Remove documents from all searches, all or none of them; `compact` frees their bytes.
@@ -191,6 +225,7 @@ class GrowingStore(TokenStore):
             writer.restart(DOCUMENTS)
             writer.append(DOCUMENTS, _lines(self.names(rows)))
             writer.remove(DELETED)
+            writer.remove(ERRORS)
             self._derive(writer, 0)
             writer.commit(documents=len(rows), tokens=sum(stop - start for start, stop in kept))
 
@@ -251,6 +286,7 @@ class GrowingStore(TokenStore):
                 for name, rows in columns.items():
                     writer.append(name, rows)
                 state |= grown(state, columns)
+            writer.remove(ERRORS)
             self._derive(writer, start)
             writer.commit(documents=state["documents"], tokens=state["tokens"])
 
@@ -276,6 +312,11 @@ class GrowingStore(TokenStore):
             advance(len(places))
         ids = np.frombuffer(_lines(shard.ids), np.uint8)
         return {name: np.concatenate(of) for name, of in pieces.items()} | {LENGTHS: lengths, DOCUMENTS: ids}
+
+
+def _blocks(store: TokenStore) -> Iterator[np.ndarray]:
+    """Rows of the documents that are not deleted, in their order, some tokens at a time."""
+    return store.blocks(BLOCK, np.flatnonzero(store.living))
 
 
 def _lines(ids: Iterable[str]) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from paradigms.core import Tokens
 from paradigms.data.collection import Digest
 from paradigms.encoder.batches import by_length
-from paradigms.index.pruning import most_salient
+from paradigms.index.pruning import Fewer
 from paradigms.io.typed import check_several, check_text
 from paradigms.model import Paradigm, autocast
 
@@ -34,7 +34,7 @@ def text_shards(
     ids: Iterable[str],
     texts: Iterable[str],
     *,
-    keep: float,
+    fewer: Fewer,
     batch_size: int,
     precision: str,
 ) -> Iterator[Shard]:
@@ -50,7 +50,7 @@ def text_shards(
         texts = [text for _, text in window]
         for places in by_length([len(text) for text in texts], rows=batch_size):
             with autocast(paradigm.encoder.device, precision):
-                tokens = most_salient(paradigm.encode_documents([texts[n] for n in places]), keep)
+                tokens = fewer(paradigm.encode_documents([texts[n] for n in places]))
             yield places, tokens
 
     pairs = _pairs(ids, texts)
@@ -63,7 +63,7 @@ def text_shards(
         yield Shard([id for id, _ in window], digest.digest(), lambda w=window: encode(w))  # type: ignore[misc]
 
 
-def token_shards(parts: Iterable[tuple[list[str], Tokens]], keep: float) -> Iterator[Shard]:
+def token_shards(parts: Iterable[tuple[list[str], Tokens]], fewer: Fewer) -> Iterator[Shard]:
     """Documents that come as tokens, axes [1, n, i, h]: whole parts, until they are as many as a shard has.
 
     ValueError where a part's ids are more or fewer.
@@ -79,10 +79,10 @@ def token_shards(parts: Iterable[tuple[list[str], Tokens]], keep: float) -> Iter
             held.append((ids, tokens))
         documents = sum(len(ids) for ids, _ in held)
         if documents >= SHARD or sum(tokens.mask.numel() for _, tokens in held) >= SHARD_TOKENS:
-            yield _joined(held, keep)
+            yield _joined(held, fewer)
             held = []
     if held:
-        yield _joined(held, keep)
+        yield _joined(held, fewer)
 
 
 def check_ids(ids: Iterable[str], texts: Iterable[str]) -> int | None:
@@ -122,11 +122,11 @@ def _pairs(ids: Iterable[str], texts: Iterable[str]) -> Iterator[tuple[str, str]
         yield id, text
 
 
-def _joined(parts: list[tuple[list[str], Tokens]], keep: float) -> Shard:
+def _joined(parts: list[tuple[list[str], Tokens]], fewer: Fewer) -> Shard:
     def encode() -> Encoded:
         first = 0
         for ids, tokens in parts:
-            yield list(range(first, first + len(ids))), most_salient(tokens, keep)
+            yield list(range(first, first + len(ids))), fewer(tokens)
             first += len(ids)
 
     source = hashlib.sha256()

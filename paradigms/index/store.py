@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
@@ -19,12 +19,14 @@ from torch import Tensor
 
 from paradigms.core import Tokens
 from paradigms.index.columns import DEFECTS, MANIFEST, Column, ColumnFolder, Writer
+from paradigms.index.pruning import Fewer
 from paradigms.index.weights import weights_checksum
 from paradigms.io.typed import check_several, check_types, naming, parse_json
 from paradigms.model import Paradigm
 
 DTYPES = {"vectors": "float16", "ids": "int32", "salience": "float32"}
 DOCUMENTS, LENGTHS, DELETED = "documents.jsonl", "lengths.bin", "deleted.bin"
+ERRORS = "errors.bin"  # of each document, how far its tokens are from those of another index: `certify`
 LIKE = 4096  # documents that are read in the order of their lengths, so that blocks hold little padding
 Rows = slice | np.ndarray
 Store = TypeVar("Store", bound="TokenStore")
@@ -280,6 +282,9 @@ class TokenStore:
         self._positions = {id: n for n, id in zip(range(count), self.ids, strict=False) if self.living[n]}
         if len(self.ids) != count or len(self._positions) != self.living.sum():
             raise table.damaged(DOCUMENTS, f"{len(set(self.ids))} different ids")
+        self.errors = self._array(ERRORS, Column("float32", 2))
+        if len(self.errors) not in (0, count) or not (self.errors >= 0).all():
+            raise table.damaged(ERRORS, f"not two distances of each of {count} documents")
         self.fields = {name: self._array(f"{name}.bin", column) for name, column in columns.items()}
         for name, values in self.fields.items():
             if len(values) != total:
@@ -315,13 +320,18 @@ class TokenStore:
 
 def check_entries(manifest: Mapping[str, Any]) -> None:
     """ValueError for entries of a manifest that no store can have."""
-    names, dim, keep = (manifest[name] for name in ("fields", "dim", "keep"))
+    names, dim = (manifest[name] for name in ("fields", "dim"))
     if type(dim) is not int or not 1 <= dim <= WIDEST:
         raise ValueError(f"dim must be a number from 1 to {WIDEST}, got {dim!r:.40}")
     if not isinstance(names, list) or names[:1] != ["vectors"] or not set(names) <= DTYPES.keys():
         raise ValueError(f"fields must be vectors, and may be ids and salience, got {names!r:.200}")
-    if type(keep) not in (int, float) or not 0 < keep <= 1:
-        raise ValueError(f"keep, a pruning ratio, must lie in (0, 1], got {keep!r:.40}")
+    if fewer_of(manifest).pool > 1 and "ids" in names:
+        raise ValueError("tokens that are compared by their ids cannot be pooled: take pool=1")
+
+
+def fewer_of(manifest: Mapping[str, Any]) -> Fewer:
+    """Which tokens of its documents a store keeps."""
+    return Fewer(*(manifest[field.name] for field in fields(Fewer)))
 
 
 def grown(manifest: Mapping[str, Any], columns: Mapping[str, np.ndarray]) -> dict[str, int]:

@@ -38,6 +38,7 @@ DIM, COUNT = 32, 24
 GATHER = Recipe("colbert", "query_to_document", "one")
 IMPUTE = Recipe("xtr", "pool_top_k", "retrieved", {"k": 8}, search="impute", search_tokens=12)
 OPTIONS: dict[str, dict[str, Any]] = {"exact": {}, "compressed": {"lists": 4}, "faiss": {"factory": "Flat"}}
+OPTIONS["fixed"] = {"planes": 2, "factory": "Flat"}
 Result = list[dict[str, float]]
 
 

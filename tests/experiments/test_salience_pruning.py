@@ -60,7 +60,7 @@ def test_a_point_is_what_searching_and_reranking_give(finished: Path, words: Pat
     paradigm, data = Paradigm.from_pretrained(finished / "entropic-0" / "checkpoint"), load(words)
     test = data.split("test")
     index = ExactIndex.build(paradigm, data.corpus.ids, data.corpus, tmp_path / "all")
-    pruned = index.prune(0.2, tmp_path / "pruned")
+    pruned = ExactIndex.of(index, tmp_path / "pruned", keep=0.2)
     found = pruned.search(paradigm, test.queries, 8, keep=0.3)
     refined = index.rerank(paradigm, test.queries, found)
     result = json.loads((finished / "entropic-0" / "values.json").read_text())

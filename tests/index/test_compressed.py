@@ -298,7 +298,7 @@ def test_pruned_tokens_are_left_out_before_coding(tmp_path):
     assert {n: b for n, b in found.items() if n != "manifest.json"} == {
         n: b for n, b in expected.items() if n != "manifest.json"
     }
-    again = build(tmp_path / "whole").prune(0.5, tmp_path / "later")
+    again = CompressedIndex.of(build(tmp_path / "whole"), tmp_path / "later", keep=0.5, lists=6)
     assert np.array_equal(again.offsets, pruned.offsets)
     assert again.settings == pruned.settings
 

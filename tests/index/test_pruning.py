@@ -88,7 +88,7 @@ def test_a_pruning_ratio_is_a_share(tiny_bert, tmp_path):
     index = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "all")
     for refused in (
         lambda: index.search(paradigm, QUERIES, keep=0.0),
-        lambda: index.prune(2.0, tmp_path / "pruned"),
+        lambda: ExactIndex.of(index, tmp_path / "pruned", keep=2.0),
         lambda: ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "pruned", keep=-1.0),
     ):
         with pytest.raises(ValueError, match="pruning ratio"):
@@ -112,7 +112,7 @@ def test_search_over_what_is_kept_is_rel_over_what_is_kept(
     """Vectors are those of the whole text; Z = Σ A and top-p's length are those of the kept tokens."""
     paradigm = build(tiny_bert, align, knobs)
     whole = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "all")
-    pruned = whole.prune(document_keep, tmp_path / "pruned")
+    pruned = ExactIndex.of(whole, tmp_path / "pruned", keep=document_keep)
     found = pruned.search(paradigm, QUERIES, 4, keep=query_keep)
     documents = by_hand(whole.tokens_of(WITH_TOKENS), document_keep)
     for query, text in QUERIES.items():
@@ -126,17 +126,17 @@ def test_building_pruned_is_pruning_what_was_built(tiny_bert, tmp_path):
     paradigm = build(tiny_bert)
     whole = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "all", batch_size=2)
     built = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "built", keep=0.4, batch_size=2)
-    pruned = whole.prune(0.4, tmp_path / "pruned")
+    pruned = ExactIndex.of(whole, tmp_path / "pruned", keep=0.4)
     names = sorted(file.name for file in built.folder.iterdir())
     assert names == sorted(file.name for file in pruned.folder.iterdir())
     for name in names:
         assert (built.folder / name).read_bytes() == (pruned.folder / name).read_bytes(), name
     lengths = np.diff(whole.offsets)
     assert np.diff(pruned.offsets).tolist() == [math.ceil(0.4 * int(n) - 1e-9) for n in lengths]
-    same = whole.prune(1.0, tmp_path / "same")
+    same = ExactIndex.of(whole, tmp_path / "same", keep=1.0)
     assert (same.folder / "vectors.bin").read_bytes() == (whole.folder / "vectors.bin").read_bytes()
     assert pruned.bytes_per_document < 0.6 * whole.bytes_per_document
-    assert pruned.prune(0.5, tmp_path / "again").bytes_per_document < pruned.bytes_per_document
+    assert ExactIndex.of(pruned, tmp_path / "again", keep=0.5).bytes_per_document < pruned.bytes_per_document
 
 
 def test_salience_on_one_side_prunes_that_side_by_salience(tiny_bert, tmp_path):
@@ -144,7 +144,7 @@ def test_salience_on_one_side_prunes_that_side_by_salience(tiny_bert, tmp_path):
         paradigm = build(tiny_bert, salience_sides=side)
         index = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / side)
         assert ("salience" in index.fields) == (side == "document")
-        pruned = index.prune(0.4, tmp_path / f"{side}-pruned")
+        pruned = ExactIndex.of(index, tmp_path / f"{side}-pruned", keep=0.4)
         documents = most_salient(index.tokens_of(WITH_TOKENS), 0.4)
         queries = most_salient(paradigm.encode_queries([QUERIES["q1"]]), 0.5)
         found = pruned.search(paradigm, QUERIES, 4, keep=0.5)["q1"]

@@ -30,7 +30,12 @@ WORDS = TEXT.split()
 SHARD = 8
 TEXTS = [" ".join(WORDS[(7 * n + 3 * w) % len(WORDS)] for w in range(1 + 5 * n % 13)) for n in range(60)]
 IDS = [f"d{n}" for n in range(60)]
-KINDS: dict[str, dict[str, Any]] = {"exact": {}, "compressed": {"lists": 4}, "faiss": {}}
+KINDS: dict[str, dict[str, Any]] = {
+    "exact": {},
+    "compressed": {"lists": 4},
+    "faiss": {},
+    "fixed": {"planes": 2},
+}
 Encode = Callable[[Sequence[str]], Tokens]
 
 
@@ -235,7 +240,7 @@ def test_other_weights_of_equal_width_are_refused(model, tmp_path):
     other = copy.deepcopy(paradigm)
     with torch.no_grad():
         next(other.parameters()).view(-1)[0].add_(1e-3)
-    pruned = index.prune(0.5, tmp_path / "pruned")
+    pruned = ExactIndex.of(index, tmp_path / "pruned", keep=0.5)
     for refused in (
         lambda: index.search(other, {"q": "sea"}),
         lambda: index.rerank(other, {"q": "sea"}, {"q": {"d1": 1.0}}),

@@ -22,6 +22,7 @@ ALIGNED: list[tuple[str, dict]] = [
     ("top_p", {"p": 0.3}),
     ("entropic", {"k": 1.5, "eps": 0.1}),
     ("entropic", {"k": 1.5, "eps": 0.1, "iterations": 5}),
+    ("buckets", {"planes": 2, "repetitions": 3}),
 ]
 RECIPES = [Recipe("test", align, Z, knobs) for (align, knobs), Z in product(ALIGNED, NORMALISERS)]
 

@@ -1,0 +1,416 @@
+"""nDCG@10 by bytes a document: pooled and pruned tokens, fewer dimensions, fewer bits, fixed encodings.
+
+One ColBERT encodes a sample of each collection once; other indexes are made of those vectors. Each way to
+replace a document's tokens D by D′ has a certificate: the Hausdorff distance of D and D′ bounds the error of
+a score, and the first ten documents of a query are certified where no sum of errors could exchange them.
+Fixed-dimensional encodings (MUVERA) find candidates for exact reranking; their recall stands beside what
+`theory.buckets` predicts from the angles of token vectors alone, raw and with the mean subtracted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from paradigms.io.settings import command_line, folder_name
+
+
+@dataclass
+class Settings:
+    """What is encoded, and what is measured on it."""
+
+    collections: list[str] = field(default_factory=lambda: ["pydocs"])
+    """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or folders of collections"""
+    parts: list[str] = field(default_factory=lambda: ["fewer", "fixed", "law"])
+    """what is measured now, beside what the results folder has: fewer tokens, dimensions and bits; fixed
+    encodings; the law of their recall"""
+    documents: int = 600
+    """documents of each collection, drawn at random, those relevant to the queries among them; 0: all"""
+    queries: int = 60
+    """test queries of each collection, drawn at random"""
+    lists: int = 256
+    """of the compressed indexes"""
+    model: str = ""
+    """folder of a saved ColBERT; empty: an untrained one over all-MiniLM-L6-v2"""
+    document_length: int = 128
+    law_documents: int = 200
+    """documents for which recall is predicted: the first of the sample"""
+    law_queries: int = 6
+    seed: int = 0
+    output: str = "results/fewer_bytes"
+
+    def __post_init__(self) -> None:
+        if set(self.parts) - {"fewer", "fixed", "law"}:
+            raise SystemExit(f"--parts takes fewer, fixed and law, got {self.parts}")
+        if self.documents < 0 or self.queries < 1:
+            raise SystemExit(f"documents {self.documents}, queries {self.queries}; allowed: at least 0, 1")
+
+
+if __name__ == "__main__":  # before the imports that take seconds
+    given = command_line(Settings, __doc__ or "")
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from rich.console import Console
+from studies.pages import Rows, Section, print_sections, shown, write_page, write_rows
+
+from paradigms import PARADIGMS, Paradigm, load
+from paradigms.core import Tokens
+from paradigms.data import Collection, Run, Split
+from paradigms.evaluate import bootstrap_interval, per_query
+from paradigms.fixed import FixedEncoding
+from paradigms.index import CompressedIndex, ExactIndex, FixedIndex, TokenIndex
+from paradigms.io.files import write_json
+from paradigms.io.typed import json_or_empty
+from paradigms.recipe import Recipe
+from paradigms.train.job import open_collection
+from theory.buckets import expected_recall, expected_shares
+
+BLOCK = 1 << 16  # padded tokens that are read at once
+FIRST = 10  # documents that an index should find
+CANDIDATES = 20  # documents among which fixed encodings are predicted to have these
+ROUNDS = 3  # of timed searches: the fastest counts
+MEAN = 2.0  # norm of the mean that is added, in a dimension of its own, to unit vectors
+
+
+def main(settings: Settings) -> None:
+    console, folder = Console(), Path(settings.output)
+    torch.set_num_threads(1)
+    model = opened(settings)
+    results: dict[str, Rows] = {}
+    for name in settings.collections:
+        own = folder / folder_name(name)
+        index, split = encoded(model, name, settings, console)
+        queries = model.encode_queries(list(split.queries.values()))
+        parts: dict[str, Callable[[], Rows]] = {
+            "fewer": partial(fewer, index, model.recipe, split, queries, own, settings.lists),
+            "fixed": partial(fixed, index, model.recipe, queries, own, settings.lists),
+            "law": partial(law, index, queries, settings),
+        }
+        for part, measure in parts.items():
+            file = own / f"{part}.json"
+            if part in settings.parts and not file.is_file():
+                console.print(f"{folder_name(name)}: {part}")
+                write_json(file, {"rows": measure()})
+            rows = json_or_empty(file).get("rows", [])
+            results.setdefault(part, []).extend({"collection": folder_name(name)} | row for row in rows)
+    publish(results, settings, folder)
+
+
+def vectors(index: TokenIndex) -> Iterator[tuple[list[str], Tokens]]:
+    """Ids and tokens of all documents, some at a time."""
+    for rows in index.blocks(BLOCK, np.arange(len(index.ids))):
+        yield index.names(rows), index.tokens(rows)
+
+
+def sampled(collection: Collection, settings: Settings) -> tuple[list[int], Split]:
+    """Rows of documents, and test queries all of whose relevant documents are among them.
+
+    Queries are drawn first, as long as their relevant documents fill at most half of the sample.
+    """
+    draw, test = np.random.default_rng(settings.seed), collection.split("test")
+    wanted = min(settings.documents or len(collection.corpus), len(collection.corpus))
+    chosen: list[str] = []
+    rows: set[int] = set()
+    for n in draw.permutation(len(test.queries)).tolist():
+        query = list(test.queries)[n]
+        judged = test.judgements.get(query, {})
+        own = {collection.corpus.position(d) for d, grade in judged.items() if grade > 0}
+        if own and len(rows | own) <= max(1, wanted // 2) and len(chosen) < settings.queries:
+            chosen.append(query)
+            rows |= own
+    others = (n for n in draw.permutation(len(collection.corpus)).tolist() if n not in rows)
+    rows |= {n for n, _ in zip(others, range(wanted - len(rows)), strict=False)}
+    return sorted(rows), test.only(chosen)
+
+
+def opened(settings: Settings) -> Paradigm:
+    if settings.model:
+        found = load(settings.model)
+        if not isinstance(found, Paradigm) or not found.recipe.is_maxsim():
+            raise SystemExit(f"{settings.model} is no ColBERT: errors of sums of maxima are bounded here")
+        return found.eval()
+    torch.manual_seed(settings.seed)  # of the projection
+    return PARADIGMS["colbert"]("offline", document_length=settings.document_length).eval()
+
+
+def encoded(model: Paradigm, name: str, settings: Settings, console: Console) -> tuple[ExactIndex, Split]:
+    """The index of a collection's sample, built once, and its queries."""
+    collection = open_collection(name, None, console)
+    rows, split = sampled(collection, settings)
+    folder = Path(settings.output) / folder_name(name) / "exact"
+    if folder.is_dir():
+        index = ExactIndex.open(folder)
+        index.check(model)
+    else:
+        ids, texts = [collection.corpus.ids[n] for n in rows], [collection.corpus[n] for n in rows]
+        index = ExactIndex.build(model, ids, texts, folder, progress=True)
+    return index, split
+
+
+# --- D′ in place of D -----------------------------------------------------------------------------------
+
+
+def made(exact: ExactIndex, folder: Path, lists: int) -> Iterator[tuple[str, str, TokenIndex, float]]:
+    """Each way to store less: kind, name, index, and bytes a document."""
+
+    def sized(kind: str, name: str, index: TokenIndex) -> tuple[str, str, TokenIndex, float]:
+        return kind, name, index, index.bytes_per_document
+
+    yield sized("all tokens", "float16", exact)
+    for pooling in ("ward", "sequential"):
+        for pool in (2, 4):
+            index = ExactIndex.of(exact, folder / f"{pooling}-{pool}", pool=pool, pooling=pooling)  # type: ignore[arg-type]
+            yield sized(f"pooled, {pooling}", f"pool={pool}", index)
+    for keep in (0.5, 0.25):
+        yield sized("pruned", f"keep={keep}", ExactIndex.of(exact, folder / f"keep-{keep}", keep=keep))
+    for dim in (dim for dim in (64, 32) if dim < exact.manifest["dim"]):
+        same = {name: exact.manifest[name] for name in ("paradigm", "dim", "fields")}
+        index = ExactIndex.build_from(projected(exact, dim), folder / f"dim-{dim}", **same)
+        yield "dimensions", f"dim={dim}", index, exact.bytes_per_document * dim / exact.manifest["dim"]
+    for bits in (8, 4, 2, 1):
+        yield sized(
+            "bits", f"bits={bits}", CompressedIndex.of(exact, folder / f"bits-{bits}", bits=bits, lists=lists)
+        )
+    for pool, bits in ((2, 4), (2, 2)):
+        index = CompressedIndex.of(
+            exact, folder / f"ward-{pool}-bits-{bits}", pool=pool, bits=bits, lists=lists
+        )
+        yield sized("pooled and bits", f"pool={pool}, bits={bits}", index)
+
+
+def projected(exact: ExactIndex, dim: int) -> Iterator[tuple[list[str], Tokens]]:
+    """Token vectors on their first `dim` principal axes: as good, for inner products, as `dim` numbers."""
+    tokens = np.asarray(exact.fields["vectors"], np.float32)
+    axes = torch.from_numpy(np.linalg.eigh(tokens.T @ tokens)[1][:, -dim:].copy())
+    for ids, some in vectors(exact):
+        yield ids, replace(some, vectors=some.vectors @ axes @ axes.T)
+
+
+def fewer(exact: ExactIndex, recipe: Recipe, split: Split, queries: Tokens, folder: Path, lists: int) -> Rows:
+    """Bytes, nDCG@10 and certificates of each way to store less."""
+    rows: Rows = []
+    wanted: list[set[str]] = []
+    for kind, name, index, size in made(exact, folder, lists):
+        index.certify(exact)
+        found = index.certified(recipe, queries, FIRST)
+        wanted = wanted or [set(run) for run, _ in found]
+        same = [set(run) == best for (run, _), best in zip(found, wanted, strict=True)]
+        run: Run = {query: of for query, (of, _) in zip(split.queries, found, strict=True)}
+        values = per_query(run, split.judgements, ["nDCG@10"]).values["nDCG@10"]
+        sure = [certified for _, certified in found]
+        rows.append(
+            {
+                "kind": kind,
+                "way": name,
+                "documents": len(exact),
+                "queries": len(found),
+                "bytes/document": size,
+                "nDCG@10": values.tolist(),
+                "error": float(index.errors.mean(0)[0]),
+                "certified": sum(sure),
+                "unchanged": sum(same),
+                "violations": sum(c and not s for c, s in zip(sure, same, strict=True)),
+            }
+        )
+    return rows
+
+
+# --- one vector a document ------------------------------------------------------------------------------
+
+
+def fixed(exact: ExactIndex, recipe: Recipe, queries: Tokens, folder: Path, lists: int) -> Rows:
+    """Recall of the exact first ten, bytes, milliseconds: codes of tokens, encodings of as many bytes."""
+    wanted = exact.search_tokens(recipe, queries, FIRST)
+    rows: Rows = []
+
+    def add(name: str, size: float, search: Callable[[Tokens], set[str]]) -> None:
+        shares, seconds = timed(search, queries, wanted)
+        values = {"bytes/document": size, f"recall@{FIRST}": shares, "ms": 1000 * seconds}
+        rows.append({"index": name, "documents": len(exact), "queries": len(wanted)} | values)
+
+    def first(index: TokenIndex) -> Callable[[Tokens], set[str]]:
+        return lambda query: set(index.search_tokens(recipe, query, FIRST)[0])
+
+    add("exact", exact.bytes_per_document, first(exact))
+    for bits in (4, 2, 1):
+        coded = CompressedIndex.of(exact, folder / f"bits-{bits}", bits=bits, lists=lists)
+        add(f"compressed, {bits} bits", coded.bytes_per_document, first(coded))
+        size = int(coded.bytes_per_document) // 2  # float16 numbers
+        for centre in (True, False):
+            settings = {"planes": 4, "inner": 32, "final": size, "factory": "SQfp16", "centre": centre}
+            index = FixedIndex.of(exact, folder / f"fixed-{size}-{centre}", **settings)
+            own = index.manifest["files"]["tokens.faiss"]["bytes"] / len(index)
+            name = f"fixed, {size} numbers{'' if centre else ', not centred'}"
+
+            def alone(query: Tokens, index: FixedIndex = index) -> set[str]:
+                return set(index.names(index.nearest(query, FIRST)[1][0]))
+
+            add(f"{name}, alone", own, alone)
+            add(f"{name}, 64 reranked", index.bytes_per_document, first(index))
+    return rows
+
+
+def timed(
+    search: Callable[[Tokens], set[str]], queries: Tokens, wanted: list[dict[str, float]]
+) -> tuple[list[float], float]:
+    """The share of the wanted documents that each query finds, and the median over queries of its seconds."""
+    seconds = np.full(len(wanted), np.inf)
+    for _ in range(ROUNDS + 1):  # the first one warms up
+        shares = []
+        for n, best in enumerate(wanted):
+            began = time.perf_counter()
+            found = search(queries[n : n + 1])
+            seconds[n] = min(seconds[n], time.perf_counter() - began)
+            shares.append(len(found & best.keys()) / max(1, len(best)))
+    return shares, float(np.median(seconds))
+
+
+# --- the law --------------------------------------------------------------------------------------------
+
+
+def law(exact: ExactIndex, queries: Tokens, settings: Settings) -> Rows:
+    """Recall of the exact first ten among the first CANDIDATES by encodings: predicted from angles, measured.
+
+    The same vectors three times: as they are; with a mean of norm MEAN in a dimension of its own, which
+    changes no order of MaxSim; and with that mean subtracted for the planes.
+    """
+    count = min(settings.law_documents, len(exact))
+    documents, queries = exact.tokens(np.arange(count)), queries[: settings.law_queries]
+    moved = tuple(
+        replace(t, vectors=torch.nn.functional.pad(t.vectors, (0, 1), value=MEAN))
+        for t in (documents, queries)
+    )
+    cases = {
+        "raw": (documents, queries, None),
+        f"mean of norm {MEAN:g} added": (*moved, None),
+        "mean added, then centred": (*moved, moved[0].vectors[moved[0].mask].mean(0)),
+    }
+    rows: Rows = []
+    for case, (D, Q, centre) in cases.items():
+        for planes in (2, 4, 6):
+            means, variances, best = moments(D, Q, centre, planes)
+            for repetitions in (1, 4, 16):
+                pairs = list(zip(means, variances, best, strict=True))
+                expected = [expected_recall(m, v, repetitions, b, CANDIDATES) for m, v, b in pairs]
+                found = []
+                for seed in range(16 // repetitions):
+                    encoding = FixedEncoding(planes, repetitions, inner=0, seed=seed)
+                    scores = encoding.queries(Q, centre) @ encoding.documents(D, centre).T
+                    top = scores.topk(min(CANDIDATES, count)).indices.numpy()
+                    found.append([np.isin(b, t).mean() for b, t in zip(best, top, strict=True)])
+                rows.append(
+                    {
+                        "vectors": case,
+                        "planes": planes,
+                        "repetitions": repetitions,
+                        "documents": count,
+                        "queries": len(best),
+                        "predicted": float(np.mean(expected)),
+                        "measured": np.mean(found, 0).tolist(),
+                    }
+                )
+    return rows
+
+
+def moments(
+    D: Tokens, Q: Tokens, centre: torch.Tensor | None, planes: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean and variance of a document's score in one repetition [b, n], and the exact first ten [b, 10]."""
+    zero = torch.zeros(D.vectors.shape[-1]) if centre is None else centre
+    means, variances, exact = (np.zeros((len(Q.mask), D.mask.shape[1])) for _ in range(3))
+    for b, n in np.ndindex(*means.shape):
+        d = (D.vectors[0, n][D.mask[0, n]] - zero).double()
+        q = Q.vectors[b, 0][Q.mask[b, 0]].double()
+        S = (d @ q.T).numpy()
+        unit = [torch.nn.functional.normalize(t, dim=-1) for t in (d, q - zero)]
+        A = expected_shares(np.arccos((unit[0] @ unit[1].T).clamp(-1, 1).numpy()), planes)
+        mean = (A * S).sum(0)
+        means[b, n], variances[b, n] = mean.sum(), ((A * S**2).sum(0) - mean**2).sum()
+        exact[b, n] = S.max(0).sum()
+    return means, np.maximum(variances, 0), np.argsort(-exact, 1)[:, :FIRST]
+
+
+# --- page -----------------------------------------------------------------------------------------------
+
+
+def publish(results: Mapping[str, Rows], settings: Settings, folder: Path) -> None:
+    """Tables as csv, json and md, the plots, and the page."""
+    pages = {
+        "fewer": (
+            "Fewer bytes",
+            "error: distance of a document's worst token to the nearest stored one, mean over documents. "
+            "violations: certificates of first tens that are others.",
+            draw_fewer,
+        ),
+        "fixed": (
+            "Fixed-dimensional encodings",
+            f"recall of the exact first {FIRST}. alone: the bytes of the encodings, without any reranking.",
+            None,
+        ),
+        "law": (
+            "Predicted recall",
+            f"Share of the exact first {FIRST} among the first {CANDIDATES} by encodings; predicted from "
+            "angles alone, by the law for independent tokens.",
+            draw_law,
+        ),
+    }
+    sections, figures = [], {}
+    for part, (heading, text, draw) in pages.items():
+        if rows := results.get(part):
+            shown_rows = [told(row) for row in rows]
+            write_rows(folder / part, shown_rows)
+            if draw:
+                figures[part] = draw(rows)
+            sections.append(Section(heading, text, shown_rows, [part] if draw else []))
+    print_sections(sections)
+    summary = f"{settings.documents} documents and up to {settings.queries} queries of each collection."
+    print(write_page(folder, "Fewer bytes", summary, sections, figures, asdict(settings)))
+
+
+def told(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with 95% intervals over queries in place of their values."""
+    return {k: shown(bootstrap_interval(np.array(v))) if isinstance(v, list) else v for k, v in row.items()}
+
+
+def draw_fewer(rows: Rows) -> Figure:
+    """nDCG@10 by bytes a document, one panel a collection."""
+    names = list(dict.fromkeys(row["collection"] for row in rows))
+    figure = Figure(figsize=(4.2 * len(names), 4.6), layout="constrained")
+    panels = np.atleast_1d(figure.subplots(1, len(names)))
+    for panel, name in zip(panels, names, strict=True):
+        own = [row for row in rows if row["collection"] == name]
+        for kind in dict.fromkeys(row["kind"] for row in own):
+            some = sorted((row for row in own if row["kind"] == kind), key=lambda row: row["bytes/document"])
+            x, y = [row["bytes/document"] for row in some], [np.mean(row["nDCG@10"]) for row in some]
+            panel.plot(x, y, "*" if kind == "all tokens" else "o-", label=kind, markersize=5)
+        panel.set(title=f"{name}, {own[0]['queries']} queries", xscale="log", xlabel="bytes a document")
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("nDCG@10")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=7)
+    return figure
+
+
+def draw_law(rows: Rows) -> Figure:
+    """Measured recall by predicted recall, a point for each setting."""
+    figure = Figure(figsize=(5.5, 5), layout="constrained")
+    panel = figure.subplots()
+    panel.plot([0, 1], [0, 1], color="grey", linewidth=1)
+    for case in dict.fromkeys(row["vectors"] for row in rows):
+        some = [row for row in rows if row["vectors"] == case]
+        panel.plot(
+            [row["predicted"] for row in some], [np.mean(row["measured"]) for row in some], "o", label=case
+        )
+    panel.set(xlabel="predicted recall", ylabel="measured recall")
+    panel.grid(alpha=0.3)
+    panel.legend()
+    return figure
+
+
+if __name__ == "__main__":
+    main(Settings(**given))

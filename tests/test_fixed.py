@@ -1,0 +1,77 @@
+"""Fixed-dimensional encodings: one inner product is core.rel under `buckets`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from paradigms.align import buckets, one, query_to_document
+from paradigms.core import Tokens, interact, rel, similarity
+from paradigms.fixed import FixedEncoding
+from tests.scoring.table import texts
+
+PARTITIONS = [(0, 1), (1, 3), (3, 4), (6, 2)]
+
+
+def sides(salience: bool = False) -> list[Tokens]:
+    return [t.map(lambda x: x.detach()) for t in texts(salience, sizes=(3, 5, 13, 7, 20))]
+
+
+@pytest.mark.parametrize("fill", [True, False])
+@pytest.mark.parametrize("salience", [True, False])
+@pytest.mark.parametrize(("planes", "repetitions"), PARTITIONS)
+def test_an_inner_product_of_encodings_is_rel_under_buckets(
+    planes: int, repetitions: int, salience: bool, fill: bool
+) -> None:
+    documents, queries = sides(salience)
+    encoding = FixedEncoding(planes, repetitions, 0, fill=fill, seed=3)
+    align = partial(buckets, planes=planes, repetitions=repetitions, fill=fill, seed=3)
+    found = encoding.queries(queries) @ encoding.documents(documents).T
+    assert found.shape == (3, 5)
+    torch.testing.assert_close(found, rel(documents, queries, align, one), rtol=1e-6, atol=1e-6)
+
+
+def test_a_centre_moves_buckets_and_no_order() -> None:
+    """A is that of centred tokens, S that of centred documents: MaxSim less one number for each query."""
+    documents, queries = sides()
+    centre = documents.vectors[documents.mask].mean(0)
+    encoding = FixedEncoding(3, 4, 0)
+    d, q = (replace(t, vectors=t.vectors - centre) for t in (documents, queries))
+    A = interact(d, q, partial(buckets, planes=3, repetitions=4), one).alignment
+    expected = (A * similarity(d, queries)[0]).sum((-2, -1))
+    found = encoding.queries(queries, centre) @ encoding.documents(documents, centre).T
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    whole, less = (rel(t, queries, query_to_document, one)[:, 1:] for t in (documents, d))  # 0 is empty
+    torch.testing.assert_close(whole - less, (whole - less)[:, :1].expand_as(whole))
+
+
+def test_filled_encodings_never_exceed_maxsim() -> None:
+    documents, queries = sides()
+    encoding = FixedEncoding(3, 4, 0)
+    found = encoding.queries(queries) @ encoding.documents(documents).T
+    assert (found <= rel(documents, queries, query_to_document, one) + 1e-9).all()
+
+
+@pytest.mark.parametrize("shortened", [{"inner": 8}, {"inner": 0, "final": 64}, {"inner": 8, "final": 64}])
+def test_projections_keep_inner_products_on_average(shortened: dict[str, int]) -> None:
+    """Over 100 seeds the mean error lies within 5 standard errors of 0."""
+    documents, queries = sides()
+    errors = []
+    for seed in range(100):
+        whole = FixedEncoding(2, 3, 0, seed=seed)
+        short = replace(whole, **shortened)
+        D, Q = short.documents(documents), short.queries(queries)
+        assert D.shape == (5, short.width(20)) == (5, 64 if "final" in shortened else 3 * 4 * 8)
+        errors.append(Q @ D.T - whole.queries(queries) @ whole.documents(documents).T)
+    found = torch.stack(errors)
+    assert (found.mean(0).abs() <= 5 * found.std(0) / 10 + 1e-9).all()
+    assert found.abs().max() > 0.1
+
+
+@pytest.mark.parametrize("wrong", [{"planes": 13}, {"planes": -1}, {"repetitions": 0}, {"inner": -1}])
+def test_impossible_encodings_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"got .*-1|got 13|0 repetitions"):
+        FixedEncoding(**wrong)
