@@ -347,17 +347,16 @@ def run_system(
             launch=accelerator,
             progress=accelerator.is_main_process,
         )
-    if accelerator.is_main_process:
         search = searching_others(search, data.own)
-        encoded = time.perf_counter()
-        run = search(data.test.queries, settings.depth, progress=True)
+        encoded, progress = time.perf_counter(), accelerator.is_main_process
+        found = {"retrieve": search(data.test.queries, settings.depth, progress=progress)}
         searched = time.perf_counter()
-        reranked = rerank(data.test.queries, read_run(runs / "candidates.run"), progress=True)
-        write_run(runs / f"{name}.retrieve.run", run, tag=name)
-        write_run(runs / f"{name}.rerank.run", reranked, tag=name)
+        found["rerank"] = rerank(data.test.queries, read_run(runs / "candidates.run"), progress=progress)
         for split, other in data.others.items():
-            found = search(other.queries, settings.depth, progress=True)
-            write_run(runs / f"{name}.{split}.run", found, tag=name)
+            found[split] = search(other.queries, settings.depth, progress=progress)
+    if accelerator.is_main_process:
+        for stage, run in found.items():
+            write_run(runs / f"{name}.{stage}.run", run, tag=name)
         paradigm.save_pretrained(own / "checkpoint")
         cost = {
             "train s": training_seconds(own / "training") if (own / "training").is_dir() else None,

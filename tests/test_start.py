@@ -22,7 +22,7 @@ SCRIPTS = [
     for file in sorted((ROOT / "experiments").glob(folder))
     if '\nif __name__ == "__main__"' in file.read_text(encoding="utf-8")
 ]
-COMMANDS = ["index", "search", "rerank", "explain", "export", "compare"]
+COMMANDS = ["index", "search", "rerank", "explain", "export", "compare", "advise"]
 
 
 # Forks itself, for each line of its input, with what no help text can do without imported; each fork runs

@@ -31,6 +31,7 @@ from paradigms.model import autocast
 from paradigms.recipe import Recipe
 from paradigms.train.job import STATES, fit, fit_generative, keep_states, t5_folder
 from paradigms.train.loop import TrainingSettings
+from paradigms.train.together import together
 
 # Two levels of clusters for a few thousand documents: a path of three tokens trains and decodes in half the
 # time of DSI's five.
@@ -67,7 +68,8 @@ def searcher(
 ) -> tuple[Callable[..., Run], Callable[..., Run], float]:
     """(search, rerank, bytes per document) over the corpus, which all processes together encode into `folder`
     where it has to be and is not in `index` yet. launch: as in `build`. A reranker orders what BM25 finds.
-    What encodes documents does so with `data.pieces`, where there are some, and finds documents by them.
+    Of what encodes documents all processes search and rerank, too (`together`). It
+    encodes `data.pieces`, where there are some, and finds documents by them.
 
     ValueError for a generative paradigm that names the documents of another corpus.
     """
@@ -106,6 +108,8 @@ def searcher(
             **options,
         )
     find, again = partial(index.search, paradigm), partial(index.rerank, paradigm)
+    if launch is not None and launch.num_processes > 1:
+        find, again = together(index, paradigm, launch)
     if pieces is None:
         return find, again, index.bytes_per_document
     size = index.bytes_per_document * len(pieces.corpus) / len(corpus)

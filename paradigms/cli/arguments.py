@@ -98,6 +98,9 @@ def parser() -> argparse.ArgumentParser:
     add_pickled(found)
     add_best(found)
     found.add_argument(
+        "--among", metavar="FILE", help="search these documents alone, an id on each line (not generative)"
+    )
+    found.add_argument(
         "--hybrid", action="store_true", help="fuse with BM25's results, by reciprocal ranks (not generative)"
     )
     add_queries(found)

@@ -36,6 +36,7 @@ from paradigms.generative.model import SETTINGS as GENERATIVE_SETTINGS
 from paradigms.generative.model import Generative
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.io.files import write_text
+from paradigms.io.gzipped import numbered_lines
 from paradigms.io.terminal import Terminal
 from paradigms.train.tracking import native_precision
 
@@ -77,12 +78,17 @@ def run_search(settings: argparse.Namespace) -> None:
     if (Path(settings.folder) / GENERATIVE_SETTINGS).is_file():
         model = Checkpoint(model=settings.folder).open(pickled=False)
         assert isinstance(model, Generative)
-        if settings.hybrid:
-            raise ValueError(f"--hybrid needs the documents' texts, which {settings.folder} has not")
+        if settings.hybrid or settings.among:
+            raise ValueError(f"--hybrid and --among need an index, and {settings.folder} is a model")
         find = GenerativeRetriever(model).search
     else:
         opened = open_folder(settings.folder, pickled=settings.pickled, best=settings.best_passages)
-        corpus, find = opened.corpus, opened.search
+        corpus = opened.corpus
+        if settings.hybrid and settings.among:
+            raise ValueError("--hybrid searches all documents: leave out --among")
+        if settings.among:
+            opened = opened.only(read_ids(settings.among))
+        find = opened.search
         find = with_bm25(find, corpus) if settings.hybrid else find
     queries = read_queries(settings, None if corpus is None else opened.made.source)
     if queries:
@@ -200,6 +206,14 @@ def fused(settings: argparse.Namespace, source: str, systems: list[Indexed], run
     listed = ", ".join(f"{name} {weight:g}" for name, weight in zip(names, weights, strict=True))
     notes().print(f"{FUSED}: a sum with weights chosen on {settings.dev}: {listed}", soft_wrap=True)
     return fuse(runs, weights, "sum", settings.k)
+
+
+def read_ids(file: str) -> list[str]:
+    """One id a line. ValueError where there is none."""
+    ids = [line.strip() for _, line in numbered_lines(file) if line.strip()]
+    if not ids:
+        raise ValueError(f"{file} holds no id")
+    return ids
 
 
 def with_bm25(find: Callable[..., Run], corpus: Corpus) -> Callable[..., Run]:

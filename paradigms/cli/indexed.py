@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -67,6 +67,12 @@ class Indexed:
     @property
     def name(self) -> str:
         return self.folder.name
+
+    def only(self, ids: Iterable[str]) -> Indexed:
+        """With these documents alone (`TokenIndex.only`). KeyError names an unknown one."""
+        ids = list(ids)
+        held = [piece for id in ids for piece in self.pieces.of(id)] if self.pieces else ids
+        return replace(self, index=self.index.only(held))
 
     def search(self, queries: Mapping[str, str], k: int, *, progress: bool = False) -> Run:
         """The k best documents of every query, best first; none of a query without a token."""

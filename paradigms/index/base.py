@@ -13,9 +13,10 @@ find nothing. Threads are those that the caller set (`torch.set_num_threads`).
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,12 +30,14 @@ from paradigms.index.grow import GrowingStore
 from paradigms.index.pruning import most_salient
 from paradigms.index.store import on_snapshot
 from paradigms.io.progress import progress_bar
+from paradigms.io.typed import check_several
 from paradigms.model import Paradigm
 from paradigms.recipe import Recipe
 from paradigms.scoring.machine import VECTOR
 from paradigms.scoring.stored import Packed, Scanned, compiled, score
 
 Made = TypeVar("Made")
+Index = TypeVar("Index", bound="TokenIndex")
 QUERIES = 64  # encoded at once, texts of like length together
 RETRIEVED = 1 << 22  # retrieved tokens, of all query tokens of a slice of queries, that are held at once
 ROUNDING = 1e-5  # of a similarity of unit vectors, at most
@@ -77,6 +80,20 @@ class TokenIndex(GrowingStore, ABC):
         """As `search`, of queries that come encoded, axes [b, 1, j, h]: of each its documents and scores."""
         with torch.inference_mode(), progress_bar(False) as bar:
             return self._search(recipe, [queries], k, bar)[0]
+
+    def only(self: Index, ids: Iterable[str]) -> Index:
+        """The index as if it held these documents alone: searches equal those of an index that was built of
+        them, where they are exact. Nothing is written, and what is changed later is not seen.
+
+        KeyError names an unknown document.
+        """
+        check_several(ids, "document ids")
+        living = np.zeros(len(self.living), dtype=bool)
+        living[[self.position(id) for id in ids]] = True
+        part = copy.copy(self)
+        part._live(living)
+        part._made = {name: made for name, made in self._made.items() if name in ("order", "scannable")}
+        return part
 
     def rerank(
         self, paradigm: Paradigm, queries: Mapping[str, str], run: Run, *, progress: bool = False
@@ -362,11 +379,14 @@ class TokenIndex(GrowingStore, ABC):
 
     def _map(self, manifest: Mapping[str, Any]) -> None:
         super()._map(manifest)
-        lengths = np.diff(self.offsets)
-        self.living_tokens = int(lengths[self.living].sum())
-        # Which tokens belong to deleted documents; None where no document is deleted.
-        self.dead = None if self.living.all() else np.repeat(~self.living, lengths)
         self._made: dict[str, Any] = {}  # of this state, when first needed: copies share it
+
+    def _live(self, living: np.ndarray) -> None:
+        super()._live(living)
+        lengths = np.diff(self.offsets)
+        self.living_tokens = int(lengths[living].sum())
+        # Which tokens belong to deleted documents; None where no document is deleted.
+        self.dead = None if living.all() else np.repeat(~living, lengths)
 
     def _kept_once(self, name: str, make: Callable[[], Made]) -> Made:
         """What `make` gives, made once for this state of the folder."""

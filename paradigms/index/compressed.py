@@ -24,8 +24,8 @@ Missing from both is what no list that was probed holds.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -121,13 +121,23 @@ class CompressedIndex(TokenIndex):
             raise self._table.damaged(file, wrong)
         if self.fields["centroids"].max(initial=0) >= lists:
             raise self._table.damaged("centroids.bin", f"not numbers of {lists} centroids")
+        owners = np.searchsorted(self.offsets, np.arange(0, total, kernels.STRIDE), side="right") - 1
+        self._lists = kernels.Lists(entries, self.offsets, owners.astype(np.uint32), self.living)
+        self._count()
+
+    def only(self, ids: Iterable[str]) -> Self:
+        part = super().only(ids)
+        part._lists = part._lists._replace(alive=part.living)
+        part._count()
+        return part
+
+    def _count(self) -> None:
+        """How many tokens of documents that count are in each list."""
         self._marks = threading.local()
         self._sizes = np.diff(self._begins)
         if not self.living.all():
             there = np.repeat(self.living, np.diff(self.offsets))
-            self._sizes = np.bincount(self.fields["centroids"][there], minlength=lists)
-        owners = np.searchsorted(self.offsets, np.arange(0, total, kernels.STRIDE), side="right") - 1
-        self._lists = kernels.Lists(entries, self.offsets, owners.astype(np.uint32), self.living)
+            self._sizes = np.bincount(self.fields["centroids"][there], minlength=len(self._sizes))
 
     def _scan(self) -> Scanned:
         from paradigms.scoring import kernels

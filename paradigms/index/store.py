@@ -277,10 +277,10 @@ class TokenStore:
         self.longest = int(lengths.max(initial=0))  # tokens of a document
         if ((deleted < 0) | (deleted >= count)).any():
             raise table.damaged(DELETED, f"not rows of {count} documents")
-        self.living = np.ones(count, dtype=bool)
-        self.living[deleted] = False
-        self._positions = {id: n for n, id in zip(range(count), self.ids, strict=False) if self.living[n]}
-        if len(self.ids) != count or len(self._positions) != self.living.sum():
+        if len(self.ids) != count:
+            raise table.damaged(DOCUMENTS, f"{len(self.ids)} ids of {count} documents")
+        self._live(np.bincount(deleted, minlength=count) == 0)
+        if len(self._positions) != self.living.sum():
             raise table.damaged(DOCUMENTS, f"{len(set(self.ids))} different ids")
         self.errors = self._array(ERRORS, Column("float32", 2))
         if len(self.errors) not in (0, count) or not (self.errors >= 0).all():
@@ -292,6 +292,11 @@ class TokenStore:
         salience = self.fields.get("salience")
         if salience is not None and not (np.isfinite(salience).all() and (salience >= 0).all()):
             raise table.damaged("salience.bin", "it has values that are not finite, or below 0")
+
+    def _live(self, living: np.ndarray) -> None:
+        """Take these rows to be the documents that count, [documents]."""
+        self.living = living
+        self._positions = {self.ids[n]: n for n in np.flatnonzero(living).tolist()}
 
     def _with_tokens(self) -> np.ndarray:
         """Rows of the documents that a search may find: not deleted, and with a token."""

@@ -267,6 +267,33 @@ def test_fusion_at_the_terminal(judged, models, capsys, source):
     assert "--dev chooses the weights" in refused("compare", "one", "--split", "test", "--dev", "dev")
 
 
+def test_a_search_among_some_documents(judged, models, capsys):
+    main(
+        [
+            "index",
+            str(judged),
+            "--model",
+            str(models["colbert"]),
+            "--output",
+            "one",
+            "--passages",
+            "--words",
+            "2",
+        ]
+    )
+    with open("ids", "w") as stream:
+        stream.write("fire.txt\nfish.txt\n")
+    capsys.readouterr()
+    main(["search", "one", "cold snow on ice", "--among", "ids", "--format", "trec"])
+    assert sorted(line.split()[2] for line in capsys.readouterr().out.splitlines()) == [
+        "fire.txt",
+        "fish.txt",
+    ]
+    with open("ids", "a") as stream:
+        stream.write("nowhere\n")
+    assert "nowhere" in refused("search", "one", "snow", "--among", "ids")
+
+
 def test_compare_shows_rankings_side_by_side(judged, models, capsys, indexed):
     main(["index", str(judged), "--model", str(models["colbert"]), "--output", "one"])
     capsys.readouterr()

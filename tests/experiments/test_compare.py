@@ -182,7 +182,7 @@ def test_a_paradigm_is_the_same_by_its_name_and_in_the_comparison(finished: Path
 
 
 def test_two_processes_end_together(words: Path, tiny_bert: Path, tmp_path: Path):
-    """The main one alone searches and reports; the other neither writes nor leaves early."""
+    """Both encode and search; the main one alone reports, and the other neither writes nor leaves early."""
     flags = settings(words, tiny_bert, tmp_path / "out", systems=systems("dpr", "dsi"))
     group = fork_group(tmp_path / "log", 2, run, flags, ACCELERATE_USE_CPU="true")
     ended = [process.ended() for process in group]

@@ -11,7 +11,7 @@ from paradigms import PARADIGMS, Paradigm
 from paradigms.baselines.bm25 import BM25
 from paradigms.core import similarity
 from paradigms.impute import imputed_rel
-from paradigms.index import ExactIndex, base, exact
+from paradigms.index import INDEXES, ExactIndex, base, exact
 from paradigms.index.strategies import STRATEGIES, rerank_strategies
 from tests.near import placed, same_run
 
@@ -225,3 +225,30 @@ def test_building_again_replaces_and_a_failure_keeps_what_was_there(made, tmp_pa
     ExactIndex.build(paradigm, ["b"], ["sun"], tmp_path / "index", precision="bf16")
     assert ExactIndex.open(tmp_path / "index").ids == ["b"]
     assert [file.name for file in tmp_path.iterdir()] == ["index"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, "exact") for name in ("colbert", "coil", "xtr", "dpr")),
+        ("xtr", "faiss"),
+        ("xtr", "compressed"),
+    ],
+)
+def test_some_documents_of_an_index_are_an_index(tiny_bert, tmp_path, name, kind):
+    paradigm = build(name, tiny_bert)
+    index = INDEXES[kind].build(paradigm, IDS, TEXTS, tmp_path / "all")
+    chosen = ["d1", "d2", "d4", "d5", "d6"]
+    places = [IDS.index(id) for id in chosen]
+    own = INDEXES[kind].build(paradigm, chosen, [TEXTS[n] for n in places], tmp_path / "some")
+    whole, part = index.search(paradigm, QUERIES), index.only(chosen)
+    assert len(part) == 5
+    if kind == "compressed":  # other centroids: the same documents are found, with the same codes of each
+        assert {id for found in part.search(paradigm, QUERIES).values() for id in found} <= {*chosen}
+    else:
+        same_run(part.search(paradigm, QUERIES, 3), own.search(paradigm, QUERIES, 3))
+    assert index.search(paradigm, QUERIES) == whole
+    with pytest.raises(KeyError, match="d3"):
+        part.rerank(paradigm, QUERIES, {"q1": {"d3": 0.0}})
+    with pytest.raises(KeyError, match="nowhere"):
+        index.only(["nowhere"])
