@@ -130,6 +130,23 @@ def test_a_finished_system_is_kept_and_others_are_added(finished: Path, texts: P
         capacity.main(settings(texts, tiny_bert, finished, steps=3))
 
 
+def test_the_temperature_is_what_scores_spread_by(texts: Path, tiny_bert: Path, tmp_path: Path) -> None:
+    """Whatever the width: inner products of layer-normed vectors spread by about √k."""
+    given = settings(texts, tiny_bert, tmp_path)
+    bench = first_benches(given)[0]
+    corpus, queries = bench.collection.corpus, list(bench.collection.split("train").queries.values())
+    found = {}
+    for name in ("DE-BERT-4", "DE-BERT-32", "ME-BERT-32"):
+        model = capacity.build(name, bench.length, given)
+        assert isinstance(model, Paradigm)
+        scores = model.score(model.encode_documents(list(corpus)), model.encode_queries(queries))
+        found[name] = capacity.temperature(model, bench)
+        # Not of all passages.
+        assert found[name] == pytest.approx(float(scores.std(-1).mean()), rel=0.35)
+    assert found["DE-BERT-32"] > 1.5 * found["DE-BERT-4"]
+    assert capacity.temperature(capacity.build("CROSS-ATTENTION", bench.length, given), bench) == 1
+
+
 def test_answers_are_looked_for_in_a_fixed_number_of_tokens(
     texts: Path, tiny_bert: Path, tmp_path: Path
 ) -> None:

@@ -129,6 +129,14 @@ def test_the_same_seed_gives_the_same_bytes_in_any_process(tasks: dict[int, Coll
     assert other[50].split("test").queries.keys() != tasks[50].split("test").queries.keys()
 
 
+def test_a_query_does_not_depend_on_how_many_there_are_nor_on_lengths_in_between() -> None:
+    few = containing_passages(source(), {"test": 6}, lengths=(50, 200))
+    many = containing_passages(source(), {"test": 6, "dev": 9}, lengths=LENGTHS)
+    assert few[50].split("test").queries == many[50].split("test").queries
+    kept = containing_passages(source(), {"test": 6}, lengths=(50, 200), passages=20)
+    assert kept[200].split("test").queries == few[50].split("test").queries
+
+
 def test_what_occurs_twice_is_no_query_and_a_small_vocabulary_fools_nothing() -> None:
     """Of four words most runs of five occur often, and an edit often makes another query by accident."""
     for seed in range(3):

@@ -15,6 +15,7 @@ from term_matching import (
     NAMES,
     SERIES,
     Sums,
+    binned,
     claims,
     counted_tokens,
     cross_attention,
@@ -173,6 +174,12 @@ def test_averages_over_candidates_and_over_tokens() -> None:
     tokens, values = each_token(ids, rates, possible, True)
     assert tokens.tolist() == [8, 7, 8]
     assert values == pytest.approx([0.9, 0.3, 0.3])
+
+
+def test_bins_leave_out_what_does_not_count() -> None:
+    bins = np.array([0, 4, -1, 1])  # of tokens 0 to 3
+    found = binned(np.array([0, 1, 1, 2, -1, 3]), np.array([0.5, 0.1, 0.2, 9.0, 9.0, 0.7]), bins)
+    np.testing.assert_allclose(found, [[0.5, 0.7, 0, 0, 0.3], [1, 1, 0, 0, 2]])
 
 
 def test_idf_counts_documents_and_words_are_words(seq2seq: dict[str, Path], tiny_bert: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from paradigms.data import Corpus
+from paradigms.data import Corpus, Problems
 from paradigms.evaluate import (
     AlignmentExample,
     Report,
@@ -18,12 +18,12 @@ from paradigms.evaluate import (
 )
 from paradigms.evaluate.explain import explain_generative
 from paradigms.generative.dsi import dsi
-from paradigms.generative.identifiers import END
+from paradigms.generative.identifiers import END, Identifiers
 from paradigms.generative.interaction import decompose
 from paradigms.generative.outputs import Scorer
 from paradigms.generative.seal import seal
 from paradigms.generative.targets import Targets
-from tests.tiny_generative import generative, named, texts
+from tests.tiny_generative import VOCABULARY, generative, named, texts
 
 QUERY = "the quick red fox did run over the stone bridge"
 NAMES = [[20, 21, 22], [20, 23], [24, 25, 26, 27]]
@@ -81,6 +81,27 @@ def test_labels_are_the_pieces_that_are_read_and_written(seq2seq: dict[str, Path
     assert shown.document_tokens == [*words(NAMES[1]), "</s>"]
     assert shown.query_tokens == [*(f"▁{word}" for word in QUERY.split()), "</s>"]
     assert "identifier" in shown.reads
+
+
+def test_names_of_another_length_beside_it_change_nothing(seq2seq: dict[str, Path]) -> None:
+    """The best of a document's names is scored beside its others, padded, and shown without padding."""
+    offsets, owners = np.array([0, 3, 5, 9]), np.array([0, 0, 0])
+    tokens, starts = np.concatenate(NAMES), np.arange(0)
+    three = Identifiers("title", ["a"], tokens, offsets, owners, VOCABULARY, END, Problems(), starts)
+    model = generative(seq2seq["t5-v1.1"], three)
+    (shown,) = explain_generative(model, QUERY, 0)
+    alone = [
+        float(
+            model.token_scores(
+                model.tokenize([QUERY]), Targets.pad([[[*name, END]]]), "log_probability"
+            ).sum()
+        )
+        for name in NAMES
+    ]
+    best = int(np.argmax(alone))
+    assert shown.rel == pytest.approx(alone[best], abs=1e-9)
+    assert len(shown.document_tokens) == len(NAMES[best]) + 1
+    adds_up(shown)
 
 
 def test_a_document_without_a_name_gives_nothing(seq2seq: dict[str, Path]) -> None:

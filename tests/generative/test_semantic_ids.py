@@ -103,15 +103,15 @@ def threads() -> Iterator[int]:
 
 
 def test_threads_change_no_id_and_are_left_as_they_were(threads: int) -> None:
-    vectors = np.random.default_rng(0).normal(size=(3000, 96)).astype(np.float32)  # no clusters: many ties
+    vectors = np.random.default_rng(0).normal(size=(1000, 96)).astype(np.float32)  # no clusters: many ties
     found = []
     for count in (1, 2, 4):
         torch.set_num_threads(count)
-        found.append(semantic(vectors, names(3000)).digest)
+        found.append(semantic(vectors, names(1000)).digest)
         assert torch.get_num_threads() == count
     assert len(set(found)) == 1
-    assert semantic(vectors, names(3000), seed=1).digest != found[0]
-    assert semantic(vectors.astype(np.float16), names(3000)).vocabulary == 12
+    assert semantic(vectors, names(1000), seed=1).digest != found[0]
+    assert semantic(vectors.astype(np.float16), names(1000)).vocabulary == 12
 
 
 def test_unusable_vectors_are_named() -> None:
