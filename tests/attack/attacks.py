@@ -311,13 +311,14 @@ def opens(folder: Path, sound: Path) -> None:
     model: Any = paradigms.load(folder)
     if isinstance(model, Generative):
         found = GenerativeRetriever(model).search({"q": "bird"}, 1)
-        return well_formed(list(found.values()), model.identifiers.documents)
-    if isinstance(model, CrossAttention):
-        return well_formed(list(model.rerank({"q": "bird"}, BIRDS, {"q": {"d0": 1.0}}).values()), ["d0"])
-    made = ExactIndex.build(model, ["d0"], ["a bird over the sea"], folder.parent / "index")
-    well_formed(list(made.search(model, {"q": "bird"}, 1).values()), ["d0"])
-    if model.name == "colbert":
-        open_index(sound / "index").check(model)
+        well_formed(list(found.values()), model.identifiers.documents)
+    elif isinstance(model, CrossAttention):
+        well_formed(list(model.rerank({"q": "bird"}, BIRDS, {"q": {"d0": 1.0}}).values()), ["d0"])
+    else:
+        made = ExactIndex.build(model, ["d0"], ["a bird over the sea"], folder.parent / "index")
+        well_formed(list(made.search(model, {"q": "bird"}, 1).values()), ["d0"])
+        if model.name == "colbert":
+            open_index(sound / "index").check(model)
 
 
 def checkpoint_bytes(draw: random.Random, sound: Path, work: Path) -> None:

@@ -267,6 +267,7 @@ WRITERS |= {
         fast=2 if kind == "qdrant" else 0,
         cost=4 if kind == "qdrant" else 16,
         forks=True,
+        seconds=240,
     )
     for title, of in {
         "bytes of an engine": engine_bytes,

@@ -57,7 +57,7 @@ def test_a_run_of_wandb_is_joined_by_the_process_alone_that_holds_the_folder(
 ) -> None:
     joined: list[Path] = []
     monkeypatch.setattr(tracking, "_start_wandb", lambda *given: joined.append(given[-1]))
-    options = {"tracker": "wandb", "precision": "no", "project": "p"}
+    options = {"tracker": "wandb", "precision": "no"}
     with locked(tmp_path), pytest.raises(SystemExit, match=f"{tmp_path} is being written by another process"):
         tracking.start(**options, config={}, folder=tmp_path)
     assert not joined
