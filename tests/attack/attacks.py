@@ -22,17 +22,20 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 import paradigms
+from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.cli import show
 from paradigms.cli.queries import from_file
 from paradigms.core import Tokens
 from paradigms.data import Corpus, Problems, read_judgements, read_run
 from paradigms.data import load as load_collection
 from paradigms.data.texts import json_lines
+from paradigms.generative.model import Generative
+from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.index import INDEXES, ExactIndex, TokenIndex, open_index
 from paradigms.io.terminal import Terminal
 from paradigms.recipe import Recipe
 from tests.attack.harness import Attack, Crashed, Lost, Process, Silent, copied, damaged, together
-from tests.tiny import write_checkpoint, write_collection
+from tests.tiny import write_checkpoint, write_collection, write_seq2seq
 
 DIM, COUNT = 32, 24
 GATHER = Recipe("colbert", "query_to_document", "one")
@@ -273,7 +276,8 @@ DEEP = "[" * 5000 + "]" * 5000
 VALUES: list[Any] = [None, True, False, -1, 0, 1, 3, 10**12, -(10**12), 0.5, -1e308, math.nan, math.inf]
 VALUES += ["", "x", "../x", "/etc/passwd", "a" * 10_000, "\x1b[2J", "\ud800"]
 VALUES += [[], {}, [1], ["x"], {"a": 1}, [[]]]
-MODELS = ("own", "published")
+BIRDS = Corpus(["d0"], ["a bird over the sea"], ["bird"])
+MODELS = ("own", "published", "generative", "reranker")
 
 
 def hostile(draw: random.Random, value: Any) -> Any:
@@ -290,7 +294,7 @@ def hostile(draw: random.Random, value: Any) -> Any:
 
 
 def checkpoints(folder: Path) -> None:
-    """A paradigm of our own, and a folder of sentence-transformers, with an index of the first."""
+    """A checkpoint of each kind, one of them a folder of sentence-transformers, and an index of the first."""
     write_checkpoint("bert", folder / "bert")
     torch.manual_seed(0)
     model = paradigms.PARADIGMS["colbert"](folder / "bert", dim=8, document_length=16, query_length=8)
@@ -298,15 +302,24 @@ def checkpoints(folder: Path) -> None:
     ExactIndex.build(model, ["d0"], ["a bird"], folder / "index")
     dpr = paradigms.PARADIGMS["dpr"](folder / "bert", document_length=16, query_length=8)
     dpr.save_pretrained(folder / "models" / "published", layout="sentence-transformers")
+    paradigms.RERANKERS["cross_attention"](folder / "bert").save_pretrained(folder / "models" / "reranker")
+    generative = paradigms.GENERATIVE["genre"](write_seq2seq("t5", folder / "t5"), BIRDS, beams=2)
+    generative.save_pretrained(folder / "models" / "generative")
 
 
 def opens(folder: Path, sound: Path) -> None:
     """The checkpoint opens and finds something: vectors that are not finite are told, and other weights."""
     model: Any = paradigms.load(folder)
-    made = ExactIndex.build(model, ["d0"], ["a bird over the sea"], folder.parent / "index")
-    well_formed(list(made.search(model, {"q": "bird"}, 1).values()), ["d0"])
-    if model.name == "colbert":
-        open_index(sound / "index").check(model)
+    if isinstance(model, Generative):
+        found = GenerativeRetriever(model).search({"q": "bird"}, 1)
+        well_formed(list(found.values()), model.identifiers.documents)
+    elif isinstance(model, CrossAttention):
+        well_formed(list(model.rerank({"q": "bird"}, BIRDS, {"q": {"d0": 1.0}}).values()), ["d0"])
+    else:
+        made = ExactIndex.build(model, ["d0"], ["a bird over the sea"], folder.parent / "index")
+        well_formed(list(made.search(model, {"q": "bird"}, 1).values()), ["d0"])
+        if model.name == "colbert":
+            open_index(sound / "index").check(model)
 
 
 def checkpoint_bytes(draw: random.Random, sound: Path, work: Path) -> None:
@@ -355,8 +368,10 @@ def checkpoint_code(draw: random.Random, sound: Path, work: Path) -> None:
     for home in {folder, config.parent}:
         (home / "code.py").write_text(f"open({str(canary)!r}, 'w')\nclass Own: pass\n")
     kinds = draw.sample(["AutoConfig", "AutoModel", "AutoTokenizer"], draw.randrange(1, 4))
-    found = json.loads(config.read_text()) | {"auto_map": dict.fromkeys(kinds, "code.Own")}
-    config.write_text(json.dumps(found | draw.choice([{}, {"model_type": "stranger"}])))
+    more = draw.choice([{}, {"model_type": "stranger"}, {"attn_implementation": "stranger/kernel"}])
+    for file in (config, config.with_name("tokenizer_config.json")):
+        found = json.loads(file.read_text()) | {"auto_map": dict.fromkeys(kinds, "code.Own")}
+        file.write_text(json.dumps(found | (more if file == config else {"tokenizer_class": "Own"})))
     if draw.random() < 0.3:
         adapter = {"peft_type": "LORA", "base_model_name_or_path": str(work / "elsewhere"), "r": 2}
         (config.parent / "adapter_config.json").write_text(json.dumps(adapter))

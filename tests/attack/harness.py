@@ -53,7 +53,7 @@ class Attack(NamedTuple):
     cost: int = 1  # tries of `make attack` that one of these takes the time of
     forks: bool = False
     reads: bool = False  # a fuzzer may draw
-    seconds: int = 0  # that a try of `make attack` lasts; one of `make test` lasts 1
+    seconds: int = 0  # that a try of `make attack` may take beside PATIENCE
 
 
 def attempt(attack: Attack, draw: random.Random, sound: Path) -> str:

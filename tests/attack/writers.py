@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pickle
 import random
-import sqlite3
 import sys
 import time
 from collections.abc import Callable
@@ -21,7 +19,6 @@ from paradigms.io.settings import from_command_line
 from tests.attack.attacks import (
     DIM,
     OPTIONS,
-    Alarm,
     files,
     index_attack,
     limited,
@@ -30,7 +27,7 @@ from tests.attack.attacks import (
     results,
     well_formed,
 )
-from tests.attack.harness import Attack, Crashed, Lost, Process, Silent, copied, damaged, succeed, together
+from tests.attack.harness import Attack, Lost, Process, Silent, copied, damaged, succeed, together
 from tests.tiny import write_checkpoint, write_collection
 
 sys.path.append(str(Path(__file__).parents[2] / "experiments"))
@@ -174,20 +171,6 @@ def holds(kind: str, folder: Path, first: int) -> None:
         raise Lost(f"documents from {first} on")
 
 
-def engine_code(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
-    """A stranger's folder of Qdrant: its points are pickles, and are not read."""
-    folder, canary = copied(sound / "engine", work), work / "ran"
-    file = next(folder.glob("collection/*/*.sqlite"))
-    with contextlib.closing(sqlite3.connect(file)) as database:
-        database.execute("update points set point = ?", (pickle.dumps(Alarm(canary)),))
-        database.commit()
-    try:
-        QdrantEngine(DIM, path=str(folder))
-    finally:
-        if canary.exists():
-            raise Crashed
-
-
 def engines(folder: Path, kind: str) -> None:
     """An engine, and another of twice as many documents. All that LanceDB does is done by a process of its
     own, which imports it: a fork of one that has imported it may hang."""
@@ -284,14 +267,14 @@ WRITERS |= {
         fast=2 if kind == "qdrant" else 0,
         cost=4 if kind == "qdrant" else 16,
         forks=True,
+        seconds=240,
     )
     for title, of in {
         "bytes of an engine": engine_bytes,
         "killed writer or full disk": engine_stopped,
         "two writers and two readers": engine_crowd,
-        "code in an engine": engine_code,
     }.items()
-    for kind in (ENGINES if of is not engine_code else ["qdrant"])
+    for kind in ENGINES
 }
 WRITERS |= {
     "killed training": Attack(

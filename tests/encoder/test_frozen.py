@@ -153,14 +153,15 @@ def test_damage_is_told_and_repaired(tiny_bert, tmp_path):
     assert file.read_bytes() == whole
 
 
-def test_other_weights_and_other_layers_have_states_of_their_own(tiny_bert, tmp_path):
+def test_other_weights_layers_and_precisions_have_states_of_their_own(tiny_bert, tmp_path):
     encoder = build(tiny_bert)
-    for change in ("none", "layers", "weights"):
+    for change in ("none", "precision", "layers", "weights"):
         encoder.freeze(2 if change == "layers" else 1)
         if change == "weights":
             next(encoder.backbone.parameters()).data += 1
-        assert len(encoder.keep_states(tmp_path)) == 0
-        keep(encoder, tmp_path, TEXTS)
+        with torch.autocast("cpu", torch.bfloat16, enabled=change == "precision"):
+            assert len(encoder.keep_states(tmp_path)) == 0
+            keep(encoder, tmp_path, TEXTS)
 
 
 def test_texts_that_are_kept_are_not_tokenised_again(tiny_bert, tmp_path):

@@ -17,6 +17,7 @@ from paradigms.index import ExactIndex
 from tests.experiments import scripts
 from tests.experiments.scripts import SMALL
 from tests.forks import fork_group
+from tests.tiny import write_collection
 
 SYSTEMS = [*PARADIGMS, "dsi"]
 LENGTHS, DSI = {"query_length": 8, "document_length": 12}, {"steps": 2, "batch_size": 4}
@@ -191,6 +192,25 @@ def test_two_processes_end_together(words: Path, tiny_bert: Path, tmp_path: Path
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["processes"] == 2
     assert "steps of 8 queries" in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("also", [[], ["dev"], ["train"]])
+def test_what_is_also_measured_trains_and_chooses_nothing(tmp_path: Path, tiny_bert: Path, also: list[str]):
+    splits = {"train": range(20), "dev": range(20, 24), "test": range(24, 30)}
+    folder = write_collection(tmp_path, ["bird"] * 30, ["bird"] * 30, splits)
+    flags = settings(folder, tiny_bert, tmp_path / "out", also=json.dumps(also))
+    given = scripts.settings("compare", **flags)
+    if also == ["train"]:
+        with pytest.raises(SystemExit, match="no training queries"):
+            compare.divided(load(folder), given)
+        return
+    train, dev, test, others = compare.divided(load(folder), given)
+    parts = [{int(query[1:]) for query in of.queries} for of in (train, dev, test, *others.values())]
+    assert sum(map(len, parts)) == 30  # none is of two
+    assert (
+        parts[0] | parts[1] == set(range(20)) if also else parts[:2] == [set(range(20)), set(range(20, 24))]
+    )
+    assert parts[2:] == [set(range(24, 30)), *[set(range(20, 24))] * len(also)]
 
 
 def test_a_folder_is_bound_to_the_checkpoint_and_by_no_mistyped_split(

@@ -10,12 +10,14 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from paradigms.generative import forced, seal
 from paradigms.generative.forced import sequence_scores
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.outputs import Scorer
-from paradigms.generative.seal import gram_weights, query_grams, seal_scores
+from paradigms.generative.seal import gram_weights, query_grams, query_states, seal_scores
 from paradigms.generative.targets import Targets
 from tests.generative.test_trie import csr
 from tests.tiny_generative import Sequences, generative, texts
@@ -149,6 +151,18 @@ def test_no_ngram_no_document():
     index = index_of([A])
     states, log_p = np.empty((0, 3), dtype=np.int64), np.empty(0)
     assert seal_scores(index, states, log_p, np.log(np.full(9, 1 / 9))) == {}
+
+
+def test_keys_are_found_after_a_space_which_byte_level_tokenizers_write_into_tokens():
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.train_from_iterator(["the red fish"] * 9, trainers.BpeTrainer(show_progress=False))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe)
+    assert tokenizer.tokenize("the red fish") == ["the", "Ġred", "Ġfish"]
+    the, red, fish = tokenizer("the red fish")["input_ids"]
+    index = index_of([[the, red, fish]])
+    states = query_states(tokenizer, index, "red fish")
+    assert sorted(states.tolist()) == sorted(index.find(*csr([[red], [fish], [red, fish]])).tolist())
 
 
 def test_query_grams_are_those_of_the_corpus_with_their_teacher_forced_probability(seq2seq):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from paradigms.io.files import locked
 from paradigms.io.settings import folder_name
 from paradigms.train import tracking
 
@@ -47,6 +48,21 @@ def test_what_cannot_be_done_ends_with_a_line(
 ) -> None:
     with pytest.raises(SystemExit, match=message):
         start(**changes)
+
+
+def test_a_run_of_wandb_is_joined_by_the_process_alone_that_holds_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined: list[Path] = []
+    monkeypatch.setattr(tracking, "_start_wandb", lambda *given: joined.append(given[-1]))
+    options = {"tracker": "wandb", "precision": "no"}
+    with locked(tmp_path), pytest.raises(SystemExit, match=f"{tmp_path} is being written by another process"):
+        tracking.start(**options, config={}, folder=tmp_path)
+    assert not joined
+    tracking.start(**options, config={}, folder=tmp_path)
+    assert joined == [tmp_path]
+    with pytest.raises(BlockingIOError), locked(tmp_path):
+        pass
 
 
 def test_fp16_is_for_gpus(given: dict[str, Any]) -> None:
