@@ -52,6 +52,7 @@ if __name__ == "__main__":  # before the imports that take seconds
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch

@@ -15,6 +15,7 @@ from paradigms.index.exact import ExactIndex
 from paradigms.scoring import in_batch
 from tests.near import same_run
 from tests.scoring.table import RECIPES, gradients, label, texts
+from tests.tiny import built
 from tests.tiny_generative import generative, named
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: make test-gpu")
@@ -100,7 +101,7 @@ def test_fused_kernels_in_half_precision(dtype, tolerance, h):
 @pytest.mark.parametrize("name", PARADIGMS)
 def test_a_paradigm_encodes_indexes_and_searches(tiny_bert, tmp_path, name):
     torch.manual_seed(0)
-    model = PARADIGMS[name](tiny_bert).eval()
+    model = built(name, tiny_bert).eval()
 
     def scores() -> Tensor:
         with torch.inference_mode():

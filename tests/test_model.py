@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from paradigms import PARADIGMS, Paradigm
 from paradigms.core import Tokens, rel
 from paradigms.recipe import Recipe
-from tests.tiny import FAMILIES
+from tests.tiny import FAMILIES, built
 
 QUERIES = ["where is the quick fox", "stone"]
 DOCUMENTS = ["A quick fox, in the garden.", "the stone story of a zebra; stone and water", "", "snow"]
@@ -20,7 +20,7 @@ TENSORS = ("vectors", "mask", "ids", "salience")
 def trained(name: str, folder, **settings) -> Paradigm:
     """A paradigm whose every trainable weight differs from what building it would give."""
     torch.manual_seed(0)
-    paradigm = PARADIGMS[name](folder, **settings)
+    paradigm = built(name, folder, **settings)
     with torch.no_grad():
         for weight in paradigm.parameters():
             if weight.requires_grad:
@@ -57,7 +57,7 @@ def test_a_saved_paradigm_loads_bit_for_bit(checkpoints, tmp_path, name, family,
     markers = {"query_marker": "[unused0]", "document_marker": "passage: ", "document_length": 20}
     paradigm = trained(name, checkpoints[family], lora_rank=lora_rank, **markers)
     expected = tokens(paradigm)
-    assert not same(expected[1], tokens(PARADIGMS[name](checkpoints[family], **markers))[1])
+    assert not same(expected[1], tokens(built(name, checkpoints[family], **markers))[1])
     written(paradigm, tmp_path / "saved")
     shutil.move(tmp_path / "saved", tmp_path / "moved")  # what is saved stands for itself
     torch.manual_seed(99)

@@ -28,6 +28,8 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from paradigms import PARADIGMS, Paradigm
+
 FAMILIES = ("bert", "modernbert", "t5", "mt5")
 SEQ2SEQ = ("t5", "t5-v1.1", "mt5")  # tied with ReLU; untied and gated; likewise, of another model type
 WIDTH, LAYERS, HEADS = 32, 2, 2
@@ -56,6 +58,13 @@ def write_checkpoint(family: str, folder: Path, dtype: torch.dtype = torch.float
     tokenizer = _unigram() if family.endswith("t5") else _wordpiece()
     torch.manual_seed(seed)
     return _save(_model(family, tokenizer), tokenizer, folder, dtype)
+
+
+def write_headed(kind: type[PreTrainedModel], folder: Path, **settings: Any) -> Path:
+    """Write a tiny BERT of a class of transformers that has a head, such as BertForMaskedLM."""
+    tokenizer = _wordpiece()
+    torch.manual_seed(0)
+    return _save(kind(BertConfig(**_size(tokenizer), **settings)), tokenizer, folder, torch.float32)
 
 
 def write_seq2seq(family: str, folder: Path, seed: int = 0) -> Path:
@@ -94,7 +103,18 @@ def _save(
 
 
 def _model(family: str, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
-    size = {
+    if family == "bert":
+        return BertModel(BertConfig(**_size(tokenizer)))
+    if family == "modernbert":
+        ends = {"bos_token_id": tokenizer.cls_token_id, "eos_token_id": tokenizer.sep_token_id}
+        ends |= {name: getattr(tokenizer, name) for name in ("pad_token_id", "cls_token_id", "sep_token_id")}
+        return ModernBertModel(ModernBertConfig(**_size(tokenizer), **ends, local_attention=8))
+    config, model = {"t5": (T5Config, T5EncoderModel), "mt5": (MT5Config, MT5EncoderModel)}[family]
+    return model(config(**_t5_size(tokenizer), feed_forward_proj="gated-gelu"))
+
+
+def _size(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    return {
         "vocab_size": len(tokenizer),
         "hidden_size": WIDTH,
         "num_hidden_layers": LAYERS,
@@ -102,14 +122,6 @@ def _model(family: str, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
         "intermediate_size": 2 * WIDTH,
         "max_position_embeddings": 512,
     }
-    if family == "bert":
-        return BertModel(BertConfig(**size))
-    if family == "modernbert":
-        ends = {"bos_token_id": tokenizer.cls_token_id, "eos_token_id": tokenizer.sep_token_id}
-        ends |= {name: getattr(tokenizer, name) for name in ("pad_token_id", "cls_token_id", "sep_token_id")}
-        return ModernBertModel(ModernBertConfig(**size, **ends, local_attention=8))
-    config, model = {"t5": (T5Config, T5EncoderModel), "mt5": (MT5Config, MT5EncoderModel)}[family]
-    return model(config(**_t5_size(tokenizer), feed_forward_proj="gated-gelu"))
 
 
 def _t5_size(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
@@ -170,3 +182,8 @@ def write_collection(
         judged = "".join(f"q{n}\td{n}\t1\n" for n in chosen)
         (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
     return folder
+
+
+def built(name: str, backbone: Path, **settings: Any) -> Paradigm:
+    """A paradigm over a tiny checkpoint, which has no masked-language-model head: SPLADE ties one."""
+    return PARADIGMS[name](backbone, **({"tied_head": True} if name == "splade" else {}) | settings)

@@ -1,10 +1,10 @@
 """Time and bytes of exact search by learned sparse vectors: the inverted index beside scipy and bm25s.
 
-Documents are drawn so that the shares of documents with each term, and the weights, are distributed like those
-of SPLADE-tiny-msmarco on Cranfield: the term of rank r stands in a share of 1/(1 + r/40)^1.2 of the documents,
-independently, with weights of an exponential distribution. Queries are terms drawn by the same frequencies.
-Documents that are alike never lie beside each other here, which leaves block-max pruning little to prune: on
-a real collection it prunes more.
+Documents are drawn so that the shares of documents with each term, and the weights, are distributed as
+SPLADE-tiny-msmarco's on Cranfield: the term of rank r stands in a share of 1/(1 + r/40)^1.2 of the
+documents, independently, with weights of an exponential distribution. Queries are terms drawn by the same
+frequencies. Documents that are alike never lie beside each other here, which leaves block-max pruning
+little to prune: on a real collection it prunes more.
 
 scipy multiplies the matrix of documents by each query, dense, which reads every weight, and also the sparse
 query by the transposed matrix, which reads the postings of its terms alone. bm25s, with its numba backend,

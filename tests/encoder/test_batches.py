@@ -23,6 +23,7 @@ from paradigms.train.examples import Example
 from paradigms.train.job import _objective
 from paradigms.train.loop import TrainingSettings, train
 from paradigms.train.parallel import prepare
+from tests.tiny import built
 
 WORDS = "sea bird fire wood queen letter corn field snow mountain boat river ship iron moon star".split()  # noqa: SIM905
 CORPUS = Corpus(
@@ -47,7 +48,7 @@ CHUNKED = {"by texts": (2, None), "by tokens": (0, 20), "by both": (3, 20)}
 def build(name: str, backbone: Path, dropout: bool = False, **options: Any) -> Paradigm:
     torch.manual_seed(0)
     lengths = {"query_length": 16, "document_length": 32}
-    paradigm = PARADIGMS[name](backbone, **(lengths | OPTIONS.get(name, {}) | options))
+    paradigm = built(name, backbone, **(lengths | OPTIONS.get(name, {}) | options))
     return paradigm.train(dropout)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from paradigms import PARADIGMS
+from tests.tiny import built
 
 
 def published(backbone: Path, folder: Path, pooling: dict[str, Any] | None = None) -> Path:
@@ -34,16 +35,16 @@ def test_the_backbones_own_settings_beat_defaults_and_explicit_ones_beat_both(
 ):
     folder, pools = published(tiny_bert, tmp_path / "own"), name in ("dpr", "me_bert", "coil")
     with caplog.at_level(logging.INFO, "paradigms"):
-        own = PARADIGMS[name](folder).encoder.settings
+        own = built(name, folder).encoder.settings
     (told,) = (record.getMessage() for record in caplog.records)
     assert own.pooling == ("mean" if pools else "cls")
     assert ("pooling='mean'" in told) == pools
     assert (own.query_marker, own.document_marker) == ("query: ", "passage: ")
     assert (own.query_length, own.document_length) == (40, 40)
     explicit = {"pooling": "max", "query_marker": "", "query_length": 44, "document_length": 60}
-    chosen = PARADIGMS[name](folder, **explicit).encoder.settings
+    chosen = built(name, folder, **explicit).encoder.settings
     assert {field: getattr(chosen, field) for field in explicit} == explicit
-    plain = PARADIGMS[name](tiny_bert).encoder.settings
+    plain = built(name, tiny_bert).encoder.settings
     assert (plain.pooling, plain.query_marker, plain.query_length) == ("cls", "", 48)
 
 

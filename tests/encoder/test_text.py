@@ -20,7 +20,7 @@ from paradigms import PARADIGMS
 from paradigms.encoder import backbone
 from paradigms.encoder.text import EncoderSettings, Side, TextEncoder
 from tests import needs
-from tests.tiny import FAMILIES, WIDTH, write_checkpoint
+from tests.tiny import FAMILIES, WIDTH, built, write_checkpoint
 
 LONG = "the quick brown fox, and the lazy dog: " * 4
 SIDES: tuple[Side, Side] = ("query", "document")
@@ -122,7 +122,7 @@ def test_of_a_t5_with_a_decoder_only_the_encoder_is_loaded(checkpoints, tmp_path
 def test_every_trainable_parameter_gets_a_gradient(checkpoints, name, family):
     """A parameter without one stops DistributedDataParallel."""
     torch.manual_seed(0)
-    paradigm = PARADIGMS[name](checkpoints[family]).train()
+    paradigm = built(name, checkpoints[family]).train()
     tokenize = paradigm.encoder.tokenize
     queries, documents = paradigm(tokenize(["the fox", "a dog"], "query"), tokenize(TEXTS, "document"))
     paradigm.score(documents, queries).logsumexp(-1).sum().backward()
@@ -177,7 +177,7 @@ def test_augmentation_and_skipped_tokens_in_attention(tiny_bert):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_of_an_empty_text_nothing_counts(checkpoints, family):
     for name in PARADIGMS:
-        paradigm = PARADIGMS[name](checkpoints[family])
+        paradigm = built(name, checkpoints[family])
         empty = ["", " \n\t ", "fox"]
         queries, documents = paradigm.encode_queries(empty), paradigm.encode_documents(empty)
         assert queries.mask.any(-1).tolist() == [[False], [False], [True]]
@@ -200,7 +200,7 @@ VARIANTS = [
 @pytest.mark.parametrize("settings", VARIANTS, ids=str)
 @pytest.mark.parametrize("name", PARADIGMS)
 def test_one_label_per_place(tiny_bert, name, settings):
-    paradigm = PARADIGMS[name](tiny_bert, **settings)
+    paradigm = built(name, tiny_bert, **settings)
     for text in ("the quick brown fox, a zebra", "fox", ""):
         for side in SIDES:
             tokens = paradigm.encode([text], side)
@@ -248,7 +248,7 @@ def test_coil_joins_pooled_tokens_to_any_token_vectors(tiny_bert):
 
 def test_bfloat16_autocast_keeps_similarities_in_float32(tiny_bert):
     for name in PARADIGMS:
-        paradigm = PARADIGMS[name](tiny_bert, pooling="mean").eval()
+        paradigm = built(name, tiny_bert, pooling="mean").eval()
         with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
             half = paradigm.encoder(paradigm.encoder.tokenize(TEXTS, "document"), "document")
         assert half.vectors.dtype == torch.float32

@@ -14,6 +14,7 @@ from paradigms.baselines.cross_attention import cross_attention
 from paradigms.data import Corpus
 from paradigms.engines.pyterrier import Indexer, Reranker, Retriever
 from paradigms.generative.retriever import GenerativeRetriever
+from tests.tiny import built
 
 TEXTS = {"fish": "the fish in the sea", "fire": "fire and warm wood", "snow": "cold snow on ice"}
 CORPUS = Corpus(list(TEXTS), list(TEXTS.values()), list(TEXTS))
@@ -26,7 +27,7 @@ def model_of(name, backbone):
     torch.manual_seed(0)
     if name == "cross_attention":
         return cross_attention(backbone, **LENGTHS)
-    return PARADIGMS[name](backbone, **LENGTHS)
+    return built(name, backbone, **LENGTHS)
 
 
 def rows():

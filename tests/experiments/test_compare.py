@@ -8,6 +8,7 @@ from pathlib import Path
 
 import compare
 import pytest
+from transformers import BertForSequenceClassification
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms import load as load_paradigm
@@ -17,7 +18,7 @@ from paradigms.index import ExactIndex
 from tests.experiments import scripts
 from tests.experiments.scripts import SMALL
 from tests.forks import fork_group
-from tests.tiny import write_collection
+from tests.tiny import built, write_collection, write_headed
 
 SYSTEMS = [*PARADIGMS, "dsi"]
 LENGTHS, DSI = {"query_length": 8, "document_length": 12}, {"steps": 2, "batch_size": 4}
@@ -32,7 +33,8 @@ def settings(collection: Path, backbone: Path, output: Path, **changes: object) 
 
 def systems(*names: str, **more: dict) -> str:
     """The flag for these paradigms, DSI with little training, and for more systems by name."""
-    return json.dumps({name: {"training": DSI} if name == "dsi" else {} for name in names} | more)
+    own = {"dsi": {"training": DSI}, "splade": {"options": {"tied_head": True}}}
+    return json.dumps({name: own.get(name, {}) for name in names} | more)
 
 
 def run(flags: dict[str, object]) -> None:
@@ -177,9 +179,19 @@ def test_checkpoints_widths_and_alignments_stand_side_by_side(
 
 
 def test_a_paradigm_is_the_same_by_its_name_and_in_the_comparison(finished: Path, tiny_bert: Path):
-    for name, build in PARADIGMS.items():
+    for name in PARADIGMS:
         compared = load_paradigm(finished / name / "checkpoint")
-        assert compared.description() == build(tiny_bert, **LENGTHS).description()
+        assert compared.description() == built(name, tiny_bert, **LENGTHS).description()
+
+
+def test_a_reranker_searches_what_bm25_finds(words: Path, tiny_bert: Path, tmp_path: Path):
+    reranker = write_headed(BertForSequenceClassification, tmp_path / "reranker", num_labels=1)
+    second = systems(second={"checkpoint": str(reranker)})
+    run(settings(words, tiny_bert, tmp_path / "out", systems=second))
+    found, bm25 = (read_run(tmp_path / "out" / "runs" / f"{n}.retrieve.run") for n in ("second", "bm25"))
+    assert {q: set(of) for q, of in found.items()} == {q: set(of) for q, of in bm25.items()}
+    assert found != bm25
+    assert "second (of BM25's top 20)" in (tmp_path / "out" / "table.md").read_text()
 
 
 def test_two_processes_end_together(words: Path, tiny_bert: Path, tmp_path: Path):

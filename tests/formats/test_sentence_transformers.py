@@ -8,18 +8,20 @@ import pytest
 import torch
 
 import paradigms
+from paradigms.data import Corpus
 from paradigms.formats.card import model_card
 from paradigms.scoring.scorer import Scorer
-from tests.tiny import WIDTH, write_checkpoint
+from tests.tiny import WIDTH, write_checkpoint, write_headed
 
 pytest.importorskip("sentence_transformers", "6.0", reason="needs sentence-transformers 6: make extras")
 
-from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.losses import MultiVectorMultipleNegativesRankingLoss
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.multi_vector_encoder.scoring import colbert_scores
 from sentence_transformers.sentence_transformer.modules import Pooling
+from transformers import BertForMaskedLM, BertForSequenceClassification
 
 QUERIES = ["the fish in the sea", "fire, and warm wood?", "a"]
 DOCUMENTS = ["the fish, is (in) the sea. and more words that are long", "cold snow", "fire in a house! a fox"]
@@ -38,10 +40,38 @@ def assert_same_scores(theirs: Any, folder: Path) -> None:
     torch.testing.assert_close(scores_of(paradigms.load(folder)), wanted, atol=1e-4, rtol=0)
 
 
+def assert_exported_scores(ours: Any, folder: Path, kind: Any) -> None:
+    """Theirs opens what ours wrote, and scores as ours do; and ours opens it again."""
+    ours.save_pretrained(folder, layout="sentence-transformers", card=model_card(ours))
+    theirs = kind(str(folder)).eval()
+    found = theirs.similarity(theirs.encode_query(QUERIES), theirs.encode_document(DOCUMENTS)).cpu()
+    for model in (ours, paradigms.load(folder)):
+        torch.testing.assert_close(found, scores_of(model), atol=1e-4, rtol=0)
+
+
 @pytest.fixture(params=["bert", "modernbert", "t5"])
 def backbone(request, tmp_path):
     torch.manual_seed(0)
     return str(write_checkpoint(request.param, tmp_path / request.param))
+
+
+@pytest.mark.parametrize("most", [None, 7])
+def test_sparse_encoders_come_in_and_go_out(tmp_path, most):
+    folder = str(write_headed(BertForMaskedLM, tmp_path / "bert"))
+    prompts = {"query": "find: ", "document": "text: "}
+    theirs = SparseEncoder(folder, prompts=prompts, max_active_dims=most)
+    assert_same_scores(theirs, tmp_path / "theirs")
+    ours = paradigms.PARADIGMS["splade"](folder, most_terms=most, query_marker="find: ", query_length=9)
+    assert_exported_scores(ours, tmp_path / "out", SparseEncoder)
+
+
+def test_cross_encoders_come_in(tmp_path):
+    theirs = CrossEncoder(str(write_headed(BertForSequenceClassification, tmp_path / "bert", num_labels=1)))
+    theirs.save_pretrained(str(tmp_path / "theirs"))
+    ours, pairs = paradigms.load(tmp_path / "theirs"), [(QUERIES[0], text) for text in DOCUMENTS]
+    run = ours.rerank({"q": QUERIES[0]}, Corpus(list("abc"), DOCUMENTS), {"q": dict.fromkeys("abc", 0.0)})
+    wanted = torch.logit(torch.from_numpy(theirs.predict(pairs)).double()).tolist()
+    assert [run["q"][id] for id in "abc"] == pytest.approx(wanted, abs=1e-4)
 
 
 @pytest.mark.parametrize("mode", ["mean", "cls", "max", "lasttoken"])
@@ -118,13 +148,10 @@ WRITTEN += [(family, *OUT[n]) for family in ("modernbert", "t5") for n in (1, 5)
 
 @pytest.mark.parametrize(("family", "name", "settings"), WRITTEN, ids=str)
 def test_what_goes_out_scores_the_same(checkpoints, tmp_path, family, name, settings):
-    """Theirs opens what ours wrote, and scores as ours do; and ours opens it again."""
     ours = paradigms.PARADIGMS[name](checkpoints[family], query_length=14, document_length=20, **settings)
-    ours.save_pretrained(tmp_path / "out", layout="sentence-transformers", card=model_card(ours))
-    theirs = (SentenceTransformer if name == "dpr" else MultiVectorEncoder)(str(tmp_path / "out")).eval()
-    found = theirs.similarity(theirs.encode_query(QUERIES), theirs.encode_document(DOCUMENTS)).cpu()
-    for model in (ours, paradigms.load(tmp_path / "out")):
-        torch.testing.assert_close(found, scores_of(model), atol=1e-4, rtol=0)
+    assert_exported_scores(
+        ours, tmp_path / "out", SentenceTransformer if name == "dpr" else MultiVectorEncoder
+    )
 
 
 def test_every_alignment_trains_in_their_loss(tmp_path):

@@ -14,6 +14,7 @@ from paradigms.impute import imputed_rel
 from paradigms.index import INDEXES, ExactIndex, base, exact
 from paradigms.index.strategies import STRATEGIES, rerank_strategies
 from tests.near import placed, same_run
+from tests.tiny import built
 
 TEXTS = [
     "the old man walked along the river road",
@@ -33,7 +34,7 @@ OPTIONS: dict[str, dict] = {"xtr": {"search_tokens": 12, "k_train": 8}, "aligner
 
 def build(name: str, backbone: Path, **options: object) -> Paradigm:
     torch.manual_seed(0)
-    return PARADIGMS[name](backbone, **(SMALL | OPTIONS.get(name, {}) | options))
+    return built(name, backbone, **(SMALL | OPTIONS.get(name, {}) | options))
 
 
 @pytest.fixture(scope="module")

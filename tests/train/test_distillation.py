@@ -15,7 +15,7 @@ from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example, tokenised
 from paradigms.train.listwise import Listwise
 from paradigms.train.losses import Distillation, contrastive, kl, margin_mse
-from tests.tiny import WORDS
+from tests.tiny import WORDS, built
 
 VOCABULARY = [word for word in WORDS.split() if len(word) > 3]
 TEXTS = [" ".join(VOCABULARY[(7 * n + 3 * w) % len(VOCABULARY)] for w in range(3 + n % 4)) for n in range(40)]
@@ -32,7 +32,7 @@ TEACHER = torch.tensor([example.teacher for example in EXAMPLES])
 def build(name: str, backbone: Path) -> Paradigm:
     torch.manual_seed(0)
     options = {"k_train": 12} if name == "xtr" else {}
-    return PARADIGMS[name](backbone, query_length=16, document_length=32, **options).eval()
+    return built(name, backbone, query_length=16, document_length=32, **options).eval()
 
 
 @pytest.mark.parametrize("loss", [kl, margin_mse])

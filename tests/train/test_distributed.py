@@ -23,6 +23,7 @@ from paradigms.train.job import keep_states
 from paradigms.train.loop import TrainingSettings, train
 from paradigms.train.losses import Distillation
 from tests import launch
+from tests.tiny import built
 
 CORPUS = Corpus(
     [f"d{n}" for n in range(10)],
@@ -53,7 +54,7 @@ CASES = (*PARADIGMS, DISTILLED)
 
 def build(name: str, backbone: Path, seed: int = 0) -> Paradigm:
     torch.manual_seed(seed)
-    return PARADIGMS[name](backbone, **({"query_length": 16, "document_length": 32} | OPTIONS.get(name, {})))
+    return built(name, backbone, **({"query_length": 16, "document_length": 32} | OPTIONS.get(name, {})))
 
 
 def loss_and_gradients(

@@ -1,0 +1,181 @@
+"""The inverted index finds exactly what `core.rel` on its stored weights ranks first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from paradigms import PARADIGMS
+from paradigms.baselines.bm25 import BM25
+from paradigms.core import Tokens
+from paradigms.index import ExactIndex, InvertedIndex, open_index, shards
+from paradigms.index.postings import BLOCK
+from paradigms.recipe import Recipe
+from paradigms.scoring.stored import score
+from paradigms.splade import as_terms
+
+RECIPE = Recipe("splade", "equal_ids", "one")
+TERMS = 60
+
+
+def terms(count: int, seed: int, length: int = 12) -> Tokens:
+    """[1, n, l, 1]: weights of a few frequent and many rare terms, some more than once; one text has none."""
+    random = np.random.default_rng(seed)
+    ids = (TERMS * random.random((count, length)) ** 3).astype(np.int64)
+    weights = random.exponential(0.6, (count, length)).astype(np.float32).round(2)
+    mask = random.random((count, length)) < 0.8
+    mask[0] = False
+    vectors = torch.from_numpy(weights)[None, ..., None]
+    return Tokens(vectors, torch.from_numpy(mask)[None], torch.from_numpy(ids)[None])
+
+
+def parts(tokens: Tokens, first: int = 0, size: int = 100) -> list[tuple[list[str], Tokens]]:
+    count = tokens.mask.shape[1]
+    return [
+        (
+            [f"d{first + n}" for n in range(s, min(s + size, count))],
+            tokens.map(lambda t, s=s: t[:, s : s + size]),
+        )
+        for s in range(0, count, size)
+    ]
+
+
+def build(folder: Path, given: object, **settings: object) -> InvertedIndex:
+    common = {"paradigm": "splade", "dim": 1, "fields": ("vectors", "ids")}
+    return InvertedIndex.build_from(given, folder, **common | settings)  # type: ignore[arg-type]
+
+
+def queries(count: int = 8) -> Tokens:
+    return terms(count, 99, 9).map(lambda t: t.transpose(0, 1))
+
+
+def expected(index: InvertedIndex, asked: Tokens, k: int) -> list[dict[str, float]]:
+    """By rel of every document, best first, equal scores by id; those of rel 0 are not found."""
+    ids = sorted(index._positions)
+    scores = score(RECIPE, index.tokens_of(ids), asked)
+    rows = []
+    for row in scores.tolist():
+        best = sorted(zip(ids, row, strict=True), key=lambda pair: (-pair[1], pair[0]))[:k]
+        rows.append({id: value for id, value in best if value > 0})
+    return rows
+
+
+def same(index: InvertedIndex, k: int) -> None:
+    for found, wanted in zip(
+        index.search_tokens(RECIPE, queries(), k), expected(index, queries(), k), strict=True
+    ):
+        assert list(found.values()) == pytest.approx(list(wanted.values()), rel=1e-5)
+        for id in found.keys() ^ wanted.keys():  # sums in another order may swap what is equal up to rounding
+            assert min(found.values()) == pytest.approx(found.get(id, wanted.get(id)), rel=1e-5)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("k", [1, 10, 2000])
+def test_search_is_exact_over_blocks_and_changes(tmp_path: Path, bits: int, k: int) -> None:
+    index = build(tmp_path / "index", parts(terms(2 * BLOCK + 9, 0)), bits=bits)
+    same(index, k)
+    index.add_from(parts(terms(BLOCK // 2, 1), first=2 * BLOCK + 9))
+    same(index, k)
+    best = next(iter(index.search_tokens(RECIPE, queries(), 1)[1]))
+    index.delete([best, "d7"])
+    assert all(best not in found for found in index.search_tokens(RECIPE, queries(), 50))
+    same(index, k)
+    index.compact()
+    same(index, k)
+    again = open_index(index.folder)
+    assert again.search_tokens(RECIPE, queries(), k) == index.search_tokens(RECIPE, queries(), k)
+
+
+def test_blocks_are_pruned(tmp_path: Path) -> None:
+    """One block has all the good documents: of the others none is looked at, though all share the term."""
+    from paradigms.index.postings import best, inverted
+
+    count = 4 * BLOCK
+    ids, offsets = np.zeros(count, np.int32), np.arange(count + 1)
+    codes = np.where(np.arange(count) // BLOCK == 2, 200, 3).astype(np.uint8)
+    postings = inverted(ids, codes, offsets, np.ones(count, bool))
+    rows, scores = np.empty(count, np.int64), np.empty(count, np.float32)
+    table, asked = np.arange(256, dtype=np.float32), np.zeros(1, np.int64)
+    found = best(postings, table, asked, np.ones(1, np.float32), 5, rows, scores)
+    assert set(rows[:found] // BLOCK) == {2}
+    assert (scores[:found] == 200).all()
+
+
+def test_8_bits_are_near_and_small(tmp_path: Path) -> None:
+    tokens = terms(50, 3)
+    index, exact = (build(tmp_path / str(bits), parts(tokens), bits=bits) for bits in (8, 16))
+    near, wanted = (of.tokens(range(50)).vectors for of in (index, exact))
+    assert ((near - wanted).abs() <= wanted / 32 + 2**-8).all()
+    assert torch.equal(wanted.sum(), tokens.vectors.half().float()[tokens.mask].sum())
+    assert 50 * (exact.bytes_per_document - index.bytes_per_document) == pytest.approx(
+        exact.manifest["tokens"]
+    )
+
+
+def test_bm25s_weights_find_what_bm25_finds(tmp_path: Path) -> None:
+    texts = [f"the bird {'sea ' * (n % 5)}flew over the old {n} river {n % 7}" for n in range(40)]
+    ids = [f"d{n:02}" for n in range(40)]
+    bm25 = BM25.build(texts, ids)
+    weights = torch.from_numpy(bm25.matrix().toarray())
+    index = build(tmp_path / "bm25", [(ids, as_terms(weights))], bits=16)
+    asked = {"a": "sea river 3", "b": "bird over 5"}
+    counts = torch.zeros(2, weights.shape[1])
+    for row, text in zip(counts, asked.values(), strict=True):
+        row[[bm25.vocabulary[term] for term in bm25.terms(text)]] = 1
+    found = index.search_tokens(RECIPE, as_terms(counts).map(lambda t: t.transpose(0, 1)), 5)
+    for row, wanted in zip(found, bm25.search(asked, 5).values(), strict=True):
+        assert list(row.values()) == pytest.approx(list(wanted.values()), rel=2e-3)
+
+
+def test_an_interrupted_build_goes_on_and_a_damaged_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "SHARD", 30)
+    given = parts(terms(100, 0), size=10)
+
+    def stopping():
+        yield from given[:7]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "index", stopping())
+    index, whole = build(tmp_path / "index", given), build(tmp_path / "whole", given)
+    for file in whole.folder.iterdir():
+        assert file.read_bytes() == (index.folder / file.name).read_bytes()
+    file = index.folder / "weights.bin"
+    file.write_bytes(bytes(255 - b for b in file.read_bytes()))
+    with pytest.raises(ValueError, match=r"weights\.bin is damaged"):
+        open_index(index.folder)
+
+
+def test_a_splade_is_built_searched_and_reranked(tiny_bert: Path, tmp_path: Path) -> None:
+    model = PARADIGMS["splade"](tiny_bert, tied_head=True, document_length=16)
+    texts = {"a": "the fox in the sea", "b": "snow on the mountain", "c": ""}
+    index = InvertedIndex.build(model, texts.keys(), texts.values(), tmp_path / "index", bits=16)
+    exact = ExactIndex.build(model, texts.keys(), texts.values(), tmp_path / "exact")
+    asked = {"q": "a fox", "none": ""}
+    run = index.search(model, asked, 3)
+    assert run["none"] == {}
+    assert run["q"] == pytest.approx(exact.search(model, asked, 3)["q"], rel=1e-5)
+    assert index.rerank(model, asked, {"q": run["q"]})["q"] == pytest.approx(run["q"], rel=1e-5)
+
+
+def test_what_is_no_weight_of_a_term_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="bits must be 8 or 16, got 4"):
+        build(tmp_path / "index", [], bits=4)
+    with pytest.raises(ValueError, match="holds one number for each token, not vectors of 32"):
+        InvertedIndex.build(PARADIGMS["coil"](tiny_bert), ["a"], ["fox"], tmp_path / "index")
+    small = terms(3, 0)
+    for factor, bits, message in ((-1, 8, "of at least 0"), (1000, 8, "set bits to 16")):
+        wrong = Tokens(small.vectors * factor, small.mask, small.ids)
+        with pytest.raises(ValueError, match=message):
+            build(tmp_path / "index", parts(wrong), bits=bits)
+    index = build(tmp_path / "index", parts(small))
+    asked = queries()
+    with pytest.raises(ValueError, match="scores equal ids with Z = 1"):
+        index.search_tokens(Recipe("colbert", "query_to_document", "one"), asked)
+    with pytest.raises(ValueError, match="a weight below 0"):
+        index.search_tokens(RECIPE, Tokens(-asked.vectors, asked.mask, asked.ids))

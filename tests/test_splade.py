@@ -1,0 +1,250 @@
+"""SPLADE and uniCOIL by their formulas, the family from BM25 to COIL as reductions, regularisers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForMaskedLM, AutoTokenizer, BertForMaskedLM
+
+from paradigms import PARADIGMS, Paradigm, load
+from paradigms.align import all_pairs, equal_ids, one
+from paradigms.baselines.bm25 import BM25
+from paradigms.core import Tokens, rel
+from paradigms.data import Corpus
+from paradigms.evaluate.explain import explain
+from paradigms.scoring.in_batch import in_batch_rel
+from paradigms.splade import as_terms
+from paradigms.train.contrastive import Contrastive
+from paradigms.train.examples import Example
+from paradigms.train.losses import contrastive, sparsity
+from tests import needs
+from tests.tiny import built, write_headed
+
+QUERIES = ["where is the quick fox", "the sea, the sea", ""]
+DOCUMENTS = ["a quick fox in the garden and the sea", "", "snow; the stone, and the old sea", "fire"]
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny BERT with its masked-language-model head."""
+    return write_headed(BertForMaskedLM, tmp_path_factory.mktemp("masked") / "bert")
+
+
+def by_transformers(folder: Path, texts: list[str]) -> Tensor:
+    """max over tokens of log(1 + relu(logits)), [x, v]; 0 of an empty text."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForMaskedLM.from_pretrained(folder)
+    rows = tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
+    with torch.inference_mode():
+        weights = model.eval()(**rows).logits.relu().log1p() * rows["attention_mask"][..., None]
+    return weights.amax(1) * torch.tensor([[bool(text)] for text in texts])
+
+
+def dense(tokens: Tokens, size: int) -> Tensor:
+    """Terms [x, n, l, 1] as weights of the vocabulary, [x · n, v]."""
+    assert tokens.ids is not None
+    rows = tokens.vectors.squeeze(-1).where(tokens.mask, 0).flatten(0, 1)
+    return rows.new_zeros(len(rows), size).scatter_add(1, tokens.ids.flatten(0, 1), rows)
+
+
+def test_weights_are_those_of_the_formula(masked: Path) -> None:
+    model = PARADIGMS["splade"](masked)
+    queries, documents = model.encode_queries(QUERIES), model.encode_documents(DOCUMENTS)
+    q, d = by_transformers(masked, QUERIES), by_transformers(masked, DOCUMENTS)
+    torch.testing.assert_close(dense(documents, d.shape[1]), d, atol=1e-5, rtol=0)
+    torch.testing.assert_close(model.score(documents, queries), q @ d.T, atol=1e-4, rtol=1e-5)
+    own = torch.zeros_like(q)
+    for row, text in zip(own, QUERIES, strict=True):
+        row[model.encoder.tokenizer(text, add_special_tokens=False)["input_ids"]] = 1
+    for terms, wanted in (("own", q * own), ("ones", own)):
+        found = PARADIGMS["splade"](masked, query_terms=terms).encode_queries(QUERIES)
+        torch.testing.assert_close(dense(found, q.shape[1]), wanted, atol=1e-5, rtol=0)
+    cut = dense(PARADIGMS["splade"](masked, most_terms=5).encode_documents(DOCUMENTS), d.shape[1])
+    torch.testing.assert_close(cut, d * (d >= d.topk(5).values[:, -1:]), atol=1e-5, rtol=0)
+
+
+def test_a_backbone_without_the_head_is_refused_or_tied(
+    tiny_bert: Path, masked: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"masked-language-model head: .* lacks weights .* or set tied_head"):
+        PARADIGMS["splade"](tiny_bert)
+    tied = built("splade", tiny_bert)
+    states = tied.encoder.backbone(**tied.encoder.tokenize(["fox"], "document").inputs())[0]
+    logits = states @ tied.encoder.backbone.embeddings.word_embeddings.weight.T + tied.encoder.bias
+    expected = logits.detach().amax(1).relu().log1p()
+    torch.testing.assert_close(dense(tied.encode_documents(["fox"]), expected.shape[1]), expected)
+    for name, model in (("tied", tied), ("masked", PARADIGMS["splade"](masked, most_terms=9))):
+        model.save_pretrained(tmp_path / name)
+        again = load(tmp_path / name)
+        assert again.description() == model.description()
+        assert torch.equal(
+            again.encode_documents(DOCUMENTS).vectors, model.encode_documents(DOCUMENTS).vectors
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dim": 8}, "SPLADE has no dim"),
+        ({"normalize": True}, "SPLADE has no normalize"),
+        ({"most_terms": 0}, "most_terms must be at least 1"),
+        ({"document_sparsity": -1.0}, "document_sparsity must be at least 0"),
+        ({"terms": 1}, "unknown settings: 'terms'"),
+    ],
+)
+def test_wrong_settings_are_refused(masked: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PARADIGMS["splade"](masked, **settings)
+
+
+def test_the_explain_view_says_which_terms_made_the_score(masked: Path) -> None:
+    model = PARADIGMS["splade"](masked)
+    view = explain(model, QUERIES[0], DOCUMENTS[0])
+    assert all(view.query_tokens[j] == view.document_tokens[i] for i, j, _, _ in view.links)
+    assert sum(s * a for _, _, s, a in view.links) == pytest.approx(view.rel, rel=1e-5)
+
+
+# --- reductions -----------------------------------------------------------------------------------------
+
+
+def weights(x: int, v: int, seed: int, share: float = 0.3) -> Tensor:
+    random = torch.Generator().manual_seed(seed)
+    there = torch.rand(x, v, generator=random) < share
+    return torch.rand(x, v, generator=random, dtype=torch.float64) * there
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-6)
+
+
+def sides(d: Tensor, q: Tensor) -> tuple[Tokens, Tokens]:
+    return as_terms(d), as_terms(q).map(lambda t: t.transpose(0, 1))
+
+
+def one_vector(d: Tensor, q: Tensor) -> Tensor:
+    """rel of one vector on each side with A = 1."""
+    mask = torch.ones(1, 1, 1, dtype=torch.bool)
+    documents = Tokens(d[None, :, None], mask.expand(1, len(d), 1))
+    return rel(documents, Tokens(q[:, None, None], mask.expand(len(q), 1, 1)), all_pairs, one)
+
+
+def test_splade_is_one_vector_of_the_vocabulary() -> None:
+    d, q = weights(5, 40, 0), weights(3, 40, 1)
+    close(rel(*sides(d, q), equal_ids, one), one_vector(d, q))
+
+
+def test_a_hybrid_of_dense_and_sparse_is_a_concatenation() -> None:
+    """As one vector; and as tokens, with the dense numbers as tokens of ids that no term has (COIL's way)."""
+    d, q, e, p = weights(5, 40, 0), weights(3, 40, 1), torch.randn(5, 8).double(), torch.randn(3, 8).double()
+    both = rel(*sides(d, q), equal_ids, one) + p @ e.T
+    close(one_vector(torch.cat([d, e], 1), torch.cat([q, p], 1)), both)
+
+    def joined(tokens: Tokens, vectors: Tensor) -> Tokens:
+        parts, ids = vectors.view(*tokens.mask.shape[:2], -1), -1 - torch.arange(vectors.shape[1])
+        return Tokens(
+            torch.cat([tokens.vectors, parts[..., None]], -2),
+            torch.cat([tokens.mask, torch.ones_like(parts, dtype=torch.bool)], -1),
+            torch.cat([tokens.ids, ids.expand(parts.shape)], -1),
+        )
+
+    documents, queries = sides(d, q)
+    close(rel(joined(documents, e), joined(queries, p), equal_ids, one), both)
+
+
+def test_bm25_is_equal_ids_with_its_weights() -> None:
+    bm25 = BM25.build(DOCUMENTS, ["a", "b", "c", "d"])
+    counts = torch.zeros(len(QUERIES), len(bm25.vocabulary))
+    for row, text in zip(counts, QUERIES, strict=True):
+        for term in bm25.terms(text):
+            if term in bm25.vocabulary:
+                row[bm25.vocabulary[term]] += 1
+    found = rel(*sides(torch.from_numpy(bm25.matrix().toarray()), counts), equal_ids, one)
+    run = bm25.search({text: text for text in QUERIES}, 4)
+    wanted = torch.tensor([[run[text].get(id, 0.0) for id in "abcd"] for text in QUERIES])
+    close(found, wanted)
+
+
+def test_unicoil_is_coil_with_one_dimension(tiny_bert: Path) -> None:
+    """Σⱼ wⱼ · max_{i: id(i) = id(j)} wᵢ of w = relu(W h + b): Lin and Ma 2021."""
+    settings = {"dim": 1, "pooled_dim": 0, "activation": "relu", "projection_bias": True}
+    torch.manual_seed(0)
+    model = PARADIGMS["coil"](tiny_bert, **settings).eval()
+    encoder = model.encoder
+    found = model.score(model.encode_documents(DOCUMENTS), model.encode_queries(QUERIES))
+
+    def weighed(text: str) -> list[tuple[int, float]]:
+        batch = encoder.tokenize([text], "document")
+        with torch.no_grad():
+            states = encoder.backbone(**batch.inputs())[0][0]
+            w = (states @ encoder.projection.weight[0] + encoder.projection.bias).relu()
+        return [
+            (int(i), float(u)) for i, u, c in zip(batch.input_ids[0], w, batch.counts[0], strict=True) if c
+        ]
+
+    for b, query in enumerate(QUERIES):
+        for n, document in enumerate(DOCUMENTS):
+            d, terms = weighed(document), weighed(query)
+            wanted = sum(u * max([v for i, v in d if i == j], default=0.0) for j, u in terms)
+            assert float(found[b, n]) == pytest.approx(wanted, abs=1e-5)
+
+
+def test_weights_are_scored_in_training_as_rel_in_values_and_gradients() -> None:
+    """Terms that come more than once, as in uniCOIL, too."""
+    random = torch.Generator().manual_seed(0)
+    found = []
+    for x, n, l in ((1, 6, 9), (4, 1, 7)):
+        vectors = torch.rand(x, n, l, 1, generator=random, dtype=torch.float64).requires_grad_()
+        mask = torch.rand(x, n, l, generator=random) < 0.8
+        found.append(Tokens(vectors, mask, torch.randint(0, 6, (x, n, l), generator=random)))
+    scores = [f(*found, equal_ids, one) for f in (rel, in_batch_rel)]
+    close(*scores)
+    gradients = [torch.autograd.grad(s.square().sum(), [t.vectors for t in found]) for s in scores]
+    for a, b in zip(*gradients, strict=True):
+        close(a, b)
+    negative = replace(found[0], vectors=-found[0].vectors)
+    close(in_batch_rel(negative, found[1], equal_ids, one), rel(negative, found[1], equal_ids, one))
+
+
+# --- what makes terms few -------------------------------------------------------------------------------
+
+
+def test_regularisers_are_those_of_the_papers() -> None:
+    w = weights(8, 30, 2)
+    mean, share = w.mean(0), (w > 0).double().mean(0)
+    activ = torch.tensor([1 / (1 + (float(f) ** math.log(2, 0.1) - 1) ** 10) if f else 0.0 for f in share])
+    wanted = {"flops": mean.square().sum(), "l1": mean.sum(), "df_flops": (activ * mean).square().sum()}
+    for kind, value in wanted.items():
+        close(sparsity(as_terms(w), kind), value)
+    assert activ[share < 0.1].max() < 0.5 < activ[share > 0.1].min()
+
+
+def test_sparsity_joins_the_loss_and_rises_quadratically(masked: Path) -> None:
+    corpus = Corpus(list("abcd"), DOCUMENTS)
+    examples = [Example(QUERIES[0], 0, (3,), (0,)), Example(QUERIES[1], 2, (1,), (2,))]
+    options = {"query_sparsity": 0.5, "document_sparsity": 0.25, "sparsity": "l1"}
+    model = PARADIGMS["splade"](masked, **options).eval()
+    objective = Contrastive(model, corpus, examples, steps=12)
+    batch = objective.collate(examples)
+    queries, documents = model(batch.queries, batch.documents)
+    scores = model.score(documents, queries)
+    plain = contrastive(scores, torch.arange(2), batch.excluded(batch.positions), 1.0)
+    few = 0.5 * queries.vectors.sum() / 2 + 0.25 * documents.vectors.sum() / 4
+    for step, share in ((0, 1 / 16), (1, 1 / 4), (3, 1), (9, 1)):
+        objective.prepare(step)
+        assert objective.loss(model, batch).item() == pytest.approx((plain + share * few).item(), rel=1e-5)
+
+
+@needs.splade
+def test_a_trained_splade_finds_what_it_should() -> None:
+    model = load("offline-splade")
+    assert isinstance(model, Paradigm)
+    texts = ["the boundary layer of a wing in supersonic flow", "a recipe for bread and cheese"]
+    documents = model.encode_documents(texts)
+    scores = model.score(documents, model.encode_queries(["air over the wings of a plane", "how to bake"]))
+    assert scores.argmax(1).tolist() == [0, 1]
+    assert documents.mask.sum(-1).max() < 300
