@@ -60,14 +60,13 @@ def load(
     pickled: bool = False,
     plugin: str | Path | Iterable[str | Path] = (),
 ) -> Paradigm | Generative | CrossAttention:
-    """A model by its folder, its name on the Hugging Face hub, or a key of `PACKAGED`, such as "offline".
+    """A model by its folder or its name on the Hugging Face hub; "offline" is the encoder of that extra.
 
-    What `save_pretrained` of any kind here wrote, or a checkpoint of another library (`formats.FORMATS`).
-    documents: likewise, the encoder of documents, where `name` encodes queries alone, as in DPR. layout: the
-    format that a checkpoint of another library is read in, where its files do not tell. pickled: read weights
-    that are pickled too, as weights alone. plugin: files that register what the model needs, imported first
-    (`io.plugins`). FileNotFoundError where there is no such folder; ValueError says what a folder holds that
-    cannot be read, or needs.
+    What `save_pretrained` wrote, or a checkpoint of another library (`formats.FORMATS`). documents: likewise,
+    the encoder of documents, where `name` encodes queries alone (DPR). layout: the format of another
+    library's checkpoint, where its files do not tell. pickled: read pickled weights too, as weights alone.
+    plugin: files that register what the model needs (`io.plugins`). FileNotFoundError where there is no such
+    folder; ValueError says what a folder holds that cannot be read, or needs.
     """
     load_plugins(plugin)
     folder = _folder(name, pickled)

@@ -127,8 +127,6 @@ class TextEncoder(Encoder):
     def dim(self) -> int:
         return self.settings.dim or self.backbone.config.hidden_size
 
-    # --- text -> ids --------------------------------------------------------------------------------
-
     def tokenize(self, texts: Sequence[str], side: Side) -> Batch:
         check_several(texts, f"{side} texts")
         for n, text in enumerate(texts):
@@ -190,8 +188,6 @@ class TextEncoder(Encoder):
         ids = self.tokenize([text], side).input_ids[0, : self._kept(side)].tolist()
         return [*["[pooled]"] * self._pooled_tokens, *self.tokenizer.convert_ids_to_tokens(ids)]
 
-    # --- ids -> vectors -----------------------------------------------------------------------------
-
     def forward(self, batch: Batch, side: Side, chunk: int = 0) -> Tokens:
         axis = 1 if side == "document" else 0
         device = batch.input_ids.device.type
@@ -225,8 +221,6 @@ class TextEncoder(Encoder):
         places = [None if t is None else t.unsqueeze(axis) for t in (ids, salience)]
         tokens = Tokens(vectors.unsqueeze(axis), counts.unsqueeze(axis), *places)
         return self._join_pooled(pooled.unsqueeze(axis), tokens) if self._pooled_tokens else tokens
-
-    # --- layers that are not trained ----------------------------------------------------------------
 
     def freeze(self, trained_layers: int) -> None:
         """Train the heads and the `trained_layers` upper layers alone, the rest without dropout; 0 = all.
@@ -324,8 +318,6 @@ class TextEncoder(Encoder):
         wanted, exact = set(characters), self.settings.skip_exact
         vocabulary = self.tokenizer.get_vocab().items()
         return sorted(i for token, i in vocabulary if (token if exact else bare(token)) in wanted)
-
-    # --- files --------------------------------------------------------------------------------------
 
     def save(self, folder: Path, *, merged: bool) -> None:
         """backbone/ as transformers writes it, and heads.safetensors with every other weight.

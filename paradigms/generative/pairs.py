@@ -37,9 +37,6 @@ class Pair:
     target: tuple[int, ...]
 
 
-# --- identifiers as targets -------------------------------------------------------------------------
-
-
 def retrieval_pairs(split: Split, identifiers: Identifiers) -> list[Pair]:
     """query ↦ each identifier of each relevant document. KeyError names a document without an identifier."""
     position = _positions(identifiers)
@@ -122,9 +119,6 @@ def _named(source: str, document: int, identifiers: Identifiers) -> list[Pair]:
     if identifiers.end is None:
         raise ValueError("every substring of a text names it: take span_pairs and document_span_pairs")
     return [Pair(source, document, identifiers.target(n)) for n in identifiers.of(document)]
-
-
-# --- spans of the document as targets ---------------------------------------------------------------
 
 
 def span_pairs(
