@@ -122,7 +122,6 @@ from paradigms.index import INDEXES, open_index
 from paradigms.io.files import write_json
 from paradigms.io.plugins import LOADED, plugin_of
 from paradigms.io.terminal import shown
-from paradigms.train.dev import candidates
 from paradigms.train.job import (
     DEV_DEPTH,
     NEGATIVES_DEPTH,

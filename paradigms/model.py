@@ -20,13 +20,15 @@ from paradigms.core import Interaction, Tokens, interact, rel
 from paradigms.encoder.published import as_published
 from paradigms.encoder.text import (
     ENCODERS,
+    TOWERS,
     Batch,
     Encoder,
     Side,
     TextEncoder,
+    TwoTowers,
+    described,
     encoder_class,
 )
-from paradigms.encoder.towers import TOWERS, TwoTowers, described
 from paradigms.impute import IMPUTATIONS
 from paradigms.io.files import atomic_folder, settle, write_json, write_text
 from paradigms.io.plugins import plugin_of

@@ -13,11 +13,10 @@ from paradigms.coil import coil
 from paradigms.colbert import colbert
 from paradigms.dpr import dpr
 from paradigms.encoder.backbone import packaged
-from paradigms.encoder.text import TextEncoder
-from paradigms.encoder.towers import TwoTowers
+from paradigms.encoder.text import TextEncoder, TwoTowers
 from paradigms.formats import read_checkpoint
 from paradigms.formats.dpr import is_dpr
-from paradigms.formats.hub import download
+from paradigms.formats.weights import download
 from paradigms.formats.weights import safe_weights
 from paradigms.generative.dsi import dsi
 from paradigms.generative.genre import genre

@@ -24,7 +24,7 @@ from paradigms.evaluate import PerQuery, per_query
 from paradigms.index import ExactIndex
 from paradigms.io.files import write_json
 from paradigms.io.terminal import shown
-from paradigms.train.dev import candidates
+from paradigms.evaluate.reranking import candidates
 from paradigms.train.job import (
     DEV_DEPTH,
     NEGATIVES_DEPTH,

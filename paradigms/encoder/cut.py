@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from paradigms.encoder.text import Encoder, TextEncoder
-from paradigms.encoder.towers import TwoTowers
+from paradigms.encoder.text import TwoTowers
 
 COUNTED = 1_000  # documents; of more, as many at even distances
 BATCH = 1000  # texts in one call of the tokenizer

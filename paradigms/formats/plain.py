@@ -15,7 +15,7 @@ from paradigms.baselines.classifier import SequenceClassifier, is_classifier
 from paradigms.encoder.backbone import pretrained
 from paradigms.encoder.published import MODULES, modules
 from paradigms.formats.heads import POOLED, encoder_with
-from paradigms.formats.recipes import one_vector
+from paradigms.formats.heads import one_vector
 from paradigms.io.typed import Unreadable, read_json
 from paradigms.model import Paradigm
 from paradigms.splade import splade

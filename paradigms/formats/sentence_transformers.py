@@ -16,7 +16,7 @@ from paradigms.encoder.published import MODEL, MODULES, modules, pooling, prompt
 from paradigms.encoder.text import bare
 from paradigms.formats.heads import POOLED, Head, dense, encoder_with
 from paradigms.formats.plain import longest
-from paradigms.formats.recipes import late_interaction, one_vector
+from paradigms.formats.heads import late_interaction, one_vector
 from paradigms.io.typed import Unreadable, json_or_empty, read_json
 from paradigms.model import Paradigm
 from paradigms.splade import splade

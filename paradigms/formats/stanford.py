@@ -10,7 +10,7 @@ import string
 from pathlib import Path
 
 from paradigms.formats.heads import Head, encoder_with
-from paradigms.formats.recipes import late_interaction
+from paradigms.formats.heads import late_interaction
 from paradigms.formats.weights import read_weights
 from paradigms.io.typed import Unreadable, json_or_empty, read_json
 from paradigms.model import Paradigm

@@ -23,12 +23,10 @@ from paradigms.encoder.frozen import LowerStates, precision
 from paradigms.encoder.text import Batch
 from paradigms.generative.backbone import encoder_of, load_base, load_base_tokenizer, token_vectors
 from paradigms.generative.decoder import Memory, decode, remember, small_decoder
-from paradigms.generative.identifiers import START, Identifiers
+from paradigms.generative.identifiers import START, Identifiers, Targets
 from paradigms.generative.np_decoding import Clusters, cluster_tokens
-from paradigms.generative.outputs import Outputs, Scorer
-from paradigms.generative.pawa import PLACES, Pawa
+from paradigms.generative.outputs import PLACES, Outputs, Pawa, Scorer
 from paradigms.generative.settings import GenerativeSettings
-from paradigms.generative.targets import Targets
 from paradigms.io.files import settle, write_json
 from paradigms.io.typed import read_settings
 from paradigms.model import Trainable

@@ -21,8 +21,7 @@ from rapidfuzz.process import cdist
 
 from paradigms.data import Corpus, Problems, Split
 from paradigms.data.lines import json_object
-from paradigms.generative.identifiers import Identifiers, tokenize
-from paradigms.generative.words import WORD, Words
+from paradigms.generative.identifiers import WORD, Identifiers, Words, tokenize
 from paradigms.io.gzipped import numbered_lines
 
 GRAM = 3  # words of a query and of a passage that are compared

@@ -22,7 +22,7 @@ from paradigms.generative.identifiers import END
 from paradigms.generative.interaction import decompose
 from paradigms.generative.outputs import Scorer
 from paradigms.generative.seal import seal
-from paradigms.generative.targets import Targets
+from paradigms.generative.identifiers import Targets
 from tests.tiny_generative import generative, named, texts
 
 QUERY = "the quick red fox did run over the stone bridge"

@@ -22,10 +22,8 @@ from paradigms.generative.identifiers import END, START, Identifiers
 from paradigms.generative.interaction import Form, decompose
 from paradigms.generative.model import HEADS, SETTINGS, Generative
 from paradigms.generative.np_decoding import Clusters
-from paradigms.generative.outputs import Scorer
-from paradigms.generative.pawa import PLACES, Pawa
+from paradigms.generative.outputs import PLACES, Pawa, Scorer
 from paradigms.generative.settings import GenerativeSettings
-from paradigms.generative.targets import Targets
 from tests import needs
 from tests.tiny import SEQ2SEQ, WIDTH
 from tests.tiny_generative import generative, named, texts
