@@ -8,8 +8,6 @@ Axes, everywhere: b queries, n candidate documents, i document tokens, j query t
 the readable reference: every faster path states which `rel` it equals and is tested against it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TypeAlias
@@ -35,16 +33,16 @@ class Tokens:
     ids: Int[Tensor, "x n l"] | None = None  # vocabulary ids, where an alignment matches them (COIL)
     salience: Float[Tensor, "x n l"] | None = None  # u of ALIGNER, >= 0; None = 1 everywhere
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Tokens:
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Tokens":
         """The same tokens with `function` applied to every tensor that is not None."""
         ids = None if self.ids is None else function(self.ids)
         salience = None if self.salience is None else function(self.salience)
         return Tokens(function(self.vectors), function(self.mask), ids, salience)
 
-    def to(self, device: torch.device | str) -> Tokens:
+    def to(self, device: torch.device | str) -> "Tokens":
         return self.map(lambda t: t.to(device))
 
-    def __getitem__(self, texts: slice) -> Tokens:
+    def __getitem__(self, texts: slice) -> "Tokens":
         """The tokens of the queries in `texts`, a slice of the first axis."""
         return self.map(lambda t: t[texts])
 

@@ -8,8 +8,6 @@ search nothing missing is above the smallest retrieved similarity: `kth` is a bo
 `percentile` estimates above it, `power_law` below.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """A paradigm = encoder + A + Z, as one trainable, savable module."""
 
-from __future__ import annotations
-
 import tempfile
 import threading
 from abc import ABC, abstractmethod
@@ -192,7 +190,7 @@ class Paradigm(Trainable):
         settings: Mapping[str, Any],
         defaults: Mapping[str, Any] | None = None,
         **recipe: Any,
-    ) -> Paradigm:
+    ) -> "Paradigm":
         """From a backbone's name or folder, the encoder's settings as a mapping, and a `Recipe`'s fields.
 
         defaults: of the paradigm. What the backbone's folder says of its own use beats them (`as_published`),
@@ -217,7 +215,7 @@ class Paradigm(Trainable):
         salience = {"salience"} if self.encoder.settings.salience != "none" else set()
         return self.recipe.alignment.reads | salience
 
-    def with_alignment(self, align: str, normalise: str | None = None, **knobs: Any) -> Paradigm:
+    def with_alignment(self, align: str, normalise: str | None = None, **knobs: Any) -> "Paradigm":
         """The same encoder under another A, and `normalise` if given: ALIGNER's test-time alignments, MVDR
         (q←d).
 
@@ -263,7 +261,7 @@ class Paradigm(Trainable):
             write_json(folder / "plugins.json", plugins)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> Paradigm:
+    def from_pretrained(cls, folder: str | Path) -> "Paradigm":
         folder = Path(folder)
         settle(folder)
         for needed, file in json_or_empty(folder / "plugins.json").items():

@@ -1,7 +1,5 @@
 """Every paradigm by its name, and whatever one of them saved, by its folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path

@@ -4,8 +4,6 @@ Qian et al. 2022 (ALIGNER), Eq. 4 (salience) and Eq. 9 (alignment). The maximise
 min(1, exp((sᵢ + a)/ε)) with a such that the budget k is met.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -5,8 +5,6 @@ has is named, never left out. Weights are safetensors; pickled ones are read whe
 name, by `torch.load` with weights_only, which runs no code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """README.md of a checkpoint: what it is, what it learned from, with which settings, and what was measured."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

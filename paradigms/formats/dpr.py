@@ -1,7 +1,5 @@
 """DPR's question and passage encoders as transformers keeps them: [CLS] or its projection, inner products."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

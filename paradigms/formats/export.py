@@ -4,8 +4,6 @@ One vector on each side becomes its SentenceTransformer, token vectors under the
 MultiVectorEncoder, SPLADE its SparseEncoder. What its modules cannot express is refused, never left out.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

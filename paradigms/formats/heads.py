@@ -1,7 +1,5 @@
 """The linear maps after an encoder, W x + b one after the other, as the one projection of a paradigm."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,7 @@ class Head:
     bias: Tensor | None
     activation: str = "identity"
 
-    def then(self, other: Head) -> Head:
+    def then(self, other: "Head") -> "Head":
         """The other map after this one. `Unreadable` where the two are not one."""
         if self.activation != "identity":
             raise Unreadable(f"a linear layer after another with {self.activation} is not one projection")

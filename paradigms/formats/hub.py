@@ -1,7 +1,5 @@
 """Checkpoints of the Hugging Face hub, in its cache on this machine."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 

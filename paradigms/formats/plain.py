@@ -6,8 +6,6 @@ texts, and the mean of all token vectors is what the published single-vector mod
 What has another head, or is no encoder, is refused.
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which paradigm token vectors of a foreign checkpoint are: rel as its library computes it."""
 
-from __future__ import annotations
-
 from paradigms.encoder.text import TextEncoder
 from paradigms.model import Paradigm
 from paradigms.recipe import Recipe

@@ -5,8 +5,6 @@ training), MultiVectorMask and SpladePooling. Prompts become markers, PyLate's p
 PyLate wrote Transformer and Dense alone, and normalised all the same.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

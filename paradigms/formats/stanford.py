@@ -4,8 +4,6 @@ Khattab & Zaharia 2020; Santhanam et al. 2022. What their metadata does not say 
 markers [unused0] and [unused1], queries filled up with [MASK], punctuation skipped, cosines, a sum of maxima.
 """
 
-from __future__ import annotations
-
 import string
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The files of a foreign checkpoint: JSON, and weights that are safetensors or made so."""
 
-from __future__ import annotations
-
 import os
 import re
 import tempfile

@@ -5,8 +5,6 @@ nothing else has a 2_Dense; with it, a model of one vector a text would look the
 type.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

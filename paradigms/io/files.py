@@ -3,8 +3,6 @@
 This module imports nothing else of the project.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import glob

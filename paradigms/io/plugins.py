@@ -5,8 +5,6 @@ and command takes it as `--plugin FILE`, and `paradigms.load` as `plugin=FILE`. 
 checkpoint names the plug-ins that it needs, and loading it without them is an error.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 import traceback

@@ -11,8 +11,6 @@ A script reads its command line before it imports what takes seconds: help and m
     import torch
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys
