@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from paradigms.encoder.backbone import load_model, load_tokenizer, quiet
-from paradigms.formats.heads import POOLED, Head, encoder_with
-from paradigms.formats.heads import one_vector
+from paradigms.formats.heads import POOLED, Head, encoder_with, one_vector
 from paradigms.io.typed import Unreadable, read_json
 from paradigms.model import Paradigm
 

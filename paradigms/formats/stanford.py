@@ -7,8 +7,7 @@ markers [unused0] and [unused1], queries filled up with [MASK], punctuation skip
 import string
 from pathlib import Path
 
-from paradigms.formats.heads import Head, encoder_with
-from paradigms.formats.heads import late_interaction
+from paradigms.formats.heads import Head, encoder_with, late_interaction
 from paradigms.formats.weights import read_weights
 from paradigms.io.typed import Unreadable, json_or_empty, read_json
 from paradigms.model import Paradigm

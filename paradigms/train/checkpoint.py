@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paradigms.io.files import write_json, write_text
-from paradigms.io.typed import read_json
+from paradigms.io.typed import parse_json, read_json
 from paradigms.train.parallel import gathered, spread
 
 FOLDER, PREFIX, MANIFEST = "checkpoints", "step-", "manifest.json"

@@ -1,6 +1,7 @@
 """What every training script does around the loop: keep settings, open data, make splits, fit, tell where."""
 
 import hashlib
+import math
 import platform
 import shutil
 from collections.abc import Callable, Mapping, Sequence
