@@ -15,8 +15,6 @@ from paradigms.generative.decoder import Memory, decode
 from paradigms.generative.identifiers import END, FIRST, START, Targets
 from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import NGramIndex
-from paradigms.generative.identifiers import Targets
-from paradigms.generative.constraints import Trie
 from tests.near import TOLERANCE
 from tests.tiny import SEQ2SEQ
 from tests.tiny_generative import Sequences, generative, named, texts

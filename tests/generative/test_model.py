@@ -18,7 +18,7 @@ from transformers import AutoModelForSeq2SeqLM, PegasusConfig, T5Config
 from transformers import T5ForConditionalGeneration as T5
 
 from paradigms.generative.decoder import decode, remember
-from paradigms.generative.identifiers import END, START, Identifiers
+from paradigms.generative.identifiers import END, START, Identifiers, Targets
 from paradigms.generative.interaction import Form, decompose
 from paradigms.generative.model import HEADS, SETTINGS, Generative
 from paradigms.generative.np_decoding import Clusters

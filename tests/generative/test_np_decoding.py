@@ -31,7 +31,6 @@ from paradigms.generative.identifiers import (
 from paradigms.generative.model import HEADS, Generative
 from paradigms.generative.np_decoding import Clusters, cluster_tokens
 from paradigms.generative.settings import GenerativeSettings
-from paradigms.generative.identifiers import Targets
 from tests.tiny import WIDTH
 
 TITLES = ["the old house", "the house", "old wood", "the cat", "a cat in the old house", "the the the"]
