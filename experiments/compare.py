@@ -118,11 +118,11 @@ from paradigms.data.identical import own_documents, searching_others, told, with
 from paradigms.encoder.cut import count_cut
 from paradigms.encoder.text import ENCODERS
 from paradigms.evaluate.fusion import fuse, tune_weights
+from paradigms.evaluate.reranking import candidates
 from paradigms.index import INDEXES, open_index
 from paradigms.io.files import write_json
 from paradigms.io.plugins import LOADED, plugin_of
 from paradigms.io.terminal import shown
-from paradigms.train.dev import candidates
 from paradigms.train.job import (
     DEV_DEPTH,
     NEGATIVES_DEPTH,

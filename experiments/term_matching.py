@@ -55,8 +55,7 @@ from paradigms.encoder.text import Batch
 from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.claims import Claim
 from paradigms.generative.decoder import Trace, decode
-from paradigms.generative.identifiers import tokenize
-from paradigms.generative.targets import Targets
+from paradigms.generative.identifiers import Targets, tokenize
 from paradigms.io.progress import progress_bar
 
 TASK = "term-matching"

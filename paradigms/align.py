@@ -1,12 +1,9 @@
 """A and Z of rel(d, q) = 1/Z · Σ(DᵀQ ⊙ A): every alignment and normaliser that needs no decoder.
 
-Alignments are functions (S, valid, documents, queries, *, knobs) -> A with S, valid and A of shape
-[b, n, i, j]. Hard ones return 0/1 without a gradient; `entropic` is differentiable. Padding is −∞ before
-any max or top-k: a masked place never wins, not even against negative similarities. Salience is not
-applied here but by `core.interact`, for every alignment alike.
-
-`ALIGNMENTS` and `NORMALISERS` are the registries: a new paradigm adds its function and a name. An alignment's
-entry is the one place that says how many document tokens A keeps, and so whether A is a maximum.
+Alignments are functions (S, valid, documents, queries, *, knobs) -> A with S, valid and A of shape [b, n, i,
+j]. Hard ones return 0/1 without a gradient; `entropic` is differentiable. Padding is −∞ before any max or
+top-k. Salience is applied by `core.interact`. A new paradigm adds a function and a name to `ALIGNMENTS` or
+`NORMALISERS`; an entry says how many document tokens A keeps, and so whether A is a maximum.
 """
 
 from __future__ import annotations
@@ -35,17 +32,13 @@ def all_pairs(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pai
 def query_to_document(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
     """A_ij = 1 iff i = argmax_i' S_i'j: each query token takes its best document token (MaxSim).
 
-    ColBERT (Khattab & Zaharia 2020); with a single query vector ME-BERT (Luan et al. 2021); MVDR (q→d)
-    of Wu et al. 2024, Eq. 6.
+    ColBERT (Khattab & Zaharia 2020); ME-BERT (Luan et al. 2021); MVDR (q→d) of Wu et al. 2024, Eq. 6.
     """
     return _argmax(S, valid, axis=-2)
 
 
 def document_to_query(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
-    """A_ij = 1 iff j = argmax_j' S_ij': each document token takes its best query token.
-
-    MVDR (q←d) of Wu et al. 2024, Table 5: for reranking, as no index answers it.
-    """
+    """A_ij = 1 iff j = argmax_j' S_ij': MVDR (q←d) of Wu et al. 2024, Table 5, for reranking."""
     return _argmax(S, valid, axis=-1)
 
 
@@ -58,8 +51,7 @@ def equal_ids(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pai
 def positive_equal_ids(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
     """`equal_ids` where S_ij > 0: no match counts against a document, as in COIL's own code.
 
-    That code takes the max over all document tokens with 0 for those of other ids. Pooled vectors, whose
-    tokens have negative ids, match whatever their sign.
+    Pooled vectors, whose tokens have negative ids, match whatever their sign.
     """
     A = equal_ids(S, valid, documents, queries)
     assert documents.ids is not None
@@ -69,8 +61,8 @@ def positive_equal_ids(S: Pairs, valid: Valid, documents: Tokens, queries: Token
 def pool_top_k(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens, *, k: int) -> Pairs:
     """A_ij = 1 iff i = argmax_i' S_i'j and S_ij is among the k largest of token j over the whole pool.
 
-    XTR's in-batch token retrieval (Lee et al. 2023, Eq. 2); the pool is the n candidates at hand. The
-    max is over retrieved similarities only (−∞ elsewhere). Ties at the k-th place are all retrieved.
+    XTR's in-batch token retrieval (Lee et al. 2023, Eq. 2); the pool is the n candidates at hand, and ties at
+    the k-th place are all retrieved.
     """
     return _argmax(S, retrieved_tokens(S, valid, k), axis=-2)
 

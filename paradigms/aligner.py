@@ -7,8 +7,6 @@ the gate, the scores of the text's other tokens). The paper trains with top-1 an
 as 0. Another alignment at test time: `Paradigm.with_alignment`; pruning by salience: `index.pruning`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -7,8 +7,6 @@ The paper pools [CLS] to 768 dimensions, the width of BERT, beside tokens of 32;
 products.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

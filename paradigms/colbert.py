@@ -5,8 +5,6 @@ Z = 1; Z = N, used by Lee et al. 2023 (Eq. 1), ranks the same and gives the loss
 every length. Markers, [MASK] augmentation and the punctuation skip list of the paper are settings.
 """
 
-from __future__ import annotations
-
 import string
 from pathlib import Path
 from typing import Any

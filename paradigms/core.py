@@ -1,16 +1,12 @@
 """rel(d, q) = 1/Z · Σᵢⱼ (DᵀQ ⊙ A)ᵢⱼ: the one formula of every paradigm here.
 
 D ∈ R^{h×M} are a document's token vectors, Q ∈ R^{h×N} a query's, A ∈ R^{M×N} the alignment and Z a
-normaliser (Wu et al. 2024, arXiv:2404.00684, Eq. 1; as sparse alignment with Z = Σ A: Qian et al. 2022,
-Eq. 1). A paradigm is a choice of where D and Q come from, what A may read, and Z.
+normaliser (Wu et al. 2024, arXiv:2404.00684, Eq. 1; with Z = Σ A: Qian et al. 2022, Eq. 1). A paradigm is a
+choice of where D and Q come from, what A may read, and Z.
 
-Axes, everywhere: b queries, n candidate documents, i document tokens, j query tokens, h features.
-
-`rel` is the readable reference: every faster path of the library states which `rel` it equals and is
-tested against it.
+Axes, everywhere: b queries, n candidate documents, i document tokens, j query tokens, h features. `rel` is
+the readable reference: every faster path states which `rel` it equals and is tested against it.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -37,16 +33,16 @@ class Tokens:
     ids: Int[Tensor, "x n l"] | None = None  # vocabulary ids, where an alignment matches them (COIL)
     salience: Float[Tensor, "x n l"] | None = None  # u of ALIGNER, >= 0; None = 1 everywhere
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Tokens:
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Tokens":
         """The same tokens with `function` applied to every tensor that is not None."""
         ids = None if self.ids is None else function(self.ids)
         salience = None if self.salience is None else function(self.salience)
         return Tokens(function(self.vectors), function(self.mask), ids, salience)
 
-    def to(self, device: torch.device | str) -> Tokens:
+    def to(self, device: torch.device | str) -> "Tokens":
         return self.map(lambda t: t.to(device))
 
-    def __getitem__(self, texts: slice) -> Tokens:
+    def __getitem__(self, texts: slice) -> "Tokens":
         """The tokens of the queries in `texts`, a slice of the first axis."""
         return self.map(lambda t: t[texts])
 
@@ -84,10 +80,7 @@ def similarity(documents: Tokens, queries: Tokens) -> tuple[Pairs, Valid]:
 
 
 def salience(documents: Tokens, queries: Tokens) -> Float[Tensor, "#b #n i j"] | None:
-    """u_d u_qᵀ, the unary part of A (Qian et al. 2022, Eq. 2; Wu et al. 2024, Eq. 23).
-
-    None when neither side has a salience, which means 1.
-    """
+    """u_d u_qᵀ, the unary part of A (Qian et al. 2022, Eq. 2; Wu et al. 2024, Eq. 23); None = 1."""
     d, q = documents.salience, queries.salience
     if d is None and q is None:
         return None
@@ -96,9 +89,8 @@ def salience(documents: Tokens, queries: Tokens) -> Float[Tensor, "#b #n i j"] |
 
 
 def interact(documents: Tokens, queries: Tokens, align: Align, normalise: Normalise) -> Interaction:
-    """S, A and Z of every query against every candidate.
-
-    A = Ã ⊙ u_d u_qᵀ: the result of `align`, weighted by salience where tokens have one.
+    """S, A = Ã ⊙ u_d u_qᵀ (the result of `align`, weighted by salience) and Z of every query and
+    candidate.
     """
     S, valid = similarity(documents, queries)
     A = align(S, valid, documents, queries).where(valid, 0)

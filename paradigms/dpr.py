@@ -9,8 +9,6 @@ a linear projection to k, layer normalisation, the inner product; without a proj
 dpr(backbone, normalize=False).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,16 +1,12 @@
 """mⱼ ≈ maxᵢ dᵢᵀqⱼ of a document of which query token j retrieved nothing, and scores that fill it in.
 
 Lee et al. 2023 (arXiv:2304.01982), §3.2, Eq. 4 and Table 5. An imputation is a function (retrieved,
-corpus_tokens) -> m: of every query token the similarities of the document tokens that it retrieved, [j, k'],
-in any order, −∞ where fewer were found, and the number of tokens of the corpus; m [j] is on the scale of
-the similarities. nan in m leaves the query token out, of the sum and of Z: so every function has it where
-nothing was found at all, and `none` everywhere.
-
-Under exact search nothing missing is above the smallest retrieved similarity, so `kth` is a bound, and the
-others trade it for an estimate: `tail_mean` and `percentile` lie above it, `power_law` below.
+corpus_tokens) -> m: the similarities of the document tokens that each query token retrieved, [j, k'], in any
+order and −∞ where fewer were found, and the tokens of the corpus; m [j] is on the same scale. nan in m leaves
+the query token out, of the sum and of Z: where nothing was found, and in `none` everywhere. Under exact
+search nothing missing is above the smallest retrieved similarity: `kth` is a bound, `tail_mean` and
+`percentile` estimates above it, `power_law` below.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 
@@ -33,9 +29,8 @@ def kth(retrieved: Retrieved, corpus_tokens: int) -> Missing:
 
 
 def none(retrieved: Retrieved, corpus_tokens: int) -> Missing:
-    """No mⱼ: the mean of what was retrieved, with Z = the query tokens that retrieved something of d.
-
-    What Table 5 calls no imputation is Eq. 2 at search time; with Z = N it would be `zero`.
+    """No mⱼ: the mean of what was retrieved, with Z = the query tokens that retrieved something of d
+    (Eq. 2).
     """
     return torch.full_like(retrieved[:, 0], torch.nan)
 
@@ -65,10 +60,8 @@ def percentile(retrieved: Retrieved, corpus_tokens: int) -> Missing:
 def power_law(retrieved: Retrieved, corpus_tokens: int) -> Missing:
     """mⱼ = c·R^−b, the power law ln s = ln c − b·ln r of similarity s on rank r, at a rank R beyond k'.
 
-    c and b are those of least squares over the positive similarities; R = √(k'·corpus_tokens) is the middle
-    of what was not retrieved on the scale of the regression. Nothing missing is above the k'-th: mⱼ is at
-    most that, and is that where no law can be fitted, with fewer than two positive similarities or a k'-th
-    that is not positive.
+    Least squares over the positive similarities; R = √(k'·corpus_tokens) is the middle of what was not
+    retrieved on the log scale. At most the k'-th similarity, and that where no law can be fitted.
     """
     best, count = _ranked(retrieved)
     bound = kth(retrieved, corpus_tokens)
@@ -97,9 +90,8 @@ IMPUTATIONS: dict[str, Callable[[Retrieved, int], Missing]] = {
 def imputed_rel(S: Pairs, valid: Valid, k: int, imputation: str = "kth") -> Float[Tensor, "b n"]:
     """f_XTR'(q, d) = 1/N Σⱼ (maxᵢ dᵢᵀqⱼ if a token of d is among j's k best of the pool, else mⱼ), Eq. 4.
 
-    mⱼ: a function of `IMPUTATIONS`, by default the k-th best similarity, a bound on all that was not
-    retrieved; with "none" Z is not N but the query tokens that retrieved something of d. S and valid
-    [b, n, i, j] span the whole corpus: this is the readable twin of the index search, not a fast path.
+    With "none", Z is the query tokens that retrieved something of d. S and valid [b, n, i, j] span the whole
+    corpus: the readable twin of the index search.
     """
     retrieved = retrieved_tokens(S, valid, k)
     pool = S.masked_fill(~valid, -torch.inf).movedim(-1, 1).flatten(2)  # [b, j, n·i]
@@ -114,9 +106,8 @@ def retrieved_rel(
 ) -> tuple[Int[Tensor, " n"], Float[Tensor, " n"]]:
     """f_XTR'(q, d) = 1/Z Σⱼ (the best similarity of d that j retrieved, else mⱼ) of every retrieved document.
 
-    Eq. 4 from retrieved tokens alone: equals `imputed_rel` on the whole corpus. owners: the document of each
-    retrieved token, at least 0, and −1 where the similarity is −∞; those found are returned, ascending. Z
-    counts the terms. A retrieved similarity stands even where an mⱼ that is no bound lies above it.
+    Equals `imputed_rel` on the whole corpus. owners: the document of each retrieved token, −1 where the
+    similarity is −∞; those found are returned, ascending.
     """
     documents, places = owners.unique(return_inverse=True)
     best = similarities.new_full((len(similarities), len(documents)), -torch.inf)

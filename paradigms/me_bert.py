@@ -8,8 +8,6 @@ ME-BERT-k of §4.1 is me_bert(backbone, dim=k, layer_norm=True, normalize=False)
 normalisation of DE-BERT-k (see dpr.py); of ME-BERT-k the paper names the projection alone.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

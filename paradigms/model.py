@@ -1,7 +1,5 @@
 """A paradigm = encoder + A + Z, as one trainable, savable module."""
 
-from __future__ import annotations
-
 import tempfile
 import threading
 from abc import ABC, abstractmethod
@@ -20,13 +18,15 @@ from paradigms.core import Interaction, Tokens, interact, rel
 from paradigms.encoder.published import as_published
 from paradigms.encoder.text import (
     ENCODERS,
+    TOWERS,
     Batch,
     Encoder,
     Side,
     TextEncoder,
+    TwoTowers,
+    described,
     encoder_class,
 )
-from paradigms.encoder.towers import TOWERS, TwoTowers, described
 from paradigms.impute import IMPUTATIONS
 from paradigms.io.files import atomic_folder, settle, write_json, write_text
 from paradigms.io.plugins import plugin_of
@@ -60,16 +60,15 @@ class Trainable(nn.Module, ABC):
     def write(self, folder: Path, *, merged: bool = False) -> None:
         """Every file of the model, into a folder that exists: what `from_pretrained` reads bit for bit.
 
-        merged: adapters, where there are any, become part of the weights that they adapt. Then peft is not
-        needed to read it, nor can they be trained on.
+        merged: adapters become part of the weights that they adapt; they cannot be trained on.
         """
 
     def save_pretrained(self, folder: str | Path, layout: str = "paradigms", card: str | None = None) -> None:
         """Write the whole model, adapters merged; the folder appears complete or not at all.
 
-        layout: a key of `SAVE_LAYOUTS`. card: text of README.md; without it the layout's own, if it has one.
-        FileExistsError where the folder would take the place of anything but a model that was saved in this
-        layout; ValueError for what the layout cannot hold.
+        layout: a key of `SAVE_LAYOUTS`. card: text of README.md, by default the layout's own. FileExistsError
+        where anything but a model of this layout would be replaced; ValueError for what the layout cannot
+        hold.
         """
         chosen = layout_of(layout)
         check_free(Path(folder), chosen.marks)
@@ -84,8 +83,7 @@ class Trainable(nn.Module, ABC):
     ) -> None:
         """What `save_pretrained` writes as the repository `name`, made where it is not there yet.
 
-        Settings and weights that it held before are taken out: they stay in its history. The hub's own
-        errors, as it has them, where there is no key or no right to write.
+        Settings and weights that it held before are taken out, and stay in its history. The hub's own errors.
         """
         from huggingface_hub import HfApi
 
@@ -104,18 +102,14 @@ class Trainable(nn.Module, ABC):
 
     @property
     def layers(self) -> list[nn.Module]:
-        """The backbone's many like modules, each of which its pass calls whole: what is sharded, recomputed
-        and compiled one at a time."""
+        """The backbone's many like modules: what is sharded, recomputed and compiled one at a time."""
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         return [module for module in self.modules() if isinstance(module, GradientCheckpointingLayer)]
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Dropout off inside, and the mode found restored after; by one thread at a time, of all models.
-
-        The mode of a model and the padding of its tokenizer are states that two threads would overwrite.
-        """
+        """Dropout off inside, and the mode restored after; by one thread at a time, of all models."""
         with EVALUATING:
             training = self.training
             self.eval()
@@ -196,7 +190,7 @@ class Paradigm(Trainable):
         settings: Mapping[str, Any],
         defaults: Mapping[str, Any] | None = None,
         **recipe: Any,
-    ) -> Paradigm:
+    ) -> "Paradigm":
         """From a backbone's name or folder, the encoder's settings as a mapping, and a `Recipe`'s fields.
 
         defaults: of the paradigm. What the backbone's folder says of its own use beats them (`as_published`),
@@ -221,10 +215,11 @@ class Paradigm(Trainable):
         salience = {"salience"} if self.encoder.settings.salience != "none" else set()
         return self.recipe.alignment.reads | salience
 
-    def with_alignment(self, align: str, normalise: str | None = None, **knobs: Any) -> Paradigm:
-        """The same encoder under another A: ALIGNER's test-time alignments, MVDR (q←d) of a ColBERT.
+    def with_alignment(self, align: str, normalise: str | None = None, **knobs: Any) -> "Paradigm":
+        """The same encoder under another A, and `normalise` if given: ALIGNER's test-time alignments, MVDR
+        (q←d).
 
-        `normalise`: another Z too. Imputation stands for the alignment it was made for, and goes with it.
+        Imputation stands for the alignment it was made for, and goes with it.
         """
         same = self.recipe
         search = same.search if align == same.align else "gather"
@@ -233,9 +228,8 @@ class Paradigm(Trainable):
         return Paradigm(recipe, self.encoder)
 
     def forward(self, queries: Batch, documents: Batch, chunk: int = 0) -> tuple[Tokens, Tokens]:
-        """(Q, D) of tokenised texts; in one call, as DistributedDataParallel wants it.
-
-        chunk: texts encoded at once, with gradients cached; 0 = none are cached.
+        """(Q, D) of tokenised texts in one call, for DistributedDataParallel. chunk: as in
+        `Encoder.forward`.
         """
         return self.encoder(queries, "query", chunk), self.encoder(documents, "document", chunk)
 
@@ -260,8 +254,6 @@ class Paradigm(Trainable):
         """rel of every query against every candidate."""
         return rel(documents, queries, self.align, self.normalise)
 
-    # --- files --------------------------------------------------------------------------------------
-
     def write(self, folder: Path, *, merged: bool = False) -> None:
         self.encoder.save(folder, merged=merged)
         write_json(folder / "paradigm.json", asdict(self.recipe))
@@ -269,7 +261,7 @@ class Paradigm(Trainable):
             write_json(folder / "plugins.json", plugins)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> Paradigm:
+    def from_pretrained(cls, folder: str | Path) -> "Paradigm":
         folder = Path(folder)
         settle(folder)
         for needed, file in json_or_empty(folder / "plugins.json").items():

@@ -1,7 +1,5 @@
 """What makes a paradigm besides its encoder, as plain data: A, Z, how an index scores, τ."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial

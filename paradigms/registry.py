@@ -1,7 +1,5 @@
 """Every paradigm by its name, and whatever one of them saved, by its folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -13,12 +11,10 @@ from paradigms.coil import coil
 from paradigms.colbert import colbert
 from paradigms.dpr import dpr
 from paradigms.encoder.backbone import packaged
-from paradigms.encoder.text import TextEncoder
-from paradigms.encoder.towers import TwoTowers
+from paradigms.encoder.text import TextEncoder, TwoTowers
 from paradigms.formats import read_checkpoint
 from paradigms.formats.dpr import is_dpr
-from paradigms.formats.hub import download
-from paradigms.formats.weights import safe_weights
+from paradigms.formats.weights import download, safe_weights
 from paradigms.generative.dsi import dsi
 from paradigms.generative.genre import genre
 from paradigms.generative.model import SETTINGS as GENERATIVE_SETTINGS
@@ -60,14 +56,13 @@ def load(
     pickled: bool = False,
     plugin: str | Path | Iterable[str | Path] = (),
 ) -> Paradigm | Generative | CrossAttention:
-    """A model by its folder, its name on the Hugging Face hub, or a key of `PACKAGED`, such as "offline".
+    """A model by its folder or its name on the Hugging Face hub; "offline" is the encoder of that extra.
 
-    What `save_pretrained` of any kind here wrote, or a checkpoint of another library (`formats.FORMATS`).
-    documents: likewise, the encoder of documents, where `name` encodes queries alone, as in DPR. layout: the
-    format that a checkpoint of another library is read in, where its files do not tell. pickled: read weights
-    that are pickled too, as weights alone. plugin: files that register what the model needs, imported first
-    (`io.plugins`). FileNotFoundError where there is no such folder; ValueError says what a folder holds that
-    cannot be read, or needs.
+    What `save_pretrained` wrote, or a checkpoint of another library (`formats.FORMATS`). documents: likewise,
+    the encoder of documents, where `name` encodes queries alone (DPR). layout: the format of another
+    library's checkpoint, where its files do not tell. pickled: read pickled weights too, as weights alone.
+    plugin: files that register what the model needs (`io.plugins`). FileNotFoundError where there is no such
+    folder; ValueError says what a folder holds that cannot be read, or needs.
     """
     load_plugins(plugin)
     folder = _folder(name, pickled)

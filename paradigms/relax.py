@@ -1,10 +1,8 @@
 """max_λ sᵀλ + ε H(λ)  s.t.  1ᵀλ = k, λ ∈ [0, 1]^m: the entropy-regularised top-k.
 
-Source: Qian et al. 2022 (ALIGNER), Eq. 4, where λ gates token salience, and Eq. 9, where it aligns. The
-maximiser is the capped softmax λᵢ = min(1, exp((sᵢ + a)/ε)) with a such that the budget k is met.
+Qian et al. 2022 (ALIGNER), Eq. 4 (salience) and Eq. 9 (alignment). The maximiser is the capped softmax λᵢ =
+min(1, exp((sᵢ + a)/ε)) with a such that the budget k is met.
 """
-
-from __future__ import annotations
 
 import math
 
@@ -24,17 +22,14 @@ def entropic_topk(
 ) -> Float[Tensor, "*batch m"]:
     """λ* = argmax sᵀλ + ε H(λ), 1ᵀλ = k, λ ∈ [0, 1]^m, for every row of scores.
 
-    k: a number, or a tensor with one value per row (shape `*batch`). Fractions are allowed. λ is 1 if k is at
-    least the row's real length, and 0 if k <= 0.
-    eps: at least SMALLEST_EPS, in the unit of the scores.
-    mask: True for real entries; λ is 0 elsewhere.
-    iterations: None solves exactly in O(m log m). A number T runs T steps of the paper's Eq. 5 from
-    a = b = 0, to reproduce the paper: the steps undershoot the budget and converge linearly, at rate n1/k
-    with n1 the number of entries at 1.
+    k: a number, or a tensor with one value per row; fractions are allowed. eps: at least SMALLEST_EPS, in the
+    unit of the scores. mask: True for real entries; λ is 0 elsewhere. iterations: None solves exactly in O(m
+    log m); T runs T steps of the paper's Eq. 5 from a = b = 0, which undershoot the budget and converge
+    linearly, at rate n1/k with n1 the number of entries at 1.
 
-    Computed in float32 or wider even under autocast: at the paper's ε = .002 bfloat16 cannot separate
-    neighbouring scores. Differentiable in scores and k. With n1 held fixed, autograd through the softmax
-    gives exactly the Jacobian of the maximiser.
+    Computed in float32 or wider even under autocast: at ε = .002 bfloat16 cannot separate neighbouring
+    scores. Differentiable in scores and k: with n1 fixed, autograd gives exactly the Jacobian of the
+    maximiser.
     """
     if eps < SMALLEST_EPS:
         raise ValueError(f"eps must be at least {SMALLEST_EPS:g}, got {eps}; for eps -> 0 there is hard_topk")
@@ -65,8 +60,7 @@ def hard_topk(
 ) -> Float[Tensor, "*batch m"]:
     """λ* = argmax sᵀλ, 1ᵀλ = k, λ ∈ [0, 1]^m: `entropic_topk` as ε → 0, without a gradient.
 
-    λ is 1 above the k-th largest score and 0 below it. Scores equal to the k-th share the remaining budget
-    equally. k and mask as in `entropic_topk`. Qian et al. 2022, Figure 6.
+    λ is 1 above the k-th largest score, 0 below it; ties share the rest. Qian et al. 2022, Figure 6.
     """
     mask = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
     s = _wide(scores.detach(), mask)

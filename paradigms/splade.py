@@ -11,8 +11,6 @@ same rel is that of one vector of h = |V| numbers with A = 1 (DPR's), by which t
   coil(backbone, dim=1, pooled_dim=0, activation="relu", projection_bias=True).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal

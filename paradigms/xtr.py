@@ -7,8 +7,6 @@ negative retrieved scores would turn into 0. In training the pool is every docum
 processes, those included that the loss sets aside for a query as relevant too.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -19,8 +19,8 @@ from paradigms.data import Collection, Problems, Run, Split
 from paradigms.data.collection import body
 from paradigms.data.passages import articles, cut
 from paradigms.evaluate import has_answer, on_split, with_judgements
+from paradigms.evaluate.reranking import candidates
 from paradigms.io.gzipped import numbered_lines
-from paradigms.train.dev import candidates
 from paradigms.train.job import NEGATIVES_DEPTH
 from paradigms.train.mining import with_random
 from theory.collection import Draw, Problem, exact_thresholds, required_dimension

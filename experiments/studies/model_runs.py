@@ -21,10 +21,10 @@ from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Run, Split, hold_out
 from paradigms.data.within import within_documents
 from paradigms.evaluate import PerQuery, per_query
+from paradigms.evaluate.reranking import candidates
 from paradigms.index import ExactIndex
 from paradigms.io.files import write_json
 from paradigms.io.terminal import shown
-from paradigms.train.dev import candidates
 from paradigms.train.job import (
     DEV_DEPTH,
     NEGATIVES_DEPTH,

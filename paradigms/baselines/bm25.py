@@ -1,15 +1,14 @@
 """BM25, the lexical baseline: rel(d, q) = Σ_t n_q(t) · w(d, t) over the terms t that d and q share.
 
 w(d, t) = log(1 + (N − f_t + ½)/(f_t + ½)) · n_d(t) / (n_d(t) + k1·(1 − b + b·|d|/mean|d|)), with N documents,
-f_t of them holding t, n_d(t) and n_q(t) counts and |d| a document's number of terms: Robertson et al., "Okapi
-at TREC-3", 1994, as Lucene computes it (Kamphuis et al., "Which BM25 Do You Mean?", ECIR 2020), with k1 = .9
-and b = .4 as in the published BEIR runs. The weights come from bm25s.
+f_t of them holding t, n_d(t) and n_q(t) counts and |d| a document's number of terms: Robertson et al. 1994,
+as Lucene computes it (Kamphuis et al., ECIR 2020), with k1 = .9 and b = .4 as in the published BEIR runs. The
+weights come from bm25s.
 
 Words: lower case, runs of letters with their marks, digits and underscores, without Lucene's 33 English stop
-words; of scripts written without spaces every two characters that follow each other, as Lucene's CJKAnalyzer
-has them. There is no stemming, which the published runs have: no dependency brings a stemmer. Or terms are
-the pieces of a tokenizer, case ignored, as in Luan et al. (TACL 2021, §4.1): their BM25-uni has `ngrams` = 1
-and BM25-bi 2.
+words and without stemming; of scripts written without spaces every two neighbouring characters, as in
+Lucene's CJKAnalyzer. Or terms are the pieces of a tokenizer, as in Luan et al. (TACL 2021, §4.1): BM25-uni
+has `ngrams` = 1 and BM25-bi 2.
 """
 
 import importlib
@@ -66,9 +65,8 @@ def _bm25s() -> ModuleType:
 
 
 class BM25:
-    """An index of the weights w(d, t); make one with `build` or `load`.
-
-    vocabulary: term -> column of `matrix`.
+    """An index of the weights w(d, t); make one with `build` or `load`. vocabulary: term -> column of
+    `matrix`.
     """
 
     def __init__(
@@ -100,9 +98,8 @@ class BM25:
     ) -> "BM25":
         """Index of the texts of `corpus`, named by `ids`. Terms are runs of 1 to `ngrams` words or pieces.
 
-        tokenizer: of whose pieces terms are, by hub name or local folder; None = words. stopwords: words or
-        pieces that are left out before runs are formed, by default `STOPWORDS` of words and none of pieces.
-        ValueError when there is not one id per text, when an id repeats, or when no text holds a term.
+        tokenizer: of whose pieces terms are, by hub name or folder; None = words. stopwords: left out before
+        runs are formed, by default `STOPWORDS` of words. ValueError for ids that do not fit, or no term.
         """
         bm25s = _bm25s()
 
@@ -144,11 +141,7 @@ class BM25:
         return scipy.sparse.csr_array(by_term)
 
     def search(self, queries: dict[str, str], k: int, *, progress: bool = False) -> Run:
-        """Per query the k best documents by falling score, equal scores by id.
-
-        Only documents that share a term with the query (their score is positive): fewer than k where there
-        are fewer, none for a query that is empty or of unknown words.
-        """
+        """Per query the k best of the documents that share a term with it, equal scores by id."""
         if k < 1:
             raise ValueError(f"k must be at least 1, not {k}")
         run: Run = {}
@@ -164,7 +157,7 @@ class BM25:
         return run
 
     def rerank(self, queries: dict[str, str], run: Run) -> Run:
-        """The run's queries and documents with BM25 scores, by falling score; 0 where no term is shared.
+        """The run's queries and documents with BM25 scores, best first; 0 where no term is shared.
 
         KeyError names a query without a text or a document outside the index.
         """
@@ -179,10 +172,7 @@ class BM25:
         return reranked
 
     def save(self, folder: str | Path) -> None:
-        """Write the index as .npy and .json files (no pickle), in place of an older index at most.
-
-        The tokenizer is written with it: what it was loaded from is not needed again.
-        """
+        """Write the index and its tokenizer as .npy and .json files, in place of an older index at most."""
         with atomic_folder(folder, ["params.index.json"]) as fresh:
             self._index.save(fresh, show_progress=False, allow_pickle=False)
             settings = {"ids": self.ids, "ngrams": self.ngrams, "stopwords": sorted(self.stopwords)}

@@ -1,9 +1,8 @@
 """s(q, d) = wᵀ BERT([CLS] q [SEP] d [SEP])₀: full attention between query and document, for reranking.
 
-Nogueira & Cho 2019 (arXiv:1901.04085); Luan et al. 2021 (TACL), §4.1: CROSS-ATTENTION. It is no rel: every
-token of one text reads every token of the other in every layer, so D does not exist without q, A and Z are
-not defined, and nothing can be indexed. It stands beside the formula as the upper baseline of what attention
-between the two texts can do, at the price of the encoder for every pair.
+Nogueira & Cho 2019 (arXiv:1901.04085); Luan et al. 2021 (TACL), §4.1: CROSS-ATTENTION. It is no rel: D does
+not exist without q, A and Z are not defined, and nothing can be indexed. It is the upper baseline, at the
+price of the encoder for every pair.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -78,8 +77,6 @@ class CrossAttention(Trainable):
         settings, special = self.encoder.settings, self.encoder.tokenizer.num_special_tokens_to_add()
         return {"query": settings.query_length - special, "document": settings.document_length - special}
 
-    # --- pairs -> scores ------------------------------------------------------------------------------
-
     def tokenize(self, queries: Sequence[str], documents: Sequence[str]) -> Batch:
         """The pairs (queries[x], documents[x]), joined as the tokenizer joins two texts, and padded."""
         return self._padded(self._joined(queries, documents))
@@ -101,8 +98,7 @@ class CrossAttention(Trainable):
     ) -> Run:
         """s of the run's queries and documents, best first; of equal scores the smaller document id.
 
-        precision: "no", "bf16", or "fp16" on a GPU. KeyError names a query without a text or a document that
-        the corpus does not have.
+        precision: "no", "bf16", or "fp16" on a GPU. KeyError names what has no text.
         """
         device = self.device
 
@@ -133,8 +129,6 @@ class CrossAttention(Trainable):
         ids, attention, types = padded(rows, self.encoder.tokenizer.pad_token_id)
         tells_apart = getattr(self.encoder.backbone.config, "type_vocab_size", 0) > 1
         return Batch(ids, attention, attention.bool(), types if tells_apart else None)
-
-    # --- files ----------------------------------------------------------------------------------------
 
     def write(self, folder: Path, *, merged: bool = False) -> None:
         self.encoder.save(folder, merged=merged)
@@ -193,14 +187,11 @@ def rerank_pairs(
 def padded(rows: Sequence[Encoding], fill: int) -> tuple[Tensor, Tensor, Tensor]:
     """Token ids, attention mask and text numbers of tokenised pairs [x, l]; `fill` is the id of padding."""
 
-    def joined(values: list[list[int]], value: int) -> Tensor:
-        return pad_sequence([torch.tensor(row) for row in values], batch_first=True, padding_value=value)
+    def joined(name: str, value: int = 0) -> Tensor:
+        values = [torch.tensor(getattr(row, name)) for row in rows]
+        return pad_sequence(values, batch_first=True, padding_value=value)
 
-    return (
-        joined([row.ids for row in rows], fill),
-        joined([row.attention_mask for row in rows], 0),
-        joined([row.type_ids for row in rows], 0),
-    )
+    return joined("ids", fill), joined("attention_mask"), joined("type_ids")
 
 
 def cross_attention(

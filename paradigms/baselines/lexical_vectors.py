@@ -1,8 +1,7 @@
 """A corpus as sparse vectors whose inner product with a query's is BM25, TF-IDF or the Boolean score.
 
-Luan et al., TACL 2021, section 2.1.3. With n the counts of a document's terms and idf that of BM25:
-boolean 1[n > 0]; tfidf n · idf; bm25 as `paradigms.baselines.bm25.BM25` (Lucene's form, k1 = .9, b = .4).
-The paper lets the query carry the idf. Where it stands changes no score, but all norms and margins.
+Luan et al., TACL 2021, §2.1.3. With n the counts of a document's terms and idf that of BM25: boolean 1[n >
+0]; tfidf n · idf; bm25 as `BM25`. Where the idf stands changes no score, but all norms and margins.
 """
 
 from collections import Counter
@@ -46,10 +45,7 @@ class Counts:
 
 
 def count_terms(corpus: Corpus, texts: Mapping[str, str], queries: int, seed: int) -> Counts:
-    """Of the corpus and of `queries` of the texts, drawn at random from those that hold a known term.
-
-    ValueError where none does.
-    """
+    """Of the corpus and of `queries` random ones of the texts with a known term; ValueError without any."""
     bm25 = BM25.build(corpus, corpus.ids)
     known = [i for i, text in texts.items() if any(term in bm25.vocabulary for term in bm25.terms(text))]
     if not known:

@@ -193,9 +193,6 @@ def parser() -> argparse.ArgumentParser:
     return whole
 
 
-# --- options that several commands have -------------------------------------------------------------
-
-
 def add_model(command: argparse.ArgumentParser) -> None:
     """A checkpoint, and how it is to be read."""
     command.add_argument(

@@ -1,8 +1,7 @@
 """A folder that can be searched: the documents, their index, and which model made it.
 
 corpus.jsonl has the documents in BEIR's form; index/ is any `TokenIndex`; search.json, written last, says
-what they were made of; .begun, written first, that the folder is one that may be gone on with. All commands
-but `rerank` and `export` work on such folders.
+what they were made of; .begun, written first, marks a folder that may be gone on with.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from paradigms.encoder.text import Encoder, TextEncoder
-from paradigms.encoder.towers import TwoTowers
+from paradigms.encoder.text import Encoder, TextEncoder, TwoTowers
 
 COUNTED = 1_000  # documents; of more, as many at even distances
 BATCH = 1000  # texts in one call of the tokenizer

@@ -127,8 +127,6 @@ class TextEncoder(Encoder):
     def dim(self) -> int:
         return self.settings.dim or self.backbone.config.hidden_size
 
-    # --- text -> ids --------------------------------------------------------------------------------
-
     def tokenize(self, texts: Sequence[str], side: Side) -> Batch:
         check_several(texts, f"{side} texts")
         for n, text in enumerate(texts):
@@ -190,8 +188,6 @@ class TextEncoder(Encoder):
         ids = self.tokenize([text], side).input_ids[0, : self._kept(side)].tolist()
         return [*["[pooled]"] * self._pooled_tokens, *self.tokenizer.convert_ids_to_tokens(ids)]
 
-    # --- ids -> vectors -----------------------------------------------------------------------------
-
     def forward(self, batch: Batch, side: Side, chunk: int = 0) -> Tokens:
         axis = 1 if side == "document" else 0
         device = batch.input_ids.device.type
@@ -225,8 +221,6 @@ class TextEncoder(Encoder):
         places = [None if t is None else t.unsqueeze(axis) for t in (ids, salience)]
         tokens = Tokens(vectors.unsqueeze(axis), counts.unsqueeze(axis), *places)
         return self._join_pooled(pooled.unsqueeze(axis), tokens) if self._pooled_tokens else tokens
-
-    # --- layers that are not trained ----------------------------------------------------------------
 
     def freeze(self, trained_layers: int) -> None:
         """Train the heads and the `trained_layers` upper layers alone, the rest without dropout; 0 = all.
@@ -325,8 +319,6 @@ class TextEncoder(Encoder):
         vocabulary = self.tokenizer.get_vocab().items()
         return sorted(i for token, i in vocabulary if (token if exact else bare(token)) in wanted)
 
-    # --- files --------------------------------------------------------------------------------------
-
     def save(self, folder: Path, *, merged: bool) -> None:
         """backbone/ as transformers writes it, and heads.safetensors with every other weight.
 
@@ -410,3 +402,52 @@ def _salience_head(width: int) -> nn.Linear:
 
 def _insert(rows: Tensor, at: int, value: int) -> Tensor:
     return torch.cat([rows[:, :at], rows.new_full((len(rows), 1), value), rows[:, at:]], 1)
+
+
+TOWERS: dict[Side, str] = {"query": "query", "document": "document"}  # folders of a saved pair
+
+
+class TwoTowers(Encoder):
+    """Queries and documents by an encoder each, trained and searched as one: DPR (Karpukhin et al. 2020).
+
+    `settings` are those of documents: see `described`. ValueError for vectors of other widths.
+    """
+
+    def __init__(self, query: TextEncoder, document: TextEncoder) -> None:
+        super().__init__()
+        if query.dim != document.dim:
+            raise ValueError(f"queries have {query.dim} dimensions and documents {document.dim}")
+        self.towers = nn.ModuleDict({"query": query, "document": document})
+        self.settings, self.tokenizer = document.settings, document.tokenizer
+
+    @property
+    def dim(self) -> int:
+        return self.of("document").dim
+
+    def tokenize(self, texts: Sequence[str], side: Side) -> Batch:
+        return self.of(side).tokenize(texts, side)
+
+    def labels(self, text: str, side: Side) -> list[str]:
+        return self.of(side).labels(text, side)
+
+    def forward(self, batch: Batch, side: Side, chunk: int = 0) -> Tokens:
+        return self.of(side)(batch, side, chunk)
+
+    def save(self, folder: Path, *, merged: bool) -> None:
+        for side in SIDES:
+            self.of(side).save(folder / TOWERS[side], merged=merged)
+
+    @classmethod
+    def load(cls, folder: Path) -> "TwoTowers":
+        return cls(*(TextEncoder.load(folder / TOWERS[side]) for side in SIDES))
+
+    def of(self, side: Side) -> TextEncoder:
+        """The side's encoder."""
+        tower: Any = self.towers[side]
+        return tower
+
+
+def described(encoder: Encoder) -> dict[str, Any]:
+    """Every setting of an encoder: of two towers those of documents, and of queries as "query_tower"."""
+    query = {"query_tower": asdict(encoder.of("query").settings)} if isinstance(encoder, TwoTowers) else {}
+    return asdict(encoder.settings) | query

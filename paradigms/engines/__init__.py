@@ -1,8 +1,7 @@
 """Search engines that take over an index that one machine cannot hold: LanceDB, Qdrant.
 
-An index that was built here is written to an engine once, its vectors as they are stored; nothing is encoded
-again. The engine then answers Σⱼ maxᵢ dᵢᵀqⱼ, exactly or by its own approximate index. `FaissIndex` with
-the factory "Flat" writes one vector a document as a file that any FAISS opens.
+An index is written to an engine once, its vectors as they are stored. The engine then answers Σⱼ maxᵢ dᵢᵀqⱼ,
+exactly or by its own approximate index.
 
     engine = LanceEngine("s3://bucket/table", dim=index.manifest["dim"])
     hand_over(index, model, engine)
@@ -12,5 +11,3 @@ the factory "Flat" writes one vector a document as a file that any FAISS opens.
 from paradigms.engines.base import Engine, hand_over, search
 from paradigms.engines.lance import LanceEngine
 from paradigms.engines.qdrant import QdrantEngine
-
-__all__ = ["Engine", "LanceEngine", "QdrantEngine", "hand_over", "search"]

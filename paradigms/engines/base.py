@@ -77,8 +77,7 @@ class Engine(ABC):
 def hand_over(index: TokenIndex, model: Paradigm, engine: Engine, *, progress: bool = False) -> int:
     """Write the stored vectors of every document into an engine; how many documents have any.
 
-    Documents without a token that counts cannot be found, and are left out. ValueError where the model's rel
-    is no Σⱼ maxᵢ (`check_maxima`), or its vectors do not fit the engine.
+    ValueError where the model's rel is no Σⱼ maxᵢ (`check_maxima`), or its vectors do not fit the engine.
     """
     index.check(model)
     check_maxima(model, engine)

@@ -16,10 +16,9 @@ LOOKED_AT = 1000  # documents whose lengths are looked at before an index is mad
 class LanceEngine(Engine):
     """place: a folder, or an address such as s3://bucket/path. single: one vector a document.
 
-    Search is exact until `approximate` has made an index; then LanceDB looks into `nprobes` of its lists and
-    scores those that it finds from the vectors themselves. LanceDB's indexes of many vectors a document know
-    cosines alone: they stand for inner products where all vectors have length 1. ValueError where a table of
-    other columns, or with an index of another metric, is there.
+    Search is exact until `approximate` has made an index; then LanceDB looks into `nprobes` of its lists. Its
+    indexes of many vectors a document know cosines alone, so all vectors must have length 1. ValueError where
+    a table of other columns, or with an index of another metric, is there.
     """
 
     def __init__(self, place: str, dim: int, *, single: bool = False, nprobes: int = 20) -> None:

@@ -25,8 +25,7 @@ from paradigms.model import Paradigm
 
 
 class Retriever(pt.Transformer):
-    """qid, query → qid, query, docno, score, rank: the k best documents of an index for each query. Ids that
-    are numbers become texts.
+    """qid, query → qid, query, docno, score, rank: the k best documents for each query; ids become texts.
 
     found: an index with the `model` that made it, a generative model's retriever, or a BM25.
     """
@@ -55,8 +54,7 @@ class Retriever(pt.Transformer):
 
 
 class Reranker(pt.Transformer):
-    """qid, query, docno, text → the same rows with score and rank by a model of any kind. Ids that are
-    numbers become texts.
+    """qid, query, docno, text → the same rows with score and rank by a model of any kind; ids become texts.
 
     A generative model scores documents of its own corpus by their docno.
     """

@@ -16,10 +16,9 @@ REQUEST = 1 << 20  # numbers in one request: about 20 MB as JSON, of which a ser
 class QdrantEngine(Engine):
     """client: settings of qdrant_client.QdrantClient, such as path= (embedded), or url= and api_key=.
 
-    exact: score every document; else a server searches its HNSW graph. Embedded, all searches are exact.
-    pickled: open what an earlier process left at path=. An embedded Qdrant keeps its points as pickles, which
-    can run any code when they are read: use it for your own folders only.
-    ValueError where a collection of other vectors or of another metric is there.
+    exact: score every document; else a server searches its HNSW graph (embedded searches are exact). pickled:
+    open what an earlier process left at path=, whose points are pickles, which can run any code when they are
+    read. ValueError where a collection of other vectors or of another metric is there.
     """
 
     def __init__(

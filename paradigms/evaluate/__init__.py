@@ -1,6 +1,5 @@
 """Measure runs, test differences, and show results: tables, pictures and the report."""
 
-from paradigms.evaluate.answers import has_answer, with_judgements
 from paradigms.evaluate.measures import (
     CUTOFFS,
     MEASURES,
@@ -9,10 +8,12 @@ from paradigms.evaluate.measures import (
     bootstrap_interval,
     bootstrap_intervals,
     cutoff_curve,
+    has_answer,
     on_split,
     over_seeds,
     per_query,
     seeds_interval,
+    with_judgements,
 )
 from paradigms.evaluate.pictures import alignment_picture, recall_picture, write_pictures
 from paradigms.evaluate.report import AlignmentExample, Report, SystemAlignment, write_report

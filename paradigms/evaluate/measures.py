@@ -4,16 +4,19 @@ The measures are those of ir_measures (nDCG as in trec_eval and BEIR). Here ever
 are ordered alike for every measure, and intervals come from resampling queries (and training seeds).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isnan
 from typing import Any, NamedTuple
 
 import ir_measures
 import numpy as np
+import regex  # type: ignore[import-untyped]
 from jaxtyping import Float
 
-from paradigms.data import Judgements, Run, Split, best_first
+from paradigms.data import Corpus, Judgements, Run, Split, best_first
+from paradigms.data.collection import body
 
 MEASURES = ("nDCG@10", "RR@10", "R@1", "R@10", "R@100")
 TAILS = (0.025, 0.975)  # of 95% intervals
@@ -233,3 +236,43 @@ def _draws(
         drawn = generator.integers(queries, size=(count, queries)) + queries * np.arange(count)[:, None]
         counts = np.bincount(drawn.ravel(), minlength=count * queries)
         yield counts.reshape(count, queries).astype(np.float64)
+
+
+# A run of letters, digits and marks, or any other visible character by itself.
+TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
+
+
+def has_answer(text: str, answers: Iterable[str]) -> bool:
+    """Whether the tokens of one of the answers are consecutive tokens of the text (NFD, lower case).
+
+    The relevance of open-domain question answering: Karpukhin et al., EMNLP 2020 (DPR), and its code. An
+    answer without tokens is in no text; in DPR's code it is in every text.
+    """
+    tokens = _spaced(text)
+    return any(answer.strip() and answer in tokens for answer in map(_spaced, answers))
+
+
+def with_judgements(split: Split, corpus: Corpus, runs: Iterable[Run]) -> Split:
+    """The split with grade 1 for each document of the runs that contains an answer to the query.
+
+    A split without answers is returned unchanged. Only measures of retrieved documents, such as Success@k,
+    are correct under these judgements; recall is not.
+    """
+    if not split.answers:
+        return split
+    runs = list(runs)
+    judgements = {}
+    for query in split.queries:
+        retrieved = sorted({document for run in runs for document in run.get(query, {})})
+        positions = [corpus.position(document) for document in retrieved]
+        answers = split.answers.get(query, [])
+        judgements[query] = {
+            corpus.ids[i]: 1 for i in positions if has_answer(body(corpus.titles[i], corpus[i]), answers)
+        }
+    return replace(split, judgements=judgements)
+
+
+def _spaced(text: str) -> str:
+    """The text's tokens with a space around each, so that substrings are runs of tokens."""
+    tokens = TOKEN.findall(unicodedata.normalize("NFD", text))
+    return f" {' '.join(token.lower() for token in tokens)} "

@@ -3,7 +3,7 @@
 import tempfile
 
 from paradigms.baselines.cross_attention import CrossAttention
-from paradigms.data import Corpus, Run
+from paradigms.data import Corpus, Run, best_first
 from paradigms.generative.model import Generative
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.index import ExactIndex
@@ -33,3 +33,14 @@ def rerank(
     with tempfile.TemporaryDirectory() as folder:
         index = ExactIndex.build(model, ids, texts, f"{folder}/index", precision=precision, progress=progress)
         return index.rerank(model, queries, run, progress=progress)
+
+
+def candidates(run: Run, judgements: dict[str, dict[str, int]], depth: int) -> Run:
+    """Rerank mode: per query of `run` its first `depth` documents, and every relevant one (at the end)."""
+    result: Run = {}
+    for query, scores in run.items():
+        top = best_first(scores, depth)
+        worst = min(top.values(), default=0.0)
+        gold = [d for d, grade in sorted(judgements.get(query, {}).items()) if grade > 0 and d not in top]
+        result[query] = top | {d: worst - 1 - n for n, d in enumerate(gold)}
+    return result

@@ -1,11 +1,9 @@
 """Checkpoints of other libraries: read as paradigms of equal scores, and written where they can hold one.
 
-Each format recognises a folder by its files and reads it, whole or not at all: a part that no paradigm here
-has is named, never left out. Weights are safetensors; pickled ones are read when the caller asks for it by
-name, by `torch.load` with weights_only, which runs no code.
+Each format recognises a folder by its files and reads it whole: a part that no paradigm here has is named,
+never left out. Pickled weights are read on request alone, by `torch.load` with weights_only, which runs no
+code.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path

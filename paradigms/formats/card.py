@@ -1,7 +1,5 @@
 """README.md of a checkpoint: what it is, what it learned from, with which settings, and what was measured."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -19,21 +17,17 @@ def model_card(
 ) -> str:
     """The card of a model. results: folder of the script that trained it, with config.json and table.md.
 
-    layout: that in which the model is saved. FileNotFoundError where the results have no config.json. Of
-    paths on this machine the last part is told.
+    layout: in which the model is saved. FileNotFoundError where the results have no config.json.
     """
     folder = None if results is None else Path(results)
     if folder is not None and not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder} holds no config.json: it is no folder of results")
     settings, described = _json(folder, "config.json"), model.description()
-    data = settings.get("collection")
+    data, formula = settings.get("collection"), ""
     tags = [layout, "retrieval", model.name]
-    formula = (
-        f": rel(d, q) = 1/Z · Σ(DᵀQ ⊙ A), with the alignment `{described['align']}` and Z = "
-        f"`{described['normalise']}`"
-        if "align" in described
-        else ""
-    )
+    if "align" in described:
+        A, Z = described["align"], described["normalise"]
+        formula = f": rel(d, q) = 1/Z · Σ(DᵀQ ⊙ A), with the alignment `{A}` and Z = `{Z}`"
     lines = [
         "---",
         f"library_name: {layout}",
@@ -57,17 +51,15 @@ def model_card(
     environment = _json(folder, "environment.json")
     if environment:
         lines += _table("Where it was trained", environment)
-    measured = folder / "table.md" if folder is not None else None
-    told_measures = measured is not None and measured.is_file()
     lines += ["## Measures", ""]
-    lines += [measured.read_text(encoding="utf-8")] if measured and told_measures else ["None recorded.", ""]
-    return "\n".join(lines)
+    if folder is not None and (folder / "table.md").is_file():
+        return "\n".join([*lines, (folder / "table.md").read_text(encoding="utf-8")])
+    return "\n".join([*lines, "None recorded.", ""])
 
 
 def results_of(checkpoint: str | Path) -> Path | None:
-    """The results folder that a checkpoint lies in: the nearest above it whose config.json has a collection.
-
-    None for a name, such as one on the hub. Folders of models have a config.json too.
+    """The nearest folder above a checkpoint whose config.json has a collection; None for a name on
+    the hub.
     """
     if not Path(checkpoint).is_dir():
         return None

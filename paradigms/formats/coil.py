@@ -4,8 +4,6 @@ Gao et al. 2021. Their settings are in a pickle of objects (args.pt), which is n
 be COIL-full as they trained and published it, with [SEP] left out and the lengths of MS MARCO.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

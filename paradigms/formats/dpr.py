@@ -1,14 +1,11 @@
 """DPR's question and passage encoders as transformers keeps them: [CLS] or its projection, inner products."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from paradigms.encoder.backbone import load_model, load_tokenizer, quiet
-from paradigms.formats.heads import POOLED, Head, encoder_with
-from paradigms.formats.recipes import one_vector
+from paradigms.formats.heads import POOLED, Head, encoder_with, one_vector
 from paradigms.io.typed import Unreadable, read_json
 from paradigms.model import Paradigm
 

@@ -1,10 +1,8 @@
 """A paradigm as a folder that sentence-transformers 6 opens, with equal scores.
 
-One vector on each side becomes its SentenceTransformer, token vectors under the alignment of ColBERT its
-MultiVectorEncoder, SPLADE its SparseEncoder. What its modules cannot express is refused, never left out.
+One vector a side becomes its SentenceTransformer, token vectors under ColBERT's alignment its
+MultiVectorEncoder, SPLADE its SparseEncoder. What its modules cannot express is refused.
 """
-
-from __future__ import annotations
 
 import shutil
 from pathlib import Path

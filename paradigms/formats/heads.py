@@ -1,7 +1,5 @@
 """The linear maps after an encoder, W x + b one after the other, as the one projection of a paradigm."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,8 @@ from torch import Tensor, nn
 from paradigms.encoder.text import EncoderSettings, TextEncoder
 from paradigms.formats.weights import read_weights
 from paradigms.io.typed import Unreadable, read_json
+from paradigms.model import Paradigm
+from paradigms.recipe import Recipe
 
 ACTIVATIONS = {
     "torch.nn.modules.linear.Identity": "identity",
@@ -30,7 +30,7 @@ class Head:
     bias: Tensor | None
     activation: str = "identity"
 
-    def then(self, other: Head) -> Head:
+    def then(self, other: "Head") -> "Head":
         """The other map after this one. `Unreadable` where the two are not one."""
         if self.activation != "identity":
             raise Unreadable(f"a linear layer after another with {self.activation} is not one projection")
@@ -80,3 +80,15 @@ def dense(folder: Path) -> Head:
             raise Unreadable(f"{folder.name} has a residual beside {activation}, which is not one projection")
         weight = weight + found.get("residual.weight", torch.eye(len(weight)))
     return Head(weight, found.get("linear.bias"), activation)
+
+
+def late_interaction(encoder: TextEncoder, *, mean: bool = False) -> Paradigm:
+    """ColBERT with the sum over query tokens of the best similarities, or their mean."""
+    normalise, temperature = ("query_tokens", 0.02) if mean else ("one", 1.0)
+    return Paradigm(Recipe("colbert", "query_to_document", normalise, temperature=temperature), encoder)
+
+
+def one_vector(encoder: TextEncoder) -> Paradigm:
+    """DPR: the cosine or inner product of two vectors."""
+    temperature = 0.05 if encoder.settings.normalize else 1.0
+    return Paradigm(Recipe("dpr", "all_pairs", "one", temperature=temperature), encoder)

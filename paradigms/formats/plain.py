@@ -1,12 +1,9 @@
 """Folders of transformers, by the head that `architectures` in config.json names.
 
 A sequence classifier with one output is a reranker, a masked language model SPLADE, and an encoder without a
-head, or the encoder half of a T5, cosines of mean vectors: no library says how such a checkpoint compares
-texts, and the mean of all token vectors is what the published single-vector models are mostly trained with.
-What has another head, or is no encoder, is refused.
+head, or the encoder half of a T5, cosines of mean vectors, as most published single-vector models are trained
+with. What has another head, or is no encoder, is refused.
 """
-
-from __future__ import annotations
 
 import logging
 from pathlib import Path
@@ -14,8 +11,7 @@ from pathlib import Path
 from paradigms.baselines.classifier import SequenceClassifier, is_classifier
 from paradigms.encoder.backbone import pretrained
 from paradigms.encoder.published import MODULES, modules
-from paradigms.formats.heads import POOLED, encoder_with
-from paradigms.formats.recipes import one_vector
+from paradigms.formats.heads import POOLED, encoder_with, one_vector
 from paradigms.io.typed import Unreadable, read_json
 from paradigms.model import Paradigm
 from paradigms.splade import splade

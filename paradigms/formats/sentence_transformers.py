@@ -1,11 +1,8 @@
 """Folders of sentence-transformers (one vector, many, or sparse) and of PyLate: a chain of modules.
 
-modules.json names them; read are Transformer, Pooling, Dense, Normalize, Dropout (which does nothing after
-training), MultiVectorMask and SpladePooling. Prompts become markers, PyLate's prefixes too. Up to version 3
-PyLate wrote Transformer and Dense alone, and normalised all the same.
+Read are Transformer, Pooling, Dense, Normalize, Dropout, MultiVectorMask and SpladePooling. Prompts become
+markers, PyLate's prefixes too. Up to version 3 PyLate wrote Transformer and Dense alone, and normalised.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +11,8 @@ from typing import Any
 from paradigms.encoder.backbone import load_tokenizer
 from paradigms.encoder.published import MODEL, MODULES, modules, pooling, prompts
 from paradigms.encoder.text import bare
-from paradigms.formats.heads import POOLED, Head, dense, encoder_with
+from paradigms.formats.heads import POOLED, Head, dense, encoder_with, late_interaction, one_vector
 from paradigms.formats.plain import longest
-from paradigms.formats.recipes import late_interaction, one_vector
 from paradigms.io.typed import Unreadable, json_or_empty, read_json
 from paradigms.model import Paradigm
 from paradigms.splade import splade
@@ -83,11 +79,8 @@ def read_sentence_transformers(folder: Path) -> Paradigm:
         similarity = config.get("similarity_fn_name") or "cosine"
         if similarity not in ("cosine", "dot"):
             raise Unreadable(f"similarity is {similarity}")
-        whole = text_length(settings, found.backbone)
         shared |= {"normalize": found.normalize or similarity == "cosine", "pooling": found.pooling}
-        lengths = {
-            name: min(settings.get(name) or whole, whole) for name in ("query_length", "document_length")
-        }
+        lengths = both_lengths(settings, found.backbone)
         return one_vector(encoder_with(found.backbone, found.head, **shared, **POOLED, **lengths))
     similarity = str(config.get("similarity_fn_name") or "maxsim").lower()
     if similarity not in ("maxsim", "meanmaxsim"):
@@ -107,9 +100,8 @@ def read_sparse(found: Chain, config: dict[str, Any]) -> Paradigm:
         raise Unreadable(f"SpladePooling with the similarity {similarity}, or with other modules after it")
     settings = json_or_empty(found.backbone / "sentence_bert_config.json")
     lowers(settings, found.backbone)
-    whole = text_length(settings, found.backbone)
-    lengths = {name: min(settings.get(name) or whole, whole) for name in ("query_length", "document_length")}
-    return splade(found.backbone, most_terms=config.get("max_active_dims"), **prompts(config), **lengths)
+    given = prompts(config) | both_lengths(settings, found.backbone)
+    return splade(found.backbone, most_terms=config.get("max_active_dims"), **given)
 
 
 def chain(folder: Path) -> Chain:
@@ -129,6 +121,11 @@ def text_length(settings: dict[str, Any], backbone: Path) -> int:
     of_tokenizer = json_or_empty(backbone / "tokenizer_config.json").get("model_max_length")
     given = [settings.get("max_seq_length"), of_tokenizer]
     return min([limit, *(int(length) for length in given if length and length < 1e6)])
+
+
+def both_lengths(settings: dict[str, Any], backbone: Path) -> dict[str, Any]:
+    whole = text_length(settings, backbone)
+    return {name: min(settings.get(name) or whole, whole) for name in ("query_length", "document_length")}
 
 
 def lengths_of(settings: dict[str, Any], backbone: Path, pylate: bool) -> dict[str, Any]:

@@ -4,13 +4,10 @@ Khattab & Zaharia 2020; Santhanam et al. 2022. What their metadata does not say 
 markers [unused0] and [unused1], queries filled up with [MASK], punctuation skipped, cosines, a sum of maxima.
 """
 
-from __future__ import annotations
-
 import string
 from pathlib import Path
 
-from paradigms.formats.heads import Head, encoder_with
-from paradigms.formats.recipes import late_interaction
+from paradigms.formats.heads import Head, encoder_with, late_interaction
 from paradigms.formats.weights import read_weights
 from paradigms.io.typed import Unreadable, json_or_empty, read_json
 from paradigms.model import Paradigm

@@ -1,13 +1,11 @@
 """The files of a foreign checkpoint: JSON, and weights that are safetensors or made so."""
 
-from __future__ import annotations
-
 import os
 import re
 import tempfile
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from pathlib import Path, PurePath
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePath, PurePosixPath
 from typing import NoReturn
 
 import torch
@@ -16,6 +14,7 @@ from torch import Tensor
 
 from paradigms.encoder.published import MODULES, modules
 from paradigms.io.typed import naming
+from paradigms.model import PICKLED, SETTINGS_AND_WEIGHTS
 
 # Pickled weights, and what they are called as safetensors. COIL keeps its heads in model.pt.
 PICKLES = {"pytorch_model*.bin": "model.safetensors", "model.pt": "heads.safetensors"}
@@ -44,8 +43,7 @@ def pickles(
 ) -> dict[PurePath, list[PurePath]]:
     """Safetensors file that is not among these, whole or in parts -> the pickled ones in its place.
 
-    Those of a folder, of its backbones and of its modules, such as 2_Dense, or as it names them. Others, as
-    of a step in training, are not read.
+    Of a folder, its backbones and modules, such as 2_Dense; others, as of a step in training, are not read.
     """
     found: dict[PurePath, list[PurePath]] = {}
     for file in sorted(there):
@@ -103,9 +101,40 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
         state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ValueError(f"{file} cannot be read as weights alone: {error}") from error
-    tensors = (
-        {name: t for name, t in state.items() if isinstance(t, Tensor)} if isinstance(state, dict) else {}
-    )
+    found = state.items() if isinstance(state, dict) else ()
+    tensors = {name: t.clone().contiguous() for name, t in found if isinstance(t, Tensor)}
     if not tensors:
         raise ValueError(f"{file} is no state dict")
-    return {name: t.clone().contiguous() for name, t in tensors.items()}
+    return tensors
+
+
+def download(name: str, pickled: bool) -> Path:
+    """The repository's folder in the cache, downloaded where it is not there yet.
+
+    FileNotFoundError for a path without a folder, or a repository that is not on the hub; ValueError for one
+    some of whose weights are pickled alone, unless these may be read.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    if Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1:
+        there = next(folder for folder in Path(name).absolute().parents if folder.is_dir())
+        held = sorted(entry.name for entry in there.iterdir() if entry.is_dir())
+        raise FileNotFoundError(f"{name}: no such folder; {there} has {', '.join(held[:12]) or 'none'}")
+    found = {} if pickled else pickles(listed(name))
+    if found:
+        refuse_pickles(name, found)
+    wanted = [*SETTINGS_AND_WEIGHTS, *(PICKLED if pickled else ())]
+    try:
+        return Path(snapshot_download(name, allow_patterns=wanted))
+    except (HFValidationError, RepositoryNotFoundError, LocalEntryNotFoundError) as error:
+        raise FileNotFoundError(f"{name} is no folder, and not to be had from the hub: {error}") from error
+
+
+def listed(name: str) -> list[PurePosixPath]:
+    """The files of a repository; none where the hub does not answer, which the download then tells."""
+    from huggingface_hub import HfApi
+
+    with suppress(Exception):  # of what kind depends on the version of its HTTP library
+        return [PurePosixPath(file.rfilename) for file in HfApi().model_info(name).siblings or []]
+    return []

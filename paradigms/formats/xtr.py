@@ -1,11 +1,8 @@
-"""XTR as it was published (xtr-base-en): the encoder of a T5 and a linear layer in 2_Dense.
+"""XTR as it was published (xtr-base-en): the encoder of a T5 and a linear layer in 2_Dense (Lee et al. 2023).
 
-Lee et al. 2023. Nothing in such a folder says that its vectors are those of tokens. Without modules.json
-nothing else has a 2_Dense; with it, a model of one vector a text would look the same, where neither says its
-type.
+Nothing in such a folder says that its vectors are those of tokens. Without modules.json nothing else has a
+2_Dense; with it, a model of one vector a text may look the same.
 """
-
-from __future__ import annotations
 
 from pathlib import Path
 from typing import Any

@@ -6,18 +6,19 @@ semantic identifiers of its §3.2, or one token per document ("atomic"). A reads
 al. 2022).
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
-from paradigms.data import Corpus
+from paradigms.data import Corpus, Problems
 from paradigms.encoder.text import EncoderSettings, TextEncoder
-from paradigms.generative.identifiers import atomic
+from paradigms.generative.grouped_kmeans import Groups, grouped_kmeans
+from paradigms.generative.identifiers import END, FIRST, Identifiers, atomic, make
 from paradigms.generative.model import Generative
-from paradigms.generative.semantic_ids import semantic
 from paradigms.generative.settings import GenerativeSettings
 from paradigms.io.progress import progress_bar
 
@@ -66,3 +67,65 @@ def document_vectors(corpus: Corpus, embedder: str | Path, length: int) -> Float
             vectors[some] = encoder(batch, "document").vectors[0, :, 0].float().cpu().numpy()
             bar.update(task, advance=len(some))
     return vectors
+
+
+def semantic(
+    vectors: Float[np.ndarray, "n h"],
+    documents: Sequence[str],
+    *,
+    branching: int = 10,
+    position_specific: bool = False,
+    seed: int = 0,
+) -> Identifiers:
+    """x_d ↦ (c₁, …, c_L): the clusters that hold d in a hierarchy of k-means, then d's place in the last one.
+
+    DSI (Tay et al., NeurIPS 2022, §3.2): k-means with k = `branching`, again in every cluster of more
+    documents. Digit c is the token c + 2 of k + 2; position specific, at place i, i·k + c + 2 of k·L + 2
+    (NCI: Wang et al., NeurIPS 2022). Ids are unique and none is another's prefix. Equal vectors are parted in
+    their order (`problems`). vectors: [documents, features]. ValueError names a document whose vector is not
+    finite in float32.
+    """
+    if branching < 2:
+        raise ValueError(f"branching must be at least 2, not {branching}")
+    if not documents or len(vectors) != len(documents):
+        raise ValueError(f"one vector per document is needed, not {len(vectors)} for {len(documents)}")
+    with np.errstate(over="ignore"):
+        X = np.asarray(vectors, dtype=np.float32)
+    broken = ~np.isfinite(X).all(1)
+    if broken.any():
+        first = documents[int(broken.argmax())]
+        raise ValueError(f"{int(broken.sum())} vectors are not finite, as that of document {first!r}")
+
+    problems = Problems()
+    digits: list[list[int]] = [[] for _ in documents]
+    pending = [(np.arange(len(documents)), False)]
+    while pending:
+        members, alike = pending.pop()
+        if len(members) <= branching:
+            labels = np.arange(len(members))
+        else:
+            labels = np.zeros(len(members), dtype=int) if alike else kmeans(X[members], branching, seed)
+            if not labels.any():  # one cluster: to try again would never end
+                if not alike:
+                    example = f"{len(members)} documents with {documents[members[0]]}"
+                    problems.add("cluster that k-means does not part (parted in order)", example)
+                labels, alike = np.arange(len(members)) * branching // len(members), True
+            pending += [(members[labels == c], alike) for c in range(labels.max() + 1)]
+        for i, digit in zip(members.tolist(), labels.tolist(), strict=True):
+            digits[i].append(digit)
+
+    step = branching if position_specific else 0
+    rows = [[i * step + c + FIRST for i, c in enumerate(row)] for row in digits]
+    vocabulary = step * (max(map(len, rows)) - 1) + branching + FIRST
+    return make("semantic", documents, rows, vocabulary, END, problems)
+
+
+def kmeans(X: Float[np.ndarray, "n h"], k: int, seed: int) -> Int[np.ndarray, " n"]:
+    """argmin over labels c of Σₙ ‖xₙ − mean of its cluster‖², locally: at most k clusters, none empty, from
+    0.
+    """
+    centred = X - X.mean(0, dtype=np.float64)  # deep in a hierarchy vectors lie close together, far from 0
+    scaled = (centred / max(np.abs(centred).max(), 1e-300)).astype(np.float32)  # no square overflows
+    groups = Groups.of(np.zeros(len(X), dtype=np.int64))
+    labels = grouped_kmeans(scaled, groups, np.array([k]), None, seed)[1]
+    return np.unique(labels, return_inverse=True)[1]

@@ -1,6 +1,6 @@
 """Identifiers: the token sequences that a decoder writes to name a document, d ↦ (d₁, …, d_M).
 
-`titles` (GENRE: De Cao et al., ICLR 2021), `semantic_ids.semantic` and `atomic` (DSI: Tay et al., NeurIPS
+`titles` (GENRE: De Cao et al., ICLR 2021), `dsi.semantic` and `atomic` (DSI: Tay et al., NeurIPS
 2022) and `text` (SEAL: Bevilacqua et al., NeurIPS 2022) make them, all in one form. What was odd is counted
 in `problems`; no document is left out. Vocabularies of our own number as T5's: 0 pads and starts the decoder,
 1 ends, 2 is the first free.
@@ -8,23 +8,25 @@ in `problems`; no document is left out. Vocabularies of our own number as T5's: 
 
 import hashlib
 import json
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from itertools import islice, tee
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
+from paradigms.baselines import bm25 as lexical
 from paradigms.data import Corpus, Problems
 from paradigms.generative.constraints import columns
-from paradigms.generative.words import Words
 from paradigms.io.files import write_json
 
 START = 0
@@ -285,3 +287,64 @@ def _name_shared(rows: list[list[int]], ids: list[str], problems: Problems) -> N
         if len(shared) > 1:
             more = f" and {len(shared) - 3} more" if len(shared) > 3 else ""
             problems.add("identifier of several documents (names them all)", ", ".join(shared[:3]) + more)
+
+
+WORD = re.compile(r"\S+")
+
+
+class Words:
+    """The words of a text that have tokens (those that end after the word before), and the first token of
+    each.
+    """
+
+    def __init__(self, text: str, tokens: Sequence[int], ends: Sequence[int]) -> None:
+        """tokens, ends: of the text's first tokens, and the characters at which they end."""
+        places = [match.span() for match in WORD.finditer(text)]
+        closed = np.array([end for _, end in places[:-1]])
+        bounds = [0, *np.searchsorted(ends, closed, side="right").tolist(), len(tokens)]
+        kept = [n for n in range(len(places)) if bounds[n] < bounds[n + 1]]
+        self.text, self.tokens = text, tokens
+        self.places = [places[n] for n in kept]
+        self.words = [text[start:end] for start, end in self.places]
+        self.bounds = [*(bounds[n] for n in kept), len(tokens)]
+
+    def starts(self, words: int = 1) -> list[int]:
+        """The words at which a span of `words` words may start: no stop words where there is another."""
+        every = range(max(0, len(self.words) - words) + 1) if self.words else range(0)
+        return [n for n in every if _content(self.words[n])] or list(every)
+
+    def source(self, start: int, words: int) -> str:
+        return self.text[self.places[start][0] : self.places[min(start + words, len(self.words)) - 1][1]]
+
+    def target(self, start: int, words: int) -> tuple[int, ...]:
+        return tuple(self.tokens[self.bounds[start] : self.bounds[min(start + words, len(self.words))]])
+
+
+@lru_cache(1 << 16)
+def _content(word: str) -> bool:
+    return bool(lexical.tokenize(word))
+
+
+@dataclass(frozen=True)
+class Targets:
+    """n token sequences for each of b queries, padded."""
+
+    ids: Int[Tensor, "b n m"]
+    mask: Bool[Tensor, "b n m"]  # True = a token that counts
+    start: int = START  # what the decoder reads before the first
+
+    def to(self, device: torch.device | str) -> "Targets":
+        return Targets(self.ids.to(device), self.mask.to(device), self.start)
+
+    @property
+    def inputs(self) -> Int[Tensor, "b n m"]:
+        """What the decoder reads: the same, one place later."""
+        return nn.functional.pad(self.ids[..., :-1], (1, 0), value=self.start)
+
+    @classmethod
+    def pad(cls, rows: Sequence[Sequence[Sequence[int]]], start: int = START) -> "Targets":
+        """From token sequences, rows[b][n]; every query needs as many. See `Generative.targets`."""
+        length = max(len(tokens) for sequences in rows for tokens in sequences)
+        ids = [[[*t, *[START] * (length - len(t))] for t in sequences] for sequences in rows]
+        mask = [[[place < len(t) for place in range(length)] for t in sequences] for sequences in rows]
+        return cls(torch.tensor(ids), torch.tensor(mask), start)

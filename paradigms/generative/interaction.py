@@ -20,9 +20,9 @@ from torch import Tensor
 from paradigms.core import Interaction, Tokens, similarity
 from paradigms.encoder.text import Batch
 from paradigms.generative.decoder import Trace, decode, layers_of
+from paradigms.generative.identifiers import Targets
 from paradigms.generative.model import Generative
 from paradigms.generative.outputs import Scorer
-from paradigms.generative.targets import Targets
 
 # exact: all paths. direct: every layer's contexts by the residual stream alone. last: the last layer's alone.
 # naive: the last layer with its heads' attention averaged and their vectors summed, as the paper's Eq. 13

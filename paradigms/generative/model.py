@@ -23,12 +23,10 @@ from paradigms.encoder.frozen import LowerStates, precision
 from paradigms.encoder.text import Batch
 from paradigms.generative.backbone import encoder_of, load_base, load_base_tokenizer, token_vectors
 from paradigms.generative.decoder import Memory, decode, remember, small_decoder
-from paradigms.generative.identifiers import START, Identifiers
+from paradigms.generative.identifiers import START, Identifiers, Targets
 from paradigms.generative.np_decoding import Clusters, cluster_tokens
-from paradigms.generative.outputs import Outputs, Scorer
-from paradigms.generative.pawa import PLACES, Pawa
+from paradigms.generative.outputs import PLACES, Outputs, Pawa, Scorer
 from paradigms.generative.settings import GenerativeSettings
-from paradigms.generative.targets import Targets
 from paradigms.io.files import settle, write_json
 from paradigms.io.typed import read_settings
 from paradigms.model import Trainable
@@ -120,8 +118,6 @@ class Generative(Trainable):
             new = cluster_tokens(*reading, **sizes, old=self.clusters, progress=progress)
         self.clusters.load_state_dict(new.state_dict())
 
-    # --- text and identifiers -> ids ----------------------------------------------------------------
-
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
@@ -162,8 +158,6 @@ class Generative(Trainable):
         config = self.backbone.config
         own = config.model_type == "bart" and self.settings.tokens == "backbone"
         return config.decoder_start_token_id if own else START
-
-    # --- ids -> vectors -----------------------------------------------------------------------------
 
     @property
     def encoder(self) -> Any:
@@ -248,8 +242,6 @@ class Generative(Trainable):
         scaled = getattr(config, "scale_decoder_outputs", config.tie_word_embeddings)
         return self.width**-0.5 if scaled and config.model_type == "t5" else 1.0
 
-    # --- scores -------------------------------------------------------------------------------------
-
     def forward(self, sources: Batch, targets: Targets) -> Float[Tensor, "b n m"]:
         """log p(d_i | d_<i, q) of every target token, 0 at padding."""
         return self.token_scores(sources, targets, "log_probability")
@@ -289,8 +281,6 @@ class Generative(Trainable):
         if self._places[0].device != self.device:  # moved once, not at every place of every batch
             self._places = [tokens.to(self.device) for tokens in self._places]
         return self._places[min(place, len(self._places) - 1)]
-
-    # --- names --------------------------------------------------------------------------------------
 
     def target(self, identifier: int) -> list[int]:
         """The tokens that the decoder writes for an identifier, the end token last."""
@@ -339,8 +329,6 @@ class Generative(Trainable):
     def target_tokens(self) -> Int[np.ndarray, " t"]:
         """The identifiers' tokens in the decoder's vocabulary."""
         return self.identifiers.tokens if self.clusters is None else self.clusters.labels
-
-    # --- files --------------------------------------------------------------------------------------
 
     def write(self, folder: Path, *, merged: bool = False) -> None:
         with quiet():

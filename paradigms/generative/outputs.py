@@ -5,9 +5,74 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
-from paradigms.generative.pawa import Pawa
+PLACES = 512  # positions that the adaptor tells apart
+
+
+class Pawa(nn.Module):
+    """E ∈ R^{V×h×r} and the adaptor of a_i ∈ R^r: logit_v = s · h_iᵀ E_v a_i, prefix-aware output vectors.
+
+    Wang et al. 2022 (Neural Corpus Indexer), §3.3; Wu et al. 2024, Eq. 17 to 19, without the vector that NCI
+    adds to E_v a_i. a_i comes from a small transformer over the tokens before place i, with one learned
+    memory vector. NCI has r = h; a smaller r fits a text vocabulary.
+    """
+
+    def __init__(self, vocabulary: int, width: int, rank: int, layers: int, dropout: float) -> None:
+        super().__init__()
+        self.matrices = nn.Parameter(torch.randn(vocabulary, width, rank) * rank**-0.5)
+        self.memory = nn.Parameter(torch.randn(1, 1, width))
+        self.places = nn.Parameter(torch.randn(PLACES, width) * 0.02)
+        layer = nn.TransformerDecoderLayer(
+            width, _heads(width), 2 * width, dropout, batch_first=True, norm_first=True
+        )
+        self.adaptor = nn.TransformerDecoder(layer, layers, norm=nn.LayerNorm(width))
+        self.reduce = nn.Identity() if rank == width else nn.Linear(width, rank, bias=False)
+
+    def adapt(self, prefix: Float[Tensor, "b n m h"]) -> Float[Tensor, "b n m r"]:
+        """a_i from the embeddings of the tokens before each place, the start token first."""
+        rows = nn.functional.normalize(prefix.flatten(0, 1), dim=-1) * prefix.shape[-1] ** 0.5
+        places = rows.shape[1]
+        causal = torch.ones(places, places, dtype=torch.bool, device=rows.device).triu(1)
+        memory = self.memory.expand(len(rows), 1, -1)
+        # Said to be causal, as to find that out torch would wait for a GPU.
+        adapted = self.adaptor(rows + self.places[:places], memory, tgt_mask=causal, tgt_is_causal=True)
+        return self.reduce(adapted).unflatten(0, prefix.shape[:2])
+
+    def logits(
+        self,
+        states: Float[Tensor, "*x h"],
+        adapted: Float[Tensor, "*x r"],
+        candidates: Int[Tensor, " c"] | None = None,
+    ) -> Float[Tensor, "*x c"]:
+        """h_iᵀ E_v a_i for v in `candidates` (None: all).
+
+        With fewer candidates than h as (h_iᵀ E_v) a_i, otherwise as one product over h ⊗ a: the smaller
+        factor.
+        """
+        matrices = self.matrices if candidates is None else self.matrices[candidates]
+        count, width, _ = matrices.shape
+        if count < width:
+            read = states @ matrices.transpose(0, 1).flatten(1)
+            return torch.einsum("...cr,...r->...c", read.unflatten(-1, (count, -1)), adapted)
+        outer = states[..., :, None] * adapted[..., None, :]
+        return outer.flatten(-2) @ matrices.flatten(1).mT
+
+    def vectors(self, adapted: Float[Tensor, "*x r"], ids: Int[Tensor, "*x"]) -> Float[Tensor, "*x h"]:
+        """E_v a_i of one token v per place: the embedding that the formula's D is made of."""
+        return torch.einsum("...hr,...r->...h", self.matrices[ids], adapted)
+
+    def mean(
+        self, adapted: Float[Tensor, "*x r"], candidates: Int[Tensor, " c"] | None = None
+    ) -> Float[Tensor, "*x h"]:
+        """The mean of E_v a_i over the candidates (None: the vocabulary)."""
+        matrices = self.matrices if candidates is None else self.matrices[candidates]
+        return torch.einsum("hr,...r->...h", matrices.mean(0), adapted)
+
+
+def _heads(width: int) -> int:
+    return next(n for n in (8, 4, 2, 1) if width % n == 0)
+
 
 Scorer = Literal["log_probability", "logit", "centred_logit"]
 

@@ -21,8 +21,7 @@ from rapidfuzz.process import cdist
 
 from paradigms.data import Corpus, Problems, Split
 from paradigms.data.lines import json_object
-from paradigms.generative.identifiers import Identifiers, tokenize
-from paradigms.generative.words import WORD, Words
+from paradigms.generative.identifiers import WORD, Identifiers, Words, tokenize
 from paradigms.io.gzipped import numbered_lines
 
 GRAM = 3  # words of a query and of a passage that are compared
@@ -35,9 +34,6 @@ class Pair:
     source: str
     document: int  # position of the document that the target names
     target: tuple[int, ...]
-
-
-# --- identifiers as targets -------------------------------------------------------------------------
 
 
 def retrieval_pairs(split: Split, identifiers: Identifiers) -> list[Pair]:
@@ -122,9 +118,6 @@ def _named(source: str, document: int, identifiers: Identifiers) -> list[Pair]:
     if identifiers.end is None:
         raise ValueError("every substring of a text names it: take span_pairs and document_span_pairs")
     return [Pair(source, document, identifiers.target(n)) for n in identifiers.of(document)]
-
-
-# --- spans of the document as targets ---------------------------------------------------------------
 
 
 def span_pairs(

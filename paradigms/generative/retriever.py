@@ -9,13 +9,13 @@ import numpy as np
 
 from paradigms.data import Run, best_first, check_queries
 from paradigms.generative.beam import Hypotheses, beam_search
+from paradigms.generative.constraints import Trie
 from paradigms.generative.forced import sequence_scores
 from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.np_decoding import ClusterConstraint
 from paradigms.generative.outputs import Scorer
 from paradigms.generative.seal import first_step, query_grams, seal_scores
-from paradigms.generative.trie import Trie
 from paradigms.io.progress import progress_bar
 
 HYPOTHESES = {"cpu": 640}  # of all queries that are decoded at once, so many; each has a vocabulary of logits

@@ -1,12 +1,9 @@
 """The build of an index in a hidden folder beside its place, by one process or by all processes of a launch.
 
-Process r of w encodes shards r, r + w, … Process 0 is the only writer of the columns and appends shards in
-their order; a shard that is not next in line waits as a file that appears whole. The number of processes and
-the places where a build was stopped change no byte. A process that fails ends its launch (torchrun,
-accelerate), and the next start goes on from the shards that are stored.
+Process r of w encodes shards r, r + w, … Process 0 alone writes the columns, in the order of shards; a shard
+that is not next waits as a file. The number of processes and interruptions change no byte. A process that
+fails ends its launch, and the next start goes on from the stored shards.
 """
-
-from __future__ import annotations
 
 import os
 import shutil
@@ -110,9 +107,8 @@ class Building:
 def begun(table: ColumnFolder, entries: Mapping[str, Any]) -> Iterator[Writer]:
     """The only writer of a build in a table's folder, from where it was stopped if it was.
 
-    entries: those of the manifest that say what is built. ValueError if a build with other entries was
-    interrupted there; BlockingIOError while another process builds there. An error removes the folder if no
-    document is stored in it.
+    entries: of the manifest that say what is built. ValueError if a build with other entries was interrupted
+    there; BlockingIOError while another process builds there. An error removes a folder without documents.
     """
 
     def begin() -> None:

@@ -1,14 +1,10 @@
 """x ≈ c + s · σ ⊙ (z − (2^b − 1) / 2): a token vector as its nearest centroid c and b bits per dimension.
 
-c: centroids of k-means over tokens (as in ColBERTv2, Santhanam et al. 2022, and PLAID), themselves kept as
-bytes. z ∈ {0, …, 2^b − 1}^h: the residual x − c, quantised uniformly. σ ∈ R^h: its spread per dimension, one
-for the whole index, and 0 in what only fills up a tile. s: a scale per token, one of 256 on a logarithm's
-steps, as residuals of one index differ in length by more than a quantiser of few levels can take. Since σ and
-s come out of the inner product, a query scores codes without decoding them:
-qᵀx ≈ qᵀc + s · ((σ ⊙ q)ᵀ z − (2^b − 1)/2 · Σ σ ⊙ q).
+c: centroids of k-means over tokens (ColBERTv2, Santhanam et al. 2022; PLAID), kept as bytes. z ∈ {0, …, 2^b −
+1}^h: the residual x − c, quantised uniformly. σ ∈ R^h: its spread per dimension, one for the whole index. s:
+a scale per token, one of 256 logarithmic steps. A query scores codes without decoding them: qᵀx ≈ qᵀc + s ·
+((σ ⊙ q)ᵀ z − (2^b − 1)/2 · Σ σ ⊙ q).
 """
-
-from __future__ import annotations
 
 import numpy as np
 import torch
@@ -35,9 +31,8 @@ def centroids_for(tokens: int) -> int:
 
 
 class Codec:
-    """The quantiser of one index.
-
-    centroids: int8 [K, h] in units of units [K]; spread: σ [h]; h as `padded_width` has it.
+    """The quantiser of one index: centroids int8 [K, h] in units [K], spread σ [h]; h as of
+    `padded_width`.
     """
 
     def __init__(self, centroids: np.ndarray, units: np.ndarray, spread: np.ndarray, bits: int) -> None:
@@ -71,10 +66,10 @@ class Codec:
         seed: int,
         rounds: int = 5,
         progress: bool = False,
-    ) -> Codec:
+    ) -> "Codec":
         """The quantiser for vectors like the sample: `rounds` of Lloyd's algorithm for `count` centroids.
 
-        Runs on the sample's device. Deterministic given the seed, the sample and the number of threads.
+        Deterministic given the seed, the sample and the number of threads.
         """
         if bits not in STEPS:
             raise ValueError(f"bits must be one of {', '.join(map(str, STEPS))}, got {bits}")
@@ -84,12 +79,8 @@ class Codec:
         sample = padded(sample, bits)
         centres = _lloyd(sample, min(count, len(sample)), rounds, seed, progress).cpu()
         units = (centres.abs().amax(1) / 127).clamp(min=1e-12)
-        codec = cls(
-            (centres / units[:, None]).round().to(torch.int8).numpy(),
-            units.numpy(),
-            np.zeros(sample.shape[1], np.float32),
-            bits,
-        )
+        packed = (centres / units[:, None]).round().to(torch.int8).numpy()
+        codec = cls(packed, units.numpy(), np.zeros(sample.shape[1], np.float32), bits)
         square = torch.zeros(sample.shape[1])
         for part in sample.split(max(1, CELLS // sample.shape[1])):
             square += codec._residuals(part, codec.nearest(part)).square().sum(0)
@@ -144,7 +135,6 @@ class Codec:
 
     @property
     def code_bytes(self) -> int:
-        """Bytes of a token's codes."""
         return len(self.spread) * self.bits // 8
 
     def _residuals(self, vectors: Float[Tensor, "t h"], nearest: Int[Tensor, " t"]) -> Float[Tensor, "t h"]:
@@ -166,8 +156,7 @@ def padded(vectors: Float[Tensor, "t h"], bits: int) -> Float[Tensor, "t p"]:
 def _lloyd(
     sample: Float[Tensor, "s h"], count: int, rounds: int, seed: int, progress: bool
 ) -> Float[Tensor, "K h"]:
-    """Centroids of Lloyd's algorithm, begun at random vectors of the sample; a centroid that is left without
-    vectors begins anew at another."""
+    """Centroids begun at random vectors of the sample; one without vectors begins anew at another."""
     draw = torch.Generator().manual_seed(seed)
     centres = sample[torch.randperm(len(sample), generator=draw)[:count]].clone()
     with progress_bar(progress) as bar:

@@ -1,10 +1,8 @@
 """The files of a compressed index: a codec, the codes of all tokens, and for every centroid its tokens.
 
-A build keeps tokens as float16 until all are there, then trains the codec on a sample of them and puts codes
-in their place. Memory is bounded by the sample, a block of tokens and SORTED entries of lists.
+A build keeps tokens as float16 until all are there, then trains the codec on a sample and puts codes in their
+place. Memory is bounded by the sample, a block of tokens and SORTED entries of lists.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 

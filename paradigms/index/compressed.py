@@ -1,27 +1,22 @@
 """top-k_d rel(d, q) from codes of 1 to 8 bits per dimension, and from a few lists of them.
 
-Tokens are kept as `codes` say, in the order of their documents; every centroid has the list of its tokens. A
-query token probes the lists of the centroids that are most similar to it. All tokens in a list that some
-token of the query probes are scored against all of them, which gives for every document d that owns one
+Tokens are kept as `codes` say; every centroid has the list of its tokens. A query token probes the lists of
+its most similar centroids. All tokens in probed lists are scored against all query tokens, which gives for
+every document d that owns one
 
     f(d, q) = 1/N Σⱼ max(mⱼ, maxᵢ x̂ᵢᵀqⱼ), i over the probed tokens of d,
 
 with x̂ what the codes stand for and mⱼ the k'-th best similarity of query token j if every token stood where
-its centroid is, less 1/1023 of the range of its similarities at most (`loops.select`). The two ways to score
-(`Recipe.search`):
+its centroid is (`loops.select`). The two ways to score (`Recipe.search`):
 
-- impute: f approximates `impute.imputed_rel` (Lee et al. 2023, Eq. 4); no candidate is gathered, and k' may
-  be as large as one likes, for it is never a list. In the limit of all lists, tokens at their centroids and
-  no loss of coding f is that rel (its ties apart). A small k' (`SMALL`) asks for more than that estimate of
-  mⱼ: it is Eq. 4 itself of the k' best tokens that each query token finds in the lists it probes, which takes
-  some five times as long. Of the first 10 documents of an exact search (400 of pydocs, 1,024 lists, 8 probed)
-  that finds .82, .85 and .85 at k' = 1, 10 and 100, the estimate .66, .64 and .81;
+- impute: f approximates `impute.imputed_rel` (Lee et al. 2023, Eq. 4), without candidates. Up to k' = `SMALL`
+  it is Eq. 4 itself of the k' best tokens that each query token finds in the lists it probes, some five times
+  slower: of the first 10 documents of an exact search (400 of pydocs, 1,024 lists, 8 probed) that finds .82,
+  .85 and .85 at k' = 1, 10 and 100, the estimate .66, .64 and .81;
 - gather: the `candidates` documents with the largest f are scored by `core.rel` on all of their tokens x̂.
 
-Missing from both is what no list that was probed holds.
+Both miss what no probed list holds.
 """
-
-from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -59,18 +54,13 @@ SMALL = 100  # k' up to which it is a list of tokens
 class CompressedIndex(TokenIndex):
     """An index of codes; `probes` and `candidates` may be set at any time, and trade speed for recall.
 
-    Building keeps the tokens as float16 in the hidden folder until all are there, then codes them: the
-    centroids are those of a sample of the whole corpus. What is added later is coded by the same centroids.
+    The centroids are those of a sample of the corpus of the build; what is added later is coded by them.
     """
 
     kind = "compressed"
     Settings = CompressedSettings
-    probes: int = 8
-    """lists that each query token looks into"""
-    candidates: int = 0
-    """documents that gather scores in full, but no fewer than are asked for; 0: 64, or 4 for each of these"""
-
-    # --- columns --------------------------------------------------------------------------------------
+    probes: int = 8  # lists that each query token looks into
+    candidates: int = 0  # documents that gather scores in full; 0: 64, or 4 for each that is asked for
 
     @property
     def _building(self) -> bool:
@@ -153,8 +143,6 @@ class CompressedIndex(TokenIndex):
     @property
     def _width(self) -> int:
         return len(self._codec.spread)
-
-    # --- search ---------------------------------------------------------------------------------------
 
     def token_search(self, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """As of `TokenIndex`, among the tokens of the lists that each query token probes."""
@@ -254,10 +242,8 @@ class CompressedIndex(TokenIndex):
             most = min(len(self.ids), int((cuts[n + 1] - cuts[n]).sum()))
             rows, f = np.empty(most, np.int64), np.empty(most, np.float32)
             best = np.empty((most, query.near.shape[1]), np.float32)
-            edges = cuts[n], cuts[n + 1]
-            met = kernels.probe(
-                tokens, query, self._lists, lists, *edges, self._width, self._slots(), rows, best
-            )
+            given = tokens, query, self._lists, lists, cuts[n], cuts[n + 1]
+            met = kernels.probe(*given, self._width, self._slots(), rows, best)
             loops.sums(best, missing, query.weights, f[:met])
             return rows[:met], f[:met]
 

@@ -1,10 +1,7 @@
 """top-k_d rel(d, q) over a whole corpus, exactly: float16 token vectors on disk, read in blocks.
 
-gather equals `core.rel` and impute `impute.imputed_rel`, both on the stored vectors. Memory is bounded by the
-encoded queries, a block of documents and a slice of queries, whatever the corpus.
+gather equals `core.rel` and impute `impute.imputed_rel`, both on the stored vectors, in bounded memory.
 """
-
-from __future__ import annotations
 
 from typing import Any
 

@@ -1,8 +1,6 @@
 """The loops of the compressed index around `kernels`, in plain numba: lists, sums, codes."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-from __future__ import annotations
-
 from typing import no_type_check
 
 import numpy as np
@@ -17,8 +15,8 @@ def select(similarities, sizes, probes, wanted, chosen, missing):
     """Which lists some query token probes, and each token's estimated `wanted`-th best similarity.
 
     similarities [K, lanes], of `missing.shape[0]` query tokens; sizes [K]. chosen[c] = True for the `probes`
-    most similar lists of each token, or a few more: to a bin of a histogram. missing[j]: where Σ sizes over
-    centroids of larger similarity reaches `wanted`, every document token standing where its centroid is.
+    most similar lists of each token, to a bin of a histogram. missing[j]: where Σ sizes over centroids of
+    larger similarity reaches `wanted`, every document token standing where its centroid is.
     """
     lists, counts = np.empty(BINS, np.int64), np.empty(BINS, np.int64)
     for j in range(missing.shape[0]):
@@ -66,10 +64,8 @@ def sums(best, missing, weights, out):
 def encode(residuals, spread, bits, step, fineness, codes, scales):
     """Codes and scales of residuals [t, h]: residual ≈ scale · spread · (code − (2^bits − 1) / 2).
 
-    First the step that is best for a normal distribution of the residual's size, rounded as scales will be,
-    to `fineness` of them per factor of two; then, for the codes that it gives, the scale of least squares.
-    Codes lie as `_unpack` reads them. A residual of 0 has scale 0. Where spread is 0 residuals are 0 too, and
-    their codes count for nothing.
+    First the step that is best for a normal distribution of the residual's size, rounded to `fineness` per
+    factor of two; then, for its codes, the scale of least squares. A residual of 0 has scale 0.
     """
     count, width = residuals.shape
     packed, parts, top = codes.shape[1], 8 // bits, np.float32((1 << bits) - 1)

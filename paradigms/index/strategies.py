@@ -4,8 +4,6 @@ Qian et al. 2022 (ALIGNER), §3.1 and §4.1: a trained model is adapted to a tas
 document tokens that each query token aligns with, k or a share p of the document's real length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,7 +38,6 @@ def rerank_strategies(
     """Strategy -> the run's queries and documents with rel under that strategy, best first.
 
     Each equals `index.rerank(paradigm.with_alignment(align, **knobs), queries, run)`; texts are encoded once.
-    KeyError as of `rerank`.
     """
     recipes = [paradigm.with_alignment(align, **knobs).recipe for align, knobs in strategies.values()]
     runs = index.rerank_recipes(paradigm, recipes, queries, run, progress=progress)

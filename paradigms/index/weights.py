@@ -1,7 +1,5 @@
 """Which weights made an index: a model of the same width and other weights is not to search it."""
 
-from __future__ import annotations
-
 import hashlib
 from weakref import WeakKeyDictionary
 
@@ -17,12 +15,9 @@ _known: WeakKeyDictionary[nn.Module, tuple[list[tuple[int, int]], str]] = WeakKe
 def weights_checksum(paradigm: Paradigm) -> str:
     """sha256 of all weights of the encoder, as hexadecimal digits: the same under every alignment.
 
-    Adapters count as merged, as `save_pretrained` writes them: an index of one serves the other. That holds
-    where products are rounded alike, which processors of two kinds may not do; there a model whose adapters
-    are apart is taken for another, and the saved one is to encode as well as search.
-
-    A second or so for a gigabyte, once: it is kept until a weight is replaced or changed in place. Changes of
-    its `.data` go unseen, and steps of a fused optimizer, but for those of `train`.
+    Adapters count as merged, as `save_pretrained` writes them: an index of one serves the other, on
+    processors that round products alike. Kept until a weight is replaced or changed in place; changes of its
+    `.data` go unseen, and steps of a fused optimizer, but for those of `train`.
     """
     state_dict = paradigm.encoder.state_dict()
     weights = list(state_dict.values())

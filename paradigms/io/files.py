@@ -3,8 +3,6 @@
 This module imports nothing else of the project.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import glob
@@ -27,9 +25,8 @@ OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)  # the target is a fol
 def atomic_text(path: str | Path, errors: str = "strict", durable: bool = False) -> Iterator[IO[str]]:
     """Write a UTF-8 text file (gzipped if its name ends in .gz) that gets its name once it is complete.
 
-    The same text always gives the same bytes: gzip's time stamp and file name are left out. Parent folders
-    are created. `errors="replace"` writes "?" for lone surrogates of broken input, which UTF-8 cannot encode.
-    `durable` waits until the file is on disk, so that a power failure leaves the old file or the new one.
+    The same text always gives the same bytes. Parent folders are created. `errors="replace"` writes "?" for
+    lone surrogates. `durable` waits until the file is on disk.
     """
     target = Path(os.path.realpath(path))  # a link stays a link, and what it points to is replaced
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -43,15 +40,11 @@ def atomic_text(path: str | Path, errors: str = "strict", durable: bool = False)
             with suppress(OSError):  # a file system without locks
                 fcntl.flock(lock, fcntl.LOCK_EX)  # held until the name is there, or this process ends
             if target.suffix == ".gz":
-                with (
-                    gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,
-                    io.TextIOWrapper(
-                        cast(BinaryIO, packed), encoding="utf-8", errors=errors, newline="\n"
-                    ) as stream,
-                ):
+                packed = cast(BinaryIO, gzip.GzipFile("", "wb", fileobj=raw, mtime=0))
+                with packed, io.TextIOWrapper(packed, "utf-8", errors, newline="\n") as stream:
                     yield stream
             else:
-                with io.TextIOWrapper(raw, encoding="utf-8", errors=errors, newline="\n") as stream:
+                with io.TextIOWrapper(raw, "utf-8", errors, newline="\n") as stream:
                     yield stream
         if durable:
             flush(temporary)
@@ -77,12 +70,10 @@ def write_json(path: str | Path, value: Any, durable: bool = False) -> None:
 def atomic_folder(path: str | Path, marks: Collection[str] | None, durable: bool = False) -> Iterator[Path]:
     """A folder to fill, which replaces `path` if the body ends without error.
 
-    Raises FileExistsError if `path` is a folder without one of the files `marks` (see `check_marked`). marks
-    = None replaces any content, for places within a folder of one's own.
-
-    Of several writers the last one to end wins. A killed writer leaves at most a hidden folder beside `path`,
-    which the next writer removes. If it is killed between the two renames that replace a folder, the hidden
-    folder holds the old one, and `settle` puts it back. `durable` waits until the folder is on disk.
+    FileExistsError if `path` is a folder without one of the files `marks` (`check_marked`); None replaces any
+    content. Of several writers the last one to end wins. A killed writer leaves at most a hidden folder,
+    which the next one removes, or which `settle` puts back where it holds the old content. `durable` waits
+    until the folder is on disk.
     """
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -121,8 +112,7 @@ def atomic_folder(path: str | Path, marks: Collection[str] | None, durable: bool
 def locked(folder: Path, make: bool = False) -> Iterator[None]:
     """Keep other writers of this machine away from `folder`. BlockingIOError names it while one is at work.
 
-    make: make the folder if it is missing. The lock is the system's, on the folder itself, and ends with the
-    process. An error of a full disk names the folder.
+    make: make the folder if it is missing. The system's lock ends with the process.
     """
     while True:
         if make:
@@ -208,10 +198,7 @@ def flush(path: Path) -> None:
 
 
 def settle(path: str | Path) -> None:
-    """Put back a folder that an interrupted replacement had moved away; else change nothing.
-
-    Call this before opening a folder that `atomic_folder` wrote.
-    """
+    """Put back a folder that an interrupted replacement had moved away: call it before opening one."""
     target = Path(os.path.realpath(path))
     for old in _leftovers(target, "old.*"):
         if target.exists():

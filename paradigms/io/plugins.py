@@ -1,11 +1,8 @@
 """Plug-ins: a user's own Python file that registers an alignment, Z, imputation, encoder or paradigm.
 
-Importing the file fills the registries, for example `ALIGNMENTS["softmax"] = Alignment(...)`. Every script
-and command takes it as `--plugin FILE`, and `paradigms.load` as `plugin=FILE`. Nothing else imports it: a
-checkpoint names the plug-ins that it needs, and loading it without them is an error.
+Every script and command takes it as `--plugin FILE`, and `paradigms.load` as `plugin=FILE`. Nothing else
+imports it: a checkpoint names the plug-ins that it needs, and loading it without them is an error.
 """
-
-from __future__ import annotations
 
 import importlib
 import sys
@@ -21,9 +18,8 @@ LOADED: list[Path] = []  # the plug-ins of this process
 def load_plugins(files: str | Path | Iterable[str | Path]) -> None:
     """Import each file as the module of its own name, once in this process.
 
-    Its folder is appended to `sys.path`, so that spawned processes unpickle what it defines.
-    FileNotFoundError where there is no such file; ValueError where another module has its name, or
-    the file cannot be imported.
+    Its folder is appended to `sys.path`, for spawned processes. FileNotFoundError where there is no such
+    file; ValueError where another module has its name, or the file cannot be imported.
     """
     for file in [files] if isinstance(files, str | Path) else files:
         path = Path(file).resolve()

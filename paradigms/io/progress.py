@@ -1,7 +1,5 @@
 """One style for all progress bars: description, bar, count, time left."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -13,7 +11,7 @@ from paradigms.io.terminal import Terminal
 class _Silent(Progress):
     """Shows and counts nothing, so that it costs a search of a millisecond no time."""
 
-    def __enter__(self) -> _Silent:
+    def __enter__(self) -> "_Silent":
         return self
 
     def __exit__(self, *error: object) -> None:

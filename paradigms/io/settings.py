@@ -11,8 +11,6 @@ A script reads its command line before it imports what takes seconds: help and m
     import torch
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys
@@ -55,7 +53,7 @@ def command_line(kind: type, description: str, arguments: Sequence[str] | None =
     """The values of the dataclass `kind` from flags; a flag beats the YAML file, which beats the default.
 
     The string under each field is its help text. Wrong names and types end the program with a message. Every
-    script also has --config, and --plugin, whose files are imported here (`paradigms.io.plugins`).
+    script also has --config, and --plugin, whose files are imported here.
     """
     # jsonargparse would run the script's `if TYPE_CHECKING` blocks for them.
     hints = get_type_hints(kind)
@@ -100,9 +98,8 @@ def from_command_line(
 
 
 def folder_name(collection: str) -> str:
-    """A collection's part of a results folder's name: hf-BeIR-scifact, or the name of its own folder.
-
-    A folder named after a split, as LoTTE's are, is named with the one that it lies in: lifestyle-test.
+    """A collection's part of a results folder's name: hf-BeIR-scifact, its folder's name, or
+    lifestyle-test.
     """
     if collection.startswith(("hf:", "irds:")):
         return collection.replace(":", "-").replace("/", "-")

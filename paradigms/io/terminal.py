@@ -3,8 +3,6 @@
 A document, an id or a file name may hold ESC, and with it change the clipboard, the title or the screen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -3,8 +3,6 @@
 No wrong value and no unknown key, and every error names the file, line or argument.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager

@@ -9,7 +9,7 @@
 | kernels    | the kernels: one alignment, or several from one S; imputed     | core.rel, imputed_rel |
 
 `impute.imputed_rel` is the law of scores that fill in what a token search did not find. Where A is not formed
-in full, `pairs.rel_of` is the one place of salience and Z in torch, and `_finish` of the kernels in numba.
+in full, `in_batch.rel_of` is the one place of salience and Z in torch, and `_finish` of the kernels in numba.
 `tiles` and `machine` compute products and divide work for the kernels. `tests/scoring/test_equals_rel.py`
 ties every path to its law.
 """

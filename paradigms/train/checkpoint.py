@@ -20,13 +20,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paradigms.io.files import write_json, write_text
-from paradigms.io.typed import read_json
+from paradigms.io.typed import parse_json, read_json
 from paradigms.train.parallel import gathered, spread
 
 FOLDER, PREFIX, MANIFEST = "checkpoints", "step-", "manifest.json"
-
-
-# --- the folder of a run ------------------------------------------------------------------------------
 
 
 def place(run: Path, step: int) -> Path:
@@ -61,9 +58,6 @@ def read_progress(run: Path) -> dict[str, Any] | None:
     """progress.json of the newest checkpoint, unchecked; None where there is no checkpoint."""
     found = steps(run)
     return read_json(place(run, found[-1]) / "progress.json") if found else None
-
-
-# --- whole or damaged ---------------------------------------------------------------------------------
 
 
 def write_manifest(folder: Path) -> None:
@@ -107,9 +101,6 @@ def explained(target: Path) -> Iterator[None]:
         ) from error
 
 
-# --- the loss curve -----------------------------------------------------------------------------------
-
-
 def append_history(file: Path, values: dict[str, Any]) -> None:
     with explained(file), file.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(values) + "\n")
@@ -127,9 +118,6 @@ def cut_history(file: Path, step: int) -> None:
             kept.append(line + "\n")
     with explained(file):
         write_text(file, "".join(kept))
-
-
-# --- tensors ------------------------------------------------------------------------------------------
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:

@@ -10,10 +10,9 @@ from paradigms.data import Corpus
 from paradigms.model import Paradigm
 from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.splade import SpladeSettings
-from paradigms.train.distributed import gather, gather_documents, place_among
 from paradigms.train.examples import Example, TrainingBatch, check_taught, tokenised
-from paradigms.train.losses import Distillation, contrastive, sparsity
-from paradigms.train.objective import Objective
+from paradigms.train.losses import Distillation, Objective, contrastive, sparsity
+from paradigms.train.parallel import gather, gather_documents, place_among
 
 
 class Contrastive(Objective):

@@ -1,6 +1,7 @@
 """What every training script does around the loop: keep settings, open data, make splits, fit, tell where."""
 
 import hashlib
+import math
 import platform
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +21,9 @@ from paradigms.data import Collection, Corpus, Problems, Run, Split, hold_out, l
 from paradigms.data.identical import own_documents, without_own
 from paradigms.data.trec import check_ids
 from paradigms.encoder.frozen import LowerStates
-from paradigms.encoder.text import SIDES, Batch, Side, TextEncoder
-from paradigms.encoder.towers import TwoTowers
+from paradigms.encoder.text import SIDES, Batch, Side, TextEncoder, TwoTowers
+from paradigms.evaluate import per_query
+from paradigms.evaluate.reranking import candidates, rerank
 from paradigms.generative.model import Generative
 from paradigms.generative.pairs import (
     Pair,
@@ -41,12 +43,11 @@ from paradigms.model import Paradigm, autocast
 from paradigms.train import tracking
 from paradigms.train.checkpoint import sha256
 from paradigms.train.contrastive import Contrastive
-from paradigms.train.dev import DevMeasure
 from paradigms.train.examples import Example, StepSampler, build_examples
 from paradigms.train.likelihood import Likelihood
 from paradigms.train.listwise import Listwise
 from paradigms.train.loop import TrainingSettings, freeze, train
-from paradigms.train.objective import Objective
+from paradigms.train.losses import Objective
 from paradigms.train.parallel import sharded
 from paradigms.train.state import by_main
 from paradigms.train.teacher import FalseNegatives, ScorePairs
@@ -61,6 +62,28 @@ SPANS = 3  # of each document whose text is its name
 
 STATES = "states"  # folder, for as long as a run lasts, of what the frozen layers of its encoders give
 BEFORE_RESULTS = {"config.json", "environment.json", "wandb", STATES}  # what a run that failed at once leaves
+
+
+class DevMeasure:
+    """paradigm → (mean nDCG@10, its standard error) over dev queries.
+
+    Candidates are the first `depth` documents of `run` and the relevant ones; queries are drawn by hash.
+    """
+
+    def __init__(
+        self, corpus: Corpus, split: Split, run: Run, queries: int, depth: int, precision: str
+    ) -> None:
+        drawn = sorted(split.queries, key=lambda q: hashlib.sha256(q.encode("utf-8", "replace")).digest())
+        self.corpus, self.precision = corpus, precision
+        self.queries = {query: split.queries[query] for query in sorted(drawn[:queries])}
+        self.judgements = {query: split.judgements[query] for query in self.queries}
+        self.pool = candidates({q: run.get(q, {}) for q in self.queries}, self.judgements, depth)
+
+    def __call__(self, paradigm: Paradigm | Generative | CrossAttention) -> tuple[float, float]:
+        reranked = rerank(paradigm, self.queries, self.corpus, self.pool, precision=self.precision)
+        values = per_query(reranked, self.judgements, ("nDCG@10",)).values["nDCG@10"]
+        error = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+        return float(values.mean()), float(error)
 
 
 def begin(settings: Any) -> tuple[Accelerator, Console]:

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from paradigms.data import Corpus
 from paradigms.encoder.text import Batch
+from paradigms.generative.identifiers import Targets
 from paradigms.generative.model import Generative
 from paradigms.generative.pairs import Pair
-from paradigms.generative.targets import Targets
-from paradigms.train.distributed import world
-from paradigms.train.objective import Objective
+from paradigms.train.losses import Objective
+from paradigms.train.parallel import world
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.data import Corpus
 from paradigms.encoder.text import Batch
 from paradigms.train.examples import Example, check_taught, teacher_scores
-from paradigms.train.losses import Distillation, contrastive
-from paradigms.train.objective import Objective
+from paradigms.train.losses import Distillation, Objective, contrastive
 
 
 @dataclass(frozen=True)

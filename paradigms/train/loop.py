@@ -21,8 +21,7 @@ from paradigms.io.progress import progress_bar
 from paradigms.model import Trainable
 from paradigms.train.checkpoint import append_history, place, read_progress
 from paradigms.train.examples import StepSampler
-from paradigms.train.losses import Distillation
-from paradigms.train.objective import Objective
+from paradigms.train.losses import Distillation, Objective
 from paradigms.train.parallel import gathered, prepare, sharded
 from paradigms.train.state import RunState, agree, by_main, ending_all, signature
 

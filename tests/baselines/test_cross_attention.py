@@ -18,8 +18,8 @@ from transformers import AutoModel, AutoModelForTextEncoding, AutoTokenizer
 from paradigms import PARADIGMS, CrossAttention, Paradigm, load
 from paradigms.baselines.cross_attention import HEAD, cross_attention
 from paradigms.data import Corpus, Run, Split
-from paradigms.train.dev import DevMeasure
 from paradigms.train.examples import Example
+from paradigms.train.job import DevMeasure
 from paradigms.train.listwise import Listwise
 from paradigms.train.loop import TrainingSettings, train
 from tests.experiments.scripts import run as run_script

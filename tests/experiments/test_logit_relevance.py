@@ -13,7 +13,7 @@ from scipy.stats import spearmanr
 
 from paradigms.data import Split
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
-from paradigms.generative.targets import Targets
+from paradigms.generative.identifiers import Targets
 from tests.experiments.scripts import pair_flags, run
 from tests.tiny_generative import generative, named
 

@@ -13,9 +13,9 @@ from studies.attention_heads import Seen, best_name, seen
 from studies.model_runs import open_bench
 
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
+from paradigms.generative.identifiers import Targets
 from paradigms.generative.interaction import decompose
 from paradigms.generative.model import Generative
-from paradigms.generative.targets import Targets
 from tests.experiments.scripts import pair_flags, published, run, settings
 from tests.tiny_generative import generative, named, texts
 from theory import kernels

@@ -31,8 +31,8 @@ from paradigms.core import Tokens, interact
 from paradigms.data import Corpus
 from paradigms.encoder.backbone import load_tokenizer
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
+from paradigms.generative.identifiers import Targets
 from paradigms.generative.interaction import decompose
-from paradigms.generative.targets import Targets
 from tests.experiments.scripts import pair_flags, published, run
 from tests.tiny_generative import generative, texts
 

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from paradigms.generative.beam import Hypotheses, beam_search
-from paradigms.generative.constraints import Constraint
+from paradigms.generative.constraints import Constraint, Trie
 from paradigms.generative.decoder import Memory, decode
-from paradigms.generative.identifiers import END, FIRST, START
+from paradigms.generative.identifiers import END, FIRST, START, Targets
 from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import NGramIndex
-from paradigms.generative.targets import Targets
-from paradigms.generative.trie import Trie
 from tests.near import TOLERANCE
 from tests.tiny import SEQ2SEQ
 from tests.tiny_generative import Sequences, generative, named, texts

@@ -18,11 +18,10 @@ from paradigms.evaluate import (
 )
 from paradigms.evaluate.explain import explain_generative
 from paradigms.generative.dsi import dsi
-from paradigms.generative.identifiers import END, Identifiers
+from paradigms.generative.identifiers import END, Identifiers, Targets
 from paradigms.generative.interaction import decompose
 from paradigms.generative.outputs import Scorer
 from paradigms.generative.seal import seal
-from paradigms.generative.targets import Targets
 from tests.tiny_generative import VOCABULARY, generative, named, texts
 
 QUERY = "the quick red fox did run over the stone bridge"

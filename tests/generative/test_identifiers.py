@@ -13,8 +13,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer
 
 from paradigms.data import Corpus, Problems
-from paradigms.generative.identifiers import Identifiers, atomic, text, titles, tokenize
-from paradigms.generative.words import Words
+from paradigms.generative.identifiers import Identifiers, Words, atomic, text, titles, tokenize
 
 
 @pytest.fixture(scope="module")

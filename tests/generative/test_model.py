@@ -18,14 +18,12 @@ from transformers import AutoModelForSeq2SeqLM, PegasusConfig, T5Config
 from transformers import T5ForConditionalGeneration as T5
 
 from paradigms.generative.decoder import decode, remember
-from paradigms.generative.identifiers import END, START, Identifiers
+from paradigms.generative.identifiers import END, START, Identifiers, Targets
 from paradigms.generative.interaction import Form, decompose
 from paradigms.generative.model import HEADS, SETTINGS, Generative
 from paradigms.generative.np_decoding import Clusters
-from paradigms.generative.outputs import Scorer
-from paradigms.generative.pawa import PLACES, Pawa
+from paradigms.generative.outputs import PLACES, Pawa, Scorer
 from paradigms.generative.settings import GenerativeSettings
-from paradigms.generative.targets import Targets
 from tests import needs
 from tests.tiny import SEQ2SEQ, WIDTH
 from tests.tiny_generative import generative, named, texts

@@ -17,11 +17,20 @@ from paradigms.generative import grouped_kmeans as kmeans
 from paradigms.generative.backbone import token_vectors
 from paradigms.generative.decoder import decode
 from paradigms.generative.grouped_kmeans import Groups, grouped_kmeans
-from paradigms.generative.identifiers import END, FIRST, START, Identifiers, atomic, text, titles, tokenize
+from paradigms.generative.identifiers import (
+    END,
+    FIRST,
+    START,
+    Identifiers,
+    Targets,
+    atomic,
+    text,
+    titles,
+    tokenize,
+)
 from paradigms.generative.model import HEADS, Generative
 from paradigms.generative.np_decoding import Clusters, cluster_tokens
 from paradigms.generative.settings import GenerativeSettings
-from paradigms.generative.targets import Targets
 from tests.tiny import WIDTH
 
 TITLES = ["the old house", "the house", "old wood", "the cat", "a cat in the old house", "the the the"]

@@ -16,14 +16,13 @@ from paradigms.data import Problems
 from paradigms.evaluate.measures import per_query
 from paradigms.generative import retriever as module
 from paradigms.generative.decoder import decode
-from paradigms.generative.identifiers import END, START, Identifiers, atomic
+from paradigms.generative.identifiers import END, START, Identifiers, Targets, atomic
 from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.np_decoding import Clusters
 from paradigms.generative.outputs import Scorer
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.seal import query_grams
-from paradigms.generative.targets import Targets
 from tests.generative.test_beam import slow_search, text_next
 from tests.generative.test_seal import occurrences, slow_seal
 from tests.near import same_run

@@ -15,10 +15,10 @@ from transformers import PreTrainedTokenizerFast
 
 from paradigms.generative import forced, seal
 from paradigms.generative.forced import sequence_scores
+from paradigms.generative.identifiers import Targets
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.outputs import Scorer
 from paradigms.generative.seal import gram_weights, query_grams, query_states, seal_scores
-from paradigms.generative.targets import Targets
 from tests.generative.test_trie import csr
 from tests.tiny_generative import Sequences, generative, texts
 

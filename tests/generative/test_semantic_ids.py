@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import Float
 
+from paradigms.generative.dsi import kmeans, semantic
 from paradigms.generative.identifiers import Identifiers
-from paradigms.generative.semantic_ids import kmeans, semantic
 
 
 def names(n: int) -> list[str]:

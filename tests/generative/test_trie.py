@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paradigms.generative.constraints import Branches
-from paradigms.generative.trie import Trie
+from paradigms.generative.constraints import Branches, Trie
 
 END = 1
 IDENTIFIERS = st.lists(st.lists(st.sampled_from([0, 2, 3, 7, 2**31 - 1]), min_size=1, max_size=4), min_size=1)

@@ -22,7 +22,7 @@ from paradigms.generative.pairs import Pair
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.likelihood import Likelihood
 from paradigms.train.loop import TrainingSettings, train
-from paradigms.train.objective import Objective
+from paradigms.train.losses import Objective
 from tests import launch
 from tests.train.test_distributed import CORPUS, EXAMPLES
 

@@ -16,12 +16,13 @@ from paradigms import PARADIGMS, Paradigm
 from paradigms.core import rel
 from paradigms.data import Collection, Corpus, Problems, Run, Split
 from paradigms.encoder.text import Side
+from paradigms.evaluate.reranking import candidates
 from paradigms.index import ExactIndex
 from paradigms.index.weights import weights_checksum
 from paradigms.train import job, loop
 from paradigms.train.contrastive import Contrastive
-from paradigms.train.dev import DevMeasure, candidates
 from paradigms.train.examples import Example, StepSampler, build_examples, tokenised
+from paradigms.train.job import DevMeasure
 from paradigms.train.loop import TrainingSettings, kept_step, train, training_seconds
 from paradigms.train.losses import contrastive
 from paradigms.train.parallel import prepare
