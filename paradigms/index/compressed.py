@@ -20,7 +20,7 @@ Both miss what no probed list holds.
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -115,7 +115,7 @@ class CompressedIndex(TokenIndex):
         self._lists = kernels.Lists(entries, self.offsets, owners.astype(np.uint32), self.living)
         self._count()
 
-    def only(self, ids: Iterable[str]) -> Self:
+    def only(self, ids: Iterable[str]) -> "CompressedIndex":
         part = super().only(ids)
         part._lists = part._lists._replace(alive=part.living)
         part._count()
