@@ -150,11 +150,9 @@ def test_a_new_alignment_obeys_the_laws(registries: None) -> None:
     case = laws.Case("softmax", "query_tokens", {"tau": 0.5})
     for law in (
         laws.test_padding_changes_nothing,
-        laws.test_negative_similarities_lose_to_no_padding,
         laws.test_order_of_candidates_and_tokens_does_not_matter,
         laws.test_slices_of_queries_and_candidates_score_the_same,
         laws.test_empty_texts_score_zero_and_harm_nothing,
-        laws.test_one_token_on_each_side_is_the_inner_product,
     ):
         law(case)
     equals_rel.test_in_batch(Recipe("soft", "softmax", "query_tokens", {"tau": 0.5}), salience=True, real=0.7)
