@@ -98,7 +98,7 @@ def main(settings: Settings) -> None:
             "model's own search with k = 1, which every strategy reorders. "
             "Intervals (95%) resample seeds and queries, these also as the examples that choose."
         )
-        publish(settings, "Alignment adaptation", summary, *describe(tasks), accelerator)
+        publish(settings, "Alignment adaptation", summary, describe(tasks), accelerator)
     accelerator.end_training()
 
 

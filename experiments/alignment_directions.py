@@ -77,8 +77,7 @@ def main(settings: Settings) -> None:
         values[CHANCE] = {m: np.array([of] * len(seeds)) for m, of in chance.items()}
         summary = f"BM25's first {settings.depth} documents and the relevant ones, reranked. "
         summary += sample(bench, settings)
-        figures = {"table5": draw_systems({PRIMARY: {"": {s: of[PRIMARY] for s, of in values.items()}}})}
-        publish(settings, "Alignment directions", summary, describe(values), figures, accelerator)
+        publish(settings, "Alignment directions", summary, describe(values), accelerator)
     accelerator.end_training()
 
 
@@ -175,7 +174,7 @@ def describe(values: Values) -> dict[str, Section]:
             "The paper's R@1/R@10/MRR@10 are in percent. BM25: the candidates in BM25's order. Every row of "
             "GR is beside the paper's only one.",
             table,
-            ["table5"],
+            draw_systems({PRIMARY: {"": {system: of[PRIMARY] for system, of in values.items()}}}),
         ),
     }
 

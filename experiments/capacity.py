@@ -158,7 +158,7 @@ def main(settings: Settings) -> None:
             "seeds and queries."
         )
         title = f"Passage length and capacity: {TITLES[settings.task]}"
-        publish(settings, title, summary, *describe(found), accelerator)
+        publish(settings, title, summary, describe(found), accelerator)
     accelerator.end_training()
 
 

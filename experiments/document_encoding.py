@@ -162,12 +162,7 @@ def main(settings: Settings) -> None:
             for stage in STAGES | SEARCHES
         }
         summary = f"{sample(bench, settings)} DSI and GENRE train for {settings.generative_steps} steps."
-        panels = {
-            m: {label: {s: of[m] for s, of in values[stage].items()} for stage, label in STAGES.items()}
-            for m in RECALLS
-        }
-        figures = {"systems": draw_systems(panels)}
-        publish(settings, "Document encodings", summary, describe(values, settings), figures, accelerator)
+        publish(settings, "Document encodings", summary, describe(values, settings), accelerator)
     accelerator.end_training()
 
 
@@ -242,9 +237,6 @@ def measures_of(runs: Mapping[str, Run], bench: Bench) -> Measured:
     return found | {"queries": results["rerank"].queries}
 
 
-# --- claims -----------------------------------------------------------------------------------------
-
-
 def unlearned_of(values: Values, systems: Sequence[str]) -> str:
     """The first of the systems whose R@10 is less than `LEARNED` of BM25's; "" if there is none."""
     means = {system: float(values[system]["R@10"].mean()) for system in (*systems, BM25)}
@@ -314,12 +306,13 @@ def claims_of_the_search(values: Mapping[str, Values]) -> list[Claim]:
     return found
 
 
-# --- tables and figure ------------------------------------------------------------------------------
-
-
 def describe(values: Mapping[str, Values], settings: Settings) -> dict[str, Section]:
     """Sections of the page and the console by the name of their files."""
     of_tables = claims(values["retrieve"])
+    panels = {
+        m: {label: {s: of[m] for s, of in values[stage].items()} for stage, label in STAGES.items()}
+        for m in RECALLS
+    }
     how = (
         f"One family of tests. A system with less than {LEARNED:.0%} of BM25's R@10 has not learned enough "
         "to be compared."
@@ -367,7 +360,7 @@ def describe(values: Mapping[str, Values], settings: Settings) -> dict[str, Sect
             f"DSI and GENRE search with {settings.beams} beams, SEAL with {SEAL_BEAMS}. The paper's R@1/R@10 "
             "on NQ320K in percent, of T5-base and from several sources.",
             _table(values["retrieve"], paper=True),
-            ["systems"],
+            draw_systems(panels),
         ),
         "rerank": Section(
             "Reranking",

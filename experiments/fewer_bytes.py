@@ -58,7 +58,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from rich.console import Console
-from studies.pages import Rows, Section, print_sections, shown, write_page, write_rows
+from studies.pages import Rows, Section, print_sections, shown, write_page, write_sections
 
 from paradigms import PARADIGMS, Paradigm, load
 from paradigms.core import Tokens
@@ -361,17 +361,15 @@ def publish(results: Mapping[str, Rows], settings: Settings, folder: Path) -> No
             draw_law,
         ),
     }
-    sections, figures = [], {}
+    sections = {}
     for part, (heading, text, draw) in pages.items():
         if rows := results.get(part):
-            shown_rows = [told(row) for row in rows]
-            write_rows(folder / part, shown_rows)
-            if draw:
-                figures[part] = draw(rows)
-            sections.append(Section(heading, text, shown_rows, [part] if draw else []))
-    print_sections(sections)
+            sections[part] = Section(heading, text, [*map(told, rows)], draw(rows) if draw else None)
+    write_sections(folder, sections)
+    print_sections(sections.values())
     summary = f"{settings.documents} documents and up to {settings.queries} queries of each collection."
-    print(write_page(folder, "Fewer bytes", summary, sections, figures, asdict(settings)))
+    write_page(folder / "report.html", "Fewer bytes", summary, sections.values(), asdict(settings))
+    print(folder / "report.html")
 
 
 def told(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def main(settings: Settings) -> None:
             f"Share ordered as BM25 does: by the model, and by a Gaussian projection to its {h} dimensions "
             "(exact). worth: the dimension of a projection that agrees as often as the model.",
             pairs,
-            ["agreement"],
+            curves.draw(),
         ),
         "recall": Section(
             "BM25's best document in the first r",
@@ -105,7 +105,7 @@ def main(settings: Settings) -> None:
         f"split {settings.split}."
     )
     title = f"Fidelity of {name} to BM25 on {collection.name}"
-    publish(settings, title, summary, sections, {"agreement": curves.draw()}, accelerator)
+    publish(settings, title, summary, sections, accelerator)
     accelerator.end_training()
 
 

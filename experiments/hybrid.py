@@ -127,12 +127,9 @@ def main(settings: Settings) -> None:
             f"{settings.batch_size} queries, cross-attention in {settings.rerank_steps} of "
             f"{RERANK_BATCH}. Intervals (95 %) resample seeds and queries."
         )
-        page = describe(Found(results), settings.vectors)
-        publish(settings, "Sparse, dense, hybrid", summary, *page, accelerator)
+        sections = describe(Found(results), settings.vectors)
+        publish(settings, "Sparse, dense, hybrid", summary, sections, accelerator)
     accelerator.end_training()
-
-
-# --- training ---------------------------------------------------------------------------------------
 
 
 def trained(
@@ -185,9 +182,6 @@ def train(
     count = settings.rerank_negatives if reranker else settings.negatives
     splits, runs = (bench.train, bench.dev), (mined, {})
     return fit(model, bench.collection, splits, runs, count, 0, given, folder, accelerator)
-
-
-# --- measuring --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

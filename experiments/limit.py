@@ -13,7 +13,7 @@ the laws of `theory/capacity.py`:
 """
 
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import comb
 from pathlib import Path
 from typing import Any, Literal
@@ -135,15 +135,14 @@ def main(settings: Settings) -> None:
             "n, at most --largest, up to which some random projection of one-hot documents answers all, "
             "by the union bound.",
             found["free"],
-            ["critical"],
+            curves(found["free"], settings).draw() if found["free"] else None,
         ),
         "fits": Section(
             "Fit of the critical n", "n = c · h^p by least squares of the logarithms.", fits(found["free"])
         ),
     }
-    figures = {"critical": curves(found["free"], settings).draw()} if found["free"] else {}
     summary = f"All sets of {settings.relevant} of {settings.documents} documents, on {DEVICE}."
-    publish(settings, "LIMIT: a query for every set", summary, sections, figures, accelerator)
+    publish(settings, "LIMIT: a query for every set", summary, sections, accelerator)
     accelerator.end_training()
 
 
@@ -159,9 +158,6 @@ def laws(settings: Settings) -> Rows:
         row["bits / document"] = capacity.pattern_bits(n, queries, k)
         rows.append(row)
     return rows
-
-
-# --- the collection and the paradigms ---------------------------------------------------------------
 
 
 def collection(settings: Settings) -> Collection:
@@ -209,7 +205,7 @@ def compared(settings: Settings) -> Rows:
     write_folder(collection(settings), folder)
     test = load(str(folder)).split("test")
     measures = (f"R@{settings.relevant}", "R@10", "nDCG@10")
-    names = asdict(settings).keys() & compare.Settings.__dataclass_fields__.keys()
+    names = ("systems", "options", "backbone", "batch_size", "learning_rate", "trained_layers", "precision")
     rows: Rows = []
     for training, steps in {"untrained": 0, "trained": settings.steps}.items():
         if training == "trained" and not steps:
@@ -217,16 +213,13 @@ def compared(settings: Settings) -> Rows:
         output = Path(settings.output, training)
         given = {name: getattr(settings, name) for name in names} | {"collection": str(folder)}
         given |= {"output": str(output), "steps": steps, "evaluate_every": max(1, steps // 3)}
-        asked = compare.Settings(**given | {"seeds": 1, "tracker": "none"})
+        asked = compare.Settings(**given, seed=settings.seed, tracker="none")
         compare.main(asked)
         for name in ([] if rows else ["bm25"]) + list(asked.chosen):
             values = on_split(read_run(output / "runs" / f"{name}.retrieve.run"), test, measures).values
             row = {"system": name, "training": "–" if name == "bm25" else training}
             rows.append(row | {m: shown(seeds_interval(values[m][None])) for m in measures})
     return rows
-
-
-# --- free vectors -----------------------------------------------------------------------------------
 
 
 def free(settings: Settings) -> Rows:

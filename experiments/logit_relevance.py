@@ -110,10 +110,10 @@ def main(settings: Settings) -> None:
                 "p of a candidate's tokens; Spearman's correlation with log p over a query's candidates, of "
                 f"the logit and of the logit less its mean over the vocabulary; {MEASURE} of each order.",
                 curves.rows,
-                ["states"],
+                curves.draw(),
             ),
         }
-        publish(settings, "The logit as relevance", summary, sections, {"states": curves.draw()}, accelerator)
+        publish(settings, "The logit as relevance", summary, sections, accelerator)
     accelerator.end_training()
 
 

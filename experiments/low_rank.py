@@ -78,11 +78,8 @@ def main(settings: Settings) -> None:
             f"each query with its most relevant document. {sample(bench, settings)}"
         )
         sections = describe(heads, parts, settings.seeds, "".join(unlearned_models(seeds)))
-        publish(settings, "Low rank", summary, sections, {"figure4": draw(heads)}, accelerator)
+        publish(settings, "Low rank", summary, sections, accelerator)
     accelerator.end_training()
-
-
-# --- measuring --------------------------------------------------------------------------------------
 
 
 def measure(model: Generative, bench: Bench) -> Measured:
@@ -196,9 +193,6 @@ def parts_of_rel(
     return found
 
 
-# --- claims -----------------------------------------------------------------------------------------
-
-
 def claims(heads: Heads, unlearned: str = "") -> list[Claim]:
     """Means over layers and heads. Lemma 5.2 is refuted exactly by theory_checks.py; here by how much."""
     h = heads
@@ -245,9 +239,6 @@ def claims(heads: Heads, unlearned: str = "") -> list[Claim]:
     ]
 
 
-# --- tables and figure ------------------------------------------------------------------------------
-
-
 def describe(heads: Heads, parts: Parts, seeds: list[int], unlearned: str) -> dict[str, Section]:
     """Sections of the page and the console by the name of their files."""
     return {
@@ -256,13 +247,13 @@ def describe(heads: Heads, parts: Parts, seeds: list[int], unlearned: str) -> di
             "One family of tests. R: the best rank-one matrix, or for ‖·‖_∞ 1·softmax(r)ᵀ. The paper gives "
             "no numbers for its words; those in the quantities are ours, chosen before measuring.",
             verdict_rows(claims(heads, unlearned)),
-            ["figure4"],
         ),
         "layers": Section(
             "Rank-one errors, by layer",
             "‖A − R‖_F/‖A‖_F of the best R and of 1·softmax(r)ᵀ, and of the best R for rows with nothing "
             "in common: A's rows each shuffled, or random rows of A's entropies. Entropy: a share of ln n.",
             layer_rows(heads),
+            draw(heads),
         ),
         "shares": Section(
             "Share of rel that Σ(DᵀQ ⊙ A) makes",

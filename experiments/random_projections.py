@@ -79,6 +79,13 @@ def main(settings: Settings) -> None:
     ks = [required_dimension(of, settings.beta, settings.seed) for of in thresholds]
     claims = stated(smallest, ranked, thresholds, lengths, settings.beta)
     rows, placed = length_rows(ranked, ks, lengths), placement_rows(counts, groups[-1], settings)
+    panels: dict[str, Any] = {
+        "normalized margin, median over queries": {
+            f"{n}th smallest": [row[f"{n}th margin"] for row in rows[:-1]] for n in MARGIN_RANKS
+        },
+        f"k for recall@{rank}": {"exact law, 95% over queries": [Interval(*k) for k in ks[:-1]]},
+    }
+    curves = Curves("mean document length (terms)", lengths[:-1].round(), panels, log_y=[*panels][:1])
     sections = {
         "claims": Section(
             "What the paper says",
@@ -91,7 +98,7 @@ def main(settings: Settings) -> None:
             "Margins are medians over queries; none where half of the queries have fewer documents below the "
             "best. low, high: 95% interval of the exact k over queries.",
             rows,
-            ["figure3"],
+            curves.draw(),
         ),
         "idf": Section("Where the idf stands", "Same scores, other margins.", placed),
     }
@@ -100,19 +107,9 @@ def main(settings: Settings) -> None:
         f"{answer(ks[-1], placed, bounds, settings)} {len(counts.lengths):,} documents, "
         f"{counts.documents.shape[1]:,} terms, {len(counts.query_ids)} queries of split {settings.split}."
     )
-    panels: dict[str, Any] = {
-        "normalized margin, median over queries": {
-            f"{n}th smallest": [row[f"{n}th margin"] for row in rows[:-1]] for n in MARGIN_RANKS
-        },
-        f"k for recall@{rank}": {"exact law, 95% over queries": [Interval(*k) for k in ks[:-1]]},
-    }
-    curves = Curves("mean document length (terms)", lengths[:-1].round(), panels, log_y=[*panels][:1])
     title = f"Random projections of {collection.name}"
-    publish(settings, title, summary, sections, {"figure3": curves.draw()}, accelerator, told=1)
+    publish(settings, title, summary, sections, accelerator, told=1)
     accelerator.end_training()
-
-
-# --- measurement ------------------------------------------------------------------------------------
 
 
 def smallest_margins(problem: Problem) -> np.ndarray:
@@ -173,9 +170,6 @@ def named(k: Dimension) -> dict[str, float | None]:
     """The cells of a dimension with its interval over queries; none where no query has enough documents."""
     names = ("exact k", "low", "high")
     return {name: None if np.isnan(value) else value for name, value in zip(names, k, strict=True)}
-
-
-# --- claims -----------------------------------------------------------------------------------------
 
 
 def stated(

@@ -115,7 +115,7 @@ def main(settings: Settings) -> None:
             "seeds and test queries."
         )
         title = f"Pruning by salience on {bench.collection.name}"
-        publish(settings, title, summary, *describe(found), accelerator)
+        publish(settings, title, summary, describe(found), accelerator)
     accelerator.end_training()
 
 

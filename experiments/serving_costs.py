@@ -153,9 +153,6 @@ def measure(name: str, collection: Collection, settings: Settings, work: Path) -
     return rows
 
 
-# --- what is encoded ------------------------------------------------------------------------------------
-
-
 def opened(name: str, settings: Settings) -> Paradigm:
     """The paradigm as saved where `load` names it, else untrained. ValueError for another paradigm."""
     if name not in settings.load:
@@ -175,9 +172,6 @@ def drawn(collection: Collection, settings: Settings) -> tuple[dict[str, str], l
     rows = draw.permutation(len(corpus))[: settings.documents].tolist()
     chosen = draw.permutation(len(asked))[: settings.queries].tolist()
     return {corpus.ids[n]: corpus[n] for n in rows}, [asked[n] for n in chosen]
-
-
-# --- measuring ------------------------------------------------------------------------------------------
 
 
 def spread(milliseconds: np.ndarray) -> Row:

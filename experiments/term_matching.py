@@ -83,16 +83,9 @@ def main(settings: Settings) -> None:
     if accelerator.is_main_process:
         results = gather(found[TASK])
         summary = f"BM25's first {settings.depth} documents and the relevant ones. {sample(bench, settings)}"
-        figures = {
-            "figure2": curves(results, "q→d", FORWARD).draw(),
-            "figure3": curves(results, "d→q", BACKWARD).draw(),
-        }
         sections = describe(results, settings.fewest, unlearned_models(found[TASK]))
-        publish(settings, "Term matching in alignments", summary, sections, figures, accelerator)
+        publish(settings, "Term matching in alignments", summary, sections, accelerator)
     accelerator.end_training()
-
-
-# --- measuring --------------------------------------------------------------------------------------
 
 
 def measure(mvdr: Paradigm, generative: Generative, bench: Bench, depth: int) -> Measured:
@@ -244,9 +237,6 @@ def counted_tokens(tokenizer: Any) -> Bool[np.ndarray, " v"]:
     return np.array([own and id not in special for id, own in enumerate(counted)])
 
 
-# --- what was measured ------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Sums:
     """Sums of a rate over tokens and the numbers of these tokens."""
@@ -363,7 +353,7 @@ def describe(results: Results, fewest: int, poor: Sequence[str]) -> dict[str, Se
             "Query to document (Figure 2)",
             "Rate of query tokens, averaged over candidates; in brackets the number of query tokens.",
             table("q→d", FORWARD),
-            ["figure2"],
+            curves(results, "q→d", FORWARD).draw(),
         ),
         "document_to_query": Section(
             "Document to query (Figure 3)",
@@ -371,7 +361,7 @@ def describe(results: Results, fewest: int, poor: Sequence[str]) -> dict[str, Se
             f"all candidates. On names: the attention on the query's tokens of an IDF of at least {NAME}, "
             "less their share of its tokens.",
             table("d→q", (*BACKWARD, HARD, *NAMES.values())),
-            ["figure3"],
+            curves(results, "d→q", BACKWARD).draw(),
         ),
     }
 

@@ -91,7 +91,7 @@ def main(settings: Settings) -> None:
             f"{settings.batch_size * accelerator.num_processes} queries, the same ones in the same order. "
             "Intervals (95%) resample seeds and queries."
         )
-        publish(settings, "Token retrieval", summary, *describe(found), accelerator)
+        publish(settings, "Token retrieval", summary, describe(found), accelerator)
     accelerator.end_training()
 
 

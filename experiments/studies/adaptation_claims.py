@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from studies.curves import Curves, Values
 from studies.model_runs import unlearned
-from studies.pages import Page, Rows, Section, Undecided, shown, verdict_rows
+from studies.pages import Rows, Section, Undecided, shown, verdict_rows
 
 from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.adaptation import LEVEL, Adaptation, Rule, adapt, best, best_if_significant
@@ -311,8 +311,8 @@ def answer(tasks: Sequence[Task]) -> Rows:
     return rows
 
 
-def describe(tasks: Sequence[Task]) -> Page:
-    """Sections of the page and figures, by the name of their files."""
+def describe(tasks: Sequence[Task]) -> dict[str, Section]:
+    """Sections of the page, by the name of their files."""
     strategies = [name for name in MEASURED if all(name in task.strategies for task in tasks)]
     curves = _by_strategy(tasks, strategies)
     soft = [task for task in tasks if task.own in SOFT]
@@ -336,7 +336,7 @@ def describe(tasks: Sequence[Task]) -> Page:
             for task in tasks
         },
     )
-    sections = {
+    return {
         "answer": Section(
             "With few judged queries, when does choosing an alignment pay?",
             f"Gains of nDCG@10 on other queries, by the paper's rule, best, and the careful one, {CAREFUL}.",
@@ -357,7 +357,7 @@ def describe(tasks: Sequence[Task]) -> Page:
             "nDCG@10 by alignment strategy (Figure 4, Tables 3, 7, 11 and 12)",
             "Where no document has several aligned tokens, top-p is k = 1: ⌊p·m⌋ is 2 from 2/p tokens on.",
             [*curves.rows, *paper, *several],
-            ["figure4"],
+            curves.draw(),
         ),
         "figure5": Section(
             "Few-shot adaptation (Figure 5, Table 2)",
@@ -365,13 +365,12 @@ def describe(tasks: Sequence[Task]) -> Page:
             "(one-sided sign-flip test on the fold, Westfall & Young). nDCG@10: on the queries outside each "
             "fold, mean ± standard deviation over folds. changed: share of folds that leave the default.",
             [row for task in tasks for row in _shots(task)],
-            ["figure5"],
+            gains.draw(),
         ),
         "table13": Section(
             "Trained with an entropic alignment, by ε (Table 13)", "", _by_strategy(soft, SOFT).rows
         ),
     }
-    return sections, {"figure4": curves.draw(), "figure5": gains.draw()}
 
 
 def _by_strategy(tasks: Sequence[Task], strategies: Sequence[str]) -> Curves:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from studies.capacity_tasks import BI, UNI
 from studies.curves import Curves
-from studies.pages import Page, Rows, Section, shown, verdict_rows
+from studies.pages import Rows, Section, shown, verdict_rows
 
 from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.claims import Claim
@@ -228,12 +228,8 @@ def parts(hybrid: str) -> tuple[str, str]:
     return dense, f"BM25-{sparse}"
 
 
-# --- page -------------------------------------------------------------------------------------------
-
-
-def describe(results: Found) -> Page:
-    """Sections of the page and figures (4 and 5), by the name of their files; dotted: random projections of
-    the encoders' sizes."""
+def describe(results: Found) -> dict[str, Section]:
+    """Sections of the page, by the name of their files; dotted: random projections of the encoders' sizes."""
     measure, lengths = MEASURES[results.task], results.lengths
     sections = {
         "claims": Section(
@@ -251,7 +247,11 @@ def describe(results: Found) -> Page:
             rows.append({"system": system} | cells)
         text = f"{measure}; in parentheses the paper's, with 768 numbers a vector where no k is named."
         heading = f"{name.capitalize()} by passage length (Table A.1)"
-        sections[f"table_{stage}"] = Section(heading, text, rows, [stage])
+        series = {system: [values[n] for n in lengths] for system, values in results.values[stage].items()}
+        expected = {s: [results.expected(s, n) for n in lengths] for s in results.sizes}
+        dotted, panel = expected if stage == "retrieve" else None, {f"{name}: {measure}": series}
+        figure = Curves("tokens of a passage at most", lengths, panel, dotted=dotted).draw()
+        sections[f"table_{stage}"] = Section(heading, text, rows, figure)
     theory: Rows = []
     for length in lengths:
         theory.append({"length": length, "k*": str(Dimension(*results.predictions[length]["k*"]))})
@@ -266,11 +266,4 @@ def describe(results: Found) -> Page:
         "first for 95% of the queries, with the 95% interval over queries.",
         theory,
     )
-    figures = {}
-    for stage, of in results.values.items():
-        series = {system: [values[n] for n in lengths] for system, values in of.items()}
-        expected = {s: [results.expected(s, n) for n in lengths] for s in results.sizes}
-        dotted = expected if stage == "retrieve" else None
-        panel = {f"{STAGES[stage]}: {measure}": series}
-        figures[stage] = Curves("tokens of a passage at most", lengths, panel, dotted=dotted).draw()
-    return sections, figures
+    return sections

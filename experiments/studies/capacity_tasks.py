@@ -69,9 +69,6 @@ def open_bench(
     return Bench(length, task, measure, bm25, mined, with_random(pool, corpus, depth - half, 0))
 
 
-# --- questions --------------------------------------------------------------------------------------
-
-
 def question_passages(
     collection: Collection,
     answers: Mapping[str, list[str]],
@@ -130,9 +127,6 @@ def read_answers(folder: Path) -> dict[str, list[str]]:
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{file}, line {number}: no JSON object with _id and answers") from error
     return answers
-
-
-# --- what theory predicts ---------------------------------------------------------------------------
 
 
 def predict(bench: Bench, dimensions: Sequence[int], queries: int, samples: int) -> dict[str, Any]:

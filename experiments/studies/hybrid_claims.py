@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 from studies.curves import Curves, at_path
 from studies.model_runs import LEARNED, same_queries
-from studies.pages import Measured, Page, Rows, Section, shown, verdict_rows
+from studies.pages import Measured, Rows, Section, shown, verdict_rows
 
 from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.claims import Claim
@@ -68,9 +68,6 @@ class Found:
         """A system's timed searches in one kind of index, the fastest first."""
         own = [point for point in self.curves if (point["system"], point["index"]) == (system, kind)]
         return sorted(own, key=lambda point: point["ms/query"])
-
-
-# --- claims -----------------------------------------------------------------------------------------
 
 
 def claims(found: Found) -> list[Claim]:
@@ -145,11 +142,8 @@ def equal_time(found: Found, kind: str) -> tuple[Measured, Measured]:
     return de, within[-1] if within else me[0]
 
 
-# --- page -------------------------------------------------------------------------------------------
-
-
-def describe(found: Found, vectors: int) -> Page:
-    """Sections of the page and figures (6 and 7), by the name of their files; vectors: m."""
+def describe(found: Found, vectors: int) -> dict[str, Section]:
+    """Sections of the page, by the name of their files; vectors: m."""
     slow = [kind for kind in found.kinds if not pays(found, kind)]
     untested = (
         "Not tested here: that m vectors bring more on longer documents, which takes two collections"
@@ -170,7 +164,7 @@ def describe(found: Found, vectors: int) -> Page:
     as_found = {name: [found.values("retrieve", name, RR)] * len(found.depths) for name in ours}
     rerank = Curves("first documents that cross-attention reranks", found.depths, {RR: stages})
     shown_of = Curves(rerank.name, found.depths, {f"{RR} (dotted: not reranked)": ours}, dotted=as_found)
-    sections = {
+    return {
         "claims": Section(
             "What §7 says, and what we measured",
             f"A dense model has learned with {LEARNED:.0%} of BM25's RR@10, cross-attention where it orders "
@@ -187,7 +181,7 @@ def describe(found: Found, vectors: int) -> Page:
             "Cross-attention over the first documents of each stage (Table 1, Figure 6)",
             f"{RR}; what is not reranked is left out.",
             rerank.rows,
-            ["rerank_depth"],
+            shown_of.draw(),
         ),
         "mining": Section(
             "One round of hard-negative mining",
@@ -200,10 +194,9 @@ def describe(found: Found, vectors: int) -> Page:
             f"RR@10 and milliseconds of an encoded query, one at a time; {ME} has {vectors} entries per "
             "document. 0 probes: all vectors.",
             search,
-            ["search_time"],
+            draw_times(found),
         ),
     }
-    return sections, {"rerank_depth": shown_of.draw(), "search_time": draw_times(found)}
 
 
 def retrieve_rows(found: Found) -> Rows:

@@ -2,9 +2,11 @@
 
 import base64
 import csv
+import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +42,8 @@ img { max-width: 100%; height: auto }
 <h1>{{ title }}</h1><p>{{ summary }}</p>
 {% for section in sections %}<h2>{{ section.heading }}</h2>
 {% if section.text %}<p>{{ section.text }}</p>{% endif %}
-{% for name in section.figures %}<img alt="{{ name }}" src="data:image/png;base64,{{ images[name] }}">
-{% endfor %}
+{% if section.image %}<img alt="{{ section.heading }}" src="data:image/png;base64,{{ section.image }}">
+{% endif %}
 <table><tr>{% for key in section.rows[0] %}<th>{{ key }}</th>{% endfor %}</tr>
 {% for row in section.rows %}<tr>{% for value in row.values() %}
 <td{% if value is number %} class="number"{% endif %}>{{ shown(value) }}</td>{% endfor %}</tr>
@@ -54,15 +56,20 @@ img { max-width: 100%; height: auto }
 
 @dataclass
 class Section:
-    """A heading, a paragraph, rows (all with the same keys) and names of figures, on page and console."""
+    """A heading, a paragraph, rows (all with the same keys) and a figure, on the page and the console."""
 
     heading: str
     text: str = ""
     rows: Sequence[Mapping[str, Any]] = ()
-    figures: list[str] = field(default_factory=list)
+    figure: "Figure | None" = None
 
-
-Page = tuple[dict[str, Section], dict[str, Any]]  # sections and figures, by the name of their files
+    @cached_property
+    def image(self) -> str:
+        """The figure as base64 of a PNG, or ""."""
+        stream = io.BytesIO()
+        if self.figure is not None:
+            self.figure.savefig(stream, format="png", dpi=150)
+        return base64.b64encode(stream.getvalue()).decode()
 
 
 def print_sections(sections: Iterable[Section]) -> None:
@@ -96,38 +103,45 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     write_text(path.with_suffix(".md"), "".join(f"| {' | '.join(line)} |\n" for line in cells))
 
 
+def write_sections(folder: Path, sections: Mapping[str, Section]) -> None:
+    """Each section's rows as NAME.csv, NAME.json and NAME.md, its figure as NAME.png."""
+    for name, section in sections.items():
+        write_rows(folder / name, section.rows)
+        if section.figure:
+            temporary = folder / f".{name}.partial"
+            temporary.write_bytes(base64.b64decode(section.image))
+            os.replace(temporary, folder / f"{name}.png")
+
+
 def row_without_test(
-    place: str, sentence: str, verdict: str, *, quantity: str = "–", printed: str = "–", **measured: str
+    place: str,
+    sentence: str,
+    verdict: str,
+    quantity: str = "–",
+    printed: str = "–",
+    measured: str = "–",
+    sample: str = "–",
 ) -> dict[str, str]:
-    """As of a `Verdict`: what was counted, or cannot be measured here. measured: measured and sample."""
+    """As of a `Verdict`: what was counted, or cannot be measured here."""
     row = {"claim": f"“{sentence}” ({place})", "quantity": quantity, "printed": printed}
-    row |= {name: measured.get(name, "–") for name in ("measured", "p (Holm)", "sample")}
-    return row | {"verdict": verdict}
+    return row | {"measured": measured, "p (Holm)": "–", "sample": sample, "verdict": verdict}
 
 
 def verdict_rows(claims: Sequence[Claim], undecided: Sequence[Undecided] = ()) -> Rows:
     """A row for each claim, which are one family of tests, and for each one that no run here can decide."""
-    rows: Rows = [verdict.row for verdict in judge(claims)]
-    for place, sentence, needs in undecided:
-        rows.append(row_without_test(place, sentence, f"{UNDECIDED}: it takes {needs}"))
-    return rows
+    open_ones = [row_without_test(*of, f"{UNDECIDED}: it takes {needs}") for *of, needs in undecided]
+    return [*(verdict.row for verdict in judge(claims)), *open_ones]
 
 
 def write_page(
-    path: Path,
-    title: str,
-    summary: str,
-    sections: Iterable[Section],
-    settings: Mapping[str, Any],
-    images: Mapping[str, Path] | None = None,
+    path: Path, title: str, summary: str, sections: Iterable[Section], settings: Mapping[str, Any]
 ) -> None:
-    """All sections as one HTML file that loads nothing. images: figure -> its PNG file."""
+    """All sections as one HTML file that loads nothing."""
     import jinja2
 
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(_PAGE)
-    encoded = {name: base64.b64encode(file.read_bytes()).decode() for name, file in (images or {}).items()}
     told = {"title": title, "summary": summary, "sections": list(sections), "settings": settings}
-    write_text(path, template.render(**told, images=encoded, shown=format_number))
+    write_text(path, template.render(**told, shown=format_number))
 
 
 def publish(
@@ -135,12 +149,11 @@ def publish(
     title: str,
     summary: str,
     sections: Mapping[str, Section],
-    figures: "Mapping[str, Figure]",
     accelerator: "Accelerator",
     told: int | None = None,
 ) -> None:
-    """Each section's rows as NAME.csv, NAME.json and NAME.md, the figures as PNG, and all on one page; the
-    verdicts of claims in verdicts.md, one a line. Sections without rows are left out.
+    """The files of `write_sections`, all on one page, and the verdicts of claims in verdicts.md, one a line.
+    Sections without rows are left out.
 
     settings: a dataclass with an output folder; a `division` of queries is said in each heading. told:
     sections that the terminal shows, by default all.
@@ -154,26 +167,21 @@ def publish(
             name: replace(section, heading=f"{section.heading}, {division}")
             for name, section in sections.items()
         }
-    for name, section in sections.items():
-        write_rows(folder / name, section.rows)
+    write_sections(folder, sections)
     verdicts = [row for section in sections.values() for row in section.rows if "verdict" in row]
     if verdicts:
         write_text(folder / "verdicts.md", "".join(map(_verdict_line, verdicts)))
     write_json(folder / "environment.json", where)
-    images = {name: folder / f"{name}.png" for name in figures}
-    for name, figure in figures.items():
-        temporary = folder / f".{name}.partial"
-        figure.savefig(temporary, format="png", dpi=150)
-        os.replace(temporary, images[name])
     page = folder / "report.html"
-    write_page(page, title, summary, sections.values(), asdict(settings) | where, images)
+    write_page(page, title, summary, sections.values(), asdict(settings) | where)
     print_sections(list(sections.values())[:told])
     Terminal().print(f"{summary}\nReport: {page}", soft_wrap=True)
     if accelerator.trackers:
         import wandb
 
         run = accelerator.get_tracker("wandb").tracker
-        run.log({name: wandb.Image(str(file)) for name, file in images.items()})
+        drawn = [name for name, section in sections.items() if section.figure]
+        run.log({name: wandb.Image(str(folder / f"{name}.png")) for name in drawn})
 
 
 def _verdict_line(row: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 from studies.adaptation_claims import SHARE
 from studies.curves import Curves, Values
 from studies.model_runs import unlearned
-from studies.pages import Page, Rows, Section, Undecided, row_without_test, verdict_rows
+from studies.pages import Rows, Section, Undecided, row_without_test, verdict_rows
 
 from paradigms.evaluate import PerQuery
 from paradigms.evaluate.adaptation import adapt
@@ -166,15 +166,15 @@ def _shares(pairs: list[Pair]) -> str:
     return f"β^q = {pairs[0][0]:.0%}, β^d = {shares}"
 
 
-def describe(found: Found) -> Page:
-    """Sections of the page and figures, by the name of their files."""
+def describe(found: Found) -> dict[str, Section]:
+    """Sections of the page, by the name of their files."""
     q, d = found.trained
     sides = {
         "document_tokens": (1, "β^d", f"document tokens kept, β^q = {q:.0%}"),
         "query_tokens": (0, "β^q", f"query tokens kept, β^d = {d:.0%}"),
     }
     curves = {name: _curves(found, side, symbol) for name, (side, symbol, _) in sides.items()}
-    sections = {
+    return {
         "claims": Section(
             "What the paper says, and what we measured",
             "On candidates of the pruned index, refined with all vectors. The paper measures MRR@10 on MS "
@@ -187,7 +187,7 @@ def describe(found: Found) -> Page:
                 f"RR@10 against the share of {text} (Figure 6)",
                 "Without salience the first tokens are kept: the control.",
                 curves[name].rows,
-                [name],
+                curves[name].draw(),
             )
             for name, (_, _, text) in sides.items()
         },
@@ -203,7 +203,6 @@ def describe(found: Found) -> Page:
             [_model(found, method) for method in found.methods],
         ),
     }
-    return sections, {name: of.draw() for name, of in curves.items()}
 
 
 def _curves(found: Found, side: int, symbol: str) -> Curves:

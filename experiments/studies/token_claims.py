@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from studies.curves import Curves, Values, at_path
 from studies.model_runs import same_queries, unlearned
-from studies.pages import Page, Rows, Section, Undecided, row_without_test, shown, verdict_rows
+from studies.pages import Rows, Section, Undecided, row_without_test, shown, verdict_rows
 from studies.token_measures import MEASURES, TOP
 
 from paradigms.evaluate import PerQuery, seeds_interval
@@ -245,8 +245,8 @@ def claims(found: Found) -> list[Claim]:
     return made
 
 
-def describe(found: Found) -> Page:
-    """Sections of the page and figures, by the name of their files."""
+def describe(found: Found) -> dict[str, Section]:
+    """Sections of the page, by the name of their files."""
     xs, many, every = found.search_tokens, found.search_tokens[-1], (found.colbert, *found.xtrs)
     ranks = [int(rank) for rank in found.models[found.colbert][0]["by rank"]["gold"]]
     by_rank = {
@@ -274,13 +274,13 @@ def describe(found: Found) -> Page:
             Curves("queries of a batch", found.sizes, {"nDCG@10": by_size}),
         ),
     }
-    sections = {
+    return {
         "claims": Section(
             "What the paper says, and what we measured",
             f"XTR is {label(found.xtr)}, chosen by RR@10 of the dev queries.",
             [*verdict_rows(claims(found), UNTRAINED), *_examples(found)],
         ),
-        **{name: Section(heading, "", of.rows, [name]) for name, (heading, of) in curves.items()},
+        **{name: Section(heading, "", of.rows, of.draw()) for name, (heading, of) in curves.items()},
         "table5": Section(
             "Imputation and training objective (Table 5)",
             f"k' = {found.table_tokens}. Gathered: f_ColBERT of the same candidates.",
@@ -297,7 +297,6 @@ def describe(found: Found) -> Page:
             ],
         ),
     }
-    return sections, {name: of.draw() for name, (_, of) in curves.items()}
 
 
 def _examples(found: Found) -> Rows:

@@ -53,9 +53,6 @@ POOL = 100  # of BM25's documents: the candidates of `recalls`
 TEXT_RANK = 8  # of PAWA's matrices for a text vocabulary, whose size they multiply
 
 
-# --- training ---------------------------------------------------------------------------------------
-
-
 def trained(
     name: str, seed: int, bench: Bench, settings: PairSettings, accelerator: Accelerator, console: Console
 ) -> Paradigm | Generative:
@@ -193,9 +190,6 @@ def _width(backbone: str) -> int:
     from transformers import AutoConfig
 
     return int(pretrained(AutoConfig, packaged(backbone)).hidden_size)
-
-
-# --- measuring --------------------------------------------------------------------------------------
 
 
 def measure_all(

@@ -94,7 +94,7 @@ def test_run_writes_everything(folder, tmp_path, monkeypatch):
     rows = {n: json.loads((tmp_path / f"out/{n}.json").read_text()) for n in ("claims", "pairs", "recall")}
     assert (len(rows["claims"]), len(rows["pairs"])) == (3, 3)
     assert [row["r"] for row in rows["recall"]] == [1, 10, 100]
-    assert (tmp_path / "out/agreement.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "out/pairs.png").read_bytes().startswith(b"\x89PNG")
     assert "stub, 2 dimensions" in (tmp_path / "out/report.html").read_text()
     one = tmp_path / "one"
     one.mkdir()

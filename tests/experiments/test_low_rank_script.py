@@ -169,7 +169,7 @@ def test_a_run_writes_every_table(words: Path, seq2seq: dict[str, Path], tmp_pat
     given = pair_flags(words, seq2seq["t5-v1.1"], tmp_path, paradigm="genre", queries=0)
     run("low_rank", **given)
     results = tmp_path / "results"
-    assert published(results) == {"claims", "layers", "shares", "heads", "figure4.png"}
+    assert published(results) == {"claims", "layers", "shares", "heads", "layers.png"}
     assert len(json.loads((results / "shares.json").read_text())) == 9
     rows = list(csv.DictReader((results / "heads.csv").open()))
     assert [(row["seed"], row["layer"], row["head"]) for row in rows] == [
