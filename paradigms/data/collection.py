@@ -32,7 +32,7 @@ class Corpus(Sequence[str]):
         self.titles: Sequence[str] = [""] * len(ids) if titles is None else titles
         if not len(ids) == len(texts) == len(self.titles):
             raise ValueError(
-                f"{len(ids)} ids, {len(texts)} texts and {len(self.titles)} titles: as many of each"
+                f"{len(ids)} ids, {len(texts)} texts and {len(self.titles)} titles must be as many"
             )
         self._texts = texts
         self._positions = {id: i for i, id in enumerate(ids)}

@@ -122,9 +122,7 @@ def json_lines(file: Path, problems: Problems) -> Iterator[Document]:
         row = json_object(line, where)
         text = next((row[key] for key in TEXTS if key in row), None)
         if not isinstance(text, str):
-            raise ValueError(
-                f"{where}: none of {', '.join(TEXTS)} is a string; its keys are {', '.join(row)}"
-            )
+            raise ValueError(f"{where}: none of {', '.join(TEXTS)} is a string; keys are {', '.join(row)}")
         given = next((row[key] for key in IDS if row.get(key) is not None), number)
         id = usable_id(given)
         if id is None:

@@ -111,6 +111,4 @@ def _check_same(dense: Run, sparse: Run) -> None:
         only = dense.get(query, {}).keys() ^ sparse.get(query, {}).keys()
         if only or (query in dense) != (query in sparse):
             what = f"the document {min(only)!r} of the query {query!r}" if only else f"the query {query!r}"
-            raise ValueError(
-                f"only one of the two runs has {what}: rerank the `union` of both with each system"
-            )
+            raise ValueError(f"only one of the two runs has {what}: rerank their `union` with each system")

@@ -105,12 +105,10 @@ def per_query(
     }
     if not judged:
         raise ValueError(
-            f"none of the {len(judgements)} judged queries has a relevant document: no measure is defined"
+            f"none of the {len(judgements)} judged queries has a relevant document: nothing to measure"
         )
     if groups and not groups.keys() >= judged.keys():
-        raise ValueError(
-            f"query {next(q for q in judged if q not in groups)!r} has no group, others have one"
-        )
+        raise ValueError(f"query {next(q for q in judged if q not in groups)!r} has no group, others do")
     ranked = {query: _ranks(query, run[query]) for query in judged if query in run}
     row = {query: x for x, query in enumerate(judged)}
     arrays = {measure: np.zeros(len(judged)) for measure in parsed.values()}

@@ -150,9 +150,7 @@ def cluster_tokens(
 
 def _check(identifiers: Identifiers, corpus: Corpus) -> None:
     if identifiers.kind not in ("title", "text"):
-        raise ValueError(
-            f"{identifiers.kind} identifiers are no text: their tokens have no vectors in context"
-        )
+        raise ValueError(f"{identifiers.kind} identifiers are no text: no vectors in context")
     if identifiers.documents != corpus.ids:
         raise ValueError("identifiers and corpus must have the same documents in the same order")
     if not len(identifiers.tokens):
