@@ -151,9 +151,7 @@ def check_queries(run: Iterable[str], queries: Mapping[str, str]) -> None:
 
 
 def hold_out(split: Split, share: float, seed: int = 0) -> tuple[Split, Split]:
-    """The split without round(share · queries) of its queries, and these, drawn by a hash of the seed and the
-    ids.
-    """
+    """The split without round(share · queries) of its queries, and these, drawn by a hash of their ids."""
     if not 0 <= share <= 1:
         raise ValueError(f"share must lie in [0, 1], not {share}")
     order = sorted(split.queries, key=lambda q: hashlib.sha256(f"{seed} {q}".encode()).digest())

@@ -41,9 +41,7 @@ def text_passages(folder: Path, problems: Problems, words: int = WORDS) -> Itera
 
 
 def passages(text: str, words: int) -> Iterator[tuple[int, int]]:
-    """Start and end of passages of at most `words` words, cut on white space, or before a word where there is
-    none.
-    """
+    """Start and end of passages of at most `words` words, cut on white space, or else before a word."""
     start, last, count = -1, 0, 0
     for first, end, more in _runs(text, words):
         if start >= 0 and count + more > words:

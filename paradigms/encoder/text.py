@@ -85,9 +85,7 @@ class Encoder(nn.Module, ABC):
 
 
 class TextEncoder(Encoder):
-    """One transformer for both sides. backbone: a hub name or folder of any Hugging Face encoder, or
-    "offline".
-    """
+    """One transformer for both sides. backbone: name or folder of a Hugging Face encoder, or "offline"."""
 
     Settings: ClassVar[type[EncoderSettings]] = EncoderSettings  # a subclass may have settings of its own
 

@@ -23,9 +23,7 @@ STEPS = range(-12, 13)  # λ = scale · 2^(step / 2): from 1/64 of the scale to 
 
 
 class System(NamedTuple):
-    """What a hybrid asks of a system: BM25's methods `search` and `rerank`, or an index's with its
-    paradigm.
-    """
+    """What a hybrid asks of a system: BM25's methods `search` and `rerank`, or an index's with its model."""
 
     search: Callable[[dict[str, str], int], Run]
     rerank: Callable[[dict[str, str], Run], Run]

@@ -124,9 +124,7 @@ def per_query(
 
 
 def on_split(run: Run, split: Split, measures: Sequence[str] = MEASURES) -> PerQuery:
-    """`per_query` on a split, macro-averaged if it has groups; in a split with answers every question
-    counts.
-    """
+    """`per_query` on a split, macro-averaged over its groups; in a split with answers all questions count."""
     return per_query(run, split.judgements, measures, groups=split.groups, every=bool(split.answers))
 
 

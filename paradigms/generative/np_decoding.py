@@ -200,9 +200,7 @@ def _embed(
     vectors: Float[np.ndarray, "t h"],
     progress: bool,
 ) -> Float[Tensor, " h"]:
-    """Write the vector of token t to vectors[place[t]]; the mean vector of the last special token. around:
-    see `_around`.
-    """
+    """Write the vector of token t to vectors[place[t]]; the mean vector of the last special token."""
     device, first = next(encoder.parameters()).device, len(around[0])
     total, count = torch.zeros(vectors.shape[1], dtype=torch.float64), 0
     with progress_bar(progress) as bar:

@@ -112,9 +112,7 @@ class TokenIndex(GrowingStore, ABC):
         *,
         progress: bool = False,
     ) -> list[Run]:
-        """`rerank` with each of several recipes for one encoder: queries are encoded, and S computed,
-        once.
-        """
+        """`rerank` with each of several recipes for one encoder: queries are encoded, S computed, once."""
         self.check(paradigm)
         check_queries(run, queries)
         for candidates in run.values():
