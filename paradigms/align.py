@@ -6,8 +6,6 @@ top-k. Salience is applied by `core.interact`. A new paradigm adds a function an
 `NORMALISERS`; an entry says how many document tokens A keeps, and so whether A is a maximum.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

@@ -89,9 +89,7 @@ def salience(documents: Tokens, queries: Tokens) -> Float[Tensor, "#b #n i j"] |
 
 
 def interact(documents: Tokens, queries: Tokens, align: Align, normalise: Normalise) -> Interaction:
-    """S, A = Ã ⊙ u_d u_qᵀ (the result of `align`, weighted by salience) and Z of every query and
-    candidate.
-    """
+    """S, A = Ã ⊙ u_d u_qᵀ (the result of `align`, weighted by salience) and Z of queries and candidates."""
     S, valid = similarity(documents, queries)
     A = align(S, valid, documents, queries).where(valid, 0)
     unary = salience(documents, queries)

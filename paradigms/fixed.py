@@ -12,8 +12,6 @@ sums to 1 for each j, and rel is at most that of MaxSim. Two random projections 
 inner products on average: `inner` of each token's vector, `final` of the whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache

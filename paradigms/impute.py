@@ -29,9 +29,7 @@ def kth(retrieved: Retrieved, corpus_tokens: int) -> Missing:
 
 
 def none(retrieved: Retrieved, corpus_tokens: int) -> Missing:
-    """No mⱼ: the mean of what was retrieved, with Z = the query tokens that retrieved something of d
-    (Eq. 2).
-    """
+    """No mⱼ: the mean of what was retrieved; Z = the query tokens that retrieved something of d (Eq. 2)."""
     return torch.full_like(retrieved[:, 0], torch.nan)
 
 

@@ -228,8 +228,8 @@ class Paradigm(Trainable):
         return Paradigm(recipe, self.encoder)
 
     def forward(self, queries: Batch, documents: Batch, chunk: int = 0) -> tuple[Tokens, Tokens]:
-        """(Q, D) of tokenised texts in one call, for DistributedDataParallel. chunk: as in
-        `Encoder.forward`.
+        """(Q, D) of tokenised texts in one call, as DistributedDataParallel wants it. chunk: see
+        `Encoder`.
         """
         return self.encoder(queries, "query", chunk), self.encoder(documents, "document", chunk)
 

@@ -65,9 +65,7 @@ def _bm25s() -> ModuleType:
 
 
 class BM25:
-    """An index of the weights w(d, t); make one with `build` or `load`. vocabulary: term -> column of
-    `matrix`.
-    """
+    """An index of the weights w(d, t), from `build` or `load`. vocabulary: term -> column of `matrix`."""
 
     def __init__(
         self, index: Any, ids: list[str], *, ngrams: int, stopwords: Iterable[str], tokenizer: Any = None

@@ -6,8 +6,6 @@ collections with judgements (BIASES). Each resample of the queries takes the bia
 and the chance of a system is the share of resamples in which it is the best.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import tempfile
@@ -20,10 +18,9 @@ import numpy as np
 
 from paradigms.cli.arguments import OFFLINE
 from paradigms.cli.dimensions import own_queries
-from paradigms.cli.sources import check_source, documents, is_text, words_of
-from paradigms.data import Corpus, Problems, Run, Split, load
+from paradigms.cli.sources import corpus_of, is_text
+from paradigms.data import Corpus, Run, Split, load
 from paradigms.data.collection import body
-from paradigms.data.texts import WORDS
 
 SYSTEMS = ("bm25", "dense", "multi-vector", "hybrid")
 MEASURE = "RR@10"
@@ -48,13 +45,7 @@ def run_advise(settings: argparse.Namespace) -> None:
     from paradigms.evaluate import bootstrap_interval
     from paradigms.io.terminal import Terminal
 
-    check_source(settings.source)
-    words = words_of(settings.source, settings.words, WORDS)
-    rows = list(documents(settings.source, Problems(), words))
-    if not rows:
-        raise ValueError(f"{settings.source} holds no document")
-    ids, titles, texts = map(list, zip(*rows, strict=True))
-    corpus = Corpus(ids, texts, titles)
+    corpus = corpus_of(settings.source, settings.words)
     split = load(settings.source).split(settings.split) if settings.split else None
     titled = not is_text(settings.source)
     corpus, asked = drawn(corpus, split, titled, settings.documents, settings.count)

@@ -4,8 +4,6 @@ The one file of the library that uses `theory`, and the terminal imports it for 
 report is experiments/random_projections.py.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 from typing import Any
@@ -14,10 +12,9 @@ import numpy as np
 
 from paradigms.baselines.lexical_vectors import PLACEMENTS, Counts, count_terms, weigh
 from paradigms.cli.queries import read_queries
-from paradigms.cli.sources import check_source, documents, is_text, words_of
-from paradigms.data import Corpus, Problems
+from paradigms.cli.sources import corpus_of, is_text
+from paradigms.data import Corpus
 from paradigms.data.collection import body
-from paradigms.data.texts import WORDS
 from theory.checks import Array
 from theory.collection import (
     Dimension,
@@ -39,13 +36,7 @@ SENTENCE = re.compile(r"(?s)\S.*?(?=[.!?。！？](?:\s|$)|$)")
 
 def run_dimensions(settings: argparse.Namespace) -> None:
     """Print the answer in a sentence, by length, by map and by idf, and what it is not."""
-    check_source(settings.source)
-    words = words_of(settings.source, settings.words, WORDS)
-    rows = list(documents(settings.source, Problems(), words))
-    if not rows:
-        raise ValueError(f"{settings.source} holds no document")
-    ids, titles, texts = map(list, zip(*rows, strict=True))
-    corpus = Corpus(ids, texts, titles)
+    corpus = corpus_of(settings.source, settings.words)
     queries = read_queries(settings, settings.source)
     given = bool(queries)
     queries = queries or own_queries(corpus, is_text(settings.source))

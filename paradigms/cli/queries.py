@@ -1,7 +1,5 @@
 """Where a command's queries come from: its arguments, a file, a collection's split, or the keyboard."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """What the commands print: results as table, JSON lines or TREC run; aligned tokens in colours."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping

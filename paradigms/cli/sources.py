@@ -1,15 +1,13 @@
 """The documents of a source: text files, JSON lines, or a collection. Imports no model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from paradigms.data import LAYOUTS, Problems
+from paradigms.data import LAYOUTS, Corpus, Problems
 from paradigms.data import load as load_collection
 from paradigms.data.collection import mended
 from paradigms.data.lines import Document
-from paradigms.data.texts import CORPUS, is_json_lines, json_lines, text_passages
+from paradigms.data.texts import CORPUS, WORDS, is_json_lines, json_lines, text_passages
 
 ROWS = (CORPUS, f"{CORPUS}.gz")  # the documents of a folder in BEIR layout
 NAMES = ("hf:", "irds:")  # of collections that are no folder
@@ -28,6 +26,16 @@ def documents(source: str, problems: Problems, words: int) -> Iterator[Document]
     collection = load_collection(source)
     problems.counts, problems.examples = collection.problems.counts, collection.problems.examples
     return _readable(zip(collection.corpus.ids, collection.corpus.titles, collection.corpus, strict=True))
+
+
+def corpus_of(source: str, words: int | None) -> Corpus:
+    """All documents of a source. FileNotFoundError where there is none, ValueError where it is empty."""
+    check_source(source)
+    rows = list(documents(source, Problems(), words_of(source, words, WORDS)))
+    if not rows:
+        raise ValueError(f"{source} holds no document")
+    ids, titles, texts = map(list, zip(*rows, strict=True))
+    return Corpus(ids, texts, titles)
 
 
 def _readable(rows: Iterable[Document]) -> Iterator[Document]:

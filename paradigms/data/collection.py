@@ -32,7 +32,7 @@ class Corpus(Sequence[str]):
         self.titles: Sequence[str] = [""] * len(ids) if titles is None else titles
         if not len(ids) == len(texts) == len(self.titles):
             raise ValueError(
-                f"{len(ids)} ids, {len(texts)} texts and {len(self.titles)} titles: as many of each"
+                f"{len(ids)} ids, {len(texts)} texts and {len(self.titles)} titles must be as many"
             )
         self._texts = texts
         self._positions = {id: i for i, id in enumerate(ids)}
@@ -151,9 +151,7 @@ def check_queries(run: Iterable[str], queries: Mapping[str, str]) -> None:
 
 
 def hold_out(split: Split, share: float, seed: int = 0) -> tuple[Split, Split]:
-    """The split without round(share · queries) of its queries, and these, drawn by a hash of the seed and the
-    ids.
-    """
+    """The split without round(share · queries) of its queries, and these, drawn by a hash of their ids."""
     if not 0 <= share <= 1:
         raise ValueError(f"share must lie in [0, 1], not {share}")
     order = sorted(split.queries, key=lambda q: hashlib.sha256(f"{seed} {q}".encode()).digest())

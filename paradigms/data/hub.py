@@ -100,9 +100,7 @@ def read_irds(identifier: str) -> Collection:
             except KeyError:
                 continue
         if not parts:
-            raise ValueError(
-                f"irds:{identifier} has no judgements, nor has {identifier}/train, /dev or /test"
-            )
+            raise ValueError(f"irds:{identifier} has no judgements, nor {identifier}/train, /dev or /test")
     queries = {split: list(part.queries_iter()) for split, part in parts.items()}
     answers = {
         split: {query.query_id: list(query.answers) for query in of if getattr(query, "answers", None)}

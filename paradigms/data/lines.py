@@ -80,8 +80,8 @@ def read_documents(paths: Sequence[Path], parse: Parse) -> tuple[Iterator[Docume
 
 
 def byte_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
-    """(number from 1, first byte, line) of each line that is not blank. ValueError names a .gz that breaks
-    off.
+    """(number from 1, first byte, line) of each line but blank ones. ValueError names a .gz that
+    breaks off.
     """
     start = 0
     with open_binary(path) as stream:

@@ -76,14 +76,10 @@ def _question_files(folder: Path) -> dict[str, Path]:
             match = FILE.fullmatch(path.name)
             if match and path.is_file() and path.name not in PASSAGES:
                 if match["stem"] in found:
-                    raise ValueError(
-                        f"two files of questions have one name: {found[match['stem']]} and {path}"
-                    )
+                    raise ValueError(f"two question files have one name: {found[match['stem']]} and {path}")
                 found[match["stem"]] = path
     if not found:
-        raise FileNotFoundError(
-            f"{folder} holds passages, but no file of questions (.csv, .tsv, .json, .jsonl)"
-        )
+        raise FileNotFoundError(f"{folder} holds passages, but no file of questions (.csv, .tsv, .json[l])")
     return dict(sorted(found.items()))
 
 
@@ -144,7 +140,5 @@ def _row(line: str, where: str, columns: int, form: str) -> list[str]:
     except csv.Error as error:
         raise ValueError(f"{where}: {error}") from error
     if len(row) != columns:
-        raise ValueError(
-            f"{where}: {len(row)} columns where {columns} belong ({form}, with tabs between them)"
-        )
+        raise ValueError(f"{where}: {len(row)} columns where {columns} belong ({form}, tabs between them)")
     return row

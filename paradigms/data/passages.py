@@ -71,9 +71,7 @@ class Joined(Sequence[str]):
 
 
 def articles(corpus: Corpus) -> Corpus:
-    """Documents that follow each other under one title, joined, under the first one's id: paragraphs to
-    articles.
-    """
+    """Documents that follow each other under one title, joined under the first one's id."""
     bounds = [0]
     for _, run in groupby(enumerate(corpus.titles), lambda row: row[1] or row[0]):
         bounds.append(bounds[-1] + len(list(run)))

@@ -141,9 +141,7 @@ def build(sources: Mapping[str, Path]) -> list[Docstring]:
 
 
 def docstrings(module: str, file: Path) -> Iterator[Docstring]:
-    """The public docstrings of a source file that split in two, but for generated files and nested
-    functions.
-    """
+    """The public docstrings of a source file that split in two; generated files have none."""
     source = file.read_bytes()
     if GENERATED.search(source[:2000]):
         return

@@ -41,9 +41,7 @@ def text_passages(folder: Path, problems: Problems, words: int = WORDS) -> Itera
 
 
 def passages(text: str, words: int) -> Iterator[tuple[int, int]]:
-    """Start and end of passages of at most `words` words, cut on white space, or before a word where there is
-    none.
-    """
+    """Start and end of passages of at most `words` words, cut on white space, or else before a word."""
     start, last, count = -1, 0, 0
     for first, end, more in _runs(text, words):
         if start >= 0 and count + more > words:
@@ -122,9 +120,7 @@ def json_lines(file: Path, problems: Problems) -> Iterator[Document]:
         row = json_object(line, where)
         text = next((row[key] for key in TEXTS if key in row), None)
         if not isinstance(text, str):
-            raise ValueError(
-                f"{where}: none of {', '.join(TEXTS)} is a string; its keys are {', '.join(row)}"
-            )
+            raise ValueError(f"{where}: none of {', '.join(TEXTS)} is a string; keys are {', '.join(row)}")
         given = next((row[key] for key in IDS if row.get(key) is not None), number)
         id = usable_id(given)
         if id is None:

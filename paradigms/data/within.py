@@ -43,9 +43,7 @@ def within_documents(collection: Collection) -> Collection:
             held[query] = "test" if draw < TEST else "dev"
             left.subtract(relevant[query])
     if not held:
-        raise ValueError(
-            f"{collection.name}: no document has two queries, of which one could be a test query"
-        )
+        raise ValueError(f"{collection.name}: no document has two queries, so none can be a test query")
     train = [query for query in queries if query not in held]
     texts = [queries[q] for q in (*train, *held)]
     copies = near.near_copies(texts, NEAR, originals=len(train))[len(train) :]

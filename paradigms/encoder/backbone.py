@@ -79,9 +79,7 @@ def load_model(kind: Any, name: str | Path, but: str = "\0") -> Any:
         raise ValueError(adapted)
     missing = sorted(key for key in found["missing_keys"] if not key.startswith(but))
     if missing:
-        raise ValueError(
-            f"{name} lacks weights of {type(model).__name__}, as {missing[0]}: they would be random"
-        )
+        raise ValueError(f"{name} lacks weights of {type(model).__name__}, as {missing[0]}: random otherwise")
     return model
 
 

@@ -56,9 +56,7 @@ class Batch:
 
 
 def by_length(lengths: Sequence[int], tokens: int | None = None, rows: int | None = None) -> list[list[int]]:
-    """Places of texts of like length, the longest first: at most `rows`, and `tokens` once padded, or one
-    text.
-    """
+    """Places of texts of like length, the longest first: at most `rows`, and `tokens` once padded, or one."""
     order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
     parts, start = [], 0
     while start < len(order):

@@ -62,9 +62,7 @@ class Split:
         with _evaluating(backbone), torch.no_grad():
             whole, cut = backbone(**probe.inputs())[0], self.upper(self.lower(probe), probe)
         if not torch.allclose(whole, cut, rtol=1e-3, atol=1e-3 * float(whole.abs().max())):
-            raise ValueError(
-                f"the layers of {type(backbone).__name__} cannot be split: set trained_layers to 0"
-            )
+            raise ValueError(f"the layers of {type(backbone).__name__} cannot be split: set trained_layers=0")
         for p in self.frozen:
             p.requires_grad_(False)
 

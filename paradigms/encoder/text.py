@@ -85,9 +85,7 @@ class Encoder(nn.Module, ABC):
 
 
 class TextEncoder(Encoder):
-    """One transformer for both sides. backbone: a hub name or folder of any Hugging Face encoder, or
-    "offline".
-    """
+    """One transformer for both sides. backbone: name or folder of a Hugging Face encoder, or "offline"."""
 
     Settings: ClassVar[type[EncoderSettings]] = EncoderSettings  # a subclass may have settings of its own
 
@@ -168,9 +166,7 @@ class TextEncoder(Encoder):
         around = self.tokenizer(prefix)["input_ids"]
         needed, limit = len(around) + len(ids), getattr(self.backbone.config, "max_position_embeddings", None)
         if length <= needed:
-            raise ValueError(
-                f"{side}_length={length} leaves no room for text: special tokens and marker are {needed}"
-            )
+            raise ValueError(f"{side}_length={length} leaves no room for text beside {needed} special tokens")
         if limit is not None and length > limit:
             raise ValueError(f"{side}_length={length} is beyond the {limit} positions of the backbone")
         at = int(around[:1] == [self.tokenizer.cls_token_id])

@@ -127,6 +127,4 @@ def check_maxima(model: Paradigm, engine: Engine) -> None:
     if engine.single and not one:
         raise ValueError(f"{recipe.name} has several vectors a document, and this engine takes one")
     if model.encoder.dim != engine.dim:
-        raise ValueError(
-            f"{recipe.name} has vectors of {model.encoder.dim} dimensions, the engine of {engine.dim}"
-        )
+        raise ValueError(f"{recipe.name} has {model.encoder.dim} dimensions, the engine {engine.dim}")

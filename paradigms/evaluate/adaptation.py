@@ -35,9 +35,7 @@ class Adaptation:
 
 
 def folds(queries: int, shots: int, seed: int | list[int] = 0) -> Int[np.ndarray, "folds shots"]:
-    """⌊queries/shots⌋ disjoint random sets of `shots` query numbers. ValueError unless 1 <= shots <
-    queries.
-    """
+    """⌊queries/shots⌋ disjoint sets of `shots` query numbers. ValueError unless 1 <= shots < queries."""
     if not 1 <= shots < queries:
         raise ValueError(f"shots must be at least 1 and fewer than the {queries} queries, got {shots}")
     order = np.random.default_rng(seed).permutation(queries)

@@ -23,9 +23,7 @@ STEPS = range(-12, 13)  # λ = scale · 2^(step / 2): from 1/64 of the scale to 
 
 
 class System(NamedTuple):
-    """What a hybrid asks of a system: BM25's methods `search` and `rerank`, or an index's with its
-    paradigm.
-    """
+    """What a hybrid asks of a system: BM25's methods `search` and `rerank`, or an index's with its model."""
 
     search: Callable[[dict[str, str], int], Run]
     rerank: Callable[[dict[str, str], Run], Run]
@@ -111,6 +109,4 @@ def _check_same(dense: Run, sparse: Run) -> None:
         only = dense.get(query, {}).keys() ^ sparse.get(query, {}).keys()
         if only or (query in dense) != (query in sparse):
             what = f"the document {min(only)!r} of the query {query!r}" if only else f"the query {query!r}"
-            raise ValueError(
-                f"only one of the two runs has {what}: rerank the `union` of both with each system"
-            )
+            raise ValueError(f"only one of the two runs has {what}: rerank their `union` with each system")

@@ -105,12 +105,10 @@ def per_query(
     }
     if not judged:
         raise ValueError(
-            f"none of the {len(judgements)} judged queries has a relevant document: no measure is defined"
+            f"none of the {len(judgements)} judged queries has a relevant document: nothing to measure"
         )
     if groups and not groups.keys() >= judged.keys():
-        raise ValueError(
-            f"query {next(q for q in judged if q not in groups)!r} has no group, others have one"
-        )
+        raise ValueError(f"query {next(q for q in judged if q not in groups)!r} has no group, others do")
     ranked = {query: _ranks(query, run[query]) for query in judged if query in run}
     row = {query: x for x, query in enumerate(judged)}
     arrays = {measure: np.zeros(len(judged)) for measure in parsed.values()}
@@ -126,9 +124,7 @@ def per_query(
 
 
 def on_split(run: Run, split: Split, measures: Sequence[str] = MEASURES) -> PerQuery:
-    """`per_query` on a split, macro-averaged if it has groups; in a split with answers every question
-    counts.
-    """
+    """`per_query` on a split, macro-averaged over its groups; in a split with answers all questions count."""
     return per_query(run, split.judgements, measures, groups=split.groups, every=bool(split.answers))
 
 

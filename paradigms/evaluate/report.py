@@ -113,9 +113,7 @@ def format_number(value: object) -> str:
 
 
 def spread(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Positions in [low, high], at least `gap` apart, nearest to the given ones in squares; the last may be
-    beyond.
-    """
+    """Positions in [low, high] or beyond, at least `gap` apart, nearest to the given ones in squares."""
     from scipy.optimize import isotonic_regression
 
     given = np.asarray(positions, dtype=float)

@@ -58,9 +58,7 @@ def model_card(
 
 
 def results_of(checkpoint: str | Path) -> Path | None:
-    """The nearest folder above a checkpoint whose config.json has a collection; None for a name on
-    the hub.
-    """
+    """The nearest folder above a checkpoint whose config.json has a collection; None for a hub name."""
     if not Path(checkpoint).is_dir():
         return None
     above = Path(checkpoint).resolve().parents[:2]

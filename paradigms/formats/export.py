@@ -37,9 +37,7 @@ def write_sentence_transformers(model: Any, folder: Path) -> None:
     ValueError names a setting, or a kind of model, that sentence-transformers has no module for.
     """
     if not isinstance(model, Paradigm):
-        raise ValueError(
-            f"{model.name} is no encoder of single texts, and sentence-transformers has no other"
-        )
+        raise ValueError(f"{model.name} is no encoder of single texts, as sentence-transformers needs")
     encoder, settings = model.encoder, model.encoder.settings
     if not isinstance(encoder, TextEncoder):
         raise ValueError(f"{model.name} has an encoder for each side, and sentence-transformers one for both")

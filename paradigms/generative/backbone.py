@@ -42,9 +42,7 @@ def load_base(name: str | Path) -> Any:
 
 
 def load_base_tokenizer(name: str | Path, entries: int | None = None) -> Any:
-    """`load_tokenizer`, with an end token: of an encoder's, BERT's first unused token (`END`) or the
-    separator.
-    """
+    """`load_tokenizer`, with an end token: an encoder's is an unused token (`END`) or its separator."""
     tokenizer = load_tokenizer(packaged(name), entries)
     if tokenizer.eos_token is None:
         unused = tokenizer.convert_tokens_to_ids(UNUSED) == END

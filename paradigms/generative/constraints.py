@@ -86,9 +86,7 @@ class Trie:
 
     @classmethod
     def build(cls, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " n1"], end: int) -> "Trie":
-        """The trie of non-empty tokens[offsets[n]:offsets[n + 1]], each followed by `end`, in O(t log n);
-        equal ones share a leaf.
-        """
+        """The trie of the sequences tokens[offsets[n]:offsets[n + 1]] and `end`; equal ones share a leaf."""
         tokens = np.insert(tokens, offsets[1:], end)
         offsets = offsets + np.arange(len(offsets))
         node = np.zeros(len(offsets) - 1, dtype=np.int64)  # how far each identifier has come
@@ -115,9 +113,7 @@ class Trie:
     def identifiers_at(
         self, states: Int[np.ndarray, "x 1"]
     ) -> tuple[Int[np.ndarray, " x1"], Int[np.ndarray, " t"]]:
-        """The numbers of the identifiers that end at each state, as CSR; several, ascending, where they are
-        equal.
-        """
+        """The numbers, ascending, of the identifiers that end at each state, as CSR."""
         first, last = (np.searchsorted(self.leaves, states[:, 0], side) for side in ("left", "right"))
         offsets, places = ranges(first, last)
         return offsets, self.identifiers[places]

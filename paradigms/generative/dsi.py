@@ -121,9 +121,7 @@ def semantic(
 
 
 def kmeans(X: Float[np.ndarray, "n h"], k: int, seed: int) -> Int[np.ndarray, " n"]:
-    """argmin over labels c of Σₙ ‖xₙ − mean of its cluster‖², locally: at most k clusters, none empty, from
-    0.
-    """
+    """argmin over labels c of Σₙ ‖xₙ − mean of its cluster‖², locally: at most k clusters, none empty."""
     centred = X - X.mean(0, dtype=np.float64)  # deep in a hierarchy vectors lie close together, far from 0
     scaled = (centred / max(np.abs(centred).max(), 1e-300)).astype(np.float32)  # no square overflows
     groups = Groups.of(np.zeros(len(X), dtype=np.int64))

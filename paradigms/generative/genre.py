@@ -15,9 +15,7 @@ from paradigms.generative.settings import GenerativeSettings
 
 
 def genre(backbone: str | Path, corpus: Corpus, *, title_length: int = 24, **settings: Any) -> Generative:
-    """GENRE over `backbone`; settings are fields of `GenerativeSettings`. title_length: tokens, the end
-    included.
-    """
+    """GENRE; settings are fields of `GenerativeSettings`. title_length: tokens, the end included."""
     named = titles(corpus, load_base_tokenizer(backbone), title_length)
     chosen = GenerativeSettings(**{"name": "genre"} | settings)
     return Generative.build(chosen, backbone, named, corpus)

@@ -98,9 +98,7 @@ def grouped_kmeans(
 def _read(
     vectors: np.ndarray, groups: Groups, block: np.ndarray, chosen: np.ndarray
 ) -> tuple[Float[Tensor, "b n h"], Bool[Tensor, "b n"], Int[np.ndarray, "b n"]]:
-    """The chosen members of each group by number, which of them exist, and their rows. Shorter groups read on
-    into the next.
-    """
+    """The chosen members of each group, by number; which of them exist; and their rows."""
     rows = groups.starts[block, None] + chosen
     return torch.from_numpy(vectors[rows]), torch.from_numpy(chosen < groups.counts[block, None]), rows
 
@@ -113,9 +111,7 @@ def _fit(
     allowed: Bool[Tensor, "b k"],
     draws: Float[Tensor, "b k"],
 ) -> tuple[Float[Tensor, "b k h"], Bool[Tensor, "b k"]]:
-    """Centroids of groups of mean 0, and which are in use. apart: the squared distance up to which vectors
-    are equal.
-    """
+    """Centroids of groups of mean 0, and which are in use. apart: squared distance of equal vectors."""
     C, alive = _seed(X, real, apart, *_means(X, started), allowed, draws)
     labels = torch.full(real.shape, -1)
     for _ in range(ROUNDS):

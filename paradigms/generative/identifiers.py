@@ -293,9 +293,7 @@ WORD = re.compile(r"\S+")
 
 
 class Words:
-    """The words of a text that have tokens (those that end after the word before), and the first token of
-    each.
-    """
+    """The words of a text that have tokens (ending after the word before), and the first token of each."""
 
     def __init__(self, text: str, tokens: Sequence[int], ends: Sequence[int]) -> None:
         """tokens, ends: of the text's first tokens, and the characters at which they end."""

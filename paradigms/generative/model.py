@@ -107,9 +107,7 @@ class Generative(Trainable):
         return cls(settings, backbone, identifiers, clusters)
 
     def refresh(self, corpus: Corpus, *, progress: bool = False) -> None:
-        """Cluster the identifiers' tokens anew by the encoder as it is; draws from no generator of the
-        training.
-        """
+        """Cluster the identifiers' tokens anew by the encoder as it is; draws from no training generator."""
         if self.clusters is None:
             raise ValueError(f"{self.name} has no clusters to renew: its tokens are {self.settings.tokens!r}")
         with self.evaluating():
@@ -309,7 +307,7 @@ class Generative(Trainable):
         raise ValueError(f"the target {list(target)} is no part of the identifiers of document {id!r}")
 
     def names(self, document: int) -> list[list[int]]:
-        """The token sequences that rerank mode scores a document by: its identifiers, or windows of `span`
+        """The token sequences that reranking scores a document by: identifiers, or windows of `span`
         tokens.
         """
         ids, tokens = self.identifiers, self.target_tokens

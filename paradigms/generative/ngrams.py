@@ -44,9 +44,7 @@ class NGramIndex:
 
     @classmethod
     def build(cls, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " d1"]) -> "NGramIndex":
-        """The index of the documents tokens[offsets[d]:offsets[d + 1]], O(t log t). ValueError if all are
-        empty.
-        """
+        """The index of the documents tokens[offsets[d]:offsets[d + 1]]. ValueError if all are empty."""
         from pydivsufsort import divsufsort, kasai
 
         if not len(tokens):
@@ -129,9 +127,7 @@ class NGramIndex:
     def _successors(
         self, states: Int[np.ndarray, "x 3"]
     ) -> tuple[Int[np.ndarray, " x"], Int[np.ndarray, " x"], Int[np.ndarray, " x"]]:
-        """A node's successors as a range (first, last); else an empty one and the only successor, or
-        SEPARATOR.
-        """
+        """A node's successors as a range (first, last), or the only successor there is, or SEPARATOR."""
         lo, hi, depth = states.T
         key = np.where(lo < hi, lo * self._stride + depth, -1)
         node, after = (np.searchsorted(self.nodes, key, side) for side in ("left", "right"))

@@ -150,9 +150,7 @@ def cluster_tokens(
 
 def _check(identifiers: Identifiers, corpus: Corpus) -> None:
     if identifiers.kind not in ("title", "text"):
-        raise ValueError(
-            f"{identifiers.kind} identifiers are no text: their tokens have no vectors in context"
-        )
+        raise ValueError(f"{identifiers.kind} identifiers are no text: no vectors in context")
     if identifiers.documents != corpus.ids:
         raise ValueError("identifiers and corpus must have the same documents in the same order")
     if not len(identifiers.tokens):
@@ -202,9 +200,7 @@ def _embed(
     vectors: Float[np.ndarray, "t h"],
     progress: bool,
 ) -> Float[Tensor, " h"]:
-    """Write the vector of token t to vectors[place[t]]; the mean vector of the last special token. around:
-    see `_around`.
-    """
+    """Write the vector of token t to vectors[place[t]]; the mean vector of the last special token."""
     device, first = next(encoder.parameters()).device, len(around[0])
     total, count = torch.zeros(vectors.shape[1], dtype=torch.float64), 0
     with progress_bar(progress) as bar:

@@ -99,9 +99,7 @@ class Outputs:
         return self.states @ (self.table if candidates is None else self.table[candidates]).mT
 
     def log_probabilities(self, candidates: Int[Tensor, " c"] | None = None) -> Float[Tensor, "b n m c"]:
-        """log softmax over the candidates (None: the vocabulary), in float32 at least: bfloat16 is too
-        coarse.
-        """
+        """log softmax over the candidates (None: the vocabulary), in float32 or wider."""
         logits = self.logits(candidates)
         return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 

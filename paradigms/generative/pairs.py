@@ -78,9 +78,7 @@ def indexing_pairs(
 def generated_pairs(
     generated: Iterable[tuple[str, str]], identifiers: Identifiers, problems: Problems
 ) -> list[Pair]:
-    """generated query ↦ each identifier of its document. generated: (document id, query), see
-    `read_generated`.
-    """
+    """generated query ↦ each identifier of its document. generated: as from `read_generated`."""
     position = _positions(identifiers)
     pairs = []
     bare = dict.fromkeys(identifiers.documents)

@@ -44,9 +44,7 @@ class GenerativeRetriever:
 
     @property
     def bytes_per_document(self) -> float:
-        """Bytes of weights (no frozen encoder but what the decoder shares), identifiers and `valid`, per
-        document.
-        """
+        """Bytes of weights (but a frozen encoder's own), identifiers and `valid`, per document."""
         clusters, model = self.model.clusters, self.model
         size = sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
         if model.settings.frozen:

@@ -76,9 +76,7 @@ def query_states(tokenizer: Any, index: NGramIndex, query: str) -> States:
 def query_grams(
     model: Generative, index: NGramIndex, queries: Sequence[str], sources: Batch
 ) -> list[tuple[States, Weights]]:
-    """`query_states` of each query with log p(n | q); with clusters, as the first occurrence in the index has
-    them.
-    """
+    """`query_states` of each query with log p(n | q); of clusters, those of the first occurrence."""
     found: list[States] = []
     sequences: list[list[list[int]]] = []
     for query in queries:
@@ -172,9 +170,7 @@ def _unigrams(
 
 
 def _occurrences(index: NGramIndex, states: States, grams: list[Any]) -> Int[np.ndarray, "o 3"]:
-    """[document, place in `states`, position] of all n-grams in all candidates, ascending; frequent ones
-    there alone.
-    """
+    """[document, place in `states`, position] of all n-grams in all candidates, ascending."""
     rare = np.flatnonzero(index.counts(states) <= FREQUENT)
     places = index.locate(states[rare])
     parts = [(places.documents, np.repeat(rare, np.diff(places.offsets)), places.positions)]

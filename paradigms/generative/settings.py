@@ -47,8 +47,6 @@ class GenerativeSettings:
         if self.refresh and self.tokens != "clusters":
             raise ValueError(f"refresh={self.refresh} renews the clusters of NP-decoding: tokens='clusters'")
         if self.tokens == "clusters" and self.document_length < 2:
-            raise ValueError(
-                "NP-decoding reads documents as tokens and </s>: document_length must be at least 2"
-            )
+            raise ValueError("NP-decoding reads tokens and </s>: document_length must be at least 2")
         if self.pawa_rank and self.tokens == "clusters":
             raise ValueError("PAWA and NP-decoding both replace the output vectors: choose one")

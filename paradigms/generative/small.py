@@ -32,7 +32,7 @@ def small_t5(
 
     if layers < 1 or heads < 1 or width < heads:
         raise ValueError(
-            f"layers and heads must be at least 1, width at least heads; got {layers}, {heads} and {width}"
+            f"layers, heads must be at least 1, width at least heads; got {layers}, {heads} and {width}"
         )
     tokenizer = _byte_pairs(texts, vocabulary)
     if len(tokenizer) == len((PAD, END, UNKNOWN)):

@@ -11,8 +11,6 @@ tokens: their rel of 0 would lie above negative cosines, and a rerank gives them
 find nothing. Threads are those that the caller set (`torch.set_num_threads`).
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from abc import ABC, abstractmethod
@@ -24,7 +22,7 @@ import torch
 from torch import Tensor
 
 from paradigms.core import Tokens
-from paradigms.data import Run
+from paradigms.data import Run, check_queries
 from paradigms.impute import retrieved_rel
 from paradigms.index.grow import GrowingStore
 from paradigms.index.pruning import most_salient
@@ -60,8 +58,7 @@ class TokenIndex(GrowingStore, ABC):
         keep: float = 1.0,
         progress: bool = False,
     ) -> Run:
-        """The k best documents of every query, best first; fewer where the index, or what was retrieved, has
-        fewer.
+        """The k best documents of every query, best first; fewer where fewer are found.
 
         keep: β^q, the share of each query's tokens that search, the most salient ones (`pruning`).
         """
@@ -100,8 +97,8 @@ class TokenIndex(GrowingStore, ABC):
     ) -> Run:
         """New scores for the run's queries and documents, best first: rel, as `search` defines it.
 
-        An imputing paradigm takes the query's candidates as its pool: k' tokens of theirs are retrieved.
-        KeyError names a query without a text or a document outside the index.
+        An imputing paradigm takes the query's candidates as its pool. KeyError names a query without a text
+        or a document outside the index.
         """
         return self.rerank_recipes(paradigm, [paradigm.recipe], queries, run, progress=progress)[0]
 
@@ -115,12 +112,9 @@ class TokenIndex(GrowingStore, ABC):
         *,
         progress: bool = False,
     ) -> list[Run]:
-        """`rerank` with each of several recipes for one encoder: queries are encoded once, and S = DᵀQ is
-        computed once where the compiled kernels know them all."""
+        """`rerank` with each of several recipes for one encoder: queries are encoded, S computed, once."""
         self.check(paradigm)
-        unknown = next((query for query in run if query not in queries), None)
-        if unknown is not None:
-            raise KeyError(f"the run names the query {unknown!r}, which has no text")
+        check_queries(run, queries)
         for candidates in run.values():
             self.positions(candidates)
         names = [query for query in run if run[query]]
@@ -175,8 +169,7 @@ class TokenIndex(GrowingStore, ABC):
     def token_search(self, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k most similar stored tokens of each query token [t, h], in no order: similarities and rows.
 
-        Rows are places in the columns, tokens of deleted documents left out; [t, k'], with k' ≤ k where the
-        index has fewer. Where fewer are found of one query token its row is filled up with −∞ and row −1.
+        Tokens of deleted documents are left out; [t, k'], k' ≤ k. Missing ones are −∞ and row −1.
         """
 
     def _rerank(
@@ -198,8 +191,6 @@ class TokenIndex(GrowingStore, ABC):
                     order = np.lexsort((self._order[1][rows], -scores))
                     new.append(dict(zip(self.names(rows[order]), scores[order].tolist(), strict=True)))
         return ranked
-
-    # --- the two ways -------------------------------------------------------------------------------
 
     def _search(self, recipe: Recipe, parts: list[Tokens], k: int, bar: Any) -> list[list[dict[str, float]]]:
         """Of each part and query its k best documents with their scores, best first."""

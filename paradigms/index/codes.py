@@ -31,9 +31,7 @@ def centroids_for(tokens: int) -> int:
 
 
 class Codec:
-    """The quantiser of one index: centroids int8 [K, h] in units [K], spread σ [h]; h as of
-    `padded_width`.
-    """
+    """The quantiser of one index: centroids int8 [K, h] in units [K], spread σ [h] (`padded_width`)."""
 
     def __init__(self, centroids: np.ndarray, units: np.ndarray, spread: np.ndarray, bits: int) -> None:
         self.bits, self.spread = bits, spread

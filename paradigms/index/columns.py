@@ -1,13 +1,10 @@
 """A folder of files that change by whole commits: readers see the old state or the new one, never a mix.
 
-Columns are only ever appended to, and `manifest.json` records how many bytes of each file count and their
-crc32. A commit writes beyond the recorded lengths, flushes to the disk, then replaces the manifest at once.
-What lies beyond them, and any file that the manifest does not name, was left by a writer that was stopped:
-readers do not look at it and the next writer removes it. Files that cannot grow are written whole under a
-new name, which has the generation in it, and the old one goes after the commit.
+Columns are only appended to, and `manifest.json` records how many bytes of each file count and their crc32. A
+commit writes beyond these lengths, flushes, then replaces the manifest at once. What lies beyond, and files
+that it does not name, were left by a writer that was stopped; the next one removes them. Files that cannot
+grow are written whole under a name with the new generation.
 """
-
-from __future__ import annotations
 
 import os
 import re
@@ -26,13 +23,8 @@ FORMAT = 2
 CHUNK = 1 << 22  # bytes read at once for a checksum
 MANIFEST = "manifest.json"
 GENERATION = re.compile(r"\.\d+(?=\.\w+$)")  # of "vectors.3.bin"
-DEFECTS = (
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-)  # of a file that is not what it should be
+# Of a file that is not what it should be.
+DEFECTS = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 class Column(NamedTuple):
@@ -61,8 +53,7 @@ class ColumnFolder:
     def read(self) -> dict[str, Any]:
         """The manifest as it is on the disk, with every file that it names there in its full length.
 
-        FileNotFoundError where there is no manifest; ValueError names the file that is damaged, or says of
-        which kind or format the index is.
+        FileNotFoundError where there is none; ValueError names a damaged file, or the index's kind or format.
         """
         settle(self.folder)
         while True:
@@ -78,11 +69,7 @@ class ColumnFolder:
             return manifest
 
     def verify(self) -> None:
-        """Compare the checksum of every file. ValueError names the one that is damaged.
-
-        Reads the whole index in small pieces, not through a memory map: about a second per gigabyte if the
-        disk is that fast.
-        """
+        """Compare the checksum of every file, in small pieces. ValueError names the one that is damaged."""
         for entry in self.manifest["files"].values():
             if _checksum(self.folder / entry["file"], entry["bytes"]) != entry["crc32"]:
                 raise self.damaged(entry["file"], "its checksum differs")
@@ -117,11 +104,11 @@ class ColumnFolder:
         self.write(start | {"generation": 0, "files": {}} | dict(entries))
 
     @contextmanager
-    def writing(self, begin: Callable[[], None] | None = None) -> Iterator[Writer]:
+    def writing(self, begin: Callable[[], None] | None = None) -> "Iterator[Writer]":
         """The only writer of the folder, on the state that the folder has now.
 
-        begin: prepares the folder, which is made if it is missing. BlockingIOError while another process or
-        thread writes there.
+        begin: prepares the folder, which is made if it is missing. BlockingIOError while another one writes
+        there.
         """
         with locked(self.folder, make=begin is not None):
             if begin is not None:

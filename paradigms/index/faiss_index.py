@@ -1,15 +1,11 @@
 """top-k_d rel(d, q) among documents whose tokens FAISS finds near the query's: any index of its factory.
 
-Beside the float16 store of an exact index lies a FAISS index of the same token vectors under inner product
-(Douze et al. 2024, arXiv:2401.08281). gather is `core.rel`, exactly, of the documents that own one of the k'
-(`Recipe.search_tokens`) tokens retrieved for each query token: Khattab & Zaharia 2020, §3.6. impute is
-`impute.imputed_rel` of the retrieved similarities as FAISS approximates them: Lee et al. 2023, Eq. 4. Both
-are exact where the factory's index is ("Flat") and k' reaches every token.
-
-FAISS parses its file in native code: checksums tell damage, not malice, so open only files that you trust.
+Beside an exact index's float16 store lies a FAISS index of the same vectors under inner product (Douze et al.
+2024, arXiv:2401.08281). gather is `core.rel` of the documents that own one of the k' (`Recipe.search_tokens`)
+tokens retrieved for each query token (Khattab & Zaharia 2020, §3.6); impute is `impute.imputed_rel` of the
+retrieved similarities (Lee et al. 2023, Eq. 4). Both are exact for "Flat" and k' of all tokens. FAISS parses
+its file in native code: open only files that you trust.
 """
-
-from __future__ import annotations
 
 import math
 import os

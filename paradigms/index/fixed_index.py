@@ -6,8 +6,6 @@ largest inner products with the query's are scored on all of their tokens: by `c
 paradigm as in a rerank of them.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass

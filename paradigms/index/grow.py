@@ -1,10 +1,8 @@
-"""Building and changing a store: build, of, certify, add, delete, compact.
+"""Building and changing a store: build, prune, add, delete, compact.
 
-Every change is one commit to its folder, so a process that is killed leaves the old state. A build makes many
-commits to a hidden folder beside its place, and goes on from the last one.
+Every change is one commit, so a process that is killed leaves the old state; a build makes many to a hidden
+folder, and goes on from the last.
 """
-
-from __future__ import annotations
 
 import copy
 import hashlib
@@ -205,10 +203,7 @@ class GrowingStore(TokenStore):
             writer.commit()
 
     def compact(self) -> None:
-        """Rewrite the index without deleted documents: rows move, results stay.
-
-        Needs disk space for the new files beside the old ones.
-        """
+        """Rewrite the index without deleted documents, beside the old files: rows move, results stay."""
         with self._writing() as writer:
             if self.living.all():
                 return

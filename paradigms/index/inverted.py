@@ -5,8 +5,6 @@ index is first searched, a second for some 10⁸ weights, and held in memory: `p
 `core.rel` on the stored weights. Documents that share no term with the query are not found.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

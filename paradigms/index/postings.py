@@ -6,8 +6,6 @@ the k-th score: block-max pruning (Mallia et al. 2024, arXiv:2405.01117), exact 
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-from __future__ import annotations
-
 from typing import NamedTuple, no_type_check
 
 import numpy as np

@@ -8,8 +8,6 @@ of each cluster of a document's tokens (Clavié et al. 2024, arXiv:2409.14683). 
 a rerank by an index of all tokens.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Documents on their way into an index, in shards: a shard is encoded only if it is not stored yet."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sized
 from itertools import islice, zip_longest
@@ -40,7 +38,7 @@ def text_shards(
 ) -> Iterator[Shard]:
     """SHARD texts each, encoded in batches of like length, longest first.
 
-    ValueError where ids are more or fewer, or batch_size is below 1; TypeError for a text that is no string.
+    ValueError for other numbers of ids, or batch_size below 1; TypeError for a text that is no string.
     """
 
     if batch_size < 1:

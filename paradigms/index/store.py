@@ -4,8 +4,6 @@ What every index shares: how tokens become rows of columns, and how they come ba
 row, changes only in `compact`; its id never does.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -54,12 +52,10 @@ class NoSettings:
 class TokenStore:
     """The tokens of a corpus under one paradigm, on disk: what `grow` wrote.
 
-    ids and offsets run over all rows, those of deleted documents among them until `compact`; `living` says
-    which rows count, and len() how many. All that is read of the folder is replaced at once, in one
-    assignment: a method `on_snapshot` works on one state, and other threads may change the store meanwhile.
-
-    A kind of index names itself, its Settings (a dataclass of numbers and words), and may store tokens in
-    columns of its own by overriding `_columns`, `_encode`, `_decode` and `_derive`.
+    ids and offsets run over all rows, deleted documents included until `compact`; `living` says which count,
+    and len() how many. All that is read is replaced in one assignment: a method `on_snapshot` works on one
+    state. A kind of index names itself, its Settings, and may override `_columns`, `_encode`, `_decode`,
+    `_derive`.
     """
 
     kind: ClassVar[str] = "tokens"
@@ -75,14 +71,12 @@ class TokenStore:
     def __len__(self) -> int:
         return len(self._positions)
 
-    # --- files --------------------------------------------------------------------------------------
-
     @classmethod
     def open(cls: type[Store], folder: str | Path, *, verify: bool = True) -> Store:
         """What `build` wrote. ValueError names the file that is damaged.
 
-        verify: compare checksums too, which reads the whole index once, about a second for each gigabyte;
-        without it only sizes are looked at, and that whatever names a row names one that exists.
+        verify: compare checksums too, about a second for each gigabyte; without it only sizes and numbers of
+        rows.
         """
         store = cls(Path(folder), verify=verify)
         if "building" in store.manifest:
@@ -96,8 +90,6 @@ class TokenStore:
         """Bytes on disk of everything but the manifest and the ids, per document that is not deleted."""
         files = self.manifest["files"].items()
         return sum(entry["bytes"] for name, entry in files if name != DOCUMENTS) / max(1, len(self))
-
-    # --- tokens -------------------------------------------------------------------------------------
 
     def tokens(
         self, positions: Sequence[int] | range | np.ndarray, device: torch.device | str = "cpu"
@@ -149,7 +141,7 @@ class TokenStore:
     def blocks(self, tokens: int, positions: np.ndarray | None = None) -> Iterator[np.ndarray]:
         """Rows of `positions`, or of all documents with tokens, in blocks of at most `tokens` padded.
 
-        All documents come with those of like length together, among LIKE that lie beside each other.
+        All documents come with those of like length together, among LIKE neighbours.
         """
         if positions is None:
             living = self._with_tokens()
@@ -187,8 +179,6 @@ class TokenStore:
                 f"{paradigm.recipe.name} has: take the model that made it, or build the index again"
             )
 
-    # --- what a kind of index may do otherwise ------------------------------------------------------
-
     @classmethod
     def _check_settings(cls, settings: Any, dim: int) -> None:
         """ValueError, before anything is encoded, for settings that no build could be ended with."""
@@ -209,8 +199,7 @@ class TokenStore:
     def _derive(self, writer: Writer, start: int) -> None:
         """Bring files that depend on all rows up to date: tokens from `start` on are new.
 
-        Called before the last commit of a build, an addition or a compaction; then start = 0 in the first and
-        the last. `writer.array` has the rows, which `self` does not know of yet.
+        Called before the last commit of a build, an addition or a compaction; `writer.array` has the rows.
         """
 
     def _rows(self, tokens: Tokens, ids: Sequence[str]) -> dict[str, np.ndarray]:
@@ -239,8 +228,6 @@ class TokenStore:
                 f"{self.folder} stores vectors of {self.manifest['dim']} dimensions, not of {dim}"
             )
         return rows
-
-    # --- the way out --------------------------------------------------------------------------------
 
     def _load(self, verify: bool = False) -> None:
         """Take over the state of the folder, in one assignment."""

@@ -30,9 +30,7 @@ def load_plugins(files: str | Path | Iterable[str | Path]) -> None:
         importlib.invalidate_caches()
         found = find_spec(path.stem) if path.stem.isidentifier() else None
         if found is None or Path(found.origin or "").resolve() != path:
-            raise ValueError(
-                f"plug-in {file}: {path.stem} is not a module name, or another module's: rename the file"
-            )
+            raise ValueError(f"plug-in {file}: {path.stem} is no module name, or taken: rename the file")
         try:
             importlib.import_module(path.stem)
         except Exception as error:  # of the user's own code

@@ -98,9 +98,7 @@ def from_command_line(
 
 
 def folder_name(collection: str) -> str:
-    """A collection's part of a results folder's name: hf-BeIR-scifact, its folder's name, or
-    lifestyle-test.
-    """
+    """A collection's part of a results folder's name: hf-BeIR-scifact, a folder's name, lifestyle-test."""
     if collection.startswith(("hf:", "irds:")):
         return collection.replace(":", "-").replace("/", "-")
     path = Path(collection).resolve()

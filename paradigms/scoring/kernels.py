@@ -305,9 +305,7 @@ def _finish_several(best, kept, most, query, length, normaliser, out):
 @no_type_check
 @njit(nogil=True, cache=True)
 def maxima(tokens, query, documents, width, normaliser, out):
-    """out[n, b] = rel where A keeps each query token's most similar document token. width: h, a multiple of
-    VECTOR.
-    """
+    """out[n, b] = rel where A is the maximum over document tokens. width: h, a multiple of VECTOR."""
     lanes = query.edges[-1] * GRAIN
     rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
     places, ends = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)
@@ -352,9 +350,7 @@ def maxima(tokens, query, documents, width, normaliser, out):
 @no_type_check
 @njit(nogil=True, cache=True)
 def largest(tokens, query, documents, width, tops, normalisers, out):
-    """out[n, s, b] = rel where A keeps the tops[n, s] most similar document tokens per query token, from one
-    S.
-    """
+    """out[n, s, b] = rel where A keeps each query token's tops[n, s] best document tokens, from one S."""
     lanes, most = query.edges[-1] * GRAIN, max(1, tops.max()) if tops.shape[0] else 1
     rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
     places, ends = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)

@@ -24,9 +24,7 @@ def worth(tokens: int) -> int:
 
 
 def shared(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> list[Result]:
-    """`function` of each item in so many threads, this one among them; it has to release the interpreter
-    lock.
-    """
+    """`function` of each item in so many threads, this one too; it has to release the interpreter lock."""
     items = list(items)
     results: list[Result | None] = [None] * len(items)
     places = iter(range(len(items)))  # whoever is free takes the next one: the lock keeps them apart

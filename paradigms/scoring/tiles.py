@@ -150,9 +150,7 @@ _one, _two, _three = map(_dot_tile, (1, 2, 3))
 @no_type_check
 @njit(nogil=True)
 def dots(rows, queries, out, width, count, grains, ahead):
-    """out[r, j] = Σ_h rows[r, h] · queries[h, j] of `count` rows (or a multiple of ROWS); fetches from
-    `ahead` on.
-    """
+    """out[r, j] = Σ_h rows[r, h] · queries[h, j] of `count` rows, up to a multiple of ROWS."""
     if grains == 2:
         _two(rows, queries, out, width, count, ahead)
     elif grains == 1:

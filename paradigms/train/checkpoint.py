@@ -121,9 +121,7 @@ def cut_history(file: Path, step: int) -> None:
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
-    """The optimizer's tensors as PARAMETER/KEY, whole, on the CPU. keep: False on processes that only take
-    part.
-    """
+    """The optimizer's tensors as PARAMETER/KEY, whole, on the CPU; keep=False: take part, hold none."""
     tensors = {}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():

@@ -76,9 +76,7 @@ def build_examples(
                 problems.add("example with too few hard negatives left (others drawn at random)", query)
             drawn = _draw(hard, avoided, negatives, len(corpus), random.Random(f"{seed} {query} {positive}"))
             if len(drawn) < negatives:
-                raise ValueError(
-                    f"query {query!r}: a corpus of {len(corpus)} documents has no {negatives} negatives"
-                )
+                raise ValueError(f"query {query!r}: {len(corpus)} documents hold no {negatives} negatives")
             made.append((query, Example(split.queries[query], positive, tuple(drawn), tuple(never))))
     return [example for _, example in made] if teacher is None else _taught(made, corpus, teacher)
 

@@ -326,9 +326,7 @@ def fit_pairs(
 def t5_folder(
     name: str, collection: Collection, folder: Path, seed: int, accelerator: Accelerator
 ) -> str | Path:
-    """A backbone's name as it is; for "small" a T5 with random weights, made once in `folder` from the
-    collection.
-    """
+    """A backbone's name as it is; for "small" a T5 with random weights, made once in `folder`."""
     if name != "small":
         return name
 

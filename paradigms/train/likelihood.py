@@ -52,9 +52,7 @@ class Likelihood(Objective):
         return -model(batch.sources, batch.targets).sum() / len(batch.targets.ids)
 
     def prepare(self, step: int) -> None:
-        """ASYNC: the clusters anew; the first process makes them for all, as rounding alone could change
-        them.
-        """
+        """ASYNC: the clusters anew, made by the first process for all."""
         every, clusters = self.model.settings.refresh, self.model.clusters
         due = every > 0 and step > 0 and step % every == 0
         several = world() > 1

@@ -81,9 +81,7 @@ def pair_scores(
         run = read_run(path)
         return lambda wanted: run
     if not path.is_dir() and source.count("/") != 1:
-        raise FileNotFoundError(
-            f"{source} is no run, no folder of a model, and no model on the hub, OWNER/NAME"
-        )
+        raise FileNotFoundError(f"{source} is no run, no model folder and no OWNER/NAME on the hub")
     published = is_classifier(source)
 
     def model() -> Rerank:

@@ -257,7 +257,7 @@ LACKS = {
         ("dev/P17.dev.json", "[{}]", r'P17\.dev\.json, question 0: no "question"'),
         ("dev/P17.dev.json", "{}", r"P17\.dev\.json: not a list of questions but a dict"),
         ("dev/P17.dev.json", "[", r"P17\.dev\.json: bad JSON"),
-        ("test/P17.test.json", "[]", r"two files of questions have one name: .*P17\.test\.json and .*P17"),
+        ("test/P17.test.json", "[]", r"two question files have one name: .*P17\.test\.json and .*P17"),
         ("psgs_w100.tsv", "id\ttext\ttitle\n1\tx\n", r"psgs_w100\.tsv, line 2: 2 columns where 3 belong"),
         ("psgs_w100.tsv", "1\tx\ty\n\tx\ty\n", r"psgs_w100\.tsv, line 2: the passage has no id"),
         ("psgs_w100.tsv", '1\t"x\ty\n', r"psgs_w100\.tsv, line 1: 2 columns where 3 belong"),

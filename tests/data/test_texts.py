@@ -90,7 +90,7 @@ def test_json_lines_of_several_forms(tmp_path):
     [
         ("{", "line 2: bad JSON"),
         ("[1]", "line 2: bad JSON .a list"),
-        ('{"abstract": "x", "_id": 1}', "line 2: none of text, .* its keys are abstract, _id"),
+        ('{"abstract": "x", "_id": 1}', "line 2: none of text, .* keys are abstract, _id"),
         ('{"text": null}', "line 2: none of text"),
         ('{"text": "x", "id": true}', "line 2: the id True is neither a string nor an integer"),
     ],

@@ -301,7 +301,7 @@ REFUSED = [
     ({"salience_l1": 0.5}, r"salience_l1=0.5 needs a salience"),
     ({"layer_norm": True, "dim": 8, "pooled_dim": 16}, "layer_norm is of vectors of width dim"),
     ({"query_length": 2}, "query_length=2 leaves no room"),
-    ({"document_length": 3, "document_marker": "[unused0]"}, "special tokens and marker are 3"),
+    ({"document_length": 3, "document_marker": "[unused0]"}, "beside 3 special tokens"),
     ({"document_length": 513}, "document_length=513 is beyond the 512 positions"),
     ({"lora_rank": 2, "lora_targets": "nothing"}, "lora_targets='nothing' matches no module"),
     ({"lora_rank": 2, "lora_targets": r".*word_embeddings"}, "word_embeddings, which is no linear layer"),

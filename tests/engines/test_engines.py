@@ -158,7 +158,7 @@ def test_what_an_engine_cannot_take_is_named(tmp_path, name):
 def test_an_engine_of_another_width_is_refused(indexed):
     model, index = indexed
     dim = model.encoder.dim
-    with pytest.raises(ValueError, match=f"has vectors of {dim} dimensions, the engine of 7"):
+    with pytest.raises(ValueError, match=f"has {dim} dimensions, the engine 7"):
         hand_over(index, model, Exhaustive(7))
     if model.name != "dpr":
         with pytest.raises(ValueError, match="several vectors a document, and this engine takes one"):

@@ -427,7 +427,7 @@ def test_too_few_negatives_or_no_example_is_said() -> None:
     tiny = Corpus(["d0", "d3", "d5", "d7", "d1"], ["text"] * 5)
     examples = build_examples(tiny, split(), {}, negatives=3)
     assert sorted(examples[1].negatives) == [2, 3, 4]
-    with pytest.raises(ValueError, match="'q1': a corpus of 5 documents has no 4 negatives"):
+    with pytest.raises(ValueError, match="'q1': 5 documents hold no 4 negatives"):
         build_examples(tiny, split(), {}, negatives=4)
     with pytest.raises(ValueError, match="no run to mine them from"):
         build_examples(tiny, split(), None, negatives=1)
