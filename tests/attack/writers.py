@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,7 @@ WRITERS |= {
         "two writers and two readers": engine_crowd,
     }.items()
     for kind in ENGINES
+    if find_spec(PACKAGES[kind])
 }
 WRITERS |= {
     "killed training": Attack(
