@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 OUTCOMES = ("refused", "harmless", "obscure", "silent", "lost", "crashed")
-PATIENCE = 60  # seconds until a try counts as hanging
+PATIENCE = 300  # seconds until a try counts as hanging
 READERS = ("paradigms.data", "paradigms.cli.queries", "paradigms.index", "paradigms.io")  # what is guided
 
 
