@@ -45,4 +45,4 @@ def open_index(folder: str | Path, *, verify: bool = True) -> TokenIndex:
         kind = parse_json((Path(folder) / MANIFEST).read_text(encoding="utf-8"), MANIFEST).get("kind")
     except (OSError, ValueError, AttributeError):
         kind = None
-    return INDEXES.get(kind, ExactIndex).open(folder, verify=verify)
+    return INDEXES.get(str(kind), ExactIndex).open(folder, verify=verify)

@@ -251,25 +251,6 @@ def threads(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
         raise failed[0]
 
 
-def readers(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
-    """A process opens and searches while another one adds and compacts."""
-    folder = copied(sound / "index", work)
-
-    def change() -> None:
-        index = open_index(folder)
-        for turn in range(20):
-            index.add_from(parts(100, 6))
-            index.delete([f"d{n}" for n in range(100, 106)])
-            if turn % 2:
-                index.compact()
-
-    with Process(change):
-        index = open_index(folder)
-        for _ in range(4):
-            well_formed(results(index), [f"d{n}" for n in range(106)])
-            well_formed(results(open_index(folder)), [f"d{n}" for n in range(106)])
-
-
 # --- checkpoints --------------------------------------------------------------------------------------
 
 DEEP = "[" * 5000 + "]" * 5000
@@ -538,7 +519,6 @@ ATTACKS: dict[str, Attack] = {
         "bytes of an index": (index_bytes, {"reads": True}),
         "forged index": (index_forged, {"reads": True}),
         "search while written": (threads, {"fast": 2}),
-        "open while written": (readers, {"fast": 2, "forks": True}),
         "killed writer": (killed, {"fast": 2, "forks": True}),
         "full disk": (disk_full, {"fast": 2, "forks": True}),
         "two builds": (two_builds, {"fast": 2, "forks": True}),

@@ -23,11 +23,12 @@ import types
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 OUTCOMES = ("refused", "harmless", "obscure", "silent", "lost", "crashed")
-PATIENCE = 60  # seconds until a try counts as hanging
+PATIENCE = 300  # seconds until a try counts as hanging
 READERS = ("paradigms.data", "paradigms.cli.queries", "paradigms.index", "paradigms.io")  # what is guided
 
 
@@ -49,7 +50,7 @@ class Attack(NamedTuple):
     prepare: Callable[[Path], None]
     attempt: Callable[[random.Random, Path, Path], None]
     named: tuple[str, ...] = ()  # what an error may name beside the folder of the try
-    fast: int = 40  # tries in `make test`
+    fast: int = 25  # tries in `make test`
     cost: int = 1  # tries of `make attack` that one of these takes the time of
     forks: bool = False
     reads: bool = False  # a fuzzer may draw
@@ -88,6 +89,8 @@ def tally(attack: Attack, tries: int, seed: int, *, forked: bool, guided: bool =
         seeds = [seed * 1_000_003 + n for n in range(tries)]
         if not forked:
             return Counter(attempt(attack, random.Random(each), sound) for each in seeds)
+        if guided:
+            _instrument()
         found: list[str] = []
         while len(found) < tries:
             found += _forked(attack, seeds[len(found) :], sound, guided)
@@ -147,11 +150,6 @@ def _fuzz(one: Callable[[random.Random], None], seeds: list[int]) -> None:
     """As many tries as there are seeds, with draws by which atheris reaches code of `READERS` that is new."""
     import atheris
 
-    for name in [name for name in sys.modules if name.startswith(READERS)]:
-        for found in vars(sys.modules[name]).values():
-            for function in vars(found).values() if isinstance(found, type) else [found]:
-                if isinstance(function, types.FunctionType) and function.__module__ == name:
-                    atheris.instrument_func(function)
     left = len(seeds)
 
     def target(data: bytes) -> None:
@@ -164,6 +162,18 @@ def _fuzz(one: Callable[[random.Random], None], seeds: list[int]) -> None:
     quiet = ["-verbosity=0", "-max_len=400", "-rss_limit_mb=0", f"-seed={1 + seeds[0] % (1 << 31)}"]
     atheris.Setup(["attack", *quiet], target)
     atheris.Fuzz()
+
+
+@cache
+def _instrument() -> None:
+    """Count what `READERS` run."""
+    import atheris
+
+    for name in [name for name in sys.modules if name.startswith(READERS)]:
+        for found in vars(sys.modules[name]).values():
+            for function in vars(found).values() if isinstance(found, type) else [found]:
+                if isinstance(function, types.FunctionType) and function.__module__ == name:
+                    atheris.instrument_func(function)
 
 
 class Process:

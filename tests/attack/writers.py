@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -201,16 +202,15 @@ def run(name: str, sound: Path, output: Path, **changes: Any) -> None:
     script.main(from_command_line(script.Settings, "", [f"--{key}={value}" for key, value in flags.items()]))
 
 
-def trainings(folder: Path) -> None:
-    """What undisturbed ones write, and how long they take."""
-    for name in ("train", "compare"):
-        __import__(name)
+def trainings(folder: Path, *wanted: tuple[str, int]) -> None:
+    """What undisturbed scripts write, each with a seed, and how long they take."""
     write_checkpoint("bert", folder / "bert")
     texts = [f"a bird {n} over the sea" for n in range(26)]
     (folder / "collection").mkdir()
     splits = {"train": range(20), "test": range(20, 26)}
     write_collection(folder / "collection", texts, [f"bird {n}" for n in range(26)], splits)
-    for name, seed in (("train", 0), ("train", 1), ("compare", 0)):
+    for name, seed in wanted:
+        __import__(name)
         began = time.perf_counter()
         succeed(partial(run, name, folder, folder / f"{name}{seed}", seed=seed))
         (folder / f"{name}.s").write_text(str(time.perf_counter() - began))
@@ -254,6 +254,7 @@ def two_trainings(draw: random.Random, sound: Path, work: Path) -> None:
     raise Silent("both ended")
 
 
+SLOW: dict[str, Any] = {"fast": 0, "cost": 10, "forks": True}
 WRITERS: dict[str, Attack] = {
     f"two writers and two readers, {kind}": index_attack(
         kind, crowd, fast=1, cost=1000, forks=True, seconds=SUSTAINED
@@ -275,13 +276,20 @@ WRITERS |= {
         "two writers and two readers": engine_crowd,
     }.items()
     for kind in ENGINES
+    if find_spec(PACKAGES[kind])
 }
 WRITERS |= {
     "killed training": Attack(
-        trainings, lambda d, s, w: script_killed(d, s, w, "train"), fast=1, cost=6, forks=True
+        lambda folder: trainings(folder, ("train", 0)),
+        lambda draw, sound, work: script_killed(draw, sound, work, "train"),
+        **SLOW,
     ),
     "killed comparison": Attack(
-        trainings, lambda d, s, w: script_killed(d, s, w, "compare"), fast=1, cost=10, forks=True
+        lambda folder: trainings(folder, ("compare", 0)),
+        lambda draw, sound, work: script_killed(draw, sound, work, "compare"),
+        **SLOW,
     ),
-    "two trainings": Attack(trainings, two_trainings, fast=1, cost=6, forks=True),
+    "two trainings": Attack(
+        lambda folder: trainings(folder, ("train", 0), ("train", 1)), two_trainings, **SLOW
+    ),
 }

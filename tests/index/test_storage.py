@@ -19,7 +19,7 @@ from paradigms import PARADIGMS
 from paradigms.align import one, query_to_document
 from paradigms.core import Tokens, join_documents, rel, similarity
 from paradigms.impute import imputed_rel
-from paradigms.index import INDEXES, ExactIndex, FaissIndex, base, shards
+from paradigms.index import INDEXES, ExactIndex, FaissIndex, base, open_index, shards
 from paradigms.index.base import TokenIndex
 from paradigms.index.columns import ColumnFolder
 from paradigms.recipe import Recipe
@@ -215,6 +215,7 @@ FILES = ["documents.jsonl", "lengths.bin", "deleted.bin", "ids.bin"]
         (cut("manifest.json"), "manifest.json is damaged"),
         (lambda folder: (folder / "manifest.json").write_text("[]"), "manifest.json is damaged"),
         (other(settings={"bits": 3}), "manifest.json is damaged"),
+        (other(kind=["exact"]), r"is an index of the kind \['exact'\], not exact"),
         (other(files={"vectors.bin": OUTSIDE}), r"manifest.json is damaged .an entry that names '../x'"),
         (other(format=0), "is of format 0, not 1: build the index again"),
         (other(kind="faiss"), "an index of the kind faiss, not exact"),
@@ -232,7 +233,7 @@ def test_a_damaged_index_is_refused_by_the_name_of_its_file(paradigm, tmp_path, 
     assert len(ExactIndex.open(index.folder)) == 3
     damage(index.folder)
     with pytest.raises((ValueError, FileNotFoundError), match=named):
-        ExactIndex.open(index.folder)
+        open_index(index.folder)
     if "checksum" in named:  # which is compared unless a caller says otherwise
         assert len(ExactIndex.open(index.folder, verify=False)) == 3
 
