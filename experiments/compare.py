@@ -42,9 +42,9 @@ class Settings(EncoderTraining):
     Fields of a system: paradigm (by default its name); options and training, which override those below;
     backbone (of generative ones an encoder, which is frozen, or a T5 or BART; small: a T5 with random
     weights); checkpoint, compared as it is, where the options change its alignment: align, align_knobs,
-    normalise, and where a reranker ranks what BM25 finds; index, made of it by experiments/encode.py. Or fuse: '{"colbert": {}, "hybrid": {"fuse":
-    ["bm25", "colbert"]}}' by fusion, rrf (reciprocal ranks) or sum (scores from 0 to 1), and weights, which
-    sum chooses on dev where there are none"""
+    normalise, and where a reranker ranks what BM25 finds; index, made of it by experiments/encode.py. Or
+    fuse: '{"colbert": {}, "hybrid": {"fuse": ["bm25", "colbert"]}}' by fusion, rrf (reciprocal
+    ranks) or sum (scores from 0 to 1), and weights, which sum chooses on dev where there are none"""
     options: dict[str, Any] = field(default_factory=dict)
     """settings of every paradigm that is trained here, such as '{"document_length": 256}'"""
     backbone: str = "offline"

@@ -57,7 +57,7 @@ class Splade(TextEncoder):
     """Texts → terms of weight above 0, by rising id, through the head that a backbone was pretrained with.
 
     tied_head: logits = E h + b instead, with the backbone's input embeddings E and a new bias b, which starts
-    where some |V|/100 terms of a text are above 0. ValueError: there is no such head, and none is to be made.
+    where some |V|/200 logits of each token are above 0. ValueError: there is no such head, and none is to be made.
     """
 
     Settings: ClassVar[type[EncoderSettings]] = SpladeSettings
@@ -69,8 +69,9 @@ class Splade(TextEncoder):
         if settings.tied_head:
             probe = self.tokenize(["what a text says, in its own words and in others"], "document")
             with torch.no_grad():
-                tied = self.backbone(**probe.inputs())[0] @ self._embeddings.T
-                self.bias = nn.Parameter(-tied.amax(1).quantile(0.99).expand(len(self._embeddings)).clone())
+                tied = self.backbone(**probe.inputs())[0][0] @ self._embeddings.T
+                start = -tied.quantile(0.995, dim=-1).mean()
+                self.bias = nn.Parameter(start.expand(len(self._embeddings)).clone())
 
     @property
     def dim(self) -> int:
