@@ -25,6 +25,9 @@ from paradigms.encoder.text import ENCODERS, Batch, EncoderSettings, Side, TextE
 from paradigms.model import Paradigm
 
 
+STARTS = 300  # terms of a text above 0 that a tied head starts with
+
+
 @dataclass(frozen=True)
 class SpladeSettings(EncoderSettings):
     """`EncoderSettings`, and what of a text's terms are kept and how training makes them few.
@@ -56,8 +59,8 @@ class SpladeSettings(EncoderSettings):
 class Splade(TextEncoder):
     """Texts → terms of weight above 0, by rising id, through the head that a backbone was pretrained with.
 
-    tied_head: logits = E h + b instead, with the backbone's input embeddings E and a new bias b, which starts
-    where some |V|/200 logits of each token are above 0. ValueError: there is no such head, and none is to be made.
+    tied_head: logits = E h + b instead, with the backbone's input embeddings E and a new bias b, at first that
+    of which some `STARTS` terms of a text are above 0. ValueError: there is no head, and none is to be made.
     """
 
     Settings: ClassVar[type[EncoderSettings]] = SpladeSettings
@@ -70,7 +73,7 @@ class Splade(TextEncoder):
             probe = self.tokenize(["what a text says, in its own words and in others"], "document")
             with torch.no_grad():
                 tied = self.backbone(**probe.inputs())[0][0] @ self._embeddings.T
-                start = -tied.quantile(0.995, dim=-1).mean()
+                start = -tied.amax(0).topk(min(STARTS, tied.shape[1])).values[-1]
                 self.bias = nn.Parameter(start.expand(len(self._embeddings)).clone())
 
     @property
