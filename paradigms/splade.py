@@ -24,7 +24,6 @@ from paradigms.encoder.backbone import load_backbone, load_model
 from paradigms.encoder.text import ENCODERS, Batch, EncoderSettings, Side, TextEncoder
 from paradigms.model import Paradigm
 
-
 STARTS = 300  # terms of a text above 0 that a tied head starts with
 
 
@@ -59,8 +58,8 @@ class SpladeSettings(EncoderSettings):
 class Splade(TextEncoder):
     """Texts → terms of weight above 0, by rising id, through the head that a backbone was pretrained with.
 
-    tied_head: logits = E h + b instead, with the backbone's input embeddings E and a new bias b, at first that
-    of which some `STARTS` terms of a text are above 0. ValueError: there is no head, and none is to be made.
+    tied_head: logits = E h + b instead, with the backbone's input embeddings E and a new bias b, at first such
+    that some `STARTS` terms of a text are above 0. ValueError: no head is there, and none is to be made.
     """
 
     Settings: ClassVar[type[EncoderSettings]] = SpladeSettings
