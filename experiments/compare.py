@@ -36,14 +36,15 @@ class Settings(EncoderTraining):
     systems: list[str] | dict[str, dict[str, Any]] = field(
         default_factory=lambda: ["dpr", "me_bert", "colbert", "coil", "aligner", "xtr"]
     )
-    """paradigms: dpr, me_bert, colbert, coil, aligner, xtr; generative: dsi, genre, seal. Or systems by name:
+    """paradigms: dpr, me_bert, colbert, coil, aligner, xtr, splade; generative: dsi, genre, seal. Or systems
+    by name:
     '{"colbert-32": {"paradigm": "colbert", "options": {"dim": 32}}, "mine": {"checkpoint": "results/mine"}}'.
     Fields of a system: paradigm (by default its name); options and training, which override those below;
     backbone (of generative ones an encoder, which is frozen, or a T5 or BART; small: a T5 with random
     weights); checkpoint, compared as it is, where the options change its alignment: align, align_knobs,
-    normalise; index, made of it by experiments/encode.py. Or fuse: '{"colbert": {}, "hybrid": {"fuse":
-    ["bm25", "colbert"]}}' by fusion, rrf (reciprocal ranks) or sum (scores from 0 to 1), and weights, which
-    sum chooses on dev where there are none"""
+    normalise, and where a reranker ranks what BM25 finds; index, made of it by experiments/encode.py. Or
+    fuse: '{"colbert": {}, "hybrid": {"fuse": ["bm25", "colbert"]}}' by fusion, rrf (reciprocal
+    ranks) or sum (scores from 0 to 1), and weights, which sum chooses on dev where there are none"""
     options: dict[str, Any] = field(default_factory=dict)
     """settings of every paradigm that is trained here, such as '{"document_length": 256}'"""
     backbone: str = "offline"
@@ -53,7 +54,8 @@ class Settings(EncoderTraining):
     steps: int = 30
     """optimizer steps for each encoder; 0 compares it as it is. Generative ones have training of their own"""
     index: str = "exact"
-    """of encoded documents: exact, faiss, or compressed, which approximates in a quarter of the bytes"""
+    """of encoded documents: exact, which for splade is an inverted one; faiss; inverted, in 8 bits; or
+    compressed, which approximates in a quarter of the bytes"""
     passages: int = 0
     """split documents into passages of at most so many words, with their titles, for all that encode them; 0:
     what is longer than the paradigm's document_length is cut"""

@@ -20,7 +20,7 @@ class Settings(Results):
     """What is trained on what, and how."""
 
     paradigm: str = "colbert"
-    """dpr, me_bert, colbert, coil, aligner or xtr; generative: dsi, genre or seal; a reranker:
+    """dpr, me_bert, colbert, coil, aligner, xtr or splade; generative: dsi, genre or seal; a reranker:
     cross_attention"""
     collection: str = "pydocs"
     """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""

@@ -24,6 +24,8 @@ from paradigms.encoder.backbone import load_backbone, load_model
 from paradigms.encoder.text import ENCODERS, Batch, EncoderSettings, Side, TextEncoder
 from paradigms.model import Paradigm
 
+STARTS = 300  # terms of a text above 0 that a tied head starts with
+
 
 @dataclass(frozen=True)
 class SpladeSettings(EncoderSettings):
@@ -56,8 +58,8 @@ class SpladeSettings(EncoderSettings):
 class Splade(TextEncoder):
     """Texts → terms of weight above 0, by rising id, through the head that a backbone was pretrained with.
 
-    tied_head: logits = E h + b instead, with the backbone's input embeddings E and a new bias b, which starts
-    where some |V|/100 terms of a text are above 0. ValueError: there is no such head, and none is to be made.
+    tied_head: logits = E h + b instead, with the backbone's input embeddings E and a new bias b, at first so
+    that some `STARTS` terms of a text are above 0. ValueError: no head is there, and none is to be made.
     """
 
     Settings: ClassVar[type[EncoderSettings]] = SpladeSettings
@@ -69,8 +71,9 @@ class Splade(TextEncoder):
         if settings.tied_head:
             probe = self.tokenize(["what a text says, in its own words and in others"], "document")
             with torch.no_grad():
-                tied = self.backbone(**probe.inputs())[0] @ self._embeddings.T
-                self.bias = nn.Parameter(-tied.amax(1).quantile(0.99).expand(len(self._embeddings)).clone())
+                tied = self.backbone(**probe.inputs())[0][0] @ self._embeddings.T
+                start = -tied.amax(0).topk(min(STARTS, tied.shape[1])).values[-1]
+                self.bias = nn.Parameter(start.expand(len(self._embeddings)).clone())
 
     @property
     def dim(self) -> int:

@@ -65,6 +65,7 @@ CASES: dict[str, Case] = {
     "me_bert": Case("query_to_document", "one", query_tokens=1),
     "colbert": Case("query_to_document", "query_tokens"),
     "coil": Case("equal_ids", "one"),
+    "splade": Case("equal_ids", "one", document_tokens=2 * I),
     "coil as published": Case("positive_equal_ids", "one"),
     "aligner": Case("top_k", "total", {"k": 1}, salience=True),
     "aligner top-3": Case("top_k", "total", {"k": 3}, salience=True),

@@ -8,7 +8,7 @@ with. What has another head, or is no encoder, is refused.
 import logging
 from pathlib import Path
 
-from paradigms.baselines.classifier import SequenceClassifier, is_classifier
+from paradigms.baselines.classifier import SequenceClassifier
 from paradigms.encoder.backbone import pretrained
 from paradigms.encoder.published import MODULES, modules
 from paradigms.formats.heads import POOLED, encoder_with, one_vector
@@ -66,9 +66,13 @@ def check_encoder(folder: Path) -> None:
             raise Unreadable(f"{name} is no encoder of texts: save the encoder below its head by itself")
 
 
-def is_masked(folder: Path) -> bool:
+def has_head(folder: Path, head: str) -> bool:
     names = read_json(folder / "config.json").get("architectures") or [] if is_plain(folder) else []
-    return any(name.endswith("ForMaskedLM") for name in names)
+    return any(name.endswith(head) for name in names)
+
+
+def is_masked(folder: Path) -> bool:
+    return has_head(folder, "ForMaskedLM")
 
 
 def read_masked(folder: Path) -> Paradigm:
@@ -82,7 +86,7 @@ def read_masked(folder: Path) -> Paradigm:
 
 
 def is_reranker(folder: Path) -> bool:
-    return is_plain(folder) and is_classifier(folder)
+    return has_head(folder, "ForSequenceClassification")
 
 
 def read_reranker(folder: Path) -> SequenceClassifier:

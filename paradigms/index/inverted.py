@@ -68,7 +68,7 @@ class InvertedIndex(TokenIndex):
 
     def _decode(self, rows: Rows) -> dict[str, np.ndarray]:
         return {
-            "vectors": self._table_of_weights[self.fields["weights"][rows]][:, None],
+            "vectors": self._weights[self.fields["weights"][rows]][:, None],
             "ids": np.array(self.fields["ids"][rows]),
         }
 
@@ -77,7 +77,7 @@ class InvertedIndex(TokenIndex):
         codes = np.arange(1 << self.settings.bits, dtype=np.uint16)
         if self.settings.bits == 8:
             codes = np.where(codes > 0, codes + LOW << DROPPED, 0).astype(np.uint16)
-        self._table_of_weights = codes.view(np.float16).astype(np.float32)
+        self._weights = codes.view(np.float16).astype(np.float32)
 
     def _checked(self, recipe: Recipe, queries: Tokens) -> Tokens:
         if "ids" not in recipe.alignment.reads or recipe.normalise != "one":
@@ -94,10 +94,8 @@ class InvertedIndex(TokenIndex):
     def _gather(self, recipe: Recipe, parts: list[Tokens], k: int, bar: Any) -> list[list[Tensor]]:
         from paradigms.index.postings import best, inverted
 
-        offsets, fields = self.offsets, self.fields
-        postings = self._kept_once(
-            "postings", lambda: inverted(fields["ids"], fields["weights"], offsets, self.living)
-        )
+        ids, codes, table = self.fields["ids"], self.fields["weights"], self._weights
+        postings = self._kept_once("postings", lambda: inverted(ids, codes, table, self.offsets, self.living))
         task = bar.add_task(f"search {recipe.name}", total=sum(len(q.mask) for q in parts))
 
         def found(query: Tokens) -> Tensor:
@@ -112,7 +110,7 @@ class InvertedIndex(TokenIndex):
             weights = np.zeros(len(terms), np.float32)
             np.add.at(weights, places, query.vectors[..., 0][mask].cpu().numpy())
             rows, scores = np.empty(len(self.ids), np.int64), np.empty(len(self.ids), np.float32)
-            count = best(postings, self._table_of_weights, terms, weights, k, rows, scores)
+            count = best(postings, table, terms, weights, k, rows, scores)
             bar.advance(task)
             return self._best(torch.from_numpy(scores[:count]), rows[:count], k)
 

@@ -96,9 +96,9 @@ def test_blocks_are_pruned(tmp_path: Path) -> None:
     count = 4 * BLOCK
     ids, offsets = np.zeros(count, np.int32), np.arange(count + 1)
     codes = np.where(np.arange(count) // BLOCK == 2, 200, 3).astype(np.uint8)
-    postings = inverted(ids, codes, offsets, np.ones(count, bool))
-    rows, scores = np.empty(count, np.int64), np.empty(count, np.float32)
     table, asked = np.arange(256, dtype=np.float32), np.zeros(1, np.int64)
+    postings = inverted(ids, codes, table, offsets, np.ones(count, bool))
+    rows, scores = np.empty(count, np.int64), np.empty(count, np.float32)
     found = best(postings, table, asked, np.ones(1, np.float32), 5, rows, scores)
     assert set(rows[:found] // BLOCK) == {2}
     assert (scores[:found] == 200).all()

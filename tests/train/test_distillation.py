@@ -31,8 +31,8 @@ TEACHER = torch.tensor([example.teacher for example in EXAMPLES])
 
 def build(name: str, backbone: Path) -> Paradigm:
     torch.manual_seed(0)
-    options = {"k_train": 12} if name == "xtr" else {}
-    return built(name, backbone, query_length=16, document_length=32, **options).eval()
+    own = {"xtr": {"k_train": 12}, "splade": {"query_sparsity": 0.0, "document_sparsity": 0.0}}
+    return built(name, backbone, query_length=16, document_length=32, **own.get(name, {})).eval()
 
 
 @pytest.mark.parametrize("loss", [kl, margin_mse])
