@@ -36,6 +36,7 @@ def check_buckets(planes: int, repetitions: int) -> None:
 
 
 @lru_cache(maxsize=16)
+@torch.inference_mode(False)  # cached, and used in training too
 def random_planes(dim: int, planes: int, repetitions: int, seed: int) -> Float[Tensor, "r h k"]:
     """Normal vectors of planes, float32."""
     check_buckets(planes, repetitions)
@@ -44,7 +45,7 @@ def random_planes(dim: int, planes: int, repetitions: int, seed: int) -> Float[T
 
 def buckets_of(vectors: Float[Tensor, "*x h"], normals: Float[Tensor, "h k"]) -> Int[Tensor, "*x"]:
     """The number of the bucket of each vector: bit p says on which side of plane p it lies."""
-    sides = vectors @ normals.to(vectors) > 0
+    sides = vectors.detach() @ normals.to(vectors) > 0
     return (sides.long() << torch.arange(normals.shape[1], device=vectors.device)).sum(-1)
 
 
@@ -132,6 +133,7 @@ class FixedEncoding:
 
 
 @lru_cache(maxsize=16)
+@torch.inference_mode(False)  # cached, and used in training too
 def _projections(encoding: FixedEncoding, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     """±1/√inner for each repetition [r, h, inner]; of each dimension its slot in the final ones, and sign."""
     random = torch.Generator().manual_seed(encoding.seed + 1)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -51,7 +51,7 @@ class FaissIndex(TokenIndex):
     """
 
     kind = "faiss"
-    Settings = FaissSettings
+    Settings: ClassVar[type] = FaissSettings
 
     def token_search(self, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k most similar stored tokens of each query token [t, h], as FAISS finds and scores them."""

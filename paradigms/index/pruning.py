@@ -73,12 +73,10 @@ def pooled(tokens: Tokens, pool: int, pooling: str) -> Tokens:
 
     ward: Ward's hierarchical clustering of the unit vectors, whose squared distances are 2 − 2 cosine, cut at
     that number of clusters; in the order of their first tokens. sequential: each run of `pool` tokens.
-    Means are not normalised, as published. ValueError for tokens with ids, which have no mean.
+    Means are not normalised, as published. Ids have no mean, and are left out.
     """
     if pool == 1:
         return tokens
-    if tokens.ids is not None:
-        raise ValueError("tokens that are compared by their ids cannot be pooled: take pool=1")
     cluster = torch.zeros_like(tokens.mask[0], dtype=torch.long)
     lengths = tokens.mask[0].sum(-1)
     for n, length in enumerate(lengths.tolist()):
