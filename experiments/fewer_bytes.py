@@ -389,6 +389,9 @@ def draw_fewer(rows: Rows) -> Figure:
             x, y = [row["bytes/document"] for row in some], [np.mean(row["nDCG@10"]) for row in some]
             panel.plot(x, y, "*" if kind == "all tokens" else "o-", label=kind, markersize=5)
         panel.set(title=f"{name}, {own[0]['queries']} queries", xscale="log", xlabel="bytes a document")
+        ticks = [1 << n for n in range(11, 16) if 1 << n < 2 * own[0]["bytes/document"]]
+        panel.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+        panel.set_xticks([], minor=True)
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("nDCG@10")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=7)
