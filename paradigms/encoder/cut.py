@@ -29,7 +29,7 @@ class Cut(NamedTuple):
     def __str__(self) -> str:
         of = f"{self.counted:,}" + (f" (of {self.documents:,})" if self.counted < self.documents else "")
         return (
-            f"{self.cut:,} of {of} documents are longer than {self.length} tokens and cut: "
+            f"{self.cut:,} of {of} texts are longer than {self.length} tokens and cut: "
             f"{100 * self.share:.1f}% of all tokens are not read"
         )
 

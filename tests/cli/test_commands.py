@@ -213,7 +213,7 @@ def test_long_documents_are_split_and_found_whole(source, models, capsys):
             stream.write(json.dumps({"_id": name, "text": text}) + "\n")
     model = ["--model", str(models["colbert"])]
     main(["index", "rows.jsonl", *model, "--output", "cut"])
-    assert "1 of 4 documents are longer than 24 tokens and cut" in capsys.readouterr().err.replace("\n", " ")
+    assert "1 of 4 texts are longer than 24 tokens and cut" in capsys.readouterr().err.replace("\n", " ")
     main(["index", "rows.jsonl", *model, "--output", "split", "--passages", "--words", "4"])
     assert "and cut" not in capsys.readouterr().err
     asked = ["cold snow on ice", "--format", "jsonl"]
@@ -268,27 +268,13 @@ def test_fusion_at_the_terminal(judged, models, capsys, source):
 
 
 def test_a_search_among_some_documents(judged, models, capsys):
-    main(
-        [
-            "index",
-            str(judged),
-            "--model",
-            str(models["colbert"]),
-            "--output",
-            "one",
-            "--passages",
-            "--words",
-            "2",
-        ]
-    )
+    made = ["--model", str(models["colbert"]), "--output", "one", "--passages", "--words", "2"]
+    main(["index", str(judged), *made])
     with open("ids", "w") as stream:
-        stream.write("fire.txt\nfish.txt\n")
+        stream.write("d0\nd2\n")
     capsys.readouterr()
-    main(["search", "one", "cold snow on ice", "--among", "ids", "--format", "trec"])
-    assert sorted(line.split()[2] for line in capsys.readouterr().out.splitlines()) == [
-        "fire.txt",
-        "fish.txt",
-    ]
+    main(["search", "one", "fire and warm wood", "--among", "ids", "--format", "trec"])
+    assert sorted(line.split()[2] for line in capsys.readouterr().out.splitlines()) == ["d0", "d2"]
     with open("ids", "a") as stream:
         stream.write("nowhere\n")
     assert "nowhere" in refused("search", "one", "snow", "--among", "ids")
