@@ -1,9 +1,10 @@
 """`python -m paradigms advise`: which kind of retrieval for these documents? Needs no judgements.
 
 Known-item queries stand for a user's: a document's title, or first sentence, asks for the document without
-it. They say too much for some systems; by how much, relative to BM25, `experiments/advice.py` measured on
-collections with judgements (BIASES). Each resample of the queries takes the bias of one of these collections,
-and the chance of a system is the share of resamples in which it is the best.
+it. They may say too much for some systems; by how much, relative to BM25, `experiments/advice.py` measures on
+collections with judgements. BIASES takes what it writes, and is empty until it has run on many. Each resample
+of the queries then takes the bias of one collection; the chance of a system is the share of resamples in
+which it is the best.
 """
 
 from __future__ import annotations
@@ -77,7 +78,13 @@ def run_advise(settings: argparse.Namespace) -> None:
     console.print(
         f"{len(asked.queries)} {kind} on {len(corpus):,} documents, by {OFFLINE} without training. "
         f"Take {best}: the best of the four with a chance of {chances[best]:.0%}"
-        + (f", judged by {len(BIASES)} collections with judgements." if BIASES and not split else "."),
+        + (
+            f", judged by {len(BIASES)} collections with judgements."
+            if BIASES and not split
+            else ""
+            if split
+            else " for such queries."
+        ),
         soft_wrap=True,
     )
 
