@@ -74,17 +74,11 @@ def run_advise(settings: argparse.Namespace) -> None:
     best = max(chances, key=chances.__getitem__)
     console = Terminal(highlight=False)
     console.print(table)
+    basis = f"judged by {len(BIASES)} collections" if BIASES and not split else "for such queries"
     kind = f"queries of {settings.split}" if split else "known-item queries (titles or first sentences)"
     console.print(
         f"{len(asked.queries)} {kind} on {len(corpus):,} documents, by {OFFLINE} without training. "
-        f"Take {best}: the best of the four with a chance of {chances[best]:.0%}"
-        + (
-            f", judged by {len(BIASES)} collections with judgements."
-            if BIASES and not split
-            else ""
-            if split
-            else " for such queries."
-        ),
+        f"Take {best}: the best of the four with a chance of {chances[best]:.0%} {basis}.",
         soft_wrap=True,
     )
 
