@@ -1,9 +1,10 @@
 """`python -m paradigms advise`: which kind of retrieval for these documents? Needs no judgements.
 
 Known-item queries stand for a user's: a document's title, or first sentence, asks for the document without
-it. They say too much for some systems; by how much, relative to BM25, `experiments/advice.py` measured on
-collections with judgements (BIASES). Each resample of the queries takes the bias of one of these collections,
-and the chance of a system is the share of resamples in which it is the best.
+it. They may say too much for some systems; by how much, relative to BM25, `experiments/advice.py` measures on
+collections with judgements. BIASES takes what it writes, and is empty until it has run on many. Each resample
+of the queries then takes the bias of one collection; the chance of a system is the share of resamples in
+which it is the best.
 """
 
 import argparse
@@ -64,11 +65,11 @@ def run_advise(settings: argparse.Namespace) -> None:
     best = max(chances, key=chances.__getitem__)
     console = Terminal(highlight=False)
     console.print(table)
+    basis = f"judged by {len(BIASES)} collections" if BIASES and not split else "for such queries"
     kind = f"queries of {settings.split}" if split else "known-item queries (titles or first sentences)"
     console.print(
         f"{len(asked.queries)} {kind} on {len(corpus):,} documents, by {OFFLINE} without training. "
-        f"Take {best}: the best of the four with a chance of {chances[best]:.0%}"
-        + (f", judged by {len(BIASES)} collections with judgements." if BIASES and not split else "."),
+        f"Take {best}: the best of the four with a chance of {chances[best]:.0%} {basis}.",
         soft_wrap=True,
     )
 
