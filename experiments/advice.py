@@ -34,11 +34,11 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
 import numpy as np
-from rich.console import Console
 
 from paradigms.cli.advise import MEASURE, SYSTEMS, Measured, chance_of_each, drawn, measure
 from paradigms.data import load
 from paradigms.io.files import write_json, write_text
+from paradigms.io.terminal import Terminal, shown
 
 KINDS = ("known-item", "judged")
 
@@ -52,12 +52,12 @@ def main(settings: Settings) -> None:
             try:
                 write_json(file, measured(name, settings))
             except (ValueError, OSError) as error:
-                raise SystemExit(str(error)) from error
+                raise SystemExit(shown(error)) from error
         found[folder_name(name)] = json.loads(file.read_text(encoding="utf-8"))
     page = table(found)
     write_text(folder / "table.md", page)
     write_json(folder / "biases.json", {name: bias(of) for name, of in found.items()})
-    Console().print(page, markup=False, soft_wrap=True)
+    Terminal().print(page, soft_wrap=True)
 
 
 def measured(name: str, settings: Settings) -> dict[str, dict[str, list[float]]]:

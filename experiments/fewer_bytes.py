@@ -57,7 +57,6 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from rich.console import Console
 from studies.pages import Rows, Section, print_sections, shown, write_page, write_sections
 
 from paradigms import PARADIGMS, Paradigm, load
@@ -67,6 +66,7 @@ from paradigms.evaluate import bootstrap_interval, per_query
 from paradigms.fixed import FixedEncoding
 from paradigms.index import CompressedIndex, ExactIndex, FixedIndex, TokenIndex
 from paradigms.io.files import write_json
+from paradigms.io.terminal import Terminal
 from paradigms.io.typed import json_or_empty
 from paradigms.recipe import Recipe
 from paradigms.train.job import open_collection
@@ -80,7 +80,7 @@ MEAN = 2.0  # norm of the mean that is added, in a dimension of its own, to unit
 
 
 def main(settings: Settings) -> None:
-    console, folder = Console(), Path(settings.output)
+    console, folder = Terminal(), Path(settings.output)
     torch.set_num_threads(1)
     model = opened(settings)
     results: dict[str, Rows] = {}
@@ -140,7 +140,7 @@ def opened(settings: Settings) -> Paradigm:
     return PARADIGMS["colbert"]("offline", document_length=settings.document_length).eval()
 
 
-def encoded(model: Paradigm, name: str, settings: Settings, console: Console) -> tuple[ExactIndex, Split]:
+def encoded(model: Paradigm, name: str, settings: Settings, console: Terminal) -> tuple[ExactIndex, Split]:
     """The index of a collection's sample, built once, and its queries."""
     collection = open_collection(name, None, console)
     rows, split = sampled(collection, settings)

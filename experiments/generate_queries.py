@@ -71,20 +71,21 @@ import random
 from dataclasses import replace
 
 import torch
-from rich.console import Console
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM
 
 from paradigms import load
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Corpus, Run, Split, write_folder
+from paradigms.encoder.backbone import load_model, load_tokenizer
 from paradigms.io.files import write_text
 from paradigms.io.progress import progress_bar
+from paradigms.io.terminal import Terminal, shown
 from paradigms.train.job import keep_settings, open_collection
 from paradigms.train.mining import mine
 
 
 def main(settings: Settings) -> None:
-    folder, console = Path(settings.output), Console()
+    folder, console = Path(settings.output), Terminal()
     collection = open_collection(settings.collection, None, console)
     kept = asdict(settings) | {"fingerprint": collection.fingerprint}
     keep_settings(kept, folder, {"output", "rank", "retriever"})
@@ -92,7 +93,7 @@ def main(settings: Settings) -> None:
         pairs = written(collection.corpus, settings, folder / "written.jsonl")
         good = found_again(collection.corpus, pairs, settings)
     except (OSError, ValueError) as error:
-        raise SystemExit(str(error)) from error
+        raise SystemExit(shown(error)) from error
     if not good:
         raise SystemExit(f"none of {len(pairs):,} queries finds its document among the first {settings.rank}")
     rows = [json.dumps({"document": document, "query": query}) for document, query in good]
@@ -118,8 +119,8 @@ def written(corpus: Corpus, settings: Settings, file: Path) -> list[tuple[str, s
         ids = random.Random(settings.seed).sample(ids, min(settings.documents, len(ids)))
     done = [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.is_file() else []
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    tokenizer = AutoTokenizer.from_pretrained(settings.model)
-    model = AutoModelForSeq2SeqLM.from_pretrained(settings.model, dtype=torch.float32).to(device).eval()
+    tokenizer = load_tokenizer(settings.model)
+    model = load_model(AutoModelForSeq2SeqLM, settings.model).to(device).eval()
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a", encoding="utf-8") as stream, progress_bar() as bar:
         starts = range(len(done) * settings.batch_size, len(ids), settings.batch_size)

@@ -93,7 +93,7 @@ class FixedEncoding:
         centre: what is subtracted from every token first. This changes all scores of a query by the same
         number if empty buckets are filled, and lets planes divide vectors that share a large mean.
         """
-        vectors = _centred(tokens.vectors, centre)
+        vectors = _centred(_real(tokens), centre)
 
         def means(buckets: Tensor) -> Tensor:
             return shares(buckets, tokens.mask, self.planes, self.fill, vectors.dtype)
@@ -102,7 +102,7 @@ class FixedEncoding:
 
     def queries(self, tokens: Tokens, centre: Float[Tensor, " h"] | None = None) -> Float[Tensor, "b w"]:
         """F_q of queries [b, 1, j, h], over the number of repetitions. centre: that of the documents."""
-        vectors = tokens.vectors
+        vectors = _real(tokens)
 
         def sums(buckets: Tensor) -> Tensor:
             return one_hot(buckets, 1 << self.planes) * tokens.mask[..., None]
@@ -144,6 +144,11 @@ def _projections(encoding: FixedEncoding, dim: int) -> tuple[Tensor, Tensor, Ten
     inner = signs(encoding.repetitions, dim, encoding.inner) / max(1, encoding.inner) ** 0.5
     whole = replace(encoding, final=0).width(dim) if encoding.final else 0
     return inner, torch.randint(0, max(1, encoding.final), (whole,), generator=random), signs(whole)
+
+
+def _real(tokens: Tokens) -> Float[Tensor, "x n l h"]:
+    """The vectors, 0 in place of padding, which may hold anything."""
+    return tokens.vectors.where(tokens.mask[..., None], 0)
 
 
 def _centred(vectors: Tensor, centre: Tensor | None) -> Tensor:

@@ -182,6 +182,8 @@ def check_fused(name: str, told: dict[str, Any], given: Any) -> None:
         what = f"{', '.join(sorted(more))} is not of a fused system" if more else f"fuse: {told['fuse']}"
         raise SystemExit(f"system {name}: {what}; it fuses two or more of {', '.join(['bm25', *others])}")
     try:
-        fuse([{} for _ in told["fuse"]], told.get("weights", ()), told.get("fusion", "rrf"))
+        fuse(
+            [{} for _ in told["fuse"]], [float(w) for w in told.get("weights", ())], told.get("fusion", "rrf")
+        )
     except ValueError as error:
         raise SystemExit(f"system {name}: {error}") from error

@@ -118,7 +118,7 @@ def measure(corpus: Corpus, split: Split) -> dict[str, Measured]:
     size = sum(part.nbytes for part in (bm25.matrix().data, bm25.matrix().indices)) / len(corpus)
     searches: dict[str, tuple[Any, float]] = {"bm25": (bm25.search, size)}
     with tempfile.TemporaryDirectory() as folder:
-        for name, model in (("dense", registry.load(OFFLINE)), ("multi-vector", colbert)):
+        for name, model in (("dense", registry.PARADIGMS["dpr"](OFFLINE)), ("multi-vector", colbert)):
             index = ExactIndex.build(model, corpus.ids, corpus, f"{folder}/{name}", progress=True)
             searches[name] = partial(index.search, model), index.bytes_per_document
         for name, (search, bytes_) in searches.items():

@@ -115,7 +115,10 @@ class FaissIndex(TokenIndex):
             for first in range(index.ntotal, count, step):
                 index.add(entries(np.arange(first, min(first + step, count))))
             with writer.replacing(FILE) as path:
-                faiss.write_index(index, str(path))
+                try:
+                    faiss.write_index(index, str(path))
+                except RuntimeError as error:
+                    raise OSError(f"{path} cannot be written: {error}") from error
 
     def _trained_index(self, count: int, entries: Entries) -> Any:
         """An empty index of the factory, trained on a sample."""

@@ -226,7 +226,11 @@ LINES = "line 1: the answers are no list as Python writes it"
 LACKS = {
     miracl: [
         ("topics/*-dev.tsv", None, r"topics\.miracl-v1\.0-sw-dev\.tsv: no such file"),
-        ("topics/topics.miracl-v1.0-sw-dev.tsv", "1 mto\n", r"sw-dev\.tsv, line 1: no tab"),
+        (
+            "topics/topics.miracl-v1.0-sw-dev.tsv",
+            "1 mto\n",
+            r"sw-dev\.tsv, line 1: not an id and a text with a tab",
+        ),
         ("docs-2.jsonl.gz", '{"docid": "7#0"}\n{"id": 3}\n', r'docs-2\.jsonl\.gz, line 2: no "docid"'),
         ("docs-2.jsonl.gz", '{"docid": ""}\n', r'docs-2\.jsonl\.gz, line 1: no "docid"'),
         ("docs-2.jsonl.gz", '{"docid": "7", "text": 3}\n', "line 1: 'text' is not a string but 3"),

@@ -266,7 +266,7 @@ def test_alignment_picture_shows_the_product(sample, tmp_path):
     aligned = next(system for system in example.systems if system.system == "ColBERT")
     image = figure.axes[0].images[0].get_array()
     assert image.shape[0] == len(aligned.query_tokens)
-    assert image.shape[1] == len({i for i, *_ in aligned.links}) < len(aligned.document_tokens)
+    assert image.shape[1] == len(aligned.document_tokens)
     assert image.sum() == pytest.approx(aligned.rel * aligned.Z)  # every link is among the tokens used most
     figure.savefig(tmp_path / "alignment.png")
     assert (tmp_path / "alignment.png").stat().st_size > 5000

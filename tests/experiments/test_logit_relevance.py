@@ -24,7 +24,7 @@ def test_it_measures_states_of_one_training(
     given = pair_flags(words, seq2seq["t5"], tmp_path, paradigm="genre", seeds="[0]")
     run("logit_relevance", **given | {"states": 2, "generative_steps": 4})
     rows = json.loads((tmp_path / "results/states.json").read_text())
-    assert [row["step"] for row in rows] == [0, 2, 4]
+    assert rows[0].keys() >= {"steps = 0", "steps = 2", "steps = 4"}
     measured = json.loads((tmp_path / "results/seed-0/genre.json").read_text())
     states = measured["states"]
     assert measured["R@10"].keys() == {"BM25", "genre"}

@@ -25,7 +25,7 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
         ({"train_queries": 5000, "lengths": "[30]"}, "the corpus is too small for 5,"),
     ],
     "compare": [
-        ({"systems": "[dpr,splade]"}, "system splade: unknown paradigm splade; there are dpr"),
+        ({"systems": "[dpr,bert]"}, "system bert: unknown paradigm bert; there are dpr"),
         ({"systems": '{"a": {"paradigm": "dpr", "dim": 3}}'}, "system a: unknown settings: 'dim'; there are"),
         ({"systems": '{"a": {"paradigm": "dpr", "training": {"stepz": 3}}}'}, "system a, training: "),
         ({"systems": '{"a": {"paradigm": "dpr", "index": "i"}}'}, "system a: an index goes with the check"),
@@ -78,9 +78,12 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
             {"teacher": "some.run", "distil": "kl", "negatives": 0},
             "teacher goes with hard negatives: say how",
         ),
-        ({"teacher": "some.run"}, "set both --teacher and --distil, or neither"),
+        ({"teacher": "some.run", "negatives": 1}, "set both --teacher and --distil, or neither"),
         ({"distil": "kl"}, "set both --teacher and --distil, or neither"),
-        ({"teacher": "nowhere.run", "distil": "kl", "negatives": 1}, "nowhere.run is no run, no folder of a"),
+        (
+            {"teacher": "nowhere.run", "distil": "kl", "negatives": 1},
+            "nowhere.run is no run, no model folder",
+        ),
         ({"filter_share": 0.9}, "say whose with --filter"),
         ({"paradigm": "dsi", "teacher": "some.run", "distil": "kl"}, "dsi learns from no hard negatives"),
         ({"generated": "x.jsonl"}, "generated queries train dsi, genre, seal, not colbert"),

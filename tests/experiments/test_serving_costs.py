@@ -10,6 +10,7 @@ import torch
 from studies import approximate_search
 
 from paradigms import PARADIGMS
+from tests.tiny import built
 
 LENGTHS = {"query_length": 8, "document_length": 16}
 
@@ -58,7 +59,7 @@ def test_the_fastest_round_of_each_query_counts(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_engines_are_asked_what_they_know(tiny_bert: Path) -> None:
-    models = {name: PARADIGMS[name](tiny_bert, **LENGTHS) for name in PARADIGMS}
+    models = {name: built(name, tiny_bert, **LENGTHS) for name in PARADIGMS}
     known = {name: serving_costs.as_maxima(of) for name, of in models.items()}
     assert [name for name, of in known.items() if of is models[name]] == ["dpr", "me_bert", "colbert"]
     assert known["coil"] is known["aligner"] is None

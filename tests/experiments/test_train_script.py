@@ -155,4 +155,4 @@ def test_what_cannot_be_reranked_ends_with_a_line(
     ):
         with pytest.raises(SystemExit, match=message):
             run("rerank", **(flags | changes))
-    assert not (tmp_path / "out").exists()
+    assert not list((tmp_path / "out").rglob("*.run"))

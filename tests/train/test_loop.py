@@ -26,6 +26,7 @@ from paradigms.train.job import DevMeasure
 from paradigms.train.loop import TrainingSettings, kept_step, train, training_seconds
 from paradigms.train.losses import contrastive
 from paradigms.train.parallel import prepare
+from tests.tiny import built
 
 WORDS = "sea bird fire wood queen letter corn field snow mountain boat river ship iron moon star".split()  # noqa: SIM905
 CORPUS = Corpus([f"d{n}" for n in range(len(WORDS))], [f"{word} {word} and {word}" for word in WORDS])
@@ -37,7 +38,7 @@ SETTINGS = TrainingSettings(
 
 def build(backbone: Path, name: str = "colbert", seed: int = 0) -> Paradigm:
     torch.manual_seed(seed)
-    return PARADIGMS[name](backbone, query_length=16, document_length=32)
+    return built(name, backbone, query_length=16, document_length=32)
 
 
 def fit(backbone: Path, folder: Path, settings: TrainingSettings = SETTINGS, **options) -> Paradigm:
@@ -225,7 +226,8 @@ def test_under_bfloat16_layers_alone_compute_in_half(
     tiny_bert: Path, bfloat16: Accelerator, name: str
 ) -> None:
     """Vectors, rel and the loss are float32's, wherever autocast reaches."""
-    paradigm = without_dropout(build(tiny_bert, name))
+    plain = {"query_sparsity": 0.0, "document_sparsity": 0.0} if name == "splade" else {}
+    paradigm = without_dropout(built(name, tiny_bert, query_length=16, document_length=32, **plain))
     model, _ = prepare(paradigm, bfloat16)
     objective = Contrastive(paradigm, CORPUS, EXAMPLES[:4])
     batch = objective.collate(EXAMPLES[:4])

@@ -90,7 +90,7 @@ def test_negatives_come_from_the_ranks_between_and_are_never_relevant() -> None:
 
 def test_ranks_that_hold_none_are_refused() -> None:
     for skip, depth in ((10, 10), (-1, 10), (0, 0)):
-        with pytest.raises(ValueError, match=f"skip={skip} and depth={depth} hold none"):
+        with pytest.raises(ValueError, match=f"skip={skip}, depth={depth}"):
             build_examples(CORPUS, SPLIT, RANKED, negatives=1, skip=skip, depth=depth)
 
 
