@@ -22,6 +22,8 @@ from paradigms.scoring.machine import shared
 
 # 8 bits of a float16 above 0: 16 weights for each power of two, from 2^−8 (code 1) to 248.
 LOW, DROPPED = 7 << 4, 6
+LARGEST = 0x7BFF  # the largest finite float16, as its bits
+TERMS = 1 << 24  # of a vocabulary, at most
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,11 @@ class InvertedIndex(TokenIndex):
         return {"weights": weights, "ids": Column("int32")}
 
     def _encode(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if "ids" not in rows:
+            raise ValueError(f'{self.folder} needs the ids of terms: set fields=("vectors", "ids")')
         weights = rows["vectors"][:, 0]
-        if (weights < 0).any() or (rows["ids"] < 0).any():
-            raise ValueError(f"{self.folder} holds weights and ids of at least 0, and others came")
+        if (weights < 0).any() or (rows["ids"] < 0).any() or (rows["ids"] >= TERMS).any():
+            raise ValueError(f"{self.folder} holds weights of at least 0 and ids from 0 to {TERMS - 1}")
         codes = weights.view(np.uint16)
         if self.settings.bits == 8:
             rounded = (codes.astype(np.int32) + (1 << DROPPED >> 1) >> DROPPED) - LOW
@@ -74,6 +78,11 @@ class InvertedIndex(TokenIndex):
 
     def _map(self, manifest: Mapping[str, Any]) -> None:
         super()._map(manifest)
+        ids, weights = self.fields["ids"], self.fields["weights"]
+        if len(ids) and not 0 <= ids.min() <= ids.max() < TERMS:
+            raise self._table.damaged("ids.bin", f"terms that are not from 0 to {TERMS - 1}")
+        if self.settings.bits == 16 and weights.max(initial=0) > LARGEST:
+            raise self._table.damaged("weights.bin", "weights below 0, or not finite")
         codes = np.arange(1 << self.settings.bits, dtype=np.uint16)
         if self.settings.bits == 8:
             codes = np.where(codes > 0, codes + LOW << DROPPED, 0).astype(np.uint16)

@@ -41,14 +41,17 @@ DIM, COUNT = 32, 24
 GATHER = Recipe("colbert", "query_to_document", "one")
 IMPUTE = Recipe("xtr", "pool_top_k", "retrieved", {"k": 8}, search="impute", search_tokens=12)
 OPTIONS: dict[str, dict[str, Any]] = {"exact": {}, "compressed": {"lists": 4}, "faiss": {"factory": "Flat"}}
-OPTIONS["fixed"] = {"planes": 2, "factory": "Flat"}
+OPTIONS |= {"fixed": {"planes": 2, "factory": "Flat"}, "inverted": {"fields": ("vectors", "ids")}}
+TERMS = Recipe("splade", "equal_ids", "one")
 Result = list[dict[str, float]]
 
 
 # --- indexes ------------------------------------------------------------------------------------------
 
 
-def parts(first: int = 0, count: int = COUNT, name: str = "d") -> list[tuple[list[str], Tokens]]:
+def parts(
+    first: int = 0, count: int = COUNT, name: str = "d", kind: str = "exact"
+) -> list[tuple[list[str], Tokens]]:
     """Documents of 0 to 5 tokens, six at a time, that depend on their number alone."""
     found = []
     for start in range(first, first + count, 6):
@@ -58,8 +61,15 @@ def parts(first: int = 0, count: int = COUNT, name: str = "d") -> list[tuple[lis
         )
         lengths = torch.tensor([n % 6 for n in numbers])
         mask = (torch.arange(5) < lengths[:, None])[None]
-        found.append(([f"{name}{n}" for n in numbers], Tokens(vectors[None], mask)))
+        tokens = Tokens(vectors[None], mask)
+        found.append(([f"{name}{n}" for n in numbers], as_terms(tokens) if kind == "inverted" else tokens))
     return found
+
+
+def as_terms(tokens: Tokens) -> Tokens:
+    """The first number of each vector, as the weight of a term of its own."""
+    ids = torch.arange(tokens.mask.shape[-1]).expand(tokens.mask.shape)
+    return Tokens(tokens.vectors[..., :1].abs(), tokens.mask, ids)
 
 
 def queries() -> Tokens:
@@ -69,11 +79,13 @@ def queries() -> Tokens:
 
 
 def build(folder: Path, kind: str, given: Iterable[Any] | None = None) -> TokenIndex:
-    made = parts() if given is None else given
-    return INDEXES[kind].build_from(made, folder, paradigm="colbert", dim=DIM, **OPTIONS[kind])
+    made, dim = parts(kind=kind) if given is None else given, 1 if kind == "inverted" else DIM
+    return INDEXES[kind].build_from(made, folder, paradigm="colbert", dim=dim, **OPTIONS[kind])
 
 
 def results(index: TokenIndex) -> Result:
+    if index.kind == "inverted":
+        return index.search_tokens(TERMS, as_terms(queries()), 5)
     return [*index.search_tokens(GATHER, queries(), 5), *index.search_tokens(IMPUTE, queries(), 5)]
 
 
@@ -162,7 +174,7 @@ def killed(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
     def change() -> None:
         index = open_index(folder)
         index.delete(["d3", "d7"])
-        index.add_from(parts(100, 12))
+        index.add_from(parts(100, 12, kind=kind))
         index.compact()
 
     with Process(change):
@@ -172,7 +184,7 @@ def killed(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
     if not set(before.ids) - {"d3", "d7"} <= set(index._positions) or (added and not deleted):
         raise Lost(str(sorted(index.ids)))
     well_formed(results(index), index._positions)
-    index.add_from(parts(200, 6))
+    index.add_from(parts(200, 6, kind=kind))
 
 
 def limited(most: int) -> None:
@@ -200,7 +212,7 @@ def two_builds(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
     folder = work / "index"
 
     def slow(name: str, pause: float) -> Iterable[Any]:
-        for part in parts(name=name):
+        for part in parts(name=name, kind=kind):
             time.sleep(pause)
             yield part
 
@@ -241,7 +253,7 @@ def threads(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
     other = threading.Thread(target=search)
     other.start()
     for turn in range(draw.randrange(2, 6)):
-        index.add_from(parts(100 + 20 * turn, draw.randrange(1, 13)))
+        index.add_from(parts(100 + 20 * turn, draw.randrange(1, 13), kind=kind))
         index.delete(draw.sample(sorted(index._positions), 3))
         if draw.random() < 0.6:
             index.compact()

@@ -46,7 +46,7 @@ def crowd(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
         while time.monotonic() < until:
             first, turn = 100 + 12 * turn, turn + 1
             own = [f"{name}{n}" for n in range(first, first + 12)]
-            insist(lambda index, first=first: index.add_from(parts(first, 12, name)))
+            insist(lambda index, first=first: index.add_from(parts(first, 12, name, kind)))
             insist(lambda index, own=own: index.delete(own[:-1]))
             if turn % 8 == 0:
                 insist(lambda index: index.compact())
