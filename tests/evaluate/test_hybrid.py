@@ -54,7 +54,7 @@ def test_the_weight_adds_sparse_scores_to_dense_ones():
 
 def test_a_score_that_is_missing_is_not_0():
     for dense, sparse in (({"q": {"g": 4.0}}, SPARSE), (DENSE, {"q": {"g": 1.0, "r": 0.0}})):
-        with pytest.raises(ValueError, match=r"document '[rs]' of the query 'q'.*rerank the `union`"):
+        with pytest.raises(ValueError, match=r"document '[rs]' of the query 'q'.*rerank their `union`"):
             combine(dense, sparse, 1.0)
     for dense, sparse in ((DENSE, {}), ({}, SPARSE), ({"p": {}, **DENSE}, SPARSE)):
         with pytest.raises(ValueError, match=r"only one of the two runs has the (document|query)"):
