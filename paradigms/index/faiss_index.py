@@ -114,9 +114,10 @@ class FaissIndex(TokenIndex):
             step = max(1, NUMBERS // index.d)
             for first in range(index.ntotal, count, step):
                 index.add(entries(np.arange(first, min(first + step, count))))
-            with writer.replacing(FILE) as path:
+            # FAISS itself would lose a last part that the disk has no room for, without an error.
+            with writer.replacing(FILE) as path, path.open("wb") as stream:
                 try:
-                    faiss.write_index(index, str(path))
+                    faiss.write_index(index, faiss.PyCallbackIOWriter(stream.write))
                 except RuntimeError as error:
                     raise OSError(f"{path} cannot be written: {error}") from error
 
