@@ -55,8 +55,10 @@ def native_precision() -> str:
     """ "bf16" where matrix products in bfloat16 run natively, else "no"."""
     if torch.cuda.is_available():
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no"
+    # Others, and this one where ATEN_CPU_CAPABILITY makes it older, emulate it, slower than float32.
+    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
     native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return "bf16" if native else "no"  # other processors emulate it, slower than float32
+    return "bf16" if wide and native else "no"
 
 
 def _start_wandb(accelerator: Accelerator, config: dict[str, Any], folder: Path) -> None:
