@@ -47,7 +47,7 @@ def main(settings: Settings) -> None:
     folder = Path(settings.output)
     found = {}
     for name in settings.collections:
-        file = folder / f"{folder_name(name)}-{settings.documents}-{settings.queries}.json"
+        file = folder / f"{folder_name(name)}-{settings.split}-{settings.documents}-{settings.queries}.json"
         if not file.is_file():
             try:
                 write_json(file, measured(name, settings))

@@ -119,6 +119,7 @@ from paradigms.data.by_document import Passages
 from paradigms.data.identical import own_documents, searching_others, told, without_own
 from paradigms.encoder.cut import count_cut
 from paradigms.encoder.text import ENCODERS
+from paradigms.evaluate import with_judgements
 from paradigms.evaluate.fusion import fuse, tune_weights
 from paradigms.evaluate.reranking import candidates
 from paradigms.index import INDEXES, open_index
@@ -264,6 +265,11 @@ def divided(collection: Collection, settings: Settings) -> tuple[Split, Split, S
             f"{collection.name} has no training queries: --steps 0 compares encoders without training, and "
             "a system with a checkpoint was trained elsewhere"
         )
+    for name, of in settings.chosen.items():
+        if of.fuse and of.fusion == "sum" and not of.weights and not dev.queries:
+            raise SystemExit(
+                f"system {name}: {collection.name} has no dev queries to choose weights on: give them"
+            )
     return train_split, dev, test, {name: collection.split(name) for name in also}
 
 
@@ -379,7 +385,8 @@ def run_fused(name: str, system: System, data: Data, settings: Settings, folder:
     runs, weights, chosen = folder / "runs", tuple(system.weights), ""
     if system.fusion == "sum" and not weights:
         found = [dev_run(of, data, settings, folder) for of in system.fuse]
-        weights, chosen = tune_weights(found, data.dev), f", chosen on {len(data.dev.queries):,} dev queries"
+        dev = with_judgements(data.dev, data.collection.corpus, found)
+        weights, chosen = tune_weights(found, dev), f", chosen on {len(data.dev.queries):,} dev queries"
     weights = weights or (1.0,) * len(system.fuse)
     for stage in ("retrieve", "rerank", *data.others):
         parts = [read_run(runs / f"{of}.{stage}.run") for of in system.fuse]
@@ -398,13 +405,13 @@ def run_fused(name: str, system: System, data: Data, settings: Settings, folder:
 
 def dev_run(name: str, data: Data, settings: Settings, folder: Path) -> Run:
     """What a finished system finds for the dev queries."""
+    own = own_documents(data.collection.corpus, data.dev, settings.identical_ids)
     if name == "bm25":
-        return data.bm25.search(data.dev.queries, settings.depth)
+        return searching_others(data.bm25.search, own)(data.dev.queries, settings.depth)
     paradigm, index = load(folder / name / "checkpoint"), None
     if isinstance(paradigm, Paradigm):
         index = open_index(Path(settings.chosen[name].index or folder / name) / "index")
     search, _, _ = searcher(paradigm, data, Path(), "no", index=index)
-    own = own_documents(data.collection.corpus, data.dev, settings.identical_ids)
     return searching_others(search, own)(data.dev.queries, settings.depth)
 
 

@@ -77,7 +77,7 @@ from paradigms import load
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Corpus, Run, Split, write_folder
 from paradigms.encoder.backbone import load_model, load_tokenizer
-from paradigms.io.files import write_text
+from paradigms.io.files import held, write_text
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal, shown
 from paradigms.train.job import keep_settings, open_collection
@@ -88,7 +88,10 @@ def main(settings: Settings) -> None:
     folder, console = Path(settings.output), Terminal()
     collection = open_collection(settings.collection, None, console)
     kept = asdict(settings) | {"fingerprint": collection.fingerprint}
-    keep_settings(kept, folder, {"output", "rank", "retriever"})
+    for name, split in collection.splits.items():
+        if name != "train" and split.answers:
+            raise SystemExit(f"{collection.name}: its split {name} has answers, which no BEIR folder holds")
+    keep_settings(kept, held(folder), {"output", "rank", "retriever"})
     try:
         pairs = written(collection.corpus, settings, folder / "written.jsonl")
         good = found_again(collection.corpus, pairs, settings)
@@ -117,7 +120,11 @@ def written(corpus: Corpus, settings: Settings, file: Path) -> list[tuple[str, s
     ids = list(corpus.ids)
     if settings.documents:
         ids = random.Random(settings.seed).sample(ids, min(settings.documents, len(ids)))
-    done = [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.is_file() else []
+    lines = file.read_text("utf-8").splitlines(keepends=True) if file.is_file() else []
+    if lines and not lines[-1].endswith("\n"):  # of a run that was interrupted as it wrote
+        lines.pop()
+        write_text(file, "".join(lines))
+    done = [json.loads(line) for line in lines]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = load_tokenizer(settings.model)
     model = load_model(AutoModelForSeq2SeqLM, settings.model).to(device).eval()

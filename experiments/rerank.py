@@ -140,7 +140,8 @@ def rerank(settings: Settings, state: PartialState, console: Terminal) -> None:
     if not state.is_main_process:
         return
     if settings.dev_run:
-        weights = tune_weights([dev_pool, dev_again], collection.split(dev.split).only(dev_pool))
+        asked = with_judgements(collection.split(dev.split).only(dev_pool), collection.corpus, [dev_pool])
+        weights = tune_weights([dev_pool, dev_again], asked)
 
     name, before = paradigm.name, f"run {Path(settings.run).name}"
     split = with_judgements(split, collection.corpus, [pool])

@@ -117,7 +117,7 @@ class FixedEncoding:
         normals = random_planes(dim, self.planes, self.repetitions, self.seed)
         inner, slots, signs = _projections(self, dim)
         if tokens.salience is not None:
-            values = values * tokens.salience[..., None]
+            values = values * tokens.salience.where(tokens.mask, 0)[..., None]
         found = values.new_zeros((x, n, self.width(dim)))
         size = (1 << self.planes) * (self.inner or dim)
         for r in range(self.repetitions):

@@ -134,13 +134,13 @@ class Splade(TextEncoder):
 
 def as_terms(weights: Float[Tensor, "x v"]) -> Tokens:
     """Weights ≥ 0 of a vocabulary as tokens [1, x, l, 1] with ids: those above 0, by rising id."""
-    there = weights > 0
+    there = ~(weights <= 0)  # NaN stays, so that a diverged model does not look like an empty text
     row, id = there.nonzero(as_tuple=True)
     at = row, there.cumsum(-1)[row, id] - 1
     shape = len(weights), max(1, int(there.sum(-1).max())) if len(weights) else 1
     vectors = weights.new_zeros(shape).index_put(at, weights[row, id])
     ids = id.new_zeros(shape).index_put(at, id)
-    return Tokens(vectors[None, ..., None], (vectors > 0)[None], ids[None])
+    return Tokens(vectors[None, ..., None], ~(vectors <= 0)[None], ids[None])
 
 
 ENCODERS["splade"] = Splade

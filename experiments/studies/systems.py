@@ -230,8 +230,12 @@ def training_settings(system: System, settings: Any) -> TrainingSettings | None:
 
 
 def training_runs(settings: Any) -> dict[str, tuple[str, int]]:
-    """Folder -> system and seed of each training and measurement; without training there is one seed."""
-    found = {name: (name, settings.seed) for name in settings.chosen}
+    """Folder -> system and seed of each training and measurement; without training there is one seed.
+
+    Fused systems come last, after what they fuse.
+    """
+    names = sorted(settings.chosen, key=lambda name: bool(settings.chosen[name].fuse))
+    found = {name: (name, settings.seed) for name in names}
     for seed in range(settings.seed + 1, settings.seed + settings.seeds):
         for name, system in settings.chosen.items():
             if training_settings(system, settings):

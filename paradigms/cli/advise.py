@@ -22,6 +22,7 @@ from paradigms.cli.dimensions import own_queries
 from paradigms.cli.sources import corpus_of, is_text
 from paradigms.data import Corpus, Run, Split, load
 from paradigms.data.collection import body
+from paradigms.data.identical import own_documents, searching_others
 
 SYSTEMS = ("bm25", "dense", "multi-vector", "hybrid")
 MEASURE = "RR@10"
@@ -105,13 +106,17 @@ def drawn(corpus: Corpus, split: Split | None, titled: bool, most: int, count: i
 
 def measure(corpus: Corpus, split: Split) -> dict[str, Measured]:
     """Every system of SYSTEMS on the queries of the split; hybrid is BM25 and dense by reciprocal ranks."""
+    import torch
+
     from paradigms import registry
     from paradigms.baselines.bm25 import BM25
     from paradigms.evaluate import on_split
     from paradigms.evaluate.fusion import fuse
     from paradigms.index import ExactIndex
 
+    torch.manual_seed(0)  # of ColBERT's projection
     colbert = registry.PARADIGMS["colbert"](OFFLINE)
+    own = own_documents(corpus, split)
     runs: dict[str, Run] = {}
     costs: dict[str, tuple[float, float]] = {}
     bm25 = BM25.build(corpus, corpus.ids)
@@ -123,7 +128,7 @@ def measure(corpus: Corpus, split: Split) -> dict[str, Measured]:
             searches[name] = partial(index.search, model), index.bytes_per_document
         for name, (search, bytes_) in searches.items():
             began = time.perf_counter()
-            runs[name] = search(split.queries, 100)
+            runs[name] = searching_others(search, own)(split.queries, 100)
             costs[name] = bytes_, 1000 * (time.perf_counter() - began) / len(split.queries)
     runs["hybrid"] = fuse([runs["bm25"], runs["dense"]])
     costs["hybrid"] = costs["bm25"][0] + costs["dense"][0], costs["bm25"][1] + costs["dense"][1]

@@ -201,7 +201,8 @@ def fused(settings: argparse.Namespace, source: str, systems: list[Indexed], run
     own = own_documents(corpus, dev, settings.identical_ids)
     bm25 = BM25.build(corpus, corpus.ids)
     searches: list[Callable[..., Run]] = [bm25.search, *(of.search for of in systems)]
-    weights = tune_weights([searching_others(of, own)(dev.queries, settings.k) for of in searches], dev)
+    found = [searching_others(of, own)(dev.queries, settings.k) for of in searches]
+    weights = tune_weights(found, with_judgements(dev, corpus, found))
     names = [BASELINE, *(of.name for of in systems)]
     listed = ", ".join(f"{name} {weight:g}" for name, weight in zip(names, weights, strict=True))
     notes().print(f"{FUSED}: a sum with weights chosen on {settings.dev}: {listed}", soft_wrap=True)

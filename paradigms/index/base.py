@@ -38,7 +38,6 @@ Made = TypeVar("Made")
 Index = TypeVar("Index", bound="TokenIndex")
 QUERIES = 64  # encoded at once, texts of like length together
 RETRIEVED = 1 << 22  # retrieved tokens, of all query tokens of a slice of queries, that are held at once
-ROUNDING = 1e-5  # of a similarity of unit vectors, at most
 CANDIDATES = 1 << 17  # padded tokens of one query's candidates that are scored at once
 # Padded tokens of a block of documents, and entries of S at once: on a processor what its cache holds.
 SIZES = {"cpu": (1 << 12, 1 << 20)}
@@ -139,7 +138,7 @@ class TokenIndex(GrowingStore, ABC):
     @on_snapshot
     def certified(self, recipe: Recipe, queries: Tokens, k: int = 10) -> list[tuple[dict[str, float], bool]]:
         """For each query [b, 1, j, h] its k best of all documents here, and whether these are certainly the k
-        best of the index that `certify` was given: no document outside could reach one within their errors.
+        best of these documents in the index that `certify` was given: no other reaches one within the errors.
 
         A score errs by at most Σⱼ ‖qⱼ‖ / Z times the document's distance. ValueError for an index without
         errors, or a recipe whose rel is no sum of maxima with a Z that the query sets.
@@ -157,7 +156,7 @@ class TokenIndex(GrowingStore, ABC):
             lengths = query.vectors[query.mask].norm(dim=-1)
             reach = float(lengths.sum() / recipe.normalise_function(one, query, query))
             scores = self._score_rows(recipe, query, rows)
-            above, below = (self.errors[rows] + ROUNDING).T * reach
+            above, below = self.errors[rows].T * reach
             top = np.argsort(-(values := scores[0].cpu().numpy()), kind="stable")[:k]
             rest = np.delete(np.arange(len(rows)), top)
             sure = (values - below)[top].min(initial=np.inf) > (values + above)[rest].max(initial=-np.inf)

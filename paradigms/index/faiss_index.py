@@ -124,14 +124,16 @@ class FaissIndex(TokenIndex):
     def _trained_index(self, count: int, entries: Entries) -> Any:
         """An empty index of the factory, trained on a sample."""
         faiss = _faiss()
-        factory = self.settings.factory or default_factory(count)
-        index = _empty(factory, entries(np.arange(1)).shape[1])
+        width = entries(np.arange(1)).shape[1]
+        sample = max(1, min(SAMPLE, 2 * NUMBERS // width, count))
+        factory = self.settings.factory or default_factory(count, sample)
+        index = _empty(factory, width)
         for part in _nested(faiss, index):
             if hasattr(part, "do_polysemous_training"):
                 part.do_polysemous_training = False  # slow, and of use only for a search in Hamming space
         if not index.is_trained:
             random = np.random.default_rng(self.settings.seed)
-            rows = random.choice(count, min(SAMPLE, 2 * NUMBERS // index.d, count), replace=False)
+            rows = random.choice(count, sample, replace=False)
             try:
                 index.train(entries(np.sort(rows)))
             except RuntimeError as error:
@@ -179,11 +181,13 @@ def _empty(factory: str, dim: int) -> Any:
         raise ValueError(f"FAISS makes no index of {factory!r}: {error}") from error
 
 
-def default_factory(tokens: int) -> str:
-    """A flat float16 index of few tokens; else 4√tokens inverted lists, as a power of 2."""
+def default_factory(tokens: int, sample: int = SAMPLE) -> str:
+    """A flat float16 index of few tokens; else 4√tokens inverted lists, as a power of 2, of which the sample
+    trains each with 39 vectors, FAISS's own least number."""
     if tokens <= SMALL:
         return "SQfp16"
-    lists = min(MOST_LISTS, 1 << round(math.log2(4 * math.sqrt(tokens))))
+    trained = 1 << max(0, (sample // 39).bit_length() - 1)
+    lists = min(MOST_LISTS, trained, 1 << round(math.log2(4 * math.sqrt(tokens))))
     return f"IVF{lists},SQfp16"
 
 

@@ -23,6 +23,8 @@ from paradigms.index.faiss_index import Entries, FaissIndex, FaissSettings
 from paradigms.index.store import LENGTHS
 from paradigms.recipe import Recipe
 
+WIDE = 1 << 20  # dimensions of an encoding, at most
+
 CENTRE = "centre.bin"
 READ = 1 << 16  # padded tokens that are read at once
 
@@ -46,7 +48,10 @@ class FixedIndex(FaissIndex, ExactIndex):
 
     @classmethod
     def _check_settings(cls, settings: Any, dim: int) -> None:
-        super()._check_settings(settings, settings.width(dim))
+        width = settings.width(dim)
+        if max(width, settings.repetitions << settings.planes) > WIDE:
+            raise ValueError(f"encodings of {width:,} dimensions are wider than {WIDE:,}")
+        super()._check_settings(settings, width)
 
     def _derive(self, writer: Writer, start: int) -> None:
         vectors = writer.array("vectors.bin", self._columns()["vectors"])

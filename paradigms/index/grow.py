@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
+import torch
 
 from paradigms.core import Tokens
 from paradigms.index.building import Alone, Building, Launch, begun
@@ -38,6 +39,7 @@ from paradigms.io.progress import progress_bar
 from paradigms.io.typed import check_several
 from paradigms.model import Paradigm
 
+ROUNDING = 1e-5  # of a similarity, at most, of the longer vector's norm
 BLOCK = 1 << 16  # padded tokens that go from one index to another at once
 Grown = TypeVar("Grown", bound="GrowingStore")
 Advance = Callable[[int], object]  # called with the number of documents just done
@@ -154,14 +156,17 @@ class GrowingStore(TokenStore):
     def certify(self, whole: TokenStore) -> None:
         """Store of each document how far its tokens are from those in `whole`: `errors`, [documents, 2].
 
-        The columns are `pruning.directed_distances`, which bound the error of a sum of maxima. An addition or
-        compaction drops them. KeyError names a document that `whole` does not have.
+        The columns are `pruning.directed_distances`, and what sums are rounded by, which bound the error of a
+        sum of maxima. An addition or compaction drops them. KeyError names a document that `whole` lacks.
         """
         whole = copy.copy(whole)
         with self._writing() as writer:
             errors = np.zeros((len(self.ids), 2), np.float32)
             for rows in _blocks(self):
-                errors[rows] = directed_distances(whole.tokens_of(self.names(rows)), self.tokens(rows))
+                parts = whole.tokens_of(self.names(rows)), self.tokens(rows)
+                norms = [part.vectors.norm(dim=-1).where(part.mask, 0).amax(-1)[0] for part in parts]
+                longest = torch.maximum(*norms).clamp(min=1)[:, None]
+                errors[rows] = directed_distances(*parts) + ROUNDING * longest
             writer.restart(ERRORS)
             writer.append(ERRORS, errors)
             writer.commit()

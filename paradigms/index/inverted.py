@@ -57,7 +57,9 @@ class InvertedIndex(TokenIndex):
     def _encode(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if "ids" not in rows:
             raise ValueError(f'{self.folder} needs the ids of terms: set fields=("vectors", "ids")')
-        weights = rows["vectors"][:, 0]
+        if "salience" in rows:
+            raise ValueError(f"{self.folder} holds no salience of terms: take an exact index")
+        weights = rows["vectors"][:, 0] + np.float16(0)  # -0 becomes 0
         if (weights < 0).any() or (rows["ids"] < 0).any() or (rows["ids"] >= TERMS).any():
             raise ValueError(f"{self.folder} holds weights of at least 0 and ids from 0 to {TERMS - 1}")
         codes = weights.view(np.uint16)
@@ -94,6 +96,10 @@ class InvertedIndex(TokenIndex):
                 f"{self.folder} scores equal ids with Z = 1, not {recipe.align} with Z = {recipe.normalise}"
             )
         queries = super()._checked(recipe, queries)
+        if queries.salience is not None:
+            raise ValueError(
+                f"{recipe.name} weighs terms of queries by salience, which {self.folder} does not"
+            )
         if (queries.vectors.squeeze(-1).where(queries.mask, 0) < 0).any():
             raise ValueError(
                 f"{recipe.name} gives a query a weight below 0, which {self.folder} cannot prune"

@@ -88,8 +88,12 @@ def pooled(tokens: Tokens, pool: int, pooling: str) -> Tokens:
     member = torch.nn.functional.one_hot(cluster, count) * tokens.mask[0][..., None]  # [n, i, clusters]
     size = member.sum(1)
     share = (member / size.clamp(min=1)[:, None]).to(tokens.vectors).transpose(1, 2)
-    salience = None if tokens.salience is None else (share @ tokens.salience[0][..., None])[None, ..., 0]
-    return Tokens((share @ tokens.vectors[0])[None], (size > 0)[None], salience=salience)
+    real = tokens.mask[0][..., None]  # padding may hold anything
+    vectors = (share @ tokens.vectors[0].where(real, 0))[None]
+    if tokens.salience is None:
+        return Tokens(vectors, (size > 0)[None])
+    salience = share @ tokens.salience[0][..., None].where(real, 0)
+    return Tokens(vectors, (size > 0)[None], salience=salience[None, ..., 0])
 
 
 def _ward(vectors: Tensor, clusters: int) -> np.ndarray:

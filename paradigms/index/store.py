@@ -253,6 +253,7 @@ class TokenStore:
             self.settings: Any = self.Settings(**manifest["settings"])
             check_types(self.settings)
             check_entries(manifest)
+            self._check_settings(self.settings, manifest["dim"])
             count, total, columns = manifest["documents"], manifest["tokens"], self._columns()
         except DEFECTS as error:
             raise table.damaged(MANIFEST, str(error)) from error

@@ -40,7 +40,7 @@ def results(arguana: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFac
     options = {"query_length": 8, "document_length": 12}
     flags = {"collection": arguana, "backbone": tiny_bert, "output": output, "steps": 0, "tracker": "none"}
     fused = {"rrf": {"fuse": ["bm25", "colbert"]}, "sum": {"fuse": ["bm25", "dpr"], "fusion": "sum"}}
-    systems = json.dumps({"colbert": {}, "dpr": {}} | fused)
+    systems = json.dumps(fused | {"colbert": {}, "dpr": {}})  # fused ones wait for the others
     flags |= {"options": json.dumps(options), "systems": systems, "depth": 6}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pictures, "PICTURED", 0)

@@ -37,7 +37,8 @@ def test_every_way_is_measured_certified_and_drawn(
     out = Path(settings.output)
     rows = json.loads((out / "tiny" / "fewer.json").read_text())["rows"]
     whole = rows[0]
-    assert (whole["certified"], whole["unchanged"], whole["error"]) == (5, 5, 0)
+    assert (whole["certified"], whole["unchanged"]) == (5, 5)
+    assert whole["error"] < 1e-4  # what sums are rounded by
     for row in rows:
         assert row["violations"] == 0
         assert len(row["nDCG@10"]) == row["queries"] == 5

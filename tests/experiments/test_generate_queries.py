@@ -30,7 +30,7 @@ def test_queries_become_a_training_split(collection: Path, seq2seq: dict[str, Pa
     assert [{row["document"]: 1} for row in pairs] == list(train.judgements.values())
     file = tmp_path / "written.jsonl"
     whole = file.read_text()
-    file.write_text("".join(whole.splitlines(keepends=True)[:1]))
+    file.write_text("".join(whole.splitlines(keepends=True)[:1]) + whole.splitlines()[1][:9])
     generate_queries.main(generate_queries.Settings(**settings))
     assert file.read_text() == whole
 
