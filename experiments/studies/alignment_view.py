@@ -8,7 +8,7 @@ from typing import Any
 
 from paradigms import CrossAttention, Paradigm, load
 from paradigms.baselines.bm25 import BM25
-from paradigms.data import Corpus, Split, read_run
+from paradigms.data import Corpus, Split
 from paradigms.data.by_document import Passages
 from paradigms.evaluate import AlignmentExample
 from paradigms.evaluate.explain import explain, explain_bm25, explain_generative
@@ -27,17 +27,17 @@ def align_query(
     corpus: Corpus,
     split: Split,
     bm25: BM25,
+    pool: Mapping[str, float],
     systems: Mapping[str, Path],
     folder: Path,
     pieces: Passages | None = None,
 ) -> list[AlignmentExample]:
     """A relevant document and the best that is not, by BM25, under every system of a results folder.
 
-    systems: name -> the folder that has its index, where it has one. pieces: what the indexes hold, where
-    these are passages.
+    pool: document -> score of the query's candidates. systems: name -> the folder that has its index, where
+    it has one. pieces: what the indexes hold, where these are passages.
     """
     query, judged = split.queries[query_id], split.judgements[query_id]
-    pool = read_run(folder / "runs" / "candidates.run")[query_id]
     relevant = [d for d in sorted(judged) if judged[d] > 0][:1]
     wrong = [d for d in sorted(pool, key=lambda d: -pool[d]) if judged.get(d, 0) == 0][:1]
     examples = []

@@ -82,6 +82,7 @@ def make_report(
     }
     labels = untrained | memorised | second
     encoded = {n: Path(of.index or folder / n) for n, of in settings.chosen.items() if not of.fuse}
+    candidates = read_run(folder / "runs" / "candidates.run")
     with progress_bar() as bar:
         measured = {
             stage: {
@@ -114,7 +115,9 @@ def make_report(
         alignments = [
             example
             for query in bar.track(chosen_queries(test, ALIGNED), description="alignments")
-            for example in align_query(query, corpus, test, data.bm25, encoded, folder, data.pieces)
+            for example in align_query(
+                query, corpus, test, data.bm25, candidates[query], encoded, folder, data.pieces
+            )
         ]
     write_per_query(folder / "per_query.csv", measured)
     splits = {settings.split: test, **data.others}

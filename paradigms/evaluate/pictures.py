@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 MOST_DOCUMENT_TOKENS = 60
 MOST_QUERY_TOKENS = 32
-PICTURED = 3  # relevant pairs of a report whose alignments become files
+PICTURED = 1  # relevant pairs of a report whose alignments become files
 
 
 def write_pictures(report: Report, folder: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 from jaxtyping import Float
 
-from paradigms.evaluate.measures import PerQuery, bootstrap_interval
+from paradigms.evaluate.measures import PerQuery, bootstrap_intervals
 
 BETTER, WORSE = "†", "‡"
 ALPHA = 0.05
@@ -131,9 +131,12 @@ def _compare(
     tested = [(*pair, measure) for pair in pairs for measure in measures]
     values = [(systems[a].weighted(measure), systems[b].weighted(measure)) for a, b, measure in tested]
     p_values = [paired_test(a, b, seed=seed) for a, b in values]
+    if not tested:
+        return []
+    differences = np.array([a - b for a, b in values])
+    intervals = bootstrap_intervals(differences, groups=reference.groups, seed=seed)
     rows = []
-    for names, (a, b), p, adjusted in zip(tested, values, p_values, holm(p_values), strict=True):
-        interval = bootstrap_interval(a - b, groups=reference.groups, seed=seed)
+    for names, interval, p, adjusted in zip(tested, intervals, p_values, holm(p_values), strict=True):
         mark = "" if adjusted >= ALPHA else BETTER if interval.mean > 0 else WORSE
         rows.append(Comparison(*names, *interval, p, adjusted, mark))
     return rows
