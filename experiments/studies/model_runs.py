@@ -194,9 +194,8 @@ def encoder_job(
     """
 
     def train(paradigm: Paradigm, training: Path) -> Paradigm:
-        names = TrainingSettings.__dataclass_fields__.keys() & asdict(settings).keys()
-        chosen = {name: getattr(settings, name) for name in names} | changes
-        given = TrainingSettings(**chosen, seed=seed, save_every=100)
+        chosen = settings.training(paradigm.name) | {"seed": seed} | changes
+        given = TrainingSettings(**chosen, save_every=100)
         runs = bench.mined if settings.negatives else {}, bench.dev_run
         splits, counts = (bench.train, bench.dev), (settings.negatives, settings.dev_queries)
         return fit(paradigm, bench.collection, splits, runs, *counts, given, training, accelerator)

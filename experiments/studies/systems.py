@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -224,8 +224,7 @@ def training_settings(system: System, settings: Any) -> TrainingSettings | None:
         chosen = TRAINING | {"seed": settings.seed} | system.training
         chosen = {"evaluate_every": max(1, chosen["steps"] // 2)} | chosen
     else:
-        names = TrainingSettings.__dataclass_fields__.keys() & asdict(settings).keys()
-        chosen = {name: getattr(settings, name) for name in names} | system.training
+        chosen = settings.training(system.paradigm) | system.training
     return TrainingSettings(**chosen) if chosen["steps"] else None
 
 
