@@ -155,20 +155,6 @@ def trained(mt5: Path, swahili: Path, tmp_path_factory: pytest.TempPathFactory) 
     return output
 
 
-def test_the_configuration_is_the_papers() -> None:
-    settings = from_command_line(train.Settings, "", [f"--config={CONFIG}"])
-    assert (settings.paradigm, settings.backbone) == ("xtr", "google/mt5-base")
-    assert (settings.steps, settings.learning_rate) == (50_000, 1e-3)
-    assert settings.options == {
-        "k_train": 320,
-        "search_tokens": 40_000,
-        "imputation": "kth",
-        "dim": 128,
-        "query_length": 64,
-        "document_length": 256,
-    }
-
-
 def test_multilingual_xtr_learns_and_is_compared_on_miracl(
     trained: Path, swahili: Path, tmp_path: Path
 ) -> None:
