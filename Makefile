@@ -12,8 +12,9 @@ export PIP_NO_COMPILE ?= 1
 compare: .venv/.run
 	$(BIN)/python experiments/compare.py $(ARGS)
 
-# A worker for each of at most four processors, and one thread in each.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+# A worker for each of at most four processors, and one thread in each. Files in the order of tests/conftest.py,
+# the slow ones first: by default those with few tests, which are the slow ones, come last, and a worker is idle.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 test: .venv/.test
 	$(PYTEST) $(ARGS)
 
@@ -23,7 +24,7 @@ test: .venv/.test
 # third of the time.
 NUMERICAL := test_laws test_relax $(addprefix scoring/test_,equals_rel in_batch stored) \
 	$(addprefix index/test_,codes faiss_index pruning search) \
-	$(addprefix train/test_,loop resume distributed fsdp)
+	$(addprefix train/test_,loop distributed fsdp)
 OLDER := NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES= $(PYTEST) -o addopts="-q --import-mode=importlib" $(NUMERICAL:%=tests/%.py)
 test-cpus: .venv/.test
 	ATEN_CPU_CAPABILITY=default DNNL_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 FAISS_SIMD_LEVEL=NONE \

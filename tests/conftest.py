@@ -14,6 +14,13 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 # The same examples in every run, so a failure is the change's own; no limit in seconds.
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=50)
 hypothesis.settings.load_profile("fixed")
+# Rooms by the seconds that their files take: a worker that begins a long one last leaves the others idle.
+SLOW = ("train", "experiments", "attack", "data", "index")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {f"tests/{room}": n for n, room in enumerate(SLOW)}
+    items.sort(key=lambda item: order.get(item.nodeid.rpartition("/")[0], len(SLOW)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,4 +1,4 @@
-"""Two processes, forked or started as a shipped configuration starts them, that run checks of a test file."""
+"""Two processes that run checks of a test file, or a script as `accelerate launch` starts it."""
 
 import os
 import socket
@@ -8,58 +8,75 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import yaml
 from accelerate import Accelerator
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_multi_gpu_env
 
 from tests.forks import fork_group
 
 ROOT = Path(__file__).parents[1]
+CONFIGS = ROOT / "experiments" / "configs"
 # (accelerator, backbone, folder): what each of the processes runs
 Check = Callable[[Accelerator, Path, Path], None]
 
 
-def start(file: str, config: str, backbone: Path, folder: Path) -> None:
-    """Run `checked` in two processes on the processor, which joins them with gloo.
-
-    config: a file in experiments/configs. Where it is of two machines, each process is one.
-    """
-    # Not forked: a fork of a process whose OpenMP threads have run hangs.
-    path = ROOT / "experiments" / "configs" / config
+def on_two_machines(*command: str) -> list[str]:
+    """The outputs of the two processes of nodes_2.yaml on the CPU, each with a launcher of its own."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(path)]
-    command += ["--num_processes", "2", "--main_process_port", port, "--machine_rank"]
-    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    machines = [
-        subprocess.Popen(
-            [*command, str(rank), file, str(backbone), str(folder)],
-            env=environment,
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(yaml.safe_load(path.read_text())["num_machines"])
+    launch = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--config_file",
+        str(CONFIGS / "nodes_2.yaml"),
     ]
+    launch += ["--num_processes", "2", "--main_process_port", port, "--machine_rank"]
+    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    how: dict = {
+        "env": environment,
+        "cwd": ROOT,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
+    machines = [subprocess.Popen([*launch, rank, *command], **how) for rank in "01"]
     try:
-        errors = [machine.communicate(timeout=300)[1] for machine in machines]
+        said = [machine.communicate(timeout=300) for machine in machines]
     finally:
         for machine in machines:
             machine.terminate()  # which, unlike a kill, ends its processes as well
-    assert not any(machine.returncode for machine in machines), "".join(errors)[-4000:]
+    assert not any(machine.returncode for machine in machines), "".join(error for _, error in said)[-4000:]
+    return [output for output, _ in said]
 
 
-def forked(checks: Sequence[Check], backbone: Path, folder: Path) -> None:
-    """Run `checked` in two forks, which find each other as the processes of torchrun do."""
-    group = fork_group(
-        folder / "log", 2, checked, checks, str(backbone), str(folder), ACCELERATE_USE_CPU="true"
-    )
+def environment(config: str) -> dict[str, str]:
+    """What accelerate gives the processes of a configuration in experiments/configs."""
+    given = [
+        "--config_file",
+        str(CONFIGS / config),
+        "--num_processes",
+        "2",
+        "--main_process_port",
+        "0",
+        "x.py",
+    ]
+    arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(given))
+    found = prepare_multi_gpu_env(arguments)
+    return {name: value for name, value in found.items() if os.environ.get(name) != value}
+
+
+def forked(checks: Sequence[Check], backbone: Path, folder: Path, **environment: str) -> None:
+    """Run `checked` in two forks on the CPU, which find each other with gloo as torchrun's processes do."""
+    environment |= {"ACCELERATE_USE_CPU": "true"}
+    group = fork_group(folder / "log", 2, checked, checks, str(backbone), str(folder), **environment)
     for code, said in [process.ended() for process in group]:
         assert code == 0, said[-4000:]
 
 
 def checked(checks: Sequence[Check], backbone: str, folder: str) -> None:
-    """Run every check as one of the processes that `start` started, and note how each ended."""
+    """Run every check as one of the two processes, and note how each ended."""
     accelerator = Accelerator()
     assert accelerator.num_processes == 2
     for check in checks:

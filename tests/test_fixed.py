@@ -55,19 +55,19 @@ def test_filled_encodings_never_exceed_maxsim() -> None:
     assert (found <= rel(documents, queries, query_to_document, one) + 1e-9).all()
 
 
-@pytest.mark.parametrize("shortened", [{"inner": 8}, {"inner": 0, "final": 64}, {"inner": 8, "final": 64}])
+@pytest.mark.parametrize("shortened", [{"inner": 8}, {"inner": 8, "final": 64}])
 def test_projections_keep_inner_products_on_average(shortened: dict[str, int]) -> None:
-    """Over 100 seeds the mean error lies within 5 standard errors of 0."""
+    """Over 25 seeds the mean error lies within 5 standard errors of 0."""
     documents, queries = sides()
     errors = []
-    for seed in range(100):
+    for seed in range(25):
         whole = FixedEncoding(2, 3, 0, seed=seed)
         short = replace(whole, **shortened)
         D, Q = short.documents(documents), short.queries(queries)
         assert D.shape == (5, short.width(20)) == (5, 64 if "final" in shortened else 3 * 4 * 8)
         errors.append(Q @ D.T - whole.queries(queries) @ whole.documents(documents).T)
     found = torch.stack(errors)
-    assert (found.mean(0).abs() <= 5 * found.std(0) / 10 + 1e-9).all()
+    assert (found.mean(0).abs() <= 5 * found.std(0) / 5 + 1e-9).all()
     assert found.abs().max() > 0.1
 
 

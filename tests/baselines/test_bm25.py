@@ -191,14 +191,10 @@ def test_unusable_input_is_refused():
         BM25.build(["x"], ["1"]).search({"q": "x"}, 0)
 
 
-@pytest.mark.parametrize(
-    # Published with Lucene and Porter stemming: .665 and .325; unstemmed words lose a little.
-    ("name", "ndcg"),
-    [("scifact", 0.6635), ("nfcorpus", 0.3060)],
-)
-def test_ndcg_on_beir(name, ndcg):
-    collection = needs.collection(name)
+def test_ndcg_on_scifact():
+    """Published with Lucene and Porter stemming: .665; unstemmed words lose a little."""
+    collection = needs.collection("scifact")
     test = collection.split("test")
     run = BM25.build(collection.corpus, collection.corpus.ids).search(test.queries, 100)
     found = ir_measures.calc_aggregate([ir_measures.nDCG @ 10], test.judgements, run)
-    assert found[ir_measures.nDCG @ 10] == pytest.approx(ndcg, abs=0.001)
+    assert found[ir_measures.nDCG @ 10] == pytest.approx(0.6635, abs=0.001)

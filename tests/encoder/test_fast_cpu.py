@@ -51,15 +51,6 @@ def test_each_number_is_kept_with_probability_1_minus_p(p):
     assert torch.equal(unpack(pack(kept), kept.shape), kept)
 
 
-def test_numbers_of_one_draw_are_independent():
-    torch.manual_seed(0)
-    kept = draw(torch.Size((4, 100_000)), 0.5).double()  # of 64 bits each: columns four apart
-    for lag in (1, 2, 3, 4, 8):
-        flat = kept.flatten()
-        low, high = binom.interval(1 - 1e-6, len(flat) - lag, 0.5)
-        assert low <= (flat[lag:] == flat[:-lag]).sum() <= high
-
-
 def test_values_gradients_and_mean_are_those_of_one_mask():
     torch.manual_seed(0)
     x = torch.randn(300, 7, 100, requires_grad=True)
@@ -84,14 +75,6 @@ def test_the_generator_replays_it_and_a_checkpoint_does():
         found += [out, *torch.autograd.grad(out.square().sum(), x)]
     assert torch.equal(found[0], found[2])
     assert torch.equal(found[1], found[3])
-
-
-def test_where_dropout_does_not_apply_it_is_torchs_own():
-    x = torch.randn(10, 10)
-    assert torch.equal(dropout(nn.Dropout(1.0), x), torch.zeros_like(x))
-    assert torch.equal(dropout(nn.Dropout(0.0), x), x)
-    assert torch.equal(dropout(nn.Dropout(0.4).eval(), x), x)
-    assert dropout(nn.Dropout(0.4), torch.empty(3, 2, device="meta")).shape == (3, 2)
 
 
 class Module(torch.nn.Module):

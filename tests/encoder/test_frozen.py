@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paradigms import PARADIGMS, Paradigm
+from paradigms import PARADIGMS
 from paradigms.encoder.frozen import LowerStates, _find_layers, keys
 from paradigms.encoder.text import Side, TextEncoder
 from tests.tiny import FAMILIES
@@ -164,23 +164,6 @@ def test_other_weights_layers_and_precisions_have_states_of_their_own(tiny_bert,
             keep(encoder, tmp_path, TEXTS)
 
 
-def test_texts_that_are_kept_are_not_tokenised_again(tiny_bert, tmp_path):
-    encoder = build(tiny_bert)
-    encoder.freeze(1)
-    keep(encoder, tmp_path, TEXTS, layout=encoder.layout("document"))
-    asked = []
-
-    def tokenize(texts):
-        asked.extend(texts)
-        return encoder.tokenize(texts, "document")
-
-    again = LowerStates(encoder.keep_states(tmp_path).folder)
-    again.add(TEXTS, tokenize, encoder.split.compute, layout=encoder.layout("document"))
-    assert not asked
-    again.add(TEXTS, tokenize, encoder.split.compute, layout=encoder.layout("query"))
-    assert asked == TEXTS
-
-
 def test_what_cannot_be_split_or_kept_is_told(tiny_bert, tmp_path):
     encoder = build(tiny_bert)
     with pytest.raises(ValueError, match="trained_layers=3: the backbone has 2 layers"):
@@ -213,13 +196,3 @@ def test_what_cannot_be_split_or_kept_is_told(tiny_bert, tmp_path):
     reads.backbone.forward = odd
     with pytest.raises(ValueError, match="cannot be split"):
         reads.freeze(1)
-
-
-def test_a_trained_pair_of_a_paradigm_is_written_whole(tiny_bert, tmp_path):
-    paradigm = PARADIGMS["dpr"](tiny_bert)
-    paradigm.encoder.freeze(1)
-    paradigm.save_pretrained(tmp_path / "saved")
-    again = Paradigm.from_pretrained(tmp_path / "saved")
-    for (name, a), (other, b) in zip(paradigm.state_dict().items(), again.state_dict().items(), strict=True):
-        assert name == other
-        assert torch.equal(a, b)

@@ -3,8 +3,7 @@
 import pytest
 
 from paradigms.data import Split
-from paradigms.evaluate.fusion import METHODS, _simplex, fuse, tune_weights
-from tests import needs
+from paradigms.evaluate.fusion import _simplex, fuse, tune_weights
 
 A = {"q": {"x": 3.0, "y": 2.0, "z": 1.0}, "r": {"x": 5.0}}
 B = {"q": {"z": 0.9, "x": 0.4, "w": -0.1}}
@@ -18,19 +17,6 @@ def test_by_hand():
     assert found["q"] == pytest.approx({"z": 2.0, "x": 1.5, "y": 0.25, "w": 0.0})
     assert found["r"] == {"x": 0.5}
     assert fuse([{"q": {"a": float("-inf"), "b": 1.0}}], method="sum")["q"] == {"b": 1.0, "a": 0.0}
-
-
-@needs.module("ranx", "ranx", "pip install ranx")
-@pytest.mark.parametrize("method", METHODS)
-def test_as_ranx_fuses(method: str):
-    import ranx
-
-    runs = [{"q": A["q"]}, B]
-    options = {"method": "rrf", "params": {"k": 60}, "norm": None}
-    if method == "sum":
-        options = {"method": "wsum", "params": {"weights": (0.3, 0.7)}, "norm": "min-max"}
-    expected = ranx.fuse(runs=[ranx.Run(run) for run in runs], **options).to_dict()["q"]
-    assert fuse(runs, [0.3, 0.7] if method == "sum" else [], method)["q"] == pytest.approx(expected)
 
 
 def test_dev_chooses_the_weights():

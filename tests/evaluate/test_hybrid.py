@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paradigms import PARADIGMS
@@ -96,6 +96,7 @@ def test_weights_are_tried_around_the_ratio_of_the_spreads():
         tune(flat, SPARSE, DEV)
 
 
+@settings(max_examples=15)
 @given(st.floats(0.01, 100), st.floats(0.01, 100), st.integers(0, 5))
 def test_the_choice_does_not_depend_on_units(dense, sparse, seed):
     """Dense scores times a and sparse ones times b: the ranking stays, and λ is a / b times what it was."""

@@ -149,16 +149,6 @@ def test_a_model_that_has_not_learned_is_not_heard() -> None:
     assert {c.unlearned for c in claims([untrained])} == {"a model that training made worse on dev queries"}
 
 
-def test_the_papers_differences_stand_beside_ours() -> None:
-    task = planted("beir/scifact", "k=1", LIKE_THE_PAPER, zero_shot=True)
-    made = {c.quantity: c.printed for c in claims([task])}
-    assert made["nDCG@10 on beir/scifact, zero-shot, k=1 − k=8"] == "+0.148"
-    assert made["nDCG@10 on beir/scifact, zero-shot, k=1 − k=16"] == "+0.318"
-    assert made["nDCG@10 on beir/scifact, zero-shot, k=1 − BM25"] == "+0.039"
-    made = {c.quantity: c.printed for c in claims([planted("squad", "k=1", FLAT)])}
-    assert made["nDCG@10 on squad, k=1 − adapted with 8 examples"] == "+0.032 (NQ)"
-
-
 def test_tables_are_judged_strategy_by_strategy() -> None:
     """Table 12's differences to its default, p = 1%: most are losses, one is a gain."""
     task = planted("scifact", "p=1%", [0.5, 0.5, 0.4, 0.3, 0.2, 0.8, 0.6, 0.5, 0.5])

@@ -101,12 +101,6 @@ def test_the_loss_is_that_of_summed_maxima(answers: dict, work: Path, settings: 
     assert answers[3][0]["loss"] == pytest.approx(wanted.item(), rel=1e-5)
 
 
-def test_a_process_that_may_not_hold_more_is_a_cell(settings: training.Settings, work: Path) -> None:
-    limited = training.Settings(**vars(settings) | {"memory": 0.001})
-    answer = training.run_job(limited, training.Row("ours", BATCH, 0), work, sys.executable)
-    assert answer["failed"] == "out of memory", answer["errors"]
-
-
 def test_no_document_is_relevant_to_two_of_the_pairs() -> None:
     texts = ["one", "two", "three", "one", "five", "six"]  # the fourth repeats the first
     judged = {

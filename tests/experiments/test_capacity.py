@@ -118,19 +118,6 @@ def test_what_is_written_of_a_system_is_what_its_model_ranks(
         assert 12 <= len(bench.pool[query]) <= 13
 
 
-def test_a_finished_system_is_kept_and_others_are_added(finished: Path, texts: Path, tiny_bert: Path) -> None:
-    kept = finished / "length-30/seed-0/DE-BERT-8.json"
-    before = kept.stat().st_mtime_ns
-    capacity.main(settings(texts, tiny_bert, finished, systems='["DE-BERT-8","DE-BERT"]'))
-    assert kept.stat().st_mtime_ns == before
-    rows = json.loads((finished / "table_retrieve.json").read_text())
-    assert [row["system"] for row in rows] == ["BM25-uni", "BM25-bi", "DE-BERT-8", "DE-BERT"]
-    theory = json.loads((finished / "length-30/theory.json").read_text())
-    assert {"8", "32"} <= theory["values"].keys()
-    with pytest.raises(SystemExit, match=r"other settings \(steps: 2 then, 3 now\)"):
-        capacity.main(settings(texts, tiny_bert, finished, steps=3))
-
-
 def test_the_temperature_is_what_scores_spread_by(texts: Path, tiny_bert: Path, tmp_path: Path) -> None:
     """Whatever the width: inner products of layer-normed vectors spread by about √k."""
     given = settings(texts, tiny_bert, tmp_path)

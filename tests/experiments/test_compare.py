@@ -12,7 +12,7 @@ from transformers import BertForSequenceClassification
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms import load as load_paradigm
-from paradigms.data import Collection, load, read_run, write_folder
+from paradigms.data import Collection, load, read_run
 from paradigms.evaluate import pictures
 from paradigms.index import ExactIndex
 from tests.experiments import scripts
@@ -251,13 +251,3 @@ def test_test_queries_choose_nothing(words: Path):
     assert not data.dev.queries.keys() & data.test.queries.keys()
     assert not data.dev.queries.keys() & data.train.queries.keys()
     assert len(data.train.queries) == 27
-
-
-def test_no_training_queries_is_said(words: Path, tmp_path: Path, tiny_bert: Path):
-    loaded = load(words)
-    only_test = Collection(
-        loaded.name, loaded.corpus, {"test": loaded.split("test")}, loaded.problems, loaded.fingerprint
-    )
-    write_folder(only_test, tmp_path / "only-test")
-    with pytest.raises(SystemExit, match="no training queries"):
-        run(settings(tmp_path / "only-test", tiny_bert, tmp_path / "out"))

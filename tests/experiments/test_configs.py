@@ -1,7 +1,6 @@
 """The launch configurations that ship: accelerate takes each as it is meant.
 
-Training with them, on a processor: cpu_2.yaml in test_examples.py, nodes_2.yaml in
-test_distributed.py, fsdp.yaml in test_fsdp.py.
+Training with them on the CPU: nodes_2.yaml in test_examples.py, fsdp.yaml in test_fsdp.py.
 """
 
 from importlib import import_module

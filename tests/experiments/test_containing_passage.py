@@ -129,27 +129,6 @@ def test_the_same_seed_gives_the_same_bytes_in_any_process(tasks: dict[int, Coll
     assert other[50].split("test").queries.keys() != tasks[50].split("test").queries.keys()
 
 
-def test_a_query_does_not_depend_on_how_many_there_are_nor_on_lengths_in_between() -> None:
-    few = containing_passages(source(), {"test": 6}, lengths=(50, 200))
-    many = containing_passages(source(), {"test": 6, "dev": 9}, lengths=LENGTHS)
-    assert few[50].split("test").queries == many[50].split("test").queries
-    kept = containing_passages(source(), {"test": 6}, lengths=(50, 200), passages=20)
-    assert kept[200].split("test").queries == few[50].split("test").queries
-
-
-def test_what_occurs_twice_is_no_query_and_a_small_vocabulary_fools_nothing() -> None:
-    """Of four words most runs of five occur often, and an edit often makes another query by accident."""
-    for seed in range(3):
-        task = made(source(vocabulary=4), seed=seed)[100]
-        everything = [spaced(text) for text in source(vocabulary=4)]
-        for part in task.splits.values():
-            for text in part.queries.values():
-                assert sum(row.count(spaced(text)) for row in everything) == 1
-    twice = Corpus(["a", "b"], [source(1, 300)[0]] * 2)
-    with pytest.raises(ValueError, match="gave 0 that occur only once"):
-        containing_passages(twice, {"test": 1}, distractors=0)
-
-
 def test_a_task_is_a_collection_like_any_other(tasks: dict[int, Collection], tmp_path: Path) -> None:
     write_folder(tasks[100], tmp_path / "task")
     again = load(tmp_path / "task")

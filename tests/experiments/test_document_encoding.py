@@ -54,11 +54,11 @@ def own(given: tuple[Path, Path], bench: Bench, tmp_path_factory: pytest.TempPat
 def test_a_run_measures_every_system_and_goes_on(
     given: tuple[Path, Path], bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    document_encoding.main(settings(*given, tmp_path, systems='["S-T5","GENRE"]'))
+    document_encoding.main(settings(*given, tmp_path, seeds="[1]", systems='["GENRE"]'))
     checkpoint = tmp_path / "models/seed-1/genre/checkpoint/heads.safetensors"
     written = checkpoint.stat().st_mtime_ns
-    two = json.loads((tmp_path / "results/retrieve.json").read_text())
-    assert [row["system"] for row in two] == [BM25, "S-T5", "GENRE"]
+    first = json.loads((tmp_path / "results/retrieve.json").read_text())
+    assert [row["system"] for row in first] == [BM25, "GENRE"]
     chosen = ["S-T5", "ColBERT, pairs", "DSI-place", "DSI-PAWA", "GENRE", "T5-SEAL", CONTROL]
     every = settings(*given, tmp_path, seeds="[1]", systems=json.dumps(chosen))
     document_encoding.main(every)
@@ -105,27 +105,6 @@ def planted(**recalls: float) -> dict[str, dict[str, np.ndarray]]:
     order = np.linspace(0, 1, 60, endpoint=False)
     rows = {name.replace("_", "-"): np.tile((order < r).astype(float), (2, 1)) for name, r in recalls.items()}
     return {name: {"R@1": row, "R@10": row} for name, row in rows.items()}
-
-
-def test_claims_are_those_of_the_paper() -> None:
-    found = claims(planted(BM25=0.9, T5_ColBERT=0.9, DSI_place=0.5, DSI_PAWA=0.9, GENRE=0.5))["table6"]
-    assert [(c.quantity, c.printed) for c in found] == [
-        ("R@1, DSI-PAWA − DSI-place", "+0.050"),
-        ("R@10, DSI-PAWA − DSI-place", "+0.128"),
-        ("R@1, DSI-PAWA − T5-ColBERT", "-0.009"),
-        ("R@10, T5-ColBERT − DSI-PAWA", "+0.082"),
-    ]
-    found = claims(planted(BM25=0.9, DPR=0.9, DSI=0.5, T5_SEAL=0.5))["table8"]
-    assert {(c.quantity, c.printed) for c in found} == {
-        ("R@1, DPR − BM25", "≥ +0.107"),
-        ("R@10, DPR − BM25", "≥ +0.082"),
-        ("R@10, DPR − DSI", "≥ +0.103"),
-        ("R@1, DPR − T5-SEAL", "≥ +0.055"),
-        ("R@10, DPR − T5-SEAL", "≥ +0.022"),
-        ("R@1, DSI − T5-SEAL", "≥ +0.016"),
-        ("R@10, BM25 − DSI", "≥ +0.021"),
-        ("R@10, T5-SEAL − DSI", "≥ +0.033"),
-    }
 
 
 def test_verdicts_follow_the_numbers() -> None:

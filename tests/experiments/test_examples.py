@@ -2,8 +2,6 @@
 
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +26,7 @@ from paradigms.io.settings import from_command_line
 from paradigms.recipe import Recipe
 from tests import test_laws as laws
 from tests.forks import fork
+from tests.launch import on_two_machines
 from tests.scoring import test_equals_rel as equals_rel
 from tests.tiny import WORDS
 
@@ -123,22 +122,12 @@ def test_a_plugin_is_saved_indexed_and_searched_in_other_processes(
 
 
 def test_every_process_of_a_launch_has_the_plugin(collection: Path, tiny_bert: Path, tmp_path: Path) -> None:
-    """Two processes of the shipped configuration, each with a worker that tokenises, train a new D."""
+    """Both processes of nodes_2.yaml, each with a worker that tokenises, train a new D."""
     file, output = EXAMPLES / "weighted_colbert.py", tmp_path / "out"
     (tmp_path / "train.yaml").write_text("paradigm: weighted_colbert\nworkers: 1\nsteps: 9\n")
     given = ["--config", str(tmp_path / "train.yaml"), *flags(collection, tiny_bert, output)]
-    launch = ["accelerate.commands.launch", "--config_file", "experiments/configs/cpu_2.yaml"]
-    done = subprocess.run(
-        [sys.executable, "-m", *launch, "experiments/train.py", *given, "--plugin", str(file)],
-        cwd=ROOT,
-        env=os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("2 process(es)") == 1
+    said = on_two_machines("experiments/train.py", *given, "--plugin", str(file))
+    assert "".join(said).count("2 process(es)") == 1
     assert json.loads((output / "environment.json").read_text())["processes"] == 2
     assert (output / "training/checkpoints/step-2/progress.json").is_file()
     assert json.loads((output / "environment.json").read_text())["plug-in weighted_colbert.py"]

@@ -34,15 +34,6 @@ def test_free_vectors_answer_few_sets_and_not_many(name):
         assert not limit.optimised(name, 1, 3, 7, settings).any()
 
 
-def test_the_fit_finds_a_power():
-    rows = [
-        {"alignment": "a", "M": 1, "h": h, "critical n": 3.0 * h**1.5, "[least, most]": "[1, 2]"}
-        for h in (2, 4, 8)
-    ]
-    (fit,) = limit.fits(rows)
-    assert (fit["c"], fit["p"]) == pytest.approx((3, 1.5))
-
-
 def test_every_seed_has_its_own_critical_n(monkeypatch):
     most = np.array([4, 30, 80])  # documents whose sets each seed answers
     monkeypatch.setattr(limit, "optimised", lambda name, tokens, h, n, settings: n <= most)

@@ -122,13 +122,6 @@ def test_parts_of_rel(seq2seq: dict[str, Path]) -> None:
         )
 
 
-def test_shares_by_hand() -> None:
-    parts = {"logit, last": np.array([[[1.0, 2.0, 6.0]], [[2.0, 2.0, 5.0]]])}  # rel and part of one seed
-    [row] = low_rank.share_rows(parts)
-    assert row["R²"] == pytest.approx(1 - 2 / 14)
-    assert row["|part| share"].startswith(f"{(2 / 3 + 1 + 5 / 6) / 3:.3f} ")
-
-
 @pytest.mark.parametrize(
     ("changes", "wrong"),
     [

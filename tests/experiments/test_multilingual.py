@@ -16,7 +16,7 @@ from transformers import MT5Config, MT5ForConditionalGeneration
 
 from paradigms import Paradigm
 from paradigms.core import Tokens
-from paradigms.encoder.backbone import load_backbone, load_tokenizer
+from paradigms.encoder.backbone import load_tokenizer
 from paradigms.io.settings import from_command_line
 from paradigms.xtr import xtr
 from tests.tiny import HEADS, LAYERS, WIDTH
@@ -93,17 +93,6 @@ def model(mt5: Path) -> Paradigm:
     return xtr(mt5, dim=16, query_length=16, document_length=24)
 
 
-def test_the_encoder_of_a_whole_mt5_is_loaded(mt5: Path) -> None:
-    encoder, whole = load_backbone(mt5), MT5ForConditionalGeneration.from_pretrained(mt5)
-    assert type(encoder).__name__ == "MT5EncoderModel"
-    expected = {f"encoder.{name}": weight for name, weight in whole.encoder.named_parameters()}
-    expected.pop("encoder.embed_tokens.weight", None)
-    found = dict(encoder.named_parameters())
-    assert found.keys() == expected.keys() | {"shared.weight"}
-    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
-    assert torch.equal(found["shared.weight"], whole.shared.weight)
-
-
 @pytest.mark.parametrize(
     "text", [*LAKES.values(), *OUTSIDE, "a😀b Ω", "ｆｕｌｌ　ｗｉｄｔｈ", "  two  spaces "]
 )
@@ -113,11 +102,6 @@ def test_tokens_are_those_of_sentencepiece(mt5: Path, pieces: bytes, text: str) 
     for same in (tokenizer, pickle.loads(pickle.dumps(tokenizer))):
         assert same(text)["input_ids"] == [*expected, 1]
     assert tokenizer.unk_token_id not in expected
-
-
-def test_a_vocabulary_without_bytes_keeps_its_unknown_token(checkpoints: dict[str, Path]) -> None:
-    tokenizer = load_tokenizer(checkpoints["mt5"])
-    assert tokenizer("湖")["input_ids"][-2] == tokenizer.unk_token_id
 
 
 def ids(tokens: Tokens) -> list[list[int]]:
@@ -140,22 +124,6 @@ def test_equal_words_are_equal_tokens_in_every_script(model: Paradigm) -> None:
     assert composed == decomposed
     outside = [tuple(row) for row in ids(model.encode_queries(OUTSIDE[:4]))]
     assert len(set(outside)) == 4  # as unknown tokens all four would be equal
-
-
-def test_labels_are_readable(model: Paradigm) -> None:
-    labels = model.encoder.labels(LAKES["zh"], "document")
-    assert "".join(labels) == f"▁{LAKES['zh']}</s>"
-    assert len(labels) == model.encode_documents([LAKES["zh"]]).mask.sum()
-
-
-def test_texts_without_spaces_are_cut_by_tokens(model: Paradigm) -> None:
-    texts = [LAKES["th"] * 5, LAKES["zh"] * 5, "", " \u3000", "湖"]
-    tokens = model.encode_documents(texts)
-    assert tokens.mask.sum(-1).tolist()[0][:4] == [24, 24, 0, 0]
-    assert tokens.vectors.isfinite().all()
-    alone = model.encode_documents(texts[4:])
-    width = alone.vectors.shape[-2]
-    torch.testing.assert_close(tokens.vectors[:, 4:, :width], alone.vectors, atol=1e-5, rtol=0)
 
 
 @pytest.fixture(scope="module")
@@ -185,20 +153,6 @@ def trained(mt5: Path, swahili: Path, tmp_path_factory: pytest.TempPathFactory) 
     flags |= {"options.query_length": 16, "options.document_length": 32}
     train.main(from_command_line(train.Settings, "", [f"--{name}={value}" for name, value in flags.items()]))
     return output
-
-
-def test_the_configuration_is_the_papers() -> None:
-    settings = from_command_line(train.Settings, "", [f"--config={CONFIG}"])
-    assert (settings.paradigm, settings.backbone) == ("xtr", "google/mt5-base")
-    assert (settings.steps, settings.learning_rate) == (50_000, 1e-3)
-    assert settings.options == {
-        "k_train": 320,
-        "search_tokens": 40_000,
-        "imputation": "kth",
-        "dim": 128,
-        "query_length": 64,
-        "document_length": 256,
-    }
 
 
 def test_multilingual_xtr_learns_and_is_compared_on_miracl(

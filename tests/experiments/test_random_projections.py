@@ -98,7 +98,7 @@ def test_a_dimension_has_an_interval_over_queries():
     k = theory_collection.required_dimension(thresholds, 0.1)
     assert k.k == required_dimension_recall_exact(thresholds, 0.1)[0]
     draws = [
-        required_dimension_recall_exact(thresholds[rng.integers(12, size=12)], 0.1)[0] for _ in range(200)
+        required_dimension_recall_exact(thresholds[rng.integers(12, size=12)], 0.1)[0] for _ in range(80)
     ]
     np.testing.assert_allclose(k[1:], np.quantile(draws, [0.025, 0.975]), rtol=0.2)
     assert theory_collection.required_dimension(np.vstack([thresholds, np.full((3, 40), np.nan)]), 0.1) == k

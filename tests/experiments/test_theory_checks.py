@@ -128,26 +128,3 @@ def test_a_check_that_raises_fails_and_says_why(checks, monkeypatch, tmp_path):
     assert row["detail"] == "ZeroDivisionError: nothing <here>"
     assert row["violation"] == "inf"
     assert "nothing &lt;here&gt;" in (tmp_path / "theory_checks.html").read_text()
-
-
-def test_evidence_depends_on_the_seed_alone(checks):
-    first, again = checks.check("exact_law_simulated", 100, 3), checks.check("exact_law_simulated", 100, 3)
-    assert first.evidence == again.evidence
-    assert checks.check("exact_law_simulated", 100, 4).evidence != first.evidence
-
-
-def test_choice_of_claims(checks):
-    assert checks.chosen("lemma_1, lemma_2") == ["lemma_1", "lemma_2"]
-    assert set(checks.chosen("lemma_5*")) == {
-        "lemma_5_1",
-        "lemma_5_1_frobenius",
-        "lemma_5_1_reference",
-        "lemma_5_2",
-    }
-
-
-def test_every_correction_has_a_sentence_and_a_measured_difference(checks):
-    for name, theorem in checks.THEOREMS.items():
-        if theorem.correction:
-            assert theorem.quote, name
-            assert checks.check(name, 40, 0).evidence.printed is not None, name

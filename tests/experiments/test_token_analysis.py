@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import token_retrieval
 import torch
 from studies import token_measures
 from studies.token_claims import claims, gather
@@ -122,13 +121,6 @@ def test_gathered_runs_score_the_candidates_in_full(made: tuple[Paradigm, ExactI
                 scores = full.score(index.tokens_of(candidates), paradigm.encode_queries([QUERIES[of.query]]))
                 assert run == pytest.approx(dict(zip(candidates, scores[0].tolist(), strict=True)), abs=1e-5)
                 assert list(run.values()) == sorted(run.values(), reverse=True)
-
-
-def test_all_ways_to_score_are_measured(measured: dict[str, Any]) -> None:
-    assert measured["imputations"]["kth"] == measured["impute"][6]
-    assert measured["impute"][1000] == measured["gather"][1000]  # everything is retrieved, nothing missing
-    assert set(measured["R@1000"]) == {*IMPUTATIONS, "gathered"}  # here the first 2 of more than 2 documents
-    assert measured["R@1000"]["kth"] != measured["impute"][6]["R@100"]
 
 
 def test_costs_count_what_is_there(made: tuple[Paradigm, ExactIndex], measured: dict[str, Any]) -> None:
@@ -298,24 +290,3 @@ def test_every_model_is_trained_measured_and_shown(finished: Path) -> None:
     for table in ("figure4", "figure5", "figure6", "figure7", "table1", "table5"):
         assert json.loads((finished / f"{table}.json").read_text()), table
     assert (finished / "report.html").read_text().count("data:image/png") == 4
-
-
-def test_what_is_finished_is_kept_and_more_may_be_added(
-    finished: Path, words: Path, checkpoints: dict[str, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = {file: file.stat().st_mtime_ns for file in finished.glob("seed-0/*/values.json")}
-    (finished / "seed-0" / "xtr-k9-b4" / "values.json").unlink()  # trained, but not measured
-    changes: dict[str, object] = {"other_batch_sizes": "[]", "k_train": "[9]", "seeds": "[0, 1]"}
-    run(words, checkpoints["t5"], finished, **changes)
-    printed = capsys.readouterr().out
-    assert "(3 of 3)" in printed
-    assert "2 seeds" in printed
-    for file, time in before.items():
-        assert (file.stat().st_mtime_ns == time) == ("xtr-k9-b4" not in str(file))
-    with pytest.raises(SystemExit, match=r"other settings \(steps: 2 then, 3 now\)"):
-        run(words, checkpoints["t5"], finished, **(changes | {"steps": 3}))
-
-
-def test_random_weights_are_trained_in_every_layer() -> None:
-    assert token_retrieval.Settings(backbone="small").trained_layers == 0
-    assert token_retrieval.Settings().trained_layers is None

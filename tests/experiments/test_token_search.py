@@ -96,15 +96,3 @@ def test_workers_build_and_search_our_indexes_and_the_plain_ways(
 
 def row(name: str, kind: str, ours: bool, ms: float, recall: float) -> dict:
     return {"name": name, "kind": kind, "ours": ours, "single_ms": ms, "recall": recall}
-
-
-def test_ratios_are_to_peers_that_find_as_much() -> None:
-    table = [
-        row("fast", "gather", False, 8, 0.7),
-        row("good", "gather", False, 40, 0.95),
-        row("ours, 4 bits", "gather", True, 4, 0.9),
-    ]
-    assert token_search.ratio(table[2], table) == (10, "good")
-    table[2]["recall"] = 0.97  # none finds as much: the one that finds most stands for it
-    assert token_search.ratio(table[2], table) == (10, "good (finds less)")
-    assert token_search.ratio(table[2], table[2:]) is None

@@ -12,7 +12,6 @@ from paradigms.evaluate import (
     AlignmentExample,
     Report,
     SystemAlignment,
-    alignment_picture,
     write_pictures,
     write_report,
 )
@@ -145,21 +144,6 @@ def test_other_output_vectors_add_up_too(
     at = [x for x in range(len(text)) if text[x : x + 3] == shown.document_tokens]
     assert at  # a window of the document, in words, whatever the tokens are that the decoder writes
     assert at[0] % 3 == 0
-
-
-def test_a_picture_has_every_entry_of_the_dense_alignment(seq2seq: dict[str, Path]) -> None:
-    model = generative(seq2seq["t5-v1.1"], named(NAMES))
-    (shown,) = explain_generative(model, QUERY, 0)
-    example = AlignmentExample("q", "d0", QUERY, "text", True, [shown])
-    figure = alignment_picture(example, model.name)
-    axes = figure.axes[0]
-    assert np.asarray(axes.images[0].get_array()) == pytest.approx(product(shown).T)
-    assert [label.get_text() for label in axes.get_xticklabels()] == shown.document_tokens
-    assert [label.get_text() for label in axes.get_yticklabels()] == shown.query_tokens
-    assert f"rest = {shown.rest:.4g}" in axes.get_title(loc="left")
-    weights = np.asarray(alignment_picture(example, model.name, weights=True).axes[0].images[0].get_array())
-    assert weights.sum(0) == pytest.approx(1)
-    assert weights[1, 0] == next(a for i, j, _, a in shown.links if (i, j) == (0, 1))
 
 
 def test_pages_and_pictures_of_decoders_show_their_rest_and_weights(

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer
 
@@ -248,16 +246,6 @@ def test_a_text_that_spells_special_tokens_does_not_end_there(family: str, t5: A
     special = {tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.sep_token_id}
     assert special.isdisjoint(found[0].tolist())
     assert bool(found.problems) == (family == "t5")  # WordPiece knows how to write "[", "sep", "]"
-
-
-@given(st.text("the cat☃é </s>\n", max_size=30), st.integers(0, 8))
-def test_ends_of_tokens_ascend_and_lie_in_the_text(t5: Any, bert: Any, of: str, length: int) -> None:
-    for tokenizer in (t5, bert):
-        (whole,) = tokenize(tokenizer, [of])
-        (cut,) = tokenize(tokenizer, [of], length)
-        assert (cut.ids, cut.ends) == (whole.ids[:length], whole.ends[:length])
-        assert whole.ends == sorted(whole.ends)
-        assert all(0 <= end <= len(of) for end in whole.ends)
 
 
 def test_a_slow_tokenizer_is_refused() -> None:

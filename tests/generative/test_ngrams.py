@@ -91,14 +91,6 @@ def test_absent_ngrams_have_no_branches_and_no_places():
     assert index.branches(mixed[:0]).states.shape == (0, 3)
 
 
-def test_the_absent_state_of_every_row_has_no_branches():
-    """Also where a present n-gram has the same first row and depth."""
-    index = NGramIndex.build(*csr([[4, 5, 4, 6], [4, 5]]))
-    absent = np.array([[lo, lo, depth] for lo in range(6) for depth in range(5)])
-    assert index.branches(absent).tokens.size == 0
-    assert not index.find(np.array([], dtype=np.int64), np.array([0])).size
-
-
 def test_bad_input_is_named():
     with pytest.raises(ValueError, match="every document is empty"):
         NGramIndex.build(*csr([[], []]))

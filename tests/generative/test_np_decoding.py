@@ -86,20 +86,6 @@ def drawn(count: int, seed: int = 0, width: int = 3) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((count, width)).astype(np.float32)
 
 
-def cost(vectors: np.ndarray, labels: np.ndarray) -> float:
-    parts = [vectors[labels == c] for c in np.unique(labels)]
-    return float(sum(((part - part.mean(0)) ** 2).sum() for part in parts))
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_separate_clusters_are_found_as_by_brute_force(seed: int) -> None:
-    centres = np.array([[0, 0, 0], [20, 0, 0], [0, 20, 0]], dtype=np.float32)
-    vectors = np.concatenate([centres[[0, 1, 2, 0, 1, 2, 1]] + drawn(7, seed), drawn(4, seed + 1)])
-    labels = run(vectors, [3] * 7 + [0, 1, 2, 2], 3, seed=seed)[1][:7]
-    best = min(cost(vectors[:7], np.array(some)) for some in product(range(3), repeat=7))
-    assert cost(vectors[:7], labels) == pytest.approx(best, rel=1e-5)
-
-
 def test_groups_are_clustered_apart_and_each_centroid_is_its_members_mean() -> None:
     group = np.random.default_rng(0).integers(0, 7, 200).tolist()
     vectors = drawn(200)

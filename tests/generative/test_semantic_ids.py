@@ -68,13 +68,6 @@ def test_near_documents_share_a_prefix() -> None:
     assert [row[1] for row in rows] == [i // 8 for i in range(64)]  # in the documents' order
 
 
-@pytest.mark.parametrize("n", [1, 2, 9, 10])
-def test_documents_that_fit_a_leaf_are_numbered(n: int) -> None:
-    found = semantic(np.random.default_rng(0).normal(size=(n, 3)), names(n))
-    assert digits(found) == [[i] for i in range(n)]
-    assert found.vocabulary == 12
-
-
 def test_equal_vectors_are_parted_in_order_and_named() -> None:
     found = semantic(np.ones((25, 4)), names(25), branching=3)
     assert sorted(digits(found)) == digits(found)

@@ -55,14 +55,3 @@ def test_a_search_finishes_the_identifiers_and_nothing_else(identifiers: list[li
     for n, identifier in enumerate(identifiers):
         expected.setdefault((*identifier, END), []).append(n)
     assert sequences_of(trie) == expected
-
-
-def test_branches_of_many_states_at_once_keep_their_order():
-    trie = Trie.build(*csr([[5, 6], [5, 9], [4]]), END)
-    states = np.concatenate([reached(trie, *path) for path in ((5,), (4, END), (4,), ())])
-    found = trie.branches(states)
-    assert [list(row) for row in rows(found)] == [[6, 9], [], [END], [4, 5]]
-    assert found.offsets.dtype == np.int64
-    nothing = trie.branches(states[:0])
-    assert nothing.offsets.tolist() == [0]
-    assert nothing.states.shape == (0, 1)

@@ -203,13 +203,6 @@ def test_threads_are_torchs_and_settings_come_back(tmp_path, monkeypatch):
     assert after == before
 
 
-def test_the_default_grows_with_the_corpus():
-    assert faiss_index.default_factory(1000) == "SQfp16"
-    assert faiss_index.default_factory(600_000) == "IVF4096,SQfp16"
-    assert faiss_index.default_factory(100_000) == "IVF1024,SQfp16"
-    assert faiss_index.default_factory(10**9) == "IVF4096,SQfp16"
-
-
 def test_the_file_of_a_flat_index_of_single_vectors_is_one_for_any_faiss(tmp_path):
     given = [
         ([f"d{n}"], Tokens(unit(1, 1, 1, seed=n), torch.ones(1, 1, 1, dtype=torch.bool))) for n in range(30)

@@ -145,16 +145,6 @@ def test_queries_may_be_their_first_vectors(tiny_bert, tmp_path, name):
         assert found[query] == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
-def test_the_grouped_top_k_is_the_top_k():
-    random = torch.Generator().manual_seed(0)
-    for n, k in ((7, 3), (64, 3), (83, 5), (400, 50), (400, 49), (1000, 124)):
-        S = torch.randint(-50, 50, (4, n), generator=random).float()
-        values, places = exact._largest(S, k)
-        assert torch.equal(values.sort(descending=True).values, S.topk(k).values)
-        assert torch.equal(S.gather(1, places), values)
-        assert all(len(set(row)) == k for row in places.tolist())
-
-
 def test_ties_at_the_cut_go_to_the_smaller_id_whatever_the_blocks(tiny_bert, tmp_path, monkeypatch):
     paradigm = build("colbert", tiny_bert)
     ones = replace(paradigm.encode_queries(["sea"]), salience=None)
@@ -165,20 +155,6 @@ def test_ties_at_the_cut_go_to_the_smaller_id_whatever_the_blocks(tiny_bert, tmp
         monkeypatch.setattr(base, "SIZES", {"cpu": (tokens, 1 << 20)})
         index.fields["vectors"] = np.ones_like(index.fields["vectors"])  # sums without rounding
         assert list(index.search_tokens(paradigm.recipe, ones, 4)[0]) == ["00", "01", "02", "03"]
-
-
-def test_small_and_empty_cases(tiny_bert, tmp_path, made):
-    for name in ("colbert", "xtr"):
-        paradigm = made[name][0]
-        assert made[name][1].search(paradigm, {}, 3) == {}
-        assert made[name][1].rerank(paradigm, QUERIES, {}) == {}
-        one = ExactIndex.build(paradigm, ["only"], [TEXTS[0]], tmp_path / f"{name}-one")
-        assert list(one.search(paradigm, {"q": "old man"}, 10)["q"]) == ["only"]
-        empty = ExactIndex.build(paradigm, ["a", "b"], ["", ""], tmp_path / f"{name}-empty")
-        assert empty.search(paradigm, {"q": "old man"}, 10)["q"] == {}
-        none = ExactIndex.build(paradigm, [], [], tmp_path / f"{name}-none")
-        assert none.search(paradigm, {"q": "old man"}, 10) == {"q": {}}
-        assert none.bytes_per_document == 0
 
 
 def test_the_store_is_float16_memory_mapped_and_gives_the_encoded_tokens_back(made):

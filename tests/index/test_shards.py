@@ -197,8 +197,7 @@ def stopping(texts: list[str]) -> Iterator[str]:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("worlds", [(1, 3), (3, 2)])
+@pytest.mark.parametrize(("kind", "worlds"), [("exact", (1, 3)), *((kind, (3, 2)) for kind in KINDS)])
 def test_any_number_of_processes_goes_on_with_what_others_stored(model, tmp_path, kind, worlds):
     paradigm = Paradigm.from_pretrained(model)
     whole = build(paradigm, tmp_path / "whole", kind)

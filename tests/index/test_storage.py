@@ -454,5 +454,5 @@ class FaissChanges(Changes):
 
 TestChanges = Changes.TestCase
 TestFaissChanges = FaissChanges.TestCase
-TestChanges.settings = settings(max_examples=15, stateful_step_count=10)
-TestFaissChanges.settings = settings(max_examples=8, stateful_step_count=10)
+TestChanges.settings = settings(max_examples=8, stateful_step_count=8)
+TestFaissChanges.settings = settings(max_examples=4, stateful_step_count=8)

@@ -198,16 +198,6 @@ def test_only_folders_that_were_written_so_are_replaced(tmp_path):
     assert names(tmp_path) == ["mine"]
 
 
-def test_names_that_begin_alike_are_kept_apart(tmp_path):
-    leftover = tmp_path / ".run.v2.0123abcd.partial" / "old.0123abcd"
-    leftover.mkdir(parents=True)
-    settle(tmp_path / "run")
-    fill(tmp_path / "run", "mine")
-    assert leftover.exists()
-    settle(tmp_path / "run.v2")
-    assert (tmp_path / "run.v2").is_dir()
-
-
 def test_many_writers_and_readers_at_once_see_whole_outputs_only(tmp_path):
     path, errors, until = tmp_path / "folder", [], time.monotonic() + 1
 

@@ -1,7 +1,6 @@
 """Two processes with half the batch each give the loss and gradient of one process with all of it."""
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -173,14 +172,10 @@ def outcomes(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             for part in (EXAMPLES[:2], EXAMPLES[2:])
         ]
         assert float(sum(halves)) / 2 != pytest.approx(float(expected["loss"]), rel=1e-3), name
-    launch.start(__file__, "nodes_2.yaml", tiny_bert, folder)
+    launch.forked(CHECKS, tiny_bert, folder)
     return folder
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_two_processes(outcomes: Path, check: Callable[..., None]) -> None:
     launch.passed(check, outcomes)
-
-
-if __name__ == "__main__":
-    launch.checked(CHECKS, *sys.argv[1:])

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -187,7 +186,7 @@ def outcomes(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fsdp")
     for name in CASES:
         run(name, root / "steady", folder / "one" / name, Accelerator(cpu=True))
-    launch.start(__file__, "fsdp.yaml", root, folder)
+    launch.forked(CHECKS, root, folder, **launch.environment("fsdp.yaml"))
     return folder
 
 
@@ -218,7 +217,3 @@ def apart(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     """The distance of two states with the same names."""
     assert a.keys() == b.keys()
     return sum(float((a[name].double() - b[name].double()).square().sum()) for name in a) ** 0.5
-
-
-if __name__ == "__main__":
-    launch.checked(CHECKS, *sys.argv[1:])

@@ -263,16 +263,6 @@ def test_the_last_state_is_returned_unless_an_earlier_one_is_better_by_more_than
     assert [(line["dev"], line["dev_standard_error"]) for line in lines] == measured
 
 
-def test_a_dev_measure_may_come_to_a_run_without_one(tiny_bert: Path, tmp_path: Path) -> None:
-    """To one that is at its end, too: what is there is the best so far."""
-    settings = replace(SETTINGS, steps=2)
-    last = fit(tiny_bert, tmp_path, settings)
-    assert kept_step(tmp_path) == 2
-    best = fit(tiny_bert, tmp_path, settings, dev=lambda paradigm: (0.5, 0.1))
-    assert torch.equal(weights(best), weights(last))
-    assert history(tmp_path)[-1] == {"step": 2, "dev": 0.5, "dev_standard_error": 0.1}
-
-
 def test_the_scale_of_fp16_starts_anew_with_each_run(tiny_bert: Path, tmp_path: Path) -> None:
     accelerator = Accelerator(cpu=True)
     accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=3.0)  # as an earlier run left it

@@ -86,13 +86,12 @@ def quickly_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str,
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("recompute", [False, True])
 def test_compiled_layers_have_the_same_gradients(
-    tiny_bert: Path, quickly_compiled: list[dict[str, Any]], recompute: bool
+    tiny_bert: Path, quickly_compiled: list[dict[str, Any]]
 ) -> None:
-    """Without dropout, of which compiled layers draw as torch does and others, on processors, otherwise."""
+    """Recomputed; without dropout, which compiled layers draw in another way on CPUs."""
     plain = gradients("dpr", tiny_bert, dropout=False)
-    compiled = gradients("dpr", tiny_bert, dropout=False, compiled=True, recompute=recompute)
+    compiled = gradients("dpr", tiny_bert, dropout=False, compiled=True, recompute=True)
     assert quickly_compiled == [{"dynamic": True}] * LAYERS
     assert compiled[0] == pytest.approx(plain[0], rel=1e-5)
     assert compiled[1].keys() == plain[1].keys()  # no name is prefixed

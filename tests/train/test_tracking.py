@@ -65,12 +65,6 @@ def test_a_run_of_wandb_is_joined_by_the_process_alone_that_holds_the_folder(
         pass
 
 
-def test_fp16_is_for_gpus(given: dict[str, Any]) -> None:
-    given["device"] = "cuda"
-    start(precision="fp16")
-    assert given["mixed_precision"] == "fp16"
-
-
 def test_processes_wait_while_one_searches_a_corpus(given: dict[str, Any]) -> None:
     start()
     (group,) = given["kwargs_handlers"]
