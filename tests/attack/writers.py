@@ -255,7 +255,7 @@ def two_trainings(draw: random.Random, sound: Path, work: Path) -> None:
     raise Silent("both ended")
 
 
-SLOW: dict[str, Any] = {"fast": 0, "cost": 10, "forks": True}
+SLOW: dict[str, Any] = {"fast": 0, "cost": 20, "forks": True, "seconds": 600}
 WRITERS: dict[str, Attack] = {
     f"two writers and two readers, {kind}": index_attack(
         kind, crowd, fast=1, cost=1000, forks=True, seconds=SUSTAINED
