@@ -61,7 +61,7 @@ class ColumnFolder:
             try:
                 for entry in manifest["files"].values():
                     self._check_size(entry)
-            except ValueError:
+            except (FileNotFoundError, ValueError):
                 if manifest == self._manifest():  # else a writer has just removed what it replaced
                     raise
                 continue

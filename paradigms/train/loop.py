@@ -240,7 +240,7 @@ class _Run:
             group["lr"] = rate * _schedule(step, self.settings)
         losses = []
         for _ in range(self.settings.accumulation):
-            batch = next(batches).to(self.accelerator.device)
+            batch = self._next(batches).to(self.accelerator.device)
             with self.accelerator.accumulate(self.model):
                 loss = self.objective.loss(self.model, batch)
                 # Of all processes, so that all stop together: one alone would leave the others waiting.
@@ -264,6 +264,18 @@ class _Run:
             rate = self.optimizer.param_groups[0]["lr"]
             self._log(step + 1, {"loss": mean, "gradient_norm": norm, "learning_rate": rate})
         return mean
+
+    @staticmethod
+    def _next(batches: Any) -> Any:
+        """The next batch. RuntimeError where the process that makes it has died: torch tells most deaths, but
+        not one that leaves half a batch behind."""
+        try:
+            return next(batches)
+        except (ConnectionError, EOFError) as error:
+            raise RuntimeError(
+                f"a DataLoader worker died while it sent a batch, perhaps for lack of memory ({error}): run "
+                "the same again to go on from the last checkpoint, with fewer workers if that repeats"
+            ) from error
 
     def _finite(self, what: str, value: float, step: int) -> None:
         if not math.isfinite(value):

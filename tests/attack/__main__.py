@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 import time
@@ -25,6 +26,7 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="attacks whose name holds this")
     settings = parser.parse_args()
+    gc.freeze()  # or each fork copies what it collects
     torch.set_num_threads(1)  # a fork of a process whose OpenMP threads have run hangs
     every = ATTACKS | WRITERS
     rows = [(name, attack, False) for name, attack in every.items()]

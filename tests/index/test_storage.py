@@ -166,6 +166,21 @@ def test_a_reader_that_comes_late_for_the_files_of_its_manifest_takes_the_next(t
     assert not answers
 
 
+def test_a_file_may_be_replaced_while_its_size_is_read(tmp_path, monkeypatch):
+    index, is_file = build(tmp_path / "index", documents(5)), Path.is_file
+    index.delete(["d1"])
+    changes = [index.compact]
+
+    def late(file: Path) -> bool:
+        answer = is_file(file)
+        if file.name == "vectors.bin" and changes:
+            changes.pop()()
+        return answer
+
+    monkeypatch.setattr(Path, "is_file", late)
+    assert ExactIndex.open(index.folder).ids == ["d0", "d2", "d3", "d4"]
+
+
 def test_an_index_that_is_written_is_not_replaced_by_a_build(tmp_path):
     index = build(tmp_path / "index", documents(5))
     with index._table.writing(), pytest.raises(BlockingIOError):

@@ -236,7 +236,7 @@ def guarded(array):
     return copy
 
 last = guarded(np.zeros((5, 16), np.uint8))
-if (child := os.fork()) == 0:  # the guard guards
+if (child := os.fork()) == 0:  # the guard guards: this SIGSEGV, which the kernel logs, is meant
     ctypes.string_at(last.ctypes.data, last.nbytes + 1)
     os._exit(0)
 assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGSEGV
