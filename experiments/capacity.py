@@ -1,8 +1,9 @@
-"""What do fixed-length encodings lose as passages get longer? Luan et al. 2021: Figures 4 and 5, Table A.1.
+"""What do fixed-length encodings lose as passages get longer? Luan et al. 2021: Figures 1, 4, 5, Table A.1.
 
 Trains DE-BERT-k, ME-BERT(-k) and cross-attention once for each passage length and seed, and measures them,
-BM25, and hybrids of both on the same queries: reranking 200 candidates, and searching all passages. Beside
-them: what theory expects of a random projection of BM25's vectors to as many numbers.
+the untrained encoder (BERT-INIT), BM25, and hybrids with BM25 on the same queries: reranking 200 candidates,
+and searching all passages. Beside them: what theory expects of a random projection of BM25's vectors to as
+many numbers.
 
     python experiments/capacity.py --collection path/to/wikipedia_106
     python experiments/capacity.py --collection path/to/squad_v1_dev --task answers
@@ -23,7 +24,7 @@ from studies.settings import Results, at_least, different
 from paradigms.io.settings import command_line, folder_name
 
 SYSTEM = re.compile(r"(DE|ME)-BERT(?:-([1-9]\d*))?")
-CROSS = "CROSS-ATTENTION"
+CROSS, INIT = "CROSS-ATTENTION", "BERT-INIT"  # INIT: the backbone as it comes, mean of its tokens
 
 
 @dataclass
@@ -46,10 +47,10 @@ class Settings(Results):
     systems: list[str] = field(
         default_factory=lambda: [
             *("DE-BERT-32", "DE-BERT-64", "DE-BERT-128", "DE-BERT-512", "DE-BERT"),
-            *("ME-BERT-64", "ME-BERT", CROSS),
+            *("ME-BERT-64", "ME-BERT", CROSS, INIT),
         ]
     )
-    """of DE-BERT-k, ME-BERT-k (without -k: the backbone's own width) and CROSS-ATTENTION; besides BM25"""
+    """of DE-BERT-k, ME-BERT-k (without -k: the backbone's own width), CROSS-ATTENTION and BERT-INIT"""
     hybrids: list[str] = field(default_factory=lambda: ["DE-BERT", "ME-BERT"])
     """which of them are also combined with BM25-uni and with BM25-bi"""
     vectors: int = 8
@@ -87,7 +88,7 @@ class Settings(Results):
     """Gaussian vectors per query of that prediction"""
 
     def __post_init__(self) -> None:
-        for name, kinds in (("systems", [CROSS]), ("hybrids", [])):
+        for name, kinds in (("systems", [CROSS, INIT]), ("hybrids", [])):
             for system in getattr(self, name):
                 if system not in kinds and not SYSTEM.fullmatch(system):
                     there = ", ".join(["DE-BERT-k", "ME-BERT-k", "both also without -k", *kinds])
@@ -143,7 +144,7 @@ def main(settings: Settings) -> None:
     results = run_jobs(jobs, accelerator, console)
     if accelerator.is_main_process:
         results = [lexical(bench, settings.depth) for bench in benches for _ in settings.seeds] + results
-        sizes = {result["system"]: result["numbers"] for result in results if result["numbers"]}
+        sizes = {of["system"]: of["numbers"] for of in results if of["numbers"] and of["system"] != INIT}
         predictions = {bench.length: predicted(bench, sizes, settings) for bench in benches}
         found = Found(settings.task, settings.lengths, results, predictions, sizes)
         counts = {name: len(split.queries) for name, split in benches[0].collection.splits.items()}
@@ -212,13 +213,15 @@ def job(bench: Bench, seed: int, name: str, settings: Settings, accelerator: Acc
 
     def prepare() -> Any:
         make = partial(build, name, bench.length, settings)
+        if name == INIT:
+            return make().to(accelerator.device).eval()
         return trained_once(folder, seed, make, train, accelerator)
 
     def measured(model: Any) -> Measured:
         found = {"system": name, "length": bench.length, "seed": seed, "numbers": numbers_of(model)}
         found |= measure(model, name, bench, settings, accelerator.mixed_precision)
         if not settings.keep_models:
-            shutil.rmtree(folder)
+            shutil.rmtree(folder, ignore_errors=name == INIT)
         return found
 
     title = f"{bench.collection.name}, seed {seed}, {name}"
@@ -230,14 +233,14 @@ def build(name: str, length: int, settings: Settings) -> Paradigm | CrossAttenti
     backbone = packaged(settings.backbone)
     special = load_tokenizer(backbone).num_special_tokens_to_add()
     common: dict[str, Any] = {"query_length": settings.query_length, "document_length": length + special}
-    common["pooling"] = settings.pooling
-    match = SYSTEM.fullmatch(name)
-    if match is None:
+    common["pooling"] = "mean" if name == INIT else settings.pooling
+    if name == CROSS:
         return RERANKERS["cross_attention"](settings.backbone, **common)
     common["normalize"] = False
-    if match[2]:
+    match = SYSTEM.fullmatch(name)
+    if match and match[2]:
         common |= {"dim": int(match[2]), "layer_norm": True}
-    if match[1] == "ME":
+    if match and match[1] == "ME":
         return PARADIGMS["me_bert"](settings.backbone, first=settings.vectors, **common)
     return PARADIGMS["dpr"](settings.backbone, **common)
 

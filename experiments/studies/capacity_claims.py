@@ -1,4 +1,4 @@
-"""Luan et al. 2021 (TACL), §§5 and 6: Table A.1, what the paper says, and the page of capacity.py."""
+"""Luan et al. 2021, §§1, 5 and 6: Figure 1, Table A.1, what the paper says, and the page of capacity.py."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,8 +13,9 @@ from paradigms.evaluate.claims import Claim
 from theory.collection import Dimension
 
 STAGES = {"rerank": "reranking", "retrieve": "retrieval"}
+FIRST = "Recall@1, retrieval"  # of Figure 1, beside the stages
 MEASURES = {"containing": "RR@10", "answers": "recall at a fixed number of tokens"}
-CROSS = "CROSS-ATTENTION"
+CROSS, INIT = "CROSS-ATTENTION", "BERT-INIT"
 MARGIN = 0.02  # of the measure: "does not degrade"
 # Of BM25-uni's measure at the same length: a system below it, and below what a random projection of its size
 # does, has not learned the task and says nothing of its capacity. The smallest share in the paper is 0.34.
@@ -74,9 +75,16 @@ class Found:
                 for stage, row in stages.items():
                     of = self.values[stage].setdefault(system, {})
                     of[result["length"]] = np.vstack([*of.get(result["length"], ()), row])
+        if task == "containing":  # one passage is relevant, and first where RR@10 is 1
+            self.values[FIRST] = {
+                system: {length: np.where(values == 1, 1.0, 0.0) for length, values in of.items()}
+                for system, of in self.values["retrieve"].items()
+            }
 
     def paper(self, stage: str) -> dict[str, dict[int, float]]:
-        """system -> length -> the measure in Table A.1, as a share."""
+        """system -> length -> the measure in Table A.1, as a share; Figure 1 has no numbers."""
+        if stage == FIRST:
+            return {}
         column = list(STAGES).index(stage)
         cells = {system: row.split("|")[column].split() for system, row in TABLE_A1[self.task].items()}
         return {
@@ -106,9 +114,11 @@ class Found:
     def claims(self) -> list[Claim]:
         """What the paper says of systems that were measured, at several lengths where it compares them."""
         found = []
-        place = "Luan et al. 2021, " + {"containing": "§5", "answers": "§6"}[self.task]
+        section = {"containing": "§5", "answers": "§6"}[self.task]
         for stage, sentence, contrasts in self._statements():
             of, paper = self.values[stage], self.paper(stage)
+            place = f"Luan et al. 2021, {'§1, Figure 1' if stage == FIRST else section}"
+            measure = FIRST if stage == FIRST else f"{MEASURES[self.task]}, {STAGES[stage]}"
             for quantity, terms, margin in contrasts:
                 systems = {system for _, system, _ in terms}
                 if systems - of.keys() or ("length" in quantity and len(self.lengths) < 2):
@@ -116,8 +126,8 @@ class Found:
                 known = systems <= paper.keys() and set(self.lengths) <= set(PAPER_LENGTHS)
                 printed = f"{sum(w * paper[s][n] for w, s, n in terms):+.3f}" if known else ""
                 unlearned = ", ".join(s for s in sorted(systems) if not self.learned(s))
-                name = f"{MEASURES[self.task]}, {STAGES[stage]}: {quantity}"
                 contrast, more = sum(w * of[s][n] for w, s, n in terms), {"unlearned": unlearned}
+                name = f"{measure}: {quantity}"
                 found.append(Claim(place, sentence, name, contrast, margin, printed=printed, **more))
         return found
 
@@ -177,6 +187,12 @@ class Found:
         rise = [(-w, s, n) for w, s, n in fall(CROSS)]
         numbered = [m for m in multiple if m[-1].isdigit()]
         return [
+            (
+                FIRST,
+                "the BM25 model […] can outperform a dual encoder based on BERT, particularly on longer "
+                "documents and on a task that requires precise detection of word overlap",
+                [contrast(UNI, w) for w in wide for contrast in (over, gain)],
+            ),
             (
                 "rerank",
                 "the performance of both the sparse and dense dual encoders worsens",
@@ -252,6 +268,17 @@ def describe(results: Found) -> dict[str, Section]:
         dotted, panel = expected if stage == "retrieve" else None, {f"{name}: {measure}": series}
         figure = Curves("tokens of a passage at most", lengths, panel, dotted=dotted).draw()
         sections[f"table_{stage}"] = Section(heading, text, rows, figure)
+    if FIRST in results.values:
+        first = {
+            system: [of[n] for n in lengths]
+            for system, of in results.values[FIRST].items()
+            if system in (UNI, INIT) or system.startswith("DE-BERT")
+        }
+        curves = Curves("tokens of a passage at most", lengths, {FIRST: first})
+        text = "The passage with the query, first of all passages. BERT-INIT: the encoder as it comes."
+        sections["figure1"] = Section(
+            "Recall@1 by passage length (Figure 1)", text, curves.rows, curves.draw()
+        )
     theory: Rows = []
     for length in lengths:
         theory.append({"length": length, "k*": str(Dimension(*results.predictions[length]["k*"]))})

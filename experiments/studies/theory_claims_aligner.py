@@ -111,10 +111,9 @@ def kkt_sign(rng: np.random.Generator, samples: int) -> Evidence:
     "no step of Eq. 5 lowers the dual: coordinate ascent, by its usual name descent",
     f"{ALIGNER}, A.1",
     RELAXED,
-    quote="we solve the dual problem of optimization (4) by performing coordinate descent of the "
-    "dual variables "
-    "a and b. That is, we find the optimal a that maximizes the dual objective given a fixed b, and "
-    "vice versa",
+    quote="we solve the dual problem of optimization (4) by performing coordinate descent of the dual "
+    "variables a and b. That is, we find the optimal a that maximizes the dual objective given a fixed b, "
+    "and vice versa",
 )
 def ascent(rng: np.random.Generator, samples: int) -> Evidence:
     worst = 0.0
@@ -229,9 +228,8 @@ def alignment_range(rng: np.random.Generator, samples: int) -> Evidence:
     "ε → 0 gives the binary mask of the top k",
     f"{ALIGNER}, §3.2",
     "ties at the threshold share the remaining budget",
-    quote="Without the entropy term εH(·), it becomes an instance of linear programming where the "
-    "solution λᵈ is "
-    "a binary mask indicating the top-k values of s",
+    quote="Without the entropy term εH(·), it becomes an instance of linear programming where the solution "
+    "λᵈ is a binary mask indicating the top-k values of s",
 )
 def hard_limit(rng: np.random.Generator, samples: int) -> Evidence:
     worst, count = 0.0, min(samples, 300)

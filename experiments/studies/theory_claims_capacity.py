@@ -58,10 +58,7 @@ def packing(rng: np.random.Generator, samples: int) -> Evidence:
         sets = capacity.all_sets(n, k)
         pairs = (
             (capacity.moment_queries(n, sets), capacity.moment_vectors(n, k)),
-            (
-                (np.eye(n)[sets].sum(1) - k / n) / np.sqrt(k * (1 - k / n)),
-                np.eye(n),
-            ),
+            ((np.eye(n)[sets].sum(1) - k / n) / np.sqrt(k * (1 - k / n)), np.eye(n)),
         )
         for queries, documents in pairs:
             gap, bound = (

@@ -97,9 +97,8 @@ def log_probability_by_the_logit(rng: np.random.Generator, samples: int) -> Evid
     "‖A − 1·softmax(r)ᵀ‖_∞ ≤ 2tanh(δ/4) ≤ ½ max‖d_i−d̄‖ diam(Q) ‖W‖₂; as printed γ is free, and "
     "nothing excluded",
     f"{GENERATIVE}, Lemma 5.1",
-    quote="there exists a rank-one matrix R such that ‖A − R‖ ≤ 4γ‖W‖, where the term γ depends on "
-    "the matrix "
-    "entries",
+    quote="there exists a rank-one matrix R such that ‖A − R‖ ≤ 4γ‖W‖, where the term γ depends on the "
+    "matrix entries",
 )
 def lemma_5_1(rng: np.random.Generator, samples: int) -> Evidence:
     worst, ratios, count = 0.0, [], min(samples, 500)
@@ -147,9 +146,8 @@ def lemma_5_1_reference(rng: np.random.Generator, samples: int) -> Evidence:
 @theorem(
     "the softmax of any scores is near a matrix of rank one",
     f"{GENERATIVE}, §5.2.4",
-    quote="the alignment matrix is computed using an attention mechanism, which inherently results "
-    "in a lowrank "
-    "matrix",
+    quote="the alignment matrix is computed using an attention mechanism, which inherently results in a "
+    "lowrank matrix",
 )
 def low_rank_is_inherent(rng: np.random.Generator, samples: int) -> Evidence:
     A = low_rank.alignment(5 * np.eye(16))
@@ -253,9 +251,8 @@ def normaliser(rng: np.random.Generator, samples: int) -> Evidence:
     "rel ≤ Σ_ij √tr(F(d_i)ᵀF(d_i)) √tr(F(q_j)ᵀF(q_j)) / (p̂_i p̂_j), near enough to rank by",
     f"{GENERATIVE}, after Lemma 5.2",
     "p̂ = 1 for ≤; any p̂_i of d_i and p̂_j of q_j for the order",
-    quote="by applying the trace inequality, we can approximately decompose the relevance score as "
-    "rel(d, q) ≤ "
-    "Σ_ij (1/(p̂_i p̂_j)) √tr(F(d_i)ᵀF(d_i)) √tr(F(q_j)ᵀF(q_j))",
+    quote="by applying the trace inequality, we can approximately decompose the relevance score as rel(d, q) "
+    "≤ Σ_ij (1/(p̂_i p̂_j)) √tr(F(d_i)ᵀF(d_i)) √tr(F(q_j)ᵀF(q_j))",
 )
 def separable_bound(rng: np.random.Generator, samples: int) -> Evidence:
     documents = [unit_tokens(rng, 6, 8) * rng.uniform(0.5, 1.5) for _ in range(20)]

@@ -186,9 +186,8 @@ def tight_up_to_a_constant(rng: np.random.Generator, samples: int) -> Evidence:
     "P(error) ≤ β if k ≥ 12ε⁻² ln(4/β)",
     f"{LUAN}, Corollary 1",
     "Gaussian A; Rademacher A, two-sparse pairs",
-    quote="If A ∈ R^{k×v} is a matrix of random Gaussian or Rademacher embeddings such that k > "
-    "12ǫ⁻² ln(4/β), "
-    "then Pr(⟨Aq, Ad1⟩ ≤ ⟨Aq, Ad2⟩) ≤ β",
+    quote="If A ∈ R^{k×v} is a matrix of random Gaussian or Rademacher embeddings such that k > 12ǫ⁻² "
+    "ln(4/β), then Pr(⟨Aq, Ad1⟩ ≤ ⟨Aq, Ad2⟩) ≤ β",
 )
 def corollary_1(rng: np.random.Generator, samples: int) -> Evidence:
     margin, beta = rng.uniform(0.02, 1, samples), rng.uniform(0.001, 0.5, samples)
@@ -204,8 +203,7 @@ def corollary_1(rng: np.random.Generator, samples: int) -> Evidence:
     f"{LUAN}, A.2",
     GAUSSIAN,
     "it is k ≤ 12ε⁻² ln(4/β); the corollary needs 4exp(−ε²k/12) ≤ β, and holds",
-    quote="Taking the natural log yields ln β ≤ ln 4 − ǫ²k/12, which can be rearranged into k ≥ "
-    "12ǫ⁻² ln(4/β)",
+    quote="Taking the natural log yields ln β ≤ ln 4 − ǫ²k/12, which can be rearranged into k ≥ 12ǫ⁻² ln(4/β)",
 )
 def corollary_1_proof(rng: np.random.Generator, samples: int) -> Evidence:
     margin, beta = rng.uniform(0.02, 1, samples), rng.uniform(0.001, 0.5, samples)
@@ -385,9 +383,8 @@ def equation_5(rng: np.random.Generator, samples: int) -> Evidence:
     "the smallest positive score difference never grows with further query terms",
     f"{LUAN}, §2.1.3",
     "each term with an idf of its own, Boolean documents of the query's terms",
-    quote="the minimum non-zero margin decreases with the number of terms in the query as each "
-    "additional term "
-    "creates more ways in which two documents can receive nearly the same score",
+    quote="the minimum non-zero margin decreases with the number of terms in the query as each additional "
+    "term creates more ways in which two documents can receive nearly the same score",
 )
 def margin_falls_with_query_terms(rng: np.random.Generator, samples: int) -> Evidence:
     worst, first, last, count = 0.0, [], [], min(samples, 200)
@@ -411,11 +408,9 @@ def margin_falls_with_query_terms(rng: np.random.Generator, samples: int) -> Evi
     "L_D times k",
     f"{LUAN}, §2.2",
     "non-negative vectors; k ∝ ε⁻²",
-    quote="BM25, TF-IDF, and Boolean inner product can all be reformulated equivalently as inner "
-    "products in a "
-    "space with vectors of norm at most 1 by L2-normalizing each query vector and rescaling all "
-    "document vectors "
-    "by √L_D […] this could necessitate an increase in the encoding size by a factor of L_D",
+    quote="BM25, TF-IDF, and Boolean inner product can all be reformulated equivalently as inner products in "
+    "a space with vectors of norm at most 1 by L2-normalizing each query vector and rescaling all document "
+    "vectors by √L_D […] this could necessitate an increase in the encoding size by a factor of L_D",
 )
 def rescaling(rng: np.random.Generator, samples: int) -> Evidence:
     documents, query = rng.lognormal(size=(min(samples, 500), 20)), rng.lognormal(size=20)
@@ -434,11 +429,9 @@ def rescaling(rng: np.random.Generator, samples: int) -> Evidence:
     "k of random ±1 word embeddings that tell all v words apart is proportional to ln v",
     f"{LUAN}, §3, cross-attention",
     "words equal iff ⟨x, y⟩ ≥ k/2; error .05 over all pairs",
-    quote="Any sparse scoring function (e.g., BM25) can be mimicked by a cross-attention model, "
-    "which need only "
-    "compute identity between individual words; this can be achieved by random projection word "
-    "embeddings whose "
-    "dimension is proportional to the log of the vocabulary size",
+    quote="Any sparse scoring function (e.g., BM25) can be mimicked by a cross-attention model, which need "
+    "only compute identity between individual words; this can be achieved by random projection word "
+    "embeddings whose dimension is proportional to the log of the vocabulary size",
 )
 def word_embeddings(rng: np.random.Generator, samples: int) -> Evidence:
     sizes, k = 10.0 ** np.arange(2, 8), np.arange(1, 1001)

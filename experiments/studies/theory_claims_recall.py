@@ -159,10 +159,9 @@ def theorem_1(rng: np.random.Generator, samples: int) -> Evidence:
 @theorem(
     "with non-negative vectors and segments that partition the vocabulary, ⟨q,d2⁽ⁱ⁾⟩ ≤ ⟨q,d2⟩ for all i",
     f"{LUAN}, Remark 1",
-    quote="The BM25 score can be computed from non-negative representations of the document and "
-    "query; if the "
-    "segmentation corresponds to a partition of the vocabulary, then the segments will also be non-negative, "
-    "and thus the condition […] holds for all i",
+    quote="The BM25 score can be computed from non-negative representations of the document and query; if "
+    "the segmentation corresponds to a partition of the vocabulary, then the segments will also be "
+    "non-negative, and thus the condition […] holds for all i",
 )
 def remark_1(rng: np.random.Generator, samples: int) -> Evidence:
     query, documents = rng.lognormal(size=12), rng.lognormal(size=(samples, 12))
@@ -176,11 +175,9 @@ def remark_1(rng: np.random.Generator, samples: int) -> Evidence:
     f"{LUAN}, §3, from Theorem 1",
     "the conditions of Theorem 1; Gaussian A, Eq. 3 for two segments at the document's margin",
     "the cross pairs (segment i of d1, j of d2) have margins of their own, and the smallest decides k",
-    quote="an increase in the normalized margin enables the use of a smaller encoding dimension k "
-    "while still "
-    "supporting the same pairwise error rate. There are now m times more “documents” to evaluate, "
-    "but Lemma 2 "
-    "shows that this exerts only a logarithmic increase on the encoding size for a desired recall@r",
+    quote="an increase in the normalized margin enables the use of a smaller encoding dimension k while "
+    "still supporting the same pairwise error rate. There are now m times more “documents” to evaluate, but "
+    "Lemma 2 shows that this exerts only a logarithmic increase on the encoding size for a desired recall@r",
 )
 def cross_pairs(rng: np.random.Generator, samples: int) -> Evidence:
     example = multivector.COUNTEREXAMPLE
