@@ -38,7 +38,7 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
     ],
     "document_encoding": [({"systems": '["DSI","NCI"]'}, r"systems must be some of DPR.*NCI")],
     "hybrid": [
-        ({"probes": "[0]"}, "probes must be at least 1"),
+        ({"vectors": 0}, "vectors must be at least 1"),
         ({"rerank_depths": "[11]", "depth": 10}, "reach 11, and 10 documents are retrieved"),
         ({"batch_size": 64, "seeds": "[3]"}, "seed 3: a batch of 64"),
     ],
