@@ -1,10 +1,9 @@
-"""What do vectors, words and both together retrieve, what does reranking add, and at what time of search?
+"""What do vectors, words and both together retrieve, and what does reranking add?
 
 Luan et al. 2021 (TACL), §7: DE-BERT and ME-BERT before and after a round of hard-negative mining, BM25, their
-hybrids, and cross-attention over the first candidates of each (Tables 1 and 2, Figure 6); quality against
-milliseconds of approximate search with one vector and with m (Figure 7). Dev queries choose the round of
-training, BM25's terms and λ. A model that stands in the results folder is not trained again, a seed not
-measured again.
+hybrids, and cross-attention over the first candidates of each (Tables 1 and 2, Figure 6). Dev queries choose
+the round of training, BM25's terms and λ. A model that stands in the results folder is not trained again, a
+seed not measured again.
 """
 
 import tempfile
@@ -21,7 +20,7 @@ from paradigms.io.settings import command_line
 
 @dataclass
 class Settings(Results):
-    """What is trained on what, retrieved, reranked and timed."""
+    """What is trained on what, retrieved and reranked."""
 
     collection: str = "pydocs"
     """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
@@ -61,17 +60,13 @@ class Settings(Results):
     """documents that each system retrieves, of dense and sparse ones the candidates of their hybrid"""
     rerank_depths: list[int] = field(default_factory=lambda: [2, 5, 10, 20, 50])
     """first documents that cross-attention orders anew"""
-    probes: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32])
-    """lists that a query looks into"""
-    repeats: int = 5
-    """of each timed search, after one that warms up; the fastest counts"""
 
     experiment = "hybrid"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        different(self, "seeds", "rerank_depths", "probes")
-        at_least(self, rerank_depths=1, probes=1, vectors=1, steps=1, negatives=1, depth=1, repeats=1)
+        different(self, "seeds", "rerank_depths")
+        at_least(self, rerank_depths=1, vectors=1, steps=1, negatives=1, depth=1)
         at_least(self, rerank_steps=1, rerank_negatives=1)
         if max(self.rerank_depths) > self.depth:
             raise SystemExit(
@@ -84,12 +79,11 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
 from accelerate import Accelerator
-from studies.approximate_search import time_searches
 from studies.hybrid_claims import DENSE, MEASURES, RR, SPARSE, Found, describe, hybrid_name
 from studies.model_runs import Bench, Job, bind, open_bench, run_jobs, some_queries, trained_once
 from studies.pages import Measured, publish
 
-from paradigms import PARADIGMS, CrossAttention, Paradigm, load
+from paradigms import PARADIGMS, CrossAttention, load
 from paradigms.baselines.bm25 import BM25
 from paradigms.baselines.cross_attention import cross_attention
 from paradigms.data import Run, Split
@@ -102,7 +96,6 @@ from paradigms.train.mining import mine
 
 RERANKER, RERANK_BATCH = "cross_attention", 8
 FIRST = "first"  # the round that starts from the backbone
-FOUND = 10  # documents that a timed search asks for: those that RR@10 looks at
 
 
 def main(settings: Settings) -> None:
@@ -186,10 +179,8 @@ def train(
 
 @dataclass(frozen=True)
 class Dense:
-    """A trained model, the documents' vectors, and what it finds for the test queries."""
+    """A trained model's search and reranking, and what it finds for the test queries."""
 
-    model: Paradigm
-    index: ExactIndex
     system: System
     test: Run
 
@@ -211,8 +202,7 @@ def measure(
                 own, precision = f"{temporary}/{name}-{round}", accelerator.mixed_precision
                 index = ExactIndex.build(model, corpus.ids, corpus, own, precision=precision)
                 both = System(partial(index.search, model), partial(index.rerank, model))
-                of = Dense(model, index, both, both.search(test.queries, depth))
-                dense[DENSE[name]][round] = of
+                dense[DENSE[name]][round] = Dense(both, both.search(test.queries, depth))
                 on_dev[DENSE[name]][round] = rr(both.search(dev.queries, depth), dev)
         chosen = {system: max(on_dev[system], key=on_dev[system].__getitem__) for system in dense}
         kept = {system: dense[system][round] for system, round in chosen.items()}
@@ -225,14 +215,6 @@ def measure(
                 λ = tune(*candidate_scores(of.system, lexical, dev.queries, depth), dev, measure=RR).weight
                 runs[hybrid] = combine(*candidate_scores(of.system, lexical, test.queries, depth), λ)
                 weights[hybrid] = {"round": chosen[system], "λ": λ}
-        timed = time_searches(
-            {system: (of.model, of.index) for system, of in kept.items()},
-            test.queries,
-            Path(temporary),
-            probes=settings.probes,
-            k=FOUND,
-            rounds=settings.repeats,
-        )
     precision = accelerator.mixed_precision
     return {
         "seed": seed,
@@ -245,17 +227,6 @@ def measure(
             for system, each in dense.items()
         },
         "rerank": rerank(models[RERANKER, FIRST], runs, settings.rerank_depths, bench, precision),
-        "search": [
-            {
-                "system": way.system,
-                "index": way.kind,
-                "probes": way.probes,
-                "ms/query": float(way.milliseconds.mean()),
-                "bytes/document": way.bytes_per_document,
-                RR: values(way.found, test)[RR],
-            }
-            for way in timed
-        ],
     }
 
 

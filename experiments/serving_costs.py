@@ -72,7 +72,6 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import numpy as np
 import torch
-from studies.approximate_search import search_one, timed
 from studies.pages import Section, print_sections, write_rows
 
 from paradigms import PARADIGMS, Paradigm, load
@@ -179,6 +178,19 @@ def spread(milliseconds: np.ndarray) -> Row:
     return dict(zip(("10%", "ms", "90%"), np.quantile(milliseconds, (0.1, 0.5, 0.9)).tolist(), strict=True))
 
 
+def timed(find: Callable[[int], dict[str, float]], queries: int, rounds: int) -> tuple[np.ndarray, Answers]:
+    """Milliseconds of `find` for every query by number, the fastest of `rounds` after one that warms up; and
+    what it finds."""
+    answers = [find(n) for n in range(queries)]
+    seconds = np.full(queries, np.inf)
+    for _ in range(rounds):
+        for n in range(queries):
+            began = time.perf_counter()
+            find(n)
+            seconds[n] = min(seconds[n], time.perf_counter() - began)
+    return 1000 * seconds, answers
+
+
 def recall(found: Answers, wanted: Answers) -> float:
     """The mean share of the documents wanted that were found, over queries that want any."""
     shares = [len(f.keys() & w.keys()) / len(w) for f, w in zip(found, wanted, strict=True) if w]
@@ -201,8 +213,10 @@ def measure_index(
     seconds = time.perf_counter() - began
     if isinstance(index, CompressedIndex):
         index.probes = settings.probes
-    find = partial(search_one, index, model.recipe, queries, settings.k)
-    ms, answers = timed(find, len(queries.mask), settings.rounds)
+    each = [queries[n : n + 1] for n in range(len(queries.mask))]
+    ms, answers = timed(
+        lambda n: index.search_tokens(model.recipe, each[n], settings.k)[0], len(each), settings.rounds
+    )
     size = folder_bytes(index.folder)
     return {"bytes/document": size, "build s": seconds, "answers": answers} | spread(ms)
 

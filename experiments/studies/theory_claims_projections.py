@@ -203,7 +203,8 @@ def corollary_1(rng: np.random.Generator, samples: int) -> Evidence:
     f"{LUAN}, A.2",
     GAUSSIAN,
     "it is k ≤ 12ε⁻² ln(4/β); the corollary needs 4exp(−ε²k/12) ≤ β, and holds",
-    quote="Taking the natural log yields ln β ≤ ln 4 − ǫ²k/12, which can be rearranged into k ≥ 12ǫ⁻² ln(4/β)",
+    quote="Taking the natural log yields ln β ≤ ln 4 − ǫ²k/12, which can be rearranged into "
+    "k ≥ 12ǫ⁻² ln(4/β)",
 )
 def corollary_1_proof(rng: np.random.Generator, samples: int) -> Evidence:
     margin, beta = rng.uniform(0.02, 1, samples), rng.uniform(0.001, 0.5, samples)

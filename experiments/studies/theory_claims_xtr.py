@@ -104,7 +104,8 @@ def xtr_gradients(rng: np.random.Generator, samples: int) -> Evidence:
 
 
 @theorem(
-    "few retrieved tokens mean a large gradient on each; their sum over a document is 1 − P⁺ or P⁻ whatever Z",
+    "few retrieved tokens mean a large gradient on each; "
+    "their sum over a document is 1 − P⁺ or P⁻ whatever Z",
     f"{XTR}, appendix A",
     "Z locally constant, Z > 0",
     quote="the gradient will be large whenever there is a small number of retrieved tokens from the positive "

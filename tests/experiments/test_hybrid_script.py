@@ -1,4 +1,4 @@
-"""experiments/hybrid.py: a run beside its saved models, timed searches, verdicts on planted numbers."""
+"""experiments/hybrid.py: a run beside its saved models, verdicts on planted numbers."""
 
 import json
 from pathlib import Path
@@ -8,19 +8,7 @@ import hybrid
 import numpy as np
 import pytest
 from hybrid import Settings
-from studies.hybrid_claims import (
-    DE,
-    ME,
-    MEASURES,
-    RR,
-    SPARSE,
-    Found,
-    claims,
-    describe,
-    equal_time,
-    hybrid_name,
-    pays,
-)
+from studies.hybrid_claims import DE, ME, MEASURES, RR, SPARSE, Found, claims, hybrid_name
 
 from paradigms import PARADIGMS, CrossAttention, Paradigm, load
 from paradigms.baselines.bm25 import BM25
@@ -38,7 +26,7 @@ TEXT = {"query_length": 12, "document_length": 24}
 def settings(folder: Path, backbone: Path, output: Path, **changes: object) -> Settings:
     flags = {"collection": folder, "backbone": backbone, "output": output, "seeds": "[3]", "negatives": 1}
     flags |= {"learning_rate": 1e-2, "rerank_steps": 2, "rerank_negatives": 2, "depth": 10}
-    flags |= {"rerank_depths": "[2,5]", "probes": "[1,4,9]", "repeats": 2}
+    flags |= {"rerank_depths": "[2,5]"}
     return scripts.settings("hybrid", **SMALL | flags | TEXT | changes)
 
 
@@ -61,8 +49,7 @@ def measured(finished: Settings) -> dict[str, Any]:
 
 def test_tables_and_figures_are_there(finished: Settings) -> None:
     output = Path(finished.output)
-    tables = {"claims", "retrieve", "rerank", "mining", "search"}
-    assert published(output) == tables | {"rerank.png", "search.png"}
+    assert published(output) == {"claims", "retrieve", "rerank", "mining", "rerank.png"}
     systems = [row["system"] for row in json.loads((output / "retrieve.json").read_text())]
     assert systems == [*SPARSE, DE, ME, *(hybrid_name(of, sparse) for of in (DE, ME) for sparse in SPARSE)]
     trained = {folder.name for folder in (output / "seed-3").iterdir() if folder.is_dir()}
@@ -155,7 +142,6 @@ def planted(
     def around(mean: float) -> list[float]:
         return (mean + random.normal(0, 0.005, 12)).tolist()
 
-    points = [("exact", 0, 9.0), ("faiss", 1, 1.0), ("faiss", 4, 4.0), ("faiss", 8, 8.0)]
     return {
         "seed": seed,
         "queries": [f"q{n}" for n in range(12)],
@@ -172,18 +158,6 @@ def planted(
             for s in (DE, ME)
         },
         "rerank": {s: {str(d): around(v + more) for d, more in added.items()} for s, v in systems.items()},
-        "search": [
-            {
-                "system": s,
-                "index": kind,
-                "probes": probes,
-                "ms/query": ms * factor,
-                "bytes/document": 64 * factor,
-            }
-            | {RR: around(v + 0.01 * probes)}
-            for s, v, factor in ((DE, 0.5, 1), (ME, 0.6, 1.9))
-            for kind, probes, ms in points
-        ],
     }
 
 
@@ -201,7 +175,6 @@ def test_claims_follow_the_numbers() -> None:
         f"RR@10, {me} − {ME}": CONTRADICTED,
         f"RR@10, {ME} − {de}": REPRODUCED,
         f"RR@10, 2 reranked, {ME} − BM25-bi": REPRODUCED,
-        f"RR@10, faiss, {ME} in 7.6 ms − {DE} in 8 ms": REPRODUCED,
     }
     assert {quantity: found[quantity] for quantity in expected} == expected
     printed = {claim.quantity: claim.printed for claim in claims(Found([planted(0)]))}
@@ -221,23 +194,3 @@ def test_what_has_not_learned_proves_nothing() -> None:
     assert REPRODUCED in {word for quantity, word in weak.items() if DE not in quantity}
     worse = verdicts(planted(0, added={2: -0.05, 20: -0.1}))
     assert {word for quantity, word in worse.items() if "reranked" in quantity} == {UNDECIDED}
-
-
-def test_an_index_slower_than_exact_search_is_no_claim() -> None:
-    slow = planted(0)
-    for point in slow["search"]:
-        point["ms/query"] /= 5 if point["index"] == "exact" else 1  # 1.8, and 1 the fastest of faiss
-    found = Found([slow])
-    assert not pays(found, "faiss")
-    assert not [claim for claim in claims(found) if "Figure 7" in claim.place]
-    assert "Figure 7 in faiss, which is hardly faster" in describe(found, 3)["claims"].text
-
-
-def test_equal_time_is_chosen_by_times_alone() -> None:
-    de, me = equal_time(Found([planted(0)]), "faiss")
-    assert (de["probes"], me["probes"]) == (8, 4)
-    slow = planted(0)
-    for point in slow["search"]:
-        point["ms/query"] *= 20 if point["system"] == ME else 1
-    de, me = equal_time(Found([slow]), "faiss")
-    assert (de["probes"], me["probes"]) == (8, 1)

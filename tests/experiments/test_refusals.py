@@ -37,12 +37,8 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
         ({"collection": "nowhere"}, "no collection 'nowhere'"),
     ],
     "document_encoding": [({"systems": '["DSI","NCI"]'}, r"systems must be some of DPR.*NCI")],
-    "fidelity": [
-        ({"model": HERE}, r"--model: .*not a saved paradigm"),
-        ({"split": "dev"}, "no split 'dev'; it has"),
-    ],
     "hybrid": [
-        ({"probes": "[0]"}, "probes must be at least 1"),
+        ({"vectors": 0}, "vectors must be at least 1"),
         ({"rerank_depths": "[11]", "depth": 10}, "reach 11, and 10 documents are retrieved"),
         ({"batch_size": 64, "seeds": "[3]"}, "seed 3: a batch of 64"),
     ],
@@ -54,6 +50,7 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
     "random_projections": [
         ({"beta": 0.5}, r"beta must lie in \(0, 0\.5\)"),
         ({"rank": 400}, r"rank must be at most \d+"),
+        ({"split": "dev"}, "no split 'dev'; it has"),
         ({"weightings": "[lm]"}, "bm25"),
     ],
     "salience_pruning": [({"eps": 0}, "eps must be above 0, got 0")],
