@@ -67,13 +67,14 @@ def load_model(kind: Any, name: str | Path, but: str = "\0") -> Any:
     """A model of transformers in float32, from safetensors alone.
 
     ValueError where weights are missing (but those whose names begin with `but`) or pickled, where a config
-    names more than the weights have, and for adapters of peft, of which only the adapter would be saved.
+    names more than the weights have, or code, and for adapters of peft, of which only the adapter would be
+    saved.
     """
     adapted = f"{name} holds an adapter of peft: merge it first (merge_and_unload, then save_pretrained)"
     if Path(name).is_dir():
         if (Path(name) / "adapter_config.json").is_file():
             raise ValueError(adapted)
-        _check_sizes(Path(name))
+        _check_config(Path(name))
     model, found = pretrained(kind, name, use_safetensors=True, dtype=torch.float32, output_loading_info=True)
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ValueError(adapted)
@@ -83,8 +84,8 @@ def load_model(kind: Any, name: str | Path, but: str = "\0") -> Any:
     return model
 
 
-def _check_sizes(folder: Path) -> None:
-    """ValueError where config.json names more layers than there are tensors, or a size beyond all of them.
+def _check_config(folder: Path) -> None:
+    """ValueError where config.json names code, more layers than there are tensors, or a size beyond all.
 
     Such a model would be built for hours, or fill the memory, before its weights are looked at.
     """
@@ -97,6 +98,8 @@ def _check_sizes(folder: Path) -> None:
         raise ValueError(f"{folder} holds pickled weights, {pickled.name}: convert them to safetensors")
     total = sum(math.prod(shape) for shape in shapes)
     for key, value in json_or_empty(folder / "config.json").items():
+        if key.endswith("attn_implementation") and "/" in str(value):
+            raise ValueError(f"{folder / 'config.json'}: {key}={value!r:.200} is code, which is never run")
         most = len(shapes) if "layer" in key else total
         if SIZE.search(key) and isinstance(value, int) and shapes and value > most:
             raise ValueError(f"{folder / 'config.json'}: {key}={value:.6g} is more than its weights have")
@@ -120,8 +123,8 @@ def load_backbone(name: str | Path) -> Any:
 def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
     """The tokenizer of a checkpoint; padding goes to the right, and characters that it lacks become bytes.
 
-    entries: the tokens that its model embeds, by default as its config says. ValueError where its files are
-    missing: transformers would make one to which every word is unknown.
+    entries: the tokens that its model embeds, by default as its config says. ValueError without a padding
+    token, and where its files are missing: transformers would make one to which every word is unknown.
     """
     from transformers import AutoConfig, AutoTokenizer
 
@@ -135,6 +138,8 @@ def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
             f"the tokenizer of {name} knows {len(tokenizer)} tokens and its encoder {entries}: "
             "tokenizer.json (or vocab.txt, spiece.model) is missing or of another model"
         )
+    if tokenizer.pad_token_id is None:
+        raise ValueError(f"the tokenizer of {name} has no pad_token, which shorter texts of a batch need")
     tokenizer.padding_side = "right"  # place 0 is pooled as [CLS]
     _spell_in_bytes(tokenizer)
     return tokenizer

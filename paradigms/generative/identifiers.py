@@ -28,6 +28,7 @@ from paradigms.baselines import bm25 as lexical
 from paradigms.data import Corpus, Problems
 from paradigms.generative.constraints import columns
 from paradigms.io.files import write_json
+from paradigms.io.typed import check_type
 
 START = 0
 END = 1
@@ -153,6 +154,8 @@ class Identifiers:
             plain = json.loads((folder / names[0]).read_text(encoding="utf-8"))
             problems = Problems(**plain.pop("problems"))
             arrays: dict[str, Any] = load_file(folder / names[1])
+            for name, kind in {"kind": str, "vocabulary": int, "end": int | None}.items():
+                check_type(name, plain[name], kind)
             if "starts" in arrays:
                 return cls(**plain, **arrays, problems=problems)
         except (SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:

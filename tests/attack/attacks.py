@@ -530,10 +530,10 @@ ATTACKS: dict[str, Attack] = {
     for title, (of, settings) in {
         "bytes of an index": (index_bytes, {"reads": True}),
         "forged index": (index_forged, {"reads": True}),
-        "search while written": (threads, {"fast": 2, "cost": 4}),
-        "killed writer": (killed, {"fast": 2, "cost": 3, "forks": True}),
-        "full disk": (disk_full, {"fast": 2, "cost": 3, "forks": True}),
-        "two builds": (two_builds, {"fast": 2, "cost": 3, "forks": True}),
+        "search while written": (threads, {"fast": 1, "cost": 4}),
+        "killed writer": (killed, {"fast": 1, "cost": 3, "forks": True}),
+        "full disk": (disk_full, {"fast": 1, "cost": 3, "forks": True}),
+        "two builds": (two_builds, {"fast": 1, "cost": 3, "forks": True}),
     }.items()
     for kind in OPTIONS
 }

@@ -130,7 +130,7 @@ def engine_bytes(draw: random.Random, sound: Path, work: Path, kind: str) -> Non
 
 def engine_stopped(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
     """kill -9 of an addition, or a full disk: what was there is there, and the addition can be repeated."""
-    folder, most = copied(sound / "engine", work), draw.choice([0, draw.randrange(1, 40_000)])
+    folder, most = copied(sound / "engine", work), draw.choice([0, int(10 ** draw.uniform(1, 4.5))])
 
     def add() -> None:
         (work / "begun").touch()

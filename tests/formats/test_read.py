@@ -576,6 +576,20 @@ def test_what_lies_outside_or_is_half_a_model_is_refused(bert):
         paradigms.load(bert)
 
 
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("config.json", {"attn_implementation": "stranger/kernel"}, "kernel' is code, which is never run"),
+        ("tokenizer_config.json", {"pad_token": None}, "has no pad_token"),
+    ],
+)
+def test_a_kernel_of_a_stranger_and_a_tokenizer_without_padding_are_refused(bert, file, change, message):
+    settings = json.loads((bert / file).read_text())
+    (bert / file).write_text(json.dumps(settings | change))
+    with pytest.raises(ValueError, match=f"{bert}.*{message}"):
+        paradigms.load(bert)
+
+
 def test_a_config_of_a_model_that_no_machine_holds_is_refused(bert):
     config = json.loads((bert / "config.json").read_text())
     for change in ({"num_hidden_layers": 10**7}, {"hidden_size": 10**12}):

@@ -136,6 +136,14 @@ def test_identifiers_survive_their_files(tmp_path: Path, end: int | None) -> Non
         assert getattr(again, name).dtype == np.int64
 
 
+def test_a_setting_of_another_type_is_damage(tmp_path: Path) -> None:
+    example().save(tmp_path)
+    file = tmp_path / "identifiers.json"
+    file.write_text(file.read_text().replace('"end": 1', '"end": []'))
+    with pytest.raises(ValueError, match=r"identifiers\.json.*end=\[\]; it must be int or null"):
+        Identifiers.load(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["identifiers.json", "identifiers.safetensors"])
 def test_missing_and_damaged_files_are_named(tmp_path: Path, name: str) -> None:
     first = example()
