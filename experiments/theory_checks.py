@@ -15,7 +15,7 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
 from importlib import import_module
 from typing import Any
@@ -168,9 +168,10 @@ def as_json(results: list[Result], settings: Settings) -> dict:
     """Plain data for checks.json; numbers that are not finite become text, which JSON can hold."""
     rows = []
     for result in results:
-        row = {"name": result.name} | asdict(result.theorem) | asdict(result.evidence)
+        evidence = asdict(replace(result.evidence, curves=None))
+        row = {"name": result.name} | asdict(result.theorem) | evidence
         row |= {"paper": result.theorem.paper, "verdict": result.verdict, "seconds": result.seconds}
-        del row["check"]
+        del row["check"], row["curves"]
         rows.append(
             {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         )
@@ -195,7 +196,13 @@ def main(settings: Settings) -> int:
         f"{summary(results)}. Largest violation: of our statement, with its tolerance, and of the form as "
         "printed where that differs. Tightness: median of bounded quantity over bound, 1 where attained."
     )
-    sections = [Section(paper, summary(own), [*map(row_of, own)]) for paper, own in by_paper(results).items()]
+    sections = []
+    for paper, own in by_paper(results).items():
+        sections.append(Section(paper, summary(own), [*map(row_of, own)]))
+        for result in own:
+            if curves := result.evidence.curves:
+                heading = f"{result.theorem.source}: {result.name}"
+                sections.append(Section(heading, result.theorem.statement, figure=curves.draw()))
     page = folder / "theory_checks.html"
     write_page(page, "What holds", about, sections, asdict(settings))
     console.print(f"written to {page} and checks.json", highlight=False, soft_wrap=True)

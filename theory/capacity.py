@@ -9,7 +9,7 @@ document of S scores strictly above each other document. What is true:
 - Margin does: the cosine gap of that construction falls like n^(−2k) (`moment_gap` for pairs), and no vectors
   of h numbers have a larger gap than `packing_gap`. O(k² ln n) random dimensions have a constant margin
   (`random_dimension`).
-- A rounded number has few bits: float16 loses pairs at some 30 documents, float32 at some 250
+- A rounded number has few bits: float16 loses a pair at 25 documents, float32 at 223
   (`first_broken_size`). If queries are encoded without knowledge of what is relevant to them, documents need
   `pattern_bits` bits each, whatever the architecture.
 - The maximum over tokens of 2 numbers answers any relevance matrix, with a token for each query that the

@@ -17,10 +17,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
+from scipy.optimize import elementwise
 
 from theory import checks
 from theory.checks import Array
-from theory.roots import decreasing_root
 
 Ensemble = Literal["gaussian", "rademacher"]
 
@@ -154,10 +154,9 @@ def log_pairwise_error(k: ArrayLike, margin: ArrayLike) -> Any:
 
 def _exact_real(margin: Array, beta: Array) -> Array:
     margin, beta = np.broadcast_arrays(margin, beta)
-    log_beta = np.log(beta)
 
-    def excess(k: Array) -> Array:
-        return np.asarray(log_pairwise_error(k, margin)) - log_beta
+    def excess(k: Array, margin: Array = margin, beta: Array = beta) -> Array:
+        return np.asarray(log_pairwise_error(k, margin)) - np.log(beta)
 
     # p ≤ ½ (1−ε²)^{k/2} bounds the root from above; the approximation mostly lies within 1 of it.
     with np.errstate(divide="ignore"):
@@ -165,7 +164,9 @@ def _exact_real(margin: Array, beta: Array) -> Array:
     guess = np.clip(_approximation(margin, beta), 1.0, most)
     low, high = np.maximum(guess - 1, 1.0), np.minimum(guess + 1, most)
     low, high = np.where(excess(low) > 0, low, 1.0), np.where(excess(high) <= 0, high, most)
-    return decreasing_root(excess, low, high)
+    with np.errstate(invalid="ignore"):  # ln 0 at ε = 1
+        root = elementwise.find_root(excess, (low, high), args=(margin, beta)).x
+    return np.where(excess(low) <= 0, low, root)
 
 
 def _exact(margin: Array, beta: Array) -> Array:

@@ -123,11 +123,11 @@ def required_dimension_recall(
     if method == "eq3":
         return high
 
-    def excess(k: Array) -> Array:
+    def excess(k: float) -> float:
         with np.errstate(divide="ignore"):
-            return np.asarray(np.log(BOUNDS[method](k, ordered, r)) - log_beta)
+            return float(np.log(BOUNDS[method](k, ordered, r)) - log_beta)
 
-    return float(decreasing_root(excess, 1.0, high))
+    return decreasing_root(excess, 1.0, high * (1 + 1e-12))  # one margin: the bound's root is `high` itself
 
 
 def rank_thresholds(gains: ArrayLike, noise: ArrayLike, ranks: Sequence[int]) -> Array:
@@ -223,9 +223,7 @@ def required_dimension_recall_exact(thresholds: ArrayLike, beta: float = 0.05) -
     # Laurent and Massart: P(χ²_k ≤ k − 2√(k t)) ≤ e^{−t}; at this k the largest sample alone gives at most β.
     t = np.log(1 / level)
     high = (np.sqrt(t) + np.sqrt(t + squares.max())) ** 2
-    root = float(
-        decreasing_root(lambda k: np.asarray(recall_failure(k, thresholds)[0]) - level, 1.0, max(1.0, high))
-    )
+    root = decreasing_root(lambda k: recall_failure(k, thresholds)[0] - level, 1.0, max(1.0, high))
     step = 1e-4 * root
     here, above = recall_failure(root, thresholds), recall_failure(root + step, thresholds)
     slope = (here[0] - above[0]) / step

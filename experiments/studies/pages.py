@@ -44,10 +44,10 @@ img { max-width: 100%; height: auto }
 {% if section.text %}<p>{{ section.text }}</p>{% endif %}
 {% if section.image %}<img alt="{{ section.heading }}" src="data:image/png;base64,{{ section.image }}">
 {% endif %}
-<table><tr>{% for key in section.rows[0] %}<th>{{ key }}</th>{% endfor %}</tr>
+{% if section.rows %}<table><tr>{% for key in section.rows[0] %}<th>{{ key }}</th>{% endfor %}</tr>
 {% for row in section.rows %}<tr>{% for value in row.values() %}
 <td{% if value is number %} class="number"{% endif %}>{{ shown(value) }}</td>{% endfor %}</tr>
-{% endfor %}</table>{% endfor %}
+{% endfor %}</table>{% endif %}{% endfor %}
 <h2>Settings</h2>
 <table>{% for key, value in settings.items() %}<tr><td>{{ key }}</td><td>{{ value }}</td></tr>
 {% endfor %}</table></html>

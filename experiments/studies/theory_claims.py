@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
+from studies.curves import Curves
 
 LUAN = "Luan et al. 2021"
 ALIGNER = "Qian et al. 2022"
@@ -30,7 +31,7 @@ class Evidence:
     samples: instances looked at. tightness: median of bounded quantity / bound, 1 where attained.
     printed: by how much the form as printed failed, None where nothing else is printed; allowed: what its
     words leave room for, `because` of what.
-    detail: the counterexample, or the numbers that matter.
+    detail: the counterexample, or the numbers that matter. curves: what the page draws of it.
     """
 
     violation: float
@@ -42,6 +43,7 @@ class Evidence:
     allowed: float = 1e-9
     because: str = "rounding"
     detail: str = ""
+    curves: Curves | None = None
 
 
 Check = Callable[[np.random.Generator, int], Evidence]

@@ -1,6 +1,7 @@
 """Claims about what embeddings can answer: Weller et al. 2025 (LIMIT), and the laws of `theory.capacity`."""
 
 import numpy as np
+from studies.curves import Curves
 from studies.theory_claims import LIMIT, Evidence, apart, excess, theorem
 
 from theory import capacity, projections
@@ -126,7 +127,9 @@ def ring(rng: np.random.Generator, samples: int) -> Evidence:
 
 
 @theorem(
-    "rounded to float16 the 2k-dimensional vectors lose a pair at 25 documents, to float32 at 223", "k = 2"
+    "rounded to float16 the 2k-dimensional vectors lose a pair at 25 documents, to float32 at 223",
+    "float types",
+    "k = 2",
 )
 def rounding(rng: np.random.Generator, samples: int) -> Evidence:
     found = [capacity.first_broken_size(dtype) for dtype in (np.float16, np.float32)]
@@ -135,4 +138,11 @@ def rounding(rng: np.random.Generator, samples: int) -> Evidence:
         f"46 documents of 1,035 queries need {capacity.pattern_bits(46, 1035):.0f} bits each, if "
         f"queries know nothing"
     )
-    return Evidence(apart(found, [25, 223]), 2, tolerance=0.05, detail=detail)
+    n, panel = np.array([10, 25, 50, 100, 223, 500, 1000]), "cosine gap of pairs in h = 4"
+    lines = {
+        "2k numbers on a curve": capacity.moment_gap(n),
+        "no vectors have more": capacity.packing_gap(n, 2, 4),
+    }
+    units = {f"rounding of {name}": np.full(len(n), np.finfo(name).epsneg) for name in ("float16", "float32")}
+    curves = Curves("documents n", n, {panel: lines}, dotted=units, log_y=[panel])
+    return Evidence(apart(found, [25, 223]), 2, tolerance=0.05, detail=detail, curves=curves)

@@ -1,12 +1,14 @@
 """Claims about random projections of pairs: Luan et al. 2021, §2.1, and the exact laws behind it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from scipy import special, stats
+from studies.curves import Curves
 from studies.theory_claims import LUAN, Evidence, apart, excess, median_ratio, standard_errors, theorem
 
-from theory import projections, recall
+from theory import projections
 
 
 def margins_and_dimensions(rng: np.random.Generator, samples: int) -> tuple[np.ndarray, np.ndarray]:
@@ -25,31 +27,35 @@ GRID = np.array([0.02, 0.05, 0.1, 0.2, 0.4])
     quote="If β is the probability of such an error then, β ≤ 4 exp(−(k/2)(ǫ²/2 − ǫ³/3))",
 )
 def lemma_1(rng: np.random.Generator, samples: int) -> Evidence:
+    k = 2.0 ** np.arange(5, 12)
+    empty = np.sum(projections.pairwise_error_bound(k[:-1, None], GRID) > 1)
+    detail = f"empty (above 1) in {empty} of 30 cells k = 32…1024, ε = .02….4"
+    lines = {
+        "Gaussian A, exact": projections.pairwise_error(k, 0.1),
+        "Lemma 1": projections.pairwise_error_bound(k, 0.1),
+        "Lemma 1 with 2 for 4": projections.pairwise_error_bound(k, 0.1, 2),
+    }
+    curves = Curves("k", k, {"error at ε = .1": lines}, log_y=["error at ε = .1"])
+    return replace(beyond_bound(rng, samples, 4), detail=detail, curves=curves)
+
+
+def beyond_bound(rng: np.random.Generator, samples: int, constant: float) -> Evidence:
+    """Exact errors of both ensembles against c · exp(−(k/2) h(ε))."""
     margin, k = margins_and_dimensions(rng, samples)
-    exact, bound = projections.pairwise_error(k, margin), projections.pairwise_error_bound(k, margin)
+    bound, exact = (
+        projections.pairwise_error_bound(k, margin, constant),
+        projections.pairwise_error(k, margin),
+    )
     worst = max(excess(exact, bound), excess(projections.rademacher_error_two_sparse(k, margin), bound))
-    for count, epsilon, error in whole_number_errors(rng, min(samples, 80)):
-        worst = max(worst, excess(error, projections.pairwise_error_bound(count, epsilon)))
-    grid = projections.pairwise_error_bound(2.0 ** np.arange(5, 11)[:, None], GRID)
-    detail = f"empty (above 1) in {np.sum(grid > 1)} of 30 cells k = 32…1024, ε = .02….4"
-    return Evidence(worst, 2 * samples, tightness=median_ratio(exact, bound), detail=detail)
-
-
-@theorem(
-    "Lemma 1's constant 4 can be 2",
-    f"exact law; {LUAN}, Lemma 1",
-    "Gaussian; Rademacher with ties, exact for two-sparse pairs and for vectors of small whole numbers",
-)
-def lemma_1_with_constant_2(rng: np.random.Generator, samples: int) -> Evidence:
-    margin, k = margins_and_dimensions(rng, samples)
-    bound = projections.pairwise_error_bound(k, margin, constant=2)
-    gaussian = projections.pairwise_error(k, margin)
-    rademacher = projections.rademacher_error_two_sparse(k, margin)
-    worst = max(excess(gaussian, bound), excess(rademacher, bound))
     pairs = min(samples, 80)
     for count, epsilon, error in whole_number_errors(rng, pairs):
-        worst = max(worst, excess(error, projections.pairwise_error_bound(count, epsilon, constant=2)))
-    return Evidence(worst, 2 * samples + pairs, tightness=median_ratio(gaussian, bound))
+        worst = max(worst, excess(error, projections.pairwise_error_bound(count, epsilon, constant)))
+    return Evidence(worst, 2 * samples + pairs, tightness=median_ratio(exact, bound))
+
+
+@theorem("Lemma 1's constant 4 can be 2", f"exact law; {LUAN}, Lemma 1", BOTH)
+def lemma_1_with_constant_2(rng: np.random.Generator, samples: int) -> Evidence:
+    return beyond_bound(rng, samples, 2)
 
 
 def every_row(v: int) -> np.ndarray:
@@ -81,8 +87,7 @@ def whole_number_errors(rng: np.random.Generator, pairs: int) -> Iterator[tuple[
 @theorem("P(error) = P(t_k > √k ε/√(1−ε²)) = ½I_{1−ε²}(k/2,½) = I_{(1−ε)/2}(k/2,k/2)", "exact law", GAUSSIAN)
 def exact_law_closed_forms(rng: np.random.Generator, samples: int) -> Evidence:
     margin = rng.uniform(0.01, 0.9, samples)
-    k = np.floor(np.minimum(10 ** rng.uniform(0, 3, samples), 600 / margin**2 / 4))
-    k = np.maximum(k, 1)
+    k = np.maximum(np.floor(np.minimum(10 ** rng.uniform(0, 3, samples), 150 / margin**2)), 1)
     error = projections.pairwise_error(k, margin)
     kept = error > 1e-200
     half = special.betainc(k / 2, 0.5, 1 - margin**2) / 2
@@ -99,11 +104,11 @@ def exact_law_simulated(rng: np.random.Generator, samples: int) -> Evidence:
         q, better, worse = rng.standard_normal((3, v))
         better = worse + (better + (excess(0, better @ q) + 3) / (q @ q) * q)  # ⟨q, δ⟩ > 0
         margin = projections.normalized_margin(q, better, worse)
-        exact = projections.pairwise_error(k, margin)
-        seed = int(rng.integers(2**31))
-        found, _ = projections.simulated_error(
-            k, q, better, worse, ensemble="gaussian", samples=draws, seed=seed
+        exact, drawn = (
+            projections.pairwise_error(k, margin),
+            {"samples": draws, "seed": int(rng.integers(2**31))},
         )
+        found, _ = projections.simulated_error(k, q, better, worse, ensemble="gaussian", **drawn)
         worst = max(worst, standard_errors(found, np.sqrt(exact * (1 - exact) / draws), exact))
     return Evidence(worst, 2 * draws, tolerance=4, unit="s.e.")
 
@@ -112,10 +117,8 @@ def exact_law_simulated(rng: np.random.Generator, samples: int) -> Evidence:
 def exponential_bound(rng: np.random.Generator, samples: int) -> Evidence:
     margin, k = margins_and_dimensions(rng, samples)
     error, bound = projections.pairwise_error(k, margin), 0.5 * np.exp(k / 2 * np.log1p(-(margin**2)))
-    kept = bound > 1e-280
-    return Evidence(
-        excess(error, bound * (1 + 1e-9)), samples, tightness=median_ratio(error[kept], bound[kept])
-    )
+    tight = median_ratio(error[bound > 1e-280], bound[bound > 1e-280])
+    return Evidence(excess(error, bound * (1 + 1e-9)), samples, tightness=tight)
 
 
 @theorem("k* is the least k with P(error) ≤ β: 6764, 1082, 270, 67, 17 at β = .05", "exact law", GAUSSIAN)
@@ -134,10 +137,10 @@ def exact_required_dimension(rng: np.random.Generator, samples: int) -> Evidence
 )
 def approximate_required_dimension(rng: np.random.Generator, samples: int) -> Evidence:
     margin = np.append(rng.uniform(0.01, 0.1, min(samples, 500)), 0.4)
-    error = np.abs(
-        projections.required_dimension(margin, 0.05, "approximation")
-        - projections.required_dimension(margin, 0.05, "exact_real")
+    found, exact = (
+        projections.required_dimension(margin, 0.05, of) for of in ("approximation", "exact_real")
     )
+    error = np.abs(found - exact)
     allowed = np.append(np.full(len(margin) - 1, 0.01), 0.065)
     return Evidence(excess(error, allowed), len(margin), detail=f"{error[-1]:.3f} at ε = .4")
 
@@ -150,9 +153,13 @@ def approximate_required_dimension(rng: np.random.Generator, samples: int) -> Ev
     "probability, k ≥ 2(ǫ²/2 − ǫ³/3)⁻¹ ln(4/β)",
 )
 def equation_2(rng: np.random.Generator, samples: int) -> Evidence:
+    return sufficient(rng, samples, "lemma1")
+
+
+def sufficient(rng: np.random.Generator, samples: int, method: str) -> Evidence:
+    """Whether the k of a method keeps the errors of both ensembles below β."""
     margin, beta = rng.uniform(0.02, 1, samples), rng.uniform(0.001, 0.5, samples)
-    k = projections.required_dimension(margin, beta, "lemma1")
-    exact = projections.required_dimension(margin, beta)
+    k, exact = (projections.required_dimension(margin, beta, of) for of in (method, "exact"))
     worst = max(excess(projections.pairwise_error(k, margin), beta), rademacher_excess(k, margin, beta))
     return Evidence(worst, 2 * samples, tightness=median_ratio(exact, k))
 
@@ -179,7 +186,15 @@ def tight_up_to_a_constant(rng: np.random.Generator, samples: int) -> Evidence:
         f"slope z²/2 = {z**2 / 2:.4f}, factor 4 ln 80/z² = {4 * np.log(80) / z**2:.4f}; "
         f"at ε = {margin[-1]:g} {slope[-1]:.4f} and {ratio[-1]:.4f}"
     )
-    return Evidence(worst, 2, tolerance=2e-3, tightness=float(1 / ratio[-1]), detail=detail)
+    shown = np.array([0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02])
+    lines = {
+        "Gaussian A, exact": projections.required_dimension(shown),
+        "Rademacher A, two-sparse pair": [projections.rademacher_required_dimension(x) for x in shown],
+    }
+    bound = {"the paper's 8.764 h(ε)⁻¹": projections.required_dimension(shown, method="lemma1")}
+    x, panel = (1 / projections.distortion(shown)).round(), "k* with error .05"
+    curves = Curves("h(ε)⁻¹", x, {panel: lines}, dotted=bound, log_y=[panel])
+    return Evidence(worst, 2, 2e-3, tightness=float(1 / ratio[-1]), detail=detail, curves=curves)
 
 
 @theorem(
@@ -190,12 +205,7 @@ def tight_up_to_a_constant(rng: np.random.Generator, samples: int) -> Evidence:
     "ln(4/β), then Pr(⟨Aq, Ad1⟩ ≤ ⟨Aq, Ad2⟩) ≤ β",
 )
 def corollary_1(rng: np.random.Generator, samples: int) -> Evidence:
-    margin, beta = rng.uniform(0.02, 1, samples), rng.uniform(0.001, 0.5, samples)
-    k = projections.required_dimension(margin, beta, "corollary1")
-    worst = max(excess(projections.pairwise_error(k, margin), beta), rademacher_excess(k, margin, beta))
-    exact = projections.required_dimension(margin, beta)
-    detail = "equality suffices"
-    return Evidence(worst, 2 * samples, tightness=median_ratio(exact, k), detail=detail)
+    return replace(sufficient(rng, samples, "corollary1"), detail="equality suffices")
 
 
 @theorem(
@@ -225,22 +235,15 @@ def corollary_1_proof(rng: np.random.Generator, samples: int) -> Evidence:
 def corollary_2(rng: np.random.Generator, samples: int) -> Evidence:
     L_q, L_d = rng.integers(1, 30, samples), rng.integers(1, 300, samples)
     bound = projections.boolean_required_dimension(L_q, L_d, method="corollary2")
-    margin = projections.boolean_margin(L_q, L_d)
-    worst = excess(projections.pairwise_error(bound, margin), 0.05)
-    worst = max(worst, rademacher_excess(bound, margin, 0.05))
-    exact = projections.boolean_required_dimension(8, 100)
-    golden = max(
-        apart(exact, 4329),
-        apart(projections.boolean_required_dimension(8, 100, method="corollary2"), 84134.911),
+    margin, of = projections.boolean_margin(L_q, L_d), ("exact", "corollary2")
+    worst = max(
+        excess(projections.pairwise_error(bound, margin), 0.05), rademacher_excess(bound, margin, 0.05)
     )
+    exact, printed = (projections.boolean_required_dimension(8, 100, method=name) for name in of)
+    worst = max(worst, apart([exact, printed], [4329, 84134.911]))
     tight = median_ratio(projections.boolean_required_dimension(L_q, L_d), bound)
-    return Evidence(
-        max(worst, golden),
-        samples,
-        tolerance=1e-7,
-        tightness=tight,
-        detail=f"L_Q = 8, L_D = 100: k* = {exact:.0f}, printed 84135",
-    )
+    detail = f"L_Q = 8, L_D = 100: k* = {exact:.0f}, printed {printed:.0f}"
+    return Evidence(worst, samples, tolerance=1e-7, tightness=tight, detail=detail)
 
 
 @theorem(
@@ -281,7 +284,13 @@ def rademacher_is_not_monotone(rng: np.random.Generator, samples: int) -> Eviden
     golden = apart([first, last, projections.rademacher_required_dimension(0.2)], [60, 73, 74])
     printed = excess(rademacher[first - 1 :], 0.05)
     detail = f"first k with P ≤ .05 is {first}, last with P > .05 is {last}; Gaussian k* = 67"
-    return Evidence(max(float(gaussian), golden), len(k), printed=printed, detail=detail)
+    x, panel = k[53:80:2], "error at ε = .2"
+    lines = {
+        "Rademacher A, two-sparse pair": rademacher[53:80:2],
+        "Gaussian A": projections.pairwise_error(x, 0.2),
+    }
+    curves = Curves("k", x, {panel: lines}, "linear", dotted={"β = .05": np.full(len(x), 0.05)})
+    return Evidence(max(float(gaussian), golden), len(k), printed=printed, detail=detail, curves=curves)
 
 
 @theorem(
@@ -299,29 +308,6 @@ def rademacher_ties(rng: np.random.Generator, samples: int) -> Evidence:
 
 
 @theorem(
-    "two dimensions keep every first document of n orthonormal ones, however far inner products are off",
-    f"{LUAN}, §2.2",
-    "each document is the query for itself",
-    quote="Third, in the non-linear case it might be possible to eliminate ranking errors without achieving "
-    "low inner product distortion",
-)
-def distortion_is_not_ranking(rng: np.random.Generator, samples: int) -> Evidence:
-    n = min(samples, 1000)
-    angles = 2 * np.pi * np.arange(n) / n
-    points = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    scores = points @ points.T
-    lost = float(np.mean(scores.argmax(axis=1) != np.arange(n)))
-    distortion = np.abs(scores - np.eye(n)).max()
-    margin = projections.normalized_margin(np.eye(3)[0], np.eye(3)[0], np.eye(3)[1])
-    needed = recall.required_dimension_recall(np.full(n - 1, margin), 1, method="t_union")
-    detail = (
-        f"n = {n} points on a circle: each first for itself, inner products off by up to {distortion:.2f}; "
-        f"a random projection has enough with k = {needed:.0f}"
-    )
-    return Evidence(lost, n, detail=detail)
-
-
-@theorem(
     "q → Sq, d → S⁻¹d keeps every score and changes the margins, hence k*",
     "exact law; Luan et al. 2021, Def. 2.1",
     "S diagonal, positive",
@@ -331,10 +317,8 @@ def margins_depend_on_the_split(rng: np.random.Generator, samples: int) -> Evide
     kept = apart((q * scale * (better / scale)).sum(-1), (q * better).sum(-1))
     before = projections.normalized_margin(q, better, worse)
     after = projections.normalized_margin(q * scale, better / scale, worse / scale)
-    detail = (
-        f"margins change by a factor {np.median(np.exp(np.abs(np.log(after / before)))):.2f} in the median"
-    )
-    return Evidence(kept, samples, detail=detail)
+    factor = np.median(np.exp(np.abs(np.log(after / before))))
+    return Evidence(kept, samples, detail=f"margins change by a factor {factor:.2f} in the median")
 
 
 @theorem(
@@ -365,12 +349,8 @@ def equation_5(rng: np.random.Generator, samples: int) -> Evidence:
         pair = np.array([[1.0, 0.0, 0.0], [cosine, np.sqrt(1 - cosine**2), 0.0]]).T
         for k, epsilon in ((8, 0.5), (32, 0.3)):
             for signs in (False, True):
-                A = (
-                    rng.integers(0, 2, (draws, k, 3)) * 2.0 - 1
-                    if signs
-                    else rng.standard_normal((draws, k, 3))
-                )
-                projected = A @ pair / np.sqrt(k)
+                A = rng.standard_normal((draws, k, 3))
+                projected = (np.sign(A) if signs else A) @ pair / np.sqrt(k)
                 off = np.abs((projected[..., 0] * projected[..., 1]).sum(1) - cosine)
                 found = float(np.mean(off >= epsilon))
                 bound = projections.pairwise_error_bound(k, epsilon)
@@ -378,69 +358,3 @@ def equation_5(rng: np.random.Generator, samples: int) -> Evidence:
                 ratios.append(found / bound)
     tight = float(np.median(ratios))
     return Evidence(max(worst, 0.0), 8 * draws, tolerance=4, unit="s.e.", tightness=tight)
-
-
-@theorem(
-    "the smallest positive score difference never grows with further query terms",
-    f"{LUAN}, §2.1.3",
-    "each term with an idf of its own, Boolean documents of the query's terms",
-    quote="the minimum non-zero margin decreases with the number of terms in the query as each additional "
-    "term creates more ways in which two documents can receive nearly the same score",
-)
-def margin_falls_with_query_terms(rng: np.random.Generator, samples: int) -> Evidence:
-    worst, first, last, count = 0.0, [], [], min(samples, 200)
-    for _ in range(count):
-        idf, least = rng.uniform(1, 10, 10), []
-        for terms in range(1, 11):
-            scores = np.sort((np.arange(2**terms)[:, None] >> np.arange(terms) & 1) @ idf[:terms])
-            least.append(np.diff(scores).min() / np.linalg.norm(idf[:terms]))
-        worst = max(worst, excess(least[1:], least[:-1]))
-        first.append(least[0])
-        last.append(least[-1])
-    detail = (
-        f"smallest difference over ‖q‖, medians: {np.median(first):.2g} at 1 term, "
-        f"{np.median(last):.2g} at 10"
-    )
-    return Evidence(worst, count, tolerance=1e-12, detail=detail)
-
-
-@theorem(
-    "documents over √L_D = max ‖d‖ and unit queries keep every order, and k for distortion ε/√L_D is "
-    "L_D times k",
-    f"{LUAN}, §2.2",
-    "non-negative vectors; k ∝ ε⁻²",
-    quote="BM25, TF-IDF, and Boolean inner product can all be reformulated equivalently as inner products in "
-    "a space with vectors of norm at most 1 by L2-normalizing each query vector and rescaling all document "
-    "vectors by √L_D […] this could necessitate an increase in the encoding size by a factor of L_D",
-)
-def rescaling(rng: np.random.Generator, samples: int) -> Evidence:
-    documents, query = rng.lognormal(size=(min(samples, 500), 20)), rng.lognormal(size=20)
-    longest = np.linalg.norm(documents, axis=1).max()
-    before, after = documents @ query, documents / longest @ (query / np.linalg.norm(query))
-    moved = float(np.mean(before.argsort() != after.argsort()))
-    epsilon = 1e-3
-    ratio = projections.required_dimension(epsilon / longest, 0.05, "exact_real") / (
-        projections.required_dimension(epsilon, 0.05, "exact_real") * longest**2
-    )
-    detail = f"L_D = {longest**2:.0f}: k of a pair grows by {ratio:.6f} L_D"
-    return Evidence(max(moved, excess(abs(ratio - 1), 1e-4)), len(documents), detail=detail)
-
-
-@theorem(
-    "k of random ±1 word embeddings that tell all v words apart is proportional to ln v",
-    f"{LUAN}, §3, cross-attention",
-    "words equal iff ⟨x, y⟩ ≥ k/2; error .05 over all pairs",
-    quote="Any sparse scoring function (e.g., BM25) can be mimicked by a cross-attention model, which need "
-    "only compute identity between individual words; this can be achieved by random projection word "
-    "embeddings whose dimension is proportional to the log of the vocabulary size",
-)
-def word_embeddings(rng: np.random.Generator, samples: int) -> Evidence:
-    sizes, k = 10.0 ** np.arange(2, 8), np.arange(1, 1001)
-    chance = stats.binom.sf(np.ceil(0.75 * k) - 1, k, 0.5)  # of two words, by the exact binomial tail
-    needed = [k[np.flatnonzero(v * (v - 1) / 2 * chance > 0.05)[-1]] + 1 for v in sizes]
-    slope, start = np.polyfit(np.log(sizes), needed, 1)
-    off = float(np.abs(np.polyval([slope, start], np.log(sizes)) / needed - 1).max())
-    detail = (
-        f"k = {needed[0]} for 100 words, {needed[-1]} for 10⁷: {slope:.1f} ln v {start:+.0f} within {off:.1%}"
-    )
-    return Evidence(excess(off, 0.05), len(sizes), detail=detail)

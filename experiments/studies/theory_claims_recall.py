@@ -1,9 +1,11 @@
-"""Claims about recall under one shared projection and about multi-vector encodings: Luan et al. 2021."""
+"""Recall, margins of a collection, general encoders, several vectors: claims of Luan et al. 2021, §§2, 3."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+from scipy import stats
+from studies.curves import Curves
 from studies.theory_claims import LUAN, Evidence, apart, excess, median_ratio, standard_errors, theorem
 
 from theory import multivector, projections, recall
@@ -225,3 +227,90 @@ def maxscore_bound(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(
         max(worst, 0.0), 10 * samples, tolerance=4, unit="s.e.", tightness=float(np.median(ratios))
     )
+
+
+@theorem(
+    "two dimensions keep every first document of n orthonormal ones, however far inner products are off",
+    f"{LUAN}, §2.2",
+    "each document is the query for itself",
+    quote="Third, in the non-linear case it might be possible to eliminate ranking errors without achieving "
+    "low inner product distortion",
+)
+def distortion_is_not_ranking(rng: np.random.Generator, samples: int) -> Evidence:
+    n = min(samples, 1000)
+    angles = 2 * np.pi * np.arange(n) / n
+    points = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    scores = points @ points.T
+    lost = float(np.mean(scores.argmax(axis=1) != np.arange(n)))
+    distortion = np.abs(scores - np.eye(n)).max()
+    margin = projections.normalized_margin(np.eye(3)[0], np.eye(3)[0], np.eye(3)[1])
+    needed = recall.required_dimension_recall(np.full(n - 1, margin), 1, method="t_union")
+    detail = (
+        f"n = {n} points on a circle: each first for itself, inner products off by up to {distortion:.2f}; "
+        f"a random projection has enough with k = {needed:.0f}"
+    )
+    return Evidence(lost, n, detail=detail)
+
+
+@theorem(
+    "documents over √L_D = max ‖d‖ and unit queries keep every order, and k for distortion ε/√L_D is "
+    "L_D times k",
+    f"{LUAN}, §2.2",
+    "non-negative vectors; k ∝ ε⁻²",
+    quote="BM25, TF-IDF, and Boolean inner product can all be reformulated equivalently as inner products in "
+    "a space with vectors of norm at most 1 by L2-normalizing each query vector and rescaling all document "
+    "vectors by √L_D […] this could necessitate an increase in the encoding size by a factor of L_D",
+)
+def rescaling(rng: np.random.Generator, samples: int) -> Evidence:
+    documents, query = rng.lognormal(size=(min(samples, 500), 20)), rng.lognormal(size=20)
+    longest = np.linalg.norm(documents, axis=1).max()
+    before, after = documents @ query, documents / longest @ (query / np.linalg.norm(query))
+    moved = float(np.mean(before.argsort() != after.argsort()))
+    epsilon = 1e-3
+    ratio = projections.required_dimension(epsilon / longest, 0.05, "exact_real") / (
+        projections.required_dimension(epsilon, 0.05, "exact_real") * longest**2
+    )
+    detail = f"L_D = {longest**2:.0f}: k of a pair grows by {ratio:.6f} L_D"
+    return Evidence(max(moved, excess(abs(ratio - 1), 1e-4)), len(documents), detail=detail)
+
+
+@theorem(
+    "k of random ±1 word embeddings that tell all v words apart is proportional to ln v",
+    f"{LUAN}, §3, cross-attention",
+    "words equal iff ⟨x, y⟩ ≥ k/2; error .05 over all pairs",
+    quote="Any sparse scoring function (e.g., BM25) can be mimicked by a cross-attention model, which need "
+    "only compute identity between individual words; this can be achieved by random projection word "
+    "embeddings whose dimension is proportional to the log of the vocabulary size",
+)
+def word_embeddings(rng: np.random.Generator, samples: int) -> Evidence:
+    sizes, k = 10.0 ** np.arange(2, 8), np.arange(1, 1001)
+    chance = stats.binom.sf(np.ceil(0.75 * k) - 1, k, 0.5)  # of two words, by the exact binomial tail
+    needed = [k[np.flatnonzero(v * (v - 1) / 2 * chance > 0.05)[-1]] + 1 for v in sizes]
+    slope, start = np.polyfit(np.log(sizes), needed, 1)
+    off = float(np.abs(np.polyval([slope, start], np.log(sizes)) / needed - 1).max())
+    detail = (
+        f"k = {needed[0]} for 100 words, {needed[-1]} for 10⁷: {slope:.1f} ln v {start:+.0f} within {off:.1%}"
+    )
+    return Evidence(excess(off, 0.05), len(sizes), detail=detail)
+
+
+@theorem(
+    "the smallest positive margin never grows with further query terms",
+    f"{LUAN}, §2.1.3",
+    "each term with an idf of its own, Boolean documents of the query's terms",
+    quote="the minimum non-zero margin decreases with the number of terms in the query as each additional "
+    "term creates more ways in which two documents can receive nearly the same score",
+)
+def margin_falls_with_query_terms(rng: np.random.Generator, samples: int) -> Evidence:
+    terms, idf = range(1, 11), rng.uniform(1, 10, (min(samples, 200), 10))
+    least = []
+    for t in terms:  # δ = d1 − d2 of all pairs of documents, up to its sign
+        delta = np.arange(3**t // 2 + 1, 3**t)[:, None] // 3 ** np.arange(t) % 3 - 1
+        scores = np.abs(delta @ idf[:, :t].T) / np.linalg.norm(delta, axis=1, keepdims=True)
+        least.append(scores.min(0) / np.linalg.norm(idf[:, :t], axis=1))
+    median, panel = np.median(least, axis=1), "smallest margin, median"
+    detail = f"{panel}: {median[0]:.2g} at 1 term, {median[-1]:.2g} at 10"
+    curves = Curves(
+        "query terms", terms, {panel: {"Boolean documents, idf": median}}, "linear", log_y=[panel]
+    )
+    return Evidence(excess(least[1:], least[:-1]), len(idf), 1e-12, detail=detail, curves=curves)

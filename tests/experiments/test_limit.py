@@ -37,11 +37,11 @@ def test_free_vectors_answer_few_sets_and_not_many(name):
 def test_every_seed_has_its_own_critical_n(monkeypatch):
     most = np.array([4, 30, 80])  # documents whose sets each seed answers
     monkeypatch.setattr(limit, "optimised", lambda name, tokens, h, n, settings: n <= most)
-    found = limit.critical("one vector", 1, 2, 20, Settings())
+    found = limit.critical("one vector", 1, 2, 20, Settings(largest=80))
     assert found[0] == 4, "a seed that fails at the first n is tried at smaller ones"
     assert 20 <= found[1] <= 30
     assert found[2] == 80
-    rows = limit.free(Settings(dimensions=[2], tokens=[2]))
+    rows = limit.free(Settings(dimensions=[2], tokens=[2], largest=80))
     assert all(row["[least, most]"] == "≥ [4, 80]" for row in rows), "a mean over a seed that was stopped"
 
 

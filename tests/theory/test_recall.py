@@ -123,6 +123,9 @@ def test_one_document_is_the_pair():
     for name in ("t_union", "markov_union", "independent"):
         real = required_dimension(0.1, method="exact_real")
         assert R.required_dimension_recall([0.1], 1, method=name) == pytest.approx(real, rel=1e-10)
+    # Where Eq. 3 and the sum are one bound, rounding puts the root on either side of it.
+    of_pair = R.required_dimension_recall([0.7], 1, method="lemma1_sum")
+    assert of_pair == pytest.approx(required_dimension(0.7, method="lemma1"))
 
 
 def test_several_queries_are_averaged():
