@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from studies.shared_settings import PairSettings
+from studies.settings import PairSettings
 
 from paradigms.io.settings import command_line
 
@@ -29,9 +29,9 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
 import numpy as np
-from studies.curves import at_path, draw_systems
+from studies.curves import at_path
 from studies.model_runs import LEARNED, Bench, unlearned
-from studies.pages import Measured, Rows, Section, publish, shown, verdict_rows
+from studies.pages import Measured, Rows, Section, publish, verdicts
 from studies.trained_pairs import measure_all, sample
 
 from paradigms.data import Judgements, Run
@@ -158,23 +158,20 @@ def describe(values: Values) -> dict[str, Section]:
     """Sections of the page and the console by the name of their files."""
     table: Rows = []
     for system, of in values.items():
-        row = {"system": system} | {m: shown(seeds_interval(of[m])) for m in MEASURES}
         nq, msmarco = TABLE_5.get(system, ("–", "–"))
-        table.append(row | {"paper, NQ320K": nq, "paper, MS MARCO": msmarco})
+        table.append({"system": system} | of | {"paper, NQ320K": nq, "paper, MS MARCO": msmarco})
     return {
-        "claims": Section(
-            "What the paper says and what we measured",
+        "claims": verdicts(
+            claims(values),
             "One family of tests. A system that is not above random order, or whose model has less than "
             f"{LEARNED:.0%} of BM25's R@10, has not learned enough. Printed "
             "differences are of MRR@10 on NQ320K and on MS MARCO, T5-base.",
-            verdict_rows(claims(values)),
         ),
         "table5": Section(
             "Reranking (Table 5)",
             "The paper's R@1/R@10/MRR@10 are in percent. BM25: the candidates in BM25's order. Every row of "
             "GR is beside the paper's only one.",
             table,
-            draw_systems({PRIMARY: {"": {system: of[PRIMARY] for system, of in values.items()}}}),
         ),
     }
 

@@ -112,9 +112,10 @@ from studies.capacity_tasks import BI, UNI, Bench, open_bench, predict, question
 from studies.containing_passage import containing_passages
 from studies.model_runs import Job, bind, read_json, run_jobs, trained_once
 from studies.pages import Measured, publish
+from studies.passages import articles
 
 from paradigms import PARADIGMS, RERANKERS, CrossAttention, Paradigm
-from paradigms.data import Collection, Corpus, Run, Split, articles
+from paradigms.data import Collection, Corpus, Run, Split
 from paradigms.encoder.backbone import load_tokenizer, packaged
 from paradigms.evaluate.hybrid import System, candidate_scores, combine, tune
 from paradigms.index import ExactIndex

@@ -14,7 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.shared_settings import EncoderTraining, System, read_systems
+from studies.settings import EncoderTraining, at_least
+from studies.system_settings import System, read_systems
 
 from paradigms.io.settings import command_line, folder_name
 
@@ -88,11 +89,7 @@ class Settings(EncoderTraining):
                 raise SystemExit(f"system {name}, training: {shown(error)}") from error
         if self.size not in ("small", "full"):
             raise SystemExit(f"size must be small or full, got {self.size!r}")
-        if self.passages < 0:
-            raise SystemExit(f"passages must be at least 0, got {self.passages}")
-        for name in ("depth", "seeds", "best_passages"):
-            if getattr(self, name) < 1:
-                raise SystemExit(f"{name} must be at least 1, got {getattr(self, name)}")
+        at_least(self, passages=0, depth=1, seeds=1, best_passages=1)
         if self.index not in INDEXES:
             raise SystemExit(f"index must be one of {', '.join(INDEXES)}, got {self.index!r}")
         if self.baseline not in ["bm25", *self.chosen]:

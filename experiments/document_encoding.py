@@ -16,10 +16,9 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, permutations
-from pathlib import Path
 from typing import Any
 
-from studies.shared_settings import PairSettings
+from studies.settings import PairSettings, known
 
 from paradigms.io.settings import command_line
 
@@ -79,9 +78,7 @@ class Settings(PairSettings):
         own = not self.models
         super().__post_init__()
         self.models = f"{self.output}/models" if own else self.models
-        unknown = [name for name in self.systems if name not in SYSTEMS]
-        if unknown or not self.systems:
-            raise SystemExit(f"systems must be some of {', '.join(SYSTEMS)}; got {unknown or 'none'}")
+        known(self, "systems", SYSTEMS)
         if self.second == self.backbone:
             self.systems = [name for name in self.systems if "second" not in SYSTEMS[name]]
             if not self.systems:
@@ -94,14 +91,14 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
 import numpy as np
-from studies.curves import at_path, draw_systems
+from studies.curves import at_path
 from studies.model_runs import LEARNED, Bench, unlearned
-from studies.pages import Measured, Rows, Section, publish, shown, verdict_rows
-from studies.trained_pairs import cost, measure_all, sample
+from studies.pages import Measured, Section, publish, verdicts
+from studies.trained_pairs import measure_all, sample
 
 from paradigms import Generative
 from paradigms.data import Run
-from paradigms.evaluate import per_query, seeds_interval
+from paradigms.evaluate import per_query
 from paradigms.evaluate.claims import Claim
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.retriever import GenerativeRetriever
@@ -309,86 +306,50 @@ def claims_of_the_search(values: Mapping[str, Values]) -> list[Claim]:
 def describe(values: Mapping[str, Values], settings: Settings) -> dict[str, Section]:
     """Sections of the page and the console by the name of their files."""
     of_tables = claims(values["retrieve"])
-    panels = {
-        m: {label: {s: of[m] for s, of in values[stage].items()} for stage, label in STAGES.items()}
-        for m in RECALLS
-    }
     how = (
         f"One family of tests. A system with less than {LEARNED:.0%} of BM25's R@10 has not learned enough "
         "to be compared."
     )
     return {
-        "claims_table6": Section(
-            "What §7.3 says of PAWA and NP-decoding, and what we measured",
+        "claims_table6": verdicts(
+            of_tables["table6"],
             f"{how} Similar is less than {MARGIN} below. The paper compares DSI-PAWA with DSI, which also "
             "lacks the place-specific digits; here DSI-place stands for DSI.",
-            verdict_rows(of_tables["table6"]),
+            heading="What §7.3 says of PAWA and NP-decoding, and what we measured",
         ),
-        "claims_table8": Section(
-            "The order of the systems (Table 8)",
+        "claims_table8": verdicts(
+            of_tables["table8"],
             f"Every two systems whose order is the same on NQ320K and on MS MARCO. {how}",
-            verdict_rows(of_tables["table8"]),
+            heading="The order of the systems (Table 8)",
         ),
-        "claims_table7": Section(
-            "In-batch negatives and pairs, and another backbone (Table 7)",
+        "claims_table7": verdicts(
+            of_tables["table7"],
             f"{how} Not much is less than {MARGIN}. Pairs: the loss of ColBERTv1, one hard negative of BM25 "
             f"and no others. ColBERT and DPR come from {settings.second!r}, the others, named as in the "
             f"paper, from {settings.backbone!r}.",
-            verdict_rows(of_tables["table7"]),
+            heading="In-batch negatives and pairs, and another backbone (Table 7)",
         ),
-        "claims_search": Section(
-            "What decoding token by token costs (Eq. 22)",
-            f"{how} A search can be used where it loses less than {MARGIN}.",
-            verdict_rows(claims_of_the_search(values)),
-        ),
-        "search": Section(
-            "Searches",
-            f"Greedy, with {settings.beams} beams, and log p of every document, for the first {SEARCHED} "
-            "queries at most.",
-            [
-                {"system": system}
-                | {
-                    f"{m}, {SEARCHES[s]}": shown(seeds_interval(values[s][system][m][:, : best[m].shape[1]]))
-                    for s in SEARCHES
-                    for m in RECALLS
-                }
-                for system, best in values["exhaustive"].items()
-            ],
+        "claims_search": verdicts(
+            claims_of_the_search(values),
+            f"{how} A search can be used where it loses less than {MARGIN}. Greedy, with {settings.beams} "
+            f"beams, and log p of every document, for the first {SEARCHED} queries at most.",
+            heading="What decoding token by token costs (Eq. 22)",
         ),
         "retrieve": Section(
             "End to end (Tables 6 to 8)",
             f"DSI and GENRE search with {settings.beams} beams, SEAL with {SEAL_BEAMS}. The paper's R@1/R@10 "
             "on NQ320K in percent, of T5-base and from several sources.",
-            _table(values["retrieve"], paper=True),
-            draw_systems(panels),
+            [
+                {"system": system} | of | {"paper": "/".join(map(str, NQ320K.get(system, ()))) or "–"}
+                for system, of in values["retrieve"].items()
+            ],
         ),
         "rerank": Section(
             "Reranking",
             f"BM25's first {settings.depth} documents and the relevant ones, by the model's own rel.",
-            _table(values["rerank"], paper=False),
-        ),
-        "training": Section(
-            "Training",
-            "Losses are per batch. Seconds on a machine that was shared.",
-            [
-                {"seed": seed, "system": system} | cost(folder)
-                for seed in settings.seeds
-                for system in settings.systems
-                for folder in [Path(settings.models) / f"seed-{seed}" / SYSTEMS[system] / "training"]
-                if folder.is_dir()
-            ],
+            [{"system": system} | of for system, of in values["rerank"].items()],
         ),
     }
-
-
-def _table(values: Values, paper: bool) -> Rows:
-    rows: Rows = []
-    for system, of in values.items():
-        row: dict[str, Any] = {"system": system} | {m: shown(seeds_interval(of[m])) for m in MEASURES}
-        if paper:
-            row["paper"] = "/".join(f"{x:.1f}" for x in NQ320K.get(system, ())) or "–"
-        rows.append(row)
-    return rows
 
 
 if __name__ == "__main__":

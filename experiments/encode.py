@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from studies.settings import at_least
+
 from paradigms.io.settings import command_line, folder_name
 
 
@@ -46,10 +48,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.index not in INDEXES:
             raise SystemExit(f"index must be one of {', '.join(INDEXES)}, got {self.index!r}")
-        if self.passages < 0:
-            raise SystemExit(f"passages must be at least 0, got {self.passages}")
-        if self.batch_size < 1:
-            raise SystemExit(f"batch_size must be at least 1, got {self.batch_size}")
+        at_least(self, passages=0, batch_size=1)
 
 
 if __name__ == "__main__":  # before the imports that take seconds

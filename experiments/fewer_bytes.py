@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from studies.settings import at_least, known
+
 from paradigms.io.settings import command_line, folder_name
 
 
@@ -40,10 +42,8 @@ class Settings:
     output: str = "results/fewer_bytes"
 
     def __post_init__(self) -> None:
-        if set(self.parts) - {"fewer", "fixed", "law"}:
-            raise SystemExit(f"--parts takes fewer, fixed and law, got {self.parts}")
-        if self.documents < 0 or self.queries < 1:
-            raise SystemExit(f"documents {self.documents}, queries {self.queries}; allowed: at least 0, 1")
+        known(self, "parts", ("fewer", "fixed", "law"))
+        at_least(self, documents=0, queries=1)
 
 
 if __name__ == "__main__":  # before the imports that take seconds

@@ -18,6 +18,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from studies.settings import at_least
+
 from paradigms.io.settings import command_line, folder_name
 
 
@@ -51,12 +53,7 @@ class Settings:
     """results folder; empty: results/queries-COLLECTION"""
 
     def __post_init__(self) -> None:
-        for name in ("queries", "words", "length", "batch_size"):
-            if getattr(self, name) < 1:
-                raise SystemExit(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("documents", "rank"):
-            if getattr(self, name) < 0:
-                raise SystemExit(f"{name} must be at least 0, got {getattr(self, name)}")
+        at_least(self, queries=1, words=1, length=1, batch_size=1, documents=0, rank=0)
         if not 0 < self.top_p <= 1:
             raise SystemExit(f"top_p must lie in (0, 1], got {self.top_p}")
         if self.prompt.count("{}") != 1:

@@ -18,8 +18,7 @@ from math import comb
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import Results, at_least, different
-from studies.shared_settings import Tracker
+from studies.settings import Results, Tracker, at_least, different
 
 from paradigms.io.settings import command_line
 

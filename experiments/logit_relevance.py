@@ -12,8 +12,7 @@ import shutil
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from studies.settings import at_least
-from studies.shared_settings import PairSettings
+from studies.settings import PairSettings, at_least
 
 from paradigms.io.settings import command_line
 
@@ -46,7 +45,7 @@ from accelerate import Accelerator
 from scipy.stats import spearmanr
 from studies.curves import Curves
 from studies.model_runs import Bench
-from studies.pages import Measured, Section, publish, verdict_rows
+from studies.pages import Measured, Section, publish, verdicts
 from studies.trained_pairs import (
     build,
     generative_steps,
@@ -98,12 +97,11 @@ def main(settings: Settings) -> None:
         steps, poor = seeds[0]["steps"], "".join(unlearned_models(seeds))
         curves = Curves("steps", steps, panels(values), "linear")
         sections = {
-            "claims": Section(
-                "What the paper says and what we measured",
+            "claims": verdicts(
+                claims(values, poor),
                 f"One family of tests. The paper gives no numbers for its words: small is p < {SMALL}, "
                 f"proportional a rank correlation above {PROPORTIONAL}; chosen before measuring. Early is "
                 "the first state after the training began.",
-                verdict_rows(claims(values, poor)),
             ),
             "states": Section(
                 "States of the training",

@@ -10,7 +10,7 @@ last layer's cross-attention makes, or all layers' by the residual stream alone.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from studies.shared_settings import PairSettings
+from studies.settings import PairSettings
 
 from paradigms.io.settings import command_line
 
@@ -32,11 +32,10 @@ import numpy as np
 from studies.attention_heads import Array, Seen, best_name, seen
 from studies.curves import at_path
 from studies.model_runs import Bench
-from studies.pages import Measured, Rows, Section, publish, shown, verdict_rows
+from studies.pages import Measured, Rows, Section, publish, verdicts
 from studies.trained_pairs import measure_all, recalls, sample, unlearned_models
 
 from paradigms import Generative
-from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.claims import Claim
 from paradigms.evaluate.report import PALETTE
 from paradigms.generative.interaction import Form, decompose
@@ -77,7 +76,7 @@ def main(settings: Settings) -> None:
             f"{settings.paradigm}: {heads['weight'].shape[2]} layers of {heads['weight'].shape[3]} heads, "
             f"each query with its most relevant document. {sample(bench, settings)}"
         )
-        sections = describe(heads, parts, settings.seeds, "".join(unlearned_models(seeds)))
+        sections = describe(heads, parts, "".join(unlearned_models(seeds)))
         publish(settings, "Low rank", summary, sections, accelerator)
     accelerator.end_training()
 
@@ -239,14 +238,13 @@ def claims(heads: Heads, unlearned: str = "") -> list[Claim]:
     ]
 
 
-def describe(heads: Heads, parts: Parts, seeds: list[int], unlearned: str) -> dict[str, Section]:
+def describe(heads: Heads, parts: Parts, unlearned: str) -> dict[str, Section]:
     """Sections of the page and the console by the name of their files."""
     return {
-        "claims": Section(
-            "What the paper says and what we measured",
+        "claims": verdicts(
+            claims(heads, unlearned),
             "One family of tests. R: the best rank-one matrix, or for ‖·‖_∞ 1·softmax(r)ᵀ. The paper gives "
             "no numbers for its words; those in the quantities are ours, chosen before measuring.",
-            verdict_rows(claims(heads, unlearned)),
         ),
         "layers": Section(
             "Rank-one errors, by layer",
@@ -261,15 +259,6 @@ def describe(heads: Heads, parts: Parts, seeds: list[int], unlearned: str) -> di
             "exact: all paths; the rest is the name's prefix and, of a log-probability, the softmax's "
             "denominator. R² of the part taken as rel, over queries; |part| / (|part| + |rest|).",
             share_rows(parts),
-        ),
-        "heads": Section(
-            "Every head",
-            "Means over queries.",
-            [
-                {"seed": seeds[n], "layer": layer + 1, "head": head + 1}
-                | {key: float(value[n, :, layer, head].mean()) for key, value in heads.items()}
-                for n, layer, head in np.ndindex(len(seeds), *heads["weight"].shape[2:])
-            ],
         ),
     }
 
@@ -287,8 +276,7 @@ def layer_rows(heads: Heads) -> Rows:
         "‖A − R‖₂": "second",
     }
     return [
-        {"layer": layer + 1}
-        | {name: shown(seeds_interval(heads[key][:, :, layer].mean(-1))) for name, key in columns.items()}
+        {"layer": layer + 1} | {name: heads[key][:, :, layer].mean(-1) for name, key in columns.items()}
         for layer in range(heads["weight"].shape[2])
     ]
 
@@ -304,7 +292,7 @@ def share_rows(parts: Parts) -> Rows:
         row = {
             "scorer, form": name,
             "R²": float(explained.mean()),
-            "|part| share": shown(seeds_interval(share)),
+            "|part| share": share,
         }
         rows.append(row | {"mean rel": float(rel.mean()), "mean part": float(part.mean())})
     return rows

@@ -48,7 +48,7 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import numpy as np
 from studies.curves import Curves
-from studies.pages import Rows, Section, publish, verdict_rows
+from studies.pages import Rows, Section, publish, verdicts
 from studies.projection_runs import make_problem, open_counts
 
 from paradigms.baselines.lexical_vectors import PLACEMENTS, Counts
@@ -87,11 +87,7 @@ def main(settings: Settings) -> None:
     }
     curves = Curves("mean document length (terms)", lengths[:-1].round(), panels, log_y=[*panels][:1])
     sections = {
-        "claims": Section(
-            "What the paper says",
-            "Figure 2 is a law of pairs: theory_checks.py judges it.",
-            verdict_rows(claims),
-        ),
+        "claims": verdicts(claims, "Figure 2 is a law of pairs: theory_checks.py judges it."),
         "figure3": Section(
             f"Figure 3, {first}: margins, and dimensions for recall@{rank} ≥ {1 - settings.beta:.0%}, by "
             "length",

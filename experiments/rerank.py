@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from studies.settings import at_least
+
 from paradigms.io.settings import command_line, folder_name
 
 
@@ -46,22 +48,17 @@ class Settings:
     with weights chosen on dev; empty: none"""
     dev_run: str = ""
     """TREC run of dev queries like the run, by which sum chooses its weights"""
-    dev_split: str = "dev"
     output: str = ""
     """results folder; empty: results/rerank-PARADIGM-COLLECTION"""
-    precision: str = "no"
-    """of encoding: no, bf16, or fp16 on a GPU"""
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    """of encoding; fp16 on a GPU alone"""
     seed: int = 0
     """of the intervals and tests"""
 
     def __post_init__(self) -> None:
-        for name, least in (("depth", 1), ("best_passages", 1), ("passages", 0)):
-            if getattr(self, name) < least:
-                raise SystemExit(f"{name} must be at least {least}, got {getattr(self, name)}")
+        at_least(self, depth=1, best_passages=1, passages=0)
         if (self.fuse == "sum") != bool(self.dev_run):
             raise SystemExit("fuse sum chooses its weights on dev: give both --fuse sum and --dev_run FILE")
-        if self.precision not in ("no", "bf16", "fp16"):
-            raise SystemExit(f"precision must be no, bf16 or fp16, got {self.precision!r}")
 
 
 if __name__ == "__main__":  # before the imports that take seconds
@@ -107,7 +104,7 @@ def main(settings: Settings) -> None:
 
 def rerank(settings: Settings, state: PartialState, console: Terminal) -> None:
     run = read_run(settings.run)
-    dev = replace(settings, run=settings.dev_run, split=settings.dev_split)
+    dev = replace(settings, run=settings.dev_run, split="dev")
     paradigm = load(settings.checkpoint).to(state.device)
     output = Path(settings.output or f"results/rerank-{paradigm.name}-{folder_name(settings.collection)}")
     if state.is_main_process:

@@ -135,7 +135,7 @@ def job(method: str, seed: int, bench: Bench, settings: Settings, accelerator: A
         )
 
     def measured(paradigm: Paradigm, index: ExactIndex, folder: Path) -> Measured:
-        keys = {"method": method, "seed": seed, "salient": salient(index)}
+        keys: dict[str, Any] = {"method": method, "seed": seed}
         queries = paradigm.encode_queries(list(bench.test.queries.values()))
         if "salience" in index.fields:
             keys["content words"] = content_words(paradigm, index, bench.test, bench.collection, queries)
@@ -147,16 +147,6 @@ def job(method: str, seed: int, bench: Bench, settings: Settings, accelerator: A
     folder = Path(settings.output) / f"{method}-{seed}"
     name = f"{method}, seed {seed}"
     return encoder_job(name, folder, seed, make, measured, bench, settings, accelerator)
-
-
-def salient(index: ExactIndex) -> float:
-    """The share of stored tokens whose salience is above a hundredth of their document's largest."""
-    if "salience" not in index.fields:
-        return 1.0
-    values, lengths = index.fields["salience"], np.diff(index.offsets)
-    starts = index.offsets[:-1][lengths > 0]
-    largest = np.maximum.reduceat(values, starts) if len(starts) else values
-    return float((values > np.repeat(largest, lengths[lengths > 0]) / 100).mean())
 
 
 def content_words(
@@ -242,9 +232,7 @@ def measure(
         found.append((cost, run))
     # One pass over every pair's candidates gives each pair the scores that a rerank of its own would give.
     union = {name: {d: 0.0 for _, run in found for d in run[name]} for name in test.queries}
-    began = time.perf_counter()
     scores = index.rerank(paradigm, test.queries, union)
-    seconds = (time.perf_counter() - began) / max(1, sum(map(len, union.values())))
     points = []
     for cost, run in found:
         refined = {name: {d: scores[name][d] for d in documents} for name, documents in run.items()}
@@ -252,18 +240,12 @@ def measure(
             values = per_query(of_stage, test.judgements, MEASURES).values
             cost[stage] = {name: of.tolist() for name, of in values.items()}
         points.append(cost)
-    tokens = int(index.offsets[-1]) / max(1, len(index.ids))
     adapted = {}
     if strategies:
         (run,) = (r for cost, r in found if (cost["query_keep"], cost["document_keep"]) == settings.figure_7)
         for name, of in rerank_strategies(index, paradigm, test.queries, run).items():
             adapted[name] = per_query(of, test.judgements, MEASURES[1:]).values["nDCG@10"].tolist()
-    return {
-        "strategies": adapted,
-        "refine ms/query": 1000 * seconds * settings.depth,
-        "refine multiply-adds/query": searching[1.0] * settings.depth * tokens * dim,
-        "points": points,
-    }
+    return {"strategies": adapted, "points": points}
 
 
 if __name__ == "__main__":

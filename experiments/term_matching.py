@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from studies.shared_settings import PairSettings
+from studies.settings import PairSettings
 
 from paradigms.io.settings import command_line
 
@@ -43,7 +43,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from studies.curves import Curves, at_path
 from studies.model_runs import Bench
-from studies.pages import Measured, Rows, Section, publish, shown, verdict_rows
+from studies.pages import Measured, Rows, Section, cell, publish, verdicts
 from studies.trained_pairs import measure_all, recalls, sample, unlearned_models
 from torch import Tensor
 
@@ -333,21 +333,20 @@ def describe(results: Results, fewest: int, poor: Sequence[str]) -> dict[str, Se
         for name, kind in product(series, KINDS):
             of = results[direction, name, kind]
             row: dict[str, Any] = {"rate": name, "over": kind}
-            row["all"] = shown(seeds_interval(of.rate())) if of.tokens.any() else "–"
+            row["all"] = of.rate() if of.tokens.any() else "–"
             for n, tokens in enumerate(of.tokens):
-                rate = f"{shown(seeds_interval(of.rate([n])))} ({tokens:,})" if tokens else "–"
+                rate = f"{cell(of.rate([n]))} ({tokens:,})" if tokens else "–"
                 row[f"IDF {limits(n)}"] = rate
             rows.append(row)
         return rows
 
     return {
-        "claims": Section(
-            "What the paper says and what we measured",
+        "claims": verdicts(
+            claims(results, fewest, poor),
             f"One family of tests. The average counts as the paper's within ±{MARGIN}. Trends: the rate in "
             f"the last bin of IDF less that in the first, of the bins with at least {fewest} tokens. The "
             "paper does not say whether its rates are over all tokens or over those for which a match is "
             "possible.",
-            verdict_rows(claims(results, fewest, poor)),
         ),
         "query_to_document": Section(
             "Query to document (Figure 2)",

@@ -56,14 +56,12 @@ class Settings(EncoderStudy):
 if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
-import numpy as np
 import torch
 from accelerate import Accelerator
-from interpret import words
 from studies.model_runs import Bench, Job, bind, encoder_job, open_bench, run_jobs
 from studies.pages import publish
-from studies.token_claims import EXAMPLES, Model, describe, gather
-from studies.token_measures import MEASURES, TOP, best_documents, imputed, measure, stored_ids, token_search
+from studies.token_claims import Model, describe, gather
+from studies.token_measures import MEASURES, best_documents, imputed, measure, stored_ids, token_search
 
 from paradigms import Paradigm
 from paradigms.colbert import colbert
@@ -114,7 +112,6 @@ def job(model: Model, bench: Bench, settings: Settings, accelerator: Accelerator
     def measured(paradigm: Paradigm, index: ExactIndex, _: Path) -> dict[str, Any]:
         ids, k = stored_ids(paradigm, index, bench.collection.corpus), settings.table_tokens
         keys = asdict(model) | {"dev": dev_measure(paradigm, index, bench.dev, k)}
-        keys["examples"] = examples(paradigm, index, ids, bench)
         return keys | measure(paradigm, index, ids, bench.test, settings.searched(), k)
 
     size = model.batch_size
@@ -130,29 +127,6 @@ def dev_measure(paradigm: Paradigm, index: ExactIndex, dev: Split, k: int) -> li
         for found in token_search(paradigm, index, dev.queries, k)
     }
     return per_query(run, dev.judgements, ("RR@10",)).values["RR@10"].tolist()
-
-
-def examples(paradigm: Paradigm, index: ExactIndex, ids: np.ndarray, bench: Bench) -> dict[str, list[float]]:
-    """Of the paper's examples whose query the collection has: the shares of lexically equal and of gold
-    tokens among the first TOP that the example's word retrieves."""
-    found: dict[str, list[float]] = {}
-    splits = bench.collection.splits.values()
-    for place, (text, word, *_) in EXAMPLES.items():
-        asked = [(q, split) for split in splits for q, own in split.queries.items() if own == text]
-        if not asked:
-            continue
-        query, split = asked[0]
-        (retrieved,) = token_search(paradigm, index, {query: text}, TOP)
-        (counts,) = paradigm.encoder.tokenize([text], "query").counts
-        order = counts.cumsum(0) - 1  # place among the tokens that count
-        pieces = [
-            p for w in words(paradigm, text, "query", counts) if w.text.lower() == word for p in w.places
-        ]
-        of = order[pieces].numpy()
-        gold = [index.position(d) for d, grade in split.judgements.get(query, {}).items() if grade > 0]
-        equal = ids[retrieved.rows[of]] == retrieved.ids[of, None]
-        found[place] = [float(equal.mean()), float(np.isin(retrieved.owners[of], gold).mean())]
-    return found
 
 
 if __name__ == "__main__":

@@ -72,9 +72,6 @@ class Settings(Results):
     """share of the steps over which the rate rises"""
     recompute: bool = False
     """compute activations of the backbone's layers once more in the backward pass: less memory, more time"""
-    compiled: bool = False
-    """compile the backbone's layers with torch.compile, once for batches of all shapes, which takes
-    minutes. Not for processors, where it halves the speed; on GPUs its gain has not been measured"""
     temperature: float | None = None
     """of the softmax over rel; null: the paradigm's own"""
     evaluate_every: int = 100

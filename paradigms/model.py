@@ -102,7 +102,7 @@ class Trainable(nn.Module, ABC):
 
     @property
     def layers(self) -> list[nn.Module]:
-        """The backbone's many like modules: what is sharded, recomputed and compiled one at a time."""
+        """The backbone's many like modules: what is sharded, and recomputed, one at a time."""
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         return [module for module in self.modules() if isinstance(module, GradientCheckpointingLayer)]

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from studies.curves import Curves, Values
 from studies.model_runs import unlearned
-from studies.pages import Rows, Section, Undecided, shown, verdict_rows
+from studies.pages import Rows, Section, Undecided, shown, verdicts
 
 from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.adaptation import LEVEL, Adaptation, Rule, adapt, best, best_if_significant
@@ -256,24 +256,6 @@ def _of_top_1(task: Task) -> list[Claim]:
     return made
 
 
-def by_strategy(tasks: Iterable[Task]) -> list[Claim]:
-    """The paper's tables, strategy by strategy: is the difference to the default on the printed side?"""
-    made = []
-    for task in tasks:
-        default = printed(task, task.own)
-        for strategy in task.strategies if default is not None else ():
-            value = printed(task, strategy)
-            if value is None or value == default or task.several.get(strategy, 1.0) == 0:
-                continue
-            more, less = (strategy, task.own) if value > default else (task.own, strategy)
-            high, low = max(value, default), min(value, default)
-            sentence = f"{100 * high:.1f} with {more}, {100 * low:.1f} with {less}"
-            what, contrast = f"trained with {task.own}, {more} − {less}", task.of(more) - task.of(less)
-            said = difference(task, high, low)
-            made.append(_claim([task], TABLES[task.own][0], sentence, what, [contrast], said))
-    return made
-
-
 def _places(tasks: Iterable[Task]) -> str:
     names = list(dict.fromkeys(task.name for task in tasks))
     return names[0] if len(names) == 1 else f"the average of {', '.join(names)}"
@@ -342,16 +324,11 @@ def describe(tasks: Sequence[Task]) -> dict[str, Section]:
             f"Gains of nDCG@10 on other queries, by the paper's rule, best, and the careful one, {CAREFUL}.",
             answer(tasks),
         ),
-        "claims": Section(
-            "What the paper says, and what we measured",
+        "claims": verdicts(
+            claims(tasks),
             "The paper's differences are of its base model, trained on MS MARCO; ours are trained on the "
             "collection itself, but for zero-shot ones.",
-            verdict_rows(claims(tasks), UNDECIDED),
-        ),
-        "tables": Section(
-            "The paper's tables, strategy by strategy",
-            "One family of tests. Is the difference to the alignment of the training on the printed side?",
-            verdict_rows(by_strategy(tasks)),
+            UNDECIDED,
         ),
         "figure4": Section(
             "nDCG@10 by alignment strategy (Figure 4, Tables 3, 7, 11 and 12)",

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 from studies.capacity_tasks import BI, UNI
 from studies.curves import Curves
-from studies.pages import Rows, Section, shown, verdict_rows
+from studies.pages import Rows, Section, cell, verdicts
 
-from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.claims import Claim
 from theory.collection import Dimension
 
@@ -248,18 +247,17 @@ def describe(results: Found) -> dict[str, Section]:
     """Sections of the page, by the name of their files; dotted: random projections of the encoders' sizes."""
     measure, lengths = MEASURES[results.task], results.lengths
     sections = {
-        "claims": Section(
-            "What the paper says, and what we measured",
+        "claims": verdicts(
+            results.claims(),
             f"A system has learned if at every length it retrieves with {LEARNED:.0%} of {UNI}'s measure, or "
             f"as well as a random projection of its size. Not to degrade is to lose less than {MARGIN}.",
-            verdict_rows(results.claims()),
         )
     }
     for stage, name in STAGES.items():
         paper, rows = results.paper(stage), []
         for system, of in results.values[stage].items():
             said = {n: f" ({share:.3f})" for n, share in paper.get(system, {}).items()}
-            cells = {str(n): shown(seeds_interval(of[n])) + said.get(n, "") for n in lengths}
+            cells = {str(n): cell(of[n]) + said.get(n, "") for n in lengths}
             rows.append({"system": system} | cells)
         text = f"{measure}; in parentheses the paper's, with 768 numbers a vector where no k is named."
         heading = f"{name.capitalize()} by passage length (Table A.1)"

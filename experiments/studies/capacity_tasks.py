@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 from studies.model_runs import some_queries
+from studies.passages import articles, cut
 
 from paradigms.baselines.bm25 import BM25
 from paradigms.baselines.lexical_vectors import count_terms, weigh
 from paradigms.data import Collection, Problems, Run, Split
 from paradigms.data.collection import body
-from paradigms.data.passages import articles, cut
 from paradigms.evaluate import has_answer, on_split, with_judgements
 from paradigms.evaluate.reranking import candidates
 from paradigms.io.gzipped import numbered_lines

@@ -26,9 +26,9 @@ from itertools import groupby, islice
 from typing import Any, NamedTuple
 
 import numpy as np
+from studies.passages import WORD, Runs, read_runs, units, words_of
 
 from paradigms.data.collection import Collection, Corpus, assemble
-from paradigms.data.passages import WORD, Runs, read_runs, units, words_of
 
 LENGTHS = (50, 100, 200, 400)
 FEWEST, MOST = 5, 25  # words and tokens of a query
@@ -109,8 +109,7 @@ def containing_passages(
     tokenizer: a fast Hugging Face one, whose tokens of the whole text `lengths` count; by default words.
     Lengths are multiples of the smallest; passages of that length with fewer than 25 tokens are left out.
 
-    ValueError where the corpus is too small for what is asked, and for settings that fit no passage. What is
-    returned has passed `check_containment`.
+    ValueError where the corpus is too small for what is asked, and for settings that fit no passage.
     """
     lengths = sorted(set(lengths))
     if not queries or min(queries.values()) < 1:
@@ -125,24 +124,6 @@ def containing_passages(
     rest = iter(_draw_queries(source, sum(queries.values())))
     splits = {split: list(islice(rest, count)) for split, count in queries.items()}
     return {length: _collection(source, length, splits, passages, distractors) for length in lengths}
-
-
-def check_containment(collection: Collection) -> None:
-    """ValueError unless the documents relevant to a query are those with its words one after the other."""
-    for split, part in collection.splits.items():
-        phrases = [tuple(words_of(text)) for text in part.queries.values()]
-        holders: list[set[str]] = [set() for _ in phrases]
-        for query, words in zip(part.queries, phrases, strict=True):
-            if not words:
-                raise ValueError(f"{collection.name}: the query {query!r} of {split} holds no word")
-        for query, document in occurrences(phrases, map(words_of, collection.corpus)):
-            holders[query].add(collection.corpus.ids[document])
-        for query, holding in zip(part.queries, holders, strict=True):
-            relevant = {name for name, grade in part.judgements[query].items() if grade > 0}
-            for name in sorted(holding ^ relevant):
-                holds = "contains" if name in holding else "does not contain"
-                wrong = f"the query {query!r} of {split} and is {'' if name in relevant else 'not '}relevant"
-                raise ValueError(f"{collection.name}: {name!r} {holds} {wrong} to it")
 
 
 def occurrences(
@@ -218,14 +199,12 @@ def _collection(
             hosts.append(id)
     kept = _kept(source, list(texts), set(gold.values()), passages, name)
     changed = _distractors(source, texts, length, hosts, list(asked.values()), distractors, name)
-    collection = assemble(
+    return assemble(
         name,
         [(id, "", text) for id, text in (*((id, texts[id]) for id in kept), *changed)],
         {split: [(query.id, query.text) for query in part] for split, part in splits.items()},
         {split: [(query.id, gold[query], 1) for query in part] for split, part in splits.items()},
     )
-    check_containment(collection)
-    return collection
 
 
 def _kept(source: Source, ids: list[str], golds: set[str], passages: int | None, name: str) -> list[str]:

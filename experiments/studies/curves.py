@@ -1,4 +1,4 @@
-"""Figures with intervals: measures against k', lengths or steps, with their table; and systems compared."""
+"""Figures with intervals: measures against k', lengths or steps, with their table."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -94,25 +94,3 @@ class Curves:
             labelled.values(), labelled.keys(), loc="outside upper center", ncols=2, frameon=False, fontsize=9
         )
         return figure
-
-
-def draw_systems(panels: Mapping[str, Mapping[str, Mapping[str, Values]]]) -> "Figure":
-    """measure -> way -> system -> values: systems one below another, each way in a colour of its own."""
-    from matplotlib.figure import Figure
-
-    systems = list(dict.fromkeys(system for ways in panels.values() for of in ways.values() for system in of))
-    figure = Figure(figsize=(5 * len(panels) + 1, 1.4 + 0.32 * len(systems)), layout="constrained")
-    all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for axes, (measure, ways) in zip(all_axes, panels.items(), strict=True):
-        for number, (way, of) in enumerate(ways.items()):
-            means, low, high = np.array([seeds_interval(values) for values in of.values()]).T
-            at = [systems.index(system) + 0.15 * (number - (len(ways) - 1) / 2) for system in of]
-            bars = [means - low, high - means]
-            axes.errorbar(means, at, xerr=bars, fmt="o", capsize=3, color=PALETTE[number], label=way)
-        axes.set(xlabel=f"{measure}, mean and 95% interval", xlim=(0, None))
-        axes.grid(axis="x", alpha=0.3)
-    all_axes[0].set_yticks(range(len(systems)), systems)
-    all_axes[0].invert_yaxis()
-    if len(ways) > 1:
-        all_axes[-1].legend()
-    return figure

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 from studies.curves import Curves, at_path
 from studies.model_runs import LEARNED, same_queries
-from studies.pages import Measured, Rows, Section, Undecided, shown, verdict_rows
+from studies.pages import Measured, Rows, Section, Undecided, shown, verdicts
 
 from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.claims import Claim
@@ -123,7 +123,7 @@ def describe(found: Found, vectors: int) -> dict[str, Section]:
     for system, of in found.seeds[0]["rounds"].items():
         for round in of:
             after, before = (found.values("rounds", system, r, RR) for r in (round, "first"))
-            row = {"system": system, "round": round, RR: shown(seeds_interval(after))}
+            row = {"system": system, "round": round, RR: after}
             rounds.append(row | {f"{RR} − first": shown(seeds_interval(after - before), "+")})
     stages = {name: [found.reranked(name, d) for d in found.depths] for name in found.seeds[0]["rerank"]}
     ours = {name: stages[name] for name in found.ours.values()}
@@ -131,11 +131,11 @@ def describe(found: Found, vectors: int) -> dict[str, Section]:
     rerank = Curves("first documents that cross-attention reranks", found.depths, {RR: stages})
     shown_of = Curves(rerank.name, found.depths, {f"{RR} (dotted: not reranked)": ours}, dotted=as_found)
     return {
-        "claims": Section(
-            "What §7 says, and what we measured",
+        "claims": verdicts(
+            claims(found),
             f"A dense model has learned with {LEARNED:.0%} of BM25's RR@10, cross-attention where it orders "
             "what BM25 has found no worse than BM25.",
-            verdict_rows(claims(found), UNDECIDED),
+            UNDECIDED,
         ),
         "retrieve": Section(
             "First stages (Tables 1 and 2)",
@@ -163,7 +163,7 @@ def retrieve_rows(found: Found) -> Rows:
     rows: Rows = []
     for system in found.seeds[0]["retrieve"]:
         row: dict[str, Any] = {"system": system}
-        row |= {m: shown(seeds_interval(found.values("retrieve", system, m))) for m in MEASURES[:-1]}
+        row |= {m: found.values("retrieve", system, m) for m in MEASURES[:-1]}
         row["Holes@10"] = f"{1 - found.values('retrieve', system, JUDGED).mean():.3f}"
         row["paper"] = papers.get(system, "–")
         chosen = [seed["weights"][system] for seed in found.seeds if system in seed["weights"]]

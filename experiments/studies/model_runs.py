@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 from studies.pages import Measured
-from studies.shared_settings import EncoderTraining
+from studies.settings import EncoderTraining
 
 from paradigms import Paradigm, load
 from paradigms.baselines.bm25 import BM25

@@ -10,11 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich import box
 from rich.table import Table
-from studies.shared_settings import DIVISIONS
+from studies.settings import DIVISIONS
 
-from paradigms.evaluate import Interval
+from paradigms.evaluate import Interval, seeds_interval
 from paradigms.evaluate.claims import UNDECIDED, Claim, judge
 from paradigms.evaluate.report import format_number
 from paradigms.io.files import atomic_text, write_json, write_text
@@ -56,12 +57,18 @@ img { max-width: 100%; height: auto }
 
 @dataclass
 class Section:
-    """A heading, a paragraph, rows (all with the same keys) and a figure, on the page and the console."""
+    """A heading, a paragraph, rows (all with the same keys) and a figure, on the page and the console.
+
+    A cell of values [seeds, queries] is told as their mean with its interval.
+    """
 
     heading: str
     text: str = ""
     rows: Sequence[Mapping[str, Any]] = ()
     figure: "Figure | None" = None
+
+    def __post_init__(self) -> None:
+        self.rows = [{key: cell(value) for key, value in row.items()} for row in self.rows]
 
     @cached_property
     def image(self) -> str:
@@ -127,10 +134,17 @@ def row_without_test(
     return row | {"measured": measured, "p (Holm)": "–", "sample": sample, "verdict": verdict}
 
 
-def verdict_rows(claims: Sequence[Claim], undecided: Sequence[Undecided] = ()) -> Rows:
-    """A row for each claim, which are one family of tests, and for each one that no run here can decide."""
+def verdicts(
+    claims: Sequence[Claim],
+    text: str = "",
+    undecided: Sequence[Undecided] = (),
+    more: Sequence[Mapping[str, Any]] = (),
+    heading: str = "What the paper says, and what we measured",
+) -> Section:
+    """A row for each claim, which are one family of tests, and for each one that no run here can decide; and
+    `more` rows."""
     open_ones = [row_without_test(*of, f"{UNDECIDED}: it takes {needs}") for *of, needs in undecided]
-    return [*(verdict.row for verdict in judge(claims)), *open_ones]
+    return Section(heading, text, [*(verdict.row for verdict in judge(claims)), *open_ones, *more])
 
 
 def write_page(
@@ -168,9 +182,9 @@ def publish(
             for name, section in sections.items()
         }
     write_sections(folder, sections)
-    verdicts = [row for section in sections.values() for row in section.rows if "verdict" in row]
-    if verdicts:
-        write_text(folder / "verdicts.md", "".join(map(_verdict_line, verdicts)))
+    judged = [row for section in sections.values() for row in section.rows if "verdict" in row]
+    if judged:
+        write_text(folder / "verdicts.md", "".join(map(_verdict_line, judged)))
     write_json(folder / "environment.json", where)
     page = folder / "report.html"
     write_page(page, title, summary, sections.values(), asdict(settings) | where)
@@ -189,6 +203,11 @@ def _verdict_line(row: Mapping[str, Any]) -> str:
         f"- {row['verdict']} · {row['quantity']}: {row['measured']} (printed {row['printed'] or '–'}; "
         f"{row['sample']}) · {row['claim']}\n"
     )
+
+
+def cell(value: Any) -> Any:
+    """Values [seeds, queries] as their mean with its interval; anything else as it is."""
+    return shown(seeds_interval(value)) if isinstance(value, np.ndarray) else value
 
 
 def shown(interval: Interval, sign: str = "") -> str:

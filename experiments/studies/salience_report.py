@@ -7,7 +7,7 @@ import numpy as np
 from studies.adaptation_claims import SHARE
 from studies.curves import Curves, Values
 from studies.model_runs import unlearned
-from studies.pages import Rows, Section, Undecided, row_without_test, verdict_rows
+from studies.pages import Rows, Section, Undecided, row_without_test, verdicts
 
 from paradigms.evaluate import PerQuery
 from paradigms.evaluate.adaptation import adapt
@@ -175,12 +175,13 @@ def describe(found: Found) -> dict[str, Section]:
     }
     curves = {name: _curves(found, side, symbol) for name, (side, symbol, _) in sides.items()}
     return {
-        "claims": Section(
-            "What the paper says, and what we measured",
+        "claims": verdicts(
+            claims(found),
             "On candidates of the pruned index, refined with all vectors. The paper measures MRR@10 on MS "
             "MARCO (Figure 6) and nDCG@10 on BEIR (Figure 7). Content words are those that are not in a "
             "list of function words.",
-            [*verdict_rows(claims(found), UNDECIDED), *_counted(found)],
+            UNDECIDED,
+            _counted(found),
         ),
         **{
             name: Section(
@@ -193,14 +194,8 @@ def describe(found: Found) -> dict[str, Section]:
         },
         "costs": Section(
             "Costs of each pair of ratios, means over models",
-            "The search reads every stored token; its milliseconds include the query's encoding. Refinement "
-            "reads all vectors from a second store.",
+            "The search reads every stored token; its milliseconds include the query's encoding.",
             _costs(found),
-        ),
-        "models": Section(
-            "The models",
-            "Salient: share of document tokens whose salience is above 1% of their document's largest.",
-            [_model(found, method) for method in found.methods],
         ),
     }
 
@@ -215,13 +210,6 @@ def _curves(found: Found, side: int, symbol: str) -> Curves:
         for stage, text in STAGES.items()
     }
     return Curves(symbol, [pair[side] for pair in line], panels)
-
-
-def _model(found: Found, method: str) -> dict[str, Any]:
-    row: dict[str, Any] = {"model": _label(method)}
-    row |= {f"{m}, all tokens": found.values(method, WHOLE, m).mean() for m in ("RR@10", "nDCG@10")}
-    names = ("salient", "refine ms/query", "refine multiply-adds/query")
-    return row | {n: np.mean([r[n] for r in found.results if r["method"] == method]) for n in names}
 
 
 def _costs(found: Found) -> Rows:

@@ -1,11 +1,15 @@
 """Settings that the studies share, and what they refuse: nothing here takes time to import."""
 
-from dataclasses import dataclass, field
-from typing import Any
-
-from studies.shared_settings import EncoderTraining, Tracker
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from paradigms.io.settings import folder_name
+
+Tracker = Literal["none", "wandb"]
+DIVISIONS = {"within": "within documents", "unseen": "unseen documents"}  # of queries, as tables name them
+# Where it is not 1. ME-BERT's vectors, of a document's first tokens, need two: on pydocs' 203 dev queries
+# nDCG@10 is .560 with one and .654 with two (difference .094 ± .017, standard error over queries).
+TRAINED_LAYERS = {"me_bert": 2}
 
 
 def at_least(settings: Any, **least: int) -> None:
@@ -51,6 +55,37 @@ class Results:
 
 
 @dataclass
+class EncoderTraining:
+    """How an encoder is trained: the recipe of the main job. Experiments add fields of their own."""
+
+    steps: int = 30
+    batch_size: int = 32
+    """queries per step and process"""
+    negatives: int = 0
+    """hard negatives per query, mined from BM25's top 100"""
+    learning_rate: float = 1e-4
+    head_learning_rate: float = 1e-3
+    """of projections and salience heads, which start untrained"""
+    trained_layers: int | None = None
+    """upper layers of the encoder that are trained; those below are frozen, and run once a text. 0: all; by
+    default 1, of me_bert 2"""
+    evaluate_every: int = 30
+    """steps between dev measures: the last state is kept, or an earlier one (or the untrained encoder) if
+    it is better by more than the measure's standard error"""
+    dev_queries: int = 100
+    """dev queries of that measure, drawn by a hash where there are more: nDCG@10 of reranking BM25's first 10
+    documents and the relevant ones; 0: the last state is kept"""
+
+    def training(self, paradigm: str) -> dict[str, Any]:
+        """Fields of `TrainingSettings` for a paradigm."""
+        from paradigms.train.loop import TrainingSettings
+
+        names = [field.name for field in fields(TrainingSettings) if hasattr(self, field.name)]
+        layers = TRAINED_LAYERS.get(paradigm, 1) if self.trained_layers is None else self.trained_layers
+        return {name: getattr(self, name) for name in names} | {"trained_layers": layers}
+
+
+@dataclass
 class EncoderStudy(Results, EncoderTraining):
     """Encoders that are trained and measured. Experiments add a collection and fields of their own."""
 
@@ -69,6 +104,71 @@ class EncoderStudy(Results, EncoderTraining):
         super().__post_init__()
         different(self, "seeds")
         at_least(self, batch_size=1)
+
+
+@dataclass
+class PairSettings(Results):
+    """What is trained on what, and which queries are measured. Experiments add fields of their own."""
+
+    collection: str = "pydocs"
+    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
+    documents: int = 2000
+    """size of a fixed subset, of pydocs alone; 0: all documents"""
+    division: Literal["within", "unseen"] = "within"
+    """of queries into train and test. within: within documents, each of which has training queries, as in the
+    paper; unseen: as the collection has it, where test documents need not have any"""
+    backbone: str = "small"
+    """a T5 or BART by hub name or folder; an encoder likewise (offline: all-MiniLM-L6-v2), under a decoder
+    with random weights; small: a T5 with random weights and the collection's vocabulary"""
+    decoder_layers: int = 2
+    """of the decoder over an encoder"""
+    frozen: bool = False
+    """do not train the encoder of generative models; on a CPU its states are kept on disk"""
+    second: str = "offline"
+    """encoder of DPR, and of ColBERT beside that of the backbone; offline: all-MiniLM-L6-v2"""
+    vocabulary: int = 8000
+    """tokens of the small T5"""
+    width: int = 128
+    """of the small T5's vectors"""
+    layers: int = 2
+    """of the small T5's encoder, and of its decoder"""
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
+    """of the small T5's weights and of training"""
+    steps: int = 2000
+    """of DPR and ColBERT; SEAL has as many more as it takes to see as many queries beside its passages"""
+    generative_steps: int = 6000
+    """of DSI and GENRE"""
+    batch_size: int = 64
+    learning_rate: float = 1e-3
+    head_learning_rate: float | None = None
+    """of what is no part of the backbone, such as a decoder over an encoder; null: learning_rate"""
+    passages: int = 10
+    """of each document, from which DSI and GENRE learn its identifier"""
+    passage_words: int = 8
+    """of these passages; about as many as a query has"""
+    query_length: int = 32
+    document_length: int = 128
+    span: int = 10
+    """tokens of a document's windows, by which SEAL scores it"""
+    queries: int = 150
+    """test queries that are measured, drawn at random; 0: all"""
+    depth: int = 100
+    """BM25 candidates of each query, to which the relevant documents are added"""
+    models: str = ""
+    """folder of the trained models, which experiments share; empty: results/pairs-COLLECTION"""
+    precision: str = "no"
+
+    experiment = "pairs"  # of results folders
+
+    def __post_init__(self) -> None:
+        at_least(
+            self, steps=1, generative_steps=1, batch_size=1, passages=1, passage_words=1, depth=1, span=1
+        )
+        at_least(self, decoder_layers=1, vocabulary=1, width=1, layers=1)
+        different(self, "seeds")
+        of = folder_name(self.collection) + "-unseen" * (self.division == "unseen")
+        self.models = self.models or f"results/pairs-{of}"
+        self.output = self.output or f"results/{self.experiment}-{of}"
 
 
 @dataclass

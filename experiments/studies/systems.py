@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from rich.console import Console
-from studies.shared_settings import System
+from studies.system_settings import System
 
 from paradigms import GENERATIVE, PARADIGMS, CrossAttention, Generative, Paradigm, load
 from paradigms.baselines.bm25 import BM25

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from studies.curves import Curves, Values, at_path
 from studies.model_runs import same_queries, unlearned
-from studies.pages import Rows, Section, Undecided, row_without_test, shown, verdict_rows
+from studies.pages import Rows, Section, Undecided, verdicts
 from studies.token_measures import MEASURES, TOP
 
-from paradigms.evaluate import PerQuery, seeds_interval
-from paradigms.evaluate.claims import UNDECIDED, Claim
+from paradigms.evaluate import PerQuery
+from paradigms.evaluate.claims import Claim
 from paradigms.impute import IMPUTATIONS
 
 PAPER = "Lee et al. 2023"
@@ -30,20 +30,6 @@ LARGE = (
     "XTR with larger k_train exhibits better performances than ones with smaller k_train as k′ becomes larger"
 )
 ARGUMENTS = "scifact"  # whose queries are claims: of the collections here the most like ArguAna
-# Of Tables 6 and E.1 to E.5: a query, one of its words, and the share in percent of lexically equal tokens
-# among the first 100 that the word retrieves, with ColBERT and with XTR.
-EXAMPLES = {
-    "Table E.1": ("lauren london age", "la", 100, 100),
-    "Table E.2": ("temple university student population?", "temple", 100, 100),
-    "Table E.3": ("AIRE is expressed in some skin tumors.", "aire", 77, 77),
-    "Table E.4": (
-        "Women with a higher birth weight are more likely to develop breast cancer later in life.",
-        "later",
-        72,
-        33,
-    ),
-    "Table E.5": ("Venules have a thinner or absent smooth layer compared to arterioles.", "thinner", 1, 1),
-}
 FULL = "MS MARCO, 50,000 steps (experiments/configs/xtr_multilingual.yaml for mT5)"
 UNTRAINED: list[Undecided] = [
     (
@@ -67,10 +53,10 @@ UNTRAINED: list[Undecided] = [
         f"mT5 on {FULL}; MIRACL's 18 languages, whose nDCG@10 is averaged (compare.py, one run each)",
     ),
     (
-        f"{PAPER}, §5.4, Table 6",
+        f"{PAPER}, §5.4, Tables 6 and E.1 to E.5",
         "Among the top 100 retrieved tokens, 100% of T5-ColBERT tokens are lexically identical [...] while "
         "only 8% of XTR tokens",
-        "MS MARCO: one token of one query there; the mean over queries stands above (Figure 4)",
+        "MS MARCO: one token of one query each; the mean over queries stands above (Figure 4)",
     ),
 ]
 
@@ -275,10 +261,8 @@ def describe(found: Found) -> dict[str, Section]:
         ),
     }
     return {
-        "claims": Section(
-            "What the paper says, and what we measured",
-            f"XTR is {label(found.xtr)}, chosen by RR@10 of the dev queries.",
-            [*verdict_rows(claims(found), UNTRAINED), *_examples(found)],
+        "claims": verdicts(
+            claims(found), f"XTR is {label(found.xtr)}, chosen by RR@10 of the dev queries.", UNTRAINED
         ),
         **{name: Section(heading, "", of.rows, of.draw()) for name, (heading, of) in curves.items()},
         "table5": Section(
@@ -299,30 +283,6 @@ def describe(found: Found) -> dict[str, Section]:
     }
 
 
-def _examples(found: Found) -> Rows:
-    """Rows like those of claims, of the paper's examples: one token of one query each decides nothing."""
-    rows = []
-    for place, (text, word, *paper) in EXAMPLES.items():
-        if place not in found.models[found.xtr][0]["examples"]:
-            continue
-        shares = [
-            np.mean([model["examples"][place] for model in found.models[kind]], 0) for kind in found.pair
-        ]
-        sentence = f"{paper[0]}% of T5-ColBERT tokens [...] {paper[1]}% of XTR tokens"
-        rows.append(
-            row_without_test(
-                f"{PAPER}, {place}",
-                sentence,
-                f"{UNDECIDED}: it is one token; the mean over queries is above",
-                quantity=f"lexically equal of the first {TOP} tokens of “{word}” in “{text}”, ColBERT, XTR",
-                printed=f"{paper[0]}%, {paper[1]}%",
-                measured=", ".join(f"{lexical:.0%} ({gold:.0%} gold)" for lexical, gold in shares),
-                sample=f"one token, {len(found.models[found.xtr])} seeds",
-            )
-        )
-    return rows
-
-
 def _imputations(found: Found) -> Rows:
     paths = {name: ("imputations", name) for name in IMPUTATIONS}
     paths |= {"– (gathered)": ("gather", str(found.table_tokens))}
@@ -330,10 +290,9 @@ def _imputations(found: Found) -> Rows:
     for kind in found.pair:
         for name, path in paths.items():
             row = {"model": label(kind), "imputation": name}
-            rows.append(row | {m: shown(seeds_interval(found.values(kind, *path, m))) for m in MEASURES})
+            rows.append(row | {m: found.values(kind, *path, m) for m in MEASURES})
     if found.models[found.xtr][0]["R@1000"]:
         rows[0]["R@1000"] = "–"
         for row, (kind, name) in zip(rows[1:], [(k, n) for k in found.pair for n in paths], strict=True):
-            values = found.values(kind, "R@1000", name if name in IMPUTATIONS else "gathered")
-            row["R@1000"] = shown(seeds_interval(values))
+            row["R@1000"] = found.values(kind, "R@1000", name if name in IMPUTATIONS else "gathered")
     return rows

@@ -5,7 +5,6 @@ folder `models` is not trained again, and a measurement in the results folder is
 in its last state: no dev measure chose it.
 """
 
-import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,14 +19,13 @@ from studies.model_runs import (
     Job,
     bind,
     open_bench,
-    read_json,
     run_jobs,
     same_queries,
     trained_once,
     unlearned,
 )
 from studies.pages import Measured
-from studies.shared_settings import PairSettings
+from studies.settings import PairSettings
 
 from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm
 from paradigms.data import Problems, Split
@@ -169,21 +167,6 @@ def query_share(pairs: Sequence[Pair], bench: Bench) -> float:
     """Share of training pairs whose source is a query; those of the others are passages."""
     queries = set(bench.train.queries.values())
     return sum(pair.source in queries for pair in pairs) / len(pairs)
-
-
-def cost(folder: Path) -> Measured:
-    """Steps, seconds, and the loss at the first and last logged step of a training folder."""
-    lines = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
-    losses = [line["loss"] for line in map(json.loads, lines) if "loss" in line]
-    if not (folder / "cost.json").is_file():
-        raise SystemExit(f"{folder} is of an older version: choose another --models")
-    kept = read_json(folder / "cost.json")
-    return {
-        "steps": kept["step"],
-        "seconds": kept["seconds"],
-        "first loss": losses[0],
-        "last loss": losses[-1],
-    }
 
 
 def _width(backbone: str) -> int:

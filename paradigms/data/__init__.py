@@ -31,7 +31,6 @@ from paradigms.data.lotte import is_lotte, read_lotte
 from paradigms.data.miracl import is_miracl, read_miracl
 from paradigms.data.msmarco import is_msmarco, read_msmarco
 from paradigms.data.open_qa import is_open_qa, read_open_qa
-from paradigms.data.passages import articles, cut
 from paradigms.data.pydocs import read_pydocs
 from paradigms.data.trec import read_judgements, read_run, write_judgements, write_run
 

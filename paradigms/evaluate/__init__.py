@@ -15,8 +15,8 @@ from paradigms.evaluate.measures import (
     seeds_interval,
     with_judgements,
 )
-from paradigms.evaluate.pictures import alignment_picture, recall_picture, write_pictures
-from paradigms.evaluate.report import AlignmentExample, Report, SystemAlignment, write_report
+from paradigms.evaluate.pictures import alignment_picture, write_pictures
+from paradigms.evaluate.report import AlignmentExample, Report, SystemAlignment, recall_picture, write_report
 from paradigms.evaluate.significance import Comparison, compare, holm, paired_test
 from paradigms.evaluate.table import (
     Cell,

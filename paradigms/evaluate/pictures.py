@@ -1,11 +1,11 @@
 """Matplotlib figures of A and of recall, for trackers and PNG files. No window is opened."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paradigms.evaluate.report import PALETTE, AlignmentExample, Report, recall_range, spread
+from paradigms.evaluate.report import AlignmentExample, Report, recall_picture, shortened
 from paradigms.io.files import atomic_folder
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def alignment_picture(
     facts = [f"rel = {alignment.rel:.4g}", f"Z = {alignment.Z:.4g}"]
     facts += [f"rest = {alignment.rest:.4g}"] if alignment.rest else []
     facts.append(f"{links} link{'' if links == 1 else 's'}")
-    lines = [_shortened(heading, int(12 * width)), ", ".join(facts)]
+    lines = [shortened(heading, int(12 * width)), ", ".join(facts)]
     cropped = [
         f"{len(kept)} of {total} {side} tokens, those used most"
         for kept, total, side in ((columns, entries.shape[1], "document"), (rows, entries.shape[0], "query"))
@@ -81,8 +81,8 @@ def alignment_picture(
     signed = shown.min() < 0
     colours, low = ("PuOr", -limit) if signed else ("Blues", 0.0)
     image = axes.imshow(shown, cmap=colours, vmin=low, vmax=limit, interpolation="nearest")
-    document = [_shortened(alignment.document_tokens[i], 16) for i in columns]
-    query = [_shortened(alignment.query_tokens[j], 16) for j in rows]
+    document = [shortened(alignment.document_tokens[i], 16) for i in columns]
+    query = [shortened(alignment.query_tokens[j], 16) for j in rows]
     axes.set_xticks(range(len(columns)), document, rotation=90, fontsize=7, parse_math=False)
     axes.set_yticks(range(len(rows)), query, fontsize=7, parse_math=False)
     axes.set_xticks(np.arange(len(columns) + 1) - 0.5, minor=True)
@@ -99,62 +99,9 @@ def alignment_picture(
     return figure
 
 
-def recall_picture(
-    curves: dict[str, dict[int, float]], measure: str = "Recall"
-) -> "matplotlib.figure.Figure":
-    """Recall@k, or another measure, over log k: one line per system, with its label at the end."""
-    from matplotlib.figure import Figure
-
-    curves = {system: curve for system, curve in curves.items() if curve}
-    if not curves:
-        raise ValueError("no recall curve to draw")
-    figure = Figure(figsize=(7.5, 4.0), dpi=110, layout="constrained")
-    axes = figure.add_subplot()
-    cutoffs = sorted({k for curve in curves.values() for k in curve})
-    low, high = recall_range(curves)
-    labels = spread([curve[max(curve)] for curve in curves.values()], 0.055 * (high - low), low, high)
-    for index, ((system, curve), label) in enumerate(zip(curves.items(), labels, strict=True)):
-        color, style = PALETTE[index % len(PALETTE)], ("-", "--", ":", "-.")[index // len(PALETTE) % 4]
-        ks = sorted(curve)
-        line: dict[str, Any] = {
-            "color": color,
-            "linestyle": style,
-            "linewidth": 1.8,
-            "marker": "o",
-            "markersize": 3.5,
-        }
-        axes.plot(ks, [curve[k] for k in ks], **line)
-        place = (1.02, (label - low) / (high - low))
-        text: dict[str, Any] = {
-            "color": color,
-            "va": "center",
-            "fontsize": 9,
-            "annotation_clip": False,
-            "parse_math": False,
-        }
-        end = ks[-1], curve[ks[-1]]
-        axes.annotate(_shortened(system, 24), end, place, textcoords="axes fraction", **text)
-    axes.set_xscale("log")
-    axes.set_xticks(cutoffs, [str(k) for k in cutoffs])
-    axes.minorticks_off()
-    axes.set_ylim(low, high)
-    axes.set_xlabel("k")
-    axes.set_ylabel(f"{measure}@k")
-    axes.grid(color="0.92")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure
-
-
 def _most_used(use: np.ndarray, most: int) -> np.ndarray:
     """All positions if they fit; else those of the `most` largest nonzero uses, in their order."""
     if len(use) <= most:
         return np.arange(len(use))
     order = np.argsort(-use, kind="stable")[:most]
     return np.sort(order[use[order] > 0]) if use.any() else np.sort(order)
-
-
-def _shortened(text: str, most: int) -> str:
-    """One line of at most `most` characters, without lone surrogates, on which matplotlib raises."""
-    text = " ".join(text.encode("utf-8", errors="replace").decode().split())
-    return text if len(text) <= most else text[: most - 1] + "…"

@@ -4,21 +4,26 @@ The page is rendered from plain data (`Report`); the alignment view is drawn in 
 The page's content security policy forbids all requests.
 """
 
-from collections.abc import Iterable, Sequence
+import base64
+import io
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import isfinite, log
+from math import isfinite
 from numbers import Integral, Real
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jinja2
-import numpy as np
 
 from paradigms.evaluate.table import ResultTable
 from paradigms.io.files import write_text
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 # Okabe and Ito's colours, which colour-blind people can tell apart, without yellow, too pale for lines.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
-DASHES = ("", "7 3", "2 3", "9 3 2 3")
+DASHES = ("-", "--", ":", "-.")
 
 
 @dataclass
@@ -89,7 +94,8 @@ def write_report(path: str | Path, report: Report) -> None:
     environment.policies["json.dumps_kwargs"] = compact
     page = environment.get_template("report.html.j2").render(
         report=report,
-        chart=recall_chart(report.curves) if any(report.curves.values()) else None,
+        chart=_png(recall_picture(report.curves, report.curve)) if any(report.curves.values()) else "",
+        cutoffs=sorted({k for curve in report.curves.values() for k in curve}),
         cost_columns=list(dict.fromkeys(key for row in report.costs for key in row)),
         examples=[_example_data(example) for example in report.alignments],
         has_rest=any(system.rest for example in report.alignments for system in example.systems),
@@ -112,69 +118,48 @@ def format_number(value: object) -> str:
     return f"{value:.3g}"
 
 
-def spread(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Positions in [low, high] or beyond, at least `gap` apart, nearest to the given ones in squares."""
-    from scipy.optimize import isotonic_regression
-
-    given = np.asarray(positions, dtype=float)
-    order = np.argsort(given, kind="stable")
-    offsets = gap * np.arange(len(given))
-    room = max(low, high - gap * (len(given) - 1))
-    apart = np.empty_like(given)
-    apart[order] = np.clip(isotonic_regression(given[order] - offsets).x, low, room) + offsets
-    return apart.tolist()
-
-
-def recall_range(curves: dict[str, dict[int, float]]) -> tuple[float, float]:
-    """The limits of a recall axis: the smallest and largest value, rounded outwards to tenths."""
-    values = [value for curve in curves.values() for value in curve.values()]
-    low = np.floor(min(values) * 10 + 1e-9) / 10
-    high = np.ceil(max(values) * 10 - 1e-9) / 10
-    return (float(low), float(high)) if high > low else (max(0.0, float(low) - 0.1), float(high) + 0.1)
-
-
-def recall_chart(curves: dict[str, dict[int, float]]) -> dict:
-    """The geometry of the recall curves in SVG user units, over log k."""
-    width, height, left, right, top, bottom = 640, 330, 38, 118, 10, 40
-    cutoffs = sorted({k for curve in curves.values() for k in curve})
-    low, high = recall_range(curves)
-    span = log(cutoffs[-1] / cutoffs[0]) or 1.0
-
-    def x(k: int) -> float:
-        return round(left + (width - left - right) * log(k / cutoffs[0]) / span, 1)
-
-    def y(recall: float) -> float:
-        return round(top + (height - top - bottom) * (high - recall) / (high - low), 1)
+def recall_picture(curves: dict[str, dict[int, float]], measure: str = "Recall") -> "Figure":
+    """Recall@k, or another measure, over log k: one line for each system, the highest first in the legend."""
+    from matplotlib.figure import Figure
 
     drawn = {system: curve for system, curve in curves.items() if curve}
-    labels = spread(
-        [y(curve[max(curve)]) for curve in drawn.values()], 16.0, float(top), float(height - bottom)
-    )
+    if not drawn:
+        raise ValueError("no recall curve to draw")
+    figure = Figure(figsize=(7.5, 4.0), dpi=110, layout="constrained")
+    axes = figure.add_subplot()
     lines = []
-    for index, ((system, curve), label) in enumerate(zip(drawn.items(), labels, strict=True)):
-        points = [{"k": k, "value": curve[k], "x": x(k), "y": y(curve[k])} for k in sorted(curve)]
-        lines.append(
-            {
-                "system": system,
-                "color": PALETTE[index % len(PALETTE)],
-                "dash": DASHES[index // len(PALETTE) % len(DASHES)],
-                "path": " ".join(f"{point['x']},{point['y']}" for point in points),
-                "points": points,
-                "label_y": round(label, 1),
-            }
-        )
-    step = 0.1 if high - low > 0.2 else 0.05
-    ticks = [low + step * t for t in range(round((high - low) / step) + 1)]
-    return {
-        "width": width,
-        "height": height,
-        "left": left,
-        "right": width - right,
-        "bottom": height - bottom,
-        "cutoffs": [{"k": k, "x": x(k)} for k in cutoffs],
-        "ticks": [{"value": f"{tick:.2f}".removesuffix("0"), "y": y(tick)} for tick in ticks],
-        "lines": lines,
-    }
+    for index, (system, curve) in enumerate(drawn.items()):
+        ks = sorted(curve)
+        look = PALETTE[index % len(PALETTE)], DASHES[index // len(PALETTE) % len(DASHES)]
+        (line,) = axes.plot(ks, [curve[k] for k in ks], color=look[0], linestyle=look[1], marker="o", ms=3.5)
+        lines.append((curve[ks[-1]], shortened(system, 24), line))
+    lines.sort(key=lambda row: -row[0])
+    names = [f"{last:.3f} {name}" for last, name, _ in lines]
+    legend = axes.legend(
+        [line for *_, line in lines], names, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    cutoffs = sorted({k for curve in drawn.values() for k in curve})
+    axes.set_xscale("log")
+    axes.set_xticks(cutoffs, [str(k) for k in cutoffs])
+    axes.minorticks_off()
+    axes.set(xlabel="k", ylabel=f"{measure}@k")
+    axes.grid(color="0.92")
+    return figure
+
+
+def shortened(text: str, most: int) -> str:
+    """One line of at most `most` characters, without lone surrogates, on which matplotlib raises."""
+    text = " ".join(text.encode("utf-8", errors="replace").decode().split())
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _png(figure: "Figure") -> str:
+    """A figure's PNG in base64."""
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png")
+    return base64.b64encode(stream.getvalue()).decode()
 
 
 def _example_data(example: AlignmentExample) -> dict:

@@ -18,15 +18,13 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import UnionType
-from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import yaml  # type: ignore[import-untyped]
 from jsonargparse import ArgumentParser, set_parsing_settings
 
 from paradigms.io.plugins import load_plugins
 from paradigms.io.terminal import shown
-
-Settings = TypeVar("Settings")
 
 
 class Parser(ArgumentParser):
@@ -88,13 +86,6 @@ def _structured(hint: Any) -> bool:
     if origin in (Union, UnionType):
         return str not in get_args(hint) and any(map(_structured, get_args(hint)))
     return isinstance(origin, type) and issubclass(origin, Collection) and origin is not str
-
-
-def from_command_line(
-    kind: type[Settings], description: str, arguments: Sequence[str] | None = None
-) -> Settings:
-    """An instance of `kind` from its `command_line`; what the class itself refuses is an error of its own."""
-    return kind(**command_line(kind, description, arguments))
 
 
 def folder_name(collection: str) -> str:

@@ -31,20 +31,17 @@ def build_examples(
     depth: int = 100,
     seed: int = 0,
     *,
-    skip: int = 0,
     suspects: FalseNegatives | None = None,
     teacher: ScorePairs | None = None,
     problems: Problems | None = None,
 ) -> list[Example]:
     """One example per (query, relevant document) pair, with `negatives` documents drawn from `run`'s top.
 
-    Drawn without replacement from ranks skip + 1 … depth without the relevant ones, then from the corpus; the
-    same arguments give the same result. suspects: tells false negatives by their scores; these are left out
-    of the draw and of the in-batch negatives, and counted in `problems`. teacher: scores each example's
+    Drawn without replacement from the first `depth` ranks without the relevant ones, then from the corpus;
+    the same arguments give the same result. suspects: tells false negatives by their scores; these are left
+    out of the draw and of the in-batch negatives, and counted in `problems`. teacher: scores each example's
     documents. ValueError names a pair without a score.
     """
-    if not 0 <= skip < depth:
-        raise ValueError(f"negatives come from ranks skip + 1 to depth: skip={skip}, depth={depth}")
     if negatives and run is None:
         raise ValueError(f"{negatives} hard negatives per query were asked for, but no run to mine them from")
     gold: dict[str, list[str]] = {}
@@ -53,7 +50,7 @@ def build_examples(
         judged, scores = split.judgements[query], (run or {}).get(query, {})
         if any(grade > 0 for grade in judged.values()):
             gold[query] = [d for d in sorted(judged) if judged[d] > 0]
-            ranked[query] = list(best_first(scores, depth))[skip:]
+            ranked[query] = list(best_first(scores, depth))
     if not gold:
         raise ValueError("the training split has no relevant document: nothing to train on")
     rated: Run = {}

@@ -49,7 +49,6 @@ class TrainingSettings:
     # all-MiniLM-L6-v2 on a Xeon with AVX2 needs 40% less memory for activations in the same time; on AMD with
     # AVX-512, products are twice as fast.
     fast_cpu: bool = True
-    compiled: bool = False  # torch.compile of the layers: not for processors (see `parallel.prepare`)
     temperature: float | None = None  # None = the paradigm's own
     in_batch: bool = True  # whether documents of other queries are negatives too
     distillation: Distillation | None = None  # towards a teacher's scores; None = labels alone
@@ -216,7 +215,7 @@ class _Run:
         accelerator.step = 0  # a run that an error ended within an accumulation leaves another count behind
         paradigm.zero_grad()  # and gradients
         torch.manual_seed(s.seed * 1_000_003 + accelerator.process_index)
-        self.model, whole = prepare(paradigm, accelerator, recompute=s.recompute, compiled=s.compiled)
+        self.model, whole = prepare(paradigm, accelerator, recompute=s.recompute)
         rates = s.learning_rate, s.head_learning_rate or s.learning_rate  # of the backbone, of heads
         groups: list[dict[str, Any]] = [{"params": [], "lr": rate} for rate in rates]
         for name, parameter in paradigm.named_parameters():

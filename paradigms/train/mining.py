@@ -1,10 +1,10 @@
 """Where hard negatives come from: what a model ranks high and no judgement calls relevant.
 
     run = mine(trained, corpus, split, depth=100)
-    examples = build_examples(corpus, split, run, negatives=7, skip=0, depth=100, seed=0)
+    examples = build_examples(corpus, split, run, negatives=7, depth=100, seed=0)
 
-A relevant document that nobody judged becomes a negative too, more often the better the model is: `skip`
-leaves out the first ranks, `teacher.FalseNegatives` those that a better model scores high.
+A relevant document that nobody judged becomes a negative too, more often the better the model is:
+`teacher.FalseNegatives` leaves out those that a better model scores high.
 """
 
 import random

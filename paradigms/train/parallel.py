@@ -27,22 +27,16 @@ from paradigms.model import Trainable, autocast
 Model = TypeVar("Model", bound=Trainable)
 
 
-def prepare(
-    paradigm: Model, accelerator: Accelerator, *, recompute: bool = False, compiled: bool = False
-) -> tuple[nn.Module, Model]:
+def prepare(paradigm: Model, accelerator: Accelerator, *, recompute: bool = False) -> tuple[nn.Module, Model]:
     """(what is called in training, the paradigm that is written and measured), of one paradigm.
 
     The second is the paradigm itself, unless this launch shards it: then a copy on the CPU of the main
     process, which `RunState.full_model` fills. Make the optimizer after this call. recompute: layers keep
-    their inputs only, and compute the rest again in the backward pass. compiled: torch.compile of the layers,
-    once for all shapes; on CPUs that halves the speed (no `encoder.fast_cpu`), and GPUs have not been
-    measured.
+    their inputs only, and compute the rest again in the backward pass.
     """
     for layer in paradigm.layers:
         layer.gradient_checkpointing = recompute  # type: ignore[assignment]
         layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)  # type: ignore[assignment]
-        if compiled:
-            layer.compile(dynamic=True)  # in place: no weight changes its name
     if not sharded():
         return accelerator.prepare(paradigm), paradigm
     if isinstance(paradigm, FSDPModule):

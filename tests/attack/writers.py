@@ -17,7 +17,6 @@ from typing import Any
 
 from paradigms.engines import LanceEngine, QdrantEngine
 from paradigms.index import TokenIndex, open_index
-from paradigms.io.settings import from_command_line
 from tests.attack.attacks import (
     DIM,
     OPTIONS,
@@ -30,6 +29,7 @@ from tests.attack.attacks import (
     well_formed,
 )
 from tests.attack.harness import Attack, Crashed, Lost, Process, Silent, copied, damaged, succeed, together
+from tests.experiments.scripts import from_command_line
 from tests.tiny import write_checkpoint, write_collection
 
 sys.path.append(str(Path(__file__).parents[2] / "experiments"))

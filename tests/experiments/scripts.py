@@ -1,13 +1,14 @@
 """What the tests of the scripts share: a small collection, and a script run as from a terminal."""
 
 import json
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from paradigms.io.settings import from_command_line
+from paradigms.io.settings import command_line
 from tests.tiny import WORDS, write_collection
 
 SMALL = {"steps": 2, "batch_size": 4, "precision": "no", "tracker": "none"}
@@ -21,6 +22,11 @@ def write_words(folder: Path) -> Path:
     queries = [" ".join(random.choice(text, 4)) for text in texts]
     splits = {"train": range(30), "test": range(30, 40)}
     return write_collection(folder, list(map(" ".join, texts)), queries, splits, titles)
+
+
+def from_command_line(kind: type, description: str, arguments: Sequence[str]) -> Any:
+    """The settings that a script takes from these arguments."""
+    return kind(**command_line(kind, description, arguments))
 
 
 def settings(script: str, *arguments: str, **flags: object) -> Any:

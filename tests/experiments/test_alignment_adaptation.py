@@ -7,7 +7,7 @@ from typing import Any
 import alignment_adaptation
 import numpy as np
 import pytest
-from studies.adaptation_claims import Task, answer, by_strategy, claims
+from studies.adaptation_claims import Task, answer, claims
 
 from paradigms.data import load
 from paradigms.evaluate import per_query
@@ -147,17 +147,6 @@ def test_a_model_that_has_not_learned_is_not_heard() -> None:
     assert {c.unlearned for c in claims([poor])} == {"ALIGNER (scifact, trained with k=1)"}
     untrained = planted("scifact", "k=1", LIKE_THE_PAPER, models=[{"kept step": 30}, {"kept step": 0}])
     assert {c.unlearned for c in claims([untrained])} == {"a model that training made worse on dev queries"}
-
-
-def test_tables_are_judged_strategy_by_strategy() -> None:
-    """Table 12's differences to its default, p = 1%: most are losses, one is a gain."""
-    task = planted("scifact", "p=1%", [0.5, 0.5, 0.4, 0.3, 0.2, 0.8, 0.6, 0.5, 0.5])
-    found = {v.claim.sentence: (v.claim.printed, v.word) for v in judge(by_strategy([task]))}
-    assert len(found) == 8
-    assert found["70.3 with p=1%, 57.2 with k=8"] == ("+0.131", REPRODUCED)
-    assert found["70.5 with p=0.5%, 70.3 with p=1%"] == ("+0.002", REPRODUCED)
-    assert by_strategy([planted("pydocs", "p=1%", FLAT)]) == []
-    assert len(by_strategy([planted("nfcorpus", "eps=0.01", FLAT)])) == 4
 
 
 def test_the_answer_tells_when_choosing_pays_and_what_care_costs() -> None:

@@ -12,7 +12,7 @@ from paradigms.data import load, read_run
 from paradigms.data.identical import own_documents
 from paradigms.evaluate import pictures
 from paradigms.evaluate.fusion import fuse
-from paradigms.io.settings import from_command_line
+from tests.experiments.scripts import from_command_line
 from tests.tiny import WORDS as TEXT
 
 WORDS = TEXT.split()

@@ -13,7 +13,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils import DistributedType
 from studies.trained_pairs import TRAINING
 
-from paradigms.io.settings import from_command_line
+from tests.experiments.scripts import from_command_line
 
 CONFIGS = Path(__file__).parents[2] / "experiments" / "configs"
 # file -> kind, processes, machines

@@ -2,16 +2,15 @@
 
 import pickle
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from studies.containing_passage import check_containment, containing_passages
+from studies.containing_passage import containing_passages
+from studies.passages import WORD, articles, cut, words_of
 
-from paradigms.data import Collection, Corpus, articles, cut, load, write_folder
-from paradigms.data.passages import WORD, words_of
+from paradigms.data import Collection, Corpus, load, write_folder
 from paradigms.encoder.backbone import load_tokenizer
 
 COUNTS = {"train": 12, "dev": 4, "test": 8}
@@ -135,7 +134,6 @@ def test_a_task_is_a_collection_like_any_other(tasks: dict[int, Collection], tmp
     assert again.fingerprint == tasks[100].fingerprint
     assert list(again.corpus) == list(tasks[100].corpus)
     assert again.splits == tasks[100].splits
-    check_containment(again)
     corpus = tasks[100].corpus
     assert list(pickle.loads(pickle.dumps(corpus))) == list(corpus)  # by a worker process
     assert corpus[-1] == list(corpus)[-1]
@@ -158,32 +156,6 @@ def test_lengths_are_an_encoders_tokens(checkpoints: dict[str, Path], family: st
             assert len(tokenizer(query, add_special_tokens=False)["input_ids"]) <= 25
     with pytest.raises(ValueError, match="slow tokenizer"):
         cut(texts, 50, type("Slow", (), {"is_fast": False})())
-
-
-def test_containment_is_checked(tasks: dict[int, Collection]) -> None:
-    task = tasks[50]
-    test, texts = task.split("test"), list(task.corpus)
-    query, (gold,) = next(iter(test.queries)), next(iter(test.judgements.values()))
-    other = next(id for id in task.corpus.ids if id != gold)
-    place = task.corpus.position(gold)
-    texts[place] = " ".join(reversed(words_of(texts[place])))
-    turned = Corpus(task.corpus.ids, texts)
-
-    def judged(**grades: int) -> Collection:
-        changed = replace(test, judgements={**test.judgements, query: grades})
-        return replace(task, splits={**task.splits, "test": changed})
-
-    without = replace(test, queries={**test.queries, query: "?"})
-    for wrong, message in (
-        (judged(), f"'{gold}' contains the query '{query}' of test and is not relevant"),
-        (judged(**{gold: 0}), f"'{gold}' contains the query '{query}' of test and is not relevant"),
-        (judged(**{gold: 1, other: 1}), f"'{other}' does not contain the query"),
-        (replace(task, splits={"test": without}), f"'{query}' of test holds no word"),
-        (replace(task, corpus=turned), f"'{gold}' does not contain the query"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            check_containment(wrong)
-    check_containment(task)
 
 
 @pytest.mark.parametrize(
@@ -209,8 +181,6 @@ def test_cut_reads_passages_where_they_lie() -> None:
     assert list(passages) == ["One two.", "Three", "four"]
     assert passages.ids == ["x:0", "x:1", "z:0"]
     assert list(passages.titles) == ["X", "X", ""]
-    with pytest.raises(ValueError, match="at least 1 token, not 0"):
-        cut(corpus, 0)
     for length in (2, 3, 50):
         words = [word for text in cut(source(3, 140), length) for word in words_of(text)]
         assert words == [word for text in source(3, 140) for word in words_of(text)]

@@ -22,9 +22,9 @@ from paradigms.data.collection import Collection
 from paradigms.encoder.text import ENCODERS
 from paradigms.evaluate import pictures
 from paradigms.io.plugins import LOADED, load_plugins
-from paradigms.io.settings import from_command_line
 from paradigms.recipe import Recipe
 from tests import test_laws as laws
+from tests.experiments.scripts import from_command_line
 from tests.forks import fork
 from tests.launch import on_two_machines
 from tests.scoring import test_equals_rel as equals_rel

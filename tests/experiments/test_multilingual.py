@@ -17,8 +17,8 @@ from transformers import MT5Config, MT5ForConditionalGeneration
 from paradigms import Paradigm
 from paradigms.core import Tokens
 from paradigms.encoder.backbone import load_tokenizer
-from paradigms.io.settings import from_command_line
 from paradigms.xtr import xtr
+from tests.experiments.scripts import from_command_line
 from tests.tiny import HEADS, LAYERS, WIDTH
 
 CONFIG = Path(__file__).parents[2] / "experiments" / "configs" / "xtr_multilingual.yaml"

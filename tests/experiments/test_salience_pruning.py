@@ -38,11 +38,10 @@ def test_every_model_and_pair_is_measured(finished: Path) -> None:
         assert len({(point["query_keep"], point["document_keep"]) for point in result["points"]}) == 11
         size = {point["document_keep"]: point["bytes/document"] for point in result["points"]}
         assert [size[d] for d in sorted(size)] == sorted(size.values())
-        assert 0 < result["salient"] <= 1
         saved = Paradigm.from_pretrained(finished / f"{method}-0" / "checkpoint").encoder.settings
         assert saved.salience_l1 == (1.0 if method == "l1" else 0.0)
     assert (finished / "report.html").read_text().count("data:image/png") == 2
-    for table in ("document_tokens", "query_tokens", "costs", "models"):
+    for table in ("document_tokens", "query_tokens", "costs"):
         assert json.loads((finished / f"{table}.json").read_text()), table
     rows = json.loads((finished / "claims.json").read_text())
     assert len(rows) == 19
@@ -72,8 +71,6 @@ def test_a_point_is_what_searching_and_reranking_give(finished: Path, words: Pat
     searching = sum(-(-3 * length // 10) for length in lengths) / len(lengths)
     expected = searching * int(pruned.offsets[-1]) * paradigm.encoder.dim
     assert point["search multiply-adds/query"] == pytest.approx(expected)
-    whole = np.mean(lengths) * 8 * int(index.offsets[-1]) / len(index.ids) * paradigm.encoder.dim
-    assert result["refine multiply-adds/query"] == pytest.approx(whole)
 
 
 def test_retrieved_tokens_and_salient_words_are_counted(finished: Path, words: Path, tmp_path: Path) -> None:

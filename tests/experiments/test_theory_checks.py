@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paradigms.io.settings import from_command_line
+from tests.experiments.scripts import from_command_line
 from theory import capacity, entropic, kernels, low_rank, multivector, projections, recall, token_retrieval
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"

@@ -163,7 +163,6 @@ def result(kind: tuple[int | None, int], seed: int, level: float, **changes: flo
         "seed": seed,
         "queries": NAMES,
         "dev": values("dev"),
-        "examples": {"Table E.4": [0.7 - 0.4 * bool(kind[0]), 0.1]},
         "R@1000": {name: values("impute") for name in (*IMPUTATIONS, "gathered")},
         "tokens": {name: values(name) for name in ("gold", "gold recall", "lexical", "score of others")},
         "impute": {str(k): measures("impute") for k in (10, 100)},

@@ -1,4 +1,4 @@
-"""What a run prepares on one process: layers recomputed or compiled; and what a launch of shards refuses."""
+"""What a run prepares on one process: layers recomputed; and what a launch of shards refuses."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +19,6 @@ from paradigms.train.likelihood import Likelihood
 from paradigms.train.parallel import prepare
 from tests.tiny import FAMILIES, LAYERS
 from tests.train.test_distributed import CORPUS, EXAMPLES
-from tests.train.test_loop import without_dropout
 
 LENGTHS = {"query_length": 16, "document_length": 32}
 
@@ -29,17 +28,12 @@ def gradients(
     backbone: Path,
     *,
     options: dict[str, Any] | None = None,
-    dropout: bool = True,
-    **prepared: bool,
+    recompute: bool = False,
 ) -> tuple[float, dict[str, Tensor], int]:
     """The loss, every gradient, and the numbers that were kept for the backward pass."""
     torch.manual_seed(0)
     paradigm = PARADIGMS[name](backbone, **LENGTHS, **(options or {}))
-    if not dropout:
-        without_dropout(paradigm)
-    if prepared.get("compiled"):  # which then is what `attention` calls; its checked types cannot be traced
-        paradigm.encoder.backbone.set_attn_implementation("sdpa")
-    model, _ = prepare(paradigm.train(), Accelerator(cpu=True), **prepared)
+    model, _ = prepare(paradigm.train(), Accelerator(cpu=True), recompute=recompute)
     objective = Contrastive(paradigm, CORPUS, EXAMPLES)
     kept: list[int] = []
 
@@ -69,34 +63,6 @@ def test_recomputed_layers_have_the_same_gradients(
     assert all(torch.equal(anew[1][name], plain[1][name]) for name in plain[1])
     assert any(float(gradient.abs().max()) > 0 for gradient in plain[1].values())
     assert anew[2] < plain[2] / 2
-
-
-@pytest.fixture
-def quickly_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
-    """What layers were compiled with; the graph is captured and differentiated, and no code made of it."""
-    asked = []
-
-    def compile(module: nn.Module, **options: Any) -> None:
-        asked.append(options)
-        module._compiled_call_impl = torch.compile(module._call_impl, backend="aot_eager", **options)
-
-    monkeypatch.setattr(nn.Module, "compile", compile)
-    torch._dynamo.reset()
-    yield asked
-    torch._dynamo.reset()
-
-
-def test_compiled_layers_have_the_same_gradients(
-    tiny_bert: Path, quickly_compiled: list[dict[str, Any]]
-) -> None:
-    """Recomputed; without dropout, which compiled layers draw in another way on CPUs."""
-    plain = gradients("dpr", tiny_bert, dropout=False)
-    compiled = gradients("dpr", tiny_bert, dropout=False, compiled=True, recompute=True)
-    assert quickly_compiled == [{"dynamic": True}] * LAYERS
-    assert compiled[0] == pytest.approx(plain[0], rel=1e-5)
-    assert compiled[1].keys() == plain[1].keys()  # no name is prefixed
-    for name, gradient in plain[1].items():
-        torch.testing.assert_close(compiled[1][name], gradient, rtol=1e-4, atol=1e-6)
 
 
 def test_layers_of_a_generative_model_are_its_encoder_s(seq2seq: dict[str, Path]) -> None:

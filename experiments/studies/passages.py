@@ -1,4 +1,4 @@
-"""Texts cut into passages of at most l tokens, of words or of an encoder's tokens, and read where they lie.
+"""Texts cut into passages of at most l tokens, of words or of an encoder's tokens.
 
 Luan et al., TACL 2021, §§5 and 6: one text as passages of 50, 100, 200 and 400 tokens. Cuts fall on white
 space. Words are runs of letters, digits and underscores in lower case.
@@ -26,75 +26,32 @@ class Runs(NamedTuple):
     upto: np.ndarray
 
 
-class Unit(NamedTuple):
-    """text[start:end] of a text, and its place among the units of that text."""
-
-    place: int
-    start: int
-    end: int
-
-
-class Slices(Sequence[str]):
-    """texts[of[i]][starts[i]:ends[i]] for every i, read when asked for."""
-
-    def __init__(self, texts: Sequence[str], of: np.ndarray, starts: np.ndarray, ends: np.ndarray):
-        self._texts, self._of, self._starts, self._ends = texts, of, starts, ends
-        self._read = (-1, "")  # the text read last: neighbours lie in it
-
-    def __len__(self) -> int:
-        return len(self._of)
-
-    def __getitem__(self, index: Any) -> Any:
-        of = int(self._of[index])
-        read = self._read
-        if read[0] != of:
-            read = self._read = of, self._texts[of]
-        return read[1][int(self._starts[index]) : int(self._ends[index])]
-
-    def __reduce__(self) -> tuple:
-        return Slices, (self._texts, self._of, self._starts, self._ends)
-
-
-class Joined(Sequence[str]):
-    """The texts bounds[i] … bounds[i + 1] − 1 of a corpus as one, without titles, a line each."""
-
-    def __init__(self, corpus: Corpus, bounds: list[int]):
-        self._corpus, self._bounds = corpus, bounds
-
-    def __len__(self) -> int:
-        return len(self._bounds) - 1
-
-    def __getitem__(self, index: Any) -> Any:
-        index = range(len(self))[index]
-        places = range(self._bounds[index], self._bounds[index + 1])
-        return "\n".join(body(self._corpus.titles[i], self._corpus[i]) for i in places)
-
-
 def articles(corpus: Corpus) -> Corpus:
-    """Documents that follow each other under one title, joined under the first one's id."""
-    bounds = [0]
-    for _, run in groupby(enumerate(corpus.titles), lambda row: row[1] or row[0]):
-        bounds.append(bounds[-1] + len(list(run)))
-    firsts = bounds[:-1]
-    return Corpus([corpus.ids[i] for i in firsts], Joined(corpus, bounds), [corpus.titles[i] for i in firsts])
+    """Documents that follow each other under one title, joined under the first one's id, a line each."""
+    ids, texts, titles = [], [], []
+    rows = zip(corpus.ids, corpus.titles, corpus, strict=True)
+    for _, run in groupby(enumerate(rows), lambda row: row[1][1] or row[0]):
+        own = [row for _, row in run]
+        ids.append(own[0][0])
+        titles.append(own[0][1])
+        texts.append("\n".join(body(title, text) for _, title, text in own))
+    return Corpus(ids, texts, titles)
 
 
 def cut(corpus: Corpus, length: int, tokenizer: Any = None) -> Corpus:
-    """Every text in passages of at most `length` tokens, read from the corpus when asked for.
+    """Every text in passages of at most `length` tokens.
 
     tokenizer: a fast Hugging Face one; by default words count. Each passage is as long as white space allows;
     what is longer without any is left out. Passage n of "d" is "d:n", with its title beside it.
     """
-    if length < 1:
-        raise ValueError(f"a passage has at least 1 token, not {length}")
-    ids, titles, rows = [], [], []
-    texts = zip(corpus.ids, corpus.titles, read_runs(corpus, tokenizer), strict=True)
-    for of, (id, title, (_, runs)) in enumerate(texts):
-        for unit in units(runs, length):
-            ids.append(f"{id}:{unit.place}")
+    ids, titles, texts = [], [], []
+    read = zip(corpus.ids, corpus.titles, read_runs(corpus, tokenizer), strict=True)
+    for id, title, (text, runs) in read:
+        for place, start, end in units(runs, length):
+            ids.append(f"{id}:{place}")
             titles.append(title)
-            rows.append((of, unit.start, unit.end))
-    return Corpus(ids, Slices(corpus, *np.array(rows, dtype=np.int64).reshape(-1, 3).T), titles)
+            texts.append(text[start:end])
+    return Corpus(ids, texts, titles)
 
 
 def words_of(text: str) -> list[str]:
@@ -116,8 +73,8 @@ def read_runs(texts: Iterable[str], tokenizer: Any = None) -> Iterator[tuple[str
         yield from ((text, _runs(text, tokens)) for text, tokens in zip(batch, places, strict=True))
 
 
-def units(runs: Runs, length: int, *, group: int = 1, least: int = 1) -> Iterator[Unit]:
-    """A text in units of at most `length` tokens, each as long as its runs allow.
+def units(runs: Runs, length: int, *, group: int = 1, least: int = 1) -> Iterator[tuple[int, int, int]]:
+    """(place, start, end): a text in units of at most `length` tokens, each as long as its runs allow.
 
     Units of fewer than `least` tokens are left out, as are runs of more than `length`. From one multiple of
     `group` to the next, units follow each other without a gap in the text.
@@ -126,7 +83,7 @@ def units(runs: Runs, length: int, *, group: int = 1, least: int = 1) -> Iterato
     while first < len(runs.starts):
         end = int(np.searchsorted(runs.upto, runs.before[first] + length, side="right"))
         if end > first and runs.upto[end - 1] - runs.before[first] >= least:
-            yield Unit(place, int(runs.starts[first]), int(runs.ends[end - 1]))
+            yield place, int(runs.starts[first]), int(runs.ends[end - 1])
             place += 1
         else:
             place = -(-place // group) * group
