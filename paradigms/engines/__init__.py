@@ -1,4 +1,4 @@
-"""Search engines that take over an index that one machine cannot hold: LanceDB, Qdrant.
+"""Search engines that take over an index that one machine cannot hold: LanceDB, Qdrant, PostgreSQL.
 
 An index is written to an engine once, its vectors as they are stored. The engine then answers Σⱼ maxᵢ dᵢᵀqⱼ,
 exactly or by its own approximate index.
@@ -10,4 +10,5 @@ exactly or by its own approximate index.
 
 from paradigms.engines.base import Engine, hand_over, search
 from paradigms.engines.lance import LanceEngine
+from paradigms.engines.pgvector import PgvectorEngine
 from paradigms.engines.qdrant import QdrantEngine

@@ -16,12 +16,23 @@ LOOKED_AT = 1000  # documents whose lengths are looked at before an index is mad
 class LanceEngine(Engine):
     """place: a folder, or an address such as s3://bucket/path. single: one vector a document.
 
+    storage_options: of an object store, as LanceDB takes them, such as endpoint and region. It also reads
+    AWS_ENDPOINT, AWS_ACCESS_KEY_ID and the like from the environment.
+
     Search is exact until `approximate` has made an index; then LanceDB looks into `nprobes` of its lists. Its
     indexes of many vectors a document know cosines alone, so all vectors must have length 1. ValueError where
     a table of other columns, or with an index of another metric, is there.
     """
 
-    def __init__(self, place: str, dim: int, *, single: bool = False, nprobes: int = 20) -> None:
+    def __init__(
+        self,
+        place: str,
+        dim: int,
+        *,
+        single: bool = False,
+        nprobes: int = 20,
+        storage_options: dict[str, str] | None = None,
+    ) -> None:
         import lancedb
         import pyarrow as pa
 
@@ -31,7 +42,7 @@ class LanceEngine(Engine):
             [pa.field("id", pa.string()), pa.field("vector", vector if single else pa.list_(vector))]
         )
         with naming(place):
-            database = lancedb.connect(place)
+            database = lancedb.connect(place, storage_options=storage_options)
             try:
                 self.table: Any = database.create_table(TABLE, schema=schema, exist_ok=True)
             except ValueError:  # LanceDB says that the schema is another, and not which

@@ -1,11 +1,14 @@
-"""Engines answer as exact search does: an exhaustive one, LanceDB and Qdrant where installed."""
+"""Engines answer as exact search does: an exhaustive one, and those that are installed."""
+
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
 import torch
+from studies.postgres import postgres
 
 from paradigms import PARADIGMS
-from paradigms.engines import Engine, LanceEngine, QdrantEngine, hand_over, search
+from paradigms.engines import Engine, LanceEngine, PgvectorEngine, QdrantEngine, hand_over, search
 from paradigms.index import ExactIndex
 from tests import needs
 from tests.tiny import WORDS
@@ -21,6 +24,7 @@ ENGINES = [
     "exhaustive",
     pytest.param("lancedb", marks=needs.lancedb),
     pytest.param("qdrant", marks=needs.qdrant),
+    pytest.param("pgvector", marks=needs.postgres),
 ]
 
 
@@ -61,12 +65,53 @@ class Exhaustive(Engine):
         return sorted(scores.items(), key=lambda item: -item[1])[:k]
 
 
-def engine_of(name, dim, single, folder):
-    if name == "exhaustive":
-        return Exhaustive(dim, single)
-    if name == "lancedb":
-        return LanceEngine(str(folder / "lance"), dim, single=single)
-    return QdrantEngine(dim, single=single, path=str(folder / "qdrant"), pickled=True)
+@pytest.fixture(scope="module")
+def bucket():
+    """Settings of LanceDB for an object store of moto, with the bucket `bucket`."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    address = "http://{}:{}".format(*server.get_host_and_port())
+    urlopen(Request(f"{address}/bucket", method="PUT")).close()
+    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region": "us-east-1"}
+    yield {"endpoint": address, "allow_http": "true", **keys}
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def server():
+    """The address of a PostgreSQL server."""
+    try:
+        with postgres() as address:
+            yield address
+    except PermissionError as error:
+        pytest.skip(f"PostgreSQL does not run as root, and nobody may not read it: {error}")
+
+
+@pytest.fixture
+def engine_of(request, tmp_path):
+    """(name, dim, single) -> an engine, whose documents are those of the last one with this name."""
+
+    def opened(name, dim, single=False, **settings):
+        if name == "exhaustive":
+            return Exhaustive(dim, single)
+        if name == "lancedb":
+            return LanceEngine(str(tmp_path / "lance"), dim, single=single, **settings)
+        if name == "S3":
+            store = request.getfixturevalue("bucket")
+            return LanceEngine(f"s3://bucket{tmp_path}", dim, single=single, storage_options=store)
+        if name == "qdrant":
+            return QdrantEngine(dim, single=single, path=str(tmp_path / "qdrant"), pickled=True)
+        import psycopg
+
+        address, schema = request.getfixturevalue("server"), tmp_path.name.replace("-", "_").lower()
+        with psycopg.connect(address) as connection:
+            connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
+        place = f"{address}&options=-csearch_path%3D{schema},public"
+        return PgvectorEngine(place, dim, single=single, **settings)
+
+    return opened
 
 
 @pytest.fixture(scope="module", params=SETTINGS)
@@ -81,11 +126,11 @@ def indexed(request, tiny_bert, tmp_path_factory):
     return model, index
 
 
-@pytest.mark.parametrize("name", ENGINES)
-def test_an_engine_answers_as_exact_search_does(indexed, tmp_path, name):
+@pytest.mark.parametrize("name", [*ENGINES, pytest.param("S3", marks=[needs.lancedb, needs.object_store])])
+def test_an_engine_answers_as_exact_search_does(indexed, engine_of, name):
     model, index = indexed
     single = model.name == "dpr"
-    engine = engine_of(name, model.encoder.dim, single, tmp_path)
+    engine = engine_of(name, model.encoder.dim, single)
     assert hand_over(index, model, engine) == 79
     queries = texts(6, 1) | {"none": " "}
     wanted = index.search(model, queries, 10)
@@ -96,9 +141,9 @@ def test_an_engine_answers_as_exact_search_does(indexed, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_document_takes_the_place_of_its_former_self(indexed, tmp_path, name):
+def test_a_document_takes_the_place_of_its_former_self(indexed, engine_of, name):
     model, index = indexed
-    engine = engine_of(name, model.encoder.dim, model.name == "dpr", tmp_path)
+    engine = engine_of(name, model.encoder.dim, model.name == "dpr")
     hand_over(index, model, engine)
     hand_over(index, model, engine)
     found = search(engine, model, texts(1, 1), 79)["1/0"]
@@ -130,8 +175,8 @@ def test_other_alignments_are_refused(tiny_bert, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_what_an_engine_cannot_take_is_named(tmp_path, name):
-    engine = engine_of(name, 4, True, tmp_path)
+def test_what_an_engine_cannot_take_is_named(engine_of, name):
+    engine = engine_of(name, 4, True)
     one, two, wide = np.ones((1, 4), np.float32), np.ones((2, 4), np.float32), np.ones((1, 5), np.float32)
     for vectors, message in (
         (one[:0], "'b' has no vector"),
@@ -165,22 +210,34 @@ def test_an_engine_of_another_width_is_refused(indexed):
             hand_over(index, model, Exhaustive(dim, single=True))
 
 
+THERE = {
+    "lancedb": "'4 × float'",
+    "qdrant": "one vector a document, 4 × float32, Dot",
+    "pgvector": r"'vector\(4\)'",
+}
 OTHERS = [  # (dim, single) that is opened where (4, True) was made, and what is said
-    (5, True, {"lancedb": r"5 × float", "qdrant": r"5 × float32"}),
-    (4, False, {"lancedb": r"lists of 4 × float", "qdrant": r"many vectors a document \(max_sim\), 4 ×"}),
+    (5, True, {"lancedb": "5 × float", "qdrant": "5 × float32", "pgvector": r"vector\(5\)"}),
+    (
+        4,
+        False,
+        {
+            "lancedb": "lists of 4 × float",
+            "qdrant": r"many vectors a document \(max_sim\), 4 ×",
+            "pgvector": "'n': 'integer'",
+        },
+    ),
 ]
 
 
 @pytest.mark.parametrize("name", ENGINES[1:])
 @pytest.mark.parametrize(("dim", "single", "said"), OTHERS)
-def test_a_store_of_other_vectors_is_refused(tmp_path, name, dim, single, said):
-    first = engine_of(name, 4, True, tmp_path)
+def test_a_store_of_other_vectors_is_refused(engine_of, name, dim, single, said):
+    first = engine_of(name, 4, True)
     if name == "qdrant":
         first.client.close()
-    there = {"lancedb": "'4 × float'", "qdrant": "one vector a document, 4 × float32, Dot"}[name]
-    with pytest.raises(ValueError, match=f"{there}.*not .*{said[name]}"):
-        engine_of(name, dim, single, tmp_path)
-    engine_of(name, 4, True, tmp_path)  # what it was made for is opened
+    with pytest.raises(ValueError, match=f"{THERE[name]}.*not .*{said[name]}"):
+        engine_of(name, dim, single)
+    engine_of(name, 4, True)  # what it was made for is opened
 
 
 @needs.lancedb
@@ -255,3 +312,58 @@ def test_pickles_of_an_embedded_qdrant_are_read_when_asked_for_alone(tmp_path):
         QdrantEngine(4, path=str(tmp_path))
     again = QdrantEngine(4, path=str(tmp_path), pickled=True)
     assert again.search(np.ones((1, 4), np.float32), 3) == [("a", 4.0)]
+
+
+@needs.postgres
+def test_pgvector_scores_the_documents_of_the_nearest_vectors(engine_of):
+    draw = np.random.default_rng(0)
+    vectors = draw.standard_normal((200, 5, 16)).astype(np.float32)
+    exact = engine_of("pgvector", 16)
+    exact.add([str(n) for n in range(200)], list(vectors))
+    exact.approximate(m=8, ef_construction=200)
+    few, one = (engine_of("pgvector", 16, nearest=nearest) for nearest in (100, 1))
+    few.connection.execute("SET enable_seqscan = off")  # which is faster for so few rows
+    for query in vectors[:3, :4]:
+        wanted, found = dict(exact.search(query, 200)), dict(few.search(query, 10))
+        assert list(found)[:3] == list(wanted)[:3]
+        assert found == pytest.approx(
+            {id: wanted[id] for id in found}
+        )  # in full: of all vectors of a document
+        assert len(one.search(query[:1], 10)) == 1
+    plan = few.connection.execute(
+        "EXPLAIN SELECT id FROM documents ORDER BY vector <#> %s LIMIT 9", [query[0]]
+    )
+    assert "Index Scan using documents_vector" in str(plan.fetchall())
+    with pytest.raises(ValueError, match="nearest must be from 0 to 1,000, got 1001"):
+        engine_of("pgvector", 16, nearest=1001)
+    with pytest.raises(ValueError, match=r"PostgreSQL at .*unrecognized parameter"):
+        few.approximate(lists=3)
+    assert len(few.search(vectors[0], 10)) == 10  # its index is there: a change happens whole or not at all
+
+
+@needs.postgres
+@pytest.mark.parametrize(
+    ("address", "said"),
+    {
+        "postgresql://me:secret@[h": "address must be like postgresql://user@host/database",
+        "postgresql://me:secret@127.0.0.1:1/mine": "PostgreSQL at 127.0.0.1, mine: .*refused",
+        "host=/nowhere password=secret": "PostgreSQL at /nowhere, default database: .*No such file",
+    }.items(),
+)
+def test_no_error_of_pgvector_says_the_password(address, said):
+    with pytest.raises(ValueError, match=said) as error:
+        PgvectorEngine(address, 4)
+    assert "secret" not in str(error.getrepr(style="short"))
+
+
+@needs.lancedb
+@needs.object_store
+def test_lancedb_on_an_object_store_has_an_index_and_names_a_bucket_that_is_not_there(engine_of, bucket):
+    vectors = np.random.default_rng(0).standard_normal((300, 1, 4)).astype(np.float32)
+    engine = engine_of("S3", 4, True)
+    engine.add([str(n) for n in range(300)], list(vectors))
+    engine.approximate(index_type="IVF_FLAT")
+    best = int((vectors[:, 0] @ vectors[0, 0]).argmax())
+    assert engine_of("S3", 4, True).search(vectors[0], 1)[0][0] == str(best)
+    with pytest.raises(ValueError, match=r"s3://other/table: .*NoSuchBucket"):
+        LanceEngine("s3://other/table", 4, storage_options=bucket)

@@ -1,0 +1,83 @@
+"""PostgreSQL with the extension pgvector: a table of vectors on a server (extra `pgvector`)."""
+
+from collections.abc import Sequence
+
+from paradigms.engines.base import Engine, Vectors
+from paradigms.io.typed import naming
+
+TABLE, INDEX = "documents", "documents_vector"
+COLUMNS = """SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute
+WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum"""
+
+
+class PgvectorEngine(Engine):
+    """address: postgresql://user@host/database, as psycopg takes it. single: one vector a document.
+
+    Each vector is a row. nearest: 0 scores every document; else each query vector finds this many nearest
+    rows, up to 1,000, by the index that `approximate` makes, and their documents are scored in full. No error
+    repeats the password, which may come from PGPASSWORD or ~/.pgpass. ?options=-csearch_path%3Dmine,public at
+    the end of the address takes the schema `mine`. ValueError where a table of other columns is there.
+    """
+
+    def __init__(self, address: str, dim: int, *, single: bool = False, nearest: int = 0) -> None:
+        import psycopg
+        from pgvector.psycopg import register_vector
+
+        if not 0 <= nearest <= 1000:  # pgvector would only warn, and take 40
+            raise ValueError(f"nearest must be from 0 to 1,000, got {nearest}")
+        self.dim, self.single, self.nearest = dim, single, nearest
+        try:
+            parts = psycopg.conninfo.conninfo_to_dict(address)
+        except psycopg.ProgrammingError:  # whose message repeats the address
+            raise ValueError("address must be like postgresql://user@host/database") from None
+        host, name = parts.get("host", "PGHOST"), parts.get("dbname", "default database")
+        self.place = f"PostgreSQL at {host}, {name}"
+        self.columns = {"id": "text"} | ({} if single else {"n": "integer"}) | {"vector": f"vector({dim})"}
+        lines = ", ".join(f"{name} {kind} NOT NULL" for name, kind in self.columns.items())
+        key = "id" if single else "id, n"
+        with naming(self.place):
+            self.connection = psycopg.connect(address, autocommit=True)
+            self.connection.execute("CREATE EXTENSION IF NOT EXISTS vector SCHEMA public")
+            register_vector(self.connection)
+            self.connection.execute(f"CREATE TABLE IF NOT EXISTS {TABLE} ({lines}, PRIMARY KEY ({key}))")
+            if nearest:
+                self.connection.execute(f"SET hnsw.ef_search = {nearest}")
+            there = dict(self.connection.execute(COLUMNS, [TABLE]).fetchall())
+        if there != self.columns:
+            self.connection.close()
+            raise ValueError(
+                f"{self.place} has a table {TABLE!r} with the columns {there}, not {self.columns}: "
+                "take another schema or database"
+            )
+
+    def _add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
+        copied = f"COPY {TABLE} ({', '.join(self.columns)}) FROM STDIN (FORMAT BINARY)"
+        with self.connection.transaction(), self.connection.cursor() as cursor:
+            cursor.execute(f"DELETE FROM {TABLE} WHERE id = ANY(%s)", [list(ids)])
+            with cursor.copy(copied) as copy:
+                copy.set_types([kind.partition("(")[0] for kind in self.columns.values()])
+                for id, vectors in zip(ids, documents, strict=True):
+                    for n, vector in enumerate(vectors):
+                        copy.write_row((id, vector) if self.single else (id, n, vector))
+
+    def _search(self, query: Vectors, k: int) -> list[tuple[str, float]]:
+        # rel = Σⱼ maxᵢ dᵢᵀqⱼ, and <#> is the negative inner product.
+        rel = " + ".join(["max(-(vector <#> %s))"] * len(query))
+        near = f"(SELECT id FROM {TABLE} ORDER BY vector <#> %s LIMIT {self.nearest})"
+        where = f"WHERE id IN ({' UNION '.join([near] * len(query))})" if self.nearest else ""
+        asked = f"SELECT id, {rel} AS rel FROM {TABLE} {where} GROUP BY id ORDER BY rel DESC LIMIT {k}"
+        return self.connection.execute(asked, [*query] * (2 if self.nearest else 1)).fetchall()
+
+    def approximate(self, **settings: int) -> None:
+        """Make an HNSW index of all vectors, in place of the last; settings: m and ef_construction.
+
+        ValueError where vectors have more dimensions than it takes, 2,000.
+        """
+        chosen = ", ".join(f"{name} = {int(value)}" for name, value in settings.items())
+        options = f"WITH ({chosen})" if chosen else ""
+        with naming(self.place), self.connection.transaction():
+            self.connection.execute(f"DROP INDEX IF EXISTS {INDEX}")
+            self.connection.execute(
+                f"CREATE INDEX {INDEX} ON {TABLE} USING hnsw (vector vector_ip_ops) {options}"
+            )
+            self.connection.execute(f"ANALYZE {TABLE}")
