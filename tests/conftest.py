@@ -18,7 +18,7 @@ hypothesis.settings.load_profile("fixed")
 # Rooms by the seconds that their files take: a worker that begins a long one last leaves the others idle.
 SLOW = ("train", "experiments", "attack", "data", "index")
 # Rooms of whole jobs. What they call is tested in the other rooms, with shapes checked: half of a job's time.
-JOBS = ("attack", "cli", "data", "engines", "experiments")
+JOBS = ("cli", "data", "experiments")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
