@@ -17,7 +17,7 @@ hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, m
 hypothesis.settings.load_profile("fixed")
 # Rooms by the seconds that their files take: a worker that begins a long one last leaves the others idle.
 SLOW = ("train", "experiments", "attack", "data", "index")
-# Rooms of whole jobs. What they call is tested in the other rooms, with shapes checked: half of a job's time.
+# Rooms of whole jobs, which take half the time without checks of shapes: the other rooms make these.
 JOBS = ("cli", "data", "experiments")
 
 
@@ -55,7 +55,7 @@ def tiny_bert(checkpoints):
 
 @pytest.fixture(autouse=True, scope="module")
 def shapes(request: pytest.FixtureRequest) -> None:
-    """Shapes are checked in every room but those of whole jobs."""
+    """Shapes are checked but in rooms of whole jobs."""
     jaxtyping.config.update("jaxtyping_disable", request.path.parent.name in JOBS)
 
 
