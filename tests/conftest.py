@@ -4,6 +4,7 @@ import os
 from collections import Counter
 
 import hypothesis
+import jaxtyping
 import pytest
 from accelerate.state import AcceleratorState
 
@@ -16,6 +17,8 @@ hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, m
 hypothesis.settings.load_profile("fixed")
 # Rooms by the seconds that their files take: a worker that begins a long one last leaves the others idle.
 SLOW = ("train", "experiments", "attack", "data", "index")
+# Rooms of whole jobs, which take half the time without checks of shapes: the other rooms make these.
+JOBS = ("cli", "data", "experiments")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -48,6 +51,12 @@ def seq2seq(tmp_path_factory):
 def tiny_bert(checkpoints):
     """Folder of a tiny BERT: the backbone to take where the family does not matter."""
     return checkpoints["bert"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def shapes(request: pytest.FixtureRequest) -> None:
+    """Shapes are checked but in rooms of whole jobs."""
+    jaxtyping.config.update("jaxtyping_disable", request.path.parent.name in JOBS)
 
 
 @pytest.fixture(autouse=True, scope="session")
