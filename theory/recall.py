@@ -21,12 +21,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import sparse, special
+from scipy import optimize, sparse, special
 
 from theory import checks
 from theory.checks import Array
 from theory.projections import distortion, pairwise_error, pairwise_error_bound
-from theory.roots import decreasing_root
 
 _BLOCK = 2_000_000
 
@@ -127,7 +126,7 @@ def required_dimension_recall(
         with np.errstate(divide="ignore"):
             return float(np.log(BOUNDS[method](k, ordered, r)) - log_beta)
 
-    return decreasing_root(excess, 1.0, high * (1 + 1e-12))  # one margin: the bound's root is `high` itself
+    return _root(excess, high * (1 + 1e-12))  # one margin: the bound's root is `high` itself
 
 
 def rank_thresholds(gains: ArrayLike, noise: ArrayLike, ranks: Sequence[int]) -> Array:
@@ -223,7 +222,7 @@ def required_dimension_recall_exact(thresholds: ArrayLike, beta: float = 0.05) -
     # Laurent and Massart: P(χ²_k ≤ k − 2√(k t)) ≤ e^{−t}; at this k the largest sample alone gives at most β.
     t = np.log(1 / level)
     high = (np.sqrt(t) + np.sqrt(t + squares.max())) ** 2
-    root = decreasing_root(lambda k: recall_failure(k, thresholds)[0] - level, 1.0, max(1.0, high))
+    root = _root(lambda k: recall_failure(k, thresholds)[0] - level, max(1.0, high))
     step = 1e-4 * root
     here, above = recall_failure(root, thresholds), recall_failure(root + step, thresholds)
     slope = (here[0] - above[0]) / step
@@ -280,6 +279,11 @@ def _ordered(margins: ArrayLike, r: int) -> tuple[Array, int]:
 def _per_dimension(bound: Callable[[float], Any], k: ArrayLike) -> Any:
     k = checks.dimensions(k)
     return checks.plain(np.array([float(bound(n)) for n in k.ravel()]).reshape(k.shape))
+
+
+def _root(excess: Callable[[float], float], high: float) -> float:
+    """The k in [1, high] with excess(k) = 0 for a decreasing excess, to 1e-12; 1 where that is enough."""
+    return float(optimize.brentq(excess, 1.0, high, rtol=1e-12)) if excess(1.0) > 0 else 1.0
 
 
 def _squares(thresholds: ArrayLike) -> Array:

@@ -89,12 +89,10 @@ def exact_law_closed_forms(rng: np.random.Generator, samples: int) -> Evidence:
     margin = rng.uniform(0.01, 0.9, samples)
     k = np.maximum(np.floor(np.minimum(10 ** rng.uniform(0, 3, samples), 150 / margin**2)), 1)
     error = projections.pairwise_error(k, margin)
-    kept = error > 1e-200
     half = special.betainc(k / 2, 0.5, 1 - margin**2) / 2
-    symmetric = special.betainc(k / 2, k / 2, (1 - margin) / 2)
-    worst = max(apart(half[kept], error[kept]), apart(symmetric[kept], error[kept]))
-    logs = apart(np.exp(projections.log_pairwise_error(k, margin))[kept], error[kept])
-    return Evidence(max(worst, logs), samples, tolerance=1e-7)
+    both = special.betainc(k / 2, k / 2, (1 - margin) / 2)
+    forms, kept = (half, both, np.exp(projections.log_pairwise_error(k, margin))), error > 1e-200
+    return Evidence(max(apart(form[kept], error[kept]) for form in forms), samples, tolerance=1e-7)
 
 
 @theorem("P(error) is that of explicit k × v projections", "exact law", GAUSSIAN)
@@ -182,15 +180,11 @@ def tight_up_to_a_constant(rng: np.random.Generator, samples: int) -> Evidence:
     slope = exact * projections.distortion(margin)
     ratio = projections.required_dimension(margin, 0.05, "lemma1") / exact
     worst = max(apart(slope, z**2 / 2), apart(ratio, 4 * np.log(80) / z**2), apart(ratio, 6.4785899))
-    detail = (
-        f"slope z²/2 = {z**2 / 2:.4f}, factor 4 ln 80/z² = {4 * np.log(80) / z**2:.4f}; "
-        f"at ε = {margin[-1]:g} {slope[-1]:.4f} and {ratio[-1]:.4f}"
-    )
+    detail = f"slope z²/2 = {z**2 / 2:.4f}, factor 4 ln 80/z² = {4 * np.log(80) / z**2:.4f}; "
+    detail += f"at ε = {margin[-1]:g} {slope[-1]:.4f} and {ratio[-1]:.4f}"
     shown = np.array([0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02])
-    lines = {
-        "Gaussian A, exact": projections.required_dimension(shown),
-        "Rademacher A, two-sparse pair": [projections.rademacher_required_dimension(x) for x in shown],
-    }
+    signs = [projections.rademacher_required_dimension(x) for x in shown]
+    lines = {"Gaussian A": projections.required_dimension(shown), "Rademacher A, two-sparse pair": signs}
     bound = {"the paper's 8.764 h(ε)⁻¹": projections.required_dimension(shown, method="lemma1")}
     x, panel = (1 / projections.distortion(shown)).round(), "k* with error .05"
     curves = Curves("h(ε)⁻¹", x, {panel: lines}, dotted=bound, log_y=[panel])
@@ -252,8 +246,7 @@ def corollary_2(rng: np.random.Generator, samples: int) -> Evidence:
     "k × v projection",
 )
 def rademacher_variance(rng: np.random.Generator, samples: int) -> Evidence:
-    signs = every_row(8)
-    worst, instances = 0.0, min(samples, 200)
+    signs, worst, instances = every_row(8), 0.0, min(samples, 200)
     for _ in range(instances):
         q, better, worse = rng.standard_normal((3, 8)) * (rng.random((3, 8)) < 0.6) + np.eye(3, 8)
         if (margin := projections.normalized_margin(q, better, worse)) <= 0:
@@ -285,10 +278,7 @@ def rademacher_is_not_monotone(rng: np.random.Generator, samples: int) -> Eviden
     printed = excess(rademacher[first - 1 :], 0.05)
     detail = f"first k with P ≤ .05 is {first}, last with P > .05 is {last}; Gaussian k* = 67"
     x, panel = k[53:80:2], "error at ε = .2"
-    lines = {
-        "Rademacher A, two-sparse pair": rademacher[53:80:2],
-        "Gaussian A": projections.pairwise_error(x, 0.2),
-    }
+    lines = {"Gaussian A": projections.pairwise_error(x, 0.2), "Rademacher A": rademacher[x - 1]}
     curves = Curves("k", x, {panel: lines}, "linear", dotted={"β = .05": np.full(len(x), 0.05)})
     return Evidence(max(float(gaussian), golden), len(k), printed=printed, detail=detail, curves=curves)
 
@@ -356,5 +346,4 @@ def equation_5(rng: np.random.Generator, samples: int) -> Evidence:
                 bound = projections.pairwise_error_bound(k, epsilon)
                 worst = max(worst, (found - bound) / max(np.sqrt(found * (1 - found) / draws), 1 / draws))
                 ratios.append(found / bound)
-    tight = float(np.median(ratios))
-    return Evidence(max(worst, 0.0), 8 * draws, tolerance=4, unit="s.e.", tightness=tight)
+    return Evidence(max(worst, 0.0), 8 * draws, 4, "s.e.", tightness=float(np.median(ratios)))

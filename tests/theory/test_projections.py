@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from theory import projections as P
-from theory.roots import decreasing_root
 
 EPSILON = [0.02, 0.05, 0.1, 0.2, 0.4]
 GOLDEN_ERROR = {
@@ -172,7 +171,6 @@ class TestRademacher:
         (lambda: P.rademacher_required_dimension(0.5, definition="last"), "allowed: first, stable"),
         (lambda: P.rademacher_required_dimension(1e-5), "needs a scan"),
         (lambda: P.simulated_error(2, [1, 0], [1, 0], [0, 1], ensemble="sparse"), "gaussian, rademacher"),
-        (lambda: decreasing_root(lambda x: 1 + 0 * x, 0, 1), "contains its root"),
     ],
 )
 def test_bad_arguments_say_what_is_allowed(call, message):
