@@ -43,7 +43,7 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
         ({"batch_size": 64, "seeds": "[3]"}, "seed 3: a batch of 64"),
     ],
     "limit": [
-        ({"relevant": 30}, "relevant must be at most"),
+        ({"relevant": 30, "largest": 60}, "relevant must be at most"),
         ({"parts": "[]"}, "parts"),
         ({"documents": 90}, "need as many words"),
     ],
