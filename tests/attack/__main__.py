@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import math
 import os
 import sys
 import time
@@ -36,10 +37,11 @@ if __name__ == "__main__":
     each, bad = settings.tries / sum(GUIDED if guided else 1 / of.cost for _, of, guided in rows), 0
     print("| attack | tries |", " | ".join(OUTCOMES), "| seconds |\n|---|" + "---:|" * (2 + len(OUTCOMES)))
     for name, attack, guided in rows:
-        tries = max(1, round(each * (GUIDED if guided else 1 / attack.cost)))
+        tries = math.ceil(each * (GUIDED if guided else 1 / attack.cost))
         began = time.perf_counter()
         found = tally(attack, tries, settings.seed, forked=True, guided=guided)
         bad += tries - found["refused"] - found["harmless"]
         cells = " | ".join(str(found[outcome]) for outcome in OUTCOMES)
         print(f"| {name} | {tries} | {cells} | {time.perf_counter() - began:.0f} |", flush=True)
+    gc.unfreeze()  # or what is left at the end is told as leaked
     sys.exit(bad > 0)
