@@ -282,8 +282,8 @@ def describe(results: Found) -> dict[str, Section]:
         theory.append({"length": length, "k*": str(Dimension(*results.predictions[length]["k*"]))})
         for system, size in results.sizes.items():
             trained = results.values["retrieve"][system][length].mean()
-            cell = f"{results.expected(system, length):.3f}, {trained:.3f} measured"
-            theory[-1][f"{system}: k = {size}"] = cell
+            told = f"{results.expected(system, length):.3f}, {trained:.3f} measured"
+            theory[-1][f"{system}: k = {size}"] = told
     sections["theory"] = Section(
         "One random projection of BM25's vectors to k numbers, and the encoders that have as many",
         f"Expected {measure} of retrieval, of BM25 over words (dotted in the figure); what an encoder loses "

@@ -183,6 +183,7 @@ def test_alignment_data_holds_what_rel_sums(page, sample):
             assert salience is None or len(salience) == len(drawn["document"])
 
 
+@pytest.mark.filterwarnings("ignore:Glyph")
 def test_hostile_text_stays_text(tmp_path):
     write_report(tmp_path / "report.html", hostile_report())
     page = Page(tmp_path / "report.html")
