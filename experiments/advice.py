@@ -1,7 +1,7 @@
 """Does `python -m paradigms advise` choose well? Its regret on collections with judgements.
 
 On every collection the four systems are measured on judged queries, and advised on by known-item queries of
-its documents alone, with the biases of all other collections. Regret is the best system's mean less the
+its documents alone. Regret is the best system's mean less the
 chosen one's; beside it those of always taking the hybrid, the multi-vector system, or one of the others.
 Collections that are measured before are taken from the results folder.
 """
@@ -56,7 +56,6 @@ def main(settings: Settings) -> None:
         found[folder_name(name)] = json.loads(file.read_text(encoding="utf-8"))
     page = table(found)
     write_text(folder / "table.md", page)
-    write_json(folder / "biases.json", {name: bias(of) for name, of in found.items()})
     Terminal().print(page, soft_wrap=True)
 
 
@@ -72,16 +71,10 @@ def measured(name: str, settings: Settings) -> dict[str, dict[str, list[float]]]
     return found
 
 
-def bias(found: dict[str, dict[str, list[float]]]) -> dict[str, float]:
-    """What known-item queries add to each system's mean over what they add to BM25's."""
-    more = {s: float(np.mean(found["known-item"][s]) - np.mean(found["judged"][s])) for s in SYSTEMS}
-    return {system: round(more[system] - more["bm25"], 3) for system in SYSTEMS}
-
-
 def table(found: dict[str, dict[str, dict[str, list[float]]]]) -> str:
     """The page: means on judged queries, what is advised, and regrets with their means over collections."""
     always = {f"always {system}": [] for system in SYSTEMS}
-    regrets: dict[str, list[float]] = {"advise": [], "advise without biases": []} | always
+    regrets: dict[str, list[float]] = {"advise": []} | always
     lines = [
         f"| collection | {' | '.join(SYSTEMS)} | advised (chance) | regret |",
         "|---|" + "---:|" * len(SYSTEMS) + "---|---:|",
@@ -89,12 +82,9 @@ def table(found: dict[str, dict[str, dict[str, list[float]]]]) -> str:
     for name, of in found.items():
         means = {system: float(np.mean(of["judged"][system])) for system in SYSTEMS}
         rows = {system: Measured(np.array(of["known-item"][system]), 0, 0) for system in SYSTEMS}
-        others = {other: bias(values) for other, values in found.items() if other != name}
-        chances = chance_of_each(rows, others)
-        plain = chance_of_each(rows, {})
+        chances = chance_of_each(rows)
         best, chosen = max(means.values()), max(chances, key=chances.__getitem__)
         regrets["advise"].append(best - means[chosen])
-        regrets["advise without biases"].append(best - means[max(plain, key=plain.__getitem__)])
         for system in SYSTEMS:
             regrets[f"always {system}"].append(best - means[system])
         cells = " | ".join(f"{means[system]:.3f}" for system in SYSTEMS)
