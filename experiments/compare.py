@@ -55,8 +55,8 @@ class Settings(EncoderTraining):
     steps: int = 30
     """optimizer steps for each encoder; 0 compares it as it is. Generative ones have training of their own"""
     index: str = "exact"
-    """of encoded documents: exact, which for splade is an inverted one; faiss; inverted, in 8 bits; or
-    compressed, which approximates in a quarter of the bytes"""
+    """of encoded documents: exact, which for splade is an inverted one; faiss; fixed (MUVERA); inverted,
+    in 8 bits; or compressed, which approximates in a quarter of the bytes"""
     passages: int = 0
     """split documents into passages of at most so many words, with their titles, for all that encode them; 0:
     what is longer than the paradigm's document_length is cut"""

@@ -35,7 +35,8 @@ class Settings:
     """split documents into passages of at most so many words, with their titles; 0: what is longer than the
     paradigm's document_length is cut"""
     index: str = "exact"
-    """exact, faiss, inverted (of splade), or compressed, which approximates in a quarter of the bytes"""
+    """exact, faiss, fixed (MUVERA), inverted (of splade), or compressed, which approximates in a quarter of
+    the bytes"""
     options: dict[str, Any] = field(default_factory=dict)
     """settings of the index, such as '{"bits": 2}'"""
     keep: float = 1.0
