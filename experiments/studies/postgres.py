@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 
 @contextmanager
@@ -25,12 +26,14 @@ def postgres() -> Iterator[str]:
 
         def run(program: str, *arguments: str) -> None:
             command = [str(programs / program), "-D", f"{folder}/data", *arguments]
-            with Path(folder, f"{program}.log").open("w") as log:
-                subprocess.run(command, check=True, stdout=log, stderr=log, user=user)
+            with Path(folder, "log").open("w+") as log:
+                if subprocess.run(command, stdout=log, stderr=log, user=user).returncode:
+                    log.seek(0)
+                    raise OSError(f"{program} of PostgreSQL failed: {log.read()[-500:]}")
 
         run("initdb", "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--no-sync")
-        run("pg_ctl", "start", "-w", "-o", f"-h '' -k {folder} -F")
         try:
-            yield f"postgresql://postgres@/postgres?host={folder}"
+            run("pg_ctl", "start", "-w", "-o", f"-h '' -k '{folder}' -F")
+            yield f"postgresql://postgres@/postgres?host={quote(folder, safe='')}"
         finally:
             run("pg_ctl", "stop", "-w", "-m", "immediate")

@@ -15,11 +15,13 @@ class PgvectorEngine(Engine):
 
     Each vector is a row. nearest: 0 scores every document; else each query vector finds this many nearest
     rows, up to 1,000, by the index that `approximate` makes, and their documents are scored in full. No error
-    repeats the password, which may come from PGPASSWORD or ~/.pgpass. ?options=-csearch_path%3Dmine,public at
-    the end of the address takes the schema `mine`. ValueError where a table of other columns is there.
+    repeats the password, which may come from PGPASSWORD or ~/.pgpass. schema: that of the table, which is made.
+    ValueError where a table of other columns is there.
     """
 
-    def __init__(self, address: str, dim: int, *, single: bool = False, nearest: int = 0) -> None:
+    def __init__(
+        self, address: str, dim: int, *, single: bool = False, nearest: int = 0, schema: str = "public"
+    ) -> None:
         import psycopg
         from pgvector.psycopg import register_vector
 
@@ -29,26 +31,38 @@ class PgvectorEngine(Engine):
         try:
             parts = psycopg.conninfo.conninfo_to_dict(address)
         except psycopg.ProgrammingError:  # whose message repeats the address
-            raise ValueError("address must be like postgresql://user@host/database") from None
+            parts = {"host": "@"}
         host, name = parts.get("host", "PGHOST"), parts.get("dbname", "default database")
+        if "@" in f"{host}{name}":  # a part of a password
+            raise ValueError(
+                "address must be like postgresql://user@host/database, with @ and / of a password as %40 and %2F"
+            )
         self.place = f"PostgreSQL at {host}, {name}"
         self.columns = {"id": "text"} | ({} if single else {"n": "integer"}) | {"vector": f"vector({dim})"}
         lines = ", ".join(f"{name} {kind} NOT NULL" for name, kind in self.columns.items())
         key = "id" if single else "id, n"
         with naming(self.place):
             self.connection = psycopg.connect(address, autocommit=True)
-            self.connection.execute("CREATE EXTENSION IF NOT EXISTS vector SCHEMA public")
-            register_vector(self.connection)
-            self.connection.execute(f"CREATE TABLE IF NOT EXISTS {TABLE} ({lines}, PRIMARY KEY ({key}))")
-            if nearest:
-                self.connection.execute(f"SET hnsw.ef_search = {nearest}")
-            there = dict(self.connection.execute(COLUMNS, [TABLE]).fetchall())
-        if there != self.columns:
-            self.connection.close()
-            raise ValueError(
-                f"{self.place} has a table {TABLE!r} with the columns {there}, not {self.columns}: "
-                "take another schema or database"
-            )
+            run = self.connection.execute
+            try:
+                own = psycopg.sql.Identifier(schema)
+                run("CREATE EXTENSION IF NOT EXISTS vector SCHEMA public")
+                run(psycopg.sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(own))
+                run(psycopg.sql.SQL("SET search_path TO {}, public").format(own))
+                register_vector(self.connection)
+                run(f"CREATE TABLE IF NOT EXISTS {TABLE} ({lines}, PRIMARY KEY ({key}))")
+                if nearest:  # rows that were deleted stay in the index, and a scan goes on beyond them
+                    run(f"SET hnsw.ef_search = {nearest}")
+                    run("SET hnsw.iterative_scan = strict_order")
+                there = dict(run(COLUMNS, [TABLE]).fetchall())
+                if there != self.columns:
+                    raise ValueError(
+                        f"it has a table {TABLE!r} with the columns {there}, not {self.columns}: take another "
+                        "schema or database"
+                    )
+            except BaseException:
+                self.connection.close()
+                raise
 
     def _add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
         copied = f"COPY {TABLE} ({', '.join(self.columns)}) FROM STDIN (FORMAT BINARY)"
@@ -68,13 +82,12 @@ class PgvectorEngine(Engine):
         asked = f"SELECT id, {rel} AS rel FROM {TABLE} {where} GROUP BY id ORDER BY rel DESC LIMIT {k}"
         return self.connection.execute(asked, [*query] * (2 if self.nearest else 1)).fetchall()
 
-    def approximate(self, **settings: int) -> None:
-        """Make an HNSW index of all vectors, in place of the last; settings: m and ef_construction.
+    def approximate(self, m: int = 16, ef_construction: int = 64) -> None:
+        """Make an HNSW index of all vectors, in place of the last; its settings are pgvector's.
 
         ValueError where vectors have more dimensions than it takes, 2,000.
         """
-        chosen = ", ".join(f"{name} = {int(value)}" for name, value in settings.items())
-        options = f"WITH ({chosen})" if chosen else ""
+        options = f"WITH (m = {int(m)}, ef_construction = {int(ef_construction)})"
         with naming(self.place), self.connection.transaction():
             self.connection.execute(f"DROP INDEX IF EXISTS {INDEX}")
             self.connection.execute(

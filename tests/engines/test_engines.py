@@ -103,13 +103,8 @@ def engine_of(request, tmp_path):
             return LanceEngine(f"s3://bucket{tmp_path}", dim, single=single, storage_options=store)
         if name == "qdrant":
             return QdrantEngine(dim, single=single, path=str(tmp_path / "qdrant"), pickled=True)
-        import psycopg
-
-        address, schema = request.getfixturevalue("server"), tmp_path.name.replace("-", "_").lower()
-        with psycopg.connect(address) as connection:
-            connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
-        place = f"{address}&options=-csearch_path%3D{schema},public"
-        return PgvectorEngine(place, dim, single=single, **settings)
+        address = request.getfixturevalue("server")
+        return PgvectorEngine(address, dim, single=single, schema=tmp_path.name, **settings)
 
     return opened
 
@@ -258,6 +253,7 @@ def test_a_lancedb_table_of_another_dtype_or_metric_is_refused(tmp_path):
         LanceEngine(str(tmp_path / "indexed"), 4, single=True)
     engine.approximate(index_type="IVF_FLAT")  # in its place
     again = LanceEngine(str(tmp_path / "indexed"), 4, single=True, nprobes=100)
+    assert engine_of("S3", 4, True).table.list_indices()
     best = int((vectors[:, 0] @ vectors[0, 0]).argmax())
     assert again.search(vectors[0], 1)[0][0] == str(best)
 
@@ -336,9 +332,12 @@ def test_pgvector_scores_the_documents_of_the_nearest_vectors(engine_of):
     assert "Index Scan using documents_vector" in str(plan.fetchall())
     with pytest.raises(ValueError, match="nearest must be from 0 to 1,000, got 1001"):
         engine_of("pgvector", 16, nearest=1001)
-    with pytest.raises(ValueError, match=r"PostgreSQL at .*unrecognized parameter"):
-        few.approximate(lists=3)
+    with pytest.raises(ValueError, match=r"PostgreSQL at .*out of bounds"):
+        few.approximate(m=1000)
     assert len(few.search(vectors[0], 10)) == 10  # its index is there: a change happens whole or not at all
+    for _ in range(5):  # what they replace stays in the index
+        few.add([str(n) for n in range(200)], list(vectors))
+    assert len(one.search(vectors[0], 10)) == 5
 
 
 @needs.postgres
@@ -346,6 +345,8 @@ def test_pgvector_scores_the_documents_of_the_nearest_vectors(engine_of):
     ("address", "said"),
     {
         "postgresql://me:secret@[h": "address must be like postgresql://user@host/database",
+        "postgresql://me:p@secret@127.0.0.1:1/mine": "with @ and / of a password as %40 and %2F",
+        "postgresql://me:pa/secret@127.0.0.1:1/mine": "with @ and / of a password as %40 and %2F",
         "postgresql://me:secret@127.0.0.1:1/mine": "PostgreSQL at 127.0.0.1, mine: .*refused",
         "host=/nowhere password=secret": "PostgreSQL at /nowhere, default database: .*No such file",
     }.items(),
@@ -363,6 +364,7 @@ def test_lancedb_on_an_object_store_has_an_index_and_names_a_bucket_that_is_not_
     engine = engine_of("S3", 4, True)
     engine.add([str(n) for n in range(300)], list(vectors))
     engine.approximate(index_type="IVF_FLAT")
+    assert engine_of("S3", 4, True).table.list_indices()
     best = int((vectors[:, 0] @ vectors[0, 0]).argmax())
     assert engine_of("S3", 4, True).search(vectors[0], 1)[0][0] == str(best)
     with pytest.raises(ValueError, match=r"s3://other/table: .*NoSuchBucket"):
