@@ -15,6 +15,7 @@ from functools import partial
 from multiprocessing import resource_sharer
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -170,7 +171,7 @@ def dead_sender(batch: int, objective: Contrastive, folder: Path) -> None:
             raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
         return receive(sent)
 
-    resource_sharer.DupFd.detach = reset
+    patch.object(resource_sharer.DupFd, "detach", reset).start()
 
 
 @pytest.fixture(scope="module")
