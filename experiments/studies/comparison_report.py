@@ -156,6 +156,7 @@ def make_report(
                 "than a standard error."
                 for name in sorted(undone)
             ),
+            *layers_note(settings),
             *generative_note(settings, share),
             *(fused_note(name, folder) for name, system in settings.chosen.items() if system.fuse),
             *filter(None, [told(data.own)]),
@@ -170,6 +171,18 @@ def fused_note(name: str, folder: Path) -> str:
     weights = ", ".join(f"{of} {weight:g}" for of, weight in told["weights"].items())
     how = f"fusion ({told['fusion']}) of the runs of one seed"
     return f"{name}: {how} with the weights {weights}{told['chosen']}."
+
+
+def layers_note(settings: Any) -> list[str]:
+    """How many upper layers each encoder trained."""
+    trainings = {name: training_settings(of, settings) for name, of in settings.chosen.items()}
+    layers = {
+        name: training.trained_layers
+        for name, training in trainings.items()
+        if training and settings.chosen[name].paradigm not in GENERATIVE
+    }
+    told = ", ".join(f"{name} {number or 'all'}" for name, number in layers.items())
+    return [f"Upper layers of the encoder that were trained: {told}."] if layers else []
 
 
 def generative_note(settings: Any, share: float) -> list[str]:

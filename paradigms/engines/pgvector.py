@@ -15,8 +15,8 @@ class PgvectorEngine(Engine):
 
     Each vector is a row. nearest: 0 scores every document; else each query vector finds this many nearest
     rows, up to 1,000, by the index that `approximate` makes, and their documents are scored in full. No error
-    repeats the password, which may come from PGPASSWORD or ~/.pgpass. schema: that of the table, which is made.
-    ValueError where a table of other columns is there.
+    repeats the password, which may come from PGPASSWORD or ~/.pgpass. schema: the table's, which is made where it is
+    missing. ValueError where a table of other columns is there.
     """
 
     def __init__(
@@ -35,7 +35,8 @@ class PgvectorEngine(Engine):
         host, name = parts.get("host", "PGHOST"), parts.get("dbname", "default database")
         if "@" in f"{host}{name}":  # a part of a password
             raise ValueError(
-                "address must be like postgresql://user@host/database, with @ and / of a password as %40 and %2F"
+                "address must be like postgresql://user@host/database, with @ and / of a password as "
+                "%40 and %2F"
             )
         self.place = f"PostgreSQL at {host}, {name}"
         self.columns = {"id": "text"} | ({} if single else {"n": "integer"}) | {"vector": f"vector({dim})"}
@@ -57,8 +58,8 @@ class PgvectorEngine(Engine):
                 there = dict(run(COLUMNS, [TABLE]).fetchall())
                 if there != self.columns:
                     raise ValueError(
-                        f"it has a table {TABLE!r} with the columns {there}, not {self.columns}: take another "
-                        "schema or database"
+                        f"it has a table {TABLE!r} with the columns {there}, not {self.columns}: take "
+                        "another schema or database"
                     )
             except BaseException:
                 self.connection.close()
