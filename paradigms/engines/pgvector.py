@@ -15,8 +15,8 @@ class PgvectorEngine(Engine):
 
     Each vector is a row. nearest: 0 scores every document; else each query vector finds this many nearest
     rows, up to 1,000, by the index that `approximate` makes, and their documents are scored in full. No error
-    repeats the password, which may come from PGPASSWORD or ~/.pgpass. schema: the table's, which is made where it is
-    missing. ValueError where a table of other columns is there.
+    repeats the password, which may come from PGPASSWORD or ~/.pgpass. schema: the table's, made
+    where it is missing. ValueError where a table of other columns is there.
     """
 
     def __init__(
