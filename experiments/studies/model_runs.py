@@ -194,7 +194,7 @@ def encoder_job(
     """
 
     def train(paradigm: Paradigm, training: Path) -> Paradigm:
-        chosen = settings.training(paradigm.name) | {"seed": seed} | changes
+        chosen = settings.training() | {"seed": seed} | changes
         given = TrainingSettings(**chosen, save_every=100)
         runs = bench.mined if settings.negatives else {}, bench.dev_run
         splits, counts = (bench.train, bench.dev), (settings.negatives, settings.dev_queries)

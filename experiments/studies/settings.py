@@ -7,9 +7,6 @@ from paradigms.io.settings import folder_name
 
 Tracker = Literal["none", "wandb"]
 DIVISIONS = {"within": "within documents", "unseen": "unseen documents"}  # of queries, as tables name them
-# Where it is not 1. ME-BERT's vectors, of a document's first tokens, need two: on pydocs' 203 dev queries
-# nDCG@10 is .560 with one and .654 with two (difference .094 ± .017, standard error over queries).
-TRAINED_LAYERS = {"me_bert": 2}
 
 
 def at_least(settings: Any, **least: int) -> None:
@@ -66,9 +63,9 @@ class EncoderTraining:
     learning_rate: float = 1e-4
     head_learning_rate: float = 1e-3
     """of projections and salience heads, which start untrained"""
-    trained_layers: int | None = None
-    """upper layers of the encoder that are trained; those below are frozen, and run once a text. 0: all; by
-    default 1, of me_bert 2"""
+    trained_layers: int = 1
+    """upper layers of the encoder that are trained; those below are frozen, and run once a text. 0: all.
+    me_bert does better with 2"""
     evaluate_every: int = 30
     """steps between dev measures: the last state is kept, or an earlier one (or the untrained encoder) if
     it is better by more than the measure's standard error"""
@@ -76,13 +73,11 @@ class EncoderTraining:
     """dev queries of that measure, drawn by a hash where there are more: nDCG@10 of reranking BM25's first 10
     documents and the relevant ones; 0: the last state is kept"""
 
-    def training(self, paradigm: str) -> dict[str, Any]:
-        """Fields of `TrainingSettings` for a paradigm."""
+    def training(self) -> dict[str, Any]:
+        """The fields that `TrainingSettings` has too."""
         from paradigms.train.loop import TrainingSettings
 
-        names = [field.name for field in fields(TrainingSettings) if hasattr(self, field.name)]
-        layers = TRAINED_LAYERS.get(paradigm, 1) if self.trained_layers is None else self.trained_layers
-        return {name: getattr(self, name) for name in names} | {"trained_layers": layers}
+        return {of.name: getattr(self, of.name) for of in fields(TrainingSettings) if hasattr(self, of.name)}
 
 
 @dataclass

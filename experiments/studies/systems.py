@@ -224,7 +224,7 @@ def training_settings(system: System, settings: Any) -> TrainingSettings | None:
         chosen = TRAINING | {"seed": settings.seed} | system.training
         chosen = {"evaluate_every": max(1, chosen["steps"] // 2)} | chosen
     else:
-        chosen = settings.training(system.paradigm) | system.training
+        chosen = settings.training() | system.training
     return TrainingSettings(**chosen) if chosen["steps"] else None
 
 
