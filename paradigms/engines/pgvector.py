@@ -55,7 +55,7 @@ class PgvectorEngine(Engine):
                 if nearest:  # rows that were deleted stay in the index, and a scan goes on beyond them
                     run(f"SET hnsw.ef_search = {nearest}")
                     run("SET hnsw.iterative_scan = strict_order")
-                there = dict(run(COLUMNS, [TABLE]).fetchall())
+                there: dict[str, str] = dict(run(COLUMNS, [TABLE]).fetchall())
                 if there != self.columns:
                     raise ValueError(
                         f"it has a table {TABLE!r} with the columns {there}, not {self.columns}: take "
