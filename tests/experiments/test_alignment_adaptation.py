@@ -129,6 +129,7 @@ def test_planted_effects_get_their_verdicts() -> None:
         planted("squad_v1_dev", "k=1", FLAT, noise=0.2),
         planted("scifact", "k=4", [0.66] * 9),
         planted("nfcorpus", "k=4", [0.1] * 9),
+        planted("scifact", "p=1%", LIKE_THE_PAPER),
     )
     assert found["nDCG@10 on scifact, k=1 − k=8"] == REPRODUCED
     assert found["nDCG@10 on nfcorpus, k=1 − k=8"] == CONTRADICTED
@@ -137,6 +138,9 @@ def test_planted_effects_get_their_verdicts() -> None:
     assert found[hurts] == REPRODUCED
     assert words(planted("squad_v1_dev", "k=1", GAIN))[hurts] == CONTRADICTED
     assert [name for name in found if "8 examples" in name and "16" not in name] == [hurts]
+    table_12 = {name: word for name, word in found.items() if name.split(", ")[1:2] == ["trained with p=1%"]}
+    assert len(table_12) == 7 + 1  # all but p = .5%, which is printed .2 points apart, and adaptation's gain
+    assert table_12["nDCG@10 on scifact, trained with p=1%, p=1% − k=8"] == REPRODUCED
     assert found["nDCG@10 on scifact, trained and tested with k=1 − with k=4"] == REPRODUCED
     average = "nDCG@10 on the average of scifact, nfcorpus, trained and tested with k=1 − with k=4"
     assert found[average] == REPRODUCED

@@ -44,6 +44,7 @@ def made(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Par
 def measured(made: tuple[Paradigm, ExactIndex]) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(token_measures, "DEEP", 2)
+        patch.setattr(token_measures, "EXAMPLE", (QUERIES["q1"], QUERIES["q1"].split()[1]))
         ids = token_measures.stored_ids(*made, CORPUS)
         return token_measures.measure(*made, ids, TEST, SEARCHED, table_tokens=6)
 
@@ -86,6 +87,10 @@ def test_gold_and_lexical_tokens_are_counted_at_every_rank(
                 assert values[place] == pytest.approx(expected)
             expected = hits[:, :100, at].mean() if len(own) else 0
             assert measured["tokens"][kind][place] == pytest.approx(expected)
+        if name == "q1":
+            (word,) = paradigm.encoder.tokenizer(query.split()[1], add_special_tokens=False)["input_ids"]
+            assert measured["example"] == pytest.approx(hits[own.index(word), :100, 1].mean())
+            assert measured["example"] > 0
         others = [hit[2] for row in hits for hit in row[:100] if not hit[0]]
         expected = np.mean(others) if others else 0
         assert measured["tokens"]["score of others"][place] == pytest.approx(expected, abs=1e-6)
