@@ -198,21 +198,21 @@ def encoder_job(
     "kept step": after how many steps training kept the model; 0: untrained; None: a checkpoint as it is.
     """
 
-    chosen = TrainingSettings(**settings.training() | {"seed": seed} | changes, save_every=100)
-    states, corpus = Path(settings.output) / STATES, bench.collection.corpus
+    layers, states, corpus = settings.trained_layers, Path(settings.output) / STATES, bench.collection.corpus
 
     def train(paradigm: Paradigm, training: Path) -> Paradigm:
         runs = bench.mined if settings.negatives else {}, bench.dev_run
         splits, counts = (bench.train, bench.dev), (settings.negatives, settings.dev_queries)
-        given = paradigm, bench.collection, splits, runs, *counts, chosen, training, accelerator
+        how = TrainingSettings(**settings.training() | {"seed": seed} | changes, save_every=100)
+        given = paradigm, bench.collection, splits, runs, *counts, how, training, accelerator
         return fit(*given, states=states)
 
     def prepare() -> Paradigm:
         if checkpoint is not None:
             return read(checkpoint).to(accelerator.device).eval()
         paradigm = trained_once(folder, seed, make, train, accelerator, read)
-        if chosen.trained_layers:
-            keep_states(paradigm, chosen.trained_layers, states, {"document": corpus}, accelerator)
+        if layers:
+            keep_states(paradigm, layers, states, {"document": corpus}, accelerator)
         return paradigm
 
     def measured(paradigm: Paradigm) -> Measured:
