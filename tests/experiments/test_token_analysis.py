@@ -13,6 +13,7 @@ from studies.token_claims import claims, gather
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.data import Corpus, Split
+from paradigms.encoder.frozen import LowerStates
 from paradigms.evaluate import PerQuery
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from paradigms.impute import IMPUTATIONS
@@ -255,8 +256,8 @@ def finished(
     batches: dict[str, list[list[str]]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
-    output = tmp_path_factory.mktemp("results") / "tokens"
-    collate = Contrastive.collate
+    output, once = tmp_path_factory.mktemp("results") / "tokens", list[bytes]()
+    collate, write = Contrastive.collate, LowerStates._write
 
     def noted(objective: Contrastive, examples: list[Any]) -> Any:
         recipe = objective.paradigm.recipe
@@ -264,9 +265,16 @@ def finished(
         batches.setdefault(name, []).append([f"{e.query} {e.negatives}" for e in examples])
         return collate(objective, examples)
 
+    def kept(store: LowerStates, name: str, held: list[bytes], *rest: Any) -> None:
+        once.extend(held)
+        write(store, name, held, *rest)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Contrastive, "collate", noted)
+        patch.setattr(LowerStates, "_write", kept)
         run(words, checkpoints["t5"], output)
+    assert len(once) == len(set(once)) > 40  # frozen layers read each text once, for all models
+    assert not (output / "states").exists()
     return output
 
 
