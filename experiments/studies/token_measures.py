@@ -30,7 +30,7 @@ DEPTH = 100  # documents that a search returns
 DEEP = 1000  # and those of R@1000, in collections with more
 QUERIES = 32  # whose tokens search at once
 DOCUMENTS = 1024  # tokenised at once
-# A query of SciFact and one of its words, of which Table E.4 says what share of the first TOP is lexically equal.
+# A query of SciFact and its token of Table E.4: what share of the first TOP tokens is lexically equal?
 EXAMPLE = "women with a higher birth weight are more likely to develop breast cancer later in life.", "later"
 TIMED, REPEATS = 20, 3  # queries whose scoring is timed, and how often: the fastest counts
 
