@@ -7,9 +7,11 @@ words are then ordered by what they add to the score.
 """
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from io import StringIO
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 from studies.settings import at_least, different
 
@@ -171,14 +173,13 @@ def words(paradigm: Paradigm, text: str, side: Side, mask: Tensor) -> list[Word]
     WordPiece marks the pieces that continue (##), the vocabularies of SentencePiece and byte-level BPE those
     that begin (▁, Ġ).
     """
-    tokenizer = paradigm.encoder.tokenizer
-    begins = any(piece.startswith(("▁", "Ġ")) for piece in tokenizer.get_vocab())
+    begins, special = _pieces(paradigm.encoder.tokenizer)
     found: list[Word] = []
     before = -2
     for place, (label, counts) in enumerate(
         zip(paradigm.encoder.labels(text, side), mask.tolist(), strict=True)
     ):
-        if not counts or label in tokenizer.all_special_tokens:
+        if not counts or label in special:
             continue
         continues = not label.startswith(("▁", "Ġ")) if begins else label.startswith("##")
         bare = label.lstrip("▁Ġ") if begins else label.removeprefix("##")
@@ -189,6 +190,13 @@ def words(paradigm: Paradigm, text: str, side: Side, mask: Tensor) -> list[Word]
             found.append(Word(bare, [place]))
         before = place
     return found
+
+
+@lru_cache(maxsize=1)
+def _pieces(tokenizer: Any) -> tuple[bool, frozenset[str]]:
+    """Whether the vocabulary marks pieces that begin a word, and its special tokens."""
+    begins = any(piece.startswith(("▁", "Ġ")) for piece in tokenizer.get_vocab())
+    return begins, frozenset(tokenizer.all_special_tokens)
 
 
 def weigh(found: list[Word], weights: Tensor, share: float) -> list[Word]:

@@ -217,18 +217,20 @@ def measure(
     pairs, asked, dim = settings.pairs(), max(1, len(test.queries)), paradigm.encoder.dim
     pruned = {d: ExactIndex.of(index, folder / str(d), keep=d) for d in {d for _, d in pairs} - {1.0}}
     pruned[1.0] = index
-    searching = {q: int(most_salient(queries, q).mask.sum()) / asked for q in {q for q, _ in pairs}}
+    searching = {q: most_salient(queries, q) for q in {q for q, _ in pairs}}
     found: list[tuple[dict[str, Any], Run]] = []
     for q, d in pairs:
         began = time.perf_counter()
-        run = pruned[d].search(paradigm, test.queries, settings.depth, keep=q)
+        found_for = pruned[d].search_tokens(paradigm.recipe, searching[q], settings.depth)
+        seconds, tokens = time.perf_counter() - began, int(searching[q].mask.sum())
         cost = {
             "query_keep": q,
             "document_keep": d,
             "bytes/document": pruned[d].bytes_per_document,
-            "search ms/query": 1000 * (time.perf_counter() - began) / asked,
-            "search multiply-adds/query": searching[q] * int(pruned[d].offsets[-1]) * dim,
+            "search ms/query": 1000 * seconds / asked,
+            "search multiply-adds/query": tokens / asked * int(pruned[d].offsets[-1]) * dim,
         }
+        run = dict(zip(test.queries, found_for, strict=True))
         found.append((cost, run))
     # One pass over every pair's candidates gives each pair the scores that a rerank of its own would give.
     union = {name: {d: 0.0 for _, run in found for d in run[name]} for name in test.queries}

@@ -23,12 +23,12 @@ class Settings(EncoderStudy):
     backbone: str = "offline"
     """an encoder, or a T5, by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package; small:
     a T5 with random weights and the collection's vocabulary, all of it trained"""
-    other_batch_sizes: list[int] = field(default_factory=lambda: [8, 16])
+    other_batch_sizes: list[int] = field(default_factory=lambda: [8])
     """of further XTRs than those that learn from ColBERT's batches (Figure 7)"""
-    k_train: list[int] = field(default_factory=lambda: [8, 32, 128])
+    k_train: list[int] = field(default_factory=lambda: [8, 128])
     """tokens of the batch that each query token retrieves in training"""
     document_length: int = 96
-    search_tokens: list[int] = field(default_factory=lambda: [3, 10, 30, 100, 300, 1000, 3000])
+    search_tokens: list[int] = field(default_factory=lambda: [3, 10, 30, 100, 300, 1000])
     """the k' that are tried"""
     table_tokens: int = 100
     """k' of the imputations (Table 5), of the costs (Table 1) and of the choice of k_train by dev queries"""

@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 from studies.pages import Measured
-from studies.settings import EncoderTraining
+from studies.settings import EncoderStudy
 
 from paradigms import Paradigm, load
 from paradigms.baselines.bm25 import BM25
@@ -28,9 +28,11 @@ from paradigms.io.terminal import shown
 from paradigms.train.job import (
     DEV_DEPTH,
     NEGATIVES_DEPTH,
+    STATES,
     content,
     fit,
     keep_settings,
+    keep_states,
     open_collection,
     training_splits,
 )
@@ -156,6 +158,7 @@ class Job:
     file: Path
     prepare: Callable[[], Any]  # on every process, such as training
     measure: Callable[[Any], Measured]  # on the main process alone
+    states: Path | None = None  # folder that jobs share, deleted after them
 
 
 def run_jobs(jobs: Sequence[Job], accelerator: Accelerator, console: Console) -> list[Measured]:
@@ -170,6 +173,8 @@ def run_jobs(jobs: Sequence[Job], accelerator: Accelerator, console: Console) ->
         except (ValueError, OSError, KeyError, FloatingPointError) as error:
             raise SystemExit(f"{job.name}: {shown(error)}") from error
         accelerator.free_memory()
+    for states in {job.states for job in jobs if job.states}:
+        by_main(lambda states=states: shutil.rmtree(states, ignore_errors=True), accelerator)
     return [read_json(job.file) for job in jobs]
 
 
@@ -180,7 +185,7 @@ def encoder_job(
     make: Callable[[], Paradigm],
     measure: Callable[[Paradigm, ExactIndex, Path], Measured],
     bench: Bench,
-    settings: EncoderTraining,
+    settings: EncoderStudy,
     accelerator: Accelerator,
     *,
     read: Callable[[Path], Any] = load,
@@ -193,27 +198,32 @@ def encoder_job(
     "kept step": after how many steps training kept the model; 0: untrained; None: a checkpoint as it is.
     """
 
+    layers, states, corpus = settings.trained_layers, Path(settings.output) / STATES, bench.collection.corpus
+
     def train(paradigm: Paradigm, training: Path) -> Paradigm:
-        chosen = settings.training() | {"seed": seed} | changes
-        given = TrainingSettings(**chosen, save_every=100)
         runs = bench.mined if settings.negatives else {}, bench.dev_run
         splits, counts = (bench.train, bench.dev), (settings.negatives, settings.dev_queries)
-        return fit(paradigm, bench.collection, splits, runs, *counts, given, training, accelerator)
+        how = TrainingSettings(**settings.training() | {"seed": seed} | changes, save_every=100)
+        given = paradigm, bench.collection, splits, runs, *counts, how, training, accelerator
+        return fit(*given, states=states)
 
     def prepare() -> Paradigm:
         if checkpoint is not None:
             return read(checkpoint).to(accelerator.device).eval()
-        return trained_once(folder, seed, make, train, accelerator, read)
+        paradigm = trained_once(folder, seed, make, train, accelerator, read)
+        if layers:
+            keep_states(paradigm, layers, states, {"document": corpus}, accelerator)
+        return paradigm
 
     def measured(paradigm: Paradigm) -> Measured:
         kept = None if checkpoint else read_json(folder / "training" / "cost.json")["step"]
         folder.mkdir(parents=True, exist_ok=True)
-        corpus, precision = bench.collection.corpus, accelerator.mixed_precision
+        precision = accelerator.mixed_precision
         with tempfile.TemporaryDirectory(dir=folder) as own:
             index = ExactIndex.build(paradigm, corpus.ids, corpus, f"{own}/index", precision=precision)
             return {"kept step": kept} | measure(paradigm, index, Path(own))
 
-    return Job(f"{bench.collection.name}, {name}", folder / "values.json", prepare, measured)
+    return Job(f"{bench.collection.name}, {name}", folder / "values.json", prepare, measured, states)
 
 
 def unlearned(means: Mapping[str, float], bm25: float, models: Iterable[Measured] = ()) -> str:

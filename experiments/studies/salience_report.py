@@ -194,7 +194,7 @@ def describe(found: Found) -> dict[str, Section]:
         },
         "costs": Section(
             "Costs of each pair of ratios, means over models",
-            "The search reads every stored token; its milliseconds include the query's encoding.",
+            "The search reads every stored token; its milliseconds are those after the query's encoding.",
             _costs(found),
         ),
     }

@@ -195,9 +195,7 @@ def trained(
     paradigm = PARADIGMS[name](system.backbone or settings.backbone, **options).to(accelerator.device)
     states, layers = folder.parents[1] / STATES, training.trained_layers if training else 0
     if layers:
-        queries = [
-            text for split in (*splits, data.test, *data.others.values()) for text in split.queries.values()
-        ]
+        queries = [text for split in (data.test, *data.others.values()) for text in split.queries.values()]
         texts: dict[Side, Any] = {"query": queries, "document": data.collection.corpus}
         keep_states(paradigm, layers, states, texts, accelerator)
     if training is None:

@@ -86,6 +86,8 @@ def _verdict(claim: Claim, p: float) -> Verdict:
     elif p < ALPHA and (inside or outside):
         word = REPRODUCED if inside else CONTRADICTED
         reason = "" if claim.contrast.shape[0] > 1 else "of one seed, the interval is over queries alone"
+    elif inside or outside:
+        word, reason = UNDECIDED, f"the interval decides, but p is {p:.2f} after Holm's correction"
     else:
         word, reason = UNDECIDED, _needed(claim, interval, upper)
     return Verdict(claim, interval, p, word, reason)

@@ -177,8 +177,8 @@ def fit(
     runs: a first ranking of each split's queries, to draw hard negatives from and to rerank. Without dev
     queries the last state is the result. Cross-attention needs negatives. teacher: whose scores
     `training.distillation` learns. suspects: hard negatives to leave out. states: folder of what frozen
-    layers give (`keep_states`), which the caller deletes; without it, one in `folder` is made for this
-    training alone.
+    layers give (`keep_states`), which trainings share and the caller deletes; without it, one in `folder` is
+    made for this training alone.
     """
     if (teacher is None) != (training.distillation is None):
         raise ValueError("a distillation needs a teacher, and a teacher a distillation: give both or neither")
@@ -193,7 +193,7 @@ def fit(
     dev = _dev(collection, dev_split, dev_run, dev_queries, accelerator)
     layers, own = training.trained_layers, folder / STATES
     if layers and isinstance(paradigm, Paradigm):
-        texts = {} if states else _texts(corpus, examples, dev, training, accelerator)
+        texts = _texts(corpus, examples, dev, training, accelerator)
         keep_states(paradigm, layers, states or own, texts, accelerator)
     trained = train(paradigm, objective, training, folder, accelerator=accelerator, dev=dev)
     trained = trained.to(accelerator.device)

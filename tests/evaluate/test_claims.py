@@ -34,6 +34,7 @@ def test_claims_of_a_study_are_one_family():
     alone, family = claim(0.025, queries=60), [claim(0.025, queries=60)] * 40
     assert judge([alone])[0].word == REPRODUCED
     assert {v.word for v in judge(family)} == {UNDECIDED}
+    assert "after Holm's correction" in judge(family)[0].reason  # no number of queries: the interval decides
 
 
 def test_the_queries_that_would_decide_decide():

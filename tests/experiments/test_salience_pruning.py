@@ -22,7 +22,7 @@ EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 def flags(collection: Path, backbone: Path, output: Path, **changes: object) -> dict[str, object]:
     own = {"collection": collection, "backbone": backbone, "output": output, "seeds": "[0]", "negatives": 1}
     own |= {"methods": '["entropic", "relu", "hard", "l1", "none"]', "depth": 8}
-    return SMALL | own | {"query_length": 8, "document_length": 12} | changes
+    return SMALL | own | {"query_length": 8, "document_length": 12, "trained_layers": 0} | changes
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from studies.token_claims import claims, gather
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.data import Corpus, Split
+from paradigms.encoder.frozen import LowerStates
 from paradigms.evaluate import PerQuery
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from paradigms.impute import IMPUTATIONS
@@ -44,6 +45,7 @@ def made(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Par
 def measured(made: tuple[Paradigm, ExactIndex]) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(token_measures, "DEEP", 2)
+        patch.setattr(token_measures, "EXAMPLE", (QUERIES["q1"], QUERIES["q1"].split()[1]))
         ids = token_measures.stored_ids(*made, CORPUS)
         return token_measures.measure(*made, ids, TEST, SEARCHED, table_tokens=6)
 
@@ -86,6 +88,10 @@ def test_gold_and_lexical_tokens_are_counted_at_every_rank(
                 assert values[place] == pytest.approx(expected)
             expected = hits[:, :100, at].mean() if len(own) else 0
             assert measured["tokens"][kind][place] == pytest.approx(expected)
+        if name == "q1":
+            (word,) = paradigm.encoder.tokenizer(query.split()[1], add_special_tokens=False)["input_ids"]
+            assert measured["example"] == pytest.approx(hits[own.index(word), :100, 1].mean())
+            assert measured["example"] > 0
         others = [hit[2] for row in hits for hit in row[:100] if not hit[0]]
         expected = np.mean(others) if others else 0
         assert measured["tokens"]["score of others"][place] == pytest.approx(expected, abs=1e-6)
@@ -250,8 +256,8 @@ def finished(
     batches: dict[str, list[list[str]]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
-    output = tmp_path_factory.mktemp("results") / "tokens"
-    collate = Contrastive.collate
+    output, once = tmp_path_factory.mktemp("results") / "tokens", list[bytes]()
+    collate, write = Contrastive.collate, LowerStates._write
 
     def noted(objective: Contrastive, examples: list[Any]) -> Any:
         recipe = objective.paradigm.recipe
@@ -259,9 +265,16 @@ def finished(
         batches.setdefault(name, []).append([f"{e.query} {e.negatives}" for e in examples])
         return collate(objective, examples)
 
+    def kept(store: LowerStates, name: str, held: list[bytes], *rest: Any) -> None:
+        once.extend(held)
+        write(store, name, held, *rest)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Contrastive, "collate", noted)
+        patch.setattr(LowerStates, "_write", kept)
         run(words, checkpoints["t5"], output)
+    assert len(once) == len(set(once)) > 40  # frozen layers read each text once, for all models
+    assert not (output / "states").exists()
     return output
 
 
