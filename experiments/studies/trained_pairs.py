@@ -69,7 +69,8 @@ def trained(
         console.print(f"{bench.collection.name}, seed {seed}: {name}")
         torch.manual_seed(seed)
         if kind in GENERATIVE:
-            return build(name, seed, bench, settings)
+            with autocast(accelerator.device, accelerator.mixed_precision):  # which DSI and NP embed texts in
+                return build(name, seed, bench, settings)
         options: dict[str, Any] = {"pooling": "mean"} if name == "dpr" else {}  # S-T5's
         lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
         backbone = settings.second if second else settings.backbone
