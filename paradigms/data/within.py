@@ -93,7 +93,7 @@ def most_asked(collection: Collection, documents: int) -> Collection:
     found = assemble(
         f"{collection.name}-{len(kept)}",
         (row for row in rows if row[0] in kept),
-        queries,
+        queries.items(),
         judgements,
         measures=collection.measures,
     )
