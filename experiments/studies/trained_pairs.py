@@ -1,9 +1,9 @@
 """The models that the studies of Wu et al. 2024 (arXiv:2404.00684) measure: trained once per seed, shared.
 
 All start from one backbone and learn from the same queries and documents; the passages and spans that
-generative models learn from are the same for every seed. A model whose checkpoint is in the folder `models` is
-not trained again, and a measurement in the results folder is not repeated. Every model is in its last state: no
-dev measure chose it.
+generative models learn from are the same for every seed. A model whose checkpoint is in the folder `models`
+is not trained again, and a measurement in the results folder is not repeated. Every model is in its last
+state: no dev measure chose it.
 """
 
 import shutil

@@ -7,6 +7,7 @@ ask for these documents (Wu et al. 2024, §6.1); other collections divide by art
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 from paradigms.data import near
@@ -81,7 +82,7 @@ def most_asked(collection: Collection, documents: int) -> Collection:
     corpus = collection.corpus
     kept = set(sorted(corpus.ids, key=lambda id: (-asked[id], uniform(id)))[:documents])
     rows = zip(corpus.ids, corpus.titles, corpus, strict=True)
-    judgements = {
+    judgements: dict[str, Iterable[tuple[str, str, int]]] = {
         name: (
             (query, id, grade)
             for query, grades in split.judgements.items()
