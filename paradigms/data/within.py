@@ -92,7 +92,7 @@ def most_asked(collection: Collection, documents: int) -> Collection:
         for name, split in collection.splits.items()
     }
     found = assemble(
-        f"{collection.name}-{len(kept)}",
+        f"{collection.name}, {len(kept):,} documents with the most queries",
         (row for row in rows if row[0] in kept),
         queries.items(),
         judgements,
