@@ -45,46 +45,29 @@ SYSTEMS = {  # system -> its trained model
 
 @dataclass
 class Settings(PairSettings):
-    """What is trained on what, and which queries are measured.
-
-    The sizes are those at which a T5 that starts from random weights learns in minutes, by the dev queries of
-    pydocs: many cheap steps on short passages.
-    """
+    """What is trained on what, and which queries are measured."""
 
     systems: list[str] = field(default_factory=lambda: list(SYSTEMS))
     """names in the tables; BM25 is always there, and those of the second backbone where it is another one"""
-    documents: int = 500
-    """size of a fixed subset, of pydocs alone; 0: all documents"""
-    vocabulary: int = 2000
-    """tokens of the small T5"""
-    width: int = 64
-    """of the small T5's vectors"""
-    layers: int = 1
-    """of the small T5's encoder, and of its decoder"""
-    steps: int = 300
-    """of DPR and ColBERT; SEAL has as many more as it takes to see as many queries beside its passages"""
-    generative_steps: int = 900
-    """of DSI and GENRE; ASYNC clusters anew twice meanwhile"""
-    batch_size: int = 32
-    learning_rate: float = 3e-3
-    models: str = ""
-    """folder of the trained models; empty: in the results folder"""
+    queries: int = 400
+    """test queries that are measured, drawn at random; 0: all"""
+    depth: int = 20
+    """BM25 candidates of each query, to which the relevant documents are added"""
     beams: int = 20
     """of DSI's and GENRE's search; SEAL has 5, as its authors"""
 
     experiment = "document-encoding"
 
     def __post_init__(self) -> None:
-        own = not self.models
         super().__post_init__()
-        self.models = f"{self.output}/models" if own else self.models
         known(self, "systems", SYSTEMS)
-        if self.second == self.backbone:
-            self.systems = [name for name in self.systems if "second" not in SYSTEMS[name]]
-            if not self.systems:
-                raise SystemExit(
-                    "DPR and ColBERT come from a second backbone: name one with --second, or S-T5, T5-ColBERT"
-                )
+        absent = ["second"] * (self.second == self.backbone) + ["np-async"] * self.frozen
+        self.systems = [name for name in self.systems if not any(of in SYSTEMS[name] for of in absent)]
+        if not self.systems:
+            raise SystemExit(
+                "DPR and ColBERT come from a second backbone: name one with --second, or S-T5, T5-ColBERT. "
+                "ASYNC clusters anew what an encoder gives: train it with --frozen false"
+            )
 
 
 if __name__ == "__main__":  # before the imports that take seconds
@@ -107,7 +90,7 @@ from paradigms.index import ExactIndex
 
 BM25, CONTROL = "BM25", "SEAL without a model"
 SEAL_BEAMS = 5
-SEARCHED = 200  # first queries at most that are also searched greedily and among all documents
+SEARCHED = 100  # first queries at most that are also searched greedily and among all documents
 MEASURES = ("R@1", "R@10", "RR@10", "nDCG@10")
 RECALLS = ("R@1", "R@10")
 STAGES = {"retrieve": "end to end", "rerank": "rerank"}
@@ -158,8 +141,8 @@ def main(settings: Settings) -> None:
             }
             for stage in STAGES | SEARCHES
         }
-        summary = f"{sample(bench, settings)} DSI and GENRE train for {settings.generative_steps} steps."
-        publish(settings, "Document encodings", summary, describe(values, settings), accelerator)
+        sections = describe(values, settings)
+        publish(settings, "Document encodings", sample(bench, settings), sections, accelerator)
     accelerator.end_training()
 
 

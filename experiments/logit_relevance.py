@@ -48,7 +48,6 @@ from studies.model_runs import Bench
 from studies.pages import Measured, Section, publish, verdicts
 from studies.trained_pairs import (
     build,
-    generative_steps,
     measure_all,
     pairs_of,
     recalls,
@@ -83,10 +82,11 @@ def main(settings: Settings) -> None:
 
     def measured(_: str, seed: int, bench: Bench, models: list[Any]) -> Measured:
         steps, states = zip(*states_of_training(seed, bench, settings), strict=True)
-        heard = recalls(bench, **{settings.paradigm: models[0]})
+        heard = recalls(bench, settings.depth, **{settings.paradigm: models[0]})
         return {"queries": list(bench.pool(settings.depth)), "steps": steps, "states": states} | heard
 
-    bench, found, accelerator = measure_all(settings, {settings.paradigm: (settings.paradigm,)}, measured)
+    tasks = {settings.paradigm: (settings.paradigm,)}
+    bench, found, accelerator = measure_all(settings, tasks, measured, exact=True)
     if accelerator.is_main_process:
         seeds = found[settings.paradigm]
         values = {
@@ -122,15 +122,14 @@ def states_of_training(seed: int, bench: Bench, settings: Settings) -> list[tupl
     torch.manual_seed(seed)
     accelerator = Accelerator()
     model = build(settings.paradigm, seed, bench, settings).to(accelerator.device)
-    pairs, seen = pairs_of(model, bench, settings, seed, Problems()), list[Any]()
-    steps = generative_steps(model, pairs, bench, settings)
-    every = max(1, steps // settings.states)
+    pairs, seen = pairs_of(model, bench, settings, Problems()), list[Any]()
+    every = max(1, settings.generative_steps // settings.states)
 
     def dev(model: Generative) -> tuple[float, float]:
         seen.append(state(model, bench, settings.depth))
         return 0.0, 0.0  # which chooses the last state
 
-    times = {"evaluate_every": every, "save_every": steps}
+    times = {"evaluate_every": every, "save_every": settings.generative_steps}
     training = training_settings(every * settings.states, seed, settings, **times)
     kept = Path(settings.models) / "states"
     fit_pairs(model, bench.collection.corpus, pairs, training, folder, accelerator, dev=dev, states=kept)

@@ -64,10 +64,11 @@ Parts = dict[
 
 def main(settings: Settings) -> None:
     def measured(_: str, __: int, bench: Bench, models: list[Any]) -> Measured:
-        return measure(models[0], bench) | recalls(bench, **{settings.paradigm: models[0]})
+        heard = recalls(bench, settings.depth, **{settings.paradigm: models[0]})
+        return measure(models[0], bench) | heard
 
     tasks = {settings.paradigm: (settings.paradigm,)}
-    bench, found, accelerator = measure_all(settings, tasks, measured)
+    bench, found, accelerator = measure_all(settings, tasks, measured, exact=True)
     if accelerator.is_main_process:
         seeds = found[settings.paradigm]
         heads = {key: at_path(seeds, "heads", key) for key in seeds[0]["heads"]}

@@ -76,7 +76,7 @@ Values = tuple[Int[np.ndarray, " x"], Float[np.ndarray, " x"]]  # ids of tokens 
 
 def main(settings: Settings) -> None:
     def measured(_: str, __: int, bench: Bench, models: list[Any]) -> Measured:
-        heard = recalls(bench, colbert=models[0], seal=models[1])
+        heard = recalls(bench, settings.depth, colbert=models[0], seal=models[1])
         return measure(*models, bench, settings.depth) | heard
 
     bench, found, accelerator = measure_all(settings, {TASK: ("colbert", "seal")}, measured)

@@ -14,12 +14,12 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 from studies.pages import Measured
-from studies.settings import EncoderStudy
+from studies.settings import EncoderStudy, PairSettings
 
 from paradigms import Paradigm, load
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Run, Split, hold_out
-from paradigms.data.within import within_documents
+from paradigms.data.within import most_asked, within_documents
 from paradigms.evaluate import PerQuery, per_query
 from paradigms.evaluate.reranking import candidates
 from paradigms.index import ExactIndex
@@ -79,6 +79,8 @@ def open_bench(
     """
     name = collection or settings.collection
     opened = open_collection(name, settings.documents or None if name == "pydocs" else None, console)
+    if isinstance(settings, PairSettings) and 0 < settings.documents < len(opened.corpus):
+        opened = most_asked(opened, settings.documents)
     if getattr(settings, "division", "") == "within":
         try:
             opened = within_documents(opened)

@@ -107,51 +107,46 @@ class PairSettings(Results):
 
     collection: str = "pydocs"
     """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
-    documents: int = 2000
-    """size of a fixed subset, of pydocs alone; 0: all documents"""
+    documents: int = 600
+    """those with the most queries; of pydocs a fixed subset; 0: all"""
     division: Literal["within", "unseen"] = "within"
     """of queries into train and test. within: within documents, each of which has training queries, as in the
     paper; unseen: as the collection has it, where test documents need not have any"""
-    backbone: str = "small"
+    backbone: str = "offline"
     """a T5 or BART by hub name or folder; an encoder likewise (offline: all-MiniLM-L6-v2), under a decoder
-    with random weights; small: a T5 with random weights and the collection's vocabulary"""
+    with random weights"""
     decoder_layers: int = 2
     """of the decoder over an encoder"""
-    frozen: bool = False
+    frozen: bool = True
     """do not train the encoder of generative models; on a CPU its states are kept on disk"""
+    trained_layers: int = 1
+    """upper layers of the encoder that DPR and ColBERT train; 0: all"""
     second: str = "offline"
     """encoder of DPR, and of ColBERT beside that of the backbone; offline: all-MiniLM-L6-v2"""
-    vocabulary: int = 8000
-    """tokens of the small T5"""
-    width: int = 128
-    """of the small T5's vectors"""
-    layers: int = 2
-    """of the small T5's encoder, and of its decoder"""
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
-    """of the small T5's weights and of training"""
-    steps: int = 2000
-    """of DPR and ColBERT; SEAL has as many more as it takes to see as many queries beside its passages"""
-    generative_steps: int = 6000
-    """of DSI and GENRE"""
+    """of training"""
+    steps: int = 30
+    """of DPR and ColBERT"""
+    generative_steps: int = 1000
+    """of DSI, GENRE and SEAL"""
     batch_size: int = 64
-    learning_rate: float = 1e-3
-    head_learning_rate: float | None = None
+    learning_rate: float = 1e-4
+    head_learning_rate: float | None = 2e-3
     """of what is no part of the backbone, such as a decoder over an encoder; null: learning_rate"""
-    passages: int = 10
+    passages: int = 16
     """of each document, from which DSI and GENRE learn its identifier"""
-    passage_words: int = 8
+    passage_words: int = 12
     """of these passages; about as many as a query has"""
     query_length: int = 32
-    document_length: int = 128
+    document_length: int = 192
     span: int = 10
     """tokens of a document's windows, by which SEAL scores it"""
-    queries: int = 150
+    queries: int = 100
     """test queries that are measured, drawn at random; 0: all"""
-    depth: int = 100
+    depth: int = 50
     """BM25 candidates of each query, to which the relevant documents are added"""
     models: str = ""
     """folder of the trained models, which experiments share; empty: results/pairs-COLLECTION"""
-    precision: str = "no"
 
     experiment = "pairs"  # of results folders
 
@@ -159,7 +154,7 @@ class PairSettings(Results):
         at_least(
             self, steps=1, generative_steps=1, batch_size=1, passages=1, passage_words=1, depth=1, span=1
         )
-        at_least(self, decoder_layers=1, vocabulary=1, width=1, layers=1)
+        at_least(self, decoder_layers=1, documents=0, trained_layers=0)
         different(self, "seeds")
         of = folder_name(self.collection) + "-unseen" * (self.division == "unseen")
         self.models = self.models or f"results/pairs-{of}"

@@ -1,8 +1,9 @@
 """The models that the studies of Wu et al. 2024 (arXiv:2404.00684) measure: trained once per seed, shared.
 
-All start from one backbone and learn from the same queries and documents. A model whose checkpoint is in the
-folder `models` is not trained again, and a measurement in the results folder is not repeated. Every model is
-in its last state: no dev measure chose it.
+All start from one backbone and learn from the same queries and documents; the passages and spans that
+generative models learn from are the same for every seed. A model whose checkpoint is in the folder `models`
+is not trained again, and a measurement in the results folder is not repeated. Every model is in its last
+state: no dev measure chose it.
 """
 
 import shutil
@@ -34,20 +35,19 @@ from paradigms.encoder.backbone import packaged, pretrained
 from paradigms.evaluate import per_query
 from paradigms.evaluate.reranking import rerank
 from paradigms.generative.pairs import Pair, indexing_pairs, retrieval_pairs
-from paradigms.generative.small import small_t5
+from paradigms.model import autocast
 from paradigms.train.job import begin, content, fit, fit_pairs, keep_settings, training_pairs
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.state import by_main
 from paradigms.train.tracking import take
 
 TRAINING = (  # settings of the models; a folder of models that were trained otherwise is refused
-    *("collection", "documents", "division", "backbone", "second", "decoder_layers", "frozen", "vocabulary"),
-    *("width", "layers", "steps", "generative_steps", "batch_size", "learning_rate", "head_learning_rate"),
+    *("collection", "documents", "division", "backbone", "second", "decoder_layers", "frozen"),
+    *("trained_layers", "steps", "generative_steps", "batch_size", "learning_rate", "head_learning_rate"),
     *("passages", "passage_words", "query_length", "document_length", "span", "precision"),
 )
 SAVE_EVERY = 500  # steps between checkpoints
 SECOND_RATE = 1e-4  # learning rate of the second backbone, which is a trained encoder, at most
-POOL = 100  # of BM25's documents: the candidates of `recalls`
 TEXT_RANK = 8  # of PAWA's matrices for a text vocabulary, whose size they multiply
 
 
@@ -66,27 +66,27 @@ def trained(
     def make() -> Any:
         if kind == "dsi":  # its identifiers are clusters of DPR's document vectors
             trained("dpr", seed, bench, settings, accelerator, console)
-        by_main(lambda: _small_t5(folder / "small-t5", seed, bench, settings), accelerator)
         console.print(f"{bench.collection.name}, seed {seed}: {name}")
         torch.manual_seed(seed)
         if kind in GENERATIVE:
-            return build(name, seed, bench, settings)
+            with autocast(accelerator.device, accelerator.mixed_precision):  # which DSI and NP embed texts in
+                return build(name, seed, bench, settings)
         options: dict[str, Any] = {"pooling": "mean"} if name == "dpr" else {}  # S-T5's
         lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
-        backbone = settings.second if second else backbone_of(settings, seed)
+        backbone = settings.second if second else settings.backbone
         return PARADIGMS[kind](backbone, **options, **lengths)
 
     def train(model: Any, training: Path) -> Any:
         corpus = bench.collection.corpus
         if isinstance(model, Generative):
             problems, states = Problems(), Path(settings.models) / "states"
-            pairs = pairs_of(model, bench, settings, seed, problems)
+            pairs = pairs_of(model, bench, settings, problems)
             for found in (model.identifiers.problems, problems):
                 if found:
                     console.print(f"{name}: {found}")
-            given = training_settings(generative_steps(model, pairs, bench, settings), seed, settings)
+            given = training_settings(settings.generative_steps, seed, settings)
             return fit_pairs(model, corpus, pairs, given, training, accelerator, states=states)
-        changes: dict[str, Any] = {"in_batch": not paired}
+        changes: dict[str, Any] = {"in_batch": not paired, "trained_layers": settings.trained_layers}
         if second:
             changes["learning_rate"] = min(SECOND_RATE, settings.learning_rate)
         given = training_settings(settings.steps, seed, settings, **changes)
@@ -96,36 +96,14 @@ def trained(
     return trained_once(folder / name, seed, make, train, accelerator)
 
 
-def backbone_of(settings: PairSettings, seed: int) -> str:
-    """Of the models of a seed, whose small T5 has weights of its own."""
-    small = Path(settings.models) / f"seed-{seed}" / "small-t5"
-    return str(small) if settings.backbone == "small" else settings.backbone
-
-
-def _small_t5(folder: Path, seed: int, bench: Bench, settings: PairSettings) -> None:
-    if settings.backbone == "small" and not folder.is_dir():
-        texts = [*bench.collection.corpus, *bench.train.queries.values()]
-        # Dropout costs a T5 that starts from random weights more steps than it saves from over-fitting.
-        sizes = {name: getattr(settings, name) for name in ("vocabulary", "width", "layers")}
-        small_t5(texts, folder, **sizes, dropout=0.0, seed=seed)
-
-
 def training_settings(steps: int, seed: int, settings: PairSettings, **more: Any) -> TrainingSettings:
     names = ("batch_size", "learning_rate", "head_learning_rate")
     chosen = {name: getattr(settings, name) for name in names} | {"steps": steps, "seed": seed}
     return TrainingSettings(**chosen | {"warmup": 0.05, "save_every": SAVE_EVERY} | more)
 
 
-def generative_steps(model: Generative, pairs: Sequence[Pair], bench: Bench, settings: PairSettings) -> int:
-    """Of SEAL as many as it takes to see as many queries as ColBERT does, beside its passages."""
-    if model.identifiers.kind == "text":
-        return round(settings.steps / query_share(pairs, bench))
-    return settings.generative_steps
-
-
 def build(name: str, seed: int, bench: Bench, settings: PairSettings) -> Generative:
     """The generative model of this name, untrained."""
-    backbone = backbone_of(settings, seed)
     identifiers, _, encoding = name.partition("-")
     options: dict[str, Any] = {
         "query_length": settings.query_length,
@@ -147,26 +125,18 @@ def build(name: str, seed: int, bench: Bench, settings: PairSettings) -> Generat
         if encoding:
             options["softmax"] = "place"
         if encoding == "pawa":
-            options["pawa_rank"] = _width(backbone)  # as in NCI
-    return GENERATIVE[identifiers](backbone, bench.collection.corpus, **options)
+            options["pawa_rank"] = _width(settings.backbone)  # as in NCI
+    return GENERATIVE[identifiers](settings.backbone, bench.collection.corpus, **options)
 
 
-def pairs_of(
-    model: Generative, bench: Bench, settings: PairSettings, seed: int, problems: Problems
-) -> list[Pair]:
+def pairs_of(model: Generative, bench: Bench, settings: PairSettings, problems: Problems) -> list[Pair]:
     """Queries and passages with the identifiers of their documents; spans where identifiers are text."""
     corpus, ids = bench.collection.corpus, model.identifiers
     if ids.kind == "text":
-        return training_pairs(model, corpus, bench.train, problems, seed)
+        return training_pairs(model, corpus, bench.train, problems, seed=0)
     size: dict[str, Any] = {"words": settings.passage_words, "passages": settings.passages}
-    passages = indexing_pairs(corpus, ids, problems, **size, seed=seed)
+    passages = indexing_pairs(corpus, ids, problems, **size)
     return retrieval_pairs(bench.train, ids) + passages
-
-
-def query_share(pairs: Sequence[Pair], bench: Bench) -> float:
-    """Share of training pairs whose source is a query; those of the others are passages."""
-    queries = set(bench.train.queries.values())
-    return sum(pair.source in queries for pair in pairs) / len(pairs)
 
 
 def _width(backbone: str) -> int:
@@ -179,10 +149,12 @@ def measure_all(
     settings: PairSettings,
     tasks: Mapping[str, Sequence[str]],
     measure: Callable[[str, int, Bench, list[Any]], Measured],
+    exact: bool = False,
 ) -> tuple[Bench, dict[str, list[Measured]], Accelerator]:
     """task -> `measure(task, seed, bench, models)` for every seed, of the models that the task names.
 
-    Each is kept as seed-N/TASK.json. All must be of the same queries, listed as "queries".
+    Each is kept as seed-N/TASK.json. All must be of the same queries, listed as "queries". exact: generative
+    models are measured in float32, and not in the precision of their training.
     """
     accelerator, console = begin(settings)
     bench, models = open_bench(settings, console), Path(settings.models)
@@ -194,12 +166,16 @@ def measure_all(
     by_main(lambda: keep_settings(of_models, models, free=()), accelerator)
     bind(settings, accelerator, ("systems", "seeds", "models"), **of_models)
 
+    def measured(task: str, seed: int, of: list[Any]) -> Measured:
+        with autocast(accelerator.device, "no" if exact else accelerator.mixed_precision):
+            return measure(task, seed, bench, of)
+
     def job(task: str, seed: int) -> Job:
         return Job(
             f"{bench.collection.name}, seed {seed}, {task}",
             Path(settings.output) / f"seed-{seed}" / f"{task}.json",
             lambda: [trained(name, seed, bench, settings, accelerator, console) for name in tasks[task]],
-            lambda of: measure(task, seed, bench, of),
+            lambda of: measured(task, seed, of),
         )
 
     by_seed = [job(task, seed) for task in tasks for seed in settings.seeds]
@@ -211,12 +187,12 @@ def measure_all(
     return bench, found, accelerator
 
 
-def recalls(bench: Bench, **models: Paradigm | Generative) -> Measured:
+def recalls(bench: Bench, depth: int, **models: Paradigm | Generative) -> Measured:
     """The mean R@10 of each model and of BM25 on the test queries, for `unlearned_models`.
 
-    A model reranks BM25's first POOL documents and the relevant ones by the score that it is trained for.
+    A model reranks BM25's first `depth` documents and the relevant ones by the score that it is trained for.
     """
-    pool, queries = bench.pool(POOL), bench.test.queries
+    pool, queries = bench.pool(depth), bench.test.queries
     runs = {name: rerank(model, queries, bench.collection.corpus, pool) for name, model in models.items()}
     found = {
         name: per_query(run, bench.test.judgements, ["R@10"]).mean("R@10")
@@ -238,6 +214,7 @@ def sample(bench: Bench, settings: PairSettings) -> str:
         f"{len(bench.test.queries)} test queries over {len(bench.collection.corpus):,} documents of "
         f"{bench.collection.name}{unseen}, of which {learned_share(bench.train, bench.test):.0%} ask for "
         f"documents with training queries; seeds {settings.seeds} of models from {settings.backbone!r}, "
-        f"trained on {settings.steps * settings.batch_size:,} queries each. Intervals (95 %) resample seeds "
+        f"trained for {settings.steps} steps of {settings.batch_size}, generative ones for "
+        f"{settings.generative_steps}. Intervals (95 %) resample seeds "
         f"and queries. A model with less than {LEARNED:.0%} of BM25's R@10 has not learned enough."
     )

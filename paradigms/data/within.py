@@ -7,10 +7,11 @@ ask for these documents (Wu et al. 2024, §6.1); other collections divide by art
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 from paradigms.data import near
-from paradigms.data.collection import Collection, Digest, Split
+from paradigms.data.collection import Collection, Digest, Split, assemble
 from paradigms.data.pydocs import MOST, parameters, uniform
 
 WITHIN = "within documents"
@@ -67,6 +68,37 @@ def within_documents(collection: Collection) -> Collection:
         problems=problems,
         fingerprint=digest.hexdigest(),
     )
+
+
+def most_asked(collection: Collection, documents: int) -> Collection:
+    """The `documents` documents with the most queries, or all, and the queries that ask for one of them.
+
+    Of equally many by a hash of ids, without judgements of other documents. ValueError for fewer than one.
+    """
+    if documents < 1:
+        raise ValueError(f"documents must be at least 1, got {documents}")
+    queries, judged = _all_queries(collection)
+    asked = Counter(d for grades in judged.values() for d, grade in grades.items() if grade > 0)
+    corpus = collection.corpus
+    kept = set(sorted(corpus.ids, key=lambda id: (-asked[id], uniform(id)))[:documents])
+    rows = zip(corpus.ids, corpus.titles, corpus, strict=True)
+    judgements: dict[str, Iterable[tuple[str, str, int]]] = {
+        name: (
+            (query, id, grade)
+            for query, grades in split.judgements.items()
+            for id, grade in grades.items()
+            if id in kept and any(grades[d] > 0 for d in grades.keys() & kept)
+        )
+        for name, split in collection.splits.items()
+    }
+    found = assemble(
+        f"{collection.name}, {len(kept):,} documents with the most queries",
+        (row for row in rows if row[0] in kept),
+        queries.items(),
+        judgements,
+        measures=collection.measures,
+    )
+    return replace(found, built_in=collection.built_in)
 
 
 def learned_share(train: Split, test: Split) -> float:

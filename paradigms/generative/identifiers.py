@@ -129,6 +129,11 @@ class Identifiers:
         return [torch.from_numpy(np.unique(tokens[at])) for _, at in columns(offsets)]
 
     @property
+    def alphabet(self) -> Int[np.ndarray, " v"]:
+        """The tokens of the identifiers, `end` too, ascending."""
+        return np.union1d(self.tokens, [] if self.end is None else [self.end]).astype(np.int64)
+
+    @property
     def digest(self) -> str:
         """sha256 of what names what; the same for identifiers that are equal in all but `problems`."""
         found = hashlib.sha256(json.dumps([self.kind, self.documents, self.vocabulary, self.end]).encode())

@@ -82,6 +82,8 @@ class Generative(Trainable):
         for weight in self.encoder.parameters() if settings.frozen else ():
             weight.requires_grad_(False)
         self._places = identifiers.places() if settings.softmax == "place" else None
+        if self._places is None and self.added is not None and settings.tokens == "backbone":
+            self._places = [torch.from_numpy(identifiers.alphabet)]
         if self._places is not None and clusters is not None:
             self._places = [torch.from_numpy(clusters.expand(place.numpy())[1]) for place in self._places]
 
@@ -255,8 +257,8 @@ class Generative(Trainable):
     ) -> Float[Tensor, "b n m"]:
         """`token_scores` of decoder states."""
         outputs = self.outputs(states, targets.inputs)
-        if self._places is None:
-            return outputs.score(targets.ids, scorer)
+        if self._places is None or len(self._places) == 1:  # one softmax for all places
+            return outputs.score(targets.ids, scorer, None if self._places is None else self._alphabet(0))
         places = (slice(place, place + 1) for place in range(targets.ids.shape[-1]))
         parts = (outputs[p].score(targets.ids[..., p], scorer, self._alphabet(p.start)) for p in places)
         return torch.cat(list(parts), -1)

@@ -28,8 +28,9 @@ class GenerativeSettings:
     clusters: int = 5  # of each surface token at most, where tokens are "clusters"
     # Steps of training after which tokens are clustered anew, by the encoder as it then is (ASYNC); 0: never.
     refresh: int = 0
-    # What p(token | prefix, q) is normalised over: the vocabulary, or the tokens that stand at this place of
-    # some identifier. Never over the tokens that may follow the prefix: beams would no longer be comparable.
+    # What p(token | prefix, q) is normalised over: the vocabulary (of a decoder over an encoder, which has
+    # written nothing before: the identifiers' tokens), or the tokens that stand at this place of some
+    # identifier. Never over the tokens that may follow the prefix: beams would no longer be comparable.
     softmax: Literal["vocabulary", "place"] = "vocabulary"
     score: Scorer = "log_probability"  # what ranks in rerank mode
     span: int = 10  # tokens of a generated n-gram, and of a document's windows, where identifiers are text
@@ -46,6 +47,8 @@ class GenerativeSettings:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.refresh and self.tokens != "clusters":
             raise ValueError(f"refresh={self.refresh} renews the clusters of NP-decoding: tokens='clusters'")
+        if self.refresh and self.frozen:
+            raise ValueError(f"refresh={self.refresh}: a frozen encoder's vectors stay in their clusters")
         if self.tokens == "clusters" and self.document_length < 2:
             raise ValueError("NP-decoding reads tokens and </s>: document_length must be at least 2")
         if self.pawa_rank and self.tokens == "clusters":

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from paradigms.data.collection import assemble
-from paradigms.data.within import learned_share, within_documents
+from paradigms.data.within import learned_share, most_asked, within_documents
 
 WORDS = ["river", "stone", "cloud", "tree", "bird", "fish", "lamp", "door", "wheel", "grass", "snow", "iron"]
 
@@ -55,6 +55,20 @@ def test_every_test_document_has_training_queries_and_no_query_is_in_two_splits(
 def test_a_document_with_one_query_keeps_it_in_train():
     with pytest.raises(ValueError, match="no document has two queries"):
         within_documents(collection(each=1))
+
+
+def test_the_documents_with_the_most_queries_are_kept_with_these():
+    whole = collection(documents=6, each=3)
+    asked = whole.split("train")
+    fewer = asked.only(q for q in asked.queries if q not in ("q0.0", "q2.1", "q2.2"))
+    found = most_asked(replace(whole, splits={**whole.splits, "train": fewer}), 4)
+    assert found.corpus.ids == ["d1", "d3", "d4", "d5"]  # d0 and d2 have fewer than three queries
+    assert found.split("train").queries.keys() == {"q4.0", "q4.1", "q4.2"}
+    assert found.split("test") == whole.split("test")
+    assert found.fingerprint != whole.fingerprint
+    assert len(most_asked(whole, 99).corpus) == 6
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        most_asked(whole, 0)
 
 
 def test_near_copies_of_training_queries_and_words_of_a_document_are_no_test_queries():

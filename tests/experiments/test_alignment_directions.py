@@ -25,10 +25,8 @@ from alignment_directions import (
 from rich.console import Console
 from studies import trained_pairs
 from studies.model_runs import Bench, open_bench, some_queries
-from studies.trained_pairs import pairs_of, query_share
 
 from paradigms import Generative, Paradigm, load
-from paradigms.data import Problems
 from paradigms.evaluate import per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from tests.experiments.scripts import pair_flags, published, run, settings
@@ -90,27 +88,6 @@ def test_what_is_there_is_not_done_again_and_other_settings_are_refused(
         again(depth=7)
     with pytest.raises(SystemExit, match="steps: 2 then, 3 now"):  # the models are others
         again(steps=3, output=tmp_path)
-
-
-def test_both_models_see_as_many_queries(
-    finished: Path, bench: Bench, pair: list[Any], own: alignment_directions.Settings
-) -> None:
-    share = query_share(pairs_of(pair[1], bench, own, 0, Problems()), bench)
-    # Ten spans for each of 27 training queries (three are held out), three passages of each document.
-    assert share == pytest.approx(270 / (270 + 120))
-    models = finished / "models/seed-0"
-    kept = {name: models / name / "training" / "cost.json" for name in ("colbert", "seal")}
-    steps = {name: json.loads(file.read_text())["step"] for name, file in kept.items()}
-    assert steps == {"colbert": 2, "seal": round(2 / share)}
-
-
-def test_the_small_t5_is_trained_from_where_there_is_no_other(words: Path, tmp_path: Path) -> None:
-    sizes = {"vocabulary": 200, "width": 16, "layers": 1, "steps": 1}
-    own = settings("alignment_directions", **pair_flags(words, Path("small"), tmp_path, **sizes))
-    console, accelerator = Console(quiet=True), trained_pairs.Accelerator(cpu=True)
-    small: Any = trained_pairs.trained("colbert", 0, open_bench(own, console), own, accelerator, console)
-    config = small.encoder.backbone.config
-    assert (config.d_model, config.num_layers, config.dropout_rate) == (16, 1, 0.0)
 
 
 def test_the_test_queries_are_drawn_by_their_ids(bench: Bench) -> None:

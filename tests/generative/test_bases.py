@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
@@ -16,6 +17,7 @@ from paradigms.generative.interaction import decompose
 from paradigms.generative.model import Generative
 from paradigms.generative.pairs import Pair
 from paradigms.generative.retriever import GenerativeRetriever
+from paradigms.generative.seal import first_step
 from paradigms.train import job
 from paradigms.train.loop import TrainingSettings
 from tests.tiny import WIDTH
@@ -84,6 +86,14 @@ def test_search_and_rerank_give_the_same_scores_over_every_base(base: str, folde
     for query in QUERIES:
         assert list(found[query]) == list(reranked[query])
         assert list(found[query].values()) == pytest.approx(list(reranked[query].values()), abs=1e-4)
+
+
+def test_a_decoder_over_an_encoder_writes_tokens_of_identifiers_alone(folders: dict[str, Path]) -> None:
+    model = genre("bert", folders)
+    first = first_step(model, model.tokenize([*QUERIES.values()]))
+    assert np.exp(first).sum(1) == pytest.approx(1)
+    written = {token for n in range(len(TITLES)) for token in model.target(n)}
+    assert set(np.flatnonzero(first[0] > -np.inf)) == written
 
 
 @pytest.mark.parametrize("base", BASES)

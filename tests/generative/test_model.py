@@ -461,6 +461,7 @@ def test_what_does_not_go_together_is_refused(seq2seq: dict[str, Path], tmp_path
         ({"span": 0}, "span must be at least 1"),
         ({"pawa_rank": -1}, "pawa_rank must be at least 0"),
         ({"refresh": 5}, "tokens='clusters'"),
+        ({"tokens": "clusters", "refresh": 5, "frozen": True}, "vectors stay in their clusters"),
         ({"tokens": "clusters", "pawa_rank": 4}, "choose one"),
         ({"tokens": "clusters", "document_length": 1}, "document_length must be at least 2"),
         ({"tokens": "words"}, "tokens='words'; there are backbone, own, clusters"),
