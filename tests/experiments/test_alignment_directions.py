@@ -24,7 +24,7 @@ from alignment_directions import (
 )
 from rich.console import Console
 from studies import trained_pairs
-from studies.model_runs import Bench, open_bench, some_queries
+from studies.model_runs import Bench, open_bench
 from studies.trained_pairs import pairs_of, query_share
 
 from paradigms import Generative, Paradigm, load
@@ -102,20 +102,6 @@ def test_both_models_see_as_many_queries(
     kept = {name: models / name / "training" / "cost.json" for name in ("colbert", "seal")}
     steps = {name: json.loads(file.read_text())["step"] for name, file in kept.items()}
     assert steps == {"colbert": 2, "seal": round(2 / share)}
-
-
-def test_the_small_t5_is_trained_from_where_there_is_no_other(words: Path, tmp_path: Path) -> None:
-    sizes = {"vocabulary": 200, "width": 16, "layers": 1, "steps": 1}
-    own = settings("alignment_directions", **pair_flags(words, Path("small"), tmp_path, **sizes))
-    console, accelerator = Console(quiet=True), trained_pairs.Accelerator(cpu=True)
-    small: Any = trained_pairs.trained("colbert", 0, open_bench(own, console), own, accelerator, console)
-    config = small.encoder.backbone.config
-    assert (config.d_model, config.num_layers, config.dropout_rate) == (16, 1, 0.0)
-
-
-def test_the_test_queries_are_drawn_by_their_ids(bench: Bench) -> None:
-    assert len(bench.test.queries) == 8
-    assert some_queries(bench.collection.split("test"), 8).queries == bench.test.queries
 
 
 def test_directions_against_loops_over_tokens(bench: Bench, pair: list[Any]) -> None:
