@@ -36,7 +36,7 @@ if __name__ == "__main__":  # before the imports that take seconds
 import numpy as np
 
 from paradigms.cli.advise import MEASURE, SYSTEMS, Measured, chance_of_each, drawn, measure
-from paradigms.data import load
+from paradigms.data import load_collection
 from paradigms.io.files import write_json, write_text
 from paradigms.io.terminal import Terminal, shown
 
@@ -61,7 +61,7 @@ def main(settings: Settings) -> None:
 
 def measured(name: str, settings: Settings) -> dict[str, dict[str, list[float]]]:
     """kind of query → system → the values of a collection."""
-    collection = load(name)
+    collection = load_collection(name)
     last = list(collection.splits)[-1]
     split = collection.split(settings.split if settings.split in collection.splits else last)
     found = {}

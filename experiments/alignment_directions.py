@@ -37,7 +37,7 @@ from studies.trained_pairs import measure_all, sample
 from paradigms.data import Judgements, Run
 from paradigms.evaluate import per_query, seeds_interval
 from paradigms.evaluate.claims import Claim
-from paradigms.generative.outputs import Scorer
+from paradigms.generative.outputs import ScoreName
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.index import ExactIndex
 
@@ -48,7 +48,7 @@ CANDIDATES = "BM25"  # the order of the candidates, with the relevant that BM25 
 CHANCE = "random order"
 FORWARD = "MVDR (q→d)"
 BACKWARD = {"MVDR (q←d), Z = 1": "one", "MVDR (q←d), Z = M": "document_tokens"}
-GENERATIVE: dict[str, Scorer] = {f"GR, {name.replace('_', ' ')}": name for name in get_args(Scorer)}
+GENERATIVE: dict[str, ScoreName] = {f"GR, {name.replace('_', ' ')}": name for name in get_args(ScoreName)}
 TRAINED = "GR, log probability"  # GR by what it is trained for
 WHOLE = "GR, logit, whole document"  # Eq. 11 as printed
 PAPER = "Wu et al. 2024, §7.1"

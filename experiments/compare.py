@@ -6,7 +6,6 @@ to one results folder; an interrupted run goes on where it was, a finished one o
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -106,33 +105,27 @@ if __name__ == "__main__":  # before the imports that take seconds
 from accelerate import Accelerator
 from encode import open_encoded
 from rich.console import Console
+from studies.comparison_data import Data, divided, prepare, training_runs, training_settings
 from studies.comparison_report import STAGES, make_report, show
-from studies.systems import Data, check, searcher, trained, training_runs, training_settings
+from studies.systems import check, run_fused, searcher, trained
 
-from paradigms import GENERATIVE, PARADIGMS, Paradigm, load
-from paradigms.baselines.bm25 import BM25
-from paradigms.data import Collection, Run, Split, read_run, write_run
-from paradigms.data.by_document import Passages
-from paradigms.data.identical import own_documents, searching_others, told, without_own
+from paradigms import GENERATIVE, PARADIGMS, Paradigm
+from paradigms.data import Split, read_run, write_run
+from paradigms.data.identical import searching_others, told, without_own
 from paradigms.encoder.cut import count_cut
 from paradigms.encoder.text import ENCODERS
-from paradigms.evaluate import with_judgements
-from paradigms.evaluate.fusion import fuse, tune_weights
 from paradigms.evaluate.reranking import candidates
-from paradigms.index import INDEXES, open_index
+from paradigms.index import INDEXES
 from paradigms.io.files import write_json
 from paradigms.io.plugins import LOADED, plugin_of
 from paradigms.io.terminal import shown
 from paradigms.train.job import (
-    DEV_DEPTH,
-    NEGATIVES_DEPTH,
     STATES,
     begin,
     content,
     environment,
     keep_settings,
     open_collection,
-    training_splits,
 )
 from paradigms.train.loop import training_seconds
 from paradigms.train.state import by_main
@@ -174,7 +167,7 @@ def main(settings: Settings) -> None:
     by_main(lambda: keep_settings(kept, folder, free), accelerator)
     resumed = any((folder / run).exists() for run in training_runs(settings))
     for run, (name, _) in training_runs(settings).items():
-        by_main(partial(keep_settings, bound(settings.chosen[name]), folder / run, ()), accelerator)
+        by_main(partial(keep_settings, bound(settings.chosen[name], settings), folder / run, ()), accelerator)
     data = prepare(collection, splits, settings, progress=accelerator.is_main_process)
     if data.own:
         console.print(told(data.own))
@@ -232,64 +225,17 @@ def announce(settings: Settings, finished: set[str], documents: int, queries: in
     )
 
 
-def bound(system: System) -> dict[str, Any]:
-    """What a system's results are bound to: its settings, and the content of what they name."""
+def bound(system: System, settings: Settings) -> dict[str, Any]:
+    """What a system's results are bound to: its settings, how it is trained, the content of what it names."""
+    training = training_settings(system, settings)
     found = {name: path for name in ("backbone", "checkpoint") if (path := getattr(system, name))}
     builder, encoder = PARADIGMS.get(system.paradigm), ENCODERS.get(system.options.get("encoder", ""))
     names = {plugin_of(of) for of in (builder, encoder) if of is not None}
     if system.checkpoint and Path(system.checkpoint, "plugins.json").is_file():
         names |= {file.name for file in LOADED}
     plugins = {f"plug-in {file.name}": str(file) for file in LOADED if file.name in names}
-    return asdict(system) | content(**found) | content(**plugins)
-
-
-def divided(collection: Collection, settings: Settings) -> tuple[Split, Split, Split, dict[str, Split]]:
-    """Queries to train on, dev queries, test queries, those of the splits `also`; SystemExit without them.
-
-    Without a dev split a tenth of the training queries is held out for it; test queries choose nothing.
-    """
-    also = settings.also or []
-    for option, name in [("split", settings.split), *(("also", name) for name in also)]:
-        if name not in collection.splits:
-            raise SystemExit(
-                f"{collection.name} has no split {name!r}; it has {', '.join(collection.splits)}: "
-                f"choose one with --{option}"
-            )
-    test = collection.split(settings.split)
-    train_split, dev = training_splits(collection, settings.seed, settings.split, *also)
-    if not train_split.queries and any(training_settings(of, settings) for of in settings.chosen.values()):
-        raise SystemExit(
-            f"{collection.name} has no training queries: --steps 0 compares encoders without training, and "
-            "a system with a checkpoint was trained elsewhere"
-        )
-    for name, of in settings.chosen.items():
-        if of.fuse and of.fusion == "sum" and not of.weights and not dev.queries:
-            raise SystemExit(
-                f"system {name}: {collection.name} has no dev queries to choose weights on: give them"
-            )
-    return train_split, dev, test, {name: collection.split(name) for name in also}
-
-
-def prepare(
-    collection: Collection,
-    splits: tuple[Split, Split, Split, dict[str, Split]],
-    settings: Settings,
-    *,
-    progress: bool = False,
-) -> Data:
-    """The splits that `divided` gives, and BM25 with what training needs of it."""
-    train_split, dev, test, others = splits
-    began = time.perf_counter()
-    bm25 = BM25.build(collection.corpus, collection.corpus.ids, progress=progress)
-    seconds = time.perf_counter() - began
-    dev_run = bm25.search(dev.queries, DEV_DEPTH, progress=progress)
-    mined = train_split.queries if settings.negatives else {}
-    train_run = bm25.search(mined, NEGATIVES_DEPTH, progress=progress and bool(mined))
-    asked = (own_documents(collection.corpus, of, settings.identical_ids) for of in (test, *others.values()))
-    own = frozenset().union(*asked)
-    corpus = collection.corpus
-    pieces = Passages(corpus, settings.passages, settings.best_passages) if settings.passages else None
-    return Data(collection, train_split, dev, test, others, bm25, seconds, dev_run, train_run, own, pieces)
+    own = asdict(system) | {"training": training and asdict(training)}
+    return own | content(**found) | content(**plugins)
 
 
 def run_bm25(data: Data, settings: Settings, folder: Path) -> None:
@@ -375,41 +321,6 @@ def run_system(
         write_json(own / "costs.json", cost)
     accelerator.wait_for_everyone()
     accelerator.free_memory()
-
-
-def run_fused(name: str, system: System, data: Data, settings: Settings, folder: Path) -> None:
-    """Fuse the runs of the first seed, with weights that are given, equal, or chosen on dev."""
-    runs, weights, chosen = folder / "runs", tuple(system.weights), ""
-    if system.fusion == "sum" and not weights:
-        found = [dev_run(of, data, settings, folder) for of in system.fuse]
-        dev = with_judgements(data.dev, data.collection.corpus, found)
-        weights, chosen = tune_weights(found, dev), f", chosen on {len(data.dev.queries):,} dev queries"
-    weights = weights or (1.0,) * len(system.fuse)
-    for stage in ("retrieve", "rerank", *data.others):
-        parts = [read_run(runs / f"{of}.{stage}.run") for of in system.fuse]
-        depth = None if stage == "rerank" else settings.depth
-        write_run(runs / f"{name}.{stage}.run", fuse(parts, weights, system.fusion, depth), tag=name)
-    told = {
-        "fusion": system.fusion,
-        "weights": dict(zip(system.fuse, weights, strict=True)),
-        "chosen": chosen,
-    }
-    write_json(folder / name / "fusion.json", told)
-    costs = [json.loads((folder / of / "costs.json").read_text()) for of in system.fuse]
-    added = ("search ms/query", "bytes/document")
-    write_json(folder / name / "costs.json", {cost: sum(of[cost] for of in costs) for cost in added})
-
-
-def dev_run(name: str, data: Data, settings: Settings, folder: Path) -> Run:
-    """What a finished system finds for the dev queries."""
-    own = own_documents(data.collection.corpus, data.dev, settings.identical_ids)
-    if name == "bm25":
-        return searching_others(data.bm25.search, own)(data.dev.queries, settings.depth)
-    paradigm, index = load(folder / name / "checkpoint"), None
-    if isinstance(paradigm, Paradigm):
-        index = open_index(Path(settings.chosen[name].index or folder / name) / "index")
-    search, _, _ = searcher(paradigm, data, Path(), "no", index=index)
-    return searching_others(search, own)(data.dev.queries, settings.depth)
 
 
 if __name__ == "__main__":

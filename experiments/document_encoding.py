@@ -1,7 +1,7 @@
 """Do better document encodings bring generative retrieval up to ColBERT? PAWA, NP-decoding (Tables 6 to 8).
 
 Wu et al. 2024 (arXiv:2404.00684), §7.3 and appendix D: DSI, GENRE and SEAL with and without PAWA and
-NP-decoding, beside DPR, S-T5, ColBERT and BM25, end to end and on BM25's candidates. All learn from the same
+NP-decoding, beside DPR, S-T5, ColBERT and BM25, end to end. All learn from the same
 queries and documents. Neural systems come from one backbone, a T5 in the paper, after which they are named
 here; DPR and the further ColBERT of Table 7 come from another.
 
@@ -93,8 +93,7 @@ SEAL_BEAMS = 5
 SEARCHED = 100  # first queries at most that are also searched greedily and among all documents
 MEASURES = ("R@1", "R@10", "RR@10", "nDCG@10")
 RECALLS = ("R@1", "R@10")
-STAGES = {"retrieve": "end to end", "rerank": "rerank"}
-# Of identifiers in a trie.
+# Of identifiers in a trie; of other systems there is the middle one.
 SEARCHES = {"greedy": "greedy", "retrieve": "beams", "exhaustive": "all documents"}
 MARGIN = 0.02  # of R@1: "similar results"; the paper's own differences are -0.009 and +0.011
 COLBERT = "T5-ColBERT"
@@ -139,7 +138,7 @@ def main(settings: Settings) -> None:
                 for system, seeds in found.items()
                 if stage in seeds[0]
             }
-            for stage in STAGES | SEARCHES
+            for stage in SEARCHES
         }
         sections = describe(values, settings)
         publish(settings, "Document encodings", sample(bench, settings), sections, accelerator)
@@ -147,31 +146,26 @@ def main(settings: Settings) -> None:
 
 
 def measure(models: list[Any], bench: Bench, settings: Settings, control: bool = False) -> Measured:
-    """Every stage: each measure, one value per test query. Without a model: BM25.
+    """Every search: each measure, one value per test query. Without a model: BM25.
 
     control: SEAL by the query's own n-grams alone.
     """
-    queries, corpus, pool = bench.test.queries, bench.collection.corpus, bench.pool(settings.depth)
+    queries, corpus = bench.test.queries, bench.collection.corpus
     if not models:
-        runs = {"retrieve": bench.bm25.search(queries, 10), "rerank": bench.bm25.rerank(queries, pool)}
+        runs = {"retrieve": bench.bm25.search(queries, 10)}
     elif control:
-        every = query_keys(models[0], queries)
-        pooled = {q: {d: every[q].get(d, -np.inf) for d in of} for q, of in pool.items()}
-        runs = {"retrieve": every, "rerank": pooled}
+        runs = {"retrieve": query_keys(models[0], queries)}
     elif isinstance(models[0], Generative):
         runs = generative_runs(models[0], bench, settings)
     else:
         with tempfile.TemporaryDirectory() as folder:
             index = ExactIndex.build(models[0], corpus.ids, corpus, f"{folder}/index", precision="no")
-            runs = {
-                "retrieve": index.search(models[0], queries, 10),
-                "rerank": index.rerank(models[0], queries, pool),
-            }
+            runs = {"retrieve": index.search(models[0], queries, 10)}
     return measures_of(runs, bench)
 
 
 def generative_runs(model: Generative, bench: Bench, settings: Settings) -> dict[str, Run]:
-    """Search and reranking; of identifiers in a trie also the greedy search, and the scores of all documents.
+    """The search; of identifiers in a trie also the greedy search, and the scores of all documents.
 
     Those of clusters are left out: a search takes the best of several ways to write a name.
     """
@@ -181,14 +175,11 @@ def generative_runs(model: Generative, bench: Bench, settings: Settings) -> dict
         model.settings = replace(model.settings, beams=beams)
         return GenerativeRetriever(model).search(queries, 10)
 
-    rerank = GenerativeRetriever(model).rerank
-    runs = {
-        "retrieve": search(SEAL_BEAMS if words else settings.beams),
-        "rerank": rerank(queries, bench.pool(settings.depth)),
-    }
+    runs = {"retrieve": search(SEAL_BEAMS if words else settings.beams)}
     if not words and model.clusters is None:
-        some = per_query(runs["rerank"], bench.test.judgements, MEASURES[:1]).queries[:SEARCHED]
-        best = rerank(queries, {q: dict.fromkeys(bench.collection.corpus.ids, 0.0) for q in some})
+        some = per_query(runs["retrieve"], bench.test.judgements, MEASURES[:1]).queries[:SEARCHED]
+        pool = {q: dict.fromkeys(bench.collection.corpus.ids, 0.0) for q in some}
+        best = GenerativeRetriever(model).rerank(queries, pool)
         runs["exhaustive"] = {q: dict(islice(scores.items(), 10)) for q, scores in best.items()}
         greedy = search(1)
         runs["greedy"] = {q: greedy[q] for q in some}
@@ -210,11 +201,11 @@ def query_keys(model: Generative, queries: Mapping[str, str]) -> Run:
 def measures_of(runs: Mapping[str, Run], bench: Bench) -> Measured:
     judged = bench.test.judgements
     results = {
-        stage: per_query(run, judged if stage in STAGES else {q: judged[q] for q in run}, MEASURES)
+        stage: per_query(run, judged if stage == "retrieve" else {q: judged[q] for q in run}, MEASURES)
         for stage, run in runs.items()
     }
     found = {s: {m: values.tolist() for m, values in of.values.items()} for s, of in results.items()}
-    return found | {"queries": results["rerank"].queries}
+    return found | {"queries": results["retrieve"].queries}
 
 
 def unlearned_of(values: Values, systems: Sequence[str]) -> str:
@@ -235,8 +226,8 @@ def claims(values: Values) -> dict[str, list[Claim]]:
             printed = how.get("printed", ("", ""))[RECALLS.index(measure)]
             contrast, quantity = values[a][measure] - values[b][measure], f"{measure}, {a} − {b}"
             more = {"margin": how.get("margin", 0.0), "unlearned": unlearned_of(values, (a, b))}
-            place_ = f"Wu et al. 2024, {place}"
-            found[table].append(Claim(place_, sentence, quantity, contrast, printed=printed, **more))
+            where = f"Wu et al. 2024, {place}"
+            found[table].append(Claim(where, sentence, quantity, contrast, printed=printed, **more))
 
     improve = "both PAWA and NP-decoding can greatly improve the performance"
     similar = "and achieve similar results compared with T5-ColBERT on Recall@1"
@@ -253,9 +244,8 @@ def claims(values: Values) -> dict[str, list[Claim]]:
         claim("table7", "Appendix D", batch, name, f"{name}, pairs", RECALLS, **near)
     for a, b in (("S-T5", BM25), ("ColBERT, pairs", "S-T5"), (COLBERT, "ColBERT")):
         claim("table7", "Table 7", f"{a} > {b}", a, b, RECALLS, printed=gains(a, b))
-    for a, b in permutations(
-        MS_MARCO, 2
-    ):  # where both collections agree on the order; the smaller difference
+    # Where both collections agree on the order, with the smaller difference.
+    for a, b in permutations(MS_MARCO, 2):
         least = np.min([np.subtract(of[a], of[b]) for of in (NQ320K, MS_MARCO)], axis=0) / 100
         ordered = [measure for measure, gain in zip(RECALLS, least, strict=True) if gain > 0]
         claim("table8", "Table 8", f"{a} > {b}", a, b, ordered, printed=[f"≥ {gain:+.3f}" for gain in least])
@@ -274,8 +264,7 @@ def claims_of_the_search(values: Mapping[str, Values]) -> list[Claim]:
     costly = "may decrease the performance of the trained retrievers"
     found = []
     for system, best in values["exhaustive"].items():
-        poor = unlearned_of(values["retrieve"], [system])
-        count = best["R@10"].shape[1]
+        poor, count = unlearned_of(values["retrieve"], [system]), best["R@10"].shape[1]
         place = "Wu et al. 2024, §5.2.2"
         for way, measure in (("greedy", "R@1"), ("retrieve", "R@1"), ("retrieve", "R@10")):
             lost = values[way][system][measure][:, :count] - best[measure]
@@ -326,11 +315,6 @@ def describe(values: Mapping[str, Values], settings: Settings) -> dict[str, Sect
                 {"system": system} | of | {"paper": "/".join(map(str, NQ320K.get(system, ()))) or "–"}
                 for system, of in values["retrieve"].items()
             ],
-        ),
-        "rerank": Section(
-            "Reranking",
-            f"BM25's first {settings.depth} documents and the relevant ones, by the model's own rel.",
-            [{"system": system} | of for system, of in values["rerank"].items()],
         ),
     }
 

@@ -92,7 +92,7 @@ from studies.pages import Rows, Section, publish, shown
 
 from paradigms.align import ALIGNMENTS, one
 from paradigms.core import Tokens, rel
-from paradigms.data import Collection, Corpus, Problems, Split, load, read_run
+from paradigms.data import Collection, Corpus, Problems, Split, load_collection, read_run
 from paradigms.data.beir import write_folder
 from paradigms.encoder.backbone import load_tokenizer, packaged
 from paradigms.evaluate import on_split, seeds_interval
@@ -209,7 +209,7 @@ def compared(settings: Settings) -> Rows:
     """R@k, R@10 and nDCG@10 of every system by compare.py, untrained and trained."""
     folder = Path(settings.output, "collection")
     write_folder(collection(settings), folder)
-    test = load(str(folder)).split("test")
+    test = load_collection(str(folder)).split("test")
     measures = (f"R@{settings.relevant}", "R@10", "nDCG@10")
     names = ("systems", "options", "backbone", "batch_size", "learning_rate", "trained_layers", "precision")
     rows: Rows = []

@@ -60,11 +60,11 @@ from paradigms import Generative
 from paradigms.data import Problems
 from paradigms.evaluate import per_query
 from paradigms.evaluate.claims import Claim
-from paradigms.generative.outputs import Scorer
+from paradigms.generative.outputs import ScoreName
 from paradigms.generative.retriever import GenerativeRetriever
-from paradigms.train.job import fit_pairs
+from paradigms.train.generative import fit_pairs
 
-SCORERS: tuple[Scorer, ...] = get_args(Scorer)
+SCORERS: tuple[ScoreName, ...] = get_args(ScoreName)
 LOGITS = ("logit", "centred_logit")
 MEASURE = "RR@10"
 # What the paper's words are taken to mean, as it gives no numbers for them.

@@ -39,7 +39,7 @@ from paradigms import Generative
 from paradigms.evaluate.claims import Claim
 from paradigms.evaluate.report import PALETTE
 from paradigms.generative.interaction import Form, decompose
-from paradigms.generative.outputs import Scorer
+from paradigms.generative.outputs import ScoreName
 from paradigms.io.progress import progress_bar
 from theory import kernels
 from theory import low_rank as lemma
@@ -178,7 +178,7 @@ def parts_of_rel(
 ) -> dict[str, list[list[float]]]:
     """ "scorer, form" -> rel of each query and name, and the part of it that Σ(DᵀQ ⊙ A) makes."""
     found: dict[str, list[list[float]]] = {}
-    scorers: tuple[Scorer, ...] = get_args(Scorer)
+    scorers: tuple[ScoreName, ...] = get_args(ScoreName)
     for scorer in scorers:
         for form in FORMS:
             rel, part = [], []

@@ -13,14 +13,27 @@ Intervals of k resample the queries. The answer alone, in seconds: python -m par
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from studies.settings import LexicalStudy, at_least, different
+from studies.settings import Results, Tracker, at_least, different
 
 from paradigms.io.settings import command_line
 
 
 @dataclass
-class Settings(LexicalStudy):
+class Settings(Results):
     """Which collection is projected, and how finely it is measured."""
+
+    collection: str = "pydocs"
+    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
+    split: str = "test"
+    """whose queries"""
+    queries: int = 100
+    """how many of them, drawn at random"""
+    samples: int = 64
+    """Gaussian vectors per query for the exact law"""
+    seed: int = 0
+    """of everything random"""
+    precision: str = "no"
+    tracker: Tracker = "none"
 
     weightings: list[Literal["bm25", "tfidf", "boolean"]] = field(
         default_factory=lambda: ["bm25", "tfidf", "boolean"]
@@ -37,7 +50,7 @@ class Settings(LexicalStudy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, rank=1, length_bins=1)
+        at_least(self, queries=1, samples=2, rank=1, length_bins=1)
         different(self, "weightings")
         if not 0 < self.beta < 0.5:
             raise SystemExit(f"beta must lie in (0, 0.5), got {self.beta}")
@@ -47,14 +60,23 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, (__doc__ or "").partition("\n\n")[0])
 
 import numpy as np
+from rich.console import Console
 from studies.curves import Curves
 from studies.pages import Rows, Section, publish, verdicts
-from studies.projection_runs import make_problem, open_counts
 
-from paradigms.baselines.lexical_vectors import PLACEMENTS, Counts
+from paradigms.baselines.lexical_vectors import (
+    PLACEMENTS,
+    Counts,
+    Placement,
+    Weighting,
+    count_terms,
+    weigh,
+)
+from paradigms.data import Collection
 from paradigms.evaluate import Interval
 from paradigms.evaluate.claims import Claim
-from paradigms.train.job import begin
+from paradigms.io.terminal import shown
+from paradigms.train.job import begin, open_collection
 from theory.collection import Dimension, Problem, exact_thresholds, length_groups, required_dimension
 from theory.recall import required_dimension_recall, required_dimension_recall_exact
 
@@ -106,6 +128,23 @@ def main(settings: Settings) -> None:
     title = f"Random projections of {collection.name}"
     publish(settings, title, summary, sections, accelerator, told=1)
     accelerator.end_training()
+
+
+def open_counts(settings: Settings, console: Console) -> tuple[Collection, Counts]:
+    """The collection and its counts."""
+    collection = open_collection(settings.collection, None, console)
+    try:
+        queries = collection.split(settings.split).queries
+        return collection, count_terms(collection.corpus, queries, settings.queries, settings.seed)
+    except (KeyError, ValueError) as error:
+        raise SystemExit(shown(error)) from error
+
+
+def make_problem(
+    counts: Counts, weighting: Weighting, placement: Placement, groups: list[np.ndarray]
+) -> Problem:
+    """The vectors of a weighting, scored."""
+    return Problem.of(*weigh(counts, weighting, placement), groups)
 
 
 def smallest_margins(problem: Problem) -> np.ndarray:

@@ -68,7 +68,8 @@ from paradigms.colbert import colbert
 from paradigms.data import Split
 from paradigms.evaluate import per_query
 from paradigms.index import ExactIndex
-from paradigms.train.job import begin, t5_folder
+from paradigms.train.generative import t5_folder
+from paradigms.train.job import begin
 from paradigms.xtr import xtr
 
 FREE = {"seeds", "k_train", "other_batch_sizes"}  # what may change in a results folder

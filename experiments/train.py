@@ -119,6 +119,7 @@ from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Run, Split, read_run, write_run
 from paradigms.io.files import write_json
 from paradigms.io.terminal import shown
+from paradigms.train.generative import fit_generative, t5_folder
 from paradigms.train.job import (
     DEV_DEPTH,
     NEGATIVES_DEPTH,
@@ -126,10 +127,8 @@ from paradigms.train.job import (
     checksum,
     environment,
     fit,
-    fit_generative,
     keep_settings,
     open_collection,
-    t5_folder,
     training_splits,
 )
 from paradigms.train.loop import TrainingSettings, training_seconds

@@ -15,18 +15,12 @@ from torch import Tensor, nn
 
 from paradigms.align import ALIGNMENTS, NORMALISERS
 from paradigms.core import Interaction, Tokens, interact, rel
+from paradigms.encoder.base import Encoder
+from paradigms.encoder.batches import Batch
 from paradigms.encoder.published import as_published
-from paradigms.encoder.text import (
-    ENCODERS,
-    TOWERS,
-    Batch,
-    Encoder,
-    Side,
-    TextEncoder,
-    TwoTowers,
-    described,
-    encoder_class,
-)
+from paradigms.encoder.settings import Side
+from paradigms.encoder.text import ENCODERS, TextEncoder, encoder_class
+from paradigms.encoder.towers import TOWERS, TwoTowers, described
 from paradigms.impute import IMPUTATIONS
 from paradigms.io.files import atomic_folder, settle, write_json, write_text
 from paradigms.io.plugins import plugin_of
@@ -99,6 +93,10 @@ class Trainable(nn.Module, ABC):
     @abstractmethod
     def from_pretrained(cls, folder: str | Path) -> Any:
         """What `write` or `save_pretrained` wrote. Weights are safetensors: no code is loaded."""
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
 
     @property
     def layers(self) -> list[nn.Module]:

@@ -11,7 +11,8 @@ from paradigms.coil import coil
 from paradigms.colbert import colbert
 from paradigms.dpr import dpr
 from paradigms.encoder.backbone import packaged
-from paradigms.encoder.text import TextEncoder, TwoTowers
+from paradigms.encoder.text import TextEncoder
+from paradigms.encoder.towers import TwoTowers
 from paradigms.formats import read_checkpoint
 from paradigms.formats.dpr import is_dpr
 from paradigms.formats.weights import download, safe_weights

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paradigms.data import Collection, load
+from paradigms.data import Collection, load_collection
 
 SHARED = Path(__file__).parents[1].parent / "shared"
 
@@ -36,4 +36,4 @@ def shared(path: str) -> Path:
 
 def collection(name: str) -> Collection:
     """A real collection, from beside the repository."""
-    return load(shared(f"data/{name}"))
+    return load_collection(shared(f"data/{name}"))

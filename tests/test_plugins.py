@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from paradigms import PARADIGMS, Paradigm
-from paradigms.encoder.text import ENCODERS, TextEncoder, TwoTowers
+from paradigms.encoder.text import ENCODERS, TextEncoder
+from paradigms.encoder.towers import TwoTowers
 from paradigms.io.plugins import LOADED, load_plugins
 
 

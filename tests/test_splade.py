@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from paradigms.align import all_pairs, equal_ids, one
 from paradigms.baselines.bm25 import BM25
 from paradigms.core import Tokens, rel
 from paradigms.data import Corpus
-from paradigms.evaluate.explain import explain
 from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.splade import as_terms
 from paradigms.train.contrastive import Contrastive
@@ -85,28 +83,6 @@ def test_a_backbone_without_the_head_is_refused_or_tied(
         assert torch.equal(
             again.encode_documents(DOCUMENTS).vectors, model.encode_documents(DOCUMENTS).vectors
         )
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"dim": 8}, "SPLADE has no dim"),
-        ({"normalize": True}, "SPLADE has no normalize"),
-        ({"most_terms": 0}, "most_terms must be at least 1"),
-        ({"document_sparsity": -1.0}, "document_sparsity must be at least 0"),
-        ({"terms": 1}, "unknown settings: 'terms'"),
-    ],
-)
-def test_wrong_settings_are_refused(masked: Path, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        PARADIGMS["splade"](masked, **settings)
-
-
-def test_the_explain_view_says_which_terms_made_the_score(masked: Path) -> None:
-    model = PARADIGMS["splade"](masked)
-    view = explain(model, QUERIES[0], DOCUMENTS[0])
-    assert all(view.query_tokens[j] == view.document_tokens[i] for i, j, _, _ in view.links)
-    assert sum(s * a for _, _, s, a in view.links) == pytest.approx(view.rel, rel=1e-5)
 
 
 # --- reductions -----------------------------------------------------------------------------------------

@@ -83,8 +83,8 @@ def test_the_package_imports_torch_when_it_is_used():
 
 def test_names_written_out_for_help_are_all_there_are():
     assert tuple(INDEXES) == arguments.INDEX_KINDS
-    assert tuple(SAVE_LAYOUTS) == arguments.SAVE_LAYOUTS
-    assert tuple(FORMATS) == arguments.FORMATS
+    assert tuple(SAVE_LAYOUTS) == arguments.LAYOUT_NAMES
+    assert tuple(FORMATS) == arguments.FORMAT_NAMES
     compare, serving = map(importlib.import_module, ("compare", "serving_costs"))
     named = [name for name in PARADIGMS if name != "splade"]  # whose head the default encoder lacks
     assert compare.Settings().systems == named

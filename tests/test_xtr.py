@@ -61,13 +61,6 @@ def test_golden_imputations():
         torch.testing.assert_close(m, torch.tensor([value], dtype=float64), equal_nan=True)
 
 
-def test_the_percentile_is_numpys():
-    for k in (1, 2, 7, 100):
-        retrieved = random(3, k, seed=k)
-        expected = np.percentile(retrieved.numpy(), 10, axis=1)
-        np.testing.assert_allclose(IMPUTATIONS["percentile"](retrieved, 1000).numpy(), expected)
-
-
 def test_the_power_law_is_found_and_extrapolated_to_the_middle_of_what_is_missing():
     rank = torch.arange(1, 51, dtype=float64)
     retrieved = torch.stack([0.9 * rank**-0.2, 0.7 * rank**-0.05])
@@ -77,11 +70,6 @@ def test_the_power_law_is_found_and_extrapolated_to_the_middle_of_what_is_missin
     # All of the corpus is retrieved: there is no rank beyond the last.
     whole = IMPUTATIONS["power_law"](retrieved, 50)
     torch.testing.assert_close(whole, retrieved[:, -1])
-
-
-@pytest.mark.parametrize("row", [[0.3, -0.1], [-0.2, -0.5], [0.4]], ids=["k'-th < 0", "none > 0", "one"])
-def test_without_a_power_law_the_bound_stands(row):
-    assert IMPUTATIONS["power_law"](torch.tensor([row]), 100).tolist() == [pytest.approx(min(row))]
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(1, 30), st.sampled_from([-1.0, 0.0, 2.0]))

@@ -63,7 +63,7 @@ from jaxtyping import Int
 from rich.table import Table
 from torch import Tensor
 
-from paradigms.data import load
+from paradigms.data import load_collection
 from paradigms.encoder.text import Batch
 from paradigms.generative.beam import Hypotheses, beam_search
 from paradigms.generative.constraints import Branches
@@ -177,7 +177,7 @@ def next_token_sets(settings: Settings, console: Terminal) -> list[Row]:
 def beam_searches(settings: Settings, console: Terminal) -> list[Row]:
     """One model's search among any tokens and among n-grams of the text, and transformers' search."""
     torch.set_num_threads(settings.threads)
-    collection = load(settings.collection)
+    collection = load_collection(settings.collection)
     queries = [text for split in collection.splits.values() for text in split.queries.values()]
     with tempfile.TemporaryDirectory() as folder:
         backbone = settings.backbone or small_t5(collection.corpus, Path(folder, "t5"), seed=settings.seed)
@@ -232,7 +232,7 @@ def words(settings: Settings) -> Sequences:
     numbers: dict[str, int] = {}
     tokens: list[int] = []
     offsets = [0]
-    for text in load(settings.collection).corpus:
+    for text in load_collection(settings.collection).corpus:
         if len(tokens) >= settings.tokens:
             break
         tokens += [numbers.setdefault(word, len(numbers)) for word in WORD.findall(text.lower())]

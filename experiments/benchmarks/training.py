@@ -101,7 +101,7 @@ from rich.table import Table
 from safetensors.torch import save_file
 from training_parts.trainers import CHECKED, WARMUP, Job
 
-from paradigms.data import Collection, load
+from paradigms.data import Collection, load_collection
 from paradigms.encoder.backbone import load_backbone, load_tokenizer, packaged, quiet
 from paradigms.io.files import atomic_folder, atomic_text, held, write_json
 from paradigms.io.progress import progress_bar
@@ -186,7 +186,7 @@ def installed(peer: str, environments: Path, console: Terminal) -> str:
 def prepare(settings: Settings, folder: Path) -> Path:
     """The folder `Job.work`: encoder, projection and pairs."""
     needed = max(CHECKED, *(b * (WARMUP + settings.steps(b)) for b in settings.batches))
-    pairs = distinct_pairs(load(settings.collection), needed, settings.seed)
+    pairs = distinct_pairs(load_collection(settings.collection), needed, settings.seed)
     source = packaged(settings.encoder)
     backbone, tokenizer = load_backbone(source), load_tokenizer(source)
     torch.manual_seed(settings.seed)

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
+from studies.adaptation_tables import ADAPTED, BM25, PAPER, SOFT, TABLES, UNDECIDED
 from studies.curves import Curves, Values
 from studies.model_runs import unlearned
-from studies.pages import Rows, Section, Undecided, shown, verdicts
+from studies.pages import Rows, Section, shown, verdicts
 
 from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.adaptation import LEVEL, Adaptation, Rule, adapt, best, best_if_significant
@@ -19,50 +20,6 @@ from paradigms.evaluate.claims import Claim
 from paradigms.index.strategies import MEASURED, STRATEGIES
 from paradigms.scoring.machine import shared
 
-PAPER = "Qian et al. 2022"
-# Training alignment -> its table, and for each collection nDCG@10 in percent by strategy, of the base model.
-# SQuAD is not in the paper; these are of NQ, also question answering. Of Table 13 the columns of ε.
-SOFT = [name for name in MEASURED if name.startswith("eps=")]
-TABLES: dict[str, tuple[str, Sequence[str], dict[str, Sequence[float]]]] = {
-    "k=1": (
-        "Tables 3 and 7",
-        [*STRATEGIES, "k=16", "p=5%"],
-        {
-            "scifact": (70.4, 68.8, 65.0, 60.9, 55.6, 71.1, 69.4, 67.2, 62.7, 38.6, 39.0),
-            "nfcorpus": (34.0, 33.2, 32.0, 29.9, 27.8, 33.6, 31.7, 30.5, 28.6),
-            "squad": (52.2, 48.3, 36.3, 26.6, 19.9, 52.2, 49.2, 43.5, 36.3),
-        },
-    ),
-    "k=4": (
-        "Table 11",
-        list(STRATEGIES),
-        {
-            "scifact": (70.1, 70.6, 70.4, 69.2, 68.0, 69.6, 66.7, 65.6, 64.9),
-            "nfcorpus": (31.8, 33.5, 33.9, 33.6, 33.0, 29.9, 26.3, 25.7, 25.2),
-            "squad": (42.3, 49.4, 52.4, 51.2, 49.1, 42.3, 37.3, 30.9, 25.3),
-        },
-    ),
-    "p=1%": (
-        "Table 12",
-        list(STRATEGIES),
-        {
-            "scifact": (69.0, 67.9, 64.8, 61.5, 57.2, 70.5, 70.3, 68.1, 63.9),
-            "nfcorpus": (34.7, 33.7, 32.1, 30.2, 27.8, 34.3, 32.7, 31.6, 29.6),
-            "squad": (52.6, 48.2, 36.4, 26.4, 20.2, 52.5, 50.4, 44.7, 38.2),
-        },
-    ),
-    "eps=0.01": (
-        "Table 13",
-        SOFT,
-        {
-            "scifact": (69.8, 69.5, 70.3, 71.0, 70.1),
-            "nfcorpus": (34.1, 34.4, 34.2, 34.2, 33.5),
-            "squad": (52.0, 51.6, 50.8, 50.0, 46.0),
-        },
-    ),
-}
-BM25 = {"scifact": 66.5, "nfcorpus": 32.5, "squad": 32.9}  # Table 2
-ADAPTED = 49.0  # NQ with 8 examples, trained with k=1: Table 2
 BEST = "top-1 and top-0.5% work the best, and increasing k or p hurts performance"
 HURTS = (
     "when the default alignment is already optimal (top-k=1 is optimal for QA tasks), few-shot alignment "
@@ -70,41 +27,6 @@ HURTS = (
 )
 SOFTLY = "alignment adaptation is still necessary to achieve good performance on target tasks"
 POINT = 0.01  # of nDCG@10: smaller printed differences are no claims
-FULL = "25,000 steps of 256 queries of MS MARCO on several GPUs (experiments/configs/aligner_full.yaml)"
-UNDECIDED: list[Undecided] = [
-    (
-        f"{PAPER}, §4.2, Figure 3",
-        "our multi-vector retriever model scales better than single-vector dual encoder GTR",
-        f"T5 base to XXL, each {FULL}",
-    ),
-    (
-        f"{PAPER}, §A.5, Tables 8 to 10",
-        "model accuracy improves as we scale to larger models",
-        f"T5 large to XXL, each {FULL}",
-    ),
-    (
-        f"{PAPER}, §4.2, Table 2",
-        "outperforms state-of-the-art sparse and dense retrievers on MS MARCO",
-        f"T5 base, {FULL}, and 8.8 million passages to search",
-    ),
-    (
-        f"{PAPER}, §4.2, Figure 5",
-        "When the default alignment (top-k=1) is not optimal, we can identify a good alignment strategy "
-        "using only 8 examples",
-        "a collection of which this is known before its test queries are seen (ArguAna); gains stand in the "
-        "table of adaptation",
-    ),
-    (
-        f"{PAPER}, abstract",
-        "improves the performance up to 15.7 points nDCG@10 for argument retrieval tasks",
-        "ArguAna and Touché-2020 in --collections",
-    ),
-    (
-        f"{PAPER}, §4.2, Figure 5",
-        "Using 16 examples further improves the average score and reduces the variance",
-        "an interval of a variance over folds; the deviations stand in the table of adaptation",
-    ),
-]
 RULES: dict[str, Rule] = {"best": best, f"p ≤ {LEVEL:g}": best_if_significant}
 CAREFUL = f"p ≤ {LEVEL:g}"
 ASKED = (8, 16, 32)  # numbers of judged queries that the answer is about

@@ -11,7 +11,8 @@ from typing import Any
 from accelerate import Accelerator
 from rich.console import Console
 from studies.alignment_view import align_query, chosen_queries
-from studies.systems import Data, reranks, training_runs, training_settings
+from studies.comparison_data import Data, training_runs, training_settings
+from studies.systems import reranks
 
 from paradigms import GENERATIVE
 from paradigms.data import read_run

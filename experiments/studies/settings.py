@@ -159,25 +159,3 @@ class PairSettings(Results):
         of = folder_name(self.collection) + "-unseen" * (self.division == "unseen")
         self.models = self.models or f"results/pairs-{of}"
         self.output = self.output or f"results/{self.experiment}-{of}"
-
-
-@dataclass
-class LexicalStudy(Results):
-    """BM25's vectors of a collection, and random projections of them. Experiments add fields of their own."""
-
-    collection: str = "pydocs"
-    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
-    split: str = "test"
-    """whose queries"""
-    queries: int = 100
-    """how many of them, drawn at random"""
-    samples: int = 64
-    """Gaussian vectors per query for the exact law"""
-    seed: int = 0
-    """of everything random"""
-    precision: str = "no"
-    tracker: Tracker = "none"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, queries=1, samples=2)

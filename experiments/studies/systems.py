@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -12,47 +13,33 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from rich.console import Console
+from studies.comparison_data import Data, training_settings
 from studies.system_settings import System
 
 from paradigms import GENERATIVE, PARADIGMS, CrossAttention, Generative, Paradigm, load
-from paradigms.baselines.bm25 import BM25
 from paradigms.baselines.classifier import is_classifier
 from paradigms.baselines.cross_attention import HEAD
-from paradigms.data import Collection, Run, Split
-from paradigms.data.by_document import Passages
+from paradigms.data import Run, read_run, write_run
+from paradigms.data.identical import own_documents, searching_others
 from paradigms.encoder.text import Side
+from paradigms.evaluate import with_judgements
+from paradigms.evaluate.fusion import fuse, tune_weights
 from paradigms.generative.backbone import has_decoder
 from paradigms.generative.retriever import GenerativeRetriever
-from paradigms.generative.settings import TRAINING, GenerativeSettings
-from paradigms.index import INDEXES
+from paradigms.generative.settings import GenerativeSettings
+from paradigms.index import INDEXES, open_index
 from paradigms.index.base import TokenIndex
+from paradigms.io.files import write_json
 from paradigms.io.typed import check_known
 from paradigms.model import autocast
 from paradigms.recipe import Recipe
-from paradigms.train.job import STATES, fit, fit_generative, keep_states, t5_folder
-from paradigms.train.loop import TrainingSettings
+from paradigms.train.generative import fit_generative, t5_folder
+from paradigms.train.job import STATES, fit, keep_states
 from paradigms.train.together import together
 
 # Two levels of clusters for a few thousand documents: a path of three tokens trains and decodes in half the
 # time of DSI's five.
 DSI: dict[str, Any] = {"branching": 45, "softmax": "place"}
-
-
-@dataclass
-class Data:
-    """A collection as every system of a comparison sees it."""
-
-    collection: Collection
-    train: Split
-    dev: Split
-    test: Split
-    others: dict[str, Split]  # more queries, of other splits
-    bm25: BM25
-    bm25_seconds: float  # to build
-    dev_run: Run  # BM25's
-    train_run: Run
-    own: frozenset[str] = frozenset()  # ids of queries that are documents themselves, which are left out
-    pieces: Passages | None = None  # of the documents, where these are split
 
 
 def searcher(
@@ -214,27 +201,36 @@ def trained(
     )
 
 
-def training_settings(system: System, settings: Any) -> TrainingSettings | None:
-    """How the system is trained; None where it is not. settings: those of compare.py."""
-    if system.checkpoint or system.fuse:
-        return None
-    if system.paradigm in GENERATIVE:
-        chosen = TRAINING | {"seed": settings.seed} | system.training
-        chosen = {"evaluate_every": max(1, chosen["steps"] // 2)} | chosen
-    else:
-        chosen = settings.training() | system.training
-    return TrainingSettings(**chosen) if chosen["steps"] else None
+def run_fused(name: str, system: System, data: Data, settings: Any, folder: Path) -> None:
+    """Fuse the runs of the first seed, with weights that are given, equal, or chosen on dev."""
+    runs, weights, chosen = folder / "runs", tuple(system.weights), ""
+    if system.fusion == "sum" and not weights:
+        found = [dev_run(of, data, settings, folder) for of in system.fuse]
+        dev = with_judgements(data.dev, data.collection.corpus, found)
+        weights, chosen = tune_weights(found, dev), f", chosen on {len(data.dev.queries):,} dev queries"
+    weights = weights or (1.0,) * len(system.fuse)
+    for stage in ("retrieve", "rerank", *data.others):
+        parts = [read_run(runs / f"{of}.{stage}.run") for of in system.fuse]
+        depth = None if stage == "rerank" else settings.depth
+        write_run(runs / f"{name}.{stage}.run", fuse(parts, weights, system.fusion, depth), tag=name)
+    told = {
+        "fusion": system.fusion,
+        "weights": dict(zip(system.fuse, weights, strict=True)),
+        "chosen": chosen,
+    }
+    write_json(folder / name / "fusion.json", told)
+    costs = [json.loads((folder / of / "costs.json").read_text()) for of in system.fuse]
+    added = ("search ms/query", "bytes/document")
+    write_json(folder / name / "costs.json", {cost: sum(of[cost] for of in costs) for cost in added})
 
 
-def training_runs(settings: Any) -> dict[str, tuple[str, int]]:
-    """Folder -> system and seed of each training and measurement; without training there is one seed.
-
-    Fused systems come last, after what they fuse.
-    """
-    names = sorted(settings.chosen, key=lambda name: bool(settings.chosen[name].fuse))
-    found = {name: (name, settings.seed) for name in names}
-    for seed in range(settings.seed + 1, settings.seed + settings.seeds):
-        for name, system in settings.chosen.items():
-            if training_settings(system, settings):
-                found[f"{name}.seed-{seed}"] = (name, seed)
-    return found
+def dev_run(name: str, data: Data, settings: Any, folder: Path) -> Run:
+    """What a finished system finds for the dev queries."""
+    own = own_documents(data.collection.corpus, data.dev, settings.identical_ids)
+    if name == "bm25":
+        return searching_others(data.bm25.search, own)(data.dev.queries, settings.depth)
+    paradigm, index = load(folder / name / "checkpoint"), None
+    if isinstance(paradigm, Paradigm):
+        index = open_index(Path(settings.chosen[name].index or folder / name) / "index")
+    search, _, _ = searcher(paradigm, data, Path(), "no", index=index)
+    return searching_others(search, own)(data.dev.queries, settings.depth)

@@ -36,7 +36,8 @@ from paradigms.evaluate import per_query
 from paradigms.evaluate.reranking import rerank
 from paradigms.generative.pairs import Pair, indexing_pairs, retrieval_pairs
 from paradigms.model import autocast
-from paradigms.train.job import begin, content, fit, fit_pairs, keep_settings, training_pairs
+from paradigms.train.generative import fit_pairs, training_pairs
+from paradigms.train.job import begin, content, fit, keep_settings
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.state import by_main
 from paradigms.train.tracking import take

@@ -61,10 +61,6 @@ class CrossAttention(Trainable):
         return {"name": NAME} | asdict(self.encoder.settings)
 
     @property
-    def device(self) -> torch.device:
-        return next(self.parameters()).device
-
-    @property
     def document_length(self) -> int:
         """Tokens of a document at most."""
         return self.encoder.settings.document_length

@@ -18,7 +18,7 @@ import numpy as np
 from paradigms.cli.arguments import OFFLINE
 from paradigms.cli.dimensions import own_queries
 from paradigms.cli.sources import corpus_of, is_text
-from paradigms.data import Corpus, Run, Split, load
+from paradigms.data import Corpus, Run, Split, load_collection
 from paradigms.data.collection import body
 from paradigms.data.identical import own_documents, searching_others
 
@@ -46,7 +46,7 @@ def run_advise(settings: argparse.Namespace) -> None:
     from paradigms.io.terminal import Terminal
 
     corpus = corpus_of(settings.source, settings.words)
-    split = load(settings.source).split(settings.split) if settings.split else None
+    split = load_collection(settings.source).split(settings.split) if settings.split else None
     titled = not is_text(settings.source)
     corpus, asked = drawn(corpus, split, titled, settings.documents, settings.count)
     if len(asked.queries) < FEWEST:

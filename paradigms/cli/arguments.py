@@ -22,8 +22,8 @@ from paradigms.io.terminal import shown
 OFFLINE = "offline"  # all-MiniLM-L6-v2 as it was trained: one vector a text
 # The keys of `index.INDEXES`, `model.SAVE_LAYOUTS` and `formats.FORMATS`, whose import takes seconds.
 INDEX_KINDS = ("exact", "faiss", "compressed", "inverted", "fixed")
-SAVE_LAYOUTS = ("paradigms", "sentence-transformers")
-FORMATS = (
+LAYOUT_NAMES = ("paradigms", "sentence-transformers")
+FORMAT_NAMES = (
     "xtr",
     "classifier",
     "sentence-transformers",
@@ -138,7 +138,7 @@ def parser() -> argparse.ArgumentParser:
     )
     written.add_argument("model", help=f"checkpoint: a folder, a name on the hub, or {OFFLINE}")
     written.add_argument("output", help="folder to write: a new one, or that of a model in the same layout")
-    written.add_argument("--layout", choices=SAVE_LAYOUTS, default="sentence-transformers")
+    written.add_argument("--layout", choices=LAYOUT_NAMES, default="sentence-transformers")
     written.add_argument(
         "--results", help="folder of the script that trained it; without it the one around it"
     )
@@ -209,7 +209,9 @@ def add_reading(command: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="the encoder of documents, where the model encodes queries alone",
     )
-    command.add_argument("--model-layout", default="", choices=FORMATS, help="where its files do not tell")
+    command.add_argument(
+        "--model-layout", default="", choices=FORMAT_NAMES, help="where its files do not tell"
+    )
     add_pickled(command)
 
 

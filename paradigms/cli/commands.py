@@ -14,8 +14,7 @@ from paradigms.cli.checkpoint import Checkpoint, words_that_fit
 from paradigms.cli.indexed import Indexed, make, open_folder
 from paradigms.cli.queries import read_queries, refuse_blank, typed
 from paradigms.cli.sources import check_source, documents, is_text, words_of
-from paradigms.data import Collection, Corpus, Problems, Run, read_run, write_run
-from paradigms.data import load as load_collection
+from paradigms.data import Collection, Corpus, Problems, Run, load_collection, read_run, write_run
 from paradigms.data.by_document import Passages
 from paradigms.data.identical import own_documents, searching_others, told, without_own
 from paradigms.encoder.cut import count_cut

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from rich.text import Text
 
-from paradigms.data import load
+from paradigms.data import load_collection
 from paradigms.data.collection import mended
 from paradigms.data.lines import json_object, usable_id
 from paradigms.io.gzipped import numbered_lines
@@ -30,7 +30,7 @@ def read_queries(settings: argparse.Namespace, source: str | None) -> dict[str, 
     if settings.split:
         if source is None:
             raise ValueError("--split takes queries of the collection that was indexed; here none was")
-        return load(source).split(settings.split).queries
+        return load_collection(source).split(settings.split).queries
     return {}
 
 

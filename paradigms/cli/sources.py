@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from paradigms.data import LAYOUTS, Corpus, Problems
-from paradigms.data import load as load_collection
+from paradigms.data import LAYOUTS, Corpus, Problems, load_collection
 from paradigms.data.collection import mended
 from paradigms.data.lines import Document
 from paradigms.data.texts import CORPUS, WORDS, is_json_lines, json_lines, text_passages

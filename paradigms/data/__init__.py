@@ -1,12 +1,12 @@
 """Collections of documents, queries and judgements from wherever they lie, in one form.
 
-    collection = load("pydocs")                      # the built-in one, or
-    collection = load("path/to/scifact")             # a folder in BEIR layout
-    collection = load("path/to/lotte/science/test")  # or as MIRACL, MS MARCO, LoTTE or DPR publish theirs
-    collection = load("hf:BeIR/scifact")             # a dataset of the Hugging Face hub
-    collection = load("irds:beir/scifact/test")      # an identifier of ir_datasets
-    test = collection.split("test")                  # .queries, .judgements
-    print(collection.problems)                       # what was wrong with the data, counted
+    collection = load_collection("pydocs")                      # the built-in one, or
+    collection = load_collection("path/to/scifact")             # a folder in BEIR layout
+    collection = load_collection("path/to/lotte/science/test")  # or as MIRACL, MS MARCO, LoTTE, DPR have it
+    collection = load_collection("hf:BeIR/scifact")             # a dataset of the Hugging Face hub
+    collection = load_collection("irds:beir/scifact/test")      # an identifier of ir_datasets
+    test = collection.split("test")                             # .queries, .judgements
+    print(collection.problems)                                  # what was wrong with the data, counted
 
 Of the rest of the project this package imports only `paradigms.io`.
 """
@@ -47,7 +47,7 @@ LAYOUTS: dict[str, tuple[Callable[[Path], bool], Callable[[Path], Collection]]] 
 }
 
 
-def load(name: str | Path, *, documents: int | None = None) -> Collection:
+def load_collection(name: str | Path, *, documents: int | None = None) -> Collection:
     """Collection by name: "pydocs", "hf:owner/name[:prefix]", "irds:identifier", or else a folder's path.
 
     documents: size of a fixed subset, for "pydocs" only. What was wrong with the data without making it
@@ -56,7 +56,9 @@ def load(name: str | Path, *, documents: int | None = None) -> Collection:
     if name == "pydocs":
         return read_pydocs(documents)
     if documents is not None:
-        raise ValueError(f"documents={documents} goes with load('pydocs') only, not with {str(name)!r}")
+        raise ValueError(
+            f"documents={documents} goes with load_collection('pydocs') only, not with {str(name)!r}"
+        )
     if isinstance(name, str) and name.startswith("irds:"):
         return read_irds(name.removeprefix("irds:"))
     if isinstance(name, str) and name.startswith("hf:"):

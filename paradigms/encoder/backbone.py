@@ -241,3 +241,20 @@ def quiet() -> Iterator[None]:
         hf_logging.set_verbosity(verbosity)
         if bar:
             hf_logging.enable_progress_bar()
+
+
+def orthogonal(width: int, dim: int, bias: bool = False) -> nn.Linear:
+    linear = nn.Linear(width, dim, bias)
+    nn.init.orthogonal_(linear.weight)
+    if bias:
+        nn.init.zeros_(linear.bias)
+    return linear
+
+
+def salience_head(width: int) -> nn.Linear:
+    # Equal scores give every token the same salience: training starts from the unweighted alignment, not
+    # from a random choice of tokens. A bias of 0 would leave the ReLU dead.
+    linear = nn.Linear(width, 1)
+    nn.init.zeros_(linear.weight)
+    nn.init.ones_(linear.bias)
+    return linear

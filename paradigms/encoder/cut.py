@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from paradigms.encoder.text import Encoder, TextEncoder, TwoTowers
+from paradigms.encoder.base import Encoder
+from paradigms.encoder.text import TextEncoder
+from paradigms.encoder.towers import TwoTowers
 
 COUNTED = 1_000  # documents; of more, as many at even distances
 BATCH = 1000  # texts in one call of the tokenizer

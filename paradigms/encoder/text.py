@@ -3,7 +3,6 @@
 One `TextEncoder` serves queries and documents; what differs between paradigms is data: `EncoderSettings`.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -22,9 +21,12 @@ from paradigms.encoder.backbone import (
     load_backbone,
     load_heads,
     load_tokenizer,
+    orthogonal,
     packaged,
     quiet,
+    salience_head,
 )
+from paradigms.encoder.base import Encoder
 from paradigms.encoder.batches import Batch, in_parts, keep_freed_memory
 from paradigms.encoder.frozen import LowerStates, Split
 from paradigms.encoder.settings import SIDES, EncoderSettings, Side
@@ -46,44 +48,6 @@ class _Layout(NamedTuple):
     at: int  # its place: after [CLS]
 
 
-class Encoder(nn.Module, ABC):
-    """Texts of both sides → `Tokens`: what a paradigm needs of D and Q."""
-
-    settings: EncoderSettings
-    tokenizer: Any
-
-    @property
-    @abstractmethod
-    def dim(self) -> int:
-        """h."""
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.parameters()).device
-
-    @abstractmethod
-    def tokenize(self, texts: Sequence[str], side: Side) -> Batch:
-        """Pad and cut to the side's length; texts without tokens of their own get an all-False mask.
-
-        TypeError for one string, or what is no string; ValueError for half a character.
-        """
-
-    @abstractmethod
-    def labels(self, text: str, side: Side) -> list[str]:
-        """A readable name for each place of the Tokens that this text becomes."""
-
-    @abstractmethod
-    def forward(self, batch: Batch, side: Side, chunk: int = 0) -> Tokens:
-        """Tokens of x texts with axes [1, x, l, h] for documents and [x, 1, l, h] for queries.
-
-        chunk: texts encoded at once with gradients cached (`batches.in_parts`); 0 = none are cached.
-        """
-
-    @abstractmethod
-    def save(self, folder: Path, *, merged: bool) -> None:
-        """Every weight and setting. merged: adapters become part of the weights that they adapt."""
-
-
 class TextEncoder(Encoder):
     """One transformer for both sides. backbone: name or folder of a Hugging Face encoder, or "offline"."""
 
@@ -102,12 +66,12 @@ class TextEncoder(Encoder):
         # Rows orthonormal: a random projection, which keeps the pretrained geometry up to the error that
         # theory/projections.py bounds, so training starts from similarities that already mean something.
         bias = settings.projection_bias
-        self.projection = _orthogonal(width, settings.dim, bias) if settings.dim else None
+        self.projection = orthogonal(width, settings.dim, bias) if settings.dim else None
         self.layer_norm = nn.LayerNorm(settings.dim or width) if settings.layer_norm else None
         pooled = settings.pooled_dim
-        self.pooled_projection = _orthogonal(width, pooled, bias) if pooled else None
+        self.pooled_projection = orthogonal(width, pooled, bias) if pooled else None
         self.salience_heads = nn.ModuleDict(
-            {side: _salience_head(settings.dim or width) for side in SIDES if settings.weighs(side)}
+            {side: salience_head(settings.dim or width) for side in SIDES if settings.weighs(side)}
         )
         self._skip = torch.tensor(self._ids_of(settings.skip), dtype=torch.long)
         self._layouts: dict[Side, _Layout] = {
@@ -379,71 +343,5 @@ def bare(token: str) -> str:
     return token.removeprefix("##").lstrip("▁Ġ")
 
 
-def _orthogonal(width: int, dim: int, bias: bool = False) -> nn.Linear:
-    linear = nn.Linear(width, dim, bias)
-    nn.init.orthogonal_(linear.weight)
-    if bias:
-        nn.init.zeros_(linear.bias)
-    return linear
-
-
-def _salience_head(width: int) -> nn.Linear:
-    # Equal scores give every token the same salience: training starts from the unweighted alignment, not
-    # from a random choice of tokens. A bias of 0 would leave the ReLU dead.
-    linear = nn.Linear(width, 1)
-    nn.init.zeros_(linear.weight)
-    nn.init.ones_(linear.bias)
-    return linear
-
-
 def _insert(rows: Tensor, at: int, value: int) -> Tensor:
     return torch.cat([rows[:, :at], rows.new_full((len(rows), 1), value), rows[:, at:]], 1)
-
-
-TOWERS: dict[Side, str] = {"query": "query", "document": "document"}  # folders of a saved pair
-
-
-class TwoTowers(Encoder):
-    """Queries and documents by an encoder each, trained and searched as one: DPR (Karpukhin et al. 2020).
-
-    `settings` are those of documents: see `described`. ValueError for vectors of other widths.
-    """
-
-    def __init__(self, query: TextEncoder, document: TextEncoder) -> None:
-        super().__init__()
-        if query.dim != document.dim:
-            raise ValueError(f"queries have {query.dim} dimensions and documents {document.dim}")
-        self.towers = nn.ModuleDict({"query": query, "document": document})
-        self.settings, self.tokenizer = document.settings, document.tokenizer
-
-    @property
-    def dim(self) -> int:
-        return self.of("document").dim
-
-    def tokenize(self, texts: Sequence[str], side: Side) -> Batch:
-        return self.of(side).tokenize(texts, side)
-
-    def labels(self, text: str, side: Side) -> list[str]:
-        return self.of(side).labels(text, side)
-
-    def forward(self, batch: Batch, side: Side, chunk: int = 0) -> Tokens:
-        return self.of(side)(batch, side, chunk)
-
-    def save(self, folder: Path, *, merged: bool) -> None:
-        for side in SIDES:
-            self.of(side).save(folder / TOWERS[side], merged=merged)
-
-    @classmethod
-    def load(cls, folder: Path) -> "TwoTowers":
-        return cls(*(TextEncoder.load(folder / TOWERS[side]) for side in SIDES))
-
-    def of(self, side: Side) -> TextEncoder:
-        """The side's encoder."""
-        tower: Any = self.towers[side]
-        return tower
-
-
-def described(encoder: Encoder) -> dict[str, Any]:
-    """Every setting of an encoder: of two towers those of documents, and of queries as "query_tower"."""
-    query = {"query_tower": asdict(encoder.of("query").settings)} if isinstance(encoder, TwoTowers) else {}
-    return asdict(encoder.settings) | query

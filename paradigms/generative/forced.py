@@ -10,7 +10,7 @@ from torch import Tensor
 from paradigms.encoder.text import Batch
 from paradigms.generative.decoder import Memory, decode
 from paradigms.generative.model import Generative
-from paradigms.generative.outputs import Scorer
+from paradigms.generative.outputs import ScoreName
 
 # Padded tokens that the decoder reads at once; each has a logit for every entry of the vocabulary.
 PLACES = {"cpu": 1 << 10}
@@ -20,7 +20,7 @@ TokenSequence = Sequence[int]
 
 
 def sequence_scores(
-    model: Generative, sources: Batch, sequences: Sequence[Sequence[TokenSequence]], *scorers: Scorer
+    model: Generative, sources: Batch, sequences: Sequence[Sequence[TokenSequence]], *scorers: ScoreName
 ) -> list[Float[np.ndarray, "s n"]]:
     """Σᵢ of `Generative.token_scores` of each query's own non-empty sequences, sequences[b][n], by each
     scorer.

@@ -30,9 +30,7 @@ from paradigms.generative.constraints import columns
 from paradigms.io.files import write_json
 from paradigms.io.typed import check_type
 
-START = 0
-END = 1
-FIRST = 2
+START, END, FIRST = 0, 1, 2
 TITLE_WORDS = 10  # of its text, where a document has no title
 BATCH = 1000  # texts in one call of a tokenizer
 

@@ -22,7 +22,7 @@ from paradigms.encoder.text import Batch
 from paradigms.generative.decoder import Trace, decode, layers_of
 from paradigms.generative.identifiers import Targets
 from paradigms.generative.model import Generative
-from paradigms.generative.outputs import Scorer
+from paradigms.generative.outputs import ScoreName
 
 # exact: all paths. direct: every layer's contexts by the residual stream alone. last: the last layer's alone.
 # naive: the last layer with its heads' attention averaged and their vectors summed, as the paper's Eq. 13
@@ -31,7 +31,7 @@ Form = Literal["exact", "direct", "last", "naive"]
 
 
 def decompose(
-    model: Generative, sources: Batch, targets: Targets, scorer: Scorer, form: Form = "exact"
+    model: Generative, sources: Batch, targets: Targets, scorer: ScoreName, form: Form = "exact"
 ) -> tuple[Tokens, Tokens, Interaction]:
     """D [b, n, L·H·M, h], Q [b, 1, N, h] and S, A, Z, rest of b queries and n identifiers each.
 
@@ -46,7 +46,7 @@ def decompose(
         inputs = model.embed(targets.inputs).detach().requires_grad_()
         trace = Trace()
         hidden = decode(model.decoder, inputs, memory, trace)
-        linear: Scorer = "logit" if scorer == "log_probability" else scorer
+        linear: ScoreName = "logit" if scorer == "log_probability" else scorer
         parts = model.token_parts(hidden, targets, linear).where(targets.mask, 0)
         paths = [*trace.contexts, inputs] if form == "exact" else [hidden]
         gradients = torch.autograd.grad(parts.sum(), paths)

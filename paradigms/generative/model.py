@@ -21,12 +21,13 @@ from paradigms.data import Corpus
 from paradigms.encoder.backbone import load_heads, quiet
 from paradigms.encoder.frozen import LowerStates, precision
 from paradigms.encoder.text import Batch
+from paradigms.generative import backbone as bases
 from paradigms.generative.backbone import encoder_of, load_base, load_base_tokenizer, token_vectors
 from paradigms.generative.decoder import Memory, decode, remember, small_decoder
 from paradigms.generative.identifiers import START, Identifiers, Targets
 from paradigms.generative.np_decoding import Clusters, cluster_tokens
-from paradigms.generative.outputs import PLACES, Outputs, Pawa, Scorer
-from paradigms.generative.settings import GenerativeSettings
+from paradigms.generative.outputs import Outputs, Pawa, ScoreName
+from paradigms.generative.settings import GenerativeSettings, check_places
 from paradigms.io.files import settle, write_json
 from paradigms.io.typed import read_settings
 from paradigms.model import Trainable
@@ -46,7 +47,7 @@ class Generative(Trainable):
     ) -> None:
         """clusters: those of the identifiers' tokens, where settings.tokens is "clusters"; see `build`."""
         super().__init__()
-        _check(settings, identifiers)
+        check_places(settings, identifiers)
         self.settings, self.identifiers = settings, identifiers
         self.backbone: Any = load_base(backbone)
         config = self.backbone.config
@@ -74,8 +75,8 @@ class Generative(Trainable):
         elif self.added is not None and clusters is None:
             self.embedding = nn.Parameter(vectors.clone())
         self.table = nn.Parameter(torch.randn(size, self.width)) if own and not settings.pawa_rank else None
-        rank = settings.pawa_rank
-        self.pawa = Pawa(size, self.width, rank, settings.pawa_layers, _dropout(config)) if rank else None
+        pawa = size, self.width, settings.pawa_rank, settings.pawa_layers, bases.dropout_of(config)
+        self.pawa = Pawa(*pawa) if settings.pawa_rank else None
         if config.is_encoder_decoder and (settings.tokens != "backbone" or self.pawa is not None):
             output = self.backbone.lm_head.weight  # never read, so it would get no gradient
             output.requires_grad_(output is self.backbone.get_input_embeddings().weight)
@@ -117,10 +118,6 @@ class Generative(Trainable):
             sizes: dict[str, Any] = {"k": self.settings.clusters, "length": self.settings.document_length}
             new = cluster_tokens(*reading, **sizes, old=self.clusters, progress=progress)
         self.clusters.load_state_dict(new.state_dict())
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.parameters()).device
 
     @property
     def name(self) -> str:
@@ -246,14 +243,14 @@ class Generative(Trainable):
         """log p(d_i | d_<i, q) of every target token, 0 at padding."""
         return self.token_scores(sources, targets, "log_probability")
 
-    def token_scores(self, sources: Batch, targets: Targets, scorer: Scorer) -> Float[Tensor, "b n m"]:
+    def token_scores(self, sources: Batch, targets: Targets, scorer: ScoreName) -> Float[Tensor, "b n m"]:
         """The part of rel of every target token, under one of the three scorers; 0 at padding."""
         _, memory = self.begin(sources)
         states = decode(self.decoder, self.embed(targets.inputs), memory)
         return self.token_parts(states, targets, scorer).where(targets.mask, 0)
 
     def token_parts(
-        self, states: Float[Tensor, "b n m h"], targets: Targets, scorer: Scorer
+        self, states: Float[Tensor, "b n m h"], targets: Targets, scorer: ScoreName
     ) -> Float[Tensor, "b n m"]:
         """`token_scores` of decoder states."""
         outputs = self.outputs(states, targets.inputs)
@@ -352,24 +349,3 @@ class Generative(Trainable):
         """The weights that are not the backbone's own."""
         state = self.state_dict().items()
         return {name: t.contiguous() for name, t in state if not name.startswith("backbone.")}
-
-
-def _dropout(config: Any) -> float:
-    """Of a T5 or a BART; 0 for a decoder over an encoder."""
-    rate: float = getattr(config, "dropout_rate", getattr(config, "dropout", 0.0))
-    return rate if config.is_encoder_decoder else 0.0
-
-
-def _check(settings: GenerativeSettings, identifiers: Identifiers) -> None:
-    if settings.softmax == "place" and identifiers.end is None:
-        raise ValueError(
-            f"softmax='place' does not go with {identifiers.kind} identifiers: every substring names a "
-            "document, so any token may stand at any place; set softmax='vocabulary'"
-        )
-    if settings.pawa_rank and identifiers.longest > PLACES:
-        owner = identifiers.owners[np.diff(identifiers.offsets).argmax()]
-        raise ValueError(
-            f"PAWA tells {PLACES} places apart, and the identifier of document "
-            f"{identifiers.documents[owner]!r} has {identifiers.longest} tokens: shorten titles "
-            "(title_length) or texts (document_length)"
-        )

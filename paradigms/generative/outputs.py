@@ -74,7 +74,7 @@ def _heads(width: int) -> int:
     return next(n for n in (8, 4, 2, 1) if width % n == 0)
 
 
-Scorer = Literal["log_probability", "logit", "centred_logit"]
+ScoreName = Literal["log_probability", "logit", "centred_logit"]
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Outputs:
         return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
     def score(
-        self, ids: Int[Tensor, "b n m"], scorer: Scorer, candidates: Int[Tensor, " c"] | None = None
+        self, ids: Int[Tensor, "b n m"], scorer: ScoreName, candidates: Int[Tensor, " c"] | None = None
     ) -> Float[Tensor, "b n m"]:
         """The part of rel of one token per place.
 

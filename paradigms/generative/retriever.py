@@ -14,7 +14,7 @@ from paradigms.generative.forced import sequence_scores
 from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.np_decoding import ClusterConstraint
-from paradigms.generative.outputs import Scorer
+from paradigms.generative.outputs import ScoreName
 from paradigms.generative.seal import first_step, query_grams, seal_scores
 from paradigms.io.progress import progress_bar
 
@@ -89,7 +89,7 @@ class GenerativeRetriever:
         self,
         queries: Mapping[str, str],
         run: Run,
-        scorers: Sequence[Scorer],
+        scorers: Sequence[ScoreName],
         *,
         whole: bool = False,
         progress: bool = False,

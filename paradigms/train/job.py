@@ -17,24 +17,17 @@ from accelerate import Accelerator
 from rich.console import Console
 
 from paradigms.baselines.cross_attention import CrossAttention
-from paradigms.data import Collection, Corpus, Problems, Run, Split, hold_out, load
+from paradigms.data import Collection, Corpus, Problems, Run, Split, hold_out, load_collection
 from paradigms.data.identical import own_documents, without_own
 from paradigms.data.trec import check_ids
+from paradigms.encoder.batches import Batch
 from paradigms.encoder.frozen import LowerStates
-from paradigms.encoder.text import SIDES, Batch, Side, TextEncoder, TwoTowers
+from paradigms.encoder.settings import SIDES, Side
+from paradigms.encoder.text import TextEncoder
+from paradigms.encoder.towers import TwoTowers
 from paradigms.evaluate import per_query
 from paradigms.evaluate.reranking import candidates, rerank
 from paradigms.generative.model import Generative
-from paradigms.generative.pairs import (
-    Pair,
-    document_span_pairs,
-    generated_pairs,
-    indexing_pairs,
-    read_generated,
-    retrieval_pairs,
-    span_pairs,
-)
-from paradigms.generative.small import small_t5
 from paradigms.io.files import write_json
 from paradigms.io.plugins import LOADED
 from paradigms.io.terminal import Terminal, shown
@@ -44,7 +37,6 @@ from paradigms.train import tracking
 from paradigms.train.checkpoint import sha256
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example, StepSampler, build_examples
-from paradigms.train.likelihood import Likelihood
 from paradigms.train.listwise import Listwise
 from paradigms.train.loop import TrainingSettings, freeze, train
 from paradigms.train.losses import Objective
@@ -56,10 +48,6 @@ Encoded = TypeVar("Encoded", Paradigm, CrossAttention)
 
 DEV_DEPTH = 10  # first documents of the dev queries' run that the dev measure reranks
 NEGATIVES_DEPTH = 100  # first documents of the training queries' run that hard negatives are drawn from
-# Of each document that a generative model learns to name: several and short, as a query is.
-PASSAGES, PASSAGE_WORDS = 6, 16
-SPANS = 3  # of each document whose text is its name
-
 STATES = "states"  # folder, for as long as a run lasts, of what the frozen layers of its encoders give
 BEFORE_RESULTS = {"config.json", "environment.json", "wandb", STATES}  # what a run that failed at once leaves
 
@@ -133,7 +121,7 @@ def open_collection(name: str, documents: int | None, console: Console) -> Colle
     documents: size of a fixed subset, of pydocs alone. All ids can stand in a TREC run.
     """
     try:
-        collection = load(name, documents=documents)
+        collection = load_collection(name, documents=documents)
         check_ids(collection.corpus.ids, "document id")
         for split in collection.splits.values():
             check_ids(split.queries, "query id")
@@ -190,7 +178,7 @@ def fit(
     if suspects is not None:
         accelerator.print(problems or "No hard negative scores as high as a relevant document.")
     objective = _objective(paradigm, corpus, examples, training)
-    dev = _dev(collection, dev_split, dev_run, dev_queries, accelerator)
+    dev = dev_measure(collection, dev_split, dev_run, dev_queries, accelerator)
     layers, own = training.trained_layers, folder / STATES
     if layers and isinstance(paradigm, Paradigm):
         texts = _texts(corpus, examples, dev, training, accelerator)
@@ -230,10 +218,12 @@ def keep_states(
         with autocast(accelerator.device, accelerator.mixed_precision):
             store = tower.keep_states(folder)
             tokenize = partial(tower.tokenize, side=side)
-            _add(store, texts.get(side, ()), tokenize, tower.split.compute, accelerator, tower.layout(side))
+            add_states(
+                store, texts.get(side, ()), tokenize, tower.split.compute, accelerator, tower.layout(side)
+            )
 
 
-def _add(
+def add_states(
     store: LowerStates,
     texts: Sequence[str],
     tokenize: Callable[[Sequence[str]], Batch],
@@ -268,94 +258,6 @@ def _texts(
     return {"query": list(queries), "document": [corpus[position] for position in sorted(documents)]}
 
 
-def fit_generative(
-    model: Generative,
-    collection: Collection,
-    splits: tuple[Split, Split],
-    dev_run: Run,
-    dev_queries: int,
-    training: TrainingSettings,
-    folder: Path,
-    accelerator: Accelerator,
-    console: Console,
-    generated: Path | None = None,
-) -> Generative:
-    """The model trained on pairs of splits[0] and of the corpus, chosen as `fit` chooses.
-
-    generated: JSON lines of queries that a generator wrote for documents (`pairs.read_generated`).
-    """
-    problems = Problems()
-    pairs = training_pairs(model, collection.corpus, splits[0], problems, training.seed)
-    if generated is not None:
-        pairs += generated_pairs(read_generated(generated), model.identifiers, problems)
-    for found in (model.identifiers.problems, problems):
-        if found:
-            console.print(f"{model.name}: {found}")
-    dev = _dev(collection, splits[1], dev_run, dev_queries, accelerator)
-    return fit_pairs(model, collection.corpus, pairs, training, folder, accelerator, dev=dev)
-
-
-def fit_pairs(
-    model: Generative,
-    corpus: Corpus,
-    pairs: Sequence[Pair],
-    training: TrainingSettings,
-    folder: Path,
-    accelerator: Accelerator,
-    *,
-    dev: Callable[[Generative], tuple[float, float]] | None = None,
-    states: Path | None = None,
-) -> Generative:
-    """The model trained on pairs. On a CPU, what a frozen encoder gives of the sources is kept on disk.
-
-    states: folder of that, as in `fit`. A GPU encodes again in less time than it reads.
-    """
-    objective = Likelihood(model, corpus, pairs)
-    kept = model.settings.frozen and accelerator.device.type == "cpu"
-    if kept:
-        with model.evaluating(), autocast(accelerator.device, accelerator.mixed_precision):
-            store = model.keep_states(states or folder / STATES)
-            sources = list(dict.fromkeys(pair.source for pair in pairs))
-            _add(store, sources, model.tokenize, model.encode, accelerator)
-    trained = train(model, objective, training, folder, accelerator=accelerator, dev=dev)
-    if kept and states is None:
-        by_main(lambda: shutil.rmtree(folder / STATES, ignore_errors=True), accelerator)
-    return trained.to(accelerator.device)
-
-
-def t5_folder(
-    name: str, collection: Collection, folder: Path, seed: int, accelerator: Accelerator
-) -> str | Path:
-    """A backbone's name as it is; for "small" a T5 with random weights, made once in `folder`."""
-    if name != "small":
-        return name
-
-    def make() -> None:
-        if not folder.is_dir():
-            texts = [*collection.corpus, *training_splits(collection, seed)[0].queries.values()]
-            small_t5(texts, folder, seed=seed)
-
-    by_main(make, accelerator)
-    return folder
-
-
-def training_pairs(
-    model: Generative, corpus: Corpus, split: Split, problems: Problems, seed: int
-) -> list[Pair]:
-    """What a generative model trains on: of the split's queries, and of every document.
-
-    Text as identifiers: spans of the relevant documents (SEAL), and of each document. Else the identifiers of
-    the relevant documents, and of each document from `PASSAGES` of its passages.
-    """
-    ids, length = model.identifiers, model.settings.document_length
-    if ids.kind == "text":
-        common = {"length": length, "seed": seed}
-        spans = span_pairs(corpus, split, model.tokenizer, problems, **common)
-        return spans + document_span_pairs(corpus, model.tokenizer, problems, spans=SPANS, **common)
-    passages = indexing_pairs(corpus, ids, problems, words=PASSAGE_WORDS, passages=PASSAGES, seed=seed)
-    return retrieval_pairs(split, ids) + passages
-
-
 def _objective(
     paradigm: Paradigm | CrossAttention, corpus: Corpus, examples: list[Example], training: TrainingSettings
 ) -> Objective:
@@ -365,7 +267,7 @@ def _objective(
     return Contrastive(paradigm, *given, training.chunk, training.in_batch, training.steps)
 
 
-def _dev(
+def dev_measure(
     collection: Collection, split: Split, run: Run, queries: int, accelerator: Accelerator
 ) -> DevMeasure | None:
     if not (split.queries and queries):

@@ -26,8 +26,7 @@ from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.cli import show
 from paradigms.cli.queries import from_file
 from paradigms.core import Tokens
-from paradigms.data import Corpus, Problems, read_judgements, read_run
-from paradigms.data import load as load_collection
+from paradigms.data import Corpus, Problems, load_collection, read_judgements, read_run
 from paradigms.data.texts import json_lines
 from paradigms.generative.model import Generative
 from paradigms.generative.retriever import GenerativeRetriever

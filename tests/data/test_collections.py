@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paradigms.data import Collection, load, write_folder, write_run
+from paradigms.data import Collection, load_collection, write_folder, write_run
 from paradigms.data.lines import Lines
 from paradigms.io.settings import folder_name
 from paradigms.train.job import training_splits
@@ -75,16 +75,10 @@ def check_miracl(collection: Collection) -> None:
 )
 @pytest.mark.parametrize("ending", ["jsonl.gz", "jsonl"])
 def test_a_language_of_miracl(tmp_path, corpus, ending):
-    collection = load(miracl(tmp_path, corpus, ending))
+    collection = load_collection(miracl(tmp_path, corpus, ending))
     check_miracl(collection)
     assert isinstance(collection.corpus._texts, Lines) is (ending == "jsonl")
     assert list(pickle.loads(pickle.dumps(collection.corpus))) == list(collection.corpus)
-
-
-def test_a_plain_shard_is_taken_before_its_gz(tmp_path):
-    folder = miracl(tmp_path, ending="jsonl")
-    put(folder / "docs-2.jsonl.gz", "broken")
-    check_miracl(load(folder))
 
 
 def nq320k(folder: Path) -> Path:
@@ -105,7 +99,7 @@ def marco(root: Path) -> Path:
 
 
 def test_nq320k(tmp_path):
-    collection = load(nq320k(tmp_path / "nq320k"))
+    collection = load_collection(nq320k(tmp_path / "nq320k"))
     assert collection.name == "nq320k"
     assert list(collection.corpus) == ["Cats cats sleep", "Dogs dogs bark", "fish swim"]
     assert list(collection.corpus.titles) == ["Cats", "Dogs", ""]
@@ -118,7 +112,7 @@ def test_nq320k(tmp_path):
 def test_ms_marco(tmp_path, name):
     folder = marco(tmp_path)
     (folder / "queries.dev.small.tsv").rename(folder / name)
-    collection = load(folder)
+    collection = load_collection(folder)
     assert {name: of.judgements for name, of in collection.splits.items()} == {
         "dev": {"1": {"9": 1}},
         "test": {"3": {"7": 1}},
@@ -142,7 +136,7 @@ QAS = {"qid": 1, "query": "who swims", "answer_pids": [2, 1]}
 
 def test_a_domain_of_lotte(tmp_path):
     folder = lotte(tmp_path)
-    collection = load(folder)
+    collection = load_collection(folder)
     assert collection.name == folder_name(str(folder)) == "lifestyle-test"
     assert collection.measures == ("Success@5",)
     assert list(collection.corpus) == ["cats sleep\ta lot", "dogs bark", "fish — swim", "birds fly"]
@@ -186,7 +180,7 @@ def questions(root: Path, passages: str = "psgs_w100.tsv") -> Path:
 
 @pytest.mark.parametrize("passages", ["psgs_w100.tsv", "psgs_w100.tsv.gz", "passages.tsv"])
 def test_questions_over_wikipedia(tmp_path, passages):
-    collection = load(questions(tmp_path, passages))
+    collection = load_collection(questions(tmp_path, passages))
     assert collection.measures[:2] == ("Success@20", "Success@100")
     assert collection.corpus.ids == ["1", "2", "3", "4"]
     assert list(collection.corpus.titles) == ["Aaron", "Kiel", "Lisbon", "Porto"]
@@ -207,19 +201,6 @@ def test_questions_over_wikipedia(tmp_path, passages):
     assert collection.problems.counts == {"empty answer (left out)": 1}
     with pytest.raises(ValueError, match="wikipedia has answers"):
         write_folder(collection, tmp_path / "beir")
-
-
-def test_answers_and_groups_are_part_of_the_fingerprint(tmp_path):
-    first = load(questions(tmp_path / "a")).fingerprint
-    assert load(questions(tmp_path / "b")).fingerprint == first
-    put(
-        tmp_path / "a" / "wikipedia" / "nq-test.qa.csv",
-        "who was a prophet\t['Aaron']\nwhere is kiel\t['x']\n",
-    )
-    assert load(tmp_path / "a" / "wikipedia").fingerprint != first
-    both = tmp_path / "b" / "wikipedia" / "dataset" / "test"
-    (both / "P36.test.json").rename(both / "P35.test.json")
-    assert load(tmp_path / "b" / "wikipedia").fingerprint != first
 
 
 LINES = "line 1: the answers are no list as Python writes it"
@@ -280,27 +261,29 @@ def test_what_a_folder_lacks_is_named(tmp_path, make, file, text, message):
     for found in folder.glob(file) if text is None else ():
         found.unlink()
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        load(folder)
+        load_collection(folder)
 
 
 def test_passages_without_questions_and_unknown_layouts_are_named(tmp_path):
     put(tmp_path / "wikipedia" / "psgs_w100.tsv", WIKIPEDIA)
     with pytest.raises(FileNotFoundError, match="holds passages, but no file of questions"):
-        load(tmp_path / "wikipedia")
+        load_collection(tmp_path / "wikipedia")
     with pytest.raises(
         FileNotFoundError, match=r"has none of the layouts BEIR .* MIRACL .* MS MARCO .* LoTTE .* DPR"
     ):
-        load(tmp_path)
+        load_collection(tmp_path)
 
 
 def test_what_is_measured_trains_nothing(tmp_path):
-    collection = load(miracl(tmp_path))
+    collection = load_collection(miracl(tmp_path))
     train, dev = training_splits(collection, 0, "dev")
     assert {*train.queries, *dev.queries} == {"0#1", "1"}
     assert {**train.queries, **dev.queries}["1"] == "mlima gani?"
     train, dev = training_splits(collection, seed=0)
     assert (len(train.queries), dev) == (2, collection.split("dev"))
-    unjudged, _ = training_splits(load(questions(tmp_path)), seed=0)  # answers alone are no positives
+    unjudged, _ = training_splits(
+        load_collection(questions(tmp_path)), seed=0
+    )  # answers alone are no positives
     assert not unjudged.queries
 
 

@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from paradigms.data import Collection, load
+from paradigms.data import Collection, load_collection
 from paradigms.data.hub import Rows
 
 DOCUMENTS = [{"_id": "1", "title": "Title", "text": "text"}, {"_id": "2", "title": "", "text": "other"}]
@@ -57,20 +57,20 @@ def test_the_layout_of_beir(tmp_path, capfd):
     path = dataset(tmp_path / "tiny", {"corpus": {"corpus": DOCUMENTS}, "queries": {"queries": QUERIES}})
     dataset(tmp_path / "tiny-qrels", {"default": {"validation": DEV, "test": TEST}})
     capfd.readouterr()
-    collection = load(f"hf:{path}")
+    collection = load_collection(f"hf:{path}")
     assert capfd.readouterr() == ("", "")
     check(collection)
     assert collection.name == f"hf:{path}"
     dataset(tmp_path / "numbers", {"corpus": {"corpus": DOCUMENTS}, "queries": {"queries": QUERIES}})
     dataset(tmp_path / "numbers-qrels", {"default": {"test": integers}})
-    assert load(f"hf:{tmp_path / 'numbers'}").split("test").judgements == {"q1": {"2": 2}}
+    assert load_collection(f"hf:{tmp_path / 'numbers'}").split("test").judgements == {"q1": {"2": 2}}
 
 
 @pytest.mark.parametrize("qrels", ["default", "qrels"])
 def test_the_layouts_of_mteb(tmp_path, qrels):
     floats = [{**row, "score": float(row["score"])} for row in TEST]
     parts = {"corpus": {"corpus": DOCUMENTS}, "queries": {"queries": QUERIES}}
-    check(load("hf:" + dataset(tmp_path / "tiny", {**parts, qrels: {"dev": DEV, "test": floats}})))
+    check(load_collection("hf:" + dataset(tmp_path / "tiny", {**parts, qrels: {"dev": DEV, "test": floats}})))
 
 
 @pytest.mark.parametrize("form", ["de-{}", "{}-de"])
@@ -82,9 +82,9 @@ def test_a_prefix_chooses_the_language(tmp_path, form):
         form.format("qrels"): {"dev": DEV, "test": TEST},
     }
     path = dataset(tmp_path / "tiny", parts)
-    check(load(f"hf:{path}:de"))
+    check(load_collection(f"hf:{path}:de"))
     with pytest.raises(ValueError, match="no configuration 'fr-corpus' or 'corpus-fr'; it has"):
-        load(f"hf:{path}:fr")
+        load_collection(f"hf:{path}:fr")
 
 
 def test_problems_of_a_dataset_are_counted_or_refused(tmp_path):
@@ -92,7 +92,7 @@ def test_problems_of_a_dataset_are_counted_or_refused(tmp_path):
     documents = [*DOCUMENTS, *documents]
     judged = [*TEST, {"query-id": "q1", "corpus-id": "9", "score": 1}, {**TEST[0], "score": None}]
     parts = {"corpus": {"corpus": documents}, "queries": {"queries": QUERIES}, "default": {"test": judged}}
-    collection = load("hf:" + dataset(tmp_path / "tiny", parts))
+    collection = load_collection("hf:" + dataset(tmp_path / "tiny", parts))
     assert list(collection.corpus) == ["Title text", "other", ""] == [collection.corpus[i] for i in range(3)]
     assert list(collection.corpus.titles) == ["Title", "", ""]  # not that of the repeat
     assert collection.problems.counts == {
@@ -103,7 +103,7 @@ def test_problems_of_a_dataset_are_counted_or_refused(tmp_path):
     }
     parts["queries"] = {"queries": [{"name": "q1", "text": "one"}]}
     with pytest.raises(ValueError, match='neither "_id" nor "id"'):
-        load("hf:" + dataset(tmp_path / "bad", parts))
+        load_collection("hf:" + dataset(tmp_path / "bad", parts))
 
 
 Document = namedtuple("Document", "doc_id text title")
@@ -149,31 +149,31 @@ def ir_datasets(monkeypatch):
 
 @pytest.mark.usefixtures("ir_datasets")
 def test_identifiers_of_ir_datasets():
-    one = load("irds:tiny/test")
+    one = load_collection("irds:tiny/test")
     assert one.name == "irds:tiny/test"
     assert list(one.corpus) == ["Title text", "other"]
     assert list(one.corpus.titles) == ["Title", ""]
     assert list(one.splits) == ["test"]
     assert one.split("test").judgements == {"q1": {"2": 2}}
-    both = load("irds:tiny")
+    both = load_collection("irds:tiny")
     assert list(both.splits) == ["dev", "test"]
     assert both.split("dev").queries == {"q2": "two"}
     assert both.split("test").queries == {"q1": "one"}
-    assert list(load("irds:tiny/dev").splits) == ["dev"]
-    assert list(load("irds:tiny/2019").splits) == ["test"]
+    assert list(load_collection("irds:tiny/dev").splits) == ["dev"]
+    assert list(load_collection("irds:tiny/2019").splits) == ["test"]
 
 
 @pytest.mark.usefixtures("ir_datasets")
 def test_what_papers_report_comes_with_their_identifiers():
-    assert load("irds:tiny").measures == ()
-    sw = load("irds:miracl/sw")
+    assert load_collection("irds:tiny").measures == ()
+    sw = load_collection("irds:miracl/sw")
     assert sw.measures == ("nDCG@10", "R@100")
     assert sw.split("train").queries == {"1": "one"}  # a split numbers its own queries
     assert sw.split("dev").queries == {"1": "another one"}
-    forum = load("irds:lotte/science/test/forum")
+    forum = load_collection("irds:lotte/science/test/forum")
     assert forum.measures == ("Success@5",)
     assert list(forum.splits) == ["test"]
-    questions = load("irds:dpr-w100/natural-questions/dev")
+    questions = load_collection("irds:dpr-w100/natural-questions/dev")
     assert questions.measures[0] == "Success@20"
     assert questions.split("dev").answers == {"0": ["text", "title"]}
     assert questions.split("dev").judgements == {"0": {"1": 2, "2": -1}, "1": {"2": 1}}
@@ -182,15 +182,9 @@ def test_what_papers_report_comes_with_their_identifiers():
 @pytest.mark.usefixtures("ir_datasets")
 def test_unknown_and_unjudged_identifiers_are_named():
     with pytest.raises(ValueError, match="irds:nothing: ir_datasets knows no such identifier"):
-        load("irds:nothing")
+        load_collection("irds:nothing")
     with pytest.raises(ValueError, match="irds:bare has no judgements"):
-        load("irds:bare")
-
-
-def test_without_ir_datasets_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ir_datasets", None)
-    with pytest.raises(ImportError, match=r"retrieval-paradigms\[ir-datasets\]"):
-        load("irds:beir/scifact/test")
+        load_collection("irds:bare")
 
 
 @pytest.mark.parametrize("publisher", ["sentence-transformers", "zeta-alpha-ai"])
@@ -203,10 +197,10 @@ def test_nanobeir(tmp_path: Path, publisher: str) -> None:
         both = {part: {"NanoSciFact": rows, "NanoNQ": other[part]} for part, rows in parts.items()}
         name = "hf:" + dataset(tmp_path / "NanoBEIR-en", both) + ":NanoSciFact"
         with pytest.raises(ValueError, match="has no 'NanoFiQA' in corpus; it has NanoSciFact, NanoNQ"):
-            load(name.replace(":NanoSciFact", ":NanoFiQA"))
+            load_collection(name.replace(":NanoSciFact", ":NanoFiQA"))
     else:
         name = "hf:" + dataset(tmp_path / "NanoSciFact", {part: {"train": of} for part, of in parts.items()})
-    collection = load(name)
+    collection = load_collection(name)
     assert collection.corpus.ids == ["1", "2"]
     assert list(collection.splits) == ["test"]
     assert collection.split("test").judgements == {"q1": {"2": 1}}

@@ -1,16 +1,14 @@
 """The built-in collection: what becomes a document, that nothing leaks, that it is the same every time."""
 
 import textwrap
-import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paradigms.baselines.bm25 import BM25
-from paradigms.data import Collection, Split, load, pydocs
+from paradigms.data import Collection, Split, load_collection, pydocs
 from paradigms.data.near import near_copies, words
 
 REST = " ".join(f"word{i}" for i in range(30))
@@ -117,8 +115,8 @@ def test_the_cache_is_used_checked_and_rebuilt(small, monkeypatch, capfd):
         return build(sources)
 
     monkeypatch.setattr(pydocs, "build", counted)
-    first = load("pydocs")
-    again = load("pydocs")
+    first = load_collection("pydocs")
+    again = load_collection("pydocs")
     assert builds["all"] == 1
     assert again.fingerprint == first.fingerprint
     assert list(again.corpus) == list(first.corpus)
@@ -127,15 +125,15 @@ def test_the_cache_is_used_checked_and_rebuilt(small, monkeypatch, capfd):
 
     for damage in (content.replace("event", "EVENT", 1), content[: len(content) // 2]):
         (folder / "corpus.jsonl").write_text(damage)
-        assert load("pydocs").fingerprint == first.fingerprint
+        assert load_collection("pydocs").fingerprint == first.fingerprint
         assert (folder / "corpus.jsonl").read_text() == content
     (folder / "meta.json").unlink()
-    load("pydocs")
+    load_collection("pydocs")
     assert builds["all"] == 4
 
     versions = {**pydocs.installed_versions(), "numpy": "0.0"}
     monkeypatch.setattr(pydocs, "installed_versions", lambda: versions)
-    other = load("pydocs")
+    other = load_collection("pydocs")
     assert builds["all"] == 5
     assert list(other.corpus) == list(first.corpus)
     assert other.fingerprint != first.fingerprint
@@ -144,29 +142,13 @@ def test_the_cache_is_used_checked_and_rebuilt(small, monkeypatch, capfd):
 
 
 @pytest.mark.usefixtures("small")
-def test_of_two_that_start_together_one_builds(monkeypatch):
-    builds = Counter[str]()
-
-    def counted(sources: dict) -> list[pydocs.Docstring]:
-        builds["all"] += 1
-        time.sleep(0.2)
-        return [pydocs.Docstring(f"m:{i}", f"g{i}", f"Do thing {i}.", f"{i} " * 30) for i in range(40)]
-
-    monkeypatch.setattr(pydocs, "build", counted)
-    with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(load, ["pydocs", "pydocs"])
-    assert builds["all"] == 1
-    assert first.fingerprint == second.fingerprint
-
-
-@pytest.mark.usefixtures("small")
 def test_a_subset_is_fixed_and_in_proportion():
-    whole = load("pydocs")
-    part = load("pydocs", documents=100)
+    whole = load_collection("pydocs")
+    part = load_collection("pydocs", documents=100)
     assert part.name == "pydocs-100"
     assert len(part.corpus) == 100
-    assert part.fingerprint not in (whole.fingerprint, load("pydocs", documents=101).fingerprint)
-    assert part.fingerprint == load("pydocs", documents=100).fingerprint
+    assert part.fingerprint not in (whole.fingerprint, load_collection("pydocs", documents=101).fingerprint)
+    assert part.fingerprint == load_collection("pydocs", documents=100).fingerprint
     assert not part.problems
     for name in pydocs.SHARES:
         split, shrunk = whole.split(name), part.split(name)
@@ -177,19 +159,19 @@ def test_a_subset_is_fixed_and_in_proportion():
         here, there = part.corpus.position(id), whole.corpus.position(id)
         assert part.corpus[here] == whole.corpus[there]
         assert part.corpus.titles[here] == whole.corpus.titles[there]
-    half = load("pydocs", documents=50)
+    half = load_collection("pydocs", documents=50)
     assert len(set(half.corpus.ids) - set(part.corpus.ids)) <= len(whole.splits)
     positions = [whole.corpus.position(id) for id in part.corpus.ids]
     assert positions == sorted(positions)
     assert max(positions) > 0.9 * len(whole.corpus)  # from all over the corpus, not its beginning
     for wrong in (0, len(whole.corpus) + 1):
         with pytest.raises(ValueError, match=f"documents, not {wrong}"):
-            load("pydocs", documents=wrong)
+            load_collection("pydocs", documents=wrong)
 
 
 @pytest.fixture(scope="module")
 def whole():
-    return load("pydocs")
+    return load_collection("pydocs")
 
 
 def known_items(whole: Collection) -> list[Split]:
@@ -212,7 +194,7 @@ def test_every_summary_has_its_own_document_in_one_split(whole):
 
 @pytest.mark.parametrize("documents", [None, 800])
 def test_the_relevant_documents_of_a_parameter_are_those_that_hold_its_words(documents):
-    collection = load("pydocs", documents=documents)
+    collection = load_collection("pydocs", documents=documents)
     rows = zip(collection.corpus.ids, collection.corpus, strict=True)
     texts = {id: f" {' '.join(words(text))} " for id, text in rows}
     split = collection.split("parameters")
@@ -244,16 +226,6 @@ def test_sentences_about_parameters(text, expected):
     assert pydocs.parameters(text) == expected
 
 
-def test_titles_differ_and_none_holds_its_query(whole):
-    titles = dict(zip(whole.corpus.ids, whole.corpus.titles, strict=True))
-    repeated = Counter(title for title in titles.values() if title)
-    assert repeated.most_common(1)[0][1] == 1
-    assert sum(not title for title in titles.values()) < 0.005 * len(titles)
-    for split in known_items(whole):
-        for query, text in split.queries.items():
-            assert f" {' '.join(words(text))} " not in f" {' '.join(words(titles[query[2:]]))} "
-
-
 def test_no_near_copy_lies_anywhere_in_the_collection(whole):
     some = list(whole.corpus)[::9]
     assert not any(near_copies(some, pydocs.NEAR))
@@ -279,3 +251,13 @@ def test_size_and_difficulty_of_the_collection(whole):
     ranks = [list(run[query]).index(query[2:]) if query[2:] in run[query] else 10 for query in queries]
     assert sum(rank == 0 for rank in ranks) / len(ranks) == pytest.approx(0.35, abs=0.08)
     assert sum(rank < 10 for rank in ranks) / len(ranks) == pytest.approx(0.65, abs=0.08)
+
+
+def test_titles_differ_and_none_holds_its_query(whole):
+    titles = dict(zip(whole.corpus.ids, whole.corpus.titles, strict=True))
+    repeated = Counter(title for title in titles.values() if title)
+    assert repeated.most_common(1)[0][1] == 1
+    assert sum(not title for title in titles.values()) < 0.005 * len(titles)
+    for split in known_items(whole):
+        for query, text in split.queries.items():
+            assert f" {' '.join(words(text))} " not in f" {' '.join(words(titles[query[2:]]))} "

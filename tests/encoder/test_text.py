@@ -12,8 +12,6 @@ from transformers import (
     AutoModel,
     AutoModelForTextEncoding,
     AutoTokenizer,
-    T5Config,
-    T5ForConditionalGeneration,
 )
 
 from paradigms import PARADIGMS
@@ -84,13 +82,6 @@ def test_pooling(checkpoints, family, pooling):
             close(queries.vectors[x - 1, 0, 0], expected)
 
 
-def test_first_vectors_and_their_mask(tiny_bert):
-    tokens = encode(encoder(tiny_bert, document_vectors="first", first=4, dim=None, normalize=False), TEXTS)
-    assert tokens.mask[0].tolist() == [[True] * 4, [True] * 3 + [False], [True] * 4]
-    close(tokens.vectors[0, 0], hidden(tiny_bert, LONG)[:4])
-    assert encode(encoder(tiny_bert, document_vectors="first", first=99), ["fox"]).mask.shape == (1, 1, 3)
-
-
 def test_projection_and_normalisation(tiny_bert):
     model = encoder(tiny_bert, dim=8)
     projected = hidden(tiny_bert, "fox") @ model.projection.weight.T
@@ -106,15 +97,6 @@ def test_half_precision_checkpoints_are_computed_in_float32(tmp_path):
     model = encoder(folder, dim=None, normalize=False)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert encode(model, TEXTS).vectors.dtype == torch.float32
-
-
-def test_of_a_t5_with_a_decoder_only_the_encoder_is_loaded(checkpoints, tmp_path):
-    config = T5Config.from_pretrained(checkpoints["t5"])
-    T5ForConditionalGeneration(config).save_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(checkpoints["t5"]).save_pretrained(tmp_path)
-    names = [name for name, _ in encoder(tmp_path).named_parameters()]
-    assert names
-    assert not any("decoder" in name or "lm_head" in name for name in names)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -238,28 +220,6 @@ def test_coil_is_pooled_product_plus_token_matches(tiny_bert, pooling):
     assert score[0, 1].item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_coil_joins_pooled_tokens_to_any_token_vectors(tiny_bert):
-    model = encoder(tiny_bert, dim=8, pooled_dim=16, document_vectors="first", first=3, salience="relu")
-    tokens = encode(model, TEXTS)
-    assert tokens.vectors.shape == (1, 3, 5, 8)
-    assert tokens.ids[0, 0].tolist() == [-1, -2, *model.tokenizer(LONG)["input_ids"][:3]]
-    assert (tokens.salience[..., :2] == 1).all()
-
-
-def test_bfloat16_autocast_keeps_similarities_in_float32(tiny_bert):
-    for name in PARADIGMS:
-        paradigm = built(name, tiny_bert, pooling="mean").eval()
-        with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
-            half = paradigm.encoder(paradigm.encoder.tokenize(TEXTS, "document"), "document")
-        assert half.vectors.dtype == torch.float32
-        assert half.salience is None or half.salience.dtype == torch.float32
-        if name == "splade":  # rounding changes which terms are there
-            continue
-        full = paradigm.encode_documents(TEXTS)
-        scale = full.vectors.abs().max().item()
-        torch.testing.assert_close(half.vectors, full.vectors, rtol=0, atol=0.06 * scale)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_lora_trains_adapters_and_heads_only(checkpoints, family):
     torch.manual_seed(0)
@@ -318,19 +278,6 @@ REFUSED = [
 def test_settings_that_make_no_sense(tiny_bert, settings, message):
     with pytest.raises(ValueError, match=message):
         encoder(tiny_bert, **settings)
-
-
-@pytest.mark.parametrize("name", ["pooling", "query_vectors", "document_vectors", "salience"])
-def test_choices_that_there_are_not(name):
-    settings = EncoderSettings()
-    object.__setattr__(settings, name, "other")  # the type checker of the tests would refuse it first
-    with pytest.raises(ValueError, match=f"{name}='other'; there are "):
-        settings.__post_init__()
-
-
-def test_augmentation_needs_a_mask_token(checkpoints):
-    with pytest.raises(ValueError, match="mask token"):
-        encoder(checkpoints["t5"], query_augmentation=True)
 
 
 def test_a_checkpoint_without_some_weights_is_refused(tiny_bert, tmp_path):

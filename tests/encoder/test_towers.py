@@ -7,7 +7,8 @@ import torch
 from accelerate import Accelerator
 
 from paradigms import PARADIGMS, Paradigm
-from paradigms.encoder.text import SIDES, TwoTowers, described
+from paradigms.encoder.settings import SIDES
+from paradigms.encoder.towers import TwoTowers, described
 from paradigms.train.state import signature
 
 

@@ -1,18 +1,12 @@
 """Hybrids: sums on the scales of the systems, λ where it can be computed by hand, nothing imputed as 0."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paradigms import PARADIGMS
-from paradigms.baselines.bm25 import BM25
 from paradigms.data import Run, Split
-from paradigms.evaluate import on_split
-from paradigms.evaluate.hybrid import System, candidate_scores, combine, scale, tune, union
-from paradigms.index import ExactIndex
+from paradigms.evaluate.hybrid import System, candidate_scores, combine, scale, tune
 
 TEXTS = ["cat cat dog", "dog bird", "bird bird fish dog", "fish fish", "cat bird"]
 IDS = ["a", "b", "c", "d", "e"]
@@ -50,15 +44,6 @@ def test_the_weight_adds_sparse_scores_to_dense_ones():
     for weight in (-0.1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="finite and at least 0"):
             combine(DENSE, SPARSE, weight)
-
-
-def test_a_score_that_is_missing_is_not_0():
-    for dense, sparse in (({"q": {"g": 4.0}}, SPARSE), (DENSE, {"q": {"g": 1.0, "r": 0.0}})):
-        with pytest.raises(ValueError, match=r"document '[rs]' of the query 'q'.*rerank their `union`"):
-            combine(dense, sparse, 1.0)
-    for dense, sparse in ((DENSE, {}), ({}, SPARSE), ({"p": {}, **DENSE}, SPARSE)):
-        with pytest.raises(ValueError, match=r"only one of the two runs has the (document|query)"):
-            combine(dense, sparse, 1.0)
 
 
 def test_the_best_weight_lies_between_the_two_at_which_documents_change_places():
@@ -112,46 +97,9 @@ def test_the_choice_does_not_depend_on_units(dense, sparse, seed):
     assert list(other.curve.values()) == pytest.approx(list(one.curve.values()))
 
 
-def test_a_union_has_every_document_and_no_score():
-    first: Run = {"q": {"a": 3.0, "b": 1.0}, "p": {"c": 1.0}}
-    second: Run = {"q": {"b": 7.0, "d": 6.0}, "o": {}}
-    assert union(first, second) == {"q": {"a": 0.0, "b": 0.0, "d": 0.0}, "p": {"c": 0.0}, "o": {}}
-    assert list(union(first, second)["q"]) == ["a", "b", "d"]
-    assert union() == {}
-
-
 def test_candidates_are_what_either_system_finds():
     """With one candidate of each, g is never seen; with two it is, and what one system missed is scored."""
     systems = table(DENSE), table(SPARSE)
     assert combine(*candidate_scores(*systems, {"q": "?"}, 1), 1.0) == {"q": {"r": 5.0, "s": 4.0}}
     found = combine(*candidate_scores(*systems, {"q": "?"}, 2), 1.0)["q"]
     assert list(found.items()) == [("g", 6.0), ("r", 5.0), ("s", 4.0)]
-
-
-def test_scores_of_an_imputing_search_are_not_taken_over():
-    """A search whose scores differ from its rerank's: both kinds must not meet in one ranking."""
-    honest = table(DENSE)
-    imputing = System(lambda queries, k: {q: {"g": 900.0} for q in queries}, honest.rerank)
-    dense, sparse = candidate_scores(imputing, table(SPARSE), {"q": "?"}, 2)
-    assert dense == {"q": {"g": 4.0, "s": 1.0}}
-    assert sparse == {"q": {"g": 2.0, "s": 3.0}}
-
-
-def test_a_paradigm_with_bm25(tiny_bert, tmp_path):
-    paradigm = PARADIGMS["dpr"](tiny_bert)
-    index = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "index")
-    bm25 = BM25.build(TEXTS, IDS)
-    dense = System(partial(index.search, paradigm), partial(index.rerank, paradigm))
-    sparse = System(bm25.search, bm25.rerank)
-    dev = Split(QUERIES, {"1": {"d": 1}, "2": {"e": 1}, "3": {"a": 1}})
-    scores = candidate_scores(dense, sparse, QUERIES, 2)
-    tuning = tune(*scores, dev)
-    found = combine(*scores, tuning.weight)
-    every = union({query: dict.fromkeys(IDS, 0.0) for query in QUERIES})
-    twin = combine(dense.rerank(QUERIES, every), sparse.rerank(QUERIES, every), tuning.weight)
-    assert [len(found[query]) for query in "123"] != [5, 5, 5]  # candidates, not the whole corpus
-    for query, row in found.items():
-        assert row == pytest.approx({d: twin[query][d] for d in row}, abs=1e-5)
-    # The curve is what each weight gives on these queries.
-    value = on_split(found, dev, ["nDCG@10"]).mean("nDCG@10")
-    assert value == pytest.approx(tuning.curve[tuning.weight]) == max(tuning.curve.values())

@@ -23,7 +23,6 @@ from paradigms.evaluate import (
     rich_matrix,
     rich_table,
     seeds_interval,
-    write_per_query,
 )
 from paradigms.evaluate.significance import compare_all
 
@@ -229,30 +228,3 @@ def test_tables_show_the_same_rows_everywhere():
     assert f"{cell.mean:.3f}†" in shown
     assert f"{cell.low:.3f}–{cell.high:.3f}".replace("0.", ".") in shown
     assert "Re|rank" in shown
-
-
-def test_table_without_baseline_and_with_gaps():
-    results = per_query(RUN, JUDGEMENTS)
-    table = result_table("retrieve", {"one": results})
-    assert table.comparisons == []
-    assert "better" not in table.note
-    assert "Left out: 1 judged queries without a relevant document." in table.note
-    assert "one returned nothing for 1 queries, scored 0." in table.note
-    with pytest.raises(ValueError, match="no system"):
-        result_table("retrieve", {})
-
-
-def test_per_query_csv_round_trips(tmp_path):
-    results = per_query(RUN, JUDGEMENTS)
-    path = tmp_path / "new" / "per_query.csv"
-    write_per_query(path, {"retrieve": {'quo"ted, system': results}, "rerank": {"b": results}})
-    lines = list(csv.DictReader(path.open(newline="")))
-    assert len(lines) == 2 * 5 * 3
-    assert lines[0] == {
-        "system": 'quo"ted, system',
-        "stage": "retrieve",
-        "query": "graded",
-        "measure": "nDCG@10",
-        "value": repr(float(results.values["nDCG@10"][0])),
-    }
-    assert [path.name for path in path.parent.iterdir()] == ["per_query.csv"]

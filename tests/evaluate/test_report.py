@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -199,40 +199,6 @@ def test_hostile_text_stays_text(tmp_path):
     assert "{{ 7 * 7 }}" in page.text  # templates inside data are not rendered
 
 
-@pytest.mark.parametrize(
-    "report",
-    [
-        Report("t", "s"),
-        Report("t", "s", curves={"one": {10: 1.0}}, costs=[{"system": "a", "x": float("inf")}]),
-        Report("t", "s", curves={"one": {}}),
-        Report("t", "s", alignments=[AlignmentExample("q", "d", "q", "d", True, [])]),
-    ],
-)
-def test_reports_with_little_in_them(report, tmp_path):
-    write_report(tmp_path / "report.html", report)
-    page = Page(tmp_path / "report.html")
-    assert ("No alignments were recorded." in page.text) == (not report.alignments)
-    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"links": [(1, 0, 1.0, 1.0)]}, r"'q', document 'd', system 'S': link \(1, 0\) outside 1 document"),
-        ({"links": [(0, -1, 1.0, 1.0)]}, "outside"),
-        ({"links": [(0, 0, float("-inf"), 1.0)]}, "system 'S': a number is not finite"),
-        ({"rel": float("nan")}, "not finite"),
-        ({"query_salience": [0.1, 0.2]}, "query_salience has 2 values for 1 tokens"),
-    ],
-)
-def test_broken_alignments_are_named(change, message, tmp_path):
-    broken = replace(SystemAlignment("S", "r", ["a"], ["b"], [], 1.0, 0.0), **change)
-    broken = AlignmentExample("q", "d", "a", "b", True, [broken])
-    with pytest.raises(ValueError, match=message):
-        write_report(tmp_path / "report.html", Report("t", "s", alignments=[broken]))
-    assert not list(tmp_path.iterdir())
-
-
 def test_alignment_picture_shows_the_product(sample, tmp_path):
     example = sample.alignments[3]
     figure = alignment_picture(example, "ColBERT")
@@ -255,13 +221,3 @@ def test_pictures_of_hostile_text_and_of_nothing(tmp_path):
     recall_picture({text: {1: 0.2, 10: 0.4} for text in HOSTILE}).savefig(tmp_path / "r.png")
     with pytest.raises(ValueError, match="no recall curve"):
         recall_picture({})
-
-
-def test_recall_picture_draws_each_system(sample):
-    axes = recall_picture(sample.curves).axes[0]
-    assert [list(line.get_ydata()) for line in axes.lines] == [
-        list(curve.values()) for curve in sample.curves.values()
-    ]
-    last = {system: curve[100] for system, curve in sample.curves.items()}
-    told = [f"{last[system]:.3f} {system}" for system in sorted(SYSTEMS, key=lambda system: -last[system])]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == told

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from studies.adaptation_claims import Task, answer, claims
 
-from paradigms.data import load
+from paradigms.data import load_collection
 from paradigms.evaluate import per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, judge
 from paradigms.index import ExactIndex
@@ -53,7 +53,7 @@ def test_the_measures_are_those_of_separate_reranks(results: Path, collection: P
     paradigm = alignment_adaptation.with_document_length(folder / "checkpoint", 128)
     assert paradigm.recipe.align_knobs == {"k": 1, "eps": 0.1}
     assert paradigm.encoder.settings.document_length == 128
-    data = load(collection)
+    data = load_collection(collection)
     index = ExactIndex.build(paradigm, data.corpus.ids, data.corpus, tmp_path / "index")
     test, found = data.split("test"), measures(results, collection, "eps=0.1")
     assert len(found["queries"]) == 20

@@ -24,7 +24,7 @@ from alignment_directions import (
 )
 from rich.console import Console
 from studies import trained_pairs
-from studies.model_runs import Bench, open_bench, some_queries
+from studies.model_runs import Bench, open_bench
 
 from paradigms import Generative, Paradigm, load
 from paradigms.evaluate import per_query
@@ -88,11 +88,6 @@ def test_what_is_there_is_not_done_again_and_other_settings_are_refused(
         again(depth=7)
     with pytest.raises(SystemExit, match="steps: 2 then, 3 now"):  # the models are others
         again(steps=3, output=tmp_path)
-
-
-def test_the_test_queries_are_drawn_by_their_ids(bench: Bench) -> None:
-    assert len(bench.test.queries) == 8
-    assert some_queries(bench.collection.split("test"), 8).queries == bench.test.queries
 
 
 def test_directions_against_loops_over_tokens(bench: Bench, pair: list[Any]) -> None:

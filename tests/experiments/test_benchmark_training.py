@@ -14,7 +14,6 @@ import training
 from training_parts import trainers
 
 from paradigms import PARADIGMS
-from paradigms.data import Collection, Corpus, Problems, Split
 from paradigms.train.contrastive import Contrastive
 from tests.tiny import WORDS, write_collection
 
@@ -99,38 +98,3 @@ def test_the_loss_is_that_of_summed_maxima(answers: dict, work: Path, settings: 
     wanted = torch.nn.functional.cross_entropy(scores, torch.arange(len(lines)))
     assert answers[0][0]["loss"] == pytest.approx(wanted.item(), rel=1e-5)
     assert answers[3][0]["loss"] == pytest.approx(wanted.item(), rel=1e-5)
-
-
-def test_no_document_is_relevant_to_two_of_the_pairs() -> None:
-    texts = ["one", "two", "three", "one", "five", "six"]  # the fourth repeats the first
-    judged = {
-        "a": {"0": 1, "1": 0}, "b": {"1": 1}, "c": {"1": 2, "2": 1}, "d": {"3": 1},
-        "e": {"4": 0}, "f": {"5": 1},
-    }  # fmt: skip
-    split = Split({q: f"query {q}" for q in judged}, judged)
-    whole = Collection("words", Corpus([str(n) for n in range(6)], texts), {"train": split}, Problems(), "")
-    for seed in range(6):
-        found = training.distinct_pairs(whole, 3, seed)
-        assert sorted(found) in [
-            sorted([(f"query {one}", "one"), (f"query {other}", text), ("query f", "six")])
-            for one in "ad"
-            for other, text in (("b", "two"), ("c", "three"))
-        ]
-    with pytest.raises(SystemExit, match=r"words has 3 training queries.*and 4 are"):
-        training.distinct_pairs(whole, 4, 0)
-    with pytest.raises(SystemExit, match="words has no training queries"):
-        training.distinct_pairs(Collection("words", whole.corpus, {"test": split}, Problems(), ""), 3, 0)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"examples": 0}, "examples must be at least 1"),
-        ({"batches": [1]}, "2 pairs or more"),
-        ({"precision": "fp16"}, "precision must be no or bf16"),
-        ({"peers": ["ragatouille"]}, "peers are sentence-transformers and pylate, not 'ragatouille'"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(changes: dict, message: str) -> None:
-    with pytest.raises(SystemExit, match=message):
-        training.Settings(**changes)

@@ -14,8 +14,7 @@ from studies.capacity_claims import PAPER_LENGTHS, STAGES, TABLE_A1, Found
 from studies.capacity_tasks import open_bench, projected_ranks, question_passages, read_answers, worth
 
 from paradigms import Paradigm, load
-from paradigms.data import Corpus
-from paradigms.data import load as load_collection
+from paradigms.data import load_collection
 from paradigms.data.collection import assemble
 from paradigms.encoder.backbone import load_tokenizer
 from paradigms.evaluate import per_query
@@ -208,14 +207,6 @@ def test_projected_ranks_are_those_under_explicit_matrices() -> None:
     assert worth(none, "RR@10").max() == worth(none, "Success@8").max() == 0
 
 
-def test_a_ranks_worth_is_the_measure() -> None:
-    for measure in ("RR@10", "Success@3"):
-        for rank in (1, 3, 4, 10, 11):
-            run = {"q": {f"d{n}": -float(n) for n in range(1, 20)}}
-            expected = per_query(run, {"q": {f"d{rank}": 1}}, (measure,)).mean(measure)
-            assert worth(np.array([float(rank)]), measure) == pytest.approx([expected])
-
-
 SIZES = {"DE-BERT-32": 32, "DE-BERT-512": 512, "DE-BERT": 768, "ME-BERT-64": 512, "ME-BERT": 6144}
 
 
@@ -267,10 +258,3 @@ def test_a_claim_about_a_system_that_has_not_learned_is_not_decided() -> None:
     assert found.learned(system)
     found.values["rerank"]["CROSS-ATTENTION"][length] *= 0.2
     assert not found.learned("CROSS-ATTENTION")
-
-
-def test_documents_without_common_titles_are_joined_by_their_ids() -> None:
-    corpus = Corpus(["m:a", "m:b", "n:a"], ["one", "two", "three"], ["m a", "m b", "n a"])
-    assert list(capacity.under_titles(corpus).titles) == ["m", "m", "n"]
-    titled = Corpus(["m:a", "m:b", "n:a"], ["one", "two", "three"], ["t", "t", "u"])
-    assert list(capacity.under_titles(titled).titles) == ["t", "t", "u"]

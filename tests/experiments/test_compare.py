@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import compare
@@ -12,7 +13,7 @@ from transformers import BertForSequenceClassification
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms import load as load_paradigm
-from paradigms.data import Collection, load, read_run
+from paradigms.data import Collection, load_collection, read_run
 from paradigms.evaluate import pictures
 from paradigms.index import ExactIndex
 from tests.experiments import scripts
@@ -214,9 +215,9 @@ def test_what_is_also_measured_trains_and_chooses_nothing(tmp_path: Path, tiny_b
     given = scripts.settings("compare", **flags)
     if also == ["train"]:
         with pytest.raises(SystemExit, match="no training queries"):
-            compare.divided(load(folder), given)
+            compare.divided(load_collection(folder), given)
         return
-    train, dev, test, others = compare.divided(load(folder), given)
+    train, dev, test, others = compare.divided(load_collection(folder), given)
     parts = [{int(query[1:]) for query in of.queries} for of in (train, dev, test, *others.values())]
     assert sum(map(len, parts)) == 30  # none is of two
     assert (
@@ -240,11 +241,14 @@ def test_a_folder_is_bound_to_the_checkpoint_and_by_no_mistyped_split(
     shutil.copytree(finished / "colbert" / "checkpoint", checkpoint)
     with pytest.raises(SystemExit, match="mine holds results with other settings"):
         run(flags)
+    given = scripts.settings("compare", **settings(words, tiny_bert, tmp_path, systems="[dpr]"))
+    bound = [compare.bound(given.chosen["dpr"], replace(given, trained_layers=n))["training"] for n in (1, 2)]
+    assert [training["trained_layers"] for training in bound] == [1, 2]  # whatever a default was then
 
 
 def test_test_queries_choose_nothing(words: Path):
     """Without a dev split it is held out of the training queries."""
-    loaded: Collection = load(words)
+    loaded: Collection = load_collection(words)
     given = scripts.settings("compare", **settings(words, Path("unused"), words / "unused"))
     data = compare.prepare(loaded, compare.divided(loaded, given), given)
     assert len(data.dev.queries) == 3

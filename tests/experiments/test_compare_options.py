@@ -8,7 +8,7 @@ import encode
 import pytest
 import rerank
 
-from paradigms.data import load, read_run
+from paradigms.data import load_collection, read_run
 from paradigms.data.identical import own_documents
 from paradigms.evaluate import pictures
 from paradigms.evaluate.fusion import fuse
@@ -50,8 +50,8 @@ def results(arguana: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFac
 
 
 def test_a_query_never_finds_itself_and_all_find_as_many(results: Path, arguana: Path):
-    split = load(arguana).split("test")
-    assert own_documents(load(arguana).corpus, split) == set(split.queries)
+    split = load_collection(arguana).split("test")
+    assert own_documents(load_collection(arguana).corpus, split) == set(split.queries)
     for run in ("colbert.retrieve", "dpr.retrieve", "colbert.rerank", "candidates"):
         found = read_run(results / "runs" / f"{run}.run")
         assert all(query not in scores for query, scores in found.items())

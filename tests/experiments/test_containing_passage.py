@@ -1,6 +1,5 @@
 """The containing-passage task: what is promised of every collection, by brute force, and what is refused."""
 
-import pickle
 import random
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 from studies.containing_passage import containing_passages
 from studies.passages import WORD, articles, cut, words_of
 
-from paradigms.data import Collection, Corpus, load, write_folder
+from paradigms.data import Collection, Corpus
 from paradigms.encoder.backbone import load_tokenizer
 
 COUNTS = {"train": 12, "dev": 4, "test": 8}
@@ -128,19 +127,6 @@ def test_the_same_seed_gives_the_same_bytes_in_any_process(tasks: dict[int, Coll
     assert other[50].split("test").queries.keys() != tasks[50].split("test").queries.keys()
 
 
-def test_a_task_is_a_collection_like_any_other(tasks: dict[int, Collection], tmp_path: Path) -> None:
-    write_folder(tasks[100], tmp_path / "task")
-    again = load(tmp_path / "task")
-    assert again.fingerprint == tasks[100].fingerprint
-    assert list(again.corpus) == list(tasks[100].corpus)
-    assert again.splits == tasks[100].splits
-    corpus = tasks[100].corpus
-    assert list(pickle.loads(pickle.dumps(corpus))) == list(corpus)  # by a worker process
-    assert corpus[-1] == list(corpus)[-1]
-    with pytest.raises(IndexError):
-        corpus._texts[len(corpus)]
-
-
 @pytest.mark.parametrize("family", ["bert", "t5"])
 def test_lengths_are_an_encoders_tokens(checkpoints: dict[str, Path], family: str) -> None:
     tokenizer = load_tokenizer(checkpoints[family])
@@ -156,23 +142,6 @@ def test_lengths_are_an_encoders_tokens(checkpoints: dict[str, Path], family: st
             assert len(tokenizer(query, add_special_tokens=False)["input_ids"]) <= 25
     with pytest.raises(ValueError, match="slow tokenizer"):
         cut(texts, 50, type("Slow", (), {"is_fast": False})())
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"queries": {}}, "every split needs"),
-        ({"queries": {"test": 1000}}, r"too small for 1,000 queries: of its \d+ passages"),
-        ({"lengths": (50, 120)}, "multiples"),
-        ({"lengths": (20, 40)}, "must hold 25 tokens"),
-        ({"distractors": -1}, "at least 0"),
-        ({"passages": 3}, "passages=3 does not lie between"),
-        ({"passages": 4000}, "passages=4,000 does not lie between"),
-    ],
-)
-def test_settings_that_fit_nothing_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        containing_passages(source(), **{"queries": {"test": 10}, **settings})
 
 
 def test_cut_reads_passages_where_they_lie() -> None:

@@ -9,7 +9,7 @@ import document_encoding
 import numpy as np
 import pytest
 from accelerate import Accelerator
-from document_encoding import BM25, CONTROL, MEASURES, STAGES, SYSTEMS, Settings, claims, claims_of_the_search
+from document_encoding import BM25, CONTROL, MEASURES, SYSTEMS, Settings, claims, claims_of_the_search
 from rich.console import Console
 from studies import trained_pairs
 from studies.model_runs import Bench, open_bench
@@ -65,22 +65,20 @@ def test_a_run_measures_every_system_and_goes_on(
     assert checkpoint.stat().st_mtime_ns == written
     folder = tmp_path / "results"
     claims = {"claims_table6", "claims_table7", "claims_table8", "claims_search"}
-    assert published(folder) == claims | {"retrieve", "rerank"}
+    assert published(folder) == claims | {"retrieve"}
     systems = [row["system"] for row in json.loads((folder / "retrieve.json").read_text())]
     assert systems == [BM25, *chosen]
     # What was written of a system is what its saved model ranks.
     model = load(tmp_path / "models/seed-1/dsi-pawa/checkpoint")
     assert isinstance(model, Generative)
     model.settings = replace(model.settings, beams=40)
-    retriever, queries, pool = GenerativeRetriever(model), bench.test.queries, bench.pool(6)
-    runs = {"retrieve": retriever.search(queries, 10), "rerank": retriever.rerank(queries, pool)}
+    run = GenerativeRetriever(model).search(bench.test.queries, 10)
     values = json.loads((folder / "seed-1/DSI-PAWA.json").read_text())
     assert values["exhaustive"] == values["retrieve"], "as many beams as there are identifiers miss nothing"
-    for stage in STAGES:
-        found = per_query(runs[stage], bench.test.judgements, MEASURES)
-        assert values["queries"] == found.queries
-        for name in MEASURES:
-            np.testing.assert_array_equal(values[stage][name], found.values[name])
+    found = per_query(run, bench.test.judgements, MEASURES)
+    assert values["queries"] == found.queries
+    for name in MEASURES:
+        np.testing.assert_array_equal(values["retrieve"][name], found.values[name])
     control = json.loads((folder / f"seed-1/{CONTROL}.json").read_text())
     assert np.mean(control["retrieve"]["R@10"]) > 0.5, "a query is four words of its document"
     monkeypatch.setattr(trained_pairs, "trained", None)  # nothing is trained or measured again

@@ -16,8 +16,7 @@ import yaml
 from paradigms import PARADIGMS, Paradigm, load
 from paradigms.align import ALIGNMENTS
 from paradigms.cli.arguments import main
-from paradigms.data import load as load_collection
-from paradigms.data import write_folder
+from paradigms.data import load_collection, write_folder
 from paradigms.data.collection import Collection
 from paradigms.encoder.text import ENCODERS
 from paradigms.evaluate import pictures

@@ -6,7 +6,7 @@ from pathlib import Path
 import generate_queries
 import pytest
 
-from paradigms.data import load
+from paradigms.data import load_collection
 from tests.tiny import WORDS, write_collection
 
 
@@ -21,10 +21,10 @@ def test_queries_become_a_training_split(collection: Path, seq2seq: dict[str, Pa
     settings = {"model": str(seq2seq["t5"]), "collection": str(collection), "output": str(tmp_path)}
     settings |= {"batch_size": 4, "length": 8, "queries": 2, "rank": 0}
     generate_queries.main(generate_queries.Settings(**settings))
-    made = load(tmp_path / "collection")
+    made = load_collection(tmp_path / "collection")
     train = made.split("train")
     assert train.queries
-    assert made.split("test").judgements == load(collection).split("test").judgements
+    assert made.split("test").judgements == load_collection(collection).split("test").judgements
     pairs = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text().splitlines()]
     assert [row["query"] for row in pairs] == list(train.queries.values())
     assert [{row["document"]: 1} for row in pairs] == list(train.judgements.values())
@@ -36,16 +36,7 @@ def test_queries_become_a_training_split(collection: Path, seq2seq: dict[str, Pa
 
 
 def test_the_round_trip_keeps_queries_that_find_their_document(collection: Path):
-    corpus = load(collection).corpus
+    corpus = load_collection(collection).corpus
     good, bad = ("d3", corpus[3]), ("d4", corpus[9])
     settings = generate_queries.Settings(model="", rank=1)
     assert generate_queries.found_again(corpus, [good, bad], settings) == [good]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [({"prompt": "no place"}, "prompt must hold one"), ({"queries": 0}, "queries must be at least 1, got 0")],
-)
-def test_wrong_settings_are_told(wrong: dict, message: str):
-    with pytest.raises(SystemExit, match=message):
-        generate_queries.Settings(model="", **wrong)

@@ -12,8 +12,7 @@ from studies.hybrid_claims import DE, ME, MEASURES, RR, SPARSE, Found, claims, h
 
 from paradigms import PARADIGMS, CrossAttention, Paradigm, load
 from paradigms.baselines.bm25 import BM25
-from paradigms.data import Collection, Run
-from paradigms.data import load as load_collection
+from paradigms.data import Collection, Run, load_collection
 from paradigms.evaluate import per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from paradigms.index import ExactIndex

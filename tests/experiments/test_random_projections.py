@@ -6,10 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import random_projections
-from studies import projection_runs
 
 from paradigms.baselines import lexical_vectors
-from paradigms.data import load
+from paradigms.data import load_collection
 from theory import collection as theory_collection
 from theory.projections import normalized_margin
 from theory.recall import recall_failure, recall_thresholds, required_dimension_recall_exact
@@ -39,18 +38,18 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def counts(folder):
-    collection = load(folder)
+    collection = load_collection(folder)
     return lexical_vectors.count_terms(collection.corpus, collection.split("test").queries, 40, 0)
 
 
 @pytest.fixture(scope="module")
 def problem(counts):
     groups = theory_collection.length_groups(counts.lengths, 2)
-    return projection_runs.make_problem(counts, "bm25", "query", groups)
+    return random_projections.make_problem(counts, "bm25", "query", groups)
 
 
 def test_vectors_score_as_bm25_wherever_the_idf_stands(folder):
-    collection = load(folder)
+    collection = load_collection(folder)
     counts = lexical_vectors.count_terms(collection.corpus, collection.split("test").queries, 40, 0)
     texts = {i: collection.split("test").queries[i] for i in counts.query_ids}
     bm25 = counts.bm25

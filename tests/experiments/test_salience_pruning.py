@@ -10,7 +10,7 @@ import salience_pruning
 from studies.salience_report import Found, claims
 
 from paradigms import Paradigm
-from paradigms.data import load
+from paradigms.data import load_collection
 from paradigms.evaluate import PerQuery, per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from paradigms.index import ExactIndex
@@ -56,7 +56,7 @@ def test_every_model_and_pair_is_measured(finished: Path) -> None:
 
 def test_a_point_is_what_searching_and_reranking_give(finished: Path, words: Path, tmp_path: Path) -> None:
     """And its multiply-adds are those of the tokens that are there."""
-    paradigm, data = Paradigm.from_pretrained(finished / "entropic-0" / "checkpoint"), load(words)
+    paradigm, data = Paradigm.from_pretrained(finished / "entropic-0" / "checkpoint"), load_collection(words)
     test = data.split("test")
     index = ExactIndex.build(paradigm, data.corpus.ids, data.corpus, tmp_path / "all")
     pruned = ExactIndex.of(index, tmp_path / "pruned", keep=0.2)
@@ -74,7 +74,7 @@ def test_a_point_is_what_searching_and_reranking_give(finished: Path, words: Pat
 
 
 def test_retrieved_tokens_and_salient_words_are_counted(finished: Path, words: Path, tmp_path: Path) -> None:
-    paradigm, data = Paradigm.from_pretrained(finished / "none-0" / "checkpoint"), load(words)
+    paradigm, data = Paradigm.from_pretrained(finished / "none-0" / "checkpoint"), load_collection(words)
     index = ExactIndex.build(paradigm, data.corpus.ids, data.corpus, tmp_path / "all")
     queries = paradigm.encode_queries(list(data.split("test").queries.values()))
     tokens = index.tokens_of(index.ids)

@@ -12,7 +12,7 @@ import train
 
 from paradigms import Paradigm
 from paradigms.baselines.bm25 import BM25
-from paradigms.data import load, read_run, write_run
+from paradigms.data import load_collection, read_run, write_run
 from paradigms.train.job import keep_settings
 from tests.experiments.scripts import run, settings, training
 
@@ -28,7 +28,7 @@ def trained(words: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFacto
 def first_run(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """BM25's run of the test queries, and of one that the split does not hold."""
     file = tmp_path_factory.mktemp("runs") / "bm25.run"
-    data = load(words)
+    data = load_collection(words)
     found = BM25.build(data.corpus, data.corpus.ids).search(data.split("test").queries, 20)
     write_run(file, found | {"q0": {"d0": 1.0}})
     return file
@@ -74,7 +74,7 @@ def test_a_folder_is_bound_to_what_its_settings_name(
     given = settings("train", **flags | {"filter_margin": 0.0})
 
     def bound() -> dict[str, Any]:
-        return train.bound(given, load(own))
+        return train.bound(given, load_collection(own))
 
     first = bound()
     keep_settings(first, tmp_path / "out", train.FREE)
@@ -96,15 +96,6 @@ def test_a_folder_is_bound_to_what_its_settings_name(
     assert bound()["content of run"] != first["content of run"]
 
 
-def test_settings_of_a_run_that_failed_at_once_bind_nobody(tmp_path: Path) -> None:
-    (tmp_path / "wandb").mkdir()
-    keep_settings({"backbone": "/nowhere"}, tmp_path, free=set())
-    keep_settings({"backbone": "offline"}, tmp_path, free=set())
-    (tmp_path / "training").mkdir()
-    with pytest.raises(SystemExit, match=r"other settings \(backbone: offline then, x now\)"):
-        keep_settings({"backbone": "x"}, tmp_path, free=set())
-
-
 def test_reranking_writes_the_run_and_its_measures(
     trained: Path, first_run: Path, words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,10 +104,10 @@ def test_reranking_writes_the_run_and_its_measures(
     shown = capsys.readouterr().out
     assert "1 queries of" in shown
     found, given = read_run(output / "reranked.run"), read_run(first_run)
-    queries = load(words).split("test").queries
+    queries = load_collection(words).split("test").queries
     assert list(found) == list(queries)
     assert any(len(given[query]) > 1 for query in found)
-    paradigm, corpus = Paradigm.from_pretrained(trained / "checkpoint"), load(words).corpus
+    paradigm, corpus = Paradigm.from_pretrained(trained / "checkpoint"), load_collection(words).corpus
     for query, scores in found.items():
         assert list(scores) == sorted(scores, key=lambda d: (-scores[d], d))
         assert set(scores) == set(sorted(given[query], key=lambda d: (-given[query][d], d))[:1])

@@ -18,7 +18,7 @@ from paradigms.generative.model import Generative
 from paradigms.generative.pairs import Pair
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.seal import first_step
-from paradigms.train import job
+from paradigms.train import generative as generative_training
 from paradigms.train.loop import TrainingSettings
 from tests.tiny import WIDTH
 from tests.tiny_generative import generative, named
@@ -138,7 +138,7 @@ def test_every_base_trains_saves_and_loads(base: str, folders: dict[str, Path], 
     before = model(sources, targets).sum()
     weights = {name: weight.clone() for name, weight in model.encoder.state_dict().items()}
     settings = TrainingSettings(steps=8, batch_size=4, learning_rate=3e-3, warmup=0.0)
-    trained = job.fit_pairs(
+    trained = generative_training.fit_pairs(
         model, CORPUS, pairs, settings, tmp_path / "training", Accelerator(cpu=True)
     ).eval()
     after = trained(sources, targets).sum()

@@ -16,16 +16,15 @@ from paradigms.evaluate import (
     write_report,
 )
 from paradigms.evaluate.explain import explain_generative
-from paradigms.generative.dsi import dsi
 from paradigms.generative.identifiers import END, Identifiers, Targets
 from paradigms.generative.interaction import decompose
-from paradigms.generative.outputs import Scorer
+from paradigms.generative.outputs import ScoreName
 from paradigms.generative.seal import seal
 from tests.tiny_generative import VOCABULARY, generative, named, texts
 
 QUERY = "the quick red fox did run over the stone bridge"
 NAMES = [[20, 21, 22], [20, 23], [24, 25, 26, 27]]
-SCORERS: tuple[Scorer, ...] = ("log_probability", "logit", "centred_logit")
+SCORERS: tuple[ScoreName, ...] = ("log_probability", "logit", "centred_logit")
 
 
 def product(shown: SystemAlignment) -> np.ndarray:
@@ -47,7 +46,7 @@ def adds_up(shown: SystemAlignment) -> None:
 
 @pytest.mark.parametrize("family", ["t5", "t5-v1.1", "mt5"])
 @pytest.mark.parametrize("score", SCORERS)
-def test_products_and_rest_are_rel(seq2seq: dict[str, Path], family: str, score: Scorer) -> None:
+def test_products_and_rest_are_rel(seq2seq: dict[str, Path], family: str, score: ScoreName) -> None:
     model = generative(seq2seq[family], named(NAMES), score=score)
     for position, name in enumerate(NAMES):
         (shown,) = explain_generative(model, QUERY, position)
@@ -70,15 +69,6 @@ def test_a_shown_token_has_the_share_of_all_layers_and_heads(seq2seq: dict[str, 
     assert product(shown) == pytest.approx(expected, abs=1e-9)
     for i, j, _, a in shown.links:
         assert a == pytest.approx(sum(A[head, i, j] for head in range(4)) / 4, abs=1e-12)
-
-
-def test_labels_are_the_pieces_that_are_read_and_written(seq2seq: dict[str, Path]) -> None:
-    model = generative(seq2seq["t5"], named(NAMES))
-    (shown,) = explain_generative(model, QUERY, 1)
-    words = model.tokenizer.convert_ids_to_tokens
-    assert shown.document_tokens == [*words(NAMES[1]), "</s>"]
-    assert shown.query_tokens == [*(f"▁{word}" for word in QUERY.split()), "</s>"]
-    assert "identifier" in shown.reads
 
 
 def test_names_of_another_length_beside_it_change_nothing(seq2seq: dict[str, Path]) -> None:
@@ -119,17 +109,6 @@ def corpus() -> Corpus:
         "a bird did sing a song",
     ]
     return Corpus(ids, documents, titles)
-
-
-def test_an_own_vocabulary_is_shown_by_its_digits(
-    seq2seq: dict[str, Path], tiny_bert: Path, corpus: Corpus
-) -> None:
-    model = dsi(seq2seq["t5-v1.1"], corpus, embedder=tiny_bert, branching=2).double()
-    (shown,) = explain_generative(model, QUERY, 2)
-    adds_up(shown)
-    number = model.identifiers.of(2)[0]
-    digits = [str(token) for token in model.identifiers[number].tolist()]
-    assert shown.document_tokens == digits + ["end"] * (model.identifiers.end is not None)
 
 
 @pytest.mark.parametrize("settings", [{"pawa_rank": 3}, {"tokens": "clusters"}])

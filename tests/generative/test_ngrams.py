@@ -76,23 +76,3 @@ def test_suffixes_are_sorted_as_numbers(tokens: int):
     assert index.counts(states).tolist() == expected
     found = index.branches(index.start())
     assert found.tokens.tolist() == list(range(tokens))
-
-
-def test_absent_ngrams_have_no_branches_and_no_places():
-    index = NGramIndex.build(*csr([[4, 5, 4, 6], [4, 5]]))
-    absent = index.find(*csr([[9], [4, 9], [4, 5, 4, 6, 4], [0], [5, 5, 4]]))
-    assert (absent[:, 0] == absent[:, 1]).all()
-    assert absent[:, 2].tolist() == [1, 2, 5, 1, 3]
-    mixed = np.concatenate([absent, index.find(*csr([[4]]))])
-    found, places = index.branches(mixed), index.locate(mixed)
-    assert found.offsets.tolist() == [0, 0, 0, 0, 0, 0, 2]
-    assert found.tokens.tolist() == [5, 6]
-    assert places.offsets.tolist() == [0, 0, 0, 0, 0, 0, 3]
-    assert index.branches(mixed[:0]).states.shape == (0, 3)
-
-
-def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="every document is empty"):
-        NGramIndex.build(*csr([[], []]))
-    with pytest.raises(ValueError, match="every document is empty"):
-        NGramIndex.build(*csr([]))

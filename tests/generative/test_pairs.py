@@ -1,7 +1,5 @@
 """Training pairs: which, how often, and that the tokens of a span are a slice of its document's."""
 
-import gzip
-import json
 import math
 from collections import Counter
 from dataclasses import replace
@@ -105,12 +103,6 @@ def test_random_passages_are_different_and_follow_the_seed_and_the_id() -> None:
     assert scipy.stats.chisquare([each[word] for word in WORDS[:16]]).pvalue > 0.01
 
 
-def test_identifiers_of_another_corpus_are_refused() -> None:
-    corpus = Corpus(["a"], ["the cat"])
-    with pytest.raises(ValueError, match="the documents of another corpus"):
-        indexing_pairs(corpus, atomic(["b"]), Problems())
-
-
 def test_generated_queries_are_paired_with_every_name() -> None:
     problems = Problems()
     made = [("a", "what is a"), ("b", " "), ("c", "what is c"), ("a", "who is a")]
@@ -125,14 +117,6 @@ def test_generated_queries_are_paired_with_every_name() -> None:
         "generated query for an absent document (left out): 1, e.g. c",
         "document without a generated query: 1, e.g. b",
     ]
-
-
-@pytest.mark.parametrize("name", ["queries.jsonl", "queries.jsonl.gz"])
-def test_generated_queries_of_a_file(tmp_path: Path, name: str) -> None:
-    rows = [{"document": "a", "query": "é?", "score": 1}, {"document": "b", "query": ""}]
-    content = "\n\n".join(json.dumps(row) for row in rows).encode()
-    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    assert list(read_generated(tmp_path / name)) == [("a", "é?"), ("b", "")]
 
 
 @pytest.mark.parametrize(
@@ -225,38 +209,6 @@ def test_each_relevant_document_gives_its_spans(tokenizers: dict[str, Any]) -> N
     assert {spelled(tokenizer, pair.target) for pair in every if pair.document == 3} == {"on", "the", "and"}
 
 
-def test_a_draw_depends_on_the_seed_and_the_ids_alone(tokenizers: dict[str, Any]) -> None:
-    tokenizer = tokenizers["t5"]
-
-    def spans(corpus: Corpus, split: Split, seed: int = 0) -> Counter[tuple]:
-        pairs = span_pairs(corpus, split, tokenizer, Problems(), words=3, seed=seed)
-        return Counter((pair.source, corpus.ids[pair.document], pair.target) for pair in pairs)
-
-    one = ("q1", "black dog", {"a": 1})
-    both = split_of(("q2", "red", {"b": 1, "a": 1}), ("q1", "black dog", {"b": 1, "a": 1}))
-    whole = spans(Corpus(["b", "x", "a"], [LONG, "cat", LONG]), both)
-    assert spans(Corpus(["a", "b"], [LONG] * 2), both) == whole
-    alone = spans(Corpus(["a"], [LONG]), split_of(one))
-    assert alone <= whole
-    assert spans(Corpus(["a"], [LONG]), split_of(one), seed=1) != alone
-    other = {target for query, id, target in whole if (query, id) == ("black dog", "b")}
-    assert other != {target for _, _, target in alone}
-
-    twice = split_of(("q1", "black dog", {"a": 1}), ("q2", "black dog", {"a": 1}))
-    pairs = span_pairs(Corpus(["a"], [LONG]), twice, tokenizer, Problems(), words=3)
-    assert [pair.target for pair in pairs[:10]] != [pair.target for pair in pairs[10:]]
-
-    def free(ids: list[str], seed: int = 0) -> list[list[tuple]]:
-        corpus = Corpus(ids, [LONG] * len(ids))
-        pairs = document_span_pairs(corpus, tokenizer, Problems(), words=3, seed=seed)
-        return [[(p.source, p.target) for p in pairs if p.document == n] for n in range(len(ids))]
-
-    first, second = free(["a", "b"])
-    assert first != second
-    assert free(["b"]) == [second]
-    assert free(["b"], seed=1) != [second]
-
-
 ODD = st.lists(
     st.sampled_from(["the", "cat", "zebra", "☃", "é", "(water)", "\u200b", "</s>", "a.b", "[SEP]"])
 )
@@ -284,15 +236,3 @@ def test_targets_are_slices_of_the_documents_tokens(
         assert pair.source in corpus[0]
         # A word that is no token of its own is left out, and may stand between two that are.
         assert len(pair.source.split()) <= size or {"\u200b", "☃"} & set(words)
-
-
-def test_source_and_target_of_a_document_differ(tokenizers: dict[str, Any]) -> None:
-    corpus = Corpus(["a", "b"], [LONG, "cold river"])
-    pairs = document_span_pairs(corpus, tokenizers["t5"], Problems(), spans=200, words=4)
-    assert len(pairs) == 400
-    own = tokenizers["t5"]
-    assert {(p.source, spelled(own, p.target)) for p in pairs if p.document == 1} == {("cold river",) * 2}
-    assert all(p.source != spelled(own, p.target) for p in pairs if p.document == 0)
-    starts = Counter(p.source.split()[0] for p in pairs if p.document == 0)
-    assert scipy.stats.chisquare(list(starts.values())).pvalue > 0.01
-    assert not {"the", "a", "on", "and", "to", "by"} & starts.keys()

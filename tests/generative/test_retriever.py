@@ -20,7 +20,7 @@ from paradigms.generative.identifiers import END, START, Identifiers, Targets, a
 from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.np_decoding import Clusters
-from paradigms.generative.outputs import Scorer
+from paradigms.generative.outputs import ScoreName
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.seal import query_grams
 from tests.generative.test_beam import slow_search, text_next
@@ -32,7 +32,7 @@ QUERIES = {"q1": "the lazy dog", "q2": "a king lived near that river, so they sa
 NAMES = [[5, 6], [7], [5, 6], [5, 6, 8, 9], [300], [7, 7]]  # d0 and d2 have one name
 
 
-def log_p(model: Generative, query: str, sequence: list[int], scorer: Scorer = "log_probability") -> float:
+def log_p(model: Generative, query: str, sequence: list[int], scorer: ScoreName = "log_probability") -> float:
     with torch.inference_mode():
         targets = Targets.pad([[sequence]])
         return float(model.token_scores(model.tokenize([query]), targets, scorer).sum())
@@ -171,7 +171,7 @@ POOL = {"q3": {"d4": 0.0, "d0": 1.0}, "q1": dict.fromkeys([f"d{n}" for n in rang
 
 
 def test_rerank_gives_the_pool_rel_under_the_models_scorer(seq2seq):
-    scorers = get_args(Scorer)
+    scorers = get_args(ScoreName)
     model = generative(seq2seq["t5-v1.1"], named(NAMES), score="logit")
     runs = GenerativeRetriever(model).rankings(QUERIES, POOL, scorers)
     for run, scorer in zip(runs, scorers, strict=True):
@@ -206,27 +206,3 @@ def test_wrong_pools_are_named(seq2seq):
     with pytest.raises(KeyError, match="'q9', which has no text"):
         retriever.rerank(QUERIES, {"q9": {"d1": 0.0}})
     assert retriever.rerank(QUERIES, {}) == {}
-
-
-def test_k_must_be_positive_and_no_query_finds_nothing(seq2seq):
-    retriever = GenerativeRetriever(generative(seq2seq["t5"], named(NAMES)))
-    assert retriever.search({}) == {}
-    with pytest.raises(ValueError, match="k must be at least 1"):
-        retriever.search(QUERIES, 0)
-
-
-def test_bytes_are_those_of_weights_identifiers_and_valid_prefixes(seq2seq):
-    rows = [[5, 6, 7], [5]]
-    model = generative(seq2seq["t5"], texts(rows))
-    retriever = GenerativeRetriever(model)
-    weights = sum(parameter.numel() * 8 for parameter in model.parameters())  # double precision
-    ids, index = model.identifiers, NGramIndex.build(model.identifiers.tokens, model.identifiers.offsets)
-    arrays = [ids.tokens, ids.offsets, ids.owners, ids.starts, index.text, index.starts, index.rows]
-    arrays += [index.nodes, index.first, index.tokens, index.lows]
-    assert retriever.bytes_per_document == (weights + sum(array.nbytes for array in arrays)) / len(rows)
-    held = clustered(seq2seq["t5"], named(rows))
-    plain = generative(seq2seq["t5"], named(rows))
-    assert held.clusters is not None
-    more = held.clusters.vectors.nbytes + held.clusters.surface.nbytes + held.clusters.labels.nbytes
-    parts = [GenerativeRetriever(model).bytes_per_document for model in (held, plain)]
-    assert parts[0] - parts[1] == more / len(rows)

@@ -17,7 +17,7 @@ from paradigms.generative import forced, seal
 from paradigms.generative.forced import sequence_scores
 from paradigms.generative.identifiers import Targets
 from paradigms.generative.ngrams import NGramIndex
-from paradigms.generative.outputs import Scorer
+from paradigms.generative.outputs import ScoreName
 from paradigms.generative.seal import gram_weights, query_grams, query_states, seal_scores
 from tests.generative.test_trie import csr
 from tests.tiny_generative import Sequences, generative, texts
@@ -109,14 +109,6 @@ def test_document_scores_by_hand():
     assert scores == pytest.approx({0: 9.269117 + 0.2 * 0.657608, 1: 1.532838}, abs=1e-6)
 
 
-def test_certainty_and_impossibility_have_finite_weights():
-    index = index_of([[1] * 30])
-    states, _ = arrays(index, {(1,): 0.0, (1, 1): 0.0})
-    found = gram_weights(index, states, np.array([0.0, -1e4]))
-    assert found.tolist() == [0.0, 0.0], "an n-gram that is all of the corpus says nothing"
-    assert np.isfinite(gram_weights(index_of([A]), index_of([A]).find(*csr([[1]])), np.zeros(1))).all()
-
-
 def drawn(seed: int) -> tuple[Sequences, dict[Gram, float]]:
     """Documents of five tokens, and log p of some n-grams that occur in them."""
     random_ = random.Random(seed)
@@ -138,19 +130,6 @@ def test_seal_scores_are_those_of_the_slow_twin(monkeypatch, seed, frequent, lik
     first = np.log(np.random.default_rng(seed).dirichlet(np.ones(6))) if likely else None
     expected = slow_seal(documents, log_p, frequent, None if first is None else first.tolist())
     assert seal_scores(index, *arrays(index, log_p), first) == pytest.approx(expected)
-
-
-def test_an_ngram_written_in_two_ways_counts_once_with_the_better():
-    index = index_of([A, B, C])
-    states, log_p = arrays(index, log(GENERATED))
-    twice = np.concatenate([states, states]), np.concatenate([log_p, log_p - 1])
-    assert seal_scores(index, *twice) == seal_scores(index, states, log_p)
-
-
-def test_no_ngram_no_document():
-    index = index_of([A])
-    states, log_p = np.empty((0, 3), dtype=np.int64), np.empty(0)
-    assert seal_scores(index, states, log_p, np.log(np.full(9, 1 / 9))) == {}
 
 
 def test_keys_are_found_after_a_space_which_byte_level_tokenizers_write_into_tokens():
@@ -185,7 +164,7 @@ def test_query_grams_are_those_of_the_corpus_with_their_teacher_forced_probabili
 
 
 def test_sequence_scores_are_token_scores_however_they_are_batched(seq2seq, monkeypatch):
-    scorers = get_args(Scorer)
+    scorers = get_args(ScoreName)
     model = generative(seq2seq["t5-v1.1"], texts([[5]]))
     sources = model.tokenize(["the lazy dog", "", "corn and milk for a cow"])
     sequences = [[[7], [8, 9, 10], [3] * 6, [4, 4]], [], [[9, 9]]]

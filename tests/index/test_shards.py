@@ -16,7 +16,7 @@ from accelerate import PartialState
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.core import Tokens
-from paradigms.data import load, read_run, write_run
+from paradigms.data import load_collection, read_run, write_run
 from paradigms.evaluate import pictures
 from paradigms.index import INDEXES, ExactIndex, building, open_index, shards
 from paradigms.index.weights import weights_checksum
@@ -233,26 +233,6 @@ def test_a_second_writer_is_refused_whatever_its_documents(model, tmp_path):
     assert contents(index.folder) == contents(build(paradigm, tmp_path / "alone").folder)
 
 
-def test_other_weights_of_equal_width_are_refused(model, tmp_path):
-    paradigm = Paradigm.from_pretrained(model)
-    index = build(paradigm, tmp_path / "index", "exact")
-    other = copy.deepcopy(paradigm)
-    with torch.no_grad():
-        next(other.parameters()).view(-1)[0].add_(1e-3)
-    pruned = ExactIndex.of(index, tmp_path / "pruned", keep=0.5)
-    for refused in (
-        lambda: index.search(other, {"q": "sea"}),
-        lambda: index.rerank(other, {"q": "sea"}, {"q": {"d1": 1.0}}),
-        lambda: index.add(other, ["x"], ["sea"]),
-        lambda: pruned.search(other, {"q": "sea"}),
-    ):
-        with pytest.raises(ValueError, match="made by colbert with other weights than this colbert has"):
-            refused()
-    assert index.ids == IDS
-    saved = Paradigm.from_pretrained(model).with_alignment("top_k", k=2)
-    assert len(index.search(saved, {"q": "sea"}, 3)["q"]) == 3
-
-
 def test_the_checksum_of_weights_follows_them(model):
     paradigm = Paradigm.from_pretrained(model)
     before, weight = weights_checksum(paradigm), next(paradigm.parameters())
@@ -309,7 +289,7 @@ def test_what_was_encoded_is_compared_and_reranked(model, tmp_path, capsys, monk
     run_script("compare", **common)
     assert not (tmp_path / "compared" / "colbert" / "index").exists()
     assert json.loads((tmp_path / "compared" / "colbert" / "costs.json").read_text())["encode s"] is None
-    paradigm, queries = Paradigm.from_pretrained(model), load(data).split("test").queries
+    paradigm, queries = Paradigm.from_pretrained(model), load_collection(data).split("test").queries
     found = open_index(tmp_path / "encoded" / "index").search(paradigm, queries, 5)
     write_run(tmp_path / "found.run", found, tag="colbert")
     compared = tmp_path / "compared" / "runs" / "colbert.retrieve.run"
@@ -335,4 +315,24 @@ def test_what_others_encoded_is_refused(model, tmp_path, tiny_bert):
         encode_with(model, tmp_path)
     with pytest.raises(SystemExit, match="holds another collection than data as it is now"):
         rerank_with(model, tmp_path, index=tmp_path / "encoded")
-    assert load(data).corpus.ids == IDS
+    assert load_collection(data).corpus.ids == IDS
+
+
+def test_other_weights_of_equal_width_are_refused(model, tmp_path):
+    paradigm = Paradigm.from_pretrained(model)
+    index = build(paradigm, tmp_path / "index", "exact")
+    other = copy.deepcopy(paradigm)
+    with torch.no_grad():
+        next(other.parameters()).view(-1)[0].add_(1e-3)
+    pruned = ExactIndex.of(index, tmp_path / "pruned", keep=0.5)
+    for refused in (
+        lambda: index.search(other, {"q": "sea"}),
+        lambda: index.rerank(other, {"q": "sea"}, {"q": {"d1": 1.0}}),
+        lambda: index.add(other, ["x"], ["sea"]),
+        lambda: pruned.search(other, {"q": "sea"}),
+    ):
+        with pytest.raises(ValueError, match="made by colbert with other weights than this colbert has"):
+            refused()
+    assert index.ids == IDS
+    saved = Paradigm.from_pretrained(model).with_alignment("top_k", k=2)
+    assert len(index.search(saved, {"q": "sea"}, 3)["q"]) == 3

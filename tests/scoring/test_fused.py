@@ -72,25 +72,6 @@ def test_maxima_places_and_gradients(
 
 
 @needs_triton
-@pytest.mark.parametrize(
-    "shape", [(1, 1, 1, 1, 1), (2, 3, 70, 1, 300), (40, 2, 5, 4, 16), (2, 18, 3, 2, 128)]
-)
-def test_other_shapes(fused: ModuleType, shape: tuple[int, ...]) -> None:
-    """One of everything; several tiles of tokens and of features; several of rows; many documents."""
-    random = torch.Generator().manual_seed(0)  # all tokens are real, and no two are equal
-    D, Q = (
-        Tokens(torch.randn(t.vectors.shape, generator=random).requires_grad_(), t.mask | True)
-        for t in random_texts(dtype=torch.float32, sizes=shape)
-    )
-    best, place = fused.best_tokens(D, Q)
-    expected, places = twin(D, Q)
-    assert place.equal(places.to(place.dtype))
-    close(best, expected, 1e-5)
-    for mine, theirs in zip(gradients(best, D, Q), gradients(expected, D, Q), strict=True):
-        close(mine, theirs, 1e-5)
-
-
-@needs_triton
 def test_of_equal_similarities_the_first_wins(fused: ModuleType, tiles: None) -> None:
     """Within a tile and across tiles, as A of the slow path has it. Vectors are integers: exactly equal."""
     D, Q = (replace(t, vectors=t.vectors.detach().round()) for t in texts(i=50))
@@ -147,18 +128,6 @@ def test_what_the_kernels_do_not_do_is_done_without_them(
     assert not calls
     scoring.in_batch_rel(D, Q, best, Z)
     assert len(calls) == 1
-
-
-@needs_triton
-def test_gradients_of_one_side_alone(fused: ModuleType) -> None:
-    D, Q = texts()
-    both = gradients(fused.best_tokens(D, Q)[0], D, Q)
-    fixed = [replace(t, vectors=t.vectors.detach()) for t in (D, Q)]
-    weights = torch.randn((3, 4, 7), generator=torch.Generator().manual_seed(1))
-    (fused.best_tokens(D, fixed[1])[0] * weights).sum().backward()
-    (fused.best_tokens(fixed[0], Q)[0] * weights).sum().backward()
-    assert D.vectors.grad.equal(both[0])
-    assert Q.vectors.grad.equal(both[1])
 
 
 def count_calls(fused: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Any]:

@@ -164,31 +164,6 @@ def test_select_is_sorting_to_a_bin(probes: int, wanted: int) -> None:
     assert not chosen[~expected].any()
 
 
-def test_select_of_similarities_that_are_all_equal_takes_every_list() -> None:
-    chosen, missing = selected(np.full((7, 16), 0.25, np.float32), np.ones(7), 1, 3, 2)
-    assert chosen.all()
-    assert missing.tolist() == [0.25, 0.25]
-
-
-def test_select_reads_the_tokens_of_a_query_and_not_what_fills_up_its_tile() -> None:
-    similarities = normal(40, 16)
-    before = selected(similarities, np.ones(40), 3, 5, 2)
-    similarities[:, 2:] = 1e9
-    after = selected(similarities, np.ones(40), 3, 5, 2)
-    assert np.array_equal(before[0], after[0])
-    assert before[0].sum() < 12
-    assert np.array_equal(before[1], after[1])
-
-
-def test_sums_fill_in_what_is_missing() -> None:
-    best, missing, weights = normal(9, 32), normal(17, seed=1), np.abs(normal(17, seed=2))
-    best[2] = -np.inf
-    out = np.empty(6, np.float32)
-    loops.sums(best, missing, weights, out)
-    expected = np.maximum(best[:6, :17], missing) @ weights
-    np.testing.assert_allclose(out, expected, rtol=1e-5)
-
-
 @pytest.mark.parametrize("bits", BITS)
 def test_codes_and_scales_are_those_of_the_definition(bits: int) -> None:
     spread, step, middle = np.abs(normal(128)) + 0.1, np.float32(0.7), ((1 << bits) - 1) / 2

@@ -54,16 +54,6 @@ def test_golden_shift_and_derivatives():
 
 
 @given(problems())
-def test_optimality_conditions(problem):
-    scores, k, epsilon = problem
-    solution = entropic.solve(scores, k, epsilon)
-    gates = solution.gates
-    assert gates.sum() == pytest.approx(k, rel=1e-9)
-    assert np.all((gates >= 0) & (gates <= 1))
-    np.testing.assert_allclose(gates, np.exp(np.minimum((scores + solution.shift) / epsilon, 0)), rtol=1e-9)
-
-
-@given(problems())
 def test_padding_equals_truncation(problem):
     scores, k, epsilon = problem
     mask = np.append(np.ones(len(scores), dtype=bool), [False, False])
@@ -115,23 +105,6 @@ def test_edges():
     assert entropic.budget_gradient(scores, 0, 0.1).sum() == pytest.approx(1)
 
 
-def test_iteration_reaches_the_exact_solution_at_the_predicted_rate():
-    scores = np.random.default_rng(1).uniform(0, 0.1, 256)
-    exact = entropic.entropic_top_k(scores, 103, 0.002)
-    np.testing.assert_allclose(entropic.iterate(scores, 103, 0.002, 600).gates[-1], exact, atol=1e-9)
-    predicted = entropic.convergence_rate(scores, 103, 0.002)
-    measured = entropic.contraction(scores, 103, 0.002, 120)
-    assert 0.5 < predicted < 1
-    assert measured[np.isfinite(measured)][-1] == pytest.approx(predicted, rel=1e-5)
-
-
-def test_iteration_only_tends_to_one_when_the_budget_covers_everything():
-    gates = entropic.iterate([0.9, 0.5, 0.1], 3, 0.2, 60).gates
-    assert gates[0].min() < 0.5
-    np.testing.assert_allclose(gates[-1], 1, atol=0.05)
-    assert np.all(np.diff(gates.sum(-1)) >= -1e-12)
-
-
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -149,20 +122,3 @@ def test_iteration_only_tends_to_one_when_the_budget_covers_everything():
 def test_bad_arguments(arguments, named):
     with pytest.raises(ValueError, match=named):
         entropic.entropic_top_k(*arguments)
-
-
-def test_bad_arguments_of_the_rest():
-    scores, k, epsilon = CASE1
-    with pytest.raises(ValueError, match="iterations"):
-        entropic.iterate(scores, k, epsilon, 0)
-    for budget in (0, 4):
-        with pytest.raises(ValueError, match="k = "):
-            entropic.convergence_rate(scores, budget, epsilon)
-    with pytest.raises(ValueError, match="tolerance"):
-        entropic.sufficient_iterations(scores, k, epsilon, 1.0)
-    with pytest.raises(ValueError, match="caps"):
-        entropic.dual(scores, k, epsilon, 0, [1, 0, 0, 0])
-    with pytest.raises(ValueError, match="gates"):
-        entropic.primal(scores, [-1, 0, 0, 0], epsilon)
-    with pytest.raises(ValueError, match="epsilon"):
-        entropic.solve(scores, k, 0)

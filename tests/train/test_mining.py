@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from paradigms import PARADIGMS, Paradigm
-from paradigms.baselines.cross_attention import cross_attention
-from paradigms.data import Corpus, Run, Split, hold_out, load, read_run
+from paradigms.data import Corpus, Run, Split, hold_out, load_collection, read_run
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.index import ExactIndex
-from paradigms.train.examples import Example, build_examples
+from paradigms.train.examples import Example
 from paradigms.train.mining import mine, with_random
 from tests.baselines.test_cross_attention import collection  # noqa: F401 - a fixture
 from tests.experiments.scripts import run as run_script
@@ -53,39 +52,9 @@ def test_a_generative_model_searches_by_decoding(seq2seq: dict[str, Path]) -> No
     assert len(found["q"]) == 2
 
 
-def test_a_reranker_mines_nothing(tiny_bert: Path) -> None:
-    with pytest.raises(ValueError, match="cross_attention scores given pairs and searches no corpus"):
-        mine(cross_attention(tiny_bert), CORPUS, SPLIT)
-
-
 def ranks(example: Example, query: str, run: Run) -> set[int]:
     order = sorted(run[query], key=lambda d: (-run[query][d], d))
     return {order.index(CORPUS.ids[p]) + 1 for p in example.negatives}
-
-
-def by_query(examples: list[Example]) -> dict[str, list[Example]]:
-    ids = {text: query for query, text in QUERIES.items()}
-    found: dict[str, list[Example]] = {}
-    for example in examples:
-        found.setdefault(ids[example.query], []).append(example)
-    return found
-
-
-def test_negatives_come_from_the_first_ranks_and_are_never_relevant() -> None:
-    seen: set[int] = set()
-    for seed in range(20):
-        for query, examples in by_query(
-            build_examples(CORPUS, SPLIT, RANKED, negatives=3, depth=12, seed=seed)
-        ).items():
-            for example in examples:
-                assert not {CORPUS.ids[p] for p in example.negatives} & {
-                    d for d, grade in SPLIT.judgements[query].items() if grade > 0
-                }
-                assert len(set(example.negatives)) == 3
-                seen |= ranks(example, query, RANKED)
-    assert seen == set(range(1, 13))  # each of them at some time, and one judged 0 among them
-    default = build_examples(CORPUS, SPLIT, RANKED, negatives=28, depth=30)
-    assert all(len(e.negatives) == 28 for e in default)
 
 
 def test_random_documents_follow_the_runs_own() -> None:
@@ -109,7 +78,7 @@ def test_the_script_trains_a_second_round(collection: Path, tiny_bert: Path, tmp
     run_script("train", **first)
     second = first | {"output": tmp_path / "second", "run": tmp_path / "first" / "checkpoint", "steps": 3}
     run_script("train", **second)
-    data = load(collection)
+    data = load_collection(collection)
     trained = hold_out(data.split("train"), share=0.1)[0]
     model = Paradigm.from_pretrained(tmp_path / "first" / "checkpoint")
     found = read_run(tmp_path / "second" / "training" / "mined.run")

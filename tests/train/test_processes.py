@@ -13,7 +13,7 @@ from studies import model_runs
 from studies.model_runs import Job, run_jobs
 
 from paradigms.data import Collection, Corpus, Problems, Run, Split
-from paradigms.train import job, teacher
+from paradigms.train import generative, teacher
 from paradigms.train.state import by_main
 from tests import launch
 
@@ -79,8 +79,10 @@ def small_models_cannot_be_made(accelerator: Accelerator, backbone: Path, folder
     nothing = Split({}, {})
     collection = Collection("none", COLLECTION.corpus, {"train": nothing, "dev": nothing}, Problems(), "")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job, "small_t5", full_disk)
-        fails_for_both(lambda: job.t5_folder("small", collection, folder / "t5", 0, accelerator), accelerator)
+        patch.setattr(generative, "small_t5", full_disk)
+        fails_for_both(
+            lambda: generative.t5_folder("small", collection, folder / "t5", 0, accelerator), accelerator
+        )
 
 
 def negatives_cannot_be_mined(accelerator: Accelerator, backbone: Path, folder: Path) -> None:

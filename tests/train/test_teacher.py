@@ -10,14 +10,10 @@ from accelerate import Accelerator
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
 from paradigms import PARADIGMS
-from paradigms.baselines.classifier import SequenceClassifier, is_classifier
 from paradigms.baselines.cross_attention import cross_attention
-from paradigms.data import Corpus, Problems, Run, Split, hold_out, load, read_run, write_run
+from paradigms.data import Corpus, Problems, Run, Split, hold_out, load_collection, read_run, write_run
 from paradigms.evaluate.reranking import rerank
-from paradigms.train import job
 from paradigms.train.examples import build_examples
-from paradigms.train.loop import TrainingSettings
-from paradigms.train.losses import Distillation
 from paradigms.train.teacher import FalseNegatives, ScorePairs, pair_scores, scored_once
 from tests.baselines.test_cross_attention import collection  # noqa: F401 - a fixture
 from tests.experiments.scripts import run as run_script
@@ -69,20 +65,6 @@ def test_documents_from_the_bound_on_are_taken_to_be_relevant(
 ) -> None:
     candidates = [f"d{n}" for n in range(2, 8)]  # not d9, which has a score, too
     assert FalseNegatives(given(SCORES), **rule).of("q", positive, candidates, SCORES) == expected
-
-
-def test_a_share_of_a_negative_score_lies_below_it() -> None:
-    found = FalseNegatives(given(SCORES), share=0.75).of("r", "d0", ["d1", "d2", "d3"], SCORES)
-    assert found == {"d1", "d2"}  # −4, −4.5 and −5 = −4 − 0.25 · 4
-
-
-def test_a_filter_needs_one_rule() -> None:
-    for rule in ({}, {"margin": 1.0, "share": 0.9}):
-        with pytest.raises(ValueError, match="set one of the two, not margin="):
-            FalseNegatives(given(SCORES), **rule)
-    for share in (0.0, 1.1):
-        with pytest.raises(ValueError, match=r"share of a positive's score must lie in \(0, 1\]"):
-            FalseNegatives(given(SCORES), share=share)
 
 
 def test_suspects_are_no_negatives_of_any_kind_and_are_counted() -> None:
@@ -222,34 +204,6 @@ PAIRS: Run = {"x": {"a": 0.0, "b": 0.0}, "y": {"b": 0.0}}
 QUERIES = {"x": "where is the fox", "y": "the old wolf"}
 
 
-def test_a_published_reranker_scores_as_transformers_does(published: Path) -> None:
-    found = SequenceClassifier(published).rerank(QUERIES, SHORT, PAIRS)
-    model = BertForSequenceClassification.from_pretrained(published).eval()
-    tokenizer = AutoTokenizer.from_pretrained(published)
-    for query, documents in PAIRS.items():
-        for document in documents:
-            text = SHORT[SHORT.position(document)]
-            row = tokenizer(QUERIES[query], text, truncation=True, max_length=24, return_tensors="pt")
-            with torch.no_grad():
-                expected = float(model(**row).logits[0, 0])
-            assert found[query][document] == pytest.approx(expected, abs=1e-5)
-    assert len({score for scores in found.values() for score in scores.values()}) == 3
-
-
-def test_what_is_no_reranker_is_refused(published: Path, tiny_bert: Path, tmp_path: Path) -> None:
-    assert is_classifier(published)
-    assert not is_classifier(tiny_bert)
-    assert not is_classifier(tmp_path)
-    with pytest.raises(ValueError, match=r"lacks weights of BertFor.*, as classifier\.bias"):
-        SequenceClassifier(tiny_bert)
-    model = BertForSequenceClassification.from_pretrained(
-        published, num_labels=3, ignore_mismatched_sizes=True
-    )
-    model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="has 3 outputs; a reranker has one"):
-        SequenceClassifier(tmp_path)
-
-
 def test_a_source_is_a_run_or_any_model(published: Path, tiny_bert: Path, tmp_path: Path) -> None:
     accelerator, wanted = Accelerator(cpu=True), {q: list(of) for q, of in PAIRS.items()}
 
@@ -268,16 +222,6 @@ def test_a_source_is_a_run_or_any_model(published: Path, tiny_bert: Path, tmp_pa
         assert found == {q: pytest.approx(of, abs=1e-6) for q, of in expected.items()}
     with pytest.raises(FileNotFoundError, match=r"nowhere.run is no run, no model folder"):
         scores("nowhere.run")
-
-
-def test_a_teacher_goes_with_a_distillation(collection: Path, tiny_bert: Path, tmp_path: Path) -> None:  # noqa: F811
-    data, accelerator = load(collection), Accelerator(cpu=True)
-    splits = data.split("train"), Split({}, {})
-    dpr = PARADIGMS["dpr"](tiny_bert)
-    for teacher, distillation in ((given({}), None), (None, Distillation())):
-        settings = TrainingSettings(distillation=distillation)
-        with pytest.raises(ValueError, match="give both or neither"):
-            job.fit(dpr, data, splits, ({}, {}), 1, 0, settings, tmp_path, accelerator, teacher=teacher)
 
 
 def test_the_script_distils_from_a_model_and_filters_by_it(
@@ -301,7 +245,7 @@ def test_the_script_distils_from_a_model_and_filters_by_it(
     run_script("train", **flags)
     assert "hard negative that may be relevant (left out): " in capsys.readouterr().out
     kept = tmp_path / "out" / "training" / "teacher.run"
-    queries = hold_out(load(collection).split("train"), share=0.1)[0].queries
+    queries = hold_out(load_collection(collection).split("train"), share=0.1)[0].queries
     found = read_run(kept)
     assert found.keys() == queries.keys()
     assert all(set(found[query]) >= {*candidates, f"d{query[1:]}"} for query in queries)

@@ -13,7 +13,7 @@ from rich.console import Console
 from token_parts.systems import best
 
 from paradigms import PARADIGMS
-from paradigms.data import load
+from paradigms.data import load_collection
 from paradigms.encoder.batches import by_length
 from paradigms.io.files import atomic_folder, write_json
 from paradigms.io.progress import progress_bar
@@ -28,7 +28,7 @@ def prepare(settings: Any, folder: Path, console: Console) -> Path:
     if file.is_file() and json.loads(file.read_text())["settings"] == wanted:
         return target
     console.print(f"Encoding {settings.documents} documents of {settings.collection} …")
-    collection = load(settings.collection)
+    collection = load_collection(settings.collection)
     test = collection.split("test")
     queries = list(test.queries)[: settings.queries]
     relevant = {id for query in queries for id, grade in test.judgements[query].items() if grade > 0}

@@ -1,0 +1,98 @@
+"""Recall of the exact first ten by fixed-dimensional encodings: predicted from angles, and measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from studies.pages import Rows
+
+from paradigms.core import Tokens
+from paradigms.fixed import FixedEncoding
+from paradigms.index import ExactIndex
+from theory.buckets import expected_recall, expected_shares
+
+FIRST = 10  # documents that an index should find
+CANDIDATES = 20  # documents among which fixed encodings are predicted to have these
+MEAN = 2.0  # norm of the mean that is added, in a dimension of its own, to unit vectors
+
+
+def law(exact: ExactIndex, queries: Tokens, settings: Any) -> Rows:
+    """Recall of the exact first ten among the first CANDIDATES by encodings: predicted from angles, measured.
+
+    The same vectors three times: as they are; with a mean of norm MEAN in a dimension of its own, which
+    changes no order of MaxSim; and with that mean subtracted for the planes.
+    """
+    count = min(settings.law_documents, len(exact))
+    documents, queries = exact.tokens(np.arange(count)), queries[: settings.law_queries]
+    moved = tuple(
+        replace(t, vectors=torch.nn.functional.pad(t.vectors, (0, 1), value=MEAN))
+        for t in (documents, queries)
+    )
+    cases = {
+        "raw": (documents, queries, None),
+        f"mean of norm {MEAN:g} added": (*moved, None),
+        "mean added, then centred": (*moved, moved[0].vectors[moved[0].mask].mean(0)),
+    }
+    rows: Rows = []
+    for case, (D, Q, centre) in cases.items():
+        for planes in (2, 4, 6):
+            means, variances, best = moments(D, Q, centre, planes)
+            for repetitions in (1, 4, 16):
+                pairs = list(zip(means, variances, best, strict=True))
+                expected = [expected_recall(m, v, repetitions, b, CANDIDATES) for m, v, b in pairs]
+                found = []
+                for seed in range(16 // repetitions):
+                    encoding = FixedEncoding(planes, repetitions, inner=0, seed=seed)
+                    scores = encoding.queries(Q, centre) @ encoding.documents(D, centre).T
+                    top = scores.topk(min(CANDIDATES, count)).indices.numpy()
+                    found.append([np.isin(b, t).mean() for b, t in zip(best, top, strict=True)])
+                rows.append(
+                    {
+                        "vectors": case,
+                        "planes": planes,
+                        "repetitions": repetitions,
+                        "documents": count,
+                        "queries": len(best),
+                        "predicted": float(np.mean(expected)),
+                        "measured": np.mean(found, 0).tolist(),
+                    }
+                )
+    return rows
+
+
+def moments(
+    D: Tokens, Q: Tokens, centre: torch.Tensor | None, planes: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean and variance of a document's score in one repetition [b, n], and the exact first ten [b, 10]."""
+    zero = torch.zeros(D.vectors.shape[-1]) if centre is None else centre
+    means, variances, exact = (np.zeros((len(Q.mask), D.mask.shape[1])) for _ in range(3))
+    for b, n in np.ndindex(*means.shape):
+        d = (D.vectors[0, n][D.mask[0, n]] - zero).double()
+        q = Q.vectors[b, 0][Q.mask[b, 0]].double()
+        S = (d @ q.T).numpy()
+        unit = [torch.nn.functional.normalize(t, dim=-1) for t in (d, q - zero)]
+        A = expected_shares(np.arccos((unit[0] @ unit[1].T).clamp(-1, 1).numpy()), planes)
+        mean = (A * S).sum(0)
+        means[b, n], variances[b, n] = mean.sum(), ((A * S**2).sum(0) - mean**2).sum()
+        exact[b, n] = S.max(0).sum()
+    return means, np.maximum(variances, 0), np.argsort(-exact, 1)[:, :FIRST]
+
+
+def draw_law(rows: Rows) -> Figure:
+    """Measured recall by predicted recall, a point for each setting."""
+    figure = Figure(figsize=(5.5, 5), layout="constrained")
+    panel = figure.subplots()
+    panel.plot([0, 1], [0, 1], color="grey", linewidth=1)
+    for case in dict.fromkeys(row["vectors"] for row in rows):
+        some = [row for row in rows if row["vectors"] == case]
+        panel.plot(
+            [row["predicted"] for row in some], [np.mean(row["measured"]) for row in some], "o", label=case
+        )
+    panel.set(xlabel="predicted recall", ylabel="measured recall")
+    panel.grid(alpha=0.3)
+    panel.legend()
+    return figure

@@ -1,0 +1,62 @@
+"""An encoder for queries and one for documents, as one: two towers."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from paradigms.core import Tokens
+from paradigms.encoder.base import Encoder
+from paradigms.encoder.batches import Batch
+from paradigms.encoder.settings import SIDES, Side
+from paradigms.encoder.text import TextEncoder
+
+TOWERS: dict[Side, str] = {"query": "query", "document": "document"}  # folders of a saved pair
+
+
+class TwoTowers(Encoder):
+    """Queries and documents by an encoder each, trained and searched as one: DPR (Karpukhin et al. 2020).
+
+    `settings` are those of documents: see `described`. ValueError for vectors of other widths.
+    """
+
+    def __init__(self, query: TextEncoder, document: TextEncoder) -> None:
+        super().__init__()
+        if query.dim != document.dim:
+            raise ValueError(f"queries have {query.dim} dimensions and documents {document.dim}")
+        self.towers = nn.ModuleDict({"query": query, "document": document})
+        self.settings, self.tokenizer = document.settings, document.tokenizer
+
+    @property
+    def dim(self) -> int:
+        return self.of("document").dim
+
+    def tokenize(self, texts: Sequence[str], side: Side) -> Batch:
+        return self.of(side).tokenize(texts, side)
+
+    def labels(self, text: str, side: Side) -> list[str]:
+        return self.of(side).labels(text, side)
+
+    def forward(self, batch: Batch, side: Side, chunk: int = 0) -> Tokens:
+        return self.of(side)(batch, side, chunk)
+
+    def save(self, folder: Path, *, merged: bool) -> None:
+        for side in SIDES:
+            self.of(side).save(folder / TOWERS[side], merged=merged)
+
+    @classmethod
+    def load(cls, folder: Path) -> "TwoTowers":
+        return cls(*(TextEncoder.load(folder / TOWERS[side]) for side in SIDES))
+
+    def of(self, side: Side) -> TextEncoder:
+        """The side's encoder."""
+        tower: Any = self.towers[side]
+        return tower
+
+
+def described(encoder: Encoder) -> dict[str, Any]:
+    """Every setting of an encoder: of two towers those of documents, and of queries as "query_tower"."""
+    query = {"query_tower": asdict(encoder.of("query").settings)} if isinstance(encoder, TwoTowers) else {}
+    return asdict(encoder.settings) | query
