@@ -8,18 +8,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, PegasusConfig, T5Config
 from transformers import T5ForConditionalGeneration as T5
 
-from paradigms.generative.decoder import decode
+from paradigms.generative.decoder import decode, remember
 from paradigms.generative.identifiers import END, START, Identifiers, Targets
 from paradigms.generative.interaction import Form, decompose
-from paradigms.generative.model import Generative
+from paradigms.generative.model import HEADS, SETTINGS, Generative
 from paradigms.generative.np_decoding import Clusters
 from paradigms.generative.outputs import PLACES, Pawa, ScoreName
 from paradigms.generative.settings import GenerativeSettings
@@ -316,6 +317,16 @@ def test_next_log_probabilities_are_those_of_the_targets(kind: str, seq2seq: dic
                 assert allowed.all()
 
 
+def test_what_stands_at_no_place_has_no_probability(seq2seq: dict[str, Path]) -> None:
+    """As in a search, where such a token is never written."""
+    model = generative(seq2seq["t5"], named([[3, 5], [4, 6]]), softmax="place")
+    sources, wanted = model.tokenize(QUERIES[:1]), Targets.pad([[[3, 5, END], [3, 7, END], [300, 6, END]]])
+    log_p = model(sources, wanted).detach()[0]
+    assert log_p.isinf().tolist() == [[False] * 3, [False, True, False], [True, False, False]]
+    alone = model(sources, Targets.pad([[[3, 5, END]]])).detach()[0, 0]
+    torch.testing.assert_close(log_p[0], alone, atol=1e-12, rtol=0)
+
+
 @pytest.mark.parametrize("kind", ["backbone", "pawa", "clusters", "pawa place"])
 def test_probabilities_are_in_float32_whatever_autocast_says(kind: str, seq2seq: dict[str, Path]) -> None:
     """In bfloat16 they would add up to 1 in their second digit only."""
@@ -328,6 +339,29 @@ def test_probabilities_are_in_float32_whatever_autocast_says(kind: str, seq2seq:
         scores = model(sources, written(model))
     assert found.dtype == scores.dtype == torch.float32
     torch.testing.assert_close(found.logsumexp(-1), torch.zeros(3, 1), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["pawa place", "clusters"])
+def test_all_is_computed_where_the_weights_are(
+    kind: str, seq2seq: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the device "meta" a tensor of the processor is an error, and so is to wait for a value."""
+    model = make_model(kind, seq2seq["t5"]).float()
+    sources, wanted = model.tokenize(QUERIES), written(model)
+    states = model.begin(sources)[0].detach().to("meta")
+    model, sources, wanted = model.to("meta"), sources.to("meta"), wanted.to("meta")
+    mask = sources.attention_mask.bool()
+    # transformers' encoder waits for its mask.
+    monkeypatch.setattr(model, "begin", lambda _: (states, remember(model.backbone.decoder, states, mask)))
+    for scorer in SCORERS:
+        model.token_scores(sources, wanted, scorer).sum().backward()
+        for form in get_args(Form):
+            assert decompose(model, sources, wanted, scorer, form)[-1].rel.device.type == "meta"
+    _, memory = model.begin(sources)
+    for place in range(2):
+        step = decode(model.backbone.decoder, model.embed(wanted.inputs[..., place : place + 1]), memory)
+        memory.keep(torch.zeros(len(QUERIES), len(ROWS), dtype=torch.long, device="meta"))
+        assert model.next_log_probabilities(step, wanted.inputs[..., : place + 1]).device.type == "meta"
 
 
 @pytest.mark.parametrize("kind", ["pawa", "clusters"])
@@ -419,3 +453,38 @@ def test_what_does_not_go_together_is_refused(seq2seq: dict[str, Path], tmp_path
     assert generative(seq2seq["t5"], named([[6], fits]), pawa_rank=2).pawa is not None
     with pytest.raises(ValueError, match=f"tells {PLACES} places apart.*'d1' has {PLACES + 1} tokens"):
         generative(seq2seq["t5"], named([[6], [*fits, 7]]), pawa_rank=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"span": 0}, "span must be at least 1"),
+        ({"pawa_rank": -1}, "pawa_rank must be at least 0"),
+        ({"refresh": 5}, "tokens='clusters'"),
+        ({"tokens": "clusters", "pawa_rank": 4}, "choose one"),
+        ({"tokens": "clusters", "document_length": 1}, "document_length must be at least 2"),
+        ({"tokens": "words"}, "tokens='words'; there are backbone, own, clusters"),
+        ({"softmax": "prefix"}, "softmax='prefix'; there are vocabulary, place"),
+        ({"score": "probability"}, "score='probability'; there are log_probability, logit, centred_logit"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
+    settings = GenerativeSettings("x")
+    for name, value in changes.items():
+        object.__setattr__(settings, name, value)  # past the check of types that runs in tests alone
+    with pytest.raises(ValueError, match=message):
+        settings.__post_init__()
+
+
+def test_damaged_files_are_named(seq2seq: dict[str, Path], tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    make_model("own", seq2seq["t5"]).float().save_pretrained(saved)
+    heads = load_file(saved / HEADS)
+    save_file(heads | {"table": heads["table"][:-1].clone()}, saved / HEADS)
+    with pytest.raises(ValueError, match=r"heads.safetensors holds .*table"):
+        Generative.from_pretrained(saved)
+    (saved / SETTINGS).write_text('{"name": "x", "colour": "red"}')
+    with pytest.raises(ValueError, match=r"generative.json.*colour"):
+        Generative.from_pretrained(saved)
+    with pytest.raises(FileNotFoundError, match="not a saved paradigm"):
+        Generative.from_pretrained(tmp_path / "nothing")
