@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.core import Tokens, rel
@@ -125,6 +125,30 @@ WRONG += [
     ("paradigm.json", '{"name": "aligner"}', r"paradigm\.json: .*'align'"),
     ("paradigm.json", NAMELESS, r"paradigm\.json: unknown alignment 'best' of x; there are .*top_k"),
 ]
+
+
+@pytest.mark.parametrize(("file", "text", "message"), WRONG)
+def test_wrong_and_missing_files_are_named(saved, file, text, message):
+    if text is None:
+        (saved / file).unlink()
+    else:
+        (saved / file).write_text(text)
+    with pytest.raises((OSError, ValueError), match=message):
+        Paradigm.from_pretrained(saved)
+
+
+@pytest.mark.parametrize("change", ["lacking", "left over", "another shape"])
+def test_wrong_heads_name_the_file(saved, change):
+    heads = load_file(saved / "heads.safetensors")
+    if change == "lacking":
+        del heads["projection.weight"]
+    elif change == "left over":
+        heads["projection.bias"] = torch.zeros(2)
+    else:
+        heads["projection.weight"] = torch.zeros(8, 32)
+    save_file(heads, saved / "heads.safetensors")
+    with pytest.raises(ValueError, match=r"heads\.safetensors holds .*projection\."):
+        Paradigm.from_pretrained(saved)
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,17 @@ def test_budgets_are_ceilings_of_the_real_lengths():
     assert token_budget(1e-12, mask).tolist() == [0.0] + [1.0] * 300
 
 
+def test_autocast_and_half_precision_inputs_are_computed_in_float32():
+    scores = torch.rand(4, 64, generator=torch.Generator().manual_seed(4))
+    expected = entropic_topk(scores, 20, 0.002)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(entropic_topk(scores, 20, 0.002), expected)
+    for dtype in (torch.bfloat16, torch.float16):
+        gates = entropic_topk(scores.to(dtype), 20, 0.002)
+        assert gates.dtype == dtype
+        assert torch.equal(gates, entropic_topk(scores.to(dtype).float(), 20, 0.002).to(dtype))
+
+
 @pytest.mark.parametrize(
     ("eps", "iterations", "word"),
     [(0.0, None, "eps"), (1e-31, None, "eps"), (-1.0, 5, "eps"), (0.1, 0, "iter")],

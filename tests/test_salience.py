@@ -114,6 +114,17 @@ def test_one_side_may_do_without(tiny_bert, variant, sides):
 
 
 @EVERY
+def test_training_starts_from_the_unweighted_alignment(tiny_bert, variant):
+    """Equal scores are treated equally by every gate: rel is that without salience."""
+    scores = []
+    for settings in (variant, {"salience": "none"}):
+        paradigm = build(tiny_bert, **settings)
+        documents, queries = paradigm.encode_documents(list(CORPUS)), paradigm.encode_queries(["a bird"])
+        scores.append(paradigm.score(documents, queries))
+    torch.testing.assert_close(*scores, rtol=1e-4, atol=1e-5)
+
+
+@EVERY
 @pytest.mark.parametrize("align", ["top_k", "entropic"])
 @pytest.mark.parametrize("silent", ["some documents", "query", "document"])
 def test_texts_without_salience_train_and_search(tiny_bert, tmp_path, variant, align, silent):

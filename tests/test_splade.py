@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -83,6 +84,21 @@ def test_a_backbone_without_the_head_is_refused_or_tied(
         assert torch.equal(
             again.encode_documents(DOCUMENTS).vectors, model.encode_documents(DOCUMENTS).vectors
         )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dim": 8}, "SPLADE has no dim"),
+        ({"normalize": True}, "SPLADE has no normalize"),
+        ({"most_terms": 0}, "most_terms must be at least 1"),
+        ({"document_sparsity": -1.0}, "document_sparsity must be at least 0"),
+        ({"terms": 1}, "unknown settings: 'terms'"),
+    ],
+)
+def test_wrong_settings_are_refused(masked: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PARADIGMS["splade"](masked, **settings)
 
 
 # --- reductions -----------------------------------------------------------------------------------------

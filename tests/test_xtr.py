@@ -72,6 +72,11 @@ def test_the_power_law_is_found_and_extrapolated_to_the_middle_of_what_is_missin
     torch.testing.assert_close(whole, retrieved[:, -1])
 
 
+@pytest.mark.parametrize("row", [[0.3, -0.1], [-0.2, -0.5], [0.4]], ids=["k'-th < 0", "none > 0", "one"])
+def test_without_a_power_law_the_bound_stands(row):
+    assert IMPUTATIONS["power_law"](torch.tensor([row]), 100).tolist() == [pytest.approx(min(row))]
+
+
 @given(st.integers(0, 2**31 - 1), st.integers(1, 30), st.sampled_from([-1.0, 0.0, 2.0]))
 def test_imputations_lie_where_they_say(seed, k, shift):
     retrieved, corpus = random(4, k, seed=seed) + shift, 10 * k

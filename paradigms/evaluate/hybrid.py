@@ -58,11 +58,12 @@ def candidate_scores(
 def combine(dense: Run, sparse: Run, weight: float) -> Run:
     """dense + weight · sparse, best first; weight 0 is dense alone.
 
-    Both runs have the same documents, as `candidate_scores` gives them. ValueError for a sum that is NaN, or
-    a weight that is negative or infinite.
+    ValueError for a document that only one run has, a sum that is NaN, or a weight that is negative or
+    infinite.
     """
     if not (isfinite(weight) and weight >= 0):
         raise ValueError(f"the weight of the sparse scores must be finite and at least 0, not {weight}")
+    _check_same(dense, sparse)
     combined: Run = {}
     for query, scores in dense.items():
         other = sparse[query] if weight else dict.fromkeys(scores, 0.0)  # 0 · −inf would be NaN
@@ -78,6 +79,7 @@ def scale(dense: Run, sparse: Run) -> float:
 
     Scores of −inf do not count. ValueError where the scores of one run differ within no query.
     """
+    _check_same(dense, sparse)
     spread = {}
     for name, run in (("dense", dense), ("sparse", sparse)):
         finite = [[score for score in scores.values() if isfinite(score)] for scores in run.values()]
@@ -100,3 +102,11 @@ def tune(dense: Run, sparse: Run, dev: Split, *, measure: str = "nDCG@10") -> Tu
     }
     best = [weight for weight, value in curve.items() if value == max(curve.values())]
     return Tuning(best[len(best) // 2], measure, curve)
+
+
+def _check_same(dense: Run, sparse: Run) -> None:
+    for query in dense.keys() | sparse.keys():
+        only = dense.get(query, {}).keys() ^ sparse.get(query, {}).keys()
+        if only or (query in dense) != (query in sparse):
+            what = f"the document {min(only)!r} of the query {query!r}" if only else f"the query {query!r}"
+            raise ValueError(f"only one of the two runs has {what}: rerank their `union` with each system")

@@ -177,6 +177,22 @@ def test_terms_are_lower_case_words_without_stop_words():
     assert tokenize(" ?! ", 2) == []
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: BM25.build(["a b", "c"], ["1"]), "2 texts need as many different ids"),
+        (lambda: BM25.build(["x", "y"], ["1", "1"]), "different ids"),
+        (lambda: BM25.build([], []), "holds a word"),
+        (lambda: BM25.build(["", "the"], ["0", "1"]), "holds a word"),
+        (lambda: BM25.build(["x"], ["1"], ngrams=0), "ngrams"),
+        (lambda: BM25.build(["x"], ["1"]).search({"q": "x"}, 0), "k must be"),
+    ],
+)
+def test_unusable_input_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
 def test_ndcg_on_scifact():
     """Published with Lucene and Porter stemming: .665; unstemmed words lose a little."""
     collection = needs.collection("scifact")

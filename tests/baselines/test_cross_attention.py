@@ -15,8 +15,8 @@ from accelerate import Accelerator
 from torch import Tensor
 from transformers import AutoModel, AutoModelForTextEncoding, AutoTokenizer
 
-from paradigms import PARADIGMS, CrossAttention, load
-from paradigms.baselines.cross_attention import cross_attention
+from paradigms import PARADIGMS, CrossAttention, Paradigm, load
+from paradigms.baselines.cross_attention import HEAD, cross_attention
 from paradigms.data import Corpus, Run, Split
 from paradigms.train.examples import Example
 from paradigms.train.job import DevMeasure
@@ -102,6 +102,25 @@ def test_each_text_is_cut_for_itself_and_as_the_other_paradigms_cut_it(tiny_bert
     assert tokens(model, long, long) == quick  # another call leaves no truncation behind
 
 
+def test_lengths_beyond_the_positions_are_refused(tiny_bert):
+    build(tiny_bert, query_length=33, document_length=480)  # 31 + 478 + 3 = 512
+    with pytest.raises(ValueError, match=r"query_length=34 and .* pairs of 513 tokens, beyond the 512"):
+        build(tiny_bert, query_length=34, document_length=480)
+    with pytest.raises(ValueError, match="query_length=2 leaves no room for text"):
+        build(tiny_bert, query_length=2)
+    with pytest.raises(TypeError, match="salience"):
+        cross_attention(tiny_bert, salience="relu")
+
+
+def test_the_head_is_computed_in_float32_under_autocast(tiny_bert):
+    model = build(tiny_bert)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = score(model, list(QUERIES.values()), TEXTS[:3])
+    assert found.dtype == torch.float32
+    assert (found.bfloat16().float() != found).all()
+    torch.testing.assert_close(found, score(model, list(QUERIES.values()), TEXTS[:3]), rtol=0.1, atol=0.1)
+
+
 @pytest.mark.parametrize("lora_rank", [0, 2])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_trainable_parameter_gets_a_gradient(checkpoints, family, lora_rank):
@@ -145,6 +164,14 @@ def test_batches_and_windows_change_nothing_but_memory(tiny_bert, monkeypatch):
     handle.remove()
 
 
+def test_unknown_queries_and_documents_are_named(tiny_bert):
+    model = build(tiny_bert)
+    with pytest.raises(KeyError, match="the query 'q9', which has no text"):
+        model.rerank(QUERIES, CORPUS, {"q9": {"d0": 1.0}})
+    with pytest.raises(KeyError, match="no document 'd9'"):
+        model.rerank(QUERIES, CORPUS, {"q0": {"d9": 1.0}})
+
+
 @pytest.mark.parametrize(("family", "lora_rank"), [("bert", 0), ("t5", 0), ("bert", 2)])
 def test_what_is_saved_loads_bit_for_bit(checkpoints, tmp_path, family, lora_rank):
     model = build(checkpoints[family], pooling="mean", lora_rank=lora_rank, document_length=20)
@@ -160,6 +187,19 @@ def test_what_is_saved_loads_bit_for_bit(checkpoints, tmp_path, family, lora_ran
     assert loaded.description() == model.description()
     assert loaded.name == "cross_attention"
     assert loaded.rerank(QUERIES, CORPUS, RUN) == model.rerank(QUERIES, CORPUS, RUN)
+
+
+def test_a_folder_of_another_kind_is_refused(tiny_bert, tmp_path):
+    PARADIGMS["dpr"](tiny_bert).save_pretrained(tmp_path / "dpr")
+    build(tiny_bert).save_pretrained(tmp_path / "cross")
+    assert isinstance(load(tmp_path / "dpr"), Paradigm)
+    with pytest.raises(FileNotFoundError, match=f"{HEAD} is missing"):
+        CrossAttention.from_pretrained(tmp_path / "dpr")
+    with pytest.raises(FileNotFoundError, match="is not a saved paradigm"):
+        Paradigm.from_pretrained(tmp_path / "cross")
+    (tmp_path / "cross" / HEAD).unlink()
+    with pytest.raises(ValueError, match="is no checkpoint of"):
+        load(tmp_path / "cross")
 
 
 EXAMPLES = [

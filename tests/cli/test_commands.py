@@ -13,8 +13,10 @@ from safetensors.torch import load_file
 
 from paradigms import PARADIGMS, load
 from paradigms.baselines.cross_attention import cross_attention
+from paradigms.cli import show
 from paradigms.cli.arguments import main
-from paradigms.cli.queries import from_file
+from paradigms.cli.commands import output_name
+from paradigms.cli.queries import from_file, typed
 from paradigms.data import Corpus, read_run
 from paradigms.evaluate.fusion import fuse
 from paradigms.generative.dsi import dsi
@@ -117,6 +119,18 @@ def test_queries_follow_options_or_come_from_the_standard_input(indexed, capsys,
     assert trec(capsys, *search) == best
     monkeypatch.setattr(sys, "stdin", io.StringIO(" \n"))
     assert "no query: the standard input is empty" in refused("search", indexed)
+
+
+def test_an_interrupted_search_tells_of_no_index(indexed, monkeypatch):
+    monkeypatch.setattr("paradigms.cli.commands.typed", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert refused("search", indexed) == "interrupted"
+
+
+def test_a_prompt_ends_with_an_empty_line(monkeypatch):
+    lines = iter(["one", "", "never"])
+    monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
+    monkeypatch.setattr("rich.console.Console.input", lambda self, prompt: next(lines))
+    assert list(typed()) == ["one"]
 
 
 ERRORS = {
@@ -368,6 +382,12 @@ def test_an_index_is_searched_from_any_folder(source, models, capsys, monkeypatc
     main(["index", ".", "--model", str(models["colbert"]), "--output", "../x"])  # the same, by other names
 
 
+def test_white_space_in_ids_stands_in_no_trec_run(source, models):
+    write_rows(source.parent / "rows.jsonl", {f"a {name}": text for name, text in TEXTS.items()})
+    main(["index", "rows.jsonl", "--model", str(models["colbert"])])
+    assert "white space" in refused("search", "rows.jsonl.index", "snow", "--format", "trec")
+
+
 @pytest.fixture
 def pickled(tiny_bert, tmp_path):
     """A plain encoder whose weights are pickled."""
@@ -451,6 +471,40 @@ def test_passages_fit_the_model(source, tiny_bert, capsys, length, words):
     assert f"passages of at most {words} words" in capsys.readouterr().err
     main([*rerank, "--words", "7"])
     assert "passages of" not in capsys.readouterr().err
+
+
+def test_words_are_of_text_files(judged, models):
+    assert "--words is of text files" in refused("index", judged, "--model", models["dpr"], "--words", "9")
+    main(["index", str(judged), "--model", str(models["dpr"]), "--output", "x"])
+    assert json.loads((judged.parent / "x" / "search.json").read_text())["words"] == 0
+
+
+def test_folders_of_other_passages_are_not_compared(source, models):
+    for words in (2, 3):
+        main(["index", "notes", "--model", str(models["dpr"]), "--words", str(words), "--output", f"{words}"])
+    assert "2 has passages of 2 words and 3 of 3: index both with the same --words" in refused(
+        "compare", "2", "3", "-q", "snow"
+    )
+
+
+def test_names_that_differ_after_a_dot_make_two_indexes(tmp_path):
+    for name in ("v1.2", "v1.3"):
+        (tmp_path / name).mkdir()
+        assert output_name(str(tmp_path / name)) == name
+    assert output_name("irds:beir/scifact/test") == "irds-beir-scifact-test"
+
+
+def test_a_score_of_minus_infinity_is_null_in_json(capsys):
+    show.results({"1": "snow"}, {"1": {"a": 2.0, "b": float("-inf")}}, None, "json")
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line, parse_constant=pytest.fail)["score"] for line in lines] == [2.0, None]
+
+
+def test_a_query_without_tokens_finds_nothing_and_says_so(indexed, capsys):
+    main(["search", indexed, "\u200b", "snow"])
+    out = capsys.readouterr().out
+    assert out.count("nothing found") == 1
+    assert "snow.txt:1" in out
 
 
 @pytest.mark.parametrize("queries", [[], ["-q", "fish and cold snow", "-q", "warm wood in the sea"]])

@@ -95,6 +95,13 @@ def test_a_plain_corpus_stays_on_disk(tmp_path):
     assert list(received.titles) == TITLES
 
 
+def test_a_line_without_a_line_end_is_a_line(tmp_path):
+    folder = beir(tmp_path / "tiny")
+    path = folder / "corpus.jsonl"
+    path.write_bytes(b"\n" + path.read_bytes().replace(b"\n", b"\r\n\n").rstrip())
+    assert list(load_collection(folder).corpus) == TEXTS
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_titles_stay_with_their_documents(tmp_path, packed):
     """Of equal ids the first counts, with its title; white space around a title is none of it."""
@@ -109,6 +116,15 @@ def test_titles_stay_with_their_documents(tmp_path, packed):
     corpus = load_collection(beir(tmp_path / "tiny", documents, qrels=qrels, packed=packed)).corpus
     assert list(corpus.titles) == ["A title", "Beside the text", "Both", ""]
     assert list(corpus) == ["A title  one", "two", "Both three", "four"]
+
+
+def test_corpus_refuses_repeated_ids_and_missing_texts():
+    with pytest.raises(ValueError, match="must differ"):
+        Corpus(["a", "a"], ["x", "y"])
+    with pytest.raises(ValueError, match="1 ids, 2 texts"):
+        Corpus(["a"], ["x", "y"])
+    with pytest.raises(ValueError, match="2 texts and 1 titles"):
+        Corpus(["a", "b"], ["x", "y"], ["X"])
 
 
 def test_problems_are_counted_with_examples(tmp_path):
@@ -169,6 +185,28 @@ def test_half_characters_are_replaced_and_counted(tmp_path, packed, tiny_bert):
     assert again.fingerprint == collection.fingerprint
     assert again.splits == collection.splits
     assert mended("\ud83d\ude00") == "\U0001f600"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"_id": "x", "text": ', "bad JSON"),
+        ('["x"]', "bad JSON"),
+        ("[" * 100_000, "bad JSON"),
+        ('{"_id": ' + "1" * 5_000 + "}", "bad JSON"),
+        ('{"text": "no id"}', 'no usable "_id"'),
+        ('{"_id": null, "text": "no id"}', 'no usable "_id"'),
+        ('{"_id": "x", "text": 5}', "'text' is not a string but 5"),
+    ],
+)
+@pytest.mark.parametrize("file", ["corpus", "queries"])
+def test_a_bad_line_stops_with_file_and_number(tmp_path, line, message, file):
+    documents = [*DOCUMENTS[:2], line] if file == "corpus" else DOCUMENTS
+    queries = [*QUERIES[:2], line] if file == "queries" else QUERIES
+    for packed in (False, True):
+        folder = beir(tmp_path / f"{packed}", documents, queries, packed=packed)
+        with pytest.raises(ValueError, match=rf"{file}\.jsonl(\.gz)?, line 3: .*{message}"):
+            load_collection(folder)
 
 
 @pytest.mark.parametrize("missing", ["corpus.jsonl", "queries.jsonl", "qrels/test.tsv"])

@@ -48,3 +48,9 @@ def test_search_and_rerank_are_sums_of_the_best_passages(best: int):
         for q, scores in expected.items():
             wanted = sorted((d for d in scores if scores[d] > 0), key=lambda d: (-scores[d], d))[:k]
             assert list(found[q]) == wanted
+
+
+@pytest.mark.parametrize(("words", "best", "named"), [(0, 1, "words"), (5, 0, "best")])
+def test_counts_below_one_are_refused(words: int, best: int, named: str):
+    with pytest.raises(ValueError, match=f"{named} of passages must be at least 1, got 0"):
+        Passages(CORPUS, words, best)

@@ -203,6 +203,19 @@ def test_questions_over_wikipedia(tmp_path, passages):
         write_folder(collection, tmp_path / "beir")
 
 
+def test_answers_and_groups_are_part_of_the_fingerprint(tmp_path):
+    first = load_collection(questions(tmp_path / "a")).fingerprint
+    assert load_collection(questions(tmp_path / "b")).fingerprint == first
+    put(
+        tmp_path / "a" / "wikipedia" / "nq-test.qa.csv",
+        "who was a prophet\t['Aaron']\nwhere is kiel\t['x']\n",
+    )
+    assert load_collection(tmp_path / "a" / "wikipedia").fingerprint != first
+    both = tmp_path / "b" / "wikipedia" / "dataset" / "test"
+    (both / "P36.test.json").rename(both / "P35.test.json")
+    assert load_collection(tmp_path / "b" / "wikipedia").fingerprint != first
+
+
 LINES = "line 1: the answers are no list as Python writes it"
 LACKS = {
     miracl: [

@@ -187,6 +187,12 @@ def test_unknown_and_unjudged_identifiers_are_named():
         load_collection("irds:bare")
 
 
+def test_without_ir_datasets_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ir_datasets", None)
+    with pytest.raises(ImportError, match=r"retrieval-paradigms\[ir-datasets\]"):
+        load_collection("irds:beir/scifact/test")
+
+
 @pytest.mark.parametrize("publisher", ["sentence-transformers", "zeta-alpha-ai"])
 def test_nanobeir(tmp_path: Path, publisher: str) -> None:
     """A split of every configuration, or a dataset whose one split is "train"; judgements have no score."""

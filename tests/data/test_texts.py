@@ -102,6 +102,12 @@ def test_a_corpus_is_read_as_it_was_written(tmp_path, name):
     assert list(zip(corpus.ids, corpus.titles, corpus, strict=True)) == documents
 
 
+def test_an_empty_corpus_is_refused(tmp_path):
+    write_corpus([], tmp_path / "corpus.jsonl")
+    with pytest.raises(ValueError, match="holds no document"):
+        read_corpus(tmp_path / "corpus.jsonl")
+
+
 def test_any_name_of_a_file_makes_an_id(tmp_path):
     for name in (b"my notes.txt", b"my%20notes.txt", b"a\nb", b"\xff", b"\xfe"):
         with open(bytes(tmp_path) + b"/" + name, "w") as stream:

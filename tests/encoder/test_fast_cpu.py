@@ -147,6 +147,17 @@ def test_a_text_that_attends_to_nothing_has_finite_gradients():
         assert gradient.isfinite().all()
 
 
+def test_what_is_kept_grows_with_the_length_and_not_its_square():
+    def kept(tokens: int) -> int:
+        sizes = []
+        qkv = [torch.randn(1, N, tokens, H, requires_grad=True) for _ in range(3)]
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: (sizes.append(t.nbytes), t)[1], lambda t: t):
+            attention(Module(), *qkv, None, P)
+        return sum(sizes) - N * tokens**2 // 8  # less the bits
+
+    assert kept(64) == 2 * kept(32)
+
+
 @pytest.mark.parametrize("case", ["no dropout", "causal", "double", "additive mask", "bias"])
 def test_the_rest_is_torchs_own(monkeypatch, case):
     qkv, hidden, p, causal, more = given(), None, P, None, {}
@@ -205,3 +216,28 @@ def test_values_and_gradients_are_those_of_a_linear_layer(faster, shape, bias, c
     for expected, value in zip(*found, strict=True):
         torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-4)
     assert len(faster) == 3 + cached  # of x, once more where it is recomputed, and for both gradients
+
+
+def test_weights_that_are_not_trained_get_no_gradient(faster):
+    plain, fast = pair()
+    for layer in (plain, fast):
+        layer.requires_grad_(False)
+    x = torch.randn(4, 24, generator=torch.Generator().manual_seed(1))
+    found = [torch.autograd.grad(layer(x.requires_grad_()).square().sum(), x)[0] for layer in (plain, fast)]
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-4)
+    fast.bias.requires_grad_(True)
+    fast(x).sum().backward()
+    assert fast.weight.grad is None
+    torch.testing.assert_close(fast.bias.grad, torch.full_like(fast.bias, 4.0))
+
+
+def test_what_onednn_does_not_do_is_done_as_before(faster):
+    plain, fast = pair()
+    x = torch.randn(4, 24, generator=torch.Generator().manual_seed(1))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(fast(x), plain(x))
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert torch.equal(fast(x), plain(x))
+    assert torch.equal(fast(x[0]), plain(x[0]))
+    assert torch.equal(fast.double()(x.double()), plain.double()(x.double()))
+    assert faster == []

@@ -12,6 +12,8 @@ from transformers import (
     AutoModel,
     AutoModelForTextEncoding,
     AutoTokenizer,
+    T5Config,
+    T5ForConditionalGeneration,
 )
 
 from paradigms import PARADIGMS
@@ -82,6 +84,13 @@ def test_pooling(checkpoints, family, pooling):
             close(queries.vectors[x - 1, 0, 0], expected)
 
 
+def test_first_vectors_and_their_mask(tiny_bert):
+    tokens = encode(encoder(tiny_bert, document_vectors="first", first=4, dim=None, normalize=False), TEXTS)
+    assert tokens.mask[0].tolist() == [[True] * 4, [True] * 3 + [False], [True] * 4]
+    close(tokens.vectors[0, 0], hidden(tiny_bert, LONG)[:4])
+    assert encode(encoder(tiny_bert, document_vectors="first", first=99), ["fox"]).mask.shape == (1, 1, 3)
+
+
 def test_projection_and_normalisation(tiny_bert):
     model = encoder(tiny_bert, dim=8)
     projected = hidden(tiny_bert, "fox") @ model.projection.weight.T
@@ -97,6 +106,15 @@ def test_half_precision_checkpoints_are_computed_in_float32(tmp_path):
     model = encoder(folder, dim=None, normalize=False)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert encode(model, TEXTS).vectors.dtype == torch.float32
+
+
+def test_of_a_t5_with_a_decoder_only_the_encoder_is_loaded(checkpoints, tmp_path):
+    config = T5Config.from_pretrained(checkpoints["t5"])
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(checkpoints["t5"]).save_pretrained(tmp_path)
+    names = [name for name, _ in encoder(tmp_path).named_parameters()]
+    assert names
+    assert not any("decoder" in name or "lm_head" in name for name in names)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -278,6 +296,11 @@ REFUSED = [
 def test_settings_that_make_no_sense(tiny_bert, settings, message):
     with pytest.raises(ValueError, match=message):
         encoder(tiny_bert, **settings)
+
+
+def test_augmentation_needs_a_mask_token(checkpoints):
+    with pytest.raises(ValueError, match="mask token"):
+        encoder(checkpoints["t5"], query_augmentation=True)
 
 
 def test_a_checkpoint_without_some_weights_is_refused(tiny_bert, tmp_path):

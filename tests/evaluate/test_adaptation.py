@@ -57,6 +57,17 @@ def test_the_evidence_is_corrected_by_the_best_of_all_rivals():
     assert any(c > a for c, a in zip(expected, alone, strict=True))
 
 
+def test_sampled_signs_come_near_the_exact_test(monkeypatch):
+    values = np.random.default_rng(2).normal(size=(4, 12)) + np.array([0, 0.3, 0.6, 0])[:, None]
+    monkeypatch.setattr("paradigms.evaluate.adaptation.EXACT_SHOTS", 12)
+    exact = evidence(values)
+    monkeypatch.undo()
+    sampled = evidence(values)
+    assert not np.array_equal(sampled, exact)
+    assert np.abs(sampled - exact).max() < 0.06
+    assert evidence(np.zeros((3, 20))).tolist() == [1, 1, 1]
+
+
 def test_fewer_than_five_queries_never_justify_a_change():
     for shots in (1, 2, 3, 4, 5, 8):
         values = rows([0.0] * shots, [1.0] * shots)

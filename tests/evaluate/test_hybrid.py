@@ -46,6 +46,15 @@ def test_the_weight_adds_sparse_scores_to_dense_ones():
             combine(DENSE, SPARSE, weight)
 
 
+def test_a_score_that_is_missing_is_not_0():
+    for dense, sparse in (({"q": {"g": 4.0}}, SPARSE), (DENSE, {"q": {"g": 1.0, "r": 0.0}})):
+        with pytest.raises(ValueError, match=r"document '[rs]' of the query 'q'.*rerank their `union`"):
+            combine(dense, sparse, 1.0)
+    for dense, sparse in ((DENSE, {}), ({}, SPARSE), ({"p": {}, **DENSE}, SPARSE)):
+        with pytest.raises(ValueError, match=r"only one of the two runs has the (document|query)"):
+            combine(dense, sparse, 1.0)
+
+
 def test_the_best_weight_lies_between_the_two_at_which_documents_change_places():
     tuning = tune(DENSE, SPARSE, DEV, measure="RR@10")
     best = [weight for weight, value in tuning.curve.items() if value == 1]
@@ -103,3 +112,12 @@ def test_candidates_are_what_either_system_finds():
     assert combine(*candidate_scores(*systems, {"q": "?"}, 1), 1.0) == {"q": {"r": 5.0, "s": 4.0}}
     found = combine(*candidate_scores(*systems, {"q": "?"}, 2), 1.0)["q"]
     assert list(found.items()) == [("g", 6.0), ("r", 5.0), ("s", 4.0)]
+
+
+def test_scores_of_an_imputing_search_are_not_taken_over():
+    """A search whose scores differ from its rerank's: both kinds must not meet in one ranking."""
+    honest = table(DENSE)
+    imputing = System(lambda queries, k: {q: {"g": 900.0} for q in queries}, honest.rerank)
+    dense, sparse = candidate_scores(imputing, table(SPARSE), {"q": "?"}, 2)
+    assert dense == {"q": {"g": 4.0, "s": 1.0}}
+    assert sparse == {"q": {"g": 2.0, "s": 3.0}}

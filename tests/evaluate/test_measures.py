@@ -228,3 +228,14 @@ def test_tables_show_the_same_rows_everywhere():
     assert f"{cell.mean:.3f}†" in shown
     assert f"{cell.low:.3f}–{cell.high:.3f}".replace("0.", ".") in shown
     assert "Re|rank" in shown
+
+
+def test_table_without_baseline_and_with_gaps():
+    results = per_query(RUN, JUDGEMENTS)
+    table = result_table("retrieve", {"one": results})
+    assert table.comparisons == []
+    assert "better" not in table.note
+    assert "Left out: 1 judged queries without a relevant document." in table.note
+    assert "one returned nothing for 1 queries, scored 0." in table.note
+    with pytest.raises(ValueError, match="no system"):
+        result_table("retrieve", {})

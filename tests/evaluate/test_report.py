@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -197,6 +197,40 @@ def test_hostile_text_stays_text(tmp_path):
     block = raw.split('id="alignments">')[1].split("</script>")[0]
     assert "<" not in block
     assert "{{ 7 * 7 }}" in page.text  # templates inside data are not rendered
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        Report("t", "s"),
+        Report("t", "s", curves={"one": {10: 1.0}}, costs=[{"system": "a", "x": float("inf")}]),
+        Report("t", "s", curves={"one": {}}),
+        Report("t", "s", alignments=[AlignmentExample("q", "d", "q", "d", True, [])]),
+    ],
+)
+def test_reports_with_little_in_them(report, tmp_path):
+    write_report(tmp_path / "report.html", report)
+    page = Page(tmp_path / "report.html")
+    assert ("No alignments were recorded." in page.text) == (not report.alignments)
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"links": [(1, 0, 1.0, 1.0)]}, r"'q', document 'd', system 'S': link \(1, 0\) outside 1 document"),
+        ({"links": [(0, -1, 1.0, 1.0)]}, "outside"),
+        ({"links": [(0, 0, float("-inf"), 1.0)]}, "system 'S': a number is not finite"),
+        ({"rel": float("nan")}, "not finite"),
+        ({"query_salience": [0.1, 0.2]}, "query_salience has 2 values for 1 tokens"),
+    ],
+)
+def test_broken_alignments_are_named(change, message, tmp_path):
+    broken = replace(SystemAlignment("S", "r", ["a"], ["b"], [], 1.0, 0.0), **change)
+    broken = AlignmentExample("q", "d", "a", "b", True, [broken])
+    with pytest.raises(ValueError, match=message):
+        write_report(tmp_path / "report.html", Report("t", "s", alignments=[broken]))
+    assert not list(tmp_path.iterdir())
 
 
 def test_alignment_picture_shows_the_product(sample, tmp_path):

@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from paradigms.data import Collection, Corpus, Problems, Split
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "benchmarks"))
 
 import training
@@ -98,3 +100,33 @@ def test_the_loss_is_that_of_summed_maxima(answers: dict, work: Path, settings: 
     wanted = torch.nn.functional.cross_entropy(scores, torch.arange(len(lines)))
     assert answers[0][0]["loss"] == pytest.approx(wanted.item(), rel=1e-5)
     assert answers[3][0]["loss"] == pytest.approx(wanted.item(), rel=1e-5)
+
+
+def test_no_document_is_relevant_to_two_of_the_pairs() -> None:
+    texts = ["one", "two", "three", "one", "five", "six"]  # the fourth repeats the first
+    judged = {"a": {"0": 1, "1": 0}, "b": {"1": 1}, "c": {"1": 2, "2": 1}, "d": {"3": 1}, "f": {"5": 1}}
+    split = Split({q: f"query {q}" for q in judged}, judged)
+    whole = Collection("words", Corpus([*"012345"], texts), {"train": split}, Problems(), "")
+    for seed in range(6):
+        pairs = training.distinct_pairs(whole, 3, seed)
+        queries, documents = [query[-1] for query, _ in pairs], [text for _, text in pairs]
+        assert {of: sum(q in of for q in queries) for of in ("ad", "bc", "f")} == {"ad": 1, "bc": 1, "f": 1}
+        assert len(set(documents)) == 3
+    with pytest.raises(SystemExit, match=r"words has 3 training queries.*and 4 are"):
+        training.distinct_pairs(whole, 4, 0)
+    with pytest.raises(SystemExit, match="words has no training queries"):
+        training.distinct_pairs(Collection("words", whole.corpus, {"test": split}, Problems(), ""), 3, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"examples": 0}, "examples must be at least 1"),
+        ({"batches": [1]}, "2 pairs or more"),
+        ({"precision": "fp16"}, "precision must be no or bf16"),
+        ({"peers": ["ragatouille"]}, "peers are sentence-transformers and pylate, not 'ragatouille'"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(changes: dict, message: str) -> None:
+    with pytest.raises(SystemExit, match=message):
+        training.Settings(**changes)

@@ -207,6 +207,14 @@ def test_projected_ranks_are_those_under_explicit_matrices() -> None:
     assert worth(none, "RR@10").max() == worth(none, "Success@8").max() == 0
 
 
+def test_a_ranks_worth_is_the_measure() -> None:
+    for measure in ("RR@10", "Success@3"):
+        for rank in (1, 3, 4, 10, 11):
+            run = {"q": {f"d{n}": -float(n) for n in range(1, 20)}}
+            expected = per_query(run, {"q": {f"d{rank}": 1}}, (measure,)).mean(measure)
+            assert worth(np.array([float(rank)]), measure) == pytest.approx([expected])
+
+
 SIZES = {"DE-BERT-32": 32, "DE-BERT-512": 512, "DE-BERT": 768, "ME-BERT-64": 512, "ME-BERT": 6144}
 
 

@@ -144,6 +144,23 @@ def test_lengths_are_an_encoders_tokens(checkpoints: dict[str, Path], family: st
         cut(texts, 50, type("Slow", (), {"is_fast": False})())
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"queries": {}}, "every split needs"),
+        ({"queries": {"test": 1000}}, r"too small for 1,000 queries: of its \d+ passages"),
+        ({"lengths": (50, 120)}, "multiples"),
+        ({"lengths": (20, 40)}, "must hold 25 tokens"),
+        ({"distractors": -1}, "at least 0"),
+        ({"passages": 3}, "passages=3 does not lie between"),
+        ({"passages": 4000}, "passages=4,000 does not lie between"),
+    ],
+)
+def test_settings_that_fit_nothing_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        containing_passages(source(), **{"queries": {"test": 10}, **settings})
+
+
 def test_cut_reads_passages_where_they_lie() -> None:
     corpus = Corpus(["x", "y", "z"], ["One two. Three", "", "four"], ["X", "Y", ""])
     passages = cut(corpus, 2)

@@ -77,6 +77,16 @@ def test_the_alignments_are_the_best_of_the_column(paradigm: Paradigm) -> None:
         assert rel == pytest.approx(float(paradigm.with_alignment("top_k", k=k).score(d, q)))
 
 
+def test_the_most_salient_share_is_marked(paradigm: Paradigm) -> None:
+    pair = pair_of(paradigm, query_share=0.5, document_share=0.2)
+    for found, share in ((pair.query, 0.5), (pair.document, 0.2)):
+        marked = [word for word in found if word.salient]
+        assert 0 < len(marked) <= -(-len(found) * share // 1)
+        others = [word.weight for word in found if not word.salient]
+        assert min(word.weight for word in marked) >= max(others)
+        assert all(word.weight > 0 for word in marked)
+
+
 def test_the_page_shows_everything_and_loads_nothing(paradigm: Paradigm) -> None:
     page = interpret.page("title", [], [pair_of(paradigm)])
     assert not any(outside in page for outside in ("src=", "href=", "http", "<script"))

@@ -85,6 +85,26 @@ def test_the_measures_are_the_theorys_own() -> None:
         assert found[key] == pytest.approx(np.full((2, 3), value), rel=1e-9), key
 
 
+def test_equal_rows_are_of_rank_one_and_shuffled_ones_are_not() -> None:
+    found = measured(np.tile([[1.0, 2.0, -1.0]], (6, 1)), np.random.default_rng(2).standard_normal((8, 3)))
+    for key in ("best_error", "softmax_error", "second", "row_error"):
+        assert found[key] == pytest.approx(0, abs=1e-7)
+    assert found["shuffled_error"] > 0.3
+    assert found["unrelated_error"] > 0.3
+    alone = measured(np.ones((1, 3)), np.random.default_rng(4).standard_normal((5, 3)))
+    assert alone["best_error"] == alone["second"] == alone["shuffled_second"] == 0
+
+
+def test_unrelated_rows_have_the_entropy_of_those_they_replace() -> None:
+    rng = np.random.default_rng(3)
+    A = lemma.alignment(rng.standard_normal((2, 3, 5, 7)) * np.geomspace(0.01, 30, 5)[:, None])
+    B = low_rank.same_entropy(A, rng)
+    assert low_rank.row_entropy(B) == pytest.approx(low_rank.row_entropy(A), abs=1e-6)
+    assert B.sum(-1) == pytest.approx(1)
+    assert np.abs(B - A).max() > 0.1
+    assert low_rank.same_entropy(np.eye(4)[None], rng).max(-1) == pytest.approx(1)
+
+
 def test_parts_of_rel(seq2seq: dict[str, Path]) -> None:
     model = generative(seq2seq["t5-v1.1"], named(NAMES))
     queries, names = [f"{QUERY} {word}" for word in ("river", "is", "")], [model.target(n) for n in range(3)]

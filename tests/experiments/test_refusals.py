@@ -37,6 +37,10 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
         ({"collection": "nowhere"}, "no collection 'nowhere'"),
     ],
     "document_encoding": [({"systems": '["DSI","NCI"]'}, r"systems: unknown NCI; there are DPR")],
+    "generate_queries": [
+        ({"model": "x", "prompt": "no place"}, "prompt must hold one"),
+        ({"model": "x", "queries": 0}, "queries must be at least 1, got 0"),
+    ],
     "hybrid": [
         ({"vectors": 0}, "vectors must be at least 1"),
         ({"rerank_depths": "[11]", "depth": 10}, "reach 11, and 10 documents are retrieved"),

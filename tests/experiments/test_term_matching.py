@@ -16,10 +16,13 @@ from term_matching import (
     NAMES,
     SERIES,
     Sums,
+    binned,
     claims,
     counted_tokens,
+    each_token,
     generative_rates,
     multivector_rates,
+    over_candidates,
     token_idf,
 )
 
@@ -156,6 +159,29 @@ def test_a_decoders_rates_against_loops(seq2seq: dict[str, Path]) -> None:
     assert seen["GR, all layers"] != seen["GR, last layer"]
 
 
+def test_averages_over_candidates_and_over_tokens() -> None:
+    ids = torch.tensor([[8, 7, 6]] * 3)
+    rates = torch.tensor([[0.9, 0.3, 0.0], [0.3, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    possible = torch.tensor([[True, True, False], [True, False, False], [False, False, False]])
+    tokens, values = over_candidates(ids, rates, possible, False)
+    assert tokens.tolist() == [8, 7, 6]
+    assert values == pytest.approx([0.4, 0.1, 0])
+    tokens, values = over_candidates(ids, rates, possible, True)
+    assert tokens.tolist() == [8, 7]  # 6 is in no candidate
+    assert values == pytest.approx([0.6, 0.3])
+    tokens, values = each_token(ids, rates, possible, False)
+    assert (len(tokens), values.sum()) == (9, pytest.approx(1.5))
+    tokens, values = each_token(ids, rates, possible, True)
+    assert tokens.tolist() == [8, 7, 8]
+    assert values == pytest.approx([0.9, 0.3, 0.3])
+
+
+def test_bins_leave_out_what_does_not_count() -> None:
+    bins = np.array([0, 4, -1, 1])  # of tokens 0 to 3
+    found = binned(np.array([0, 1, 1, 2, -1, 3]), np.array([0.5, 0.1, 0.2, 9.0, 9.0, 0.7]), bins)
+    np.testing.assert_allclose(found, [[0.5, 0.7, 0, 0, 0.3], [1, 1, 0, 0, 2]])
+
+
 def test_idf_counts_documents_and_words_are_words(seq2seq: dict[str, Path], tiny_bert: Path) -> None:
     tokenizer = load_tokenizer(seq2seq["t5"])
     corpus = Corpus(["a", "b", "c"], ["fox fox snow", "fox", "the wind , of"])
@@ -223,3 +249,10 @@ def test_verdicts_follow_the_numbers() -> None:
     for kind in KINDS:  # a decoder that has learned to look at nothing
         found["d→q", "GR, all layers", kind] = planted([0.005, 0.0075, 0.01, 0.0125, 0.015], many)
     assert verdicts(found) == [yes] * 7 + [open_] * 2 + [yes] * 2 + [open_] * 2 + [yes] * 2
+
+
+def test_trends_are_between_the_bins_with_tokens() -> None:
+    rates, tokens = [0.1, 0.3, 0.2, 0.4, 0.9], [1, 5, 5, 5, 0]
+    rare = claims(results(rates, rates, tokens), fewest=100)[1]
+    assert rare.quantity == f"MVDR hard, {KINDS[0]}: IDF 2–4 − 6–8"
+    assert rare.contrast.mean() == pytest.approx(-0.1, abs=0.01)

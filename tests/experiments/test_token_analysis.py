@@ -145,6 +145,11 @@ def test_costs_count_what_is_there(made: tuple[Paradigm, ExactIndex], measured: 
         assert costs["gathered bytes"][place] == pytest.approx(4 * 16 * sum(lengths))
 
 
+def test_another_corpus_is_refused(made: tuple[Paradigm, ExactIndex]) -> None:
+    with pytest.raises(ValueError, match="the corpus has 30 tokens and"):
+        token_measures.stored_ids(*made, Corpus(CORPUS.ids, ["sea"] * 30))
+
+
 NAMES = [f"q{n}" for n in range(12)]
 
 

@@ -96,6 +96,15 @@ def test_a_folder_is_bound_to_what_its_settings_name(
     assert bound()["content of run"] != first["content of run"]
 
 
+def test_settings_of_a_run_that_failed_at_once_bind_nobody(tmp_path: Path) -> None:
+    (tmp_path / "wandb").mkdir()
+    keep_settings({"backbone": "/nowhere"}, tmp_path, free=set())
+    keep_settings({"backbone": "offline"}, tmp_path, free=set())
+    (tmp_path / "training").mkdir()
+    with pytest.raises(SystemExit, match=r"other settings \(backbone: offline then, x now\)"):
+        keep_settings({"backbone": "x"}, tmp_path, free=set())
+
+
 def test_reranking_writes_the_run_and_its_measures(
     trained: Path, first_run: Path, words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -222,6 +222,27 @@ def test_pylate(bert, attend):
     assert model.name == "colbert"
 
 
+@pytest.mark.parametrize("mean_of", [False, True])
+def test_multi_vector_encoder(bert, mean_of):
+    weight = write_dense(bert / "1_Dense", 8, bias=False)["linear.weight"]
+    write_module(bert / "2_Mask", skiplist_words=list(string.punctuation), skiplist_tasks=["document"])
+    expansion = {"strategy": "fixed", "attend": False, "length": 12, "token": None}
+    config = {"document_length": 10, "query_expansion": expansion}
+    (bert / "sentence_bert_config.json").write_text(json.dumps(config))
+    write_modules(
+        bert,
+        module("Dense", "1_Dense"),
+        module("MultiVectorMask", "2_Mask"),
+        module("Normalize", "3_Normalize"),
+        model_type="MultiVectorEncoder",
+        prompts={"query": "fish", "document": "fox"},
+        similarity_fn_name="meanmaxsim" if mean_of else None,
+    )
+    wanted = late(bert, weight, lengths=(12, 10), markers=("fish", "fox"), attend=False)
+    wanted = wanted / 12 if mean_of else wanted
+    torch.testing.assert_close(scores_of(paradigms.load(bert)), wanted, atol=1e-4, rtol=0)
+
+
 def test_coil(bert):
     weights = {f"{n}_proj.weight": torch.randn(out, WIDTH) for n, out in (("tok", 4), ("cls", 8))}
     weights |= {f"{n}_proj.bias": torch.randn(out) for n, out in (("tok", 4), ("cls", 8))}
@@ -408,6 +429,37 @@ def test_lower_case_that_the_tokenizer_does_not_make_is_refused(folder):
         assert paradigms.load(folder).name == "dpr"
     else:
         refused(folder, "lower case")
+
+
+def test_unknown_folders_say_what_they_hold(tmp_path):
+    refused(tmp_path, "it holds nothing")
+    (tmp_path / "weights.onnx").write_bytes(b"")
+    refused(tmp_path, "it holds weights.onnx")
+
+
+def test_missing_and_broken_parts_are_named(bert):
+    (bert / "artifact.metadata").write_text("{}")
+    refused(bert, "no linear.weight")
+    (bert / "artifact.metadata").write_text("[]")
+    save_file({"linear.weight": torch.randn(8, WIDTH)}, bert / "linear.safetensors")
+    refused(bert, "artifact.metadata: a list where an object belongs")
+    (bert / "artifact.metadata").write_text('{"similarity": "l2"}')
+    refused(bert, "similarity is l2")
+    (bert / "modules.json").write_text('[{"type": "a.Pooling", "path": ""}]')
+    refused(bert, "the first module is Pooling")
+    (bert / "modules.json").write_text("{}")
+    refused(bert, "the first module is missing")
+    (bert / "modules.json").write_text("[1]")
+    refused(bert, "no list of modules")
+
+
+def test_a_plain_folder_without_weights_or_tokenizer(bert):
+    weights = bert / "model.safetensors"
+    moved = weights.rename(bert.parent / "elsewhere")
+    refused(bert, "no .*safetensors")
+    moved.rename(weights)
+    (bert / "tokenizer.json").unlink()
+    refused(bert, "tokenizer")
 
 
 class Loud:

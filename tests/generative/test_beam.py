@@ -12,7 +12,7 @@ from torch import Tensor
 from paradigms.generative.beam import Hypotheses, beam_search
 from paradigms.generative.constraints import Constraint, Trie
 from paradigms.generative.decoder import Memory, decode
-from paradigms.generative.identifiers import END, START, Targets
+from paradigms.generative.identifiers import END, FIRST, START, Targets
 from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import NGramIndex
 from tests.near import TOLERANCE
@@ -182,3 +182,30 @@ def test_equal_scores_are_in_the_order_of_tokens(seq2seq):
     for n in range(len(QUERIES)):
         assert found.of(n).sequences() == [[3, 300, END], [4, 3, END], [4, 9, END]]
         assert free.of(n).sequences() == [[END], [0, 0]]
+
+
+def test_beams_beyond_the_valid_set_stay_empty(seq2seq):
+    model = generative(seq2seq["t5"], named([[5], [6, 7]]), tokens="own", softmax="place")
+    found = beam_search(model, model.tokenize(QUERIES), None, beams=40, length=2)
+    assert np.isfinite(found.scores).all()
+    assert {t for s in found.sequences() for t in s} <= {END, 5, 6, 7}, "−∞ is no candidate"
+    valid = beam_search(model, model.tokenize(QUERIES), trie(model), beams=40, length=9)
+    assert [sorted(valid.of(n).sequences()) for n in range(len(QUERIES))] == [[[5, 1], [6, 7, 1]]] * 4
+
+
+def test_no_beam_and_no_length(seq2seq):
+    model = generative(seq2seq["t5"], named([[FIRST]]))
+    sources = model.tokenize(["corn"])
+    for beams, length in ((0, 1), (1, 0)):
+        with pytest.raises(ValueError, match="must be at least 1"):
+            beam_search(model, sources, trie(model), beams=beams, length=length)
+
+
+def test_dropout_is_off_and_the_mode_restored(seq2seq):
+    model = generative(seq2seq["t5"], named(random_rows(0)))
+    sources = model.tokenize(QUERIES)
+    expected = beam_search(model, sources, trie(model), beams=4, length=5)
+    model.train()
+    found = beam_search(model, sources, trie(model), beams=4, length=5)
+    assert model.training
+    assert as_lists(found) == as_lists(expected)

@@ -16,6 +16,7 @@ from paradigms.evaluate import (
     write_report,
 )
 from paradigms.evaluate.explain import explain_generative
+from paradigms.generative.dsi import dsi
 from paradigms.generative.identifiers import END, Identifiers, Targets
 from paradigms.generative.interaction import decompose
 from paradigms.generative.outputs import ScoreName
@@ -109,6 +110,17 @@ def corpus() -> Corpus:
         "a bird did sing a song",
     ]
     return Corpus(ids, documents, titles)
+
+
+def test_an_own_vocabulary_is_shown_by_its_digits(
+    seq2seq: dict[str, Path], tiny_bert: Path, corpus: Corpus
+) -> None:
+    model = dsi(seq2seq["t5-v1.1"], corpus, embedder=tiny_bert, branching=2).double()
+    (shown,) = explain_generative(model, QUERY, 2)
+    adds_up(shown)
+    number = model.identifiers.of(2)[0]
+    digits = [str(token) for token in model.identifiers[number].tolist()]
+    assert shown.document_tokens == digits + ["end"] * (model.identifiers.end is not None)
 
 
 @pytest.mark.parametrize("settings", [{"pawa_rank": 3}, {"tokens": "clusters"}])

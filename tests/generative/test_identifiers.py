@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer
 
 from paradigms.data import Corpus, Problems
@@ -96,6 +98,29 @@ def test_the_digest_follows_what_names_what() -> None:
     assert len({first, *(example(**change).digest for change in changes)}) == 9
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"documents": ["a", "b", "b"]}, "must differ"),
+        ({"documents": ["a", "b", "c", "d"]}, "name each of the 4 documents"),
+        ({"owners": np.array([0, 2, 2, 2])}, "name each of the 3 documents"),
+        ({"owners": np.array([0, 2, 1, 1])}, "must ascend"),
+        ({"offsets": np.array([0, 3, 2, 5, 6])}, "must ascend"),
+        ({"offsets": np.array([0, 2, 3, 6])}, "4 identifiers need 5 offsets, 0 to 6"),
+        ({"offsets": np.array([1, 2, 3, 5, 6])}, "4 identifiers need 5 offsets, 0 to 6"),
+        ({"offsets": np.array([0, 2, 2, 5, 6])}, "document 'b' has an empty identifier"),
+        ({"starts": np.array([2, 2])}, "starts must ascend strictly within .0, 6."),
+        ({"starts": np.array([0, 6])}, "starts must ascend strictly within .0, 6."),
+        ({"end": 7}, "document 'b' holds the token 7; they lie in .0, 9., and 7 only ends"),
+        ({"vocabulary": 8}, "document 'c' holds the token 8"),
+        ({"tokens": np.array([5, -1, 7, 5, 6, 8])}, "document 'a' holds the token -1"),
+    ],
+)
+def test_what_names_nothing_is_refused(changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        example(**changes)
+
+
 @pytest.mark.parametrize("end", [1, None])
 def test_identifiers_survive_their_files(tmp_path: Path, end: int | None) -> None:
     first = example(end=end)
@@ -106,6 +131,27 @@ def test_identifiers_survive_their_files(tmp_path: Path, end: int | None) -> Non
     for name in ("tokens", "offsets", "owners"):
         assert np.array_equal(getattr(again, name), getattr(first, name))
         assert getattr(again, name).dtype == np.int64
+
+
+@pytest.mark.parametrize("name", ["identifiers.json", "identifiers.safetensors"])
+def test_missing_damaged_and_older_files_are_named(tmp_path: Path, name: str) -> None:
+    example().save(tmp_path)
+    content, arrays = (tmp_path / name).read_bytes(), load_file(tmp_path / "identifiers.safetensors")
+    for damaged in (content[: len(content) // 2], b"[]", b""):
+        (tmp_path / name).write_bytes(damaged)
+        with pytest.raises(ValueError, match=f"{tmp_path}.*{name}.*damaged"):
+            Identifiers.load(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(FileNotFoundError, match=f"{name} is missing"):
+        Identifiers.load(tmp_path)
+    if name.endswith("json"):
+        (tmp_path / name).write_bytes(content.replace(b'"end": 1', b'"end": []'))
+        with pytest.raises(ValueError, match=r"identifiers\.json.*end=\[\]; it must be int or null"):
+            Identifiers.load(tmp_path)
+    else:
+        save_file({key: array for key, array in arrays.items() if key != "starts"}, tmp_path / name)
+        with pytest.raises(ValueError, match=f"{name} was saved by an older version"):
+            Identifiers.load(tmp_path)
 
 
 def test_a_title_names_its_document(t5: Any) -> None:
@@ -143,6 +189,27 @@ def test_a_long_title_is_cut_to_the_length_with_its_end(t5: Any) -> None:
     assert found.problems.examples["title of more than 4 tokens with the end (cut)"] == ["b"]
     with pytest.raises(ValueError, match="length must be at least 2"):
         titles(corpus, t5, 1)
+
+
+def test_tokens_that_are_no_part_of_a_name_are_reported(t5: Any) -> None:
+    corpus = Corpus(["a", "b"], ["x", "x"], ["cat ☃", "the</s> cat<pad>"])
+    found = titles(corpus, t5, 20)
+    assert words(t5, found) == [["▁cat", "▁", "<unk>"], ["▁the", "▁cat"]]
+    assert found.problems.counts == {
+        "title with a token unknown to the tokenizer (kept)": 1,
+        "title that spells special tokens (left out)": 1,
+    }
+
+
+def test_tokenizers_that_cannot_name_are_refused(bert: Any, checkpoints: dict[str, Path]) -> None:
+    corpus = Corpus(["a"], ["the cat"], ["cat"])
+    padless = AutoTokenizer.from_pretrained(checkpoints["t5"])
+    padless.pad_token = None
+    for tokenizer, lacking in ((bert, "eos_token"), (padless, "pad_token")):
+        with pytest.raises(ValueError, match=f"a {lacking}, as T5's"):
+            titles(corpus, tokenizer, 8)
+    with pytest.raises(ValueError, match="SimpleNamespace is a slow tokenizer"):
+        list(tokenize(SimpleNamespace(is_fast=False), ["text"]))
 
 
 @pytest.mark.parametrize("family", ["t5", "bert"])

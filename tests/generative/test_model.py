@@ -8,18 +8,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, PegasusConfig, T5Config
 from transformers import T5ForConditionalGeneration as T5
 
-from paradigms.generative.decoder import decode
+from paradigms.generative.decoder import decode, remember
 from paradigms.generative.identifiers import END, START, Identifiers, Targets
 from paradigms.generative.interaction import Form, decompose
-from paradigms.generative.model import Generative
+from paradigms.generative.model import HEADS, SETTINGS, Generative
 from paradigms.generative.np_decoding import Clusters
 from paradigms.generative.outputs import PLACES, Pawa, ScoreName
 from paradigms.generative.settings import GenerativeSettings
@@ -316,6 +317,16 @@ def test_next_log_probabilities_are_those_of_the_targets(kind: str, seq2seq: dic
                 assert allowed.all()
 
 
+def test_what_stands_at_no_place_has_no_probability(seq2seq: dict[str, Path]) -> None:
+    """As in a search, where such a token is never written."""
+    model = generative(seq2seq["t5"], named([[3, 5], [4, 6]]), softmax="place")
+    sources, wanted = model.tokenize(QUERIES[:1]), Targets.pad([[[3, 5, END], [3, 7, END], [300, 6, END]]])
+    log_p = model(sources, wanted).detach()[0]
+    assert log_p.isinf().tolist() == [[False] * 3, [False, True, False], [True, False, False]]
+    alone = model(sources, Targets.pad([[[3, 5, END]]])).detach()[0, 0]
+    torch.testing.assert_close(log_p[0], alone, atol=1e-12, rtol=0)
+
+
 @pytest.mark.parametrize("kind", ["backbone", "pawa", "clusters", "pawa place"])
 def test_probabilities_are_in_float32_whatever_autocast_says(kind: str, seq2seq: dict[str, Path]) -> None:
     """In bfloat16 they would add up to 1 in their second digit only."""
@@ -328,6 +339,29 @@ def test_probabilities_are_in_float32_whatever_autocast_says(kind: str, seq2seq:
         scores = model(sources, written(model))
     assert found.dtype == scores.dtype == torch.float32
     torch.testing.assert_close(found.logsumexp(-1), torch.zeros(3, 1), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["pawa place", "clusters"])
+def test_all_is_computed_where_the_weights_are(
+    kind: str, seq2seq: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the device "meta" a tensor of the processor is an error, and so is to wait for a value."""
+    model = make_model(kind, seq2seq["t5"]).float()
+    sources, wanted = model.tokenize(QUERIES), written(model)
+    states = model.begin(sources)[0].detach().to("meta")
+    model, sources, wanted = model.to("meta"), sources.to("meta"), wanted.to("meta")
+    mask = sources.attention_mask.bool()
+    # transformers' encoder waits for its mask.
+    monkeypatch.setattr(model, "begin", lambda _: (states, remember(model.backbone.decoder, states, mask)))
+    for scorer in SCORERS:
+        model.token_scores(sources, wanted, scorer).sum().backward()
+        for form in get_args(Form):
+            assert decompose(model, sources, wanted, scorer, form)[-1].rel.device.type == "meta"
+    _, memory = model.begin(sources)
+    for place in range(2):
+        step = decode(model.backbone.decoder, model.embed(wanted.inputs[..., place : place + 1]), memory)
+        memory.keep(torch.zeros(len(QUERIES), len(ROWS), dtype=torch.long, device="meta"))
+        assert model.next_log_probabilities(step, wanted.inputs[..., : place + 1]).device.type == "meta"
 
 
 @pytest.mark.parametrize("kind", ["pawa", "clusters"])

@@ -76,3 +76,10 @@ def test_suffixes_are_sorted_as_numbers(tokens: int):
     assert index.counts(states).tolist() == expected
     found = index.branches(index.start())
     assert found.tokens.tolist() == list(range(tokens))
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="every document is empty"):
+        NGramIndex.build(*csr([[], []]))
+    with pytest.raises(ValueError, match="every document is empty"):
+        NGramIndex.build(*csr([]))

@@ -1,6 +1,7 @@
 """NP-decoding: token vectors in context, their clusters, and a decoder that reads and writes these."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from paradigms.data import Corpus
+from paradigms.generative import grouped_kmeans as kmeans
 from paradigms.generative.backbone import token_vectors
 from paradigms.generative.decoder import decode
 from paradigms.generative.grouped_kmeans import Groups, grouped_kmeans
@@ -20,11 +22,12 @@ from paradigms.generative.identifiers import (
     START,
     Identifiers,
     Targets,
+    atomic,
     text,
     titles,
     tokenize,
 )
-from paradigms.generative.model import Generative
+from paradigms.generative.model import HEADS, Generative
 from paradigms.generative.np_decoding import Clusters, cluster_tokens
 from paradigms.generative.settings import GenerativeSettings
 from tests.tiny import WIDTH
@@ -95,6 +98,27 @@ def test_groups_are_clustered_apart_and_each_centroid_is_its_members_mean() -> N
         np.testing.assert_allclose(centroids[g, c].numpy(), members.mean(0), atol=1e-5)
 
 
+@pytest.mark.parametrize("count", [1, 11, 200])
+def test_of_a_large_group_a_sample_makes_the_centroids(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 11 vectors the last is read alone: numpy takes a mask of torch with one entry for the number 1."""
+    monkeypatch.setattr(kmeans, "SAMPLE", 10)
+    vectors = drawn(count)
+    centroids, labels = run(vectors, [0] * count, 3)
+    sample = np.unique(np.linspace(0, count - 1, 10).astype(int))
+    for c in np.unique(labels[sample]):
+        chosen = sample[labels[sample] == c]
+        np.testing.assert_allclose(centroids[0, c].numpy(), vectors[chosen].mean(0), atol=1e-5)
+    distances = ((vectors[:, None] - centroids[0].numpy()) ** 2).sum(-1)
+    np.testing.assert_array_equal(labels, distances.argmin(1))
+
+
+def test_warm_labels_are_where_it_starts() -> None:
+    """Two stable partitions of the same points: it stays in the one that it is given."""
+    corners = np.array([[0, 0, 0], [1, 0, 0], [0, 1.2, 0], [1, 1.2, 0]], dtype=np.float32)
+    for warm in ([0, 1, 0, 1], [0, 0, 1, 1], [1, 1, 0, 0]):
+        assert run(corners, [0] * 4, 2, warm)[1].tolist() == warm
+
+
 def test_a_cluster_without_vectors_takes_one_and_else_the_mean() -> None:
     vectors = np.array([[0, 0, 0], [0, 0, 1], [9, 0, 0], [9, 9, 0]], dtype=np.float32)
     labels = run(vectors, [0] * 4, 3, [0, 0, 0, 0])[1]
@@ -157,6 +181,22 @@ def test_texts_are_read_in_windows(folder: Path, corpus: Corpus, tokenizer: Any)
     torch.testing.assert_close(table.vectors[table.labels], expected * scale, rtol=1e-3, atol=1e-3)
 
 
+def test_what_has_no_vectors_in_context_is_refused(folder: Path, corpus: Corpus, tokenizer: Any) -> None:
+    named = titles(corpus, tokenizer, 20)
+    with pytest.raises(ValueError, match="atomic identifiers are no text"):
+        build(folder, corpus, atomic(corpus.ids))
+    with pytest.raises(ValueError, match="same documents in the same order"):
+        build(folder, corpus, replace(named, documents=named.documents[::-1]))
+    with pytest.raises(ValueError, match="no tokens to cluster"):
+        build(folder, corpus, text(Corpus(corpus.ids, [""] * len(corpus)), tokenizer))
+    with pytest.raises(ValueError, match=r"0 starts, 1 ends.*hold 0"):
+        build(folder, corpus, replace(named, tokens=np.zeros_like(named.tokens)))
+    with pytest.raises(ValueError, match="plain has no clusters to renew"):
+        Generative(GenerativeSettings("plain"), folder, named).refresh(corpus)
+    with pytest.raises(ValueError, match="the token 4 has no cluster"):
+        clusters_of(build(folder, corpus, named)).expand(np.array([int(named.tokens[0]), 4]))
+
+
 def test_the_decoder_reads_and_writes_clusters(model: Generative) -> None:
     """log softmax over all clusters of d^−½ hᵀ C, h of a decoder that has read C."""
     clusters, sources = clusters_of(model), model.tokenize(QUERIES)
@@ -212,6 +252,31 @@ def test_place_softmax_is_over_every_cluster_of_the_places_tokens(
     allowed = {c for c, token in enumerate(clusters.surface) if token in {row[0] for row in rows}}
     assert set(found.isfinite().nonzero()[:, 0].tolist()) == allowed
     torch.testing.assert_close(found.logsumexp(0), torch.tensor(0.0), atol=1e-5, rtol=0)
+
+
+def test_clusters_and_tokens_go_together(folder: Path, model: Generative) -> None:
+    identifiers, clusters = model.identifiers, clusters_of(model)
+    settings = GenerativeSettings("x", tokens="clusters")
+    with pytest.raises(ValueError, match="tokens='clusters' and clusters: None"):
+        Generative(settings, folder, identifiers)
+    with pytest.raises(ValueError, match="tokens='backbone' and clusters"):
+        Generative(GenerativeSettings("x"), folder, identifiers, clusters)
+    other = replace(identifiers, tokens=identifiers.tokens[::-1].copy())
+    with pytest.raises(ValueError, match="of other identifiers"):
+        Generative(settings, folder, other, clusters)
+    narrow = Clusters(clusters.vectors[:, 1:], clusters.surface, clusters.labels)
+    with pytest.raises(ValueError, match=f"{WIDTH - 1} features, the decoder has {WIDTH}"):
+        Generative(settings, folder, identifiers, narrow)
+
+
+def test_a_checkpoint_without_its_clusters_is_refused(
+    model: Generative, folder: Path, tmp_path: Path
+) -> None:
+    model.save_pretrained(tmp_path / "saved")
+    Generative(GenerativeSettings("x"), folder, model.identifiers).save_pretrained(tmp_path / "plain")
+    (tmp_path / "plain" / HEADS).replace(tmp_path / "saved" / HEADS)
+    with pytest.raises(ValueError, match=r"heads.safetensors holds no clusters"):
+        Generative.from_pretrained(tmp_path / "saved")
 
 
 def test_a_refresh_clusters_the_encoders_new_vectors(model: Generative, corpus: Corpus) -> None:

@@ -1,5 +1,7 @@
 """Training pairs: which, how often, and that the tokens of a span are a slice of its document's."""
 
+import gzip
+import json
 import math
 from collections import Counter
 from dataclasses import replace
@@ -103,6 +105,12 @@ def test_random_passages_are_different_and_follow_the_seed_and_the_id() -> None:
     assert scipy.stats.chisquare([each[word] for word in WORDS[:16]]).pvalue > 0.01
 
 
+def test_identifiers_of_another_corpus_are_refused() -> None:
+    corpus = Corpus(["a"], ["the cat"])
+    with pytest.raises(ValueError, match="the documents of another corpus"):
+        indexing_pairs(corpus, atomic(["b"]), Problems())
+
+
 def test_generated_queries_are_paired_with_every_name() -> None:
     problems = Problems()
     made = [("a", "what is a"), ("b", " "), ("c", "what is c"), ("a", "who is a")]
@@ -117,6 +125,14 @@ def test_generated_queries_are_paired_with_every_name() -> None:
         "generated query for an absent document (left out): 1, e.g. c",
         "document without a generated query: 1, e.g. b",
     ]
+
+
+@pytest.mark.parametrize("name", ["queries.jsonl", "queries.jsonl.gz"])
+def test_generated_queries_of_a_file(tmp_path: Path, name: str) -> None:
+    rows = [{"document": "a", "query": "é?", "score": 1}, {"document": "b", "query": ""}]
+    content = "\n\n".join(json.dumps(row) for row in rows).encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert list(read_generated(tmp_path / name)) == [("a", "é?"), ("b", "")]
 
 
 @pytest.mark.parametrize(
@@ -207,6 +223,26 @@ def test_each_relevant_document_gives_its_spans(tokenizers: dict[str, Any]) -> N
     assert not any(span.split()[0] in stop for span in of[0])
     every = span_pairs(corpus, split, tokenizer, problems, spans=300, words=1)
     assert {spelled(tokenizer, pair.target) for pair in every if pair.document == 3} == {"on", "the", "and"}
+
+
+def test_a_draw_depends_on_the_seed_and_the_ids_alone(tokenizers: dict[str, Any]) -> None:
+    def spans(ids: list[str], *rows: Any, seed: int = 0) -> Counter[tuple]:
+        """Of queries, or, without any, of the documents themselves."""
+        corpus, common = Corpus(ids, [LONG] * len(ids)), {"words": 3, "seed": seed}
+        pairs = (
+            span_pairs(corpus, split_of(*rows), tokenizers["t5"], Problems(), **common)
+            if rows
+            else document_span_pairs(corpus, tokenizers["t5"], Problems(), **common)
+        )
+        return Counter((pair.source, corpus.ids[pair.document], pair.target) for pair in pairs)
+
+    both = ("q2", "red", {"b": 1, "a": 1}), ("q1", "black dog", {"b": 1, "a": 1})
+    for one, rows in ((("q1", "black dog", {"a": 1}),), both), ((), ()):
+        whole, alone = spans(["b", "x", "a"], *rows), spans(["a"], *one)
+        assert alone <= whole
+        assert spans(["a"], *one, seed=1) != alone
+        assert {target for _, id, target in whole if id == "b"} != {target for _, _, target in alone}
+    assert spans(["a", "b"], *both) == spans(["b", "x", "a"], *both)
 
 
 ODD = st.lists(

@@ -206,3 +206,19 @@ def test_wrong_pools_are_named(seq2seq):
     with pytest.raises(KeyError, match="'q9', which has no text"):
         retriever.rerank(QUERIES, {"q9": {"d1": 0.0}})
     assert retriever.rerank(QUERIES, {}) == {}
+
+
+def test_k_must_be_positive_and_no_query_finds_nothing(seq2seq):
+    retriever = GenerativeRetriever(generative(seq2seq["t5"], named(NAMES)))
+    assert retriever.search({}) == {}
+    with pytest.raises(ValueError, match="k must be at least 1"):
+        retriever.search(QUERIES, 0)
+
+
+def test_bytes_are_those_of_weights_identifiers_and_valid_prefixes(seq2seq):
+    retriever = GenerativeRetriever(model := generative(seq2seq["t5"], texts([[5, 6, 7], [5]])))
+    weights = sum(parameter.numel() * 8 for parameter in model.parameters())  # double precision
+    ids, index = model.identifiers, NGramIndex.build(model.identifiers.tokens, model.identifiers.offsets)
+    arrays = [ids.tokens, ids.offsets, ids.owners, ids.starts, index.text, index.starts, index.rows]
+    arrays += [index.nodes, index.first, index.tokens, index.lows]
+    assert retriever.bytes_per_document == (weights + sum(array.nbytes for array in arrays)) / 2

@@ -132,6 +132,18 @@ def test_seal_scores_are_those_of_the_slow_twin(monkeypatch, seed, frequent, lik
     assert seal_scores(index, *arrays(index, log_p), first) == pytest.approx(expected)
 
 
+def test_ngrams_that_are_repeated_absent_or_certain():
+    index = index_of([A, B, C])
+    states, log_p = arrays(index, log(GENERATED))
+    twice = np.concatenate([states, states]), np.concatenate([log_p, log_p - 1])
+    assert seal_scores(index, *twice) == seal_scores(index, states, log_p), "it counts once, with the better"
+    nothing = np.empty((0, 3), dtype=np.int64), np.empty(0)
+    assert seal_scores(index, *nothing, np.log(np.full(9, 1 / 9))) == {}
+    index = index_of([[1] * 30])
+    states, _ = arrays(index, {(1,): 0.0, (1, 1): 0.0})
+    assert gram_weights(index, states, np.array([0.0, -1e4])).tolist() == [0.0, 0.0], "all of the corpus"
+
+
 def test_keys_are_found_after_a_space_which_byte_level_tokenizers_write_into_tokens():
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -107,6 +107,21 @@ def test_threads_change_no_id_and_are_left_as_they_were(threads: int) -> None:
     assert semantic(vectors.astype(np.float16), names(1000)).vocabulary == 12
 
 
+def test_unusable_vectors_are_named() -> None:
+    vectors = np.zeros((4, 3))
+    vectors[2, 1] = np.nan
+    with pytest.raises(ValueError, match="1 vectors are not finite, as that of document 'd2'"):
+        semantic(vectors, names(4))
+    vectors[1, 0] = 1e300  # finite, but not in float32
+    with pytest.raises(ValueError, match="2 vectors are not finite, as that of document 'd1'"):
+        semantic(vectors, names(4))
+    for rows, documents in ((4, 3), (4, 0), (0, 0)):
+        with pytest.raises(ValueError, match=f"one vector per document .* not {rows} for {documents}"):
+            semantic(np.zeros((rows, 3)), names(documents))
+    with pytest.raises(ValueError, match="branching must be at least 2"):
+        semantic(np.zeros((4, 3)), names(4), branching=1)
+
+
 def test_kmeans_finds_clusters_wherever_and_however_large_they_are() -> None:
     X = blobs(4, 12).astype(np.float32)
     expected = kmeans(X, 4, seed=0)

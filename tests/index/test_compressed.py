@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 import signal
 from dataclasses import replace
 from functools import partial
@@ -24,7 +25,7 @@ from paradigms.recipe import Recipe
 from paradigms.scoring import machine
 from tests.forks import fork
 from tests.index import test_storage
-from tests.index.test_storage import contents, names
+from tests.index.test_storage import contents, cut, flip, names, other, remove
 from tests.near import same_scores
 
 DIM, FIELDS = 24, ["vectors", "ids", "salience"]
@@ -271,6 +272,15 @@ def test_equal_seeds_give_equal_bytes_however_lists_are_sorted(tmp_path, monkeyp
     )
 
 
+def test_an_index_is_small_and_is_mapped(tmp_path):
+    made = build(tmp_path / "index", documents([50] * 8), ["vectors"], lists=4)
+    lists = 5 * 8 + len((made.folder / "codec.safetensors").read_bytes())
+    assert made.bytes_per_document == (400 * (16 + 1 + 2 + 2) + 8 * 4 + lists) / 8  # 24 dimensions fill 32
+    opened = CompressedIndex.open(made.folder)
+    assert all(isinstance(column, np.memmap) for column in opened.fields.values())
+    assert isinstance(opened._lists.entries, np.memmap)
+
+
 def test_pruned_tokens_are_left_out_before_coding(tmp_path):
     pruned = build(tmp_path / "pruned", keep=0.5)
     given = [(ids, most_salient(part, 0.5)) for ids, part in documents()]
@@ -285,12 +295,50 @@ def test_pruned_tokens_are_left_out_before_coding(tmp_path):
     assert again.settings == pruned.settings
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"bits": 3}, "bits must be one of 1, 2, 4, 8, got 3"),
+        ({"lists": -1}, "lists must lie in 1 to 65,536, or be 0 for a number by size, got -1"),
+        ({"lists": 65_537}, "lists must lie in 1 to 65,536"),
+        ({"rounds": -1}, "rounds and seed must be at least 0, got -1 and 0"),
+        ({"seed": -5}, "rounds and seed must be at least 0, got 5 and -5"),
+    ],
+)
+def test_settings_out_of_range_are_refused_before_anything_is_written(tmp_path, option, message):
+    with pytest.raises(ValueError, match=message):
+        build(tmp_path / "index", **option)
+    assert names(tmp_path) == []
+
+
 FILES = ["codec.safetensors", "entries.bin", "begins.bin", "codes.bin", "scales.bin", "centroids.bin"]
 
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
     return build(tmp_path_factory.mktemp("sound") / "index").folder
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_damaged_file_is_named(sound, tmp_path, file):
+    for damage in (remove, cut, flip):
+        folder = shutil.copytree(sound, tmp_path / "index", dirs_exist_ok=True)
+        damage(file)(folder)
+        with pytest.raises(ValueError, match=rf"{file} is damaged .*build the index again"):
+            CompressedIndex.open(folder)
+
+
+def test_files_that_do_not_fit_each_other_are_refused(sound, tmp_path):
+    for changed, named in (
+        ({"settings": {"bits": 3}}, "manifest.json"),
+        ({"settings": {"bits": 8, "lists": 6}}, "codes.bin"),
+        ({"dim": 70}, "codes.bin"),
+        ({"tokens": 1}, "lengths.bin"),
+    ):
+        folder = shutil.copytree(sound, tmp_path / "index", dirs_exist_ok=True)
+        other(**changed)(folder)
+        with pytest.raises(ValueError, match=f"{named} is damaged"):
+            CompressedIndex.open(folder, verify=False)
 
 
 def killed(folder: Path) -> None:
@@ -332,6 +380,16 @@ def test_added_documents_are_coded_as_those_of_the_build(tmp_path):
     for name in [*FILES, "ids.bin"]:
         file = made.manifest["files"][name]["file"]
         assert (made.folder / file).read_bytes() == expected[name], name
+
+
+def test_small_and_empty_indexes(tmp_path):
+    asked = queries(5, 0)
+    for n, lengths in enumerate(([], [0, 0], [1], [3, 0])):
+        made = build(tmp_path / str(n), documents(lengths))
+        for index in (made, CompressedIndex.open(made.folder)):
+            for recipe in (XTR, COLBERT):
+                ids = {f"d{n}" for n, length in enumerate(lengths) if length}
+                assert [set(scores) for scores in index.search_tokens(recipe, asked, 10)] == [ids, set()]
 
 
 class Changes(test_storage.Changes):

@@ -108,6 +108,33 @@ def test_any_factory_is_near_the_exact_search_and_the_same_every_time(exact, tmp
     assert overlap(imputed, exact.search_tokens(IMPUTING, queries(), 5)) >= 0.4
 
 
+def test_more_probes_find_more(exact, tmp_path):
+    index = build(tmp_path / "index", "IVF64,SQfp16")
+    vectors = queries().vectors.flatten(0, 2)
+    best, shares = exact.token_search(vectors, 60)[1].numpy(), []
+    for index.probes in (1, 4, 64):
+        found = index.token_search(vectors, 60)[1].numpy()
+        shares.append(np.mean([np.isin(*rows).mean() for rows in zip(best, found, strict=True)]))
+    assert shares[0] < shares[1] < shares[2]
+    assert shares[2] > 0.98
+    index.add_from(documents(200, 201))
+    assert index.probes == 64
+
+
+def test_what_is_not_found_is_left_empty(tmp_path):
+    index = build(tmp_path / "index", "IVF64,SQfp16", probes=1)
+    scores, rows = index.token_search(queries().vectors.flatten(0, 2), 1000)
+    absent = rows < 0
+    assert absent.any()
+    assert (scores[absent] == -torch.inf).all()
+    assert (scores[~absent] > -torch.inf).all()
+    found = index.search_tokens(replace(IMPUTING, search_tokens=1000), queries(), 1000)
+    for row, scored in enumerate(found):
+        tokens = index.token_search(queries().vectors[row, 0], 1000)[1]
+        assert scored.keys() == owners(index, tokens[tokens >= 0])
+        assert all(np.isfinite(list(scored.values())))
+
+
 @pytest.mark.parametrize("factory", ["Flat", "IVF16,SQfp16", "HNSW16"])
 def test_the_token_index_keeps_step_with_the_store(exact, tmp_path, factory):
     index = build(tmp_path / "index", factory, count=150, probes=16)

@@ -65,3 +65,14 @@ def test_the_fixed_index_keeps_in_step_with_its_store(exact: ExactIndex, tmp_pat
     same_scores(open_index(index.folder).search_tokens(RECIPE, queries(), 100), before)
     short = FixedIndex.of(index, tmp_path / "short", **SETTINGS | {"inner": 4, "final": 32})
     assert short._read().d == 32
+
+
+def test_impossible_settings_are_refused_before_anything_is_encoded(tmp_path: Path) -> None:
+    def never() -> object:
+        raise AssertionError("documents were read")
+        yield
+
+    for wrong, message in (({"planes": 20}, "need 0 to 12"), ({"factory": "Nonsense"}, "makes no index")):
+        common = {"paradigm": "colbert", "dim": DIM} | wrong
+        with pytest.raises(ValueError, match=message):
+            FixedIndex.build_from(never(), tmp_path / "index", **common)  # type: ignore[arg-type]

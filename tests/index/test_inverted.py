@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -183,3 +184,16 @@ def test_what_is_no_weight_of_a_term_is_refused(tiny_bert: Path, tmp_path: Path)
         index.search_tokens(
             RECIPE, Tokens(asked.vectors, asked.mask, asked.ids, torch.ones(asked.mask.shape))
         )
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_weights_that_round_to_minus_0_are_0_and_forged_settings_are_refused(tmp_path, bits):
+    small = terms(3, 0)
+    tiny = torch.where(small.vectors > 0.5, small.vectors, -1e-9)
+    index = build(tmp_path / "index", parts(Tokens(tiny, small.mask, small.ids)), bits=bits)
+    assert len(open_index(index.folder)) == 3
+    file = index.folder / "manifest.json"
+    manifest = json.loads(file.read_text())
+    file.write_text(json.dumps(manifest | {"settings": manifest["settings"] | {"bits": 4}}))
+    with pytest.raises(ValueError, match="bits must be 8 or 16, got 4"):
+        open_index(index.folder)

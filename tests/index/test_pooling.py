@@ -18,7 +18,7 @@ from paradigms.index import INDEXES, CompressedIndex, ExactIndex
 from paradigms.index.pruning import Fewer, directed_distances, pooled
 from paradigms.recipe import Recipe
 from tests.index.test_faiss_index import DIM, documents, queries
-from tests.index.test_storage import IDS, TEXTS
+from tests.index.test_storage import IDS, TEXTS, contents
 
 RECIPE = Recipe("colbert", "query_to_document", "query_tokens")
 
@@ -151,3 +151,14 @@ def test_a_certified_top_ten_is_that_of_the_whole_index(
     assert not len(index.errors)
     with pytest.raises(ValueError, match="no sums of maxima"):
         index.certified(Recipe("aligner", "top_k", "total", {"k": 2}), queries())
+
+
+def test_a_damaged_certificate_is_refused(tmp_path: Path) -> None:
+    index = ExactIndex.build_from(documents(0, 5), tmp_path / "index", paradigm="colbert", dim=DIM)
+    before = contents(index.folder)
+    index.certify(index)
+    assert contents(index.folder).keys() - before.keys() == {"errors.bin"}
+    file = index.folder / "errors.bin"
+    file.write_bytes(np.full((5, 2), -1, np.float32).tobytes())
+    with pytest.raises(ValueError, match=r"errors\.bin is damaged"):
+        ExactIndex.open(index.folder, verify=False)

@@ -71,6 +71,15 @@ def test_the_most_salient_tokens_are_kept_in_the_order_of_the_text(ratio):
         assert kept.mask.shape[-1] == int(kept.mask.sum(-1).max())
 
 
+def test_without_salience_texts_are_cut_off():
+    tokens = random_tokens(1)
+    equal = most_salient(replace(tokens, salience=torch.ones(tokens.mask.shape)), 0.4)
+    cut = most_salient(replace(tokens, salience=None), 0.4)
+    assert cut.salience is None
+    assert torch.equal(cut.mask, equal.mask)
+    assert torch.equal(cut.vectors[cut.mask], equal.vectors[equal.mask])
+
+
 def test_a_pruning_ratio_is_a_share(tiny_bert, tmp_path):
     for ratio in (0.0, -0.1, 1.1, math.nan):
         with pytest.raises(ValueError, match=r"in \(0, 1\], got"):

@@ -130,6 +130,17 @@ def test_no_index_takes_the_place_of_a_folder_of_the_users(made, tmp_path):
     assert (tmp_path / "thesis.tex").read_text() == "mine"
 
 
+def test_queries_may_be_their_first_vectors(tiny_bert, tmp_path):
+    """A slice of the encoder's output: its tensors do not lie in one piece."""
+    paradigm = build("colbert", tiny_bert, query_vectors="first", first=3, dim=None, normalize=False)
+    index = ExactIndex.build(paradigm, IDS, TEXTS, tmp_path / "index")
+    found = index.search(paradigm, QUERIES, len(IDS))
+    same_run({query: index.rerank(paradigm, QUERIES, found)[query] for query in found}, found)
+    for query in ("q1", "q2"):
+        expected = twin(paradigm, index, [id for id in IDS if id != "d1"], QUERIES[query])
+        assert found[query] == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
 def test_ties_at_the_cut_go_to_the_smaller_id_whatever_the_blocks(tiny_bert, tmp_path, monkeypatch):
     paradigm = build("colbert", tiny_bert)
     ones = replace(paradigm.encode_queries(["sea"]), salience=None)

@@ -19,7 +19,7 @@ from paradigms import PARADIGMS
 from paradigms.align import one, query_to_document
 from paradigms.core import Tokens, join_documents, rel, similarity
 from paradigms.impute import imputed_rel
-from paradigms.index import INDEXES, ExactIndex, FaissIndex, InvertedIndex, base, shards
+from paradigms.index import INDEXES, ExactIndex, FaissIndex, InvertedIndex, base, open_index, shards
 from paradigms.index.base import TokenIndex
 from paradigms.index.columns import ColumnFolder
 from paradigms.recipe import Recipe
@@ -223,6 +223,34 @@ OUTSIDE = {"file": "../x", "bytes": 0, "crc32": 0}
 FILES = ["documents.jsonl", "lengths.bin", "deleted.bin", "ids.bin"]
 
 
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (remove("manifest.json"), "manifest.json is missing"),
+        (cut("manifest.json"), "manifest.json is damaged"),
+        (lambda folder: (folder / "manifest.json").write_text("[]"), "manifest.json is damaged"),
+        (other(kind=["exact"]), r"is an index of the kind \['exact'\], not exact"),
+        (other(files={"vectors.bin": OUTSIDE}), r"manifest.json is damaged .an entry that names '../x'"),
+        (other(format=0), "is of format 0, not 2: build the index again"),
+        (other(kind="compressed"), "codes.bin is damaged"),
+        (other(documents=7), "lengths.bin is damaged .not 7 lengths"),
+        (other(dim=7), "vectors.bin is damaged"),
+        (remove("vectors.bin"), "vectors.bin is damaged .no bytes"),
+        (flip("vectors.bin"), "vectors.bin is damaged .its checksum differs"),
+        *((flip(name), f"{name} is damaged") for name in FILES),
+    ],
+)
+def test_a_damaged_index_is_refused_by_the_name_of_its_file(paradigm, tmp_path, damage, named):
+    index = ExactIndex.build(paradigm, IDS[:4], TEXTS[:4], tmp_path / "index")
+    index.delete(["d2"])
+    assert len(ExactIndex.open(index.folder)) == 3
+    damage(index.folder)
+    with pytest.raises((ValueError, FileNotFoundError), match=named):
+        open_index(index.folder)
+    if "checksum" in named:  # which is compared unless a caller says otherwise
+        assert len(ExactIndex.open(index.folder, verify=False)) == 3
+
+
 @pytest.mark.parametrize("kind", [ExactIndex, FaissIndex])
 def test_changes_leave_the_bytes_of_a_fresh_build(tmp_path, kind):
     given = documents(12, 1)
@@ -240,6 +268,16 @@ def test_changes_leave_the_bytes_of_a_fresh_build(tmp_path, kind):
         file = index.manifest["files"][name]["file"]
         assert (index.folder / file).read_bytes() == (fresh.folder / entry["file"]).read_bytes(), name
     assert results(index) == results(fresh)
+
+
+def test_an_addition_that_fails_adds_nothing(tmp_path):
+    index = build(tmp_path / "index", documents(6))
+    before = contents(index.folder)
+    for given in ([*documents(9, 1)[6:], documents(1)[0]], stopping(documents(9, 1)[6:], 2)):
+        with pytest.raises((ValueError, KeyboardInterrupt), match=r"document 'd0' is there already|^$"):
+            index.add_from(given)
+        assert contents(index.folder) == before
+    assert results(index) == results(build(tmp_path / "fresh", documents(6)))
 
 
 def test_an_open_index_takes_part_in_what_others_wrote(tmp_path):

@@ -1,12 +1,14 @@
 """Outputs appear whole or not at all: interrupted, killed and crowded writers, full disks."""
 
 import errno
+import gzip
 import json
 import os
 import signal
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,22 @@ def test_text_is_written_in_full_with_its_parents_and_the_usual_mode(tmp_path):
     write_json(tmp_path / "c.json", {"é": [1, None]})
     assert json.loads((tmp_path / "c.json").read_text(encoding="utf-8")) == {"é": [1, None]}
     assert names(tmp_path / "a") == ["b.txt"]
+
+
+def test_gzipped_text_has_the_same_bytes_every_time(tmp_path):
+    for name in ("a.gz", "b.gz"):
+        write_text(tmp_path / name, "text\n")
+    assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
+    assert gzip.decompress((tmp_path / "a.gz").read_bytes()) == b"text\n"
+
+
+def test_what_utf8_cannot_hold_stops_or_is_replaced_as_asked(tmp_path):
+    write_text(tmp_path / "a", "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_text(tmp_path / "a", "\ud800")
+    assert (tmp_path / "a").read_text() == "old"
+    write_text(tmp_path / "a", "x\ud800", errors="replace")
+    assert (tmp_path / "a").read_text() == "x?"
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")])
@@ -177,6 +195,30 @@ def test_only_folders_that_were_written_so_are_replaced(tmp_path):
         fill(mine / "thesis.tex", "lost")
     assert (mine / "thesis.tex").read_text() == "mine"
     assert names(tmp_path) == ["mine"]
+
+
+def test_many_writers_and_readers_at_once_see_whole_outputs_only(tmp_path):
+    path, errors = tmp_path / "folder", []
+
+    def write(mark: str) -> None:
+        try:
+            for _ in range(20):
+                with atomic_folder(path, ["0"]) as folder:
+                    for part in range(3):
+                        (folder / str(part)).write_text(mark)
+                write_text(tmp_path / "file", mark * 1000)
+                assert (tmp_path / "file").read_text() in {m * 1000 for m in "abc"}
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=write, args=(mark,)) for mark in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert names(tmp_path) == ["file", "folder"]
+    assert len({(path / str(part)).read_text() for part in range(3)}) == 1
 
 
 def test_a_killed_writer_of_a_file_leaves_nothing_that_the_next_one_keeps(tmp_path):

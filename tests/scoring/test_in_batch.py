@@ -37,6 +37,14 @@ def test_autocast_changes_nothing(recipe: Recipe) -> None:
             assert mine.equal(theirs)
 
 
+@EVERY
+def test_nothing_at_all_scores_as_rel_does(recipe: Recipe) -> None:
+    """No query, and no document."""
+    D, Q = texts()
+    for sides in ((D, Q[:0]), (D.map(lambda t: t[:, :0]), Q)):
+        assert in_batch_rel(*sides, *functions(recipe)).equal(rel(*sides, *functions(recipe)))
+
+
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:All-NaN")
 def test_a_diverged_model_does_not_look_healthy() -> None:
     """NaN of a real token reaches the score, that of padding does not."""
@@ -46,6 +54,12 @@ def test_a_diverged_model_does_not_look_healthy() -> None:
     assert in_batch_rel(replace(D, vectors=vectors), Q, *functions(MAXSIM)).equal(clean)
     vectors[0, 1, 0] = torch.nan
     assert in_batch_rel(replace(D, vectors=vectors), Q, *functions(MAXSIM)).isnan()[:-1, 1].all()
+
+
+def test_documents_of_each_query_are_refused() -> None:
+    D, Q = texts()
+    with pytest.raises(ValueError, match=r"axes \[1, n, i, h\], got x = 3"):
+        in_batch_rel(D.map(lambda t: t.expand(3, *t.shape[1:])), Q, *functions(MAXSIM))
 
 
 class Largest(TorchDispatchMode):

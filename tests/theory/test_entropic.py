@@ -105,6 +105,13 @@ def test_edges():
     assert entropic.budget_gradient(scores, 0, 0.1).sum() == pytest.approx(1)
 
 
+def test_iteration_only_tends_to_one_when_the_budget_covers_everything():
+    gates = entropic.iterate([0.9, 0.5, 0.1], 3, 0.2, 60).gates
+    assert gates[0].min() < 0.5
+    np.testing.assert_allclose(gates[-1], 1, atol=0.05)
+    assert np.all(np.diff(gates.sum(-1)) >= -1e-12)
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -122,3 +129,20 @@ def test_edges():
 def test_bad_arguments(arguments, named):
     with pytest.raises(ValueError, match=named):
         entropic.entropic_top_k(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: entropic.iterate(*CASE1, 0), "iterations"),
+        (lambda: entropic.convergence_rate(CASE1[0], 0, 0.1), "k = "),
+        (lambda: entropic.convergence_rate(CASE1[0], 4, 0.1), "k = "),
+        (lambda: entropic.sufficient_iterations(*CASE1, 1.0), "tolerance"),
+        (lambda: entropic.dual(*CASE1, 0, [1, 0, 0, 0]), "caps"),
+        (lambda: entropic.primal(CASE1[0], [-1, 0, 0, 0], 0.1), "gates"),
+        (lambda: entropic.solve(CASE1[0], 2, 0), "epsilon"),
+    ],
+)
+def test_bad_arguments_of_the_rest(call, named):
+    with pytest.raises(ValueError, match=named):
+        call()

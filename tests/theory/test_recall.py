@@ -1,6 +1,7 @@
 """theory.recall: the sampled law, the bounds and their errors; golden values are theory_checks.py's."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from theory import recall as R
-from theory.projections import pairwise_error
+from theory.projections import pairwise_error, required_dimension
 
 MARGINS = st.lists(st.floats(0.02, 0.95), min_size=3, max_size=30)
 
@@ -92,6 +93,54 @@ def test_markov_union_by_hand():
     assert 3 * p < (3 * p + hopeless) / 2
 
 
+def test_needed_dimensions_are_roots_of_their_bounds():
+    """For documents that depend on each other; `recall_dimensions` of theory_checks.py orders them."""
+    query, better, others = collection(documents=200, seed=5)
+    delta = better - others
+    margins = delta @ query / np.linalg.norm(query) / np.linalg.norm(delta, axis=1)
+    for r, row in zip(
+        (1, 10), R.recall_thresholds(query, better, others, [1, 10], samples=2000), strict=True
+    ):
+        k, error = R.required_dimension_recall_exact(row)
+        assert R.recall_failure(k, row)[0] == pytest.approx(0.05, rel=1e-9)
+        assert R.quick_required_dimension(row) == pytest.approx(k, rel=0.05)
+        for name in ("t_union", "markov_union", "lemma1_sum", "independent"):
+            needed = R.required_dimension_recall(margins, r, method=name)
+            assert R.BOUNDS[name](needed, margins, r) == pytest.approx(0.05, rel=1e-9)
+            assert name == "independent" or needed > k - 4 * error
+
+
+def test_eq3_is_lemma2_solved():
+    margins = np.linspace(0.05, 0.5, 50)
+    for r in (1, 10, 50):
+        k = R.eq3_required_dimension(margins[r - 1], 50, r)
+        assert R.lemma2_bound(k, margins, float(r)) == pytest.approx(0.05, rel=1e-12)
+        assert R.required_dimension_recall(margins, r, method="eq3") == pytest.approx(k, rel=1e-14)
+
+
+def test_one_document_is_the_pair():
+    for name in ("t_union", "markov_union", "independent"):
+        real = required_dimension(0.1, method="exact_real")
+        assert R.required_dimension_recall([0.1], 1, method=name) == pytest.approx(real, rel=1e-10)
+    # Where Eq. 3 and the sum are one bound, rounding puts the root on either side of it.
+    of_pair = R.required_dimension_recall([0.7], 1, method="lemma1_sum")
+    assert of_pair == pytest.approx(required_dimension(0.7, method="lemma1"))
+
+
+def test_several_queries_are_averaged():
+    margins = [[0.1, 0.3], [0.4, 0.3]]
+    rows = [R.recall_thresholds(*orthogonal(m), [1], samples=8000, seed=i)[0] for i, m in enumerate(margins)]
+    rows = np.stack(rows)
+    value, error = R.recall_failure(32, rows)
+    exact = np.mean([R.orthogonal_recall_failure(32, m, 1) for m in margins])
+    assert abs(value - exact) < 4 * error
+    singles = np.array([R.recall_failure(32, row) for row in rows])
+    assert value == pytest.approx(singles[:, 0].mean(), rel=1e-12)
+    assert error == pytest.approx(math.hypot(*singles[:, 1]) / 2, rel=1e-12)
+    k, _ = R.required_dimension_recall_exact(rows)
+    assert R.recall_failure(k, rows)[0] == pytest.approx(0.05, rel=1e-9)
+
+
 def test_standard_error_of_k_is_the_spread_of_k():
     sets = [
         R.recall_thresholds(*orthogonal([0.1, 0.15, 0.2, 0.3]), [2], samples=400, seed=i)[0]
@@ -106,3 +155,30 @@ def test_too_few_samples_are_told_by_an_infinite_error():
     k, error = R.required_dimension_recall_exact(np.r_[np.ones(19), 1e4])
     assert math.isinf(error)
     assert R.recall_failure(k, np.r_[np.ones(19), 1e4])[0] == pytest.approx(0.05, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: R.lemma2_bound(8, [0.1, 0.2], 3),
+            "r = 3; allowed: a whole number of at least 1 and at most 2",
+        ),
+        (lambda: R.lemma2_bound(8, [0.1, 0.0], 1), "margins contains 0"),
+        (lambda: R.t_union_bound(0.5, [0.1], 1), "k = 0.5"),
+        (lambda: R.eq3_required_dimension(0.1, 5, 6), "r = 6"),
+        (lambda: R.required_dimension_recall([0.1], 1, method="exact"), "allowed: eq3"),
+        (lambda: R.required_dimension_recall([0.1], 1, beta=1.0), "beta = 1"),
+        (lambda: R.recall_thresholds([1.0, 0], [0, 1.0], [[1.0, 0]], [1]), "1 of others do not score below"),
+        (lambda: R.recall_thresholds([1.0, 0], [1.0, 0], [[0.0, 1, 0]], [1]), "others (1, 3)"),
+        (lambda: R.recall_thresholds([0.0, 0], [0, 1.0], [[1.0, 0]], [1]), "query is a zero vector"),
+        (lambda: R.recall_thresholds([1.0, 0], [math.nan, 1.0], [[1.0, 0]], [1]), "better"),
+        (lambda: R.recall_thresholds([1.0, 0], [1.0, 0], [[0.0, 1]], [2]), "ranks contains 2"),
+        (lambda: R.rank_thresholds([0.0], [[1.0]], [1]), "gains contains 0"),
+        (lambda: R.recall_failure(8, [1.0]), "at least two samples"),
+        (lambda: R.orthogonal_recall_failure(0, [0.1], 1), "k = 0"),
+    ],
+)
+def test_bad_arguments_say_what_is_allowed(call, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call()

@@ -54,6 +54,33 @@ def test_losses_are_their_formulas_with_exact_gradients(loss) -> None:
         torch.testing.assert_close(gradient, (student.softmax(-1) - teacher.softmax(-1)) / 5)
 
 
+def test_the_weight_divides_the_loss_between_labels_and_teacher() -> None:
+    own, labels = TEACHER.flip(1) / 2, torch.tensor(5.0, requires_grad=True)
+    for w in (0.25, 0.75, 1.0):
+        found = Distillation("margin_mse", w, 4.0).joined(labels, own, TEACHER)
+        expected = (1 - w) * 5 + w * margin_mse(own, TEACHER / 4).item()
+        assert found.item() == pytest.approx(expected, rel=1e-6)
+        (gradient,) = torch.autograd.grad(found, labels)
+        assert gradient.item() == pytest.approx(1 - w)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"loss": "mse"}, "loss='mse'; there are kl, margin_mse"),
+        ({"weight": "1"}, "weight='1'; it must be float"),
+        ({"weight": 0.0}, r"weight of a distillation must lie in \(0, 1\], got 0.0"),
+        ({"temperature": 0.0}, "temperature of a teacher must be positive"),
+    ],
+)
+def test_what_is_no_distillation_is_refused(settings: dict, message: str) -> None:
+    made = Distillation()
+    for name, value in settings.items():
+        object.__setattr__(made, name, value)  # the type checker of the tests would refuse some of them first
+    with pytest.raises(ValueError, match=message):
+        made.__post_init__()
+
+
 def test_a_batch_knows_each_querys_own_documents(tiny_bert: Path) -> None:
     batch = tokenised(EXAMPLES[:2], build("dpr", tiny_bert).encoder, CORPUS)
     assert batch.positions.tolist() == [1, 2, 0, 5, 6, 7]

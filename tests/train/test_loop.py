@@ -21,7 +21,7 @@ from paradigms.index import ExactIndex
 from paradigms.index.weights import weights_checksum
 from paradigms.train import job, loop
 from paradigms.train.contrastive import Contrastive
-from paradigms.train.examples import Example, StepSampler, build_examples
+from paradigms.train.examples import Example, StepSampler, build_examples, tokenised
 from paradigms.train.job import DevMeasure
 from paradigms.train.loop import TrainingSettings, kept_step, train, training_seconds
 from paradigms.train.losses import contrastive
@@ -248,6 +248,14 @@ def test_the_last_state_is_returned_unless_an_earlier_one_is_better_by_more_than
     assert [(line["dev"], line["dev_standard_error"]) for line in lines] == measured
 
 
+def test_the_scale_of_fp16_starts_anew_with_each_run(tiny_bert: Path, tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=3.0)  # as an earlier run left it
+    fit(tiny_bert, tmp_path, replace(SETTINGS, steps=1, learning_rate=1e-9), accelerator=accelerator)
+    progress = json.loads((tmp_path / "checkpoints/step-1/progress.json").read_text())
+    assert progress["scaler"]["scale"] == torch.amp.GradScaler("cpu").get_scale()
+
+
 def test_a_loss_that_is_not_finite_stops_and_leaves_the_checkpoint(tiny_bert: Path, tmp_path: Path) -> None:
     paradigm, passes = build(tiny_bert), 0
 
@@ -340,6 +348,13 @@ def test_frozen_layers_stay_and_their_states_are_kept_for_those_who_ask(
     assert found[0].encoder.split is None
 
 
+def test_what_has_no_layers_to_freeze_is_told(tiny_bert: Path) -> None:
+    paradigm = build(tiny_bert)
+    paradigm.encoder = torch.nn.Linear(1, 1)
+    with pytest.raises(ValueError, match="trained_layers=1: colbert has no encoder"):
+        loop.freeze(paradigm, 1)
+
+
 def test_the_loss_is_softmax_cross_entropy_without_the_excluded() -> None:
     scores = torch.tensor([[1.0, 2.0, 3.0], [0.5, 0.0, -1.0]], dtype=torch.float64)
     excluded = torch.tensor([[True, False, True], [False, False, False]])
@@ -383,6 +398,29 @@ def test_negatives_come_from_the_run_and_are_never_relevant() -> None:
     assert build_examples(CORPUS, split(), run, negatives=3, depth=6) == examples
     assert build_examples(CORPUS, split(), run, negatives=3, depth=6, seed=1) != examples
     assert all(e.negatives == () for e in build_examples(CORPUS, split()))
+
+
+def test_too_few_negatives_or_no_example_is_said() -> None:
+    tiny = Corpus(["d0", "d3", "d5", "d7", "d1"], ["text"] * 5)
+    examples = build_examples(tiny, split(), {}, negatives=3)
+    assert sorted(examples[1].negatives) == [2, 3, 4]
+    with pytest.raises(ValueError, match="'q1': 5 documents hold no 4 negatives"):
+        build_examples(tiny, split(), {}, negatives=4)
+    with pytest.raises(ValueError, match="no run to mine them from"):
+        build_examples(tiny, split(), None, negatives=1)
+    with pytest.raises(ValueError, match="no relevant document"):
+        build_examples(tiny, Split({"q": "x"}, {"q": {"d0": 0}}))
+
+
+def test_a_batch_knows_which_of_the_pool_are_relevant(tiny_bert: Path) -> None:
+    encoder = build(tiny_bert).encoder
+    examples = [Example("sea", 0, (4, 5), (0, 3)), Example("fire", 2, (3, 0), (2,))]
+    batch = tokenised(examples, encoder, CORPUS)
+    assert batch.positions.tolist() == [0, 2, 4, 5, 3, 0]
+    assert batch.excluded(batch.positions).tolist() == [
+        [True, False, False, False, True, True],
+        [False, True, False, False, False, False],
+    ]
 
 
 def test_the_dev_measure_reranks_candidates_and_the_relevant(tiny_bert: Path) -> None:

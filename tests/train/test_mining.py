@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from paradigms import PARADIGMS, Paradigm
+from paradigms.baselines.cross_attention import cross_attention
 from paradigms.data import Corpus, Run, Split, hold_out, load_collection, read_run
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.index import ExactIndex
@@ -50,6 +51,11 @@ def test_a_generative_model_searches_by_decoding(seq2seq: dict[str, Path]) -> No
     found = mine(model, corpus, split, depth=2)
     same_run(found, GenerativeRetriever(model).search(split.queries, 2))
     assert len(found["q"]) == 2
+
+
+def test_a_reranker_mines_nothing(tiny_bert: Path) -> None:
+    with pytest.raises(ValueError, match="cross_attention scores given pairs and searches no corpus"):
+        mine(cross_attention(tiny_bert), CORPUS, SPLIT)
 
 
 def ranks(example: Example, query: str, run: Run) -> set[int]:

@@ -8,10 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from torch import Tensor
+from accelerate.utils import FullyShardedDataParallelPlugin
+from torch import Tensor, nn
 
 from paradigms import GENERATIVE, PARADIGMS
 from paradigms.generative.pairs import Pair
+from paradigms.train import parallel
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.likelihood import Likelihood
 from paradigms.train.parallel import prepare
@@ -110,3 +112,24 @@ def test_settings_of_fsdp_that_would_go_wrong(
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=message):
         prepare(PARADIGMS["dpr"](tiny_bert), one_of_one)
+
+
+def test_clusters_are_made_from_whole_weights(
+    seq2seq: dict[str, Path], one_of_one: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    model = GENERATIVE["genre"](seq2seq["t5"], CORPUS)
+    model.clusters = nn.Linear(1, 1)
+    with pytest.raises(ValueError, match="genre makes its clusters from whole weights"):
+        prepare(model, one_of_one)
+
+
+def test_a_paradigm_is_sharded_once(
+    tiny_bert: Path, one_of_one: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    assert isinstance(parallel._plugin(one_of_one), FullyShardedDataParallelPlugin)
+    paradigm = PARADIGMS["dpr"](tiny_bert)
+    prepare(paradigm, one_of_one)
+    with pytest.raises(ValueError, match="this dpr was sharded by a run before this one"):
+        prepare(paradigm, one_of_one)

@@ -5,6 +5,7 @@ import os
 import random
 import re
 import resource
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from accelerate import Accelerator
 from torch.utils.data import get_worker_info
 
 from paradigms import Paradigm
+from paradigms.io.files import write_json
 from paradigms.train import checkpoint, tracking
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.loop import TrainingSettings, train
@@ -247,6 +249,48 @@ def test_the_newest_whole_checkpoint_is_gone_on_with(whole: Path, tiny_bert: Pat
     same(folder, whole)
     assert checkpoint.steps(folder) == [4, 6, 8]  # written anew
     assert [checkpoint.damage(checkpoint.place(folder, step)) for step in (4, 6, 8)] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        (truncated, r"optimizer\.safetensors has \d+ bytes, not the \d+ that were written"),
+        (flipped, r"heads\.safetensors is not what was written"),
+        (lambda folder: (folder / "progress.json").unlink(), r"progress\.json is missing"),
+        (lambda folder: (folder / "manifest.json").unlink(), r"manifest\.json or a file .* is missing"),
+        (
+            lambda folder: write_json(folder / "manifest.json", []),
+            r"manifest\.json or a file .* cannot be read",
+        ),
+    ],
+)
+def test_damage_is_told(harm: Callable[[Path], None], told: str, whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    harm(checkpoint.place(tmp_path / "run", STEPS))
+    with pytest.warns(RuntimeWarning, match=rf"step-{STEPS} is damaged and is left out: {told}"):
+        assert checkpoint.newest(tmp_path / "run") == STEPS - 2
+    shutil.rmtree(checkpoint.place(tmp_path / "run", STEPS - 2))
+    with pytest.warns(RuntimeWarning):
+        assert checkpoint.newest(tmp_path / "run") is None
+
+
+def test_without_a_whole_checkpoint_training_starts_anew(tiny_bert: Path, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, steps=2, save_every=1)
+    fit(tiny_bert, tmp_path, settings)
+    expected = history(tmp_path)
+    for step in checkpoint.steps(tmp_path):
+        truncated(checkpoint.place(tmp_path, step))
+    with pytest.warns(RuntimeWarning, match="damaged") as told:
+        fit(tiny_bert, tmp_path, settings)
+    assert len(told) == 2
+    assert history(tmp_path) == expected
+
+
+def test_as_many_checkpoints_are_kept_as_asked(tiny_bert: Path, tmp_path: Path) -> None:
+    fit(tiny_bert, tmp_path, replace(SETTINGS, save_every=1, keep=3))
+    assert checkpoint.steps(tmp_path) == [4, 5, 6]
+    with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
+        replace(SETTINGS, keep=0)
 
 
 def test_a_full_disk_ends_with_a_line_and_loses_nothing(whole: Path, tiny_bert: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
 from paradigms import PARADIGMS
+from paradigms.baselines.classifier import SequenceClassifier, is_classifier
 from paradigms.baselines.cross_attention import cross_attention
 from paradigms.data import Corpus, Problems, Run, Split, hold_out, load_collection, read_run, write_run
 from paradigms.evaluate.reranking import rerank
@@ -65,6 +66,20 @@ def test_documents_from_the_bound_on_are_taken_to_be_relevant(
 ) -> None:
     candidates = [f"d{n}" for n in range(2, 8)]  # not d9, which has a score, too
     assert FalseNegatives(given(SCORES), **rule).of("q", positive, candidates, SCORES) == expected
+
+
+def test_a_share_of_a_negative_score_lies_below_it() -> None:
+    found = FalseNegatives(given(SCORES), share=0.75).of("r", "d0", ["d1", "d2", "d3"], SCORES)
+    assert found == {"d1", "d2"}  # −4, −4.5 and −5 = −4 − 0.25 · 4
+
+
+def test_a_filter_needs_one_rule() -> None:
+    for rule in ({}, {"margin": 1.0, "share": 0.9}):
+        with pytest.raises(ValueError, match="set one of the two, not margin="):
+            FalseNegatives(given(SCORES), **rule)
+    for share in (0.0, 1.1):
+        with pytest.raises(ValueError, match=r"share of a positive's score must lie in \(0, 1\]"):
+            FalseNegatives(given(SCORES), share=share)
 
 
 def test_suspects_are_no_negatives_of_any_kind_and_are_counted() -> None:
@@ -202,6 +217,34 @@ TEXTS = [
 SHORT = Corpus(["a", "b"], TEXTS)
 PAIRS: Run = {"x": {"a": 0.0, "b": 0.0}, "y": {"b": 0.0}}
 QUERIES = {"x": "where is the fox", "y": "the old wolf"}
+
+
+def test_a_published_reranker_scores_as_transformers_does(published: Path) -> None:
+    found = SequenceClassifier(published).rerank(QUERIES, SHORT, PAIRS)
+    model = BertForSequenceClassification.from_pretrained(published).eval()
+    tokenizer = AutoTokenizer.from_pretrained(published)
+    for query, documents in PAIRS.items():
+        for document in documents:
+            text = SHORT[SHORT.position(document)]
+            row = tokenizer(QUERIES[query], text, truncation=True, max_length=24, return_tensors="pt")
+            with torch.no_grad():
+                expected = float(model(**row).logits[0, 0])
+            assert found[query][document] == pytest.approx(expected, abs=1e-5)
+    assert len({score for scores in found.values() for score in scores.values()}) == 3
+
+
+def test_what_is_no_reranker_is_refused(published: Path, tiny_bert: Path, tmp_path: Path) -> None:
+    assert is_classifier(published)
+    assert not is_classifier(tiny_bert)
+    assert not is_classifier(tmp_path)
+    with pytest.raises(ValueError, match=r"lacks weights of BertFor.*, as classifier\.bias"):
+        SequenceClassifier(tiny_bert)
+    model = BertForSequenceClassification.from_pretrained(
+        published, num_labels=3, ignore_mismatched_sizes=True
+    )
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="has 3 outputs; a reranker has one"):
+        SequenceClassifier(tmp_path)
 
 
 def test_a_source_is_a_run_or_any_model(published: Path, tiny_bert: Path, tmp_path: Path) -> None:
