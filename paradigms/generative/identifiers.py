@@ -1,9 +1,8 @@
 """Identifiers: the token sequences that a decoder writes to name a document, d ↦ (d₁, …, d_M).
 
-`titles` (GENRE: De Cao et al., ICLR 2021), `dsi.semantic` and `atomic` (DSI: Tay et al., NeurIPS
-2022) and `text` (SEAL: Bevilacqua et al., NeurIPS 2022) make them, all in one form. What was odd is counted
-in `problems`; no document is left out. Vocabularies of our own number as T5's: 0 pads and starts the decoder,
-1 ends, 2 is the first free.
+`titles` (GENRE: De Cao et al., ICLR 2021), `dsi.semantic` and `atomic` (DSI: Tay et al., NeurIPS 2022) and
+`text` (SEAL: Bevilacqua et al., NeurIPS 2022) make them, all in one form; `problems` counts what was odd. In
+vocabularies of our own, as in T5's, 0 pads and starts the decoder, 1 ends, and 2 is the first free.
 """
 
 import hashlib
@@ -247,8 +246,7 @@ def make(
     """Identifiers from one token sequence per document."""
     offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
     tokens = np.fromiter((token for row in rows for token in row), np.int64, int(offsets[-1]))
-    owners = np.arange(len(rows), dtype=np.int64)
-    begins = np.array(starts, dtype=np.int64)
+    owners, begins = np.arange(len(rows)), np.array(starts, dtype=np.int64)
     return Identifiers(kind, list(documents), tokens, offsets, owners, vocabulary, end, problems, begins)
 
 
@@ -268,17 +266,12 @@ def tokenize(tokenizer: Any, texts: Iterable[str], length: int | None = None) ->
     if not tokenizer.is_fast:
         raise ValueError(f"{type(tokenizer).__name__} is a slow tokenizer, which knows no places in the text")
     special = {tokenizer.pad_token_id, tokenizer.eos_token_id} - {None}
-    settings = {
-        "add_special_tokens": False,
-        "split_special_tokens": True,
-        "return_attention_mask": False,
-        "return_token_type_ids": False,
-        "return_offsets_mapping": True,
-        "verbose": False,  # no warning on texts that are longer than a model's input
-    }
+    settings = dict.fromkeys(("split_special_tokens", "return_offsets_mapping"), True)
+    # Not verbose: no warning on texts that are longer than a model's input.
+    settings |= dict.fromkeys(("add_special_tokens", "return_attention_mask", "verbose"), False)
     stream = iter(texts)
     while batch := list(islice(stream, BATCH)):
-        encoded = tokenizer(batch, **settings)
+        encoded = tokenizer(batch, return_token_type_ids=False, **settings)
         for ids, places in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
             kept = [n for n, id in enumerate(ids) if id not in special]
             first = kept[:length]

@@ -306,9 +306,7 @@ class Generative(Trainable):
         raise ValueError(f"the target {list(target)} is no part of the identifiers of document {id!r}")
 
     def names(self, document: int) -> list[list[int]]:
-        """The token sequences that reranking scores a document by: identifiers, or windows of `span`
-        tokens.
-        """
+        """The token sequences that reranking scores: identifiers, or windows of `span` tokens."""
         ids, tokens = self.identifiers, self.target_tokens
         if ids.kind != "text":
             return [self.target(n) for n in ids.of(document)]

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from paradigms.core import Tokens
 from paradigms.data import Run, check_queries
+from paradigms.encoder.batches import by_length
 from paradigms.impute import retrieved_rel
 from paradigms.index.pruning import most_salient
 from paradigms.index.ranked import RankedStore
@@ -334,9 +335,7 @@ def _encode_queries(
     paradigm: Paradigm, texts: list[str], keep: float = 1.0
 ) -> Iterator[tuple[list[int], Tokens]]:
     """Q of QUERIES texts of like length at a time, with the places of the texts; of each, the kept tokens."""
-    order = sorted(range(len(texts)), key=lambda n: len(texts[n]))
-    for start in range(0, len(order), QUERIES):
-        places = order[start : start + QUERIES]
+    for places in by_length([len(text) for text in texts], rows=QUERIES):
         yield places, most_salient(paradigm.encode_queries([texts[n] for n in places]), keep)
 
 
