@@ -130,7 +130,7 @@ def main(settings: Settings) -> None:
         return measure(models, bench, settings, control=system == CONTROL)
 
     tasks = {BM25: ()} | {system: (SYSTEMS[system],) for system in SYSTEMS if system in settings.systems}
-    bench, found, accelerator = measure_all(settings, tasks, measured)
+    bench, found, accelerator = measure_all(settings, tasks, measured, half=True)
     if accelerator.is_main_process:
         values: dict[str, Values] = {
             stage: {
@@ -141,7 +141,9 @@ def main(settings: Settings) -> None:
             for stage in SEARCHES
         }
         sections = describe(values, settings)
-        publish(settings, "Document encodings", sample(bench, settings), sections, accelerator)
+        left = ", ".join(name for name in SYSTEMS if name not in settings.systems)
+        summary = sample(bench, settings) + (f" Not compared: {left}." if left else "")
+        publish(settings, "Document encodings", summary, sections, accelerator)
     accelerator.end_training()
 
 

@@ -68,7 +68,7 @@ def main(settings: Settings) -> None:
         return measure(models[0], bench) | heard
 
     tasks = {settings.paradigm: (settings.paradigm,)}
-    bench, found, accelerator = measure_all(settings, tasks, measured, exact=True)
+    bench, found, accelerator = measure_all(settings, tasks, measured)
     if accelerator.is_main_process:
         seeds = found[settings.paradigm]
         heads = {key: at_path(seeds, "heads", key) for key in seeds[0]["heads"]}

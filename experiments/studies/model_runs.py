@@ -79,8 +79,12 @@ def open_bench(
     """
     name = collection or settings.collection
     opened = open_collection(name, settings.documents or None if name == "pydocs" else None, console)
-    if isinstance(settings, PairSettings) and 0 < settings.documents < len(opened.corpus):
-        opened = most_asked(opened, settings.documents)
+    cut = isinstance(settings, PairSettings) and 0 < settings.documents < len(opened.corpus)
+    if cut:
+        try:
+            opened = most_asked(opened, settings.documents)
+        except ValueError as error:
+            raise SystemExit(f"{shown(error)}: choose --documents 0") from error
     if getattr(settings, "division", "") == "within":
         try:
             opened = within_documents(opened)
@@ -92,7 +96,8 @@ def open_bench(
     test = some_queries(opened.splits.get("test", Split({}, {})), settings.queries)
     for kind, split in (("training", train), ("dev", dev), ("test", test)):
         if kind in needs and not split.queries:
-            raise SystemExit(f"{name} has no {kind} queries; its splits: {', '.join(opened.splits)}")
+            of = f"{name}, cut to {settings.documents} documents," if cut else name
+            raise SystemExit(f"{of} has no {kind} queries; its splits: {', '.join(opened.splits)}")
     return Bench(opened, train, dev, test, BM25.build(opened.corpus, opened.corpus.ids))
 
 

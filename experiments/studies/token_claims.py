@@ -291,7 +291,7 @@ def describe(found: Found) -> dict[str, Section]:
 
 def _example(found: Found) -> Rows:
     """Table E.4: one token of one query, in collections that have it."""
-    shares = [[model["example"] for model in found.models[kind]] for kind in found.pair]
+    shares = [[model.get("example") for model in found.models[kind]] for kind in found.pair]
     if None in shares[0]:
         return []
     colbert, xtr = np.array(shares, dtype=float).mean(1)

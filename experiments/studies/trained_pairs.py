@@ -8,6 +8,7 @@ state: no dev measure chose it.
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -150,12 +151,12 @@ def measure_all(
     settings: PairSettings,
     tasks: Mapping[str, Sequence[str]],
     measure: Callable[[str, int, Bench, list[Any]], Measured],
-    exact: bool = False,
+    half: bool = False,
 ) -> tuple[Bench, dict[str, list[Measured]], Accelerator]:
     """task -> `measure(task, seed, bench, models)` for every seed, of the models that the task names.
 
-    Each is kept as seed-N/TASK.json. All must be of the same queries, listed as "queries". exact: generative
-    models are measured in float32, and not in the precision of their training.
+    Each is kept as seed-N/TASK.json. All must be of the same queries, listed as "queries". half: generative
+    models are measured in the precision of their training, and not in float32.
     """
     accelerator, console = begin(settings)
     bench, models = open_bench(settings, console), Path(settings.models)
@@ -168,7 +169,9 @@ def measure_all(
     bind(settings, accelerator, ("systems", "seeds", "models"), **of_models)
 
     def measured(task: str, seed: int, of: list[Any]) -> Measured:
-        with autocast(accelerator.device, "no" if exact else accelerator.mixed_precision):
+        lower = half and any(isinstance(model, Generative) for model in of)
+        # Otherwise no context, not one that is off: a training inside it would keep its first cast weights.
+        with autocast(accelerator.device, accelerator.mixed_precision) if lower else nullcontext():
             return measure(task, seed, bench, of)
 
     def job(task: str, seed: int) -> Job:

@@ -21,8 +21,9 @@ def rerank(
 ) -> Run:
     """New scores for the run's queries and documents, best first.
 
-    precision: "no", "bf16", or "fp16" on a GPU, for encoding; a generative model computes in float32.
-    KeyError names a query without a text or a document outside the corpus.
+    precision: "no", "bf16", or "fp16" on a GPU, for encoding. A generative model computes as the caller's
+    autocast says, without one in float32. KeyError names a query without a text or a
+    document outside the corpus.
     """
     if isinstance(model, Generative):
         return GenerativeRetriever(model).rerank(queries, run, progress=progress)

@@ -6,7 +6,7 @@ index. DSI, GENRE and SEAL differ in their identifiers; PAWA and NP-decoding cha
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +82,7 @@ class Generative(Trainable):
             output.requires_grad_(output is self.backbone.get_input_embeddings().weight)
         for weight in self.encoder.parameters() if settings.frozen else ():
             weight.requires_grad_(False)
-        self._places = identifiers.places() if settings.softmax == "place" else None
-        if self._places is None and self.added is not None and settings.tokens == "backbone":
-            self._places = [torch.from_numpy(identifiers.alphabet)]
-        if self._places is not None and clusters is not None:
-            self._places = [torch.from_numpy(clusters.expand(place.numpy())[1]) for place in self._places]
+        self._places = self._softmax_tokens()
 
     @classmethod
     def build(
@@ -107,7 +103,13 @@ class Generative(Trainable):
             reading = encoder_of(base), token_vectors(base), tokenizer, corpus, identifiers
             sizes: dict[str, Any] = {"k": settings.clusters, "length": settings.document_length}
             clusters = cluster_tokens(*reading, **sizes, seed=seed, progress=True)
-        return cls(settings, backbone, identifiers, clusters)
+        model = cls(settings, backbone, identifiers, clusters)
+        if model.added is not None and (settings.tokens, settings.softmax) == ("backbone", "vocabulary"):
+            model.settings = replace(
+                settings, softmax="identifiers"
+            )  # the decoder has written nothing before
+            model._places = model._softmax_tokens()
+        return model
 
     def refresh(self, corpus: Corpus, *, progress: bool = False) -> None:
         """Cluster the identifiers' tokens anew by the encoder as it is; draws from no training generator."""
@@ -271,6 +273,16 @@ class Generative(Trainable):
         scores = outputs.log_probabilities(alphabet)[..., 0, :]
         full = scores.new_full((*scores.shape[:-1], len(self._input_table)), -torch.inf)
         return full.index_copy(-1, alphabet, scores)
+
+    def _softmax_tokens(self) -> list[Tensor] | None:
+        """Of each place, or of all, the tokens that the softmax is over; None: the vocabulary."""
+        if self.settings.softmax == "vocabulary":
+            return None
+        of_all = self.settings.softmax == "identifiers"
+        tokens = [torch.from_numpy(self.identifiers.alphabet)] if of_all else self.identifiers.places()
+        if self.clusters is None:
+            return tokens
+        return [torch.from_numpy(self.clusters.expand(place.numpy())[1]) for place in tokens]
 
     def _alphabet(self, place: int) -> Tensor:
         """The tokens that stand at a place of some identifier."""

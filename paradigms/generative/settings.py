@@ -31,10 +31,10 @@ class GenerativeSettings:
     clusters: int = 5  # of each surface token at most, where tokens are "clusters"
     # Steps of training after which tokens are clustered anew, by the encoder as it then is (ASYNC); 0: never.
     refresh: int = 0
-    # What p(token | prefix, q) is normalised over: the vocabulary (of a decoder over an encoder, which has
-    # written nothing before: the identifiers' tokens), or the tokens that stand at this place of some
-    # identifier. Never over the tokens that may follow the prefix: beams would no longer be comparable.
-    softmax: Literal["vocabulary", "place"] = "vocabulary"
+    # What p(token | prefix, q) is normalised over: the vocabulary (for a new decoder over an encoder `build`
+    # takes "identifiers" instead), the tokens of all identifiers, or those that stand at this place of some
+    # identifier. Never the tokens that may follow the prefix: beams would no longer be comparable.
+    softmax: Literal["vocabulary", "identifiers", "place"] = "vocabulary"
     score: ScoreName = "log_probability"  # what ranks in rerank mode
     span: int = 10  # tokens of a generated n-gram, and of a document's windows, where identifiers are text
     beams: int = 20

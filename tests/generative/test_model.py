@@ -475,3 +475,17 @@ def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], messag
         object.__setattr__(settings, name, value)  # past the check of types that runs in tests alone
     with pytest.raises(ValueError, match=message):
         settings.__post_init__()
+
+
+def test_damaged_files_are_named(seq2seq: dict[str, Path], tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    make_model("own", seq2seq["t5"]).float().save_pretrained(saved)
+    heads = load_file(saved / HEADS)
+    save_file(heads | {"table": heads["table"][:-1].clone()}, saved / HEADS)
+    with pytest.raises(ValueError, match=r"heads.safetensors holds .*table"):
+        Generative.from_pretrained(saved)
+    (saved / SETTINGS).write_text('{"name": "x", "colour": "red"}')
+    with pytest.raises(ValueError, match=r"generative.json.*colour"):
+        Generative.from_pretrained(saved)
+    with pytest.raises(FileNotFoundError, match="not a saved paradigm"):
+        Generative.from_pretrained(tmp_path / "nothing")
