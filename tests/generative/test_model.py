@@ -465,7 +465,7 @@ def test_what_does_not_go_together_is_refused(seq2seq: dict[str, Path], tmp_path
         ({"tokens": "clusters", "pawa_rank": 4}, "choose one"),
         ({"tokens": "clusters", "document_length": 1}, "document_length must be at least 2"),
         ({"tokens": "words"}, "tokens='words'; there are backbone, own, clusters"),
-        ({"softmax": "prefix"}, "softmax='prefix'; there are vocabulary, place"),
+        ({"softmax": "prefix"}, "softmax='prefix'; there are vocabulary, identifiers, place"),
         ({"score": "probability"}, "score='probability'; there are log_probability, logit, centred_logit"),
     ],
 )
