@@ -138,7 +138,7 @@ def test_ngrams_that_are_repeated_absent_or_certain():
     twice = np.concatenate([states, states]), np.concatenate([log_p, log_p - 1])
     assert seal_scores(index, *twice) == seal_scores(index, states, log_p), "it counts once, with the better"
     nothing = np.empty((0, 3), dtype=np.int64), np.empty(0)
-    assert seal_scores(index, *nothing, np.log(np.full(9, 1 / 9))) == {}
+    assert seal_scores(index_of([A]), *nothing, np.log(np.full(9, 1 / 9))) == {}
     index = index_of([[1] * 30])
     states, _ = arrays(index, {(1,): 0.0, (1, 1): 0.0})
     assert gram_weights(index, states, np.array([0.0, -1e4])).tolist() == [0.0, 0.0], "all of the corpus"
