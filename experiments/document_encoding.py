@@ -51,8 +51,6 @@ class Settings(PairSettings):
     """names in the tables; BM25 is always there, and those of the second backbone where it is another one"""
     queries: int = 400
     """test queries that are measured, drawn at random; 0: all"""
-    depth: int = 20
-    """BM25 candidates of each query, to which the relevant documents are added"""
     beams: int = 20
     """of DSI's and GENRE's search; SEAL has 5, as its authors"""
 
