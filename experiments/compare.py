@@ -6,7 +6,6 @@ to one results folder; an interrupted run goes on where it was, a finished one o
 
 from __future__ import annotations
 
-import shutil
 import time
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -123,6 +122,7 @@ from paradigms.train.job import (
     STATES,
     begin,
     content,
+    deleted_after,
     environment,
     keep_settings,
     open_collection,
@@ -179,21 +179,21 @@ def main(settings: Settings) -> None:
     if accelerator.is_main_process:
         run_bm25(data, settings, folder)
     accelerator.wait_for_everyone()
-    for number, (run, (name, seed)) in enumerate(training_runs(settings).items(), 1):
-        if run in finished:
-            console.print(f"{run}: finished before, its runs are taken from {folder / 'runs'}")
-            continue
-        console.print(f"{run}, {number} of {len(training_runs(settings))}")
-        try:
-            system = settings.chosen[name]
-            if system.fuse:
-                by_main(partial(run_fused, name, system, data, settings, folder), accelerator)
+    with deleted_after(folder / STATES, accelerator):
+        for number, (run, (name, seed)) in enumerate(training_runs(settings).items(), 1):
+            if run in finished:
+                console.print(f"{run}: finished before, its runs are taken from {folder / 'runs'}")
                 continue
-            run_system(run, system, data, replace(settings, seed=seed), folder, accelerator, console)
-        except (ValueError, TypeError, OSError, FloatingPointError) as error:
-            raise SystemExit(f"{run}: {shown(error)}") from error
+            console.print(f"{run}, {number} of {len(training_runs(settings))}")
+            try:
+                system = settings.chosen[name]
+                if system.fuse:
+                    by_main(partial(run_fused, name, system, data, settings, folder), accelerator)
+                    continue
+                run_system(run, system, data, replace(settings, seed=seed), folder, accelerator, console)
+            except (ValueError, TypeError, OSError, FloatingPointError) as error:
+                raise SystemExit(f"{run}: {shown(error)}") from error
     if accelerator.is_main_process:
-        shutil.rmtree(folder / STATES, ignore_errors=True)
         seconds = time.perf_counter() - began
         report = make_report(data, settings, folder, environment(accelerator), seconds, resumed)
         show(report, (*STAGES, *data.others), folder, accelerator, console)

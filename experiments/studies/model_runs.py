@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Collection as Names
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +31,7 @@ from paradigms.train.job import (
     NEGATIVES_DEPTH,
     STATES,
     content,
+    deleted_after,
     fit,
     keep_settings,
     keep_states,
@@ -172,16 +174,17 @@ def run_jobs(jobs: Sequence[Job], accelerator: Accelerator, console: Console) ->
     """What every job measured; what stands in the results folder is not measured again."""
     missing = [job for job in jobs if not job.file.is_file()]
     accelerator.wait_for_everyone()  # before any process can finish one, so that all agree on what is missing
-    for n, job in enumerate(missing, 1):
-        console.print(f"{job.name} ({n} of {len(missing)})")
-        try:
-            prepared = job.prepare()
-            by_main(lambda job=job, of=prepared: write_json(job.file, job.measure(of)), accelerator)
-        except (ValueError, OSError, KeyError, FloatingPointError) as error:
-            raise SystemExit(f"{job.name}: {shown(error)}") from error
-        accelerator.free_memory()
-    for states in {job.states for job in jobs if job.states}:
-        by_main(lambda states=states: shutil.rmtree(states, ignore_errors=True), accelerator)
+    with ExitStack() as stack:
+        for states in {job.states for job in jobs if job.states}:
+            stack.enter_context(deleted_after(states, accelerator))
+        for n, job in enumerate(missing, 1):
+            console.print(f"{job.name} ({n} of {len(missing)})")
+            try:
+                prepared = job.prepare()
+                by_main(lambda job=job, of=prepared: write_json(job.file, job.measure(of)), accelerator)
+            except (ValueError, OSError, KeyError, FloatingPointError) as error:
+                raise SystemExit(f"{job.name}: {shown(error)}") from error
+            accelerator.free_memory()
     return [read_json(job.file) for job in jobs]
 
 

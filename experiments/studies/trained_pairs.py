@@ -6,7 +6,6 @@ is not trained again, and a measurement in the results folder is not repeated. E
 state: no dev measure chose it.
 """
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -38,7 +37,7 @@ from paradigms.evaluate.reranking import rerank
 from paradigms.generative.pairs import Pair, indexing_pairs, retrieval_pairs
 from paradigms.model import autocast
 from paradigms.train.generative import fit_pairs, training_pairs
-from paradigms.train.job import begin, content, fit, keep_settings
+from paradigms.train.job import STATES, begin, content, fit, keep_settings
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.state import by_main
 from paradigms.train.tracking import take
@@ -81,7 +80,7 @@ def trained(
     def train(model: Any, training: Path) -> Any:
         corpus = bench.collection.corpus
         if isinstance(model, Generative):
-            problems, states = Problems(), Path(settings.models) / "states"
+            problems, states = Problems(), Path(settings.models) / STATES
             pairs = pairs_of(model, bench, settings, problems)
             for found in (model.identifiers.problems, problems):
                 if found:
@@ -180,11 +179,11 @@ def measure_all(
             Path(settings.output) / f"seed-{seed}" / f"{task}.json",
             lambda: [trained(name, seed, bench, settings, accelerator, console) for name in tasks[task]],
             lambda of: measured(task, seed, of),
+            models / STATES,
         )
 
     by_seed = [job(task, seed) for task in tasks for seed in settings.seeds]
     results = run_jobs(by_seed, accelerator, console)
-    by_main(lambda: shutil.rmtree(models / "states", ignore_errors=True), accelerator)
     same_queries(results)
     count = len(settings.seeds)
     found = {task: results[count * n : count * (n + 1)] for n, task in enumerate(tasks)}

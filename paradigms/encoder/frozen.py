@@ -4,7 +4,7 @@
 """
 
 import hashlib
-import warnings
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -22,6 +22,7 @@ from paradigms.io.progress import progress_bar
 
 SHARD = 1024  # texts of one file
 TOKENS = 1 << 12  # padded tokens that the lower layers read at once
+MOST = 64 << 30  # bytes of states that one `LowerStates.add` keeps; at most half of the disk's free space
 
 
 class Split:
@@ -114,10 +115,7 @@ class Split:
 
 
 class LowerStates:
-    """Hidden states by token ids, in memory-mapped files of `folder` that many runs and processes share.
-
-    A file that does not match its checksum is left out with a warning, and made again by `add`.
-    """
+    """Hidden states by token ids, in memory-mapped files of `folder` that processes and trainings share."""
 
     @staticmethod
     def place(folder: Path, fingerprint: str) -> Path:
@@ -133,6 +131,27 @@ class LowerStates:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def too_large(
+        self,
+        texts: Sequence[str],
+        tokenize: Callable[[Sequence[str]], Batch],
+        compute: Callable[[Batch], Tensor],
+    ) -> str:
+        """Why not to keep the states of so many texts, from the lengths of SHARD of them; "" where to."""
+        some = [texts[n] for n in range(0, len(texts), -(-len(texts) // SHARD) or 1)]
+        if not some:
+            return ""
+        width, lengths = compute(tokenize(some[:1])).shape[-1], tokenize(some).lengths()
+        needed = 2 * width * sum(lengths) * len(texts) // len(some)
+        held = sum(rows.nbytes for rows in self._rows.values())
+        free = shutil.disk_usage(next(place for place in self.folder.parents if place.is_dir())).free
+        if needed <= MOST and needed - held <= free // 2:
+            return ""
+        return (
+            f"the states of {len(texts):,} texts would take {needed / 1e9:,.0f} GB, more than "
+            f"{MOST / 1e9:,.0f} GB or half of the {free / 1e9:,.0f} GB that are free"
+        )
 
     def add(
         self,
@@ -162,14 +181,14 @@ class LowerStates:
                 batch = tokenize(some)
                 new = {key: n for n, key in enumerate(keys(batch)) if key not in self._rows}
                 name = hashlib.sha256(b"".join(new)).hexdigest()[:16]
-                if new and number % processes == process and not self._whole(name):
+                if new and number % processes == process and not (self.folder / name).exists():
                     self._write(name, list(new), _computed(batch, list(new.values()), compute), told)
 
     def open(self) -> None:
         """Read what has been written since."""
         for file in sorted(self.folder.glob("*/states.safetensors")):
             name = file.parent.name
-            if name not in self._files and self._whole(name):
+            if name not in self._files:
                 with safe_open(file, "pt") as found:
                     states, lengths = found.get_tensor("states"), found.get_tensor("lengths").tolist()
                     held = found.get_tensor("keys").numpy()
@@ -195,20 +214,6 @@ class LowerStates:
             states[places] = compute(batch.some(places, width)).float()
         return states
 
-    def _whole(self, name: str) -> bool:
-        file = self.folder / name / "states.safetensors"
-        try:
-            with safe_open(file, "pt") as found:
-                tensors = {key: found.get_tensor(key) for key in found.keys()}  # noqa: SIM118 - no mapping
-                right = found.metadata()["sha256"] == _checksum(tensors)
-        except FileNotFoundError:
-            return False
-        except (OSError, SafetensorError, KeyError, TypeError):
-            right = False
-        if not right:
-            warnings.warn(f"{file} is damaged and is left out", RuntimeWarning, stacklevel=3)
-        return right
-
     def _write(self, name: str, held: list[bytes], rows: list[Tensor], texts: bytes) -> None:
         with torch.autocast(rows[0].device.type, enabled=False):  # which refuses to join float16 on a CPU
             states = torch.cat(rows)
@@ -224,7 +229,7 @@ class LowerStates:
                 "trained_layers to 0"
             )
         with atomic_folder(self.folder / name, None) as place:
-            save_file(tensors, place / "states.safetensors", {"sha256": _checksum(tensors)})
+            save_file(tensors, place / "states.safetensors")
 
 
 def keys(batch: Batch) -> list[bytes]:
@@ -244,14 +249,6 @@ def _computed(batch: Batch, places: list[int], compute: Callable[[Batch], Tensor
         for n, states in zip(part, compute(texts).half().cpu(), strict=True):
             rows[n] = states[: lengths[n]]
     return rows
-
-
-def _checksum(tensors: dict[str, Tensor]) -> str:
-    found = hashlib.sha256()
-    for name in sorted(tensors):
-        content: Any = tensors[name].numpy()
-        found.update(content)
-    return found.hexdigest()
 
 
 def _find_layers(backbone: nn.Module) -> tuple[nn.Module, str, list[nn.Module]]:

@@ -88,7 +88,8 @@ def atomic_folder(path: str | Path, marks: Collection[str] | None, durable: bool
         fcntl.flock(lock, fcntl.LOCK_EX)  # held until this process ends, however it ends: see _sweep
         fresh = work / "fresh"
         fresh.mkdir()
-        yield fresh
+        with naming_full(target):
+            yield fresh
         if durable:
             for entry in (fresh, *fresh.rglob("*")):
                 flush(entry)

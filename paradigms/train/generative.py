@@ -1,6 +1,5 @@
 """What training scripts do for generative models: a backbone, pairs, a training with kept encoder states."""
 
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from paradigms.generative.pairs import (
 )
 from paradigms.generative.small import small_t5
 from paradigms.model import autocast
-from paradigms.train.job import STATES, add_states, dev_measure, training_splits
+from paradigms.train.job import STATES, add_states, deleted_after, dev_measure, training_splits
 from paradigms.train.likelihood import Likelihood
 from paradigms.train.loop import TrainingSettings, train
 from paradigms.train.state import by_main
@@ -74,14 +73,13 @@ def fit_pairs(
     """
     objective = Likelihood(model, corpus, pairs)
     kept = model.settings.frozen and accelerator.device.type == "cpu"
-    if kept:
-        with model.evaluating(), autocast(accelerator.device, accelerator.mixed_precision):
-            store = model.keep_states(states or folder / STATES)
-            sources = list(dict.fromkeys(pair.source for pair in pairs))
-            add_states(store, sources, model.tokenize, model.encode, accelerator)
-    trained = train(model, objective, training, folder, accelerator=accelerator, dev=dev)
-    if kept and states is None:
-        by_main(lambda: shutil.rmtree(folder / STATES, ignore_errors=True), accelerator)
+    with deleted_after(folder / STATES, accelerator) as own:
+        if kept:
+            with model.evaluating(), autocast(accelerator.device, accelerator.mixed_precision):
+                store = model.keep_states(states or own)
+                sources = list(dict.fromkeys(pair.source for pair in pairs))
+                add_states(store, sources, model.tokenize, model.encode, accelerator)
+        trained = train(model, objective, training, folder, accelerator=accelerator, dev=dev)
     return trained.to(accelerator.device)
 
 

@@ -4,8 +4,9 @@ import hashlib
 import math
 import platform
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Collection as Names
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
@@ -41,7 +42,6 @@ from paradigms.train.listwise import Listwise
 from paradigms.train.loop import TrainingSettings, freeze, train
 from paradigms.train.losses import Objective
 from paradigms.train.parallel import sharded
-from paradigms.train.state import by_main
 from paradigms.train.teacher import FalseNegatives, ScorePairs
 
 Encoded = TypeVar("Encoded", Paradigm, CrossAttention)
@@ -179,17 +179,27 @@ def fit(
         accelerator.print(problems or "No hard negative scores as high as a relevant document.")
     objective = _objective(paradigm, corpus, examples, training)
     dev = dev_measure(collection, dev_split, dev_run, dev_queries, accelerator)
-    layers, own = training.trained_layers, folder / STATES
-    if layers and isinstance(paradigm, Paradigm):
-        texts = _texts(corpus, examples, dev, training, accelerator)
-        keep_states(paradigm, layers, states or own, texts, accelerator)
-    trained = train(paradigm, objective, training, folder, accelerator=accelerator, dev=dev)
+    layers = training.trained_layers
+    with deleted_after(folder / STATES, accelerator) as own:
+        if layers and isinstance(paradigm, Paradigm):
+            texts = _texts(corpus, examples, dev, training, accelerator)
+            keep_states(paradigm, layers, states or own, texts, accelerator)
+        trained = train(paradigm, objective, training, folder, accelerator=accelerator, dev=dev)
     trained = trained.to(accelerator.device)
     if layers and states is not None and isinstance(trained, Paradigm):
         keep_states(trained, layers, states, {}, accelerator)
-    elif layers:
-        by_main(lambda: shutil.rmtree(own, ignore_errors=True), accelerator)
     return trained
+
+
+@contextmanager
+def deleted_after(folder: Path, accelerator: Accelerator) -> Iterator[Path]:
+    """A folder that all processes may use inside, deleted when they are done, or when one of them fails."""
+    try:
+        yield folder
+        accelerator.wait_for_everyone()
+    finally:
+        if accelerator.is_main_process:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _others(corpus: Corpus, split: Split, run: Run) -> Run:
@@ -231,9 +241,12 @@ def add_states(
     accelerator: Accelerator,
     layout: str = "",
 ) -> None:
-    """Every process its share of the texts, and then all of them."""
+    """Every process its share of the texts, and then all of them; none that are `too_large`."""
     share = {"process": accelerator.process_index, "processes": accelerator.num_processes}
-    store.add(texts, tokenize, compute, layout=layout, **share, progress=accelerator.is_main_process)
+    if large := store.too_large(texts, tokenize, compute):
+        accelerator.print(f"The frozen layers run in every step: {large}")
+    else:
+        store.add(texts, tokenize, compute, layout=layout, **share, progress=accelerator.is_main_process)
     accelerator.wait_for_everyone()
     store.open()
 

@@ -1,15 +1,20 @@
 """upper(lower(text)) is the backbone with frozen lower layers; kept states differ by float16's rounding."""
 
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from paradigms import PARADIGMS
 from paradigms.encoder.frozen import LowerStates, _find_layers, keys
 from paradigms.encoder.text import Side, TextEncoder
+from paradigms.train.job import add_states, deleted_after
 from tests.tiny import FAMILIES
 
 TEXTS = ["the house of a dog", "a cat", "a big river and the water under it, a long way from the sea"]
@@ -138,19 +143,37 @@ def test_processes_share_the_work_and_a_run_goes_on(tiny_bert, tmp_path, monkeyp
     assert before.items() <= after.items()
 
 
-def test_damage_is_told_and_repaired(tiny_bert, tmp_path):
-    encoder = build(tiny_bert)
+def test_too_many_states_are_computed_anew_and_a_full_disk_is_told(tiny_bert, tmp_path, monkeypatch, capsys):
+    encoder, folder = build(tiny_bert).eval(), tmp_path / "states"
     encoder.freeze(1)
-    keep(encoder, tmp_path, TEXTS)
-    (file,) = tmp_path.rglob("*.safetensors")
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    again = build(tiny_bert)  # the first holds what it has read
-    again.freeze(1)
-    with pytest.warns(RuntimeWarning, match=r"states\.safetensors is damaged"):
-        store = keep(again, tmp_path, TEXTS)
-    assert len(store) == len(TEXTS)
-    assert file.read_bytes() == whole
+    plain = vectors(encoder, TEXTS)
+    given = TEXTS, partial(encoder.tokenize, side="document"), encoder.split.compute, Accelerator(cpu=True)
+    monkeypatch.setattr("paradigms.encoder.frozen.MOST", 100)
+    store = encoder.keep_states(folder)
+    add_states(store, *given)
+    assert "The frozen layers run in every step: the states of 3 texts would take" in capsys.readouterr().out
+    assert len(store) == 0
+    torch.testing.assert_close(vectors(encoder, TEXTS), plain, rtol=0, atol=HALF)
+    monkeypatch.undo()
+
+    def full(*_: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("paradigms.encoder.frozen.save_file", full)
+    with pytest.raises(OSError, match=r"states.* cannot be written: No space left on device"):
+        add_states(store, *given)
+    assert not list(folder.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_study_deletes_its_states(tmp_path, fails):
+    folder = tmp_path / "states"
+    with suppress(KeyboardInterrupt), deleted_after(folder, Accelerator(cpu=True)):
+        folder.mkdir()
+        (folder / "some").touch()
+        if fails:
+            raise KeyboardInterrupt
+    assert not folder.exists()
 
 
 def test_other_weights_layers_and_precisions_have_states_of_their_own(tiny_bert, tmp_path):
