@@ -281,7 +281,7 @@ def run_system(
     texts = data.pieces.corpus if data.pieces else data.collection.corpus
     cut = count_cut(paradigm.encoder, texts) if isinstance(paradigm, Paradigm) else None
     if cut and cut.cut:
-        console.print(f"{name}: {cut}")
+        console.print(f"{name}: {cut.told}")
     began = time.perf_counter()
     if accelerator.is_main_process or isinstance(paradigm, Paradigm):
         search, rerank, size = searcher(

@@ -114,8 +114,8 @@ def encode(
         return
     corpus = Passages(collection.corpus, settings.passages).corpus if settings.passages else collection.corpus
     cut = count_cut(paradigm.encoder, corpus)
-    if cut and cut.cut:
-        console.print(str(cut) + ("" if settings.passages else ". --passages splits them"))
+    if cut.cut:
+        console.print(cut.told + ("" if settings.passages else ". --passages splits them"))
     began = time.perf_counter()
     index = INDEXES[settings.index].build(
         paradigm,

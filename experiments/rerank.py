@@ -180,8 +180,8 @@ def rerank_encoded(
     ids = sorted({d for scores in pool.values() for d in scores}, key=corpus.position)
     texts = [corpus[corpus.position(d)] for d in ids]
     cut = count_cut(paradigm.encoder, texts)
-    if cut and cut.cut:
-        console.print(str(cut))
+    if cut.cut:
+        console.print(cut.told)
     with tempfile.TemporaryDirectory() as folder:
         [shared] = broadcast_object_list([folder])
         index = ExactIndex.build(

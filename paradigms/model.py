@@ -15,12 +15,11 @@ from torch import Tensor, nn
 
 from paradigms.align import ALIGNMENTS, NORMALISERS
 from paradigms.core import Interaction, Tokens, interact, rel
-from paradigms.encoder.base import Encoder
 from paradigms.encoder.batches import Batch
 from paradigms.encoder.published import as_published
 from paradigms.encoder.settings import Side
 from paradigms.encoder.text import ENCODERS, TextEncoder, encoder_class
-from paradigms.encoder.towers import TOWERS, TwoTowers, described
+from paradigms.encoder.towers import TOWERS, Encoder, TwoTowers, described
 from paradigms.impute import IMPUTATIONS
 from paradigms.io.files import atomic_folder, settle, write_json, write_text
 from paradigms.io.plugins import plugin_of
@@ -65,8 +64,8 @@ class Trainable(nn.Module, ABC):
         hold.
         """
         chosen = layout_of(layout)
-        check_free(Path(folder), chosen.marks)
         with atomic_folder(folder, chosen.marks) as temporary:
+            check_model(Path(folder))
             chosen.write(self, temporary)
             text = chosen.card(self) if card is None else card
             if text:
@@ -141,25 +140,14 @@ def layout_of(name: str) -> Layout:
     return SAVE_LAYOUTS[name]
 
 
-def check_free(folder: Path, marks: Collection[str]) -> None:
-    """FileExistsError where something would be replaced that is no saved model with one of these files."""
-
-    def strange(entry: Path) -> bool:
-        return not any(entry.match(form) for form in (FOLDERS if entry.is_dir() else FILES))
-
-    if folder.is_dir():
-        held = {entry.name for entry in folder.iterdir()}
-        other = min(held, default=None)
-        if held & set(marks):
-            found = (str(e.relative_to(folder)) for e in sorted(folder.rglob("*")) if strange(e))
-            other = next(found, None)
-        if other is not None:
+def check_model(folder: Path) -> None:
+    """FileExistsError where a folder holds what no saved model has, and would lose it."""
+    for entry in sorted(folder.rglob("*")):
+        if not any(entry.match(form) for form in (FOLDERS if entry.is_dir() else FILES)):
             raise FileExistsError(
-                f"{folder} would be replaced, and is no model that was saved so: it holds {other}. Choose "
-                "another folder"
+                f"{folder} would be replaced, and is more than a saved model: it holds "
+                f"{entry.relative_to(folder)}. Choose another folder"
             )
-    elif folder.exists():
-        raise FileExistsError(f"{folder} is a file, which would be replaced: choose another name")
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
@@ -227,7 +215,7 @@ class Paradigm(Trainable):
 
     def forward(self, queries: Batch, documents: Batch, chunk: int = 0) -> tuple[Tokens, Tokens]:
         """(Q, D) of tokenised texts in one call, as DistributedDataParallel wants it. chunk: see
-        `Encoder`.
+        `TextEncoder`.
         """
         return self.encoder(queries, "query", chunk), self.encoder(documents, "document", chunk)
 

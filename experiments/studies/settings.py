@@ -64,8 +64,9 @@ class EncoderTraining:
     head_learning_rate: float = 1e-3
     """of projections and salience heads, which start untrained"""
     trained_layers: int = 1
-    """upper layers of the encoder that are trained; those below are frozen, and run once a text. 0: all.
-    me_bert does better with 2"""
+    """upper layers of the encoder that are trained; those below are frozen, and run once a text, whose states
+    are kept on disk up to 64 GiB and half of the free space; beyond it in every step. 0: all. me_bert does
+    better with 2"""
     evaluate_every: int = 30
     """steps between dev measures: the last state is kept, or an earlier one (or the untrained encoder) if
     it is better by more than the measure's standard error"""
@@ -118,7 +119,7 @@ class PairSettings(Results):
     decoder_layers: int = 2
     """of the decoder over an encoder"""
     frozen: bool = True
-    """do not train the encoder of generative models; on a CPU its states are kept on disk"""
+    """do not train the encoder of generative models; on a CPU its states are kept on disk where they fit"""
     trained_layers: int = 1
     """upper layers of the encoder that DPR and ColBERT train; 0: all"""
     second: str = "offline"

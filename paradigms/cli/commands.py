@@ -60,8 +60,8 @@ def run_index(settings: argparse.Namespace) -> None:
     show.problems(problems, told)
     tell_words(settings, made.made.words, told)
     cut = count_cut(made.model.encoder, (made.pieces or made).corpus)
-    if cut and cut.cut:
-        told.print(f"{cut}" + ("" if made.made.words else " (--passages)"), soft_wrap=True)
+    if cut.cut:
+        told.print(cut.told + ("" if made.made.words else " (--passages)"), soft_wrap=True)
     count = f"{len(made.corpus):,} document{'s' * (len(made.corpus) != 1)}"
     told.print(f"{count} of {settings.source} in {output}", soft_wrap=True)
     again = "".join(f" --plugin {quote(file)}" for file in settings.plugin) + " --pickled" * settings.pickled

@@ -106,6 +106,11 @@ def _cached(encode: Callable[[Batch], Tokens], batch: Batch) -> Tokens:
     return checkpoint(lambda *given: encode(Batch(*given)), *tensors, use_reentrant=False)
 
 
+def insert(rows: Tensor, at: int, value: int) -> Tensor:
+    """A column of one value [x, l] → [x, l + 1]."""
+    return torch.cat([rows[:, :at], rows.new_full((len(rows), 1), value), rows[:, at:]], 1)
+
+
 @cache
 def keep_freed_memory() -> None:
     """Leave up to 1 GiB of freed memory to this process, as far as its malloc is glibc's.

@@ -1,7 +1,7 @@
 """What of a text becomes D or Q, as data: the settings by which the paradigms' encoders differ."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from paradigms.io.typed import check_types
 
@@ -77,3 +77,12 @@ class EncoderSettings:
     def weighs(self, side: Side) -> bool:
         """Whether tokens of that side carry a salience."""
         return self.salience != "none" and self.salience_sides in ("both", side)
+
+
+class Layout(NamedTuple):
+    """How a side's texts become tokens."""
+
+    length: int
+    prefix: str  # a marker that goes before the text, or
+    marker: list[int]  # the id of a marker that is one token, or none
+    at: int  # its place: after [CLS]

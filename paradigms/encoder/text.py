@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -26,10 +26,9 @@ from paradigms.encoder.backbone import (
     quiet,
     salience_head,
 )
-from paradigms.encoder.base import Encoder
-from paradigms.encoder.batches import Batch, in_parts, keep_freed_memory
+from paradigms.encoder.batches import Batch, in_parts, insert, keep_freed_memory
 from paradigms.encoder.frozen import LowerStates, Split
-from paradigms.encoder.settings import SIDES, EncoderSettings, Side
+from paradigms.encoder.settings import SIDES, EncoderSettings, Layout, Side
 from paradigms.io.files import write_json
 from paradigms.io.typed import check_several, check_text, json_or_empty, read_settings, require
 from paradigms.relax import entropic_topk, hard_topk, token_budget
@@ -39,16 +38,7 @@ TOKENS = {"cpu": 1536}
 POOLED = -1  # ids of the tokens that a pooled vector is cut into: -1, -2, ...; no vocabulary has them
 
 
-class _Layout(NamedTuple):
-    """How a side's texts become tokens."""
-
-    length: int
-    prefix: str  # a marker that goes before the text, or
-    marker: list[int]  # the id of a marker that is one token, or none
-    at: int  # its place: after [CLS]
-
-
-class TextEncoder(Encoder):
+class TextEncoder(nn.Module):
     """One transformer for both sides. backbone: name or folder of a Hugging Face encoder, or "offline"."""
 
     Settings: ClassVar[type[EncoderSettings]] = EncoderSettings  # a subclass may have settings of its own
@@ -74,7 +64,7 @@ class TextEncoder(Encoder):
             {side: salience_head(settings.dim or width) for side in SIDES if settings.weighs(side)}
         )
         self._skip = torch.tensor(self._ids_of(settings.skip), dtype=torch.long)
-        self._layouts: dict[Side, _Layout] = {
+        self._layouts: dict[Side, Layout] = {
             "query": self._layout("query", settings.query_length, settings.query_marker),
             "document": self._layout("document", settings.document_length, settings.document_marker),
         }
@@ -87,9 +77,18 @@ class TextEncoder(Encoder):
 
     @property
     def dim(self) -> int:
+        """h."""
         return self.settings.dim or self.backbone.config.hidden_size
 
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
     def tokenize(self, texts: Sequence[str], side: Side) -> Batch:
+        """Pad and cut to the side's length; texts without tokens of their own get an all-False mask.
+
+        TypeError for one string, or what is no string; ValueError for half a character.
+        """
         check_several(texts, f"{side} texts")
         for n, text in enumerate(texts):
             check_text(text, f"{side} text {n}")
@@ -109,8 +108,8 @@ class TextEncoder(Encoder):
         blank = torch.tensor([not text.strip() for text in texts]) | ~own.any(-1)
         counts = attention.bool() if s.special_tokens else own
         for marker in layout.marker:
-            ids, attention = (_insert(t, layout.at, v) for t, v in ((ids, marker), (attention, 1)))
-            counts = _insert(counts, layout.at, s.special_tokens)
+            ids, attention = (insert(t, layout.at, v) for t, v in ((ids, marker), (attention, 1)))
+            counts = insert(counts, layout.at, s.special_tokens)
         if side == "document" and len(self._skip):
             counts = counts & ~torch.isin(ids, self._skip)
         if augment:
@@ -124,7 +123,7 @@ class TextEncoder(Encoder):
         """The tokens of documents that do not count."""
         return list(self.tokenizer.convert_ids_to_tokens(self._skip.tolist()))
 
-    def _layout(self, side: Side, length: int, marker: str) -> _Layout:
+    def _layout(self, side: Side, length: int, marker: str) -> Layout:
         ids = [i for token, i in self.tokenizer.get_vocab().items() if token == marker and marker]
         prefix = "" if ids else marker
         around = self.tokenizer(prefix)["input_ids"]
@@ -134,7 +133,7 @@ class TextEncoder(Encoder):
         if limit is not None and length > limit:
             raise ValueError(f"{side}_length={length} is beyond the {limit} positions of the backbone")
         at = int(around[:1] == [self.tokenizer.cls_token_id])
-        return _Layout(length, prefix, ids, at)
+        return Layout(length, prefix, ids, at)
 
     def layout(self, side: Side) -> str:
         """All of the settings by which a side's texts become token ids and attention."""
@@ -143,12 +142,17 @@ class TextEncoder(Encoder):
         return repr((self._layouts[side], augment))
 
     def labels(self, text: str, side: Side) -> list[str]:
+        """A readable name for each place of the Tokens that this text becomes."""
         if self._vectors(side) == "pooled":
             return ["[pooled]"]
         ids = self.tokenize([text], side).input_ids[0, : self._kept(side)].tolist()
         return [*["[pooled]"] * self._pooled_tokens, *self.tokenizer.convert_ids_to_tokens(ids)]
 
     def forward(self, batch: Batch, side: Side, chunk: int = 0) -> Tokens:
+        """Tokens of x texts with axes [1, x, l, h] for documents and [x, 1, l, h] for queries.
+
+        chunk: texts encoded at once with gradients cached (`batches.in_parts`); 0 = none are cached.
+        """
         axis = 1 if side == "document" else 0
         device = batch.input_ids.device.type
         if device == "cpu":
@@ -341,7 +345,3 @@ def encoder_class(name: str) -> type[TextEncoder]:
 def bare(token: str) -> str:
     """A token without the mark of its place: after a space (▁ or Ġ), or inside a word (##)."""
     return token.removeprefix("##").lstrip("▁Ġ")
-
-
-def _insert(rows: Tensor, at: int, value: int) -> Tensor:
-    return torch.cat([rows[:, :at], rows.new_full((len(rows), 1), value), rows[:, at:]], 1)

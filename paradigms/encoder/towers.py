@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import torch
 from torch import nn
 
 from paradigms.core import Tokens
-from paradigms.encoder.base import Encoder
 from paradigms.encoder.batches import Batch
 from paradigms.encoder.settings import SIDES, Side
 from paradigms.encoder.text import TextEncoder
@@ -16,7 +16,7 @@ from paradigms.encoder.text import TextEncoder
 TOWERS: dict[Side, str] = {"query": "query", "document": "document"}  # folders of a saved pair
 
 
-class TwoTowers(Encoder):
+class TwoTowers(nn.Module):
     """Queries and documents by an encoder each, trained and searched as one: DPR (Karpukhin et al. 2020).
 
     `settings` are those of documents: see `described`. ValueError for vectors of other widths.
@@ -32,6 +32,10 @@ class TwoTowers(Encoder):
     @property
     def dim(self) -> int:
         return self.of("document").dim
+
+    @property
+    def device(self) -> torch.device:
+        return self.of("document").device
 
     def tokenize(self, texts: Sequence[str], side: Side) -> Batch:
         return self.of(side).tokenize(texts, side)
@@ -54,6 +58,9 @@ class TwoTowers(Encoder):
         """The side's encoder."""
         tower: Any = self.towers[side]
         return tower
+
+
+Encoder: TypeAlias = TextEncoder | TwoTowers
 
 
 def described(encoder: Encoder) -> dict[str, Any]:

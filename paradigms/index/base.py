@@ -288,8 +288,8 @@ class TokenIndex(RankedStore, ABC):
     def _scan(self) -> Scanned:
         from paradigms.scoring import kernels
 
-        vectors = np.asarray(self.fields["vectors"]).view(np.uint16)
-        return Scanned(kernels.Stored(vectors), self.offsets, self.fields)
+        vectors = kernels.halves(np.asarray(self.fields["vectors"]))
+        return Scanned(vectors, self.offsets, self.fields)
 
     def _packed(self, query: Tokens) -> Packed:
         return Packed(query)

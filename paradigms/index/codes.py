@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from paradigms.io.progress import progress_bar
 from paradigms.scoring.machine import VECTOR
 
 # The step of the uniform quantiser of 2^b levels with the least squared error on N(0, 1).
@@ -56,26 +55,17 @@ class Codec:
 
     @classmethod
     def fit(
-        cls,
-        sample: Float[Tensor, "s h"],
-        count: int,
-        bits: int,
-        *,
-        seed: int,
-        rounds: int = 5,
-        progress: bool = False,
+        cls, sample: Float[Tensor, "s h"], count: int, bits: int, *, seed: int, rounds: int = 5
     ) -> "Codec":
         """The quantiser for vectors like the sample: `rounds` of Lloyd's algorithm for `count` centroids.
 
         Deterministic given the seed, the sample and the number of threads.
         """
-        if bits not in STEPS:
-            raise ValueError(f"bits must be one of {', '.join(map(str, STEPS))}, got {bits}")
         if not len(sample):
             sample = sample.new_zeros((1, sample.shape[1]))
         width = sample.shape[1]
         sample = padded(sample, bits)
-        centres = _lloyd(sample, min(count, len(sample)), rounds, seed, progress).cpu()
+        centres = _lloyd(sample, min(count, len(sample)), rounds, seed).cpu()
         units = (centres.abs().amax(1) / 127).clamp(min=1e-12)
         packed = (centres / units[:, None]).round().to(torch.int8).numpy()
         codec = cls(packed, units.numpy(), np.zeros(sample.shape[1], np.float32), bits)
@@ -151,21 +141,16 @@ def padded(vectors: Float[Tensor, "t h"], bits: int) -> Float[Tensor, "t p"]:
     return torch.nn.functional.pad(vectors.float(), (0, more)) if more else vectors.float()
 
 
-def _lloyd(
-    sample: Float[Tensor, "s h"], count: int, rounds: int, seed: int, progress: bool
-) -> Float[Tensor, "K h"]:
+def _lloyd(sample: Float[Tensor, "s h"], count: int, rounds: int, seed: int) -> Float[Tensor, "K h"]:
     """Centroids begun at random vectors of the sample; one without vectors begins anew at another."""
     draw = torch.Generator().manual_seed(seed)
     centres = sample[torch.randperm(len(sample), generator=draw)[:count]].clone()
-    with progress_bar(progress) as bar:
-        task = bar.add_task(f"cluster into {count}", total=rounds)
-        for _ in range(rounds):
-            nearest = _nearest(sample, centres)
-            total = torch.zeros_like(centres).index_add_(0, nearest, sample)
-            members = nearest.bincount(minlength=count)[:, None]
-            others = sample[torch.randint(len(sample), (count,), generator=draw)]
-            centres = torch.where(members > 0, total / members.clamp(min=1), others)
-            bar.advance(task)
+    for _ in range(rounds):
+        nearest = _nearest(sample, centres)
+        total = torch.zeros_like(centres).index_add_(0, nearest, sample)
+        members = nearest.bincount(minlength=count)[:, None]
+        others = sample[torch.randint(len(sample), (count,), generator=draw)]
+        centres = torch.where(members > 0, total / members.clamp(min=1), others)
     return centres
 
 

@@ -133,7 +133,7 @@ class CompressedIndex(TokenIndex):
         from paradigms.scoring import kernels
 
         codes, scales, centroids = (self.fields[name] for name in ("codes", "scales", "centroids"))
-        coded = kernels.Coded(codes, self.settings.bits, scales, self._codec.levels, centroids)
+        coded = kernels.Stored(codes, self.settings.bits, scales, self._codec.levels, centroids)
         return Scanned(coded, self.offsets, self.fields)
 
     def _packed(self, query: Tokens) -> Packed:

@@ -12,6 +12,8 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from numba import njit
 
+from paradigms.scoring.kernels import replace_least
+
 BLOCK = 512  # documents; fewer are pruned more often, and more are read in longer runs
 FREQUENT = 0.25  # share of the documents from which on a term is stored densely
 
@@ -130,12 +132,12 @@ def best(postings, table, terms, weights, k, rows, scores):
         for cell in range(postings.terms[terms[m]], postings.terms[terms[m] + 1]):
             bounds[postings.blocks[cell]] += weights[m] * table[postings.largest[cell]]
             cells[postings.blocks[cell], m] = cell
-    heap, held, found = np.zeros(k, np.float32), 0, 0  # the k best scores, the smallest first
+    heap, found = np.zeros(k, np.float32), 0  # the k best scores, the smallest first
     sums = np.empty(BLOCK, np.float32)
     start = np.argmax(bounds)
     for n in range(-1, postings.number):
         block = start if n < 0 else n
-        if n == start or bounds[block] <= 0 or (held == k and bounds[block] < heap[0]):
+        if n == start or bounds[block] <= 0 or bounds[block] < heap[0]:
             continue
         sums[:] = 0
         for m in range(terms.shape[0]):
@@ -149,38 +151,9 @@ def best(postings, table, terms, weights, k, rows, scores):
                     sums[posting >> np.uint32(16)] += weight * table[posting & np.uint32(0xFFFF)]
         for place in range(BLOCK):
             score = sums[place]
-            if score > 0 and (held < k or score >= heap[0]):
+            if score > 0 and score >= heap[0]:
                 rows[found], scores[found] = block * BLOCK + place, score
                 found += 1
-                if held < k:
-                    held += 1
-                    _rise(heap, held - 1, score)
-                elif score > heap[0]:
-                    _sink(heap, score)
+                if score > heap[0]:
+                    replace_least(heap, score)
     return found
-
-
-@no_type_check
-@njit(inline="always")
-def _rise(heap, at, score):
-    """Add a score at the end of a heap."""
-    while at > 0 and heap[(at - 1) // 2] > score:
-        heap[at] = heap[(at - 1) // 2]
-        at = (at - 1) // 2
-    heap[at] = score
-
-
-@no_type_check
-@njit(inline="always")
-def _sink(heap, score):
-    """Put a score in the place of the smallest."""
-    at, size = 0, heap.shape[0]
-    while 2 * at + 1 < size:
-        child = 2 * at + 1
-        if child + 1 < size and heap[child + 1] < heap[child]:
-            child += 1
-        if heap[child] >= score:
-            break
-        heap[at] = heap[child]
-        at = child
-    heap[at] = score

@@ -1,6 +1,6 @@
 """rel over stored tokens, compiled for the processor at hand by numba when first called.
 
-Document tokens come as float16 (`Stored`) or as codes (`Coded`), BLOCK at a time, and become float32 in a
+Document tokens come as float16 or as codes (`Stored`), BLOCK at a time, and become float32 in a
 buffer that stays in the cache, where they meet all query tokens (`tiles`). What A keeps is summed as soon as
 a document ends: each stored byte is read once, and one score is written for each document and query. Kernels
 release the interpreter lock and run on one thread; callers divide the documents. Compiled code is kept beside
@@ -12,7 +12,6 @@ from typing import NamedTuple, no_type_check
 
 import numpy as np
 from numba import njit
-from numba.extending import overload
 
 from paradigms.align import SMALLEST
 from paradigms.scoring.tiles import (
@@ -38,19 +37,24 @@ helper = njit(**ALONE)  # type: ignore[call-overload]
 
 
 class Stored(NamedTuple):
-    """Tokens as float16."""
+    """Tokens as float16, of 16 bits a number, or as codes of at most 8:
 
-    vectors: np.ndarray  # seen as uint16 [tokens, h]
+    xᵢ ≈ C[centroids[i]] + levels[scales[i]] · spread · (code − (2^bits − 1) / 2).
+    """
 
-
-class Coded(NamedTuple):
-    """Tokens as codes: xᵢ ≈ C[centroids[i]] + levels[scales[i]] · spread · (code − (2^bits − 1) / 2)."""
-
-    codes: np.ndarray  # uint8 [tokens, h · bits / 8], as `tiles.unpack` reads them
+    codes: np.ndarray  # uint8 [tokens, h · bits / 8], as `tiles.unpack` reads them; or bytes of float16
     bits: int
     scales: np.ndarray  # uint8 [tokens]
     levels: np.ndarray  # float32 [256]
-    centroids: np.ndarray  # of each token
+    centroids: np.ndarray  # uint16, of each token
+
+
+def halves(vectors: np.ndarray) -> Stored:
+    """Tokens [tokens, h] as float16."""
+    none = [np.zeros(0, dtype) for dtype in (np.uint8, np.uint16)]
+    for array in none:
+        array.setflags(write=False)  # as a file is mapped: no other type is compiled
+    return Stored(vectors.view(np.uint8), 16, none[0], np.zeros(0, np.float32), none[1])
 
 
 class Query(NamedTuple):
@@ -87,98 +91,34 @@ class Lists(NamedTuple):
 # --- one block of tokens ------------------------------------------------------------------------------
 
 
+@no_type_check
+@helper
 def _fetch(tokens, token, target, width):
     """Token `token` as float32 at the address `target`."""
-
-
-def _nearest(tokens, token):
-    """The centroid of a token; 0 where there is none."""
-
-
-def _correct(tokens, query, places, count, tile, products):
-    """Products with codes become those with what the codes stand for."""
-
-
-def _corrected(tokens, query, token, lane, product):
-    """As `_correct`, of one product."""
-
-
-def _ahead(tokens, rows, token):
-    """The address of the memory after a token, where the next one is likely to lie; else that of `rows`."""
-
-
-def _ask(tokens, token, count):
-    """Ask for the memory of some tokens."""
-
-
-@no_type_check
-@overload(_fetch)
-def _(tokens, token, target, width):
-    if tokens.instance_class is Stored:
-        return lambda tokens, token, target, width: widen(at(tokens.vectors, token), target, width)
-    return lambda tokens, token, target, width: unpack(
-        at(tokens.codes, token), target, tokens.codes.shape[1], tokens.bits
-    )
-
-
-@no_type_check
-@overload(_nearest)
-def _(tokens, token):
-    if tokens.instance_class is Stored:
-        return lambda tokens, token: 0
-    return lambda tokens, token: np.int64(tokens.centroids[token])
-
-
-@no_type_check
-@overload(_correct)
-def _(tokens, query, places, count, tile, products):
-    if tokens.instance_class is Stored:
-        return lambda tokens, query, places, count, tile, products: None
-
-    @no_type_check
-    def correct(tokens, query, places, count, tile, products):
-        lane, grains = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile]
-        for r in range(count):
-            near = at(query.near, places[1, r]) + lane * 4
-            scale = tokens.levels[tokens.scales[places[0, r]]]
-            found = at(products, r * grains * GRAIN)
-            shift(found, found, near, at(query.centre, lane), scale, grains)
-
-    return correct
-
-
-@no_type_check
-@overload(_corrected)
-def _(tokens, query, token, lane, product):
-    if tokens.instance_class is Stored:
-        return lambda tokens, query, token, lane, product: product
-    return lambda tokens, query, token, lane, product: (
-        query.near[tokens.centroids[token], lane]
-        + tokens.levels[tokens.scales[token]] * (product - query.centre[lane])
-    )
-
-
-@no_type_check
-@overload(_ahead)
-def _(tokens, rows, token):
-    if tokens.instance_class is Stored:
-        return lambda tokens, rows, token: at(rows, 0) if token < 0 else at(tokens.vectors, token + 1)
-    return lambda tokens, rows, token: at(rows, 0)
-
-
-@no_type_check
-@overload(_ask)
-def _(tokens, token, count):
-    if tokens.instance_class is Stored:
-        return lambda tokens, token, count: _ask_rows(tokens.vectors, token, count)
-    return lambda tokens, token, count: _ask_rows(tokens.codes, token, count)
+    if tokens.bits == 16:
+        widen(at(tokens.codes, token), target, width)
+    else:
+        unpack(at(tokens.codes, token), target, tokens.codes.shape[1], tokens.bits)
 
 
 @no_type_check
 @helper
-def _ask_rows(rows, token, count):
-    for byte in range(0, count * rows.shape[1] * rows.itemsize, LINE):
-        prefetch(at(rows, token) + byte)
+def _correct(tokens, query, places, count, tile, products):
+    """Products with codes become those with what the codes stand for."""
+    lane, grains = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile]
+    for r in range(count):
+        near = at(query.near, places[1, r]) + lane * 4
+        scale = tokens.levels[tokens.scales[places[0, r]]]
+        found = at(products, r * grains * GRAIN)
+        shift(found, found, near, at(query.centre, lane), scale, grains)
+
+
+@no_type_check
+@helper
+def _ask(tokens, token, count):
+    """Ask for the memory of some tokens."""
+    for byte in range(0, count * tokens.codes.shape[1], LINE):
+        prefetch(at(tokens.codes, token) + byte)
 
 
 @no_type_check
@@ -199,7 +139,7 @@ def _fill(tokens, documents, document, token, rows, places, ends):
         take = min(documents.stops[document] - token, BLOCK - count)
         for r in range(count, count + take):
             _fetch(tokens, token, at(rows, r), width)
-            places[0, r], places[1, r] = token, _nearest(tokens, token)
+            places[0, r], places[1, r] = token, 0 if tokens.bits == 16 else tokens.centroids[token]
             token += 1
         count += take
         ends[segments] = count
@@ -216,9 +156,12 @@ def _fill(tokens, documents, document, token, rows, places, ends):
 def _multiply(tokens, query, rows, places, count, tile, products):
     """products[r, j] of a block with the lanes j of a tile; their number."""
     low, grains, width = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile], rows.shape[1]
-    ahead = _ahead(tokens, rows, places[0, count - 1] if tile == 0 and count else -1)
+    ahead = at(rows, 0)  # or where the next token is likely to lie
+    if tokens.bits == 16 and tile == 0 and count:
+        ahead = at(tokens.codes, places[0, count - 1] + 1)
     dots(at(rows, 0), at(query.tiles, low * width), at(products, 0), width, count, grains, ahead)
-    _correct(tokens, query, places, count, tile, products)
+    if tokens.bits < 16:
+        _correct(tokens, query, places, count, tile, products)
     return grains * GRAIN
 
 
@@ -231,7 +174,7 @@ def _clear(best, row):
 
 @no_type_check
 @helper
-def _replace_least(heap, value):
+def replace_least(heap, value):
     """The least value of a heap, its first, gives way to a larger one."""
     place = 0
     while 2 * place + 1 < heap.shape[0]:
@@ -423,7 +366,10 @@ def equal(tokens, query, documents, width, matches, normaliser, out):
             _fetch(tokens, token, at(row, 0), width)
             for place in range(matches.begins[id], matches.begins[id + 1]):
                 lane = matches.order[place]
-                value = _corrected(tokens, query, token, lane, _dot(row, matches.vectors[lane]))
+                value = _dot(row, matches.vectors[lane])
+                if tokens.bits < 16:
+                    scale = tokens.levels[tokens.scales[token]]
+                    value = query.near[tokens.centroids[token], lane] + scale * (value - query.centre[lane])
                 aligned = value > 0 or not matches.positive or id + matches.low < 0
                 if aligned and value > best[0, lane]:
                     best[0, lane] = value
@@ -459,7 +405,7 @@ def retrieve(tokens, query, documents, width, met, best, tops):
                 for j in range(lane, min(lane + step, lanes)):
                     for r in range(count if best[found, j] > tops[j, 0] else 0):
                         if products[r * step + j - lane] > tops[j, 0]:
-                            _replace_least(tops[j], products[r * step + j - lane])
+                            replace_least(tops[j], products[r * step + j - lane])
         owns = False
         for j in range(lanes):
             owns |= best[found, j] >= tops[j, 0] and best[found, j] > -np.inf

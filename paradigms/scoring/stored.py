@@ -96,11 +96,9 @@ def divided(work: Callable[[slice], Any], count: int, tokens: int) -> list[Any]:
 
 
 class Scanned:
-    """The tokens of an index: `kernels.Stored` or `kernels.Coded`, and what lies beside them."""
+    """The tokens of an index, and what lies beside them."""
 
-    def __init__(
-        self, tokens: "kernels.Stored | kernels.Coded", offsets: np.ndarray, fields: dict[str, np.ndarray]
-    ) -> None:
+    def __init__(self, tokens: "kernels.Stored", offsets: np.ndarray, fields: dict[str, np.ndarray]) -> None:
         none = np.zeros(0, np.float32)
         none.setflags(write=False)
         self.tokens, self.offsets = tokens, offsets

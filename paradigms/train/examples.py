@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from paradigms.data import Corpus, Problems, Run, Split, best_first
-from paradigms.encoder.base import Encoder
 from paradigms.encoder.batches import Batch
+from paradigms.encoder.towers import Encoder
 from paradigms.train.teacher import FalseNegatives, ScorePairs, score_of
 
 

@@ -24,7 +24,6 @@ from paradigms.data.trec import check_ids
 from paradigms.encoder.batches import Batch
 from paradigms.encoder.frozen import LowerStates
 from paradigms.encoder.settings import SIDES, Side
-from paradigms.encoder.text import TextEncoder
 from paradigms.encoder.towers import TwoTowers
 from paradigms.evaluate import per_query
 from paradigms.evaluate.reranking import candidates, rerank
@@ -223,7 +222,6 @@ def keep_states(
     encoder = paradigm.encoder
     for side in SIDES:
         tower = encoder.of(side) if isinstance(encoder, TwoTowers) else encoder
-        assert isinstance(tower, TextEncoder)
         assert tower.split is not None
         with autocast(accelerator.device, accelerator.mixed_precision):
             store = tower.keep_states(folder)

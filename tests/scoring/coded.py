@@ -75,7 +75,7 @@ class Corpus:
         self.packed = Packed(texts([queries]), spread, middle).compare(centroids)
         self.query, self.x, self.width = self.packed.query, tokens.astype(np.float32), width
         self.centroids, self.spread, self.middle = centroids, spread, middle
-        self.coded = kernels.Coded(frozen(codes), bits, frozen(scales), LEVELS, frozen(nearest))
+        self.coded = kernels.Stored(frozen(codes), bits, frozen(scales), LEVELS, frozen(nearest))
         self.order = np.argsort(nearest, kind="stable")
         self.begins = offsets_of(np.bincount(nearest, minlength=lists))
         self.tolerance = 1e-5 * float(np.abs(self.similarities).max())

@@ -102,7 +102,7 @@ def stored_cases(folder: Path, width: int, salience: bool) -> list[tuple[Scanned
     (folder / "vectors.bin").write_bytes(bytes(6) + halves.tobytes())
     mapped = np.asarray(np.memmap(folder / "vectors.bin", np.uint16, "r", 6, halves.shape))
     queries = stored_texts([normal(j, width, seed=j) for j in (0, *QUERIES)], ids=True, salience=salience)
-    cases = [(Scanned(kernels.Stored(mapped), offsets, fields), Packed(queries), queries, halves)]
+    cases = [(Scanned(kernels.halves(mapped), offsets, fields), Packed(queries), queries, halves)]
     for bits in BITS if width == 128 else ():
         corpus = Corpus(bits, width, 33, lengths)
         one = stored_texts([corpus.packed.plain], ids=True, salience=salience)
@@ -143,7 +143,7 @@ def test_imputed_from_stored_tokens(imputation: str, k: int) -> None:
     offsets, halves = offsets_of((*LENGTHS, 60)), normal(sum(LENGTHS) + 60, 32).astype(np.float16)
     rows = np.arange(len(LENGTHS) + 1)
     queries = stored_texts([normal(j, 32, seed=j) for j in (0, *QUERIES)])
-    scanned = Scanned(kernels.Stored(frozen(halves.view(np.uint16))), offsets, {})
+    scanned = Scanned(kernels.halves(frozen(halves)), offsets, {})
     recipe = Recipe("test", "pool_top_k", "retrieved", {"k": 8}, "impute", k, imputation)
     documents = stored_tokens(halves.astype(np.float32), offsets, {}, rows)
     found, owns = scanned.imputed(recipe, Packed(queries), rows, int(offsets[-1]))

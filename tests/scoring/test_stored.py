@@ -49,7 +49,7 @@ def test_every_float16_is_widened_exactly() -> None:
     halves = np.arange(1 << 16).astype(np.uint16)
     halves = halves[np.isfinite(halves.view(np.float16))].reshape(-1, 16)
     rows = np.arange(len(halves))
-    scanned = Scanned(kernels.Stored(frozen(halves)), np.arange(len(halves) + 1), {})
+    scanned = Scanned(kernels.halves(frozen(halves)), np.arange(len(halves) + 1), {})
     units = texts(list(np.eye(16, dtype=np.float32)[:, None]))
     found = scanned.relevance(Recipe("test", "query_to_document", "one"), Packed(units), rows)
     assert np.array_equal(found.numpy().T, halves.view(np.float16).astype(np.float32))
@@ -121,7 +121,7 @@ def test_tokens_of_large_numbers_are_found(total: int, bytes: int) -> None:
     scales[numbers] = 255
     queries = normal(2, 128)
     packed = Packed(texts([queries]), np.ones(128, np.float32), 7.5).compare(np.zeros((1, 128), np.float32))
-    coded = kernels.Coded(frozen(codes), 4, frozen(scales), LEVELS, frozen(np.zeros(1, np.uint16)))
+    coded = kernels.Stored(frozen(codes), 4, frozen(scales), LEVELS, frozen(np.zeros(1, np.uint16)))
     entries = numbers.astype("<i8").view(np.uint8).reshape(-1, 8)[:, :bytes].copy()
     owners = np.searchsorted(offsets, np.arange(0, total, kernels.STRIDE), "right") - 1
     lists = kernels.Lists(frozen(entries), offsets, owners.astype(np.uint32), np.ones(5, bool))
@@ -240,10 +240,10 @@ for width, j in itertools.product((16, 48, 128), QUERIES):
     kernels.products(vectors, tiles.Packed(*map(guarded, packed)), out)
     halves = normal(int(offsets[-1]), width).astype(np.float16).view(np.uint16)
     halves.setflags(write=False)
-    everything(kernels.Stored(guarded(halves)), width, Packed(texts([normal(j, width)])))
+    everything(kernels.halves(guarded(halves)), width, Packed(texts([normal(j, width)])))
 for bits, j in itertools.product(BITS, (1, 17)):
     corpus = Corpus(bits, 128, j)
-    corpus.coded = kernels.Coded(*(guarded(a) if isinstance(a, np.ndarray) else a for a in corpus.coded))
+    corpus.coded = kernels.Stored(*(guarded(a) if isinstance(a, np.ndarray) else a for a in corpus.coded))
     corpus.query = everything(corpus.coded, 128, corpus.packed)
     for bytes in (1, 2, 3, 4):
         lists = kernels.Lists(*map(guarded, corpus.lists(bytes, np.ones(len(LENGTHS), bool))))
