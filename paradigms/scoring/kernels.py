@@ -92,7 +92,7 @@ class Lists(NamedTuple):
 
 
 @no_type_check
-@helper
+@njit(**ALONE, forceinline=True)  # else LLVM calls it for each token
 def _fetch(tokens, token, target, width):
     """Token `token` as float32 at the address `target`."""
     if tokens.bits == 16:
