@@ -64,7 +64,7 @@ def write_headed(kind: type[PreTrainedModel], folder: Path, **settings: Any) -> 
     """Write a tiny BERT of a class of transformers that has a head, such as BertForMaskedLM."""
     tokenizer = _wordpiece()
     torch.manual_seed(0)
-    return _save(kind(BertConfig(**_size(tokenizer), **settings)), tokenizer, folder, torch.float32)
+    return _save(kind(BertConfig(**_size(tokenizer) | settings)), tokenizer, folder, torch.float32)
 
 
 def write_seq2seq(family: str, folder: Path, seed: int = 0) -> Path:

@@ -17,8 +17,7 @@ from studies.comparison_data import Data, training_settings
 from studies.system_settings import System
 
 from paradigms import GENERATIVE, PARADIGMS, CrossAttention, Generative, Paradigm, load
-from paradigms.baselines.classifier import is_classifier
-from paradigms.baselines.cross_attention import HEAD
+from paradigms.baselines.cross_attention import HEAD, is_classifier
 from paradigms.data import Run, read_run, write_run
 from paradigms.data.identical import own_documents, searching_others
 from paradigms.encoder.text import Side

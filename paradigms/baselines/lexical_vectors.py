@@ -4,7 +4,6 @@ Luan et al., TACL 2021, §2.1.3. With n the counts of a document's terms and idf
 0]; tfidf n · idf; bm25 as `BM25`. Where the idf stands changes no score, but all norms and margins.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,17 +61,11 @@ def count_terms(corpus: Corpus, texts: Mapping[str, str], queries: int, seed: in
 
 def count_matrix(bm25: BM25, texts: Iterable[str]) -> sparse.csr_array:
     """How often each known term stands in each text: [texts, vocabulary]."""
-    columns: list[int] = []
-    values: list[int] = []
-    starts = [0]
-    for text in texts:
-        counts = Counter(bm25.vocabulary[term] for term in bm25.terms(text) if term in bm25.vocabulary)
-        for column in sorted(counts):
-            columns.append(column)
-            values.append(counts[column])
-        starts.append(len(columns))
-    shape = (len(starts) - 1, len(bm25.vocabulary))
-    return sparse.csr_array((np.array(values, dtype=np.float64), columns, starts), shape=shape)
+    known = [[bm25.vocabulary[t] for t in bm25.terms(text) if t in bm25.vocabulary] for text in texts]
+    rows = np.repeat(np.arange(len(known)), [len(row) for row in known])
+    columns = np.fromiter((column for row in known for column in row), np.int64, len(rows))
+    shape = (len(known), len(bm25.vocabulary))
+    return sparse.coo_array((np.ones(len(rows)), (rows, columns)), shape=shape).tocsr()  # adds up repeats
 
 
 def weigh(

@@ -1,12 +1,10 @@
 """Measure runs, test differences, and show results: tables, pictures and the report."""
 
 from paradigms.evaluate.measures import (
-    CUTOFFS,
     MEASURES,
     Interval,
     PerQuery,
     bootstrap_interval,
-    bootstrap_intervals,
     cutoff_curve,
     has_answer,
     on_split,
@@ -17,10 +15,8 @@ from paradigms.evaluate.measures import (
 )
 from paradigms.evaluate.pictures import alignment_picture, write_pictures
 from paradigms.evaluate.report import AlignmentExample, Report, SystemAlignment, recall_picture, write_report
-from paradigms.evaluate.significance import Comparison, compare, holm, paired_test
+from paradigms.evaluate.significance import compare, holm, paired_test
 from paradigms.evaluate.table import (
-    Cell,
-    ResultRow,
     ResultTable,
     csv_table,
     markdown_table,

@@ -202,10 +202,7 @@ def _ranks(query: str, scores: dict[str, float]) -> dict[str, float]:
 
 
 def _resampled_means(
-    values: Float[np.ndarray, "rows queries"],
-    resamples: int,
-    seed: int,
-    groups: Sequence[str] | None = None,
+    values: Float[np.ndarray, "rows queries"], resamples: int, seed: int, groups: Sequence[str] | None = None
 ) -> Float[np.ndarray, "resamples rows"]:
     """Mean of each row over each resample, which draws queries within each group."""
     rows, queries = values.shape

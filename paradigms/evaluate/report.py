@@ -92,12 +92,15 @@ def write_report(path: str | Path, report: Report) -> None:
     environment.filters["number"] = format_number
     compact = {"separators": (",", ":"), "allow_nan": False, "ensure_ascii": False}
     environment.policies["json.dumps_kwargs"] = compact
+    chart = io.BytesIO()
+    if any(report.curves.values()):
+        recall_picture(report.curves, report.curve).savefig(chart, format="png")
     page = environment.get_template("report.html.j2").render(
         report=report,
-        chart=_png(recall_picture(report.curves, report.curve)) if any(report.curves.values()) else "",
+        chart=base64.b64encode(chart.getvalue()).decode(),
         cutoffs=sorted({k for curve in report.curves.values() for k in curve}),
         cost_columns=list(dict.fromkeys(key for row in report.costs for key in row)),
-        examples=[_example_data(example) for example in report.alignments],
+        examples=[vars(e) | {"systems": [_system_data(e, s) for s in e.systems]} for e in report.alignments],
         has_rest=any(system.rest for example in report.alignments for system in example.systems),
     )
     write_text(path, page, errors="replace")
@@ -155,30 +158,13 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _png(figure: "Figure") -> str:
-    """A figure's PNG in base64."""
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png")
-    return base64.b64encode(stream.getvalue()).decode()
-
-
-def _example_data(example: AlignmentExample) -> dict:
-    """An example as the page's JSON block holds it; links flattened, numbers to 4 digits."""
-    return vars(example) | {"systems": [_system_data(example, system) for system in example.systems]}
-
-
 def _system_data(example: AlignmentExample, system: SystemAlignment) -> dict:
+    """A system as the page's JSON block holds it; links flattened, numbers to 4 digits."""
     where = f"query {example.query_id!r}, document {example.document_id!r}, system {system.system!r}"
     document, query = len(system.document_tokens), len(system.query_tokens)
     for i, j, _, _ in system.links:
         if not (0 <= i < document and 0 <= j < query):
             raise ValueError(f"{where}: link ({i}, {j}) outside {document} document and {query} query tokens")
-    for name, salience, length in (
-        ("query_salience", system.query_salience, query),
-        ("document_salience", system.document_salience, document),
-    ):
-        if salience is not None and len(salience) != length:
-            raise ValueError(f"{where}: {name} has {len(salience)} values for {length} tokens")
 
     def rounded(values: Iterable[float]) -> list[float]:
         digits = [float(f"{value:.4g}") for value in values]
@@ -186,8 +172,14 @@ def _system_data(example: AlignmentExample, system: SystemAlignment) -> dict:
             raise ValueError(f"{where}: a number is not finite")
         return digits
 
+    saliences = {}
+    for name, length in (("query_salience", query), ("document_salience", document)):
+        salience = getattr(system, name)
+        if salience is not None and len(salience) != length:
+            raise ValueError(f"{where}: {name} has {len(salience)} values for {length} tokens")
+        saliences[name] = None if salience is None else rounded(salience)
     z, rel, rest = rounded([system.Z, system.rel, system.rest])
-    return {
+    return saliences | {
         "system": system.system,
         "reads": system.reads,
         "query": system.query_tokens,
@@ -199,6 +191,4 @@ def _system_data(example: AlignmentExample, system: SystemAlignment) -> dict:
         "Z": z,
         "rel": rel,
         "rest": rest,
-        "query_salience": None if system.query_salience is None else rounded(system.query_salience),
-        "document_salience": None if system.document_salience is None else rounded(system.document_salience),
     }

@@ -29,11 +29,7 @@ class Comparison:
 
 
 def paired_test(
-    a: Float[np.ndarray, " queries"],
-    b: Float[np.ndarray, " _"],
-    *,
-    resamples: int = 9999,
-    seed: int = 0,
+    a: Float[np.ndarray, " queries"], b: Float[np.ndarray, " _"], *, resamples: int = 9999, seed: int = 0
 ) -> float:
     """Two-sided p of mean(a - b) = 0, a and b measured on the same queries, by the randomisation test.
 
@@ -86,11 +82,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def compare(
-    systems: Mapping[str, PerQuery],
-    baseline: str,
-    measures: Sequence[str] = ("nDCG@10",),
-    *,
-    seed: int = 0,
+    systems: Mapping[str, PerQuery], baseline: str, measures: Sequence[str] = ("nDCG@10",), *, seed: int = 0
 ) -> list[Comparison]:
     """Compare each system with the baseline on each of `measures`: one family of Holm's correction.
 
@@ -100,8 +92,7 @@ def compare(
     """
     if baseline not in systems:
         raise ValueError(f"the baseline {baseline!r} is not among the systems: {', '.join(systems)}")
-    pairs = [(system, baseline) for system in systems if system != baseline]
-    return _compare(systems, pairs, measures, seed)
+    return _compare(systems, [(name, baseline) for name in systems if name != baseline], measures, seed)
 
 
 def compare_all(
@@ -113,15 +104,11 @@ def compare_all(
 
 
 def _compare(
-    systems: Mapping[str, PerQuery],
-    pairs: Sequence[tuple[str, str]],
-    measures: Sequence[str],
-    seed: int,
+    systems: Mapping[str, PerQuery], pairs: Sequence[tuple[str, str]], measures: Sequence[str], seed: int
 ) -> list[Comparison]:
     first, reference = next(iter(systems.items()))
-    for measure in measures:
-        if measure not in reference.values:
-            raise ValueError(f"{measure!r} was not measured; there are: {', '.join(reference.values)}")
+    if lost := [measure for measure in measures if measure not in reference.values]:
+        raise ValueError(f"{lost[0]!r} was not measured; there are: {', '.join(reference.values)}")
     for system, results in systems.items():
         if results.queries != reference.queries:
             raise ValueError(

@@ -8,7 +8,7 @@ with. What has another head, or is no encoder, is refused.
 import logging
 from pathlib import Path
 
-from paradigms.baselines.classifier import SequenceClassifier
+from paradigms.baselines.cross_attention import SequenceClassifier
 from paradigms.encoder.backbone import pretrained
 from paradigms.encoder.published import MODULES, modules
 from paradigms.formats.heads import POOLED, encoder_with, one_vector

@@ -6,13 +6,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from paradigms.encoder.backbone import (
-    load_backbone,
-    load_model,
-    load_tokenizer,
-    packaged,
-    pretrained,
-)
+from paradigms.encoder.backbone import load_backbone, load_model, load_tokenizer, packaged, pretrained
 from paradigms.generative.decoder import FAMILIES
 from paradigms.generative.identifiers import END
 
@@ -64,9 +58,3 @@ def token_vectors(base: Any) -> Float[Tensor, "v h"]:
     """What a decoder reads for the base's tokens; those of an encoder get a root mean square of 1."""
     vectors = base.get_input_embeddings().weight.detach()
     return vectors if base.config.is_encoder_decoder else vectors / vectors.square().mean().sqrt()
-
-
-def dropout_of(config: Any) -> float:
-    """Of a T5 or a BART; 0 for a decoder over an encoder."""
-    rate: float = getattr(config, "dropout_rate", getattr(config, "dropout", 0.0))
-    return rate if config.is_encoder_decoder else 0.0

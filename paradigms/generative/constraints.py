@@ -47,22 +47,13 @@ def find_in_ranges(
     wanted: Int[np.ndarray, " x"],
 ) -> Int[np.ndarray, " x"]:
     """The place of wanted[n] in values[first[n]:last[n]], which ascends, counted from values[0]; else −1."""
-    low, high = first.copy(), last.copy()
-    while (open_ := np.flatnonzero(low < high)).size:  # a binary search in every range at once
-        middle = (low[open_] + high[open_]) // 2
-        less = values[middle] < wanted[open_]
-        low[open_[less]] = middle[less] + 1
-        high[open_[~less]] = middle[~less]
-    inside = np.flatnonzero(low < last)
-    place = np.full(len(low), -1, dtype=np.int64)
-    hit = inside[values[low[inside]] == wanted[inside]]
-    place[hit] = low[hit]
-    return place
+    parts = zip(first, last, wanted, strict=True)
+    places = first + np.array([np.searchsorted(values[a:b], v) for a, b, v in parts], dtype=np.int64)
+    hit = (places < last) & (values[np.minimum(places, len(values) - 1)] == wanted)
+    return np.where(hit, places, -1)
 
 
-def columns(
-    offsets: Int[np.ndarray, " n1"],
-) -> Iterator[tuple[Int[np.ndarray, " a"], Int[np.ndarray, " a"]]]:
+def columns(offsets: Int[np.ndarray, " n1"]) -> Iterator[tuple[Int[np.ndarray, " a"], Int[np.ndarray, " a"]]]:
     """For i = 0, 1, …: the sequences of a CSR that have an i-th token, and the places of these tokens."""
     lengths = np.diff(offsets)
     rows, i = np.flatnonzero(lengths), 0

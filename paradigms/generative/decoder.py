@@ -19,14 +19,14 @@ FAMILIES = ("t5", "mt5", "bart")  # model types whose decoders these are
 Drop = Callable[[Tensor], Tensor]
 
 
-def small_decoder(width: int, heads: int, layers: int, dropout: float) -> nn.Module:
+def small_decoder(width: int, heads: int, layers: int) -> nn.Module:
     """A decoder of T5 v1.1 with random weights, for encoder states of this width."""
     from transformers import T5Config
     from transformers.models.t5.modeling_t5 import T5Stack
 
     sizes: Any = {"d_model": width, "d_kv": max(1, width // heads), "d_ff": 2 * width, "num_heads": heads}
     kind: Any = {"feed_forward_proj": "gated-gelu", "is_decoder": True, "is_encoder_decoder": False}
-    stack = T5Stack(T5Config(vocab_size=2, num_layers=layers, dropout_rate=dropout, **sizes, **kind))
+    stack = T5Stack(T5Config(vocab_size=2, num_layers=layers, dropout_rate=0.0, **sizes, **kind))
     stack.set_input_embeddings(None)  # never read
     return stack
 
@@ -51,28 +51,31 @@ class Layer(NamedTuple):
 
 
 def layers_of(decoder: Any) -> list[Layer]:
-    layers = []
     if _after(decoder):
-        for each in decoder.layers:
-            own, crossing = (
-                Attention(a.q_proj, a.k_proj, a.v_proj, a.out_proj, a.num_heads, a.scaling, norm)
-                for a, norm in (
-                    (each.self_attn, each.self_attn_layer_norm),
-                    (each.encoder_attn, each.encoder_attn_layer_norm),
-                )
+        return [
+            Layer(
+                _attention(each.self_attn, each.self_attn_layer_norm),
+                _attention(each.encoder_attn, each.encoder_attn_layer_norm),
+                each,
+                each.final_layer_norm,
             )
-            layers.append(Layer(own, crossing, each, each.final_layer_norm))
-        return layers
-    for first, second, feed in (block.layer for block in decoder.block):
-        own, crossing = (
-            Attention(a.q, a.k, a.v, a.o, a.n_heads, 1.0, norm)
-            for a, norm in (
-                (first.SelfAttention, first.layer_norm),
-                (second.EncDecAttention, second.layer_norm),
-            )
+            for each in decoder.layers
+        ]
+    return [
+        Layer(
+            _attention(own.SelfAttention, own.layer_norm),
+            _attention(crossing.EncDecAttention, crossing.layer_norm),
+            feed.DenseReluDense,
+            feed.layer_norm,
         )
-        layers.append(Layer(own, crossing, feed.DenseReluDense, feed.layer_norm))
-    return layers
+        for own, crossing, feed in (block.layer for block in decoder.block)
+    ]
+
+
+def _attention(a: Any, norm: nn.Module) -> Attention:
+    if hasattr(a, "q_proj"):
+        return Attention(a.q_proj, a.k_proj, a.v_proj, a.out_proj, a.num_heads, a.scaling, norm)
+    return Attention(a.q, a.k, a.v, a.o, a.n_heads, 1.0, norm)
 
 
 def _after(decoder: Any) -> bool:
@@ -123,10 +126,8 @@ def decode(
     drop_weights = _dropout(decoder, config.attention_dropout) if after else drop
     before = past[0][0].shape[2] if past else 0
     if after:
-        places = before + torch.arange(inputs.shape[2], device=inputs.device)
-        positions = nn.functional.embedding(
-            places + decoder.embed_positions.offset, decoder.embed_positions.weight
-        )
+        table, places = decoder.embed_positions, torch.arange(inputs.shape[2], device=inputs.device)
+        positions = nn.functional.embedding(table.offset + before + places, table.weight)
         inputs = _norm(decoder.layernorm_embedding, inputs + positions, trace)
     x = drop(inputs)
     bias = _bias(decoder, before, inputs)
@@ -138,20 +139,11 @@ def decode(
         return x + drop(part(_norm(norm, x, trace), *given))
 
     for number, layer in enumerate(layers_of(decoder)):
-        seen = past[number] if past else None
-        x = add(x, layer.own.norm, _self_attention, layer.own, seen, bias, memory, drop_weights, trace)
-        crossed = memory.crossed[number]
-        x = add(
-            x,
-            layer.crossing.norm,
-            _cross_attention,
-            layer.crossing,
-            crossed,
-            memory.mask,
-            drop_weights,
-            trace,
-        )
-        x = add(x, layer.feed_norm, _feed_forward, layer.feed, drop, trace)
+        own, crossing, feed, feed_norm = layer
+        seen, crossed = past[number] if past else None, memory.crossed[number]
+        x = add(x, own.norm, _self_attention, own, seen, bias, memory, drop_weights, trace)
+        x = add(x, crossing.norm, _cross_attention, crossing, crossed, memory.mask, drop_weights, trace)
+        x = add(x, feed_norm, _feed_forward, feed, drop, trace)
     if after:
         return x
     if trace is not None:

@@ -21,8 +21,7 @@ from paradigms.data import Corpus
 from paradigms.encoder.backbone import load_heads, quiet
 from paradigms.encoder.frozen import LowerStates, precision
 from paradigms.encoder.text import Batch
-from paradigms.generative import backbone as bases
-from paradigms.generative.backbone import encoder_of, load_base, load_base_tokenizer, token_vectors
+from paradigms.generative import backbone as base
 from paradigms.generative.decoder import Memory, decode, remember, small_decoder
 from paradigms.generative.identifiers import START, Identifiers, Targets
 from paradigms.generative.np_decoding import Clusters, cluster_tokens
@@ -49,9 +48,9 @@ class Generative(Trainable):
         super().__init__()
         check_places(settings, identifiers)
         self.settings, self.identifiers = settings, identifiers
-        self.backbone: Any = load_base(backbone)
+        self.backbone: Any = base.load_base(backbone)
         config = self.backbone.config
-        self.tokenizer = load_base_tokenizer(backbone, config.vocab_size)
+        self.tokenizer = base.load_base_tokenizer(backbone, config.vocab_size)
         self.width: int = config.hidden_size
         self.states: LowerStates | None = None  # of a frozen encoder; see `keep_states`
         own = settings.tokens == "own"
@@ -66,17 +65,18 @@ class Generative(Trainable):
             clusters.check(identifiers, self.width)
         self.clusters = clusters
         size = identifiers.vocabulary if own else config.vocab_size
-        vectors = token_vectors(self.backbone)
+        vectors = base.token_vectors(self.backbone)
         heads, layers = getattr(config, "num_attention_heads", 8), settings.decoder_layers
-        self.added = None if config.is_encoder_decoder else small_decoder(self.width, heads, layers, 0.0)
+        self.added = None if config.is_encoder_decoder else small_decoder(self.width, heads, layers)
         self.embedding = None
         if own:
             self.embedding = nn.Parameter(torch.randn(size, self.width) * vectors.std())  # as it reads others
         elif self.added is not None and clusters is None:
             self.embedding = nn.Parameter(vectors.clone())
         self.table = nn.Parameter(torch.randn(size, self.width)) if own and not settings.pawa_rank else None
-        pawa = size, self.width, settings.pawa_rank, settings.pawa_layers, bases.dropout_of(config)
-        self.pawa = Pawa(*pawa) if settings.pawa_rank else None
+        dropout = getattr(config, "dropout_rate", getattr(config, "dropout", 0.0))  # of a T5, or a BART
+        pawa = size, self.width, settings.pawa_rank, settings.pawa_layers
+        self.pawa = Pawa(*pawa, dropout if self.added is None else 0.0) if settings.pawa_rank else None
         if config.is_encoder_decoder and (settings.tokens != "backbone" or self.pawa is not None):
             output = self.backbone.lm_head.weight  # never read, so it would get no gradient
             output.requires_grad_(output is self.backbone.get_input_embeddings().weight)
@@ -95,30 +95,29 @@ class Generative(Trainable):
         seed: int = 0,
     ) -> "Generative":
         """A model to be trained. For NP-decoding the backbone's encoder reads the corpus first."""
+        if settings.refresh and settings.frozen:  # older models that have both are still loaded
+            raise ValueError(f"refresh={settings.refresh}: a frozen encoder's vectors stay in their clusters")
         clusters = None
         if settings.tokens == "clusters":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-            base = load_base(backbone).to(device).eval()
-            tokenizer = load_base_tokenizer(backbone, base.config.vocab_size)
-            reading = encoder_of(base), token_vectors(base), tokenizer, corpus, identifiers
-            sizes: dict[str, Any] = {"k": settings.clusters, "length": settings.document_length}
-            clusters = cluster_tokens(*reading, **sizes, seed=seed, progress=True)
+            read = base.load_base(backbone).to("cuda" if torch.cuda.is_available() else "cpu").eval()
+            tokenizer = base.load_base_tokenizer(backbone, read.config.vocab_size)
+            reading = base.encoder_of(read), base.token_vectors(read), tokenizer, corpus, identifiers
+            k, length = settings.clusters, settings.document_length
+            clusters = cluster_tokens(*reading, k=k, length=length, seed=seed)
         model = cls(settings, backbone, identifiers, clusters)
         if model.added is not None and (settings.tokens, settings.softmax) == ("backbone", "vocabulary"):
-            model.settings = replace(
-                settings, softmax="identifiers"
-            )  # the decoder has written nothing before
+            model.settings = replace(settings, softmax="identifiers")  # the decoder has written nothing yet
             model._places = model._softmax_tokens()
         return model
 
-    def refresh(self, corpus: Corpus, *, progress: bool = False) -> None:
+    def refresh(self, corpus: Corpus) -> None:
         """Cluster the identifiers' tokens anew by the encoder as it is; draws from no training generator."""
         if self.clusters is None:
             raise ValueError(f"{self.name} has no clusters to renew: its tokens are {self.settings.tokens!r}")
+        reading = self.encoder, self.clusters.vectors, self.tokenizer, corpus, self.identifiers
+        k, length = self.settings.clusters, self.settings.document_length
         with self.evaluating():
-            reading = self.encoder, self.clusters.vectors, self.tokenizer, corpus, self.identifiers
-            sizes: dict[str, Any] = {"k": self.settings.clusters, "length": self.settings.document_length}
-            new = cluster_tokens(*reading, **sizes, old=self.clusters, progress=progress)
+            new = cluster_tokens(*reading, k=k, length=length, old=self.clusters)
         self.clusters.load_state_dict(new.state_dict())
 
     @property
@@ -127,23 +126,21 @@ class Generative(Trainable):
 
     def description(self) -> dict[str, Any]:
         """Settings and identifiers; of clusters only what no refresh changes."""
-        surface = None
-        if self.clusters is not None:
-            surface = hashlib.sha256(self.clusters.surface.astype("<i8").tobytes()).hexdigest()
-        return asdict(self.settings) | {"identifiers": self.identifiers.digest, "clusters_of": surface}
+        surface = None if self.clusters is None else self.clusters.surface.astype("<i8").tobytes()
+        clusters = None if surface is None else hashlib.sha256(surface).hexdigest()
+        return asdict(self.settings) | {"identifiers": self.identifiers.digest, "clusters_of": clusters}
 
     def tokenize(self, texts: Sequence[str]) -> Batch:
         """Sources: queries, or passages in their place; every token counts, </s> too."""
         return self.batch(self.token_ids(texts))
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        cut = {"truncation": True, "max_length": self.settings.query_length}
-        return self.tokenizer(list(texts), **cut, return_attention_mask=False)["input_ids"] if texts else []
+        cut = {"truncation": True, "max_length": self.settings.query_length, "return_attention_mask": False}
+        return self.tokenizer(list(texts), **cut)["input_ids"] if texts else []
 
     def batch(self, rows: Sequence[Sequence[int]]) -> Batch:
         """Sources from their `token_ids`."""
-        length = max(map(len, rows))
-        pad = self.tokenizer.pad_token_id
+        length, pad = max(map(len, rows)), self.tokenizer.pad_token_id
         ids = torch.tensor([[*row, *[pad] * (length - len(row))] for row in rows])
         mask = torch.arange(length) < torch.tensor([len(row) for row in rows])[:, None]
         return Batch(ids, mask.long(), mask)
@@ -160,7 +157,7 @@ class Generative(Trainable):
 
     @property
     def encoder(self) -> Any:
-        return encoder_of(self.backbone)
+        return base.encoder_of(self.backbone)
 
     @property
     def decoder(self) -> Any:
@@ -192,8 +189,7 @@ class Generative(Trainable):
             return self.encoder(**sources.to(self.device).inputs()).last_hidden_state
 
     def keep_states(self, folder: Path) -> LowerStates:
-        """Keep what a frozen encoder gives of sources, in float16, in `folder`; models of one encoder share
-        it.
+        """Keep what a frozen encoder gives of sources, in float16, in `folder`, for all models of it.
 
         ValueError for an encoder that is trained.
         """
@@ -213,7 +209,7 @@ class Generative(Trainable):
         """The output vectors against which the states of the last m of the prefix's t places are held."""
         adapted = None
         if self.pawa is not None:
-            adapted = self.pawa.adapt(self.embed(prefix))[..., prefix.shape[-1] - states.shape[-2] :, :]
+            adapted = self.pawa.adapt(self.embed(prefix))[..., -states.shape[-2] :, :]
         return Outputs(states * self._scale, adapted, self._output_table, self.pawa)
 
     @property
@@ -224,22 +220,19 @@ class Generative(Trainable):
 
     @property
     def _output_table(self) -> Tensor | None:
-        if self.pawa is not None:
-            return None
+        if self.pawa is not None or self.table is not None:
+            return self.table
         if self.clusters is not None:
             return self.clusters.vectors
-        if self.table is not None:
-            return self.table
         return self.backbone.lm_head.weight if self.added is None else self.embedding
 
     @property
     def _scale(self) -> float:
         """s of logit_v = s · hᵀ w_v: T5 v1.0 divides by √h where v1.1 and mT5 do not."""
-        if self.settings.tokens != "backbone" or self.settings.pawa_rank or self.added is not None:
-            return self.width**-0.5
-        config = self.backbone.config
-        scaled = getattr(config, "scale_decoder_outputs", config.tie_word_embeddings)
-        return self.width**-0.5 if scaled and config.model_type == "t5" else 1.0
+        config, own = self.backbone.config, self.settings.tokens != "backbone" or self.settings.pawa_rank
+        tied = getattr(config, "scale_decoder_outputs", config.tie_word_embeddings)
+        scaled = own or self.added is not None or (tied and config.model_type == "t5")
+        return self.width**-0.5 if scaled else 1.0
 
     def forward(self, sources: Batch, targets: Targets) -> Float[Tensor, "b n m"]:
         """log p(d_i | d_<i, q) of every target token, 0 at padding."""
@@ -285,7 +278,6 @@ class Generative(Trainable):
         return [torch.from_numpy(self.clusters.expand(place.numpy())[1]) for place in tokens]
 
     def _alphabet(self, place: int) -> Tensor:
-        """The tokens that stand at a place of some identifier."""
         assert self._places is not None
         if self._places[0].device != self.device:  # moved once, not at every place of every batch
             self._places = [tokens.to(self.device) for tokens in self._places]
@@ -293,8 +285,7 @@ class Generative(Trainable):
 
     def target(self, identifier: int) -> list[int]:
         """The tokens that the decoder writes for an identifier, the end token last."""
-        start, stop = self.identifiers.offsets[identifier : identifier + 2]
-        tokens = self.target_tokens[start:stop].tolist()
+        tokens = self.target_tokens[slice(*self.identifiers.offsets[identifier : identifier + 2])].tolist()
         return tokens if self.identifiers.end is None else [*tokens, self.identifiers.end]
 
     def written(self, document: int, target: Sequence[int]) -> list[int]:
@@ -319,18 +310,17 @@ class Generative(Trainable):
 
     def names(self, document: int) -> list[list[int]]:
         """The token sequences that reranking scores: identifiers, or windows of `span` tokens."""
-        ids, tokens = self.identifiers, self.target_tokens
+        ids, span = self.identifiers, self.settings.span
         if ids.kind != "text":
             return [self.target(n) for n in ids.of(document)]
-        windows = (window for n in ids.of(document) for window in ids.windows(n, self.settings.span))
-        return [tokens[window].tolist() for window in windows]
+        return [self.target_tokens[at].tolist() for n in ids.of(document) for at in ids.windows(n, span)]
 
     def labels(self, tokens: Sequence[int]) -> list[str]:
         """A readable name for each token that the decoder writes."""
         if self.settings.tokens == "own":
             return ["end" if token == self.identifiers.end else str(token) for token in tokens]
-        surface = tokens if self.clusters is None else self.clusters.surface[list(tokens)].tolist()
-        return self.tokenizer.convert_ids_to_tokens(list(surface))
+        surface = list(tokens) if self.clusters is None else self.clusters.surface[list(tokens)].tolist()
+        return self.tokenizer.convert_ids_to_tokens(surface)
 
     @property
     def target_tokens(self) -> Int[np.ndarray, " t"]:
@@ -357,5 +347,4 @@ class Generative(Trainable):
 
     def _heads(self) -> dict[str, Tensor]:
         """The weights that are not the backbone's own."""
-        state = self.state_dict().items()
-        return {name: t.contiguous() for name, t in state if not name.startswith("backbone.")}
+        return {n: t.contiguous() for n, t in self.state_dict().items() if not n.startswith("backbone.")}

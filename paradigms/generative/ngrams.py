@@ -47,6 +47,8 @@ class NGramIndex:
         """The index of the documents tokens[offsets[d]:offsets[d + 1]]. ValueError if all are empty."""
         from pydivsufsort import divsufsort, kasai
 
+        from paradigms.generative.compiled import previous_smaller
+
         if not len(tokens):
             raise ValueError("an n-gram index needs at least one token: every document is empty")
         text = np.insert(tokens.astype(np.int32), offsets[1:], SEPARATOR)
@@ -59,7 +61,7 @@ class NGramIndex:
         until_end = np.repeat(starts[1:] - 1, np.diff(starts)) - np.arange(len(text))
         shared = np.minimum(shared, until_end[rows])
         stride = int(np.diff(starts).max())  # more than any depth
-        changes = _previous_smaller(shared)[1:] * stride + shared[1:]  # the node whose successor changes here
+        changes = previous_smaller(shared)[1:] * stride + shared[1:]  # the node whose successor changes here
         nodes = np.union1d(changes, 0)  # the empty n-gram is one even where nothing changes
         keys = np.concatenate([nodes, changes])
         lows = np.concatenate([nodes // stride, np.arange(1, len(rows))])  # every node's first successor, too
@@ -136,29 +138,3 @@ class NGramIndex:
         single = np.flatnonzero((first == last) & (lo < hi))
         only[single] = self.text[self.rows[lo[single]] + depth[single]]
         return first, last, only
-
-
-def _previous_smaller(values: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """max{j < i : values[j] < values[i]} for each i, or 0, in O(n log n).
-
-    In a binary tree of minima: up to the nearest block on the left with a smaller value, then down to its
-    last.
-    """
-    levels = [values]
-    while len(levels[-1]) > 1:
-        level = levels[-1]
-        pairs = np.append(level, level[-1:]) if len(level) % 2 else level
-        levels.append(pairs.reshape(-1, 2).min(1))
-    block, height = np.zeros(len(values), dtype=np.int64), np.zeros(len(values), dtype=np.int8)
-    open_ = np.arange(len(values))
-    for k, level in enumerate(levels):
-        left = (open_ >> k) - 1
-        open_, left = open_[left >= 0], left[left >= 0]
-        hit = level[left] < values[open_]
-        block[open_[hit]], height[open_[hit]] = left[hit], k
-        open_ = open_[~hit]
-    for k in range(len(levels) - 2, -1, -1):
-        down = np.flatnonzero(height > k)
-        right = 2 * block[down] + 1
-        block[down] = right - (levels[k][right] >= values[down])
-    return block

@@ -37,10 +37,7 @@ class Clusters(nn.Module):
     """
 
     def __init__(
-        self,
-        vectors: Float[Tensor, "c h"],
-        surface: Int[np.ndarray, " c"],
-        labels: Int[np.ndarray, " t"],
+        self, vectors: Float[Tensor, "c h"], surface: Int[np.ndarray, " c"], labels: Int[np.ndarray, " t"]
     ) -> None:
         super().__init__()
         # Not a buffer: DistributedDataParallel would send those to every process at every step.
@@ -107,7 +104,6 @@ def cluster_tokens(
     length: int,
     old: Clusters | None = None,
     seed: int = 0,
-    progress: bool = False,
 ) -> Clusters:
     """argmin over C, c of Σ_t ‖x_t − C_c(t)‖², locally, c(t) one of at most k clusters of t's surface token.
 
@@ -136,8 +132,8 @@ def cluster_tokens(
         vectors = np.memmap(file, np.float32, "w+", shape=(len(group), reference.shape[1]))
         around = _around(tokenizer)
         rows = _windows(tokenizer, corpus, identifiers, length - sum(map(len, around)))
-        end = _embed(encoder, rows, around, groups.place, vectors, progress)
-        centroids, labels = grouped_kmeans(vectors, groups, wanted, warm, seed, progress)
+        end = _embed(encoder, rows, around, groups.place, vectors, old is None)
+        centroids, labels = grouped_kmeans(vectors, groups, wanted, warm, seed, old is None)
     numbers = group * centroids.shape[1] + labels
     kept = np.arange(centroids.shape[1]) < wanted[:, None]
     if old is None:

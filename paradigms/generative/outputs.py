@@ -1,5 +1,6 @@
 """logit_v = s · h_iᵀ w_v and what is made of it: probabilities, and the vectors that D is made of."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -24,7 +25,7 @@ class Pawa(nn.Module):
         self.memory = nn.Parameter(torch.randn(1, 1, width))
         self.places = nn.Parameter(torch.randn(PLACES, width) * 0.02)
         layer = nn.TransformerDecoderLayer(
-            width, _heads(width), 2 * width, dropout, batch_first=True, norm_first=True
+            width, math.gcd(width, 8), 2 * width, dropout, batch_first=True, norm_first=True
         )
         self.adaptor = nn.TransformerDecoder(layer, layers, norm=nn.LayerNorm(width))
         self.reduce = nn.Identity() if rank == width else nn.Linear(width, rank, bias=False)
@@ -68,10 +69,6 @@ class Pawa(nn.Module):
         """The mean of E_v a_i over the candidates (None: the vocabulary)."""
         matrices = self.matrices if candidates is None else self.matrices[candidates]
         return torch.einsum("hr,...r->...h", matrices.mean(0), adapted)
-
-
-def _heads(width: int) -> int:
-    return next(n for n in (8, 4, 2, 1) if width % n == 0)
 
 
 ScoreName = Literal["log_probability", "logit", "centred_logit"]

@@ -1,6 +1,6 @@
 """The documents of a corpus by what a decoder writes for a query: generative retrieval's index."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cached_property
 from typing import Any
@@ -63,19 +63,13 @@ class GenerativeRetriever:
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
-        settings = self.model.settings
-        names, found = list(queries), dict[str, dict[str, float]]()
+        settings, found = self.model.settings, dict[str, dict[str, float]]()
         wanted = HYPOTHESES.get(self.model.device.type, MANY_HYPOTHESES) // settings.beams
         step = min(max(1, wanted), QUERIES)
-        order = sorted(names, key=lambda name: len(queries[name]))  # of like length together
-        with progress_bar(progress) as bar:
-            task = bar.add_task(f"search {settings.name}", total=len(order))
-            for batch in (order[start : start + step] for start in range(0, len(order), step)):
-                texts = [queries[name] for name in batch]
-                for name, scores in zip(batch, self._search(texts), strict=True):
-                    found[name] = self._ranked(scores.items(), k)
-                bar.advance(task, len(batch))
-        return {name: found[name] for name in names}
+        for batch in _batches(queries, queries, step, f"search {settings.name}", progress):
+            for query, scores in zip(batch, self._search([queries[query] for query in batch]), strict=True):
+                found[query] = self._ranked(scores.items(), k)
+        return {query: found[query] for query in queries}
 
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
         """rel of the run's queries and documents under `settings.score`, best first.
@@ -104,20 +98,16 @@ class GenerativeRetriever:
         if lost is not None:
             raise KeyError(f"the run names the document {lost!r}, which has no identifier in {settings.name}")
         found: list[Run] = [{} for _ in scorers]
-        order = sorted(run, key=lambda query: len(queries[query]))
-        with progress_bar(progress) as bar:
-            task = bar.add_task(f"rerank {settings.name}", total=len(order))
-            for batch in (order[start : start + QUERIES] for start in range(0, len(order), QUERIES)):
-                named = [{id: self._names(positions[id], whole) for id in run[query]} for query in batch]
-                sequences = [sorted({t for names in of.values() for t in names}) for of in named]
-                sources = self.model.tokenize([queries[query] for query in batch])
-                scores = sequence_scores(self.model, sources, sequences, *scorers)
-                for query, of, own, rows in zip(batch, named, sequences, scores, strict=True):
-                    for place, values in enumerate(rows):
-                        rel = dict(zip(own, values.tolist(), strict=True))
-                        best = {id: max((rel[t] for t in names), default=-np.inf) for id, names in of.items()}
-                        found[place][query] = best_first(best)
-                bar.advance(task, len(batch))
+        for batch in _batches(run, queries, QUERIES, f"rerank {settings.name}", progress):
+            named = [{id: self._names(positions[id], whole) for id in run[query]} for query in batch]
+            sequences = [sorted({t for names in of.values() for t in names}) for of in named]
+            sources = self.model.tokenize([queries[query] for query in batch])
+            scores = sequence_scores(self.model, sources, sequences, *scorers)
+            for query, of, own, rows in zip(batch, named, sequences, scores, strict=True):
+                for place, values in enumerate(rows):
+                    rel = dict(zip(own, values.tolist(), strict=True))
+                    best = {id: max((rel[t] for t in names), default=-np.inf) for id, names in of.items()}
+                    found[place][query] = best_first(best)
         return [{query: of[query] for query in run} for of in found]
 
     def _search(self, texts: list[str]) -> list[dict[int, float]]:
@@ -155,6 +145,16 @@ class GenerativeRetriever:
         model = self.model
         names = map(model.target, model.identifiers.of(document)) if whole else model.names(document)
         return [tuple(name) for name in names if name]
+
+
+def _batches(
+    some: Iterable[str], queries: Mapping[str, str], size: int, doing: str, progress: bool
+) -> Iterator[list[str]]:
+    """At most `size` of the queries at once, those of like length together."""
+    order = sorted(some, key=lambda query: len(queries[query]))
+    with progress_bar(progress) as bar:
+        for start in bar.track(range(0, len(order), size), description=doing):
+            yield order[start : start + size]
 
 
 def _finished(trie: Trie, hypotheses: Hypotheses) -> dict[int, float]:

@@ -151,9 +151,10 @@ def seal_scores(
     starts = index.starts[documents], index.starts[documents + 1] - 1
     size = int(index.branches(index.start()).tokens[-1]) + 1
     found = np.ascontiguousarray(found[:, 1:])
-    from paradigms.generative import free_places
+    from paradigms.generative import compiled
 
-    scores = free_places.score(found, bounds, *starts, index.text, grams, offsets, weights, late, size)
+    given = bounds, *starts, index.text, grams, offsets, weights, late, size, BETA
+    scores = compiled.score(found, *given)
     return dict(zip(documents.tolist(), scores.tolist(), strict=True))
 
 

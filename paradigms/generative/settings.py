@@ -50,8 +50,6 @@ class GenerativeSettings:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.refresh and self.tokens != "clusters":
             raise ValueError(f"refresh={self.refresh} renews the clusters of NP-decoding: tokens='clusters'")
-        if self.refresh and self.frozen:
-            raise ValueError(f"refresh={self.refresh}: a frozen encoder's vectors stay in their clusters")
         if self.tokens == "clusters" and self.document_length < 2:
             raise ValueError("NP-decoding reads tokens and </s>: document_length must be at least 2")
         if self.pawa_rank and self.tokens == "clusters":

@@ -1,16 +1,19 @@
-"""−(1/b) Σ log softmax(rel/τ)[positive] over in-batch and hard negatives of all processes, and sparsity."""
+"""−(1/b) Σ log softmax(rel/τ)[positive]: over the negatives of all processes, or over a query's own."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
+from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.core import Tokens
 from paradigms.data import Corpus
+from paradigms.encoder.text import Batch
 from paradigms.model import Paradigm
 from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.splade import SpladeSettings
-from paradigms.train.examples import Example, TrainingBatch, check_taught, tokenised
+from paradigms.train.examples import Example, TrainingBatch, check_taught, teacher_scores, tokenised
 from paradigms.train.losses import Distillation, Objective, contrastive, sparsity
 from paradigms.train.parallel import gather, gather_documents, place_among
 
@@ -65,9 +68,8 @@ class Contrastive(Objective):
         if self.in_batch:
             loss = contrastive(scores, target, batch.excluded(positions), self.temperature)
         else:
-            own = scores.gather(1, batch.own(first))
-            none = torch.zeros_like(own, dtype=torch.bool)
-            loss = contrastive(own, torch.zeros_like(target), none, self.temperature)
+            own = scores.gather(1, batch.own(first)) / self.temperature
+            loss = cross_entropy(own, torch.zeros_like(target))
         if self.distillation is not None:
             assert batch.teacher is not None
             own = scores.gather(1, batch.own(first)) / self.temperature
@@ -79,6 +81,48 @@ class Contrastive(Objective):
             loss = loss + self.share * (few + settings.document_sparsity * sparsity(pool, settings.sparsity))
         gamma = settings.salience_l1
         return loss + gamma * (mean_salience(queries) + mean_salience(documents)) if gamma else loss
+
+
+class Listwise(Objective):
+    """A reranker's objective: Luan et al. 2021, §4.2; localised contrastive estimation (Gao et al. 2021).
+
+    Documents of other queries are no negatives: each would cost one more pass of the encoder. ValueError
+    where examples have no negatives, or some more than others.
+    """
+
+    def __init__(
+        self,
+        model: CrossAttention,
+        corpus: Corpus,
+        examples: Sequence[Example],
+        temperature: float | None = None,  # τ; None = 1: s has a scale of its own
+        distillation: Distillation | None = None,
+    ) -> None:
+        counts = sorted({len(example.negatives) for example in examples})
+        if len(counts) != 1 or counts[0] < 1:
+            raise ValueError(
+                f"{model.name} needs equally many hard negatives for every query, at least one, and has "
+                f"{' or '.join(map(str, counts)) or 'no examples'}: set negatives"
+            )
+        if distillation is not None:
+            check_taught(examples)
+        self.model, self.corpus, self.examples = model, corpus, examples
+        self.candidates, self.distillation = 1 + counts[0], distillation
+        self.temperature = temperature or 1.0
+
+    def collate(self, examples: list[Example]) -> tuple[Batch, Tensor | None]:
+        """b · (1 + k) pairs, each query's positive first, and t of them where there is a teacher."""
+        queries = [example.query for example in examples for _ in range(self.candidates)]
+        documents = [p for example in examples for p in (example.positive, *example.negatives)]
+        return self.model.tokenize(queries, [self.corpus[p] for p in documents]), teacher_scores(examples)
+
+    def loss(self, model: nn.Module, batch: tuple[Batch, Tensor | None]) -> Tensor:
+        pairs, teacher = batch
+        scores = model(pairs).view(-1, self.candidates) / self.temperature
+        loss = cross_entropy(scores, torch.zeros(len(scores), dtype=torch.long, device=scores.device))
+        if self.distillation is None or teacher is None:
+            return loss
+        return self.distillation.joined(loss, scores, teacher)
 
 
 def mean_salience(tokens: Tokens) -> Tensor:

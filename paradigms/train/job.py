@@ -35,9 +35,8 @@ from paradigms.io.typed import parse_json
 from paradigms.model import Paradigm, autocast
 from paradigms.train import tracking
 from paradigms.train.checkpoint import sha256
-from paradigms.train.contrastive import Contrastive
+from paradigms.train.contrastive import Contrastive, Listwise
 from paradigms.train.examples import Example, StepSampler, build_examples
-from paradigms.train.listwise import Listwise
 from paradigms.train.loop import TrainingSettings, freeze, train
 from paradigms.train.losses import Objective
 from paradigms.train.parallel import sharded
@@ -170,7 +169,8 @@ def fit(
     if (teacher is None) != (training.distillation is None):
         raise ValueError("a distillation needs a teacher, and a teacher a distillation: give both or neither")
     corpus, (queries, dev_split) = collection.corpus, splits
-    train_run, dev_run = map(partial(_others, corpus), splits, runs)
+    # Without a query's own document, which is no negative of it.
+    train_run, dev_run = (without_own(r, own_documents(corpus, s)) for s, r in zip(splits, runs, strict=True))
     problems = Problems()
     given: dict[str, Any] = {"suspects": suspects, "teacher": teacher, "problems": problems}
     examples = build_examples(corpus, queries, train_run, negatives, NEGATIVES_DEPTH, training.seed, **given)
@@ -201,11 +201,6 @@ def deleted_after(folder: Path, accelerator: Accelerator) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _others(corpus: Corpus, split: Split, run: Run) -> Run:
-    """The run of the split without a query's own document, no negative of it (`own_documents`)."""
-    return without_own(run, own_documents(corpus, split))
-
-
 def keep_states(
     paradigm: Paradigm,
     trained_layers: int,
@@ -223,12 +218,10 @@ def keep_states(
     for side in SIDES:
         tower = encoder.of(side) if isinstance(encoder, TwoTowers) else encoder
         assert tower.split is not None
+        tokenize, layout = partial(tower.tokenize, side=side), tower.layout(side)
         with autocast(accelerator.device, accelerator.mixed_precision):
             store = tower.keep_states(folder)
-            tokenize = partial(tower.tokenize, side=side)
-            add_states(
-                store, texts.get(side, ()), tokenize, tower.split.compute, accelerator, tower.layout(side)
-            )
+            add_states(store, texts.get(side, ()), tokenize, tower.split.compute, accelerator, layout)
 
 
 def add_states(

@@ -1,7 +1,6 @@
 """−(1/b) Σ log p(target | source): maximum likelihood of identifiers, what generative retrieval trains on."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -14,17 +13,6 @@ from paradigms.generative.model import Generative
 from paradigms.generative.pairs import Pair
 from paradigms.train.losses import Objective
 from paradigms.train.parallel import world
-
-
-@dataclass(frozen=True)
-class PairBatch:
-    """b sources and one target for each."""
-
-    sources: Batch
-    targets: Targets
-
-    def to(self, device: torch.device | str) -> "PairBatch":
-        return PairBatch(self.sources.to(device), self.targets.to(device))
 
 
 class Likelihood(Objective):
@@ -40,16 +28,16 @@ class Likelihood(Objective):
         self.renews = model.settings.refresh > 0
         self._ids: dict[str, list[int]] = {}  # of sources that were read before
 
-    def collate(self, examples: list[Pair]) -> PairBatch:
+    def collate(self, examples: list[Pair]) -> tuple[Batch, Targets]:
+        """b sources and one target for each."""
         new = [pair.source for pair in examples if pair.source not in self._ids]
         self._ids |= zip(new, self.model.token_ids(new), strict=True)
         targets = [[self.model.written(pair.document, pair.target)] for pair in examples]
-        return PairBatch(
-            self.model.batch([self._ids[pair.source] for pair in examples]), self.model.targets(targets)
-        )
+        sources = self.model.batch([self._ids[pair.source] for pair in examples])
+        return sources, self.model.targets(targets)
 
-    def loss(self, model: nn.Module, batch: PairBatch) -> Tensor:
-        return -model(batch.sources, batch.targets).sum() / len(batch.targets.ids)
+    def loss(self, model: nn.Module, batch: tuple[Batch, Targets]) -> Tensor:
+        return -model(*batch).sum() / len(batch[1].ids)
 
     def prepare(self, step: int) -> None:
         """ASYNC: the clusters anew, made by the first process for all."""

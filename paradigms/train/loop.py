@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import send_to_device
 from torch.autograd.graph import increment_version
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
@@ -112,58 +113,46 @@ def train(
         by_main(lambda: stack.enter_context(locked(folder, make=True)), accelerator)
         if settings.fast_cpu:
             stack.enter_context(fast_cpu(paradigm))
-        _train(paradigm, objective, settings, folder, accelerator, dev, progress)
+        run = _Run(paradigm, objective, settings, folder, accelerator)
+        start = run.state.resume()
+        micro = settings.accumulation
+        sampler = StepSampler(
+            len(objective.examples),
+            settings.batch_size,
+            settings.steps * micro,
+            start=start * micro,
+            rank=accelerator.process_index,
+            world=accelerator.num_processes,
+            seed=settings.seed,
+        )
+        loader: DataLoader[Any] = DataLoader(
+            objective.examples,  # type: ignore[arg-type]  # a sequence is a dataset
+            batch_sampler=sampler,
+            collate_fn=objective.collate,
+            num_workers=settings.workers,
+            generator=torch.Generator(),  # opening a loader must not draw from the generator of the dropout
+        )
+        batches = iter(loader)
+        with progress_bar(progress and accelerator.is_main_process) as bar:
+            task = bar.add_task(f"train {paradigm.name}", total=settings.steps, completed=start)
+            if dev is not None and run.state.best == -math.inf:  # at the start, or of a run without it so far
+                bar.update(task, description=f"train {paradigm.name}, dev queries")
+                run.measure(start, dev)
+            for step in range(start, settings.steps):
+                with ending_all(accelerator, step):
+                    loss = run.step(step, batches)
+                bar.update(task, completed=step + 1, description=f"train {paradigm.name} loss {loss:.3f}")
+                done, last = step + 1, step + 1 == settings.steps
+                if dev is not None and (last or _due(done, settings.evaluate_every)):
+                    bar.update(task, description=f"train {paradigm.name} loss {loss:.3f}, dev queries")
+                    run.measure(done, dev, last=last)
+                if last or _due(done, settings.save_every or settings.evaluate_every):
+                    run.state.save(done)
+        accelerator.wait_for_everyone()
+        accelerator.unwrap_model(run.model, keep_fp32_wrapper=False)  # its precision was the training's
     if dev is None and not isinstance(paradigm, FSDPModule):
         return paradigm
     return type(paradigm).from_pretrained(place(folder, settings.steps) if dev is None else folder / "best")
-
-
-def _train(
-    paradigm: Trained,
-    objective: Objective,
-    settings: TrainingSettings,
-    folder: Path,
-    accelerator: Accelerator,
-    dev: Callable[[Trained], tuple[float, float]] | None,
-    progress: bool,
-) -> None:
-    run = _Run(paradigm, objective, settings, folder, accelerator)
-    start = run.state.resume()
-    micro = settings.accumulation
-    sampler = StepSampler(
-        len(objective.examples),
-        settings.batch_size,
-        settings.steps * micro,
-        start=start * micro,
-        rank=accelerator.process_index,
-        world=accelerator.num_processes,
-        seed=settings.seed,
-    )
-    loader: DataLoader[Any] = DataLoader(
-        objective.examples,  # type: ignore[arg-type]  # a sequence is a dataset
-        batch_sampler=sampler,
-        collate_fn=objective.collate,
-        num_workers=settings.workers,
-        generator=torch.Generator(),  # opening a loader must not draw from the generator of the dropout
-    )
-    batches = iter(loader)
-    with progress_bar(progress and accelerator.is_main_process) as bar:
-        task = bar.add_task(f"train {paradigm.name}", total=settings.steps, completed=start)
-        if dev is not None and run.state.best == -math.inf:  # at the start, or of a run without it so far
-            bar.update(task, description=f"train {paradigm.name}, dev queries")
-            run.measure(start, dev)
-        for step in range(start, settings.steps):
-            with ending_all(accelerator, step):
-                loss = run.step(step, batches)
-            bar.update(task, completed=step + 1, description=f"train {paradigm.name} loss {loss:.3f}")
-            done, last = step + 1, step + 1 == settings.steps
-            if dev is not None and (last or _due(done, settings.evaluate_every)):
-                bar.update(task, description=f"train {paradigm.name} loss {loss:.3f}, dev queries")
-                run.measure(done, dev, last=last)
-            if last or _due(done, settings.save_every or settings.evaluate_every):
-                run.state.save(done)
-    accelerator.wait_for_everyone()
-    accelerator.unwrap_model(run.model, keep_fp32_wrapper=False)  # its precision was the training's
 
 
 def training_seconds(folder: Path) -> float:
@@ -239,7 +228,7 @@ class _Run:
             group["lr"] = rate * _schedule(step, self.settings)
         losses = []
         for _ in range(self.settings.accumulation):
-            batch = self._next(batches).to(self.accelerator.device)
+            batch = send_to_device(self._next(batches), self.accelerator.device)
             with self.accelerator.accumulate(self.model):
                 loss = self.objective.loss(self.model, batch)
                 # Of all processes, so that all stop together: one alone would leave the others waiting.
@@ -255,6 +244,7 @@ class _Run:
                         self._finite("gradient's norm", norm, step)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
+                torch.clear_autocast_cache()  # an autocast around the training would keep the weights as cast
         for group in self.optimizer.param_groups:  # AdamW in one pass changes weights without counting it,
             increment_version(group["params"])  # by which an index knows that other weights made it
         mean = sum(losses) / len(losses)

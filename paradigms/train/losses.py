@@ -15,10 +15,7 @@ from paradigms.io.typed import check_types
 
 
 def contrastive(
-    scores: Float[Tensor, "b n"],
-    target: Int[Tensor, " b"],
-    excluded: Bool[Tensor, "b n"],
-    temperature: float,
+    scores: Float[Tensor, "b n"], target: Int[Tensor, " b"], excluded: Bool[Tensor, "b n"], temperature: float
 ) -> Float[Tensor, ""]:
     """−(1/b) Σ log softmax(rel/τ)[target]: softmax cross-entropy over in-batch and hard negatives.
 
@@ -122,7 +119,7 @@ class Objective(ABC):
 
     @abstractmethod
     def collate(self, examples: list[Any]) -> Any:
-        """A batch with a method `to(device)`."""
+        """A batch: tensors, what has a method `to(device)`, or a tuple of these."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor:

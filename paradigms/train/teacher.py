@@ -10,8 +10,7 @@ from typing import TypeAlias
 
 from accelerate import Accelerator
 
-from paradigms.baselines.classifier import is_classifier
-from paradigms.baselines.cross_attention import HEAD
+from paradigms.baselines.cross_attention import HEAD, is_classifier
 from paradigms.data import Corpus, Run, read_run, write_run
 from paradigms.evaluate.reranking import rerank
 from paradigms.io.progress import progress_bar

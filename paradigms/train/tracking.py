@@ -64,20 +64,15 @@ def native_precision() -> str:
 def _start_wandb(accelerator: Accelerator, config: dict[str, Any], folder: Path) -> None:
     if not accelerator.is_main_process:  # which alone logs
         return
-    goes_on = {"id": _run_id(folder), "resume": "allow"}
+    file = folder / "wandb" / "run-id.txt"  # one W&B run for all that is trained here, however interrupted
+    if not file.is_file():
+        write_text(file, secrets.token_hex(4))
+    goes_on = {"id": file.read_text(encoding="utf-8"), "resume": "allow"}
 
     def begin(options: dict[str, Any]) -> None:
         accelerator.init_trackers("retrieval-paradigms", config, {"wandb": options | goes_on})
 
     wandb_or_offline(begin, folder, accelerator.print)
-
-
-def _run_id(folder: Path) -> str:
-    """The W&B run of everything that is trained in `folder`, however often it is interrupted."""
-    file = folder / "wandb" / "run-id.txt"
-    if not file.is_file():
-        write_text(file, secrets.token_hex(4))
-    return file.read_text(encoding="utf-8")
 
 
 def wandb_or_offline(

@@ -18,17 +18,15 @@ from transformers import AutoModel, AutoModelForTextEncoding, AutoTokenizer
 from paradigms import PARADIGMS, CrossAttention, Paradigm, load
 from paradigms.baselines.cross_attention import HEAD, cross_attention
 from paradigms.data import Corpus, Run, Split
+from paradigms.train.contrastive import Listwise
 from paradigms.train.examples import Example
 from paradigms.train.job import DevMeasure
-from paradigms.train.listwise import Listwise
 from paradigms.train.loop import TrainingSettings, train
 from tests.experiments.scripts import run as run_script
 from tests.experiments.scripts import training
 from tests.tiny import FAMILIES, WORDS, write_collection
 
-module = import_module(
-    "paradigms.baselines.cross_attention"
-)  # `paradigms.baselines.cross_attention` is also its builder
+module = import_module("paradigms.baselines.cross_attention")  # a name that its builder has, too
 
 QUERIES = {"q0": "where is the quick fox", "q1": "stone", "q2": "a boat on the river in the morning light"}
 TEXTS = [
@@ -143,6 +141,10 @@ def test_reranking_is_the_score_of_every_pair_best_first(tiny_bert):
             assert value == pytest.approx(by_hand(model, tiny_bert, QUERIES[query], text), abs=1e-4)
     assert list(found["q1"]) != sorted(found["q1"])
     assert list(found["q1"]) != sorted(RUN["q1"], key=lambda d: -RUN["q1"][d])  # an order of its own
+    with pytest.raises(KeyError, match="the query 'q9', which has no text"):
+        model.rerank(QUERIES, CORPUS, {"q9": {"d0": 1.0}})
+    with pytest.raises(KeyError, match="no document 'd9'"):
+        model.rerank(QUERIES, CORPUS, {"q0": {"d9": 1.0}})
 
 
 def test_batches_and_windows_change_nothing_but_memory(tiny_bert, monkeypatch):
@@ -162,14 +164,6 @@ def test_batches_and_windows_change_nothing_but_memory(tiny_bert, monkeypatch):
         assert all(count == 1 or count * length <= tokens for count, length in sizes)
     assert len(sizes) < 9  # the last: several pairs a batch
     handle.remove()
-
-
-def test_unknown_queries_and_documents_are_named(tiny_bert):
-    model = build(tiny_bert)
-    with pytest.raises(KeyError, match="the query 'q9', which has no text"):
-        model.rerank(QUERIES, CORPUS, {"q9": {"d0": 1.0}})
-    with pytest.raises(KeyError, match="no document 'd9'"):
-        model.rerank(QUERIES, CORPUS, {"q0": {"d9": 1.0}})
 
 
 @pytest.mark.parametrize(("family", "lora_rank"), [("bert", 0), ("t5", 0), ("bert", 2)])
@@ -271,14 +265,8 @@ def test_the_scripts_train_it_and_rerank_with_it(collection, tiny_bert, tmp_path
     lines = [f"q9 Q0 d{n} {n + 1} {-n} bm25\n" for n in range(12)]
     (tmp_path / "first.run").write_text("".join(lines))
     reranked = tmp_path / "reranked"
-    run_script(
-        "rerank",
-        checkpoint=output / "checkpoint",
-        run=tmp_path / "first.run",
-        collection=collection,
-        depth=5,
-        output=reranked,
-    )
+    flags = {"checkpoint": output / "checkpoint", "run": tmp_path / "first.run", "collection": collection}
+    run_script("rerank", **flags, depth=5, output=reranked)
     assert "| cross\\_attention |" in (reranked / "table.md").read_text()
     found = (reranked / "reranked.run").read_text().splitlines()
     assert {line.split()[2] for line in found} == {f"d{n}" for n in range(5)}

@@ -8,9 +8,6 @@ from hypothesis import strategies as st
 from paradigms.data import Run, Split
 from paradigms.evaluate.hybrid import System, candidate_scores, combine, scale, tune
 
-TEXTS = ["cat cat dog", "dog bird", "bird bird fish dog", "fish fish", "cat bird"]
-IDS = ["a", "b", "c", "d", "e"]
-QUERIES = {"1": "dog fish", "2": "bird cat cat", "3": "zebra"}
 # The relevant document g beats r (dense ahead by 1, sparse behind by 2) from λ = 1/2 on, and s (dense behind
 # by 3, sparse ahead by 1) up to λ = 3: it is first between.
 DENSE: Run = {"q": {"g": 4.0, "r": 5.0, "s": 1.0}}

@@ -8,6 +8,7 @@ from math import log2
 import numpy as np
 import pytest
 from rich.console import Console
+from scipy import stats
 
 from paradigms.evaluate import (
     MEASURES,
@@ -92,8 +93,6 @@ def test_queries_without_results_and_negative_grades_are_measured():
 
 
 def test_bootstrap_agrees_with_scipy():
-    from scipy import stats
-
     values = np.random.default_rng(0).beta(0.3, 0.5, size=150)
     ours = bootstrap_interval(values, resamples=20_000)
     theirs = stats.bootstrap(
@@ -130,8 +129,6 @@ def test_permutation_test_enumerates_small_cases():
 
 
 def test_paired_tests_of_many_queries():
-    from scipy import stats
-
     generator = np.random.default_rng(2)
     b = generator.random(400)
     a = b + generator.normal(0.02, 0.2, size=400)
@@ -199,9 +196,13 @@ def test_all_pairs_are_one_family_and_a_triangle():
     assert table.matrix[1][1][0].endswith("†")
     assert "6 comparisons" in table.matrix_note
     assert f"| bad | {' | '.join(table.matrix[2][1])} |" in markdown_table(table)
+    assert table.matrix[2][1][2] in printed(rich_matrix(table))
+
+
+def printed(table):
     terminal = io.StringIO()
-    Console(width=120, file=terminal).print(rich_matrix(table))
-    assert table.matrix[2][1][2] in terminal.getvalue()
+    Console(width=120, file=terminal).print(table)
+    return terminal.getvalue()
 
 
 def test_tables_show_the_same_rows_everywhere():
@@ -219,12 +220,7 @@ def test_tables_show_the_same_rows_everywhere():
     assert lines[4]["mark"] == "†"
     assert float(lines[4]["p_adjusted"]) < 0.05
     assert lines[5]["p"] == ""
-
-    from rich.console import Console
-
-    console = Console(width=120, file=io.StringIO(), record=True)
-    console.print(rich_table(table))
-    shown = console.export_text()
+    shown = printed(rich_table(table))
     assert f"{cell.mean:.3f}†" in shown
     assert f"{cell.low:.3f}–{cell.high:.3f}".replace("0.", ".") in shown
     assert "Re|rank" in shown

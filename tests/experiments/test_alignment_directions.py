@@ -9,6 +9,8 @@ from typing import Any
 import alignment_directions
 import numpy as np
 import pytest
+import torch
+from accelerate.state import AcceleratorState
 from alignment_directions import (
     BACKWARD,
     CANDIDATES,
@@ -64,6 +66,29 @@ def test_it_leaves_tables_and_figures(finished: Path) -> None:
     systems = [row["system"] for row in json.loads((folder / "table5.json").read_text())]
     assert systems == ["BM25", FORWARD, *BACKWARD, *GENERATIVE, WHOLE, CHANCE]
     assert "Alignment directions" in (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_alignments_of_colbert_are_computed_in_float32_where_training_is_in_bfloat16(
+    words: Path, seq2seq: dict[str, Path], pair: list[Any], tmp_path: Path, half: bool
+) -> None:
+    flags = pair_flags(words, seq2seq["t5"], tmp_path, precision="bf16")
+    vectors = pair[0].encode_queries(["the sea"]).vectors
+    AcceleratorState._reset_state()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trained_pairs, "trained", lambda *_: pair[0])
+        _, found, accelerator = trained_pairs.measure_all(
+            settings("alignment_directions", **flags),
+            {"colbert": ("colbert",)},
+            lambda task, seed, bench, models: {
+                "queries": [],
+                "vectors": models[0].encode_queries(["the sea"]).vectors.tolist(),
+            },
+            half=half,
+        )
+    AcceleratorState._reset_state()
+    assert accelerator.mixed_precision == "bf16"
+    torch.testing.assert_close(torch.tensor(found["colbert"][0]["vectors"]), vectors, rtol=0, atol=1e-6)
 
 
 def test_what_is_there_is_not_done_again_and_other_settings_are_refused(

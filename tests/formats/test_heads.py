@@ -20,7 +20,7 @@ from transformers import (
 
 import paradigms
 from paradigms import CrossAttention, Paradigm
-from paradigms.baselines.classifier import SequenceClassifier
+from paradigms.baselines.cross_attention import SequenceClassifier
 from paradigms.data import Corpus
 from paradigms.evaluate.reranking import rerank
 from tests.tiny import write_checkpoint, write_headed

@@ -1,5 +1,6 @@
 """Generative paradigms over BART, and over encoders that get a decoder: scores, formula, training, files."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,9 +155,7 @@ def test_every_base_trains_saves_and_loads(base: str, folders: dict[str, Path], 
     assert again(sources, targets).sum().item() == pytest.approx(after.item(), abs=1e-2)  # of float16 states
 
 
-def test_frozen_states_are_kept_once_for_all_models_of_an_encoder(
-    folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_frozen_states_are_kept_once_for_all_models_of_an_encoder(folders, tmp_path):
     first, other = genre("bert frozen", folders), genre("bert frozen", folders, decoder_layers=1)
     texts = [*QUERIES.values()]
     store = first.keep_states(tmp_path)
@@ -175,11 +174,15 @@ def test_frozen_states_are_kept_once_for_all_models_of_an_encoder(
         genre("bert", folders).keep_states(tmp_path)
 
 
-def test_a_decoder_over_an_encoder_writes_clusters_of_its_tokens(folders: dict[str, Path]) -> None:
+def test_a_decoder_over_an_encoder_writes_clusters_of_its_tokens(folders, tmp_path):
     model = GENERATIVE["seal"](folders["bert"], CORPUS, tokens="clusters", clusters=1, span=2)
-    assert model.clusters is not None
     tokens = model.identifiers.tokens
     assert len(model.clusters.vectors) == len(set(tokens.tolist())) + 2
     assert model.clusters.vectors[1:].square().mean().sqrt() == pytest.approx(1, abs=1e-5)
+    model.settings = replace(model.settings, frozen=True, refresh=5)  # as older versions trained
+    model.save_pretrained(tmp_path / "older")
+    assert Generative.from_pretrained(tmp_path / "older").settings == model.settings
+    with pytest.raises(ValueError, match="vectors stay in their clusters"):
+        GENERATIVE["seal"](folders["bert"], CORPUS, tokens="clusters", refresh=5, frozen=True)
     with pytest.raises(ValueError, match="NP-decoding numbers as T5 does"):  # this BERT has no [unused0] at 1
         GENERATIVE["genre"](folders["bert"], CORPUS, tokens="clusters")

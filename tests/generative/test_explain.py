@@ -1,20 +1,13 @@
 """explain_generative: what is shown of a decoder adds up to its rel, token by token, under readable names."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from paradigms.data import Corpus, Problems
-from paradigms.evaluate import (
-    AlignmentExample,
-    Report,
-    SystemAlignment,
-    write_pictures,
-    write_report,
-)
+from paradigms.evaluate import AlignmentExample, Report, SystemAlignment, write_pictures, write_report
 from paradigms.evaluate.explain import explain_generative
 from paradigms.generative.dsi import dsi
 from paradigms.generative.identifiers import END, Identifiers, Targets
@@ -112,9 +105,7 @@ def corpus() -> Corpus:
     return Corpus(ids, documents, titles)
 
 
-def test_an_own_vocabulary_is_shown_by_its_digits(
-    seq2seq: dict[str, Path], tiny_bert: Path, corpus: Corpus
-) -> None:
+def test_an_own_vocabulary_is_shown_by_its_digits(seq2seq, tiny_bert, corpus):
     model = dsi(seq2seq["t5-v1.1"], corpus, embedder=tiny_bert, branching=2).double()
     (shown,) = explain_generative(model, QUERY, 2)
     adds_up(shown)
@@ -124,9 +115,7 @@ def test_an_own_vocabulary_is_shown_by_its_digits(
 
 
 @pytest.mark.parametrize("settings", [{"pawa_rank": 3}, {"tokens": "clusters"}])
-def test_other_output_vectors_add_up_too(
-    seq2seq: dict[str, Path], corpus: Corpus, settings: dict[str, Any]
-) -> None:
+def test_other_output_vectors_add_up_too(seq2seq, corpus, settings):
     torch.manual_seed(0)
     model = seal(seq2seq["t5"], corpus, span=3, **settings).double()
     (shown,) = explain_generative(model, QUERY, 3)
@@ -137,9 +126,7 @@ def test_other_output_vectors_add_up_too(
     assert at[0] % 3 == 0
 
 
-def test_pages_and_pictures_of_decoders_show_their_rest_and_weights(
-    seq2seq: dict[str, Path], tmp_path: Path
-) -> None:
+def test_pages_and_pictures_of_decoders_show_their_rest_and_weights(seq2seq, tmp_path):
     model = generative(seq2seq["t5-v1.1"], named(NAMES))
     hard = SystemAlignment("hard", "S", ["a", "b"], ["c"], [(0, 1, 2.0, 1.0)], 1.0, 2.0)
     for systems, rest in (([hard], False), ([hard, *explain_generative(model, QUERY, 0)], True)):

@@ -154,68 +154,68 @@ def test_missing_damaged_and_older_files_are_named(tmp_path: Path, name: str) ->
             Identifiers.load(tmp_path)
 
 
-def test_a_title_names_its_document(t5: Any) -> None:
-    corpus = Corpus(["1", "2"], ["the cat and more", "cold water and more"], ["the cat", "cold water"])
-    found = titles(corpus, t5, 8)
-    assert words(t5, found) == [["▁the", "▁cat"], ["▁cold", "▁water"]]
-    assert (found.kind, found.end, found.vocabulary, found.documents) == ("title", 1, len(t5), ["1", "2"])
-    assert found.target(0) == tuple(t5("the cat")["input_ids"])
-    assert not found.problems
+@pytest.mark.parametrize(
+    ("texts", "title", "expected", "problems"),
+    [
+        (["the cat and more", "cold water"], ["the cat", "cold water"], ["▁the ▁cat", "▁cold ▁water"], {}),
+        # The first words of its text, or its id.
+        (
+            ["text", " ".join(["cat"] * 12), "\n "],
+            ["dog", "", "  "],
+            ["▁dog", " ".join(["▁cat"] * 10), "▁red ▁sea"],
+            {
+                "document without a title (named by its first words)": ["b"],
+                "document without a title (named by its id)": ["red sea"],
+            },
+        ),
+        (
+            ["", ""],
+            ["cat " * 11, "cat " * 12],
+            [" ".join(["▁cat"] * 11)] * 2,
+            {
+                "title of more than 12 tokens with the end (cut)": ["b"],
+                "identifier of several documents (names them all)": ["a, b"],
+            },
+        ),
+        (
+            ["x", "x"],
+            ["cat ☃", "the</s> cat<pad>"],
+            ["▁cat ▁ <unk>", "▁the ▁cat"],
+            {
+                "title with a token unknown to the tokenizer (kept)": ["a"],
+                "title that spells special tokens (left out)": ["b"],
+            },
+        ),
+    ],
+)
+def test_a_document_is_named_by_its_title_or_what_stands_for_it(t5, texts, title, expected, problems):
+    corpus = Corpus(["a", "b", "red sea"][: len(texts)], texts, title)
+    found = titles(corpus, t5, 12)
+    assert [" ".join(row) for row in words(t5, found)] == expected
+    assert (found.kind, found.end, found.vocabulary, found.documents) == ("title", 1, len(t5), corpus.ids)
+    assert found.target(0) == (*found[0].tolist(), 1)
+    assert found.problems.examples == problems
+    assert found.problems.counts == dict.fromkeys(problems, 1)
 
 
-def test_a_document_without_a_title_has_a_name_too(t5: Any) -> None:
-    long = " ".join(["cat"] * 12)
-    corpus = Corpus(["a", "b", "red sea"], ["text", long, "\n "], ["dog", "", "  "])
-    found = titles(corpus, t5, 40)
-    assert words(t5, found) == [["▁dog"], ["▁cat"] * 10, ["▁red", "▁sea"]]
-    assert found.problems.counts == {
-        "document without a title (named by its first words)": 1,
-        "document without a title (named by its id)": 1,
-    }
-    assert str(found.problems).endswith("(named by its id): 1, e.g. red sea")
-    with pytest.raises(ValueError, match="1 documents have no token in title, text or id, as ''"):
-        titles(Corpus(["a", ""], ["text", ""]), t5, 40)
-
-
-def test_a_long_title_is_cut_to_the_length_with_its_end(t5: Any) -> None:
-    corpus = Corpus(["a", "b"], ["", ""], ["the red sea", "the red sea cat"])
-    found = titles(corpus, t5, 4)
-    assert words(t5, found) == [["▁the", "▁red", "▁sea"]] * 2
-    assert all(len(found.target(n)) == 4 for n in range(2))
-    assert found.problems.counts == {
-        "title of more than 4 tokens with the end (cut)": 1,
-        "identifier of several documents (names them all)": 1,
-    }
-    assert found.problems.examples["title of more than 4 tokens with the end (cut)"] == ["b"]
-    with pytest.raises(ValueError, match="length must be at least 2"):
-        titles(corpus, t5, 1)
-
-
-def test_tokens_that_are_no_part_of_a_name_are_reported(t5: Any) -> None:
-    corpus = Corpus(["a", "b"], ["x", "x"], ["cat ☃", "the</s> cat<pad>"])
-    found = titles(corpus, t5, 20)
-    assert words(t5, found) == [["▁cat", "▁", "<unk>"], ["▁the", "▁cat"]]
-    assert found.problems.counts == {
-        "title with a token unknown to the tokenizer (kept)": 1,
-        "title that spells special tokens (left out)": 1,
-    }
-
-
-def test_tokenizers_that_cannot_name_are_refused(bert: Any, checkpoints: dict[str, Path]) -> None:
+def test_what_gives_no_names_is_refused(bert: Any, checkpoints: dict[str, Path]) -> None:
     corpus = Corpus(["a"], ["the cat"], ["cat"])
     padless = AutoTokenizer.from_pretrained(checkpoints["t5"])
     padless.pad_token = None
     for tokenizer, lacking in ((bert, "eos_token"), (padless, "pad_token")):
         with pytest.raises(ValueError, match=f"a {lacking}, as T5's"):
             titles(corpus, tokenizer, 8)
+    t5 = AutoTokenizer.from_pretrained(checkpoints["t5"])
+    with pytest.raises(ValueError, match="1 documents have no token in title, text or id, as ''"):
+        titles(Corpus(["a", ""], ["text", ""]), t5, 40)
+    with pytest.raises(ValueError, match="length must be at least 2"):
+        titles(corpus, t5, 1)
     with pytest.raises(ValueError, match="SimpleNamespace is a slow tokenizer"):
         list(tokenize(SimpleNamespace(is_fast=False), ["text"]))
 
 
 @pytest.mark.parametrize("family", ["t5", "bert"])
-def test_a_text_is_named_by_its_own_tokens(
-    family: str, t5: Any, bert: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_is_named_by_its_own_tokens(family, t5, bert, monkeypatch):
     tokenizer = {"t5": t5, "bert": bert}[family]
     texts = ["the cat sat", "", "zebra  (water)", "one two three four " * 20]
     corpus = Corpus([*"abcd"], texts)

@@ -17,16 +17,7 @@ from paradigms.generative import grouped_kmeans as kmeans
 from paradigms.generative.backbone import token_vectors
 from paradigms.generative.decoder import decode
 from paradigms.generative.grouped_kmeans import Groups, grouped_kmeans
-from paradigms.generative.identifiers import (
-    END,
-    START,
-    Identifiers,
-    Targets,
-    atomic,
-    text,
-    titles,
-    tokenize,
-)
+from paradigms.generative.identifiers import END, START, Identifiers, Targets, atomic, text, titles, tokenize
 from paradigms.generative.model import HEADS, Generative
 from paradigms.generative.np_decoding import Clusters, cluster_tokens
 from paradigms.generative.settings import GenerativeSettings
@@ -64,11 +55,6 @@ def model(folder: Path, corpus: Corpus, tokenizer: Any) -> Generative:
 def build(folder: Path, corpus: Corpus, identifiers: Identifiers, **more: Any) -> Generative:
     settings = GenerativeSettings("np", tokens="clusters", clusters=K, document_length=LENGTH, **more)
     return Generative.build(settings, folder, identifiers, corpus).eval()
-
-
-def clusters_of(model: Generative) -> Clusters:
-    assert model.clusters is not None
-    return model.clusters
 
 
 def run(
@@ -145,7 +131,7 @@ def contexts(model: Generative, corpus: Corpus) -> Iterator[tuple[list[int], int
 
 
 def test_a_titles_vectors_are_those_that_it_has_before_its_text(model: Generative, corpus: Corpus) -> None:
-    clusters = clusters_of(model)
+    clusters = model.clusters
     vectors, ends = [], []
     for ids, own in contexts(model, corpus):
         states = encode(model, ids)
@@ -194,12 +180,12 @@ def test_what_has_no_vectors_in_context_is_refused(folder: Path, corpus: Corpus,
     with pytest.raises(ValueError, match="plain has no clusters to renew"):
         Generative(GenerativeSettings("plain"), folder, named).refresh(corpus)
     with pytest.raises(ValueError, match="the token 4 has no cluster"):
-        clusters_of(build(folder, corpus, named)).expand(np.array([int(named.tokens[0]), 4]))
+        build(folder, corpus, named).clusters.expand(np.array([int(named.tokens[0]), 4]))
 
 
 def test_the_decoder_reads_and_writes_clusters(model: Generative) -> None:
     """log softmax over all clusters of d^−½ hᵀ C, h of a decoder that has read C."""
-    clusters, sources = clusters_of(model), model.tokenize(QUERIES)
+    clusters, sources = model.clusters, model.tokenize(QUERIES)
     rows = [model.target(n) for n in range(len(TITLES))]
     at = np.split(clusters.labels, model.identifiers.offsets[1:-1])
     assert rows == [[*part.tolist(), END] for part in at]
@@ -214,9 +200,7 @@ def test_the_decoder_reads_and_writes_clusters(model: Generative) -> None:
     assert model.names(0) == [rows[0]]
 
 
-def test_a_pairs_target_is_written_with_the_clusters_of_its_document(
-    folder: Path, corpus: Corpus, tokenizer: Any, model: Generative
-) -> None:
+def test_a_pairs_target_is_written_with_the_clusters_of_its_document(folder, corpus, tokenizer, model):
     for n in range(len(TITLES)):
         assert model.written(n, model.identifiers.target(n)) == model.target(n)
     with pytest.raises(ValueError, match=r"\[3, 1\] is no part of the identifiers of document 'd2'"):
@@ -226,23 +210,21 @@ def test_a_pairs_target_is_written_with_the_clusters_of_its_document(
     spans = build(folder, corpus, text(corpus, tokenizer), span=4)
     for document in range(len(corpus)):
         start, stop = spans.identifiers.offsets[document : document + 2]
-        labels = clusters_of(spans).labels[start:stop].tolist()
+        labels = spans.clusters.labels[start:stop].tolist()
         for first in (0, 5):
             target = spans.identifiers[document][first : first + 4].tolist()
             assert spans.written(document, target) == labels[first : first + 4]
         window = spans.identifiers.windows(document, 4)[0]
-        assert spans.names(document)[0] == clusters_of(spans).labels[window].tolist()
+        assert spans.names(document)[0] == spans.clusters.labels[window].tolist()
     with pytest.raises(ValueError, match="no part of"):
         spans.written(0, [*spans.identifiers[0].tolist(), 5])
     plain = Generative(GenerativeSettings("x"), folder, model.identifiers)
     assert plain.written(0, [7, 8, END]) == [7, 8, END]
 
 
-def test_place_softmax_is_over_every_cluster_of_the_places_tokens(
-    folder: Path, corpus: Corpus, tokenizer: Any
-) -> None:
+def test_place_softmax_is_over_every_cluster_of_the_places_tokens(folder, corpus, tokenizer):
     model = build(folder, corpus, titles(corpus, tokenizer, 20), softmax="place")
-    clusters = clusters_of(model)
+    clusters = model.clusters
     rows = [model.identifiers.target(n) for n in range(len(TITLES))]
     starts = Targets.pad([[[START]]])
     with torch.no_grad():
@@ -255,7 +237,7 @@ def test_place_softmax_is_over_every_cluster_of_the_places_tokens(
 
 
 def test_clusters_and_tokens_go_together(folder: Path, model: Generative) -> None:
-    identifiers, clusters = model.identifiers, clusters_of(model)
+    identifiers, clusters = model.identifiers, model.clusters
     settings = GenerativeSettings("x", tokens="clusters")
     with pytest.raises(ValueError, match="tokens='clusters' and clusters: None"):
         Generative(settings, folder, identifiers)
@@ -269,9 +251,7 @@ def test_clusters_and_tokens_go_together(folder: Path, model: Generative) -> Non
         Generative(settings, folder, identifiers, narrow)
 
 
-def test_a_checkpoint_without_its_clusters_is_refused(
-    model: Generative, folder: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_without_its_clusters_is_refused(model, folder, tmp_path):
     model.save_pretrained(tmp_path / "saved")
     Generative(GenerativeSettings("x"), folder, model.identifiers).save_pretrained(tmp_path / "plain")
     (tmp_path / "plain" / HEADS).replace(tmp_path / "saved" / HEADS)
@@ -280,7 +260,7 @@ def test_a_checkpoint_without_its_clusters_is_refused(
 
 
 def test_a_refresh_clusters_the_encoders_new_vectors(model: Generative, corpus: Corpus) -> None:
-    clusters, description = clusters_of(model), model.description()
+    clusters, description = model.clusters, model.description()
     parameter, before = clusters.vectors, clusters.vectors.clone()
     size, labels = before.square().mean(), clusters.labels.copy()
     torch.manual_seed(0)

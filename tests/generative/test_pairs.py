@@ -69,13 +69,15 @@ def test_a_query_is_paired_with_every_name_of_every_relevant_document() -> None:
     assert retrieval_pairs(split_of(("q", "one", {"c": 0})), several()) == []
 
 
-def test_no_text_is_a_target_as_a_whole(tokenizers: dict[str, Any]) -> None:
+def test_identifiers_that_name_no_document_of_the_corpus_are_refused(tokenizers: dict[str, Any]) -> None:
     corpus = Corpus(["a"], ["the cat"])
-    found = text(corpus, tokenizers["t5"])
+    found = text(corpus, tokenizers["t5"])  # a text is no target as a whole
     with pytest.raises(ValueError, match="take span_pairs and document_span_pairs"):
         retrieval_pairs(split_of(("q", "one", {"a": 1})), found)
     with pytest.raises(ValueError, match="take span_pairs"):
         indexing_pairs(corpus, found, Problems())
+    with pytest.raises(ValueError, match="the documents of another corpus"):
+        indexing_pairs(corpus, atomic(["b"]), Problems())
 
 
 def test_passages_are_words_as_they_stand_in_the_text() -> None:
@@ -103,12 +105,6 @@ def test_random_passages_are_different_and_follow_the_seed_and_the_id() -> None:
     assert starts(["a", "b"], 100) == [WORDS[:16]] * 2
     each = Counter(start for i in range(500) for start in starts([f"d{i}"], 1)[0])
     assert scipy.stats.chisquare([each[word] for word in WORDS[:16]]).pvalue > 0.01
-
-
-def test_identifiers_of_another_corpus_are_refused() -> None:
-    corpus = Corpus(["a"], ["the cat"])
-    with pytest.raises(ValueError, match="the documents of another corpus"):
-        indexing_pairs(corpus, atomic(["b"]), Problems())
 
 
 def test_generated_queries_are_paired_with_every_name() -> None:
@@ -253,9 +249,7 @@ SPACES = st.sampled_from([" ", "  ", "\n", "\t "])
 
 @given(ODD.filter(bool), SPACES, st.one_of(st.none(), st.integers(1, 30)), st.integers(1, 4))
 @pytest.mark.parametrize("family", ["t5", "bert"])
-def test_targets_are_slices_of_the_documents_tokens(
-    tokenizers: dict[str, Any], family: str, words: list[str], space: str, length: int | None, size: int
-) -> None:
+def test_targets_are_slices_of_the_documents_tokens(tokenizers, family, words, space, length, size):
     """Whatever the text: words that fall apart, have no token, or are cut at the document's length."""
     tokenizer = tokenizers[family]
     corpus = Corpus(["a"], [space.join(words)])

@@ -107,7 +107,6 @@ def clustered(folder: Path, identifiers: Identifiers, **settings) -> Generative:
 
 def ways(model: Generative, tokens: Iterable[int]) -> Sequences:
     """Every sequence of clusters that reads like this."""
-    assert model.clusters is not None
     groups = (np.flatnonzero(model.clusters.surface == token).tolist() for token in tokens)
     return [list(way) for way in product(*groups)]
 
@@ -158,7 +157,6 @@ def test_a_querys_ngram_in_clusters_is_that_of_an_occurrence(seq2seq):
     text = QUERIES["q1"]
     [(states, scores)] = query_grams(model, index, [text], model.tokenize([text]))
     assert len(states) == 6
-    assert model.clusters is not None
     for (lo, _, depth), score in zip(states.tolist(), scores, strict=True):
         begin = int(index.rows[lo])
         place = begin - sum(start <= begin for start in index.starts[1:])
@@ -198,19 +196,14 @@ def test_a_document_has_the_rel_of_its_best_name(seq2seq):
     assert per_query(run, {"q": {"d2": 1}}, ["RR@10"]).mean("RR@10") == pytest.approx(1 / 3)
 
 
-def test_wrong_pools_are_named(seq2seq):
+def test_wrong_pools_are_named_and_no_query_finds_nothing(seq2seq):
     retriever = GenerativeRetriever(generative(seq2seq["t5"], named(NAMES)))
     assert "valid" not in vars(retriever), "reranking needs no trie"
     with pytest.raises(KeyError, match="'nobody'"):
         retriever.rerank(QUERIES, {"q1": {"d1": 0.0}, "q3": {"d2": 0.0, "nobody": 1.0}})
     with pytest.raises(KeyError, match="'q9', which has no text"):
         retriever.rerank(QUERIES, {"q9": {"d1": 0.0}})
-    assert retriever.rerank(QUERIES, {}) == {}
-
-
-def test_k_must_be_positive_and_no_query_finds_nothing(seq2seq):
-    retriever = GenerativeRetriever(generative(seq2seq["t5"], named(NAMES)))
-    assert retriever.search({}) == {}
+    assert retriever.rerank(QUERIES, {}) == retriever.search({}) == {}
     with pytest.raises(ValueError, match="k must be at least 1"):
         retriever.search(QUERIES, 0)
 

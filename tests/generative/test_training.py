@@ -25,6 +25,7 @@ from paradigms.train.loop import TrainingSettings, train
 from tests import launch
 from tests.experiments.scripts import SMALL, run
 from tests.tiny import WORDS, write_collection
+from tests.train.test_loop import Interrupted, interrupted_after
 
 TEXTS = [" ".join(WORDS.split()[(11 * n + 5 * w) % 300] for w in range(6)) for n in range(16)]
 CORPUS = Corpus([f"d{n}" for n in range(16)], TEXTS, [" ".join(text.split()[:2]) for text in TEXTS])
@@ -68,11 +69,10 @@ def test_the_loss_is_that_of_transformers(t5: Path) -> None:
     model = build("genre", t5, t5).eval()
     pairs = retrieval_pairs(SPLIT, model.identifiers)[:4]
     batch = objective(model).collate(pairs)
-    labels = batch.targets.ids[:, 0].masked_fill(~batch.targets.mask[:, 0], -100)
+    sources, targets = batch
+    labels = targets.ids[:, 0].masked_fill(~targets.mask[:, 0], -100)
     reference = AutoModelForSeq2SeqLM.from_pretrained(t5).eval()
-    theirs = reference(
-        input_ids=batch.sources.input_ids, attention_mask=batch.sources.attention_mask, labels=labels
-    ).loss
+    theirs = reference(input_ids=sources.input_ids, attention_mask=sources.attention_mask, labels=labels).loss
     ours = objective(model).loss(model, batch)
     torch.testing.assert_close(ours * 4 / (labels >= 0).sum(), theirs, rtol=1e-5, atol=1e-5)
 
@@ -81,19 +81,8 @@ def test_the_loss_is_that_of_transformers(t5: Path) -> None:
 def test_a_run_in_two_parts_ends_as_one(name: str, t5: Path, tiny_bert: Path, tmp_path: Path) -> None:
     """With clusters renewed on the way (refresh = 2), too."""
     whole = fit(build(name, t5, tiny_bert), tmp_path / "whole")
-    model = build(name, t5, tiny_bert)
-    forwards = 0
-
-    def interrupt(module: torch.nn.Module, given: tuple) -> None:
-        nonlocal forwards
-        forwards += 1
-        if forwards > 3:
-            raise KeyboardInterrupt
-
-    handle = model.register_forward_pre_hook(interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        fit(model, tmp_path / "parts")
-    handle.remove()
+    with pytest.raises(Interrupted):
+        fit(interrupted_after(build(name, t5, tiny_bert), 3), tmp_path / "parts")
     parts = fit(build(name, t5, tiny_bert), tmp_path / "parts")
     assert (tmp_path / "parts/history.jsonl").read_text() == (tmp_path / "whole/history.jsonl").read_text()
     for (key, a), b in zip(whole.state_dict().items(), parts.state_dict().values(), strict=True):
@@ -148,7 +137,6 @@ def common_clusters(accelerator: Accelerator, t5: Path, folder: Path) -> None:
     corpus = Corpus(CORPUS.ids, TEXTS, [f"the {title}" for title in CORPUS.titles])
     model = GENERATIVE["genre"](t5, corpus, document_length=16, **OPTIONS["genre_np"])
     clusters, (the, _) = model.clusters, model.tokenizer("the")["input_ids"]
-    assert clusters is not None
     if accelerator.process_index == 1:
         names = np.flatnonzero(clusters.surface == the)
         own = np.isin(clusters.labels, names)
@@ -167,7 +155,6 @@ def common_clusters(accelerator: Accelerator, t5: Path, folder: Path) -> None:
 
 def clusters_of(model: Generative, accelerator: Accelerator) -> list[torch.Tensor]:
     """Every process's clusters: vectors and labels."""
-    assert model.clusters is not None
     own = torch.cat([model.clusters.vectors.detach().flatten().double(), model.clusters.get_extra_state()])
     return list(accelerator.gather(own[None]))
 

@@ -1,6 +1,5 @@
 """Two processes with half the batch each give the loss and gradient of one process with all of it."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -23,6 +22,7 @@ from paradigms.train.loop import TrainingSettings, train
 from paradigms.train.losses import Distillation
 from tests import launch
 from tests.tiny import built
+from tests.train.test_loop import history, without_dropout
 
 CORPUS = Corpus(
     [f"d{n}" for n in range(10)],
@@ -90,16 +90,13 @@ def cached_steps(accelerator: Accelerator, backbone: Path, folder: Path) -> None
     """Accumulated steps with gradients cached are those of whole batches: losses and gradients' norms."""
     lines = []
     for chunk in (0, 1):
-        paradigm, target = build("xtr", backbone), folder / f"chunk{chunk}"
-        for module in paradigm.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
+        paradigm, target = without_dropout(build("xtr", backbone)), folder / f"chunk{chunk}"
         settings = TrainingSettings(
             steps=2, batch_size=2, accumulation=2, chunk=chunk, log_every=1, learning_rate=1e-4
         )
         objective = Contrastive(paradigm, CORPUS, EXAMPLES, chunk=chunk)
         train(paradigm, objective, settings, target, accelerator=accelerator, progress=False)
-        lines.append([json.loads(line) for line in (target / "history.jsonl").read_text().splitlines()])
+        lines.append(history(target))
     for plain, cached in zip(*lines, strict=True):
         assert cached == pytest.approx(plain, rel=1e-4)
 

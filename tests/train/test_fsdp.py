@@ -24,6 +24,7 @@ from paradigms.train.loop import TrainingSettings, train
 from paradigms.train.losses import Objective
 from tests import launch
 from tests.train.test_distributed import CORPUS, EXAMPLES
+from tests.train.test_loop import Interrupted, history, interrupted_after
 
 LENGTHS = {"query_length": 16, "document_length": 32}
 # name -> (family, what is built from its folder, settings of training)
@@ -77,10 +78,6 @@ def measure(paradigm: Any) -> tuple[float, float]:
     return sum(float(weight.double().abs().sum()) for weight in paradigm.state_dict().values()), 0.0
 
 
-def curve(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-
-
 def last(folder: Path) -> Path:
     """The checkpoint after the last step."""
     return folder / "checkpoints" / "step-4"
@@ -119,18 +116,10 @@ def held(tensor: torch.Tensor | None) -> int:
 def exact_resume(accelerator: Accelerator, root: Path, folder: Path) -> None:
     """With dropout, adapters and no dev measure: whole, and in two parts, the first ended in step 3 or 4."""
     for target, stop in (("whole", 0), ("parts", 3), ("parts", 0)):
-        paradigm, forwards = build("xtr", root), 0
-
-        def interrupt(module: nn.Module, given: tuple, stop: int = stop) -> None:
-            nonlocal forwards
-            forwards += 1
-            if forwards > stop > 0:
-                raise KeyboardInterrupt
-
-        paradigm.register_forward_pre_hook(interrupt)
-        with suppress(KeyboardInterrupt):
+        paradigm = interrupted_after(build("xtr", root), stop) if stop else build("xtr", root)
+        with suppress(Interrupted):
             run("xtr", root, folder / target, accelerator, paradigm=paradigm, dev=None, save_every=2)
-    assert curve(folder / "parts") == curve(folder / "whole")
+    assert history(folder / "parts") == history(folder / "whole")
     for file in ("heads.safetensors", "backbone/model.safetensors", "optimizer.safetensors"):
         parts, whole = (load_file(last(folder / target) / file) for target in ("parts", "whole"))
         assert parts.keys() == whole.keys()
@@ -156,7 +145,7 @@ def bfloat16(accelerator: Accelerator, root: Path, folder: Path) -> None:
     trained = run("aligner", root / "steady", folder / "bf16", half, paradigm=paradigm)
     assert set(kinds) == {(True, torch.bfloat16), (False, torch.float32)}
     assert {weight.dtype for weight in trained.parameters()} == {torch.float32}
-    one, two = (curve(folder / name)[1:-1] for name in ("one/aligner", "bf16"))
+    one, two = (history(folder / name)[1:-1] for name in ("one/aligner", "bf16"))
     assert one[0]["loss"] != two[0]["loss"] == pytest.approx(one[0]["loss"], rel=2**-8)
     assert two[0]["gradient_norm"] == pytest.approx(one[0]["gradient_norm"], rel=0.1)
     assert two[-1]["loss"] < two[0]["loss"] / 4
@@ -197,7 +186,7 @@ def test_two_processes(outcomes: Path, check: launch.Check) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_losses_norms_and_dev_measures_of_one_process(outcomes: Path, name: str) -> None:
-    for one, two in zip(*(curve(outcomes / runs / name) for runs in ("one", "two")), strict=True):
+    for one, two in zip(*(history(outcomes / runs / name) for runs in ("one", "two")), strict=True):
         assert one.keys() == two.keys()
         assert list(two.values()) == pytest.approx(list(one.values()), rel=2e-4)
 

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -165,7 +166,6 @@ def test_the_rate_rises_then_falls_to_nothing(tiny_bert: Path, tmp_path: Path) -
 def test_heads_have_their_own_rate(tiny_bert: Path, tmp_path: Path) -> None:
     paradigm = build(tiny_bert)
     body, head = paradigm.encoder.backbone, paradigm.encoder.projection
-    assert head is not None
     before = [p.detach().clone() for p in (*head.parameters(), *body.parameters())]
     settings = replace(SETTINGS, steps=1, learning_rate=1e-12, head_learning_rate=1e-2, weight_decay=0.0)
     fit(tiny_bert, tmp_path, settings, paradigm=paradigm)
@@ -206,10 +206,18 @@ def test_bfloat16_trains_on_the_processor(tiny_bert: Path, tmp_path: Path, bfloa
     assert low[0]["loss"] != full[0]["loss"]
 
 
+def test_training_inside_another_autocast_learns_the_same(tiny_bert, tmp_path, bfloat16):
+    """Such a context keeps the weights as they were cast first: every step would see those."""
+    for name, around in (("alone", nullcontext()), ("inside", torch.autocast("cpu", torch.bfloat16))):
+        with around:
+            fit(tiny_bert, tmp_path / name, paradigm=without_dropout(build(tiny_bert)), accelerator=bfloat16)
+    alone, inside = ([line["loss"] for line in history(tmp_path / name)] for name in ("alone", "inside"))
+    assert inside == pytest.approx(alone, rel=0.02)
+    assert alone[-1] < 0.9 * alone[0]  # or keeping the weights would show nothing
+
+
 @pytest.mark.parametrize("name", PARADIGMS)
-def test_under_bfloat16_layers_alone_compute_in_half(
-    tiny_bert: Path, bfloat16: Accelerator, name: str
-) -> None:
+def test_under_bfloat16_layers_alone_compute_in_half(tiny_bert, bfloat16, name):
     """Vectors, rel and the loss are float32's, wherever autocast reaches."""
     plain = {"query_sparsity": 0.0, "document_sparsity": 0.0} if name == "splade" else {}
     paradigm = without_dropout(built(name, tiny_bert, query_length=16, document_length=32, **plain))
@@ -298,17 +306,11 @@ def test_a_checkpoint_of_other_settings_or_data_is_refused(tiny_bert: Path, tmp_
 def test_impossible_settings_are_refused(tiny_bert: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"batch of 17 .* larger than the 16 training examples"):
         fit(tiny_bert, tmp_path, replace(SETTINGS, batch_size=17))
-    for wrong in (
-        {"steps": 0},
-        {"warmup": 1.5},
-        {"temperature": 0.0},
-        {"max_grad_norm": 0.0},
-        {"head_learning_rate": -1e-3},
-        {"weight_decay": -0.1},
-        {"workers": -1},
-    ):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            replace(SETTINGS, **wrong)
+    wrong = {"steps": 0, "warmup": 1.5, "temperature": 0.0, "max_grad_norm": 0.0, "keep": 0}
+    wrong |= {"head_learning_rate": -1e-3, "weight_decay": -0.1, "workers": -1}
+    for name, value in wrong.items():
+        with pytest.raises(ValueError, match=f"^{name} "):
+            replace(SETTINGS, **{name: value})
 
 
 def test_no_file_is_a_pickle(tiny_bert: Path, tmp_path: Path) -> None:
@@ -318,9 +320,7 @@ def test_no_file_is_a_pickle(tiny_bert: Path, tmp_path: Path) -> None:
     assert load_file(tmp_path / "checkpoints/step-6/random.safetensors")["cpu"].shape[0] == 1
 
 
-def test_frozen_layers_stay_and_their_states_are_kept_for_those_who_ask(
-    tiny_bert: Path, tmp_path: Path
-) -> None:
+def test_frozen_layers_stay_and_their_states_are_kept_for_those_who_ask(tiny_bert, tmp_path):
     queries = {f"q{n}": f"the {word}" for n, word in enumerate(WORDS)}
     judged = Split(queries, {f"q{n}": {f"d{n}": 1} for n in range(len(WORDS))})
     collection = Collection("words", CORPUS, {"train": judged}, Problems(), "")

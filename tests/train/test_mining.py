@@ -11,7 +11,6 @@ from paradigms.baselines.cross_attention import cross_attention
 from paradigms.data import Corpus, Run, Split, hold_out, load_collection, read_run
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.index import ExactIndex
-from paradigms.train.examples import Example
 from paradigms.train.mining import mine, with_random
 from tests.baselines.test_cross_attention import collection  # noqa: F401 - a fixture
 from tests.experiments.scripts import run as run_script
@@ -27,7 +26,6 @@ SPLIT = Split(
     QUERIES,
     {f"q{n}": {f"d{3 * n}": 1, f"d{3 * n + 1}": 2, f"d{3 * n + 2}": 0} for n in range(7)} | {"q7": {"d2": 0}},
 )
-RANKED: Run = {query: {f"d{n}": float(-n) for n in range(30)} for query in QUERIES}
 
 
 def dense(backbone: Path) -> Paradigm:
@@ -56,11 +54,6 @@ def test_a_generative_model_searches_by_decoding(seq2seq: dict[str, Path]) -> No
 def test_a_reranker_mines_nothing(tiny_bert: Path) -> None:
     with pytest.raises(ValueError, match="cross_attention scores given pairs and searches no corpus"):
         mine(cross_attention(tiny_bert), CORPUS, SPLIT)
-
-
-def ranks(example: Example, query: str, run: Run) -> set[int]:
-    order = sorted(run[query], key=lambda d: (-run[query][d], d))
-    return {order.index(CORPUS.ids[p]) + 1 for p in example.negatives}
 
 
 def test_random_documents_follow_the_runs_own() -> None:

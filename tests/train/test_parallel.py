@@ -24,11 +24,7 @@ LENGTHS = {"query_length": 16, "document_length": 32}
 
 
 def gradients(
-    name: str,
-    backbone: Path,
-    *,
-    options: dict[str, Any] | None = None,
-    recompute: bool = False,
+    name: str, backbone: Path, *, options: dict[str, Any] | None = None, recompute: bool = False
 ) -> tuple[float, dict[str, Tensor], int]:
     """The loss, every gradient, and the numbers that were kept for the backward pass."""
     torch.manual_seed(0)
@@ -52,9 +48,7 @@ def gradients(
 
 @pytest.mark.parametrize("options", [{}, {"lora_rank": 2}, {"lora_rank": 2, "dora": True}], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_recomputed_layers_have_the_same_gradients(
-    checkpoints: dict[str, Path], family: str, options: dict[str, Any]
-) -> None:
+def test_recomputed_layers_have_the_same_gradients(checkpoints, family, options):
     """Bit for bit, with dropout, and where no weight of a layer but its adapters takes part."""
     plain = gradients("colbert", checkpoints[family], options=options)
     anew = gradients("colbert", checkpoints[family], options=options, recompute=True)
@@ -101,34 +95,25 @@ def one_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Acce
         ({"FSDP_VERSION": "2", "FSDP_OFFLOAD_PARAMS": "true"}, "set fsdp_offload_params: false"),
     ],
 )
-def test_settings_of_fsdp_that_would_go_wrong(
-    tiny_bert: Path,
-    one_of_one: Accelerator,
-    monkeypatch: pytest.MonkeyPatch,
-    environment: dict[str, str],
-    message: str,
-) -> None:
+def test_settings_of_fsdp_that_would_go_wrong(tiny_bert, one_of_one, monkeypatch, environment, message):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=message):
         prepare(PARADIGMS["dpr"](tiny_bert), one_of_one)
 
 
-def test_clusters_are_made_from_whole_weights(
-    seq2seq: dict[str, Path], one_of_one: Accelerator, monkeypatch: pytest.MonkeyPatch
+def test_a_paradigm_is_sharded_once_and_clusters_are_made_from_whole_weights(
+    tiny_bert: Path,
+    seq2seq: dict[str, Path],
+    one_of_one: Accelerator,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FSDP_VERSION", "2")
+    assert isinstance(parallel._plugin(one_of_one), FullyShardedDataParallelPlugin)
     model = GENERATIVE["genre"](seq2seq["t5"], CORPUS)
     model.clusters = nn.Linear(1, 1)
     with pytest.raises(ValueError, match="genre makes its clusters from whole weights"):
         prepare(model, one_of_one)
-
-
-def test_a_paradigm_is_sharded_once(
-    tiny_bert: Path, one_of_one: Accelerator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FSDP_VERSION", "2")
-    assert isinstance(parallel._plugin(one_of_one), FullyShardedDataParallelPlugin)
     paradigm = PARADIGMS["dpr"](tiny_bert)
     prepare(paradigm, one_of_one)
     with pytest.raises(ValueError, match="this dpr was sharded by a run before this one"):

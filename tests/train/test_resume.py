@@ -41,15 +41,8 @@ from tests.train.test_loop import (
 )
 
 STEPS = 8
-OWN: dict[str, Any] = {
-    "steps": STEPS,
-    "batch_size": 4,
-    "accumulation": 2,
-    "learning_rate": 2e-3,
-    "evaluate_every": 4,
-    "save_every": 2,
-    "log_every": 1,
-}
+OWN: dict[str, Any] = {"steps": STEPS, "batch_size": 4, "accumulation": 2, "learning_rate": 2e-3}
+OWN |= {"evaluate_every": 4, "save_every": 2, "log_every": 1}
 Trap = Callable[[Contrastive, Path], None]
 
 
@@ -211,9 +204,7 @@ def test_killed_at_any_time_until_it_is_done(whole: Path, tiny_bert: Path, tmp_p
     ("moment", "left"),
     [("before the rename", [2]), ("before the old one goes", [2, 4]), ("while the old one goes", [2, 4])],
 )
-def test_killed_while_a_checkpoint_is_written(
-    moment: str, left: list[int], whole: Path, tiny_bert: Path, tmp_path: Path
-) -> None:
+def test_killed_while_a_checkpoint_is_written(moment, left, whole, tiny_bert, tmp_path):
     folder = tmp_path / "run"
     code, said = run(tiny_bert, folder, partial(in_save, moment), keep=1)
     assert code == -signal.SIGKILL, said
@@ -289,8 +280,6 @@ def test_without_a_whole_checkpoint_training_starts_anew(tiny_bert: Path, tmp_pa
 def test_as_many_checkpoints_are_kept_as_asked(tiny_bert: Path, tmp_path: Path) -> None:
     fit(tiny_bert, tmp_path, replace(SETTINGS, save_every=1, keep=3))
     assert checkpoint.steps(tmp_path) == [4, 5, 6]
-    with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
-        replace(SETTINGS, keep=0)
 
 
 def test_a_full_disk_ends_with_a_line_and_loses_nothing(whole: Path, tiny_bert: Path, tmp_path: Path) -> None:
@@ -309,9 +298,7 @@ def test_a_full_disk_ends_with_a_line_and_loses_nothing(whole: Path, tiny_bert: 
 
 
 @pytest.mark.parametrize("death", [dead_worker, dead_sender])
-def test_a_worker_that_dies_ends_the_training(
-    death: Callable[..., None], whole: Path, tiny_bert: Path, tmp_path: Path
-) -> None:
+def test_a_worker_that_dies_ends_the_training(death, whole, tiny_bert, tmp_path):
     folder = tmp_path / "run"
     code, said = run(tiny_bert, folder, partial(death, 9), workers=1)
     assert code == 1
@@ -330,7 +317,6 @@ def test_the_scale_of_fp16_goes_on(tiny_bert: Path, tmp_path: Path) -> None:
         with suppress(Interrupted):
             fit(tiny_bert, folder, settings, paradigm=paradigm, accelerator=accelerator)
         last = checkpoint.read_progress(folder)
-        assert last is not None
         return last["scaler"]
 
     expected = scaled(tmp_path / "whole", build(tiny_bert))
@@ -340,9 +326,7 @@ def test_the_scale_of_fp16_goes_on(tiny_bert: Path, tmp_path: Path) -> None:
     assert history(tmp_path / "parts") == history(tmp_path / "whole")
 
 
-def test_gradients_of_a_run_that_was_interrupted_are_none_of_the_next(
-    tiny_bert: Path, tmp_path: Path
-) -> None:
+def test_gradients_of_a_run_that_was_interrupted_are_none_of_the_next(tiny_bert, tmp_path):
     """As in a notebook: the same model trains on after Ctrl-C between its backward pass and its step."""
     settings = replace(SETTINGS, accumulation=2)
     fit(tiny_bert, tmp_path / "whole", settings)

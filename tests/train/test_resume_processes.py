@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -64,17 +65,9 @@ def fail() -> None:
 
 def launch(backbone: Path, folder: Path) -> None:
     """What torchrun does."""
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=2,
-        max_restarts=0,
-        monitor_interval=0.1,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        run_id="resume",
-        start_method="fork",
-    )
+    how: Any = {"max_restarts": 0, "monitor_interval": 0.1, "run_id": "resume", "start_method": "fork"}
+    meeting: Any = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2, **how, **meeting)
     elastic_launch(config, half)(backbone, folder, killed_beside_a_busy_one)
 
 

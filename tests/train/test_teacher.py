@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+from transformers import AutoTokenizer, BertForSequenceClassification
 
 from paradigms import PARADIGMS
-from paradigms.baselines.classifier import SequenceClassifier, is_classifier
-from paradigms.baselines.cross_attention import cross_attention
+from paradigms.baselines.cross_attention import SequenceClassifier, cross_attention, is_classifier
 from paradigms.data import Corpus, Problems, Run, Split, hold_out, load_collection, read_run, write_run
 from paradigms.evaluate.reranking import rerank
 from paradigms.train.examples import build_examples
@@ -19,24 +18,14 @@ from paradigms.train.teacher import FalseNegatives, ScorePairs, pair_scores, sco
 from tests.baselines.test_cross_attention import collection  # noqa: F401 - a fixture
 from tests.experiments.scripts import run as run_script
 from tests.experiments.scripts import training
-from tests.tiny import LAYERS, WIDTH
+from tests.tiny import write_headed
 
 CORPUS = Corpus([f"d{n}" for n in range(12)], [f"text {n}" for n in range(12)])
 # d0 and d1 are relevant to q, d2 is judged and is not; d3 and d4 to r.
 SPLIT = Split({"q": "the sea", "r": "a bird"}, {"q": {"d0": 1, "d1": 2, "d2": 0}, "r": {"d3": 1}})
 RANKED: Run = {"q": {f"d{n}": -float(n) for n in range(8)}, "r": {f"d{n}": float(n) for n in range(12)}}
 SCORES: Run = {
-    "q": {
-        "d0": 10.0,
-        "d1": 4.0,
-        "d2": 9.5,
-        "d3": 9.0,
-        "d4": 8.0,
-        "d5": 3.5,
-        "d6": 0.0,
-        "d7": -1.0,
-        "d9": 9.9,
-    },
+    "q": {f"d{n}": s for n, s in enumerate([10.0, 4.0, 9.5, 9.0, 8.0, 3.5, 0.0, -1.0])} | {"d9": 9.9},
     "r": {f"d{n}": -4.0 - n / 2 for n in range(12)},
 }
 
@@ -61,9 +50,7 @@ def ids(positions: tuple[int, ...]) -> set[str]:
         ({"share": 0.875}, "d1", {"d2", "d3", "d4", "d5"}),  # 3.5
     ],
 )
-def test_documents_from_the_bound_on_are_taken_to_be_relevant(
-    rule: dict[str, float], positive: str, expected: set[str]
-) -> None:
+def test_documents_from_the_bound_on_are_taken_to_be_relevant(rule, positive, expected):
     candidates = [f"d{n}" for n in range(2, 8)]  # not d9, which has a score, too
     assert FalseNegatives(given(SCORES), **rule).of("q", positive, candidates, SCORES) == expected
 
@@ -191,23 +178,10 @@ def test_a_model_scores_a_pair_once_and_goes_on_after_an_interruption(tmp_path: 
 
 
 @pytest.fixture(scope="module")
-def published(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A reranker as the hub has them."""
-    folder, tokenizer = tmp_path_factory.mktemp("reranker"), AutoTokenizer.from_pretrained(tiny_bert)
-    config = BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=WIDTH,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=2,
-        intermediate_size=2 * WIDTH,
-        max_position_embeddings=24,
-        num_labels=1,
-        initializer_range=0.5,
-    )
-    torch.manual_seed(0)
-    BertForSequenceClassification(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A reranker as the hub has them, of pairs of at most 24 tokens."""
+    own = {"num_labels": 1, "max_position_embeddings": 24}
+    return write_headed(BertForSequenceClassification, tmp_path_factory.mktemp("reranker"), **own)
 
 
 TEXTS = [

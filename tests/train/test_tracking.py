@@ -43,16 +43,12 @@ def start(**changes: str) -> None:
         ({"precision": "fp16"}, "fp16 needs a GPU"),
     ],
 )
-def test_what_cannot_be_done_ends_with_a_line(
-    given: dict[str, Any], changes: dict[str, str], message: str
-) -> None:
+def test_what_cannot_be_done_ends_with_a_line(given, changes, message):
     with pytest.raises(SystemExit, match=message):
         start(**changes)
 
 
-def test_a_run_of_wandb_is_joined_by_the_process_alone_that_holds_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_of_wandb_is_joined_by_the_process_alone_that_holds_the_folder(tmp_path, monkeypatch):
     joined: list[Path] = []
     monkeypatch.setattr(tracking, "_start_wandb", lambda *given: joined.append(given[-1]))
     options = {"tracker": "wandb", "precision": "no"}

@@ -1,16 +1,14 @@
-"""SEAL's score of all candidates in one compiled pass. Imported where it is used: importing numba is slow."""
+"""Loops that numba compiles: SEAL's score, and a step of its index. Imported where used: numba is slow."""
 
 from typing import no_type_check
 
 import numpy as np
 from numba import njit
 
-from paradigms.generative.seal import BETA
-
 
 @no_type_check
 @njit(nogil=True, cache=True)
-def score(found, bounds, starts, ends, text, grams, offsets, weights, late, size):
+def score(found, bounds, starts, ends, text, grams, offsets, weights, late, size, beta):
     """W of each document: of number d, found[bounds[d]:bounds[d + 1]] are the [key, position] of its
     occurrences and text[starts[d]:ends[d]] its tokens, all below `size`."""
     scores = np.zeros(len(starts))
@@ -44,11 +42,24 @@ def score(found, bounds, starts, ends, text, grams, offsets, weights, late, size
                     if covered[token] != d:
                         new += 1
                     covered[token] = d
-            scores[d] += weights[key] * (1 - BETA + BETA * new / different)
+            scores[d] += weights[key] * (1 - beta + beta * new / different)
         count += 1
         for i in range(len(free)):
             token = text[starts[d] + i]
             if free[i] and token < len(late) and late[token] > 0 and counted[token] != count:
                 counted[token] = count
-                scores[d] += late[token] * (1 if covered[token] != d else 1 - BETA)
+                scores[d] += late[token] * (1 if covered[token] != d else 1 - beta)
     return scores
+
+
+@no_type_check
+@njit(nogil=True, cache=True)
+def previous_smaller(values):
+    """max{j < i : values[j] < values[i]} for each i, or 0."""
+    found = np.zeros(len(values), np.int64)
+    for i in range(1, len(values)):
+        j = i - 1
+        while j > 0 and values[j] >= values[i]:
+            j = found[j]
+        found[i] = j
+    return found
