@@ -146,13 +146,7 @@ def rank_thresholds(gains: ArrayLike, noise: ArrayLike, ranks: Sequence[int]) ->
 
 
 def recall_thresholds(
-    query: Any,
-    better: Any,
-    others: Any,
-    ranks: Sequence[int],
-    *,
-    samples: int = 1000,
-    seed: int = 0,
+    query: Any, better: Any, others: Any, ranks: Sequence[int], *, samples: int = 1000, seed: int = 0
 ) -> Array:
     """Samples of max(T_r, 0), [ranks, samples], from which `recall_failure` computes P(R ≥ r) at every k.
 

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from paradigms.data import Corpus, Problems, Run
+from paradigms.data import Corpus, Run
 from paradigms.data.collection import body
 from paradigms.evaluate.report import PALETTE, SystemAlignment
 from paradigms.io.terminal import Terminal, shown
@@ -20,10 +20,9 @@ RANKS = 10  # of each system, side by side
 LINKS = 30  # of an alignment, listed
 
 
-def problems(found: Problems, console: Terminal) -> None:
-    """What was wrong with the data, counted."""
-    for line in found.lines():
-        console.print(Text(line, "yellow"))
+def tell(line: str, style: str = "") -> None:
+    """A line beside the results: to the standard error, not broken."""
+    Terminal(stderr=True, highlight=False).print(Text(line, style), soft_wrap=True)
 
 
 def results(queries: Mapping[str, str], run: Run, corpus: Corpus | None, form: str) -> None:

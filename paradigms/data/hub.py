@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from paradigms.data import lotte, miracl, open_qa
+from paradigms.data import open_qa, published
 from paradigms.data.collection import Collection, Problems, assemble, grade, joined, text_of, title_of
+from paradigms.data.lines import json_id
 
 PARTS = ("corpus", "queries", "qrels")
-REPORTED = {"miracl": miracl.MEASURES, "lotte": lotte.MEASURES, "dpr-w100": open_qa.MEASURES}
+REPORTED = {"miracl": published.MIRACL, "lotte": published.LOTTE, "dpr-w100": open_qa.MEASURES}
 
 
 class Rows(Sequence[str]):
@@ -63,8 +64,8 @@ def read_hub(path: str, prefix: str | None = None) -> Collection:
         judged = {"test": judged[split or "train"]}
     return assemble(
         name,
-        ((_id(row, name), title_of(row), text_of(row)) for row in corpus),
-        ((_id(row, name), row.get("text") or "") for row in queries),
+        ((json_id(row, name), title_of(row), text_of(row)) for row in corpus),
+        ((json_id(row, name), row.get("text") or "") for row in queries),
         {_split(split, judged): _judgements(rows, split, problems) for split, rows in judged.items()},
         problems=problems,
         stored=lambda kept: (Rows(corpus, kept, title_of), Rows(corpus, kept, text_of)),
@@ -165,13 +166,6 @@ def _rows(datasets: Any, path: str, configuration: str, split: str | None) -> An
 def _split(name: str, splits: Iterable[str]) -> str:
     """The hub often says "validation" where BEIR's folders and papers say "dev"."""
     return "dev" if name == "validation" and "dev" not in splits else name
-
-
-def _id(row: dict, name: str) -> str:
-    id = row.get("_id", row.get("id"))
-    if id is None or id == "":
-        raise ValueError(f'{name}: a row has neither "_id" nor "id": {str(row)[:100]}')
-    return str(id)
 
 
 def _judgements(rows: Iterable[dict], split: str, problems: Problems) -> Iterator[tuple[str, str, int]]:

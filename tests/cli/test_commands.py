@@ -15,12 +15,12 @@ from paradigms import PARADIGMS, load
 from paradigms.baselines.cross_attention import cross_attention
 from paradigms.cli import show
 from paradigms.cli.arguments import main
-from paradigms.cli.commands import output_name
 from paradigms.cli.queries import from_file, typed
 from paradigms.data import Corpus, read_run
 from paradigms.evaluate.fusion import fuse
 from paradigms.generative.dsi import dsi
 from paradigms.index.exact import ExactIndex
+from paradigms.io.settings import folder_name
 from tests.formats.test_read import dpr_towers, write_like_xtr
 from tests.tiny import write_checkpoint, write_collection
 
@@ -346,10 +346,10 @@ def test_files_of_queries(tmp_path, text, found):
     ("text", "message"),
     [
         ("", "holds no query"),
-        ("a\tone\nb two\n", "line 2: no tab"),
+        ("a\tone\nb two\n", "line 2: not 2 columns"),
         ("a\tone\na\ttwo\n", "line 2: the id 'a' is there twice"),
-        ('{"_id": 1, "text": "x"}\n{"text": "y"}\n', "line 2: no JSON object with _id and text"),
-        ('{"_id": 1, "text": null}\n', "line 1: no JSON object with _id and text"),
+        ('{"_id": 1, "text": "x"}\n{"text": "y"}\n', "line 2: no usable id"),
+        ('{"_id": 1, "text": null}\n', "line 1: the text of the query '1' is blank"),
         ('{"_id": 1, "text": " "}\n', "line 1: the text of the query '1' is blank"),
         ("a\tone\nb\t\n", "line 2: the text of the query 'b' is blank"),
     ],
@@ -490,8 +490,8 @@ def test_folders_of_other_passages_are_not_compared(source, models):
 def test_names_that_differ_after_a_dot_make_two_indexes(tmp_path):
     for name in ("v1.2", "v1.3"):
         (tmp_path / name).mkdir()
-        assert output_name(str(tmp_path / name)) == name
-    assert output_name("irds:beir/scifact/test") == "irds-beir-scifact-test"
+        assert folder_name(str(tmp_path / name)) == name
+    assert folder_name("irds:beir/scifact/test") == "irds-beir-scifact-test"
 
 
 def test_a_score_of_minus_infinity_is_null_in_json(capsys):
