@@ -160,9 +160,7 @@ def recall_thresholds(
         )
         for x in (query, better, others)
     )
-    for matrix, name in ((query, "query"), (better, "better"), (others, "others")):
-        if not np.isfinite(matrix.data).all():
-            raise ValueError(f"{name} contains numbers that are not finite; allowed: finite numbers only")
+    checks.finite(query=query, better=better, others=others)
     shapes = query.shape, better.shape, others.shape
     if {query.shape[0], better.shape[0]} != {1} or len({width for _, width in shapes}) != 1:
         raise ValueError(

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from paradigms.data import Corpus, Run
 from paradigms.data.collection import body
+from paradigms.data.trec import check_ids
 from paradigms.evaluate.report import PALETTE, SystemAlignment
 from paradigms.io.terminal import Terminal, shown
 
@@ -38,9 +39,7 @@ def results(queries: Mapping[str, str], run: Run, corpus: Corpus | None, form: s
             continue
         for rank, (id, score) in enumerate(found.items(), 1):
             if form == "trec":
-                for name in (query, id):
-                    if name.split() != [name]:
-                        raise ValueError(f"the id {name!r} holds white space, which no TREC run can have")
+                check_ids([query, id], "id")
                 print(shown(f"{query} Q0 {id} {rank} {score!r} paradigms"))
                 continue
             known = score if isfinite(score) else None
