@@ -53,7 +53,7 @@ def read_hub(path: str, prefix: str | None = None) -> Collection:
         if _configuration(configurations, "corpus", prefix) is None and {*PARTS} <= {*configurations}:
             prefix, split = None, prefix
         corpus, queries = (
-            _rows(datasets, path, _required(name, configurations, part, prefix), split)
+            _rows(datasets, path, _configuration(configurations, part, prefix, name), split)
             for part in ("corpus", "queries")
         )
         qrels = _configuration(configurations, "qrels", prefix)
@@ -134,28 +134,20 @@ def _quiet(datasets: Any) -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def _candidates(part: str, prefix: str | None) -> list[str]:
-    """The configuration names under which the hub keeps a part of a collection, the likeliest first."""
+def _configuration(existing: Sequence[str], part: str, prefix: str | None, wanted: str = "") -> str | None:
+    """The name under which the hub keeps a part of a collection. wanted: ValueError names the lack of it."""
     names = [part, "default"] if part == "qrels" else [part]
-    if prefix is None:
-        return names
-    both = [form for name in names for form in (f"{prefix}-{name}", f"{name}-{prefix}")]
-    return [*both, prefix] if part == "qrels" else both
-
-
-def _configuration(existing: Sequence[str], part: str, prefix: str | None) -> str | None:
-    return next((name for name in _candidates(part, prefix) if name in existing), None)
-
-
-def _required(name: str, existing: Sequence[str], part: str, prefix: str | None) -> str:
-    found = _configuration(existing, part, prefix)
-    if found is None:
-        wanted = " or ".join(map(repr, _candidates(part, prefix)))
-        raise ValueError(f"{name} has no configuration {wanted}; it has {', '.join(map(repr, existing))}")
+    if prefix is not None:
+        names = [form for name in names for form in (f"{prefix}-{name}", f"{name}-{prefix}")]
+        names += [prefix] if part == "qrels" else []
+    found = next((name for name in names if name in existing), None)
+    if wanted and found is None:
+        looked = " or ".join(map(repr, names))
+        raise ValueError(f"{wanted} has no configuration {looked}; it has {', '.join(map(repr, existing))}")
     return found
 
 
-def _rows(datasets: Any, path: str, configuration: str, split: str | None) -> Any:
+def _rows(datasets: Any, path: str, configuration: str | None, split: str | None) -> Any:
     found = datasets.load_dataset(path, configuration)
     if split is not None and split not in found:
         raise ValueError(f"hf:{path} has no {split!r} in {configuration}; it has {', '.join(found)}")
