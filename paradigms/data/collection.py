@@ -213,6 +213,9 @@ class Digest:
             data = part.encode("utf-8", "surrogatepass")
             self._hash.update(len(data).to_bytes(8, "little") + data)
 
+    def digest(self) -> bytes:
+        return self._hash.digest()
+
     def hexdigest(self) -> str:
         return self._hash.hexdigest()
 

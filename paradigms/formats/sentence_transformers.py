@@ -68,12 +68,12 @@ def read_sentence_transformers(folder: Path) -> Paradigm:
     found = chain(folder)
     multi = config.get("model_type") in MULTI
     pylate = multi and config["model_type"] == MULTI[0]
-    if found.sparse:
-        return read_sparse(found, config)
-    if multi == bool(found.pooling):
-        raise ValueError(f"model_type is {config.get('model_type')}, and pooling {found.pooling or 'none'}")
     settings = json_or_empty(found.backbone / "sentence_bert_config.json")
     lowers(settings, found.backbone)
+    if found.sparse:
+        return read_sparse(found, config, settings)
+    if multi == bool(found.pooling):
+        raise ValueError(f"model_type is {config.get('model_type')}, and pooling {found.pooling or 'none'}")
     shared = prompts(config) | {"normalize": found.normalize or pylate}
     if not multi:
         similarity = config.get("similarity_fn_name") or "cosine"
@@ -93,13 +93,11 @@ def read_sentence_transformers(folder: Path) -> Paradigm:
     return late_interaction(encoder, mean=similarity == "meanmaxsim")
 
 
-def read_sparse(found: Chain, config: dict[str, Any]) -> Paradigm:
+def read_sparse(found: Chain, config: dict[str, Any], settings: dict[str, Any]) -> Paradigm:
     """SPLADE. ValueError for another similarity than the inner product, and for modules beside it."""
     similarity = config.get("similarity_fn_name") or "dot"
     if similarity != "dot" or found.head is not None or found.normalize or found.pooling:
         raise ValueError(f"SpladePooling with the similarity {similarity}, or with other modules after it")
-    settings = json_or_empty(found.backbone / "sentence_bert_config.json")
-    lowers(settings, found.backbone)
     given = prompts(config) | both_lengths(settings, found.backbone)
     return splade(found.backbone, most_terms=config.get("max_active_dims"), **given)
 
