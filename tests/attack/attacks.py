@@ -108,6 +108,12 @@ def files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.rglob("*") if file.is_file())
 
 
+def same_bytes(folder: Path, whole: Path) -> None:
+    found, wanted = ({f.name: f.read_bytes() for f in files(of)} for of in (folder, whole))
+    if found != wanted:
+        raise Lost("other bytes than of a build that ended")
+
+
 def index_bytes(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
     """Bytes of a file: its checksum tells, or nothing changes."""
     folder = copied(sound / "index", work)
@@ -163,9 +169,7 @@ def killed(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
         with Process(lambda: build(folder, kind)):
             time.sleep(draw.random() * 0.06)
         index = build(folder, kind)
-        expected = {f.name: f.read_bytes() for f in files(sound / "index")}
-        if {f.name: f.read_bytes() for f in files(folder)} != expected:
-            raise Lost("other bytes than of a build that ended")
+        same_bytes(folder, sound / "index")
         return
     folder = copied(sound / "index", work)
     before = open_index(folder)
@@ -198,10 +202,7 @@ def disk_full(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
     with Process(lambda: build(folder, kind), lambda: limited(draw.randrange(1, 6000))) as child:
         said = child.error()
     build(folder, kind)
-    if {f.name: f.read_bytes() for f in files(folder)} != {
-        f.name: f.read_bytes() for f in files(sound / "index")
-    }:
-        raise Lost("other bytes than of a build that ended")
+    same_bytes(folder, sound / "index")
     if said:
         raise said
 
