@@ -1,34 +1,42 @@
 """One style for all progress bars: description, bar, count, time left."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any, cast
+from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from paradigms.io.terminal import Terminal
 
 
-class _Silent:
-    """A Progress that shows and counts nothing, so that it costs a search of a millisecond no time."""
+class _Silent(Progress):
+    """Shows and counts nothing, so that it costs a search of a millisecond no time."""
 
     def __enter__(self) -> "_Silent":
         return self
 
-    def __exit__(self, *error: object) -> None: ...
+    def __exit__(self, *error: object) -> None:
+        pass
 
-    def add_task(self, *given: Any, **named: Any) -> int:
-        return 0
+    def add_task(self, *given: Any, **named: Any) -> TaskID:
+        return TaskID(0)
 
-    advance = update = add_task
+    def advance(self, *given: Any, **named: Any) -> None:
+        pass
+
+    def update(self, *given: Any, **named: Any) -> None:
+        pass
 
     def track(self, sequence: Iterable[Any], *given: Any, **named: Any) -> Iterator[Any]:
         return iter(sequence)
 
 
+_SILENT = _Silent(disable=True)
+
+
 def progress_bar(shown: bool = True) -> Progress:
     """A rich progress display, used as a context manager. It writes to stderr, so output can be piped."""
     if not shown:
-        return cast(Progress, _Silent())
+        return _SILENT
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
