@@ -14,7 +14,7 @@ from paradigms.encoder.backbone import packaged
 from paradigms.encoder.text import TextEncoder
 from paradigms.encoder.towers import TwoTowers
 from paradigms.formats import read_checkpoint
-from paradigms.formats.dpr import is_dpr
+from paradigms.formats.authors import is_dpr
 from paradigms.formats.weights import download, safe_weights
 from paradigms.generative.dsi import dsi
 from paradigms.generative.genre import genre

@@ -48,11 +48,11 @@ def positive(value: ArrayLike, name: str) -> Array:
 def whole(value: ArrayLike, name: str, least: float = 1, most: float = np.inf) -> Array:
     """Whole numbers least ≤ n ≤ most, such as ranks, counts of documents and sample sizes."""
     array = _numbers(value, name)
-    allowed = f"a whole number of at least {least:g}" + (
-        f" and at most {most:g}" if np.isfinite(most) else ""
-    )
+    upto = f" and at most {most:g}" if np.isfinite(most) else ""
     whole = np.isfinite(array) & (array == np.floor(array))
-    return _require(array, whole & (array >= least) & (array <= most), name, allowed)
+    return _require(
+        array, whole & (array >= least) & (array <= most), name, f"a whole number of at least {least:g}{upto}"
+    )
 
 
 def vector(value: ArrayLike, name: str, *, axes: int | None = None, nonzero: bool = True) -> Array:
@@ -68,6 +68,13 @@ def vector(value: ArrayLike, name: str, *, axes: int | None = None, nonzero: boo
     if nonzero and not np.any(array != 0, axis=-1).all():
         raise ValueError(f"{name} is a zero vector or contains one; allowed: non-zero vectors")
     return array
+
+
+def finite(**matrices: Any) -> None:
+    """ValueError names a sparse matrix with numbers that are not finite."""
+    for name, matrix in matrices.items():
+        if not np.isfinite(matrix.data).all():
+            raise ValueError(f"{name} contains numbers that are not finite; allowed: finite numbers only")
 
 
 def plain(value: Any) -> Any:

@@ -128,9 +128,7 @@ def temperature_gradient(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, ma
     Arguments and errors as in `solve`.
     """
     gates, share = _free_gates(scores, k, epsilon, mask)
-    s = np.where(
-        gates > 0, np.asarray(scores, dtype=float), 0.0
-    )  # gates are 0 on padding, where s may be −inf
+    s = np.where(gates > 0, np.asarray(scores, dtype=float), 0.0)  # −inf on padding
     mean = (share * s).sum(-1, keepdims=True)
     return -gates * (s - mean) / np.asarray(epsilon, dtype=float)[..., None] ** 2
 
@@ -157,9 +155,7 @@ def iterate(
         log_budget = np.log(budget)
         for step in range(steps):
             total = np.logaddexp.reduce((s + b) / temperature[..., None], axis=-1)
-            a = temperature * (
-                log_budget - np.where(np.isneginf(total), 0.0, total)
-            )  # nothing but padding: a = ε ln k
+            a = temperature * (log_budget - np.where(np.isneginf(total), 0.0, total))  # ε ln k of padding
             b = np.where(np.isfinite(s), np.minimum(-s - a[..., None], 0), 0.0)
             gates[step] = np.exp((s + b + a[..., None]) / temperature[..., None])
             caps[step], shift[step] = b, a
@@ -230,15 +226,26 @@ def primal(scores: ArrayLike, gates: ArrayLike, epsilon: ArrayLike, mask: Mask =
 
 
 def dual(
-    scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, shift: ArrayLike, caps: ArrayLike, mask: Mask = None
+    scores: ArrayLike,
+    k: ArrayLike,
+    epsilon: ArrayLike,
+    shift: ArrayLike,
+    caps: ArrayLike,
+    mask: Mask = None,
+    factor: ArrayLike | None = None,
 ) -> Array:
     """g(a, b) = ka + 1ᵀb − ε 1ᵀexp((s+a+b)/ε) [...], to be maximised over a ∈ ℝ, b ≤ 0.
 
     Qian et al. 2022, A.1, with the factor ε of the last term, which follows from substituting λ. At the
-    optimum −g − εk equals the primal. shift a [...], caps b [..., m]; other arguments and errors as in
-    `solve`.
+    optimum −g − εk equals the primal. shift a [...], caps b [..., m]; factor: in place of that ε; other
+    arguments and errors as in `solve`.
     """
-    return _dual(scores, k, epsilon, shift, caps, mask, factor=np.asarray(epsilon, dtype=float))
+    s, budget, temperature = _arguments(scores, k, epsilon, mask)
+    a, b = np.asarray(shift, dtype=float), np.asarray(caps, dtype=float)
+    if not np.all(b <= 0):
+        raise ValueError("caps contain a positive number or NaN; allowed: b ≤ 0")
+    weights = np.exp((s + a[..., None] + b) / temperature[..., None])
+    return budget * a + b.sum(-1) - np.asarray(epsilon if factor is None else factor) * weights.sum(-1)
 
 
 def dual_as_printed(
@@ -248,7 +255,7 @@ def dual_as_printed(
 
     Its maximiser over a has Σλ = εk instead of k: not the dual of Eq. 4, and not what Eq. 5 ascends.
     """
-    return _dual(scores, k, epsilon, shift, caps, mask, factor=np.asarray(1.0))
+    return dual(scores, k, epsilon, shift, caps, mask, factor=1.0)
 
 
 def stationarity(
@@ -273,24 +280,6 @@ def stationarity_as_printed(
     return stationarity(scores, gates, epsilon, shift, caps) + 2 * temperature
 
 
-def _dual(
-    scores: ArrayLike,
-    k: ArrayLike,
-    epsilon: ArrayLike,
-    shift: ArrayLike,
-    caps: ArrayLike,
-    mask: Mask,
-    *,
-    factor: Array,
-) -> Array:
-    s, budget, temperature = _arguments(scores, k, epsilon, mask)
-    a, b = np.asarray(shift, dtype=float), np.asarray(caps, dtype=float)
-    if not np.all(b <= 0):
-        raise ValueError("caps contain a positive number or NaN; allowed: b ≤ 0")
-    weights = np.exp((s + a[..., None] + b) / temperature[..., None])
-    return budget * a + b.sum(-1) - factor * weights.sum(-1)
-
-
 def _free_gates(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask) -> tuple[Array, Array]:
     """λ on U (0 elsewhere) and softmax(s_U/ε), its share of the remaining budget (which may be 0)."""
     solution = solve(scores, k, epsilon, mask)
@@ -298,9 +287,7 @@ def _free_gates(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask)
     x = np.where(solution.free, s / temperature[..., None], -np.inf)
     top = x.max(-1, keepdims=True)
     weights = np.exp(x - np.where(np.isfinite(top), top, 0.0))
-    share = weights / np.maximum(
-        weights.sum(-1, keepdims=True), 1.0
-    )  # the largest weight is 1 unless U is empty
+    share = weights / np.maximum(weights.sum(-1, keepdims=True), 1.0)  # the largest is 1 unless U is empty
     return np.where(solution.free, solution.gates, 0.0), share
 
 

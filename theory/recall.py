@@ -146,13 +146,7 @@ def rank_thresholds(gains: ArrayLike, noise: ArrayLike, ranks: Sequence[int]) ->
 
 
 def recall_thresholds(
-    query: Any,
-    better: Any,
-    others: Any,
-    ranks: Sequence[int],
-    *,
-    samples: int = 1000,
-    seed: int = 0,
+    query: Any, better: Any, others: Any, ranks: Sequence[int], *, samples: int = 1000, seed: int = 0
 ) -> Array:
     """Samples of max(T_r, 0), [ranks, samples], from which `recall_failure` computes P(R ≥ r) at every k.
 
@@ -166,9 +160,7 @@ def recall_thresholds(
         )
         for x in (query, better, others)
     )
-    for matrix, name in ((query, "query"), (better, "better"), (others, "others")):
-        if not np.isfinite(matrix.data).all():
-            raise ValueError(f"{name} contains numbers that are not finite; allowed: finite numbers only")
+    checks.finite(query=query, better=better, others=others)
     shapes = query.shape, better.shape, others.shape
     if {query.shape[0], better.shape[0]} != {1} or len({width for _, width in shapes}) != 1:
         raise ValueError(

@@ -17,7 +17,7 @@ import numpy as np
 
 from paradigms.cli.arguments import OFFLINE
 from paradigms.cli.dimensions import own_queries
-from paradigms.cli.sources import corpus_of, is_text
+from paradigms.cli.sources import corpus_of, is_text, words_of
 from paradigms.data import Corpus, Run, Split, load_collection
 from paradigms.data.collection import body
 from paradigms.data.identical import own_documents, searching_others
@@ -45,7 +45,7 @@ def run_advise(settings: argparse.Namespace) -> None:
     from paradigms.evaluate import bootstrap_interval
     from paradigms.io.terminal import Terminal
 
-    corpus = corpus_of(settings.source, settings.words)
+    corpus = corpus_of(settings.source, words_of(settings.source, settings.words))
     split = load_collection(settings.source).split(settings.split) if settings.split else None
     titled = not is_text(settings.source)
     corpus, asked = drawn(corpus, split, titled, settings.documents, settings.count)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 from paradigms.data.texts import WORDS
 from paradigms.io.plugins import load_plugins
@@ -23,17 +24,140 @@ OFFLINE = "offline"  # all-MiniLM-L6-v2 as it was trained: one vector a text
 # The keys of `index.INDEXES`, `model.SAVE_LAYOUTS` and `formats.FORMATS`, whose import takes seconds.
 INDEX_KINDS = ("exact", "faiss", "compressed", "inverted", "fixed")
 LAYOUT_NAMES = ("paradigms", "sentence-transformers")
-FORMAT_NAMES = (
-    "xtr",
-    "classifier",
-    "sentence-transformers",
-    "stanford",
-    "dpr",
-    "coil",
-    "splade",
-    "plain",
-)
-SHOWN = ("table", "jsonl", "trec")  # forms of results
+FORMAT_NAMES = ("xtr", "classifier", "sentence-transformers", "stanford", "dpr", "coil", "splade", "plain")
+
+
+def count(text: str) -> int:
+    """A number from 1 on."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
+# What argparse is told of an option, by its name or, where it differs for one command, by "COMMAND name".
+OPTIONS: dict[str, dict[str, Any]] = {
+    "source": {"help": "folder of text files, JSON lines, or a collection"},
+    "folder": {"help": "made by index"},
+    "search folder": {"help": "made by index, or a saved generative model"},
+    "folders": {"nargs": "+", "help": "made by index from the same source"},
+    "query": {"nargs": "*", "help": "texts; search reads them from the terminal, by line, without any"},
+    "explain query": {},
+    "model": {"help": f"checkpoint: a folder, a name on the hub, or {OFFLINE}"},
+    "output": {"help": "folder to write: a new one, or that of a model in the same layout"},
+    "--output": {"help": "folder to make; without it SOURCE.index in the current folder"},
+    "compare --output": {"help": "folder for runs and tables"},
+    "--plugin": {
+        "action": "append",
+        "default": [],
+        "metavar": "FILE.py",
+        "help": "registers what the model needs, such as an encoder of your own; may be repeated",
+    },
+    "--kind": {"choices": INDEX_KINDS, "default": "exact"},
+    "--model": {"default": OFFLINE, "help": f"checkpoint: a folder or a name on the hub (default {OFFLINE})"},
+    "dimensions --model": {
+        "default": "",
+        "help": f"checkpoint to place beside linear maps, such as {OFFLINE}",
+    },
+    "--document-model": {
+        "default": "",
+        "metavar": "MODEL",
+        "help": "the encoder of documents, where the model encodes queries alone",
+    },
+    "--model-layout": {"default": "", "choices": FORMAT_NAMES, "help": "where its files do not tell"},
+    "--pickled": {"action": "store_true", "help": "read pickled weights too, as weights alone"},
+    "--precision": {"choices": ["auto", "no", "bf16", "fp16"], "default": "auto"},
+    "--words": {
+        "type": count,
+        "help": f"of a passage at most (default {WORDS}, fewer where the model reads fewer)",
+    },
+    "--passages": {
+        "action": "store_true",
+        "help": "split documents of JSON lines or a collection too, into passages of --words; documents are "
+        "found by their best passages",
+    },
+    "--best-passages": {
+        "type": count,
+        "default": 1,
+        "metavar": "N",
+        "help": "of split documents, the score is the sum of that of the N best passages (default 1: MaxP)",
+    },
+    "--among": {
+        "metavar": "FILE",
+        "help": "search these documents alone, an id on each line (not generative)",
+    },
+    "--hybrid": {
+        "action": "store_true",
+        "help": "fuse with BM25's results, by reciprocal ranks (not generative)",
+    },
+    "--query": {"action": "append", "default": [], "help": "a text; may be repeated"},
+    "--queries": {"help": "file of queries: JSON lines {_id, text}, ID tab TEXT, or lines of text"},
+    "--split": {"help": "queries of the source, a collection, such as test"},
+    "advise --split": {"help": "judged queries of the source, a collection, instead of known items"},
+    "--identical-ids": {
+        "choices": ["auto", "leave_out", "keep"],
+        "default": "auto",
+        "help": "with --split, a document with the query's id: auto leaves it out where it is the query",
+    },
+    "-k": {"type": count, "default": 10, "help": "documents to show (default %(default)s)"},
+    "explain -k": {"type": count, "default": 10, "help": "documents among which XTR looks for tokens"},
+    "compare -k": {"type": count, "default": 100, "help": "documents of each query"},
+    "--format": {"choices": ("table", "jsonl", "trec"), "default": "table"},
+    "--run": {"help": "TREC run to take the candidates from; without it BM25 finds them"},
+    "--depth": {"type": count, "default": 100, "help": "candidates of each query"},
+    "--document": {"help": "id of the document; without it the best one"},
+    "--layout": {"choices": LAYOUT_NAMES, "default": "sentence-transformers"},
+    "--results": {"help": "folder of the script that trained it; without it the one around it"},
+    "--push": {"metavar": "OWNER/NAME", "help": "upload it to the Hugging Face hub too, private"},
+    "--fuse": {
+        "action": "store_true",
+        "help": "add the fusion of all: reciprocal ranks, or with --dev a sum",
+    },
+    "--dev": {"metavar": "SPLIT", "help": "queries that choose the weights of that sum, as dev"},
+    "--documents": {
+        "type": count,
+        "default": 1000,
+        "help": "that are drawn and encoded (default %(default)s)",
+    },
+    "--count": {"type": count, "default": 200, "help": "queries that are made of them (default %(default)s)"},
+}
+READING = "--document-model --model-layout --pickled"
+QUERIES = "--queries --split --identical-ids"
+# What a command does, and its options; each has --plugin too.
+COMMANDS = {
+    "index": (
+        "Encode a source's documents into a folder that search, explain, compare and dimensions read.",
+        f"source --output --kind --model {READING} --precision --words --passages",
+    ),
+    "search": (
+        "The best documents of an indexed folder, or of a saved generative model, for each query.",
+        f"folder query --pickled --best-passages --among --hybrid {QUERIES} -k --format",
+    ),
+    "rerank": (
+        "Order the first documents of BM25, or of any run, anew by a model; nothing is indexed.",
+        f"source query --run --depth --model {READING} --precision --words --passages --best-passages "
+        f"{QUERIES} -k --format",
+    ),
+    "explain": (
+        "Which tokens made a document's score, in colours: the best document's, or that of --document.",
+        "folder query --document -k --pickled",
+    ),
+    "export": (
+        "Write a model as a folder that sentence-transformers 6 opens, or as our own, with a model card.",
+        f"model output --layout --results --push {READING}",
+    ),
+    "compare": (
+        "BM25 and several indexed folders of the same documents: side by side, or measured by judgements.",
+        f"folders --query --fuse --dev --output -k --pickled --best-passages {QUERIES}",
+    ),
+    "dimensions": (
+        "How many dimensions the documents need before a linear map keeps BM25's order; needs no judgements.",
+        f"source --query --model {READING} --words {QUERIES}",
+    ),
+    "advise": (
+        "Whether BM25, dense, multi-vector or hybrid retrieval fits the documents; needs no judgements.",
+        "source --documents --count --split --words",
+    ),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -65,212 +189,9 @@ def parser() -> argparse.ArgumentParser:
         "python -m paradigms", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = whole.add_subparsers(required=True, metavar="COMMAND", dest="command")
-
-    def command(name: str, described: str) -> argparse.ArgumentParser:
+    for name, (described, options) in COMMANDS.items():
         own = commands.add_parser(name, help=described, description=described)
-        own.add_argument(
-            "--plugin",
-            action="append",
-            default=[],
-            metavar="FILE.py",
-            help="registers what the model needs, such as an encoder of your own; may be repeated",
-        )
-        return own
-
-    made = command(
-        "index",
-        "Encode a source's documents into a folder that search, explain, compare and dimensions read.",
-    )
-    made.add_argument("source", help="folder of text files, JSON lines, or a collection")
-    made.add_argument("--output", help="folder to make; without it SOURCE.index in the current folder")
-    made.add_argument("--kind", choices=INDEX_KINDS, default="exact")
-    add_model(made)
-    add_precision(made)
-    add_words(made)
-    add_passages(made)
-
-    found = command(
-        "search",
-        "The best documents of an indexed folder, or of a saved generative model, for each query.",
-    )
-    found.add_argument("folder", help="made by index, or a saved generative model")
-    found.add_argument("query", nargs="*", help="texts; without any they are read from the terminal, by line")
-    add_pickled(found)
-    add_best(found)
-    found.add_argument(
-        "--among", metavar="FILE", help="search these documents alone, an id on each line (not generative)"
-    )
-    found.add_argument(
-        "--hybrid", action="store_true", help="fuse with BM25's results, by reciprocal ranks (not generative)"
-    )
-    add_queries(found)
-    add_shown(found)
-
-    ranked = command(
-        "rerank",
-        "Order the first documents of BM25, or of any run, anew by a model; nothing is indexed.",
-    )
-    ranked.add_argument("source", help="folder of text files, JSON lines, or a collection")
-    ranked.add_argument("query", nargs="*", help="texts")
-    ranked.add_argument("--run", help="TREC run to take the candidates from; without it BM25 finds them")
-    ranked.add_argument("--depth", type=count, default=100, help="candidates of each query")
-    add_model(ranked)
-    add_precision(ranked)
-    add_words(ranked)
-    add_passages(ranked)
-    add_best(ranked)
-    add_queries(ranked)
-    add_shown(ranked)
-
-    shown = command(
-        "explain",
-        "Which tokens made a document's score, in colours: the best document's, or that of --document.",
-    )
-    shown.add_argument("folder", help="made by index")
-    shown.add_argument("query")
-    shown.add_argument("--document", help="id of the document; without it the best one")
-    shown.add_argument("-k", type=count, default=10, help="documents among which XTR looks for tokens")
-    add_pickled(shown)
-
-    written = command(
-        "export",
-        "Write a model as a folder that sentence-transformers 6 opens, or as our own, with a model card.",
-    )
-    written.add_argument("model", help=f"checkpoint: a folder, a name on the hub, or {OFFLINE}")
-    written.add_argument("output", help="folder to write: a new one, or that of a model in the same layout")
-    written.add_argument("--layout", choices=LAYOUT_NAMES, default="sentence-transformers")
-    written.add_argument(
-        "--results", help="folder of the script that trained it; without it the one around it"
-    )
-    written.add_argument(
-        "--push", metavar="OWNER/NAME", help="upload it to the Hugging Face hub too, private"
-    )
-    add_reading(written)
-
-    beside = command(
-        "compare",
-        "BM25 and several indexed folders of the same documents: side by side, or measured on judged "
-        "queries.",
-    )
-    beside.add_argument("folders", nargs="+", help="made by index from the same source")
-    beside.add_argument("-q", "--query", action="append", default=[], help="a text; may be repeated")
-    beside.add_argument(
-        "--fuse", action="store_true", help="add the fusion of all: reciprocal ranks, or with --dev a sum"
-    )
-    beside.add_argument("--dev", metavar="SPLIT", help="queries that choose the weights of that sum, as dev")
-    beside.add_argument("--output", help="folder for runs and tables")
-    beside.add_argument("-k", type=count, default=100, help="documents of each query")
-    add_pickled(beside)
-    add_best(beside)
-    add_queries(beside)
-
-    needed = command(
-        "dimensions",
-        "How many dimensions the documents need before a linear map keeps BM25's order; needs no judgements.",
-    )
-    needed.add_argument("source", help="folder of text files, JSON lines, or a collection")
-    needed.add_argument("-q", "--query", action="append", default=[], help="a text; may be repeated")
-    needed.add_argument(
-        "--model", default="", help=f"checkpoint to place beside linear maps, such as {OFFLINE}"
-    )
-    add_reading(needed)
-    add_words(needed)
-    add_queries(needed)
-
-    advised = command(
-        "advise",
-        "Whether BM25, dense, multi-vector or hybrid retrieval fits the documents; needs no judgements.",
-    )
-    advised.add_argument("source", help="folder of text files, JSON lines, or a collection")
-    advised.add_argument(
-        "--documents", type=count, default=1000, help="that are drawn and encoded (default %(default)s)"
-    )
-    advised.add_argument(
-        "--count", type=count, default=200, help="queries that are made of them (default %(default)s)"
-    )
-    advised.add_argument("--split", help="judged queries of the source, a collection, instead of known items")
-    add_words(advised)
+        for option in ("--plugin", *options.split()):
+            short = ["-q"] if option == "--query" else []
+            own.add_argument(*short, option, **OPTIONS.get(f"{name} {option}", OPTIONS[option]))
     return whole
-
-
-def add_model(command: argparse.ArgumentParser) -> None:
-    """A checkpoint, and how it is to be read."""
-    command.add_argument(
-        "--model", default=OFFLINE, help=f"checkpoint: a folder or a name on the hub (default {OFFLINE})"
-    )
-    add_reading(command)
-
-
-def add_reading(command: argparse.ArgumentParser) -> None:
-    """How a checkpoint is to be read."""
-    command.add_argument(
-        "--document-model",
-        default="",
-        metavar="MODEL",
-        help="the encoder of documents, where the model encodes queries alone",
-    )
-    command.add_argument(
-        "--model-layout", default="", choices=FORMAT_NAMES, help="where its files do not tell"
-    )
-    add_pickled(command)
-
-
-def add_pickled(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--pickled", action="store_true", help="read pickled weights too, as weights alone")
-
-
-def add_precision(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--precision", choices=["auto", "no", "bf16", "fp16"], default="auto")
-
-
-def add_words(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--words",
-        type=count,
-        help=f"of a passage at most (default {WORDS}, fewer where the model reads fewer)",
-    )
-
-
-def add_passages(command: argparse.ArgumentParser) -> None:
-    """Long documents, which a model cuts."""
-    command.add_argument(
-        "--passages",
-        action="store_true",
-        help="split documents of JSON lines or a collection too, into passages of --words; what is found are "
-        "documents, by their best passages",
-    )
-
-
-def add_best(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--best-passages",
-        type=count,
-        default=1,
-        metavar="N",
-        help="of split documents, the score is the sum of that of the N best passages (default 1: MaxP)",
-    )
-
-
-def add_queries(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--queries", help="file of queries: JSON lines {_id, text}, ID tab TEXT, or lines of text"
-    )
-    command.add_argument("--split", help="queries of the source, a collection, such as test")
-    command.add_argument(
-        "--identical-ids",
-        choices=["auto", "leave_out", "keep"],
-        default="auto",
-        help="with --split, a document with the query's id: auto leaves it out where it is the query's text",
-    )
-
-
-def add_shown(command: argparse.ArgumentParser) -> None:
-    command.add_argument("-k", type=count, default=10, help="documents to show (default %(default)s)")
-    command.add_argument("--format", choices=SHOWN, default="table")
-
-
-def count(text: str) -> int:
-    """A number from 1 on."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
-    return int(text)

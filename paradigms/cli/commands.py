@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from shlex import quote
 
 from paradigms.baselines.bm25 import BM25
 from paradigms.cli import show
-from paradigms.cli.checkpoint import Checkpoint, words_that_fit
-from paradigms.cli.indexed import Indexed, make, open_folder
+from paradigms.cli.indexed import Checkpoint, Indexed, make, open_folder, words_that_fit
 from paradigms.cli.queries import read_queries, refuse_blank, typed
-from paradigms.cli.sources import check_source, documents, is_text, words_of
-from paradigms.data import Collection, Corpus, Problems, Run, load_collection, read_run, write_run
+from paradigms.cli.sources import check_source, corpus_of, is_text, words_of
+from paradigms.data import Collection, Corpus, Problems, Run, best_first, load_collection, read_run, write_run
 from paradigms.data.by_document import Passages
 from paradigms.data.identical import own_documents, searching_others, told, without_own
 from paradigms.encoder.cut import count_cut
@@ -36,6 +36,7 @@ from paradigms.generative.model import Generative
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.io.files import write_text
 from paradigms.io.gzipped import numbered_lines
+from paradigms.io.settings import folder_name
 from paradigms.io.terminal import Terminal
 from paradigms.train.tracking import native_precision
 
@@ -45,29 +46,16 @@ FUSED_DEPTH = 100  # documents of each run that are fused
 
 def run_index(settings: argparse.Namespace) -> None:
     """Make the folder, or go on with it, and say how it is searched."""
-    output = Path(settings.output or f"{output_name(settings.source)}.index")
-    made, problems = make(
-        settings.source,
-        output,
-        Checkpoint.of(settings),
-        kind=settings.kind,
-        words=settings.words,
-        passages=settings.passages,
-        pickled=settings.pickled,
-        precision=precision_of(settings),
-    )
-    told = notes()
-    show.problems(problems, told)
-    tell_words(settings, made.made.words, told)
+    output = Path(settings.output or f"{folder_name(settings.source)}.index")
+    made, problems = make(settings, output, precision_of(settings))
+    tell_cuts(settings, made.made.words, problems)
     cut = count_cut(made.model.encoder, (made.pieces or made).corpus)
     if cut.cut:
-        told.print(cut.told + ("" if made.made.words else " (--passages)"), soft_wrap=True)
+        show.tell(cut.told + ("" if made.made.words else " (--passages)"))
     count = f"{len(made.corpus):,} document{'s' * (len(made.corpus) != 1)}"
-    told.print(f"{count} of {settings.source} in {output}", soft_wrap=True)
+    show.tell(f"{count} of {settings.source} in {output}")
     again = "".join(f" --plugin {quote(file)}" for file in settings.plugin) + " --pickled" * settings.pickled
-    told.print(
-        f'Search them: python -m paradigms search {quote(str(output))} "your question"{again}', soft_wrap=True
-    )
+    show.tell(f'Search them: python -m paradigms search {quote(str(output))} "your question"{again}')
 
 
 def run_search(settings: argparse.Namespace) -> None:
@@ -86,7 +74,10 @@ def run_search(settings: argparse.Namespace) -> None:
         if settings.hybrid and settings.among:
             raise ValueError("--hybrid searches all documents: leave out --among")
         if settings.among:
-            opened = opened.only(read_ids(settings.among))
+            ids = [line.strip() for _, line in numbered_lines(settings.among)]
+            if not ids:
+                raise ValueError(f"{settings.among} holds no id")
+            opened = opened.only(ids)
         find = opened.search
         find = with_bm25(find, corpus) if settings.hybrid else find
     queries = read_queries(settings, None if corpus is None else opened.made.source)
@@ -112,25 +103,22 @@ def run_rerank(settings: argparse.Namespace) -> None:
     model = Checkpoint.of(settings).open(pickled=settings.pickled)
     split = settings.passages and not is_text(settings.source)
     words = words_of(settings.source, settings.words, words_that_fit(model), split)
-    problems, told = Problems(), notes()
-    rows = list(documents(settings.source, problems, words))
-    show.problems(problems, told)
-    if not rows:
-        raise ValueError(f"{settings.source} holds no document")
-    tell_words(settings, words, told)
-    ids, titles, texts = map(list, zip(*rows, strict=True))
-    corpus = Corpus(ids, texts, titles)
+    problems = Problems()
+    corpus = corpus_of(settings.source, words, problems)
+    tell_cuts(settings, words, problems)
     own = own_of(settings, settings.source, corpus, queries)
-    find = searching_others(BM25.build(corpus, ids).search, own) if not settings.run else None
-    run = find(queries, settings.depth) if find else without_own(read_run(settings.run), own)
-    known = {query: first(scores, settings.depth) for query, scores in run.items() if query in queries}
+    if settings.run:
+        run = without_own(read_run(settings.run), own)
+    else:
+        run = searching_others(BM25.build(corpus, corpus.ids).search, own)(queries, settings.depth)
+    known = {query: best_first(scores, settings.depth) for query, scores in run.items() if query in queries}
     if not known:
         raise ValueError(f"{settings.run} names none of the queries: {', '.join(list(queries)[:3])} …")
     pieces = Passages(corpus, words, settings.best_passages) if split else None
     of, asked = (pieces.corpus, pieces.passages(known)) if pieces else (corpus, known)
     found = rerank(model, queries, of, asked, precision=precision_of(settings), progress=True)
     found = pieces.documents(found) if pieces else found
-    best = {query: first(scores, settings.k) for query, scores in found.items()}
+    best = {query: best_first(scores, settings.k) for query, scores in found.items()}
     show.results({query: queries[query] for query in best}, best, corpus, settings.format)
 
 
@@ -156,10 +144,9 @@ def run_explain(settings: argparse.Namespace) -> None:
     show.alignment(explain(opened.model, settings.query, text, pool), settings.query, document)
     described = opened.model.description()
     if described["query_vectors"] == described["document_vectors"] == "pooled":
-        notes().print(
+        show.tell(
             f"{opened.model.name} makes one vector of a text: tokens are seen of a model of token vectors, "
-            "such as colbert",
-            soft_wrap=True,
+            "such as colbert"
         )
 
 
@@ -172,48 +159,32 @@ def run_compare(settings: argparse.Namespace) -> None:
     queries = read_queries(settings, source)
     if not queries:
         raise ValueError("no query: give its text with --query, --queries FILE or --split NAME")
-    own = own_of(settings, source, corpus, queries)
-    runs = {BASELINE: searching_others(BM25.build(corpus, corpus.ids).search, own)(queries, settings.k)}
-    runs |= {
-        one.name: searching_others(one.search, own)(queries, settings.k, progress=True) for one in systems
-    }
     if settings.dev and not settings.fuse:
         raise ValueError("--dev chooses the weights of a fusion: give --fuse too")
-    if settings.fuse:
-        runs[FUSED] = fused(settings, source, systems, list(runs.values()))
-    if settings.output:
+    searches: dict[str, Callable[..., Run]] = {BASELINE: BM25.build(corpus, corpus.ids).search}
+    searches |= {one.name: partial(one.search, progress=True) for one in systems}
+
+    def found(asked: dict[str, str], own: frozenset[str]) -> dict[str, Run]:
+        return {name: searching_others(of, own)(asked, settings.k) for name, of in searches.items()}
+
+    runs = found(queries, own_of(settings, source, corpus, queries))
+    if settings.dev:  # which chooses the weights of a sum, and they are told
+        dev = load_collection(source).split(settings.dev)
+        tried = list(found(dev.queries, own_documents(corpus, dev, settings.identical_ids)).values())
+        weights = tune_weights(tried, with_judgements(dev, corpus, tried))
+        listed = ", ".join(f"{name} {weight:g}" for name, weight in zip(runs, weights, strict=True))
+        show.tell(f"{FUSED}: a sum with weights chosen on {settings.dev}: {listed}")
+        runs[FUSED] = fuse(list(runs.values()), weights, "sum", settings.k)
+    elif settings.fuse:
+        runs[FUSED] = fuse(list(runs.values()), k=settings.k)
+    output = Path(settings.output) if settings.output else None
+    if output is not None:
         for name, run in runs.items():
-            write_run(Path(settings.output) / f"{name}.run", run, tag=name)
-    if not settings.split:
+            write_run(output / f"{name}.run", run, tag=name)
+    if settings.split:
+        measured(load_collection(source), settings.split, runs, output)
+    else:
         show.side_by_side(queries, runs)
-        return
-    measured(
-        load_collection(source), settings.split, runs, Path(settings.output) if settings.output else None
-    )
-
-
-def fused(settings: argparse.Namespace, source: str, systems: list[Indexed], runs: list[Run]) -> Run:
-    """The fusion of BM25 and all systems, with weights that --dev chooses, which are told."""
-    if not settings.dev:
-        return fuse(runs, k=settings.k)
-    dev, corpus = load_collection(source).split(settings.dev), systems[0].corpus
-    own = own_documents(corpus, dev, settings.identical_ids)
-    bm25 = BM25.build(corpus, corpus.ids)
-    searches: list[Callable[..., Run]] = [bm25.search, *(of.search for of in systems)]
-    found = [searching_others(of, own)(dev.queries, settings.k) for of in searches]
-    weights = tune_weights(found, with_judgements(dev, corpus, found))
-    names = [BASELINE, *(of.name for of in systems)]
-    listed = ", ".join(f"{name} {weight:g}" for name, weight in zip(names, weights, strict=True))
-    notes().print(f"{FUSED}: a sum with weights chosen on {settings.dev}: {listed}", soft_wrap=True)
-    return fuse(runs, weights, "sum", settings.k)
-
-
-def read_ids(file: str) -> list[str]:
-    """One id a line. ValueError where there is none."""
-    ids = [line.strip() for _, line in numbered_lines(file) if line.strip()]
-    if not ids:
-        raise ValueError(f"{file} holds no id")
-    return ids
 
 
 def with_bm25(find: Callable[..., Run], corpus: Corpus) -> Callable[..., Run]:
@@ -232,14 +203,13 @@ def run_export(settings: argparse.Namespace) -> None:
     model = Checkpoint.of(settings).open(pickled=settings.pickled)
     card = model_card(model, settings.results or results_of(settings.model), settings.layout)
     model.save_pretrained(settings.output, settings.layout, card)
-    told = notes()
-    told.print(f"{settings.model} in {settings.output}, with its card in README.md", soft_wrap=True)
+    show.tell(f"{settings.model} in {settings.output}, with its card in README.md")
     if settings.push:
         try:
             model.push_to_hub(settings.push, settings.layout, card)
         except Exception as error:  # of what kind depends on the version of the hub's HTTP library
             raise ValueError(f"{settings.push} is not on the hub: {error}") from error
-        told.print(f"and on the hub as {settings.push}", soft_wrap=True)
+        show.tell(f"and on the hub as {settings.push}")
 
 
 def measured(collection: Collection, split: str, runs: dict[str, Run], output: Path | None) -> None:
@@ -279,32 +249,17 @@ def own_of(
         return frozenset()
     own = own_documents(corpus, load_collection(source).split(settings.split), settings.identical_ids)
     if own:
-        notes().print(told(own), soft_wrap=True)
+        show.tell(told(own))
     return own
-
-
-def first(scores: dict[str, float], count: int) -> dict[str, float]:
-    """The `count` best documents, of equal scores the smaller id."""
-    return dict(sorted(scores.items(), key=lambda item: (-item[1], item[0]))[:count])
-
-
-def output_name(source: str) -> str:
-    """A name for what is made of a source: of a path its last part, as it is; of a collection its name."""
-    if Path(source).exists():
-        return Path(source).resolve().name
-    return source.replace(":", "-").replace("/", "-")
 
 
 def precision_of(settings: argparse.Namespace) -> str:
     return native_precision() if settings.precision == "auto" else settings.precision
 
 
-def notes() -> Terminal:
-    """What is told beside the results."""
-    return Terminal(stderr=True, highlight=False)
-
-
-def tell_words(settings: argparse.Namespace, words: int, console: Terminal) -> None:
-    """How text files were cut, where the user has not said how."""
+def tell_cuts(settings: argparse.Namespace, words: int, problems: Problems) -> None:
+    """What was wrong with the data, counted, and how text files were cut where the user has not said how."""
+    for line in problems.lines():
+        show.tell(line, "yellow")
     if words and not settings.words:
-        console.print(f"Texts are cut into passages of at most {words} words (--words)", soft_wrap=True)
+        show.tell(f"Texts are cut into passages of at most {words} words (--words)")

@@ -12,7 +12,7 @@ import numpy as np
 
 from paradigms.baselines.lexical_vectors import PLACEMENTS, Counts, count_terms, weigh
 from paradigms.cli.queries import read_queries
-from paradigms.cli.sources import corpus_of, is_text
+from paradigms.cli.sources import corpus_of, is_text, words_of
 from paradigms.data import Corpus
 from paradigms.data.collection import body
 from theory.checks import Array
@@ -36,7 +36,7 @@ SENTENCE = re.compile(r"(?s)\S.*?(?=[.!?。！？](?:\s|$)|$)")
 
 def run_dimensions(settings: argparse.Namespace) -> None:
     """Print the answer in a sentence, by length, by map and by idf, and what it is not."""
-    corpus = corpus_of(settings.source, settings.words)
+    corpus = corpus_of(settings.source, words_of(settings.source, settings.words))
     queries = read_queries(settings, settings.source)
     given = bool(queries)
     queries = queries or own_queries(corpus, is_text(settings.source))
@@ -116,7 +116,7 @@ def of_model(
     """How often a model keeps BM25's best document, and the dimension at which an untrained map does."""
     import torch
 
-    from paradigms.cli.checkpoint import Checkpoint
+    from paradigms.cli.indexed import Checkpoint
     from paradigms.evaluate import seeds_interval
     from paradigms.io.progress import progress_bar
     from paradigms.model import Paradigm

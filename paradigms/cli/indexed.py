@@ -6,39 +6,77 @@ what they were made of; .begun, written first, marks a folder that may be gone o
 
 from __future__ import annotations
 
+import argparse
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from paradigms.baselines.cross_attention import CrossAttention
-from paradigms.cli.checkpoint import Checkpoint, whole, words_that_fit
+from paradigms.cli.arguments import OFFLINE
 from paradigms.cli.sources import check_source, documents, is_text, words_of
 from paradigms.data import Corpus, Problems, Run
 from paradigms.data.beir import read_corpus, write_corpus
 from paradigms.data.by_document import Passages
 from paradigms.data.collection import Digest
 from paradigms.data.lines import Document
-from paradigms.data.texts import (
-    CORPUS,
-    INDEX,
-    MARKER,
-    visible,
-)
+from paradigms.data.texts import CORPUS, INDEX, MARKER, WORDS, visible
 from paradigms.generative.model import Generative
 from paradigms.index import INDEXES, open_index
 from paradigms.index.base import TokenIndex
 from paradigms.io.files import locked, write_json, write_text
 from paradigms.io.typed import read_settings
 from paradigms.model import Paradigm
+from paradigms.registry import load
 
 BEGUN = ".begun"
 NO_INDEX: dict[type, str] = {
     Generative: "whose documents are in its weights: search takes its folder as it is",
     CrossAttention: "which scores pairs of texts and encodes none: rerank takes it",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """What `load` is given: names, or the whole paths of folders."""
+
+    model: str = OFFLINE
+    document_model: str = ""  # "" = the same
+    model_layout: str = ""  # a key of `FORMATS`; "" = its files tell
+
+    @classmethod
+    def of(cls, settings: argparse.Namespace) -> Checkpoint:
+        """That which a command was given."""
+        return cls(
+            model=settings.model if settings.model == OFFLINE else whole(settings.model),
+            document_model=whole(settings.document_model),
+            model_layout=settings.model_layout,
+        )
+
+    def open(self, *, pickled: bool) -> Any:
+        """The model, on the GPU if there is one; errors as those of `load`."""
+        documents, layout = self.document_model or None, self.model_layout or None
+        model = load(self.model, documents=documents, layout=layout, pickled=pickled)
+        return model.to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def whole(name: str) -> str:
+    """A path that holds in any current folder; other names are kept."""
+    return os.path.abspath(name) if name and Path(name).exists() else name
+
+
+def words_that_fit(model: Any) -> int:
+    """`WORDS`, or what a model reads where that is less: two words for three tokens, as in English prose."""
+    if isinstance(model, Generative):  # whose documents are in its weights
+        return WORDS
+    length = (model if isinstance(model, CrossAttention) else model.encoder.settings).document_length
+    return max(1, min(WORDS, 2 * length // 3))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,46 +122,35 @@ class Indexed:
         return {id: found.get(id, {}) for id in queries}
 
 
-def make(
-    source: str,
-    folder: Path,
-    checkpoint: Checkpoint,
-    *,
-    kind: str = "exact",
-    words: int | None = None,
-    passages: bool = False,
-    pickled: bool = False,
-    precision: str = "no",
-    batch_size: int = 64,
-) -> tuple[Indexed, Problems]:
+def make(settings: argparse.Namespace, folder: Path, precision: str) -> tuple[Indexed, Problems]:
     """Index a source. A folder that holds the same is left as it is; an interrupted build goes on.
 
-    words: of a passage; None = as many as fit the model. passages: split documents that are no text files,
-    which are then found by their best passages. FileExistsError where the folder
-    holds something else; ValueError where the source has no document.
+    settings: of the command `index`. FileExistsError where the folder holds something else; ValueError where
+    the source has no document.
     """
+    source, checkpoint = settings.source, Checkpoint.of(settings)
     problems, digest, file, begun = Problems(), Digest(), folder / MARKER, folder / BEGUN
     ours = file.is_file() or begun.is_file()
     if not ours and folder.exists() and (not folder.is_dir() or visible(folder)):
         raise FileExistsError(f"{folder} exists and is no index: choose another output")
     with _own(folder):
         check_source(source)
-        paradigm = checkpoint.open(pickled=pickled)
+        paradigm = checkpoint.open(pickled=settings.pickled)
         if not isinstance(paradigm, Paradigm):
             why = next(why for kind, why in NO_INDEX.items() if isinstance(paradigm, kind))
             raise ValueError(f"{checkpoint.model} holds {paradigm.name}, {why}")
-        passages = passages and not is_text(source)
-        words = words_of(source, words, words_that_fit(paradigm), passages)
+        passages = settings.passages and not is_text(source)
+        words = words_of(source, settings.words, words_that_fit(paradigm), passages)
         found = _digested(documents(source, problems, words), digest)
 
-        def made() -> Made:
-            own = {"source": whole(source), "kind": kind, "words": words, "fingerprint": digest.hexdigest()}
-            return Made(**asdict(checkpoint) | own, passages=passages)
+        def made() -> dict[str, Any]:
+            own = {"source": whole(source), "kind": settings.kind, "words": words, "passages": passages}
+            return asdict(Made(**asdict(checkpoint) | own, fingerprint=digest.hexdigest()))
 
         if file.is_file():
             for _ in found:
                 pass
-            _check_made(folder, _made(file), made())
+            _check_made(folder, asdict(read_settings(Made, file)), made())
             return open_folder(folder, paradigm), problems
         first = next(found, None)
         if first is None:
@@ -132,16 +159,10 @@ def make(
         write_corpus(chain([first], found), folder / CORPUS)
         corpus = read_corpus(folder / CORPUS)
         corpus = Passages(corpus, words).corpus if passages else corpus
-        INDEXES[kind].build(
-            paradigm,
-            corpus.ids,
-            corpus,
-            folder / INDEX,
-            batch_size=batch_size,
-            precision=precision,
-            progress=True,
+        INDEXES[settings.kind].build(
+            paradigm, corpus.ids, corpus, folder / INDEX, precision=precision, progress=True
         )
-        write_json(file, asdict(made()))
+        write_json(file, made())
         begun.unlink()
         return open_folder(folder, paradigm), problems
 
@@ -172,7 +193,7 @@ def open_folder(
         raise FileNotFoundError(
             f"{folder} is no index, which `python -m paradigms index SOURCE` makes: no {MARKER} in it{meant}"
         )
-    made, digest = _made(file), Digest()
+    made, digest = read_settings(Made, file), Digest()
     index, corpus = open_index(folder / INDEX), read_corpus(folder / CORPUS, digest)
     pieces = Passages(corpus, made.words, best) if made.passages else None
     if digest.hexdigest() != made.fingerprint or (pieces.corpus if pieces else corpus).ids != index.ids:
@@ -182,22 +203,13 @@ def open_folder(
     return Indexed(folder, made, corpus, index, paradigm, pieces)
 
 
-def _made(file: Path) -> Made:
-    made: Made = read_settings(Made, file)
-    return made
-
-
-def _check_made(folder: Path, kept: Made, made: Made) -> None:
+def _check_made(folder: Path, kept: Mapping[str, Any], made: Mapping[str, Any]) -> None:
     """FileExistsError where a folder was made of something else."""
-    now, changed = asdict(made), []
-    for name, value in asdict(kept).items():
-        if value != now[name]:
-            told = (
-                "documents"
-                if name == "fingerprint"
-                else f"{name.replace('_', ' ')} ({value}, not {now[name]})"
-            )
-            changed.append(told)
+    changed = [
+        "documents" if name == "fingerprint" else f"{name.replace('_', ' ')} ({value}, not {made[name]})"
+        for name, value in kept.items()
+        if value != made[name]
+    ]
     if changed:
         raise FileExistsError(
             f"{folder} was made with other {', '.join(changed)}: delete it, or choose another output"

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from paradigms.data import load_collection
 from paradigms.data.collection import mended
-from paradigms.data.lines import json_object, usable_id
+from paradigms.data.lines import columns, json_row
 from paradigms.io.gzipped import numbered_lines
 from paradigms.io.terminal import Terminal
 
@@ -52,15 +52,10 @@ def from_file(file: str) -> dict[str, str]:
         form = form or ("{" if line.startswith("{") else "\t" if "\t" in line else " ")
         where = f"{file}, line {number}"
         if form == "{":
-            row = json_object(line, where)
-            given, text = usable_id(row.get("_id")), row.get("text")
-            if given is None or not isinstance(text, str):
-                raise ValueError(f"{where}: no JSON object with _id and text (ids are strings or integers)")
-            id = given
+            id, row = json_row(line, where)
+            text = row.get("text") or ""
         elif form == "\t":
-            id, tab, text = line.partition("\t")
-            if not tab:
-                raise ValueError(f"{where}: no tab between id and text, which the lines before have")
+            id, text = columns(line, where, 2, 2)
         else:
             id, text = str(number), line
         if id in queries:

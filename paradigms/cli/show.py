@@ -10,8 +10,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from paradigms.data import Corpus, Problems, Run
+from paradigms.data import Corpus, Run
 from paradigms.data.collection import body
+from paradigms.data.trec import check_ids
 from paradigms.evaluate.report import PALETTE, SystemAlignment
 from paradigms.io.terminal import Terminal, shown
 
@@ -20,10 +21,9 @@ RANKS = 10  # of each system, side by side
 LINKS = 30  # of an alignment, listed
 
 
-def problems(found: Problems, console: Terminal) -> None:
-    """What was wrong with the data, counted."""
-    for line in found.lines():
-        console.print(Text(line, "yellow"))
+def tell(line: str, style: str = "") -> None:
+    """A line beside the results: to the standard error, not broken."""
+    Terminal(stderr=True, highlight=False).print(Text(line, style), soft_wrap=True)
 
 
 def results(queries: Mapping[str, str], run: Run, corpus: Corpus | None, form: str) -> None:
@@ -39,9 +39,7 @@ def results(queries: Mapping[str, str], run: Run, corpus: Corpus | None, form: s
             continue
         for rank, (id, score) in enumerate(found.items(), 1):
             if form == "trec":
-                for name in (query, id):
-                    if name.split() != [name]:
-                        raise ValueError(f"the id {name!r} holds white space, which no TREC run can have")
+                check_ids([query, id], "id")
                 print(shown(f"{query} Q0 {id} {rank} {score!r} paradigms"))
                 continue
             known = score if isfinite(score) else None

@@ -27,10 +27,9 @@ def documents(source: str, problems: Problems, words: int) -> Iterator[Document]
     return _readable(zip(collection.corpus.ids, collection.corpus.titles, collection.corpus, strict=True))
 
 
-def corpus_of(source: str, words: int | None) -> Corpus:
-    """All documents of a source. FileNotFoundError where there is none, ValueError where it is empty."""
-    check_source(source)
-    rows = list(documents(source, Problems(), words_of(source, words, WORDS)))
+def corpus_of(source: str, words: int, problems: Problems | None = None) -> Corpus:
+    """All documents of a source. ValueError where it is empty; arguments as in `documents`."""
+    rows = list(documents(source, Problems() if problems is None else problems, words))
     if not rows:
         raise ValueError(f"{source} holds no document")
     ids, titles, texts = map(list, zip(*rows, strict=True))
@@ -55,26 +54,22 @@ def check_source(source: str) -> None:
 def is_text(source: str) -> bool:
     """Whether the source is text files, which are cut into passages."""
     path = Path(source)
-    return _rows(source) is None and (path.is_file() or (path.is_dir() and not is_collection(path)))
+    collection = path.is_dir() and any(recognised(path) for recognised, _ in LAYOUTS.values())
+    return path.exists() and not collection and _rows(source) is None
 
 
-def words_of(source: str, asked: int | None, fit: int, passages: bool = False) -> int:
+def words_of(source: str, asked: int | None, fit: int = WORDS, passages: bool = False) -> int:
     """Words of a passage: as asked, or as fit the model; 0 of a source that is not cut.
 
-    passages: whether documents are split, too, that are no text files.
-
-    ValueError where they are asked for of one that is not.
+    passages: whether documents are split, too, that are no text files. FileNotFoundError where there is no
+    source, ValueError where words are asked for of one that is not cut.
     """
+    check_source(source)
     if passages or is_text(source):
         return asked or fit
     if asked:
         raise ValueError(f"--words is of text files, and {source} has documents, which --passages splits")
     return 0
-
-
-def is_collection(folder: Path) -> bool:
-    """Whether the folder has the layout of a collection with queries."""
-    return any(recognised(folder) for recognised, _ in LAYOUTS.values())
 
 
 def _rows(source: str) -> Path | None:

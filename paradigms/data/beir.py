@@ -10,20 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from paradigms.data.collection import (
-    Collection,
-    Corpus,
-    Digest,
-    Problems,
-    assemble,
-    body,
-    grade,
-    text_of,
-    title_of,
-)
-from paradigms.data.lines import Document, byte_lines, json_object, read_documents, usable_id
+from paradigms.data.collection import Collection, Corpus, Digest, Problems, assemble, body, grade
+from paradigms.data.lines import Document, json_document, json_row, read_documents
 from paradigms.io.files import atomic_folder, atomic_text
-from paradigms.io.gzipped import numbered_lines
+from paradigms.io.gzipped import byte_lines, numbered_lines
 
 HEADER = ("query-id", "corpus-id", "score")
 SPLITS = ("train", "dev", "test")
@@ -42,7 +32,7 @@ def read_folder(path: str | Path) -> Collection:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
     problems = Problems()
-    documents, stored = read_documents([_existing(folder, "corpus.jsonl")], _document)
+    documents, stored = read_documents([_existing(folder, "corpus.jsonl")], json_document)
     queries = _existing(folder, "queries.jsonl")
     return assemble(
         folder.resolve().name,
@@ -93,7 +83,7 @@ def read_corpus(file: Path, digest: Digest | None = None) -> Corpus:
 
     digest: gets the id, title and text of each.
     """
-    documents, stored = read_documents([file], _document)
+    documents, stored = read_documents([file], json_document)
     ids, titles, texts = [], [], []
     for id, title, text in documents:
         ids.append(id)
@@ -133,25 +123,9 @@ def _divided(title: str, text: str) -> dict[str, Any]:
     return {"metadata": {"title": title}, "text": text} if rest == text else {"title": title, "text": rest}
 
 
-def _document(line: bytes, where: str) -> Document:
-    id, row = _record(line, where)
-    return id, title_of(row), text_of(row)
-
-
 def _query(line: bytes, where: str) -> tuple[str, str]:
-    id, row = _record(line, where)
+    id, row = json_row(line, where)
     return id, row.get("text") or ""
-
-
-def _record(line: bytes, where: str) -> tuple[str, dict]:
-    row = json_object(line, where)
-    id = usable_id(row.get("_id"))
-    if id is None:
-        raise ValueError(f'{where}: no usable "_id" (found {row.get("_id")!r})')
-    for key in ("title", "text"):
-        if not isinstance(row.get(key), str | None):
-            raise ValueError(f"{where}: {key!r} is not a string but {row[key]!r}")
-    return id, row
 
 
 def _judgements(path: Path, problems: Problems) -> Iterator[tuple[str, str, int]]:

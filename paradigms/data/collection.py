@@ -160,22 +160,6 @@ def hold_out(split: Split, share: float, seed: int = 0) -> tuple[Split, Split]:
     return split.only(kept), split.only(out)
 
 
-class Mended(Sequence[str]):
-    """Texts that are read on demand, each as `mended` gives it."""
-
-    def __init__(self, texts: Sequence[str]):
-        self._texts = texts
-
-    def __len__(self) -> int:
-        return len(self._texts)
-
-    def __getitem__(self, index: Any) -> Any:
-        return mended(self._texts[index])
-
-    def __iter__(self) -> Iterator[str]:
-        return map(mended, self._texts)
-
-
 def mended(text: str) -> str:
     """The text with U+FFFD for every lone surrogate, half a character, which JSON can spell."""
     try:
@@ -263,7 +247,6 @@ def assemble(
     ids: dict[str, None] = {}
     titles: list[str] = []
     texts: list[str] = []
-    broken = False
     for position, (id, *found) in enumerate(documents):
         if id in ids:
             problems.add("duplicate document id (first one kept)", id)
@@ -271,7 +254,6 @@ def assemble(
         title, text = map(mended, found)
         if [title, text] != found:
             problems.add(f"document {LONE}", id)
-            broken = True
         if not text.strip():
             problems.add("document with empty text (kept)", id)
         ids[id] = None
@@ -286,8 +268,6 @@ def assemble(
     read: tuple[Sequence[str], Sequence[str]] = (
         (titles, texts) if stored is None else stored(np.array(kept, dtype=np.int64))
     )
-    if broken and stored is not None:
-        read = Mended(read[0]), Mended(read[1])
     corpus = Corpus(list(ids), titles=read[0], texts=read[1])
 
     own = queries if isinstance(queries, Mapping) else None

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from paradigms.data import lotte, miracl, open_qa
+from paradigms.data import open_qa, published
 from paradigms.data.collection import Collection, Problems, assemble, grade, joined, text_of, title_of
+from paradigms.data.lines import json_id
 
 PARTS = ("corpus", "queries", "qrels")
-REPORTED = {"miracl": miracl.MEASURES, "lotte": lotte.MEASURES, "dpr-w100": open_qa.MEASURES}
+REPORTED = {"miracl": published.MIRACL, "lotte": published.LOTTE, "dpr-w100": open_qa.MEASURES}
 
 
 class Rows(Sequence[str]):
@@ -52,7 +53,7 @@ def read_hub(path: str, prefix: str | None = None) -> Collection:
         if _configuration(configurations, "corpus", prefix) is None and {*PARTS} <= {*configurations}:
             prefix, split = None, prefix
         corpus, queries = (
-            _rows(datasets, path, _required(name, configurations, part, prefix), split)
+            _rows(datasets, path, _configuration(configurations, part, prefix, name), split)
             for part in ("corpus", "queries")
         )
         qrels = _configuration(configurations, "qrels", prefix)
@@ -63,8 +64,8 @@ def read_hub(path: str, prefix: str | None = None) -> Collection:
         judged = {"test": judged[split or "train"]}
     return assemble(
         name,
-        ((_id(row, name), title_of(row), text_of(row)) for row in corpus),
-        ((_id(row, name), row.get("text") or "") for row in queries),
+        ((json_id(row, name), title_of(row), text_of(row)) for row in corpus),
+        ((json_id(row, name), row.get("text") or "") for row in queries),
         {_split(split, judged): _judgements(rows, split, problems) for split, rows in judged.items()},
         problems=problems,
         stored=lambda kept: (Rows(corpus, kept, title_of), Rows(corpus, kept, text_of)),
@@ -133,28 +134,20 @@ def _quiet(datasets: Any) -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def _candidates(part: str, prefix: str | None) -> list[str]:
-    """The configuration names under which the hub keeps a part of a collection, the likeliest first."""
+def _configuration(existing: Sequence[str], part: str, prefix: str | None, wanted: str = "") -> str | None:
+    """The name under which the hub keeps a part of a collection. wanted: ValueError names the lack of it."""
     names = [part, "default"] if part == "qrels" else [part]
-    if prefix is None:
-        return names
-    both = [form for name in names for form in (f"{prefix}-{name}", f"{name}-{prefix}")]
-    return [*both, prefix] if part == "qrels" else both
-
-
-def _configuration(existing: Sequence[str], part: str, prefix: str | None) -> str | None:
-    return next((name for name in _candidates(part, prefix) if name in existing), None)
-
-
-def _required(name: str, existing: Sequence[str], part: str, prefix: str | None) -> str:
-    found = _configuration(existing, part, prefix)
-    if found is None:
-        wanted = " or ".join(map(repr, _candidates(part, prefix)))
-        raise ValueError(f"{name} has no configuration {wanted}; it has {', '.join(map(repr, existing))}")
+    if prefix is not None:
+        names = [form for name in names for form in (f"{prefix}-{name}", f"{name}-{prefix}")]
+        names += [prefix] if part == "qrels" else []
+    found = next((name for name in names if name in existing), None)
+    if wanted and found is None:
+        looked = " or ".join(map(repr, names))
+        raise ValueError(f"{wanted} has no configuration {looked}; it has {', '.join(map(repr, existing))}")
     return found
 
 
-def _rows(datasets: Any, path: str, configuration: str, split: str | None) -> Any:
+def _rows(datasets: Any, path: str, configuration: str | None, split: str | None) -> Any:
     found = datasets.load_dataset(path, configuration)
     if split is not None and split not in found:
         raise ValueError(f"hf:{path} has no {split!r} in {configuration}; it has {', '.join(found)}")
@@ -165,13 +158,6 @@ def _rows(datasets: Any, path: str, configuration: str, split: str | None) -> An
 def _split(name: str, splits: Iterable[str]) -> str:
     """The hub often says "validation" where BEIR's folders and papers say "dev"."""
     return "dev" if name == "validation" and "dev" not in splits else name
-
-
-def _id(row: dict, name: str) -> str:
-    id = row.get("_id", row.get("id"))
-    if id is None or id == "":
-        raise ValueError(f'{name}: a row has neither "_id" nor "id": {str(row)[:100]}')
-    return str(id)
 
 
 def _judgements(rows: Iterable[dict], split: str, problems: Problems) -> Iterator[tuple[str, str, int]]:

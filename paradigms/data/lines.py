@@ -6,14 +6,15 @@ Of a plain file only the offsets of its lines are kept (8 bytes a document); a .
 import mmap
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from paradigms.io.gzipped import BROKEN_GZIP, numbered_lines, open_binary
+from paradigms.data.collection import mended, text_of, title_of
+from paradigms.io.gzipped import byte_lines
 from paradigms.io.typed import parse_json
 
 Document = tuple[str, str, str]
@@ -21,6 +22,7 @@ Document = tuple[str, str, str]
 Parse = Callable[[bytes, str], Document | None]
 """(line, its place in words) -> its document, or None for a line that holds none, such as a header."""
 TITLE, TEXT = 1, 2
+IDS = ("_id", "id", "docid", "doc_id")  # names of an id in JSON
 
 
 class Lines(Sequence[str]):
@@ -44,7 +46,7 @@ class Lines(Sequence[str]):
         end = data.find(b"\n", start)
         document = self._parse(data[start : end if end >= 0 else len(data)], str(self._paths[file]))
         assert document is not None  # or its offset would not have been kept
-        return document[self._column]
+        return mended(document[self._column])
 
     def __reduce__(self) -> tuple:
         # Memory maps do not travel to worker processes; the paths and the offsets do.
@@ -79,40 +81,12 @@ def read_documents(paths: Sequence[Path], parse: Parse) -> tuple[Iterator[Docume
     return stream(), None if any(path.suffix == ".gz" for path in paths) else stored
 
 
-def byte_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
-    """(number from 1, first byte, line) of each line but blank ones. ValueError names a .gz that
-    breaks off.
-    """
-    start = 0
-    with open_binary(path) as stream:
-        try:
-            for number, line in enumerate(stream, 1):
-                if line.strip():
-                    yield number, start, line
-                start += len(line)
-        except BROKEN_GZIP as error:
-            raise ValueError(f"{path}: not a whole gzip file ({error})") from error
-
-
-def decoded(line: bytes, where: str) -> str:
-    """The line's text without its end. ValueError says where it is not UTF-8."""
-    try:
-        return line.decode("utf-8-sig").strip("\r\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{where}: not UTF-8 text ({error.reason})") from error
-
-
-def id_and_text(path: Path) -> Iterator[tuple[str, str]]:
-    """The two columns of a file's lines. ValueError names the line that is none."""
-    for number, line in numbered_lines(path):
-        yield in_two(line, f"{path}, line {number}")
-
-
-def in_two(line: str, where: str) -> tuple[str, str]:
-    id, tab, text = line.partition("\t")
-    if not tab or not id.strip():
-        raise ValueError(f"{where}: not an id and a text with a tab between them: {line[:60]!r}")
-    return id.strip(), text.strip()
+def columns(line: str, where: str, least: int, most: int = 0) -> list[str]:
+    """The cells between a line's tabs; the last of `most` keeps its own. ValueError for too few, or no id."""
+    cells = [cell.strip() for cell in line.split("\t", most - 1)]
+    if len(cells) < least or not cells[0]:
+        raise ValueError(f"{where}: not {least} columns with tabs between them: {line[:60]!r}")
+    return cells
 
 
 def json_object(line: bytes | str, where: str) -> dict[str, Any]:
@@ -123,9 +97,29 @@ def json_object(line: bytes | str, where: str) -> dict[str, Any]:
     return row
 
 
-def usable_id(id: Any) -> str | None:
-    """A JSON value as an id: a string or an integer; None for anything else."""
-    return str(id) if isinstance(id, str | int) and not isinstance(id, bool) and id != "" else None
+def json_id(row: Mapping[str, Any], where: str, number: int | None = None) -> str:
+    """The id of a JSON row, a string or an integer, by a name of `IDS`; else `number`. ValueError: none."""
+    id = next((row[key] for key in IDS if row.get(key) is not None), number)
+    if not isinstance(id, str | int) or isinstance(id, bool) or id == "":
+        raise ValueError(
+            f"{where}: no usable id, a string or an integer as {' or '.join(IDS)} (found {id!r})"
+        )
+    return str(id)
+
+
+def json_row(line: bytes | str, where: str) -> tuple[str, dict[str, Any]]:
+    """(id, row) of a JSON line whose title and text, where it has them, are strings. ValueError otherwise."""
+    row = json_object(line, where)
+    for key in ("title", "text"):
+        if not isinstance(row.get(key), str | None):
+            raise ValueError(f"{where}: {key!r} is not a string but {row[key]!r}")
+    return json_id(row, where), row
+
+
+def json_document(line: bytes, where: str) -> Document:
+    """The document of a line of corpus.jsonl, as BEIR and MIRACL have it. ValueError says what is wrong."""
+    id, row = json_row(line, where)
+    return id, title_of(row), text_of(row)
 
 
 def _mapped(path: Path) -> mmap.mmap | bytes:

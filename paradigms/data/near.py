@@ -12,6 +12,11 @@ def words(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
 
 
+def phrase(text: str) -> str:
+    """The words with a space around each: one phrase holds another whose words follow each other in it."""
+    return f" {' '.join(words(text))} "
+
+
 def near_copies(texts: list[str], threshold: float, originals: int | None = None) -> list[bool]:
     """For each text, whether J = |x ∩ y| / |x ∪ y| ≥ threshold with an earlier text y that is no copy itself.
 

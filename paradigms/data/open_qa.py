@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from paradigms.data.collection import Collection, Problems, assemble, joined
-from paradigms.data.lines import Document, decoded, json_object, read_documents
-from paradigms.io.gzipped import numbered_lines
+from paradigms.data.lines import Document, json_object, read_documents
+from paradigms.io.gzipped import decoded, numbered_lines
 from paradigms.io.typed import parse_json
 
 MEASURES = ("Success@20", "Success@100", "Success@5", "Success@1")

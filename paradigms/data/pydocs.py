@@ -39,6 +39,7 @@ from paradigms.data import near
 from paradigms.data.beir import read_folder, write_folder
 from paradigms.data.collection import Collection, Digest, assemble
 from paradigms.io.files import atomic_text
+from paradigms.io.progress import progress_bar
 
 PACKAGES = ("matplotlib", "networkx", "numpy", "pandas", "scipy", "sympy", "torch", "transformers")
 # Parts of a module's path that mark tests and code that belongs to somebody else.
@@ -133,7 +134,9 @@ def build(sources: Mapping[str, Path]) -> list[Docstring]:
     collecting = gc.isenabled()
     gc.disable()  # millions of short-lived syntax nodes, none in a cycle: a quarter of the time
     try:
-        found = [item for module, file in _progress(files) for item in docstrings(module, file)]
+        with progress_bar(sys.stderr.isatty()) as bar:
+            tracked = bar.track(files, description="Reading docstrings")
+            found = [item for module, file in tracked for item in docstrings(module, file)]
     finally:
         if collecting:
             gc.enable()
@@ -187,8 +190,7 @@ def title(item: Docstring) -> str:
     module, _, name = item.id.partition(":")
     parts = [" ".join(re.findall(r"[^\W_]+", WORD_STARTS.sub(" ", part))) for part in (name, module) if part]
     found = " in ".join(parts)
-    query, held = (" ".join(near.words(text)) for text in (item.summary, found))
-    return "" if f" {query} " in f" {held} " else found
+    return "" if near.phrase(item.summary) in near.phrase(found) else found
 
 
 def distinct(items: Iterable[Docstring]) -> list[Docstring]:
@@ -196,7 +198,7 @@ def distinct(items: Iterable[Docstring]) -> list[Docstring]:
     unique: dict[str, Docstring] = {}
     taken: set[str] = set()
     for item in sorted(items, key=lambda item: item.id):
-        summary = " ".join(near.words(item.summary))
+        summary = near.phrase(item.summary)
         if item.id not in unique and summary not in taken:
             unique[item.id] = item
             taken.add(summary)
@@ -257,11 +259,11 @@ def _assembled(items: list[Docstring]) -> Collection:
     judgements: dict[str, list[tuple[str, str, int]]] = {split: [] for split in (*SHARES, PARAMETERS)}
     for item in items:
         judgements[split_of(item.group)].append((f"q:{item.id}", item.id, 1))
-    words = [(item.id, f" {' '.join(near.words(item.rest))} ") for item in items]
+    words = [(item.id, near.phrase(item.rest)) for item in items]
     for item in items:
         described = parameters(item.rest) if split_of(item.group) == "test" else []
         for sentence in sorted(described, key=uniform):
-            phrase = f" {' '.join(near.words(sentence))} "
+            phrase = near.phrase(sentence)
             holders = [id for id, text in words if phrase in text]
             if item.id in holders and len(holders) <= MOST:
                 queries.append((f"p:{item.id}", sentence))
@@ -325,17 +327,6 @@ def _documented(node: ast.AST, path: tuple[str, ...]) -> Iterator[tuple[str, str
                 yield from _documented(child, (*path, child.name))
         elif isinstance(child, ast.If | ast.Try | ast.With):
             yield from _documented(child, path)
-
-
-def _progress(files: list[tuple[str, Path]]) -> Iterable[tuple[str, Path]]:
-    from rich.progress import track
-
-    from paradigms.io.terminal import Terminal
-
-    console = Terminal(stderr=True)
-    return track(
-        files, "Reading docstrings", console=console, transient=True, disable=not console.is_terminal
-    )
 
 
 def uniform(text: str) -> float:

@@ -7,11 +7,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 from paradigms.data.collection import Problems, joined
-from paradigms.data.lines import Document, json_object, usable_id
+from paradigms.data.lines import Document, json_id, json_object
 from paradigms.io.gzipped import numbered_lines
 
 WORDS = 85  # of a passage at most: about what 128 tokens hold
-IDS, TEXTS = ("_id", "id", "docid", "doc_id"), ("text", "contents", "content", "body")
+TEXTS = ("text", "contents", "content", "body")
 CORPUS, INDEX = "corpus.jsonl", "index"
 MARKER = "search.json"  # written last into a folder that an index command makes, which is no source
 OWN = {CORPUS, INDEX, MARKER}
@@ -121,10 +121,7 @@ def json_lines(file: Path, problems: Problems) -> Iterator[Document]:
         text = next((row[key] for key in TEXTS if key in row), None)
         if not isinstance(text, str):
             raise ValueError(f"{where}: none of {', '.join(TEXTS)} is a string; keys are {', '.join(row)}")
-        given = next((row[key] for key in IDS if row.get(key) is not None), number)
-        id = usable_id(given)
-        if id is None:
-            raise ValueError(f"{where}: the id {given!r} is neither a string nor an integer")
+        id = json_id(row, where, number)
         if id in seen:
             problems.add("duplicate document id (first one kept)", id)
             continue

@@ -31,14 +31,13 @@ def read_run(path: str | Path) -> Run:
 
 def write_run(path: str | Path, run: Run, *, tag: str = "run") -> None:
     """Write a run best first, whole or not at all; scores in full, so that reading gives the same floats."""
-    _writable(tag, "tag")
+    check_ids([tag, *run], "tag or query id")
     with atomic_text(path) as stream:
         for query, scores in run.items():
-            _writable(query, "query id")
             if any(math.isnan(score) for score in scores.values()):
                 raise ValueError(f"query {query!r}: a score is NaN, which has no rank")
+            check_ids(scores, "document id")
             for rank, (document, score) in enumerate(best_first(scores).items(), 1):
-                _writable(document, "document id")
                 stream.write(f"{query} Q0 {document} {rank} {float(score)!r} {tag}\n")
 
 
@@ -56,9 +55,8 @@ def write_judgements(path: str | Path, judgements: Judgements) -> None:
     """Write judgements, whole or not at all."""
     with atomic_text(path) as stream:
         for query, grades in judgements.items():
-            _writable(query, "query id")
+            check_ids([query, *grades], "query or document id")
             for document, value in grades.items():
-                _writable(document, "document id")
                 stream.write(f"{query} 0 {document} {int(value)}\n")
 
 
@@ -73,10 +71,8 @@ def _rows(path: str | Path, columns: int, form: str) -> Iterator[tuple[str, list
 def check_ids(words: Iterable[str], what: str) -> None:
     """ValueError names an id that no run or judgement of TREC's could hold."""
     for word in words:
-        _writable(word, what)
-
-
-def _writable(word: str, what: str) -> None:
-    if word.split() != [word]:
-        raise ValueError(f"the {what} {word!r} cannot stand in a TREC file: it is empty or holds white space")
-    check_text(word, f"the {what} {word!r}")
+        if word.split() != [word]:
+            raise ValueError(
+                f"the {what} {word!r} cannot stand in a TREC file: it is empty or has white space"
+            )
+        check_text(word, f"the {what} {word!r}")

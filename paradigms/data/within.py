@@ -37,9 +37,9 @@ def within_documents(collection: Collection) -> Collection:
     for draw, query in sorted((uniform(query), query) for query in queries if relevant[query]):
         if draw >= TEST + DEV:
             break
-        phrase = _phrase(queries[query])
+        phrase = near.phrase(queries[query])
         if min(left[d] for d in relevant[query]) > 1 and not any(
-            phrase in _phrase(corpus[corpus.position(d)]) for d in relevant[query]
+            phrase in near.phrase(corpus[corpus.position(d)]) for d in relevant[query]
         ):
             held[query] = "test" if draw < TEST else "dev"
             left.subtract(relevant[query])
@@ -50,9 +50,9 @@ def within_documents(collection: Collection) -> Collection:
     copies = near.near_copies(texts, NEAR, originals=len(train))[len(train) :]
     problems = replace(collection.problems, counts={**collection.problems.counts})
     chosen: dict[str, list[str]] = {"train": train, "dev": [], "test": []}
-    learned = {_phrase(queries[query]) for query in train}  # those of fewer than three words have no triples
+    learned = {near.phrase(queries[query]) for query in train}  # some are too short for triples
     for (query, name), copy in zip(held.items(), copies, strict=True):
-        if copy or _phrase(queries[query]) in learned:
+        if copy or near.phrase(queries[query]) in learned:
             problems.add("near copy of a training query (left out)", query)
         else:
             chosen[name].append(query)
@@ -128,13 +128,9 @@ def _add_parameters(
     holders: dict[str, dict[str, str]] = {}  # words -> document -> its sentence
     for id, text in zip(collection.corpus.ids, collection.corpus, strict=True):
         for sentence in parameters(text):
-            holders.setdefault(_phrase(sentence), {}).setdefault(id, sentence)
+            holders.setdefault(near.phrase(sentence), {}).setdefault(id, sentence)
     for number, found in enumerate(holders.values()):
         if len(found) <= MOST:
             id, sentence = next(iter(found.items()))
             queries[f"p{number}:{id}"] = sentence
             judged[f"p{number}:{id}"] = dict.fromkeys(found, 1)
-
-
-def _phrase(text: str) -> str:
-    return f" {' '.join(near.words(text))} "

@@ -13,7 +13,7 @@ from typing import Any
 
 from paradigms.encoder.backbone import packaged, pretrained
 from paradigms.encoder.settings import EncoderSettings
-from paradigms.io.typed import Unreadable, json_or_empty, parse_json, read_json
+from paradigms.io.typed import json_or_empty, parse_json, read_json
 
 MODULES, MODEL, LENGTH = "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"
 POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
@@ -37,7 +37,7 @@ def as_published(backbone: str | Path, settings: EncoderSettings, given: Collect
         try:
             for place in (place for kind, place in modules(folder) if kind == "Pooling"):
                 own["pooling"] = pooling(place)
-        except Unreadable as error:
+        except ValueError as error:
             raise ValueError(f"{backbone}: {error}; set the pooling yourself") from error
     longest = json_or_empty(folder / LENGTH).get("max_seq_length")
     for name in ("query_length", "document_length"):
@@ -56,15 +56,15 @@ def width(backbone: str | Path) -> int:
 
 
 def modules(folder: Path) -> list[tuple[str, Path]]:
-    """(kind, folder) of each module of modules.json. `Unreadable` for a path that leaves the folder."""
+    """(kind, folder) of each module of modules.json. ValueError for a path that leaves the folder."""
     try:
         rows = parse_json((folder / MODULES).read_text(encoding="utf-8"), MODULES)
         steps = [(str(row["type"]).rpartition(".")[2], PurePosixPath(row["path"])) for row in rows]
     except (ValueError, KeyError, TypeError) as error:
-        raise Unreadable(f"{MODULES} is no list of modules with type and path ({error})") from error
+        raise ValueError(f"{MODULES} is no list of modules with type and path ({error})") from error
     for _, path in steps:
         if path.is_absolute() or ".." in path.parts:
-            raise Unreadable(f"{MODULES} names {str(path)!r:.200}, which lies outside of the folder")
+            raise ValueError(f"{MODULES} names {str(path)!r:.200}, which lies outside of the folder")
     return [(kind, folder / path) for kind, path in steps]
 
 
@@ -72,14 +72,14 @@ def pooling(folder: Path) -> str:
     """The one way in which tokens are pooled, in either form of the module's configuration."""
     config = read_json(folder / "config.json")
     if not config.get("include_prompt", True):
-        raise Unreadable("pooling leaves the prompt out")
+        raise ValueError("pooling leaves the prompt out")
     modes = config.get("pooling_mode")
     if modes is None:
         named = {name.removeprefix("pooling_mode_") for name, on in config.items() if on is True}
         modes = [mode for mode in (*POOLING, "mean_sqrt_len", "weightedmean") if named & spelled(mode)]
     modes = [modes] if isinstance(modes, str) else modes
     if len(modes) != 1 or modes[0] not in POOLING:
-        raise Unreadable(f"pooling is {' and '.join(modes) or 'none'}")
+        raise ValueError(f"pooling is {' and '.join(modes) or 'none'}")
     return POOLING[modes[0]]
 
 

@@ -1,5 +1,6 @@
 """LanceDB: a table on a disk or in an object store, opened by any process (extra `lancedb`)."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,16 +76,19 @@ class LanceEngine(Engine):
         found = asked.nprobes(self.nprobes).refine_factor(10).limit(k).to_list()
         return [(row["id"], len(query) - row["_distance"]) for row in found]  # 1 − dᵀq of each query vector
 
-    def approximate(self, **settings: Any) -> None:
-        """Make LanceDB's index of the vectors; settings are those of its `create_index`.
+    def approximate(self, index_type: str = "IVF_PQ", **settings: Any) -> None:
+        """Make LanceDB's index of the vectors, such as IVF_FLAT; settings: of its class in lancedb.index.
 
         ValueError where documents have many vectors, and not of length 1.
         """
+        from lancedb import index
+
         metric = DOT if self.single else COSINE
         if metric == COSINE:
             for row in self.table.head(LOOKED_AT).to_pylist():
                 _check_unit(f"document {row['id']!r}", np.array(row["vector"]))
-        self.table.create_index(metric=metric, vector_column_name="vector", **settings)
+        kind = index_type.replace("IVF_HNSW", "HNSW").title().replace("_", "")  # IVF_PQ → IvfPq
+        self.table.create_index("vector", config=getattr(index, kind)(distance_type=metric, **settings))
         self.metric = metric
 
 
@@ -98,13 +102,5 @@ def _check_unit(what: str, vectors: np.ndarray) -> None:
 
 
 def _columns(schema: Any) -> dict[str, str]:
-    """The name and type of each column, as LanceDB says them, however it calls the items of a list."""
-    return {field.name: _kind(field.type) for field in schema}
-
-
-def _kind(kind: Any) -> str:
-    import pyarrow as pa
-
-    if pa.types.is_fixed_size_list(kind):
-        return f"{kind.list_size} × {_kind(kind.value_type)}"
-    return f"lists of {_kind(kind.value_type)}" if pa.types.is_list(kind) else str(kind)
+    """The name and type of each column, whatever LanceDB calls the items of a list."""
+    return {field.name: re.sub(r"\w+: | not null", "", str(field.type)) for field in schema}

@@ -34,12 +34,7 @@ class MTEBModel:
     """
 
     def __init__(
-        self,
-        model: Paradigm | CrossAttention,
-        name: str = "",
-        *,
-        kind: str = "exact",
-        precision: str = "no",
+        self, model: Paradigm | CrossAttention, name: str = "", *, kind: str = "exact", precision: str = "no"
     ) -> None:
         if not isinstance(model, Paradigm | CrossAttention):
             raise ValueError(f"{model.name} ranks the one corpus it was trained on, which is none of mteb's")

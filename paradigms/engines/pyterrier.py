@@ -59,18 +59,16 @@ class Reranker(pt.Transformer):
     A generative model scores documents of its own corpus by their docno.
     """
 
-    def __init__(
-        self, model: Paradigm | Generative | CrossAttention, text_field: str = "text", precision: str = "no"
-    ) -> None:
-        self.model, self.text_field, self.precision = model, text_field, precision
+    def __init__(self, model: Paradigm | Generative | CrossAttention, precision: str = "no") -> None:
+        self.model, self.precision = model, precision
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        pt.validate.result_frame(inp, extra_columns=["query", self.text_field])
+        pt.validate.result_frame(inp, extra_columns=["query", "text"])
         inp = inp.astype({"qid": str, "docno": str})
         run: Run = {}
         for query, document in zip(inp["qid"], inp["docno"], strict=True):
             run.setdefault(query, {})[document] = 0.0
-        texts = _texts(inp, "docno", self.text_field)
+        texts = _texts(inp, "docno", "text")
         corpus = Corpus(list(texts), list(texts.values()))
         scored = rerank(self.model, _texts(inp, "qid", "query"), corpus, run, precision=self.precision)
         out = inp.drop(columns=[c for c in ("score", "rank") if c in inp])
@@ -86,25 +84,18 @@ class Indexer(pt.Indexer):
     """
 
     def __init__(
-        self,
-        model: Paradigm,
-        folder: str | Path,
-        *,
-        kind: str = "exact",
-        text_field: str = "text",
-        k: int = 1000,
-        **settings: Any,
+        self, model: Paradigm, folder: str | Path, *, kind: str = "exact", k: int = 1000, **settings: Any
     ) -> None:
         if kind not in INDEXES:
             raise ValueError(f"kind must be one of {', '.join(INDEXES)}, got {kind!r}")
         self.model, self.folder, self.kind = model, Path(folder), kind
-        self.text_field, self.k, self.settings = text_field, k, settings
+        self.k, self.settings = k, settings
 
     def index(self, iter: Iterable[Mapping[str, str]], **kwargs: Any) -> Retriever:
         file = self.folder / "corpus.jsonl"
         if file.exists() and not any(self.folder.glob("*index*")):  # hidden while it is made
             raise FileExistsError(f"{file} would be replaced, and is no index's: choose another folder")
-        write_corpus(((str(row["docno"]), "", row[self.text_field]) for row in iter), file)
+        write_corpus(((str(row["docno"]), "", row["text"]) for row in iter), file)
         corpus = read_corpus(file)
         index = INDEXES[self.kind].build(
             self.model, corpus.ids, corpus, self.folder / "index", progress=True, **self.settings

@@ -11,23 +11,22 @@ from typing import NamedTuple
 
 from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.encoder.published import MODULES
-from paradigms.formats.card import model_card
-from paradigms.formats.coil import is_coil, read_coil
-from paradigms.formats.dpr import is_dpr, read_dpr
-from paradigms.formats.export import write_sentence_transformers
-from paradigms.formats.plain import (
-    is_masked,
-    is_plain,
-    is_reranker,
-    read_masked,
-    read_plain,
-    read_reranker,
+from paradigms.formats.authors import (
+    is_coil,
+    is_dpr,
+    is_stanford,
+    is_xtr,
+    may_be_xtr,
+    read_coil,
+    read_dpr,
+    read_stanford,
+    read_xtr,
 )
+from paradigms.formats.card import model_card
+from paradigms.formats.export import write_sentence_transformers
+from paradigms.formats.plain import is_masked, is_plain, is_reranker, read_masked, read_plain, read_reranker
 from paradigms.formats.sentence_transformers import is_sentence_transformers, read_sentence_transformers
-from paradigms.formats.stanford import is_stanford, read_stanford
 from paradigms.formats.weights import described, safe_weights
-from paradigms.formats.xtr import is_xtr, may_be_xtr, read_xtr
-from paradigms.io.typed import Unreadable
 from paradigms.model import SAVE_LAYOUTS, Layout, Paradigm
 
 SAVE_LAYOUTS["sentence-transformers"] = Layout(write_sentence_transformers, {MODULES}, model_card)
@@ -79,5 +78,5 @@ def read_checkpoint(
     with safe_weights(folder, pickled) as safe:
         try:
             return told[0].read(safe)
-        except (Unreadable, FileNotFoundError) as error:
+        except (ValueError, FileNotFoundError) as error:
             raise ValueError(f"{folder}, in the format of {told[0].title}: {error}") from error

@@ -43,7 +43,7 @@ def write_sentence_transformers(model: Any, folder: Path) -> None:
         raise ValueError(f"{model.name} has an encoder for each side, and sentence-transformers one for both")
     sparse = isinstance(encoder, Splade)
     multi = not sparse and "pooled" not in (settings.query_vectors, settings.document_vectors)
-    refuse_sparse(model) if sparse else refuse(model, multi)
+    refuse(model, multi, sparse)
     encoder.save(folder / "own", merged=True)
     for file in (folder / "own" / "backbone").iterdir():
         shutil.move(file, folder / file.name)
@@ -77,38 +77,35 @@ def write_sentence_transformers(model: Any, folder: Path) -> None:
     register_markers(encoder, folder)
 
 
-def refuse_sparse(model: Paradigm) -> None:
-    """ValueError for a SPLADE with settings that no SpladePooling has."""
-    settings: Any = model.encoder.settings
-    if model.recipe.align != "equal_ids" or settings.query_terms != "all" or settings.tied_head:
-        raise ValueError(
-            f"sentence-transformers has no module for query_terms={settings.query_terms}, tied_head="
-            f"{settings.tied_head} and the alignment {model.recipe.align}, but for all, False and equal_ids"
-        )
-
-
-def refuse(model: Paradigm, multi: bool) -> None:
+def refuse(model: Paradigm, multi: bool, sparse: bool) -> None:
     """ValueError for what no module of sentence-transformers does."""
-    s, recipe = model.encoder.settings, model.recipe
-    if not (recipe.is_maxsim() and recipe.normalise in SIMILARITY if multi else recipe.is_maximum(1)):
-        raise ValueError(
-            f"{recipe.name} has the alignment {recipe.align} with Z = {recipe.normalise}, and "
-            "sentence-transformers supports that of ColBERT only: model.with_alignment('query_to_document', "
-            "'query_tokens') scores as it will there"
-        )
-    whole = {"all"} if multi else {"pooled"}
-    if {s.query_vectors, s.document_vectors} != whole:
-        raise ValueError(
-            f"queries become {s.query_vectors} and documents {s.document_vectors} vectors: "
-            "sentence-transformers has one of a text, or those of all tokens"
-        )
-    absent = {
-        f"the encoder {s.encoder!r}": type(model.encoder) is not TextEncoder,
-        "layer_norm": s.layer_norm,
-        "pooled_dim": s.pooled_dim,
-        "salience": s.salience != "none",
-        "special_tokens=False": multi and not s.special_tokens,
-    }
+    s: Any = model.encoder.settings
+    recipe = model.recipe
+    if sparse:
+        absent = {
+            f"query_terms={s.query_terms}": s.query_terms != "all",
+            "tied_head": s.tied_head,
+            f"the alignment {recipe.align}": recipe.align != "equal_ids",
+        }
+    else:
+        if not (recipe.is_maxsim() and recipe.normalise in SIMILARITY if multi else recipe.is_maximum(1)):
+            raise ValueError(
+                f"{recipe.name} has the alignment {recipe.align} with Z = {recipe.normalise}, and "
+                "sentence-transformers supports that of ColBERT only: "
+                "model.with_alignment('query_to_document', 'query_tokens') scores as it will there"
+            )
+        if {s.query_vectors, s.document_vectors} != {"all" if multi else "pooled"}:
+            raise ValueError(
+                f"queries become {s.query_vectors} and documents {s.document_vectors} vectors: "
+                "sentence-transformers has one of a text, or those of all tokens"
+            )
+        absent = {
+            f"the encoder {s.encoder!r}": type(model.encoder) is not TextEncoder,
+            "layer_norm": s.layer_norm,
+            "pooled_dim": s.pooled_dim,
+            "salience": s.salience != "none",
+            "special_tokens=False": multi and not s.special_tokens,
+        }
     named = [name for name, there in absent.items() if there]
     if named:
         raise ValueError(f"sentence-transformers has no module for {', '.join(named)}")

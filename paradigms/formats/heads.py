@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from paradigms.encoder.text import EncoderSettings, TextEncoder
 from paradigms.formats.weights import read_weights
-from paradigms.io.typed import Unreadable, read_json
+from paradigms.io.typed import read_json
 from paradigms.model import Paradigm
 from paradigms.recipe import Recipe
 
@@ -31,9 +31,9 @@ class Head:
     activation: str = "identity"
 
     def then(self, other: "Head") -> "Head":
-        """The other map after this one. `Unreadable` where the two are not one."""
+        """The other map after this one. ValueError where the two are not one."""
         if self.activation != "identity":
-            raise Unreadable(f"a linear layer after another with {self.activation} is not one projection")
+            raise ValueError(f"a linear layer after another with {self.activation} is not one projection")
         bias = None if self.bias is None else other.weight @ self.bias
         if other.bias is not None:
             bias = other.bias if bias is None else bias + other.bias
@@ -70,14 +70,14 @@ def dense(folder: Path) -> Head:
     config = read_json(folder / "config.json")
     activation = ACTIVATIONS.get(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
     if activation is None:
-        raise Unreadable(f"{folder.name} has the activation {config['activation_function']}")
+        raise ValueError(f"{folder.name} has the activation {config['activation_function']}")
     found = read_weights(folder, "linear.weight", "linear.bias", "residual.weight")
     if "linear.weight" not in found or (config.get("bias", True) and "linear.bias" not in found):
-        raise Unreadable(f"{folder.name} lacks the weights of its linear layer")
+        raise ValueError(f"{folder.name} lacks the weights of its linear layer")
     weight = found["linear.weight"]
     if config.get("use_residual"):
         if activation != "identity":
-            raise Unreadable(f"{folder.name} has a residual beside {activation}, which is not one projection")
+            raise ValueError(f"{folder.name} has a residual beside {activation}, which is not one projection")
         weight = weight + found.get("residual.weight", torch.eye(len(weight)))
     return Head(weight, found.get("linear.bias"), activation)
 

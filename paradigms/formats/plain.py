@@ -12,7 +12,7 @@ from paradigms.baselines.cross_attention import SequenceClassifier
 from paradigms.encoder.backbone import pretrained
 from paradigms.encoder.published import MODULES, modules
 from paradigms.formats.heads import POOLED, encoder_with, one_vector
-from paradigms.io.typed import Unreadable, read_json
+from paradigms.io.typed import json_or_empty
 from paradigms.model import Paradigm
 from paradigms.splade import splade
 
@@ -23,22 +23,17 @@ logger = logging.getLogger(__name__)
 
 
 def is_plain(folder: Path) -> bool:
-    return (folder / "config.json").is_file() and "model_type" in read_json(folder / "config.json")
+    return "model_type" in json_or_empty(folder / "config.json")
 
 
 def read_plain(folder: Path) -> Paradigm:
-    """`Unreadable` where weights or tokenizer are missing, and for what is no encoder."""
+    """ValueError where weights or tokenizer are missing, and for what is no encoder."""
     if not list(folder.glob("*.safetensors")):
-        raise Unreadable("no *.safetensors with its weights")
+        raise ValueError("no *.safetensors with its weights")
     check_encoder(folder)
     length = min(LENGTH, longest(folder))
-    try:
-        encoder = encoder_with(
-            folder, None, **POOLED, pooling="mean", query_length=length, document_length=length
-        )
-    except ValueError as error:
-        raise Unreadable(str(error)) from error
-    return one_vector(encoder)
+    lengths = {"query_length": length, "document_length": length}
+    return one_vector(encoder_with(folder, None, **POOLED, **lengths, pooling="mean"))
 
 
 def longest(folder: Path) -> int:
@@ -49,7 +44,7 @@ def longest(folder: Path) -> int:
 
 
 def check_encoder(folder: Path) -> None:
-    """`Unreadable` for a model that generates, or has a head that says what else it was trained for."""
+    """ValueError for a model that generates, or has a head that says what else it was trained for."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_MASKED_LM_MAPPING,
@@ -60,41 +55,32 @@ def check_encoder(folder: Path) -> None:
     halved, decodes = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING, getattr(config, "is_decoder", False)
     masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not config.is_encoder_decoder
     if not halved and (decodes or not masked):
-        raise Unreadable(f"model_type {config.model_type} is no encoder of texts")
+        raise ValueError(f"model_type {config.model_type} is no encoder of texts")
     for name in config.architectures or []:
         if not name.endswith(HEADLESS) or name.endswith("LMHeadModel"):
-            raise Unreadable(f"{name} is no encoder of texts: save the encoder below its head by itself")
+            raise ValueError(f"{name} is no encoder of texts: save the encoder below its head by itself")
 
 
-def has_head(folder: Path, head: str) -> bool:
-    names = read_json(folder / "config.json").get("architectures") or [] if is_plain(folder) else []
+def is_masked(folder: Path, head: str = "ForMaskedLM") -> bool:
+    """Whether the model has this head."""
+    names = json_or_empty(folder / "config.json").get("architectures") or [] if is_plain(folder) else []
     return any(name.endswith(head) for name in names)
 
 
-def is_masked(folder: Path) -> bool:
-    return has_head(folder, "ForMaskedLM")
-
-
 def read_masked(folder: Path) -> Paradigm:
-    """SPLADE; the layout "plain" takes the encoder below the head. `Unreadable` where weights are missing."""
+    """SPLADE; the layout "plain" takes the encoder below the head. ValueError where weights are missing."""
     length = min(LENGTH, longest(folder))
     logger.warning("%s is read as SPLADE, by its masked-language-model head; layout 'plain' drops it", folder)
-    try:
-        return splade(folder, query_length=length, document_length=length)
-    except ValueError as error:
-        raise Unreadable(str(error)) from error
+    return splade(folder, query_length=length, document_length=length)
 
 
 def is_reranker(folder: Path) -> bool:
-    return has_head(folder, "ForSequenceClassification")
+    return is_masked(folder, "ForSequenceClassification")
 
 
 def read_reranker(folder: Path) -> SequenceClassifier:
-    """`Unreadable` for several outputs, and for modules of sentence-transformers after the classifier."""
+    """ValueError for several outputs, and for modules of sentence-transformers after the classifier."""
     more = [kind for kind, _ in modules(folder)[1:]] if (folder / MODULES).is_file() else []
     if more:
-        raise Unreadable(f"{', '.join(more)} after a sequence classifier")
-    try:
-        return SequenceClassifier(folder)
-    except ValueError as error:
-        raise Unreadable(str(error)) from error
+        raise ValueError(f"{', '.join(more)} after a sequence classifier")
+    return SequenceClassifier(folder)

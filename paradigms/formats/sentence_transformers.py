@@ -13,7 +13,7 @@ from paradigms.encoder.published import MODEL, MODULES, modules, pooling, prompt
 from paradigms.encoder.text import bare
 from paradigms.formats.heads import POOLED, Head, dense, encoder_with, late_interaction, one_vector
 from paradigms.formats.plain import longest
-from paradigms.io.typed import Unreadable, json_or_empty, read_json
+from paradigms.io.typed import json_or_empty, read_json
 from paradigms.model import Paradigm
 from paradigms.splade import splade
 
@@ -38,10 +38,10 @@ class Chain:
         if kind == "Pooling":
             self.pooling = pooling(folder)
             if self.head is not None and (self.head.activation != "identity" or self.pooling not in COMMUTES):
-                raise Unreadable(f"{self.pooling} pooling of projected tokens")
+                raise ValueError(f"{self.pooling} pooling of projected tokens")
         elif kind == "Dense":
             if self.normalize:
-                raise Unreadable("a Dense after Normalize")
+                raise ValueError("a Dense after Normalize")
             head = dense(folder)
             self.head = head if self.head is None else self.head.then(head)
         elif kind == "Normalize":
@@ -52,10 +52,10 @@ class Chain:
             config = read_json(folder / "config.json")
             ways = [config.get("pooling_strategy", "max"), config.get("activation_function", "relu")]
             if ways != ["max", "relu"]:
-                raise Unreadable(f"SpladePooling by {' and '.join(ways)}, not by max and relu")
+                raise ValueError(f"SpladePooling by {' and '.join(ways)}, not by max and relu")
             self.sparse = True
         elif kind != "Dropout":
-            raise Unreadable(f"{kind} is a module that no paradigm here has")
+            raise ValueError(f"{kind} is a module that no paradigm here has")
 
 
 def is_sentence_transformers(folder: Path) -> bool:
@@ -63,43 +63,41 @@ def is_sentence_transformers(folder: Path) -> bool:
 
 
 def read_sentence_transformers(folder: Path) -> Paradigm:
-    """`Unreadable` names a module, or a setting of one, that no paradigm here has."""
+    """ValueError names a module, or a setting of one, that no paradigm here has."""
     config = json_or_empty(folder / MODEL)
     found = chain(folder)
     multi = config.get("model_type") in MULTI
     pylate = multi and config["model_type"] == MULTI[0]
-    if found.sparse:
-        return read_sparse(found, config)
-    if multi == bool(found.pooling):
-        raise Unreadable(f"model_type is {config.get('model_type')}, and pooling {found.pooling or 'none'}")
     settings = json_or_empty(found.backbone / "sentence_bert_config.json")
     lowers(settings, found.backbone)
+    if found.sparse:
+        return read_sparse(found, config, settings)
+    if multi == bool(found.pooling):
+        raise ValueError(f"model_type is {config.get('model_type')}, and pooling {found.pooling or 'none'}")
     shared = prompts(config) | {"normalize": found.normalize or pylate}
     if not multi:
         similarity = config.get("similarity_fn_name") or "cosine"
         if similarity not in ("cosine", "dot"):
-            raise Unreadable(f"similarity is {similarity}")
+            raise ValueError(f"similarity is {similarity}")
         shared |= {"normalize": found.normalize or similarity == "cosine", "pooling": found.pooling}
         lengths = both_lengths(settings, found.backbone)
         return one_vector(encoder_with(found.backbone, found.head, **shared, **POOLED, **lengths))
     similarity = str(config.get("similarity_fn_name") or "maxsim").lower()
     if similarity not in ("maxsim", "meanmaxsim"):
-        raise Unreadable(f"similarity is {similarity}")
+        raise ValueError(f"similarity is {similarity}")
     shared |= lengths_of(settings | config, found.backbone, pylate)
     mask = config if pylate else found.mask
     encoder = encoder_with(found.backbone, found.head, **shared, **skipped(mask))
     if not encoder.settings.skip_exact and set(mask.get("skiplist_words") or []) != set(encoder.skipped):
-        raise Unreadable("the skip list has only some of the tokens that are one character")
+        raise ValueError("the skip list has only some of the tokens that are one character")
     return late_interaction(encoder, mean=similarity == "meanmaxsim")
 
 
-def read_sparse(found: Chain, config: dict[str, Any]) -> Paradigm:
-    """SPLADE. `Unreadable` for another similarity than the inner product, and for modules beside it."""
+def read_sparse(found: Chain, config: dict[str, Any], settings: dict[str, Any]) -> Paradigm:
+    """SPLADE. ValueError for another similarity than the inner product, and for modules beside it."""
     similarity = config.get("similarity_fn_name") or "dot"
     if similarity != "dot" or found.head is not None or found.normalize or found.pooling:
-        raise Unreadable(f"SpladePooling with the similarity {similarity}, or with other modules after it")
-    settings = json_or_empty(found.backbone / "sentence_bert_config.json")
-    lowers(settings, found.backbone)
+        raise ValueError(f"SpladePooling with the similarity {similarity}, or with other modules after it")
     given = prompts(config) | both_lengths(settings, found.backbone)
     return splade(found.backbone, most_terms=config.get("max_active_dims"), **given)
 
@@ -108,7 +106,7 @@ def chain(folder: Path) -> Chain:
     """The modules of modules.json in their order."""
     steps = modules(folder)
     if not steps or steps[0][0] not in ("Transformer", "MLMTransformer"):
-        raise Unreadable(f"the first module is {steps[0][0] if steps else 'missing'}, not Transformer")
+        raise ValueError(f"the first module is {steps[0][0] if steps else 'missing'}, not Transformer")
     found = Chain(steps[0][1])
     for kind, place in steps[1:]:
         found.add(kind, place)
@@ -140,10 +138,10 @@ def lengths_of(settings: dict[str, Any], backbone: Path, pylate: bool) -> dict[s
         augments, attends = expansion is not None, bool(expansion and expansion.get("attend"))
         length = expansion["length"] if expansion else settings.get("query_length") or whole
         if expansion and expansion.get("strategy") != "fixed":
-            raise Unreadable(f"query expansion by the strategy {expansion.get('strategy')}")
+            raise ValueError(f"query expansion by the strategy {expansion.get('strategy')}")
         token = expansion.get("token") if expansion else None
         if token is not None and token != load_tokenizer(backbone).mask_token:
-            raise Unreadable(f"query expansion with the token {token}")
+            raise ValueError(f"query expansion with the token {token}")
     return {
         "query_length": min(length, whole),
         "document_length": min(settings.get("document_length") or whole, whole),
@@ -158,18 +156,18 @@ def skipped(mask: dict[str, Any]) -> dict[str, Any]:
     characters = {word: word if len(word) == 1 else bare(word) for word in words}
     longer = next((word for word, character in characters.items() if len(character) != 1), None)
     if longer is not None:
-        raise Unreadable(f"the skip list has {longer!r}")
+        raise ValueError(f"the skip list has {longer!r}")
     if words and mask.get("skiplist_tasks", ["document"]) != ["document"]:
-        raise Unreadable(f"the skip list is of {' and '.join(mask['skiplist_tasks'])}")
+        raise ValueError(f"the skip list is of {' and '.join(mask['skiplist_tasks'])}")
     if mask.get("keep_only_token_ids"):
-        raise Unreadable("only some token ids are kept")
+        raise ValueError("only some token ids are kept")
     exact = bool(words) and all(len(word) == 1 for word in words)
     return {"skip": "".join(dict.fromkeys(characters.values())), "skip_exact": exact}
 
 
 def lowers(settings: dict[str, Any], backbone: Path) -> None:
-    """`Unreadable` where texts are put in lower case and the tokenizer does not do it anyway."""
+    """ValueError where texts are put in lower case and the tokenizer does not do it anyway."""
     if settings.get("do_lower_case"):
         tokenizer = load_tokenizer(backbone)
         if tokenizer("Ab")["input_ids"] != tokenizer("ab")["input_ids"]:
-            raise Unreadable("texts are put in lower case before a tokenizer that tells cases apart")
+            raise ValueError("texts are put in lower case before a tokenizer that tells cases apart")

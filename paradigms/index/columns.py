@@ -132,7 +132,7 @@ class ColumnFolder:
             if file.name in lengths:
                 if file.stat().st_size > lengths[file.name]:
                     os.truncate(file, lengths[file.name])
-            elif file.name.startswith(f".{MANIFEST}.") or GENERATION.sub("", file.name) in names:
+            elif GENERATION.sub("", file.name) in names:
                 file.unlink()
 
     def write(self, manifest: dict[str, Any]) -> None:

@@ -29,16 +29,9 @@ def atomic_text(path: str | Path, errors: str = "strict", durable: bool = False)
     lone surrogates. `durable` waits until the file is on disk.
     """
     target = Path(os.path.realpath(path))  # a link stays a link, and what it points to is replaced
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _sweep_files(target)
-    # mkstemp would force mode 600 on a file that others are meant to read.
-    temporary = target.with_name(f".{target.name}.{_token()}.partial")
-    lock = -1
-    try:
-        with naming_full(target), open(temporary, "wb") as raw:
-            lock = os.dup(raw.fileno())
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(lock, fcntl.LOCK_EX)  # held until the name is there, or this process ends
+    with _workplace(target) as work:
+        fresh = work / "fresh"
+        with open(fresh, "wb") as raw:
             if target.suffix == ".gz":
                 packed = cast(BinaryIO, gzip.GzipFile("", "wb", fileobj=raw, mtime=0))
                 with packed, io.TextIOWrapper(packed, "utf-8", errors, newline="\n") as stream:
@@ -47,12 +40,8 @@ def atomic_text(path: str | Path, errors: str = "strict", durable: bool = False)
                 with io.TextIOWrapper(raw, "utf-8", errors, newline="\n") as stream:
                     yield stream
         if durable:
-            flush(temporary)
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
-        if lock >= 0:
-            os.close(lock)
+            flush(fresh)
+        os.replace(fresh, target)
 
 
 def write_text(path: str | Path, text: str, errors: str = "strict", durable: bool = False) -> None:
@@ -76,35 +65,48 @@ def atomic_folder(path: str | Path, marks: Collection[str] | None, durable: bool
     until the folder is on disk.
     """
     target = Path(os.path.realpath(path))
-    target.parent.mkdir(parents=True, exist_ok=True)
     settle(target)
     if marks is not None:
         check_marked(target, marks)
+    with _workplace(target) as work:
+        fresh = work / "fresh"
+        fresh.mkdir()
+        try:
+            yield fresh
+            if durable:
+                for entry in (fresh, *fresh.rglob("*")):
+                    flush(entry)
+            while fresh.exists():
+                try:
+                    os.replace(fresh, target)
+                except OSError as error:
+                    if error.errno not in OCCUPIED:
+                        raise
+                    with suppress(FileNotFoundError):  # another writer has just moved it
+                        os.replace(target, work / f"old.{secrets.token_hex(4)}")
+            if durable:
+                flush(target.parent)
+        finally:
+            settle(target)
+
+
+@contextmanager
+def _workplace(target: Path) -> Iterator[Path]:
+    """A hidden folder beside `target`, locked until it is removed; those of killed writers are removed first.
+
+    `_leftovers` knows it by its name, and `_sweep` by the lock, which ends with the process.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
     _sweep(target)
-    work = target.with_name(f".{target.name}.{_token()}.partial")
+    work = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
     work.mkdir()
     lock = os.open(work, os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # held until this process ends, however it ends: see _sweep
-        fresh = work / "fresh"
-        fresh.mkdir()
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
         with naming_full(target):
-            yield fresh
-        if durable:
-            for entry in (fresh, *fresh.rglob("*")):
-                flush(entry)
-        while fresh.exists():
-            try:
-                os.replace(fresh, target)
-            except OSError as error:
-                if error.errno not in OCCUPIED:
-                    raise
-                with suppress(FileNotFoundError):  # another writer has just moved it
-                    os.replace(target, work / f"old.{_token()}")
-        if durable:
-            flush(target.parent)
+            yield work
     finally:
-        settle(target)
         shutil.rmtree(work, ignore_errors=True)
         os.close(lock)
 
@@ -220,21 +222,6 @@ def sweep(folder: str | Path) -> None:
             _sweep(target)
 
 
-def _sweep_files(target: Path) -> None:
-    """Remove the files that killed writers of the file `target` left behind: `atomic_text`."""
-    hidden = target.with_name(f".{target.name}.")
-    for found in glob.glob(f"{glob.escape(str(hidden))}????????.partial"):
-        with suppress(OSError), open(found, "rb") as left:  # a folder, or one whose writer lives
-            fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(left.fileno()).st_size:  # else its writer has not come to lock it
-                os.unlink(found)
-
-
-def _token() -> str:
-    """8 characters, as `_leftovers` expects."""
-    return secrets.token_hex(4)
-
-
 def _leftovers(target: Path, what: str) -> list[Path]:
     """The entries `what` in the hidden folders of all writers of `target`, alive or killed."""
     hidden = target.with_name(f".{target.name}.")
@@ -244,14 +231,5 @@ def _leftovers(target: Path, what: str) -> list[Path]:
 def _sweep(target: Path) -> None:
     """Remove what killed writers of `target` left behind: hidden folders that no process has locked."""
     for work in {entry.parent for entry in _leftovers(target, "*")}:
-        try:
-            lock = os.open(work, os.O_RDONLY)
-        except FileNotFoundError:
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(FileNotFoundError, BlockingIOError), locked(work):  # gone, or its writer lives
             shutil.rmtree(work, ignore_errors=True)
-        except BlockingIOError:
-            pass  # its writer lives
-        finally:
-            os.close(lock)

@@ -99,21 +99,15 @@ def check_text(text: object, what: str) -> None:
             raise ValueError(f"{place}: no tokenizer takes it") from None
 
 
-class Unreadable(ValueError):
-    """What keeps a checkpoint from being read."""
-
-
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file. `Unreadable` names the file where there is none."""
+    """The object in a JSON file. ValueError names the file where there is none."""
     name = f"{file.parent.name}/{file.name}"
-    try:
+    if not file.is_file():
+        raise ValueError(f"{name} is missing")
+    with naming(name):
         found = parse_json(file.read_text(encoding="utf-8"), name)
-    except OSError as error:
-        raise Unreadable(f"{name} is missing") from error
-    except ValueError as error:
-        raise Unreadable(str(error) if name in str(error) else f"{name}: {error}") from error
     if not isinstance(found, dict):
-        raise Unreadable(f"{name}: a {type(found).__name__} where an object belongs")
+        raise ValueError(f"{name}: a {type(found).__name__} where an object belongs")
     return found
 
 

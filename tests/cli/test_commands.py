@@ -15,12 +15,12 @@ from paradigms import PARADIGMS, load
 from paradigms.baselines.cross_attention import cross_attention
 from paradigms.cli import show
 from paradigms.cli.arguments import main
-from paradigms.cli.commands import output_name
 from paradigms.cli.queries import from_file, typed
 from paradigms.data import Corpus, read_run
 from paradigms.evaluate.fusion import fuse
 from paradigms.generative.dsi import dsi
 from paradigms.index.exact import ExactIndex
+from paradigms.io.settings import folder_name
 from tests.formats.test_read import dpr_towers, write_like_xtr
 from tests.tiny import write_checkpoint, write_collection
 
@@ -58,7 +58,7 @@ def source(tmp_path, monkeypatch):
 
 @pytest.fixture
 def indexed(source, models):
-    main(["index", "notes", "--model", str(models["colbert"])])
+    index("notes", models["colbert"])
     return "notes.index"
 
 
@@ -81,23 +81,38 @@ def write_rows(path, texts):
     path.write_text("".join(json.dumps({"_id": id, "text": text}) + "\n" for id, text in texts.items()))
 
 
+def printed(capsys, *arguments):
+    """What a command prints: its standard output, and its standard error as one line."""
+    capsys.readouterr()
+    main([str(word) for word in arguments])
+    out, err = capsys.readouterr()
+    return out, err.replace("\n", " ")
+
+
+def index(source, model, *more):
+    main(["index", str(source), "--model", str(model), *map(str, more)])
+
+
 def trec(capsys, command, *arguments):
     """The last document of each query in what a command prints as a TREC run."""
-    capsys.readouterr()
-    main([command, "--format", "trec", *map(str, arguments)])
-    return {line.split()[0]: line.split()[2] for line in capsys.readouterr().out.splitlines()}
+    out, _ = printed(capsys, command, "--format", "trec", *arguments)
+    return {line.split()[0]: line.split()[2] for line in out.splitlines()}
 
 
 def rows_of(text):
     return [json.loads(line) for line in text.splitlines()]
 
 
+def found_by(capsys, *arguments):
+    """The rows of JSON that a command prints."""
+    return rows_of(printed(capsys, *arguments, "--format", "jsonl")[0])
+
+
 @pytest.mark.parametrize("kind", ["exact", "faiss", "compressed"])
 def test_index_then_search(source, models, capsys, kind):
-    main(["index", "notes", "--model", str(models["colbert"]), "--kind", kind])
-    assert "search notes.index" in capsys.readouterr().err.replace("\n", " ")
-    main(["search", "notes.index", "the fish in the sea", "--format", "jsonl", "-k", "2"])
-    rows = rows_of(capsys.readouterr().out)
+    _, err = printed(capsys, "index", "notes", "--model", models["colbert"], "--kind", kind)
+    assert "search notes.index" in err
+    rows = found_by(capsys, "search", "notes.index", "the fish in the sea", "-k", "2")
     assert [row["rank"] for row in rows] == [1, 2]
     assert rows[0]["id"] == "fish.txt:1"
     assert rows[0]["document"] == TEXTS["fish.txt"]
@@ -105,9 +120,7 @@ def test_index_then_search(source, models, capsys, kind):
 
 
 def test_results_to_read(indexed, capsys):
-    capsys.readouterr()
-    main(["search", indexed, "fire and warm wood", "cold snow on ice"])
-    out = capsys.readouterr().out
+    out, _ = printed(capsys, "search", indexed, "fire and warm wood", "cold snow on ice")
     assert out.index("1. fire.txt:1") < out.index("1. snow.txt:1")
     assert out.count("fire and warm wood") == 3  # as a query, and as a text for each
 
@@ -167,22 +180,20 @@ def test_wrong_arguments_are_told(indexed, source, models):
 
 
 def test_indexing_again_changes_nothing_and_other_documents_are_refused(indexed, source, models):
-    index = ["index", "notes", "--model", str(models["colbert"])]
-    main(index)
+    index("notes", models["colbert"])
     (source / "fire.txt").write_text("other")
-    assert "was made with other documents: delete it" in refused(*index)
+    again = "index", "notes", "--model", models["colbert"]
+    assert "was made with other documents: delete it" in refused(*again)
 
 
 def test_a_build_that_was_interrupted_goes_on(source, models, monkeypatch, capsys):
     """Also within its own source, of which it is no part."""
     monkeypatch.chdir(source)
-    index = ["index", ".", "--model", str(models["colbert"])]
-    assert "goes on with the index" in interrupted(*index)
+    build = "index", ".", "--model", models["colbert"]
+    assert "goes on with the index" in interrupted(*build)
     assert "notes.index is no index" in refused("search", "notes.index", "x")
-    main(index)
-    assert "3 documents of . in notes.index" in capsys.readouterr().err
-    main(["search", "notes.index", "cold snow on ice"])
-    assert "1. snow.txt:1" in capsys.readouterr().out
+    assert "3 documents of . in notes.index" in printed(capsys, *build)[1]
+    assert "1. snow.txt:1" in printed(capsys, "search", "notes.index", "cold snow on ice")[0]
     assert not (source / "notes.index" / ".begun").exists()
 
 
@@ -191,14 +202,14 @@ def test_documents_of_the_users_are_not_replaced_by_an_index(source, models):
     (source.parent / "data").mkdir()
     (source.parent / "data" / "corpus.jsonl").write_text(row)
     for taken in ("data", "notes"):  # the one has no other names than an index
-        index = ["index", taken, "--output", "data", "--model", models["colbert"]]
-        assert "data exists and is no index" in refused(*index)
+        build = "index", taken, "--output", "data", "--model", models["colbert"]
+        assert "data exists and is no index" in refused(*build)
     assert (source.parent / "data" / "corpus.jsonl").read_text() == row
 
 
 def test_json_lines_and_collections_are_sources(source, models, capsys):
     write_rows(source.parent / "rows.jsonl", TEXTS)
-    main(["index", "rows.jsonl", "--model", str(models["colbert"])])
+    index("rows.jsonl", models["colbert"])
     assert trec(capsys, "search", "rows.jsonl.index", "fire and warm wood", "-k", 1) == {"1": "fire.txt"}
     assert "rows.jsonl" in refused("index", "rows.jsonl", "--output", "rows.jsonl")
 
@@ -206,29 +217,23 @@ def test_json_lines_and_collections_are_sources(source, models, capsys):
 def test_long_documents_are_split_and_found_whole(source, models, capsys):
     """The end of a document that is beyond the model's 24 tokens is read with --passages alone."""
     long = " ".join(["fish in the sea"] * 8) + " cold snow on ice"
-    with open("rows.jsonl", "w") as stream:
-        for name, text in (TEXTS | {"long.txt": long}).items():
-            stream.write(json.dumps({"_id": name, "text": text}) + "\n")
-    model = ["--model", str(models["colbert"])]
-    main(["index", "rows.jsonl", *model, "--output", "cut"])
-    assert "1 of 4 texts are longer than 24 tokens and cut" in capsys.readouterr().err.replace("\n", " ")
-    main(["index", "rows.jsonl", *model, "--output", "split", "--passages", "--words", "4"])
-    assert "and cut" not in capsys.readouterr().err
-    asked = ["cold snow on ice", "--format", "jsonl"]
+    write_rows(source.parent / "rows.jsonl", TEXTS | {"long.txt": long})
+    rows, asked = ["rows.jsonl", "--model", models["colbert"]], "cold snow on ice"
+    _, err = printed(capsys, "index", *rows, "--output", "cut")
+    assert "1 of 4 texts are longer than 24 tokens and cut" in err
+    _, err = printed(capsys, "index", *rows, "--output", "split", "--passages", "--words", "4")
+    assert "and cut" not in err
     found = {}
     for name in ("cut", "split"):
-        main(["search", name, *asked])
-        found[name] = {row["id"]: row["score"] for row in rows_of(capsys.readouterr().out)}
+        found[name] = {row["id"]: row["score"] for row in found_by(capsys, "search", name, asked)}
         assert found[name].keys() == {*TEXTS, "long.txt"}
     assert found["split"]["long.txt"] == pytest.approx(found["split"]["snow.txt"], abs=1e-3)
     assert found["cut"]["long.txt"] < found["split"]["long.txt"] - 1e-3
-    main(["search", "split", "--best-passages", "2", *asked])
-    assert rows_of(capsys.readouterr().out)[0]["id"] == "long.txt"
-    main(["rerank", "rows.jsonl", *asked, *model, "--passages", "--words", "4"])
-    reranked = {row["id"]: row["score"] for row in rows_of(capsys.readouterr().out)}
-    assert reranked["long.txt"] == pytest.approx(found["split"]["long.txt"], abs=1e-3)
-    main(["explain", "split", "cold snow on ice", "--document", "long.txt"])
-    assert "snow" in capsys.readouterr().out
+    assert found_by(capsys, "search", "split", "--best-passages", "2", asked)[0]["id"] == "long.txt"
+    reranked = found_by(capsys, "rerank", *rows, asked, "--passages", "--words", "4")
+    scores = {row["id"]: row["score"] for row in reranked}
+    assert scores["long.txt"] == pytest.approx(found["split"]["long.txt"], abs=1e-3)
+    assert "snow" in printed(capsys, "explain", "split", asked, "--document", "long.txt")[0]
 
 
 @pytest.fixture
@@ -241,9 +246,11 @@ def judged(source):
 
 def test_compare_measures_judged_queries(judged, models, capsys):
     for name in ("colbert", "dpr"):
-        main(["index", str(judged), "--model", str(models[name]), "--output", name])
-    main(["compare", "colbert", "dpr", "--split", "test", "--output", "compared"])
-    assert "bm25" in capsys.readouterr().out
+        index(judged, models[name], "--output", name)
+    assert (
+        "bm25"
+        in printed(capsys, "compare", *["colbert", "dpr", "--split", "test", "--output", "compared"])[0]
+    )
     written = {file.name for file in (judged.parent / "compared").iterdir()}
     assert written == {"bm25.run", "colbert.run", "dpr.run", "table.csv", "table.md"}
     best = {q: next(iter(found)) for q, found in read_run("compared/colbert.run").items()}
@@ -251,38 +258,34 @@ def test_compare_measures_judged_queries(judged, models, capsys):
 
 
 def test_fusion_at_the_terminal(judged, models, capsys, source):
-    main(["index", str(judged), "--model", str(models["colbert"]), "--output", "one"])
+    index(judged, models["colbert"], "--output", "one")
     (judged / "qrels" / "dev.tsv").write_text((judged / "qrels" / "test.tsv").read_text())
     main(["compare", "one", "--split", "test", "--fuse", "--output", "rrf"])
     runs = [read_run(f"rrf/{name}.run") for name in ("bm25", "one")]
     assert read_run("rrf/fused.run") == fuse(runs)
-    capsys.readouterr()
-    main(["compare", "one", "--split", "test", "--fuse", "--dev", "dev", "--output", "sum"])
-    assert "weights chosen on dev: bm25 " in capsys.readouterr().err
-    main(["search", "one", "--split", "test", "--hybrid", "--format", "jsonl"])
-    found = [(row["query"], row["id"], row["score"]) for row in rows_of(capsys.readouterr().out)]
+    _, err = printed(
+        capsys, "compare", *["one", "--split", "test", "--fuse", "--dev", "dev", "--output", "sum"]
+    )
+    assert "weights chosen on dev: bm25 " in err
+    rows = found_by(capsys, "search", "one", "--split", "test", "--hybrid")
+    found = [(row["query"], row["id"], row["score"]) for row in rows]
     assert found == [(q, d, s) for q, scores in fuse(runs[::-1]).items() for d, s in scores.items()]
     assert "--dev chooses the weights" in refused("compare", "one", "--split", "test", "--dev", "dev")
 
 
 def test_a_search_among_some_documents(judged, models, capsys):
-    made = ["--model", str(models["colbert"]), "--output", "one", "--passages", "--words", "2"]
-    main(["index", str(judged), *made])
-    with open("ids", "w") as stream:
-        stream.write("d0\nd2\n")
-    capsys.readouterr()
-    main(["search", "one", "fire and warm wood", "--among", "ids", "--format", "trec"])
-    assert sorted(line.split()[2] for line in capsys.readouterr().out.splitlines()) == ["d0", "d2"]
-    with open("ids", "a") as stream:
-        stream.write("nowhere\n")
+    index(judged, models["colbert"], "--output", "one", "--passages", "--words", "2")
+    ids = judged.parents[0] / "ids"
+    ids.write_text("d0\nd2\n")
+    rows = found_by(capsys, "search", "one", "fire and warm wood", "--among", "ids")
+    assert sorted(row["id"] for row in rows) == ["d0", "d2"]
+    ids.write_text("d0\nnowhere\n")
     assert "nowhere" in refused("search", "one", "snow", "--among", "ids")
 
 
 def test_compare_shows_rankings_side_by_side(judged, models, capsys, indexed):
-    main(["index", str(judged), "--model", str(models["colbert"]), "--output", "one"])
-    capsys.readouterr()
-    main(["compare", "one", "-q", "cold snow on ice"])
-    out = capsys.readouterr().out
+    index(judged, models["colbert"], "--output", "one")
+    out, _ = printed(capsys, "compare", "one", "-q", "cold snow on ice")
     assert "bm25" in out
     assert "1 of the first 10 are found by all" in out
     assert "different documents" in refused("compare", "one", indexed, "-q", "x")
@@ -290,8 +293,7 @@ def test_compare_shows_rankings_side_by_side(judged, models, capsys, indexed):
 
 @pytest.mark.parametrize("name", ["colbert", "xtr", "dpr", "cross_attention"])
 def test_rerank_orders_what_bm25_finds(source, models, capsys, name):
-    main(["rerank", "notes", "cold fire in the sea", "--model", str(models[name]), "--format", "jsonl"])
-    rows = rows_of(capsys.readouterr().out)
+    rows = found_by(capsys, "rerank", "notes", "cold fire in the sea", "--model", models[name])
     assert {row["id"] for row in rows} == {"fish.txt:1", "fire.txt:1", "snow.txt:1"}
     assert [row["score"] for row in rows] == sorted((row["score"] for row in rows), reverse=True)
 
@@ -302,8 +304,8 @@ def test_rerank_of_a_run(source, models, capsys):
     )
     (source.parent / "queries.tsv").write_text("a\tfire and warm wood\n")
     rerank = ["rerank", "notes", "--model", str(models["colbert"]), "--queries", "queries.tsv"]
-    main([*rerank, "--run", "first.run", "--depth", "2", "--format", "trec"])
-    assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == ["fire.txt:1", "snow.txt:1"]
+    rows = found_by(capsys, *rerank, "--run", "first.run", "--depth", "2")
+    assert [row["id"] for row in rows] == ["fire.txt:1", "snow.txt:1"]
     (source.parent / "first.run").write_text("c Q0 snow.txt:1 1 9 x\n")
     assert "names none of the queries: a" in refused(*rerank, "--run", "first.run")
     (source.parent / "first.run").write_text("a Q0 nowhere 1 9 x\n")
@@ -311,22 +313,19 @@ def test_rerank_of_a_run(source, models, capsys):
 
 
 def test_a_generative_model_is_searched_as_it_is(source, models, capsys):
-    main(["search", str(models["dsi"]), "snow", "--format", "jsonl", "-k", "3"])
-    assert {row["id"] for row in rows_of(capsys.readouterr().out)} <= set(TEXTS)
+    assert {row["id"] for row in found_by(capsys, "search", models["dsi"], "snow", "-k", "3")} <= set(TEXTS)
 
 
 @pytest.mark.parametrize("name", ["colbert", "xtr", "dpr"])
 def test_explain_names_the_aligned_tokens(source, models, capsys, name):
-    main(["index", "notes", "--model", str(models[name]), "--output", "explained"])
-    capsys.readouterr()
-    main(["explain", "explained", "fish in the sea"])
-    out, err = capsys.readouterr()
+    index("notes", models[name], "--output", "explained")
+    out, err = printed(capsys, "explain", "explained", "fish in the sea")
     assert "fish.txt:1" in out
     assert "rel = " in out
     assert ("[pooled]" if name == "dpr" else "fish") in out
     assert ("one vector of a text" in err) == (name == "dpr")
-    main(["explain", "explained", "fish in the sea", "--document", "snow.txt:1"])
-    assert "snow.txt:1" in capsys.readouterr().out
+    out, _ = printed(capsys, "explain", "explained", "fish in the sea", "--document", "snow.txt:1")
+    assert "snow.txt:1" in out
 
 
 @pytest.mark.parametrize(
@@ -346,10 +345,10 @@ def test_files_of_queries(tmp_path, text, found):
     ("text", "message"),
     [
         ("", "holds no query"),
-        ("a\tone\nb two\n", "line 2: no tab"),
+        ("a\tone\nb two\n", "line 2: not 2 columns"),
         ("a\tone\na\ttwo\n", "line 2: the id 'a' is there twice"),
-        ('{"_id": 1, "text": "x"}\n{"text": "y"}\n', "line 2: no JSON object with _id and text"),
-        ('{"_id": 1, "text": null}\n', "line 1: no JSON object with _id and text"),
+        ('{"_id": 1, "text": "x"}\n{"text": "y"}\n', "line 2: no usable id"),
+        ('{"_id": 1, "text": null}\n', "line 1: the text of the query '1' is blank"),
         ('{"_id": 1, "text": " "}\n', "line 1: the text of the query '1' is blank"),
         ("a\tone\nb\t\n", "line 2: the text of the query 'b' is blank"),
     ],
@@ -376,15 +375,15 @@ def test_help_and_wrong_arguments(capsys):
 
 def test_an_index_is_searched_from_any_folder(source, models, capsys, monkeypatch):
     monkeypatch.chdir(models["colbert"].parent)
-    main(["index", str(source), "--model", "colbert", "--output", str(source.parent / "x")])
+    index(source, "colbert", "--output", source.parent / "x")
     monkeypatch.chdir(source)
     assert trec(capsys, "search", "../x", "cold snow on ice", "-k", 1) == {"1": "snow.txt:1"}
-    main(["index", ".", "--model", str(models["colbert"]), "--output", "../x"])  # the same, by other names
+    index(".", models["colbert"], "--output", "../x")  # the same, by other names
 
 
 def test_white_space_in_ids_stands_in_no_trec_run(source, models):
     write_rows(source.parent / "rows.jsonl", {f"a {name}": text for name, text in TEXTS.items()})
-    main(["index", "rows.jsonl", "--model", str(models["colbert"])])
+    index("rows.jsonl", models["colbert"])
     assert "white space" in refused("search", "rows.jsonl.index", "snow", "--format", "trec")
 
 
@@ -412,7 +411,7 @@ def test_pickled_weights_are_read_where_a_command_is_told_so(source, pickled, tm
         main([*command, "--pickled"])
         if command[0] == "index":
             assert 'search notes.index "your question" --pickled' in capsys.readouterr().err
-    main(["index", "notes", "--model", str(tmp_path / "safe"), "--output", "safe.index"])
+    index("notes", tmp_path / "safe", "--output", "safe.index")
 
 
 def test_two_towers_are_named_at_the_terminal(source, tmp_path, capsys):
@@ -421,8 +420,7 @@ def test_two_towers_are_named_at_the_terminal(source, tmp_path, capsys):
     assert "--model QUESTIONS --document-model PASSAGES" in refused("index", "notes", "--model", questions)
     pair = ["--model", questions, "--document-model", passages]
     main(["index", "notes", *pair])
-    main(["search", "notes.index", "snow", "--format", "jsonl"])
-    found = {row["id"]: row["score"] for row in rows_of(capsys.readouterr().out)}
+    found = {row["id"]: row["score"] for row in found_by(capsys, "search", "notes.index", "snow")}
     model = load(questions, documents=passages)
     with torch.inference_mode():
         S = model.score(model.encode_documents(list(TEXTS.values())), model.encode_queries(["snow"]))[0]
@@ -437,9 +435,8 @@ def test_two_towers_are_named_at_the_terminal(source, tmp_path, capsys):
 def test_what_may_be_xtr_is_told_at_the_terminal(source, tmp_path):
     folder = write_checkpoint("t5", tmp_path / "theirs")
     write_like_xtr(folder)
-    index = ["index", "notes", "--model", str(folder)]
-    assert "--model-layout" in refused(*index)
-    main([*index, "--model-layout", "xtr"])
+    assert "--model-layout" in refused("index", "notes", "--model", folder)
+    index("notes", folder, "--model-layout", "xtr")
     assert json.loads((source.parent / "notes.index" / "search.json").read_text())["model_layout"] == "xtr"
     main(["search", "notes.index", "snow"])  # as it was indexed
 
@@ -458,30 +455,27 @@ def test_passages_fit_the_model(source, tiny_bert, capsys, length, words):
     model = PARADIGMS["dpr"](tiny_bert, query_length=12, document_length=length)
     model.save_pretrained("model")
     (source / "long.txt").write_text("word " * 200)
-    index = ["index", "notes", "--model", "model"]
-    main(index)
-    assert f"passages of at most {words} words" in capsys.readouterr().err
+    _, err = printed(capsys, "index", "notes", "--model", "model")
+    assert f"passages of at most {words} words" in err
     made = json.loads((source.parent / "notes.index" / "search.json").read_text())
     assert made["words"] == words
     rows = rows_of((source.parent / "notes.index" / "corpus.jsonl").read_text())
     longest = max((row["text"] for row in rows), key=len)
     assert len(longest.split()) == words
-    rerank = ["rerank", "notes", "word", "--model", "model"]
-    main(rerank)
-    assert f"passages of at most {words} words" in capsys.readouterr().err
-    main([*rerank, "--words", "7"])
-    assert "passages of" not in capsys.readouterr().err
+    rerank = "rerank", "notes", "word", "--model", "model"
+    assert f"passages of at most {words} words" in printed(capsys, *rerank)[1]
+    assert "passages of" not in printed(capsys, *rerank, "--words", "7")[1]
 
 
 def test_words_are_of_text_files(judged, models):
     assert "--words is of text files" in refused("index", judged, "--model", models["dpr"], "--words", "9")
-    main(["index", str(judged), "--model", str(models["dpr"]), "--output", "x"])
+    index(judged, models["dpr"], "--output", "x")
     assert json.loads((judged.parent / "x" / "search.json").read_text())["words"] == 0
 
 
 def test_folders_of_other_passages_are_not_compared(source, models):
     for words in (2, 3):
-        main(["index", "notes", "--model", str(models["dpr"]), "--words", str(words), "--output", f"{words}"])
+        index("notes", models["dpr"], "--words", words, "--output", words)
     assert "2 has passages of 2 words and 3 of 3: index both with the same --words" in refused(
         "compare", "2", "3", "-q", "snow"
     )
@@ -490,8 +484,8 @@ def test_folders_of_other_passages_are_not_compared(source, models):
 def test_names_that_differ_after_a_dot_make_two_indexes(tmp_path):
     for name in ("v1.2", "v1.3"):
         (tmp_path / name).mkdir()
-        assert output_name(str(tmp_path / name)) == name
-    assert output_name("irds:beir/scifact/test") == "irds-beir-scifact-test"
+        assert folder_name(str(tmp_path / name)) == name
+    assert folder_name("irds:beir/scifact/test") == "irds-beir-scifact-test"
 
 
 def test_a_score_of_minus_infinity_is_null_in_json(capsys):
@@ -501,8 +495,7 @@ def test_a_score_of_minus_infinity_is_null_in_json(capsys):
 
 
 def test_a_query_without_tokens_finds_nothing_and_says_so(indexed, capsys):
-    main(["search", indexed, "\u200b", "snow"])
-    out = capsys.readouterr().out
+    out, _ = printed(capsys, "search", indexed, "\u200b", "snow")
     assert out.count("nothing found") == 1
     assert "snow.txt:1" in out
 
@@ -514,8 +507,7 @@ def test_dimensions_of_a_source(source, models, capsys, queries):
     texts = {str(i): " ".join(rng.choices(words, k=20)) + ". More." for i in range(80)}
     write_rows(source.parent / "rows.jsonl", texts)
     model = ["--model", str(models["dpr"])] if queries else []
-    main(["dimensions", "rows.jsonl", *queries, *model])
-    out = capsys.readouterr().out
+    out, _ = printed(capsys, "dimensions", "rows.jsonl", *queries, *model)
     assert "an untrained linear map needs" in out
     assert "truncated SVD" in out
     assert ("Queries are titles or first sentences" in out) != bool(queries)
@@ -529,8 +521,8 @@ def test_a_group_of_lengths_without_a_known_query_is_left_out(source, capsys):
     texts = [" ".join(rng.choices(common, k=12)) for _ in range(300)]
     texts += [" ".join(rng.sample(rare, 30)) for _ in range(100)]  # a quarter that no query matches
     write_rows(source.parent / "rows.jsonl", {str(i): text for i, text in enumerate(texts)})
-    main(["dimensions", "rows.jsonl", "-q", "common1 common2 common3", "-q", "common4 common5 common6"])
-    out = capsys.readouterr().out
+    asked = ["-q", "common1 common2 common3", "-q", "common4 common5 common6"]
+    out, _ = printed(capsys, "dimensions", "rows.jsonl", *asked)
     assert "12 words" in out
     assert "30 words" not in out
     assert "more than 0" not in out

@@ -194,8 +194,8 @@ def test_half_characters_are_replaced_and_counted(tmp_path, packed, tiny_bert):
         ('["x"]', "bad JSON"),
         ("[" * 100_000, "bad JSON"),
         ('{"_id": ' + "1" * 5_000 + "}", "bad JSON"),
-        ('{"text": "no id"}', 'no usable "_id"'),
-        ('{"_id": null, "text": "no id"}', 'no usable "_id"'),
+        ('{"text": "no id"}', "no usable id"),
+        ('{"_id": null, "text": "no id"}', "no usable id"),
         ('{"_id": "x", "text": 5}', "'text' is not a string but 5"),
     ],
 )

@@ -102,7 +102,7 @@ def test_problems_of_a_dataset_are_counted_or_refused(tmp_path):
         "malformed judgement (left out)": 1,
     }
     parts["queries"] = {"queries": [{"name": "q1", "text": "one"}]}
-    with pytest.raises(ValueError, match='neither "_id" nor "id"'):
+    with pytest.raises(ValueError, match="no usable id"):
         load_collection("hf:" + dataset(tmp_path / "bad", parts))
 
 

@@ -206,17 +206,21 @@ def test_an_engine_of_another_width_is_refused(indexed):
 
 
 THERE = {
-    "lancedb": "'4 × float'",
+    "lancedb": r"'fixed_size_list<float>\[4\]'",
     "qdrant": "one vector a document, 4 × float32, Dot",
     "pgvector": r"'vector\(4\)'",
 }
 OTHERS = [  # (dim, single) that is opened where (4, True) was made, and what is said
-    (5, True, {"lancedb": "5 × float", "qdrant": "5 × float32", "pgvector": r"vector\(5\)"}),
+    (
+        5,
+        True,
+        {"lancedb": r"fixed_size_list<float>\[5\]", "qdrant": "5 × float32", "pgvector": r"vector\(5\)"},
+    ),
     (
         4,
         False,
         {
-            "lancedb": "lists of 4 × float",
+            "lancedb": r"list<fixed_size_list<float>\[4\]>",
             "qdrant": r"many vectors a document \(max_sim\), 4 ×",
             "pgvector": "'n': 'integer'",
         },
@@ -242,13 +246,13 @@ def test_a_lancedb_table_of_another_dtype_or_metric_is_refused(tmp_path):
 
     half = pa.schema([pa.field("id", pa.string()), pa.field("vector", pa.list_(pa.float16(), 4))])
     lancedb.connect(tmp_path / "half").create_table("documents", schema=half)
-    with pytest.raises(ValueError, match=r"4 × halffloat.*not .*4 × float"):
+    with pytest.raises(ValueError, match=r"list<halffloat>\[4\].*not .*list<float>\[4\]"):
         LanceEngine(str(tmp_path / "half"), 4, single=True)
     engine = LanceEngine(str(tmp_path / "indexed"), 4, single=True)
     draw = np.random.default_rng(0)
     vectors = draw.standard_normal((300, 1, 4)).astype(np.float32)
     engine.add([str(n) for n in range(300)], list(vectors))
-    engine.table.create_index(metric="l2", vector_column_name="vector", index_type="IVF_FLAT")
+    engine.table.create_index("vector", config=lancedb.index.IvfFlat(distance_type="l2"))
     with pytest.raises(ValueError, match="of the metric l2, not dot"):
         LanceEngine(str(tmp_path / "indexed"), 4, single=True)
     engine.approximate(index_type="IVF_FLAT")  # in its place

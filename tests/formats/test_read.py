@@ -23,7 +23,7 @@ from transformers import (
 import paradigms
 from paradigms.baselines.cross_attention import cross_attention
 from paradigms.formats import read_checkpoint
-from paradigms.formats.xtr import DIM
+from paradigms.formats.authors import DIM
 from tests.tiny import WIDTH, write_checkpoint
 
 QUERIES = ["the fish in the sea", "fire, and warm wood?"]

@@ -146,7 +146,8 @@ def test_what_a_killed_writer_left_is_cut_off_by_the_next(tmp_path):
     with (folder / "vectors.bin").open("ab") as stream:
         stream.write(b"half a row")
     (folder / "vectors.7.bin").write_bytes(b"a compaction that never ended")
-    (folder / ".manifest.json.0badf00d.partial").write_text("{")
+    (folder / ".manifest.json.0badf00d.partial").mkdir()
+    (folder / ".manifest.json.0badf00d.partial" / "fresh").write_text("{")
     (folder / "notes.txt").write_text("of someone else")
     index = ExactIndex.open(folder)
     assert len(index) == 5

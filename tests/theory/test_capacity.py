@@ -20,16 +20,3 @@ def test_random_dimension_is_the_union_bound():
 
 def test_bits():
     assert C.pattern_bits(46, 1035) == pytest.approx(1035 / 46 * np.log2(1035))
-
-
-def test_errors_name_the_argument():
-    for call, message in (
-        (lambda: C.moment_queries(5, [[0, 5]]), "relevant"),
-        (lambda: C.unanswerable_set(np.eye(3)), r"allowed: \[h \+ 2, h\]"),
-        (lambda: C.forster_bound([[0, 2]]), "other than 0 and 1"),
-        (lambda: C.random_dimension(3), "documents = 3"),
-        (lambda: C.moment_gap(5), "documents = 5"),
-        (lambda: C.first_broken_size(np.float32, 10), "loses no pair of up to 10"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()

@@ -110,39 +110,3 @@ def test_iteration_only_tends_to_one_when_the_budget_covers_everything():
     assert gates[0].min() < 0.5
     np.testing.assert_allclose(gates[-1], 1, atol=0.05)
     assert np.all(np.diff(gates.sum(-1)) >= -1e-12)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (([0.1, np.nan], 1, 0.1), "scores"),
-        (([0.1, INF], 1, 0.1), "scores"),
-        (([], 1, 0.1), "scores"),
-        (([0.1, 0.2], -1, 0.1), "k ="),
-        (([0.1, 0.2], np.nan, 0.1), "k ="),
-        (([0.1, 0.2], 1, -0.1), "epsilon"),
-        (([0.1, 0.2], [1, 1], [0.1, 0.1, 0.1]), "broadcast"),
-        (([0.1, 0.2], 1, 0.1, np.array([True])), "mask"),
-        (([0.1, 0.2], 1, 0.1, np.array([1, 0])), "mask"),
-    ],
-)
-def test_bad_arguments(arguments, named):
-    with pytest.raises(ValueError, match=named):
-        entropic.entropic_top_k(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        (lambda: entropic.iterate(*CASE1, 0), "iterations"),
-        (lambda: entropic.convergence_rate(CASE1[0], 0, 0.1), "k = "),
-        (lambda: entropic.convergence_rate(CASE1[0], 4, 0.1), "k = "),
-        (lambda: entropic.sufficient_iterations(*CASE1, 1.0), "tolerance"),
-        (lambda: entropic.dual(*CASE1, 0, [1, 0, 0, 0]), "caps"),
-        (lambda: entropic.primal(CASE1[0], [-1, 0, 0, 0], 0.1), "gates"),
-        (lambda: entropic.solve(CASE1[0], 2, 0), "epsilon"),
-    ],
-)
-def test_bad_arguments_of_the_rest(call, named):
-    with pytest.raises(ValueError, match=named):
-        call()

@@ -46,20 +46,3 @@ def test_projections_are_orthogonal_gaussian():
 
 def test_golden_deviation():
     assert kernels.kernel_relative_deviation([1, 0], [1, 0], 256) == pytest.approx(0.45756723, rel=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        (lambda: kernels.relevance([[1.0, 2.0]], [[1.0]]), "documents"),
-        (lambda: kernels.relevance([[np.nan]], [[1.0]]), "documents"),
-        (lambda: kernels.orthogonal_projections(0, 4, 0), "dimension"),
-        (lambda: kernels.orthogonal_projections(4, 0, 0), "features"),
-        (lambda: kernels.positive_features([[1.0]], [[1.0, 2.0]]), "projections"),
-        (lambda: kernels.kernel_relative_deviation([1.0], [1.0], 0), "features"),
-        (lambda: kernels.separable_factor([1.0], kernels.elu), "vectors"),
-    ],
-)
-def test_bad_arguments(call, named):
-    with pytest.raises(ValueError, match=named):
-        call()

@@ -58,22 +58,3 @@ def test_row_bound_is_attained():
     x = np.array([delta / 2, 0.0])
     A, R = low_rank.alignment([x]), low_rank.alignment([[0.0, delta / 2]])
     assert low_rank.row_norm(A - R) == pytest.approx(low_rank.row_bound(delta))
-
-
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        (lambda: low_rank.alignment([1.0, 2.0]), "scores"),
-        (lambda: low_rank.attention_scores(np.eye(2), np.eye(3)), "documents"),
-        (lambda: low_rank.attention_scores(np.eye(2), np.eye(2), np.eye(3)), "weight"),
-        (lambda: low_rank.row_bound(np.nan), "spread"),
-        (lambda: low_rank.frobenius_bound(1, 0), "rows"),
-        (lambda: low_rank.gamma_as_printed(np.eye(2), np.eye(2), np.zeros((2, 2))), "weight"),
-        (lambda: low_rank.stable_rank(np.zeros((2, 2))), "matrix"),
-        (lambda: low_rank.best_rank_one(np.zeros((2, 2, 2))), "matrix"),
-        (lambda: low_rank.row_norm(np.zeros((0, 2))), "matrix"),
-    ],
-)
-def test_bad_arguments(call, named):
-    with pytest.raises(ValueError, match=named):
-        call()

@@ -66,23 +66,3 @@ def test_largest_temperature_inverts_the_limit(batch, probability):
         assert xtr.positive_probability_limit(batch, temperature) == pytest.approx(probability, rel=1e-9)
     else:
         assert probability <= 1 / batch + 1e-12
-
-
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        (lambda: xtr.retrieved(P, 0), "k "),
-        (lambda: xtr.retrieved([[np.nan]], 1), "similarities"),
-        (lambda: xtr.colbert_scores(P, OWNERS[:3]), "owners"),
-        (lambda: xtr.xtr_gradient(P, OWNERS, 2, 3), "positive"),
-        (lambda: xtr.cross_entropy([0.1, 0.2], 0, 0), "temperature"),
-        (lambda: xtr.positive_probability_limit(1), "batch"),
-        (lambda: xtr.largest_temperature(10, 1), "probability"),
-        (lambda: xtr.level_loss(10, positive=np.nan), "positive"),
-        (lambda: xtr.scoring_cost(query_tokens=0), "query_tokens"),
-        (lambda: xtr.scoring_cost(tokens_per_candidate=0.5), "tokens_per_candidate"),
-    ],
-)
-def test_bad_arguments(call, named):
-    with pytest.raises(ValueError, match=named):
-        call()

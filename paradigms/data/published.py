@@ -1,0 +1,176 @@
+"""Collections as they are published: MIRACL, LoTTE, and the tab-separated layout of MS MARCO and NQ320K."""
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from paradigms.data.collection import Collection, assemble, grade, joined
+from paradigms.data.lines import Document, columns, json_document, json_object, read_documents
+from paradigms.data.trec import read_judgements
+from paradigms.io.gzipped import decoded, numbered_lines
+
+MIRACL, LOTTE = ("nDCG@10", "R@100"), ("Success@5",)  # measures that their papers report
+SHARD = re.compile(r"docs-(\d+)\.jsonl(?:\.gz)?")
+QRELS = re.compile(r"qrels\.(?P<stem>.*-(?P<split>train|dev|test|test-a|test-b))\.tsv")
+QUESTIONS = re.compile(r"questions\.(?P<split>\w+)\.tsv")
+QUERIES = re.compile(r"queries\.[\w.]+\.tsv")
+JUDGEMENTS = re.compile(r"(?P<kind>qrels?|triples)\.(?P<split>\w+)(\.[\w.]+)?\.tsv")
+
+
+def is_miracl(folder: Path) -> bool:
+    return (folder / "topics").is_dir() and (folder / "qrels").is_dir()
+
+
+def read_miracl(folder: Path) -> Collection:
+    """A language of MIRACL: topics/topics.*-<split>.tsv, qrels/qrels.*-<split>.tsv, docs-<n>.jsonl[.gz].
+
+    Zhang et al., "MIRACL: A Multilingual Retrieval Dataset Covering 18 Diverse Languages", TACL 2023. Topics
+    and judgements (miracl-v1.0-sw) and passages (miracl-corpus-v1.0-sw) are published apart: the passages may
+    lie in the folder, in miracl-corpus-v1.0-<language> beside it, or in that folder inside a miracl-corpus
+    beside the folder's parent. FileNotFoundError says where files were looked for, ValueError names a bad
+    line.
+    """
+    folder = folder.resolve()
+    found = {
+        match["split"]: match["stem"] for match in map(QRELS.fullmatch, _names(folder / "qrels")) if match
+    }
+    if not found:
+        raise FileNotFoundError(f"{folder}/qrels holds no qrels.*-<split>.tsv (MIRACL's layout)")
+    splits = [split for split in ("train", "dev", "test", "test-a", "test-b") if split in found]
+    documents, stored = read_documents(_shards(folder), json_document)
+    judged = {split: read_judgements(folder / "qrels" / f"qrels.{found[split]}.tsv") for split in splits}
+    return assemble(
+        folder.name,
+        documents,
+        {split: _pairs(folder / "topics" / f"topics.{found[split]}.tsv") for split in splits},
+        {
+            split: ((query, document, grade) for query, row in of.items() for document, grade in row.items())
+            for split, of in judged.items()
+        },
+        measures=MIRACL,
+        stored=stored,
+    )
+
+
+def _shards(folder: Path) -> list[Path]:
+    """The files of passages in the order of their numbers."""
+    corpus = folder.name.replace("miracl-", "miracl-corpus-", 1)
+    places = [folder, folder.parent / corpus, folder.parent.parent / "miracl-corpus" / corpus]
+    for place in places:
+        numbered = {int(match[1]): place / match[0] for match in map(SHARD.fullmatch, _names(place)) if match}
+        if numbered:
+            return [numbered[number] for number in sorted(numbered)]
+    looked = ", ".join(map(str, dict.fromkeys(places)))
+    raise FileNotFoundError(f"no docs-<n>.jsonl or docs-<n>.jsonl.gz (MIRACL's passages) in any of {looked}")
+
+
+def _names(folder: Path) -> list[str]:
+    """Names of the folder's files, .gz before plain: of two alike the plain one, read last, is taken."""
+    return sorted((file.name for file in folder.iterdir()), reverse=True) if folder.is_dir() else []
+
+
+def is_lotte(folder: Path) -> bool:
+    return (folder / "collection.tsv").is_file()
+
+
+def read_lotte(folder: Path) -> Collection:
+    """A folder <domain>/<dev or test> of LoTTE: collection.tsv (id, passage); the splits search and forum.
+
+    Santhanam et al., "ColBERTv2: Effective and Efficient Retrieval via Lightweight Late Interaction", NAACL
+    2022. Each split is questions.<split>.tsv (id, question) and qas.<split>.jsonl, where answer_pids are the
+    relevant passages; an id names another question in either. ValueError names file and line,
+    FileNotFoundError a file.
+    """
+    folder = folder.resolve()
+    splits = [match["split"] for match in map(QUESTIONS.fullmatch, _names(folder)) if match]
+    if not splits:
+        raise FileNotFoundError(f"{folder} holds no questions.<split>.tsv (LoTTE's layout)")
+    splits.sort(key=lambda split: (split != "search", split))
+    documents, stored = read_documents([folder / "collection.tsv"], _passage)
+    return assemble(
+        f"{folder.parent.name}-{folder.name}",
+        documents,
+        {split: _pairs(folder / f"questions.{split}.tsv") for split in splits},
+        {split: _answers(folder / f"qas.{split}.jsonl") for split in splits},
+        measures=LOTTE,
+        stored=stored,
+    )
+
+
+def _passage(line: bytes, where: str) -> Document:
+    id, text = columns(decoded(line, where), where, 2, 2)
+    return id, "", text
+
+
+def _answers(path: Path) -> Iterator[tuple[str, str, int]]:
+    for number, line in numbered_lines(path):
+        where = f"{path}, line {number}"
+        row = json_object(line, where)
+        query, passages = row.get("qid"), row.get("answer_pids")
+        if query is None or not isinstance(passages, list):
+            raise ValueError(f'{where}: not JSON with "qid" and a list "answer_pids": {line[:60]!r}')
+        yield from ((str(query), str(passage), 1) for passage in passages)
+
+
+def is_msmarco(folder: Path) -> bool:
+    return is_lotte(folder) and any(folder.glob("queries.*.tsv"))
+
+
+def read_msmarco(folder: Path) -> Collection:
+    """Collection of collection.tsv (id, text, and perhaps a title) and queries.<split>.tsv (id, text).
+
+    Nguyen et al., "MS MARCO: A Human Generated MAchine Reading COmprehension Dataset", 2016. The code of Wu
+    et al. 2024 (arXiv:2404.00684, Table 4) reads NQ320K and a subset of MS MARCO's documents, as Sun et al.
+    processed them (arXiv:2304.04171), in this layout, ColBERT's.
+
+    queries.all.tsv stands for all others. Judgements are qrels.<split>.tsv or qrel.<split>.tsv (query, 0,
+    document, grade) or else triples.<split>.tsv (query, a relevant document, others); anything may follow the
+    split, as in queries.dev.small.tsv. Papers report on `dev`: without a split `test` that is its name.
+    ValueError names file and line, or judgements whose queries have no text; FileNotFoundError a missing
+    file.
+    """
+    folder = folder.resolve()
+    names = _names(folder)[::-1]
+    found = [match for match in map(JUDGEMENTS.fullmatch, names) if match]
+    found.sort(key=lambda match: match["kind"] != "triples")  # of a split with both, the judgements count
+    files = {match["split"]: folder / match.string for match in found}
+    if not files:
+        raise FileNotFoundError(f"{folder} holds no qrels.<split>.tsv and no triples.<split>.tsv")
+    if "dev" in files and "test" not in files:
+        files["test"] = files.pop("dev")
+    every = ["queries.all.tsv"] if "queries.all.tsv" in names else list(filter(QUERIES.fullmatch, names))
+    queries = [pair for name in every for pair in _pairs(folder / name, 0)]
+    known = {id for id, _ in queries}
+    judgements: dict[str, Iterable[tuple[str, str, int]]] = {}
+    for split, file in sorted(files.items()):
+        rows = judgements[split] = list(_judgements(file))
+        if rows and not any(query in known for query, _, _ in rows):
+            read = ", ".join(every) or "no queries.<split>.tsv"
+            raise ValueError(f"{file} judges no query that has a text; texts of queries are in: {read}")
+    documents, stored = read_documents([folder / "collection.tsv"], _titled)
+    return assemble(folder.name, documents, queries, judgements, stored=stored)
+
+
+def _titled(line: bytes, where: str) -> Document:
+    id, text, *title = columns(decoded(line, where), where, 2)
+    name = title[0] if title else ""
+    return id, name, joined(name, text)
+
+
+def _judgements(path: Path) -> Iterator[tuple[str, str, int]]:
+    if path.name.startswith("triples"):
+        yield from ((query, document, 1) for query, document in dict.fromkeys(_pairs(path, 0)))
+    else:
+        yield from ((cells[0], cells[2], grade(cells[3], where)) for where, cells in _rows(path, 4))
+
+
+def _pairs(path: Path, most: int = 2) -> Iterator[tuple[str, str]]:
+    """The first two columns of each line; the second holds all that follows unless `most` is 0."""
+    return ((cells[0], cells[1]) for _, cells in _rows(path, 2, most))
+
+
+def _rows(path: Path, least: int, most: int = 0) -> Iterator[tuple[str, list[str]]]:
+    """(place in words, columns) of each line."""
+    for number, line in numbered_lines(path):
+        where = f"{path}, line {number}"
+        yield where, columns(line, where, least, most)

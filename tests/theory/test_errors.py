@@ -1,0 +1,122 @@
+"""Bad arguments: a ValueError that names the argument, and where it helps what is allowed."""
+
+import math
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from theory import buckets, entropic, kernels, low_rank
+from theory import capacity as C
+from theory import multivector as M
+from theory import projections as P
+from theory import recall as R
+from theory import token_retrieval as xtr
+
+CASE = ((0.9, 0.5, 0.4, 0.1), 2, 0.1)
+QUERY, BETTER, WORSE = (M.COUNTEREXAMPLE[x] for x in ("query", "better", "worse"))
+ONE, TWO, ROWS = (sparse.csr_array(np.eye(3)[rows]) for rows in ([0], [1], [2, 0, 2, 0, 2]))
+SIMILAR, OWNERS = np.array([[0.9, 0.1, 0.7], [-0.5, -0.1, -0.8]]), np.array([0, 0, 1])
+WRONG: list[tuple[Callable[[], object], str]] = [
+    *((lambda wrong=wrong: buckets.collision(wrong, 2), "angles") for wrong in (-0.1, 3.2, np.nan)),
+    (lambda: C.moment_queries(5, [[0, 5]]), "relevant"),
+    (lambda: C.unanswerable_set(np.eye(3)), "allowed: [h + 2, h]"),
+    (lambda: C.forster_bound([[0, 2]]), "other than 0 and 1"),
+    (lambda: C.random_dimension(3), "documents = 3"),
+    (lambda: C.moment_gap(5), "documents = 5"),
+    (lambda: C.first_broken_size(np.float32, 10), "loses no pair of up to 10"),
+    (lambda: entropic.entropic_top_k([0.1, np.nan], 1, 0.1), "scores"),
+    (lambda: entropic.entropic_top_k([0.1, np.inf], 1, 0.1), "scores"),
+    (lambda: entropic.entropic_top_k([], 1, 0.1), "scores"),
+    (lambda: entropic.entropic_top_k([0.1, 0.2], -1, 0.1), "k ="),
+    (lambda: entropic.entropic_top_k([0.1, 0.2], np.nan, 0.1), "k ="),
+    (lambda: entropic.entropic_top_k([0.1, 0.2], 1, -0.1), "epsilon"),
+    (lambda: entropic.entropic_top_k([0.1, 0.2], [1, 1], [0.1, 0.1, 0.1]), "broadcast"),
+    (lambda: entropic.entropic_top_k([0.1, 0.2], 1, 0.1, np.array([True])), "mask"),
+    (lambda: entropic.entropic_top_k([0.1, 0.2], 1, 0.1, np.array([1, 0])), "mask"),
+    (lambda: entropic.iterate(*CASE, 0), "iterations"),
+    (lambda: entropic.convergence_rate(CASE[0], 0, 0.1), "k = "),
+    (lambda: entropic.convergence_rate(CASE[0], 4, 0.1), "k = "),
+    (lambda: entropic.sufficient_iterations(*CASE, 1.0), "tolerance"),
+    (lambda: entropic.dual(*CASE, 0, [1, 0, 0, 0]), "caps"),
+    (lambda: entropic.primal(CASE[0], [-1, 0, 0, 0], 0.1), "gates"),
+    (lambda: entropic.solve(CASE[0], 2, 0), "epsilon"),
+    (lambda: kernels.relevance([[1.0, 2.0]], [[1.0]]), "documents"),
+    (lambda: kernels.relevance([[np.nan]], [[1.0]]), "documents"),
+    (lambda: kernels.orthogonal_projections(0, 4, 0), "dimension"),
+    (lambda: kernels.orthogonal_projections(4, 0, 0), "features"),
+    (lambda: kernels.positive_features([[1.0]], [[1.0, 2.0]]), "projections"),
+    (lambda: kernels.kernel_relative_deviation([1.0], [1.0], 0), "features"),
+    (lambda: kernels.separable_factor([1.0], kernels.elu), "vectors"),
+    (lambda: low_rank.alignment([1.0, 2.0]), "scores"),
+    (lambda: low_rank.attention_scores(np.eye(2), np.eye(3)), "documents"),
+    (lambda: low_rank.attention_scores(np.eye(2), np.eye(2), np.eye(3)), "weight"),
+    (lambda: low_rank.row_bound(np.nan), "spread"),
+    (lambda: low_rank.frobenius_bound(1, 0), "rows"),
+    (lambda: low_rank.gamma_as_printed(np.eye(2), np.eye(2), np.zeros((2, 2))), "weight"),
+    (lambda: low_rank.stable_rank(np.zeros((2, 2))), "matrix"),
+    (lambda: low_rank.best_rank_one(np.zeros((2, 2, 2))), "matrix"),
+    (lambda: low_rank.row_norm(np.zeros((0, 2))), "matrix"),
+    (lambda: M.maxscore_error_bound(8, QUERY, WORSE, BETTER), "no segment of better"),
+    (lambda: M.broken_conditions(QUERY, BETTER, WORSE[:1], 0), "equally many"),
+    (lambda: M.broken_conditions(QUERY, BETTER, WORSE, 2), "segment = 2"),
+    (lambda: M.cross_margins(0 * QUERY, BETTER, WORSE), "query is a zero vector"),
+    (lambda: M.cross_margins(QUERY[:2], BETTER, WORSE), "query (2,)"),
+    (lambda: M.simulated_maxscore_error(0, QUERY, BETTER, WORSE), "k = 0"),
+    (lambda: P.normalized_margin(ROWS[[0, 1]], TWO, ROWS), "do not fit"),
+    (lambda: P.normalized_margin(ONE, TWO, TWO), "d1 ≠ d2"),
+    (lambda: P.normalized_margin(0 * ONE, TWO, ROWS), "query is a zero vector"),
+    (lambda: P.normalized_margin(ONE, TWO, ROWS * np.nan), "worse"),
+    (lambda: P.pairwise_error(8, 0.0), "margin = 0; allowed: in (0, 1]"),
+    (lambda: P.pairwise_error(8, [0.1, 1.5]), "margin contains 1.5"),
+    (lambda: P.pairwise_error(8, math.nan), "margin = nan"),
+    (lambda: P.pairwise_error(0, 0.5), "k = 0; allowed: finite and at least 1"),
+    (lambda: P.log_pairwise_error(math.inf, 0.5), "k = inf"),
+    (lambda: P.pairwise_error_bound(8, 0.5, constant=0), "constant = 0"),
+    (lambda: P.required_dimension(0.5, 0.0), "beta = 0; allowed: in (0, 1)"),
+    (lambda: P.required_dimension(0.5, 1.0), "beta = 1"),
+    (lambda: P.required_dimension(0.5, 0.6, "approximation"), "(0, 0.5)"),
+    (lambda: P.required_dimension(0.5, 0.05, "guess"), "allowed: exact, exact_real"),
+    (lambda: P.normalized_margin([0, 0], [1, 0], [0, 1]), "query is a zero vector"),
+    (lambda: P.normalized_margin([1, 0], [1, 1], [1, 1]), "d1 ≠ d2"),
+    (lambda: P.normalized_margin([1, 0], [1, 0, 0], [0, 1]), "query (2,), better (3,) and worse (2,)"),
+    (lambda: P.concentration([1, 0], [1, 1], [1, 1]), "d1 ≠ d2"),
+    (lambda: P.normalized_margin([1, math.nan], [1, 1], [1, 0]), "query contains nan"),
+    (lambda: P.boolean_margin(0, 5), "query_terms = 0"),
+    (lambda: P.rademacher_error_two_sparse(2.5, 0.5), "k = 2.5; allowed: a whole number"),
+    (lambda: P.rademacher_required_dimension(0.5, definition="last"), "allowed: first, stable"),
+    (lambda: P.rademacher_required_dimension(1e-5), "needs a scan"),
+    (lambda: P.simulated_error(2, [1, 0], [1, 0], [0, 1], ensemble="sparse"), "gaussian, rademacher"),
+    (lambda: R.lemma2_bound(8, [0.1, 0.2], 3), "r = 3; allowed: a whole number of at least 1 and at most 2"),
+    (lambda: R.lemma2_bound(8, [0.1, 0.0], 1), "margins contains 0"),
+    (lambda: R.t_union_bound(0.5, [0.1], 1), "k = 0.5"),
+    (lambda: R.eq3_required_dimension(0.1, 5, 6), "r = 6"),
+    (lambda: R.required_dimension_recall([0.1], 1, method="exact"), "allowed: eq3"),
+    (lambda: R.required_dimension_recall([0.1], 1, beta=1.0), "beta = 1"),
+    (lambda: R.recall_thresholds([1.0, 0], [0, 1.0], [[1.0, 0]], [1]), "1 of others do not score below"),
+    (lambda: R.recall_thresholds([1.0, 0], [1.0, 0], [[0.0, 1, 0]], [1]), "others (1, 3)"),
+    (lambda: R.recall_thresholds([0.0, 0], [0, 1.0], [[1.0, 0]], [1]), "query is a zero vector"),
+    (lambda: R.recall_thresholds([1.0, 0], [math.nan, 1.0], [[1.0, 0]], [1]), "better"),
+    (lambda: R.recall_thresholds([1.0, 0], [1.0, 0], [[0.0, 1]], [2]), "ranks contains 2"),
+    (lambda: R.rank_thresholds([0.0], [[1.0]], [1]), "gains contains 0"),
+    (lambda: R.recall_failure(8, [1.0]), "at least two samples"),
+    (lambda: R.orthogonal_recall_failure(0, [0.1], 1), "k = 0"),
+    (lambda: xtr.retrieved(SIMILAR, 0), "k "),
+    (lambda: xtr.retrieved([[np.nan]], 1), "similarities"),
+    (lambda: xtr.colbert_scores(SIMILAR, OWNERS[:2]), "owners"),
+    (lambda: xtr.xtr_gradient(SIMILAR, OWNERS, 2, 3), "positive"),
+    (lambda: xtr.cross_entropy([0.1, 0.2], 0, 0), "temperature"),
+    (lambda: xtr.positive_probability_limit(1), "batch"),
+    (lambda: xtr.largest_temperature(10, 1), "probability"),
+    (lambda: xtr.level_loss(10, positive=np.nan), "positive"),
+    (lambda: xtr.scoring_cost(query_tokens=0), "query_tokens"),
+    (lambda: xtr.scoring_cost(tokens_per_candidate=0.5), "tokens_per_candidate"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG, ids=[message[:30] for _, message in WRONG])
+def test_bad_arguments_are_named(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call()
