@@ -107,17 +107,11 @@ def main(settings: Settings) -> None:
                 began = time.process_time()
                 method.search()
                 seconds[name].append(time.process_time() - began)
-    rows = [
-        {
-            "method": name,
-            "CPU ms a query": 1000 * statistics.median(seconds[name]) / settings.queries,
-            "bytes a document": method.bytes_per_document,
-        }
-        for name, method in methods.items()
-    ]
-    table = Table("method", "CPU ms a query", "bytes a document")
-    for row in rows:
-        table.add_row(row["method"], f"{row['CPU ms a query']:.2f}", f"{row['bytes a document']:,.0f}")
+    rows, table = [], Table("method", "CPU ms a query", "bytes a document")
+    for name, method in methods.items():
+        each, size = 1000 * statistics.median(seconds[name]) / settings.queries, method.bytes_per_document
+        rows.append({"method": name, "CPU ms a query": each, "bytes a document": size})
+        table.add_row(name, f"{each:.2f}", f"{size:,.0f}")
     console.print(table)
     write_json(Path(settings.output), {"settings": asdict(settings), "rows": rows})
 
