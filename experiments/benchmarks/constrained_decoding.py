@@ -14,10 +14,8 @@ travel.
 from __future__ import annotations
 
 import re
-import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -55,6 +53,7 @@ if __name__ == "__main__":  # before the imports that take seconds
 import numpy as np
 import torch
 from jaxtyping import Int
+from parts.shared import medians
 from rich.table import Table
 from torch import Tensor
 
@@ -113,13 +112,13 @@ def next_token_sets(settings: Settings, console: Terminal) -> list[Row]:
     plain = [row[row != SEPARATOR] for row in unique()]
     if not all(map(np.array_equal, plain, np.split(found.tokens, found.offsets[1:-1]))):
         raise SystemExit("numpy finds other next tokens than NGramIndex: times of unequal work say nothing")
-    known, one_by_one, searched, numpy_time = measured(
-        settings,
+    methods = (
         lambda: index.branches(states),
         lambda: [index.branches(state[None]) for state in states],
         lambda: index.branches(index.find(*prefixes)),
         unique,
     )
+    known, one_by_one, searched, numpy_time = medians(methods, settings.repeats)
     work = "next-token sets"
     return [
         (work, "branches", known, None, ""),
@@ -157,7 +156,7 @@ def beam_searches(settings: Settings, console: Terminal) -> list[Row]:
     scores = sequence_scores(model, sources, best[:, None].tolist(), "log_probability")
     if not np.allclose(np.concatenate(scores, 1)[0], first, atol=1e-3):
         raise SystemExit("transformers finds other best sequences: times of unequal work say nothing")
-    times = measured(settings, lambda: search(None), lambda: search(index), peer)
+    times = medians((lambda: search(None), lambda: search(index), peer), settings.repeats)
     work = "beam search"
     return [
         (work, "any token", times[0], None, ""),
@@ -168,17 +167,11 @@ def beam_searches(settings: Settings, console: Terminal) -> list[Row]:
 
 def generated(model: Generative, sources: Batch, settings: Settings) -> Int[Tensor, "b m"]:
     """The best sequence of each query as transformers finds it; no token ends it."""
+    given = {"input_ids": sources.input_ids, "attention_mask": sources.attention_mask, "do_sample": False}
+    given |= {"num_beams": settings.beams, "num_return_sequences": settings.beams, "eos_token_id": None}
+    given |= {"max_new_tokens": settings.span, "decoder_start_token_id": START}
     with torch.inference_mode():
-        found = model.backbone.generate(
-            input_ids=sources.input_ids,
-            attention_mask=sources.attention_mask,
-            num_beams=settings.beams,
-            num_return_sequences=settings.beams,
-            max_new_tokens=settings.span,
-            do_sample=False,
-            decoder_start_token_id=START,
-            eos_token_id=None,
-        )
+        found = model.backbone.generate(**given)
     return found[:: settings.beams, 1:]
 
 
@@ -207,17 +200,6 @@ def draw_prefixes(
     ends = np.minimum(ends, offsets[np.searchsorted(offsets, begins, side="right")])
     prefixes = [tokens[begin:end] for begin, end in zip(begins, ends, strict=True)]
     return np.concatenate(prefixes), np.cumsum([0, *map(len, prefixes)])
-
-
-def measured(settings: Settings, *functions: Callable[[], object]) -> list[float]:
-    """The median of the seconds that each function takes, in turns, after a run that does not count."""
-    seconds: list[list[float]] = [[] for _ in functions]
-    for _ in range(settings.repeats + 1):
-        for function, taken in zip(functions, seconds, strict=True):
-            start = time.perf_counter()
-            function()
-            taken.append(time.perf_counter() - start)
-    return [statistics.median(taken[1:]) for taken in seconds]
 
 
 if __name__ == "__main__":

@@ -171,9 +171,6 @@ def machine(threads: int) -> dict[str, Any]:
     }
 
 
-# --- processes ----------------------------------------------------------------------------------------
-
-
 def interpreters(environments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """The interpreter for each system, and the peers that no environment has."""
     pythons = dict.fromkeys(("ours", "gemm_scatter", "padded_einsum"), sys.executable)
@@ -210,9 +207,6 @@ def made_once(build: Callable[[], dict[str, Any]], file: Path, vectors: Path) ->
         then = {"vectors": made, "built": build()}
         write_json(file, then)
     return then["built"]
-
-
-# --- tables -------------------------------------------------------------------------------------------
 
 
 def summary(

@@ -156,9 +156,6 @@ def main(settings: Settings) -> None:
     console.print(f"Written to {folder / 'training.json'}.")
 
 
-# --- what every trainer starts from -------------------------------------------------------------------
-
-
 def installed(peer: str, environments: Path, console: Terminal) -> str:
     """The interpreter of a peer's environment, which is made if it is not there."""
     folder = environments.absolute() / peer
@@ -218,9 +215,6 @@ def distinct_pairs(collection: Collection, number: int, seed: int) -> list[tuple
     )
 
 
-# --- processes ----------------------------------------------------------------------------------------
-
-
 def job_of(settings: Settings, row: Row, work: Path) -> Job:
     """What a process is told to do."""
     shared = {name: value for name, value in asdict(settings).items() if name in Job.__dataclass_fields__}
@@ -236,9 +230,6 @@ def run_job(settings: Settings, row: Row, work: Path, python: str) -> dict[str, 
     lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
     full = done.returncode == -9 or OUT_OF_MEMORY.search(done.stderr)
     return {"failed": "out of memory" if full else lines[-1][:200], "errors": done.stderr[-4000:]}
-
-
-# --- results ------------------------------------------------------------------------------------------
 
 
 def failure(answers: Sequence[Mapping[str, Any]]) -> str:

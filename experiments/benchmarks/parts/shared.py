@@ -4,9 +4,10 @@ import json
 import os
 import platform
 import re
+import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,19 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:
     began = time.perf_counter()
     value = function()
     return time.perf_counter() - began, value
+
+
+def medians(
+    functions: Sequence[Callable[[], object]], repeats: int, clock: Callable[[], float] = time.perf_counter
+) -> list[float]:
+    """The median of the seconds that each function takes, in turns, after a run that does not count."""
+    seconds: list[list[float]] = [[] for _ in functions]
+    for _ in range(repeats + 1):
+        for function, taken in zip(functions, seconds, strict=True):
+            began = clock()
+            function()
+            taken.append(clock() - began)
+    return [statistics.median(taken[1:]) for taken in seconds]
 
 
 def memory(line: str, file: str = "/proc/self/status") -> int:

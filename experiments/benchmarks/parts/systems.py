@@ -80,9 +80,6 @@ def best(scores: np.ndarray, k: int) -> list[int]:
     return [int(n) for n in chosen[np.argsort(-scores[chosen], kind="stable")]]
 
 
-# --- ours ---------------------------------------------------------------------------------------------
-
-
 class Ours(System):
     """An index of this project: settings['build'] are its own, settings['knobs'] those of its search."""
 
@@ -154,16 +151,10 @@ class Ours(System):
 
         from paradigms.core import Tokens
 
-        longest = max(map(len, rows))
-        padded = np.zeros((len(rows), longest, rows[0].shape[1]), np.float32)
-        mask = np.zeros((len(rows), longest), bool)
-        for n, row in enumerate(rows):
-            padded[n, : len(row)], mask[n, : len(row)] = row, True
-        axis = 0 if documents else 1
-        return Tokens(torch.from_numpy(padded).unsqueeze(axis), torch.from_numpy(mask).unsqueeze(axis))
-
-
-# --- plain torch --------------------------------------------------------------------------------------
+        vectors = [torch.from_numpy(np.asarray(row, np.float32)) for row in rows]
+        padded, axis = torch.nn.utils.rnn.pad_sequence(vectors, batch_first=True), 0 if documents else 1
+        mask = torch.arange(padded.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
+        return Tokens(padded.unsqueeze(axis), mask.unsqueeze(axis))
 
 
 class GemmScatter(System):
@@ -201,9 +192,6 @@ class PaddedEinsum(System):
         there = torch.arange(padded.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
         similarity = torch.einsum("jh,nih->nji", torch.from_numpy(self.vectors.queries[query]), padded)
         return similarity.masked_fill_(~there[:, None], -torch.inf).amax(-1).sum(-1).numpy()
-
-
-# --- peers --------------------------------------------------------------------------------------------
 
 
 class MaxSimCpu(System):

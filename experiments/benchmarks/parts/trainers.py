@@ -65,9 +65,6 @@ class Job:
         return load_file(f"{self.work}/projection.safetensors")["projection"]
 
 
-# --- ours ---------------------------------------------------------------------------------------------
-
-
 def ours(job: Job, folder: Path) -> float:
     """paradigms.train on ColBERT; the loss that every system answers: see `main`."""
     import torch
@@ -100,20 +97,10 @@ def ours(job: Job, folder: Path) -> float:
     with paradigm.evaluating(), torch.no_grad(), accelerator.autocast():
         checked = objective.collate(given[:CHECKED]).to(accelerator.device)
         loss = objective.loss(paradigm, checked).item()
-    training = TrainingSettings(
-        steps=job.all_steps,
-        batch_size=job.batch,
-        chunk=job.mini_batch,
-        learning_rate=LEARNING_RATE,
-        warmup=0.0,
-        seed=job.seed,
-        log_every=1,
-    )
+    sizes = {"steps": job.all_steps, "batch_size": job.batch, "chunk": job.mini_batch, "seed": job.seed}
+    training = TrainingSettings(**sizes, learning_rate=LEARNING_RATE, warmup=0.0, log_every=1)
     train(paradigm, objective, training, folder, accelerator=accelerator, progress=False)
     return loss
-
-
-# --- peers --------------------------------------------------------------------------------------------
 
 
 def sentence_transformers(job: Job, folder: Path) -> float:
@@ -130,17 +117,12 @@ def sentence_transformers(job: Job, folder: Path) -> float:
 
     lengths = {"query_length": job.query_length, "document_length": job.document_length}
     weight = job.projection()
+    linear = {"bias": False, "activation_function": torch.nn.Identity()}
+    linear["module_input_name"] = "token_embeddings"
     model = MultiVectorEncoder(
         modules=[
             Transformer(job.encoder, **lengths),
-            Dense(
-                weight.shape[1],
-                job.dim,
-                bias=False,
-                activation_function=torch.nn.Identity(),
-                init_weight=weight,
-                module_input_name="token_embeddings",
-            ),
+            Dense(weight.shape[1], job.dim, **linear, init_weight=weight),
             MultiVectorMask(skiplist_words=[]),
             Normalize(module_input_name="token_embeddings"),
         ],
@@ -160,17 +142,9 @@ def pylate(job: Job, folder: Path) -> float:
     from pylate import losses, models, utils
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 
-    model = models.ColBERT(
-        job.encoder,
-        device=job.device,
-        embedding_size=job.dim,
-        query_prefix="",
-        document_prefix="",
-        query_length=job.query_length,
-        document_length=job.document_length,
-        do_query_expansion=False,
-        skiplist_words=[],
-    )
+    plain = {"query_prefix": "", "document_prefix": "", "do_query_expansion": False}
+    plain |= {"query_length": job.query_length, "document_length": job.document_length}
+    model = models.ColBERT(job.encoder, device=job.device, embedding_size=job.dim, **plain, skiplist_words=[])
     with torch.no_grad():
         model[-1].linear.weight.copy_(job.projection())
     loss = losses.Contrastive(model, temperature=TEMPERATURE)
@@ -195,6 +169,8 @@ def _fit(
     from torch.utils.data import BatchSampler, SequentialSampler
 
     pairs = job.pairs()
+    same = {"learning_rate": LEARNING_RATE, "weight_decay": 0.01, "max_grad_norm": 1.0}  # as ours
+    quiet = {"logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
     arguments = arguments_type(
         output_dir=str(folder),
         max_steps=job.all_steps,
@@ -202,16 +178,11 @@ def _fit(
         batch_sampler=lambda rows, batch_size, drop_last, **_: BatchSampler(
             SequentialSampler(rows), batch_size, drop_last
         ),
-        learning_rate=LEARNING_RATE,
-        weight_decay=0.01,  # as ours
-        max_grad_norm=1.0,
         seed=job.seed,
         bf16=job.precision == "bf16",
         use_cpu=job.device == "cpu",
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
+        **same,
+        **quiet,
     )
     trainer = trainer_type(
         model=model,
