@@ -1,9 +1,8 @@
 """Does `python -m paradigms advise` choose well? Its regret on collections with judgements.
 
 On every collection the four systems are measured on judged queries, and advised on by known-item queries of
-its documents alone. Regret is the best system's mean less the
-chosen one's; beside it those of always taking the hybrid, the multi-vector system, or one of the others.
-Collections that are measured before are taken from the results folder.
+its documents alone. Regret is the best system's mean less the chosen one's; beside it those of always taking
+one of the four. Collections that were measured before are taken from the results folder.
 """
 
 from __future__ import annotations
@@ -73,12 +72,9 @@ def measured(name: str, settings: Settings) -> dict[str, dict[str, list[float]]]
 
 def table(found: dict[str, dict[str, dict[str, list[float]]]]) -> str:
     """The page: means on judged queries, what is advised, and regrets with their means over collections."""
-    always = {f"always {system}": [] for system in SYSTEMS}
-    regrets: dict[str, list[float]] = {"advise": []} | always
-    lines = [
-        f"| collection | {' | '.join(SYSTEMS)} | advised (chance) | regret |",
-        "|---|" + "---:|" * len(SYSTEMS) + "---|---:|",
-    ]
+    regrets: dict[str, list[float]] = {of: [] for of in ("advise", *(f"always {name}" for name in SYSTEMS))}
+    lines = [f"| collection | {' | '.join(SYSTEMS)} | advised (chance) | regret |"]
+    lines += ["|---|" + "---:|" * len(SYSTEMS) + "---|---:|"]
     for name, of in found.items():
         means = {system: float(np.mean(of["judged"][system])) for system in SYSTEMS}
         rows = {system: Measured(np.array(of["known-item"][system]), 0, 0) for system in SYSTEMS}
@@ -89,11 +85,8 @@ def table(found: dict[str, dict[str, dict[str, list[float]]]]) -> str:
             regrets[f"always {system}"].append(best - means[system])
         cells = " | ".join(f"{means[system]:.3f}" for system in SYSTEMS)
         lines.append(f"| {name} | {cells} | {chosen} ({chances[chosen]:.0%}) | {best - means[chosen]:.3f} |")
-    lines += [
-        "",
-        f"| choice | mean regret in {MEASURE}, {len(found)} collections | largest |",
-        "|---|---:|---:|",
-    ]
+    lines += ["", f"| choice | mean regret in {MEASURE}, {len(found)} collections | largest |"]
+    lines += ["|---|---:|---:|"]
     lines += [f"| {choice} | {np.mean(of):.3f} | {max(of):.3f} |" for choice, of in regrets.items()]
     return "\n".join(lines) + "\n"
 

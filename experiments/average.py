@@ -35,9 +35,8 @@ class Settings:
             self.folders = [str(file.parent) for file in sorted(Path(self.folders[0]).glob(f"*/{FILE}"))]
         missing = next((folder for folder in self.folders if not Path(folder, FILE).is_file()), None)
         if missing or len(self.folders) < 2:
-            raise SystemExit(
-                f"folders: {missing or 'two or more results folders'} without {FILE} of compare.py"
-            )
+            missing = missing or "two or more results folders"
+            raise SystemExit(f"folders: {missing} without {FILE} of compare.py")
 
 
 FILE = "per_query.csv"
@@ -66,9 +65,8 @@ def main(settings: Settings) -> None:
             raise SystemExit(f"baseline: no {settings.baseline!r} in {stage}; there are {', '.join(systems)}")
         title = f"{stage}: the mean of {len(parts)} collections"
         primary = list(systems[settings.baseline].values)[:1]
-        tables.append(
-            result_table(title, systems, baseline=settings.baseline, primary=primary, seed=settings.seed)
-        )
+        given = {"baseline": settings.baseline, "primary": primary, "seed": settings.seed}
+        tables.append(result_table(title, systems, **given))
         Terminal().print(rich_table(tables[-1]))
     output = held(settings.output)
     write_text(output / "table.md", "\n\n".join(map(markdown_table, tables)) + "\n")
@@ -97,16 +95,10 @@ def joined(parts: dict[str, dict]) -> dict[str, dict[str, PerQuery]]:
             if part.get((stage, system), {}).keys() != measures.keys():
                 raise ValueError(f"{folder} has other measures of {system}, {stage}, than {first_name}")
         queries = {folder: list(next(iter(part[stage, system].values()))) for folder, part in parts.items()}
-        stages.setdefault(stage, {})[system] = PerQuery(
-            queries=[f"{folder} {query}" for folder, of in queries.items() for query in of],
-            values={
-                m: np.array(
-                    [part[stage, system][m][q] for folder, part in parts.items() for q in queries[folder]]
-                )
-                for m in measures
-            },
-            groups=[folder for folder, of in queries.items() for _ in of],
-        )
+        rows = [(folder, query) for folder, of in queries.items() for query in of]
+        values = {m: np.array([parts[of][stage, system][m][query] for of, query in rows]) for m in measures}
+        names, groups = [" ".join(row) for row in rows], [folder for folder, _ in rows]
+        stages.setdefault(stage, {})[system] = PerQuery(queries=names, values=values, groups=groups)
     return stages
 
 

@@ -77,8 +77,6 @@ class Settings(Results):
     negatives: int = 1
     """per query, beside the documents of the batch's other queries; the paper has 7"""
     learning_rate: float = 5e-5
-    head_learning_rate: float = 1e-3
-    """of projections and heads, which start untrained"""
     query_length: int = 32
     keep_models: bool = False
     """keep the trained models too; there is one for each system, length and seed"""
@@ -110,17 +108,19 @@ from accelerate import Accelerator
 from studies.capacity_claims import Found, describe
 from studies.capacity_tasks import BI, UNI, Bench, open_bench, predict, question_passages, read_answers
 from studies.containing_passage import containing_passages
-from studies.model_runs import Job, bind, read_json, run_jobs, trained_once
+from studies.model_runs import Job, bind, run_jobs, trained_once
 from studies.pages import Measured, publish
 from studies.passages import articles
 
 from paradigms import PARADIGMS, RERANKERS, CrossAttention, Paradigm
+from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Corpus, Run, Split
 from paradigms.encoder.backbone import load_tokenizer, packaged
 from paradigms.evaluate.hybrid import System, candidate_scores, combine, tune
 from paradigms.index import ExactIndex
 from paradigms.io.files import write_json
 from paradigms.io.terminal import shown
+from paradigms.io.typed import json_or_empty
 from paradigms.train.job import begin, fit, open_collection
 from paradigms.train.loop import TrainingSettings
 
@@ -139,9 +139,9 @@ def main(settings: Settings) -> None:
     jobs = [
         job(bench, seed, name, settings, accelerator)
         for bench in benches
-        for n, seed in enumerate(settings.seeds)
+        for seed in settings.seeds
         for name in settings.systems
-        if n == 0 or name != INIT  # no seed changes it
+        if seed == settings.seeds[0] or name != INIT  # no seed changes it
     ]
     results = run_jobs(jobs, accelerator, console)
     results += [of for of in results if of["system"] == INIT for _ in settings.seeds[1:]]
@@ -151,12 +151,10 @@ def main(settings: Settings) -> None:
         predictions = {bench.length: predicted(bench, sizes, settings) for bench in benches}
         found = Found(settings.task, settings.lengths, results, predictions, sizes)
         counts = {name: len(split.queries) for name, split in benches[0].collection.splits.items()}
-        passages = ", ".join(
-            f"{len(bench.collection.corpus):,} of {bench.length} tokens" for bench in benches
-        )
+        passages = (f"{len(bench.collection.corpus):,} of {bench.length} tokens" for bench in benches)
         summary = (
-            f"{counts['test']} test queries, the same at all lengths; passages: {passages}. Every neural "
-            f"system comes from {settings.backbone} and learned from {counts['train']:,} queries in "
+            f"{counts['test']} test queries, the same at all lengths; passages: {', '.join(passages)}. Every "
+            f"neural system comes from {settings.backbone} and learned from {counts['train']:,} queries in "
             f"{settings.steps} steps of {settings.batch_size}, with {settings.negatives} negative(s) each, "
             f"once for every length and each of {len(settings.seeds)} seed(s). Intervals (95 %) resample "
             "seeds and queries."
@@ -175,14 +173,9 @@ def open_benches(settings: Settings, collection: Collection) -> list[Bench]:
         answers = read_answers(Path(settings.collection))
         tasks = question_passages(collection, answers, counts, settings.lengths, tokenizer)
     else:
-        tasks = containing_passages(
-            articles(under_titles(collection.corpus)),
-            counts,
-            lengths=settings.lengths,
-            passages=settings.passages or None,
-            distractors=settings.distractors,
-            tokenizer=tokenizer,
-        )
+        made: dict[str, Any] = {"passages": settings.passages or None, "distractors": settings.distractors}
+        source = articles(under_titles(collection.corpus))
+        tasks = containing_passages(source, counts, lengths=settings.lengths, tokenizer=tokenizer, **made)
     pieces = backbone if settings.terms == "pieces" else None
     measures = {n: f"Success@{settings.tokens // n}" if answering else "RR@10" for n in tasks}
     first = UNI if answering else BI
@@ -201,18 +194,12 @@ def job(bench: Bench, seed: int, name: str, settings: Settings, accelerator: Acc
     folder = Path(settings.output) / f"length-{bench.length}" / f"seed-{seed}" / name
 
     def train(model: Any, training: Path) -> Any:
-        given = TrainingSettings(
-            steps=settings.steps,
-            batch_size=settings.batch_size,
-            learning_rate=settings.learning_rate,
-            head_learning_rate=settings.head_learning_rate,
-            temperature=temperature(model, bench),
-            save_every=200,
-            seed=seed,
-        )
+        names = ("steps", "batch_size", "learning_rate")
+        given = {name: getattr(settings, name) for name in names} | {"save_every": 200, "seed": seed}
+        given["head_learning_rate"] = 1e-3
+        how = TrainingSettings(**given, temperature=temperature(model, bench))
         splits, runs = (bench.collection.split("train"), Split({}, {})), (bench.mined, Run())
-        counts = settings.negatives, 0
-        return fit(model, bench.collection, splits, runs, *counts, given, training, accelerator)
+        return fit(model, bench.collection, splits, runs, settings.negatives, 0, how, training, accelerator)
 
     def prepare() -> Any:
         make = partial(build, name, bench.length, settings)
@@ -285,49 +272,40 @@ def measure(
     stages: dict[str, dict[str, list[float]]] = {}
     weights: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        index = ExactIndex.build(
-            model, corpus.ids, corpus, f"{folder}/index", precision=precision, progress=True
-        )
-        search, rerank = partial(index.search, model), partial(index.rerank, model)
-        stages[name] = {
-            "rerank": bench.values(rerank(queries, bench.pool)),
-            "retrieve": bench.values(search(queries, settings.depth)),
-        }
-        dense = System(search, rerank)
+        given: dict[str, Any] = {"precision": precision, "progress": True}
+        index = ExactIndex.build(model, corpus.ids, corpus, f"{folder}/index", **given)
+        dense = System(partial(index.search, model), partial(index.rerank, model))
+        stages[name] = both_stages(bench, dense, settings.depth)
         for sparse, bm25 in bench.bm25.items() if name in settings.hybrids else ():
             hybrid = f"HYBRID-{name}-{sparse.removeprefix('BM25-')}"
-            parts = dense, System(bm25.search, bm25.rerank)
-            scores = candidate_scores(*parts, bench.collection.split("dev").queries, settings.depth)
+            scores = candidate_scores(dense, bm25, bench.collection.split("dev").queries, settings.depth)
             tuning = tune(*scores, bench.judged(scores[0], "dev"), measure=bench.measure)
-            found = candidate_scores(*parts, queries, settings.depth)
+            found = candidate_scores(dense, bm25, queries, settings.depth)
             stages[hybrid] = {"retrieve": bench.values(combine(*found, tuning.weight))}
             weights[hybrid] = tuning.weight
     return {"stages": stages, "weights": weights}
 
 
+def both_stages(bench: Bench, of: System | BM25, depth: int) -> dict[str, list[float]]:
+    """The measure of each test query, by reranking and by retrieval."""
+    queries = bench.collection.split("test").queries
+    reranked, found = of.rerank(queries, bench.pool), of.search(queries, depth)
+    return {"rerank": bench.values(reranked), "retrieve": bench.values(found)}
+
+
 def lexical(bench: Bench, depth: int) -> dict[str, Any]:
     """Both BM25, as a result like the others."""
-    queries = bench.collection.split("test").queries
-    stages = {
-        name: {
-            "rerank": bench.values(bm25.rerank(queries, bench.pool)),
-            "retrieve": bench.values(bm25.search(queries, depth)),
-        }
-        for name, bm25 in bench.bm25.items()
-    }
+    stages = {name: both_stages(bench, bm25, depth) for name, bm25 in bench.bm25.items()}
     return {"system": UNI, "length": bench.length, "numbers": 0, "stages": stages}
 
 
 def predicted(bench: Bench, sizes: dict[str, int], settings: Settings) -> dict[str, Any]:
     """`predict` for every size, kept in the results folder for the sizes that it was asked for."""
     file = Path(settings.output) / f"length-{bench.length}" / "theory.json"
-    dimensions = sorted(set(sizes.values()))
-    if file.is_file():
-        kept = read_json(file)
-        if {str(k) for k in dimensions} <= kept["values"].keys():
-            return kept
-    found = predict(bench, dimensions, settings.theory_queries, settings.samples)
-    write_json(file, found)
+    dimensions, found = sorted(set(sizes.values())), json_or_empty(file)
+    if not found or {str(k) for k in dimensions} - found["values"].keys():
+        found = predict(bench, dimensions, settings.theory_queries, settings.samples)
+        write_json(file, found)
     return found
 
 

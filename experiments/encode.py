@@ -117,18 +117,10 @@ def encode(
     if cut.cut:
         console.print(cut.told + ("" if settings.passages else ". --passages splits them"))
     began = time.perf_counter()
-    index = INDEXES[settings.index].build(
-        paradigm,
-        corpus.ids,
-        corpus,
-        folder / "index",
-        keep=settings.keep,
-        batch_size=settings.batch_size,
-        precision=accelerator.mixed_precision,
-        progress=accelerator.is_main_process,
-        launch=accelerator,
-        **settings.options,
-    )
+    given = {"keep": settings.keep, "batch_size": settings.batch_size, "launch": accelerator}
+    given |= {"precision": accelerator.mixed_precision, "progress": accelerator.is_main_process}
+    build = INDEXES[settings.index].build
+    index = build(paradigm, corpus.ids, corpus, folder / "index", **given, **settings.options)
     if accelerator.is_main_process:
         seconds = time.perf_counter() - began
         write_json(folder / "environment.json", environment(accelerator) | {"seconds": seconds})
@@ -141,10 +133,10 @@ def encode(
 def open_encoded(
     folder: str | Path, paradigm: Paradigm, collection: Collection, passages: int = 0
 ) -> TokenIndex:
-    """The index that this script made in a folder. ValueError where other weights or documents made it, or
-    passages of another length.
+    """The index that this script made in a folder.
 
-    FileNotFoundError where it made none, or has not ended.
+    ValueError where other weights or documents made it, or passages of another length. FileNotFoundError
+    where it made none, or has not ended.
     """
     file = Path(folder) / "config.json"
     if not file.is_file():
@@ -152,11 +144,9 @@ def open_encoded(
     index = open_index(Path(folder) / "index")
     index.check(paradigm)
     kept = json.loads(file.read_text(encoding="utf-8"))
-    if kept.get("passages", 0) != passages:
-        raise ValueError(
-            f"{folder} holds passages of {kept.get('passages', 0)} words, not {passages} (0: whole "
-            "documents): give both the same --passages"
-        )
+    if (words := kept.get("passages", 0)) != passages:
+        told = f"{words} words, not {passages} (0: whole documents): give both the same --passages"
+        raise ValueError(f"{folder} holds passages of {told}")
     if kept["fingerprint"] != collection.fingerprint:
         raise ValueError(
             f"{folder} holds another collection than {collection.name} as it is now: encode that"

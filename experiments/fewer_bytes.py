@@ -30,8 +30,6 @@ class Settings:
     """documents of each collection, drawn at random, those relevant to the queries among them; 0: all"""
     queries: int = 60
     """test queries of each collection, drawn at random"""
-    lists: int = 256
-    """of the compressed indexes"""
     model: str = ""
     """folder of a saved ColBERT; empty: an untrained one over all-MiniLM-L6-v2"""
     document_length: int = 128
@@ -72,6 +70,7 @@ from paradigms.recipe import Recipe
 from paradigms.train.job import open_collection
 
 BLOCK = 1 << 16  # padded tokens that are read at once
+LISTS = 256  # of the compressed indexes
 ROUNDS = 3  # of timed searches: the fastest counts
 
 
@@ -85,8 +84,8 @@ def main(settings: Settings) -> None:
         index, split = encoded(model, name, settings, console)
         queries = model.encode_queries(list(split.queries.values()))
         parts: dict[str, Callable[[], Rows]] = {
-            "fewer": partial(fewer, index, model.recipe, split, queries, own, settings.lists),
-            "fixed": partial(fixed, index, model.recipe, queries, own, settings.lists),
+            "fewer": partial(fewer, index, model.recipe, split, queries, own),
+            "fixed": partial(fixed, index, model.recipe, queries, own),
             "law": partial(law, index, queries, settings),
         }
         for part, measure in parts.items():
@@ -97,12 +96,6 @@ def main(settings: Settings) -> None:
             rows = json_or_empty(file).get("rows", [])
             results.setdefault(part, []).extend({"collection": folder_name(name)} | row for row in rows)
     publish(results, settings, folder)
-
-
-def vectors(index: TokenIndex) -> Iterator[tuple[list[str], Tokens]]:
-    """Ids and tokens of all documents, some at a time."""
-    for rows in index.blocks(BLOCK, np.arange(len(index.ids))):
-        yield index.names(rows), index.tokens(rows)
 
 
 def sampled(collection: Collection, settings: Settings) -> tuple[list[int], Split]:
@@ -150,50 +143,42 @@ def encoded(model: Paradigm, name: str, settings: Settings, console: Terminal) -
     return index, split
 
 
-# --- D′ in place of D -----------------------------------------------------------------------------------
-
-
-def made(exact: ExactIndex, folder: Path, lists: int) -> Iterator[tuple[str, str, TokenIndex, float]]:
+def made(exact: ExactIndex, folder: Path) -> Iterator[tuple[str, str, TokenIndex, float]]:
     """Each way to store less: kind, name, index, and bytes a document."""
-
-    def sized(kind: str, name: str, index: TokenIndex) -> tuple[str, str, TokenIndex, float]:
-        return kind, name, index, index.bytes_per_document
-
-    yield sized("all tokens", "float16", exact)
-    for pooling in ("ward", "sequential"):
-        for pool in (2, 4):
-            index = ExactIndex.of(exact, folder / f"{pooling}-{pool}", pool=pool, pooling=pooling)  # type: ignore[arg-type]
-            yield sized(f"pooled, {pooling}", f"pool={pool}", index)
-    for keep in (0.5, 0.25):
-        yield sized("pruned", f"keep={keep}", ExactIndex.of(exact, folder / f"keep-{keep}", keep=keep))
+    ways: list[tuple[str, type[TokenIndex], list[dict[str, Any]]]] = [
+        ("pooled, ward", ExactIndex, [{"pool": 2}, {"pool": 4}]),
+        ("pooled, sequential", ExactIndex, [{"pool": n, "pooling": "sequential"} for n in (2, 4)]),
+        ("pruned", ExactIndex, [{"keep": 0.5}, {"keep": 0.25}]),
+        ("bits", CompressedIndex, [{"bits": bits} for bits in (8, 4, 2, 1)]),
+        ("pooled and bits", CompressedIndex, [{"pool": 2, "bits": 4}, {"pool": 2, "bits": 2}]),
+    ]
+    yield "all tokens", "float16", exact, exact.bytes_per_document
+    for kind, index_type, settings in ways:
+        for given in settings:
+            told = ", ".join(f"{name}={value}" for name, value in given.items() if name != "pooling")
+            own = given | ({"lists": LISTS} if index_type is CompressedIndex else {})
+            index = index_type.of(exact, folder / f"{kind}, {told}", **own)
+            yield kind, told, index, index.bytes_per_document
     for dim in (dim for dim in (64, 32) if dim < exact.manifest["dim"]):
         same = {name: exact.manifest[name] for name in ("paradigm", "dim", "fields")}
         index = ExactIndex.build_from(projected(exact, dim), folder / f"dim-{dim}", **same)
         yield "dimensions", f"dim={dim}", index, exact.bytes_per_document * dim / exact.manifest["dim"]
-    for bits in (8, 4, 2, 1):
-        yield sized(
-            "bits", f"bits={bits}", CompressedIndex.of(exact, folder / f"bits-{bits}", bits=bits, lists=lists)
-        )
-    for pool, bits in ((2, 4), (2, 2)):
-        index = CompressedIndex.of(
-            exact, folder / f"ward-{pool}-bits-{bits}", pool=pool, bits=bits, lists=lists
-        )
-        yield sized("pooled and bits", f"pool={pool}, bits={bits}", index)
 
 
 def projected(exact: ExactIndex, dim: int) -> Iterator[tuple[list[str], Tokens]]:
     """Token vectors on their first `dim` principal axes: as good, for inner products, as `dim` numbers."""
     tokens = np.asarray(exact.fields["vectors"], np.float32)
     axes = torch.from_numpy(np.linalg.eigh(tokens.T @ tokens)[1][:, -dim:].copy())
-    for ids, some in vectors(exact):
-        yield ids, replace(some, vectors=some.vectors @ axes @ axes.T)
+    for rows in exact.blocks(BLOCK, np.arange(len(exact.ids))):
+        some = exact.tokens(rows)
+        yield exact.names(rows), replace(some, vectors=some.vectors @ axes @ axes.T)
 
 
-def fewer(exact: ExactIndex, recipe: Recipe, split: Split, queries: Tokens, folder: Path, lists: int) -> Rows:
+def fewer(exact: ExactIndex, recipe: Recipe, split: Split, queries: Tokens, folder: Path) -> Rows:
     """Bytes, nDCG@10 and certificates of each way to store less."""
     rows: Rows = []
     wanted: list[set[str]] = []
-    for kind, name, index, size in made(exact, folder, lists):
+    for kind, name, index, size in made(exact, folder):
         index.certify(exact)
         found = index.certified(recipe, queries, FIRST)
         wanted = wanted or [set(run) for run, _ in found]
@@ -201,27 +186,15 @@ def fewer(exact: ExactIndex, recipe: Recipe, split: Split, queries: Tokens, fold
         run: Run = {query: of for query, (of, _) in zip(split.queries, found, strict=True)}
         values = per_query(run, split.judgements, ["nDCG@10"]).values["nDCG@10"]
         sure = [certified for _, certified in found]
-        rows.append(
-            {
-                "kind": kind,
-                "way": name,
-                "documents": len(exact),
-                "queries": len(found),
-                "bytes/document": size,
-                "nDCG@10": values.tolist(),
-                "error": float(index.errors.mean(0)[0]),
-                "certified": sum(sure),
-                "unchanged": sum(same),
-                "violations": sum(c and not s for c, s in zip(sure, same, strict=True)),
-            }
-        )
+        row = {"kind": kind, "way": name, "documents": len(exact), "queries": len(found)}
+        row |= {"bytes/document": size, "nDCG@10": values.tolist()}
+        row |= {"error": float(index.errors.mean(0)[0]), "certified": sum(sure), "unchanged": sum(same)}
+        violations = sum(c and not s for c, s in zip(sure, same, strict=True))
+        rows.append(row | {"violations": violations})
     return rows
 
 
-# --- one vector a document ------------------------------------------------------------------------------
-
-
-def fixed(exact: ExactIndex, recipe: Recipe, queries: Tokens, folder: Path, lists: int) -> Rows:
+def fixed(exact: ExactIndex, recipe: Recipe, queries: Tokens, folder: Path) -> Rows:
     """Recall of the exact first ten, bytes, milliseconds: codes of tokens, encodings of as many bytes."""
     wanted = exact.search_tokens(recipe, queries, FIRST)
     rows: Rows = []
@@ -236,7 +209,7 @@ def fixed(exact: ExactIndex, recipe: Recipe, queries: Tokens, folder: Path, list
 
     add("exact", exact.bytes_per_document, first(exact))
     for bits in (4, 2, 1):
-        coded = CompressedIndex.of(exact, folder / f"bits-{bits}", bits=bits, lists=lists)
+        coded = CompressedIndex.of(exact, folder / f"bits, bits={bits}", bits=bits, lists=LISTS)
         add(f"compressed, {bits} bits", coded.bytes_per_document, first(coded))
         size = int(coded.bytes_per_document) // 2  # float16 numbers
         for centre in (True, False):
@@ -268,34 +241,21 @@ def timed(
     return shares, float(np.median(seconds))
 
 
-# --- page -----------------------------------------------------------------------------------------------
-
-
 def publish(results: Mapping[str, Rows], settings: Settings, folder: Path) -> None:
     """Tables as csv, json and md, the plots, and the page."""
-    pages = {
-        "fewer": (
-            "Fewer bytes",
-            "error: distance of a document's worst token to the nearest stored one, mean over documents. "
-            "violations: certificates of first tens that are others.",
-            draw_fewer,
-        ),
-        "fixed": (
-            "Fixed-dimensional encodings",
-            f"recall of the exact first {FIRST}. alone: the bytes of the encodings, without any reranking.",
-            None,
-        ),
-        "law": (
-            "Predicted recall",
-            f"Share of the exact first {FIRST} among the first {CANDIDATES} by encodings; predicted from "
-            "angles alone, by the law for independent tokens.",
-            draw_law,
-        ),
+    texts = {
+        "fewer": "error: distance of a document's worst token to the nearest stored one, mean over "
+        "documents. violations: certificates of first tens that are others.",
+        "fixed": f"recall of the exact first {FIRST}. alone: the bytes of the encodings, nothing reranked.",
+        "law": f"Share of the exact first {FIRST} among the first {CANDIDATES} by encodings; predicted from "
+        "angles alone, by the law for independent tokens.",
     }
-    sections = {}
-    for part, (heading, text, draw) in pages.items():
+    headings = "Fewer bytes", "Fixed-dimensional encodings", "Predicted recall"
+    figures, sections = {"fewer": draw_fewer, "law": draw_law}, {}
+    for heading, (part, text) in zip(headings, texts.items(), strict=True):
         if rows := results.get(part):
-            sections[part] = Section(heading, text, [*map(told, rows)], draw(rows) if draw else None)
+            figure = figures[part](rows) if part in figures else None
+            sections[part] = Section(heading, text, [*map(told, rows)], figure)
     write_sections(folder, sections)
     print_sections(sections.values())
     summary = f"{settings.documents} documents and up to {settings.queries} queries of each collection."

@@ -5,8 +5,7 @@ the first `rank` (round trip). The output folder gets collection/, the collectio
 queries as its split train, for train.py and compare.py, and pairs.jsonl for `train.py --generated`. A second
 start goes on after the last batch of documents.
 
-    .venv/bin/python experiments/generate_queries.py --collection path/to/nfcorpus \\
-        --model google/flan-t5-small
+    .venv/bin/python experiments/generate_queries.py --collection path/to/nfcorpus --model MODEL
     .venv/bin/python experiments/compare.py --collection results/queries-nfcorpus/collection --steps 100
 
 Nogueira and Lin, "From doc2query to docTTTTTquery", 2019; Dai et al., "Promptagator", ICLR 2023 (round trip).
@@ -41,8 +40,6 @@ class Settings:
     """of a document that the model reads at most"""
     length: int = 32
     """tokens of a query at most"""
-    top_p: float = 0.95
-    """of sampling"""
     retriever: str = "bm25"
     """of the round trip: bm25, offline (all-MiniLM-L6-v2), or the folder of a saved paradigm"""
     rank: int = 10
@@ -54,8 +51,6 @@ class Settings:
 
     def __post_init__(self) -> None:
         at_least(self, queries=1, words=1, length=1, batch_size=1, documents=0, rank=0)
-        if not 0 < self.top_p <= 1:
-            raise SystemExit(f"top_p must lie in (0, 1], got {self.top_p}")
         if self.prompt.count("{}") != 1:
             raise SystemExit(f"prompt must hold one {{}}, where the document goes, got {self.prompt!r}")
         self.output = self.output or f"results/queries-{folder_name(self.collection)}"
@@ -72,13 +67,15 @@ from transformers import AutoModelForSeq2SeqLM
 
 from paradigms import load
 from paradigms.baselines.bm25 import BM25
-from paradigms.data import Corpus, Run, Split, write_folder
+from paradigms.data import Corpus, Split, write_folder
 from paradigms.encoder.backbone import load_model, load_tokenizer
 from paradigms.io.files import held, write_text
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal, shown
 from paradigms.train.job import keep_settings, open_collection
 from paradigms.train.mining import mine
+
+TOP_P = 0.95  # of sampling
 
 
 def main(settings: Settings) -> None:
@@ -98,18 +95,19 @@ def main(settings: Settings) -> None:
         raise SystemExit(f"none of {len(pairs):,} queries finds its document among the first {settings.rank}")
     rows = [json.dumps({"document": document, "query": query}) for document, query in good]
     write_text(folder / "pairs.jsonl", "\n".join(rows) + "\n")
-    train = Split(
-        {f"generated-{n}": query for n, (_, query) in enumerate(good)},
-        {f"generated-{n}": {document: 1} for n, (document, _) in enumerate(good)},
+    write_folder(
+        replace(collection, splits=collection.splits | {"train": as_split(good)}), folder / "collection"
     )
-    write_folder(replace(collection, splits=collection.splits | {"train": train}), folder / "collection")
-    console.print(
-        f"{len(good):,} of {len(pairs):,} queries find their document among the first {settings.rank} of "
-        f"{settings.retriever}. Collection: {folder / 'collection'}"
-        if settings.rank
-        else f"{len(good):,} queries. Collection: {folder / 'collection'}",
-        soft_wrap=True,
-    )
+    found = f" of {len(pairs):,} find their document among the first {settings.rank} of {settings.retriever}"
+    told = f"Queries: {len(good):,}{found if settings.rank else ''}. Collection: {folder / 'collection'}"
+    console.print(told, soft_wrap=True)
+
+
+def as_split(pairs: list[tuple[str, str]]) -> Split:
+    """Each query of the (document, query) pairs with its document."""
+    named = {f"generated-{n}": pair for n, pair in enumerate(pairs)}
+    queries = {name: query for name, (_, query) in named.items()}
+    return Split(queries, {name: {document: 1} for name, (document, _) in named.items()})
 
 
 def written(corpus: Corpus, settings: Settings, file: Path) -> list[tuple[str, str]]:
@@ -131,24 +129,14 @@ def written(corpus: Corpus, settings: Settings, file: Path) -> list[tuple[str, s
         for start in bar.track(starts, description="write queries"):
             some = ids[start : start + settings.batch_size]
             texts = (" ".join(corpus[corpus.position(id)].split()[: settings.words]) for id in some)
-            asked = tokenizer(
-                [settings.prompt.format(text) for text in texts], padding=True, return_tensors="pt"
-            ).to(device)
+            prompts = [settings.prompt.format(text) for text in texts]
+            asked = tokenizer(prompts, padding=True, return_tensors="pt").to(device)
             torch.manual_seed(settings.seed + start)
-            tokens = model.generate(
-                **asked,
-                do_sample=True,
-                top_p=settings.top_p,
-                top_k=0,
-                max_new_tokens=settings.length,
-                num_return_sequences=settings.queries,
-            )
+            sampled = {"do_sample": True, "top_p": TOP_P, "top_k": 0, "max_new_tokens": settings.length}
+            tokens = model.generate(**asked, **sampled, num_return_sequences=settings.queries)
             texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
-            made = [
-                [id, " ".join(texts[settings.queries * n + m].split())]
-                for n, id in enumerate(some)
-                for m in range(settings.queries)
-            ]
+            owners = (id for id in some for _ in range(settings.queries))
+            made = [[id, " ".join(text.split())] for id, text in zip(owners, texts, strict=True)]
             done.append(made)
             stream.write(json.dumps(made) + "\n")
             stream.flush()
@@ -160,14 +148,12 @@ def found_again(corpus: Corpus, pairs: list[tuple[str, str]], settings: Settings
     """The pairs whose query finds its document among the first `rank`; all where that is 0."""
     if not settings.rank:
         return pairs
-    queries = {str(n): query for n, (_, query) in enumerate(pairs)}
-    run: Run
+    split = as_split(pairs)
     if settings.retriever == "bm25":
-        run = BM25.build(corpus, corpus.ids).search(queries, settings.rank, progress=True)
+        run = BM25.build(corpus, corpus.ids).search(split.queries, settings.rank, progress=True)
     else:
-        split = Split(queries, {str(n): {document: 1} for n, (document, _) in enumerate(pairs)})
         run = mine(load(settings.retriever), corpus, split, settings.rank, progress=True)
-    return [pair for n, pair in enumerate(pairs) if pair[0] in run.get(str(n), {})]
+    return [pair for name, pair in zip(split.queries, pairs, strict=True) if pair[0] in run.get(name, {})]
 
 
 if __name__ == "__main__":

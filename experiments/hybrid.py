@@ -102,15 +102,11 @@ def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
     bench = open_bench(settings, console, ("training", "dev", "test"))
     bind(settings, accelerator, ["seeds"], fingerprint=bench.collection.fingerprint)
-    jobs = [
-        Job(
-            f"{bench.collection.name}, seed {seed}",
-            Path(settings.output) / f"seed-{seed}" / "measured.json",
-            partial(trained, seed, bench, settings, accelerator),
-            partial(measure, seed, bench, settings, accelerator),
-        )
-        for seed in settings.seeds
-    ]
+    jobs = []
+    for seed in settings.seeds:
+        name, file = f"{bench.collection.name}, seed {seed}", folder_of(seed, settings) / "measured.json"
+        prepare, of = (partial(do, seed, bench, settings, accelerator) for do in (trained, measure))
+        jobs.append(Job(name, file, prepare, of))
     results = run_jobs(jobs, accelerator, console)
     if accelerator.is_main_process:
         summary = (
@@ -125,11 +121,15 @@ def main(settings: Settings) -> None:
     accelerator.end_training()
 
 
+def folder_of(seed: int, settings: Settings) -> Path:
+    return Path(settings.output) / f"seed-{seed}"
+
+
 def trained(
     seed: int, bench: Bench, settings: Settings, accelerator: Accelerator
 ) -> dict[tuple[str, str], Any]:
     """(name, round) -> every model of a seed, each trained unless it stands in its folder."""
-    folder = Path(settings.output) / f"seed-{seed}"
+    folder = folder_of(seed, settings)
     rounds = [(name, round) for round in (FIRST, *settings.rounds) for name in DENSE]
     models: dict[tuple[str, str], Any] = {}
     for name, round in [*rounds, (RERANKER, FIRST)]:
@@ -165,24 +165,14 @@ def train(
     corpus, mined, reranker = bench.collection.corpus, bench.mined, name == RERANKER
     if round == "mined":
         mined = mine(model, corpus, bench.train, NEGATIVES_DEPTH, precision=accelerator.mixed_precision)
-    given = TrainingSettings(
-        steps=settings.rerank_steps if reranker else settings.steps,
-        batch_size=RERANK_BATCH if reranker else settings.batch_size,
-        learning_rate=settings.learning_rate,
-        save_every=100,
-        seed=seed if round == FIRST else seed + 1_000,  # another order of the queries than the round before
-    )
-    count = settings.rerank_negatives if reranker else settings.negatives
+    steps, batch, count = settings.steps, settings.batch_size, settings.negatives
+    if reranker:
+        steps, batch, count = settings.rerank_steps, RERANK_BATCH, settings.rerank_negatives
+    same = {"steps": steps, "batch_size": batch, "learning_rate": settings.learning_rate, "save_every": 100}
+    # Another order of the queries than in the round before.
+    given = TrainingSettings(**same, seed=seed if round == FIRST else seed + 1_000)
     splits, runs = (bench.train, bench.dev), (mined, {})
     return fit(model, bench.collection, splits, runs, count, 0, given, folder, accelerator)
-
-
-@dataclass(frozen=True)
-class Dense:
-    """A trained model's search and reranking, and what it finds for the test queries."""
-
-    system: System
-    test: Run
 
 
 def measure(
@@ -191,43 +181,36 @@ def measure(
     """What a seed's systems do for the test queries, and what the dev queries choose among them."""
     test, depth, corpus = bench.test, settings.depth, bench.collection.corpus
     dev = some_queries(bench.dev, settings.dev_queries)
-    bm25 = {SPARSE[0]: bench.bm25, SPARSE[1]: BM25.build(corpus, corpus.ids, ngrams=2)}
-    sparse = {name: System(of.search, of.rerank) for name, of in bm25.items()}
+    sparse = dict(zip(SPARSE, (bench.bm25, BM25.build(corpus, corpus.ids, ngrams=2)), strict=True))
     with tempfile.TemporaryDirectory(dir=settings.output) as temporary:
-        dense: dict[str, dict[str, Dense]] = {system: {} for system in DENSE.values()}
+        dense: dict[str, dict[str, System]] = {system: {} for system in DENSE.values()}
+        found: dict[str, dict[str, Run]] = {system: {} for system in dense}
         on_dev: dict[str, Any] = {name: rr(of.search(dev.queries, depth), dev) for name, of in sparse.items()}
         on_dev |= {system: {} for system in dense}
         for (name, round), model in models.items():
             if name != RERANKER:
                 own, precision = f"{temporary}/{name}-{round}", accelerator.mixed_precision
                 index = ExactIndex.build(model, corpus.ids, corpus, own, precision=precision)
-                both = System(partial(index.search, model), partial(index.rerank, model))
-                dense[DENSE[name]][round] = Dense(both, both.search(test.queries, depth))
-                on_dev[DENSE[name]][round] = rr(both.search(dev.queries, depth), dev)
+                of = System(partial(index.search, model), partial(index.rerank, model))
+                dense[DENSE[name]][round] = of
+                found[DENSE[name]][round] = of.search(test.queries, depth)
+                on_dev[DENSE[name]][round] = rr(of.search(dev.queries, depth), dev)
         chosen = {system: max(on_dev[system], key=on_dev[system].__getitem__) for system in dense}
-        kept = {system: dense[system][round] for system, round in chosen.items()}
         runs = {name: of.search(test.queries, depth) for name, of in sparse.items()}
-        runs |= {system: of.test for system, of in kept.items()}
+        runs |= {system: found[system][round] for system, round in chosen.items()}
         weights = {}
-        for system, of in kept.items():
+        for system, round in chosen.items():
             for name, lexical in sparse.items():
-                hybrid = hybrid_name(system, name)
-                λ = tune(*candidate_scores(of.system, lexical, dev.queries, depth), dev, measure=RR).weight
-                runs[hybrid] = combine(*candidate_scores(of.system, lexical, test.queries, depth), λ)
-                weights[hybrid] = {"round": chosen[system], "λ": λ}
-    precision = accelerator.mixed_precision
-    return {
-        "seed": seed,
-        "queries": per_query(runs[SPARSE[0]], test.judgements, (RR,)).queries,
-        "dev": on_dev,
-        "weights": weights,
-        "retrieve": {system: values(run, test) for system, run in runs.items()},
-        "rounds": {
-            system: {round: values(of.test, test) for round, of in each.items()}
-            for system, each in dense.items()
-        },
-        "rerank": rerank(models[RERANKER, FIRST], runs, settings.rerank_depths, bench, precision),
-    }
+                both, hybrid = (dense[system][round], lexical), hybrid_name(system, name)
+                λ = tune(*candidate_scores(*both, dev.queries, depth), dev, measure=RR).weight
+                runs[hybrid] = combine(*candidate_scores(*both, test.queries, depth), λ)
+                weights[hybrid] = {"round": round, "λ": λ}
+    queries = per_query(runs[SPARSE[0]], test.judgements, (RR,)).queries
+    told = {"seed": seed, "queries": queries, "dev": on_dev, "weights": weights}
+    rounds = {of: {round: values(run, test) for round, run in each.items()} for of, each in found.items()}
+    retrieved = {system: values(run, test) for system, run in runs.items()}
+    of = models[RERANKER, FIRST], runs, settings.rerank_depths, bench, accelerator.mixed_precision
+    return told | {"retrieve": retrieved, "rounds": rounds, "rerank": rerank(*of)}
 
 
 def rerank(

@@ -14,6 +14,7 @@ the laws of `theory/capacity.py`:
 
 import re
 from dataclasses import dataclass, field
+from itertools import takewhile
 from math import comb
 from pathlib import Path
 from typing import Any, Literal
@@ -68,15 +69,8 @@ class Settings(Results):
     def __post_init__(self) -> None:
         super().__post_init__()
         different(self, "parts", "dimensions", "tokens")
-        at_least(
-            self,
-            others=0,
-            steps=0,
-            free_steps=1,
-            seeds=1,
-            largest=2 * self.relevant if "free" in self.parts else 1,
-        )
-        at_least(self, relevant=1, dimensions=1, tokens=1)
+        at_least(self, others=0, steps=0, free_steps=1, seeds=1, relevant=1, dimensions=1, tokens=1)
+        at_least(self, largest=2 * self.relevant if "free" in self.parts else 1)
         if self.relevant > self.documents / 2:
             raise SystemExit(f"relevant must be at most documents / 2, got {self.relevant}")
 
@@ -87,15 +81,16 @@ if __name__ == "__main__":  # before the imports that take seconds
 import compare
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from studies.curves import Curves
-from studies.pages import Rows, Section, publish, shown
+from studies.pages import Rows, Section, publish
 
 from paradigms.align import ALIGNMENTS, one
 from paradigms.core import Tokens, rel
 from paradigms.data import Collection, Corpus, Problems, Split, load_collection, read_run
 from paradigms.data.beir import write_folder
 from paradigms.encoder.backbone import load_tokenizer, packaged
-from paradigms.evaluate import on_split, seeds_interval
+from paradigms.evaluate import on_split
 from paradigms.io.progress import progress_bar
 from paradigms.train.job import begin
 from theory import capacity
@@ -113,6 +108,7 @@ RATE, FINAL_RATE = 0.05, 1e-4  # Adam's, falling
 GROWTH = 1.15  # of n from one optimisation to the next
 LOOK = 50  # steps between looks whether all is answered
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+COMPARED = "The queries of the split test; 95% intervals over queries. BM25 is not trained."
 LAWS = (
     "2k numbers answer all sets of k of any n documents, and no fewer do from n = 3k on; their cosine gap "
     "falls like n^(−2k). random: dimensions in which some random projection of one-hot documents answers "
@@ -123,16 +119,10 @@ LAWS = (
 
 def main(settings: Settings) -> None:
     accelerator, _ = begin(settings)
-    found = {
-        "paradigms": compared(settings) if "paradigms" in settings.parts else [],
-        "free": free(settings) if "free" in settings.parts else [],
-    }
+    parts = {"paradigms": compared, "free": free}
+    found = {name: measure(settings) if name in settings.parts else [] for name, measure in parts.items()}
     sections = {
-        "paradigms": Section(
-            "LIMIT: every paradigm",
-            "The queries of the split test; 95% intervals over queries. BM25 is not trained.",
-            found["paradigms"],
-        ),
+        "paradigms": Section("LIMIT: every paradigm", COMPARED, found["paradigms"]),
         "laws": Section("What is true of dimension", LAWS, laws(settings)),
         "free": Section(
             "Free vectors: the critical n",
@@ -141,7 +131,7 @@ def main(settings: Settings) -> None:
             "n, at most --largest, up to which some random projection of one-hot documents answers all, "
             f"by the union bound. From h = 2k = {2 * settings.relevant} on, some vectors answer every n.",
             found["free"],
-            curves(found["free"], settings).draw() if found["free"] else None,
+            drawn(found["free"], settings) if found["free"] else None,
         ),
         "fits": Section(
             "Fit of the critical n", "n = c · h^p by least squares of the logarithms.", fits(found["free"])
@@ -188,10 +178,8 @@ def collection(settings: Settings) -> Collection:
             likes[document].append(word)
     likes += [rng.choice(free_words, each, replace=False).tolist() for _ in range(settings.others)]
     people = rng.permutation(len(likes)) + 1
-    texts = [
-        f"Person {person} likes {', '.join(rng.permutation(own))}."
-        for person, own in zip(people, likes, strict=True)
-    ]
+    rows = zip(people, likes, strict=True)
+    texts = [f"Person {person} likes {', '.join(rng.permutation(own))}." for person, own in rows]
     ids = [f"person{person}" for person in people]
     order = rng.permutation(len(sets))
     ends = [0, len(sets) // 10, len(sets) // 2 + len(sets) // 20, len(sets)]
@@ -200,9 +188,7 @@ def collection(settings: Settings) -> Collection:
         queries = {f"q{i}": f"Who likes {words[i]}?" for i in order[start:end]}
         judged = {f"q{i}": {ids[document]: 1 for document in sets[i]} for i in order[start:end]}
         splits[name] = Split(queries, judged)
-    return Collection(
-        f"limit-{settings.documents}", Corpus(ids, texts, [""] * len(ids)), splits, Problems(), ""
-    )
+    return Collection(f"limit-{settings.documents}", Corpus(ids, texts), splits, Problems(), "")
 
 
 def compared(settings: Settings) -> Rows:
@@ -224,7 +210,7 @@ def compared(settings: Settings) -> Rows:
         for name in ([] if rows else ["bm25"]) + list(asked.chosen):
             values = on_split(read_run(output / "runs" / f"{name}.retrieve.run"), test, measures).values
             row = {"system": name, "training": "–" if name == "bm25" else training}
-            rows.append(row | {m: shown(seeds_interval(values[m][None])) for m in measures})
+            rows.append(row | {m: values[m][None] for m in measures})
     return rows
 
 
@@ -249,10 +235,9 @@ def free(settings: Settings) -> Rows:
 
 def random_size(dimension: int, settings: Settings) -> int:
     """The largest n of 2k … `largest` with `capacity.random_dimension` at most h; 2k − 1 where none is."""
-    n = 2 * settings.relevant
-    while n <= settings.largest and capacity.random_dimension(n, settings.relevant) <= dimension:
-        n += 1
-    return n - 1
+    sizes = range(2 * settings.relevant, settings.largest + 1)
+    small = takewhile(lambda n: capacity.random_dimension(n, settings.relevant) <= dimension, sizes)
+    return max(small, default=2 * settings.relevant - 1)
 
 
 def critical(name: str, tokens: int, dimension: int, start: int, settings: Settings) -> np.ndarray:
@@ -319,27 +304,27 @@ def optimised(name: str, tokens: int, dimension: int, n: int, settings: Settings
 def fits(rows: Rows) -> Rows:
     """Least-squares c and p of n = c · h^p for each alignment and M with three dimensions or more."""
     found: Rows = []
-    for key in dict.fromkeys((row["alignment"], row["M"]) for row in rows):
-        own = [row for row in rows if (row["alignment"], row["M"]) == key and row["[least, most]"][0] != "≥"]
+    for name, M in dict.fromkeys((row["alignment"], row["M"]) for row in rows):
+        own = [row for row in rows if (row["alignment"], row["M"]) == (name, M)]
+        own = [row for row in own if row["[least, most]"][0] != "≥"]
         if len(own) >= 3:
-            x, y = (np.log([row[name] for row in own]) for name in ("h", "critical n"))
+            x, y = (np.log([row[key] for row in own]) for key in ("h", "critical n"))
             p, c = np.polyfit(x, y, 1)
-            error = float(np.std(y - (p * x + c)))
-            found.append(
-                {"alignment": key[0], "M": key[1], "c": float(np.exp(c)), "p": float(p)}
-                | {"points": len(own), "residual of ln n": error}
-            )
+            row = {"alignment": name, "M": M, "c": float(np.exp(c)), "p": float(p), "points": len(own)}
+            found.append(row | {"residual of ln n": float(np.std(y - (p * x + c)))})
     return found
 
 
-def curves(rows: Rows, settings: Settings) -> Curves:
+def drawn(rows: Rows, settings: Settings) -> Figure:
     """The critical n by dimension, and dotted what random projections promise."""
     series: dict[str, list[float]] = {}
     for row in rows:
         series.setdefault(f"{row['alignment']}, M = {row['M']}", []).append(row["critical n"])
-    random = {"random projection": [random_size(h, settings) for h in settings.dimensions]}
-    panels = {"critical n": series}
-    return Curves("dimension h of a vector", settings.dimensions, panels, dotted=random, log_y=[*panels])
+    random, panel = [random_size(h, settings) for h in settings.dimensions], "critical n"
+    dotted = {"random projection": random}
+    return Curves(
+        "dimension h of a vector", settings.dimensions, {panel: series}, "log", dotted, [panel]
+    ).draw()
 
 
 if __name__ == "__main__":

@@ -64,14 +64,7 @@ from rich.console import Console
 from studies.curves import Curves
 from studies.pages import Rows, Section, publish, verdicts
 
-from paradigms.baselines.lexical_vectors import (
-    PLACEMENTS,
-    Counts,
-    Placement,
-    Weighting,
-    count_terms,
-    weigh,
-)
+from paradigms.baselines.lexical_vectors import PLACEMENTS, Counts, count_terms, weigh
 from paradigms.data import Collection
 from paradigms.evaluate import Interval
 from paradigms.evaluate.claims import Claim
@@ -90,7 +83,7 @@ def main(settings: Settings) -> None:
     collection, counts = open_counts(settings, console)
     groups = length_groups(counts.lengths, min(settings.length_bins, len(counts.lengths)))
     lengths = np.array([counts.lengths[rows].mean() for rows in groups])
-    problems = {w: make_problem(counts, w, "query", groups) for w in settings.weightings}
+    problems = {w: Problem.of(*weigh(counts, w), groups) for w in settings.weightings}
     problem, rank, first = problems[settings.weightings[0]], settings.rank, settings.weightings[0]
     most = max(len(problem.competitors(-1, query)[1]) for query in range(len(counts.query_ids)))
     if rank > most:
@@ -121,8 +114,11 @@ def main(settings: Settings) -> None:
         "idf": Section("Where the idf stands", "Same scores, other margins.", placed),
     }
     bounds = bound_ratios(problem, thresholds[-1], settings)
+    asked = (f"{name} asks for {ratio:.1f} times the exact k" for name, ratio in bounds.items())
     summary = (
-        f"{answer(ks[-1], placed, bounds, settings)} {len(counts.lengths):,} documents, "
+        f"A random projection to k = {ks[-1]} dimensions keeps the best document by {first} among the first "
+        f"{rank} for {1 - settings.beta:.0%} of the queries (exact law; 95% interval over queries). For one "
+        f"query, in the median: {'; '.join(asked)}. {len(counts.lengths):,} documents, "
         f"{counts.documents.shape[1]:,} terms, {len(counts.query_ids)} queries of split {settings.split}."
     )
     title = f"Random projections of {collection.name}"
@@ -138,13 +134,6 @@ def open_counts(settings: Settings, console: Console) -> tuple[Collection, Count
         return collection, count_terms(collection.corpus, queries, settings.queries, settings.seed)
     except (KeyError, ValueError) as error:
         raise SystemExit(shown(error)) from error
-
-
-def make_problem(
-    counts: Counts, weighting: Weighting, placement: Placement, groups: list[np.ndarray]
-) -> Problem:
-    """The vectors of a weighting, scored."""
-    return Problem.of(*weigh(counts, weighting, placement), groups)
 
 
 def smallest_margins(problem: Problem) -> np.ndarray:
@@ -194,7 +183,7 @@ def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings) -
     rows: Rows = []
     for weighting in settings.weightings:
         for place in PLACEMENTS if weighting != "boolean" else ("query",):
-            problem = make_problem(counts, weighting, place, [everything])
+            problem = Problem.of(*weigh(counts, weighting, place), [everything])
             found = exact_thresholds(problem, [settings.rank], settings.samples, settings.seed)
             k = required_dimension(found[0, 0], settings.beta, settings.seed)
             rows.append({"vectors": weighting, "idf in": "–" if weighting == "boolean" else place} | named(k))
@@ -218,7 +207,6 @@ def stated(
 
     Exponents a of y ∝ length^a are least squares over the bins, of queries with y in every bin.
     """
-
     claims = []
     if len(lengths) > 2:
         ks = np.full(thresholds.shape[:2], np.nan)
@@ -230,41 +218,21 @@ def stated(
             exponents = (x @ np.log(of[:, ~np.isnan(of).any(axis=0)]) / (x @ x))[None]
             if not exponents.size:
                 continue
-            sentence, figure = "the required dimension increases with the document length", "3b"
+            sentence, figure, sign = "the required dimension increases with the document length", "3b", ""
             if "margin" in name:
-                sentence, figure = "normalized margins decrease with document length", "3a"
-                exponents = -exponents
-            quantity = f"{'−' * ('margin' in name)}a of {name} ∝ length^a"
-            claims.append(Claim(f"{LUAN}, Figure {figure}", sentence, quantity, exponents))
+                sentence, figure, sign = "normalized margins decrease with document length", "3a", "−"
+            place, quantity = f"{LUAN}, Figure {figure}", f"{sign}a of {name} ∝ length^a"
+            claims.append(Claim(place, sentence, quantity, -exponents if sign else exponents))
     if {"bm25", "boolean"} <= smallest.keys():
         sentence = (
             "the observed minimum normalized margin for a collection of documents and queries is found to be "
             "much lower for BM25 compared to Boolean inner product"
         )
         found = np.log10(smallest["boolean"] / smallest["bm25"])[None]
-        least = {name: f"{smallest[name].min():.2g}" for name in ("boolean", "bm25")}
-        quantity = (
-            "log10 of a query's minimum, Boolean / BM25; of all queries here {boolean} / {bm25}".format(
-                **least
-            )
-        )
+        least = " / ".join(f"{smallest[name].min():.2g}" for name in ("boolean", "bm25"))
+        quantity = f"log10 of a query's minimum, Boolean / BM25; of all queries here {least}"
         claims.append(Claim(LUAN, sentence, quantity, found, printed="log10(.0169 / 6.8e-06) = 3.4, of all"))
     return claims
-
-
-def answer(k: Dimension, placed: Rows, bounds: dict[str, float], settings: Settings) -> str:
-    """How many dimensions it takes, with the interval over queries, and how the idf's place changes that."""
-    first = settings.weightings[0]
-    text = (
-        f"A random projection to k = {k} dimensions keeps the best document by {first} among the first "
-        f"{settings.rank} for {1 - settings.beta:.0%} of the queries (exact law; 95% interval over queries)."
-    )
-    for row in placed:
-        if row["vectors"] == first and row["idf in"] in ("both", "document"):
-            own = Dimension(row["exact k"], row["low"], row["high"])
-            text += f" With the idf in {row['idf in']}: {own}."
-    asked = (f"{name} asks for {ratio:.1f} times the exact k" for name, ratio in bounds.items())
-    return f"{text} For one query, in the median: {'; '.join(asked)}."
 
 
 if __name__ == "__main__":

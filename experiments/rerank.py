@@ -9,7 +9,7 @@ accelerate launch --config_file experiments/configs/gpus.yaml experiments/rerank
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from studies.settings import at_least
 
@@ -103,15 +103,14 @@ def main(settings: Settings) -> None:
 
 
 def rerank(settings: Settings, state: PartialState, console: Terminal) -> None:
-    run = read_run(settings.run)
-    dev = replace(settings, run=settings.dev_run, split="dev")
+    dev = [replace(settings, run=settings.dev_run, split="dev")] if settings.dev_run else []
+    asked = [(of, read_run(of.run)) for of in (settings, *dev)]
     paradigm = load(settings.checkpoint).to(state.device)
     output = Path(settings.output or f"results/rerank-{paradigm.name}-{folder_name(settings.collection)}")
     if state.is_main_process:
         held(output)
     collection = open_collection(settings.collection, settings.documents or None, console)
-    split = collection.split(settings.split)
-    pool = candidates_of(run, collection, settings, console)
+    pools = [candidates_of(run, collection, of, console) for of, run in asked]
     pieces = None
     if settings.passages:
         if isinstance(paradigm, Generative):
@@ -124,24 +123,22 @@ def rerank(settings: Settings, state: PartialState, console: Terminal) -> None:
         queries, precision = collection.split(settings.split).queries, settings.precision
         if isinstance(paradigm, Paradigm):
             found = rerank_encoded(paradigm, collection, corpus, asked, settings, state, console)
+        elif not state.is_main_process:
+            return {}
         else:
-            found = {}
-            if state.is_main_process:
-                found = rerank_texts(paradigm, queries, corpus, asked, precision=precision, progress=True)
+            found = rerank_texts(paradigm, queries, corpus, asked, precision=precision, progress=True)
         return pieces.documents(found) if pieces else found
 
-    reranked, weights = again(pool, settings), (1.0, 1.0)
-    if settings.dev_run:
-        dev_pool = candidates_of(read_run(dev.run), collection, dev, console)
-        dev_again = again(dev_pool, dev)
+    scored = [again(pool, of) for pool, (of, _) in zip(pools, asked, strict=True)]
     if not state.is_main_process:
         return
+    pool, reranked, weights = pools[0], scored[0], (1.0, 1.0)
     if settings.dev_run:
-        asked = with_judgements(collection.split(dev.split).only(dev_pool), collection.corpus, [dev_pool])
-        weights = tune_weights([dev_pool, dev_again], asked)
-
+        judged = collection.split("dev").only(pools[1])
+        given = with_judgements(judged, collection.corpus, [pools[1]])
+        weights = tune_weights([pools[1], scored[1]], given)
     name, before = paradigm.name, f"run {Path(settings.run).name}"
-    split = with_judgements(split, collection.corpus, [pool])
+    split = with_judgements(collection.split(settings.split), collection.corpus, [pool])
     measures = collection.measures or MEASURES
     runs = {before: pool, name: reranked}
     if settings.fuse:
@@ -184,15 +181,9 @@ def rerank_encoded(
         console.print(cut.told)
     with tempfile.TemporaryDirectory() as folder:
         [shared] = broadcast_object_list([folder])
-        index = ExactIndex.build(
-            paradigm,
-            ids,
-            texts,
-            f"{shared}/index",
-            precision=settings.precision,
-            progress=state.is_main_process,
-            launch=state,
-        )
+        given: dict[str, Any] = {"progress": state.is_main_process, "launch": state}
+        given |= {"precision": settings.precision}
+        index = ExactIndex.build(paradigm, ids, texts, f"{shared}/index", **given)
         reranked = index.rerank(paradigm, queries, pool, progress=True) if state.is_main_process else {}
         state.wait_for_everyone()  # whoever reads the folder is done when it goes
     return reranked
@@ -200,13 +191,12 @@ def rerank_encoded(
 
 def candidates_of(run: Run, collection: Collection, settings: Settings, console: Terminal) -> Run:
     """The run's first documents for the split's queries. ValueError where it is of another collection."""
-    queries = collection.split(settings.split).queries
-    known = {query: scores for query, scores in run.items() if query in queries}
+    split = collection.split(settings.split)
+    known = {query: scores for query, scores in run.items() if query in split.queries}
     if not known:
         raise ValueError(f"{settings.run}: none of its {len(run)} queries is in {settings.split}")
     if len(known) < len(run):
         console.print(f"{len(run) - len(known):,} queries of {settings.run} are not in {settings.split}.")
-    split = collection.split(settings.split)
     own = own_documents(collection.corpus, split, settings.identical_ids)
     if own:
         console.print(told(own))

@@ -8,6 +8,7 @@ paradigms/index/README.md has the formulas that extend bytes and seconds to othe
 
 import os
 import platform
+import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from studies.settings import at_least
 
@@ -45,7 +46,7 @@ class Settings:
     """settings of a paradigm's encoder: {"colbert": {"dim": 64}}"""
     query_length: int = 32
     document_length: int = 128
-    bits: list[int] = field(default_factory=lambda: [8, 4, 2, 1])
+    bits: list[Literal[8, 4, 2, 1]] = field(default_factory=lambda: [8, 4, 2, 1])
     """per dimension, of the compressed index"""
     probes: int = 8
     """lists of the compressed index that each query token looks into"""
@@ -63,8 +64,6 @@ class Settings:
             if unknown:
                 raise SystemExit(f"--{name}: {unknown[0]!r} is none of {', '.join(PARADIGMS)}")
         at_least(self, documents=1, queries=1, k=1, rounds=1, probes=1)
-        if set(self.bits) - {1, 2, 4, 8}:
-            raise SystemExit(f"--bits takes 1, 2, 4 and 8, got {self.bits}")
         self.threads = self.threads or os.cpu_count() or 1
 
 
@@ -73,7 +72,7 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import numpy as np
 import torch
-from studies.pages import Section, print_sections, write_rows
+from studies.pages import Rows, Section, print_sections, write_rows
 from studies.postgres import postgres
 
 from paradigms import PARADIGMS, Paradigm, load
@@ -93,14 +92,14 @@ NEAREST = 100  # rows that each query vector finds by HNSW
 MAXIMA = ("query_to_document", "query_tokens")  # how engines score
 
 Answers = list[dict[str, float]]
-Row = dict[str, Any]
+Costs = tuple[int, float, np.ndarray, Answers]  # bytes, seconds to build, milliseconds of each query
 
 
 def main(settings: Settings) -> None:
     console, folder = Terminal(), held(settings.output)
     torch.set_num_threads(settings.threads)
     before = os.getloadavg()[0]
-    rows: list[Row] = []
+    rows: Rows = []
     try:
         collection = open_collection(settings.collection, None, console)
         for name in settings.paradigms:
@@ -108,7 +107,7 @@ def main(settings: Settings) -> None:
                 rows += measure(name, collection, settings, Path(work))
     except (ValueError, OSError, KeyError) as error:
         raise SystemExit(shown(error)) from error
-    missing = sorted({package for packages in PACKAGES.values() for package in lacking(packages)})
+    missing = sorted({name for names in PACKAGES.values() for name in names if find_spec(name) is None})
     left_out = f" Not installed, and left out: {', '.join(missing)}." if missing else ""
     text = (
         f"{settings.documents:,} documents and {settings.queries} queries of {settings.collection}, "
@@ -126,12 +125,7 @@ def main(settings: Settings) -> None:
     console.print(f"Written to {folder}: costs.json, costs.csv, costs.md and settings.json.")
 
 
-def lacking(packages: tuple[str, ...]) -> list[str]:
-    """Those that are not installed."""
-    return [package for package in packages if find_spec(package) is None]
-
-
-def measure(name: str, collection: Collection, settings: Settings, work: Path) -> list[Row]:
+def measure(name: str, collection: Collection, settings: Settings, work: Path) -> Rows:
     """A row for every index and engine that can score the paradigm."""
     model = opened(name, settings)
     texts, asked = drawn(collection, settings)
@@ -139,7 +133,7 @@ def measure(name: str, collection: Collection, settings: Settings, work: Path) -
     queries = model.encode_queries(asked).to("cpu")
     wanted = base.search_tokens(model.recipe, queries, settings.k)
     indexed = partial(measure_index, base, model, queries, work=work, settings=settings)
-    jobs: dict[str, Callable[[], Row]] = {
+    jobs: dict[str, Callable[[], Costs]] = {
         "exact": partial(indexed, ExactIndex),
         "FAISS": partial(indexed, FaissIndex),
     }
@@ -153,11 +147,12 @@ def measure(name: str, collection: Collection, settings: Settings, work: Path) -
         task = bar.add_task(name, total=len(jobs))
         for what, job in jobs.items():
             bar.update(task, description=f"{name}: {what}")
-            found = job()
-            answers = found.pop("answers")
-            shape = {"paradigm": name, "vectors": int(base.offsets[-1]) / len(base), "h": model.encoder.dim}
-            found["bytes/document"] /= len(base)
-            rows.append(shape | {"engine": what} | found | {f"recall@{settings.k}": recall(answers, wanted)})
+            size, seconds, milliseconds, answers = job()
+            row = {"paradigm": name, "vectors": int(base.offsets[-1]) / len(base), "h": model.encoder.dim}
+            row |= {"engine": what, "bytes/document": size / len(base), "build s": seconds}
+            spread = np.quantile(milliseconds, (0.1, 0.5, 0.9)).tolist()
+            row |= dict(zip(("10%", "ms", "90%"), spread, strict=True))
+            rows.append(row | {f"recall@{settings.k}": recall(answers, wanted)})
             bar.advance(task)
     return rows
 
@@ -181,11 +176,6 @@ def drawn(collection: Collection, settings: Settings) -> tuple[dict[str, str], l
     rows = draw.permutation(len(corpus))[: settings.documents].tolist()
     chosen = draw.permutation(len(asked))[: settings.queries].tolist()
     return {corpus.ids[n]: corpus[n] for n in rows}, [asked[n] for n in chosen]
-
-
-def spread(milliseconds: np.ndarray) -> Row:
-    """The median of queries, and the 10th and 90th percentile."""
-    return dict(zip(("10%", "ms", "90%"), np.quantile(milliseconds, (0.1, 0.5, 0.9)).tolist(), strict=True))
 
 
 def timed(find: Callable[[int], dict[str, float]], queries: int, rounds: int) -> tuple[np.ndarray, Answers]:
@@ -216,7 +206,7 @@ def measure_index(
     work: Path,
     settings: Settings,
     **options: Any,
-) -> Row:
+) -> Costs:
     """An index of the vectors of `base`."""
     began = time.perf_counter()
     index = kind.of(base, work / "index", **options)
@@ -227,8 +217,7 @@ def measure_index(
     ms, answers = timed(
         lambda n: index.search_tokens(model.recipe, each[n], settings.k)[0], len(each), settings.rounds
     )
-    size = folder_bytes(index.folder)
-    return {"bytes/document": size, "build s": seconds, "answers": answers} | spread(ms)
+    return folder_bytes(index.folder), seconds, ms, answers
 
 
 def as_maxima(model: Paradigm) -> Paradigm | None:
@@ -241,7 +230,8 @@ def as_maxima(model: Paradigm) -> Paradigm | None:
 def engines(model: Paradigm) -> list[str]:
     """The engines that are installed; LanceDB's index of many vectors a document takes those of length 1."""
     unit = one_vector(model) or model.encoder.settings.normalize
-    return [name for name, of in PACKAGES.items() if not lacking(of) and (unit or "IVF" not in name)]
+    there = [name for name, packages in PACKAGES.items() if all(map(find_spec, packages))]
+    return [name for name in there if unit or "IVF" not in name]
 
 
 def one_vector(model: Paradigm) -> bool:
@@ -250,7 +240,7 @@ def one_vector(model: Paradigm) -> bool:
 
 def measure_engine(
     name: str, base: ExactIndex, model: Paradigm, queries: Tokens, work: Path, settings: Settings
-) -> Row:
+) -> Costs:
     """An engine embedded in this process or with a server of its own, with the vectors of `base`."""
     folder, dim, single = work / name, model.encoder.dim, one_vector(model)
     with ExitStack() as servers:
@@ -273,7 +263,7 @@ def measure_engine(
         rows = [queries.vectors[n, 0][queries.mask[n, 0]].numpy() for n in range(len(queries.mask))]
         ms, answers = timed(lambda n: dict(engine.search(rows[n], settings.k)), len(rows), settings.rounds)
         size = table_bytes(engine) if isinstance(engine, PgvectorEngine) else folder_bytes(folder)
-    return {"bytes/document": size, "build s": seconds, "answers": answers} | spread(ms)
+    return size, seconds, ms, answers
 
 
 def folder_bytes(folder: Path) -> int:
@@ -288,11 +278,10 @@ def table_bytes(engine: PgvectorEngine) -> int:
 
 
 def processor() -> str:
-    """The processor's name."""
+    """The CPU's name."""
     info = Path("/proc/cpuinfo")
-    lines: list[str] = info.read_text().splitlines() if info.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    names = re.search(r"^model name\s*:\s*(.*)", info.read_text() if info.is_file() else "", re.M)
+    return names[1] if names else platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from paradigms.io.settings import command_line
 
@@ -54,15 +54,14 @@ from paradigms.io.files import held, write_json
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
 
-for chapter in ("projections", "recall", "aligner", "xtr", "generative", "capacity", "buckets"):
+for chapter in ("projections", "recall", "aligner", "xtr", "generative", "capacity"):
     import_module(f"studies.theory_claims_{chapter}")  # fills THEOREMS
 
 HOLDS, CORRECTED, FALSE, FAILS = "holds", "holds with correction", "false as printed", "FAILS"
 STYLES = {HOLDS: "green", CORRECTED: "yellow", FALSE: "magenta", FAILS: "bold red"}
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     name: str
     theorem: Theorem
     verdict: str
@@ -107,27 +106,15 @@ def printed_number(evidence: Evidence) -> str:
 
 def row_of(result: Result) -> dict[str, Any]:
     """Of the page."""
-    evidence, theorem = result.evidence, result.theorem
-    text = [f"“{theorem.quote}”"] if theorem.quote else []
-    text.append(f"Checked: {theorem.statement}." if theorem.quote else theorem.statement)
-    if theorem.correction:
-        text.append(f"Correct: {theorem.correction}.")
-    if evidence.detail:
-        text.append(f"Seen: {evidence.detail}.")
+    name, theorem, word, evidence, seconds = result
+    told = f"“{theorem.quote}”\nChecked: {theorem.statement}." if theorem.quote else theorem.statement
+    told += f"\nCorrect: {theorem.correction}." if theorem.correction else ""
+    told += f"\nSeen: {evidence.detail}." if evidence.detail else ""
     violation = f"{evidence.violation:.2g} (≤\N{NO-BREAK SPACE}{evidence.tolerance:g})"
-    if evidence.printed is not None:
-        violation += f"\nas printed {printed_number(evidence)}"
-    return {
-        "claim": "\n".join(text),
-        "check": result.name,
-        "source": theorem.source,
-        "assumption": theorem.assumption,
-        "verdict": result.verdict,
-        "largest violation": violation,
-        "tightness": evidence.tightness,
-        "samples": evidence.samples,
-        "seconds": result.seconds,
-    }
+    violation += "" if evidence.printed is None else f"\nas printed {printed_number(evidence)}"
+    row = {"claim": told, "check": name, "source": theorem.source, "assumption": theorem.assumption}
+    row |= {"verdict": word, "largest violation": violation, "tightness": evidence.tightness}
+    return row | {"samples": evidence.samples, "seconds": seconds}
 
 
 def by_paper(results: list[Result]) -> dict[str, list[Result]]:
@@ -136,46 +123,47 @@ def by_paper(results: list[Result]) -> dict[str, list[Result]]:
     return {paper: [result for result in results if result.theorem.paper == paper] for paper in papers}
 
 
+def counts(results: list[Result]) -> dict[str, int]:
+    """How many statements have each verdict."""
+    return {name: sum(result.verdict == name for result in results) for name in STYLES}
+
+
 def counts_table(results: list[Result]) -> Table:
     """A row for each paper: how many of its claims hold, hold with a correction, are false."""
-    table = Table(title="What holds")
-    table.add_column("claims of")
-    shown = [name for name in STYLES if name != FAILS or any(result.verdict == FAILS for result in results)]
+    table, shown = (
+        Table("claims of", title="What holds"),
+        [n for n, c in counts(results).items() if c or n != FAILS],
+    )
     for name in shown:
         table.add_column(f"[{STYLES[name]}]{name}[/]", justify="right")
     for paper, own in by_paper(results).items():
-        table.add_row(paper, *(str(sum(result.verdict == name for result in own)) for name in shown))
+        table.add_row(paper, *(str(counts(own)[name]) for name in shown))
     return table
 
 
 def exceptions(results: list[Result]) -> Iterator[Text]:
     """A line for each claim that does not simply hold, with the number that shows it."""
     for name in (FAILS, FALSE, CORRECTED):
-        for result in results:
-            if result.verdict == name:
-                theorem, evidence = result.theorem, result.evidence
+        for check, theorem, word, evidence, _ in results:
+            if word == name:
                 off = f"{evidence.violation:.3g}" if evidence.printed is None else printed_number(evidence)
                 why = evidence.detail or f"off by {off}"
-                yield Text.assemble((name, STYLES[name]), f"  {theorem.source}, {result.name}: {why}")
+                yield Text.assemble((name, STYLES[name]), f"  {theorem.source}, {check}: {why}")
 
 
 def summary(results: list[Result]) -> str:
-    counts = ((name, sum(result.verdict == name for result in results)) for name in STYLES)
-    return f"{len(results)} claims: " + ", ".join(f"{count} {name}" for name, count in counts)
+    return f"{len(results)} claims: " + ", ".join(
+        f"{count} {name}" for name, count in counts(results).items()
+    )
 
 
-def as_json(results: list[Result], settings: Settings) -> dict:
+def as_json(result: Result) -> dict[str, Any]:
     """Plain data for checks.json; numbers that are not finite become text, which JSON can hold."""
-    rows = []
-    for result in results:
-        evidence = asdict(replace(result.evidence, curves=None))
-        row = {"name": result.name} | asdict(result.theorem) | evidence
-        row |= {"paper": result.theorem.paper, "verdict": result.verdict, "seconds": result.seconds}
-        del row["check"], row["curves"]
-        rows.append(
-            {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-        )
-    return {"settings": asdict(settings), "summary": summary(results), "theorems": rows}
+    name, theorem, word, evidence, seconds = result
+    row = {"name": name} | vars(theorem) | vars(evidence)
+    row |= {"paper": theorem.paper, "verdict": word, "seconds": seconds}
+    told = {key: value for key, value in row.items() if key not in ("check", "curves")}
+    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in told.items()}
 
 
 def main(settings: Settings) -> int:
@@ -191,7 +179,8 @@ def main(settings: Settings) -> int:
     for line in exceptions(results):
         console.print(line)
     console.print(summary(results), highlight=False)
-    write_json(folder / "checks.json", as_json(results, settings))
+    found = {"settings": asdict(settings), "summary": summary(results)}
+    write_json(folder / "checks.json", found | {"theorems": [*map(as_json, results)]})
     about = (
         f"{summary(results)}. Largest violation: of our statement, with its tolerance, and of the form as "
         "printed where that differs. Tightness: median of bounded quantity over bound, 1 where attained."

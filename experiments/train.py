@@ -119,18 +119,9 @@ from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Run, Split, read_run, write_run
 from paradigms.io.files import write_json
 from paradigms.io.terminal import shown
+from paradigms.train import job
 from paradigms.train.generative import fit_generative, t5_folder
-from paradigms.train.job import (
-    DEV_DEPTH,
-    NEGATIVES_DEPTH,
-    begin,
-    checksum,
-    environment,
-    fit,
-    keep_settings,
-    open_collection,
-    training_splits,
-)
+from paradigms.train.job import DEV_DEPTH, NEGATIVES_DEPTH
 from paradigms.train.loop import TrainingSettings, training_seconds
 from paradigms.train.losses import Distillation
 from paradigms.train.mining import mine
@@ -143,17 +134,17 @@ SOURCES = ("run", "filter", "teacher", "generated")  # settings that name files,
 
 def main(settings: Settings) -> None:
     folder = Path(settings.output)
-    accelerator, console = begin(settings)
+    accelerator, console = job.begin(settings)
     console.print(f"{accelerator.num_processes} process(es) on {accelerator.device}")
-    collection = open_collection(settings.collection, settings.documents or None, console)
-    by_main(lambda: keep_settings(bound(settings, collection), folder, FREE), accelerator)
+    collection = job.open_collection(settings.collection, settings.documents or None, console)
+    by_main(lambda: job.keep_settings(bound(settings, collection), folder, FREE), accelerator)
     try:
         paradigm = trained(settings, collection, folder / "training", accelerator, console)
     except (ValueError, TypeError, OSError, FloatingPointError, KeyError) as error:
         raise SystemExit(f"{type(error).__name__}: {shown(error)}") from error
     if accelerator.is_main_process:
         paradigm.save_pretrained(folder / "checkpoint")
-        write_json(folder / "environment.json", environment(accelerator))
+        write_json(folder / "environment.json", job.environment(accelerator))
     seconds = training_seconds(folder / "training")
     console.print(f"Trained for {seconds:.0f} s. Checkpoint: {folder / 'checkpoint'}")
     accelerator.end_training()
@@ -161,16 +152,15 @@ def main(settings: Settings) -> None:
 
 def bound(settings: Settings, collection: Collection) -> dict[str, Any]:
     """What a results folder is bound to: the settings, and the content of what they name."""
-    found = asdict(settings) | {"fingerprint": collection.fingerprint}
-    named = {name: Path(getattr(settings, name)) for name in SOURCES if getattr(settings, name)}
-    return found | {f"content of {name}": checksum(path) for name, path in named.items() if path.exists()}
+    named = {name: getattr(settings, name) for name in SOURCES if getattr(settings, name)}
+    return asdict(settings) | {"fingerprint": collection.fingerprint} | job.content(**named)
 
 
 def trained(
     settings: Settings, collection: Collection, folder: Path, accelerator: Accelerator, console: Console
 ) -> Paradigm | Generative | CrossAttention:
     """The paradigm of the settings, trained in `folder`."""
-    splits = training_splits(collection, settings.seed)
+    splits = job.training_splits(collection, settings.seed)
     if not splits[0].queries:
         raise ValueError(f"{collection.name} has no training queries")
     bm25 = BM25.build(collection.corpus, collection.corpus.ids)
@@ -182,43 +172,24 @@ def trained(
     dev_run = bm25.search(splits[1].queries, DEV_DEPTH)
     torch.manual_seed(settings.seed)
     names = TrainingSettings.__dataclass_fields__.keys() & asdict(settings).keys()
-    distillation = None
+    given: dict[str, Any] = {name: getattr(settings, name) for name in names}
     if settings.distil != "none":
-        distillation = Distillation(settings.distil, settings.distil_weight, settings.distil_temperature)
-    training = TrainingSettings(
-        distillation=distillation, **{name: getattr(settings, name) for name in names}
-    )
+        how = settings.distil, settings.distil_weight, settings.distil_temperature
+        given["distillation"] = Distillation(*how)
+    training = TrainingSettings(**given)
     if settings.paradigm in GENERATIVE:
         small = folder.parent / "small-t5"
         backbone = t5_folder(settings.backbone, collection, small, settings.seed, accelerator)
         model = GENERATIVE[settings.paradigm](backbone, collection.corpus, **settings.options)
-        return fit_generative(
-            model.to(accelerator.device),
-            collection,
-            splits,
-            dev_run,
-            settings.dev_queries,
-            training,
-            folder,
-            accelerator,
-            console,
-            Path(settings.generated) if settings.generated else None,
-        )
+        generated = Path(settings.generated) if settings.generated else None
+        run, where = (dev_run, settings.dev_queries), (training, folder, accelerator, console, generated)
+        return fit_generative(model.to(accelerator.device), collection, splits, *run, *where)
     teacher, suspects = judges(settings, collection, splits[0], folder, accelerator)
     build: Callable[..., Any] = (PARADIGMS | RERANKERS)[settings.paradigm]
-    return fit(
-        build(settings.backbone, **settings.options).to(accelerator.device),
-        collection,
-        splits,
-        (mined, dev_run),
-        settings.negatives,
-        settings.dev_queries,
-        training,
-        folder,
-        accelerator,
-        teacher=teacher,
-        suspects=suspects,
-    )
+    model = build(settings.backbone, **settings.options).to(accelerator.device)
+    runs, counts = (mined, dev_run), (settings.negatives, settings.dev_queries)
+    where = training, folder, accelerator
+    return job.fit(model, collection, splits, runs, *counts, *where, teacher=teacher, suspects=suspects)
 
 
 def judges(

@@ -1,9 +1,8 @@
 """Time of constrained decoding: sets of next tokens, and a whole beam search, each beside what it replaces.
 
-Next tokens: beside plain numpy and tokengrams, on the same prefixes of the same text. The text is real: the
-collection's documents in their order, cut into words and marks, up to --tokens tokens. Prefixes are drawn
-from its places, so frequent ones are drawn more often. Every method's sets are compared before its time
-counts.
+Next tokens: beside plain numpy, on the same prefixes of the same text. The text is real: the collection's
+documents in their order, cut into words and marks, up to --tokens tokens. Prefixes are drawn from its places,
+so frequent ones are drawn more often. The sets are compared before their time counts.
 
 Beam search: one model's for the same queries with as many beams and steps, among any tokens and among n-grams
 of the text, and transformers' own, which must find as good a best sequence for every query.
@@ -14,13 +13,9 @@ travel.
 
 from __future__ import annotations
 
-import json
 import re
-import statistics
-import subprocess
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -49,8 +44,6 @@ class Settings:
     repeats: int = 5
     """measured repetitions, after one that is not; the median counts"""
     seed: int = 0
-    peers: str = ""
-    """a Python that can import tokengrams; empty: it is left out"""
     output: str = "results/benchmarks/constrained_decoding.json"
 
 
@@ -60,13 +53,13 @@ if __name__ == "__main__":  # before the imports that take seconds
 import numpy as np
 import torch
 from jaxtyping import Int
+from parts.shared import medians
 from rich.table import Table
 from torch import Tensor
 
 from paradigms.data import load_collection
 from paradigms.encoder.text import Batch
 from paradigms.generative.beam import Hypotheses, beam_search
-from paradigms.generative.constraints import Branches
 from paradigms.generative.forced import sequence_scores
 from paradigms.generative.identifiers import START
 from paradigms.generative.model import Generative
@@ -78,59 +71,26 @@ from paradigms.io.terminal import Terminal
 
 Sequences = tuple[Int[np.ndarray, " t"], Int[np.ndarray, " n1"]]  # tokens and offsets, as NGramIndex takes
 WORD = re.compile(r"\w+|[^\w\s]")
-# Run by the Python of --peers in a folder with text.npy, where the largest symbol closes a document, and
-# work.json. Leave offsets.npy and tokens.npy there and print seconds: of the queries alone, not of making
-# arrays of their answers.
-PEERS = {
-    "tokengrams": """
-import json, time
-import numpy as np
-from tokengrams import InMemoryIndex
-text, work = np.load("text.npy").tolist(), json.load(open("work.json"))
-end = max(text)
-index = InMemoryIndex(text, vocab=end + 1)
-seconds = []
-for _ in range(work["repeats"] + 1):
-    start = time.perf_counter()
-    counts = [index.count_next(prefix) for prefix in work["prefixes"]]
-    seconds.append(time.perf_counter() - start)
-sets = [np.flatnonzero(np.array(row[:end])) for row in counts]
-np.save("offsets.npy", np.cumsum([0, *map(len, sets)]))
-np.save("tokens.npy", np.concatenate(sets))
-print(json.dumps(seconds[1:]))
-"""
-}
-
-
-class Missing(Exception):
-    """A peer that cannot be measured, and why."""
-
-
-@dataclass
-class Row:
-    """One line of the table: of `work`, how long `method` takes."""
-
-    work: str
-    method: str
-    seconds: float
-    ratio: float | None = None
-    meaning: str = ""
-    """what `seconds` is the ratio to, and what is wanted of it"""
+Row = tuple[str, str, float, float | None, str]  # work, method, its seconds, their ratio to what
 
 
 def main(settings: Settings) -> None:
     console = Terminal()
     rows = next_token_sets(settings, console) + beam_searches(settings, console)
-    write_json(settings.output, {"settings": asdict(settings), "rows": [asdict(row) for row in rows]})
-    console.print(as_table(rows))
+    names = ("work", "method", "seconds", "ratio", "meaning")
+    told = [dict(zip(names, row, strict=True)) for row in rows]
+    write_json(settings.output, {"settings": asdict(settings), "rows": told})
+    table = Table("work", "method")
+    for name in ("ms", "times"):
+        table.add_column(name, justify="right")
+    table.add_column("compared to")
+    for work, method, seconds, ratio, meaning in rows:
+        table.add_row(work, method, f"{1000 * seconds:.2f}", f"{ratio:.3g}" if ratio else "", meaning)
+    console.print(table)
 
 
 def next_token_sets(settings: Settings, console: Terminal) -> list[Row]:
-    """What may follow each prefix, by NGramIndex and by what else answers this.
-
-    numpy is compared to `branches`: both know the rows of the suffix array. Peers are given tokens, and are
-    compared to `find` and `branches` together.
-    """
+    """What may follow each prefix, by NGramIndex and by numpy, given the rows of the suffix array."""
     documents = words(settings)
     prefixes = draw_prefixes(settings, *documents)
     start = time.perf_counter()
@@ -150,28 +110,22 @@ def next_token_sets(settings: Settings, console: Terminal) -> list[Row]:
         return [np.unique(index.text[index.rows[lo:hi] + depth]) for lo, hi, depth in states]
 
     plain = [row[row != SEPARATOR] for row in unique()]
-    check_equal("numpy unique", np.cumsum([0, *map(len, plain)]), np.concatenate(plain), found)
-    work = "next-token sets"
-    known, one_by_one, searched, numpy_time = measured(
-        settings,
+    if not all(map(np.array_equal, plain, np.split(found.tokens, found.offsets[1:-1]))):
+        raise SystemExit("numpy finds other next tokens than NGramIndex: times of unequal work say nothing")
+    methods = (
         lambda: index.branches(states),
         lambda: [index.branches(state[None]) for state in states],
         lambda: index.branches(index.find(*prefixes)),
         unique,
     )
-    rows = [
-        Row(work, "branches", known),
-        Row(work, "branches, one by one", one_by_one),
-        Row(work, "find, branches", searched),
-        Row(work, "numpy unique", numpy_time, numpy_time / known, "branches; wanted ≥ 4"),
+    known, one_by_one, searched, numpy_time = medians(methods, settings.repeats)
+    work = "next-token sets"
+    return [
+        (work, "branches", known, None, ""),
+        (work, "branches, one by one", one_by_one, None, ""),
+        (work, "find, branches", searched, None, ""),
+        (work, "numpy unique", numpy_time, numpy_time / known, "branches; wanted ≥ 4"),
     ]
-    for name, program in PEERS.items():
-        try:
-            taken = measured_peer(settings, name, program, documents, prefixes, found)
-            rows.append(Row(work, name, taken, taken / searched, "find, branches; wanted ≥ 10"))
-        except Missing as missing:
-            console.print(f"{name} is missing: {missing}")
-    return rows
 
 
 def beam_searches(settings: Settings, console: Terminal) -> list[Row]:
@@ -202,28 +156,22 @@ def beam_searches(settings: Settings, console: Terminal) -> list[Row]:
     scores = sequence_scores(model, sources, best[:, None].tolist(), "log_probability")
     if not np.allclose(np.concatenate(scores, 1)[0], first, atol=1e-3):
         raise SystemExit("transformers finds other best sequences: times of unequal work say nothing")
-    times = measured(settings, lambda: search(None), lambda: search(index), peer)
+    times = medians((lambda: search(None), lambda: search(index), peer), settings.repeats)
     work = "beam search"
     return [
-        Row(work, "any token", times[0]),
-        Row(work, "n-grams of the text", times[1], times[1] / times[0], "any token; wanted ≤ 1.3"),
-        Row(work, "transformers, any token", times[2], times[2] / times[0], "any token"),
+        (work, "any token", times[0], None, ""),
+        (work, "n-grams of the text", times[1], times[1] / times[0], "any token; wanted ≤ 1.3"),
+        (work, "transformers, any token", times[2], times[2] / times[0], "any token"),
     ]
 
 
 def generated(model: Generative, sources: Batch, settings: Settings) -> Int[Tensor, "b m"]:
     """The best sequence of each query as transformers finds it; no token ends it."""
+    given = {"input_ids": sources.input_ids, "attention_mask": sources.attention_mask, "do_sample": False}
+    given |= {"num_beams": settings.beams, "num_return_sequences": settings.beams, "eos_token_id": None}
+    given |= {"max_new_tokens": settings.span, "decoder_start_token_id": START}
     with torch.inference_mode():
-        found = model.backbone.generate(
-            input_ids=sources.input_ids,
-            attention_mask=sources.attention_mask,
-            num_beams=settings.beams,
-            num_return_sequences=settings.beams,
-            max_new_tokens=settings.span,
-            do_sample=False,
-            decoder_start_token_id=START,
-            eos_token_id=None,
-        )
+        found = model.backbone.generate(**given)
     return found[:: settings.beams, 1:]
 
 
@@ -252,56 +200,6 @@ def draw_prefixes(
     ends = np.minimum(ends, offsets[np.searchsorted(offsets, begins, side="right")])
     prefixes = [tokens[begin:end] for begin, end in zip(begins, ends, strict=True)]
     return np.concatenate(prefixes), np.cumsum([0, *map(len, prefixes)])
-
-
-def measured(settings: Settings, *functions: Callable[[], object]) -> list[float]:
-    """The median of the seconds that each function takes, in turns, after a run that does not count."""
-    seconds: list[list[float]] = [[] for _ in functions]
-    for _ in range(settings.repeats + 1):
-        for function, taken in zip(functions, seconds, strict=True):
-            start = time.perf_counter()
-            function()
-            taken.append(time.perf_counter() - start)
-    return [statistics.median(taken[1:]) for taken in seconds]
-
-
-def measured_peer(
-    settings: Settings, name: str, program: str, documents: Sequences, prefixes: Sequences, found: Branches
-) -> float:
-    """The peer's median of seconds, once its sets are the same; Missing where it does not run."""
-    if not settings.peers:
-        raise Missing("give --peers a Python that can import it")
-    tokens, offsets = documents
-    end = int(tokens.max()) + 1
-    asked = [part.tolist() for part in np.split(prefixes[0], prefixes[1][1:-1])]
-    with tempfile.TemporaryDirectory() as folder:
-        np.save(Path(folder, "text.npy"), np.insert(tokens, offsets[1:], end))
-        write_json(Path(folder, "work.json"), {"prefixes": asked, "repeats": settings.repeats})
-        command = [str(Path(settings.peers).absolute()), "-c", program]
-        try:
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-        except OSError as error:
-            raise Missing(f"--peers names no Python: {error}") from error
-        if done.returncode:
-            raise Missing(f"with {settings.peers}, {done.stderr.strip().splitlines()[-1]}")
-        sets = [np.load(Path(folder, f"{part}.npy"), allow_pickle=False) for part in ("offsets", "tokens")]
-        check_equal(name, sets[0], sets[1], found)
-        return statistics.median(json.loads(done.stdout))
-
-
-def check_equal(name: str, offsets: np.ndarray, tokens: np.ndarray, found: Branches) -> None:
-    if not (np.array_equal(offsets, found.offsets) and np.array_equal(tokens, found.tokens)):
-        raise SystemExit(f"{name} finds other next tokens than NGramIndex: times of unequal work say nothing")
-
-
-def as_table(rows: list[Row]) -> Table:
-    table = Table()
-    for column in ("work", "method", "ms", "times", "compared to"):
-        table.add_column(column, justify="right" if column in ("ms", "times") else "left")
-    for row in rows:
-        ratio = "" if row.ratio is None else f"{row.ratio:.3g}"
-        table.add_row(row.work, row.method, f"{1000 * row.seconds:.2f}", ratio, row.meaning)
-    return table
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
+from typing import Literal
 
 from paradigms.io.settings import command_line
 
@@ -26,30 +26,27 @@ class Settings:
 
     batches: list[int] = field(default_factory=lambda: [32, 64, 128])
     """queries in a batch, and as many documents"""
-    cases: list[str] = field(default_factory=lambda: ["colbert", "xtr", "aligner"])
-    """which of colbert, coil, aligner, xtr, entropic"""
+    cases: list[Literal["colbert", "coil", "aligner", "xtr", "entropic"]] = field(
+        default_factory=lambda: ["colbert", "xtr", "aligner"]
+    )
     query_tokens: int = 32
     document_tokens: int = 180
     dim: int = 128
     repeats: int = 3
     """measured repetitions, after one that is not; the median counts"""
     threads: int = 1
-    device: str = "auto"
-    """cpu, cuda; auto: cuda if there is one"""
-    dtype: str = "float32"
-    """of the vectors: float32, bfloat16, float16, or tf32: float32 that is multiplied in TF32"""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda if there is one"""
+    dtype: Literal["float32", "bfloat16", "float16", "tf32"] = "float32"
+    """of the vectors; tf32: float32 that is multiplied in TF32"""
     output: str = "results/benchmarks/in_batch_scoring.json"
-
-    def __post_init__(self) -> None:
-        unknown = [name for name in self.cases if name not in CASES]
-        if unknown:
-            raise SystemExit(f"unknown case {', '.join(unknown)}; there are {', '.join(CASES)}")
 
 
 if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
 import torch
+from parts.shared import MiB, memory
 from rich.table import Table
 
 from paradigms.align import ALIGNMENTS, NORMALISERS, as_maximum
@@ -66,7 +63,6 @@ CASES: dict[str, tuple[str, dict[str, float], str]] = {
     "xtr": ("pool_top_k", {"k": 320}, "retrieved"),
     "entropic": ("entropic", {"k": 1, "eps": 0.01}, "total"),
 }
-MiB = 1 << 20
 
 
 def main(settings: Settings) -> None:
@@ -79,21 +75,13 @@ def main(settings: Settings) -> None:
             ways.append("fused")
         for batch in settings.batches:
             for way in ways:
-                rows.append(
-                    {"case": name, "batch": batch, "way": way, **measured(settings, name, batch, way)}
-                )
+                row = {"case": name, "batch": batch, "way": way} | measured(settings, name, batch, way)
+                rows.append(row)
                 plain = rows[-1 - ways.index(way)]
                 for figure in ("seconds", "peak_mib") if way != "plain" else ():
-                    rows[-1][f"{figure}_ratio"] = plain[figure] / rows[-1][figure]
-    write_json(
-        settings.output,
-        {
-            "settings": asdict(settings),
-            "torch": torch.__version__,
-            "machine": machine(settings),
-            "rows": rows,
-        },
-    )
+                    row[f"{figure}_ratio"] = plain[figure] / row[figure]
+    found = {"settings": asdict(settings), "torch": torch.__version__, "machine": machine(settings)}
+    write_json(settings.output, found | {"rows": rows})
     Terminal().print(as_table(rows, settings))
 
 
@@ -141,9 +129,9 @@ def measure(settings: Settings, name: str, batch: int, way: str) -> dict[str, fl
         step()
         peak = torch.cuda.max_memory_allocated() / MiB - before
     else:
-        before = resident("VmRSS")
+        before = memory("VmRSS") / MiB
         step()
-        peak = resident("VmHWM") - before
+        peak = memory("VmHWM") / MiB - before
     return {"seconds": statistics.median(step() for _ in range(settings.repeats)), "peak_mib": peak}
 
 
@@ -163,14 +151,6 @@ def random_tokens(settings: Settings, batch: int) -> tuple[Tokens, Tokens]:
         )
 
     return tokens(1, batch, settings.document_tokens), tokens(batch, 1, settings.query_tokens)
-
-
-def resident(line: str) -> float:
-    """MiB of this process: VmRSS now, or VmHWM at most so far."""
-    for entry in Path("/proc/self/status").read_text().splitlines():
-        if entry.startswith(f"{line}:"):
-            return int(entry.split()[1]) * 1024 / MiB
-    raise RuntimeError(f"/proc/self/status has no {line}: this benchmark needs Linux")
 
 
 def as_table(rows: list[dict], settings: Settings) -> Table:

@@ -1,22 +1,18 @@
 """Time and bytes of exact search by learned sparse vectors: the inverted index beside scipy and bm25s.
 
-Documents are drawn so that the shares of documents with each term, and the weights, are distributed as
-SPLADE-tiny-msmarco's on Cranfield: the term of rank r stands in a share of 1/(1 + r/40)^1.2 of the
-documents, independently, with weights of an exponential distribution. Queries are terms drawn by the same
-frequencies. Documents that are alike never lie beside each other here, which leaves block-max pruning
-little to prune: on a real collection it prunes more.
+Shares of documents with each term, and weights, are distributed as SPLADE-tiny-msmarco's on Cranfield: the
+term of rank r stands in a share of 1/(1 + r/40)^1.2 of the documents, independently, with weights of an
+exponential distribution; query terms are drawn by the same frequencies. Documents that are alike never lie
+beside each other here: block-max pruning prunes more on a real collection.
 
-scipy multiplies the matrix of documents by each query, dense, which reads every weight, and also the sparse
-query by the transposed matrix, which reads the postings of its terms alone. bm25s, with its numba backend,
-takes the weights in place of its own, and queries whose weights are 1: it has no others. Before its time
-counts, a method's best documents are compared with those of the weights that it stores. Methods take turns,
-each on one core. Printed as a table and written as JSON: times of the CPU, which leave out what others use of
-it; absolute ones belong to the machine, ratios travel.
+scipy multiplies the matrix of documents by each query, dense, and the sparse query by the transposed matrix,
+which reads the postings of its terms alone. bm25s takes queries of weight 1: it has no others. Before its
+time counts, a method's best documents are compared with those of the weights that it stores. Methods take
+turns on one core. Times are CPU times; absolute ones belong to the machine, ratios travel.
 """
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -52,6 +48,7 @@ import bm25s
 import numpy as np
 import scipy.sparse
 import torch
+from parts.shared import medians
 from rich.table import Table
 
 from paradigms.core import Tokens
@@ -101,23 +98,13 @@ def main(settings: Settings) -> None:
                 methods[f"inverted, {bits} bits{told}"] = Method(search, index.bytes_per_document, stored, of)
         for name, method in methods.items():
             check(name, method, k)
-        seconds: dict[str, list[float]] = {name: [] for name in methods}
-        for _ in range(settings.repeats):
-            for name, method in methods.items():
-                began = time.process_time()
-                method.search()
-                seconds[name].append(time.process_time() - began)
-    rows = [
-        {
-            "method": name,
-            "CPU ms a query": 1000 * statistics.median(seconds[name]) / settings.queries,
-            "bytes a document": method.bytes_per_document,
-        }
-        for name, method in methods.items()
-    ]
-    table = Table("method", "CPU ms a query", "bytes a document")
-    for row in rows:
-        table.add_row(row["method"], f"{row['CPU ms a query']:.2f}", f"{row['bytes a document']:,.0f}")
+        searches = [method.search for method in methods.values()]
+        seconds = medians(searches, settings.repeats, clock=time.process_time)
+    rows, table = [], Table("method", "CPU ms a query", "bytes a document")
+    for (name, method), taken in zip(methods.items(), seconds, strict=True):
+        each, size = 1000 * taken / settings.queries, method.bytes_per_document
+        rows.append({"method": name, "CPU ms a query": each, "bytes a document": size})
+        table.add_row(name, f"{each:.2f}", f"{size:,.0f}")
     console.print(table)
     write_json(Path(settings.output), {"settings": asdict(settings), "rows": rows})
 

@@ -1,7 +1,7 @@
 """Token search on a processor: our indexes and the peers', on the same vectors, taking turns in one run.
 
 Vectors are token states of the offline encoder, reduced by PCA and normalised, of documents of a collection
-and of its test queries. Each system builds and searches in processes of its own, `token_parts`, once in every
+and of its test queries. Each system builds and searches in processes of its own, `parts`, once in every
 round, so that its memory is its own; times are medians over queries and rounds. recall@10 is against exact
 MaxSim. Peers live in environments of their own, whose folders `--peers` names; those that are not there are
 named. Times belong to the machine, ratios travel.
@@ -18,13 +18,10 @@ NUMBA_CPU_FEATURES= (empty). xtr-warp-rs chooses for itself.
 from __future__ import annotations
 
 import json
-import os
-import platform
 import shutil
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -60,15 +57,28 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import numpy as np
 import torch
+from parts.shared import MiB, last_line, processor, run_worker, timed
+from parts.vectors import prepare
 from rich.table import Table
-from token_parts.vectors import prepare
 
 from paradigms.io.files import held, write_json
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
+from paradigms.io.typed import json_or_empty, read_json
 
 K = 10
-WORKER = Path(__file__).parent / "token_parts" / "systems.py"
+COLUMNS = (  # heading, key of a row, decimal places
+    ("build s", "build_s", 1),
+    ("build MiB", "build_mib", 0),
+    ("bytes/token", "bytes_per_token", 1),
+    ("search MiB", "search_mib", 0),
+    ("ms single", "single_ms", 2),
+    ("limit", "single_limit_ms", 2),
+    ("ms batch", "batch_ms", 2),
+    ("limit", "batch_limit_ms", 2),
+    ("recall@10", "recall", 3),
+    ("MRR@10", "mrr", 3),
+)
 MODULES = {"maxsim_cpu": "maxsim_cpu", "fast_plaid": "fast_plaid", "warp": "xtr_warp"}
 
 
@@ -82,10 +92,6 @@ class Row:
     settings: dict[str, Any]
     index: str = ""
 
-    @property
-    def ours(self) -> bool:
-        return self.system == "ours"
-
 
 def rows() -> list[Row]:
     """All systems."""
@@ -95,7 +101,7 @@ def rows() -> list[Row]:
         Row("torch GEMM + scatter-max", "exact", "gemm_scatter", {}),
         Row("maxsim-cpu", "exact", "maxsim_cpu", {}),
         Row("rerank 100", "rerank", "ours", exact | {"rerank": True}, "exact"),
-        Row("padded einsum, 100", "rerank", "padded_einsum", {}),
+        Row("padded einsum, 100", "rerank", "padded_einsum", {"rerank": True}),
         Row("maxsim-cpu, 100", "rerank", "maxsim_cpu", {"rerank": True}),
     ]
     for bits in (4, 2):
@@ -115,9 +121,8 @@ def rows() -> list[Row]:
         found.append(Row(name, "gather", "fast_plaid", settings, f"plaid-{bits}"))
     for bits, probes in ((4, 8), (4, 16), (4, 32), (2, 32)):
         settings = {"build": {"nbits": bits}, "search": {"nprobe": probes}}
-        found.append(
-            Row(f"xtr-warp, {bits} bits, nprobe {probes}", "impute", "warp", settings, f"warp-{bits}")
-        )
+        name = f"xtr-warp, {bits} bits, nprobe {probes}"
+        found.append(Row(name, "impute", "warp", settings, f"warp-{bits}"))
     return found
 
 
@@ -131,52 +136,39 @@ def main(settings: Settings) -> None:
     chosen = [row for row in chosen if row.system not in missing]
     vectors = prepare(settings, folder, console)
     indexes = {row.index: row for row in reversed(chosen) if row.index}
-    measured: dict[str, Any] = {"built": {}, "searched": {row.name: [] for row in chosen}}
+    built: dict[str, Any] = {}
+    searched: dict[str, list[Any]] = {row.name: [] for row in chosen}
     with progress_bar(True) as bar:
         task = bar.add_task("token search", total=len(indexes) + settings.rounds * len(chosen))
         run = partial(run_job, settings, vectors, folder, pythons)
         for index, row in indexes.items():
             bar.update(task, description=f"build {index}")
-            measured["built"][index] = built(
-                partial(run, row, "build"), folder / "indexes" / f"{index}.json", vectors
-            )
+            built[index] = made_once(partial(run, row, "build"), folder / f"indexes/{index}.json", vectors)
             bar.advance(task)
         for _ in range(settings.rounds):
             for row in chosen:
                 bar.update(task, description=row.name)
-                measured["searched"][row.name].append(run(row, "search"))
+                searched[row.name].append(run(row, "search"))
                 bar.advance(task)
     speed = machine(settings.threads)
-    table = summary(chosen, measured, vectors, speed)
-    found = {"settings": asdict(settings), "machine": speed, "rows": table}
-    write_json(folder / "token_search.json", found)
+    table = summary(chosen, built, searched, vectors, speed)
+    write_json(folder / "token_search.json", {"settings": asdict(settings), "machine": speed, "rows": table})
     show(console, settings, table, vectors, speed)
 
 
 def machine(threads: int) -> dict[str, Any]:
     """The processor, bytes/s that its threads read in order, FLOP/s of their plain GEMM: the best of 5."""
     torch.set_num_threads(threads)
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    memory, matrix = torch.ones(1 << 27), torch.ones(1536, 1536)
-
-    def best(work: Callable[[], Any]) -> float:
-        def once() -> float:
-            began = time.perf_counter()
-            work()
-            return time.perf_counter() - began
-
-        return min(once() for _ in range(5))
-
+    numbers, matrix = torch.ones(1 << 27), torch.ones(1536, 1536)
+    read, multiply = (
+        min(timed(work)[0] for _ in range(5)) for work in (numbers.sum, lambda: matrix @ matrix)
+    )
     return {
-        "processor": names[0] if names else platform.processor(),
+        "processor": processor(),
         "vectors": torch.backends.cpu.get_cpu_capability(),
-        "bytes_per_s": 4 * memory.numel() / best(memory.sum),
-        "flops_per_s": 2 * len(matrix) ** 3 / best(lambda: matrix @ matrix),
+        "bytes_per_s": 4 * numbers.numel() / read,
+        "flops_per_s": 2 * len(matrix) ** 3 / multiply,
     }
-
-
-# --- processes ----------------------------------------------------------------------------------------
 
 
 def interpreters(environments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -195,80 +187,61 @@ def interpreters(environments: Sequence[str]) -> tuple[dict[str, str], list[str]
 def run_job(
     settings: Settings, vectors: Path, folder: Path, pythons: dict[str, str], row: Row, phase: str
 ) -> dict[str, Any]:
-    """What `token_parts/systems.py` answers to one job."""
+    """What `parts/systems.py` answers to one job."""
     place = folder / "indexes" / (row.index or "none")
     if phase == "build":
         shutil.rmtree(place, ignore_errors=True)
     place.parent.mkdir(parents=True, exist_ok=True)
-    job = {
-        "system": row.system, "settings": row.settings, "phase": phase, "vectors": str(vectors.resolve()),
-        "folder": str(place.resolve()), "threads": settings.threads, "k": K,
-    }  # fmt: skip
-    write_json(folder / "job.json", job)
-    threads = dict.fromkeys(
-        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), str(settings.threads)
-    )
-    done = subprocess.run(
-        [
-            pythons[row.system],
-            str(Path(__file__).parent / "token_parts" / "systems.py"),
-            str(folder / "job.json"),
-        ],
-        capture_output=True,
-        text=True,
-        env=os.environ | threads | {"OMP_WAIT_POLICY": "passive"},
-    )
+    job = {"system": row.system, "settings": row.settings, "phase": phase, "vectors": str(vectors.resolve())}
+    job |= {"folder": str(place.resolve()), "threads": settings.threads, "k": K}
+    done = run_worker("systems", job, pythons[row.system], settings.threads)
     if done.returncode:
         raise SystemExit(f"{row.name} failed in {phase}:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return last_line(done.stdout)
 
 
-def built(build: Callable[[], dict[str, Any]], file: Path, vectors: Path) -> dict[str, Any]:
+def made_once(build: Callable[[], dict[str, Any]], file: Path, vectors: Path) -> dict[str, Any]:
     """What `build` answers; of an index that was built before, on the same vectors, what it answered then."""
-    made = json.loads((vectors / "vectors.json").read_text())
-    if file.is_file():
-        then = json.loads(file.read_text())
-        if then["vectors"] == made:
-            return then["built"]
-    answer = build()
-    write_json(file, {"vectors": made, "built": answer})
-    return answer
-
-
-# --- tables -------------------------------------------------------------------------------------------
+    made = read_json(vectors / "vectors.json")
+    if (then := json_or_empty(file)).get("vectors") != made:
+        then = {"vectors": made, "built": build()}
+        write_json(file, then)
+    return then["built"]
 
 
 def summary(
-    chosen: Sequence[Row], measured: dict[str, Any], vectors: Path, speed: dict[str, Any]
+    chosen: Sequence[Row],
+    built: dict[str, Any],
+    searched: dict[str, list[Any]],
+    vectors: Path,
+    speed: dict[str, Any],
 ) -> list[dict[str, Any]]:
     """What is printed of each row: times in milliseconds, memory in MiB."""
-    tokens = json.loads((vectors / "vectors.json").read_text())["tokens"]
-    truth = json.loads((vectors / "candidates.json").read_text())
-    relevant = json.loads((vectors / "relevant.json").read_text())
+    tokens = read_json(vectors / "vectors.json")["tokens"]
+    truth, relevant = (json.loads((vectors / f"{of}.json").read_text()) for of in ("candidates", "relevant"))
     table = []
     for row in chosen:
-        rounds, built = measured["searched"][row.name], measured["built"].get(row.index)
-        found = rounds[-1]["found"]
-        hits = [len(set(f[:K]) & set(t[:K])) / K for f, t in zip(found, truth, strict=True)]
+        rounds, index = searched[row.name], built.get(row.index)
+        found, work = [of[:K] for of in rounds[-1]["found"]], rounds[-1]["work"]
+        hits = [len({*f} & {*t[:K]}) / K for f, t in zip(found, truth, strict=True)]
         ranks = [
-            next((1 / (n + 1) for n, id in enumerate(f[:K]) if id in r), 0.0)
+            next((1 / n for n, id in enumerate(f, 1) if id in r), 0.0)
             for f, r in zip(found, relevant, strict=True)
         ]
-        memory, work = max(r["memory"] for r in rounds), rounds[-1]["work"]
         gemm = work and work["flops"] / speed["flops_per_s"]
         table.append(
             {
                 "name": row.name,
                 "kind": row.kind,
-                "ours": row.ours,
+                "ours": row.system == "ours",
                 "index": row.index,
-                "build_s": built and built["seconds"],
-                "build_mib": built and built["memory"] / 2**20,
-                "bytes_per_token": built and built["bytes"] / tokens,
-                "search_mib": memory / 2**20,
+                "build_s": index and index["seconds"],
+                "build_mib": index and index["memory"] / MiB,
+                "bytes_per_token": index and index["bytes"] / tokens,
+                "search_mib": max(r["memory"] for r in rounds) / MiB,
                 "single_ms": 1e3 * statistics.median(s for r in rounds for s in r["single"]),
-                "batch_ms": 1e3 * statistics.median(r["batch"] for r in rounds) / len(found),
                 "single_limit_ms": work and 1e3 * max(work["bytes"] / speed["bytes_per_s"], gemm),
+                "batch_ms": 1e3 * statistics.median(r["batch"] for r in rounds) / len(found),
                 "batch_limit_ms": work and 1e3 * gemm,
                 "recall": float(np.mean(hits)),
                 "mrr": float(np.mean(ranks)),
@@ -301,33 +274,23 @@ def show(
     vectors: Path,
     speed: dict[str, Any],
 ) -> None:
-    made = json.loads((vectors / "vectors.json").read_text())
+    made = read_json(vectors / "vectors.json")
     title = (
         f"{made['tokens']:,} tokens of {settings.documents} documents, {settings.dim} dimensions, "
         f"{settings.queries} queries, {settings.threads} threads of {speed['processor']} "
         f"({speed['vectors']}): {speed['bytes_per_s'] / 1e9:.1f} GB/s read in order, "
         f"GEMM {speed['flops_per_s'] / 1e9:.0f} GFLOP/s"
     )
-    shown = Table(title=title)
-    for name in ("system", "build s", "build MiB", "bytes/token", "search MiB", "ms single", "limit",
-                 "ms batch", "limit", "recall@10", "MRR@10", "times faster than"):  # fmt: skip
-        shown.add_column(name, justify="left" if name in ("system", "times faster than") else "right")
+    shown = Table("system", title=title)
+    for name, _, _ in COLUMNS:
+        shown.add_column(name, justify="right")
+    shown.add_column("times faster than")
     for row in table:
-        faster = row["ratio"] and f"{row['ratio'][0]:.1f} {row['ratio'][1]}"
-        shown.add_row(
-            row["name"], _number(row["build_s"], 1), _number(row["build_mib"], 0),
-            _number(row["bytes_per_token"], 1), _number(row["search_mib"], 0), _number(row["single_ms"], 2),
-            _number(row["single_limit_ms"], 2), _number(row["batch_ms"], 2),
-            _number(row["batch_limit_ms"], 2), _number(row["recall"], 3),
-            _number(row["mrr"], 3), faster or "",
-            style="bold" if row["ours"] else None,
-        )  # fmt: skip
+        cells = ["" if row[key] is None else f"{row[key]:.{places}f}" for _, key, places in COLUMNS]
+        faster = f"{row['ratio'][0]:.1f} {row['ratio'][1]}" if row["ratio"] else ""
+        shown.add_row(row["name"], *cells, faster, style="bold" if row["ours"] else None)
     console.print(shown)
     console.print(f"Written to {Path(settings.output) / 'token_search.json'}.")
-
-
-def _number(value: float | None, places: int) -> str:
-    return "" if value is None else f"{value:.{places}f}"
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ A peer's plain step at batch 256 needs about 26 GiB, and counts as failed if `me
 from __future__ import annotations
 
 import json
-import os
 import re
 import statistics
 import subprocess
@@ -21,8 +20,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 from paradigms.io.settings import command_line
 
@@ -31,8 +29,8 @@ from paradigms.io.settings import command_line
 class Settings:
     """Who trains, on what, and for how many steps."""
 
-    peers: list[str] = field(default_factory=list)
-    """of sentence-transformers and pylate; each is installed where it is not yet"""
+    peers: list[Literal["sentence-transformers", "pylate"]] = field(default_factory=list)
+    """each is installed where it is not yet"""
     environments: str = "results/benchmarks/environments"
     """folder of the peers' virtual environments"""
     batches: list[int] = field(default_factory=lambda: [32, 128, 256])
@@ -53,10 +51,10 @@ class Settings:
     dim: int = 128
     query_length: int = 32
     document_length: int = 180
-    precision: str = "no"
-    """no: float32; bf16"""
-    device: str = "auto"
-    """cpu, cuda; auto: cuda if there is one"""
+    precision: Literal["no", "bf16"] = "no"
+    """no: float32"""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda if there is one"""
     threads: int = 2
     memory: float = 0.0
     """GiB that a process may hold on a CPU, else it counts as out of memory; 0: three quarters of what
@@ -68,25 +66,17 @@ class Settings:
         for name in ("examples", "rounds", "mini_batch", "threads", "dim"):
             if getattr(self, name) < 1:
                 raise SystemExit(f"{name} must be at least 1, got {getattr(self, name)}")
-        unknown = [peer for peer in self.peers if peer not in REQUIREMENTS]
-        if unknown:
-            raise SystemExit(f"peers are {' and '.join(REQUIREMENTS)}, not {unknown[0]!r}")
-        if min(self.chunks, default=1) < 1:
-            raise SystemExit(f"chunks must hold at least 1 text, got {self.chunks}")
-        if min(self.batches, default=0) < 2:
+        if min(self.chunks, default=1) < 1 or min(self.batches, default=0) < 2:
             raise SystemExit(
-                f"batches must hold 2 pairs or more, whose other documents are negatives, got {self.batches}"
+                "chunks must hold 1 text or more, and batches 2 pairs or more, whose other documents are "
+                f"negatives; got {self.chunks}, {self.batches}"
             )
-        if self.precision not in ("no", "bf16"):
-            raise SystemExit(f"precision must be no or bf16, got {self.precision!r}")
-        if self.device not in ("auto", "cpu", "cuda"):
-            raise SystemExit(f"device must be auto, cpu or cuda, got {self.device!r}")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise SystemExit("device is cuda, and torch finds none here")
         if self.device == "auto":
             self.device = "cuda" if torch.cuda.is_available() else "cpu"
         if not self.memory and self.device == "cpu":
-            self.memory = round(0.75 * free_memory() / GiB, 1)
+            self.memory = round(0.75 * memory("MemAvailable", "/proc/meminfo") / GiB, 1)
 
     def steps(self, batch: int) -> int:
         """Timed steps of a round."""
@@ -97,9 +87,10 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
 import torch
+from parts.shared import GiB, last_line, memory, run_worker
+from parts.trainers import CHECKED, WARMUP, Job
 from rich.table import Table
 from safetensors.torch import save_file
-from training_parts.trainers import CHECKED, WARMUP, Job
 
 from paradigms.data import Collection, load_collection
 from paradigms.encoder.backbone import load_backbone, load_tokenizer, packaged, quiet
@@ -107,13 +98,11 @@ from paradigms.io.files import atomic_folder, atomic_text, held, write_json
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal, shown
 
-HERE = Path(__file__).parent
 # What pip installs for a peer, whose requirements exclude the others'; [train] brings accelerate, datasets.
 REQUIREMENTS = {
     "sentence-transformers": ("sentence-transformers[train]>=6", "torch<2.14"),
     "pylate": ("pylate", "torch<2.14"),
 }
-GiB = 2**30
 OUT_OF_MEMORY = re.compile(
     "can't allocate memory|cannot allocate memory|out of memory|not enough memory|MemoryError|bad_alloc", re.I
 )
@@ -165,9 +154,6 @@ def main(settings: Settings) -> None:
                 bar.advance(task)
     show(console, settings, found)
     console.print(f"Written to {folder / 'training.json'}.")
-
-
-# --- what every trainer starts from -------------------------------------------------------------------
 
 
 def installed(peer: str, environments: Path, console: Terminal) -> str:
@@ -229,53 +215,21 @@ def distinct_pairs(collection: Collection, number: int, seed: int) -> list[tuple
     )
 
 
-# --- processes ----------------------------------------------------------------------------------------
-
-
 def job_of(settings: Settings, row: Row, work: Path) -> Job:
     """What a process is told to do."""
     shared = {name: value for name, value in asdict(settings).items() if name in Job.__dataclass_fields__}
-    memory = int(settings.memory * GiB)
-    own = {"work": str(work.resolve()), "memory": memory, "steps": settings.steps(row.batch)}
-    return Job(**shared | asdict(row) | own)
+    own = {"work": str(work.resolve()), "memory": int(settings.memory * GiB)}
+    return Job(**shared | asdict(row) | own | {"steps": settings.steps(row.batch)})
 
 
 def run_job(settings: Settings, row: Row, work: Path, python: str) -> dict[str, Any]:
-    """What `training_parts/trainers.py` answers; where it fails, why."""
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
-    threads = dict.fromkeys(names, str(settings.threads))
-    more = {"OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1"}
-    with TemporaryDirectory() as scratch:
-        write_json(Path(scratch) / "job.json", asdict(job_of(settings, row, work)))
-        done = subprocess.run(
-            [python, "-m", "training_parts.trainers", scratch],
-            capture_output=True,
-            text=True,
-            cwd=HERE,  # where -m looks first
-            env=os.environ | threads | more,
-        )
-        answer = Path(scratch) / "answer.json"
-        if done.returncode or not answer.is_file():
-            return {"failed": reason(done.returncode, done.stderr), "errors": done.stderr[-4000:]}
-        return json.loads(answer.read_text())
-
-
-def reason(status: int, errors: str) -> str:
-    """Why a process failed, in a few words. The kernel ends a process that has no memory with status -9."""
-    if status == -9 or OUT_OF_MEMORY.search(errors):
-        return "out of memory"
-    lines = errors.strip().splitlines()
-    return lines[-1][:200] if lines else f"exit status {status}"
-
-
-def free_memory() -> int:
-    """Bytes that can be taken without swapping."""
-    found = re.search(r"MemAvailable:\s*(\d+)", Path("/proc/meminfo").read_text())
-    assert found is not None
-    return 1024 * int(found.group(1))
-
-
-# --- results ------------------------------------------------------------------------------------------
+    """What `parts/trainers.py` answers; where it fails, why. The kernel ends a process for memory with −9."""
+    done = run_worker("trainers", asdict(job_of(settings, row, work)), python, settings.threads)
+    if not done.returncode:
+        return last_line(done.stdout)
+    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+    full = done.returncode == -9 or OUT_OF_MEMORY.search(done.stderr)
+    return {"failed": "out of memory" if full else lines[-1][:200], "errors": done.stderr[-4000:]}
 
 
 def failure(answers: Sequence[Mapping[str, Any]]) -> str:
@@ -286,29 +240,28 @@ def failure(answers: Sequence[Mapping[str, Any]]) -> str:
 def report(measured: Mapping[Row, Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Rows with means over rounds; ratio: ours over the fastest peer at the same batch size."""
     table = [summary(row, answers) for row, answers in measured.items() if answers]
-    for row in table:
-        peers = [r for r in table if r["batch"] == row["batch"] and r["system"] != "ours" and not r["failed"]]
-        fastest = max((r["pairs_per_s"] for r in peers), default=None)
-        ours = row["system"] == "ours" and not row["failed"]
-        row["ratio"] = row["pairs_per_s"] / fastest if fastest and ours else None
+    good = [row for row in table if not row["failed"]]
+    for row in good:
+        peers = [r["pairs_per_s"] for r in good if r["batch"] == row["batch"] and r["system"] != "ours"]
+        row["ratio"] = row["pairs_per_s"] / max(peers) if peers and row["system"] == "ours" else None
     return table
 
 
 def summary(row: Row, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """A row's pairs per second, of the clock and of CPU time, and its largest peak memory."""
-    failed = failure(answers)
-    found: dict[str, Any] = asdict(row) | {"name": row.name, "failed": failed, "rounds": list(answers)}
-    if failed:
+    found: dict[str, Any] = asdict(row) | {"name": row.name, "failed": failure(answers)}
+    found["rounds"] = list(answers)
+    if found["failed"]:
         return found
-
-    def rates(name: str) -> list[float]:
-        return [row.batch * len(answer[name]) / sum(answer[name]) for answer in answers]
-
+    rates, of_cpu = (
+        [row.batch * len(answer[name]) / sum(answer[name]) for answer in answers]
+        for name in ("seconds", "cpu_seconds")
+    )
     return found | {
-        "pairs_per_s": statistics.mean(rates("seconds")),
-        "slowest": min(rates("seconds")),
-        "fastest": max(rates("seconds")),
-        "pairs_per_cpu_s": statistics.mean(rates("cpu_seconds")),
+        "pairs_per_s": statistics.mean(rates),
+        "slowest": min(rates),
+        "fastest": max(rates),
+        "pairs_per_cpu_s": statistics.mean(of_cpu),
         "memory_gib": max(answer["memory"] for answer in answers) / GiB,
         "loss": answers[0]["loss"],
     }
@@ -316,16 +269,15 @@ def summary(row: Row, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def show(console: Terminal, settings: Settings, found: Sequence[Mapping[str, Any]]) -> None:
     where = f"{settings.threads} threads" if settings.device == "cpu" else torch.cuda.get_device_name()
-    good, shown = [row for row in found if not row["failed"]], Table(title=f"Training, {where}")
+    good, table = [row for row in found if not row["failed"]], Table(title=f"Training, {where}")
     for name in ("batch", "system", "pairs/s", "per\nCPU s", "peak\nGiB", "times\nfaster"):
-        shown.add_column(name, justify="left" if name == "system" else "right", no_wrap=True)
+        table.add_column(name, justify="left" if name == "system" else "right", no_wrap=True)
     for row in found:
-        cells = [str(row["batch"]), row["name"], "failed"]
-        if not row["failed"]:
-            values = (row["pairs_per_s"], row["pairs_per_cpu_s"], row["memory_gib"], row["ratio"])
-            cells[2:] = ["" if value is None else f"{value:.2f}" for value in values]
-        shown.add_row(*cells, style="bold" if row["system"] == "ours" else None)
-    console.print(shown)
+        names = ("pairs_per_s", "pairs_per_cpu_s", "memory_gib", "ratio")
+        cells = [f"{row[name]:.2f}" if row.get(name) else "" for name in names]
+        style = "bold" if row["system"] == "ours" else None
+        table.add_row(str(row["batch"]), row["name"], *(["failed"] if row["failed"] else cells), style=style)
+    console.print(table)
     for row in found:
         if row["failed"]:
             console.print(f"{row['name']}, batch {row['batch']}: {row['failed']}")

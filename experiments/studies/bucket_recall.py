@@ -28,10 +28,8 @@ def law(exact: ExactIndex, queries: Tokens, settings: Any) -> Rows:
     """
     count = min(settings.law_documents, len(exact))
     documents, queries = exact.tokens(np.arange(count)), queries[: settings.law_queries]
-    moved = tuple(
-        replace(t, vectors=torch.nn.functional.pad(t.vectors, (0, 1), value=MEAN))
-        for t in (documents, queries)
-    )
+    pad = torch.nn.functional.pad
+    moved = [replace(t, vectors=pad(t.vectors, (0, 1), value=MEAN)) for t in (documents, queries)]
     cases = {
         "raw": (documents, queries, None),
         f"mean of norm {MEAN:g} added": (*moved, None),
@@ -42,25 +40,17 @@ def law(exact: ExactIndex, queries: Tokens, settings: Any) -> Rows:
         for planes in (2, 4, 6):
             means, variances, best = moments(D, Q, centre, planes)
             for repetitions in (1, 4, 16):
-                pairs = list(zip(means, variances, best, strict=True))
-                expected = [expected_recall(m, v, repetitions, b, CANDIDATES) for m, v, b in pairs]
+                each = zip(means, variances, best, strict=True)
+                expected = [expected_recall(m, v, repetitions, b, CANDIDATES) for m, v, b in each]
                 found = []
                 for seed in range(16 // repetitions):
                     encoding = FixedEncoding(planes, repetitions, inner=0, seed=seed)
                     scores = encoding.queries(Q, centre) @ encoding.documents(D, centre).T
                     top = scores.topk(min(CANDIDATES, count)).indices.numpy()
                     found.append([np.isin(b, t).mean() for b, t in zip(best, top, strict=True)])
-                rows.append(
-                    {
-                        "vectors": case,
-                        "planes": planes,
-                        "repetitions": repetitions,
-                        "documents": count,
-                        "queries": len(best),
-                        "predicted": float(np.mean(expected)),
-                        "measured": np.mean(found, 0).tolist(),
-                    }
-                )
+                row = {"vectors": case, "planes": planes, "repetitions": repetitions, "documents": count}
+                row |= {"queries": len(best), "predicted": float(np.mean(expected))}
+                rows.append(row | {"measured": np.mean(found, 0).tolist()})
     return rows
 
 
@@ -89,9 +79,8 @@ def draw_law(rows: Rows) -> Figure:
     panel.plot([0, 1], [0, 1], color="grey", linewidth=1)
     for case in dict.fromkeys(row["vectors"] for row in rows):
         some = [row for row in rows if row["vectors"] == case]
-        panel.plot(
-            [row["predicted"] for row in some], [np.mean(row["measured"]) for row in some], "o", label=case
-        )
+        x, y = [row["predicted"] for row in some], [np.mean(row["measured"]) for row in some]
+        panel.plot(x, y, "o", label=case)
     panel.set(xlabel="predicted recall", ylabel="measured recall")
     panel.grid(alpha=0.3)
     panel.legend()

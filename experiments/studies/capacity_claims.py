@@ -60,8 +60,8 @@ class Found:
         self,
         task: str,
         lengths: list[int],
-        results: Sequence[Mapping[str, Any]],
-        predictions: Mapping[int, Mapping[str, Any]],
+        results: Sequence[Any],
+        predictions: Any,
         sizes: Mapping[str, int],
     ) -> None:
         """predictions: length -> what capacity_tasks.predict found. sizes: system -> numbers of a passage, of
@@ -86,11 +86,8 @@ class Found:
             return {}
         column = list(STAGES).index(stage)
         cells = {system: row.split("|")[column].split() for system, row in TABLE_A1[self.task].items()}
-        return {
-            system: {length: float(cell) / 100 for length, cell in zip(PAPER_LENGTHS, row, strict=True)}
-            for system, row in cells.items()
-            if row
-        }
+        shares = {system: [float(cell) / 100 for cell in row] for system, row in cells.items() if row}
+        return {system: dict(zip(PAPER_LENGTHS, row, strict=True)) for system, row in shares.items()}
 
     def expected(self, system: str, length: int) -> float:
         """The measure under a random projection of BM25-uni's vectors to as many numbers."""
@@ -267,16 +264,14 @@ def describe(results: Found) -> dict[str, Section]:
         figure = Curves("tokens of a passage at most", lengths, panel, dotted=dotted).draw()
         sections[f"table_{stage}"] = Section(heading, text, rows, figure)
     if FIRST in results.values:
-        first = {
-            system: [of[n] for n in lengths]
-            for system, of in results.values[FIRST].items()
-            if system in (UNI, INIT) or system.startswith("DE-BERT")
+        drawn = {
+            s: of for s, of in results.values[FIRST].items() if s in (UNI, INIT) or s.startswith("DE-BERT")
         }
+        first = {system: [of[n] for n in lengths] for system, of in drawn.items()}
         curves = Curves("tokens of a passage at most", lengths, {FIRST: first})
         text = "The passage with the query, first of all passages. BERT-INIT: the encoder as it comes."
-        sections["figure1"] = Section(
-            "Recall@1 by passage length (Figure 1)", text, curves.rows, curves.draw()
-        )
+        heading = "Recall@1 by passage length (Figure 1)"
+        sections["figure1"] = Section(heading, text, curves.rows, curves.draw())
     theory: Rows = []
     for length in lengths:
         theory.append({"length": length, "k*": str(Dimension(*results.predictions[length]["k*"]))})

@@ -7,6 +7,7 @@ answers: whether the first passages, a fixed number of tokens together, contain 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +57,10 @@ def open_bench(
 
     pieces: a backbone whose tokens are BM25's terms; by default words.
     """
-    corpus, half = task.corpus, depth // 2
-    bm25 = {
-        name: BM25.build(corpus, corpus.ids, ngrams=ngrams, tokenizer=pieces)
-        for name, ngrams in NGRAMS.items()
-    }
+    corpus, half, each = task.corpus, depth // 2, NEGATIVES_DEPTH // 2
+    bm25 = {name: BM25.build(corpus, corpus.ids, ngrams=n, tokenizer=pieces) for name, n in NGRAMS.items()}
     train, test = task.split("train"), task.split("test")
-    mined = with_random(
-        bm25[first].search(train.queries, NEGATIVES_DEPTH // 2), corpus, NEGATIVES_DEPTH // 2, 0
-    )
+    mined = with_random(bm25[first].search(train.queries, each), corpus, each, 0)
     pool = candidates(bm25[first].search(test.queries, half), test.judgements, half)
     return Bench(length, task, measure, bm25, mined, with_random(pool, corpus, depth - half, 0))
 
@@ -86,10 +82,9 @@ def question_passages(
     if unknown := sorted(own - answers.keys()):
         raise ValueError(f"{collection.name}: the query {unknown[0]!r} has no answers")
     source, corpus = articles(collection.corpus), collection.corpus
-    article_of, article = {}, ""
     firsts = set(source.ids)  # articles are named by their first document
-    for id in corpus.ids:
-        article_of[id] = article = id if id in firsts else article
+    named = accumulate(corpus.ids, lambda article, id: id if id in firsts else article)
+    article_of = dict(zip(corpus.ids, named, strict=True))
     tasks = {}
     for length in lengths:
         passages = cut(source, length, tokenizer)
@@ -140,27 +135,20 @@ def predict(bench: Bench, dimensions: Sequence[int], queries: int, samples: int)
     counts = count_terms(bench.collection.corpus, test.queries, queries, 0)
     problem = Problem.of(*weigh(counts))
     required = required_dimension(exact_thresholds(problem, [1], samples, 0)[0, 0])
-    corpus, ids = bench.collection.corpus, counts.query_ids
+    corpus, ids, rng = bench.collection.corpus, counts.query_ids, np.random.default_rng(1)
     every = {query: dict.fromkeys(corpus.ids, 0.0) for query in ids}
     judged = with_judgements(test.only(ids), corpus, [every]).judgements
-    values: dict[str, list[float]] = {str(k): [] for k in dimensions}
-    rng = np.random.default_rng(1)
-    draw = problem.draw(samples, rng)
+    draw, rows = problem.draw(samples, rng), []
     for query, id in enumerate(ids):
         relevant = np.array([corpus.position(d) for d, grade in judged[id].items() if grade > 0], int)
         ranks = projected_ranks(problem, query, relevant, dimensions, draw, rng)
-        for k, row in zip(dimensions, ranks, strict=True):
-            values[str(k)].append(float(worth(row, bench.measure).mean()))
+        rows.append([float(worth(of, bench.measure).mean()) for of in ranks])
+    values = {str(k): list(of) for k, of in zip(dimensions, zip(*rows, strict=True), strict=True)}
     return {"k*": list(required), "values": values}
 
 
 def projected_ranks(
-    problem: Problem,
-    query: int,
-    relevant: np.ndarray,
-    dimensions: Sequence[int],
-    draw: Draw,
-    rng: np.random.Generator,
+    problem: Problem, query: int, relevant: np.ndarray, dimensions: Sequence[int], draw: Draw, rng: Any
 ) -> np.ndarray:
     """Samples of the rank of the best of the `relevant` documents under a random projection: [k, samples].
 

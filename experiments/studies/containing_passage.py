@@ -63,19 +63,14 @@ class Source:
     def __init__(
         self, corpus: Corpus, length: int, group: int, reserve: bool, tokenizer: Any, seed: int
     ) -> None:
-        self.corpus, self.tokenizer, self.seed, self.length, self.group = (
-            corpus,
-            tokenizer,
-            seed,
-            length,
-            group,
-        )
+        self.corpus, self.length, self.group, self.reserve = corpus, length, group, reserve
+        self.tokenizer, self.seed = tokenizer, seed
         vocabulary: dict[str, int] = {}
         self.words, self.units = array("i"), list[Unit]()  # words of all texts, as places in `names`
         for of, (text, runs) in enumerate(read_runs(corpus, tokenizer)):
             self.words.extend(vocabulary.setdefault(word, len(vocabulary)) for word in words_of(text))
             self.units += [Unit(of, *unit) for unit in units(runs, length, group=group, least=MOST)]
-        self.names, self.reserve = list(vocabulary), reserve
+        self.names = list(vocabulary)
 
     def draw(self, n: int, *what: object) -> int:
         """One of 0 … n − 1, for what it is drawn for."""
@@ -83,9 +78,8 @@ class Source:
 
     def reserved(self, unit: Unit) -> bool:
         """Whether it is for distractors, and none of its words for queries."""
-        return (
-            self.reserve and self.draw(2, "reserve", self.corpus.ids[unit.of], unit.place // self.group) == 0
-        )
+        group = self.corpus.ids[unit.of], unit.place // self.group
+        return self.reserve and self.draw(2, "reserve", *group) == 0
 
     def text(self, first: Unit, last: Unit) -> str:
         return self.corpus[first.of][first.start : last.end]
@@ -115,9 +109,8 @@ def containing_passages(
     if not queries or min(queries.values()) < 1:
         raise ValueError(f"queries={dict(queries)}: every split needs at least 1")
     if not lengths or lengths[0] < MOST or any(length % lengths[0] for length in lengths):
-        raise ValueError(
-            f"lengths={lengths}: the smallest must hold {MOST} tokens, and the others be its multiples"
-        )
+        allowed = f"the smallest must hold {MOST} tokens, and the others be its multiples"
+        raise ValueError(f"lengths={lengths}: {allowed}")
     if distractors < 0:
         raise ValueError(f"distractors must be at least 0, not {distractors}")
     source = Source(corpus, lengths[0], lengths[-1] // lengths[0], distractors > 0, tokenizer, seed)
@@ -152,9 +145,8 @@ def _draw_queries(source: Source, count: int) -> list[Query]:
     ValueError where the source has fewer that occur only once in it.
     """
     free = [unit for unit in source.units if not source.reserved(unit)]
-    waiting = sorted(
-        free, key=lambda unit: hashed(source.seed, "unit", source.corpus.ids[unit.of], unit.place)
-    )
+    ids = source.corpus.ids
+    waiting = sorted(free, key=lambda unit: hashed(source.seed, "unit", ids[unit.of], unit.place))
     found: list[Query] = []
     while len(found) < count:
         some = waiting[: 2 * (count - len(found))]  # some of them will occur twice

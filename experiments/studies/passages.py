@@ -94,9 +94,7 @@ def _runs(text: str, tokens: Sequence[tuple[int, int]]) -> Runs:
     """tokens: start and end of each. White space before a run may be its first token, or part of that."""
     starts, ends = _spans([match.span() for match in RUN.finditer(text)])
     first, last = _spans(tokens)
-    return Runs(
-        starts, ends, np.searchsorted(last, starts, side="left"), np.searchsorted(first, ends, side="left")
-    )
+    return Runs(starts, ends, np.searchsorted(last, starts), np.searchsorted(first, ends))
 
 
 def _spans(places: Sequence[tuple[int, int]]) -> np.ndarray:

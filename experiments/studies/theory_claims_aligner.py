@@ -13,9 +13,9 @@ GOLDEN_SCORES = (0.9, 0.5, 0.4, 0.1)
 
 def relaxed_problems(rng: np.random.Generator, samples: int) -> list[tuple[np.ndarray, float, float]]:
     """Scores of spread 1, budgets inside (0, m), temperatures from .002 to 2."""
-    sizes = rng.integers(2, 40, samples)
     return [
-        (rng.standard_normal(m), rng.uniform(0.02, 0.98) * m, 10 ** rng.uniform(-2.7, 0.3)) for m in sizes
+        (rng.standard_normal(m), rng.uniform(0.02, 0.98) * m, 10 ** rng.uniform(-2.7, 0.3))
+        for m in rng.integers(2, 40, samples)
     ]
 
 
@@ -29,10 +29,8 @@ def entropic_solution(rng: np.random.Generator, samples: int) -> Evidence:
         caps = np.minimum(-s - solution.shift, 0)
         gap = entropic.primal(s, solution.gates, epsilon) + entropic.dual(s, k, epsilon, solution.shift, caps)
         worst = max(worst, apart(solution.gates.sum(), k), abs(float(gap) + epsilon * k))
-    golden = entropic.entropic_top_k(GOLDEN_SCORES, 2, 0.1)
-    return Evidence(
-        max(worst, apart(golden, [1, 0.721399184, 0.265387929, 0.013212887])), count, tolerance=1e-8
-    )
+    golden = apart(entropic.entropic_top_k(GOLDEN_SCORES, 2, 0.1), [1, 0.721399184, 0.265387929, 0.013212887])
+    return Evidence(max(worst, golden), count, tolerance=1e-8)
 
 
 @theorem(
@@ -53,10 +51,8 @@ def entropic_derivatives(rng: np.random.Generator, samples: int) -> Evidence:
             (entropic.budget_gradient(s, k, epsilon), (0, h, 0)),
             (entropic.temperature_gradient(s, k, epsilon), (0, 0, h)),
         ):
-            ahead, behind = (
-                entropic.entropic_top_k(s + sign * step[0], k + sign * step[1], epsilon + sign * step[2])
-                for sign in (1, -1)
-            )
+            at = np.array([s, k, epsilon], object), np.array(step, object)
+            ahead, behind = (entropic.entropic_top_k(*(at[0] + sign * at[1])) for sign in (1, -1))
             error = np.abs((ahead - behind) / (2 * h) - derivative).max()
             worst = max(worst, float(error / (1 + np.abs(derivative).max())))
     return Evidence(worst, used, tolerance=1e-5)
@@ -78,15 +74,8 @@ def dual_temperature(rng: np.random.Generator, samples: int) -> Evidence:
 
     ours, printed = budget(entropic.dual), budget(entropic.dual_as_printed)
     detail = f"b = 0: Σλ at the maximum {printed:.4f} as printed, {ours:.4f} corrected, k = 2"
-    return Evidence(
-        apart(ours, k),
-        1,
-        tolerance=1e-5,
-        printed=apart(printed, k),
-        allowed=1e-5,
-        because="a numerical maximum",
-        detail=detail,
-    )
+    told = {"printed": apart(printed, k), "allowed": 1e-5, "because": "a numerical maximum"}
+    return Evidence(apart(ours, k), 1, tolerance=1e-5, detail=detail, **told)
 
 
 @theorem(
@@ -144,20 +133,12 @@ def few_iterations(rng: np.random.Generator, samples: int) -> Evidence:
     }
     budgets = {n: entropic.iterate(s, 103, 0.002, 100).gates.sum(-1).mean(1) / 103 for n, s in draws.items()}
     rows = (f"{name} {reached[4]:.2g}, {reached[99]:.2g}" for name, reached in budgets.items())
-    over = max(excess(reached, 1) for reached in budgets.values())
-    T = np.array([1, 2, 5, 10, 20, 50, 100])
+    over, T = max(excess(reached, 1) for reached in budgets.values()), np.array([1, 2, 5, 10, 20, 50, 100])
     panel = {"Σλ/k, ε = .002": {f"scores {name}": reached[T - 1] for name, reached in budgets.items()}}
     detail = "Σλ/k after 5 and 100 iterations, scores " + "; ".join(rows) + ". Few suffice within about 5ε"
-    return Evidence(
-        over,
-        5 * 32,
-        unit="of the budget",
-        printed=excess(1, budgets["U(0,1)"][4]),
-        allowed=0.05,
-        because="our criterion",
-        detail=detail,
-        curves=Curves("iterations of Eq. 5", T, panel),
-    )
+    told = {"printed": excess(1, budgets["U(0,1)"][4]), "allowed": 0.05, "because": "our criterion"}
+    curves = Curves("iterations of Eq. 5", T, panel)
+    return Evidence(over, 5 * 32, unit="of the budget", detail=detail, curves=curves, **told)
 
 
 @theorem(
@@ -173,23 +154,22 @@ def sufficient_iterations(rng: np.random.Generator, samples: int) -> Evidence:
             reached = entropic.iterate(s, k, epsilon, enough).gates.sum(-1) / k
             worst = max(worst, excess(0.95, reached[-1]))
             ratios.append((1 + np.argmax(reached >= 0.95)) / enough)
-    return Evidence(
-        worst, len(ratios), tightness=float(np.median(ratios)), detail="tightness: needed T / this T"
-    )
+    tight = float(np.median(ratios))
+    return Evidence(worst, len(ratios), tightness=tight, detail="tightness: needed T / this T")
 
 
 @theorem("Eq. 5 converges linearly at rate n1/k, and never slower", "derived here", RELAXED)
 def iteration_rate(rng: np.random.Generator, samples: int) -> Evidence:
     worst, ratios = 0.0, []
     for s, k, epsilon in relaxed_problems(rng, min(samples, 200)):
-        rate = entropic.convergence_rate(s, k, epsilon)
-        measured = entropic.contraction(s, k, epsilon, 60)
+        rate, measured = entropic.convergence_rate(s, k, epsilon), entropic.contraction(s, k, epsilon, 60)
         measured = measured[np.isfinite(measured)]
         if measured.size and rate > 0:
             worst = max(worst, excess(measured, rate))
             ratios.append(measured[-1] / rate)
-    detail = f"last measured rate / (n1/k): median {np.median(ratios):.6f}"
-    return Evidence(worst, len(ratios), tolerance=1e-6, tightness=float(np.median(ratios)), detail=detail)
+    tight = float(np.median(ratios))
+    detail = f"last measured rate / (n1/k): median {tight:.6f}"
+    return Evidence(worst, len(ratios), tolerance=1e-6, tightness=tight, detail=detail)
 
 
 @theorem(
@@ -202,12 +182,10 @@ def iteration_rate(rng: np.random.Generator, samples: int) -> Evidence:
 def exact_sparsity(rng: np.random.Generator, samples: int) -> Evidence:
     scores = np.linspace(0, 1, 30)
     paper, warm = (entropic.entropic_top_k(scores, 5, epsilon) for epsilon in (0.002, 0.02))
-    detail = (
-        f"{np.count_nonzero(paper)} gates are above 0, as with any ε > 0, and {np.sum(paper > 0.01)} "
-        f"above .01; "
-        f"{np.sum(warm > 0.01)} with ε = .02"
-    )
-    return Evidence(float(abs(np.sum(paper > 0.01) - 5)), 1, detail=detail)
+    few, many = np.sum(paper > 0.01), np.count_nonzero(paper)
+    detail = f"{many} gates are above 0, as with any ε > 0, and {few} above .01; "
+    detail += f"{np.sum(warm > 0.01)} with ε = .02"
+    return Evidence(float(abs(few - 5)), 1, detail=detail)
 
 
 @theorem(
@@ -218,13 +196,10 @@ def exact_sparsity(rng: np.random.Generator, samples: int) -> Evidence:
     quote="we use an alignment matrix A ∈ [0, 1]^{n×m} to compute the similarity between Q and D",
 )
 def alignment_range(rng: np.random.Generator, samples: int) -> Evidence:
-    salience = np.maximum(
-        np.array([[3.0, -1.0], [-2.0, -0.5]]), 0
-    )  # document tokens under two sets of weights
+    salience = np.maximum([[3.0, -1.0], [-2.0, -0.5]], 0)  # document tokens under two sets of weights
     A = salience * 2.0  # one query token of salience 2, aligned to both tokens
-    detail = (
-        f"saliences relu(3), relu(−1) and 2: largest A {A.max():g}; relu(−2), relu(−.5): ΣA = {A[1].sum():g}"
-    )
+    detail = f"saliences relu(3), relu(−1) and 2: largest A {A.max():g}; "
+    detail += f"relu(−2), relu(−.5): ΣA = {A[1].sum():g}"
     return Evidence(excess(0, A), 2, printed=excess(A, 1), detail=detail)
 
 

@@ -1,10 +1,10 @@
-"""Claims about what embeddings can answer: Weller et al. 2025 (LIMIT), and the laws of `theory.capacity`."""
+"""What embeddings can answer: Weller et al. 2025 (LIMIT) and `theory.capacity`; random buckets (MUVERA)."""
 
 import numpy as np
 from studies.curves import Curves
-from studies.theory_claims import LIMIT, Evidence, apart, excess, theorem
+from studies.theory_claims import LIMIT, Evidence, apart, excess, standard_errors, theorem
 
-from theory import capacity, projections
+from theory import buckets, capacity, projections
 
 
 @theorem(
@@ -23,20 +23,10 @@ def sets_by_dimension(rng: np.random.Generator, samples: int) -> Evidence:
         worst, answered = max(worst, excess(0, found)), float(np.mean(found > 0))
         if k == 2:
             worst = max(worst, apart(found.min(), capacity.moment_gap(n)))
-    detail = (
-        f"h = 4 answers all {11175:,} pairs of 150 documents, with a cosine gap of "
-        f"{capacity.moment_gap(150):.1e}"
-    )
-    return Evidence(
-        worst,
-        5,
-        tolerance=1e-6,
-        unit="of all sets",
-        printed=answered,
-        allowed=0.5,
-        because="“limited”",
-        detail=detail,
-    )
+    gap = capacity.moment_gap(150)
+    detail = f"h = 4 answers all 11,175 pairs of 150 documents, with a cosine gap of {gap:.1e}"
+    told = {"printed": answered, "allowed": 0.5, "because": "“limited”", "detail": detail}
+    return Evidence(worst, 5, tolerance=1e-6, unit="of all sets", **told)
 
 
 @theorem("2k − 1 numbers leave a set of k unanswered from n = 3k on (Radon)", "lower bound on dimension")
@@ -83,15 +73,14 @@ def random_projection_answers(rng: np.random.Generator, samples: int) -> Evidenc
         documents = rng.standard_normal((n, h))
         lost += bool(capacity.gaps(documents[sets].sum(1), documents, sets).min() <= 0)
     found = lost / draws
-    needed = [capacity.random_dimension(n) for n in (46, 1000, 50_000)]
+    needed = [f"{capacity.random_dimension(n):.0f}" for n in (46, 1000, 50_000)]
     detail = (
         f"h = {h} for 12 documents: {found:.3f} of the draws fail; some projection answers all pairs of 46, "
-        + ("1,000, 50,000 documents in {:.0f}, {:.0f}, {:.0f} dimensions".format(*needed))
     )
-    margin = projections.normalized_margin(np.eye(3)[0] + np.eye(3)[1], np.eye(3)[0], np.eye(3)[2])
-    return Evidence(
-        max(excess(found, 0.05 + 4 * np.sqrt(0.05 / draws)), abs(margin - 0.5)), draws, detail=detail
-    )
+    detail += f"1,000, 50,000 documents in {', '.join(needed)} dimensions"
+    e = np.eye(3)
+    off = abs(projections.normalized_margin(e[0] + e[1], e[0], e[2]) - 0.5)
+    return Evidence(max(excess(found, 0.05 + 4 * np.sqrt(0.05 / draws)), off), draws, detail=detail)
 
 
 @theorem("√(mn)/‖2R−1‖₂ ≤ sign rank ≤ 1 + sign changes of a row", "Forster 2002; Alon, Frankl, Rödl 1985")
@@ -102,12 +91,9 @@ def sign_rank(rng: np.random.Generator, samples: int) -> Evidence:
     for _ in range(5):
         hadamard = np.block([[hadamard, hadamard], [hadamard, -hadamard]])
     cases = [pairs, (hadamard + 1) / 2, *(rng.random((min(samples, 40), 9, 12)) < 0.5)]
-    bounds = [(capacity.forster_bound(R), capacity.sign_change_bound(R)) for R in cases]
-    low, high = np.array(bounds).T
-    detail = (
-        f"at least {low[0]:.2f}, at most {high[0]:.0f} for all pairs of 12; at least "
-        f"{low[1]:.2f} for Hadamard's 32 × 32"
-    )
+    low, high = np.array([(capacity.forster_bound(R), capacity.sign_change_bound(R)) for R in cases]).T
+    detail = f"at least {low[0]:.2f}, at most {high[0]:.0f} for all pairs of 12; "
+    detail += f"at least {low[1]:.2f} for Hadamard's 32 × 32"
     return Evidence(max(excess(low, high), apart(low[1], np.sqrt(32))), len(cases), detail=detail)
 
 
@@ -120,9 +106,8 @@ def ring(rng: np.random.Generator, samples: int) -> Evidence:
     for queries in (3, 50, 300):
         relevance, tokens = rng.random((queries, 6)) < 0.4, capacity.ring(queries)
         scores = np.array([np.max(np.where(own, tokens @ tokens.T, -1), axis=1) for own in relevance.T]).T
-        worst = max(
-            worst, excess(1, scores[relevance]), excess(scores[~relevance], np.cos(2 * np.pi / queries))
-        )
+        least = np.cos(2 * np.pi / queries)
+        worst = max(worst, excess(1, scores[relevance]), excess(scores[~relevance], least))
     return Evidence(worst, 3)
 
 
@@ -133,16 +118,58 @@ def ring(rng: np.random.Generator, samples: int) -> Evidence:
 )
 def rounding(rng: np.random.Generator, samples: int) -> Evidence:
     found = [capacity.first_broken_size(dtype) for dtype in (np.float16, np.float32)]
-    gaps = [capacity.moment_gap(n) for n in found]
-    detail = "where the cosine gap is {:.1e} and {:.1e}; ".format(*gaps) + (
-        f"46 documents of 1,035 queries need {capacity.pattern_bits(46, 1035):.0f} bits each, if "
-        f"queries know nothing"
-    )
+    gaps, bits = " and ".join(f"{capacity.moment_gap(n):.1e}" for n in found), capacity.pattern_bits(46, 1035)
+    detail = f"where the cosine gap is {gaps}; 46 documents of 1,035 queries need {bits:.0f} bits each, "
+    detail += "if queries know nothing"
     n, panel = np.array([10, 25, 50, 100, 223, 500, 1000]), "cosine gap of pairs in h = 4"
-    lines = {
-        "2k numbers on a curve": capacity.moment_gap(n),
-        "no vectors have more": capacity.packing_gap(n, 2, 4),
-    }
+    lines = {"2k numbers on a curve": capacity.moment_gap(n)}
+    lines["no vectors have more"] = capacity.packing_gap(n, 2, 4)
     units = {f"rounding of {name}": np.full(len(n), np.finfo(name).epsneg) for name in ("float16", "float32")}
     curves = Curves("documents n", n, {panel: lines}, dotted=units, log_y=[panel])
     return Evidence(apart(found, [25, 223]), 2, tolerance=0.05, detail=detail, curves=curves)
+
+
+def drawn(rng: np.random.Generator, tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """A query token and document tokens in 6 dimensions, all near one direction: [tokens + 1, 6], angles."""
+    vectors = rng.standard_normal((tokens + 1, 6)) + rng.uniform(0, 2) * rng.standard_normal(6)
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return unit, np.arccos(np.clip(unit @ unit.T, -1, 1))
+
+
+def measured(rng: np.random.Generator, unit: np.ndarray, planes: int, draws: int, fill: bool) -> np.ndarray:
+    """A of every draw, [draws, tokens], of explicit planes."""
+    sides = np.einsum("th,dph->dtp", unit, rng.standard_normal((draws, planes, unit.shape[1]))) > 0
+    apart = (sides[:, 1:] != sides[:, :1]).sum(-1)
+    chosen = apart == (apart.min(1, keepdims=True) if fill else 0)
+    return chosen / np.maximum(1, chosen.sum(1, keepdims=True))
+
+
+@theorem(
+    "E[A₁] = (1 − θ₁/π)^k − ½(1 − (θ₁ + θ₂ + θ₁₂)/2π)^k for a document of two tokens",
+    "SimHash buckets, k planes",
+    "no filling",
+)
+def bucket_shares_of_two(rng: np.random.Generator, samples: int) -> Evidence:
+    worst, draws = 0.0, 10 * samples
+    for planes in (1, 2, 4, 6):
+        unit, angles = drawn(rng, 2)
+        A = measured(rng, unit, planes, draws, fill=False)[:, 0]
+        law = buckets.pair_shares(angles[0, 1], angles[0, 2], angles[1, 2], planes)
+        worst = max(worst, standard_errors(A.mean(), A.std() / np.sqrt(draws), law))
+    return Evidence(worst, 4 * draws, tolerance=4, unit="s.e.")
+
+
+@theorem(
+    "expected A of many tokens, Hamming distances taken as independent: within .1 of the truth",
+    "SimHash buckets, k planes",
+    "up to 30 tokens near one direction; an approximation",
+)
+def bucket_shares_of_many(rng: np.random.Generator, samples: int) -> Evidence:
+    worst, off = 0.0, []
+    for tokens in (1, 3, 10, 30):
+        for planes, fill in ((2, True), (4, True), (4, False)):
+            unit, angles = drawn(rng, tokens)
+            A = measured(rng, unit, planes, samples, fill).mean(0)
+            off.append(np.abs(buckets.expected_shares(angles[0, 1:], planes, fill=fill) - A).max())
+            worst = max(worst, off[-1])
+    return Evidence(worst, 12 * samples, tolerance=0.1, unit="share", detail=f"mean gap {np.mean(off):.3f}")

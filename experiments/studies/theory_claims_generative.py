@@ -1,5 +1,7 @@
 """Claims about the relevance and the alignment of generative retrieval: Wu et al. 2024, §1, §4 and Lemmas."""
 
+from collections.abc import Iterator
+
 import numpy as np
 from scipy.special import log_softmax, logsumexp
 from studies.theory_claims import GENERATIVE, Evidence, apart, excess, median_ratio, standard_errors, theorem
@@ -9,20 +11,12 @@ from theory import kernels, low_rank
 
 def attention_factors(
     rng: np.random.Generator, samples: int
-) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """D [M, h], Q [N, h], W [h, h] of sizes 2–15 and scales that make δ small to large."""
-    found = []
     for _ in range(samples):
         M, N, h = rng.integers(2, 16, 3)
-        scale = 10 ** rng.uniform(-1.5, 1)
-        found.append(
-            (
-                scale * rng.standard_normal((M, h)),
-                rng.standard_normal((N, h)),
-                rng.standard_normal((h, h)) / h,
-            )
-        )
-    return found
+        D = 10 ** rng.uniform(-1.5, 1) * rng.standard_normal((M, h))
+        yield D, rng.standard_normal((N, h)), rng.standard_normal((h, h)) / h
 
 
 def unit_tokens(rng: np.random.Generator, count: int, h: int) -> np.ndarray:
@@ -80,16 +74,13 @@ def log_probability_by_the_logit(rng: np.random.Generator, samples: int) -> Evid
     gap = log_p - (s - np.log(C))
     worst = max(excess(gap, 1e-12), excess(-np.exp(s) / C, gap))
     # Prefixes whose states are the same up to a scale: p stays small, and C alone tells them apart.
-    scales = rng.uniform(0.5, 3, count)
-    scaled = scales[:, None] * rng.standard_normal(tokens)
+    scaled = rng.uniform(0.5, 3, (count, 1)) * rng.standard_normal(tokens)
     scaled[:, 0] = np.abs(scaled[:, 0])
     other = log_softmax(scaled, axis=1)[:, 0]
     ranks = scaled[:, 0].argsort().argsort(), other.argsort().argsort()
     correlation = float(np.corrcoef(*ranks)[0, 1])
-    detail = (
-        f"states of one direction and several lengths: p ≤ {np.exp(other.max()):.4f}, and the rank "
-        f"correlation of logit and log p is {correlation:.2f}"
-    )
+    detail = f"states of one direction and several lengths: p ≤ {np.exp(other.max()):.4f}, and the rank "
+    detail += f"correlation of logit and log p is {correlation:.2f}"
     return Evidence(float(worst), count, printed=1 - correlation, detail=detail)
 
 
@@ -156,15 +147,8 @@ def low_rank_is_inherent(rng: np.random.Generator, samples: int) -> Evidence:
     X = (left[:, :5] * values) @ right
     ours = apart(low_rank.best_rank_one(X)[1] ** 2, 1 - values[0] ** 2 / (values**2).sum())
     detail = f"softmax(5·I₁₆): best rank-one relative error {error:.3f}, stable rank {rank:.1f}"
-    return Evidence(
-        max(ours, excess(abs(error - 0.96), 0.005)),
-        1,
-        printed=float(error),
-        unit="relative error",
-        allowed=0.5,
-        because="“low”",
-        detail=detail,
-    )
+    told = {"printed": float(error), "allowed": 0.5, "because": "“low”", "detail": detail}
+    return Evidence(max(ours, excess(abs(error - 0.96), 0.005)), 1, unit="relative error", **told)
 
 
 @theorem(
@@ -177,10 +161,8 @@ def lemma_5_2(rng: np.random.Generator, samples: int) -> Evidence:
     term, rel = kernels.kernel_terms(d, q, kernels.elu).item(), kernels.relevance(d, q)
     negative = (kernels.elu([1.0]) @ kernels.elu([-1.0])).item()
     ours = max(abs(term), apart(rel, 1 - 2 * np.log(2)), apart(negative, np.expm1(-1)))
-    detail = (
-        f"d = (1, −ln 2), q = (1, 2): rel = {rel:.4f} but tr(FᵀF) = 0, so that no p helps; "
-        f"elu(1)·elu(−1) = {negative:.3f}"
-    )
+    detail = f"d = (1, −ln 2), q = (1, 2): rel = {rel:.4f} but tr(FᵀF) = 0, so that no p helps; "
+    detail += f"elu(1)·elu(−1) = {negative:.3f}"
     return Evidence(ours, 1, printed=abs(rel - term), detail=detail)
 
 
@@ -221,9 +203,8 @@ def positive_features(rng: np.random.Generator, samples: int) -> Evidence:
         errors.append(np.abs(np.array(row) / exact - 1))
     few, many, elu, shifted = np.median(errors, axis=0)
     detail = f"median relative error {few:.3f} (256), {many:.3f} (4096); elu {elu:.1f}, elu + 1 {shifted:.2f}"
-    return Evidence(
-        max(excess(few, 0.1), excess(many, 0.03), excess(many, few / 2)), len(errors), detail=detail
-    )
+    worst = max(excess(few, 0.1), excess(many, 0.03), excess(many, few / 2))
+    return Evidence(worst, len(errors), detail=detail)
 
 
 @theorem(
@@ -268,6 +249,6 @@ def separable_bound(rng: np.random.Generator, samples: int) -> Evidence:
     above = kernels.relevance(d, q)
     detail = (
         f"d = .01, q = 1: rel {above:g} above the bound {least:g}; one order of 20 documents for all of 20 "
-        f"queries, mean rank correlation with rel {correlation:.2f}"
     )
+    detail += f"queries, mean rank correlation with rel {correlation:.2f}"
     return Evidence(same, 20, printed=excess(above, least), detail=detail)

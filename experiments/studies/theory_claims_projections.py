@@ -102,11 +102,9 @@ def exact_law_simulated(rng: np.random.Generator, samples: int) -> Evidence:
         q, better, worse = rng.standard_normal((3, v))
         better = worse + (better + (excess(0, better @ q) + 3) / (q @ q) * q)  # ⟨q, δ⟩ > 0
         margin = projections.normalized_margin(q, better, worse)
-        exact, drawn = (
-            projections.pairwise_error(k, margin),
-            {"samples": draws, "seed": int(rng.integers(2**31))},
-        )
-        found, _ = projections.simulated_error(k, q, better, worse, ensemble="gaussian", **drawn)
+        exact, seed = projections.pairwise_error(k, margin), int(rng.integers(2**31))
+        drawn = {"ensemble": "gaussian", "samples": draws, "seed": seed}
+        found, _ = projections.simulated_error(k, q, better, worse, **drawn)
         worst = max(worst, standard_errors(found, np.sqrt(exact * (1 - exact) / draws), exact))
     return Evidence(worst, 2 * draws, tolerance=4, unit="s.e.")
 
@@ -134,10 +132,11 @@ def exact_required_dimension(rng: np.random.Generator, samples: int) -> Evidence
     "k* ≈ z²(1−ε²)/ε² + (z²+1)/2 within .01 for ε ≤ .1, .06 at ε = .4", "exact law", "Gaussian A, β = .05"
 )
 def approximate_required_dimension(rng: np.random.Generator, samples: int) -> Evidence:
-    margin = np.append(rng.uniform(0.01, 0.1, min(samples, 500)), 0.4)
-    found, exact = (
-        projections.required_dimension(margin, 0.05, of) for of in ("approximation", "exact_real")
+    margin, methods = (
+        np.append(rng.uniform(0.01, 0.1, min(samples, 500)), 0.4),
+        ("approximation", "exact_real"),
     )
+    found, exact = (projections.required_dimension(margin, 0.05, method) for method in methods)
     error = np.abs(found - exact)
     allowed = np.append(np.full(len(margin) - 1, 0.01), 0.065)
     return Evidence(excess(error, allowed), len(margin), detail=f"{error[-1]:.3f} at ε = .4")
@@ -230,9 +229,8 @@ def corollary_2(rng: np.random.Generator, samples: int) -> Evidence:
     L_q, L_d = rng.integers(1, 30, samples), rng.integers(1, 300, samples)
     bound = projections.boolean_required_dimension(L_q, L_d, method="corollary2")
     margin, of = projections.boolean_margin(L_q, L_d), ("exact", "corollary2")
-    worst = max(
-        excess(projections.pairwise_error(bound, margin), 0.05), rademacher_excess(bound, margin, 0.05)
-    )
+    worst = excess(projections.pairwise_error(bound, margin), 0.05)
+    worst = max(worst, rademacher_excess(bound, margin, 0.05))
     exact, printed = (projections.boolean_required_dimension(8, 100, method=name) for name in of)
     worst = max(worst, apart([exact, printed], [4329, 84134.911]))
     tight = median_ratio(projections.boolean_required_dimension(L_q, L_d), bound)

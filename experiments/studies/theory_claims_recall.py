@@ -85,10 +85,8 @@ def recall_dimensions(rng: np.random.Generator, samples: int) -> Evidence:
         worst = max(worst, excess(k[1:], k[:-1] * (1 + 1e-9)), excess(exact - 4 * error, k[-1]))
         tight.append(exact / k[-1])
         ratios = ", ".join(f"{x:.2f}" for x in k / exact)
-        quick = recall.quick_required_dimension(sampled)
-        rows.append(
-            f"r = {r}: exact {exact:.1f} ± {error:.1f}, bounds over it {ratios}, quick rule {quick:.1f}"
-        )
+        quick = f"quick rule {recall.quick_required_dimension(sampled):.1f}"
+        rows.append(f"r = {r}: exact {exact:.1f} ± {error:.1f}, bounds over it {ratios}, {quick}")
     return Evidence(worst, samples, tightness=float(np.median(tight)), detail="; ".join(rows))
 
 
@@ -98,19 +96,13 @@ def recall_dimensions(rng: np.random.Generator, samples: int) -> Evidence:
     "Gaussian A, orthogonal competitors",
 )
 def recall_law_golden(rng: np.random.Generator, samples: int) -> Evidence:
-    golden = {
-        (32, 1): 0.4032276686,
-        (32, 2): 0.0525230482,
-        (32, 3): 0.0018219163,
-        (64, 1): 0.2593903395,
-        (64, 2): 0.0135701142,
-        (64, 3): 0.0001046332,
-    }
-    found = [recall.orthogonal_recall_failure(k, [0.1, 0.2, 0.3], r) for k, r in golden]
-    equal = np.full(100, 0.2)
-    many = [recall.orthogonal_recall_failure(k, equal, r) for k, r in ((64, 1), (64, 10), (256, 1))]
-    expected = [*golden.values(), 0.9889941693, 0.0776218833, 0.0596459264]
-    return Evidence(apart([*found, *many], expected), len(expected), tolerance=1e-6)
+    three, equal = [0.1, 0.2, 0.3], np.full(100, 0.2)
+    cases = [(k, three, r) for k in (32, 64) for r in (1, 2, 3)]
+    cases += [(64, equal, 1), (64, equal, 10), (256, equal, 1)]
+    golden = [0.4032276686, 0.0525230482, 0.0018219163, 0.2593903395, 0.0135701142, 0.0001046332]
+    golden += [0.9889941693, 0.0776218833, 0.0596459264]
+    found = [recall.orthogonal_recall_failure(*case) for case in cases]
+    return Evidence(apart(found, golden), len(golden), tolerance=1e-6)
 
 
 @theorem(
@@ -120,9 +112,8 @@ def recall_law_golden(rng: np.random.Generator, samples: int) -> Evidence:
 )
 def recall_law_simulated(rng: np.random.Generator, samples: int) -> Evidence:
     (query, best, others), k, r, draws = collection(rng, 40, 60), 32, 5, 2 * samples
-    thresholds = recall.recall_thresholds(
-        query, best, others, [r], samples=draws, seed=int(rng.integers(2**31))
-    )
+    drawn = {"samples": draws, "seed": int(rng.integers(2**31))}
+    thresholds = recall.recall_thresholds(query, best, others, [r], **drawn)
     exact, error = recall.recall_failure(k, thresholds[0])
     lost = 0
     for _ in range(draws):
@@ -131,9 +122,7 @@ def recall_law_simulated(rng: np.random.Generator, samples: int) -> Evidence:
         lost += np.sum(scores[1:] >= scores[0]) >= r
     found, noise = lost / draws, np.sqrt(max(lost, 1)) / draws
     detail = f"explicit {found:.4f} ± {noise:.4f}, law {exact:.4f} ± {error:.4f}"
-    return Evidence(
-        standard_errors(found, np.hypot(noise, error), exact), draws, tolerance=4, unit="s.e.", detail=detail
-    )
+    return Evidence(standard_errors(found, np.hypot(noise, error), exact), draws, 4, "s.e.", detail=detail)
 
 
 @theorem(
@@ -186,20 +175,16 @@ def cross_pairs(rng: np.random.Generator, samples: int) -> Evidence:
     conditions = len(multivector.broken_conditions(**example, segment=0))
     whole = multivector.segment_margins(**example, segment=0)[1]
     k = float(np.ceil(recall.eq3_required_dimension(whole, 2, 1)))
-    seed = int(rng.integers(2**31))
-    found, error = multivector.simulated_maxscore_error(k, **example, samples=20 * samples, seed=seed)
+    drawn = {"samples": 20 * samples, "seed": int(rng.integers(2**31))}
+    found, error = multivector.simulated_maxscore_error(k, **example, **drawn)
     cross = multivector.maxscore_margin(**example)
     needed = projections.required_dimension(cross)
-    enough, deviation = multivector.simulated_maxscore_error(
-        needed, **example, samples=20 * samples, seed=seed
-    )
+    enough, deviation = multivector.simulated_maxscore_error(needed, **example, **drawn)
     golden = max(apart(whole, np.sqrt(0.5)), float(conditions), apart(cross, 1 / np.sqrt(201)))
     golden = max(golden, excess(abs(enough - 0.05), 4 * deviation + 0.005), abs(k - 77))
-    detail = (
-        f"q = e0, d1 = (1,10,9), d2 = (0,10,10), segments {{0,1}}, {{2}}: k = {k:.0f} by Eq. 3, where "
-        f"the error "
-        f"is {found:.3f} ± {error:.3f} and not .05, which takes {needed:.0f}"
-    )
+    detail = "q = e0, d1 = (1,10,9), d2 = (0,10,10), segments {0,1}, {2}: "
+    detail += f"k = {k:.0f} by Eq. 3, where the error is {found:.3f} ± {error:.3f} and not .05, "
+    detail += f"which takes {needed:.0f}"
     printed = excess(found - 4 * error, 0.05)
     return Evidence(golden, 40 * samples, tolerance=1e-7, printed=printed, unit="error", detail=detail)
 
@@ -212,21 +197,14 @@ def cross_pairs(rng: np.random.Generator, samples: int) -> Evidence:
 def maxscore_bound(rng: np.random.Generator, samples: int) -> Evidence:
     worst, ratios = 0.0, []
     for _ in range(10):
-        query, better, worse = (
-            rng.standard_normal(6),
-            rng.standard_normal((3, 6)),
-            rng.standard_normal((3, 6)),
-        )
+        query, better, worse = (rng.standard_normal(size) for size in (6, (3, 6), (3, 6)))
         better[0] += query * (excess(worse @ query, better[0] @ query) + 0.5) / (query @ query)
         bound = multivector.maxscore_error_bound(16, query, better, worse)
-        found, error = multivector.simulated_maxscore_error(
-            16, query, better, worse, samples=samples, seed=int(rng.integers(2**31))
-        )
+        drawn = {"samples": samples, "seed": int(rng.integers(2**31))}
+        found, error = multivector.simulated_maxscore_error(16, query, better, worse, **drawn)
         worst = max(worst, (found - bound) / max(error, 1 / samples))
         ratios.append(found / bound)
-    return Evidence(
-        max(worst, 0.0), 10 * samples, tolerance=4, unit="s.e.", tightness=float(np.median(ratios))
-    )
+    return Evidence(max(worst, 0.0), 10 * samples, 4, "s.e.", tightness=float(np.median(ratios)))
 
 
 @theorem(
@@ -247,8 +225,8 @@ def distortion_is_not_ranking(rng: np.random.Generator, samples: int) -> Evidenc
     needed = recall.required_dimension_recall(np.full(n - 1, margin), 1, method="t_union")
     detail = (
         f"n = {n} points on a circle: each first for itself, inner products off by up to {distortion:.2f}; "
-        f"a random projection has enough with k = {needed:.0f}"
     )
+    detail += f"a random projection has enough with k = {needed:.0f}"
     return Evidence(lost, n, detail=detail)
 
 
@@ -266,10 +244,8 @@ def rescaling(rng: np.random.Generator, samples: int) -> Evidence:
     longest = np.linalg.norm(documents, axis=1).max()
     before, after = documents @ query, documents / longest @ (query / np.linalg.norm(query))
     moved = float(np.mean(before.argsort() != after.argsort()))
-    epsilon = 1e-3
-    ratio = projections.required_dimension(epsilon / longest, 0.05, "exact_real") / (
-        projections.required_dimension(epsilon, 0.05, "exact_real") * longest**2
-    )
+    k, longer = (projections.required_dimension(1e-3 / by, 0.05, "exact_real") for by in (1, longest))
+    ratio = longer / (k * longest**2)
     detail = f"L_D = {longest**2:.0f}: k of a pair grows by {ratio:.6f} L_D"
     return Evidence(max(moved, excess(abs(ratio - 1), 1e-4)), len(documents), detail=detail)
 
@@ -288,9 +264,8 @@ def word_embeddings(rng: np.random.Generator, samples: int) -> Evidence:
     needed = [k[np.flatnonzero(v * (v - 1) / 2 * chance > 0.05)[-1]] + 1 for v in sizes]
     slope, start = np.polyfit(np.log(sizes), needed, 1)
     off = float(np.abs(np.polyval([slope, start], np.log(sizes)) / needed - 1).max())
-    detail = (
-        f"k = {needed[0]} for 100 words, {needed[-1]} for 10⁷: {slope:.1f} ln v {start:+.0f} within {off:.1%}"
-    )
+    law = f"{slope:.1f} ln v {start:+.0f} within {off:.1%}"
+    detail = f"k = {needed[0]} for 100 words, {needed[-1]} for 10⁷: {law}"
     return Evidence(excess(off, 0.05), len(sizes), detail=detail)
 
 
@@ -310,7 +285,6 @@ def margin_falls_with_query_terms(rng: np.random.Generator, samples: int) -> Evi
         least.append(scores.min(0) / np.linalg.norm(idf[:, :t], axis=1))
     median, panel = np.median(least, axis=1), "smallest margin, median"
     detail = f"{panel}: {median[0]:.2g} at 1 term, {median[-1]:.2g} at 10"
-    curves = Curves(
-        "query terms", terms, {panel: {"Boolean documents, idf": median}}, "linear", log_y=[panel]
-    )
+    series = {panel: {"Boolean documents, idf": median}}
+    curves = Curves("query terms", terms, series, "linear", log_y=[panel])
     return Evidence(excess(least[1:], least[:-1]), len(idf), 1e-12, detail=detail, curves=curves)

@@ -1,5 +1,7 @@
 """Claims about token retrieval: Lee et al. 2023 (XTR)."""
 
+from collections.abc import Iterator
+
 import numpy as np
 from studies.theory_claims import XTR, Evidence, apart, excess, median_ratio, theorem
 
@@ -8,17 +10,14 @@ from theory import token_retrieval
 EXACT_SEARCH = "exact search"
 
 
-def pools(rng: np.random.Generator, samples: int) -> list[tuple[np.ndarray, np.ndarray, int]]:
+def pools(rng: np.random.Generator, samples: int) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
     """1–8 query tokens, pools of 3–12 documents, similarities of either sign, k' inside the pool."""
-    found = []
     for _ in range(samples):
         count = rng.integers(3, 13)
-        owners = rng.permutation(
-            np.concatenate([np.arange(count), rng.integers(0, count, rng.integers(0, 40))])
-        )
+        owners = np.concatenate([np.arange(count), rng.integers(0, count, rng.integers(0, 40))])
+        owners = rng.permutation(owners)
         P = rng.normal(rng.uniform(-2, 2), 1, (rng.integers(1, 9), owners.size))
-        found.append((P, owners, int(rng.integers(1, owners.size + 1))))
-    return found
+        yield P, owners, int(rng.integers(1, owners.size + 1))
 
 
 @theorem(
@@ -33,14 +32,11 @@ def retrieved_maximum(rng: np.random.Generator, samples: int) -> Evidence:
     for P, owners, k in pools(rng, min(samples, 200)):
         ours, found = token_retrieval.xtr_scores(P, owners, k), token_retrieval.retrieved(P, k)
         for document in np.flatnonzero(token_retrieval.candidates(P, owners, k)):
-            rows = [
-                row[mine] for row, mine in zip(P, found & (owners == document), strict=True) if mine.any()
-            ]
-            mean = np.mean([row.max() for row in rows])
+            rows = zip(P, found & (owners == document), strict=True)
+            mean = np.mean([row[mine].max() for row, mine in rows if mine.any()])
             worst = max(worst, abs(ours[document] - mean))
-        printed = max(
-            printed, float(np.abs(token_retrieval.xtr_scores_as_printed(P, owners, k) - ours).max())
-        )
+        off = np.abs(token_retrieval.xtr_scores_as_printed(P, owners, k) - ours)
+        printed = max(printed, float(off.max()))
     P, owners = [[-0.2, -0.3]], [0, 0]
     literal = token_retrieval.xtr_scores_as_printed(P, owners, 1)[0]
     masked = token_retrieval.xtr_scores(P, owners, 1)[0]
@@ -60,9 +56,8 @@ def imputation(rng: np.random.Generator, samples: int) -> Evidence:
         colbert, gap = token_retrieval.colbert_scores(P, owners), token_retrieval.imputation_gap(P, owners, k)
         imputed = token_retrieval.imputed_scores(P, owners, k)
         literal = token_retrieval.imputed_scores_as_printed(P, owners, k)  # max over j, no condition on m_i
-        worst = max(
-            worst, excess(colbert, imputed), *np.abs(imputed - colbert - gap), *np.abs(literal - imputed)
-        )
+        off = *np.abs(imputed - colbert - gap), *np.abs(literal - imputed)
+        worst = max(worst, excess(colbert, imputed), *off)
         gaps.extend(gap[token_retrieval.candidates(P, owners, k)])
         negative += bool(token_retrieval.imputed_similarities(P, k).min() < 0)
     detail = f"mean gap {np.mean(gaps):.3f}; the paper's m_i ≥ 0 is not needed: m_i < 0 in {negative} pools"
@@ -91,13 +86,11 @@ def non_candidates(rng: np.random.Generator, samples: int) -> Evidence:
 )
 def xtr_gradients(rng: np.random.Generator, samples: int) -> Evidence:
     worst, h, count = 0.0, 1e-6, min(samples, 100)
-    for P, owners, k in pools(rng, count):
+    for P, owners, k in [*pools(rng, count)]:  # all drawn before the directions
         gradient = token_retrieval.xtr_gradient(P, owners, k, 0)
         direction = rng.standard_normal(P.shape)
-        ahead, behind = (
-            token_retrieval.cross_entropy(token_retrieval.xtr_scores(P + sign * h * direction, owners, k), 0)
-            for sign in (1, -1)
-        )
+        moved = (token_retrieval.xtr_scores(P + sign * h * direction, owners, k) for sign in (1, -1))
+        ahead, behind = (token_retrieval.cross_entropy(scores, 0) for scores in moved)
         if np.diff(np.sort(P, axis=1)).min() > 20 * h:  # no tie changes hands between the two
             worst = max(worst, abs((ahead - behind) / (2 * h) - float((gradient * direction).sum())))
     return Evidence(worst, count, tolerance=1e-5)
@@ -138,28 +131,14 @@ def temperature(rng: np.random.Generator, samples: int) -> Evidence:
     loss, limit = token_retrieval.level_loss(128), token_retrieval.positive_probability_limit(128)
     scores = rng.uniform(-1, 1, (min(samples, 1000), 128))
     reached = [np.exp(-token_retrieval.cross_entropy(row, 0)) for row in scores]
-    attained = np.append(1.0, np.full(127, -1.0))
-    golden = max(apart(loss, 4.2584325), apart(limit, 0.05498257))
-    golden = max(
-        golden, apart(np.exp(-token_retrieval.cross_entropy(attained, 0)), limit), excess(reached, limit)
-    )
-    cold, needed = (
-        token_retrieval.level_loss(128, temperature=0.02),
-        token_retrieval.largest_temperature(128, 0.9),
-    )
+    attained = np.exp(-token_retrieval.cross_entropy(np.append(1.0, np.full(127, -1.0)), 0))
+    golden = max(apart(loss, 4.2584325), apart(limit, 0.05498257), apart(attained, limit))
+    cold = token_retrieval.level_loss(128, temperature=0.02)
+    needed = token_retrieval.largest_temperature(128, 0.9)
     detail = f"loss {loss:.4f}; at τ = .02 {cold:.1e}; P⁺ = .9 needs τ ≤ {needed:.3f}"
-    tight = median_ratio(reached, limit)
-    return Evidence(
-        golden,
-        len(reached),
-        tolerance=1e-6,
-        tightness=tight,
-        printed=loss,
-        unit="nats",
-        allowed=0.1,
-        because="“close to”",
-        detail=detail,
-    )
+    told = {"printed": loss, "unit": "nats", "allowed": 0.1, "because": "“close to”", "detail": detail}
+    worst, tight = max(golden, excess(reached, limit)), median_ratio(reached, limit)
+    return Evidence(worst, len(reached), tolerance=1e-6, tightness=tight, **told)
 
 
 @theorem(
@@ -178,12 +157,5 @@ def scoring_cost(rng: np.random.Generator, samples: int) -> Evidence:
     balance = apart(ours["candidates"] * 2.5, 16 * 1000)
     costs = (f"{c['colbert']:.0f} / {c['xtr']:.0f} = {c['ratio']:.2f}" for c in (paper, ours))
     detail = "paper {}; consistent {}".format(*costs)
-    return Evidence(
-        max(golden, balance),
-        1,
-        tolerance=1e-7,
-        printed=apart(ours["ratio"], 4000),
-        allowed=0.05,
-        because="4000 is rounded",
-        detail=detail,
-    )
+    told = {"printed": apart(ours["ratio"], 4000), "allowed": 0.05, "because": "4000 is rounded"}
+    return Evidence(max(golden, balance), 1, tolerance=1e-7, detail=detail, **told)

@@ -13,30 +13,27 @@ from paradigms.data import Collection, Corpus, Problems, Split
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "benchmarks"))
 
 import training
-from training_parts import trainers
+from parts import trainers
 
 from paradigms import PARADIGMS
 from paradigms.train.contrastive import Contrastive
+from tests.experiments.scripts import settings as told
 from tests.tiny import WORDS, write_collection
 
-STEPS, BATCH = 3, 8  # one of them a warm-up
+STEPS, BATCH, DIM = 3, 8, 8  # one of the steps is a warm-up
+LENGTHS = {"query_length": 6, "document_length": 7}
 
 
 @pytest.fixture(scope="module")
-def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def settings(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> training.Settings:
     """Forty documents of six words; each query is three of a document's words."""
-    folder, words = tmp_path_factory.mktemp("words"), WORDS.split()
+    words = WORDS.split()
     texts = [" ".join(words[(7 * n + 3 * w) % len(words)] for w in range(6)) for n in range(40)]
     queries = [" ".join(text.split()[:3]) for text in texts]
-    return write_collection(folder, texts, queries, {"train": range(40)})
-
-
-@pytest.fixture(scope="module")
-def settings(collection: Path, tiny_bert: Path) -> training.Settings:
+    folder = write_collection(tmp_path_factory.mktemp("words"), texts, queries, {"train": range(40)})
     return training.Settings(
-        batches=[BATCH], mini_batch=3, examples=(STEPS - 1) * BATCH, collection=str(collection),
-        encoder=str(tiny_bert),
-        dim=8, query_length=6, document_length=7, threads=torch.get_num_threads(), device="cpu",
+        batches=[BATCH], mini_batch=3, examples=(STEPS - 1) * BATCH, collection=str(folder), dim=DIM,
+        encoder=str(tiny_bert), threads=torch.get_num_threads(), device="cpu", **LENGTHS,
     )  # fmt: skip
 
 
@@ -45,61 +42,38 @@ def work(settings: training.Settings, tmp_path_factory: pytest.TempPathFactory) 
     return training.prepare(settings, tmp_path_factory.mktemp("benchmark"))
 
 
-@pytest.fixture(scope="module")
-def answers(
-    settings: training.Settings, work: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[int, tuple[dict, list]]:
-    """mini_batch -> what the worker answers, in this process, and the batches that it made, as the number
-    of texts encoded at once and the queries."""
-    found = {}
-    for mini_batch in (0, settings.mini_batch):
-        row, made = training.Row("ours", BATCH, mini_batch), []
-        folder = tmp_path_factory.mktemp("job")
-        (folder / "job.json").write_text(
-            json.dumps(vars(training.job_of(settings, row, work)) | {"memory": 0})
-        )
-        with pytest.MonkeyPatch.context() as patch:
-            collate = Contrastive.collate
-
-            def spied(self: Contrastive, given: list, collate=collate, made: list = made) -> object:
-                made.append((self.chunk, [example.query for example in given]))
-                return collate(self, given)
-
-            patch.setattr(Contrastive, "collate", spied)
-            trainers.main(folder)
-        found[mini_batch] = json.loads((folder / "answer.json").read_text()), made
-    return found
-
-
 @pytest.mark.parametrize("mini_batch", [0, 3])
-def test_our_trainer_takes_the_pairs_in_their_order(answers: dict, work: Path, mini_batch: int) -> None:
-    queries = [json.loads(line)["query"] for line in (work / "pairs.jsonl").read_text().splitlines()]
+def test_our_trainer_answers_the_job(
+    settings: training.Settings, work: Path, monkeypatch: pytest.MonkeyPatch, mini_batch: int
+) -> None:
+    """The pairs in their order, and the loss that summed maxima have."""
+    made, collate = [], Contrastive.collate
+
+    def spied(self: Contrastive, given: list) -> object:
+        made.append((self.chunk, [example.query for example in given]))
+        return collate(self, given)
+
+    monkeypatch.setattr(Contrastive, "collate", spied)
+    job = training.job_of(settings, training.Row("ours", BATCH, mini_batch), work)
+    answer = trainers.main(trainers.Job(**vars(job) | {"memory": 0}))
+    assert len(answer["seconds"]) == len(answer["cpu_seconds"]) == STEPS - 1
+    assert min(answer["seconds"]) > 0 < answer["memory"]
+    lines = [json.loads(line) for line in (work / "pairs.jsonl").read_text().splitlines()]
+    queries, documents = ([line[side] for line in lines] for side in ("query", "document"))
     assert len(queries) == trainers.CHECKED > STEPS * BATCH
     wanted = [queries] + [queries[n * BATCH : (n + 1) * BATCH] for n in range(STEPS)]
-    assert answers[mini_batch][1] == [(mini_batch, batch) for batch in wanted]
-
-
-def test_the_loss_is_that_of_summed_maxima(answers: dict, work: Path, settings: training.Settings) -> None:
-    lines = [json.loads(line) for line in (work / "pairs.jsonl").read_text().splitlines()]
-    lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
-    model = PARADIGMS["colbert"](work / "encoder", dim=settings.dim, skip="", **lengths).eval()
-    made = load_file(work / "projection.safetensors")["projection"]
-    torch.testing.assert_close(made @ made.T, torch.eye(settings.dim), atol=1e-5, rtol=0.0)
+    assert made == [(mini_batch, batch) for batch in wanted]
+    model = PARADIGMS["colbert"](work / "encoder", dim=DIM, skip="", **LENGTHS).eval()
+    projection = load_file(work / "projection.safetensors")["projection"]
+    torch.testing.assert_close(projection @ projection.T, torch.eye(DIM), atol=1e-5, rtol=0.0)
     with torch.no_grad():
-        model.encoder.projection.weight.copy_(made)
-
-    def vectors(side: str) -> list[torch.Tensor]:
-        encode = model.encode_queries if side == "query" else model.encode_documents
-        return [encode([line[side]]).vectors.flatten(0, 2) for line in lines]
-
-    documents = vectors("document")
-    scores = torch.stack(
-        [torch.stack([(d @ q.T).amax(0).sum() for d in documents]) for q in vectors("query")]
-    )
-    assert max(len(d) for d in documents) == settings.document_length  # some are cut
-    wanted = torch.nn.functional.cross_entropy(scores, torch.arange(len(lines)))
-    assert answers[0][0]["loss"] == pytest.approx(wanted.item(), rel=1e-5)
-    assert answers[3][0]["loss"] == pytest.approx(wanted.item(), rel=1e-5)
+        model.encoder.projection.weight.copy_(projection)
+    D = [model.encode_documents([text]).vectors.flatten(0, 2) for text in documents]
+    Q = [model.encode_queries([text]).vectors.flatten(0, 2) for text in queries]
+    assert max(map(len, D)) == LENGTHS["document_length"]  # some are cut
+    scores = torch.stack([torch.stack([(d @ q.T).amax(0).sum() for d in D]) for q in Q])
+    loss = torch.nn.functional.cross_entropy(scores, torch.arange(len(lines)))
+    assert answer["loss"] == pytest.approx(loss.item(), rel=1e-5)
 
 
 def test_no_document_is_relevant_to_two_of_the_pairs() -> None:
@@ -119,14 +93,17 @@ def test_no_document_is_relevant_to_two_of_the_pairs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("flags", "message"),
     [
         ({"examples": 0}, "examples must be at least 1"),
-        ({"batches": [1]}, "2 pairs or more"),
-        ({"precision": "fp16"}, "precision must be no or bf16"),
-        ({"peers": ["ragatouille"]}, "peers are sentence-transformers and pylate, not 'ragatouille'"),
+        ({"batches": "[1]"}, "2 pairs or more"),
+        ({"precision": "fp16"}, "precision"),
+        ({"peers": "[ragatouille]"}, "sentence-transformers"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(changes: dict, message: str) -> None:
-    with pytest.raises(SystemExit, match=message):
-        training.Settings(**changes)
+def test_settings_that_make_no_sense_are_refused(
+    flags: dict[str, object], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        told("training", **flags)
+    assert message in f"{ended.value.code} {capsys.readouterr().err}"

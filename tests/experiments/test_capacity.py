@@ -14,7 +14,7 @@ from studies.capacity_claims import PAPER_LENGTHS, STAGES, TABLE_A1, Found
 from studies.capacity_tasks import open_bench, projected_ranks, question_passages, read_answers, worth
 
 from paradigms import Paradigm, load
-from paradigms.data import load_collection
+from paradigms.data import load_collection, write_folder
 from paradigms.data.collection import assemble
 from paradigms.encoder.backbone import load_tokenizer
 from paradigms.evaluate import per_query
@@ -25,6 +25,7 @@ from tests.experiments.scripts import SMALL, published
 from tests.tiny import WORDS
 from theory.collection import Problem
 
+BM25 = ("BM25-uni", "BM25-bi")
 SYSTEMS = '["DE-BERT-8","ME-BERT-4","CROSS-ATTENTION","BERT-INIT"]'
 
 
@@ -32,19 +33,16 @@ SYSTEMS = '["DE-BERT-8","ME-BERT-4","CROSS-ATTENTION","BERT-INIT"]'
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twenty articles of three paragraphs of 70 words each; a question for every paragraph, with answers."""
     folder, words, rng = tmp_path_factory.mktemp("texts"), WORDS.split(), random.Random(0)
-    documents, queries, answers, qrels = [], [], [], {"train": [], "dev": [], "test": []}
-    for n in range(60):
-        text = [rng.choice(words) for _ in range(70)]
-        documents.append({"_id": f"a{n // 3}#{n % 3}", "title": f"article {n // 3}", "text": " ".join(text)})
-        queries.append({"_id": f"q{n}", "text": " ".join(text[20:26])})
-        answers.append({"_id": f"q{n}", "answers": [" ".join(text[26:29]), "nowhere"]})
-        split = ("test", "dev", "train")[min(n % 5, 2)]
-        qrels[split].append(f"q{n}\ta{n // 3}#{n % 3}\t1\n")
-    for name, rows in (("corpus", documents), ("queries", queries), ("answers", answers)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "qrels").mkdir()
-    for split, lines in qrels.items():
-        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
+    rows = [[rng.choice(words) for _ in range(70)] for _ in range(60)]
+    documents = [(f"a{n // 3}#{n % 3}", f"article {n // 3}", " ".join(row)) for n, row in enumerate(rows)]
+    queries = [(f"q{n}", " ".join(row[20:26])) for n, row in enumerate(rows)]
+    judged = {
+        split: [(f"q{n}", documents[n][0], 1) for n in range(60) if min(n % 5, 2) == at]
+        for at, split in enumerate(("test", "dev", "train"))
+    }
+    write_folder(assemble("texts", documents, queries, judged), folder)
+    answers = ({"_id": f"q{n}", "answers": [" ".join(row[26:29]), "nowhere"]} for n, row in enumerate(rows))
+    (folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in answers))
     return folder
 
 
@@ -73,29 +71,17 @@ def test_a_run_measures_every_system_at_every_length(finished: Path) -> None:
     assert published(finished) == sections | figures
     dense = ["DE-BERT-8", "ME-BERT-4"]
     rerank = json.loads((finished / "table_rerank.json").read_text())
-    assert [row["system"] for row in rerank] == [
-        "BM25-uni",
-        "BM25-bi",
-        *dense,
-        "CROSS-ATTENTION",
-        "BERT-INIT",
-    ]
+    assert [row["system"] for row in rerank] == [*BM25, *dense, "CROSS-ATTENTION", "BERT-INIT"]
     assert all(set(row) == {"system", "30", "60"} for row in rerank)
     retrieve = json.loads((finished / "table_retrieve.json").read_text())
     hybrids = ["HYBRID-ME-BERT-4-uni", "HYBRID-ME-BERT-4-bi"]
-    assert [row["system"] for row in retrieve] == ["BM25-uni", "BM25-bi", *dense, *hybrids, "BERT-INIT"]
+    assert [row["system"] for row in retrieve] == [*BM25, *dense, *hybrids, "BERT-INIT"]
     first = json.loads((finished / "figure1.json").read_text())
     assert [row["system"] for row in first] == ["BM25-uni", "DE-BERT-8", "BERT-INIT"]
-    sizes = {}
-    for name in (*dense, "CROSS-ATTENTION"):
-        result = json.loads((finished / f"length-60/seed-0/{name}.json").read_text())
-        sizes[name] = result["numbers"]
-    assert list(sizes.values()) == [8, 8, 0]
+    files = (finished / f"length-60/seed-0/{name}.json" for name in (*dense, "CROSS-ATTENTION"))
+    assert [json.loads(file.read_text())["numbers"] for file in files] == [8, 8, 0]
     said = [row["claim"] for row in json.loads((finished / "claims.json").read_text())]
-    for sentence in (
-        "DE-BERT models under-performing BM25-uni",
-        "The hybrid model outperforms both components",
-    ):
+    for sentence in ("DE-BERT models under-performing", "The hybrid model outperforms both components"):
         assert any(sentence in claim and "(Luan et al. 2021, §5)" in claim for claim in said)
 
 
@@ -151,7 +137,7 @@ def test_answers_are_looked_for_in_a_fixed_number_of_tokens(
     capacity.main(settings(texts, tiny_bert, tmp_path / "out", task="answers", **changes))
     rows = json.loads((tmp_path / "out/table_retrieve.json").read_text())
     hybrids = ["HYBRID-DE-BERT-8-uni", "HYBRID-DE-BERT-8-bi"]
-    assert [row["system"] for row in rows] == ["BM25-uni", "BM25-bi", "DE-BERT-8", *hybrids]
+    assert [row["system"] for row in rows] == [*BM25, "DE-BERT-8", *hybrids]
     result = json.loads((tmp_path / "out/length-30/seed-0/DE-BERT-8.json").read_text())
     assert set(result["stages"]["DE-BERT-8"]["rerank"]) <= {0.0, 1.0}
 
@@ -166,11 +152,10 @@ def test_a_question_learns_from_the_passage_of_its_own_paragraph(tiny_bert: Path
         "dev": [("d", "a#0", 1)],
         "test": [("e", "b#0", 1)],
     }
-    answers = {"q": f"{words[5]} {words[6]}", "lost": f"{words[8]} {words[9]}"}
-    answers |= {"d": words[0], "e": f"{words[5]} {words[6]}"}
+    answers = {"q": [" ".join(words[5:7])], "lost": [" ".join(words[8:10])], "d": [words[0]]}
     collection, counts = assemble("qa", rows, queries, judged), {"train": 2, "dev": 1, "test": 1}
-    own = {query: [answer] for query, answer in answers.items()}
-    task = question_passages(collection, own, counts, [10], load_tokenizer(tiny_bert))[10]
+    answers["e"] = answers["q"]
+    task = question_passages(collection, answers, counts, [10], load_tokenizer(tiny_bert))[10]
     bench = open_bench(10, task, "Success@2", "BM25-uni", 4, None)
     # a#1's passages hold the answer of q too, and b#0's; the answer of "lost" lies across a cut.
     assert bench.collection.split("train").judgements == {"q": {"a#0:0": 1}, "lost": {}}
@@ -227,10 +212,9 @@ def planted(task: str = "containing", **changes: dict[int, float]) -> Found:
     rng, results = np.random.default_rng(0), []
     for system, cells in TABLE_A1[task].items():
         for stage, row in zip(STAGES, cells.split("|"), strict=True):
+            changed = changes.get(system.replace("-", "_"), {}) if stage == "retrieve" else {}
             for length, cell in zip(PAPER_LENGTHS, row.split(), strict=False):
-                changed = changes.get(system.replace("-", "_"), {}) if stage == "retrieve" else {}
-                mean = changed.get(length, float(cell) / 100)
-                for values in mean + 0.01 * rng.standard_normal((2, 60)):
+                for values in changed.get(length, float(cell) / 100) + 0.01 * rng.standard_normal((2, 60)):
                     results.append({"length": length, "stages": {system: {stage: values.tolist()}}})
     return Found(task, [*PAPER_LENGTHS], results, predictions, SIZES)
 
@@ -242,15 +226,12 @@ def test_every_claim_holds_of_the_papers_own_table_but_for_two(task: str) -> Non
     assert len(verdicts) >= 10
     assert all(float(v.claim.printed) == pytest.approx(v.interval.mean, abs=0.01) for v in verdicts)
     against = {(v.claim.quantity.split(": ")[-1], v.word) for v in verdicts if v.word != REPRODUCED}
-    assert against == (
-        {
-            ("ME-BERT-64 − BM25-uni, 200 tokens", UNDECIDED),
-            ("ME-BERT-64 − BM25-uni, 400 tokens", CONTRADICTED),
-            ("BM25-bi, 400 tokens", CONTRADICTED),
-        }
-        if task == "containing"
-        else set()
-    )
+    expected = {
+        ("ME-BERT-64 − BM25-uni, 200 tokens", UNDECIDED),
+        ("ME-BERT-64 − BM25-uni, 400 tokens", CONTRADICTED),
+        ("BM25-bi, 400 tokens", CONTRADICTED),
+    }
+    assert against == (expected if task == "containing" else set())
 
 
 def test_a_claim_about_a_system_that_has_not_learned_is_not_decided() -> None:

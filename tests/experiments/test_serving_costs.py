@@ -48,9 +48,7 @@ def test_every_paradigm_is_measured_on_every_index(words: Path, tiny_bert: Path,
 
 
 def test_the_fastest_round_of_each_query_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments = iter(
-        [0.0, 3.0, 3.0, 4.0, 4.0, 5.0, 5.0, 7.0]
-    )  # two rounds of two queries: 3, 1 and 1, 2 seconds
+    moments = iter([0.0, 3.0, 3.0, 4.0, 4.0, 5.0, 5.0, 7.0])  # two rounds of two queries: 3, 1; 1, 2 seconds
     monkeypatch.setattr(serving_costs.time, "perf_counter", lambda: next(moments))
     milliseconds, answers = serving_costs.timed(lambda n: {str(n): 1.0}, 2, 2)
     assert milliseconds.tolist() == [1000, 1000]

@@ -1,32 +1,29 @@
 """The runner of the theorems: passes as shipped, fails when a statement of ours is broken, and only then."""
 
-import importlib
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
+import theory_checks as checks
 
-from tests.experiments.scripts import from_command_line
+from tests.experiments.scripts import settings
 from theory import capacity, entropic, kernels, low_rank, multivector, projections, recall, token_retrieval
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-QUICK = ["--samples", "100"]
+SHIPPED = {
+    "false as printed": "lemma_5_2 low_rank_is_inherent separable_bound",
+    "holds with correction": "dual_temperature few_iterations temperature cross_pairs sets_by_dimension",
+    "holds": "lemma_1 lemma_2 corollary_1 distortion_is_not_ranking gradient_mass theorem_1 "
+    "tight_up_to_a_constant recall_law_simulated entropic_solution",
+}
 
 
-@pytest.fixture
-def checks(monkeypatch):
-    monkeypatch.syspath_prepend(EXPERIMENTS)
-    return importlib.import_module("theory_checks")
+def run(**flags):
+    return checks.main(settings("theory_checks", samples=100, **flags))
 
 
-def run(checks, arguments):
-    return checks.main(from_command_line(checks.Settings, "", arguments))
-
-
-def test_everything_holds_as_shipped(checks, tmp_path, capsys):
-    assert run(checks, [*QUICK, "--output", str(tmp_path)]) == 0
+def test_everything_holds_as_shipped(tmp_path, capsys):
+    assert run(output=tmp_path) == 0
     printed = capsys.readouterr().out
     assert "written to" in printed
     assert "few_iterations: " in printed  # what does not simply hold
@@ -35,22 +32,8 @@ def test_everything_holds_as_shipped(checks, tmp_path, capsys):
     verdicts = {row["name"]: row["verdict"] for row in report["theorems"]}
     assert list(verdicts) == list(checks.THEOREMS)
     assert set(verdicts.values()) == {"holds", "holds with correction", "false as printed"}
-    for name in ("lemma_5_2", "low_rank_is_inherent", "separable_bound"):
-        assert verdicts[name] == "false as printed"
-    for name in ("dual_temperature", "few_iterations", "temperature", "cross_pairs", "sets_by_dimension"):
-        assert verdicts[name] == "holds with correction"
-    for name in (
-        "lemma_1",
-        "lemma_2",
-        "corollary_1",
-        "distortion_is_not_ranking",
-        "gradient_mass",
-        "theorem_1",
-        "tight_up_to_a_constant",
-        "recall_law_simulated",
-        "entropic_solution",
-    ):
-        assert verdicts[name] == "holds"
+    for verdict, names in SHIPPED.items():
+        assert {verdicts[name] for name in names.split()} == {verdict}
     page = (tmp_path / "theory_checks.html").read_text()
     assert all(f">{name}</td>" in page for name in checks.THEOREMS)
     assert not any(outside in page for outside in ("http:", "https:", 'src="/', "@import"))
@@ -60,12 +43,7 @@ def test_everything_holds_as_shipped(checks, tmp_path, capsys):
 BROKEN = [  # our statement, how to break it, and a theorem that must notice
     (projections, "pairwise_error", lambda value: 2 * np.asarray(value) + 0.5, "lemma_1"),
     (projections, "pairwise_error_bound", lambda value: 0.2 * np.asarray(value), "lemma_1_with_constant_2"),
-    (
-        projections,
-        "required_dimension",
-        lambda value: np.floor(np.asarray(value) * 0.9),
-        "exact_required_dimension",
-    ),
+    (projections, "required_dimension", lambda k: np.floor(np.asarray(k) * 0.9), "exact_required_dimension"),
     (recall, "lemma2_bound", lambda value: 0.05 * np.asarray(value), "lemma_2"),
     (recall, "markov_union_bound", lambda value: 0.01 * np.asarray(value), "recall_dimensions"),
     (recall, "orthogonal_recall_failure", lambda value: 1.001 * value, "recall_law_golden"),
@@ -91,17 +69,16 @@ BROKEN = [  # our statement, how to break it, and a theorem that must notice
 
 
 @pytest.mark.parametrize(("module", "function", "change", "theorem"), BROKEN)
-def test_a_broken_statement_of_ours_fails(checks, monkeypatch, tmp_path, module, function, change, theorem):
-    arguments = [*QUICK, "--output", str(tmp_path), "--only", theorem]
+def test_a_broken_statement_of_ours_fails(monkeypatch, tmp_path, module, function, change, theorem):
     original = getattr(module, function)
     monkeypatch.setattr(module, function, lambda *a, **k: change(original(*a, **k)))
     if function == "markov_union_bound":
         monkeypatch.setitem(recall.BOUNDS, "markov_union", recall.markov_union_bound)
-    assert run(checks, arguments) == 1
+    assert run(output=tmp_path, only=theorem) == 1
     assert json.loads((tmp_path / "checks.json").read_text())["theorems"][0]["verdict"] == "FAILS"
 
 
-def test_verdicts(checks):
+def test_verdicts():
     plain = checks.Theorem("s", "source", "none", "", None, "as printed")
     mended = checks.Theorem("s", "source", "none", "but", None, "as printed")
 
@@ -118,12 +95,12 @@ def test_verdicts(checks):
         assert verdict(mended, violation, 0.1) == "FAILS"
 
 
-def test_a_check_that_raises_fails_and_says_why(checks, monkeypatch, tmp_path):
+def test_a_check_that_raises_fails_and_says_why(monkeypatch, tmp_path):
     def broken(rng, samples):
         raise ZeroDivisionError("nothing <here>")
 
     monkeypatch.setitem(checks.THEOREMS, "lemma_1", checks.Theorem("s", "source", "none", "", broken))
-    assert run(checks, [*QUICK, "--output", str(tmp_path), "--only", "lemma_1"]) == 1
+    assert run(output=tmp_path, only="lemma_1") == 1
     row = json.loads((tmp_path / "checks.json").read_text())["theorems"][0]
     assert row["detail"] == "ZeroDivisionError: nothing <here>"
     assert row["violation"] == "inf"

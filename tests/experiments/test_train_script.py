@@ -137,12 +137,8 @@ def test_reranking_writes_the_run_and_its_measures(
 def test_what_cannot_be_reranked_ends_with_a_line(
     trained: Path, first_run: Path, words: Path, tmp_path: Path
 ) -> None:
-    flags: dict[str, object] = {
-        "checkpoint": trained / "checkpoint",
-        "run": first_run,
-        "collection": words,
-        "output": tmp_path / "out",
-    }
+    flags: dict[str, object] = {"checkpoint": trained / "checkpoint", "run": first_run, "collection": words}
+    flags["output"] = tmp_path / "out"
     write_run(tmp_path / "other.run", {"q30": {"d99": 1.0}})
     write_run(tmp_path / "none.run", {"x": {"d1": 1.0}})
     for changes, message in (

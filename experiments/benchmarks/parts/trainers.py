@@ -1,27 +1,25 @@
-"""One trainer of the training benchmark in a process of its own: python -m training_parts.trainers FOLDER
+"""One trainer of the training benchmark in a process of its own: python -m parts.trainers JOB, as JSON.
 
-FOLDER/job.json is a `Job`; FOLDER/answer.json gets the seconds of every timed step, the peak memory and the
-losses. All trainers start from the same encoder and projection, and see the same batches in the same order.
-
-Runs in the environment of the trainer that it measures, whose requirements exclude each other's and ours: so
-it imports each inside its own function.
+All trainers start from the same encoder and projection, and see the same batches in the same order. Runs in
+the environment of the trainer that it measures, whose requirements exclude each other's and ours: so it
+imports each inside its own function.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import resource
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from token_parts.systems import peak_memory
+from parts.shared import memory, tell
 
 CHECKED = 32  # pairs of the loss that is the same in every row
 WARMUP = 1  # steps before the timed ones
@@ -36,7 +34,7 @@ class Job:
     system: str  # a key of SYSTEMS
     mini_batch: int  # texts per forward pass of gradient caching; 0 = no caching
     batch: int
-    steps: int
+    steps: int  # that are timed
     work: str  # folder of encoder/, projection.safetensors and pairs.jsonl
     dim: int
     query_length: int
@@ -53,58 +51,18 @@ class Job:
 
     @property
     def encoder(self) -> str:
-        return str(Path(self.work) / "encoder")
+        return f"{self.work}/encoder"
 
-    def pairs(self, number: int) -> list[tuple[str, str]]:
-        """The first (query, document) pairs. Batch k of every trainer is the k-th run of `batch` of them."""
-        with open(Path(self.work) / "pairs.jsonl", encoding="utf-8") as file:
-            lines = [json.loads(line) for line in islice(file, number)]
-        return [(line["query"], line["document"]) for line in lines]
+    def pairs(self) -> list[tuple[str, str]]:
+        """The (query, document) pairs. Batch k of every trainer is the k-th run of `batch` of them."""
+        with open(f"{self.work}/pairs.jsonl", encoding="utf-8") as file:
+            lines = map(json.loads, islice(file, max(self.all_steps * self.batch, CHECKED)))
+            return [(line["query"], line["document"]) for line in lines]
 
     def projection(self) -> Any:
         from safetensors.torch import load_file
 
-        return load_file(Path(self.work) / "projection.safetensors")["projection"]
-
-
-class Clock:
-    """When each optimizer step inside a with statement ended, whoever took it, and the peak memory then."""
-
-    def __init__(self, device: str) -> None:
-        self.device, self.peak = device, 0
-        self.ends: list[float] = []
-        self.cpu_ends: list[float] = []  # in seconds that the processor spent on this process, on all threads
-
-    def __enter__(self) -> Clock:
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
-        self._hook = register_optimizer_step_post_hook(self._tick)
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._hook.remove()
-
-    def _tick(self, *_: Any) -> None:
-        if self.device == "cuda":
-            import torch
-
-            torch.cuda.synchronize()
-            self.peak = torch.cuda.max_memory_allocated()
-        else:
-            self.peak = peak_memory()
-        self.ends.append(time.perf_counter())
-        self.cpu_ends.append(time.process_time())
-
-    def answer(self) -> dict[str, Any]:
-        """From the end of each step to that of the next: reading and tokenising a batch is part of it."""
-        of = {"seconds": self.ends, "cpu_seconds": self.cpu_ends}
-        times = {
-            name: [end - before for before, end in pairwise(ends[WARMUP - 1 :])] for name, ends in of.items()
-        }
-        return times | {"memory": self.peak}
-
-
-# --- ours ---------------------------------------------------------------------------------------------
+        return load_file(f"{self.work}/projection.safetensors")["projection"]
 
 
 def ours(job: Job, folder: Path) -> float:
@@ -125,34 +83,24 @@ def ours(job: Job, folder: Path) -> float:
     assert isinstance(projection, torch.nn.Linear)
     projection.load_state_dict({"weight": job.projection()})
     used = job.all_steps * job.batch
-    pairs = job.pairs(max(used, CHECKED))
+    pairs = job.pairs()
     corpus = Corpus([str(n) for n in range(len(pairs))], [document for _, document in pairs])
     given = [Example(query, n, (), (n,)) for n, (query, _) in enumerate(pairs)]
     # Each example lies where the sampler takes it in the pairs' own order.
     examples = given[:used]
     sampler = StepSampler(used, job.batch, job.all_steps, start=0, rank=0, world=1, seed=job.seed)
-    for n, place in enumerate(place for batch in sampler for place in batch):
-        examples[place] = given[n]
+    for example, place in zip(given, (place for batch in sampler for place in batch), strict=False):
+        examples[place] = example
     objective = Contrastive(paradigm, corpus, examples, TEMPERATURE, chunk=job.mini_batch)
     accelerator = Accelerator(cpu=job.device == "cpu", mixed_precision=job.precision)
     paradigm.to(accelerator.device)
     with paradigm.evaluating(), torch.no_grad(), accelerator.autocast():
         checked = objective.collate(given[:CHECKED]).to(accelerator.device)
         loss = objective.loss(paradigm, checked).item()
-    training = TrainingSettings(
-        steps=job.all_steps,
-        batch_size=job.batch,
-        chunk=job.mini_batch,
-        learning_rate=LEARNING_RATE,
-        warmup=0.0,
-        seed=job.seed,
-        log_every=1,
-    )
+    sizes = {"steps": job.all_steps, "batch_size": job.batch, "chunk": job.mini_batch, "seed": job.seed}
+    training = TrainingSettings(**sizes, learning_rate=LEARNING_RATE, warmup=0.0, log_every=1)
     train(paradigm, objective, training, folder, accelerator=accelerator, progress=False)
     return loss
-
-
-# --- peers --------------------------------------------------------------------------------------------
 
 
 def sentence_transformers(job: Job, folder: Path) -> float:
@@ -169,29 +117,22 @@ def sentence_transformers(job: Job, folder: Path) -> float:
 
     lengths = {"query_length": job.query_length, "document_length": job.document_length}
     weight = job.projection()
+    linear = {"bias": False, "activation_function": torch.nn.Identity()}
+    linear["module_input_name"] = "token_embeddings"
     model = MultiVectorEncoder(
         modules=[
             Transformer(job.encoder, **lengths),
-            Dense(
-                weight.shape[1],
-                job.dim,
-                bias=False,
-                activation_function=torch.nn.Identity(),
-                init_weight=weight,
-                module_input_name="token_embeddings",
-            ),
+            Dense(weight.shape[1], job.dim, **linear, init_weight=weight),
             MultiVectorMask(skiplist_words=[]),
             Normalize(module_input_name="token_embeddings"),
         ],
         device=job.device,
     )
     scale = 1 / TEMPERATURE
+    loss = losses.MultiVectorMultipleNegativesRankingLoss(model, scale=scale)
     if job.mini_batch:
-        loss = losses.CachedMultiVectorMultipleNegativesRankingLoss(
-            model, scale=scale, mini_batch_size=job.mini_batch
-        )
-    else:
-        loss = losses.MultiVectorMultipleNegativesRankingLoss(model, scale=scale)
+        kind = losses.CachedMultiVectorMultipleNegativesRankingLoss
+        loss = kind(model, scale=scale, mini_batch_size=job.mini_batch)
     return _fit(job, folder, MultiVectorEncoderTrainer, MultiVectorEncoderTrainingArguments, model, loss)
 
 
@@ -201,34 +142,23 @@ def pylate(job: Job, folder: Path) -> float:
     from pylate import losses, models, utils
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 
-    model = models.ColBERT(
-        job.encoder,
-        device=job.device,
-        embedding_size=job.dim,
-        query_prefix="",
-        document_prefix="",
-        query_length=job.query_length,
-        document_length=job.document_length,
-        do_query_expansion=False,
-        skiplist_words=[],
-    )
+    plain = {"query_prefix": "", "document_prefix": "", "do_query_expansion": False}
+    plain |= {"query_length": job.query_length, "document_length": job.document_length}
+    model = models.ColBERT(job.encoder, device=job.device, embedding_size=job.dim, **plain, skiplist_words=[])
     with torch.no_grad():
         model[-1].linear.weight.copy_(job.projection())
+    loss = losses.Contrastive(model, temperature=TEMPERATURE)
     if job.mini_batch:
         loss = losses.CachedContrastive(model, mini_batch_size=job.mini_batch, temperature=TEMPERATURE)
-    else:
-        loss = losses.Contrastive(model, temperature=TEMPERATURE)
-    collator = utils.ColBERTCollator(model.tokenize)
-    return _fit(
-        job, folder, SentenceTransformerTrainer, SentenceTransformerTrainingArguments, model, loss, collator
-    )
+    trainer = SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+    return _fit(job, folder, *trainer, model, loss, utils.ColBERTCollator(model.tokenize))
 
 
 def _fit(
     job: Job,
     folder: Path,
-    trainer_class: Any,
-    arguments_class: Any,
+    trainer_type: Any,
+    arguments_type: Any,
     model: Any,
     loss: Any,
     collator: Any = None,
@@ -238,29 +168,26 @@ def _fit(
     from datasets import Dataset
     from torch.utils.data import BatchSampler, SequentialSampler
 
-    pairs = job.pairs(max(job.all_steps * job.batch, CHECKED))
-    arguments = arguments_class(
+    pairs = job.pairs()
+    same = {"learning_rate": LEARNING_RATE, "weight_decay": 0.01, "max_grad_norm": 1.0}  # as ours
+    quiet = {"logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
+    arguments = arguments_type(
         output_dir=str(folder),
         max_steps=job.all_steps,
         per_device_train_batch_size=job.batch,
         batch_sampler=lambda rows, batch_size, drop_last, **_: BatchSampler(
             SequentialSampler(rows), batch_size, drop_last
         ),
-        learning_rate=LEARNING_RATE,
-        weight_decay=0.01,  # as ours
-        max_grad_norm=1.0,
         seed=job.seed,
         bf16=job.precision == "bf16",
         use_cpu=job.device == "cpu",
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
+        **same,
+        **quiet,
     )
-    trainer = trainer_class(
+    trainer = trainer_type(
         model=model,
         args=arguments,
-        train_dataset=Dataset.from_dict({"query": [q for q, _ in pairs], "document": [d for _, d in pairs]}),
+        train_dataset=Dataset.from_list([{"query": q, "document": d} for q, d in pairs]),
         loss=loss,
         data_collator=collator,
     )
@@ -280,25 +207,38 @@ SYSTEMS: dict[str, Callable[[Job, Path], float]] = {
 }
 
 
-def main(folder: Path) -> None:
-    """Answer a job: seconds [steps] by the clock and of CPU time, memory in bytes, versions, and the loss.
+def main(job: Job) -> dict[str, Any]:
+    """seconds and cpu_seconds [steps], memory in bytes, versions, and the loss of the first CHECKED pairs.
 
-    loss: of the first CHECKED pairs, without dropout; it is the same for every system.
+    A step lasts from the end of one to that of the next: reading and tokenising a batch is part of it. CPU
+    time is that of all threads. The loss, without dropout, is the same for every system.
     """
-    job = Job(**json.loads((folder / "job.json").read_text()))
     if job.memory and job.device == "cpu":
         resource.setrlimit(resource.RLIMIT_DATA, (job.memory, job.memory))
+    import numpy as np
     import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
 
     torch.set_num_threads(job.threads)
-    with Clock(job.device) as clock:
-        loss = SYSTEMS[job.system](job, folder / "run")
-    package = "retrieval-paradigms" if job.system == "ours" else job.system
-    versions = {name: version(name) for name in (package, "torch", "transformers")}
-    answer = clock.answer() | {"loss": loss, "versions": versions}
-    (folder / "answer.partial").write_text(json.dumps(answer))
-    os.replace(folder / "answer.partial", folder / "answer.json")
+    ends: list[tuple[float, float]] = []
+    peak = 0
+
+    def step_ended(*_: Any) -> None:  # whoever took it
+        nonlocal peak
+        if job.device == "cuda":
+            torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated() if job.device == "cuda" else memory("VmHWM")
+        ends.append((time.perf_counter(), time.process_time()))
+
+    hook = register_optimizer_step_post_hook(step_ended)
+    with TemporaryDirectory() as folder:
+        loss = SYSTEMS[job.system](job, Path(folder))
+    hook.remove()
+    seconds, cpu_seconds = np.diff(ends[WARMUP - 1 :], axis=0).T.tolist()
+    names = ("retrieval-paradigms" if job.system == "ours" else job.system, "torch", "transformers")
+    answer = {"seconds": seconds, "cpu_seconds": cpu_seconds, "memory": peak, "loss": loss}
+    return answer | {"versions": {name: version(name) for name in names}}
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    tell(main(Job(**json.loads(sys.argv[1]))))

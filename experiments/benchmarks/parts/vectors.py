@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from parts.systems import best
 from rich.console import Console
-from token_parts.systems import best
 
 from paradigms import PARADIGMS
 from paradigms.data import load_collection
 from paradigms.encoder.batches import by_length
 from paradigms.io.files import atomic_folder, write_json
 from paradigms.io.progress import progress_bar
+from paradigms.io.typed import json_or_empty
 
 
 def prepare(settings: Any, folder: Path, console: Console) -> Path:
@@ -25,7 +25,7 @@ def prepare(settings: Any, folder: Path, console: Console) -> Path:
     wanted = {name: getattr(settings, name) for name in names}
     target = folder / "vectors"
     file = target / "vectors.json"
-    if file.is_file() and json.loads(file.read_text())["settings"] == wanted:
+    if json_or_empty(file).get("settings") == wanted:
         return target
     console.print(f"Encoding {settings.documents} documents of {settings.collection} …")
     collection = load_collection(settings.collection)
@@ -67,9 +67,8 @@ def encode(encoder: Any, texts: Sequence[str], axis: int, batch: int = 64) -> li
         task = bar.add_task("encode", total=len(texts))
         for part in by_length([len(text) for text in texts], rows=batch):
             tokens = encoder([texts[n] for n in part])
-            for vectors, mask, n in zip(
-                tokens.vectors.squeeze(axis), tokens.mask.squeeze(axis), part, strict=True
-            ):
+            rows = zip(tokens.vectors.squeeze(axis), tokens.mask.squeeze(axis), part, strict=True)
+            for vectors, mask, n in rows:
                 found[n] = vectors[mask].numpy()
             bar.advance(task, len(part))
     return found

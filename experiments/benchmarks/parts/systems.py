@@ -1,8 +1,8 @@
-"""One system of the token search benchmark in a process of its own: python systems.py JOB.json
+"""One system of the token search benchmark in a process of its own: python -m parts.systems JOB
 
-The job names a system, its settings and a folder of vectors: tokens.npy [t, h] float16, lengths.npy [n],
-queries.npz (one array [j, h] each). `build` makes an index in the job's folder; `search` opens it and times
-queries alone and together. The answer, JSON on the last line, has seconds, peak memory and what was found.
+The job, JSON, names a system, its settings and a folder of vectors: tokens.npy [t, h] float16, lengths.npy
+[n], queries.npz (one array [j, h] each). `build` makes an index in the job's folder; `search` opens it and
+times queries alone and together. The answer has seconds, peak memory and what was found.
 
 Runs in the environment of the system that it measures, so it imports nothing else at its top: the peers have
 requirements that exclude each other's and ours.
@@ -11,17 +11,14 @@ requirements that exclude each other's and ours.
 from __future__ import annotations
 
 import json
-import os
-import re
 import sys
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from parts.shared import memory, tell, timed
 
 Found = list[list[int]]  # of each query its best documents
 
@@ -46,26 +43,35 @@ class Vectors:
         return np.split(self.full, self.offsets[1:-1])
 
 
-class System(ABC):
+class System:
     """What is measured: `build` an index, open it, and `find` the k best documents of some queries."""
 
     def __init__(self, vectors: Vectors, folder: str, threads: int, settings: dict[str, Any]) -> None:
         self.vectors, self.folder, self.threads, self.settings = vectors, folder, threads, settings
 
-    def build(self) -> None:  # noqa: B027
-        """Nothing to build."""
+    def build(self) -> None:
+        """Make an index in the folder."""
 
-    @abstractmethod
     def open(self) -> None:
         """What a process does once before it searches."""
+        raise NotImplementedError
 
     def work(self) -> dict[str, float] | None:
         """Bytes that a query alone has to read and FLOPs of its products, on average; None: not known."""
         return None
 
-    @abstractmethod
     def find(self, queries: Sequence[int], k: int) -> Found:
         """The k best documents of each query, best first."""
+        found = []
+        for n in queries:
+            candidates = self.vectors.candidates[n] if "rerank" in self.settings else None
+            places = best(self.scores(n, candidates), k)
+            found.append(places if candidates is None else [candidates[place] for place in places])
+        return found
+
+    def scores(self, query: int, candidates: list[int] | None) -> np.ndarray:
+        """Of the candidates, or of all documents."""
+        raise NotImplementedError
 
 
 def best(scores: np.ndarray, k: int) -> list[int]:
@@ -74,20 +80,12 @@ def best(scores: np.ndarray, k: int) -> list[int]:
     return [int(n) for n in chosen[np.argsort(-scores[chosen], kind="stable")]]
 
 
-# --- ours ---------------------------------------------------------------------------------------------
-
-
 class Ours(System):
     """An index of this project: settings['build'] are its own, settings['knobs'] those of its search."""
 
     def build(self) -> None:
-        self._index_class().build_from(
-            self._parts(),
-            self.folder,
-            paradigm="colbert",
-            dim=self.vectors.half.shape[1],
-            **self.settings.get("build", {}),
-        )
+        given = {"paradigm": "colbert", "dim": self.vectors.half.shape[1]} | self.settings.get("build", {})
+        self._index_class().build_from(self._parts(), self.folder, **given)
 
     def open(self) -> None:
         from paradigms.recipe import Recipe
@@ -108,10 +106,8 @@ class Ours(System):
         self.names = [[str(d) for d in candidates] for candidates in self.vectors.candidates]
 
     def find(self, queries: Sequence[int], k: int) -> Found:
-        if len(queries) == 1:
-            encoded = self.single[queries[0]]
-        else:
-            encoded = self._tokens([self.vectors.queries[n] for n in queries])
+        alone, rows = len(queries) == 1, [self.vectors.queries[n] for n in queries]
+        encoded = self.single[queries[0]] if alone else self._tokens(rows)
         if "rerank" in self.settings:
             runs = self.index.rerank_tokens(self.recipe, encoded, [self.names[n] for n in queries])
         else:
@@ -123,10 +119,8 @@ class Ours(System):
 
         dim, lengths, bytes, flops = self.vectors.half.shape[1], self.vectors.lengths, 0.0, 0.0
         for n, query in enumerate(self.vectors.queries):
-            tokens = int(
-                lengths[self.vectors.candidates[n]].sum() if "rerank" in self.settings else lengths.sum()
-            )
-            size, once = 2 * dim, 0
+            read = lengths[self.vectors.candidates[n]] if "rerank" in self.settings else lengths
+            tokens, size, once = int(read.sum()), 2 * dim, 0
             if self.settings["kind"] == "CompressedIndex":
                 packed = self.index._packed(self._tokens([query]))
                 near, centroids = packed.query.near, self.index._codec.centroids
@@ -147,30 +141,20 @@ class Ours(System):
         return getattr(index, self.settings["kind"])
 
     def _parts(self) -> Any:
-        block = 256
-        for first in range(0, len(self.vectors.lengths), block):
-            last = min(first + block, len(self.vectors.lengths))
-            rows = [
-                self.vectors.half[self.vectors.offsets[n] : self.vectors.offsets[n + 1]]
-                for n in range(first, last)
-            ]
-            yield [str(n) for n in range(first, last)], self._tokens(rows, documents=True)
+        documents = np.split(self.vectors.half, self.vectors.offsets[1:-1])
+        for first in range(0, len(documents), 256):
+            rows = documents[first : first + 256]
+            yield [str(first + n) for n in range(len(rows))], self._tokens(rows, documents=True)
 
     def _tokens(self, rows: Sequence[np.ndarray], documents: bool = False) -> Any:
         import torch
 
         from paradigms.core import Tokens
 
-        longest = max(map(len, rows))
-        padded = np.zeros((len(rows), longest, rows[0].shape[1]), np.float32)
-        mask = np.zeros((len(rows), longest), bool)
-        for n, row in enumerate(rows):
-            padded[n, : len(row)], mask[n, : len(row)] = row, True
-        axis = 0 if documents else 1
-        return Tokens(torch.from_numpy(padded).unsqueeze(axis), torch.from_numpy(mask).unsqueeze(axis))
-
-
-# --- plain torch --------------------------------------------------------------------------------------
+        vectors = [torch.from_numpy(np.asarray(row, np.float32)) for row in rows]
+        padded, axis = torch.nn.utils.rnn.pad_sequence(vectors, batch_first=True), 0 if documents else 1
+        mask = torch.arange(padded.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
+        return Tokens(padded.unsqueeze(axis), mask.unsqueeze(axis))
 
 
 class GemmScatter(System):
@@ -183,16 +167,13 @@ class GemmScatter(System):
         owners = np.repeat(np.arange(len(self.vectors.lengths)), self.vectors.lengths)
         self.owners = torch.from_numpy(owners)
 
-    def find(self, queries: Sequence[int], k: int) -> Found:
+    def scores(self, query: int, candidates: list[int] | None) -> np.ndarray:
         import torch
 
-        found = []
-        for n in queries:
-            similarity = self.tokens @ torch.from_numpy(self.vectors.queries[n]).T
-            index = self.owners[:, None].expand_as(similarity)
-            empty = similarity.new_full((len(self.vectors.lengths), similarity.shape[1]), -torch.inf)
-            found.append(best(empty.scatter_reduce_(0, index, similarity, "amax").sum(1).numpy(), k))
-        return found
+        similarity = self.tokens @ torch.from_numpy(self.vectors.queries[query]).T
+        index = self.owners[:, None].expand_as(similarity)
+        empty = similarity.new_full((len(self.vectors.lengths), similarity.shape[1]), -torch.inf)
+        return empty.scatter_reduce_(0, index, similarity, "amax").sum(1).numpy()
 
 
 class PaddedEinsum(System):
@@ -203,23 +184,14 @@ class PaddedEinsum(System):
 
         self.tokens = [torch.from_numpy(d) for d in self.vectors.documents()]
 
-    def find(self, queries: Sequence[int], k: int) -> Found:
+    def scores(self, query: int, candidates: list[int] | None) -> np.ndarray:
         import torch
 
-        found = []
-        for n in queries:
-            candidates = self.vectors.candidates[n]
-            rows = [self.tokens[d] for d in candidates]
-            padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-            lengths = torch.tensor([len(row) for row in rows])
-            there = torch.arange(padded.shape[1]) < lengths[:, None]
-            similarity = torch.einsum("jh,nih->nji", torch.from_numpy(self.vectors.queries[n]), padded)
-            scores = similarity.masked_fill_(~there[:, None], -torch.inf).amax(-1).sum(-1).numpy()
-            found.append([candidates[place] for place in best(scores, k)])
-        return found
-
-
-# --- peers --------------------------------------------------------------------------------------------
+        rows = [self.tokens[d] for d in candidates or ()]
+        padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        there = torch.arange(padded.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
+        similarity = torch.einsum("jh,nih->nji", torch.from_numpy(self.vectors.queries[query]), padded)
+        return similarity.masked_fill_(~there[:, None], -torch.inf).amax(-1).sum(-1).numpy()
 
 
 class MaxSimCpu(System):
@@ -228,65 +200,51 @@ class MaxSimCpu(System):
     def open(self) -> None:
         self.tokens = [np.ascontiguousarray(d) for d in self.vectors.documents()]
 
-    def find(self, queries: Sequence[int], k: int) -> Found:
+    def scores(self, query: int, candidates: list[int] | None) -> np.ndarray:
         import maxsim_cpu
 
-        found = []
-        for n in queries:
-            candidates = self.vectors.candidates[n] if "rerank" in self.settings else None
-            rows = self.tokens if candidates is None else [self.tokens[d] for d in candidates]
-            places = best(maxsim_cpu.maxsim_scores_variable(self.vectors.queries[n], rows), k)
-            found.append(places if candidates is None else [candidates[place] for place in places])
-        return found
+        rows = self.tokens if candidates is None else [self.tokens[d] for d in candidates]
+        return maxsim_cpu.maxsim_scores_variable(self.vectors.queries[query], rows)
 
 
 class FastPlaid(System):
-    def _index(self) -> Any:
+    def open(self) -> None:
         from fast_plaid import search
 
-        return search.FastPlaid(index=self.folder, device="cpu")
+        self.index = search.FastPlaid(index=self.folder, device="cpu")
 
     def build(self) -> None:
         import torch
 
+        self.open()
         documents = [torch.from_numpy(d) for d in self.vectors.documents()]
-        self._index().create(documents_embeddings=documents, **self.settings.get("build", {}))
+        self.index.create(documents_embeddings=documents, **self.settings["build"])
 
-    def open(self) -> None:
-        self.index = self._index()
-
-    def find(self, queries: Sequence[int], k: int) -> Found:
+    def find(self, queries: Sequence[int], k: int, **more: Any) -> Found:
         import torch
 
         rows = [torch.from_numpy(self.vectors.queries[n]) for n in queries]
-        ranked = self.index.search(rows, top_k=k, show_progress=False, **self.settings["search"])
+        ranked = self.index.search(rows, top_k=k, show_progress=False, **more, **self.settings["search"])
         return [[document for document, _ in row] for row in ranked]
 
 
-class Warp(System):
-    def _index(self) -> Any:
+class Warp(FastPlaid):
+    def build(self) -> None:
+        import torch
         from xtr_warp.search import XTRWarp
 
-        return XTRWarp(index=self.folder, device="cpu")
-
-    def build(self) -> None:
-        import torch
-
         documents = [torch.from_numpy(d) for d in self.vectors.documents()]
-        self._index().create(documents, device="cpu", show_progress=False, **self.settings.get("build", {}))
+        index = XTRWarp(index=self.folder, device="cpu")
+        index.create(documents, device="cpu", show_progress=False, **self.settings["build"])
 
     def open(self) -> None:
-        self.index = self._index()
+        from xtr_warp.search import XTRWarp
+
+        self.index = XTRWarp(index=self.folder, device="cpu")
         self.index.load("cpu")
 
-    def find(self, queries: Sequence[int], k: int) -> Found:
-        import torch
-
-        rows = [torch.from_numpy(self.vectors.queries[n]) for n in queries]
-        ranked = self.index.search(
-            rows, top_k=k, num_threads=self.threads, show_progress=False, **self.settings["search"]
-        )
-        return [[document for document, _ in row] for row in ranked]
+    def find(self, queries: Sequence[int], k: int, **more: Any) -> Found:
+        return super().find(queries, k, num_threads=self.threads)
 
 
 SYSTEMS: dict[str, type[System]] = {
@@ -306,40 +264,18 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     system = SYSTEMS[job["system"]](Vectors(job["vectors"]), job["folder"], job["threads"], job["settings"])
     if job["phase"] == "build":
         seconds, _ = timed(system.build)
-        return {"seconds": seconds, "memory": peak_memory(), "bytes": folder_bytes(job["folder"])}
+        size = sum(file.stat().st_size for file in Path(job["folder"]).rglob("*") if file.is_file())
+        return {"seconds": seconds, "memory": memory("VmHWM"), "bytes": size}
     system.open()
     every = range(len(system.vectors.queries))
     system.find(every[:3], job["k"])
     system.find(every[:1], job["k"])
-    single, found = [], []
-    for n in every:
-        seconds, rows = timed(lambda n=n: system.find([n], job["k"]))
-        single.append(seconds)
-        found += rows
+    alone = [timed(lambda n=n: system.find([n], job["k"])) for n in every]
+    single, found = [seconds for seconds, _ in alone], [rows for _, [rows] in alone]
     batch, _ = timed(lambda: system.find(every, job["k"]))
-    memory = peak_memory()
-    return {"single": single, "batch": batch, "found": found, "memory": memory, "work": system.work()}
-
-
-def timed(function: Callable[[], Any]) -> tuple[float, Any]:
-    began = time.perf_counter()
-    value = function()
-    return time.perf_counter() - began, value
-
-
-def peak_memory() -> int:
-    """Bytes of this process that were resident at most, mapped files included."""
-    # Not getrusage: its maximum begins with that of the process that started this one.
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(re.search(r"VmHWM:\s*(\d+)", status).group(1))
-
-
-def folder_bytes(folder: str) -> int:
-    return sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+    answer = {"single": single, "batch": batch, "found": found, "memory": memory("VmHWM")}
+    return answer | {"work": system.work()}
 
 
 if __name__ == "__main__":
-    with open(sys.argv[1], encoding="utf-8") as stream:
-        answer = main(json.load(stream))
-    sys.stdout.flush()
-    os.write(1, ("\n" + json.dumps(answer) + "\n").encode())
+    tell(main(json.loads(sys.argv[1])))

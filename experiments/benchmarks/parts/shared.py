@@ -1,0 +1,75 @@
+"""What the benchmarks share. Workers run in the environments of peers: the standard library alone."""
+
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+MiB, GiB = 2**20, 2**30
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
+
+
+def run_worker(
+    name: str, job: Mapping[str, Any], python: str, threads: int
+) -> subprocess.CompletedProcess[str]:
+    """parts/NAME.py on a job, in a process of its own, ended; paths in the job are absolute."""
+    env = os.environ | dict.fromkeys(THREADS, str(threads))
+    return subprocess.run(
+        [python, "-m", f"parts.{name}", json.dumps(job)],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[1],  # where -m looks first
+        env=env | {"OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1"},
+    )
+
+
+def tell(answer: Any) -> None:
+    """A worker's answer, the last line that it prints."""
+    print(f"\n{json.dumps(answer)}", flush=True)
+
+
+def last_line(printed: str) -> Any:
+    """What `tell` printed."""
+    return json.loads(printed.splitlines()[-1])
+
+
+def timed(function: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds, and what the function returns."""
+    began = time.perf_counter()
+    value = function()
+    return time.perf_counter() - began, value
+
+
+def medians(
+    functions: Sequence[Callable[[], object]], repeats: int, clock: Callable[[], float] = time.perf_counter
+) -> list[float]:
+    """The median of the seconds that each function takes, in turns, after a run that does not count."""
+    seconds: list[list[float]] = [[] for _ in functions]
+    for _ in range(repeats + 1):
+        for function, taken in zip(functions, seconds, strict=True):
+            began = clock()
+            function()
+            taken.append(clock() - began)
+    return [statistics.median(taken[1:]) for taken in seconds]
+
+
+def memory(line: str, file: str = "/proc/self/status") -> int:
+    """Bytes of a line of a file of /proc: VmHWM, resident at most, mapped files included; VmRSS, now."""
+    # Not getrusage: its maximum begins with that of the process that started this one.
+    found = re.search(rf"^{line}:\s*(\d+)", Path(file).read_text(), re.M)
+    if not found:
+        raise RuntimeError(f"{file} has no {line}: this benchmark needs Linux")
+    return 1024 * int(found[1])
+
+
+def processor() -> str:
+    """The name of the CPU."""
+    info = Path("/proc/cpuinfo")
+    names = re.search(r"^model name\s*:\s*(.*)", info.read_text() if info.is_file() else "", re.M)
+    return names[1] if names else platform.processor() or platform.machine()
