@@ -4,29 +4,16 @@ against a slow twin; claims about planted numbers."""
 import json
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
-import alignment_directions
+import alignment_directions as study
 import numpy as np
 import pytest
-from alignment_directions import (
-    BACKWARD,
-    CANDIDATES,
-    CHANCE,
-    FORWARD,
-    GENERATIVE,
-    MEASURES,
-    TRAINED,
-    WHOLE,
-    by_chance,
-    claims,
-    rankings,
-)
+from alignment_directions import BACKWARD, CANDIDATES, CHANCE, FORWARD, GENERATIVE, MEASURES, TRAINED, WHOLE
 from rich.console import Console
 from studies import trained_pairs
-from studies.model_runs import Bench, open_bench
+from studies.model_runs import open_bench
 
-from paradigms import Generative, Paradigm, load
+from paradigms import load
 from paradigms.evaluate import per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from tests.experiments.scripts import pair_flags, published, run, settings
@@ -37,25 +24,6 @@ def finished(words: Path, seq2seq: dict[str, Path], tmp_path_factory: pytest.Tem
     folder = tmp_path_factory.mktemp("directions")
     run("alignment_directions", **pair_flags(words, seq2seq["t5"], folder))
     return folder
-
-
-@pytest.fixture(scope="module")
-def own(words: Path, finished: Path, seq2seq: dict[str, Path]) -> alignment_directions.Settings:
-    return settings("alignment_directions", **pair_flags(words, seq2seq["t5"], finished))
-
-
-@pytest.fixture(scope="module")
-def bench(own: alignment_directions.Settings) -> Bench:
-    return open_bench(own, Console(quiet=True))
-
-
-@pytest.fixture(scope="module")
-def pair(finished: Path) -> list[Any]:
-    folder = finished / "models" / "seed-0"
-    mvdr, model = load(folder / "colbert" / "checkpoint"), load(folder / "seal" / "checkpoint")
-    assert isinstance(mvdr, Paradigm)
-    assert isinstance(model, Generative)
-    return [mvdr.eval(), model.eval()]
 
 
 def test_it_leaves_tables_and_figures(finished: Path) -> None:
@@ -77,7 +45,7 @@ def test_what_is_there_is_not_done_again_and_other_settings_are_refused(
 
     for name in ("fit", "fit_pairs"):
         monkeypatch.setattr(trained_pairs, name, never)
-    monkeypatch.setattr(alignment_directions, "measure", never)
+    monkeypatch.setattr(study, "measure", never)
     (finished / "models/states").mkdir()  # what frozen encoders give, which is kept for the training alone
     again()
     assert not (finished / "models/states").exists()
@@ -90,9 +58,12 @@ def test_what_is_there_is_not_done_again_and_other_settings_are_refused(
         again(steps=3, output=tmp_path)
 
 
-def test_directions_against_loops_over_tokens(bench: Bench, pair: list[Any]) -> None:
-    mvdr, corpus, pool = pair[0], bench.collection.corpus, bench.pool(4)
-    runs = rankings(pair, bench, pool)
+def test_directions_against_loops_over_tokens(finished: Path, words: Path, seq2seq: dict[str, Path]) -> None:
+    own = settings("alignment_directions", **pair_flags(words, seq2seq["t5"], finished))
+    bench, folder = open_bench(own, Console(quiet=True)), finished / "models" / "seed-0"
+    mvdr, generative = (load(folder / name / "checkpoint").eval() for name in ("colbert", "seal"))
+    corpus, pool = bench.collection.corpus, bench.pool(4)
+    runs = study.rankings([mvdr, generative], bench, pool)
     assert list(runs) == ["BM25", FORWARD, *BACKWARD, *GENERATIVE, WHOLE]
     for query, candidates in pool.items():
         assert all(run[query].keys() == candidates.keys() for run in runs.values())
@@ -112,7 +83,7 @@ def test_directions_against_loops_over_tokens(bench: Bench, pair: list[Any]) -> 
 def test_chance_is_the_mean_over_orders() -> None:
     pool = {"a": {f"d{n}": 0.0 for n in range(12)}, "b": {"d0": 0.0, "d1": 0.0, "d2": 0.0}}
     judgements = {"a": {"d3": 1, "d7": 2, "d8": 0}, "b": {"d0": 1}}
-    found = by_chance(pool, judgements, ["a", "b"])
+    found = study.by_chance(pool, judgements, ["a", "b"])
     orders = list(combinations(range(12), 2))  # where the two relevant documents of a may stand
     for measure in MEASURES:
         over_orders = []
@@ -137,7 +108,7 @@ def verdicts(forward: float, backward: float, generative: float, recall: float =
     values[CANDIDATES] = {"RR@10": np.full((2, 60), 0.5)}
     for name in (CANDIDATES, FORWARD, TRAINED):
         values[name]["R@10"] = np.full((2, 60), recall if name == TRAINED else 0.9)
-    return [verdict.word for verdict in judge(claims(values))]
+    return [verdict.word for verdict in judge(study.claims(values))]
 
 
 def test_verdicts_follow_the_numbers() -> None:

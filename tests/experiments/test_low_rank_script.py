@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from studies.attention_heads import Seen, best_name, seen
+from studies.attention import Seen, best_name, seen
 from studies.model_runs import open_bench
 
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
@@ -166,10 +166,10 @@ def test_a_run_writes_every_table(words: Path, seq2seq: dict[str, Path], tmp_pat
     model = Generative.from_pretrained(tmp_path / "models" / "seed-1" / "genre" / "checkpoint").eval()
     bench = open_bench(settings("low_rank", **given), Console(quiet=True))
     bench.test.judgements["q30"] |= {"d3": 2, "d2": 2, "d1": 0}
-    assert dict(zip(*low_rank.relevant(bench), strict=True))["q30"] == "d2"
+    assert low_rank.relevant(bench)["q30"] == "d2"
     del bench.test.judgements["q30"]["d3"], bench.test.judgements["q30"]["d2"]
     errors = []
-    for query, document in zip(*low_rank.relevant(bench), strict=True):
+    for query, document in low_rank.relevant(bench).items():
         text = bench.test.queries[query]
         view = seen(model, text, best_name(model, text, int(document[1:])))
         errors.append(float(lemma.best_rank_one(view.attention[1, 0])[1]))

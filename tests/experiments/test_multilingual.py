@@ -7,18 +7,16 @@ import json
 import pickle
 from pathlib import Path
 
-import compare
 import pytest
 import sentencepiece
 import torch
-import train
 from transformers import MT5Config, MT5ForConditionalGeneration
 
 from paradigms import Paradigm
 from paradigms.core import Tokens
 from paradigms.encoder.backbone import load_tokenizer
 from paradigms.xtr import xtr
-from tests.experiments.scripts import from_command_line
+from tests.experiments.scripts import run
 from tests.tiny import HEADS, LAYERS, WIDTH
 
 CONFIG = Path(__file__).parents[2] / "experiments" / "configs" / "xtr_multilingual.yaml"
@@ -67,13 +65,8 @@ def mt5(pieces: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mt5")
     entries = sentencepiece.SentencePieceProcessor(model_proto=pieces).get_piece_size() + PADDED
     torch.manual_seed(0)
-    size = {
-        "d_model": WIDTH,
-        "d_kv": WIDTH // HEADS,
-        "d_ff": 2 * WIDTH,
-        "num_layers": LAYERS,
-        "num_heads": HEADS,
-    }
+    size = {"d_model": WIDTH, "d_kv": WIDTH // HEADS, "d_ff": 2 * WIDTH}
+    size |= {"num_layers": LAYERS, "num_heads": HEADS}
     model = MT5ForConditionalGeneration(
         MT5Config(vocab_size=entries, dropout_rate=0.0, decoder_start_token_id=0, **size)
     )
@@ -151,7 +144,7 @@ def trained(mt5: Path, swahili: Path, tmp_path_factory: pytest.TempPathFactory) 
     flags |= {"steps": 30, "batch_size": 10, "evaluate_every": 30, "workers": 0, "tracker": "none"}
     flags |= {"options.dim": 16, "options.k_train": 32}
     flags |= {"options.query_length": 16, "options.document_length": 32}
-    train.main(from_command_line(train.Settings, "", [f"--{name}={value}" for name, value in flags.items()]))
+    run("train", **flags)
     return output
 
 
@@ -164,7 +157,7 @@ def test_multilingual_xtr_learns_and_is_compared_on_miracl(
     systems = json.dumps({"xtr": {"checkpoint": str(trained / "checkpoint")}})
     flags = {"collection": swahili, "split": "dev", "systems": systems, "tracker": "none"}
     flags |= {"output": tmp_path / "out", "depth": 5}
-    compare.main(from_command_line(compare.Settings, "", [f"--{k}={v}" for k, v in flags.items()]))
+    run("compare", **flags)
     with (tmp_path / "out" / "retrieve.csv").open() as file:
         means = {(row["system"], row["measure"]): float(row["mean"]) for row in csv.DictReader(file)}
     assert {measure for _, measure in means} == {"nDCG@10", "R@100"}

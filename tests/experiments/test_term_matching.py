@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import term_matching
 import torch
-from studies.matching_rates import cross_attention
+from studies.attention import attended
 from term_matching import (
     KINDS,
     NAMES,
@@ -32,7 +32,6 @@ from paradigms.data import Corpus
 from paradigms.encoder.backbone import load_tokenizer
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from paradigms.generative.identifiers import Targets
-from paradigms.generative.interaction import decompose
 from tests.experiments.scripts import pair_flags, published, run
 from tests.tiny_generative import generative, texts
 
@@ -110,20 +109,6 @@ def test_rates_of_a_case_by_hand() -> None:
     torch.testing.assert_close(found["d→q", "uniform"][1], torch.tensor([[0.5, 0.5, 0], [0.5, 0, 0]]))
 
 
-@pytest.mark.parametrize("family", ["t5", "t5-v1.1"])
-def test_the_attention_is_that_of_the_exact_identity(seq2seq: dict[str, Path], family: str) -> None:
-    rows = [[40, 41, 42, 43, 44, 45], [50, 51, 52, 53]]
-    model = generative(seq2seq[family], texts(rows), span=SPAN)
-    source = model.tokenize(["the lazy fox and the snow"])
-    targets = Targets.pad([[rows[0][:4], rows[1]]])
-    found = cross_attention(model, source, targets)
-    layers, n, m, heads, j = found.shape
-    exact = decompose(model, source, targets, "logit")[2].alignment[0]
-    torch.testing.assert_close(exact.view(n, layers, heads, m, j).permute(1, 0, 3, 2, 4), found)
-    naive = decompose(model, source, targets, "logit", "naive")[2].alignment[0]
-    torch.testing.assert_close(naive, found[-1].mean(2))
-
-
 def test_a_decoders_rates_against_loops(seq2seq: dict[str, Path]) -> None:
     tokenizer = load_tokenizer(seq2seq["t5"])
     query = "the lazy fox and the snow"
@@ -141,7 +126,7 @@ def test_a_decoders_rates_against_loops(seq2seq: dict[str, Path]) -> None:
     for document, row in enumerate(rows):
         names, at = model.names(document), 0
         for number, name in enumerate(names):
-            alpha = cross_attention(model, source, Targets.pad([[name]]))[:, 0]
+            alpha = attended(model, source, Targets.pad([[name]]))[1][:, 0]
             first = 0 if number + 1 < len(names) else len(name) - (len(row) - at)
             for place in range(first, len(name)):
                 weights = alpha[:, place].mean((0, 1)).tolist()
@@ -159,21 +144,21 @@ def test_a_decoders_rates_against_loops(seq2seq: dict[str, Path]) -> None:
     assert seen["GR, all layers"] != seen["GR, last layer"]
 
 
-def test_averages_over_candidates_and_over_tokens() -> None:
-    ids = torch.tensor([[8, 7, 6]] * 3)
+@pytest.mark.parametrize(
+    ("average", "conditional", "tokens", "values"),
+    [
+        (over_candidates, False, [8, 7, 6], [0.4, 0.1, 0]),
+        (over_candidates, True, [8, 7], [0.6, 0.3]),  # 6 is in no candidate
+        (each_token, False, [8, 7, 6] * 3, [0.9, 0.3, 0, 0.3, 0, 0, 0, 0, 0]),
+        (each_token, True, [8, 7, 8], [0.9, 0.3, 0.3]),
+    ],
+)
+def test_averages(average: Any, conditional: bool, tokens: list[int], values: list[float]) -> None:
     rates = torch.tensor([[0.9, 0.3, 0.0], [0.3, 0.0, 0.0], [0.0, 0.0, 0.0]])
     possible = torch.tensor([[True, True, False], [True, False, False], [False, False, False]])
-    tokens, values = over_candidates(ids, rates, possible, False)
-    assert tokens.tolist() == [8, 7, 6]
-    assert values == pytest.approx([0.4, 0.1, 0])
-    tokens, values = over_candidates(ids, rates, possible, True)
-    assert tokens.tolist() == [8, 7]  # 6 is in no candidate
-    assert values == pytest.approx([0.6, 0.3])
-    tokens, values = each_token(ids, rates, possible, False)
-    assert (len(tokens), values.sum()) == (9, pytest.approx(1.5))
-    tokens, values = each_token(ids, rates, possible, True)
-    assert tokens.tolist() == [8, 7, 8]
-    assert values == pytest.approx([0.9, 0.3, 0.3])
+    found = average(torch.tensor([[8, 7, 6]] * 3), rates, possible, conditional)
+    assert found[0].tolist() == tokens
+    assert found[1] == pytest.approx(values)
 
 
 def test_bins_leave_out_what_does_not_count() -> None:
