@@ -25,17 +25,12 @@ def chosen_queries(split: Split, count: int) -> list[str]:
 
 
 def align_query(
-    query_id: str,
-    test: Split,
-    data: Data,
-    pool: Mapping[str, float],
-    encoded: Mapping[str, Path],
-    folder: Path,
+    query_id: str, test: Split, data: Data, pool: Mapping[str, float], saved: Mapping[str, tuple[Path, Path]]
 ) -> list[AlignmentExample]:
-    """A relevant document and the best that is not, by BM25, under every system of a results folder.
+    """A relevant document and the best that is not, by BM25, under every system of a comparison.
 
-    test: the data's test split, judged. pool: document -> score of the query's candidates. encoded: system ->
-    the folder that has its index, where it has one.
+    test: the data's test split, judged. pool: document -> score of the query's candidates. saved: system ->
+    its checkpoint, and where its index is if it has one.
     """
     query, judged = test.queries[query_id], test.judgements[query_id]
     corpus, pieces = data.collection.corpus, data.pieces
@@ -45,8 +40,8 @@ def align_query(
     for document in relevant + wrong:
         text = corpus[corpus.position(document)]
         views = [explain_bm25(data.bm25, query, document, text)]
-        for name, path in encoded.items():
-            model, index = opened(folder / name / "checkpoint", path / "index")
+        for name, paths in saved.items():
+            model, index = opened(*paths)
             if isinstance(model, CrossAttention):
                 continue  # A is not defined
             if isinstance(model, Generative):

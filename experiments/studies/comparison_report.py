@@ -62,7 +62,11 @@ def make_report(data: Data, settings: Any, where: dict[str, Any], seconds: float
     undone = {name for run, (name, _) in trainings.items() if kept_step(folder / run / "training") == 0}
     share = learned_share(data.train, data.test)
     labels = {name: label(name, name in undone, share, settings) for name in settings.chosen}
-    encoded = {n: Path(of.index or folder / n) for n, of in settings.chosen.items() if not of.fuse}
+    saved = {
+        name: (folder / name / "checkpoint", Path(of.index or folder / name) / "index")
+        for name, of in settings.chosen.items()
+        if not of.fuse
+    }
     candidates = read_run(folder / "runs" / "candidates.run")
     with progress_bar() as bar:
         measured = {
@@ -92,15 +96,15 @@ def make_report(data: Data, settings: Any, where: dict[str, Any], seconds: float
             for name in bar.track(systems, description="recall curves")
         }
         views = (
-            align_query(query, test, data, candidates[query], encoded, folder)
+            align_query(query, test, data, candidates[query], saved)
             for query in bar.track(chosen_queries(test, ALIGNED), description="alignments")
         )
         alignments = [example for of_query in views for example in of_query]
     write_per_query(folder / "per_query.csv", measured)
     splits = {settings.split: test, **data.others}
     asked_of = " and ".join(f"{len(split.queries):,} {name}" for name, split in splits.items())
-    saved = {name: system.checkpoint for name, system in settings.chosen.items() if system.checkpoint}
-    loaded = "".join(f", {name} loaded from {checkpoint}" for name, checkpoint in saved.items())
+    given = [(name, of.checkpoint) for name, of in settings.chosen.items() if of.checkpoint]
+    loaded = "".join(f", {name} loaded from {checkpoint}" for name, checkpoint in given)
     last = settings.seed + settings.seeds - 1
     seeds = f"seed {last}" if settings.seeds == 1 else f"seeds {settings.seed} to {last}"
     return Report(

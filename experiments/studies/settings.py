@@ -190,51 +190,42 @@ class System:
 def read_systems(given: list[str] | dict[str, Any]) -> dict[str, System]:
     """name -> system, of a list of paradigms or of a mapping to a system's fields; SystemExit names what is
     wrong with which system."""
-    from paradigms import GENERATIVE, PARADIGMS
-
-    known = PARADIGMS | GENERATIVE
     systems = {}
-    for name, told in (given if isinstance(given, dict) else {name: {} for name in given}).items():
+    named = given if isinstance(given, dict) else {name: {} for name in given}
+    for name, told in named.items():
         if not re.fullmatch(r"[\w+-][\w.+-]*", name) or name in TAKEN:
             raise SystemExit(f"system {name!r}: its name is that of a folder: letters, digits, . + - and _")
         try:
             check_type("its settings", told, dict)
             check_known(System, told)
             unnamed = "checkpoint" in told or "fuse" in told
-            system = systems[name] = System(**{"paradigm": "" if unnamed else name} | told)
-            check_types(system)
+            systems[name] = System(**{"paradigm": "" if unnamed else name} | told)
+            check_types(systems[name])
+            fused = {of for of, fields in named.items() if isinstance(fields, dict) and fields.get("fuse")}
+            _check(systems[name], told, ["bm25", *(of for of in named if of not in fused | {name})])
         except ValueError as error:
             raise SystemExit(f"system {name}: {shown(error)}") from error
-        if system.fuse:
-            check_fused(name, told, given)
-            continue
-        if system.paradigm not in known and not (system.checkpoint and not system.paradigm):
-            raise SystemExit(
-                f"system {name}: unknown paradigm {system.paradigm}; there are {', '.join(known)}. One of "
-                "your own is registered by its file: --plugin FILE.py"
-            )
-        if system.checkpoint and (system.training or system.backbone):
-            raise SystemExit(f"system {name}: training and backbone are not of a checkpoint")
-        if system.index and not system.checkpoint:
-            raise SystemExit(f"system {name}: an index goes with the checkpoint that encoded it")
     return systems
 
 
-def check_fused(name: str, told: dict[str, Any], given: Any) -> None:
-    """SystemExit where a fused system has other settings, or fuses what is not there."""
+def _check(system: System, told: dict[str, Any], others: list[str]) -> None:
+    """ValueError for fields that do not go together. others: what can be fused."""
+    from paradigms import GENERATIVE, PARADIGMS
     from paradigms.evaluate.fusion import fuse
 
-    others = (
-        [of for of in given if of != name and not given[of].get("fuse")] if isinstance(given, dict) else []
-    )
-    unknown = [of for of in told["fuse"] if of not in ("bm25", *others)]
-    more = told.keys() - {"fuse", "fusion", "weights"}
-    if more or unknown or len(told["fuse"]) < 2 or len(set(told["fuse"])) < len(told["fuse"]):
-        what = f"{', '.join(sorted(more))} is not of a fused system" if more else f"fuse: {told['fuse']}"
-        raise SystemExit(f"system {name}: {what}; it fuses two or more of {', '.join(['bm25', *others])}")
-    try:
-        fuse(
-            [{} for _ in told["fuse"]], [float(w) for w in told.get("weights", ())], told.get("fusion", "rrf")
+    known, fused = PARADIGMS | GENERATIVE, system.fuse
+    if fused:
+        more = told.keys() - {"fuse", "fusion", "weights"}
+        if more or not set(fused) <= set(others) or len(fused) < 2 or len(set(fused)) < len(fused):
+            what = f"{', '.join(sorted(more))} is not of a fused system" if more else f"fuse: {fused}"
+            raise ValueError(f"{what}; it fuses two or more of {', '.join(others)}")
+        fuse([{} for _ in fused], list(map(float, system.weights)), system.fusion)
+    elif system.paradigm not in known and not (system.checkpoint and not system.paradigm):
+        raise ValueError(
+            f"unknown paradigm {system.paradigm}; there are {', '.join(known)}. One of your own is "
+            "registered by its file: --plugin FILE.py"
         )
-    except ValueError as error:
-        raise SystemExit(f"system {name}: {error}") from error
+    elif system.checkpoint and (system.training or system.backbone):
+        raise ValueError("training and backbone are not of a checkpoint")
+    elif system.index and not system.checkpoint:
+        raise ValueError("an index goes with the checkpoint that encoded it")
