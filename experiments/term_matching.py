@@ -40,19 +40,8 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import numpy as np
 from jaxtyping import Float, Int
-from studies.attention import (
-    BINS,
-    HARD,
-    LAYERS,
-    NAMES,
-    binned,
-    counted_tokens,
-    each_token,
-    generative_rates,
-    multivector_rates,
-    over_candidates,
-    token_idf,
-)
+from studies import attention
+from studies.attention import BINS, HARD, LAYERS, NAMES
 from studies.curves import Curves, at_path
 from studies.model_runs import Bench
 from studies.pages import Measured, Rows, Section, cell, verdicts
@@ -84,7 +73,7 @@ def measure(settings: Settings, _: str, __: int, bench: Bench, models: list[Any]
     if mvdr.encoder.tokenizer.get_vocab() != generative.tokenizer.get_vocab():
         raise ValueError("ids are compared: ColBERT and SEAL need the same vocabulary")
     corpus, tokenizer, pool = bench.collection.corpus, generative.tokenizer, bench.pool(settings.depth)
-    idf, counted = token_idf(corpus, tokenizer), counted_tokens(tokenizer)
+    idf, counted = attention.token_idf(corpus, tokenizer), attention.counted_tokens(tokenizer)
     bins, named = np.where(counted, np.digitize(idf, BINS[1:-1]), -1), counted & (idf >= NAME)
     positions = {id: n for n, id in enumerate(generative.identifiers.documents)}
     found: dict[Key, list[list[list[float]]]] = {(*key, kind): [] for key, kind in product(SERIES, KINDS)}
@@ -94,16 +83,16 @@ def measure(settings: Settings, _: str, __: int, bench: Bench, models: list[Any]
             texts = [corpus[corpus.position(id)] for id in pool[query]]
             sums = {key: np.zeros((2, len(BINS) - 1)) for key in found}
             for direction, series, part in (
-                *multivector_rates(mvdr, text, texts),
-                *generative_rates(generative, text, documents, named),
+                *attention.multivector_rates(mvdr, text, texts),
+                *attention.generative_rates(generative, text, documents, named),
             ):
-                average = over_candidates if direction == "q→d" else each_token
                 for kind in KINDS:
-                    sums[direction, series, kind] += binned(*average(*part, kind == KINDS[1]), bins)
+                    rates = attention.averaged(part, direction == "q→d", kind == KINDS[1])
+                    sums[direction, series, kind] += attention.binned(*rates, bins)
             for key, total in sums.items():
                 found[key].append(total.tolist())
-    rates = [{"direction": d, "series": s, "kind": k, "totals": t} for (d, s, k), t in found.items()]
-    return {"queries": list(pool), "rates": rates}
+    told = [{"direction": d, "series": s, "kind": k, "totals": t} for (d, s, k), t in found.items()]
+    return {"queries": list(pool), "rates": told}
 
 
 @dataclass(frozen=True)

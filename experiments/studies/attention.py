@@ -149,22 +149,18 @@ def generative_rates(
         yield "d→q", NAMES[f"GR, {layers}"], (ids, gained, names.any().expand(ids.shape))
 
 
-def over_candidates(
-    ids: Int[Tensor, "n x"], rates: Float[Tensor, "n x"], possible: Bool[Tensor, "n x"], conditional: bool
-) -> Rates:
-    """A query's tokens and the means of their rates over the n candidates, or those that can match."""
+def averaged(part: Part, candidates: bool, conditional: bool) -> Rates:
+    """The documents' tokens and their rates; or, over `candidates`, a query's tokens and the means of theirs.
+
+    conditional: only of tokens that can match, or over candidates in which they can.
+    """
+    ids, rates, possible = part
     within = possible if conditional else torch.ones_like(possible)
+    if not candidates:
+        return ids[within].cpu().numpy(), rates[within].double().cpu().numpy()
     number = within.sum(0)
     mean = (rates * within).sum(0) / number.clamp(min=1)
     return ids[0][number > 0].cpu().numpy(), mean[number > 0].double().cpu().numpy()
-
-
-def each_token(
-    ids: Int[Tensor, "n x"], rates: Float[Tensor, "n x"], possible: Bool[Tensor, "n x"], conditional: bool
-) -> Rates:
-    """The documents' tokens, or those that can match, and their rates."""
-    within = possible if conditional else torch.ones_like(possible)
-    return ids[within].cpu().numpy(), rates[within].double().cpu().numpy()
 
 
 def binned(
