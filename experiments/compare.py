@@ -82,7 +82,7 @@ class Settings(EncoderTraining):
         self.chosen = read_systems(self.systems)
         for name, system in self.chosen.items():
             try:
-                training_settings(system, self)
+                systems.training_settings(system, self)
             except (TypeError, ValueError) as error:
                 raise SystemExit(f"system {name}, training: {shown(error)}") from error
         if self.size not in ("small", "full"):
@@ -104,20 +104,9 @@ if __name__ == "__main__":  # before the imports that take seconds
 from accelerate import Accelerator
 from encode import open_encoded
 from rich.console import Console
+from studies import systems
 from studies.comparison_report import make_report, show
-from studies.systems import (
-    STAGES,
-    Data,
-    check,
-    divided,
-    index_of,
-    prepare,
-    run_fused,
-    searcher,
-    trained,
-    training_runs,
-    training_settings,
-)
+from studies.systems import Data
 
 from paradigms import GENERATIVE, PARADIGMS, Paradigm
 from paradigms.data import Split, read_run, write_run
@@ -144,7 +133,7 @@ def main(settings: Settings) -> None:
     folder = Path(settings.output)
     accelerator, console = begin(settings)
     # Before any process can finish one, so that all agree on which are left.
-    finished = {run for run in training_runs(settings) if (folder / run / "costs.json").is_file()}
+    finished = {run for run in systems.training_runs(settings) if (folder / run / "costs.json").is_file()}
     small = settings.collection == "pydocs" and settings.size == "small"
     if small:
         announce(settings, finished, SMALL, SMALL // 6, console)
@@ -157,21 +146,21 @@ def main(settings: Settings) -> None:
     kept = asdict(settings) | {"fingerprint": collection.fingerprint}
     kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
     kept |= content(backbone=settings.backbone)
-    divided(collection, settings)
+    systems.divided(collection, settings)
     for name, system in settings.chosen.items():
         if name not in finished:
             try:
-                found = check(system, settings)
+                found = systems.check(system, settings)
                 if found is not None and system.index:
                     open_encoded(system.index, found, collection, settings.passages)
             except (ValueError, TypeError, OSError, ImportError) as error:
                 raise SystemExit(f"system {name}: {shown(error)}") from error
     free = {"systems", "seeds", "tracker", "baseline", "output"}
     by_main(lambda: keep_settings(kept, folder, free), accelerator)
-    resumed = any((folder / run).exists() for run in training_runs(settings))
-    for run, (name, _) in training_runs(settings).items():
+    resumed = any((folder / run).exists() for run in systems.training_runs(settings))
+    for run, (name, _) in systems.training_runs(settings).items():
         by_main(partial(keep_settings, bound(settings.chosen[name], settings), folder / run, ()), accelerator)
-    data = prepare(collection, settings, progress=accelerator.is_main_process)
+    data = systems.prepare(collection, settings, progress=accelerator.is_main_process)
     if data.own:
         console.print(told(data.own))
     if data.pieces:
@@ -182,14 +171,14 @@ def main(settings: Settings) -> None:
     if accelerator.is_main_process:
         run_bm25(data, settings)
     accelerator.wait_for_everyone()
-    for number, (run, (name, seed)) in enumerate(training_runs(settings).items(), 1):
+    for number, (run, (name, seed)) in enumerate(systems.training_runs(settings).items(), 1):
         if run in finished:
             console.print(f"{run}: finished before, its runs are taken from {folder / 'runs'}")
             continue
-        console.print(f"{run}, {number} of {len(training_runs(settings))}")
+        console.print(f"{run}, {number} of {len(systems.training_runs(settings))}")
         try:
             if (system := settings.chosen[name]).fuse:
-                by_main(partial(run_fused, name, system, data, settings), accelerator)
+                by_main(partial(systems.run_fused, name, system, data, settings), accelerator)
             else:
                 run_system(run, system, data, replace(settings, seed=seed), accelerator, console)
         except (ValueError, TypeError, OSError, FloatingPointError) as error:
@@ -198,7 +187,7 @@ def main(settings: Settings) -> None:
         shutil.rmtree(folder / STATES, ignore_errors=True)
         seconds = time.perf_counter() - began
         report = make_report(data, settings, environment(accelerator), seconds, resumed)
-        show(report, (*STAGES, *data.others), folder, accelerator, console)
+        show(report, (*systems.STAGES, *data.others), folder, accelerator, console)
     accelerator.end_training()
 
 
@@ -206,10 +195,10 @@ def announce(settings: Settings, finished: set[str], documents: int, queries: in
     """What will be done, about how long that takes, and where its results will be."""
     seconds, told = REST, []
     for name, system in settings.chosen.items():
-        training = training_settings(system, settings)
+        training = systems.training_settings(system, settings)
         pairs = training.steps * training.batch_size if training else 0
         told.append(f"{name} ({training.steps:,} steps of {training.batch_size})" if training else name)
-        left = {run for run, (of, _) in training_runs(settings).items() if of == name} - finished
+        left = {run for run, (of, _) in systems.training_runs(settings).items() if of == name} - finished
         for _ in () if system.fuse else left:
             pair, document, query = GENERATOR if system.paradigm in GENERATIVE else ENCODER
             own = pair * pairs + document * documents * (not system.index) + query * queries
@@ -229,7 +218,7 @@ def announce(settings: Settings, finished: set[str], documents: int, queries: in
 
 def bound(system: System, settings: Settings) -> dict[str, Any]:
     """What a system's results are bound to: its settings, how it is trained, the content of what it names."""
-    training = training_settings(system, settings)
+    training = systems.training_settings(system, settings)
     found = {name: path for name in ("backbone", "checkpoint") if (path := getattr(system, name))}
     builder, encoder = PARADIGMS.get(system.paradigm), ENCODERS.get(system.options.get("encoder", ""))
     names = {plugin_of(of) for of in (builder, encoder) if of is not None}
@@ -268,8 +257,9 @@ def run_system(
 ) -> None:
     """Train or load, encode, search and rerank one system; costs.json, written last, says: finished."""
     own, runs = Path(settings.output, name), Path(settings.output, "runs")
-    model, index, cut = trained(system, data, settings, own / "training", accelerator, console), None, None
+    model = systems.trained(system, data, settings, own / "training", accelerator, console)
     progress, began = accelerator.is_main_process, time.perf_counter()
+    index = cut = None
     if isinstance(model, Paradigm):
         cut = count_cut(model.encoder, data.pieces.corpus if data.pieces else data.collection.corpus)
         if cut and cut.cut:
@@ -278,9 +268,9 @@ def run_system(
         if system.index:
             index = open_encoded(system.index, model, data.collection, settings.passages)
         else:
-            index = index_of(model, data, settings, own / "index", accelerator)
+            index = systems.index_of(model, data, settings, own / "index", accelerator)
     if accelerator.is_main_process or index is not None:
-        search, rerank, size = searcher(model, data, index, accelerator)
+        search, rerank, size = systems.searcher(model, data, index, accelerator)
         search = searching_others(search, data.own)
         encoded = time.perf_counter()
         found = {"retrieve": search(data.test.queries, settings.depth, progress=progress)}

@@ -43,18 +43,11 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from scipy.stats import spearmanr
+from studies import trained_pairs
 from studies.curves import Curves
 from studies.model_runs import Bench
 from studies.pages import Measured, Section, verdicts
-from studies.trained_pairs import (
-    Found,
-    build,
-    pairs_of,
-    sample,
-    study,
-    training_settings,
-    unlearned_models,
-)
+from studies.trained_pairs import Found, sample, study
 
 from paradigms import Generative
 from paradigms.data import Problems
@@ -89,8 +82,8 @@ def measure(settings: Settings, _: str, seed: int, bench: Bench, __: list[Any]) 
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted: its states are lost
     torch.manual_seed(seed)
     accelerator = Accelerator()
-    model = build(settings.paradigm, seed, bench, settings).to(accelerator.device)
-    pairs, seen = pairs_of(model, bench, settings, Problems()), list[Any]()
+    model = trained_pairs.build(settings.paradigm, seed, bench, settings).to(accelerator.device)
+    pairs, seen = trained_pairs.pairs_of(model, bench, settings, Problems()), list[Any]()
     every = max(1, settings.generative_steps // settings.states)
 
     def dev(model: Generative) -> tuple[float, float]:
@@ -98,7 +91,7 @@ def measure(settings: Settings, _: str, seed: int, bench: Bench, __: list[Any]) 
         return 0.0, 0.0  # which chooses the last state
 
     times = {"evaluate_every": every, "save_every": settings.generative_steps}
-    training = training_settings(every * settings.states, seed, settings, **times)
+    training = trained_pairs.training_settings(every * settings.states, seed, settings, **times)
     kept = Path(settings.models) / "states"
     fit_pairs(model, bench.collection.corpus, pairs, training, folder, accelerator, dev=dev, states=kept)
     steps = [n * every for n in range(len(seen))]
@@ -167,7 +160,7 @@ def report(settings: Settings, bench: Bench, found: Found) -> tuple[str, dict[st
     summary = f"{settings.paradigm}. BM25's first {settings.depth} documents. {sample(bench, settings)}"
     return summary, {
         "claims": verdicts(
-            claims(values, "".join(unlearned_models(seeds))),
+            claims(values, "".join(trained_pairs.unlearned_models(seeds))),
             f"One family of tests. The paper gives no numbers for its words: small is p < {SMALL}, "
             f"proportional a rank correlation above {PROPORTIONAL}; chosen before measuring. Early is "
             "the first state after the training began.",

@@ -13,26 +13,11 @@ from studies.alignment_view import align_query, chosen_queries
 from studies.model_runs import read_json
 from studies.systems import STAGES, Data, reranks, training_runs, training_settings
 
-from paradigms import GENERATIVE
+from paradigms import GENERATIVE, evaluate
 from paradigms.data import read_run
 from paradigms.data.identical import told
 from paradigms.data.within import learned_share
-from paradigms.evaluate import (
-    MEASURES,
-    Report,
-    csv_table,
-    cutoff_curve,
-    markdown_table,
-    on_split,
-    over_seeds,
-    result_table,
-    rich_matrix,
-    rich_table,
-    with_judgements,
-    write_per_query,
-    write_pictures,
-    write_report,
-)
+from paradigms.evaluate import MEASURES, Report
 from paradigms.io.files import write_json, write_text
 from paradigms.io.progress import progress_bar
 from paradigms.train.loop import kept_step
@@ -48,9 +33,12 @@ def make_report(data: Data, settings: Any, where: dict[str, Any], seconds: float
         stage: {run: read_run(folder / "runs" / f"{run}.{stage}.run") for run in trainings}
         for stage in (*STAGES, *data.others)
     }
-    test = with_judgements(data.test, corpus, [run for stage in STAGES for run in runs[stage].values()])
+    test = evaluate.with_judgements(
+        data.test, corpus, [run for stage in STAGES for run in runs[stage].values()]
+    )
     asked = dict.fromkeys(STAGES, test) | {
-        name: with_judgements(split, corpus, list(runs[name].values())) for name, split in data.others.items()
+        name: evaluate.with_judgements(split, corpus, list(runs[name].values()))
+        for name, split in data.others.items()
     }
     measures = data.collection.measures or MEASURES
     curve = "Success" if test.answers else "Recall"
@@ -71,16 +59,16 @@ def make_report(data: Data, settings: Any, where: dict[str, Any], seconds: float
     with progress_bar() as bar:
         measured = {
             stage: {
-                run: on_split(found, asked[stage], measures)
+                run: evaluate.on_split(found, asked[stage], measures)
                 for run, found in bar.track(of_stage.items(), description=f"measure {stage}")
             }
             for stage, of_stage in runs.items()
         }
         tables = [
-            result_table(
+            evaluate.result_table(
                 titles[stage],
                 {
-                    labels.get(system, system): over_seeds(
+                    labels.get(system, system): evaluate.over_seeds(
                         [found[run] for run, (name, _) in trainings.items() if name == system]
                     )
                     for system in systems
@@ -92,7 +80,7 @@ def make_report(data: Data, settings: Any, where: dict[str, Any], seconds: float
             for stage, found in bar.track(measured.items(), description="test differences")
         ]
         curves = {
-            name: cutoff_curve(runs["retrieve"][name], test, curve)
+            name: evaluate.cutoff_curve(runs["retrieve"][name], test, curve)
             for name in bar.track(systems, description="recall curves")
         }
         views = (
@@ -100,7 +88,7 @@ def make_report(data: Data, settings: Any, where: dict[str, Any], seconds: float
             for query in bar.track(chosen_queries(test, ALIGNED), description="alignments")
         )
         alignments = [example for of_query in views for example in of_query]
-    write_per_query(folder / "per_query.csv", measured)
+    evaluate.write_per_query(folder / "per_query.csv", measured)
     splits = {settings.split: test, **data.others}
     asked_of = " and ".join(f"{len(split.queries):,} {name}" for name, split in splits.items())
     given = [(name, of.checkpoint) for name, of in settings.chosen.items() if of.checkpoint]
@@ -185,17 +173,19 @@ def show(
 ) -> None:
     """Tables, each of one of the stages, to the terminal and as files, the report, and the same to W&B."""
     for table in report.tables:
-        console.print(rich_table(table))
+        console.print(evaluate.rich_table(table))
         if table.pairs:
-            console.print(rich_matrix(table))
-    write_text(folder / "table.md", "\n\n".join(markdown_table(table) for table in report.tables) + "\n")
+            console.print(evaluate.rich_matrix(table))
+    write_text(
+        folder / "table.md", "\n\n".join(evaluate.markdown_table(table) for table in report.tables) + "\n"
+    )
     tables = dict(zip(stages, report.tables, strict=True))
     for stage, table in tables.items():
-        write_text(folder / f"{stage}.csv", csv_table(table))
+        write_text(folder / f"{stage}.csv", evaluate.csv_table(table))
     write_json(folder / "environment.json", report.environment)
-    write_report(folder / "report.html", report)
+    evaluate.write_report(folder / "report.html", report)
     console.print(f"{report.summary}\nReport: {folder / 'report.html'}")
-    pictures = write_pictures(report, folder / "pictures")
+    pictures = evaluate.write_pictures(report, folder / "pictures")
     if accelerator.trackers:
         import wandb
 

@@ -16,17 +16,8 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from rich.console import Console
-from studies.model_runs import (
-    LEARNED,
-    Bench,
-    Job,
-    bind,
-    open_bench,
-    run_jobs,
-    same_queries,
-    trained_once,
-    unlearned,
-)
+from studies import model_runs
+from studies.model_runs import LEARNED, Bench, Job, unlearned
 from studies.pages import Measured, Section, publish
 from studies.settings import PairSettings, lengths_of
 from transformers import AutoConfig
@@ -95,7 +86,7 @@ def trained(
         runs, splits = (bench.mined if paired else {}, {}), (bench.train, Split({}, {}))
         return fit(model, bench.collection, splits, runs, int(paired), 0, given, training, accelerator)
 
-    return trained_once(models / f"seed-{seed}" / name, seed, make, train, accelerator)
+    return model_runs.trained_once(models / f"seed-{seed}" / name, seed, make, train, accelerator)
 
 
 def training_settings(steps: int, seed: int, settings: PairSettings, **more: Any) -> TrainingSettings:
@@ -157,14 +148,14 @@ def study(
     training, and not in float32.
     """
     accelerator, console = begin(settings)
-    bench, models = open_bench(settings, console), Path(settings.models)
+    bench, models = model_runs.open_bench(settings, console), Path(settings.models)
     of_models = {name: getattr(settings, name) for name in TRAINING}
     of_models |= content(backbone=settings.backbone, second=settings.second)
     of_models |= {"fingerprint": bench.collection.fingerprint, "processes": accelerator.num_processes}
     of_models |= {"precision": accelerator.mixed_precision}
     take(models, accelerator)
     by_main(lambda: keep_settings(of_models, models, free=()), accelerator)
-    bind(settings, accelerator, ("systems", "seeds", "models"), **of_models)
+    model_runs.bind(settings, accelerator, ("systems", "seeds", "models"), **of_models)
 
     def measured(task: str, seed: int, of: list[Any]) -> Measured:
         lower = half and any(isinstance(model, Generative) for model in of)
@@ -181,9 +172,10 @@ def study(
             partial(measured, task, seed),
         )
 
-    results = run_jobs([job(task, seed) for task in tasks for seed in settings.seeds], accelerator, console)
+    jobs = [job(task, seed) for task in tasks for seed in settings.seeds]
+    results = model_runs.run_jobs(jobs, accelerator, console)
     by_main(lambda: shutil.rmtree(models / "states", ignore_errors=True), accelerator)
-    same_queries(results)
+    model_runs.same_queries(results)
     if accelerator.is_main_process:
         count = len(settings.seeds)
         found = {task: results[count * n : count * (n + 1)] for n, task in enumerate(tasks)}

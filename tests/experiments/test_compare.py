@@ -9,6 +9,7 @@ from pathlib import Path
 
 import compare
 import pytest
+from studies.systems import divided
 from transformers import BertForSequenceClassification
 
 from paradigms import PARADIGMS, Paradigm
@@ -205,9 +206,9 @@ def test_what_is_also_measured_trains_and_chooses_nothing(tmp_path: Path, tiny_b
     given = scripts.settings("compare", **flags)
     if also == ["train"]:
         with pytest.raises(SystemExit, match="no training queries"):
-            compare.divided(load_collection(folder), given)
+            divided(load_collection(folder), given)
         return
-    train, dev, test, others = compare.divided(load_collection(folder), given)
+    train, dev, test, others = divided(load_collection(folder), given)
     parts = [{int(query[1:]) for query in of.queries} for of in (train, dev, test, *others.values())]
     assert len(dev.queries) == (2 if also else 4)  # without a dev split a tenth of the training queries
     assert sum(map(len, parts)) == 30  # none is of two
