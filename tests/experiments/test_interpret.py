@@ -9,6 +9,8 @@ from interpret import salient
 from studies.alignment_view import words
 
 from paradigms import PARADIGMS, Paradigm
+from paradigms.core import similarity
+from paradigms.evaluate.explain import explain
 from tests.experiments.scripts import run
 
 QUERY = "zebra bird over the sea"  # the tiny vocabulary knows no zebra: at least five pieces
@@ -49,6 +51,28 @@ def test_the_most_salient_words_are_those_of_the_heaviest_pieces(tiny_bert: Path
     assert {word.split()[0] for word in told} <= {word for word, _ in found}
     plain = build(tiny_bert, salience="none")
     assert salient(plain, QUERY, "query", 0.5) == "nothing: this model has no salience for queries"
+
+
+def test_the_alignments_are_the_best_of_each_column(tiny_bert: Path) -> None:
+    paradigm = build(tiny_bert).with_alignment("top_k", k=3)
+    view = explain(paradigm, QUERY, DOCUMENT)
+    q, d = paradigm.encode_queries([QUERY]), paradigm.encode_documents([DOCUMENT])
+    assert q.salience is not None
+    assert d.salience is not None
+    rows, columns = d.mask[0, 0], q.mask[0, 0]
+    S, u_d, u_q = (
+        similarity(d, q)[0][0, 0][rows][:, columns],
+        d.salience[0, 0][rows],
+        q.salience[0, 0][columns],
+    )
+    assert view.query_salience == pytest.approx(u_q.tolist())
+    assert view.document_salience == pytest.approx(u_d.tolist())
+    found = {(i, j): (s, a) for i, j, s, a in view.links}
+    best = [(i, j) for j in range(len(u_q)) for i in S[:, j].topk(3).indices.tolist()]
+    expected = {(i, j): (float(S[i, j]), float(u_d[i] * u_q[j])) for i, j in best if u_d[i] * u_q[j] > 0}
+    assert found.keys() == expected.keys()
+    assert all(found[pair] == pytest.approx(expected[pair], abs=1e-5) for pair in expected)
+    assert view.rel == pytest.approx(float(paradigm.score(d, q)))
 
 
 def test_the_script_reads_a_collection_and_writes_the_page(
