@@ -138,19 +138,9 @@ def test_parts_of_rel(seq2seq: dict[str, Path]) -> None:
     ],
 )
 def test_each_verdict_turns_with_its_number(changes: dict[str, float], wrong: list[int]) -> None:
-    numbers = {
-        "best_error": 0.2,
-        "row_error": 0.2,
-        "shuffled_error": 0.6,
-        "unrelated_error": 0.7,
-        "printed_error": 0.3,
-        "printed_row_error": 0.4,
-        "second": 0.1,
-        "shuffled_second": 0.4,
-        "weight": 0.49,
-        "weight_rows": 0.45,
-        "elu_error": 0.05,
-    } | changes
+    errors = {"best": 0.2, "row": 0.2, "shuffled": 0.6, "unrelated": 0.7, "printed": 0.3, "elu": 0.05}
+    numbers = {f"{name}_error": value for name, value in errors.items()} | {"printed_row_error": 0.4}
+    numbers |= {"second": 0.1, "shuffled_second": 0.4, "weight": 0.49, "weight_rows": 0.45} | changes
     heads = {key: np.full((2, 20, 2, 2), value) for key, value in numbers.items()}
     words = [verdict.word for verdict in judge(low_rank.claims(heads))]
     assert words == [CONTRADICTED if n in wrong else REPRODUCED for n in range(11)]

@@ -40,21 +40,12 @@ OUTSIDE = ["😀", "Ω", "①", "ᚠ", "e\u0301"]  # characters that the vocabul
 def pieces() -> bytes:
     """A SentencePiece model with byte fallback over all the scripts, made as mT5's was."""
     model = io.BytesIO()
+    size = {"model_type": "unigram", "vocab_size": 600, "hard_vocab_limit": False, "byte_fallback": True}
+    marks = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "num_threads": 1, "minloglevel": 2}
+    text = {"character_coverage": 1.0, "normalization_rule_name": "nmt_nfkc"}
+    sentences = iter([*LAKES.values()] * 4)
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([*LAKES.values()] * 4),
-        model_writer=model,
-        model_type="unigram",
-        vocab_size=600,
-        hard_vocab_limit=False,
-        byte_fallback=True,
-        character_coverage=1.0,
-        normalization_rule_name="nmt_nfkc",
-        pad_id=0,
-        eos_id=1,
-        unk_id=2,
-        bos_id=-1,
-        num_threads=1,
-        minloglevel=2,
+        sentence_iterator=sentences, model_writer=model, **size, **marks, **text
     )
     return model.getvalue()
 
