@@ -9,10 +9,11 @@ alignments and seeds may be added.
 """
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from studies.settings import EncoderStudy, at_least, different, known
+from studies.settings import EncoderStudy, at_least, different, known, lengths_of
 
 from paradigms.io.settings import command_line, folder_name
 
@@ -124,23 +125,19 @@ def job(own: str, seed: int, folder: Path, bench: Bench, settings: Settings, acc
         if not bench.train.queries:
             raise ValueError("there are no training queries: take --checkpoint from another collection")
         align, knobs = MEASURED[own]
-        lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
-        return aligner(settings.backbone, align, dict(knobs), salience="none", **lengths)
+        return aligner(settings.backbone, align, dict(knobs), salience="none", **lengths_of(settings))
 
     def measured(paradigm: Paradigm, index: ExactIndex, _: Path) -> Measured:
         keys = {"collection": bench.collection.name, "trained_with": own, "seed": seed}
         keys["zero_shot"] = bool(settings.checkpoint)
-        return keys | measure(paradigm, index, bench, settings.depth, measured_of(own))
+        # entropic alignments are measured where the model was trained with one
+        strategies = {name: of for name, of in MEASURED.items() if own in SOFT or name not in SOFT}
+        return keys | measure(paradigm, index, bench, settings.depth, strategies)
 
-    def read(checkpoint: Path) -> Paradigm:
-        return with_document_length(checkpoint, settings.indexed_length)
-
-    name, saved = (
-        f"trained with {own}, seed {seed}",
-        Path(settings.checkpoint) if settings.checkpoint else None,
-    )
-    how = {"read": read, "checkpoint": saved}
-    return encoder_job(name, folder, seed, make, measured, bench, settings, accelerator, **how)
+    saved = Path(settings.checkpoint) if settings.checkpoint else None
+    read = partial(with_document_length, length=settings.indexed_length)
+    how: Any = (make, measured, bench, settings, accelerator)
+    return encoder_job(f"trained with {own}, seed {seed}", folder, seed, *how, read=read, checkpoint=saved)
 
 
 def with_document_length(folder: Path, length: int) -> Paradigm:
@@ -150,11 +147,6 @@ def with_document_length(folder: Path, length: int) -> Paradigm:
     longer = Paradigm(saved.recipe, encoder)
     longer.load_state_dict(saved.state_dict())
     return longer
-
-
-def measured_of(own: str) -> Strategies:
-    """What a model that was trained with `own` is measured with: entropic alignments where that is one."""
-    return {name: of for name, of in MEASURED.items() if own in SOFT or name not in SOFT}
 
 
 def measure(
@@ -182,23 +174,16 @@ def measure(
 
 def open_tasks(folder: Path, settings: Settings) -> list[Task]:
     """Every finished model of the folder, those of one collection and training alignment together."""
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for file in sorted(folder.glob("*/*/seed-*/values.json")):
-        model = read_json(file)
+    groups: dict[tuple[Any, ...], list[Measured]] = {}
+    for model in map(read_json, sorted(folder.glob("*/*/seed-*/values.json"))):
         groups.setdefault((model["collection"], model["trained_with"], model["zero_shot"]), []).append(model)
-    tasks = []
-    for (name, own, zero_shot), models in groups.items():
+    for (name, *_), models in groups.items():
         for key in ("fingerprint", "queries"):
             if any(model[key] != models[0][key] for model in models):
                 raise SystemExit(f"{folder}: the models of {name} were measured on different {key}")
-        strategies = list(measured_of(own))
-        values = np.array([[model["values"][s] for s in strategies] for model in models])
-        several = {s: float(np.mean([model["several"][s] for model in models])) for s in models[0]["several"]}
-        if values.shape[-1] <= min(settings.shots):
-            raise SystemExit(f"{name}: {values.shape[-1]} queries are too few for shots {settings.shots}")
-        bm25, shots = np.array(models[0]["bm25"]), sorted(settings.shots)
-        tasks.append(Task(name, own, strategies, values, several, bm25, shots, models, zero_shot))
-    return tasks
+        if (count := len(models[0]["queries"])) <= min(settings.shots):
+            raise SystemExit(f"{name}: {count} queries are too few for shots {settings.shots}")
+    return [Task(models, settings.shots) for models in groups.values()]
 
 
 if __name__ == "__main__":

@@ -30,12 +30,12 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import numpy as np
 from studies.curves import at_path
-from studies.model_runs import LEARNED, Bench, unlearned
-from studies.pages import Measured, Rows, Section, publish, verdicts
-from studies.trained_pairs import measure_all, sample
+from studies.model_runs import LEARNED, Bench, unlearned, values_of
+from studies.pages import Measured, Rows, Section, verdicts
+from studies.trained_pairs import Found, sample, study
 
 from paradigms.data import Judgements, Run
-from paradigms.evaluate import per_query, seeds_interval
+from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.claims import Claim
 from paradigms.generative.outputs import ScoreName
 from paradigms.generative.retriever import GenerativeRetriever
@@ -63,32 +63,14 @@ Values = dict[str, dict[str, np.ndarray]]  # system -> measure -> [seeds, querie
 
 
 def main(settings: Settings) -> None:
-    def measured(_: str, __: int, bench: Bench, models: list[Any]) -> Measured:
-        return measure(models, bench, settings.depth)
-
-    bench, found, accelerator = measure_all(settings, {TASK: ("colbert", "seal")}, measured)
-    if accelerator.is_main_process:
-        seeds = found[TASK]
-        values: Values = {
-            system: {m: at_path(seeds, "values", system, m) for m in MEASURES}
-            for system in seeds[0]["values"]
-        }
-        chance = by_chance(bench.pool(settings.depth), bench.test.judgements, seeds[0]["queries"])
-        values[CHANCE] = {m: np.array([of] * len(seeds)) for m, of in chance.items()}
-        summary = f"BM25's first {settings.depth} documents and the relevant ones, reranked. "
-        summary += sample(bench, settings)
-        publish(settings, "Alignment directions", summary, describe(values), accelerator)
-    accelerator.end_training()
+    study(settings, "Alignment directions", {TASK: ("colbert", "seal")}, measure, report)
 
 
-def measure(models: list[Any], bench: Bench, depth: int) -> Measured:
+def measure(settings: Settings, _: str, __: int, bench: Bench, models: list[Any]) -> Measured:
     """Every system's measures on the test queries, per query."""
-    found = {
-        system: per_query(run, bench.test.judgements, MEASURES)
-        for system, run in rankings(models, bench, bench.pool(depth)).items()
-    }
-    values = {system: {m: v.tolist() for m, v in of.values.items()} for system, of in found.items()}
-    return {"queries": found[FORWARD].queries, "values": values}
+    runs = rankings(models, bench, bench.pool(settings.depth))
+    values = {system: values_of(run, bench.test, MEASURES) for system, run in runs.items()}
+    return {"queries": bench.measured, "values": values}
 
 
 def rankings(models: list[Any], bench: Bench, pool: Run) -> dict[str, Run]:
@@ -154,13 +136,20 @@ def claims(values: Values) -> list[Claim]:
     ]
 
 
-def describe(values: Values) -> dict[str, Section]:
-    """Sections of the page and the console by the name of their files."""
+def report(settings: Settings, bench: Bench, found: Found) -> tuple[str, dict[str, Section]]:
+    """What was measured on, and the sections of the page by the name of their files."""
+    seeds = found[TASK]
+    values: Values = {
+        system: {m: at_path(seeds, "values", system, m) for m in MEASURES} for system in seeds[0]["values"]
+    }
+    chance = by_chance(bench.pool(settings.depth), bench.test.judgements, seeds[0]["queries"])
+    values[CHANCE] = {m: np.array([of] * len(seeds)) for m, of in chance.items()}
     table: Rows = []
     for system, of in values.items():
         nq, msmarco = TABLE_5.get(system, ("–", "–"))
         table.append({"system": system} | of | {"paper, NQ320K": nq, "paper, MS MARCO": msmarco})
-    return {
+    summary = f"BM25's first {settings.depth} documents and the relevant ones, reranked. "
+    return summary + sample(bench, settings), {
         "claims": verdicts(
             claims(values),
             "One family of tests. A system that is not above random order, or whose model has less than "

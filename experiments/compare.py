@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import EncoderTraining, at_least
-from studies.system_settings import System, read_systems
+from studies.settings import EncoderTraining, System, at_least, read_systems
 
 from paradigms.io.settings import command_line, folder_name
 
@@ -82,7 +81,7 @@ class Settings(EncoderTraining):
         self.chosen = read_systems(self.systems)
         for name, system in self.chosen.items():
             try:
-                training_settings(system, self)
+                systems.training_settings(system, self)
             except (TypeError, ValueError) as error:
                 raise SystemExit(f"system {name}, training: {shown(error)}") from error
         if self.size not in ("small", "full"):
@@ -104,9 +103,9 @@ if __name__ == "__main__":  # before the imports that take seconds
 from accelerate import Accelerator
 from encode import open_encoded
 from rich.console import Console
-from studies.comparison_data import Data, divided, prepare, training_runs, training_settings
-from studies.comparison_report import STAGES, make_report, show
-from studies.systems import check, run_fused, searcher, trained
+from studies import systems
+from studies.comparison_report import make_report, show
+from studies.systems import Data
 
 from paradigms import GENERATIVE, PARADIGMS, Paradigm
 from paradigms.data import Split, read_run, write_run
@@ -141,7 +140,7 @@ def main(settings: Settings) -> None:
     folder = Path(settings.output)
     accelerator, console = begin(settings)
     # Before any process can finish one, so that all agree on which are left.
-    finished = {run for run in training_runs(settings) if (folder / run / "costs.json").is_file()}
+    finished = {run for run in systems.training_runs(settings) if (folder / run / "costs.json").is_file()}
     small = settings.collection == "pydocs" and settings.size == "small"
     if small:
         announce(settings, finished, SMALL, SMALL // 6, console)
@@ -153,22 +152,22 @@ def main(settings: Settings) -> None:
         announce(settings, finished, len(collection.corpus), len(queries), console)
     kept = asdict(settings) | {"fingerprint": collection.fingerprint}
     kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
-    free = {"systems", "seeds", "tracker", "baseline", "output"}
     kept |= content(backbone=settings.backbone)
-    splits = divided(collection, settings)
+    systems.divided(collection, settings)
     for name, system in settings.chosen.items():
         if name not in finished:
             try:
-                found = check(system, settings)
+                found = systems.check(system, settings)
                 if found is not None and system.index:
                     open_encoded(system.index, found, collection, settings.passages)
             except (ValueError, TypeError, OSError, ImportError) as error:
                 raise SystemExit(f"system {name}: {shown(error)}") from error
+    free = {"systems", "seeds", "tracker", "baseline", "output"}
     by_main(lambda: keep_settings(kept, folder, free), accelerator)
-    resumed = any((folder / run).exists() for run in training_runs(settings))
-    for run, (name, _) in training_runs(settings).items():
+    resumed = any((folder / run).exists() for run in systems.training_runs(settings))
+    for run, (name, _) in systems.training_runs(settings).items():
         by_main(partial(keep_settings, bound(settings.chosen[name], settings), folder / run, ()), accelerator)
-    data = prepare(collection, splits, settings, progress=accelerator.is_main_process)
+    data = systems.prepare(collection, settings, progress=accelerator.is_main_process)
     if data.own:
         console.print(told(data.own))
     if data.pieces:
@@ -177,26 +176,25 @@ def main(settings: Settings) -> None:
             f"{documents:,} documents in {passages:,} passages of at most {settings.passages} words"
         )
     if accelerator.is_main_process:
-        run_bm25(data, settings, folder)
+        run_bm25(data, settings)
     accelerator.wait_for_everyone()
     with deleted_after(folder / STATES, accelerator):
-        for number, (run, (name, seed)) in enumerate(training_runs(settings).items(), 1):
+        for number, (run, (name, seed)) in enumerate(systems.training_runs(settings).items(), 1):
             if run in finished:
                 console.print(f"{run}: finished before, its runs are taken from {folder / 'runs'}")
                 continue
-            console.print(f"{run}, {number} of {len(training_runs(settings))}")
+            console.print(f"{run}, {number} of {len(systems.training_runs(settings))}")
             try:
-                system = settings.chosen[name]
-                if system.fuse:
-                    by_main(partial(run_fused, name, system, data, settings, folder), accelerator)
-                    continue
-                run_system(run, system, data, replace(settings, seed=seed), folder, accelerator, console)
+                if (system := settings.chosen[name]).fuse:
+                    by_main(partial(systems.run_fused, name, system, data, settings), accelerator)
+                else:
+                    run_system(run, system, data, replace(settings, seed=seed), accelerator, console)
             except (ValueError, TypeError, OSError, FloatingPointError) as error:
                 raise SystemExit(f"{run}: {shown(error)}") from error
     if accelerator.is_main_process:
         seconds = time.perf_counter() - began
-        report = make_report(data, settings, folder, environment(accelerator), seconds, resumed)
-        show(report, (*STAGES, *data.others), folder, accelerator, console)
+        report = make_report(data, settings, environment(accelerator), seconds, resumed)
+        show(report, (*systems.STAGES, *data.others), folder, accelerator, console)
     accelerator.end_training()
 
 
@@ -204,10 +202,10 @@ def announce(settings: Settings, finished: set[str], documents: int, queries: in
     """What will be done, about how long that takes, and where its results will be."""
     seconds, told = REST, []
     for name, system in settings.chosen.items():
-        training = training_settings(system, settings)
+        training = systems.training_settings(system, settings)
         pairs = training.steps * training.batch_size if training else 0
         told.append(f"{name} ({training.steps:,} steps of {training.batch_size})" if training else name)
-        left = {run for run, (of, _) in training_runs(settings).items() if of == name} - finished
+        left = {run for run, (of, _) in systems.training_runs(settings).items() if of == name} - finished
         for _ in () if system.fuse else left:
             pair, document, query = GENERATOR if system.paradigm in GENERATIVE else ENCODER
             own = pair * pairs + document * documents * (not system.index) + query * queries
@@ -227,7 +225,7 @@ def announce(settings: Settings, finished: set[str], documents: int, queries: in
 
 def bound(system: System, settings: Settings) -> dict[str, Any]:
     """What a system's results are bound to: its settings, how it is trained, the content of what it names."""
-    training = training_settings(system, settings)
+    training = systems.training_settings(system, settings)
     found = {name: path for name in ("backbone", "checkpoint") if (path := getattr(system, name))}
     builder, encoder = PARADIGMS.get(system.paradigm), ENCODERS.get(system.options.get("encoder", ""))
     names = {plugin_of(of) for of in (builder, encoder) if of is not None}
@@ -238,68 +236,50 @@ def bound(system: System, settings: Settings) -> dict[str, Any]:
     return own | content(**found) | content(**plugins)
 
 
-def run_bm25(data: Data, settings: Settings, folder: Path) -> None:
+def run_bm25(data: Data, settings: Settings) -> None:
     """The BM25 system: its runs, its costs, and the candidates of rerank mode."""
-    bm25, test, runs = data.bm25, data.test, folder / "runs"
+    bm25, test, folder = data.bm25, data.test, Path(settings.output)
     began = time.perf_counter()
     search = searching_others(bm25.search, data.own)
     run = search(test.queries, settings.depth, progress=True)
     seconds = time.perf_counter() - began
     pool = without_own(candidates(run, test.judgements, settings.depth), data.own)
-    write_run(runs / "bm25.retrieve.run", run, tag="bm25")
-    write_run(runs / "bm25.rerank.run", bm25.rerank(test.queries, pool), tag="bm25")
-    write_run(runs / "candidates.run", pool, tag="bm25+gold")
+    write_run(folder / "runs" / "candidates.run", pool, tag="bm25+gold")
+    found = {"retrieve": run, "rerank": bm25.rerank(test.queries, pool)}
     for split, other in data.others.items():
-        found = search(other.queries, settings.depth, progress=True)
-        write_run(runs / f"bm25.{split}.run", found, tag="bm25")
+        found[split] = search(other.queries, settings.depth, progress=True)
+    for stage, of_stage in found.items():
+        write_run(folder / "runs" / f"bm25.{stage}.run", of_stage, tag="bm25")
     matrix = bm25.matrix()
     size = matrix.data.nbytes + matrix.indices.nbytes + matrix.indptr.nbytes
-    cost = {
-        "train s": None,
-        "encode s": data.bm25_seconds,
-        "search ms/query": 1000 * seconds / max(1, len(test.queries)),
-        "bytes/document": size / max(1, len(data.collection.corpus)),
-        "parameters": None,
-        "documents cut": None,
-        "% of tokens cut": None,
-    }
+    cost: dict[str, Any] = {"train s": None, "encode s": data.bm25_seconds}
+    cost |= {"search ms/query": 1000 * seconds / max(1, len(test.queries))}
+    cost |= {"bytes/document": size / max(1, len(data.collection.corpus))}
+    cost |= dict.fromkeys(("parameters", "documents cut", "% of tokens cut"))
     write_json(folder / "bm25" / "costs.json", cost)
 
 
 def run_system(
-    name: str,
-    system: System,
-    data: Data,
-    settings: Settings,
-    folder: Path,
-    accelerator: Accelerator,
-    console: Console,
+    name: str, system: System, data: Data, settings: Settings, accelerator: Accelerator, console: Console
 ) -> None:
     """Train or load, encode, search and rerank one system; costs.json, written last, says: finished."""
-    own, runs = folder / name, folder / "runs"
-    paradigm = trained(system, data, settings, own / "training", accelerator, console)
-    texts = data.pieces.corpus if data.pieces else data.collection.corpus
-    cut = count_cut(paradigm.encoder, texts) if isinstance(paradigm, Paradigm) else None
-    if cut and cut.cut:
-        console.print(f"{name}: {cut.told}")
-    began = time.perf_counter()
-    if accelerator.is_main_process or isinstance(paradigm, Paradigm):
-        search, rerank, size = searcher(
-            paradigm,
-            data,
-            own / "index",
-            accelerator.mixed_precision,
-            settings.index,
-            index=(
-                open_encoded(system.index, paradigm, data.collection, settings.passages)
-                if system.index
-                else None
-            ),
-            launch=accelerator,
-            progress=accelerator.is_main_process,
-        )
+    own, runs = Path(settings.output, name), Path(settings.output, "runs")
+    model = systems.trained(system, data, settings, own / "training", accelerator, console)
+    progress, began = accelerator.is_main_process, time.perf_counter()
+    index = cut = None
+    if isinstance(model, Paradigm):
+        cut = count_cut(model.encoder, data.pieces.corpus if data.pieces else data.collection.corpus)
+        if cut and cut.cut:
+            console.print(f"{name}: {cut.told}")
+        began = time.perf_counter()
+        if system.index:
+            index = open_encoded(system.index, model, data.collection, settings.passages)
+        else:
+            index = systems.index_of(model, data, settings, own / "index", accelerator)
+    if accelerator.is_main_process or index is not None:
+        search, rerank, size = systems.searcher(model, data, index, accelerator)
         search = searching_others(search, data.own)
-        encoded, progress = time.perf_counter(), accelerator.is_main_process
+        encoded = time.perf_counter()
         found = {"retrieve": search(data.test.queries, settings.depth, progress=progress)}
         searched = time.perf_counter()
         found["rerank"] = rerank(data.test.queries, read_run(runs / "candidates.run"), progress=progress)
@@ -308,13 +288,13 @@ def run_system(
     if accelerator.is_main_process:
         for stage, run in found.items():
             write_run(runs / f"{name}.{stage}.run", run, tag=name)
-        paradigm.save_pretrained(own / "checkpoint")
+        model.save_pretrained(own / "checkpoint")
         cost = {
             "train s": training_seconds(own / "training") if (own / "training").is_dir() else None,
             "encode s": None if system.index else encoded - began,
             "search ms/query": 1000 * (searched - encoded) / max(1, len(data.test.queries)),
             "bytes/document": size,
-            "parameters": sum(p.numel() for p in paradigm.parameters()),
+            "parameters": sum(p.numel() for p in model.parameters()),
             "documents cut": cut and cut.cut,
             "% of tokens cut": cut and 100 * cut.share,
         }

@@ -73,13 +73,12 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import numpy as np
 from studies.curves import at_path
-from studies.model_runs import LEARNED, Bench, unlearned
-from studies.pages import Measured, Section, publish, verdicts
-from studies.trained_pairs import measure_all, sample
+from studies.model_runs import LEARNED, Bench, unlearned, values_of
+from studies.pages import PRINTED, Measured, Section, verdicts
+from studies.trained_pairs import Found, sample, study
 
 from paradigms import Generative
 from paradigms.data import Run
-from paradigms.evaluate import per_query
 from paradigms.evaluate.claims import Claim
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.retriever import GenerativeRetriever
@@ -95,28 +94,7 @@ RECALLS = ("R@1", "R@10")
 SEARCHES = {"greedy": "greedy", "retrieve": "beams", "exhaustive": "all documents"}
 MARGIN = 0.02  # of R@1: "similar results"; the paper's own differences are -0.009 and +0.011
 COLBERT = "T5-ColBERT"
-# R@1 and R@10 in percent, end to end: Tables 6 to 8 on NQ320K, and Table 8 on MS MARCO.
-NQ320K = {
-    BM25: (37.6, 69.5),
-    "DPR": (50.2, 77.7),
-    "S-T5": (53.6, 83.0),
-    "ColBERT, pairs": (57.5, 84.3),
-    "ColBERT": (58.4, 86.6),
-    COLBERT: (61.1, 88.4),
-    "DSI": (55.2, 67.4),
-    "DSI-PAWA": (60.2, 80.2),
-    "T5-SEAL": (44.7, 75.5),
-    "GENRE": (53.7, 64.7),
-    **dict.fromkeys(("GENRE-NP-BASE", "GENRE-NP-ASYNC"), (62.2, 78.8)),
-}
-MS_MARCO = {
-    BM25: (38.4, 67.7),
-    "DPR": (49.1, 76.4),
-    "S-T5": (41.8, 75.4),
-    COLBERT: (44.2, 77.8),
-    "DSI": (25.7, 53.8),
-    "T5-SEAL": (24.1, 57.1),
-}
+NQ320K, MS_MARCO = PRINTED["nq320k"], PRINTED["ms marco"]
 # Encoded system, and what it differs from by its encoding alone.
 ENCODED = (("DSI-PAWA", "DSI-place"), ("GENRE-NP-BASE", "GENRE"), ("GENRE-NP-ASYNC", "GENRE"))
 
@@ -124,36 +102,16 @@ Values = dict[str, dict[str, np.ndarray]]  # system -> measure -> [seeds, querie
 
 
 def main(settings: Settings) -> None:
-    def measured(system: str, _: int, bench: Bench, models: list[Any]) -> Measured:
-        return measure(models, bench, settings, control=system == CONTROL)
-
     tasks = {BM25: ()} | {system: (SYSTEMS[system],) for system in SYSTEMS if system in settings.systems}
-    bench, found, accelerator = measure_all(settings, tasks, measured, half=True)
-    if accelerator.is_main_process:
-        values: dict[str, Values] = {
-            stage: {
-                system: {m: at_path(seeds, stage, m) for m in MEASURES}
-                for system, seeds in found.items()
-                if stage in seeds[0]
-            }
-            for stage in SEARCHES
-        }
-        sections = describe(values, settings)
-        left = ", ".join(name for name in SYSTEMS if name not in settings.systems)
-        summary = sample(bench, settings) + (f" Not compared: {left}." if left else "")
-        publish(settings, "Document encodings", summary, sections, accelerator)
-    accelerator.end_training()
+    study(settings, "Document encodings", tasks, measure, report, half=True)
 
 
-def measure(models: list[Any], bench: Bench, settings: Settings, control: bool = False) -> Measured:
-    """Every search: each measure, one value per test query. Without a model: BM25.
-
-    control: SEAL by the query's own n-grams alone.
-    """
+def measure(settings: Settings, system: str, _: int, bench: Bench, models: list[Any]) -> Measured:
+    """Every search: each measure, one value per test query. Without a model: BM25."""
     queries, corpus = bench.test.queries, bench.collection.corpus
     if not models:
         runs = {"retrieve": bench.bm25.search(queries, 10)}
-    elif control:
+    elif system == CONTROL:
         runs = {"retrieve": query_keys(models[0], queries)}
     elif isinstance(models[0], Generative):
         runs = generative_runs(models[0], bench, settings)
@@ -161,7 +119,11 @@ def measure(models: list[Any], bench: Bench, settings: Settings, control: bool =
         with tempfile.TemporaryDirectory() as folder:
             index = ExactIndex.build(models[0], corpus.ids, corpus, f"{folder}/index", precision="no")
             runs = {"retrieve": index.search(models[0], queries, 10)}
-    return measures_of(runs, bench)
+    found: Measured = {
+        stage: values_of(run, bench.test if stage == "retrieve" else bench.test.only(run), MEASURES)
+        for stage, run in runs.items()
+    }
+    return found | {"queries": bench.measured}
 
 
 def generative_runs(model: Generative, bench: Bench, settings: Settings) -> dict[str, Run]:
@@ -177,7 +139,7 @@ def generative_runs(model: Generative, bench: Bench, settings: Settings) -> dict
 
     runs = {"retrieve": search(SEAL_BEAMS if words else settings.beams)}
     if not words and model.clusters is None:
-        some = per_query(runs["retrieve"], bench.test.judgements, MEASURES[:1]).queries[:SEARCHED]
+        some = bench.measured[:SEARCHED]
         pool = {q: dict.fromkeys(bench.collection.corpus.ids, 0.0) for q in some}
         best = GenerativeRetriever(model).rerank(queries, pool)
         runs["exhaustive"] = {q: dict(islice(scores.items(), 10)) for q, scores in best.items()}
@@ -196,16 +158,6 @@ def query_keys(model: Generative, queries: Mapping[str, str]) -> Run:
         scores = seal_scores(index, states, np.full(len(states), np.log(0.5)))
         run[query] = {ids.documents[ids.owners[n]]: score for n, score in scores.items()}
     return run
-
-
-def measures_of(runs: Mapping[str, Run], bench: Bench) -> Measured:
-    judged = bench.test.judgements
-    results = {
-        stage: per_query(run, judged if stage == "retrieve" else {q: judged[q] for q in run}, MEASURES)
-        for stage, run in runs.items()
-    }
-    found = {s: {m: values.tolist() for m, values in of.values.items()} for s, of in results.items()}
-    return found | {"queries": results["retrieve"].queries}
 
 
 def unlearned_of(values: Values, systems: Sequence[str]) -> str:
@@ -275,14 +227,24 @@ def claims_of_the_search(values: Mapping[str, Values]) -> list[Claim]:
     return found
 
 
-def describe(values: Mapping[str, Values], settings: Settings) -> dict[str, Section]:
-    """Sections of the page and the console by the name of their files."""
+def report(settings: Settings, bench: Bench, found: Found) -> tuple[str, dict[str, Section]]:
+    """What was measured on, and the sections of the page by the name of their files."""
+    values: dict[str, Values] = {
+        stage: {
+            system: {m: at_path(seeds, stage, m) for m in MEASURES}
+            for system, seeds in found.items()
+            if stage in seeds[0]
+        }
+        for stage in SEARCHES
+    }
+    left = ", ".join(name for name in SYSTEMS if name not in settings.systems)
+    summary = sample(bench, settings) + (f" Not compared: {left}." if left else "")
     of_tables = claims(values["retrieve"])
     how = (
         f"One family of tests. A system with less than {LEARNED:.0%} of BM25's R@10 has not learned enough "
         "to be compared."
     )
-    return {
+    return summary, {
         "claims_table6": verdicts(
             of_tables["table6"],
             f"{how} Similar is less than {MARGIN} below. The paper compares DSI-PAWA with DSI, which also "

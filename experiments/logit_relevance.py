@@ -43,18 +43,11 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from scipy.stats import spearmanr
+from studies import trained_pairs
 from studies.curves import Curves
 from studies.model_runs import Bench
-from studies.pages import Measured, Section, publish, verdicts
-from studies.trained_pairs import (
-    build,
-    measure_all,
-    pairs_of,
-    recalls,
-    sample,
-    training_settings,
-    unlearned_models,
-)
+from studies.pages import Measured, Section, verdicts
+from studies.trained_pairs import Found, sample, study
 
 from paradigms import Generative
 from paradigms.data import Problems
@@ -79,50 +72,18 @@ Values = dict[str, np.ndarray]  # quantity -> [seeds, states, queries]
 def main(settings: Settings) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise SystemExit("logit_relevance.py runs on one process: start it without accelerate launch")
-
-    def measured(_: str, seed: int, bench: Bench, models: list[Any]) -> Measured:
-        steps, states = zip(*states_of_training(seed, bench, settings), strict=True)
-        heard = recalls(bench, settings.depth, **{settings.paradigm: models[0]})
-        return {"queries": list(bench.pool(settings.depth)), "steps": steps, "states": states} | heard
-
     tasks = {settings.paradigm: (settings.paradigm,)}
-    bench, found, accelerator = measure_all(settings, tasks, measured)
-    if accelerator.is_main_process:
-        seeds = found[settings.paradigm]
-        values = {
-            key: np.array([[of[key] for of in seed["states"]] for seed in seeds])
-            for key in seeds[0]["states"][0]
-        }
-        summary = f"{settings.paradigm}. BM25's first {settings.depth} documents. {sample(bench, settings)}"
-        steps, poor = seeds[0]["steps"], "".join(unlearned_models(seeds))
-        curves = Curves("steps", steps, panels(values), "linear")
-        sections = {
-            "claims": verdicts(
-                claims(values, poor),
-                f"One family of tests. The paper gives no numbers for its words: small is p < {SMALL}, "
-                f"proportional a rank correlation above {PROPORTIONAL}; chosen before measuring. Early is "
-                "the first state after the training began.",
-            ),
-            "states": Section(
-                "States of the training",
-                "p of a candidate's tokens; Spearman's correlation with log p over a query's candidates, of "
-                f"the logit and of the logit less its mean over the vocabulary; {MEASURE} of each order.",
-                curves.rows,
-                curves.draw(),
-            ),
-        }
-        publish(settings, "The logit as relevance", summary, sections, accelerator)
-    accelerator.end_training()
+    study(settings, "The logit as relevance", tasks, measure, report, heard=True)
 
 
-def states_of_training(seed: int, bench: Bench, settings: Settings) -> list[tuple[int, Any]]:
-    """(step, `state`) before a training of the seed's model, and at evenly spaced states of it."""
+def measure(settings: Settings, _: str, seed: int, bench: Bench, __: list[Any]) -> Measured:
+    """`state` before a training of the seed's model, and at evenly spaced steps of it."""
     folder = Path(settings.output) / f"seed-{seed}" / "training"
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted: its states are lost
     torch.manual_seed(seed)
     accelerator = Accelerator()
-    model = build(settings.paradigm, seed, bench, settings).to(accelerator.device)
-    pairs, seen = pairs_of(model, bench, settings, Problems()), list[Any]()
+    model = trained_pairs.build(settings.paradigm, seed, bench, settings).to(accelerator.device)
+    pairs, seen = trained_pairs.pairs_of(model, bench, settings, Problems()), list[Any]()
     every = max(1, settings.generative_steps // settings.states)
 
     def dev(model: Generative) -> tuple[float, float]:
@@ -130,10 +91,11 @@ def states_of_training(seed: int, bench: Bench, settings: Settings) -> list[tupl
         return 0.0, 0.0  # which chooses the last state
 
     times = {"evaluate_every": every, "save_every": settings.generative_steps}
-    training = training_settings(every * settings.states, seed, settings, **times)
+    training = trained_pairs.training_settings(every * settings.states, seed, settings, **times)
     kept = Path(settings.models) / "states"
     fit_pairs(model, bench.collection.corpus, pairs, training, folder, accelerator, dev=dev, states=kept)
-    return [(n * every, found) for n, found in enumerate(seen)]
+    steps = [n * every for n in range(len(seen))]
+    return {"queries": list(bench.pool(settings.depth)), "steps": steps, "states": seen}
 
 
 def state(model: Generative, bench: Bench, depth: int) -> dict[str, list[float]]:
@@ -183,13 +145,31 @@ def claims(values: Values, unlearned: str = "") -> list[Claim]:
     ]
 
 
-def panels(values: Values) -> dict[str, dict[str, list[np.ndarray]]]:
-    """p and the correlations, and the measure of each order: series of values at every state."""
+def report(settings: Settings, bench: Bench, found: Found) -> tuple[str, dict[str, Section]]:
+    """What was measured on, and the sections of the page by the name of their files."""
+    seeds = found[settings.paradigm]
+    values = {
+        key: np.array([[of[key] for of in seed["states"]] for seed in seeds]) for key in seeds[0]["states"][0]
+    }
     p, measure = f"p; correlation of {' and '.join(LOGITS)} with log p", f"{MEASURE} of the order by"
     names = {p: {key: key for key in ("p", *LOGITS)}, measure: {s: f"{MEASURE}, {s}" for s in SCORERS}}
-    return {
+    panels = {
         panel: {name.replace("_", " "): list(values[key].swapaxes(0, 1)) for name, key in of.items()}
         for panel, of in names.items()
+    }
+    summary = f"{settings.paradigm}. BM25's first {settings.depth} documents. {sample(bench, settings)}"
+    return summary, {
+        "claims": verdicts(
+            claims(values, "".join(trained_pairs.unlearned_models(seeds))),
+            f"One family of tests. The paper gives no numbers for its words: small is p < {SMALL}, "
+            f"proportional a rank correlation above {PROPORTIONAL}; chosen before measuring. Early is "
+            "the first state after the training began.",
+        ),
+        "states": Curves("steps", seeds[0]["steps"], panels, "linear").section(
+            "States of the training",
+            "p of a candidate's tokens; Spearman's correlation with log p over a query's candidates, of "
+            f"the logit and of the logit less its mean over the vocabulary; {MEASURE} of each order.",
+        ),
     }
 
 

@@ -29,11 +29,11 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
 import numpy as np
-from studies.attention_heads import Array, Seen, best_name, seen
+from studies.attention import Array, Seen, best_name, seen
 from studies.curves import at_path
 from studies.model_runs import Bench
-from studies.pages import Measured, Rows, Section, publish, verdicts
-from studies.trained_pairs import measure_all, recalls, sample, unlearned_models
+from studies.pages import Measured, Section, verdicts
+from studies.trained_pairs import Found, sample, study, unlearned_models
 
 from paradigms import Generative
 from paradigms.evaluate.claims import Claim
@@ -63,51 +63,33 @@ Parts = dict[
 
 
 def main(settings: Settings) -> None:
-    def measured(_: str, __: int, bench: Bench, models: list[Any]) -> Measured:
-        heard = recalls(bench, settings.depth, **{settings.paradigm: models[0]})
-        return measure(models[0], bench) | heard
-
-    tasks = {settings.paradigm: (settings.paradigm,)}
-    bench, found, accelerator = measure_all(settings, tasks, measured)
-    if accelerator.is_main_process:
-        seeds = found[settings.paradigm]
-        heads = {key: at_path(seeds, "heads", key) for key in seeds[0]["heads"]}
-        parts = {key: at_path(seeds, "parts", key).swapaxes(0, 1) for key in seeds[0]["parts"]}
-        summary = (
-            f"{settings.paradigm}: {heads['weight'].shape[2]} layers of {heads['weight'].shape[3]} heads, "
-            f"each query with its most relevant document. {sample(bench, settings)}"
-        )
-        sections = describe(heads, parts, "".join(unlearned_models(seeds)))
-        publish(settings, "Low rank", summary, sections, accelerator)
-    accelerator.end_training()
+    study(settings, "Low rank", {settings.paradigm: (settings.paradigm,)}, measure, report, heard=True)
 
 
-def measure(model: Generative, bench: Bench) -> Measured:
+def measure(_: Settings, __: str, ___: int, bench: Bench, models: list[Any]) -> Measured:
     """Every head's numbers for every query, and the parts of each query's rel."""
-    rng, found, norms = np.random.default_rng(0), [], None
+    (model,), rng, found, norms = models, np.random.default_rng(0), [], None
     positions = {id: n for n, id in enumerate(model.identifiers.documents)}
-    queries, documents = relevant(bench)
-    names = []
+    pairs, names = relevant(bench), []
+    texts = [bench.test.queries[query] for query in pairs]
     with progress_bar(True) as bar:
-        for query, document in bar.track(list(zip(queries, documents, strict=True)), description="attention"):
-            text = bench.test.queries[query]
+        for text, document in bar.track(
+            list(zip(texts, pairs.values(), strict=True)), description="attention"
+        ):
             names.append(best_name(model, text, positions[document]))
             view = seen(model, text, names[-1])
             norms = weight_norm(view) if norms is None else norms
             found.append(head_measures(view, norms, rng))
     heads = {key: np.stack([one[key] for one in found]).tolist() for key in found[0]}
-    texts = [bench.test.queries[query] for query in queries]
-    return {"queries": queries, "heads": heads, "parts": parts_of_rel(model, texts, names)}
+    return {"queries": list(pairs), "heads": heads, "parts": parts_of_rel(model, texts, names)}
 
 
-def relevant(bench: Bench) -> tuple[list[str], list[str]]:
+def relevant(bench: Bench) -> dict[str, str]:
     """The judged test queries, each with its most relevant document."""
-    judged = {
-        query: min((-grade, id) for id, grade in of.items() if grade > 0)[1]
-        for query, of in sorted(bench.test.judgements.items())
-        if any(grade > 0 for grade in of.values())
+    return {
+        query: min((-grade, id) for id, grade in bench.test.judgements[query].items() if grade > 0)[1]
+        for query in sorted(bench.measured)
     }
-    return list(judged), list(judged.values())
 
 
 def weight_norm(view: Seen) -> tuple[Array, Array]:
@@ -205,32 +187,25 @@ def claims(heads: Heads, unlearned: str = "") -> list[Claim]:
     kernel = "rel = Σ_ij (1/p_ij) tr(F(d_i)ᵀF(q_j)) with φ = elu"
     small = f"share with a relative error of rel of at most {SMALL} − {NEARLY_ALL}"
     share = f"share of (query, head) with an error of at most {LOW} − {NEARLY_ALL}"
+    evidence = "the bound is evidence of low rank (our control)"
+    apart = f"‖A′ − R‖₂/‖W‖₂ − {MUCH_LOWER}, A′ with shuffled rows"
+    random = "error of random rows of its entropies − that of A"
+    within = h["printed_row_error"] <= 4 * h["weight_rows"]
+    holds, says_more = (
+        f"share with ‖A − 1rᵀ‖_∞ ≤ 4‖W‖_∞ − {NEARLY_ALL}",
+        f"share with 4‖W‖_∞ < 2 − {NEARLY_ALL}",
+    )
     found: list[tuple[str, str, str, Array]] = [
         ("§7.4", lower, f"{MUCH_LOWER} − ‖A − R‖₂/‖W‖₂", MUCH_LOWER - h["second"] / h["weight"]),
         ("§7.4", lower, f"{MUCH_LOWER} − ‖A − R‖_∞/‖W‖_∞", MUCH_LOWER - h["row_error"] / h["weight_rows"]),
-        (
-            "§7.4",
-            "the bound is evidence of low rank (our control)",
-            f"‖A′ − R‖₂/‖W‖₂ − {MUCH_LOWER}, A′ with shuffled rows",
-            h["shuffled_second"] / h["weight"] - MUCH_LOWER,
-        ),
+        ("§7.4", evidence, apart, h["shuffled_second"] / h["weight"] - MUCH_LOWER),
         ("§7.4", low, f"{LOW} − ‖A − R‖_F/‖A‖_F, best R", LOW - h["best_error"]),
         ("§7.4", control, "error of its rows shuffled − that of A", h["shuffled_error"] - h["best_error"]),
-        (
-            "§7.4",
-            control,
-            "error of random rows of its entropies − that of A",
-            h["unrelated_error"] - h["best_error"],
-        ),
+        ("§7.4", control, random, h["unrelated_error"] - h["best_error"]),
         ("§5.2.4", inherent, share, (h["best_error"] <= LOW) - NEARLY_ALL),
         ("appendix B", "R = 1rᵀ, r = d̄ᵀWQ", f"{LOW} − ‖A − 1rᵀ‖_F/‖A‖_F", LOW - h["printed_error"]),
-        (
-            "Lemma 5.1",
-            bound,
-            f"share with ‖A − 1rᵀ‖_∞ ≤ 4‖W‖_∞ − {NEARLY_ALL}",
-            (h["printed_row_error"] <= 4 * h["weight_rows"]) - NEARLY_ALL,
-        ),
-        ("Lemma 5.1", more, f"share with 4‖W‖_∞ < 2 − {NEARLY_ALL}", (4 * h["weight_rows"] < 2) - NEARLY_ALL),
+        ("Lemma 5.1", bound, holds, within - NEARLY_ALL),
+        ("Lemma 5.1", more, says_more, (4 * h["weight_rows"] < 2) - NEARLY_ALL),
         ("Lemma 5.2", kernel, small, (h["elu_error"] <= SMALL) - NEARLY_ALL),
     ]
     return [
@@ -239,11 +214,19 @@ def claims(heads: Heads, unlearned: str = "") -> list[Claim]:
     ]
 
 
-def describe(heads: Heads, parts: Parts, unlearned: str) -> dict[str, Section]:
-    """Sections of the page and the console by the name of their files."""
-    return {
+def report(settings: Settings, bench: Bench, found: Found) -> tuple[str, dict[str, Section]]:
+    """What was measured on, and the sections of the page by the name of their files."""
+    seeds = found[settings.paradigm]
+    heads = {key: at_path(seeds, "heads", key) for key in seeds[0]["heads"]}
+    parts = {key: at_path(seeds, "parts", key).swapaxes(0, 1) for key in seeds[0]["parts"]}
+    columns = {"rank-one error": "best_error", "1·softmax(r)ᵀ": "softmax_error"}
+    columns |= {"shuffled": "shuffled_error", "random": "unrelated_error", "stable rank": "stable_rank"}
+    columns |= {"entropy": "entropy", "‖W‖₂": "weight", "‖A − R‖₂": "second"}
+    _, _, layers, count = heads["weight"].shape
+    summary = f"{settings.paradigm}: {layers} layers of {count} heads, each query with its most relevant "
+    return f"{summary}document. {sample(bench, settings)}", {
         "claims": verdicts(
-            claims(heads, unlearned),
+            claims(heads, "".join(unlearned_models(seeds))),
             "One family of tests. R: the best rank-one matrix, or for ‖·‖_∞ 1·softmax(r)ᵀ. The paper gives "
             "no numbers for its words; those in the quantities are ours, chosen before measuring.",
         ),
@@ -251,7 +234,10 @@ def describe(heads: Heads, parts: Parts, unlearned: str) -> dict[str, Section]:
             "Rank-one errors, by layer",
             "‖A − R‖_F/‖A‖_F of the best R and of 1·softmax(r)ᵀ, and of the best R for rows with nothing "
             "in common: A's rows each shuffled, or random rows of A's entropies. Entropy: a share of ln n.",
-            layer_rows(heads),
+            [
+                {"layer": n + 1} | {name: heads[key][:, :, n].mean(-1) for name, key in columns.items()}
+                for n in range(layers)
+            ],
             draw(heads),
         ),
         "shares": Section(
@@ -259,44 +245,19 @@ def describe(heads: Heads, parts: Parts, unlearned: str) -> dict[str, Section]:
             "last: the last layer's cross-attention. direct: all layers', by the residual stream alone. "
             "exact: all paths; the rest is the name's prefix and, of a log-probability, the softmax's "
             "denominator. R² of the part taken as rel, over queries; |part| / (|part| + |rest|).",
-            share_rows(parts),
+            [share_row(name, *of) for name, of in parts.items()],
         ),
     }
 
 
-def layer_rows(heads: Heads) -> Rows:
-    """A row for every layer: means over its heads."""
-    columns = {
-        "rank-one error": "best_error",
-        "1·softmax(r)ᵀ": "softmax_error",
-        "shuffled": "shuffled_error",
-        "random": "unrelated_error",
-        "stable rank": "stable_rank",
-        "entropy": "entropy",
-        "‖W‖₂": "weight",
-        "‖A − R‖₂": "second",
-    }
-    return [
-        {"layer": layer + 1} | {name: heads[key][:, :, layer].mean(-1) for name, key in columns.items()}
-        for layer in range(heads["weight"].shape[2])
-    ]
-
-
-def share_rows(parts: Parts) -> Rows:
-    """A row for every scorer and form; R² is the mean over seeds."""
-    rows: Rows = []
-    for name, (rel, part) in parts.items():
-        left, unexplained = rel - rel.mean(1, keepdims=True), rel - part
-        total = np.abs(part) + np.abs(unexplained)
-        share = np.divide(np.abs(part), total, out=np.zeros_like(total), where=total > 0)
-        explained = 1 - (unexplained**2).sum(1) / (left**2).sum(1)
-        row = {
-            "scorer, form": name,
-            "R²": float(explained.mean()),
-            "|part| share": share,
-        }
-        rows.append(row | {"mean rel": float(rel.mean()), "mean part": float(part.mean())})
-    return rows
+def share_row(name: str, rel: Array, part: Array) -> dict[str, Any]:
+    """Of a scorer and form; R² is the mean over seeds."""
+    left, unexplained = rel - rel.mean(1, keepdims=True), rel - part
+    total = np.abs(part) + np.abs(unexplained)
+    share = np.divide(np.abs(part), total, out=np.zeros_like(total), where=total > 0)
+    explained = 1 - (unexplained**2).sum(1) / (left**2).sum(1)
+    row = {"scorer, form": name, "R²": float(explained.mean()), "|part| share": share}
+    return row | {"mean rel": float(rel.mean()), "mean part": float(part.mean())}
 
 
 def draw(heads: Heads) -> "Figure":

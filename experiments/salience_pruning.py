@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from studies.settings import EncoderStudy, known
+from studies.settings import EncoderStudy, known, lengths_of
 
 from paradigms.io.settings import command_line
 
@@ -64,18 +64,17 @@ if __name__ == "__main__":  # before the imports that take seconds
 import numpy as np
 from accelerate import Accelerator
 from bm25s.stopwords import STOPWORDS_EN_PLUS
-from interpret import words
 from scipy.stats import rankdata
-from studies.model_runs import Bench, Job, bind, encoder_job, open_bench, run_jobs
+from studies.alignment_view import words
+from studies.model_runs import Bench, Job, bind, encoder_job, open_bench, run_jobs, values_of
 from studies.pages import Measured, publish
 from studies.salience_report import SALIENT_IN, Found, describe
 
 from paradigms import Paradigm
 from paradigms.aligner import EPS, aligner
 from paradigms.core import Tokens
-from paradigms.data import Collection, Run, Split
+from paradigms.data import Run, Split
 from paradigms.encoder.text import Side
-from paradigms.evaluate import per_query
 from paradigms.index import ExactIndex
 from paradigms.index.pruning import most_salient
 from paradigms.index.strategies import rerank_strategies
@@ -123,40 +122,36 @@ def job(method: str, seed: int, bench: Bench, settings: Settings, accelerator: A
     """How ALIGNER with one of METHODS is trained and measured."""
 
     def make() -> Paradigm:
-        return aligner(
-            settings.backbone,
-            query_length=settings.query_length,
-            document_length=settings.document_length,
-            query_ratio=settings.query_ratio,
-            document_ratio=settings.document_ratio,
-            eps=settings.eps or EPS,
-            salience_l1=settings.l1 if method == "l1" else 0.0,
-            **METHODS[method],
-        )
+        ratios = {"query_ratio": settings.query_ratio, "document_ratio": settings.document_ratio}
+        how = lengths_of(settings) | ratios | METHODS[method]
+        l1 = settings.l1 if method == "l1" else 0.0
+        return aligner(settings.backbone, eps=settings.eps or EPS, salience_l1=l1, **how)
 
     def measured(paradigm: Paradigm, index: ExactIndex, folder: Path) -> Measured:
-        keys: dict[str, Any] = {"method": method, "seed": seed}
+        keys: Measured = {"method": method, "seed": seed}
         queries = paradigm.encode_queries(list(bench.test.queries.values()))
         if "salience" in index.fields:
-            keys["content words"] = content_words(paradigm, index, bench.test, bench.collection, queries)
+            keys["content words"] = content_words(paradigm, index, bench, queries)
         else:
             keys["retrieved"] = retrieved_share(index, queries)
-        strategies = method == "entropic"
-        return keys | measure(paradigm, index, bench.test, queries, settings, folder, strategies=strategies)
+        return keys | measure(paradigm, index, bench.test, queries, settings, folder, method == "entropic")
 
-    folder = Path(settings.output) / f"{method}-{seed}"
-    name = f"{method}, seed {seed}"
+    folder, name = Path(settings.output) / f"{method}-{seed}", f"{method}, seed {seed}"
     return encoder_job(name, folder, seed, make, measured, bench, settings, accelerator)
 
 
 def content_words(
-    paradigm: Paradigm, index: ExactIndex, test: Split, collection: Collection, queries: Tokens
+    paradigm: Paradigm, index: ExactIndex, bench: Bench, queries: Tokens
 ) -> dict[str, list[float]]:
     """Of each measured query and of its first relevant document: how much higher the tokens of content words
     rank by salience than those of function words, as a share of the text's tokens; 0 where one is missing."""
     assert queries.salience is not None
-    places = {name: n for n, name in enumerate(test.queries)}
     found: dict[str, list[float]] = {side: [] for side in SALIENT_IN}
+    places, test, corpus = (
+        {q: n for n, q in enumerate(bench.test.queries)},
+        bench.test,
+        bench.collection.corpus,
+    )
     for name, judged in test.judgements.items():
         relevant = [d for d, grade in judged.items() if grade > 0]
         if not relevant:
@@ -164,7 +159,7 @@ def content_words(
         n, row = places[name], index.position(relevant[0])
         of_query = queries.salience[n, 0][queries.mask[n, 0]].cpu().numpy()
         of_document = index.fields["salience"][index.offsets[row] : index.offsets[row + 1]]
-        text = collection.corpus[collection.corpus.position(relevant[0])]
+        text = corpus[corpus.position(relevant[0])]
         found["queries"].append(advantage(of_query, word_kinds(paradigm, test.queries[name], "query")))
         found["documents"].append(advantage(of_document, word_kinds(paradigm, text, "document")))
     return found
@@ -174,9 +169,9 @@ def word_kinds(paradigm: Paradigm, text: str, side: Side) -> np.ndarray:
     """Of every token that counts: 1 in a content word, 0 in a function word, −1 in neither."""
     (counts,) = paradigm.encoder.tokenize([text], side).counts
     kinds = np.full(len(counts), -1)
-    for word in words(paradigm, text, side, counts):
-        if word.text.isalpha():
-            kinds[word.places] = word.text.lower() not in FUNCTION_WORDS
+    for word, places in words(paradigm, text, side, counts):
+        if word.isalpha():
+            kinds[places] = word.lower() not in FUNCTION_WORDS
     return kinds[counts.numpy()]
 
 
@@ -207,9 +202,8 @@ def measure(
     queries: Tokens,
     settings: Settings,
     folder: Path,
-    *,
-    strategies: bool = False,
-) -> dict[str, Any]:
+    strategies: bool,
+) -> Measured:
     """Each pair's costs, and its measures of every query, before and after refinement.
 
     queries: the encoded ones. strategies: whether Figure 7's pair is also refined with every alignment.
@@ -218,10 +212,11 @@ def measure(
     pruned = {d: ExactIndex.of(index, folder / str(d), keep=d) for d in {d for _, d in pairs} - {1.0}}
     pruned[1.0] = index
     searching = {q: most_salient(queries, q) for q in {q for q, _ in pairs}}
-    found: list[tuple[dict[str, Any], Run]] = []
+    points: list[Measured] = []
+    runs: list[Run] = []
     for q, d in pairs:
         began = time.perf_counter()
-        found_for = pruned[d].search_tokens(paradigm.recipe, searching[q], settings.depth)
+        found = pruned[d].search_tokens(paradigm.recipe, searching[q], settings.depth)
         seconds, tokens = time.perf_counter() - began, int(searching[q].mask.sum())
         cost = {
             "query_keep": q,
@@ -230,23 +225,18 @@ def measure(
             "search ms/query": 1000 * seconds / asked,
             "search multiply-adds/query": tokens / asked * int(pruned[d].offsets[-1]) * dim,
         }
-        run = dict(zip(test.queries, found_for, strict=True))
-        found.append((cost, run))
-    # One pass over every pair's candidates gives each pair the scores that a rerank of its own would give.
-    union = {name: {d: 0.0 for _, run in found for d in run[name]} for name in test.queries}
-    scores = index.rerank(paradigm, test.queries, union)
-    points = []
-    for cost, run in found:
-        refined = {name: {d: scores[name][d] for d in documents} for name, documents in run.items()}
-        for stage, of_stage in (("pruned", run), ("refined", refined)):
-            values = per_query(of_stage, test.judgements, MEASURES).values
-            cost[stage] = {name: of.tolist() for name, of in values.items()}
         points.append(cost)
+        runs.append(dict(zip(test.queries, found, strict=True)))
+    # One pass over every pair's candidates gives each pair the scores that a rerank of its own would give.
+    union = {name: {d: 0.0 for run in runs for d in run[name]} for name in test.queries}
+    scores = index.rerank(paradigm, test.queries, union)
+    for point, run in zip(points, runs, strict=True):
+        refined = {name: {d: scores[name][d] for d in documents} for name, documents in run.items()}
+        point |= {"pruned": values_of(run, test, MEASURES), "refined": values_of(refined, test, MEASURES)}
     adapted = {}
     if strategies:
-        (run,) = (r for cost, r in found if (cost["query_keep"], cost["document_keep"]) == settings.figure_7)
-        for name, of in rerank_strategies(index, paradigm, test.queries, run).items():
-            adapted[name] = per_query(of, test.judgements, MEASURES[1:]).values["nDCG@10"].tolist()
+        found = rerank_strategies(index, paradigm, test.queries, runs[pairs.index(settings.figure_7)])
+        adapted = {name: values_of(run, test, MEASURES[1:])["nDCG@10"] for name, run in found.items()}
     return {"strategies": adapted, "points": points}
 
 

@@ -40,25 +40,13 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import numpy as np
 from jaxtyping import Float, Int
+from studies import attention
+from studies.attention import BINS, HARD, LAYERS, NAMES
 from studies.curves import Curves, at_path
-from studies.matching_rates import (
-    BINS,
-    HARD,
-    LAYERS,
-    NAMES,
-    binned,
-    counted_tokens,
-    each_token,
-    generative_rates,
-    multivector_rates,
-    over_candidates,
-    token_idf,
-)
 from studies.model_runs import Bench
-from studies.pages import Measured, Rows, Section, cell, publish, verdicts
-from studies.trained_pairs import measure_all, recalls, sample, unlearned_models
+from studies.pages import Measured, Rows, Section, cell, verdicts
+from studies.trained_pairs import Found, sample, study, unlearned_models
 
-from paradigms import Generative, Paradigm
 from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.claims import Claim
 from paradigms.io.progress import progress_bar
@@ -76,45 +64,35 @@ Key = tuple[str, str, str]  # direction, series, kind
 
 
 def main(settings: Settings) -> None:
-    def measured(_: str, __: int, bench: Bench, models: list[Any]) -> Measured:
-        heard = recalls(bench, settings.depth, colbert=models[0], seal=models[1])
-        return measure(*models, bench, settings.depth) | heard
-
-    bench, found, accelerator = measure_all(settings, {TASK: ("colbert", "seal")}, measured)
-    if accelerator.is_main_process:
-        results = gather(found[TASK])
-        summary = f"BM25's first {settings.depth} documents and the relevant ones. {sample(bench, settings)}"
-        sections = describe(results, settings.fewest, unlearned_models(found[TASK]))
-        publish(settings, "Term matching in alignments", summary, sections, accelerator)
-    accelerator.end_training()
+    study(settings, "Term matching in alignments", {TASK: ("colbert", "seal")}, measure, report, heard=True)
 
 
-def measure(mvdr: Paradigm, generative: Generative, bench: Bench, depth: int) -> Measured:
+def measure(settings: Settings, _: str, __: int, bench: Bench, models: list[Any]) -> Measured:
     """Of every query and bin the sum of each rate and the number of tokens that it is of."""
+    mvdr, generative = models
     if mvdr.encoder.tokenizer.get_vocab() != generative.tokenizer.get_vocab():
         raise ValueError("ids are compared: ColBERT and SEAL need the same vocabulary")
-    corpus, tokenizer = bench.collection.corpus, generative.tokenizer
-    idf, counted = token_idf(corpus, tokenizer), counted_tokens(tokenizer)
-    bins = np.where(counted, np.digitize(idf, BINS[1:-1]), -1)
+    corpus, tokenizer, pool = bench.collection.corpus, generative.tokenizer, bench.pool(settings.depth)
+    idf, counted = attention.token_idf(corpus, tokenizer), attention.counted_tokens(tokenizer)
+    bins, named = np.where(counted, np.digitize(idf, BINS[1:-1]), -1), counted & (idf >= NAME)
     positions = {id: n for n, id in enumerate(generative.identifiers.documents)}
-    pool = bench.pool(depth)
     found: dict[Key, list[list[list[float]]]] = {(*key, kind): [] for key, kind in product(SERIES, KINDS)}
     with progress_bar(True) as bar:
         for query in bar.track(pool, description="term matching"):
             documents, text = [positions[id] for id in pool[query]], bench.test.queries[query]
             texts = [corpus[corpus.position(id)] for id in pool[query]]
-            named, sums = counted & (idf >= NAME), {key: np.zeros((2, len(BINS) - 1)) for key in found}
+            sums = {key: np.zeros((2, len(BINS) - 1)) for key in found}
             for direction, series, part in (
-                *multivector_rates(mvdr, text, texts),
-                *generative_rates(generative, text, documents, named),
+                *attention.multivector_rates(mvdr, text, texts),
+                *attention.generative_rates(generative, text, documents, named),
             ):
-                average = over_candidates if direction == "q→d" else each_token
                 for kind in KINDS:
-                    sums[direction, series, kind] += binned(*average(*part, kind == KINDS[1]), bins)
+                    rates = attention.averaged(part, direction == "q→d", kind == KINDS[1])
+                    sums[direction, series, kind] += attention.binned(*rates, bins)
             for key, total in sums.items():
                 found[key].append(total.tolist())
-    rates = [{"direction": d, "series": s, "kind": k, "totals": t} for (d, s, k), t in found.items()]
-    return {"queries": list(pool), "rates": rates}
+    told = [{"direction": d, "series": s, "kind": k, "totals": t} for (d, s, k), t in found.items()]
+    return {"queries": list(pool), "rates": told}
 
 
 @dataclass(frozen=True)
@@ -141,12 +119,6 @@ class Sums:
 
 
 Results = dict[Key, Sums]
-
-
-def gather(found: list[Measured]) -> Results:
-    keys = [(row["direction"], row["series"], row["kind"]) for row in found[0]["rates"]]
-    totals = {key: at_path(found, "rates", n, "totals") for n, key in enumerate(keys)}
-    return {key: Sums(of[:, :, 0], of[:, :, 1].astype(int)) for key, of in totals.items()}
 
 
 def claims(results: Results, fewest: int, poor: Sequence[str] = ()) -> list[Claim]:
@@ -205,59 +177,60 @@ def limits(n: int) -> str:
     return f"{BINS[n]}–{BINS[n + 1]}"
 
 
-def describe(results: Results, fewest: int, poor: Sequence[str]) -> dict[str, Section]:
-    """Sections of the page and the console by the name of their files."""
+def report(settings: Settings, bench: Bench, found: Found) -> tuple[str, dict[str, Section]]:
+    """What was measured on, and the sections of the page by the name of their files."""
+    results: Results = {}
+    for n, of in enumerate(found[TASK][0]["rates"]):
+        totals = at_path(found[TASK], "rates", n, "totals")
+        results[of["direction"], of["series"], of["kind"]] = Sums(
+            totals[:, :, 0], totals[:, :, 1].astype(int)
+        )
 
-    def table(direction: str, series: Sequence[str]) -> Rows:
+    def section(
+        heading: str, text: str, direction: str, drawn: Sequence[str], more: Sequence[str]
+    ) -> Section:
+        """A table of these series and `more`, and curves of rates by bin, over all tokens and over those that
+        can match."""
         rows: Rows = []
-        for name, kind in product(series, KINDS):
+        panels: dict[str, dict[str, list[Any]]] = {}
+        for name, kind in product([*drawn, *more], KINDS):
             of = results[direction, name, kind]
-            row: dict[str, Any] = {"rate": name, "over": kind}
-            row["all"] = of.rate() if of.tokens.any() else "–"
-            for n, tokens in enumerate(of.tokens):
-                rate = f"{cell(of.rate([n]))} ({tokens:,})" if tokens else "–"
-                row[f"IDF {limits(n)}"] = rate
+            rates = [of.rate([n]) if tokens else None for n, tokens in enumerate(of.tokens)]
+            row = {"rate": name, "over": kind, "all": of.rate() if of.tokens.any() else "–"}
+            for n, (rate, tokens) in enumerate(zip(rates, of.tokens, strict=True)):
+                row[f"IDF {limits(n)}"] = "–" if rate is None else f"{cell(rate)} ({tokens:,})"
             rows.append(row)
-        return rows
+            if name in drawn:
+                panels.setdefault(f"exact match rate, {direction}, over: {kind}", {})[name] = rates
+        curves = Curves("IDF", [limits(n) for n in range(len(BINS) - 1)], panels)
+        return Section(heading, text, rows, curves.draw())
 
-    return {
+    summary = f"BM25's first {settings.depth} documents and the relevant ones. {sample(bench, settings)}"
+    return summary, {
         "claims": verdicts(
-            claims(results, fewest, poor),
+            claims(results, settings.fewest, unlearned_models(found[TASK])),
             f"One family of tests. The average counts as the paper's within ±{MARGIN}. Trends: the rate in "
-            f"the last bin of IDF less that in the first, of the bins with at least {fewest} tokens. The "
-            "paper does not say whether its rates are over all tokens or over those for which a match is "
-            "possible.",
+            f"the last bin of IDF less that in the first, of the bins with at least {settings.fewest} "
+            "tokens. The paper does not say whether its rates are over all tokens or over those for which a "
+            "match is possible.",
         ),
-        "query_to_document": Section(
+        "query_to_document": section(
             "Query to document (Figure 2)",
             "Rate of query tokens, averaged over candidates; in brackets the number of query tokens.",
-            table("q→d", FORWARD),
-            curves(results, "q→d", FORWARD).draw(),
+            "q→d",
+            FORWARD,
+            (),
         ),
-        "document_to_query": Section(
+        "document_to_query": section(
             "Document to query (Figure 3)",
             "Rate of document tokens, soft where it is not said to be hard; in brackets their number, over "
             f"all candidates. On names: the attention on the query's tokens of an IDF of at least {NAME}, "
             "less their share of its tokens.",
-            table("d→q", (*BACKWARD, HARD, *NAMES.values())),
-            curves(results, "d→q", BACKWARD).draw(),
+            "d→q",
+            BACKWARD,
+            (HARD, *NAMES.values()),
         ),
     }
-
-
-def curves(results: Results, direction: str, series: Sequence[str]) -> Curves:
-    """Rates by bin of IDF, over all tokens and over those that can match."""
-
-    def rates(of: Sums) -> list[Any]:
-        return [of.rate([n]) if tokens else None for n, tokens in enumerate(of.tokens)]
-
-    panels = {
-        f"exact match rate, {direction}, over: {kind}": {
-            name: rates(results[direction, name, kind]) for name in series
-        }
-        for kind in KINDS
-    }
-    return Curves("IDF", [limits(n) for n in range(len(BINS) - 1)], panels)
 
 
 if __name__ == "__main__":

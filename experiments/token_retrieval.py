@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from studies.settings import EncoderStudy, at_least, different
+from studies.settings import EncoderStudy, at_least, different, lengths_of
 
 from paradigms.io.settings import command_line
 
@@ -59,13 +59,12 @@ if __name__ == "__main__":  # before the imports that take seconds
 import torch
 from accelerate import Accelerator
 from studies.model_runs import Bench, Job, bind, encoder_job, open_bench, run_jobs
-from studies.pages import publish
-from studies.token_claims import Model, describe, gather
+from studies.pages import Measured, publish
+from studies.token_claims import Found, Model, describe
 from studies.token_measures import MEASURES, best_documents, imputed, measure, stored_ids, token_search
 
 from paradigms import Paradigm
 from paradigms.colbert import colbert
-from paradigms.data import Split
 from paradigms.evaluate import per_query
 from paradigms.index import ExactIndex
 from paradigms.train.generative import t5_folder
@@ -83,7 +82,7 @@ def main(settings: Settings) -> None:
     results = run_jobs(jobs, accelerator, console)
     if accelerator.is_main_process:
         name, lexical = bench.collection.name, bench.lexical(MEASURES)
-        found = gather(name, results, settings.searched(), settings.table_tokens, lexical)
+        found = Found(name, results, settings.searched(), settings.table_tokens, lexical)
         summary = (
             f"{len(found.bm25.queries)} test queries over {len(bench.collection.corpus):,} documents; seeds "
             f"{settings.seeds}. ColBERT and XTR learn from {settings.backbone} in {settings.steps} steps of "
@@ -96,7 +95,7 @@ def main(settings: Settings) -> None:
 
 def job(model: Model, bench: Bench, settings: Settings, accelerator: Accelerator) -> Job:
     """How one model is trained and measured."""
-    folder = Path(settings.output) / model.name
+    folder, k = Path(settings.output) / model.name, settings.table_tokens
 
     def make() -> Paradigm:
         backbone: str | Path = settings.backbone
@@ -105,29 +104,21 @@ def job(model: Model, bench: Bench, settings: Settings, accelerator: Accelerator
             backbone = t5_folder("small", bench.collection, small, model.seed, accelerator)
             torch.manual_seed(model.seed)
         # The same tokens for both objectives: the texts' own, punctuation included.
-        lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
-        if model.k_train is None:
-            return colbert(backbone, skip="", special_tokens=False, **lengths)
-        return xtr(backbone, k_train=model.k_train, skip="", special_tokens=False, **lengths)
+        same: dict[str, Any] = lengths_of(settings) | {"skip": "", "special_tokens": False}
+        return xtr(backbone, k_train=model.k_train, **same) if model.k_train else colbert(backbone, **same)
 
-    def measured(paradigm: Paradigm, index: ExactIndex, _: Path) -> dict[str, Any]:
-        ids, k = stored_ids(paradigm, index, bench.collection.corpus), settings.table_tokens
-        keys = asdict(model) | {"dev": dev_measure(paradigm, index, bench.dev, k)}
+    def measured(paradigm: Paradigm, index: ExactIndex, _: Path) -> Measured:
+        ids = stored_ids(paradigm, index, bench.collection.corpus)
+        dev = {  # what k_train is chosen by: RR@10 of f_XTR'
+            found.query: best_documents(index, *imputed(found, index, k))
+            for found in token_search(paradigm, index, bench.dev.queries, k)
+        }
+        chosen_by = per_query(dev, bench.dev.judgements, ("RR@10",)).values["RR@10"].tolist()
+        keys = asdict(model) | {"dev": chosen_by}
         return keys | measure(paradigm, index, ids, bench.test, settings.searched(), k)
 
-    size = model.batch_size
-    return encoder_job(
-        str(model), folder, model.seed, make, measured, bench, settings, accelerator, batch_size=size
-    )
-
-
-def dev_measure(paradigm: Paradigm, index: ExactIndex, dev: Split, k: int) -> list[float]:
-    """RR@10 of every dev query by f_XTR' with k' = k: what k_train is chosen by."""
-    run = {
-        found.query: best_documents(index, *imputed(found, index, k))
-        for found in token_search(paradigm, index, dev.queries, k)
-    }
-    return per_query(run, dev.judgements, ("RR@10",)).values["RR@10"].tolist()
+    how = (bench, settings, accelerator)
+    return encoder_job(str(model), folder, model.seed, make, measured, *how, batch_size=model.batch_size)
 
 
 if __name__ == "__main__":

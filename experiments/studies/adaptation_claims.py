@@ -1,7 +1,6 @@
 """What Qian et al. 2022 (ALIGNER) say about adapting alignments: claims, tables and figures."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -9,10 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from studies.adaptation_tables import ADAPTED, BM25, PAPER, SOFT, TABLES, UNDECIDED
 from studies.curves import Curves, Values
 from studies.model_runs import unlearned
-from studies.pages import Rows, Section, shown, verdicts
+from studies.pages import PRINTED, Measured, Rows, Section, shown, undecided, verdicts
 
 from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.adaptation import LEVEL, Adaptation, Rule, adapt, best, best_if_significant
@@ -20,44 +18,55 @@ from paradigms.evaluate.claims import Claim
 from paradigms.index.strategies import MEASURED, STRATEGIES
 from paradigms.scoring.machine import shared
 
+PAPER, TABLES, BM25 = "Qian et al. 2022", PRINTED["alignments"], PRINTED["bm25"]
+SOFT = [name for name in MEASURED if name.startswith("eps=")]
 BEST = "top-1 and top-0.5% work the best, and increasing k or p hurts performance"
 HURTS = (
     "when the default alignment is already optimal (top-k=1 is optimal for QA tasks), few-shot alignment "
     "adaptation hurts performance"
 )
 SOFTLY = "alignment adaptation is still necessary to achieve good performance on target tasks"
+SPARSE = "In general, keeping the sparsity low enough is preferable"
+MORE = (
+    "some other queries (such as fact checking) require more alignments for a broader understanding of the "
+    "document"
+)
 POINT = 0.01  # of nDCG@10: smaller printed differences are no claims
-RULES: dict[str, Rule] = {"best": best, f"p ≤ {LEVEL:g}": best_if_significant}
 CAREFUL = f"p ≤ {LEVEL:g}"
+RULES: dict[str, Rule] = {"best": best, CAREFUL: best_if_significant}
 ASKED = (8, 16, 32)  # numbers of judged queries that the answer is about
 SHARE = 8  # queries for each judged one: with 3, 95% intervals of gains cover 82% (tests/evaluate)
 
 
-@dataclass(frozen=True, eq=False)
 class Task:
-    """One collection, and the ALIGNERs trained with one alignment, its default."""
+    """One collection, and the ALIGNERs trained with one alignment, its default.
 
-    name: str
-    own: str
-    strategies: list[str]
-    values: Float[np.ndarray, "seeds strategies queries"]  # nDCG@10
-    several: dict[str, float]  # strategy -> share of documents of which it aligns more than one token
-    bm25: Float[np.ndarray, " queries"]  # nDCG@10
-    shots: list[int]
-    models: Sequence[dict[str, Any]] = ()  # what was measured of each
-    zero_shot: bool = False  # whether the models were trained on another collection
+    models: what was measured of each, nDCG@10 of the same queries under the same strategies.
+    """
 
-    @property
-    def label(self) -> str:
-        return f"{self.name}, {'zero-shot, ' * self.zero_shot}trained with {self.own}"
-
-    @property
-    def paper(self) -> str:
-        """The collection's name in the paper's tables, or ""."""
-        return next((name for name in BM25 if name in self.name.lower()), "")
+    def __init__(self, models: Sequence[Measured], shots: Sequence[int]) -> None:
+        first = models[0]
+        self.name, self.own, self.zero_shot = (first[k] for k in ("collection", "trained_with", "zero_shot"))
+        self.models, self.shots, self.strategies = models, sorted(shots), list(first["values"])
+        self.values: Float[np.ndarray, "seeds strategies queries"] = np.array(
+            [[model["values"][name] for name in self.strategies] for model in models]
+        )
+        # strategy -> share of documents of which it aligns more than one token
+        self.several = {s: float(np.mean([of["several"][s] for of in models])) for s in first["several"]}
+        self.bm25: Float[np.ndarray, " queries"] = np.array(first["bm25"])
+        zero = "zero-shot, " * self.zero_shot
+        self.label = f"{self.name}, {zero}trained with {self.own}"
+        # the collection's name in the paper's tables, or ""
+        self.paper = next((name for name in BM25 if name in self.name.lower()), "")
 
     def of(self, strategy: str) -> Values:
         return self.values[:, self.strategies.index(strategy)]
+
+    def printed(self, strategy: str) -> float | None:
+        """The paper's nDCG@10 of the strategy, or None."""
+        table = TABLES.get(self.own, {"strategies": []})
+        row = dict(zip(table["strategies"], table.get(self.paper, ()), strict=False))
+        return row[strategy] / 100 if strategy in row else None
 
     @cached_property
     def candidates(self) -> Float[np.ndarray, "seeds strategies queries"]:
@@ -79,13 +88,6 @@ class Task:
         return None if found is None else np.stack([adaptation.gain for adaptation in found])
 
 
-def printed(task: Task, strategy: str) -> float | None:
-    """The paper's nDCG@10 of the strategy, or of its BM25, or None."""
-    _, strategies, rows = TABLES.get(task.own, ("", [], {}))
-    row = dict(zip(strategies, rows.get(task.paper, ()), strict=False))
-    return None if strategy not in row else row[strategy] / 100
-
-
 def difference(task: Task, better: float | None, worse: float | None) -> str:
     """For `Claim.printed`."""
     if better is None or worse is None:
@@ -98,14 +100,14 @@ def claims(tasks: Sequence[Task]) -> list[Claim]:
     trained = [task for task in tasks if not task.zero_shot]
     made = [claim for task in tasks if task.own == "k=1" for claim in _of_top_1(task)]
     owns, best_ones = dict.fromkeys(task.own for task in trained), ("k=1", "p=0.5%")
-    for best_of, own in product(best_ones, owns):
-        if own in best_ones:
-            continue
-        both = [(better, worse) for better, worse in product(trained, trained) if better.name == worse.name]
-        pairs = [(better, worse) for better, worse in both if (better.own, worse.own) == (best_of, own)]
-        made += [_between(best_of, own, [pair]) for pair in pairs]
-        if len(pairs) > 1:
-            made.append(_between(best_of, own, pairs))
+    for best_of, own in product(best_ones, [own for own in owns if own not in best_ones]):
+        pairs = [
+            (better, worse)
+            for better, worse in product(trained, trained)
+            if (better.name, better.own, worse.own) == (worse.name, best_of, own)
+        ]
+        for some in [*([pair] for pair in pairs), *([pairs] if len(pairs) > 1 else [])]:
+            made.append(_between(best_of, own, some))
     for own in owns:
         gains = {task: task.gain(max(task.shots)) for task in trained if task.own == own}
         if found := {task: gain for task, gain in gains.items() if gain is not None}:
@@ -118,31 +120,25 @@ def claims(tasks: Sequence[Task]) -> list[Claim]:
 
 def _of_table(task: Task) -> list[Claim]:
     """Strategies that the paper prints a POINT or more apart from the default of the same model."""
-    place, strategies, _ = TABLES.get(task.own, ("", [], {}))
-    default, made = printed(task, task.own), list[Claim]()
-    for name in strategies:
-        other, contrast = printed(task, name), task.of(task.own) - task.of(name)
+    table, default, made = TABLES.get(task.own, {"strategies": []}), task.printed(task.own), list[Claim]()
+    for name in table["strategies"]:
+        other, contrast = task.printed(name), task.of(task.own) - task.of(name)
         if default is None or other is None or abs(default - other) < POINT or not contrast.any():
             continue  # not in the paper, or the same in documents as short as these
         sentence, sign = f"{task.own} {100 * default:.1f}, {name} {100 * other:.1f}", np.sign(default - other)
         what = f"trained with {task.own}, " + " − ".join([task.own, name][:: int(sign)])
         said = difference(task, *sorted((default, other), reverse=True))
-        made.append(_claim([task], place, sentence, what, [sign * contrast], said))
+        made.append(_claim([task], table["place"], sentence, what, [sign * contrast], said))
     return made
 
 
 def _claim(
-    tasks: Sequence[Task],
-    place: str,
-    sentence: str,
-    what: str,
-    contrasts: Sequence[Values],
-    said: str = "",
+    tasks: Sequence[Task], place: str, sentence: str, what: str, contrasts: Sequence[Values], said: str = ""
 ) -> Claim:
     """On the mean over the tasks, which each have a contrast, or a task together with another one."""
     quantity = f"nDCG@10 on {_places(tasks)}{', zero-shot' * tasks[0].zero_shot}, {what}"
-    poor = _unlearned(*tasks)
-    where = f"{PAPER}, {place}"
+    found = (unlearned({f"ALIGNER ({t.label})": t.of(t.own).mean()}, t.bm25.mean(), t.models) for t in tasks)
+    poor, where = next(filter(None, found), ""), f"{PAPER}, {place}"
     return Claim(where, sentence, quantity, _average(contrasts), printed=said, unlearned=poor)
 
 
@@ -151,10 +147,9 @@ def _between(best_of: str, own: str, pairs: Sequence[tuple[Task, Task]]) -> Clai
     seeds = [min(len(better.values), len(worse.values)) for better, worse in pairs]
     contrasts = [b.of(best_of)[:n] - w.of(own)[:n] for n, (b, w) in zip(seeds, pairs, strict=True)]
     better, worse = pairs[0]
-    values = (printed(better, best_of), printed(worse, own)) if len(pairs) == 1 else (None, None)
+    said = difference(better, better.printed(best_of), worse.printed(own)) if len(pairs) == 1 else ""
     what = f"trained and tested with {best_of} − with {own}"
-    tasks = [task for pair in pairs for task in pair]
-    return _claim(tasks, "§4.2, Figure 4", BEST, what, contrasts, difference(better, *values))
+    return _claim([task for pair in pairs for task in pair], "§4.2, Figure 4", BEST, what, contrasts, said)
 
 
 def _of_top_1(task: Task) -> list[Claim]:
@@ -167,29 +162,24 @@ def _of_top_1(task: Task) -> list[Claim]:
         made.append(_claim([task], place, sentence, what, [contrast], said))
 
     def strategies(place: str, sentence: str, more: str, less: str) -> None:
-        values, contrast = (printed(task, more), printed(task, less)), task.of(more) - task.of(less)
-        claim(place, sentence, f"{more} − {less}", contrast, *values)
+        contrast = task.of(more) - task.of(less)
+        claim(place, sentence, f"{more} − {less}", contrast, task.printed(more), task.printed(less))
 
     for dense in ("k=8", "k=16", "p=2%", "p=5%"):
         if task.several.get(dense, 1.0) > 0:
-            sentence = "In general, keeping the sparsity low enough is preferable"
-            strategies("§4.2, Table 3", sentence, "k=1", dense)
+            strategies("§4.2, Table 3", SPARSE, "k=1", dense)
     if task.paper == "squad":
         strategies("§4.2", "top-k=1 is optimal for QA tasks", "k=1", "k=2")
     if task.paper == "scifact":
-        sentence = (
-            "some other queries (such as fact checking) require more alignments for a broader understanding "
-            "of the document"
-        )
-        strategies("§3", sentence, "k=2", "k=1")
+        strategies("§3", MORE, "k=2", "k=1")
     if task.zero_shot and task.paper:
-        ours, theirs = TABLES["k=1"][2][task.paper][0], BM25[task.paper]
+        ours, theirs = TABLES["k=1"][task.paper][0], BM25[task.paper]
         sentence, contrast = f"BM25 {theirs}, ALIGNER base {ours}", task.of("k=1") - task.bm25
         claim("Table 2, zero-shot", sentence, "k=1 − BM25", contrast, ours / 100, theirs / 100)
     eight, sixteen = task.gain(8), task.gain(16)
     if task.paper == "squad" and eight is not None:  # whichever strategy is best on these queries
-        values = printed(task, "k=1"), ADAPTED / 100
-        claim("§4.2, Figure 5", HURTS, "k=1 − adapted with 8 examples", -eight, *values)
+        printed = task.printed("k=1"), PRINTED["adapted"] / 100
+        claim("§4.2, Figure 5", HURTS, "k=1 − adapted with 8 examples", -eight, *printed)
     if eight is not None and sixteen is not None:
         sentence = "Using 16 examples further improves the average score"
         claim("§4.2, Figure 5", sentence, "16 examples − 8", sixteen - eight)
@@ -206,11 +196,6 @@ def _average(contrasts: Sequence[Values]) -> Values:
     seeds, queries = min(map(len, contrasts)), sum(c.shape[1] for c in contrasts)
     weights = [queries / (len(contrasts) * c.shape[1]) for c in contrasts]
     return np.concatenate([w * c[:seeds] for w, c in zip(weights, contrasts, strict=True)], axis=1)
-
-
-def _unlearned(*tasks: Task) -> str:
-    found = (unlearned({f"ALIGNER ({t.label})": t.of(t.own).mean()}, t.bm25.mean(), t.models) for t in tasks)
-    return next(filter(None, found), "")
 
 
 def answer(tasks: Sequence[Task]) -> Rows:
@@ -237,7 +222,6 @@ def describe(tasks: Sequence[Task]) -> dict[str, Section]:
     """Sections of the page, by the name of their files."""
     strategies = [name for name in MEASURED if all(name in task.strategies for task in tasks)]
     curves = _by_strategy(tasks, strategies)
-    soft = [task for task in tasks if task.own in SOFT]
     several = [
         {"measure": "documents with several aligned tokens", "system": task.label}
         | {s: f"{task.several[s]:.1%}" if s in task.several else "–" for s in strategies}
@@ -245,19 +229,12 @@ def describe(tasks: Sequence[Task]) -> dict[str, Section]:
     ]
     paper = [
         {"measure": "nDCG@10 in the paper", "system": task.label}
-        | {s: "–" if (value := printed(task, s)) is None else f"{value:.3f}" for s in strategies}
+        | {s: "–" if (value := task.printed(s)) is None else f"{value:.3f}" for s in strategies}
         for task in tasks
-        if printed(task, task.own) is not None
+        if task.printed(task.own) is not None
     ]
     shots = [n for n in tasks[0].shots if all(task.gain(n) is not None for task in tasks)]
-    gains = Curves(
-        "judged queries",
-        shots,
-        {
-            task.label: {rule: [task.gain(n, rule) for n in shots] for rule in RULES}  # type: ignore[misc]
-            for task in tasks
-        },
-    )
+    gains: Any = {task.label: {rule: [task.gain(n, rule) for n in shots] for rule in RULES} for task in tasks}
     return {
         "answer": Section(
             "With few judged queries, when does choosing an alignment pay?",
@@ -268,7 +245,7 @@ def describe(tasks: Sequence[Task]) -> dict[str, Section]:
             claims(tasks),
             "The paper's differences are of its base model, trained on MS MARCO; ours are trained on the "
             "collection itself, but for zero-shot ones.",
-            UNDECIDED,
+            undecided("alignments"),
         ),
         "figure4": Section(
             "nDCG@10 by alignment strategy (Figure 4, Tables 3, 7, 11 and 12)",
@@ -282,10 +259,11 @@ def describe(tasks: Sequence[Task]) -> dict[str, Section]:
             "(one-sided sign-flip test on the fold, Westfall & Young). nDCG@10: on the queries outside each "
             "fold, mean ± standard deviation over folds. changed: share of folds that leave the default.",
             [row for task in tasks for row in _shots(task)],
-            gains.draw(),
+            Curves("judged queries", shots, gains).draw(),
         ),
         "table13": Section(
-            "Trained with an entropic alignment, by ε (Table 13)", "", _by_strategy(soft, SOFT).rows
+            "Trained with an entropic alignment, by ε (Table 13)",
+            rows=_by_strategy([task for task in tasks if task.own in SOFT], SOFT).rows,
         ),
     }
 
@@ -299,12 +277,11 @@ def _shots(task: Task) -> Rows:
     """A row for every number of shots and rule."""
     rows = []
     for (rule, shots), found in sorted(task.adapted.items(), key=lambda item: item[0][1]):
-        if shots in task.shots:
-            scores = np.concatenate([adaptation.adapted for adaptation in found])
-            row: dict[str, Any] = {"collection": task.label, "shots": shots, "rule": rule}
-            row |= {"default": f"{task.of(task.own).mean():.3f}"}
-            row |= {"best, chosen on all these queries": f"{task.candidates.mean(axis=(0, 2)).max():.3f}"}
-            row |= {"nDCG@10": f"{scores.mean():.3f} ± {scores.std():.3f}"}
-            row |= {"gain": shown(seeds_interval(np.stack([a.gain for a in found])), "+")}
-            rows.append(row | {"changed": f"{np.mean([a.chosen != 0 for a in found]):.0%}"})
+        scores = np.concatenate([adaptation.adapted for adaptation in found])
+        row: dict[str, Any] = {"collection": task.label, "shots": shots, "rule": rule}
+        row |= {"default": f"{task.of(task.own).mean():.3f}"}
+        row |= {"best, chosen on all these queries": f"{task.candidates.mean(axis=(0, 2)).max():.3f}"}
+        row |= {"nDCG@10": f"{scores.mean():.3f} ± {scores.std():.3f}"}
+        row |= {"gain": shown(seeds_interval(np.stack([a.gain for a in found])), "+")}
+        rows.append(row | {"changed": f"{np.mean([a.chosen != 0 for a in found]):.0%}"})
     return rows

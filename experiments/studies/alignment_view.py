@@ -1,15 +1,17 @@
-"""Which pairs the report's alignment view shows, and how every system of a results folder aligns them."""
+"""Pairs of texts to look at: which are chosen, how every system of a comparison aligns them, their words."""
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+from studies.systems import Data
+from torch import Tensor
+
 from paradigms import CrossAttention, Paradigm, load
-from paradigms.baselines.bm25 import BM25
-from paradigms.data import Corpus, Split
-from paradigms.data.by_document import Passages
+from paradigms.data import Split
+from paradigms.encoder.text import Side
 from paradigms.evaluate import AlignmentExample
 from paradigms.evaluate.explain import explain, explain_bm25, explain_generative
 from paradigms.generative.model import Generative
@@ -23,46 +25,38 @@ def chosen_queries(split: Split, count: int) -> list[str]:
 
 
 def align_query(
-    query_id: str,
-    corpus: Corpus,
-    split: Split,
-    bm25: BM25,
-    pool: Mapping[str, float],
-    systems: Mapping[str, Path],
-    folder: Path,
-    pieces: Passages | None = None,
+    query_id: str, test: Split, data: Data, pool: Mapping[str, float], saved: Mapping[str, tuple[Path, Path]]
 ) -> list[AlignmentExample]:
-    """A relevant document and the best that is not, by BM25, under every system of a results folder.
+    """A relevant document and the best that is not, by BM25, under every system of a comparison.
 
-    pool: document -> score of the query's candidates. systems: name -> the folder that has its index, where
-    it has one. pieces: what the indexes hold, where these are passages.
+    test: the data's test split, judged. pool: document -> score of the query's candidates. saved: system ->
+    its checkpoint, and where its index is if it has one.
     """
-    query, judged = split.queries[query_id], split.judgements[query_id]
+    query, judged = test.queries[query_id], test.judgements[query_id]
+    corpus, pieces = data.collection.corpus, data.pieces
     relevant = [d for d in sorted(judged) if judged[d] > 0][:1]
     wrong = [d for d in sorted(pool, key=lambda d: -pool[d]) if judged.get(d, 0) == 0][:1]
     examples = []
-    for document_id in relevant + wrong:
-        text = corpus[corpus.position(document_id)]
-        views = [explain_bm25(bm25, query, document_id, text)]
-        for name, encoded in systems.items():
-            paradigm, index = opened(folder / name / "checkpoint", encoded / "index")
-            if isinstance(paradigm, CrossAttention):
+    for document in relevant + wrong:
+        text = corpus[corpus.position(document)]
+        views = [explain_bm25(data.bm25, query, document, text)]
+        for name, paths in saved.items():
+            model, index = opened(*paths)
+            if isinstance(model, CrossAttention):
                 continue  # A is not defined
-            if isinstance(paradigm, Generative):
-                found = explain_generative(paradigm, query, corpus.position(document_id))
+            if isinstance(model, Generative):
+                found = explain_generative(model, query, corpus.position(document))
                 views += [replace(view, system=name) for view in found]
                 continue
-            others = [d for d in sorted(pool) if d != document_id]
-            read = text
+            others, read = [d for d in sorted(pool) if d != document], text
             if pieces:  # the best passage of the document, among all of the others
-                run = {query_id: dict.fromkeys(pieces.of(document_id), 0.0)}
-                best = next(iter(index.rerank(paradigm, {query_id: query}, run)[query_id]))
+                run = {query_id: dict.fromkeys(pieces.of(document), 0.0)}
+                best = next(iter(index.rerank(model, {query_id: query}, run)[query_id]))
                 read = pieces.corpus[pieces.corpus.position(best)]
                 others = [passage for other in others for passage in pieces.of(other)]
-            rest = index.tokens_of(others, paradigm.encoder.device) if "pool" in paradigm.reads else None
-            views.append(replace(explain(paradigm, query, read, rest), system=name))
-        example = AlignmentExample(query_id, document_id, query, text, document_id in relevant, views)
-        examples.append(example)
+            rest = index.tokens_of(others, model.encoder.device) if "pool" in model.reads else None
+            views.append(replace(explain(model, query, read, rest), system=name))
+        examples.append(AlignmentExample(query_id, document, query, text, document in relevant, views))
     return examples
 
 
@@ -71,3 +65,33 @@ def opened(checkpoint: Path, index: Path) -> tuple[Any, Any]:
     """A system's trained model and, where it encodes documents, its index."""
     paradigm = load(checkpoint)
     return paradigm, open_index(index) if isinstance(paradigm, Paradigm) else None
+
+
+def words(paradigm: Paradigm, text: str, side: Side, mask: Tensor) -> list[tuple[str, list[int]]]:
+    """The text's tokens that count as words, each with the places of its pieces among the tokens.
+
+    WordPiece marks the pieces that continue a word (##), the vocabularies of SentencePiece and byte-level BPE
+    those that begin one (▁, Ġ).
+    """
+    begins, special = _pieces(paradigm.encoder.tokenizer)
+    found: list[tuple[str, list[int]]] = []
+    for place, (label, counts) in enumerate(
+        zip(paradigm.encoder.labels(text, side), mask.tolist(), strict=True)
+    ):
+        if not counts or label in special:
+            continue
+        continues = not label.startswith(("▁", "Ġ")) if begins else label.startswith("##")
+        bare = label.lstrip("▁Ġ") if begins else label.removeprefix("##")
+        if continues and found and found[-1][1][-1] == place - 1:
+            word, places = found.pop()
+            found.append((word + bare, [*places, place]))
+        else:
+            found.append((bare, [place]))
+    return found
+
+
+@lru_cache(maxsize=1)
+def _pieces(tokenizer: Any) -> tuple[bool, frozenset[str]]:
+    """Whether the vocabulary marks pieces that begin a word, and its special tokens."""
+    begins = any(piece.startswith(("▁", "Ġ")) for piece in tokenizer.get_vocab())
+    return begins, frozenset(tokenizer.all_special_tokens)

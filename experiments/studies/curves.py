@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
-from studies.pages import shown
+from studies.pages import Section, shown
 
 from paradigms.evaluate import Interval, seeds_interval
 from paradigms.evaluate.report import PALETTE
@@ -61,6 +61,9 @@ class Curves:
             for measure, series in self.intervals.items()
             for system, found in series.items()
         ]
+
+    def section(self, heading: str, text: str = "") -> Section:
+        return Section(heading, text, self.rows, self.draw())
 
     def draw(self) -> "Figure":
         """Means, with bands for the intervals; a system has one colour in all panels."""

@@ -53,15 +53,23 @@ class Bench:
     dev: Split
     test: Split
     bm25: BM25
+    progress: bool = False  # of BM25's searches for training
 
     @cached_property
     def mined(self) -> Run:
         """BM25's ranking of the training queries, to draw hard negatives from."""
-        return self.bm25.search(self.train.queries, NEGATIVES_DEPTH)
+        return self.bm25.search(self.train.queries, NEGATIVES_DEPTH, progress=self.progress)
 
     @cached_property
     def dev_run(self) -> Run:
-        return self.bm25.search(self.dev.queries, DEV_DEPTH)
+        return self.bm25.search(self.dev.queries, DEV_DEPTH, progress=self.progress)
+
+    @cached_property
+    def measured(self) -> list[str]:
+        """The test queries with a relevant document, in the order of `per_query`."""
+        return [
+            q for q, judged in self.test.judgements.items() if any(grade > 0 for grade in judged.values())
+        ]
 
     def pool(self, depth: int) -> Run:
         """BM25's first `depth` documents of each test query and the relevant ones, with BM25's scores."""
@@ -234,6 +242,11 @@ def encoder_job(
             return {"kept step": kept} | measure(paradigm, index, Path(own))
 
     return Job(f"{bench.collection.name}, {name}", folder / "values.json", prepare, measured, states)
+
+
+def values_of(run: Run, split: Split, measures: Sequence[str]) -> dict[str, list[float]]:
+    """Each measure, one value for every judged query with a relevant document."""
+    return {name: of.tolist() for name, of in per_query(run, split.judgements, measures).values.items()}
 
 
 def unlearned(means: Mapping[str, float], bm25: float, models: Iterable[Measured] = ()) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import yaml
 from rich import box
 from rich.table import Table
 from studies.settings import DIVISIONS
@@ -28,31 +29,7 @@ if TYPE_CHECKING:
 Measured = dict[str, Any]  # of one seed or model, as JSON holds it
 Rows = list[dict[str, Any]]
 Undecided = tuple[str, str, str]  # of a claim that nothing here can test: place, sentence, what it would take
-
-_PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{{ title }}</title>
-<style>
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse; margin: 1rem 0; font-size: .9rem; display: block; overflow-x: auto }
-th, td { padding: .25rem .7rem; text-align: left; vertical-align: top; border-bottom: 1px solid #ddd }
-td { white-space: pre-line }
-.number { text-align: right; font-variant-numeric: tabular-nums }
-img { max-width: 100%; height: auto }
-</style>
-<h1>{{ title }}</h1><p>{{ summary }}</p>
-{% for section in sections %}<h2>{{ section.heading }}</h2>
-{% if section.text %}<p>{{ section.text }}</p>{% endif %}
-{% if section.image %}<img alt="{{ section.heading }}" src="data:image/png;base64,{{ section.image }}">
-{% endif %}
-{% if section.rows %}<table><tr>{% for key in section.rows[0] %}<th>{{ key }}</th>{% endfor %}</tr>
-{% for row in section.rows %}<tr>{% for value in row.values() %}
-<td{% if value is number %} class="number"{% endif %}>{{ shown(value) }}</td>{% endfor %}</tr>
-{% endfor %}</table>{% endif %}{% endfor %}
-<h2>Settings</h2>
-<table>{% for key, value in settings.items() %}<tr><td>{{ key }}</td><td>{{ value }}</td></tr>
-{% endfor %}</table></html>
-"""
+PRINTED = yaml.safe_load(Path(__file__).with_name("printed.yaml").read_text(encoding="utf-8"))
 
 
 @dataclass
@@ -134,6 +111,11 @@ def row_without_test(
     return row | {"measured": measured, "p (Holm)": "–", "sample": sample, "verdict": verdict}
 
 
+def undecided(study: str) -> list[Undecided]:
+    """What printed.yaml lists."""
+    return [(of["place"], of["sentence"], of["takes"]) for of in PRINTED[f"undecided {study}"]]
+
+
 def verdicts(
     claims: Sequence[Claim],
     text: str = "",
@@ -153,9 +135,10 @@ def write_page(
     """All sections as one HTML file that loads nothing."""
     import jinja2
 
-    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(_PAGE)
+    template = Path(__file__).with_name("page.html.j2").read_text(encoding="utf-8")
+    page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(template)
     told = {"title": title, "summary": summary, "sections": list(sections), "settings": settings}
-    write_text(path, template.render(**told, shown=format_number))
+    write_text(path, page.render(**told, shown=format_number))
 
 
 def publish(

@@ -1,13 +1,13 @@
 """What Qian et al. 2022 (ALIGNER), §4.3, say of pruning by salience: claims, tables and figures."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from studies.adaptation_claims import SHARE
-from studies.curves import Curves, Values
+from studies.curves import Curves, Values, at_path
 from studies.model_runs import unlearned
-from studies.pages import Rows, Section, Undecided, row_without_test, verdicts
+from studies.pages import Measured, Rows, Section, row_without_test, undecided, verdicts
 
 from paradigms.evaluate import PerQuery
 from paradigms.evaluate.adaptation import adapt
@@ -22,41 +22,33 @@ COSTS = ("bytes/document", "search ms/query", "search multiply-adds/query")
 STAGES = {"refined": "refined with all vectors", "pruned": "the pruned index alone"}
 SALIENT_IN = ("documents", "queries")
 JUDGED = 8  # queries that choose an alignment after pruning
-FULL = "MS MARCO, 25,000 steps of 256 queries (experiments/configs/aligner_full.yaml)"
-UNDECIDED: list[Undecided] = [
-    (
-        f"{PAPER}, §4.3, Figure 7",
-        "We even observe performance increase for Touché-2020, as the model can only retrieve salient tokens",
-        "Touché-2020 in --collection",
-    ),
-    (f"{PAPER}, §4.3, Figure 6", "MRR@10 38.1 vs. 38.8", f"the paper's own numbers: {FULL}"),
-]
 
 
-@dataclass(frozen=True)
 class Found:
     """What was measured of every model, and the ratios with which they were trained."""
 
-    results: list[dict[str, Any]]
-    trained: Pair
-    bm25: PerQuery
-
-    @property
-    def methods(self) -> list[str]:
-        return list(dict.fromkeys(result["method"] for result in self.results))
-
-    @property
-    def pairs(self) -> list[Pair]:
-        return [(point["query_keep"], point["document_keep"]) for point in self.results[0]["points"]]
+    def __init__(self, results: Sequence[Measured], trained: Pair, bm25: PerQuery) -> None:
+        self.results, self.trained, self.bm25 = results, trained, bm25
+        self.models: dict[str, list[Measured]] = {}  # by method
+        for result in results:
+            self.models.setdefault(result["method"], []).append(result)
+        self.pairs = [(point["query_keep"], point["document_keep"]) for point in results[0]["points"]]
+        costs = [[[point[name] for name in COSTS] for point in result["points"]] for result in results]
+        self.costs = np.mean(costs, axis=0)  # [pairs, COSTS], over models
+        self.saved = 1 - self.costs / self.costs[self.pairs.index(WHOLE)]  # of what none pruned costs
 
     def values(self, method: str, pair: Pair, measure: str = "RR@10", stage: str = "refined") -> Values:
-        place = self.pairs.index(pair)
-        rows = [r["points"][place][stage][measure] for r in self.results if r["method"] == method]
-        return np.array(rows)
+        return at_path(self.models[method], "points", self.pairs.index(pair), stage, measure)
 
     def along(self, side: int) -> list[Pair]:
         """The measured pairs in which the other side's ratio is that of the training, smallest first."""
         return sorted(pair for pair in self.pairs if pair[1 - side] == self.trained[1 - side])
+
+    def poor(self, *methods: str) -> str:
+        """For `Claim.unlearned`."""
+        means = {label(method): self.values(method, WHOLE).mean() for method in methods}
+        models = [model for method in methods for model in self.models[method]]
+        return unlearned(means, self.bm25.mean("RR@10"), models)
 
 
 def claims(found: Found) -> list[Claim]:
@@ -70,15 +62,12 @@ def claims(found: Found) -> list[Claim]:
 
     def claim(place: str, sentence: str, more: Side, less: Side, measure: str = "RR@10", **how: Any) -> None:
         """The difference between two methods' means, each over its pairs."""
-        chosen = [*more[1], *less[1]]
-        if not {more[0], less[0]} <= set(found.methods) or not more[1] or not set(chosen) <= set(found.pairs):
+        chosen, methods = {*more[1], *less[1]}, (more[0], less[0])
+        if not set(methods) <= found.models.keys() or not more[1] or not chosen <= set(found.pairs):
             return
         a, b = (np.mean([found.values(m, p, measure) for p in pairs], 0) for m, pairs in (more, less))
-        names = [f"{_label(m)} at {_shares(pairs)}" for m, pairs in (more, less)]
-        means = {_label(m): found.values(m, WHOLE).mean() for m in (more[0], less[0])}
-        models = [result for result in found.results if result["method"] in (more[0], less[0])]
-        poor = unlearned(means, found.bm25.mean("RR@10"), models)
-        quantity = f"{measure}, {names[0]} − {names[1]}"
+        quantity = f"{measure}, " + " − ".join(f"{label(m)} at {_shares(pairs)}" for m, pairs in (more, less))
+        poor = found.poor(*dict.fromkeys(methods))
         made.append(Claim(f"{PAPER}, {place}", sentence, quantity, a - b, unlearned=poor, **how))
 
     near: dict[str, Any] = {"margin": MARGIN}
@@ -111,14 +100,13 @@ def claims(found: Found) -> list[Claim]:
 
 def _of_tokens(found: Found) -> list[Claim]:
     """What is salient, and an alignment that is adapted after pruning."""
-    gated, made = [result for result in found.results if result["method"] == "entropic"], list[Claim]()
+    gated, made = found.models.get("entropic", []), list[Claim]()
     if gated:
-        means = {"entropic": found.values("entropic", WHOLE).mean()}
-        poor = unlearned(means, found.bm25.mean("RR@10"), gated)
+        poor = found.poor("entropic")
         sentence = "important noun phrases and verbs have higher salience"
         for side in SALIENT_IN:
             quantity = f"rank by salience in {side}, content words − function words, as a share of the tokens"
-            contrast = np.array([model["content words"][side] for model in gated])
+            contrast = at_path(gated, "content words", side)
             made.append(Claim(f"{PAPER}, §4.4", sentence, quantity, contrast, unlearned=poor))
         values = np.array([list(model["strategies"].values()) for model in gated])
         if values.shape[-1] >= SHARE * JUDGED:
@@ -135,11 +123,11 @@ def _counted(found: Found) -> Rows:
     rows: Rows = []
 
     def tell(place: str, sentence: str, quantity: str, printed: float, share: float, verdict: str) -> None:
-        numbers = {"printed": f"{100 * printed:g}%", "measured": f"{share:.1%}", "sample": "counted"}
-        rows.append(row_without_test(f"{PAPER}, {place}", sentence, verdict, quantity=quantity, **numbers))
+        numbers = (verdict, quantity, f"{100 * printed:g}%", f"{share:.1%}", "counted")
+        rows.append(row_without_test(f"{PAPER}, {place}", sentence, *numbers))
 
     if (0.3, 0.2) in found.pairs:
-        saved = _saved(found)[found.pairs.index((0.3, 0.2))]
+        saved = found.saved[found.pairs.index((0.3, 0.2))]
         for what, sentence, least, share in (
             ("bytes of the index", "80% reduction in the search index size", 0.8, saved[0]),
             ("multiply-adds", "up to 94% reduction in the computation cost", 0.94, saved[2]),
@@ -155,7 +143,7 @@ def _counted(found: Found) -> Rows:
     return rows
 
 
-def _label(method: str) -> str:
+def label(method: str) -> str:
     return "without salience" if method == "none" else method
 
 
@@ -168,66 +156,41 @@ def _shares(pairs: list[Pair]) -> str:
 
 def describe(found: Found) -> dict[str, Section]:
     """Sections of the page, by the name of their files."""
+
+    def curves(side: int, symbol: str, kept: str) -> Section:
+        line = found.along(side)
+        panels = {
+            f"RR@10, {text}": {
+                label(method): [found.values(method, pair, "RR@10", stage) for pair in line]
+                for method in found.models
+            }
+            for stage, text in STAGES.items()
+        }
+        of = Curves(symbol, [pair[side] for pair in line], panels)
+        control = "Without salience the first tokens are kept: the control."
+        return of.section(f"RR@10 against the share of {kept} (Figure 6)", control)
+
     q, d = found.trained
-    sides = {
-        "document_tokens": (1, "β^d", f"document tokens kept, β^q = {q:.0%}"),
-        "query_tokens": (0, "β^q", f"query tokens kept, β^d = {d:.0%}"),
-    }
-    curves = {name: _curves(found, side, symbol) for name, (side, symbol, _) in sides.items()}
+    costs: Rows = [
+        {"β^q": f"{q:g}", "β^d": f"{d:g}"}
+        | dict(zip(COSTS, map(float, mean), strict=True))
+        | {"bytes saved": f"{share[0]:.1%}", "multiply-adds saved": f"{share[2]:.1%}"}
+        for (q, d), mean, share in zip(found.pairs, found.costs, found.saved, strict=True)
+    ]
     return {
         "claims": verdicts(
             claims(found),
             "On candidates of the pruned index, refined with all vectors. The paper measures MRR@10 on MS "
             "MARCO (Figure 6) and nDCG@10 on BEIR (Figure 7). Content words are those that are not in a "
             "list of function words.",
-            UNDECIDED,
+            undecided("pruning"),
             _counted(found),
         ),
-        **{
-            name: Section(
-                f"RR@10 against the share of {text} (Figure 6)",
-                "Without salience the first tokens are kept: the control.",
-                curves[name].rows,
-                curves[name].draw(),
-            )
-            for name, (_, _, text) in sides.items()
-        },
+        "document_tokens": curves(1, "β^d", f"document tokens kept, β^q = {q:.0%}"),
+        "query_tokens": curves(0, "β^q", f"query tokens kept, β^d = {d:.0%}"),
         "costs": Section(
             "Costs of each pair of ratios, means over models",
             "The search reads every stored token; its milliseconds are those after the query's encoding.",
-            _costs(found),
+            costs,
         ),
     }
-
-
-def _curves(found: Found, side: int, symbol: str) -> Curves:
-    line = found.along(side)
-    panels = {
-        f"RR@10, {text}": {
-            _label(method): [found.values(method, pair, "RR@10", stage) for pair in line]
-            for method in found.methods
-        }
-        for stage, text in STAGES.items()
-    }
-    return Curves(symbol, [pair[side] for pair in line], panels)
-
-
-def _costs(found: Found) -> Rows:
-    return [
-        {"β^q": f"{q:g}", "β^d": f"{d:g}"}
-        | dict(zip(COSTS, map(float, mean), strict=True))
-        | {"bytes saved": f"{share[0]:.1%}", "multiply-adds saved": f"{share[2]:.1%}"}
-        for (q, d), mean, share in zip(found.pairs, _means(found), _saved(found), strict=True)
-    ]
-
-
-def _means(found: Found) -> np.ndarray:
-    """[pairs, COSTS], over models."""
-    costs = [[[point[n] for n in COSTS] for point in result["points"]] for result in found.results]
-    return np.mean(costs, axis=0)
-
-
-def _saved(found: Found) -> np.ndarray:
-    """As `_means`: the share that the pair saves of what none pruned costs."""
-    means = _means(found)
-    return 1 - means / means[found.pairs.index(WHOLE)]

@@ -1,11 +1,15 @@
 """Settings that the studies share, and what they refuse: nothing here takes time to import."""
 
+import re
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from paradigms.io.settings import folder_name
+from paradigms.io.terminal import shown
+from paradigms.io.typed import check_known, check_type, check_types
 
 Tracker = Literal["none", "wandb"]
+TAKEN = {"bm25", "runs", "pictures", "wandb", "small-t5"}  # in the results folder of a comparison
 DIVISIONS = {"within": "within documents", "unseen": "unseen documents"}  # of queries, as tables name them
 
 
@@ -49,6 +53,11 @@ class Results:
         collection = getattr(self, "collection", "")
         of = f"-{folder_name(collection)}" if collection else ""
         self.output = self.output or f"results/{self.experiment}{of}"
+
+
+def lengths_of(settings: Any) -> dict[str, int]:
+    """Of encoders, in tokens."""
+    return {name: getattr(settings, name) for name in ("query_length", "document_length")}
 
 
 @dataclass
@@ -160,3 +169,64 @@ class PairSettings(Results):
         of = folder_name(self.collection) + "-unseen" * (self.division == "unseen")
         self.models = self.models or f"results/pairs-{of}"
         self.output = self.output or f"results/{self.experiment}-{of}"
+
+
+@dataclass(frozen=True)
+class System:
+    """One system of a comparison: a paradigm that is trained there, or a checkpoint as it is."""
+
+    paradigm: str = ""  # a key of PARADIGMS or GENERATIVE; of a checkpoint it may be left out
+    options: dict[str, Any] = field(
+        default_factory=dict
+    )  # of the builder; of a checkpoint, fields of `Recipe`
+    training: dict[str, Any] = field(default_factory=dict)  # fields of `TrainingSettings`
+    backbone: str = ""  # "" = that of all
+    checkpoint: str = ""  # a saved paradigm, compared without training
+    index: str = ""  # where experiments/encode.py encoded the collection with that checkpoint
+    fuse: list[str] = field(default_factory=list)  # systems of the comparison, or bm25, whose runs are fused
+    fusion: str = "rrf"  # of `paradigms.evaluate.fusion.METHODS`
+    weights: list[float] = field(default_factory=list)  # of these systems; [] = equal, of "sum" chosen on dev
+
+
+def read_systems(given: list[str] | dict[str, Any]) -> dict[str, System]:
+    """name -> system, of a list of paradigms or of a mapping to a system's fields; SystemExit names what is
+    wrong with which system."""
+    systems = {}
+    named = given if isinstance(given, dict) else {name: {} for name in given}
+    for name, told in named.items():
+        if not re.fullmatch(r"[\w+-][\w.+-]*", name) or name in TAKEN:
+            raise SystemExit(f"system {name!r}: its name is that of a folder: letters, digits, . + - and _")
+        try:
+            check_type("its settings", told, dict)
+            check_known(System, told)
+            unnamed = "checkpoint" in told or "fuse" in told
+            systems[name] = System(**{"paradigm": "" if unnamed else name} | told)
+            check_types(systems[name])
+            fused = {of for of, fields in named.items() if isinstance(fields, dict) and fields.get("fuse")}
+            _check(systems[name], told, ["bm25", *(of for of in named if of not in fused | {name})])
+        except ValueError as error:
+            raise SystemExit(f"system {name}: {shown(error)}") from error
+    return systems
+
+
+def _check(system: System, told: dict[str, Any], others: list[str]) -> None:
+    """ValueError for fields that do not go together. others: what can be fused."""
+    from paradigms import GENERATIVE, PARADIGMS
+    from paradigms.evaluate.fusion import fuse
+
+    known, fused = PARADIGMS | GENERATIVE, system.fuse
+    if fused:
+        more = told.keys() - {"fuse", "fusion", "weights"}
+        if more or not set(fused) <= set(others) or len(fused) < 2 or len(set(fused)) < len(fused):
+            what = f"{', '.join(sorted(more))} is not of a fused system" if more else f"fuse: {fused}"
+            raise ValueError(f"{what}; it fuses two or more of {', '.join(others)}")
+        fuse([{} for _ in fused], list(map(float, system.weights)), system.fusion)
+    elif system.paradigm not in known and not (system.checkpoint and not system.paradigm):
+        raise ValueError(
+            f"unknown paradigm {system.paradigm}; there are {', '.join(known)}. One of your own is "
+            "registered by its file: --plugin FILE.py"
+        )
+    elif system.checkpoint and (system.training or system.backbone):
+        raise ValueError("training and backbone are not of a checkpoint")
+    elif system.index and not system.checkpoint:
+        raise ValueError("an index goes with the checkpoint that encoded it")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from studies.curves import Curves, Values, at_path
 from studies.model_runs import same_queries, unlearned
-from studies.pages import Rows, Section, Undecided, row_without_test, verdicts
+from studies.pages import Rows, Section, row_without_test, undecided, verdicts
 from studies.token_measures import MEASURES, TOP
 
 from paradigms.evaluate import PerQuery
@@ -30,35 +30,6 @@ LARGE = (
     "XTR with larger k_train exhibits better performances than ones with smaller k_train as k′ becomes larger"
 )
 ARGUMENTS = "scifact"  # whose queries are claims: of the collections here the most like ArguAna
-FULL = "MS MARCO, 50,000 steps (experiments/configs/xtr_multilingual.yaml for mT5)"
-UNTRAINED: list[Undecided] = [
-    (
-        f"{PAPER}, §4.2, Table 2",
-        "significantly outperforming both per-domain models and single model state-of-the-art",
-        f"T5 xxl on {FULL}; all of BEIR to search",
-    ),
-    (
-        f"{PAPER}, §4.2, Table 2",
-        "better than ColBERT and competitive with distillation-based models",
-        f"T5 base on {FULL}; LoTTE (compare.py takes its folders)",
-    ),
-    (
-        f"{PAPER}, §4.2, Table 3",
-        "XTR simply fine-tuned on MS MARCO achieves the state-of-the-art performance",
-        f"T5 xxl on {FULL}; EntityQuestions (compare.py takes DPR's and its files)",
-    ),
-    (
-        f"{PAPER}, §4.3, Table 4",
-        "mXTR greatly outperforms mContriever that uses expensive contrastive pretraining",
-        f"mT5 on {FULL}; MIRACL's 18 languages, whose nDCG@10 is averaged (compare.py, one run each)",
-    ),
-    (
-        f"{PAPER}, §5.4, Tables 6, E.1 to E.3 and E.5",
-        "Among the top 100 retrieved tokens, 100% of T5-ColBERT tokens are lexically identical [...] while "
-        "only 8% of XTR tokens",
-        "MS MARCO: one token of one query each; the mean over queries stands above (Figure 4)",
-    ),
-]
 EXAMPLE = (
     "72% of T5-ColBERT tokens are lexically identical as the query token later while only 33% of XTR tokens"
 )
@@ -79,8 +50,7 @@ class Model:
         return f"seed-{self.seed}/{objective}-b{self.batch_size}"
 
     def __str__(self) -> str:
-        objective = "ColBERT" if self.k_train is None else f"XTR, k_train = {self.k_train}"
-        return f"{objective}, batch of {self.batch_size}, seed {self.seed}"
+        return f"{label((self.k_train, 0))}, batch of {self.batch_size}, seed {self.seed}"
 
 
 Kind = tuple[int | None, int]  # k_train, batch size: a model of any seed
@@ -90,17 +60,26 @@ def label(kind: Kind) -> str:
     return "ColBERT" if kind[0] is None else f"XTR, k_train = {kind[0]}"
 
 
-@dataclass
 class Found:
-    """What was measured of every kind of model, once for each seed, on the same queries."""
+    """What was measured of every kind of model of a collection, once for each seed, on the same queries.
 
-    name: str  # of the collection
-    models: dict[Kind, list[dict[str, Any]]]
-    search_tokens: list[int]  # the k', ascending
-    table_tokens: int  # the k' of Tables 1 and 5, one of them
-    bm25: PerQuery
+    search_tokens: the k', ascending; table_tokens: the k' of Tables 1 and 5, one of them. SystemExit where
+    the results are not of BM25's queries.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        name: str,
+        results: Sequence[dict[str, Any]],
+        search_tokens: list[int],
+        table_tokens: int,
+        bm25: PerQuery,
+    ) -> None:
+        same_queries([*results, {"queries": bm25.queries}])
+        self.name, self.search_tokens, self.table_tokens, self.bm25 = name, search_tokens, table_tokens, bm25
+        self.models: dict[Kind, list[dict[str, Any]]] = {}
+        for result in results:
+            self.models.setdefault((result["k_train"], result["batch_size"]), []).append(result)
         self.colbert = next(kind for kind in self.models if kind[0] is None)
         # The XTRs trained on ColBERT's batches, by k_train; of these the best on the dev queries, over all
         # seeds: as the paper chooses.
@@ -112,21 +91,6 @@ class Found:
     def values(self, kind: Kind, *path: object) -> Values:
         """One number for each seed and query: what stands at `path` in the measured files."""
         return at_path(self.models[kind], *map(str, path))
-
-
-def gather(
-    name: str,
-    results: Sequence[dict[str, Any]],
-    search_tokens: list[int],
-    table_tokens: int,
-    bm25: PerQuery,
-) -> Found:
-    """The measured files as one; SystemExit where they are not of the same queries."""
-    same_queries([*results, {"queries": bm25.queries}])
-    models: dict[Kind, list[dict[str, Any]]] = {}
-    for result in results:
-        models.setdefault((result["k_train"], result["batch_size"]), []).append(result)
-    return Found(name, models, search_tokens, table_tokens, bm25)
 
 
 def claims(found: Found) -> list[Claim]:
@@ -156,17 +120,16 @@ def claims(found: Found) -> list[Claim]:
         names = ["XTR", f"{times} · ColBERT" if times > 1 else "ColBERT"]
         claim(place, sentence, f"{what}, {' − '.join(names[::sign])}", sign * contrast)
 
-    tokens(
-        "Figure 2", HIGH, "score of others", f"mean cosine of the first {TOP} tokens from other documents", -1
-    )
-    gold = f"P(gold) in the first {TOP}"
+    gold, equal = f"P(gold) in the first {TOP}", f"P(lexically equal) in the first {TOP}"
+    others = f"mean cosine of the first {TOP} tokens from other documents"
+    share = f"share of gold tokens that are in the first {TOP} of a query token"
+    tokens("Figure 2", HIGH, "score of others", others, -1)
     tokens("§5.1, Figure 4", "XTR retrieves gold tokens with higher probability", "gold", gold)
     sentence = "doubling the chances of a gold token being retrieved in the top-k results"
     tokens("§1", sentence, "gold", gold, times=2)
-    share = f"share of gold tokens that are in the first {TOP} of a query token"
     tokens("§5.1", "a similar trend for the recall of gold tokens", "gold recall", share)
     sentence = "XTR effectively lowers the reliance on the lexical matching"
-    tokens("§5.1, Figure 4", sentence, "lexical", f"P(lexically equal) in the first {TOP}", -1)
+    tokens("§5.1, Figure 4", sentence, "lexical", equal, -1)
 
     contrast = imputed(xtr, k, "nDCG@10") - gathered(colbert, "nDCG@10")
     quantity = f"nDCG@10, XTR imputing − ColBERT gathering, k' = {k}"
@@ -254,23 +217,15 @@ def describe(found: Found) -> dict[str, Section]:
         label(kind): [found.values((kind[0], n), "impute", many, "nDCG@10") for n in found.sizes]
         for kind in found.xtrs
     }
-    curves = {
-        "figure4": ("Gold and lexical token retrieval (Figure 4)", Curves("r", ranks, by_rank)),
-        "figure5": ("f_XTR' and f_ColBERT against k' (Figure 5)", Curves("k'", xs, {"R@100": recall})),
-        "figure6": ("k_train and k', imputing (Figure 6)", Curves("k'", xs, {"RR@10": by_k})),
-        "figure7": (
-            f"Batch size and k_train, imputing with k' = {many} (Figure 7)",
-            Curves("queries of a batch", found.sizes, {"nDCG@10": by_size}),
-        ),
-    }
+    costs = found.models[found.xtr][0]["costs"]
+    said = f"XTR is {label(found.xtr)}, chosen by RR@10 of the dev queries."
+    figure_7 = f"Batch size and k_train, imputing with k' = {many} (Figure 7)"
     return {
-        "claims": verdicts(
-            claims(found),
-            f"XTR is {label(found.xtr)}, chosen by RR@10 of the dev queries.",
-            UNTRAINED,
-            _example(found),
-        ),
-        **{name: Section(heading, "", of.rows, of.draw()) for name, (heading, of) in curves.items()},
+        "claims": verdicts(claims(found), said, undecided("token retrieval"), _example(found)),
+        "figure4": Curves("r", ranks, by_rank).section("Gold and lexical token retrieval (Figure 4)"),
+        "figure5": Curves("k'", xs, {"R@100": recall}).section("f_XTR' and f_ColBERT against k' (Figure 5)"),
+        "figure6": Curves("k'", xs, {"RR@10": by_k}).section("k_train and k', imputing (Figure 6)"),
+        "figure7": Curves("queries of a batch", found.sizes, {"nDCG@10": by_size}).section(figure_7),
         "table5": Section(
             "Imputation and training objective (Table 5)",
             f"k' = {found.table_tokens}. Gathered: f_ColBERT of the same candidates.",
@@ -281,10 +236,7 @@ def describe(found: Found) -> dict[str, Section]:
             f"{label(found.xtr)}, k' = {found.table_tokens}, both ways from the same retrieved tokens; means "
             "over the timed queries and the seeds, on the machine below, scoring on its CPU. Gathering is a "
             "rerank by the index; FLOPs as in appendix B, for the candidates that there are.",
-            [
-                {"of a query": name, "mean": found.values(found.xtr, "costs", name).mean()}
-                for name in found.models[found.xtr][0]["costs"]
-            ],
+            [{"of a query": n, "mean": found.values(found.xtr, "costs", n).mean()} for n in costs],
         ),
     }
 
@@ -295,17 +247,9 @@ def _example(found: Found) -> Rows:
     if None in shares[0]:
         return []
     colbert, xtr = np.array(shares, dtype=float).mean(1)
-    return [
-        row_without_test(
-            f"{PAPER}, Table E.4",
-            EXAMPLE,
-            f"{UNDECIDED}: one token of one query",
-            f"lexically equal in the first {TOP}, ColBERT and XTR",
-            "72%, 33%",
-            f"{colbert:.0%}, {xtr:.0%}",
-            "counted",
-        )
-    ]
+    quantity, printed = f"lexically equal in the first {TOP}, ColBERT and XTR", "72%, 33%"
+    counted = (f"{UNDECIDED}: one token of one query", quantity, printed, f"{colbert:.0%}, {xtr:.0%}")
+    return [row_without_test(f"{PAPER}, Table E.4", EXAMPLE, *counted, "counted")]
 
 
 def _imputations(found: Found) -> Rows:

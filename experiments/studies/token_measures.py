@@ -4,9 +4,9 @@ Lee et al. 2023 (arXiv:2304.01982), Figures 2 and 4 to 7, Tables 1 and 5. One ex
 largest k' serves every smaller one: its first k' tokens are that search's.
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from timeit import repeat
 
 import numpy as np
 import torch
@@ -213,27 +213,21 @@ def scoring_stage(
         dimension=vectors.shape[1],
         tokens_per_candidate=len(found.ids) * wanted / len(candidates),
     )
+
+    def fastest(function: Callable[[], object]) -> float:
+        return 1000 * min(repeat(function, number=1, repeat=REPEATS))
+
     with torch.inference_mode():
         return {
-            "encode ms": _fastest(lambda: paradigm.encode_queries([text]).to("cpu")),
-            "search ms": _fastest(lambda: index.token_search(vectors, wanted)[0].cpu()),
-            "impute ms": _fastest(lambda: best_documents(index, *imputed(found, index, k))),
-            "gather ms": _fastest(lambda: index.rerank_tokens(recipe, tokens, [names])),
+            "encode ms": fastest(lambda: paradigm.encode_queries([text]).to("cpu")),
+            "search ms": fastest(lambda: index.token_search(vectors, wanted)[0].cpu()),
+            "impute ms": fastest(lambda: best_documents(index, *imputed(found, index, k))),
+            "gather ms": fastest(lambda: index.rerank_tokens(recipe, tokens, [names])),
             "candidates": counted["candidates"],
             "impute FLOPs": counted["xtr"],
             "gather FLOPs": counted["colbert"],
             "gathered bytes": counted["gathered_bytes"],
         }
-
-
-def _fastest(function: Callable[[], object]) -> float:
-    """Milliseconds of the fastest of `REPEATS` calls."""
-    times = []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - began)
-    return 1000 * min(times)
 
 
 def _mean(values: np.ndarray) -> float:

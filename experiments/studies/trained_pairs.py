@@ -8,25 +8,18 @@ state: no dev measure chose it.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from rich.console import Console
-from studies.model_runs import (
-    LEARNED,
-    Bench,
-    Job,
-    bind,
-    open_bench,
-    run_jobs,
-    same_queries,
-    trained_once,
-    unlearned,
-)
-from studies.pages import Measured
-from studies.settings import PairSettings
+from studies import model_runs
+from studies.model_runs import LEARNED, Bench, Job, unlearned
+from studies.pages import Measured, Section, publish
+from studies.settings import PairSettings, lengths_of
+from transformers import AutoConfig
 
 from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm
 from paradigms.data import Problems, Split
@@ -62,7 +55,7 @@ def trained(
     -np-base or -np-async.
     """
     kind, *variants = name.split("-")
-    folder, second, paired = Path(settings.models) / f"seed-{seed}", "second" in variants, "pairs" in variants
+    models, second, paired = Path(settings.models), "second" in variants, "pairs" in variants
 
     def make() -> Any:
         if kind == "dsi":  # its identifiers are clusters of DPR's document vectors
@@ -73,20 +66,18 @@ def trained(
             with autocast(accelerator.device, accelerator.mixed_precision):  # which DSI and NP embed texts in
                 return build(name, seed, bench, settings)
         options: dict[str, Any] = {"pooling": "mean"} if name == "dpr" else {}  # S-T5's
-        lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
         backbone = settings.second if second else settings.backbone
-        return PARADIGMS[kind](backbone, **options, **lengths)
+        return PARADIGMS[kind](backbone, **options, **lengths_of(settings))
 
     def train(model: Any, training: Path) -> Any:
-        corpus = bench.collection.corpus
         if isinstance(model, Generative):
-            problems, states = Problems(), Path(settings.models) / STATES
+            problems = Problems()
             pairs = pairs_of(model, bench, settings, problems)
             for found in (model.identifiers.problems, problems):
                 if found:
                     console.print(f"{name}: {found}")
-            given = training_settings(settings.generative_steps, seed, settings)
-            return fit_pairs(model, corpus, pairs, given, training, accelerator, states=states)
+            how = training_settings(settings.generative_steps, seed, settings), training, accelerator
+            return fit_pairs(model, bench.collection.corpus, pairs, *how, states=models / STATES)
         changes: dict[str, Any] = {"in_batch": not paired, "trained_layers": settings.trained_layers}
         if second:
             changes["learning_rate"] = min(SECOND_RATE, settings.learning_rate)
@@ -94,7 +85,7 @@ def trained(
         runs, splits = (bench.mined if paired else {}, {}), (bench.train, Split({}, {}))
         return fit(model, bench.collection, splits, runs, int(paired), 0, given, training, accelerator)
 
-    return trained_once(folder / name, seed, make, train, accelerator)
+    return model_runs.trained_once(models / f"seed-{seed}" / name, seed, make, train, accelerator)
 
 
 def training_settings(steps: int, seed: int, settings: PairSettings, **more: Any) -> TrainingSettings:
@@ -106,12 +97,8 @@ def training_settings(steps: int, seed: int, settings: PairSettings, **more: Any
 def build(name: str, seed: int, bench: Bench, settings: PairSettings) -> Generative:
     """The generative model of this name, untrained."""
     identifiers, _, encoding = name.partition("-")
-    options: dict[str, Any] = {
-        "query_length": settings.query_length,
-        "document_length": settings.document_length,
-        "decoder_layers": settings.decoder_layers,
-        "frozen": settings.frozen,
-    }
+    options: dict[str, Any] = lengths_of(settings)
+    options |= {"decoder_layers": settings.decoder_layers, "frozen": settings.frozen}
     if encoding.startswith("np"):
         options["tokens"] = "clusters"
     if encoding == "np-async":
@@ -125,8 +112,8 @@ def build(name: str, seed: int, bench: Bench, settings: PairSettings) -> Generat
         options |= {"embedder": str(embedder), "seed": seed}
         if encoding:
             options["softmax"] = "place"
-        if encoding == "pawa":
-            options["pawa_rank"] = _width(settings.backbone)  # as in NCI
+        if encoding == "pawa":  # the backbone's width, as in NCI
+            options["pawa_rank"] = int(pretrained(AutoConfig, packaged(settings.backbone)).hidden_size)
     return GENERATIVE[identifiers](settings.backbone, bench.collection.corpus, **options)
 
 
@@ -136,67 +123,72 @@ def pairs_of(model: Generative, bench: Bench, settings: PairSettings, problems: 
     if ids.kind == "text":
         return training_pairs(model, corpus, bench.train, problems, seed=0)
     size: dict[str, Any] = {"words": settings.passage_words, "passages": settings.passages}
-    passages = indexing_pairs(corpus, ids, problems, **size)
-    return retrieval_pairs(bench.train, ids) + passages
+    return retrieval_pairs(bench.train, ids) + indexing_pairs(corpus, ids, problems, **size)
 
 
-def _width(backbone: str) -> int:
-    from transformers import AutoConfig
-
-    return int(pretrained(AutoConfig, packaged(backbone)).hidden_size)
+Found = dict[str, list[Measured]]  # task -> what was measured of each seed
 
 
-def measure_all(
-    settings: PairSettings,
+def study(
+    settings: Any,
+    title: str,
     tasks: Mapping[str, Sequence[str]],
-    measure: Callable[[str, int, Bench, list[Any]], Measured],
+    measure: Callable[[Any, str, int, Bench, list[Any]], Measured],
+    report: Callable[[Any, Bench, Found], tuple[str, dict[str, Section]]],
+    *,
+    heard: bool = False,
     half: bool = False,
-) -> tuple[Bench, dict[str, list[Measured]], Accelerator]:
-    """task -> `measure(task, seed, bench, models)` for every seed, of the models that the task names.
+) -> None:
+    """Train the models that each task names for every seed, measure the task, and report on all of it.
 
-    Each is kept as seed-N/TASK.json. All must be of the same queries, listed as "queries". half: generative
-    models are measured in the precision of their training, and not in float32.
+    measure(settings, task, seed, bench, models) is kept as seed-N/TASK.json; all must be of the same queries,
+    listed as "queries". report(settings, bench, found) -> summary and sections. heard: whether R@10 of every
+    model is kept too, for `unlearned_models`. half: generative models are measured in the precision of their
+    training, and not in float32.
     """
     accelerator, console = begin(settings)
-    bench, models = open_bench(settings, console), Path(settings.models)
+    bench, models = model_runs.open_bench(settings, console), Path(settings.models)
     of_models = {name: getattr(settings, name) for name in TRAINING}
     of_models |= content(backbone=settings.backbone, second=settings.second)
     of_models |= {"fingerprint": bench.collection.fingerprint, "processes": accelerator.num_processes}
     of_models |= {"precision": accelerator.mixed_precision}
     take(models, accelerator)
     by_main(lambda: keep_settings(of_models, models, free=()), accelerator)
-    bind(settings, accelerator, ("systems", "seeds", "models"), **of_models)
+    model_runs.bind(settings, accelerator, ("systems", "seeds", "models"), **of_models)
 
     def measured(task: str, seed: int, of: list[Any]) -> Measured:
         lower = half and any(isinstance(model, Generative) for model in of)
         # Otherwise no context, not one that is off: a training inside it would keep its first cast weights.
         with autocast(accelerator.device, accelerator.mixed_precision) if lower else nullcontext():
-            return measure(task, seed, bench, of)
+            more = recalls(bench, settings.depth, dict(zip(tasks[task], of, strict=True))) if heard else {}
+            return measure(settings, task, seed, bench, of) | more
 
     def job(task: str, seed: int) -> Job:
         return Job(
             f"{bench.collection.name}, seed {seed}, {task}",
             Path(settings.output) / f"seed-{seed}" / f"{task}.json",
             lambda: [trained(name, seed, bench, settings, accelerator, console) for name in tasks[task]],
-            lambda of: measured(task, seed, of),
+            partial(measured, task, seed),
             models / STATES,
         )
 
-    by_seed = [job(task, seed) for task in tasks for seed in settings.seeds]
-    results = run_jobs(by_seed, accelerator, console)
-    same_queries(results)
-    count = len(settings.seeds)
-    found = {task: results[count * n : count * (n + 1)] for n, task in enumerate(tasks)}
-    return bench, found, accelerator
+    jobs = [job(task, seed) for task in tasks for seed in settings.seeds]
+    results = model_runs.run_jobs(jobs, accelerator, console)
+    model_runs.same_queries(results)
+    if accelerator.is_main_process:
+        count = len(settings.seeds)
+        found = {task: results[count * n : count * (n + 1)] for n, task in enumerate(tasks)}
+        publish(settings, title, *report(settings, bench, found), accelerator)
+    accelerator.end_training()
 
 
-def recalls(bench: Bench, depth: int, **models: Paradigm | Generative) -> Measured:
+def recalls(bench: Bench, depth: int, models: Mapping[str, Paradigm | Generative]) -> Measured:
     """The mean R@10 of each model and of BM25 on the test queries, for `unlearned_models`.
 
     A model reranks BM25's first `depth` documents and the relevant ones by the score that it is trained for.
     """
-    pool, queries = bench.pool(depth), bench.test.queries
-    runs = {name: rerank(model, queries, bench.collection.corpus, pool) for name, model in models.items()}
+    pool, corpus = bench.pool(depth), bench.collection.corpus
+    runs = {name: rerank(model, bench.test.queries, corpus, pool) for name, model in models.items()}
     found = {
         name: per_query(run, bench.test.judgements, ["R@10"]).mean("R@10")
         for name, run in {"BM25": pool, **runs}.items()

@@ -62,26 +62,9 @@ def training(collection: Path, backbone: Path, output: Path, **changes: object) 
 
 def pair_flags(collection: Path, backbone: Path, folder: Path, **changes: object) -> dict[str, Any]:
     """Of a study of `trained_pairs`, which keeps its models and results below `folder`."""
-    return {
-        "collection": collection,
-        "backbone": backbone,
-        "models": folder / "models",
-        "output": folder / "results",
-        "seeds": "[0,1]",
-        "documents": 0,
-        "frozen": "false",
-        "trained_layers": 0,
-        "precision": "no",
-        "steps": 2,
-        "generative_steps": 3,
-        "passages": 2,
-        "passage_words": 4,
-        "batch_size": 4,
-        "query_length": 8,
-        "document_length": 16,
-        "span": 4,
-        "depth": 6,
-        "queries": 8,
-        "division": "unseen",
-        "tracker": "none",
-    } | changes
+    paths = {"collection": collection, "backbone": backbone}
+    paths |= {"models": folder / "models", "output": folder / "results"}
+    model = {"frozen": "false", "trained_layers": 0, "query_length": 8, "document_length": 16, "span": 4}
+    training = SMALL | {"generative_steps": 3, "passages": 2, "passage_words": 4, "seeds": "[0,1]"}
+    measured = {"documents": 0, "depth": 6, "queries": 8, "division": "unseen"}
+    return paths | model | training | measured | changes

@@ -1,6 +1,7 @@
 """experiments/alignment_adaptation.py end to end on a tiny encoder; its claims about planted numbers."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,16 +102,21 @@ def test_a_checkpoint_is_taken_as_it_is(
 
 
 def planted(
-    name: str, own: str, means: list[float], noise: float = 0.05, bm25: float = 0.1, **more: Any
+    name: str,
+    own: str,
+    means: list[float],
+    noise: float = 0.05,
+    bm25: float = 0.1,
+    kept: Sequence[int] = (30,),
 ) -> Task:
     """One model whose strategies differ by `means`; those that are not given are poor."""
     random = np.random.default_rng(len(name))
     base = random.random(200) * 0.2
     means = means + [0.1] * (len(NAMES) - len(means))
-    values = np.array([base + mean + random.normal(0, noise, 200) for mean in means])
-    return Task(
-        name, own, NAMES, values[None], dict.fromkeys(NAMES, 0.5), np.full(200, bm25), [8, 16], **more
-    )
+    values = {s: base + mean + random.normal(0, noise, 200) for s, mean in zip(NAMES, means, strict=True)}
+    model = {"collection": name, "trained_with": own, "zero_shot": False, "values": values}
+    model |= {"several": dict.fromkeys(NAMES, 0.5), "bm25": np.full(200, bm25)}
+    return Task([model | {"kept step": step} for step in kept], [8, 16])
 
 
 def words(*tasks: Task) -> dict[str, str]:
@@ -153,7 +159,7 @@ def test_strategies_of_another_default_get_verdicts() -> None:
 def test_a_model_that_has_not_learned_is_not_heard() -> None:
     poor = planted("scifact", "k=1", LIKE_THE_PAPER, bm25=1.7)
     assert {c.unlearned for c in claims([poor])} == {"ALIGNER (scifact, trained with k=1)"}
-    untrained = planted("scifact", "k=1", LIKE_THE_PAPER, models=[{"kept step": 30}, {"kept step": 0}])
+    untrained = planted("scifact", "k=1", LIKE_THE_PAPER, kept=[30, 0])
     assert {c.unlearned for c in claims([untrained])} == {"a model that training made worse on dev queries"}
 
 

@@ -6,29 +6,17 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import alignment_directions
+import alignment_directions as study
 import numpy as np
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from alignment_directions import (
-    BACKWARD,
-    CANDIDATES,
-    CHANCE,
-    FORWARD,
-    GENERATIVE,
-    MEASURES,
-    TRAINED,
-    WHOLE,
-    by_chance,
-    claims,
-    rankings,
-)
+from alignment_directions import BACKWARD, CANDIDATES, CHANCE, FORWARD, GENERATIVE, MEASURES, TRAINED, WHOLE
 from rich.console import Console
 from studies import trained_pairs
-from studies.model_runs import Bench, open_bench
+from studies.model_runs import open_bench
 
-from paradigms import Generative, Paradigm, load
+from paradigms import PARADIGMS, load
 from paradigms.evaluate import per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from tests.experiments.scripts import pair_flags, published, run, settings
@@ -41,25 +29,6 @@ def finished(words: Path, seq2seq: dict[str, Path], tmp_path_factory: pytest.Tem
     return folder
 
 
-@pytest.fixture(scope="module")
-def own(words: Path, finished: Path, seq2seq: dict[str, Path]) -> alignment_directions.Settings:
-    return settings("alignment_directions", **pair_flags(words, seq2seq["t5"], finished))
-
-
-@pytest.fixture(scope="module")
-def bench(own: alignment_directions.Settings) -> Bench:
-    return open_bench(own, Console(quiet=True))
-
-
-@pytest.fixture(scope="module")
-def pair(finished: Path) -> list[Any]:
-    folder = finished / "models" / "seed-0"
-    mvdr, model = load(folder / "colbert" / "checkpoint"), load(folder / "seal" / "checkpoint")
-    assert isinstance(mvdr, Paradigm)
-    assert isinstance(model, Generative)
-    return [mvdr.eval(), model.eval()]
-
-
 def test_it_leaves_tables_and_figures(finished: Path) -> None:
     folder = finished / "results"
     assert published(folder) == {"claims", "table5"}
@@ -70,25 +39,28 @@ def test_it_leaves_tables_and_figures(finished: Path) -> None:
 
 @pytest.mark.parametrize("half", [False, True])
 def test_alignments_of_colbert_are_computed_in_float32_where_training_is_in_bfloat16(
-    words: Path, seq2seq: dict[str, Path], pair: list[Any], tmp_path: Path, half: bool
+    words: Path, seq2seq: dict[str, Path], tiny_bert: Path, tmp_path: Path, half: bool
 ) -> None:
     flags = pair_flags(words, seq2seq["t5"], tmp_path, precision="bf16")
-    vectors = pair[0].encode_queries(["the sea"]).vectors
+    colbert = PARADIGMS["colbert"](tiny_bert).eval()
+    found: list[tuple[str, torch.Tensor]] = []
+
+    def measure(_: object, task: str, seed: int, bench: object, models: list[Any]) -> dict[str, Any]:
+        vectors = models[0].encode_queries(["the sea"]).vectors
+        found.append((AcceleratorState().mixed_precision, vectors))
+        return {"queries": []}
+
     AcceleratorState._reset_state()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trained_pairs, "trained", lambda *_: pair[0])
-        _, found, accelerator = trained_pairs.measure_all(
-            settings("alignment_directions", **flags),
-            {"colbert": ("colbert",)},
-            lambda task, seed, bench, models: {
-                "queries": [],
-                "vectors": models[0].encode_queries(["the sea"]).vectors.tolist(),
-            },
-            half=half,
-        )
+        patch.setattr(trained_pairs, "trained", lambda *_: colbert)
+        given, tasks = settings("alignment_directions", **flags), {"colbert": ("colbert",)}
+        trained_pairs.study(given, "Vectors", tasks, measure, lambda *_: ("", {}), half=half)
     AcceleratorState._reset_state()
-    assert accelerator.mixed_precision == "bf16"
-    torch.testing.assert_close(torch.tensor(found["colbert"][0]["vectors"]), vectors, rtol=0, atol=1e-6)
+    expected = colbert.encode_queries(["the sea"]).vectors
+    for precision, vectors in found:
+        assert precision == "bf16"
+        torch.testing.assert_close(vectors, expected, rtol=0, atol=1e-6)
+    assert found
 
 
 def test_what_is_there_is_not_done_again_and_other_settings_are_refused(
@@ -102,7 +74,7 @@ def test_what_is_there_is_not_done_again_and_other_settings_are_refused(
 
     for name in ("fit", "fit_pairs"):
         monkeypatch.setattr(trained_pairs, name, never)
-    monkeypatch.setattr(alignment_directions, "measure", never)
+    monkeypatch.setattr(study, "measure", never)
     (finished / "models/states").mkdir()  # what frozen encoders give, which is kept for the training alone
     again()
     assert not (finished / "models/states").exists()
@@ -115,9 +87,12 @@ def test_what_is_there_is_not_done_again_and_other_settings_are_refused(
         again(steps=3, output=tmp_path)
 
 
-def test_directions_against_loops_over_tokens(bench: Bench, pair: list[Any]) -> None:
-    mvdr, corpus, pool = pair[0], bench.collection.corpus, bench.pool(4)
-    runs = rankings(pair, bench, pool)
+def test_directions_against_loops_over_tokens(finished: Path, words: Path, seq2seq: dict[str, Path]) -> None:
+    own = settings("alignment_directions", **pair_flags(words, seq2seq["t5"], finished))
+    bench, folder = open_bench(own, Console(quiet=True)), finished / "models" / "seed-0"
+    mvdr, generative = (load(folder / name / "checkpoint").eval() for name in ("colbert", "seal"))
+    corpus, pool = bench.collection.corpus, bench.pool(4)
+    runs = study.rankings([mvdr, generative], bench, pool)
     assert list(runs) == ["BM25", FORWARD, *BACKWARD, *GENERATIVE, WHOLE]
     for query, candidates in pool.items():
         assert all(run[query].keys() == candidates.keys() for run in runs.values())
@@ -137,7 +112,7 @@ def test_directions_against_loops_over_tokens(bench: Bench, pair: list[Any]) -> 
 def test_chance_is_the_mean_over_orders() -> None:
     pool = {"a": {f"d{n}": 0.0 for n in range(12)}, "b": {"d0": 0.0, "d1": 0.0, "d2": 0.0}}
     judgements = {"a": {"d3": 1, "d7": 2, "d8": 0}, "b": {"d0": 1}}
-    found = by_chance(pool, judgements, ["a", "b"])
+    found = study.by_chance(pool, judgements, ["a", "b"])
     orders = list(combinations(range(12), 2))  # where the two relevant documents of a may stand
     for measure in MEASURES:
         over_orders = []
@@ -162,7 +137,7 @@ def verdicts(forward: float, backward: float, generative: float, recall: float =
     values[CANDIDATES] = {"RR@10": np.full((2, 60), 0.5)}
     for name in (CANDIDATES, FORWARD, TRAINED):
         values[name]["R@10"] = np.full((2, 60), recall if name == TRAINED else 0.9)
-    return [verdict.word for verdict in judge(claims(values))]
+    return [verdict.word for verdict in judge(study.claims(values))]
 
 
 def test_verdicts_follow_the_numbers() -> None:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import compare
 import pytest
+from studies.systems import divided
 from transformers import BertForSequenceClassification
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms import load as load_paradigm
-from paradigms.data import Collection, load_collection, read_run
+from paradigms.data import load_collection, read_run
 from paradigms.evaluate import pictures
 from paradigms.index import ExactIndex
 from tests.experiments import scripts
@@ -60,21 +61,14 @@ def finished(words: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFact
 
 
 def test_every_system_has_runs_costs_and_checkpoint(finished: Path):
+    pool = read_run(finished / "runs" / "candidates.run")
+    assert all(f"d{query[1:]}" in documents for query, documents in pool.items())
     for name in ["bm25", *SYSTEMS]:
         assert set(read_run(finished / "runs" / f"{name}.retrieve.run")) <= {f"q{n}" for n in range(30, 40)}
-        costs = json.loads((finished / name / "costs.json").read_text())
-        assert costs["bytes/document"] > 0
-    for name in SYSTEMS:
-        assert load_paradigm(finished / name / "checkpoint").name == name
-        assert len(read_run(finished / "runs" / f"{name}.rerank.run")) == 10
-
-
-def test_reranking_keeps_the_candidates_and_holds_the_gold(finished: Path):
-    pool = read_run(finished / "runs" / "candidates.run")
-    for name in SYSTEMS:
         reranked = read_run(finished / "runs" / f"{name}.rerank.run")
         assert {q: set(d) for q, d in reranked.items()} == {q: set(d) for q, d in pool.items()}
-    assert all(f"d{q[1:]}" in documents for q, documents in pool.items())
+        assert json.loads((finished / name / "costs.json").read_text())["bytes/document"] > 0
+    assert load_paradigm(finished / "dsi" / "checkpoint").name == "dsi"
 
 
 def test_results_are_files(finished: Path):
@@ -88,11 +82,8 @@ def test_results_are_files(finished: Path):
     assert json.loads((finished / "config.json").read_text())["seed"] == 0
     assert {p.name for p in (finished / "pictures").iterdir()} >= {"recall.png", "alignment_0_colbert.png"}
     assert "torch" in json.loads((finished / "environment.json").read_text())
-
-
-def test_pictures_tables_and_curves_are_logged(finished: Path):
-    (run_folder,) = (finished / "wandb").glob("offline-run-*")
-    media = {file.name.rsplit("_", 2)[0] for file in (run_folder / "files" / "media").rglob("*.*")}
+    (logged,) = (finished / "wandb").glob("offline-run-*")
+    media = {file.name.rsplit("_", 2)[0] for file in (logged / "files" / "media").rglob("*.*")}
     assert {"recall", "alignment_0_xtr", "retrieve"} <= media
 
 
@@ -215,10 +206,11 @@ def test_what_is_also_measured_trains_and_chooses_nothing(tmp_path: Path, tiny_b
     given = scripts.settings("compare", **flags)
     if also == ["train"]:
         with pytest.raises(SystemExit, match="no training queries"):
-            compare.divided(load_collection(folder), given)
+            divided(load_collection(folder), given)
         return
-    train, dev, test, others = compare.divided(load_collection(folder), given)
+    train, dev, test, others = divided(load_collection(folder), given)
     parts = [{int(query[1:]) for query in of.queries} for of in (train, dev, test, *others.values())]
+    assert len(dev.queries) == (2 if also else 4)  # without a dev split a tenth of the training queries
     assert sum(map(len, parts)) == 30  # none is of two
     assert (
         parts[0] | parts[1] == set(range(20)) if also else parts[:2] == [set(range(20)), set(range(20, 24))]
@@ -244,14 +236,3 @@ def test_a_folder_is_bound_to_the_checkpoint_and_by_no_mistyped_split(
     given = scripts.settings("compare", **settings(words, tiny_bert, tmp_path, systems="[dpr]"))
     bound = [compare.bound(given.chosen["dpr"], replace(given, trained_layers=n))["training"] for n in (1, 2)]
     assert [training["trained_layers"] for training in bound] == [1, 2]  # whatever a default was then
-
-
-def test_test_queries_choose_nothing(words: Path):
-    """Without a dev split it is held out of the training queries."""
-    loaded: Collection = load_collection(words)
-    given = scripts.settings("compare", **settings(words, Path("unused"), words / "unused"))
-    data = compare.prepare(loaded, compare.divided(loaded, given), given)
-    assert len(data.dev.queries) == 3
-    assert not data.dev.queries.keys() & data.test.queries.keys()
-    assert not data.dev.queries.keys() & data.train.queries.keys()
-    assert len(data.train.queries) == 27

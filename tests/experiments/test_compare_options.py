@@ -4,15 +4,13 @@ import json
 from pathlib import Path
 
 import compare
-import encode
 import pytest
-import rerank
 
 from paradigms.data import load_collection, read_run
 from paradigms.data.identical import own_documents
 from paradigms.evaluate import pictures
 from paradigms.evaluate.fusion import fuse
-from tests.experiments.scripts import from_command_line
+from tests.experiments.scripts import run
 from tests.tiny import WORDS as TEXT
 
 WORDS = TEXT.split()
@@ -44,18 +42,17 @@ def results(arguana: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFac
     flags |= {"options": json.dumps(options), "systems": systems, "depth": 6}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pictures, "PICTURED", 0)
-        words = [f"--{name}={value}" for name, value in flags.items()] + PASSAGES
-        compare.main(from_command_line(compare.Settings, compare.__doc__ or "", words))
+        run("compare", *PASSAGES, **flags)
     return output
 
 
 def test_a_query_never_finds_itself_and_all_find_as_many(results: Path, arguana: Path):
     split = load_collection(arguana).split("test")
     assert own_documents(load_collection(arguana).corpus, split) == set(split.queries)
-    for run in ("colbert.retrieve", "dpr.retrieve", "colbert.rerank", "candidates"):
-        found = read_run(results / "runs" / f"{run}.run")
+    for name in ("colbert.retrieve", "dpr.retrieve", "colbert.rerank", "candidates"):
+        found = read_run(results / "runs" / f"{name}.run")
         assert all(query not in scores for query, scores in found.items())
-        assert "rerank" in run or run == "candidates" or {len(scores) for scores in found.values()} == {6}
+        assert "retrieve" not in name or {len(scores) for scores in found.values()} == {6}
     assert "4 queries have a document" in (results / "report.html").read_text()
 
 
@@ -91,22 +88,19 @@ def test_costs_tell_what_is_cut(results: Path):
 
 
 def test_an_index_of_passages_reranks_as_the_comparison_does(results: Path, arguana: Path, tmp_path: Path):
-    checkpoint, encoded = results / "colbert" / "checkpoint", tmp_path / "encoded"
-    common = [f"--checkpoint={checkpoint}", f"--collection={arguana}"]
-    words = [*common, f"--output={encoded}", "--passages=5"]
-    encode.main(from_command_line(encode.Settings, encode.__doc__ or "", words))
-    run = results / "runs" / "candidates.run"
-    words = [*common, f"--run={run}", f"--index={encoded}", f"--output={tmp_path / 'out'}"]
-    rerank.main(from_command_line(rerank.Settings, rerank.__doc__ or "", words + PASSAGES))
+    common = {"checkpoint": results / "colbert" / "checkpoint", "collection": arguana}
+    run("encode", **common, output=tmp_path / "encoded", passages=5)
+    before = results / "runs" / "candidates.run"
+    again = common | {"run": before, "index": tmp_path / "encoded", "output": tmp_path / "out"}
+    run("rerank", *PASSAGES, **again)
     expected = read_run(results / "runs" / "colbert.rerank.run")
     found = read_run(tmp_path / "out" / "reranked.run")
     assert all(found[query] == pytest.approx(expected[query], abs=1e-4) for query in expected)
-    fused = [*words, *PASSAGES, "--fuse=sum", f"--dev_run={tmp_path / 'dev.run'}"]
     (tmp_path / "dev.run").write_text("d0 Q0 d1 1 2.0 x\nd0 Q0 d2 2 1.0 x\nd2 Q0 d3 1 1.0 x\n")
-    rerank.main(from_command_line(rerank.Settings, rerank.__doc__ or "", fused))
+    run("rerank", *PASSAGES, **again, fuse="sum", dev_run=tmp_path / "dev.run")
     assert "fused (sum of 0.5 and 0.5)" in (tmp_path / "out" / "table.md").read_text()
-    assert read_run(tmp_path / "out" / "fused.run") == fuse([read_run(run), found], [0.5, 0.5], "sum")
+    assert read_run(tmp_path / "out" / "fused.run") == fuse([read_run(before), found], [0.5, 0.5], "sum")
     with pytest.raises(SystemExit, match="fuse sum chooses its weights on dev"):
-        rerank.Settings(checkpoint="", run="", fuse="sum")
+        run("rerank", **again, fuse="sum")
     with pytest.raises(SystemExit, match="holds passages of 5 words, not 0"):
-        rerank.main(from_command_line(rerank.Settings, rerank.__doc__ or "", words))
+        run("rerank", **again)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-import compare
 import numpy as np
 import pytest
 import torch
@@ -23,7 +22,7 @@ from paradigms.evaluate import pictures
 from paradigms.io.plugins import LOADED, load_plugins
 from paradigms.recipe import Recipe
 from tests import test_laws as laws
-from tests.experiments.scripts import from_command_line
+from tests.experiments.scripts import run
 from tests.forks import fork
 from tests.launch import on_two_machines
 from tests.scoring import test_equals_rel as equals_rel
@@ -154,7 +153,7 @@ def test_two_settings_and_a_plugin_are_compared(
     more = yaml.safe_load(config.read_text())["systems"] | {"soft": {"paradigm": "soft_colbert"}}
     given = [*flags(collection, tiny_bert, tmp_path / "out"), f"--systems={json.dumps(more)}"]
     given += ["--plugin", str(EXAMPLES / "soft_colbert.py")]
-    compare.main(from_command_line(compare.Settings, "", ["--config", str(config), *given]))
+    run("compare", "--config", str(config), *given)
     for name, dim in (("colbert-32", 32), ("colbert-128", 128), ("soft", 128)):
         model = Paradigm.from_pretrained(tmp_path / "out" / name / "checkpoint")
         assert (model.encoder.dim, model.encoder.settings.document_length) == (dim, 24)

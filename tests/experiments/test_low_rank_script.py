@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from studies.attention_heads import Seen, best_name, seen
+from studies.attention import Seen, best_name, seen
 from studies.model_runs import open_bench
 
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
@@ -138,19 +138,9 @@ def test_parts_of_rel(seq2seq: dict[str, Path]) -> None:
     ],
 )
 def test_each_verdict_turns_with_its_number(changes: dict[str, float], wrong: list[int]) -> None:
-    numbers = {
-        "best_error": 0.2,
-        "row_error": 0.2,
-        "shuffled_error": 0.6,
-        "unrelated_error": 0.7,
-        "printed_error": 0.3,
-        "printed_row_error": 0.4,
-        "second": 0.1,
-        "shuffled_second": 0.4,
-        "weight": 0.49,
-        "weight_rows": 0.45,
-        "elu_error": 0.05,
-    } | changes
+    errors = {"best": 0.2, "row": 0.2, "shuffled": 0.6, "unrelated": 0.7, "printed": 0.3, "elu": 0.05}
+    numbers = {f"{name}_error": value for name, value in errors.items()} | {"printed_row_error": 0.4}
+    numbers |= {"second": 0.1, "shuffled_second": 0.4, "weight": 0.49, "weight_rows": 0.45} | changes
     heads = {key: np.full((2, 20, 2, 2), value) for key, value in numbers.items()}
     words = [verdict.word for verdict in judge(low_rank.claims(heads))]
     assert words == [CONTRADICTED if n in wrong else REPRODUCED for n in range(11)]
@@ -166,10 +156,10 @@ def test_a_run_writes_every_table(words: Path, seq2seq: dict[str, Path], tmp_pat
     model = Generative.from_pretrained(tmp_path / "models" / "seed-1" / "genre" / "checkpoint").eval()
     bench = open_bench(settings("low_rank", **given), Console(quiet=True))
     bench.test.judgements["q30"] |= {"d3": 2, "d2": 2, "d1": 0}
-    assert dict(zip(*low_rank.relevant(bench), strict=True))["q30"] == "d2"
+    assert low_rank.relevant(bench)["q30"] == "d2"
     del bench.test.judgements["q30"]["d3"], bench.test.judgements["q30"]["d2"]
     errors = []
-    for query, document in zip(*low_rank.relevant(bench), strict=True):
+    for query, document in low_rank.relevant(bench).items():
         text = bench.test.queries[query]
         view = seen(model, text, best_name(model, text, int(document[1:])))
         errors.append(float(lemma.best_rank_one(view.attention[1, 0])[1]))

@@ -7,18 +7,16 @@ import json
 import pickle
 from pathlib import Path
 
-import compare
 import pytest
 import sentencepiece
 import torch
-import train
 from transformers import MT5Config, MT5ForConditionalGeneration
 
 from paradigms import Paradigm
 from paradigms.core import Tokens
 from paradigms.encoder.backbone import load_tokenizer
 from paradigms.xtr import xtr
-from tests.experiments.scripts import from_command_line
+from tests.experiments.scripts import run
 from tests.tiny import HEADS, LAYERS, WIDTH
 
 CONFIG = Path(__file__).parents[2] / "experiments" / "configs" / "xtr_multilingual.yaml"
@@ -42,21 +40,12 @@ OUTSIDE = ["😀", "Ω", "①", "ᚠ", "e\u0301"]  # characters that the vocabul
 def pieces() -> bytes:
     """A SentencePiece model with byte fallback over all the scripts, made as mT5's was."""
     model = io.BytesIO()
+    size = {"model_type": "unigram", "vocab_size": 600, "hard_vocab_limit": False, "byte_fallback": True}
+    marks = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "num_threads": 1, "minloglevel": 2}
+    text = {"character_coverage": 1.0, "normalization_rule_name": "nmt_nfkc"}
+    sentences = iter([*LAKES.values()] * 4)
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([*LAKES.values()] * 4),
-        model_writer=model,
-        model_type="unigram",
-        vocab_size=600,
-        hard_vocab_limit=False,
-        byte_fallback=True,
-        character_coverage=1.0,
-        normalization_rule_name="nmt_nfkc",
-        pad_id=0,
-        eos_id=1,
-        unk_id=2,
-        bos_id=-1,
-        num_threads=1,
-        minloglevel=2,
+        sentence_iterator=sentences, model_writer=model, **size, **marks, **text
     )
     return model.getvalue()
 
@@ -67,13 +56,8 @@ def mt5(pieces: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mt5")
     entries = sentencepiece.SentencePieceProcessor(model_proto=pieces).get_piece_size() + PADDED
     torch.manual_seed(0)
-    size = {
-        "d_model": WIDTH,
-        "d_kv": WIDTH // HEADS,
-        "d_ff": 2 * WIDTH,
-        "num_layers": LAYERS,
-        "num_heads": HEADS,
-    }
+    size = {"d_model": WIDTH, "d_kv": WIDTH // HEADS, "d_ff": 2 * WIDTH}
+    size |= {"num_layers": LAYERS, "num_heads": HEADS}
     model = MT5ForConditionalGeneration(
         MT5Config(vocab_size=entries, dropout_rate=0.0, decoder_start_token_id=0, **size)
     )
@@ -151,7 +135,7 @@ def trained(mt5: Path, swahili: Path, tmp_path_factory: pytest.TempPathFactory) 
     flags |= {"steps": 30, "batch_size": 10, "evaluate_every": 30, "workers": 0, "tracker": "none"}
     flags |= {"options.dim": 16, "options.k_train": 32}
     flags |= {"options.query_length": 16, "options.document_length": 32}
-    train.main(from_command_line(train.Settings, "", [f"--{name}={value}" for name, value in flags.items()]))
+    run("train", **flags)
     return output
 
 
@@ -164,7 +148,7 @@ def test_multilingual_xtr_learns_and_is_compared_on_miracl(
     systems = json.dumps({"xtr": {"checkpoint": str(trained / "checkpoint")}})
     flags = {"collection": swahili, "split": "dev", "systems": systems, "tracker": "none"}
     flags |= {"output": tmp_path / "out", "depth": 5}
-    compare.main(from_command_line(compare.Settings, "", [f"--{k}={v}" for k, v in flags.items()]))
+    run("compare", **flags)
     with (tmp_path / "out" / "retrieve.csv").open() as file:
         means = {(row["system"], row["measure"]): float(row["mean"]) for row in csv.DictReader(file)}
     assert {measure for _, measure in means} == {"nDCG@10", "R@100"}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import salience_pruning
-from studies.salience_report import Found, claims
+from studies.salience_report import COSTS, Found, claims
 
 from paradigms import Paradigm
 from paradigms.data import load_collection
@@ -101,7 +101,8 @@ def planted(levels: dict[str, float], bm25: float = 0.2, kept: int = 30) -> dict
     def point(pair: tuple[float, float], level: float) -> dict[str, Any]:
         values = (0.5 if pair == (1.0, 1.0) else level) + random.normal(0, 1e-3, 64)
         found = {"RR@10": values.tolist(), "nDCG@10": values.tolist()}
-        return {"query_keep": pair[0], "document_keep": pair[1], "refined": found, "pruned": found}
+        costs = dict.fromkeys(COSTS, 1.0)
+        return {"query_keep": pair[0], "document_keep": pair[1], "refined": found, "pruned": found} | costs
 
     results: list[dict[str, Any]] = [
         {"method": method, "seed": 0, "points": [point(pair, level) for pair in pairs]}

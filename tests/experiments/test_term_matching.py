@@ -10,21 +10,8 @@ import numpy as np
 import pytest
 import term_matching
 import torch
-from studies.matching_rates import cross_attention
-from term_matching import (
-    KINDS,
-    NAMES,
-    SERIES,
-    Sums,
-    binned,
-    claims,
-    counted_tokens,
-    each_token,
-    generative_rates,
-    multivector_rates,
-    over_candidates,
-    token_idf,
-)
+from studies import attention
+from term_matching import KINDS, NAMES, SERIES, Sums, claims
 
 from paradigms.align import document_to_query, one, query_to_document
 from paradigms.core import Tokens, interact
@@ -32,7 +19,6 @@ from paradigms.data import Corpus
 from paradigms.encoder.backbone import load_tokenizer
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from paradigms.generative.identifiers import Targets
-from paradigms.generative.interaction import decompose
 from tests.experiments.scripts import pair_flags, published, run
 from tests.tiny_generative import generative, texts
 
@@ -92,7 +78,9 @@ def test_rates_of_a_case_by_hand() -> None:
         torch.tensor([[[True, True, False]]]),
         torch.tensor([[[8, 7, 5]]]),
     )
-    found = {(d, s): part for d, s, part in multivector_rates(mvdr(documents, queries), "", ["", ""])}
+    found = {
+        (d, s): part for d, s, part in attention.multivector_rates(mvdr(documents, queries), "", ["", ""])
+    }
     # S of the first document, query token 8: 1, 1.7, 1, so it takes the equal token; 7: 1, .9, 0, likewise.
     ids, rates, possible = found[HARD]
     assert ids.tolist() == [[8, 7, -1]] * 2
@@ -110,20 +98,6 @@ def test_rates_of_a_case_by_hand() -> None:
     torch.testing.assert_close(found["d→q", "uniform"][1], torch.tensor([[0.5, 0.5, 0], [0.5, 0, 0]]))
 
 
-@pytest.mark.parametrize("family", ["t5", "t5-v1.1"])
-def test_the_attention_is_that_of_the_exact_identity(seq2seq: dict[str, Path], family: str) -> None:
-    rows = [[40, 41, 42, 43, 44, 45], [50, 51, 52, 53]]
-    model = generative(seq2seq[family], texts(rows), span=SPAN)
-    source = model.tokenize(["the lazy fox and the snow"])
-    targets = Targets.pad([[rows[0][:4], rows[1]]])
-    found = cross_attention(model, source, targets)
-    layers, n, m, heads, j = found.shape
-    exact = decompose(model, source, targets, "logit")[2].alignment[0]
-    torch.testing.assert_close(exact.view(n, layers, heads, m, j).permute(1, 0, 3, 2, 4), found)
-    naive = decompose(model, source, targets, "logit", "naive")[2].alignment[0]
-    torch.testing.assert_close(naive, found[-1].mean(2))
-
-
 def test_a_decoders_rates_against_loops(seq2seq: dict[str, Path]) -> None:
     tokenizer = load_tokenizer(seq2seq["t5"])
     query = "the lazy fox and the snow"
@@ -133,7 +107,7 @@ def test_a_decoders_rates_against_loops(seq2seq: dict[str, Path]) -> None:
     source, named = model.tokenize([query]), np.zeros(len(tokenizer), dtype=bool)
     named[ids[1:3]] = True
     seen: dict[str, list[tuple[int, float, bool]]] = {name: [] for name in (*NAMES, *NAMES.values())}
-    for _, series, (own, rates, possible) in generative_rates(model, query, [0, 1, 2], named):
+    for _, series, (own, rates, possible) in attention.generative_rates(model, query, [0, 1, 2], named):
         kept = own >= 0
         seen[series] += zip(own[kept].tolist(), rates[kept].tolist(), possible[kept].tolist(), strict=True)
     expected: list[tuple[int, float, bool]] = []
@@ -141,7 +115,7 @@ def test_a_decoders_rates_against_loops(seq2seq: dict[str, Path]) -> None:
     for document, row in enumerate(rows):
         names, at = model.names(document), 0
         for number, name in enumerate(names):
-            alpha = cross_attention(model, source, Targets.pad([[name]]))[:, 0]
+            alpha = attention.attended(model, source, Targets.pad([[name]]))[1][:, 0]
             first = 0 if number + 1 < len(names) else len(name) - (len(row) - at)
             for place in range(first, len(name)):
                 weights = alpha[:, place].mean((0, 1)).tolist()
@@ -159,43 +133,43 @@ def test_a_decoders_rates_against_loops(seq2seq: dict[str, Path]) -> None:
     assert seen["GR, all layers"] != seen["GR, last layer"]
 
 
-def test_averages_over_candidates_and_over_tokens() -> None:
-    ids = torch.tensor([[8, 7, 6]] * 3)
+@pytest.mark.parametrize(
+    ("candidates", "conditional", "tokens", "values"),
+    [
+        (True, False, [8, 7, 6], [0.4, 0.1, 0]),
+        (True, True, [8, 7], [0.6, 0.3]),  # 6 is in no candidate
+        (False, False, [8, 7, 6] * 3, [0.9, 0.3, 0, 0.3, 0, 0, 0, 0, 0]),
+        (False, True, [8, 7, 8], [0.9, 0.3, 0.3]),
+    ],
+)
+def test_averages(candidates: bool, conditional: bool, tokens: list[int], values: list[float]) -> None:
     rates = torch.tensor([[0.9, 0.3, 0.0], [0.3, 0.0, 0.0], [0.0, 0.0, 0.0]])
     possible = torch.tensor([[True, True, False], [True, False, False], [False, False, False]])
-    tokens, values = over_candidates(ids, rates, possible, False)
-    assert tokens.tolist() == [8, 7, 6]
-    assert values == pytest.approx([0.4, 0.1, 0])
-    tokens, values = over_candidates(ids, rates, possible, True)
-    assert tokens.tolist() == [8, 7]  # 6 is in no candidate
-    assert values == pytest.approx([0.6, 0.3])
-    tokens, values = each_token(ids, rates, possible, False)
-    assert (len(tokens), values.sum()) == (9, pytest.approx(1.5))
-    tokens, values = each_token(ids, rates, possible, True)
-    assert tokens.tolist() == [8, 7, 8]
-    assert values == pytest.approx([0.9, 0.3, 0.3])
+    found = attention.averaged((torch.tensor([[8, 7, 6]] * 3), rates, possible), candidates, conditional)
+    assert found[0].tolist() == tokens
+    assert found[1] == pytest.approx(values)
 
 
 def test_bins_leave_out_what_does_not_count() -> None:
     bins = np.array([0, 4, -1, 1])  # of tokens 0 to 3
-    found = binned(np.array([0, 1, 1, 2, -1, 3]), np.array([0.5, 0.1, 0.2, 9.0, 9.0, 0.7]), bins)
+    found = attention.binned(np.array([0, 1, 1, 2, -1, 3]), np.array([0.5, 0.1, 0.2, 9.0, 9.0, 0.7]), bins)
     np.testing.assert_allclose(found, [[0.5, 0.7, 0, 0, 0.3], [1, 1, 0, 0, 2]])
 
 
 def test_idf_counts_documents_and_words_are_words(seq2seq: dict[str, Path], tiny_bert: Path) -> None:
     tokenizer = load_tokenizer(seq2seq["t5"])
     corpus = Corpus(["a", "b", "c"], ["fox fox snow", "fox", "the wind , of"])
-    idf = token_idf(corpus, tokenizer)
+    idf = attention.token_idf(corpus, tokenizer)
     number = tokenizer.convert_tokens_to_ids
     assert idf[number("▁fox")] == pytest.approx(log(1 + 1.5 / 2.5))
     assert idf[number("▁snow")] == pytest.approx(log(1 + 2.5 / 1.5))
     assert idf[number("▁wolf")] == pytest.approx(log(1 + 3.5 / 0.5))
-    counted = counted_tokens(tokenizer)
+    counted = attention.counted_tokens(tokenizer)
     assert counted[number(["▁fox", "▁snow", "k", "7"])].all()
     assert not counted[number(["▁the", "▁of", "a", ",", "▁(", "▁", "<pad>", "</s>", "<unk>"])].any()
     tokenizer = load_tokenizer(tiny_bert)
     tokenizer.add_tokens(["##of", "##ox"])
-    assert counted_tokens(tokenizer)[-2:].tolist() == [False, True]
+    assert attention.counted_tokens(tokenizer)[-2:].tolist() == [False, True]
 
 
 def planted(rates: list[float], tokens: list[int], seeds: int = 3, queries: int = 30) -> Sums:

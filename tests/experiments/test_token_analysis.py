@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from studies import token_measures
-from studies.token_claims import claims, gather
+from studies.token_claims import Found, claims
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.data import Corpus, Split
@@ -194,7 +194,7 @@ def verdicts(level: float, colbert: float, bm25: float = 0.2, **changes: float) 
     ]
     lexical = PerQuery(NAMES, {"RR@10": np.full(12, bm25)})
     return {
-        v.claim.sentence: v.word for v in judge(claims(gather("scifact", results, [10, 100], 100, lexical)))
+        v.claim.sentence: v.word for v in judge(claims(Found("scifact", results, [10, 100], 100, lexical)))
     }
 
 
@@ -229,11 +229,11 @@ def test_dev_queries_choose_among_the_xtrs_of_colberts_batch() -> None:
     dev = {8: 0.4, 64: 0.3}
     results = [result(k, 0, 0.5, dev=dev.get(k[0] or 0, 0.9) + (k[1] == 4)) for k in KINDS]
     bm25 = PerQuery(NAMES, {"RR@10": np.zeros(12)})
-    found = gather("scifact", results, [10, 100], 100, bm25)
+    found = Found("scifact", results, [10, 100], 100, bm25)
     assert (found.colbert, found.xtrs, found.xtr) == ((None, 16), [(8, 16), (64, 16)], (8, 16))
     results[0]["queries"] = ["other"]
     with pytest.raises(SystemExit, match="of different queries"):
-        gather("scifact", results, [10, 100], 100, bm25)
+        Found("scifact", results, [10, 100], 100, bm25)
 
 
 def run(collection: Path, backbone: Path, output: Path, **changes: object) -> None:

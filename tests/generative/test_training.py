@@ -218,11 +218,11 @@ def test_a_generative_paradigm_has_a_small_t5_where_none_is_named(collection: Pa
     assert json.loads((tmp_path / "config.json").read_text())["backbone"] == "small"
 
 
-def test_a_generative_paradigm_is_compared_on_its_own_corpus_alone(t5: Path, tmp_path: Path) -> None:
+def test_a_generative_paradigm_is_compared_on_its_own_corpus_alone(t5: Path) -> None:
     """Ids of two collections may be equal: a search would find documents of the wrong one."""
     model = build("genre", t5, t5)
     data = SimpleNamespace(collection=SimpleNamespace(corpus=CORPUS), pieces=None)
-    assert len(searcher(model, data, tmp_path, "no")) == 3
+    assert len(searcher(model, data, None)) == 3
     data.collection.corpus = Corpus(CORPUS.ids[:15], TEXTS[:15])
     with pytest.raises(ValueError, match="genre names the 16 documents of another corpus, not these 15"):
-        searcher(model, data, tmp_path, "no")
+        searcher(model, data, None)

@@ -1,6 +1,12 @@
-"""Rates of equal tokens under an alignment: ColBERT's in both directions, a decoder's cross-attention."""
+"""What a decoder's cross-attention does, head by head, and how often an alignment chooses equal tokens.
+
+A = softmax(S), S = D W_QᵀW_K Qᵀ with D the decoder's normalised states and Q the encoder's, W_Q and W_K those
+of one head of T5, which scales no scores (Lemmas 5.1 and 5.2 of Wu et al. 2024, arXiv:2404.00684). Rates of
+equal tokens: of ColBERT's alignment in both directions, and of the heads' means.
+"""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,15 +19,75 @@ from paradigms.baselines.bm25 import STOPWORDS
 from paradigms.core import Tokens
 from paradigms.data import Corpus
 from paradigms.encoder.batches import Batch
-from paradigms.generative.decoder import Trace, decode
+from paradigms.generative.decoder import Trace, decode, layers_of
+from paradigms.generative.forced import sequence_scores
 from paradigms.generative.identifiers import Targets, tokenize
 
+Array = np.ndarray
 BINS = (0, 2, 4, 6, 8, 15)  # limits of IDF, each bin without its upper one
 LAYERS = ("all layers", "last layer")  # whose mean is A of a decoder
 HARD, NAMES = "MVDR (q←d), hard", {f"GR, {layers}": f"GR on names, {layers}" for layers in LAYERS}
-Values = tuple[Int[np.ndarray, " x"], Float[np.ndarray, " x"]]  # ids of tokens and their rates
+Rates = tuple[Int[np.ndarray, " x"], Float[np.ndarray, " x"]]  # ids of tokens and their rates
 # ids [n, x] of n candidates' or their query's tokens, their rates, and where a match is possible
 Part = tuple[Int[Tensor, "n x"], Float[Tensor, "n x"], Bool[Tensor, "n x"]]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One query and the m tokens of one name, as L layers of H heads see them; double precision."""
+
+    states: Array  # D [L, m, h], after the norm before cross-attention
+    memory: Array  # Q [n, h]
+    read: tuple[Array, Array]  # W_Q and W_K of the model, [L, H, k, h] each
+    attention: Array  # A as the decoder computed it, [L, H, m, n]
+
+    @property
+    def projected(self) -> tuple[Array, Array]:
+        """W_Q d_i, [L, H, m, k], and W_K q_j, [L, H, n, k]: S is the inner products of both."""
+        D = np.einsum("lhkx,lmx->lhmk", self.read[0], self.states)
+        return D, np.einsum("lhkx,nx->lhnk", self.read[1], self.memory)
+
+
+def best_name(model: Generative, query: str, document: int) -> list[int]:
+    """Of the document's names the one of the largest rel. ValueError for a document without a name."""
+    names = model.names(document)
+    if not names:
+        raise ValueError(f"{model.name} has no name for document {model.identifiers.documents[document]!r}")
+    ((scores,),) = sequence_scores(model, model.tokenize([query]), [names], model.settings.score)
+    return names[int(scores.argmax())]
+
+
+def seen(model: Generative, query: str, name: Sequence[int]) -> Seen:
+    """What the heads see of a query and this name."""
+    crossing = [layer.crossing for layer in layers_of(model.decoder)]
+    states: list[Tensor] = []
+    hooks = [of.q.register_forward_pre_hook(lambda _, given: states.append(given[0])) for of in crossing]
+    try:
+        memory, A = attended(model, model.tokenize([query]), model.targets([[name]]))
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+    def double(x: Tensor) -> Array:
+        return x.detach().double().cpu().numpy()
+
+    def weights(side: str) -> Array:
+        return np.stack([double(getattr(of, side).weight.unflatten(0, (of.heads, -1))) for of in crossing])
+
+    D, heads = double(torch.stack(states)[:, 0, 0]), np.swapaxes(double(A[:, 0]), 1, 2)
+    return Seen(D, double(memory[0]), (weights("q"), weights("k")), heads)
+
+
+def attended(
+    model: Generative, source: Batch, targets: Targets
+) -> tuple[Float[Tensor, "1 j h"], Float[Tensor, "layers n m heads j"]]:
+    """The encoder's states of one query, and A of `interaction.decompose` for its document tokens apart by
+    layer, place and head."""
+    trace = Trace()
+    with model.evaluating(), torch.no_grad():
+        memory, past = model.begin(source.to(model.device))
+        decode(model.decoder, model.embed(targets.to(model.device).inputs), past, trace)
+    return memory, torch.stack(trace.attention)[:, 0]
 
 
 def multivector_rates(mvdr: Paradigm, query: str, texts: Sequence[str]) -> Iterator[tuple[str, str, Part]]:
@@ -76,40 +142,25 @@ def generative_rates(
     equal = ids[:, :, None] == source.input_ids[0]
     names = torch.from_numpy(named).to(model.device)[source.input_ids[0]]
     share = names.float().mean()
-    attention = cross_attention(model, source, targets)
+    _, attention = attended(model, source, targets)
     for layers, A in zip(LAYERS, (attention.mean((0, 3)), attention[-1].mean(2)), strict=True):
         yield "d→q", f"GR, {layers}", (ids, (A * equal).sum(-1), equal.any(-1))
         gained = (A * names).sum(-1) - share
         yield "d→q", NAMES[f"GR, {layers}"], (ids, gained, names.any().expand(ids.shape))
 
 
-def cross_attention(
-    model: Generative, source: Batch, targets: Targets
-) -> Float[Tensor, "layers n m heads j"]:
-    """A of `interaction.decompose` for one query, its document tokens apart by layer, place and head."""
-    with model.evaluating(), torch.no_grad():
-        trace = Trace()
-        _, memory = model.begin(source)
-        decode(model.decoder, model.embed(targets.inputs), memory, trace)
-    return torch.stack(trace.attention)[:, 0]
+def averaged(part: Part, candidates: bool, conditional: bool) -> Rates:
+    """The documents' tokens and their rates; or, over `candidates`, a query's tokens and the means of theirs.
 
-
-def over_candidates(
-    ids: Int[Tensor, "n x"], rates: Float[Tensor, "n x"], possible: Bool[Tensor, "n x"], conditional: bool
-) -> Values:
-    """A query's tokens and the means of their rates over the n candidates, or those that can match."""
+    conditional: only of tokens that can match, or over candidates in which they can.
+    """
+    ids, rates, possible = part
     within = possible if conditional else torch.ones_like(possible)
+    if not candidates:
+        return ids[within].cpu().numpy(), rates[within].double().cpu().numpy()
     number = within.sum(0)
     mean = (rates * within).sum(0) / number.clamp(min=1)
     return ids[0][number > 0].cpu().numpy(), mean[number > 0].double().cpu().numpy()
-
-
-def each_token(
-    ids: Int[Tensor, "n x"], rates: Float[Tensor, "n x"], possible: Bool[Tensor, "n x"], conditional: bool
-) -> Values:
-    """The documents' tokens, or those that can match, and their rates."""
-    within = possible if conditional else torch.ones_like(possible)
-    return ids[within].cpu().numpy(), rates[within].double().cpu().numpy()
 
 
 def binned(
