@@ -176,7 +176,7 @@ def interpreters(environments: Sequence[str]) -> tuple[dict[str, str], list[str]
     pythons = dict.fromkeys(("ours", "gemm_scatter", "padded_einsum"), sys.executable)
     for system, module in MODULES.items():
         for environment in environments:
-            python = Path(environment) / "bin" / "python"
+            python = Path(environment).absolute() / "bin" / "python"
             if not python.is_file():
                 raise SystemExit(f"--peers: {environment} is not a virtual environment ({python} is missing)")
             if not subprocess.run([python, "-c", f"import {module}"], capture_output=True).returncode:

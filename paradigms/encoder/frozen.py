@@ -5,6 +5,7 @@
 
 import hashlib
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -185,14 +186,20 @@ class LowerStates:
                     self._write(name, list(new), _computed(batch, list(new.values()), compute), told)
 
     def open(self) -> None:
-        """Read what has been written since."""
+        """Read what has been written since. A damaged file is deleted, with a warning: `add` makes it again."""
         for file in sorted(self.folder.glob("*/states.safetensors")):
             name = file.parent.name
             if name not in self._files:
-                with safe_open(file, "pt") as found:
-                    states, lengths = found.get_tensor("states"), found.get_tensor("lengths").tolist()
-                    held = found.get_tensor("keys").numpy()
-                    self._kept.add(found.get_tensor("texts").numpy().tobytes())
+                try:
+                    with safe_open(file, "pt") as found:
+                        states, lengths = found.get_tensor("states"), found.get_tensor("lengths").tolist()
+                        held = found.get_tensor("keys").numpy()
+                        told = found.get_tensor("texts").numpy().tobytes()
+                except SafetensorError as error:
+                    warnings.warn(f"{file} is damaged ({error}): its states are computed again", stacklevel=2)
+                    shutil.rmtree(file.parent, ignore_errors=True)
+                    continue
+                self._kept.add(told)
                 for key, rows in zip(held, states.split(lengths), strict=True):
                     self._rows[key.tobytes()] = rows
                 self._files.add(name)

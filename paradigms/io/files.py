@@ -231,5 +231,5 @@ def _leftovers(target: Path, what: str) -> list[Path]:
 def _sweep(target: Path) -> None:
     """Remove what killed writers of `target` left behind: hidden folders that no process has locked."""
     for work in {entry.parent for entry in _leftovers(target, "*")}:
-        with suppress(FileNotFoundError, BlockingIOError), locked(work):  # gone, or its writer lives
+        with suppress(OSError), locked(work):  # gone, its writer lives, or a file system without locks
             shutil.rmtree(work, ignore_errors=True)

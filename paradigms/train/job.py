@@ -192,12 +192,19 @@ def fit(
 
 @contextmanager
 def deleted_after(folder: Path, accelerator: Accelerator) -> Iterator[Path]:
-    """A folder that all processes may use inside, deleted when they are done, or when one of them fails."""
+    """A folder that all processes may use inside, deleted when they are done, or when one of them fails.
+
+    Not by a BlockingIOError: then another run uses it.
+    """
+    ours = True
     try:
         yield folder
         accelerator.wait_for_everyone()
+    except BlockingIOError:
+        ours = False
+        raise
     finally:
-        if accelerator.is_main_process:
+        if ours and accelerator.is_main_process:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -234,7 +241,7 @@ def add_states(
 ) -> None:
     """Every process its share of the texts, and then all of them; none that are `too_large`."""
     share = {"process": accelerator.process_index, "processes": accelerator.num_processes}
-    if large := store.too_large(texts, tokenize, compute):
+    if large := by_main(lambda: store.too_large(texts, tokenize, compute), accelerator):
         accelerator.print(f"The frozen layers run in every step: {large}")
     else:
         store.add(texts, tokenize, compute, layout=layout, **share, progress=accelerator.is_main_process)

@@ -176,6 +176,20 @@ def test_a_study_deletes_its_states(tmp_path, fails):
     assert not folder.exists()
 
 
+def test_a_damaged_file_is_told_and_made_again(tiny_bert, tmp_path):
+    encoder = build(tiny_bert)
+    encoder.freeze(1)
+    keep(encoder, tmp_path, TEXTS)
+    (file,) = tmp_path.rglob("*.safetensors")
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    again = build(tiny_bert)  # the first holds what it has read
+    again.freeze(1)
+    with pytest.warns(UserWarning, match=r"states\.safetensors is damaged"):
+        assert len(keep(again, tmp_path, TEXTS)) == len(TEXTS)
+    assert file.read_bytes() == whole
+
+
 def test_other_weights_layers_and_precisions_have_states_of_their_own(tiny_bert, tmp_path):
     encoder = build(tiny_bert)
     for change in ("none", "precision", "layers", "weights"):

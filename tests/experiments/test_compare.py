@@ -62,6 +62,7 @@ def finished(words: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFact
 
 def test_every_system_has_runs_costs_and_checkpoint(finished: Path):
     pool = read_run(finished / "runs" / "candidates.run")
+    assert len(pool) == 10
     assert all(f"d{query[1:]}" in documents for query, documents in pool.items())
     for name in ["bm25", *SYSTEMS]:
         assert set(read_run(finished / "runs" / f"{name}.retrieve.run")) <= {f"q{n}" for n in range(30, 40)}

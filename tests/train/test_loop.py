@@ -59,7 +59,7 @@ def weights(paradigm: Paradigm) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in paradigm.parameters()])
 
 
-class Interrupted(Exception):
+class Interrupted(KeyboardInterrupt):
     pass
 
 

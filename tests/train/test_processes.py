@@ -55,7 +55,7 @@ def pairs_cannot_be_kept(accelerator: Accelerator, backbone: Path, folder: Path)
 
     scores = teacher.scored_once(folder / "teacher.run", load, accelerator)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(teacher.shutil, "rmtree", full_disk)
+        patch.setattr(teacher, "shutil", SimpleNamespace(rmtree=full_disk))
         fails_for_both(lambda: scores({"q": ["d"]}), accelerator)
     assert scores({"q": ["d"]}) == {"q": {"d": 1.0}}
 
