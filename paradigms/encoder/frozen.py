@@ -186,7 +186,7 @@ class LowerStates:
                     self._write(name, list(new), _computed(batch, list(new.values()), compute), told)
 
     def open(self) -> None:
-        """Read what has been written since. A damaged file is deleted, with a warning: `add` makes it again."""
+        """Read what was written since. A damaged file is deleted, with a warning: `add` makes it again."""
         for file in sorted(self.folder.glob("*/states.safetensors")):
             name = file.parent.name
             if name not in self._files:

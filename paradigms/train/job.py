@@ -40,6 +40,7 @@ from paradigms.train.examples import Example, StepSampler, build_examples
 from paradigms.train.loop import TrainingSettings, freeze, train
 from paradigms.train.losses import Objective
 from paradigms.train.parallel import sharded
+from paradigms.train.state import by_main
 from paradigms.train.teacher import FalseNegatives, ScorePairs
 
 Encoded = TypeVar("Encoded", Paradigm, CrossAttention)
