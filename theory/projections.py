@@ -86,8 +86,12 @@ def _sparse_margin(query: Any, better: Any, worse: Any) -> Array:
     if not sizes[1].all():
         raise ValueError("better and worse are equal in a row; allowed: two different documents (d1 ≠ d2)")
     # Scaled by powers of two as dense ones are: no square overflows, and none is lost.
-    scales = (sparse.diags_array(np.ldexp(1.0, -np.frexp(s)[1])) for s in sizes)
-    q, delta = (scale @ m for scale, m in zip(scales, (query, difference), strict=True))
+    q, delta = (
+        sparse.csr_array(
+            (np.ldexp(m.data, -np.repeat(np.frexp(s)[1], np.diff(m.indptr))), m.indices, m.indptr), m.shape
+        )
+        for m, s in zip((query, difference), sizes, strict=True)
+    )
     norms = np.sqrt(q.power(2).sum(axis=1) * delta.power(2).sum(axis=1))
     return np.clip(np.asarray(q.multiply(delta).sum(axis=1)).ravel() / norms, -1.0, 1.0)
 

@@ -64,8 +64,8 @@ def read_hub(path: str, prefix: str | None = None) -> Collection:
         judged = {"test": judged[split or "train"]}
     return assemble(
         name,
-        ((json_id(row, name), title_of(row), text_of(row)) for row in corpus),
-        ((json_id(row, name), row.get("text") or "") for row in queries),
+        ((json_id(row, f"{name}, row {n}"), title_of(row), text_of(row)) for n, row in enumerate(corpus)),
+        ((json_id(row, f"{name}, query {n}"), row.get("text") or "") for n, row in enumerate(queries)),
         {_split(split, judged): _judgements(rows, split, problems) for split, rows in judged.items()},
         problems=problems,
         stored=lambda kept: (Rows(corpus, kept, title_of), Rows(corpus, kept, text_of)),

@@ -87,8 +87,11 @@ class LanceEngine(Engine):
         if metric == COSINE:
             for row in self.table.head(LOOKED_AT).to_pylist():
                 _check_unit(f"document {row['id']!r}", np.array(row["vector"]))
-        kind = index_type.replace("IVF_HNSW", "HNSW").title().replace("_", "")  # IVF_PQ → IvfPq
-        self.table.create_index("vector", config=getattr(index, kind)(distance_type=metric, **settings))
+        name = index_type.replace("IVF_HNSW", "HNSW").title().replace("_", "")  # IVF_PQ → IvfPq
+        kind = getattr(index, name, None)
+        if kind is None:
+            raise ValueError(f"index_type={index_type!r}: lancedb.index has no {name}")
+        self.table.create_index("vector", config=kind(distance_type=metric, **settings))
         self.metric = metric
 
 

@@ -1,6 +1,6 @@
 """The documents of a corpus by what a decoder writes for a query: generative retrieval's index."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cached_property
 from typing import Any
@@ -66,9 +66,11 @@ class GenerativeRetriever:
         settings, found = self.model.settings, dict[str, dict[str, float]]()
         wanted = HYPOTHESES.get(self.model.device.type, MANY_HYPOTHESES) // settings.beams
         step = min(max(1, wanted), QUERIES)
-        for batch in _batches(queries, queries, step, f"search {settings.name}", progress):
-            for query, scores in zip(batch, self._search([queries[query] for query in batch]), strict=True):
-                found[query] = self._ranked(scores.items(), k)
+        with progress_bar(progress) as bar:
+            for batch in bar.track(_batches(queries, queries, step), description=f"search {settings.name}"):
+                ranked = self._search([queries[query] for query in batch])
+                for query, scores in zip(batch, ranked, strict=True):
+                    found[query] = self._ranked(scores.items(), k)
         return {query: found[query] for query in queries}
 
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
@@ -98,16 +100,17 @@ class GenerativeRetriever:
         if lost is not None:
             raise KeyError(f"the run names the document {lost!r}, which has no identifier in {settings.name}")
         found: list[Run] = [{} for _ in scorers]
-        for batch in _batches(run, queries, QUERIES, f"rerank {settings.name}", progress):
-            named = [{id: self._names(positions[id], whole) for id in run[query]} for query in batch]
-            sequences = [sorted({t for names in of.values() for t in names}) for of in named]
-            sources = self.model.tokenize([queries[query] for query in batch])
-            scores = sequence_scores(self.model, sources, sequences, *scorers)
-            for query, of, own, rows in zip(batch, named, sequences, scores, strict=True):
-                for place, values in enumerate(rows):
-                    rel = dict(zip(own, values.tolist(), strict=True))
-                    best = {id: max((rel[t] for t in names), default=-np.inf) for id, names in of.items()}
-                    found[place][query] = best_first(best)
+        with progress_bar(progress) as bar:
+            for batch in bar.track(_batches(run, queries, QUERIES), description=f"rerank {settings.name}"):
+                named = [{id: self._names(positions[id], whole) for id in run[query]} for query in batch]
+                sequences = [sorted({t for names in of.values() for t in names}) for of in named]
+                sources = self.model.tokenize([queries[query] for query in batch])
+                scores = sequence_scores(self.model, sources, sequences, *scorers)
+                for query, of, own, rows in zip(batch, named, sequences, scores, strict=True):
+                    for place, values in enumerate(rows):
+                        rel = dict(zip(own, values.tolist(), strict=True))
+                        best = {id: max((rel[t] for t in names), default=-np.inf) for id, names in of.items()}
+                        found[place][query] = best_first(best)
         return [{query: of[query] for query in run} for of in found]
 
     def _search(self, texts: list[str]) -> list[dict[int, float]]:
@@ -147,14 +150,10 @@ class GenerativeRetriever:
         return [tuple(name) for name in names if name]
 
 
-def _batches(
-    some: Iterable[str], queries: Mapping[str, str], size: int, doing: str, progress: bool
-) -> Iterator[list[str]]:
+def _batches(some: Iterable[str], queries: Mapping[str, str], size: int) -> list[list[str]]:
     """At most `size` of the queries at once, those of like length together."""
     order = sorted(some, key=lambda query: len(queries[query]))
-    with progress_bar(progress) as bar:
-        for start in bar.track(range(0, len(order), size), description=doing):
-            yield order[start : start + size]
+    return [order[start : start + size] for start in range(0, len(order), size)]
 
 
 def _finished(trie: Trie, hypotheses: Hypotheses) -> dict[int, float]:

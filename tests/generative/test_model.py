@@ -224,6 +224,17 @@ def test_truncated_forms_follow_the_residual_stream(form, family, seq2seq):
             torch.testing.assert_close(matched[0, n], expected, atol=1e-9, rtol=0)
 
 
+def test_the_naive_form_has_the_mean_attention_of_the_last_layers_heads(seq2seq):
+    model, wanted = generative(seq2seq["t5"], named(ROWS)), targets()
+    sources = model.tokenize(QUERIES)
+    exact = decompose(model, sources, wanted, "logit")[2].alignment
+    naive = decompose(model, sources, wanted, "logit", "naive")[2].alignment
+    layers, heads = model.backbone.config.num_decoder_layers, model.backbone.config.num_heads
+    assert min(layers, heads) > 1
+    split = exact.unflatten(-2, (layers, heads, -1))  # [b, n, L, H, i, j]
+    torch.testing.assert_close(naive, split[..., -1, :, :, :].mean(-3))
+
+
 def test_the_naive_form_is_the_query_part_of_one_linear_layer(tmp_path, seq2seq):
     """One head and one layer whose self-attention and feed-forward add nothing: Wu et al. 2024, Eq. 13."""
     shutil.copytree(seq2seq["t5"], tmp_path / "one")
