@@ -64,7 +64,7 @@ def test_a_run_measures_every_system_and_goes_on(
     document_encoding.main(every)
     assert checkpoint.stat().st_mtime_ns == written
     folder = tmp_path / "results"
-    claims = {"claims_table6", "claims_table7", "claims_table8", "claims_search"}
+    claims = {"claims_table6", "claims_table7", "claims_table8", "claims_search", "claims_controls"}
     assert published(folder) == claims | {"retrieve"}
     systems = [row["system"] for row in json.loads((folder / "retrieve.json").read_text())]
     assert systems == [BM25, *chosen]
@@ -114,6 +114,10 @@ def test_verdicts_follow_the_numbers() -> None:
     assert words(T5_ColBERT=0.9, DSI_place=0.9, DSI_PAWA=0.5) == [no, no, no, yes]
     found = judge(claims(planted(BM25=0.9, DSI_place=0.4, DSI_PAWA=0.9))["table6"])
     assert {(v.word, v.reason) for v in found} == {(open_, "DSI-place has not learned enough")}
+    values = planted(BM25=0.9, DSI=0.5, DSI_place=0.9, DSI_PAWA=0.9)
+    found = judge(claims(values)["table6"])  # what the paper compares, and what differs by PAWA alone
+    assert [v.word for v in found] == [yes, yes, open_, open_]
+    assert {v.word for v in judge(claims(values)["controls"])} == {yes}
 
 
 def test_pairs_and_searches_are_judged_by_their_margin() -> None:
