@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paradigms.io.settings import command_line, folder_name
+from paradigms.io.command_line import command_line, folder_name
 
 
 @dataclass

@@ -15,7 +15,7 @@ from typing import Any
 
 from studies.settings import EncoderStudy, at_least, different, known, lengths_of
 
-from paradigms.io.settings import command_line, folder_name
+from paradigms.io.command_line import command_line, folder_name
 
 
 @dataclass

@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from studies.settings import PairSettings
 
-from paradigms.io.settings import command_line
+from paradigms.io.command_line import command_line
 
 
 @dataclass

@@ -14,7 +14,7 @@ Intervals and tests resample the queries within each collection. The output fold
 from dataclasses import dataclass
 from pathlib import Path
 
-from paradigms.io.settings import command_line
+from paradigms.io.command_line import command_line
 
 
 @dataclass

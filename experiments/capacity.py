@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from studies.settings import Results, at_least, different
 
-from paradigms.io.settings import command_line, folder_name
+from paradigms.io.command_line import command_line, folder_name
 
 SYSTEM = re.compile(r"(DE|ME)-BERT(?:-([1-9]\d*))?")
 CROSS, INIT = "CROSS-ATTENTION", "BERT-INIT"  # INIT: the backbone as it comes, mean of its tokens

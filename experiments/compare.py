@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from studies.settings import EncoderTraining, System, at_least, read_systems
 
-from paradigms.io.settings import command_line, folder_name
+from paradigms.io.command_line import command_line, folder_name
 
 
 @dataclass

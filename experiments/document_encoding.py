@@ -20,7 +20,7 @@ from typing import Any
 
 from studies.settings import PairSettings, known
 
-from paradigms.io.settings import command_line
+from paradigms.io.command_line import command_line
 
 SYSTEMS = {  # system -> its trained model
     "DPR": "dpr-second",

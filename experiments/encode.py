@@ -15,7 +15,7 @@ from typing import Any
 
 from studies.settings import at_least
 
-from paradigms.io.settings import command_line, folder_name
+from paradigms.io.command_line import command_line, folder_name
 
 
 @dataclass
@@ -63,7 +63,7 @@ from paradigms.data.by_document import Passages
 from paradigms.encoder.cut import count_cut
 from paradigms.index import INDEXES, open_index
 from paradigms.index.base import TokenIndex
-from paradigms.index.weights import weights_checksum
+from paradigms.index.checksum import weights_checksum
 from paradigms.io.files import write_json
 from paradigms.io.terminal import Terminal, shown
 from paradigms.train import tracking

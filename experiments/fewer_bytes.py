@@ -14,7 +14,7 @@ from pathlib import Path
 
 from studies.settings import at_least, known
 
-from paradigms.io.settings import command_line, folder_name
+from paradigms.io.command_line import command_line, folder_name
 
 
 @dataclass

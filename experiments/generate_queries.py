@@ -19,7 +19,7 @@ from pathlib import Path
 
 from studies.settings import at_least
 
-from paradigms.io.settings import command_line, folder_name
+from paradigms.io.command_line import command_line, folder_name
 
 
 @dataclass

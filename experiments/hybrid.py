@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from studies.settings import Results, at_least, different
 
-from paradigms.io.settings import command_line
+from paradigms.io.command_line import command_line
 
 
 @dataclass

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from studies.settings import at_least, different
 
-from paradigms.io.settings import command_line
+from paradigms.io.command_line import command_line
 
 
 @dataclass

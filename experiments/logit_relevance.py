@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from studies.settings import PairSettings, at_least
 
-from paradigms.io.settings import command_line
+from paradigms.io.command_line import command_line
 
 
 @dataclass

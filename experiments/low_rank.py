@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from studies.settings import PairSettings
 
-from paradigms.io.settings import command_line
+from paradigms.io.command_line import command_line
 
 
 @dataclass

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from studies.settings import at_least
 
-from paradigms.io.settings import command_line, folder_name
+from paradigms.io.command_line import command_line, folder_name
 
 
 @dataclass

@@ -22,7 +22,7 @@ from typing import Any
 
 from studies.settings import PairSettings
 
-from paradigms.io.settings import command_line
+from paradigms.io.command_line import command_line
 
 
 @dataclass

@@ -20,7 +20,7 @@ from fnmatch import fnmatch
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from paradigms.io.settings import command_line
+from paradigms.io.command_line import command_line
 
 
 @dataclass

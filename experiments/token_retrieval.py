@@ -11,7 +11,7 @@ from typing import Any
 
 from studies.settings import EncoderStudy, at_least, different, lengths_of
 
-from paradigms.io.settings import command_line
+from paradigms.io.command_line import command_line
 
 
 @dataclass

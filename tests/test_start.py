@@ -75,7 +75,7 @@ def test_help_imports_nothing_slow():
 
 def test_the_package_imports_torch_when_it_is_used():
     first, second = answers(
-        ("code", "import paradigms, paradigms.io.settings, paradigms.data"),
+        ("code", "import paradigms, paradigms.io.command_line, paradigms.data"),
         ("code", "from paradigms import PARADIGMS, load"),
     )
     assert (first[1], second[1]) == (set(), {"torch"})

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Literal
 
-from paradigms.io.settings import command_line
+from paradigms.io.command_line import command_line
 
 
 @dataclass

@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paradigms.io.settings import command_line
+from paradigms.io.command_line import command_line
 
 
 @dataclass

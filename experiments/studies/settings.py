@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from paradigms.io.settings import folder_name
+from paradigms.io.command_line import folder_name
 from paradigms.io.terminal import shown
 from paradigms.io.typed import check_known, check_type, check_types
 

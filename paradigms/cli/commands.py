@@ -34,9 +34,9 @@ from paradigms.formats.card import model_card, results_of
 from paradigms.generative.model import SETTINGS as GENERATIVE_SETTINGS
 from paradigms.generative.model import Generative
 from paradigms.generative.retriever import GenerativeRetriever
+from paradigms.io.command_line import folder_name
 from paradigms.io.files import write_text
 from paradigms.io.gzipped import numbered_lines
-from paradigms.io.settings import folder_name
 from paradigms.io.terminal import Terminal
 from paradigms.train.tracking import native_precision
 

@@ -27,8 +27,8 @@ from paradigms.data.collection import (
     hold_out,
 )
 from paradigms.data.hub import read_hub, read_irds
+from paradigms.data.layouts import is_lotte, is_miracl, is_msmarco, read_lotte, read_miracl, read_msmarco
 from paradigms.data.open_qa import is_open_qa, read_open_qa
-from paradigms.data.published import is_lotte, is_miracl, is_msmarco, read_lotte, read_miracl, read_msmarco
 from paradigms.data.pydocs import read_pydocs
 from paradigms.data.trec import read_judgements, read_run, write_judgements, write_run
 

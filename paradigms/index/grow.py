@@ -19,6 +19,7 @@ import torch
 
 from paradigms.core import Tokens
 from paradigms.index.building import Alone, Building, Launch, begun
+from paradigms.index.checksum import weights_checksum
 from paradigms.index.columns import CHUNK, MANIFEST, ColumnFolder, Writer
 from paradigms.index.pruning import Fewer, directed_distances
 from paradigms.index.shards import SHARD, Shard, check_ids, different, text_shards, token_shards
@@ -33,7 +34,6 @@ from paradigms.index.store import (
     fields_of,
     grown,
 )
-from paradigms.index.weights import weights_checksum
 from paradigms.io.files import atomic_folder, check_marked, locked
 from paradigms.io.progress import progress_bar
 from paradigms.io.typed import check_several

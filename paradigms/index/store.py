@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from paradigms.core import Tokens
+from paradigms.index.checksum import weights_checksum
 from paradigms.index.columns import DEFECTS, MANIFEST, Column, ColumnFolder, Writer
 from paradigms.index.pruning import Fewer
-from paradigms.index.weights import weights_checksum
 from paradigms.io.typed import check_several, check_types, naming, parse_json
 from paradigms.model import Paradigm
 

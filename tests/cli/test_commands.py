@@ -20,7 +20,7 @@ from paradigms.data import Corpus, read_run
 from paradigms.evaluate.fusion import fuse
 from paradigms.generative.dsi import dsi
 from paradigms.index.exact import ExactIndex
-from paradigms.io.settings import folder_name
+from paradigms.io.command_line import folder_name
 from tests.formats.test_read import dpr_towers, write_like_xtr
 from tests.tiny import write_checkpoint, write_collection
 

@@ -10,7 +10,7 @@ import pytest
 
 from paradigms.data import Collection, load_collection, write_folder, write_run
 from paradigms.data.lines import Lines
-from paradigms.io.settings import folder_name
+from paradigms.io.command_line import folder_name
 from paradigms.train.job import training_splits
 from tests.experiments.scripts import run as run_script
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from paradigms.io.settings import command_line
+from paradigms.io.command_line import command_line
 from tests.tiny import WORDS, write_collection
 
 SMALL = {"steps": 2, "batch_size": 4, "precision": "no", "tracker": "none"}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paradigms import PARADIGMS
-from paradigms.io.settings import folder_name
+from paradigms.io.command_line import folder_name
 
 
 @pytest.fixture

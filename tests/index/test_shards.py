@@ -19,7 +19,7 @@ from paradigms.core import Tokens
 from paradigms.data import load_collection, read_run, write_run
 from paradigms.evaluate import pictures
 from paradigms.index import INDEXES, ExactIndex, building, open_index, shards
-from paradigms.index.weights import weights_checksum
+from paradigms.index.checksum import weights_checksum
 from tests.experiments.scripts import run as run_script
 from tests.forks import fork_group
 from tests.index.test_storage import contents, names

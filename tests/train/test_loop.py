@@ -19,7 +19,7 @@ from paradigms.data import Collection, Corpus, Problems, Run, Split
 from paradigms.encoder.text import Side
 from paradigms.evaluate.reranking import candidates
 from paradigms.index import ExactIndex
-from paradigms.index.weights import weights_checksum
+from paradigms.index.checksum import weights_checksum
 from paradigms.train import job, loop
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example, StepSampler, build_examples, tokenised

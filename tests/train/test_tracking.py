@@ -8,8 +8,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from paradigms.io.command_line import folder_name
 from paradigms.io.files import locked
-from paradigms.io.settings import folder_name
 from paradigms.train import tracking
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paradigms.io.settings import command_line
+from paradigms.io.command_line import command_line
 
 
 @dataclass
