@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from paradigms.data import open_qa, published
+from paradigms.data import layouts, open_qa
 from paradigms.data.collection import Collection, Problems, assemble, grade, joined, text_of, title_of
 from paradigms.data.lines import json_id
 
 PARTS = ("corpus", "queries", "qrels")
-REPORTED = {"miracl": published.MIRACL, "lotte": published.LOTTE, "dpr-w100": open_qa.MEASURES}
+REPORTED = {"miracl": layouts.MIRACL, "lotte": layouts.LOTTE, "dpr-w100": open_qa.MEASURES}
 
 
 class Rows(Sequence[str]):
