@@ -47,15 +47,16 @@ if __name__ == "__main__":  # before the imports that take seconds
 import numpy as np
 from rich.table import Table
 from rich.text import Text
+from studies.curves import Curves
 from studies.pages import Section, write_page
-from studies.theory_claims import OURS, THEOREMS, Evidence, Theorem
 
 from paradigms.io.files import held, write_json
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
+from theory.claims import OURS, THEOREMS, Evidence, Theorem
 
 for chapter in ("projections", "recall", "aligner", "xtr", "generative", "capacity"):
-    import_module(f"studies.theory_claims_{chapter}")  # fills THEOREMS
+    import_module(f"theory.claims.{chapter}")  # fills THEOREMS
 
 HOLDS, CORRECTED, FALSE, FAILS = "holds", "holds with correction", "false as printed", "FAILS"
 STYLES = {HOLDS: "green", CORRECTED: "yellow", FALSE: "magenta", FAILS: "bold red"}
@@ -191,7 +192,7 @@ def main(settings: Settings) -> int:
         for result in own:
             if curves := result.evidence.curves:
                 heading = f"{result.theorem.source}: {result.name}"
-                sections.append(Section(heading, result.theorem.statement, figure=curves.draw()))
+                sections.append(Section(heading, result.theorem.statement, figure=Curves(**curves).draw()))
     page = folder / "theory_checks.html"
     write_page(page, "What holds", about, sections, asdict(settings))
     console.print(f"written to {page} and checks.json", highlight=False, soft_wrap=True)

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from scipy import stats
-from studies.curves import Curves
-from studies.theory_claims import LUAN, Evidence, apart, excess, median_ratio, standard_errors, theorem
 
 from theory import multivector, projections, recall
+from theory.claims import LUAN, Evidence, apart, excess, median_ratio, standard_errors, theorem
 
 
 @theorem(
@@ -97,7 +97,7 @@ def recall_dimensions(rng: np.random.Generator, samples: int) -> Evidence:
 )
 def recall_law_golden(rng: np.random.Generator, samples: int) -> Evidence:
     three, equal = [0.1, 0.2, 0.3], np.full(100, 0.2)
-    cases = [(k, three, r) for k in (32, 64) for r in (1, 2, 3)]
+    cases: list[tuple[int, Any, int]] = [(k, three, r) for k in (32, 64) for r in (1, 2, 3)]
     cases += [(64, equal, 1), (64, equal, 10), (256, equal, 1)]
     golden = [0.4032276686, 0.0525230482, 0.0018219163, 0.2593903395, 0.0135701142, 0.0001046332]
     golden += [0.9889941693, 0.0776218833, 0.0596459264]
@@ -112,7 +112,7 @@ def recall_law_golden(rng: np.random.Generator, samples: int) -> Evidence:
 )
 def recall_law_simulated(rng: np.random.Generator, samples: int) -> Evidence:
     (query, best, others), k, r, draws = collection(rng, 40, 60), 32, 5, 2 * samples
-    drawn = {"samples": draws, "seed": int(rng.integers(2**31))}
+    drawn: dict[str, Any] = {"samples": draws, "seed": int(rng.integers(2**31))}
     thresholds = recall.recall_thresholds(query, best, others, [r], **drawn)
     exact, error = recall.recall_failure(k, thresholds[0])
     lost = 0
@@ -171,11 +171,11 @@ def remark_1(rng: np.random.Generator, samples: int) -> Evidence:
     "Lemma 2 shows that this exerts only a logarithmic increase on the encoding size for a desired recall@r",
 )
 def cross_pairs(rng: np.random.Generator, samples: int) -> Evidence:
-    example = multivector.COUNTEREXAMPLE
+    example: dict[str, Any] = multivector.COUNTEREXAMPLE
     conditions = len(multivector.broken_conditions(**example, segment=0))
     whole = multivector.segment_margins(**example, segment=0)[1]
     k = float(np.ceil(recall.eq3_required_dimension(whole, 2, 1)))
-    drawn = {"samples": 20 * samples, "seed": int(rng.integers(2**31))}
+    drawn: dict[str, Any] = {"samples": 20 * samples, "seed": int(rng.integers(2**31))}
     found, error = multivector.simulated_maxscore_error(k, **example, **drawn)
     cross = multivector.maxscore_margin(**example)
     needed = projections.required_dimension(cross)
@@ -200,7 +200,7 @@ def maxscore_bound(rng: np.random.Generator, samples: int) -> Evidence:
         query, better, worse = (rng.standard_normal(size) for size in (6, (3, 6), (3, 6)))
         better[0] += query * (excess(worse @ query, better[0] @ query) + 0.5) / (query @ query)
         bound = multivector.maxscore_error_bound(16, query, better, worse)
-        drawn = {"samples": samples, "seed": int(rng.integers(2**31))}
+        drawn: dict[str, Any] = {"samples": samples, "seed": int(rng.integers(2**31))}
         found, error = multivector.simulated_maxscore_error(16, query, better, worse, **drawn)
         worst = max(worst, (found - bound) / max(error, 1 / samples))
         ratios.append(found / bound)
@@ -286,5 +286,5 @@ def margin_falls_with_query_terms(rng: np.random.Generator, samples: int) -> Evi
     median, panel = np.median(least, axis=1), "smallest margin, median"
     detail = f"{panel}: {median[0]:.2g} at 1 term, {median[-1]:.2g} at 10"
     series = {panel: {"Boolean documents, idf": median}}
-    curves = Curves("query terms", terms, series, "linear", log_y=[panel])
+    curves = {"name": "query terms", "x": terms, "panels": series, "scale": "linear", "log_y": [panel]}
     return Evidence(excess(least[1:], least[:-1]), len(idf), 1e-12, detail=detail, curves=curves)

@@ -4,16 +4,16 @@ A theorem is a statement with a function that looks for violations: exact, unlik
 `paradigms.evaluate.claims`, which are judged from samples. A paper's has its sentence as printed, `quote`,
 and that sentence is judged; one without is a law of our own. Where a sentence needs mending, `correction`
 says what holds instead; what is then checked as ours is the correction, and the printed form beside it, which
-must differ from it by a measured number. One short function per theorem, in the files `theory_claims_*.py`;
-`theory_checks.py` runs them.
+must differ from it by a measured number. One short function per theorem, in the files beside this one;
+`experiments/theory_checks.py` runs them.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from studies.curves import Curves
 
 LUAN = "Luan et al. 2021"
 ALIGNER = "Qian et al. 2022"
@@ -31,7 +31,8 @@ class Evidence:
     samples: instances looked at. tightness: median of bounded quantity / bound, 1 where attained.
     printed: by how much the form as printed failed, None where nothing else is printed; allowed: what its
     words leave room for, `because` of what.
-    detail: the counterexample, or the numbers that matter. curves: what the page draws of it.
+    detail: the counterexample, or the numbers that matter. curves: the x, the panels and their series that a
+    page draws of it.
     """
 
     violation: float
@@ -43,7 +44,7 @@ class Evidence:
     allowed: float = 1e-9
     because: str = "rounding"
     detail: str = ""
-    curves: Curves | None = None
+    curves: dict[str, Any] | None = None
 
 
 Check = Callable[[np.random.Generator, int], Evidence]

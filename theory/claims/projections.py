@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from scipy import special, stats
-from studies.curves import Curves
-from studies.theory_claims import LUAN, Evidence, apart, excess, median_ratio, standard_errors, theorem
 
 from theory import projections
+from theory.claims import LUAN, Evidence, apart, excess, median_ratio, standard_errors, theorem
 
 
 def margins_and_dimensions(rng: np.random.Generator, samples: int) -> tuple[np.ndarray, np.ndarray]:
@@ -35,7 +35,8 @@ def lemma_1(rng: np.random.Generator, samples: int) -> Evidence:
         "Lemma 1": projections.pairwise_error_bound(k, 0.1),
         "Lemma 1 with 2 for 4": projections.pairwise_error_bound(k, 0.1, 2),
     }
-    curves = Curves("k", k, {"error at ε = .1": lines}, log_y=["error at ε = .1"])
+    panel = "error at ε = .1"
+    curves = {"name": "k", "x": k, "panels": {panel: lines}, "log_y": [panel]}
     return replace(beyond_bound(rng, samples, 4), detail=detail, curves=curves)
 
 
@@ -103,7 +104,7 @@ def exact_law_simulated(rng: np.random.Generator, samples: int) -> Evidence:
         better = worse + (better + (excess(0, better @ q) + 3) / (q @ q) * q)  # ⟨q, δ⟩ > 0
         margin = projections.normalized_margin(q, better, worse)
         exact, seed = projections.pairwise_error(k, margin), int(rng.integers(2**31))
-        drawn = {"ensemble": "gaussian", "samples": draws, "seed": seed}
+        drawn: dict[str, Any] = {"ensemble": "gaussian", "samples": draws, "seed": seed}
         found, _ = projections.simulated_error(k, q, better, worse, **drawn)
         worst = max(worst, standard_errors(found, np.sqrt(exact * (1 - exact) / draws), exact))
     return Evidence(worst, 2 * draws, tolerance=4, unit="s.e.")
@@ -186,7 +187,7 @@ def tight_up_to_a_constant(rng: np.random.Generator, samples: int) -> Evidence:
     lines = {"Gaussian A": projections.required_dimension(shown), "Rademacher A, two-sparse pair": signs}
     bound = {"the paper's 8.764 h(ε)⁻¹": projections.required_dimension(shown, method="lemma1")}
     x, panel = (1 / projections.distortion(shown)).round(), "k* with error .05"
-    curves = Curves("h(ε)⁻¹", x, {panel: lines}, dotted=bound, log_y=[panel])
+    curves = {"name": "h(ε)⁻¹", "x": x, "panels": {panel: lines}, "dotted": bound, "log_y": [panel]}
     return Evidence(worst, 2, 2e-3, tightness=float(1 / ratio[-1]), detail=detail, curves=curves)
 
 
@@ -277,7 +278,8 @@ def rademacher_is_not_monotone(rng: np.random.Generator, samples: int) -> Eviden
     detail = f"first k with P ≤ .05 is {first}, last with P > .05 is {last}; Gaussian k* = 67"
     x, panel = k[53:80:2], "error at ε = .2"
     lines = {"Gaussian A": projections.pairwise_error(x, 0.2), "Rademacher A": rademacher[x - 1]}
-    curves = Curves("k", x, {panel: lines}, "linear", dotted={"β = .05": np.full(len(x), 0.05)})
+    curves: dict[str, Any] = {"name": "k", "x": x, "panels": {panel: lines}, "scale": "linear"}
+    curves |= {"dotted": {"β = .05": np.full(len(x), 0.05)}}
     return Evidence(max(float(gaussian), golden), len(k), printed=printed, detail=detail, curves=curves)
 
 

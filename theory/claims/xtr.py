@@ -1,11 +1,12 @@
 """Claims about token retrieval: Lee et al. 2023 (XTR)."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
-from studies.theory_claims import XTR, Evidence, apart, excess, median_ratio, theorem
 
 from theory import token_retrieval
+from theory.claims import XTR, Evidence, apart, excess, median_ratio, theorem
 
 EXACT_SEARCH = "exact search"
 
@@ -37,7 +38,7 @@ def retrieved_maximum(rng: np.random.Generator, samples: int) -> Evidence:
             worst = max(worst, abs(ours[document] - mean))
         off = np.abs(token_retrieval.xtr_scores_as_printed(P, owners, k) - ours)
         printed = max(printed, float(off.max()))
-    P, owners = [[-0.2, -0.3]], [0, 0]
+    P, owners = np.array([[-0.2, -0.3]]), np.zeros(2, int)
     literal = token_retrieval.xtr_scores_as_printed(P, owners, 1)[0]
     masked = token_retrieval.xtr_scores(P, owners, 1)[0]
     detail = f"P = (−.2, −.3), k = 1: {literal:g} as printed, {masked:g} with −∞"
@@ -51,7 +52,7 @@ def retrieved_maximum(rng: np.random.Generator, samples: int) -> Evidence:
     quote="the missing similarity of the query token for D̂ will be upper bounded by its last top-k′ score",
 )
 def imputation(rng: np.random.Generator, samples: int) -> Evidence:
-    worst, gaps, negative = 0.0, [], 0
+    worst, negative, gaps = 0.0, 0, list[Any]()
     for P, owners, k in pools(rng, min(samples, 300)):
         colbert, gap = token_retrieval.colbert_scores(P, owners), token_retrieval.imputation_gap(P, owners, k)
         imputed = token_retrieval.imputed_scores(P, owners, k)
@@ -136,7 +137,13 @@ def temperature(rng: np.random.Generator, samples: int) -> Evidence:
     cold = token_retrieval.level_loss(128, temperature=0.02)
     needed = token_retrieval.largest_temperature(128, 0.9)
     detail = f"loss {loss:.4f}; at τ = .02 {cold:.1e}; P⁺ = .9 needs τ ≤ {needed:.3f}"
-    told = {"printed": loss, "unit": "nats", "allowed": 0.1, "because": "“close to”", "detail": detail}
+    told: dict[str, Any] = {
+        "printed": loss,
+        "unit": "nats",
+        "allowed": 0.1,
+        "because": "“close to”",
+        "detail": detail,
+    }
     worst, tight = max(golden, excess(reached, limit)), median_ratio(reached, limit)
     return Evidence(worst, len(reached), tolerance=1e-6, tightness=tight, **told)
 
@@ -157,5 +164,9 @@ def scoring_cost(rng: np.random.Generator, samples: int) -> Evidence:
     balance = apart(ours["candidates"] * 2.5, 16 * 1000)
     costs = (f"{c['colbert']:.0f} / {c['xtr']:.0f} = {c['ratio']:.2f}" for c in (paper, ours))
     detail = "paper {}; consistent {}".format(*costs)
-    told = {"printed": apart(ours["ratio"], 4000), "allowed": 0.05, "because": "4000 is rounded"}
+    told: dict[str, Any] = {
+        "printed": apart(ours["ratio"], 4000),
+        "allowed": 0.05,
+        "because": "4000 is rounded",
+    }
     return Evidence(max(golden, balance), 1, tolerance=1e-7, detail=detail, **told)

@@ -1,12 +1,14 @@
 """Claims about the relevance and the alignment of generative retrieval: Wu et al. 2024, §1, §4 and Lemmas."""
 
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import numpy as np
 from scipy.special import log_softmax, logsumexp
-from studies.theory_claims import GENERATIVE, Evidence, apart, excess, median_ratio, standard_errors, theorem
 
 from theory import kernels, low_rank
+from theory.claims import GENERATIVE, Evidence, apart, excess, median_ratio, standard_errors, theorem
 
 
 def attention_factors(
@@ -92,7 +94,7 @@ def log_probability_by_the_logit(rng: np.random.Generator, samples: int) -> Evid
     "matrix entries",
 )
 def lemma_5_1(rng: np.random.Generator, samples: int) -> Evidence:
-    worst, ratios, count = 0.0, [], min(samples, 500)
+    worst, count, ratios = 0.0, min(samples, 500), list[Any]()
     for D, Q, W in attention_factors(rng, count):
         S = low_rank.attention_scores(D, Q, W)
         error = low_rank.row_norm(low_rank.alignment(S) - low_rank.rank_one(S))
@@ -110,7 +112,7 @@ def lemma_5_1(rng: np.random.Generator, samples: int) -> Evidence:
 
 @theorem("‖A − 1·softmax(r)ᵀ‖_F ≤ √(2M) tanh(δ/4)", "Lemma 5.1 corrected", "none")
 def lemma_5_1_frobenius(rng: np.random.Generator, samples: int) -> Evidence:
-    errors, bounds = [], []
+    errors, bounds = [], list[Any]()
     for factors in attention_factors(rng, min(samples, 500)):
         S = low_rank.attention_scores(*factors)
         errors.append(np.linalg.norm(low_rank.alignment(S) - low_rank.rank_one(S)))
@@ -142,12 +144,12 @@ def lemma_5_1_reference(rng: np.random.Generator, samples: int) -> Evidence:
 )
 def low_rank_is_inherent(rng: np.random.Generator, samples: int) -> Evidence:
     A = low_rank.alignment(5 * np.eye(16))
-    error, rank = low_rank.best_rank_one(A)[1], low_rank.stable_rank(A)
+    error, rank = float(low_rank.best_rank_one(A)[1]), low_rank.stable_rank(A)
     left, values, right = np.linalg.svd(rng.standard_normal((6, 5)))
     X = (left[:, :5] * values) @ right
     ours = apart(low_rank.best_rank_one(X)[1] ** 2, 1 - values[0] ** 2 / (values**2).sum())
     detail = f"softmax(5·I₁₆): best rank-one relative error {error:.3f}, stable rank {rank:.1f}"
-    told = {"printed": float(error), "allowed": 0.5, "because": "“low”", "detail": detail}
+    told: dict[str, Any] = {"printed": error, "allowed": 0.5, "because": "“low”", "detail": detail}
     return Evidence(max(ours, excess(abs(error - 0.96), 0.005)), 1, unit="relative error", **told)
 
 
@@ -198,7 +200,7 @@ def positive_features(rng: np.random.Generator, samples: int) -> Evidence:
         exact, row = kernels.relevance(D, Q), []
         for m in counts:
             W = kernels.orthogonal_projections(16, m, int(rng.integers(2**31)))
-            row.append(kernels.kernel_relevance(D, Q, lambda x, W=W: kernels.positive_features(x, W)))
+            row.append(kernels.kernel_relevance(D, Q, partial(kernels.positive_features, projections=W)))
         row += [kernels.kernel_relevance(D, Q, phi) for phi in (kernels.elu, kernels.elu_plus_one)]
         errors.append(np.abs(np.array(row) / exact - 1))
     few, many, elu, shifted = np.median(errors, axis=0)

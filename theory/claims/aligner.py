@@ -1,11 +1,12 @@
 """Claims about entropy-regularised sparse alignment: Qian et al. 2022 (ALIGNER)."""
 
+from typing import Any
+
 import numpy as np
 from scipy.optimize import minimize_scalar
-from studies.curves import Curves
-from studies.theory_claims import ALIGNER, Evidence, apart, excess, theorem
 
 from theory import entropic
+from theory.claims import ALIGNER, Evidence, apart, excess, theorem
 
 RELAXED = "ε > 0, 0 < k < m"
 GOLDEN_SCORES = (0.9, 0.5, 0.4, 0.1)
@@ -74,7 +75,7 @@ def dual_temperature(rng: np.random.Generator, samples: int) -> Evidence:
 
     ours, printed = budget(entropic.dual), budget(entropic.dual_as_printed)
     detail = f"b = 0: Σλ at the maximum {printed:.4f} as printed, {ours:.4f} corrected, k = 2"
-    told = {"printed": apart(printed, k), "allowed": 1e-5, "because": "a numerical maximum"}
+    told: dict[str, Any] = {"printed": apart(printed, k), "allowed": 1e-5, "because": "a numerical maximum"}
     return Evidence(apart(ours, k), 1, tolerance=1e-5, detail=detail, **told)
 
 
@@ -136,8 +137,12 @@ def few_iterations(rng: np.random.Generator, samples: int) -> Evidence:
     over, T = max(excess(reached, 1) for reached in budgets.values()), np.array([1, 2, 5, 10, 20, 50, 100])
     panel = {"Σλ/k, ε = .002": {f"scores {name}": reached[T - 1] for name, reached in budgets.items()}}
     detail = "Σλ/k after 5 and 100 iterations, scores " + "; ".join(rows) + ". Few suffice within about 5ε"
-    told = {"printed": excess(1, budgets["U(0,1)"][4]), "allowed": 0.05, "because": "our criterion"}
-    curves = Curves("iterations of Eq. 5", T, panel)
+    told: dict[str, Any] = {
+        "printed": excess(1, budgets["U(0,1)"][4]),
+        "allowed": 0.05,
+        "because": "our criterion",
+    }
+    curves = {"name": "iterations of Eq. 5", "x": T, "panels": panel}
     return Evidence(over, 5 * 32, unit="of the budget", detail=detail, curves=curves, **told)
 
 

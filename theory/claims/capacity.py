@@ -1,10 +1,11 @@
 """What embeddings can answer: Weller et al. 2025 (LIMIT) and `theory.capacity`; random buckets (MUVERA)."""
 
+from typing import Any
+
 import numpy as np
-from studies.curves import Curves
-from studies.theory_claims import LIMIT, Evidence, apart, excess, standard_errors, theorem
 
 from theory import buckets, capacity, projections
+from theory.claims import LIMIT, Evidence, apart, excess, standard_errors, theorem
 
 
 @theorem(
@@ -25,7 +26,7 @@ def sets_by_dimension(rng: np.random.Generator, samples: int) -> Evidence:
             worst = max(worst, apart(found.min(), capacity.moment_gap(n)))
     gap = capacity.moment_gap(150)
     detail = f"h = 4 answers all 11,175 pairs of 150 documents, with a cosine gap of {gap:.1e}"
-    told = {"printed": answered, "allowed": 0.5, "because": "“limited”", "detail": detail}
+    told: dict[str, Any] = {"printed": answered, "allowed": 0.5, "because": "“limited”", "detail": detail}
     return Evidence(worst, 5, tolerance=1e-6, unit="of all sets", **told)
 
 
@@ -125,7 +126,7 @@ def rounding(rng: np.random.Generator, samples: int) -> Evidence:
     lines = {"2k numbers on a curve": capacity.moment_gap(n)}
     lines["no vectors have more"] = capacity.packing_gap(n, 2, 4)
     units = {f"rounding of {name}": np.full(len(n), np.finfo(name).epsneg) for name in ("float16", "float32")}
-    curves = Curves("documents n", n, {panel: lines}, dotted=units, log_y=[panel])
+    curves = {"name": "documents n", "x": n, "panels": {panel: lines}, "dotted": units, "log_y": [panel]}
     return Evidence(apart(found, [25, 223]), 2, tolerance=0.05, detail=detail, curves=curves)
 
 
