@@ -59,7 +59,7 @@ def test_a_run_measures_every_system_and_goes_on(
     written = checkpoint.stat().st_mtime_ns
     first = json.loads((tmp_path / "results/retrieve.json").read_text())
     assert [row["system"] for row in first] == [BM25, "GENRE"]
-    chosen = ["S-T5", "ColBERT, pairs", "DSI-place", "DSI-PAWA", "GENRE", "T5-SEAL", CONTROL]
+    chosen = ["S-T5", "ColBERT, pairs", "DSI", "DSI-place", "DSI-PAWA", "GENRE", "T5-SEAL", CONTROL]
     every = settings(*given, tmp_path, seeds="[1]", systems=json.dumps(chosen))
     document_encoding.main(every)
     assert checkpoint.stat().st_mtime_ns == written
@@ -110,14 +110,15 @@ def test_verdicts_follow_the_numbers() -> None:
         return [v.word for v in judge(claims(planted(BM25=0.9, **recalls))["table6"])]
 
     yes, no, open_ = REPRODUCED, CONTRADICTED, UNDECIDED
-    assert words(T5_ColBERT=0.9, DSI_place=0.5, DSI_PAWA=0.9) == [yes, yes, yes, open_]
-    assert words(T5_ColBERT=0.9, DSI_place=0.9, DSI_PAWA=0.5) == [no, no, no, yes]
-    found = judge(claims(planted(BM25=0.9, DSI_place=0.4, DSI_PAWA=0.9))["table6"])
-    assert {(v.word, v.reason) for v in found} == {(open_, "DSI-place has not learned enough")}
-    values = planted(BM25=0.9, DSI=0.5, DSI_place=0.9, DSI_PAWA=0.9)
-    found = judge(claims(values)["table6"])  # what the paper compares, and what differs by PAWA alone
-    assert [v.word for v in found] == [yes, yes, open_, open_]
-    assert {v.word for v in judge(claims(values)["controls"])} == {yes}
+    assert words(T5_ColBERT=0.9, DSI=0.5, DSI_PAWA=0.9) == [yes, yes, yes, open_]
+    assert words(T5_ColBERT=0.9, DSI=0.9, DSI_PAWA=0.5) == [no, no, no, yes]
+    found = judge(claims(planted(BM25=0.9, DSI=0.4, DSI_PAWA=0.9))["table6"])
+    assert {(v.word, v.reason) for v in found} == {(open_, "DSI has not learned enough")}
+    values = planted(BM25=0.9, DSI=0.5, DSI_place=0.9, DSI_PAWA=0.9, T5_SEAL=0.5)
+    values[CONTROL] = values["BM25"]
+    found = judge(claims(values)["controls"])
+    assert [v.word for v in found] == [open_, open_, yes, yes, no, no]
+    assert {(v.claim.place, v.claim.printed) for v in found} == {("a control, not the paper's", "")}
 
 
 def test_pairs_and_searches_are_judged_by_their_margin() -> None:

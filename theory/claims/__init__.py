@@ -1,11 +1,11 @@
 """What a theorem of the papers is here, what checking it yields, and the registry of all theorems.
 
-A theorem is a statement with a function that looks for violations: exact, unlike the claims of
-`paradigms.evaluate.claims`, which are judged from samples. A paper's has its sentence as printed, `quote`,
-and that sentence is judged; one without is a law of our own. Where a sentence needs mending, `correction`
-says what holds instead; what is then checked as ours is the correction, and the printed form beside it, which
-must differ from it by a measured number. One short function per theorem, in the files beside this one;
-`experiments/theory_checks.py` runs them.
+A theorem is a statement with a function that looks for violations: exact, unlike the claims of the
+studies, which are judged from samples. A paper's has its sentence as printed, `quote`, and that sentence
+is judged; one without is a law of our own. Where a sentence needs mending, `correction` says what holds
+instead; what is then checked as ours is the correction, and the printed form beside it, which must differ
+from it by a measured number. One short function per theorem, in the files beside this one, whose import
+fills THEOREMS; `experiments/theory_checks.py` runs them.
 """
 
 from collections.abc import Callable
@@ -31,8 +31,8 @@ class Evidence:
     samples: instances looked at. tightness: median of bounded quantity / bound, 1 where attained.
     printed: by how much the form as printed failed, None where nothing else is printed; allowed: what its
     words leave room for, `because` of what.
-    detail: the counterexample, or the numbers that matter. curves: the x, the panels and their series that a
-    page draws of it.
+    detail: the counterexample, or the numbers that matter. curves: what a page draws, by the fields of
+    `Curves` in experiments/studies/curves.py.
     """
 
     violation: float
