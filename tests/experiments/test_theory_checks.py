@@ -36,6 +36,7 @@ def test_everything_holds_as_shipped(tmp_path, capsys):
         assert {verdicts[name] for name in names.split()} == {verdict}
     page = (tmp_path / "theory_checks.html").read_text()
     assert all(f">{name}</td>" in page for name in checks.THEOREMS)
+    assert page.count("data:image") == 6, "theory/README.md speaks of six curves"
     assert not any(outside in page for outside in ("http:", "https:", 'src="/', "@import"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checks.json", "theory_checks.html"]
 
