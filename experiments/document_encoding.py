@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, permutations
 from typing import Any
 
-from studies.settings import PairSettings, known
+from studies.settings import PairSettings, known, quoted
 
 from paradigms.io.command_line import command_line
 
@@ -180,7 +180,7 @@ def claims(values: Values) -> dict[str, list[Claim]]:
             printed = how.get("printed", ("", ""))[RECALLS.index(measure)]
             contrast, quantity = values[a][measure] - values[b][measure], f"{measure}, {a} − {b}"
             more = {"margin": how.get("margin", 0.0), "unlearned": unlearned_of(values, (a, b))}
-            where = f"Wu et al. 2024, {place}" if place else "a control, not the paper's"
+            where = place and f"Wu et al. 2024, {place}"
             found[table].append(Claim(where, sentence, quantity, contrast, printed=printed, **more))
 
     improve = "both PAWA and NP-decoding can greatly improve the performance"
@@ -240,7 +240,7 @@ def report(settings: Settings, bench: Bench, found: Found) -> tuple[str, dict[st
         }
         for stage in SEARCHES
     }
-    left = ", ".join(name for name in SYSTEMS if name not in settings.systems)
+    left = quoted(name for name in SYSTEMS if name not in settings.systems)
     summary = sample(bench, settings) + (f" Not compared: {left}." if left else "")
     of_tables = claims(values["retrieve"])
     how = (

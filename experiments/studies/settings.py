@@ -1,6 +1,7 @@
 """Settings that the studies share, and what they refuse: nothing here takes time to import."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -33,7 +34,12 @@ def known(settings: Any, name: str, names: Any) -> None:
     """SystemExit for a value of the list that is none of the names."""
     different(settings, name)
     if unknown := [value for value in getattr(settings, name) if value not in names]:
-        raise SystemExit(f"{name}: unknown {', '.join(unknown)}; there are {', '.join(names)}")
+        raise SystemExit(f"{name}: unknown {quoted(unknown)}; there are {quoted(names)}")
+
+
+def quoted(names: Iterable[str]) -> str:
+    """Names that may hold commas, as they are given in a list."""
+    return ", ".join(f'"{name}"' for name in names)
 
 
 @dataclass
