@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import Results, at_least, different
+from studies.settings import OneCollection, Results, at_least, different, training_fields
 
 from paradigms.io.command_line import command_line, folder_name
 
@@ -28,16 +28,12 @@ CROSS, INIT = "CROSS-ATTENTION", "BERT-INIT"  # INIT: the backbone as it comes, 
 
 
 @dataclass
-class Settings(Results):
+class Settings(OneCollection, Results):
     """Which systems are trained and measured on which passages."""
 
-    collection: str = "pydocs"
-    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER; for the task answers a
-    folder with answers.jsonl besides"""
     task: Literal["containing", "answers"] = "containing"
-    """containing: find the passage that contains the query; answers: find passages that contain an answer"""
-    documents: int = 0
-    """size of a fixed subset, of pydocs alone; 0: all documents"""
+    """containing: find the passage that contains the query; answers: find passages that contain an answer,
+    in a folder with answers.jsonl besides"""
     backbone: str = "offline"
     """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
     pooling: Literal["mean", "cls"] = "mean"
@@ -194,9 +190,7 @@ def job(bench: Bench, seed: int, name: str, settings: Settings, accelerator: Acc
     folder = Path(settings.output) / f"length-{bench.length}" / f"seed-{seed}" / name
 
     def train(model: Any, training: Path) -> Any:
-        names = ("steps", "batch_size", "learning_rate")
-        given = {name: getattr(settings, name) for name in names} | {"save_every": 200, "seed": seed}
-        given["head_learning_rate"] = 1e-3
+        given = training_fields(settings) | {"head_learning_rate": 1e-3, "save_every": 200, "seed": seed}
         how = TrainingSettings(**given, temperature=temperature(model, bench))
         splits, runs = (bench.collection.split("train"), Split({}, {})), (bench.mined, Run())
         return fit(model, bench.collection, splits, runs, settings.negatives, 0, how, training, accelerator)

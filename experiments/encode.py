@@ -13,22 +13,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from studies.settings import at_least
+from studies.settings import OneCollection, at_least
 
 from paradigms.io.command_line import command_line, folder_name
 
 
-@dataclass
-class Settings:
+@dataclass(kw_only=True)
+class Settings(OneCollection):
     """What is encoded with what, and into what."""
 
     checkpoint: str
     """folder of a saved paradigm, such as experiments/train.py writes"""
-    collection: str = "pydocs"
-    """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or a folder in the layout of BEIR, MIRACL, LoTTE or
-    DPR's and EntityQuestions' question answering"""
-    documents: int = 0
-    """size of a fixed subset, of pydocs alone; 0: all documents"""
     output: str = ""
     """results folder; empty: results/encode-PARADIGM-COLLECTION"""
     passages: int = 0

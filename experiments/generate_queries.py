@@ -17,19 +17,17 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from studies.settings import at_least
+from studies.settings import OneCollection, at_least
 
 from paradigms.io.command_line import command_line, folder_name
 
 
-@dataclass
-class Settings:
+@dataclass(kw_only=True)
+class Settings(OneCollection):
     """Who writes what for which documents."""
 
     model: str
     """sequence-to-sequence model by hub name or folder, such as google/flan-t5-small or a doc2query model"""
-    collection: str = "pydocs"
-    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
     documents: int = 0
     """for which queries are written, drawn at random; 0: all"""
     queries: int = 3

@@ -9,21 +9,18 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
 
-from studies.settings import at_least, different
+from studies.settings import OneCollection, at_least, different
 
 from paradigms.io.command_line import command_line
 
 
-@dataclass
-class Settings:
+@dataclass(kw_only=True)
+class Settings(OneCollection):
     """Which model reads what."""
 
     checkpoint: str
     """folder of a saved ALIGNER, such as experiments/train.py writes"""
-    collection: str = "pydocs"
-    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
     documents: int = 2000
-    """size of a fixed subset, of pydocs alone; 0: all documents"""
     split: str = "test"
     queries: list[str] = field(default_factory=list)
     """ids of queries; empty: `count` of them, evenly spaced in the order of their ids"""

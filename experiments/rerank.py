@@ -11,24 +11,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import at_least
+from studies.settings import OneCollection, at_least
 
 from paradigms.io.command_line import command_line, folder_name
 
 
-@dataclass
-class Settings:
+@dataclass(kw_only=True)
+class Settings(OneCollection):
     """Which paradigm reranks which run."""
 
     checkpoint: str
     """folder of a saved paradigm, such as experiments/train.py writes"""
     run: str
     """TREC run to rerank"""
-    collection: str = "pydocs"
-    """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or a folder in the layout of BEIR, MIRACL, LoTTE or
-    DPR's and EntityQuestions' question answering"""
-    documents: int = 0
-    """size of a fixed subset, of pydocs alone; 0: all documents"""
     split: str = "test"
     passages: int = 0
     """split documents into passages of at most so many words, with their titles; 0: what is longer than the

@@ -13,17 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from studies.settings import EncoderStudy, known, lengths_of
+from studies.settings import EncoderStudy, OneCollection, known, lengths_of
 
 from paradigms.io.command_line import command_line
 
 
 @dataclass
-class Settings(EncoderStudy):
+class Settings(EncoderStudy, OneCollection):
     """Which ALIGNERs are trained on what, and how far they are pruned."""
 
-    collection: str = "pydocs"
-    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
     methods: list[str] = field(default_factory=lambda: ["entropic", "relu", "hard", "l1", "none"])
     """which of entropic, relu, hard, l1, eq5, and none: no salience, the paper's full model"""
     query_ratio: float = 0.5

@@ -19,17 +19,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import at_least
+from studies.settings import OneCollection, at_least, lengths_of
 
 from paradigms.io.command_line import command_line
 
 
 @dataclass
-class Settings:
+class Settings(OneCollection):
     """What is measured."""
 
-    collection: str = "pydocs"
-    """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or the folder of a collection"""
     documents: int = 1200
     """documents that are encoded, drawn at random"""
     queries: int = 30
@@ -161,8 +159,8 @@ def opened(name: str, settings: Settings) -> Paradigm:
     """The paradigm as saved where `load` names it, else untrained. ValueError for another paradigm."""
     if name not in settings.load:
         torch.manual_seed(settings.seed)  # of projections
-        lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
-        return PARADIGMS[name](settings.backbone, **lengths | settings.options.get(name, {})).eval()
+        options = lengths_of(settings) | settings.options.get(name, {})
+        return PARADIGMS[name](settings.backbone, **options).eval()
     loaded = load(settings.load[name])
     if not isinstance(loaded, Paradigm) or loaded.name != name:
         raise ValueError(f"{settings.load[name]} holds {loaded.name}, not {name}")

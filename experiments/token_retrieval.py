@@ -9,17 +9,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from studies.settings import EncoderStudy, at_least, different, lengths_of
+from studies.settings import EncoderStudy, OneCollection, at_least, different, lengths_of
 
 from paradigms.io.command_line import command_line
 
 
 @dataclass
-class Settings(EncoderStudy):
+class Settings(EncoderStudy, OneCollection):
     """What is trained on what, and how far its tokens are searched."""
 
-    collection: str = "pydocs"
-    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
     backbone: str = "offline"
     """an encoder, or a T5, by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package; small:
     a T5 with random weights and the collection's vocabulary, all of it trained"""

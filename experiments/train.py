@@ -10,22 +10,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import Results
+from studies.settings import OneCollection, Results, training_fields
 
 from paradigms.io.command_line import command_line
 
 
 @dataclass
-class Settings(Results):
+class Settings(OneCollection, Results):
     """What is trained on what, and how."""
 
     paradigm: str = "colbert"
     """dpr, me_bert, colbert, coil, aligner, xtr or splade; generative: dsi, genre or seal; a reranker:
     cross_attention"""
-    collection: str = "pydocs"
-    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
-    documents: int = 0
-    """size of a fixed subset, of pydocs alone; 0: all documents"""
     backbone: str = ""
     """a Hugging Face encoder by hub name or folder, offline: all-MiniLM-L6-v2 from the Python package; a
     generative paradigm's is a T5, small: one with random weights and few layers. Empty: offline, or small"""
@@ -171,8 +167,7 @@ def trained(
         mined = bm25.search(splits[0].queries, NEGATIVES_DEPTH)
     dev_run = bm25.search(splits[1].queries, DEV_DEPTH)
     torch.manual_seed(settings.seed)
-    names = TrainingSettings.__dataclass_fields__.keys() & asdict(settings).keys()
-    given: dict[str, Any] = {name: getattr(settings, name) for name in names}
+    given = training_fields(settings)
     if settings.distil != "none":
         how = settings.distil, settings.distil_weight, settings.distil_temperature
         given["distillation"] = Distillation(*how)

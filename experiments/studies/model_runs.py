@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 from studies.pages import Measured
-from studies.settings import EncoderStudy, PairSettings
+from studies.settings import EncoderStudy, PairSettings, training_fields
 
 from paradigms import Paradigm, load
 from paradigms.baselines.bm25 import BM25
@@ -221,7 +221,7 @@ def encoder_job(
     def train(paradigm: Paradigm, training: Path) -> Paradigm:
         runs = bench.mined if settings.negatives else {}, bench.dev_run
         splits, counts = (bench.train, bench.dev), (settings.negatives, settings.dev_queries)
-        how = TrainingSettings(**settings.training() | {"seed": seed} | changes, save_every=100)
+        how = TrainingSettings(**training_fields(settings) | {"seed": seed} | changes, save_every=100)
         given = paradigm, bench.collection, splits, runs, *counts, how, training, accelerator
         return fit(*given, states=states)
 

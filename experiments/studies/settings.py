@@ -42,6 +42,17 @@ def quoted(names: Iterable[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)
 
 
+@dataclass(kw_only=True)
+class OneCollection:
+    """What is read. Scripts add fields of their own."""
+
+    collection: str = "pydocs"
+    """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or a folder in the layout of BEIR, MIRACL, LoTTE or
+    DPR's and EntityQuestions' question answering"""
+    documents: int = 0
+    """size of a fixed subset, of pydocs alone; 0: all documents"""
+
+
 @dataclass
 class Results:
     """Where results go. Experiments add fields of their own."""
@@ -66,6 +77,15 @@ def lengths_of(settings: Any) -> dict[str, int]:
     return {name: getattr(settings, name) for name in ("query_length", "document_length")}
 
 
+def training_fields(settings: Any) -> dict[str, Any]:
+    """The settings that `TrainingSettings` has too."""
+    from paradigms.train.loop import TrainingSettings
+
+    return {
+        of.name: getattr(settings, of.name) for of in fields(TrainingSettings) if hasattr(settings, of.name)
+    }
+
+
 @dataclass
 class EncoderTraining:
     """How an encoder is trained: the recipe of the main job. Experiments add fields of their own."""
@@ -88,12 +108,6 @@ class EncoderTraining:
     dev_queries: int = 100
     """dev queries of that measure, drawn by a hash where there are more: nDCG@10 of reranking BM25's first 10
     documents and the relevant ones; 0: the last state is kept"""
-
-    def training(self) -> dict[str, Any]:
-        """The fields that `TrainingSettings` has too."""
-        from paradigms.train.loop import TrainingSettings
-
-        return {of.name: getattr(self, of.name) for of in fields(TrainingSettings) if hasattr(self, of.name)}
 
 
 @dataclass
