@@ -36,8 +36,6 @@ class Settings(OneCollection, Results):
     in a folder with answers.jsonl besides"""
     backbone: str = "offline"
     """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
-    pooling: Literal["mean", "cls"] = "mean"
-    """what a pooled vector is made of; the paper's is cls, all-MiniLM-L6-v2 has learned mean"""
     lengths: list[int] = field(default_factory=lambda: [50, 100, 200, 400])
     """tokens of the passages at most, of the backbone's tokenizer: multiples of the smallest"""
     systems: list[str] = field(
@@ -121,13 +119,15 @@ from paradigms.train.job import begin, fit, open_collection
 from paradigms.train.loop import TrainingSettings
 
 SPREAD = 64  # training queries, and passages throughout the corpus, on which the spread of scores is measured
+POOLING = "mean"  # into one vector, as all-MiniLM-L6-v2 has learned; the paper's is cls
 TITLES = {"containing": "the passage that contains the query", "answers": "question answering"}
 
 
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
     collection = open_collection(settings.collection, settings.documents or None, console)
-    bind(settings, accelerator, ("systems", "seeds", "keep_models"), fingerprint=collection.fingerprint)
+    bound = {"fingerprint": collection.fingerprint, "pooling": POOLING}
+    bind(settings, accelerator, ("systems", "seeds", "keep_models"), **bound)
     try:
         benches = open_benches(settings, collection)
     except (ValueError, OSError) as error:
@@ -217,7 +217,7 @@ def build(name: str, length: int, settings: Settings) -> Paradigm | CrossAttenti
     backbone = packaged(settings.backbone)
     special = load_tokenizer(backbone).num_special_tokens_to_add()
     common: dict[str, Any] = {"query_length": settings.query_length, "document_length": length + special}
-    common["pooling"] = "mean" if name == INIT else settings.pooling
+    common["pooling"] = POOLING
     if name == CROSS:
         return RERANKERS["cross_attention"](settings.backbone, **common)
     common["normalize"] = False

@@ -28,9 +28,6 @@ class Settings(OneCollection, Results):
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     vectors: int = 3
     """m: of each document of ME-BERT; 3 for passages and 4 for documents in the paper"""
-    pooling: Literal["mean", "cls"] = "mean"
-    """of DE-BERT's vectors and ME-BERT's query. The paper's is cls, and DE-BERT then ME-BERT with m = 1;
-    all-MiniLM-L6-v2 has learned mean, and with cls its first vector wins every maximum of ME-BERT"""
     normalize: bool = False
     """cosines in place of the paper's inner products"""
     rounds: list[Literal["again", "mined"]] = field(default_factory=lambda: ["again", "mined"])
@@ -91,6 +88,9 @@ from paradigms.train.job import NEGATIVES_DEPTH, begin, fit
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.mining import mine
 
+# Of DE-BERT's vectors and ME-BERT's query. The paper's is cls; all-MiniLM-L6-v2 has learned mean, and with
+# cls its first vector wins every maximum of ME-BERT.
+POOLING = "mean"
 RERANKER, RERANK_BATCH = "cross_attention", 8
 FIRST = "first"  # the round that starts from the backbone
 
@@ -98,7 +98,7 @@ FIRST = "first"  # the round that starts from the backbone
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
     bench = open_bench(settings, console, ("training", "dev", "test"))
-    bind(settings, accelerator, ["seeds"], fingerprint=bench.collection.fingerprint)
+    bind(settings, accelerator, ["seeds"], fingerprint=bench.collection.fingerprint, pooling=POOLING)
     jobs = [
         Job(
             f"{bench.collection.name}, seed {seed}",
@@ -144,7 +144,7 @@ def start(name: str, round: str, folder: Path, settings: Settings) -> Any:
     """The model before a round: new, or as the first round left it."""
     if round != FIRST:
         return load(folder / f"{name}-{FIRST}" / "checkpoint")
-    same: dict[str, Any] = lengths_of(settings) | {"pooling": settings.pooling}
+    same: dict[str, Any] = lengths_of(settings) | {"pooling": POOLING}
     if name == RERANKER:
         return cross_attention(settings.backbone, **same)
     first = {"first": settings.vectors} if name == "me_bert" else {}
