@@ -106,8 +106,8 @@ def claims(found: Found) -> list[Claim]:
     def ranked(said: str, measure: str, more: Side, less: Side, **how: Any) -> None:
         """Of documents in the order of their scores."""
         one, other = (found.values(kind, way, k, measure) for kind, way, k in (more, less))
-        sides = [f"{label(kind)}, {WAYS[way]}, k' = {k}" for kind, way, k in (more, less)]
-        claim(said, f"{measure}, {' − '.join(sides)}", one - other, **how)
+        sides = [f"{label(kind)}, {WAYS[way]} with k' = {k}" for kind, way, k in (more, less)]
+        claim(said, f"{measure}: {' − '.join(sides)}", one - other, **how)
 
     gold, equal = f"P(gold) in the first {TOP}", f"P(lexically equal) in the first {TOP}"
     others = f"mean cosine of the first {TOP} tokens from other documents"
@@ -119,22 +119,20 @@ def claims(found: Found) -> list[Claim]:
     tokens("lexical", "lexical", equal, -1)
 
     imputing, gathering = (xtr, "impute", k), (colbert, "gather", k)
-    theirs, all_tokens = (colbert, "impute", k), (xtr, "impute", many)
+    of_colbert, all_tokens = (colbert, "impute", k), (xtr, "impute", many)
     ranked("competitive", "nDCG@10", imputing, gathering, margin=MARGIN)
-    ranked("worse", "RR@10", gathering, theirs, margin=-MARGIN)
-    ranked("better", "RR@10", imputing, theirs)
-    ranked("recall", "R@100", imputing, theirs)
+    ranked("worse", "RR@10", gathering, of_colbert, margin=-MARGIN)
+    ranked("better", "RR@10", imputing, of_colbert)
+    ranked("recall", "R@100", imputing, of_colbert)
     ranked("greatly", "R@100", all_tokens, (colbert, "gather", many))
     if found.models[xtr][0]["R@1000"]:
         quantity = f"R@1000 imputing, XTR − ColBERT, k' = {k}"
         one, other = (found.values(kind, "R@1000", "kth") for kind in (xtr, colbert))
         claim("better", quantity, one - other)
     quantity = f"RR@10 imputing − gathering, of XTR less that of ColBERT, k' = {k}"
-    lost = [
-        found.values(of, "impute", k, "RR@10") - found.values(of, "gather", k, "RR@10")
-        for of in (xtr, colbert)
-    ]
-    claim("well", quantity, lost[0] - lost[1])
+    ways = [[found.values(of, way, k, "RR@10") for way in WAYS] for of in found.pair]
+    theirs, ours = (impute - gather for impute, gather in ways)
+    claim("well", quantity, ours - theirs)
     quantity = f"RR@10 of XTR, k'-th score − power law, k' = {k}"
     kth, law = (found.values(xtr, "imputations", name, "RR@10") for name in ("kth", "power_law"))
     claim("regression", quantity, kth - law, margin=MARGIN)
@@ -154,12 +152,11 @@ def claims(found: Found) -> list[Claim]:
         if ARGUMENTS in found.name.lower():
             ranked("ArguAna", "nDCG@10", many_small, many_large, **both)
     if len(found.sizes) > 1:
-        ends = found.sizes[0], found.sizes[-1]
-        kinds = [[(k_train, size) for k_train, _ in found.xtrs] for size in ends]
         least, most = (
-            np.mean([found.values(of, "impute", many, "nDCG@10") for of in row], 0) for row in kinds
+            np.mean([found.values((of[0], size), "impute", many, "nDCG@10") for of in found.xtrs], 0)
+            for size in (found.sizes[0], found.sizes[-1])
         )
-        quantity = f"nDCG@10, k' = {many}, batches of {ends[1]} − {ends[0]}, mean over k_train"
+        quantity = f"nDCG@10, k' = {many}, batches of {found.sizes[-1]} − {found.sizes[0]}, mean over k_train"
         poor = heard(*((k_train, size) for k_train, _ in found.xtrs for size in found.sizes))
         claim("batches", quantity, most - least, unlearned=poor)
     if found.models[xtr][0]["costs"]:
