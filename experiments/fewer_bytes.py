@@ -9,7 +9,7 @@ Fixed-dimensional encodings (MUVERA) find candidates for exact reranking; their 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from studies.settings import at_least, known
@@ -47,7 +47,6 @@ class Settings:
 if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, __doc__ or "")
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -55,8 +54,9 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from serving_costs import timed
 from studies.bucket_recall import CANDIDATES, FIRST, draw_law, law
-from studies.pages import Rows, Section, print_sections, shown, write_page, write_sections
+from studies.pages import Rows, Section, publish, shown
 
 from paradigms import PARADIGMS, Paradigm, load
 from paradigms.core import Tokens
@@ -95,7 +95,8 @@ def main(settings: Settings) -> None:
                 write_json(file, {"rows": measure()})
             rows = json_or_empty(file).get("rows", [])
             results.setdefault(part, []).extend({"collection": folder_name(name)} | row for row in rows)
-    publish(results, settings, folder)
+    summary = f"{settings.documents} documents and up to {settings.queries} queries of each collection."
+    publish(settings, "Fewer bytes", summary, described(results))
 
 
 def sampled(collection: Collection, settings: Settings) -> tuple[list[int], Split]:
@@ -134,12 +135,13 @@ def encoded(model: Paradigm, name: str, settings: Settings, console: Terminal) -
     collection = open_collection(name, None, console)
     rows, split = sampled(collection, settings)
     folder = Path(settings.output) / folder_name(name) / "exact"
-    if folder.is_dir():
-        index = ExactIndex.open(folder)
-        index.check(model)
-    else:
-        ids, texts = [collection.corpus.ids[n] for n in rows], [collection.corpus[n] for n in rows]
-        index = ExactIndex.build(model, ids, texts, folder, progress=True)
+    ids, texts = [collection.corpus.ids[n] for n in rows], [collection.corpus[n] for n in rows]
+    if not folder.is_dir():
+        return ExactIndex.build(model, ids, texts, folder, progress=True), split
+    index = ExactIndex.open(folder)
+    index.check(model)
+    if index.ids != ids:
+        raise SystemExit(f"{folder} holds another sample of {name}: choose another --output")
     return index, split
 
 
@@ -199,13 +201,14 @@ def fixed(exact: ExactIndex, recipe: Recipe, queries: Tokens, folder: Path) -> R
     wanted = exact.search_tokens(recipe, queries, FIRST)
     rows: Rows = []
 
-    def add(name: str, size: float, search: Callable[[Tokens], set[str]]) -> None:
-        shares, seconds = timed(search, queries, wanted)
-        values = {"bytes/document": size, f"recall@{FIRST}": shares, "ms": 1000 * seconds}
+    def add(name: str, size: float, search: Callable[[Tokens], dict[str, float]]) -> None:
+        milliseconds, found = timed(lambda n: search(queries[n : n + 1]), len(wanted), ROUNDS)
+        shares = [len(f.keys() & w.keys()) / max(1, len(w)) for f, w in zip(found, wanted, strict=True)]
+        values = {"bytes/document": size, f"recall@{FIRST}": shares, "ms": float(np.median(milliseconds))}
         rows.append({"index": name, "documents": len(exact), "queries": len(wanted)} | values)
 
-    def first(index: TokenIndex) -> Callable[[Tokens], set[str]]:
-        return lambda query: set(index.search_tokens(recipe, query, FIRST)[0])
+    def first(index: TokenIndex) -> Callable[[Tokens], dict[str, float]]:
+        return lambda query: index.search_tokens(recipe, query, FIRST)[0]
 
     add("exact", exact.bytes_per_document, first(exact))
     for bits in (4, 2, 1):
@@ -218,49 +221,33 @@ def fixed(exact: ExactIndex, recipe: Recipe, queries: Tokens, folder: Path) -> R
             own = index.manifest["files"]["tokens.faiss"]["bytes"] / len(index)
             name = f"fixed, {size} numbers{'' if centre else ', not centred'}"
 
-            def alone(query: Tokens, index: FixedIndex = index) -> set[str]:
-                return set(index.names(index.nearest(query, FIRST)[1][0]))
+            def alone(query: Tokens, index: FixedIndex = index) -> dict[str, float]:
+                return dict.fromkeys(index.names(index.nearest(query, FIRST)[1][0]), 0.0)
 
             add(f"{name}, alone", own, alone)
             add(f"{name}, 64 reranked", index.bytes_per_document, first(index))
     return rows
 
 
-def timed(
-    search: Callable[[Tokens], set[str]], queries: Tokens, wanted: list[dict[str, float]]
-) -> tuple[list[float], float]:
-    """The share of the wanted documents that each query finds, and the median over queries of its seconds."""
-    seconds = np.full(len(wanted), np.inf)
-    for _ in range(ROUNDS + 1):  # the first one warms up
-        shares = []
-        for n, best in enumerate(wanted):
-            began = time.perf_counter()
-            found = search(queries[n : n + 1])
-            seconds[n] = min(seconds[n], time.perf_counter() - began)
-            shares.append(len(found & best.keys()) / max(1, len(best)))
-    return shares, float(np.median(seconds))
-
-
-def publish(results: Mapping[str, Rows], settings: Settings, folder: Path) -> None:
-    """Tables as csv, json and md, the plots, and the page."""
-    texts = {
-        "fewer": "error: distance of a document's worst token to the nearest stored one, mean over "
-        "documents. violations: certificates of first tens that are others.",
-        "fixed": f"recall of the exact first {FIRST}. alone: the bytes of the encodings, nothing reranked.",
-        "law": f"Share of the exact first {FIRST} among the first {CANDIDATES} by encodings; predicted from "
-        "angles alone, by the law for independent tokens.",
+def described(results: Mapping[str, Rows]) -> dict[str, Section]:
+    """Sections of the page, by the name of their files."""
+    errors = (
+        "error: distance of a document's worst token to the nearest stored one, mean over documents. "
+        "violations: certificates of first tens that are others."
+    )
+    alone = f"recall of the exact first {FIRST}. alone: the bytes of the encodings, nothing reranked."
+    shares = (
+        f"Share of the exact first {FIRST} among the first {CANDIDATES} by encodings; predicted from angles "
+        "alone, by the law for independent tokens."
+    )
+    rows = {part: [*map(told, of)] for part, of in results.items()}
+    drawn = {"fewer": draw_fewer, "law": draw_law}
+    figures = {part: draw(results[part]) for part, draw in drawn.items() if rows[part]}
+    return {
+        "fewer": Section("Fewer bytes", errors, rows["fewer"], figures.get("fewer")),
+        "fixed": Section("Fixed-dimensional encodings", alone, rows["fixed"]),
+        "law": Section("Predicted recall", shares, rows["law"], figures.get("law")),
     }
-    headings = "Fewer bytes", "Fixed-dimensional encodings", "Predicted recall"
-    figures, sections = {"fewer": draw_fewer, "law": draw_law}, {}
-    for heading, (part, text) in zip(headings, texts.items(), strict=True):
-        if rows := results.get(part):
-            figure = figures[part](rows) if part in figures else None
-            sections[part] = Section(heading, text, [*map(told, rows)], figure)
-    write_sections(folder, sections)
-    print_sections(sections.values())
-    summary = f"{settings.documents} documents and up to {settings.queries} queries of each collection."
-    write_page(folder / "report.html", "Fewer bytes", summary, sections.values(), asdict(settings))
-    print(folder / "report.html")
 
 
 def told(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -70,7 +70,7 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import numpy as np
 import torch
-from studies.pages import Rows, Section, print_sections, write_rows
+from studies.pages import Rows, Section, publish
 from studies.postgres import postgres
 
 from paradigms import PARADIGMS, Paradigm, load
@@ -112,15 +112,13 @@ def main(settings: Settings) -> None:
         f"{settings.threads} threads. build s: from encoded vectors. ms: the median and the 10th and "
         f"90th percentile over queries. Engines score MaxSim only.{left_out}"
     )
-    print_sections([Section("Serving costs", text, rows)])
-    write_rows(folder / "costs", rows)
+    publish(settings, "Serving costs", text, {"costs": Section("Serving costs", rows=rows)})
     machine = {
         "processor": processor(),
         "cores": os.cpu_count(),
         "load average": [before, os.getloadavg()[0]],
     }
     write_json(folder / "settings.json", {"settings": asdict(settings), "machine": machine})
-    console.print(f"Written to {folder}: costs.json, costs.csv, costs.md and settings.json.")
 
 
 def measure(name: str, collection: Collection, settings: Settings, work: Path) -> Rows:

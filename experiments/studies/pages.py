@@ -146,7 +146,7 @@ def publish(
     title: str,
     summary: str,
     sections: Mapping[str, Section],
-    accelerator: "Accelerator",
+    accelerator: "Accelerator | None" = None,
     told: int | None = None,
 ) -> None:
     """The files of `write_sections`, all on one page, and the verdicts of claims in verdicts.md, one a line.
@@ -157,7 +157,7 @@ def publish(
     """
     from paradigms.train.job import environment
 
-    folder, where = Path(settings.output), environment(accelerator)
+    folder, where = Path(settings.output), environment(accelerator) if accelerator else {}
     sections = {name: section for name, section in sections.items() if section.rows}
     if division := DIVISIONS.get(getattr(settings, "division", "")):
         sections = {
@@ -168,12 +168,13 @@ def publish(
     judged = [row for section in sections.values() for row in section.rows if "verdict" in row]
     if judged:
         write_text(folder / "verdicts.md", "".join(map(_verdict_line, judged)))
-    write_json(folder / "environment.json", where)
+    if where:
+        write_json(folder / "environment.json", where)
     page = folder / "report.html"
     write_page(page, title, summary, sections.values(), asdict(settings) | where)
     print_sections(list(sections.values())[:told])
     Terminal().print(f"{summary}\nReport: {page}", soft_wrap=True)
-    if accelerator.trackers:
+    if accelerator and accelerator.trackers:
         import wandb
 
         run = accelerator.get_tracker("wandb").tracker
