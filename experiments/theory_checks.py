@@ -45,10 +45,9 @@ if __name__ == "__main__":  # before the imports that take seconds
     given = command_line(Settings, (__doc__ or "").partition("\n\n")[0])
 
 import numpy as np
-from rich.table import Table
 from rich.text import Text
 from studies.curves import Curves
-from studies.pages import Section, write_page
+from studies.pages import Section, print_sections, write_page
 
 from paradigms.io.files import held, write_json
 from paradigms.io.progress import progress_bar
@@ -124,24 +123,6 @@ def by_paper(results: list[Result]) -> dict[str, list[Result]]:
     return {paper: [result for result in results if result.theorem.paper == paper] for paper in papers}
 
 
-def counts(results: list[Result]) -> dict[str, int]:
-    """How many statements have each verdict."""
-    return {name: sum(result.verdict == name for result in results) for name in STYLES}
-
-
-def counts_table(results: list[Result]) -> Table:
-    """A row for each paper: how many of its claims hold, hold with a correction, are false."""
-    table, shown = (
-        Table("claims of", title="What holds"),
-        [n for n, c in counts(results).items() if c or n != FAILS],
-    )
-    for name in shown:
-        table.add_column(f"[{STYLES[name]}]{name}[/]", justify="right")
-    for paper, own in by_paper(results).items():
-        table.add_row(paper, *(str(counts(own)[name]) for name in shown))
-    return table
-
-
 def exceptions(results: list[Result]) -> Iterator[Text]:
     """A line for each claim that does not simply hold, with the number that shows it."""
     for name in (FAILS, FALSE, CORRECTED):
@@ -152,10 +133,13 @@ def exceptions(results: list[Result]) -> Iterator[Text]:
                 yield Text.assemble((name, STYLES[name]), f"  {theorem.source}, {check}: {why}")
 
 
+def counts(results: list[Result]) -> dict[str, int]:
+    """How many statements have each verdict."""
+    return {name: sum(result.verdict == name for result in results) for name in STYLES}
+
+
 def summary(results: list[Result]) -> str:
-    return f"{len(results)} claims: " + ", ".join(
-        f"{count} {name}" for name, count in counts(results).items()
-    )
+    return f"{len(results)} claims: " + ", ".join(f"{n} {name}" for name, n in counts(results).items())
 
 
 def as_json(result: Result) -> dict[str, Any]:
@@ -171,12 +155,10 @@ def main(settings: Settings) -> int:
     names, results, console = chosen(settings.only), [], Terminal()
     folder = held(settings.output)
     with progress_bar() as progress:
-        task = progress.add_task("checking", total=len(names))
-        for name in names:
-            progress.update(task, description=name)
+        for name in progress.track(names, description="checking"):
             results.append(check(name, settings.samples, settings.seed))
-            progress.advance(task)
-    console.print(counts_table(results))
+    rows = [{"claims of": paper} | counts(own) for paper, own in by_paper(results).items()]
+    print_sections([Section("What holds", rows=rows)])
     for line in exceptions(results):
         console.print(line)
     console.print(summary(results), highlight=False)
