@@ -11,7 +11,9 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paradigms.io.command_line import command_line, folder_name
+from studies.settings import launch
+
+from paradigms.io.command_line import folder_name
 
 
 @dataclass
@@ -29,8 +31,7 @@ class Settings:
     output: str = "results/advice"
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 
@@ -89,7 +90,3 @@ def table(found: dict[str, dict[str, dict[str, list[float]]]]) -> str:
     lines += ["|---|---:|---:|"]
     lines += [f"| {choice} | {np.mean(of):.3f} | {max(of):.3f} |" for choice, of in regrets.items()]
     return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

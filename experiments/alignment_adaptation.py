@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from studies.settings import EncoderStudy, at_least, different, known, lengths_of
+from studies.settings import EncoderStudy, at_least, different, known, launch, lengths_of
 
-from paradigms.io.command_line import command_line, folder_name
+from paradigms.io.command_line import folder_name
 
 
 @dataclass
@@ -49,8 +49,7 @@ class Settings(EncoderStudy):
         at_least(self, depth=1, shots=1)
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 import torch
@@ -184,7 +183,3 @@ def open_tasks(folder: Path, settings: Settings) -> list[Task]:
         if (count := len(models[0]["queries"])) <= min(settings.shots):
             raise SystemExit(f"{name}: {count} queries are too few for shots {settings.shots}")
     return [Task(models, settings.shots) for models in groups.values()]
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

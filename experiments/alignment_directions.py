@@ -13,9 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from studies.settings import PairSettings
-
-from paradigms.io.command_line import command_line
+from studies.settings import PairSettings, launch
 
 
 @dataclass
@@ -25,8 +23,7 @@ class Settings(PairSettings):
     experiment = "alignment-directions"
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 from studies.curves import at_path
@@ -163,7 +160,3 @@ def report(settings: Settings, bench: Bench, found: Found) -> tuple[str, dict[st
             table,
         ),
     }
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

@@ -14,7 +14,7 @@ Intervals and tests resample the queries within each collection. The output fold
 from dataclasses import dataclass
 from pathlib import Path
 
-from paradigms.io.command_line import command_line
+from studies.settings import launch
 
 
 @dataclass
@@ -41,8 +41,7 @@ class Settings:
 
 FILE = "per_query.csv"
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import csv
 
@@ -100,7 +99,3 @@ def joined(parts: dict[str, dict]) -> dict[str, dict[str, PerQuery]]:
         names, groups = [" ".join(row) for row in rows], [folder for folder, _ in rows]
         stages.setdefault(stage, {})[system] = PerQuery(queries=names, values=values, groups=groups)
     return stages
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import OneCollection, Results, at_least, different, training_fields
+from studies.settings import OneCollection, Results, at_least, different, launch, training_fields
 
-from paradigms.io.command_line import command_line, folder_name
+from paradigms.io.command_line import folder_name
 
 SYSTEM = re.compile(r"(DE|ME)-BERT(?:-([1-9]\d*))?")
 CROSS, INIT = "CROSS-ATTENTION", "BERT-INIT"  # INIT: the backbone as it comes, mean of its tokens
@@ -94,8 +94,7 @@ class Settings(OneCollection, Results):
         self.output = self.output or f"results/capacity-{self.task}-{folder_name(self.collection)}"
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 from accelerate import Accelerator
@@ -301,7 +300,3 @@ def predicted(bench: Bench, sizes: dict[str, int], settings: Settings) -> dict[s
         found = predict(bench, dimensions, settings.theory_queries, settings.samples)
         write_json(file, found)
     return found
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import EncoderTraining, System, at_least, read_systems
+from studies.settings import EncoderTraining, System, at_least, launch, read_systems
 
-from paradigms.io.command_line import command_line, folder_name
+from paradigms.io.command_line import folder_name
 
 
 @dataclass
@@ -97,8 +97,7 @@ class Settings(EncoderTraining):
         self.output = self.output or f"results/compare-{folder_name(self.collection)}{split}"
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 from accelerate import Accelerator
 from encode import open_encoded
@@ -301,7 +300,3 @@ def run_system(
         write_json(own / "costs.json", cost)
     accelerator.wait_for_everyone()
     accelerator.free_memory()
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

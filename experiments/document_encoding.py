@@ -18,9 +18,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, permutations
 from typing import Any
 
-from studies.settings import PairSettings, known, quoted
-
-from paradigms.io.command_line import command_line
+from studies.settings import PairSettings, known, launch, quoted
 
 SYSTEMS = {  # system -> its trained model
     "DPR": "dpr-second",
@@ -68,8 +66,7 @@ class Settings(PairSettings):
             )
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 from studies.curves import at_path
@@ -288,7 +285,3 @@ def report(settings: Settings, bench: Bench, found: Found) -> tuple[str, dict[st
             ],
         ),
     }
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from studies.settings import OneCollection, at_least
+from studies.settings import OneCollection, at_least, launch
 
-from paradigms.io.command_line import command_line, folder_name
+from paradigms.io.command_line import folder_name
 
 
 @dataclass(kw_only=True)
@@ -47,8 +47,7 @@ class Settings(OneCollection):
         at_least(self, passages=0, batch_size=1)
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 from accelerate import Accelerator
 
@@ -147,7 +146,3 @@ def open_encoded(
             f"{folder} holds another collection than {collection.name} as it is now: encode that"
         )
     return index
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from studies.settings import at_least, known
+from studies.settings import at_least, known, launch
 
-from paradigms.io.command_line import command_line, folder_name
+from paradigms.io.command_line import folder_name
 
 
 @dataclass
@@ -44,8 +44,7 @@ class Settings:
         at_least(self, documents=0, queries=1)
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -274,7 +273,3 @@ def draw_fewer(rows: Rows) -> Figure:
     panels[0].set_ylabel("nDCG@10")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=7)
     return figure
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

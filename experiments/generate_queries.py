@@ -17,9 +17,9 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from studies.settings import OneCollection, at_least
+from studies.settings import OneCollection, at_least, launch
 
-from paradigms.io.command_line import command_line, folder_name
+from paradigms.io.command_line import folder_name
 
 
 @dataclass(kw_only=True)
@@ -54,8 +54,7 @@ class Settings(OneCollection):
         self.output = self.output or f"results/queries-{folder_name(self.collection)}"
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import random
 from dataclasses import replace
@@ -152,7 +151,3 @@ def found_again(corpus: Corpus, pairs: list[tuple[str, str]], settings: Settings
     else:
         run = mine(load(settings.retriever), corpus, split, settings.rank, progress=True)
     return [pair for name, pair in zip(split.queries, pairs, strict=True) if pair[0] in run.get(name, {})]
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

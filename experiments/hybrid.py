@@ -13,9 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import OneCollection, Results, at_least, different, lengths_of, training_fields
-
-from paradigms.io.command_line import command_line
+from studies.settings import OneCollection, Results, at_least, different, launch, lengths_of, training_fields
 
 
 @dataclass
@@ -69,8 +67,7 @@ class Settings(OneCollection, Results):
             )
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 from accelerate import Accelerator
 from studies.hybrid_claims import DENSE, MEASURES, RR, SPARSE, Found, describe, hybrid_name
@@ -238,7 +235,3 @@ def rerank(
 def rr(run: Run, split: Split) -> float:
     """What dev queries choose by."""
     return per_query(run, split.judgements, (RR,)).mean(RR)
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

@@ -9,9 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
 
-from studies.settings import OneCollection, at_least, different
-
-from paradigms.io.command_line import command_line
+from studies.settings import OneCollection, at_least, different, launch
 
 
 @dataclass(kw_only=True)
@@ -33,8 +31,7 @@ class Settings(OneCollection):
         at_least(self, k=1)
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import torch
 from studies.alignment_view import chosen_queries, words
@@ -97,7 +94,3 @@ def salient(paradigm: Paradigm, text: str, side: Side) -> str:
     weights = [max(float(tokens.salience[0, 0, place]) for place in places) for _, places in found]
     order = sorted(range(len(found)), key=lambda n: -weights[n])[: ceil(SHARES[side] * len(found))]
     return ", ".join(f"{found[n][0]} {weights[n]:.3f}" for n in order if weights[n] > 0) or "nothing"
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

@@ -19,9 +19,7 @@ from math import comb
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import Results, Tracker, at_least, different
-
-from paradigms.io.command_line import command_line
+from studies.settings import Results, Tracker, at_least, different, launch
 
 
 @dataclass
@@ -75,8 +73,7 @@ class Settings(Results):
             raise SystemExit(f"relevant must be at most documents / 2, got {self.relevant}")
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import compare
 import numpy as np
@@ -325,7 +322,3 @@ def drawn(rows: Rows, settings: Settings) -> Figure:
     return Curves(
         "dimension h of a vector", settings.dimensions, {panel: series}, "log", dotted, [panel]
     ).draw()
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

@@ -12,9 +12,7 @@ import shutil
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from studies.settings import PairSettings, at_least
-
-from paradigms.io.command_line import command_line
+from studies.settings import PairSettings, at_least, launch
 
 
 @dataclass
@@ -34,8 +32,7 @@ class Settings(PairSettings):
         at_least(self, states=2)
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 from pathlib import Path
 
@@ -171,7 +168,3 @@ def report(settings: Settings, bench: Bench, found: Found) -> tuple[str, dict[st
             f"the logit and of the logit less its mean over the vocabulary; {MEASURE} of each order.",
         ),
     }
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

@@ -10,9 +10,7 @@ last layer's cross-attention makes, or all layers' by the residual stream alone.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from studies.settings import PairSettings
-
-from paradigms.io.command_line import command_line
+from studies.settings import PairSettings, launch
 
 
 @dataclass
@@ -25,8 +23,7 @@ class Settings(PairSettings):
     experiment = "low-rank"
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 from studies.attention import Array, Seen, best_name, seen
@@ -275,7 +272,3 @@ def draw(heads: Heads) -> "Figure":
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     return figure
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

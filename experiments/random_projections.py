@@ -13,9 +13,7 @@ Intervals of k resample the queries. The answer alone, in seconds: python -m par
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from studies.settings import Results, Tracker, at_least, different
-
-from paradigms.io.command_line import command_line
+from studies.settings import Results, Tracker, at_least, different, launch
 
 
 @dataclass
@@ -56,8 +54,7 @@ class Settings(Results):
             raise SystemExit(f"beta must lie in (0, 0.5), got {self.beta}")
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, (__doc__ or "").partition("\n\n")[0])
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 from rich.console import Console
@@ -233,7 +230,3 @@ def stated(
         quantity = f"log10 of a query's minimum, Boolean / BM25; of all queries here {least}"
         claims.append(Claim(LUAN, sentence, quantity, found, printed="log10(.0169 / 6.8e-06) = 3.4, of all"))
     return claims
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

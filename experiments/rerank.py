@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import OneCollection, at_least
+from studies.settings import OneCollection, at_least, launch
 
-from paradigms.io.command_line import command_line, folder_name
+from paradigms.io.command_line import folder_name
 
 
 @dataclass(kw_only=True)
@@ -56,8 +56,7 @@ class Settings(OneCollection):
             raise SystemExit("fuse sum chooses its weights on dev: give both --fuse sum and --dev_run FILE")
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, parse_flag_from_env
@@ -205,7 +204,3 @@ def candidates_of(run: Run, collection: Collection, settings: Settings, console:
                 raise ValueError(f"{settings.run}, query {query!r}: {error.args[0]}") from error
         pool[query] = {document: scores[document] for document in best}
     return pool
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

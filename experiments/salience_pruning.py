@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from studies.settings import EncoderStudy, OneCollection, known, lengths_of
-
-from paradigms.io.command_line import command_line
+from studies.settings import EncoderStudy, OneCollection, known, launch, lengths_of
 
 
 @dataclass
@@ -56,8 +54,7 @@ class Settings(EncoderStudy, OneCollection):
         return list(dict.fromkeys([(1.0, 1.0), *documents, *queries, (0.3, 0.2)]))
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 from accelerate import Accelerator
@@ -236,7 +233,3 @@ def measure(
         found = rerank_strategies(index, paradigm, test.queries, runs[pairs.index(settings.figure_7)])
         adapted = {name: values_of(run, test, MEASURES[1:])["nDCG@10"] for name, run in found.items()}
     return {"strategies": adapted, "points": points}
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

@@ -19,9 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import OneCollection, at_least, lengths_of
-
-from paradigms.io.command_line import command_line
+from studies.settings import OneCollection, at_least, launch, lengths_of
 
 
 @dataclass
@@ -65,8 +63,7 @@ class Settings(OneCollection):
         self.threads = self.threads or os.cpu_count() or 1
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 import torch
@@ -278,7 +275,3 @@ def processor() -> str:
     info = Path("/proc/cpuinfo")
     names = re.search(r"^model name\s*:\s*(.*)", info.read_text() if info.is_file() else "", re.M)
     return names[1] if names else platform.processor() or platform.machine()
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

@@ -20,9 +20,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from studies.settings import PairSettings
-
-from paradigms.io.command_line import command_line
+from studies.settings import PairSettings, launch
 
 
 @dataclass
@@ -35,8 +33,7 @@ class Settings(PairSettings):
     experiment = "term-matching"
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -231,7 +228,3 @@ def report(settings: Settings, bench: Bench, found: Found) -> tuple[str, dict[st
             (HARD, *NAMES.values()),
         ),
     }
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

@@ -11,7 +11,6 @@ chance in about 1,500 runs.
 """
 
 import math
-import sys
 import time
 import zlib
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from fnmatch import fnmatch
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from paradigms.io.command_line import command_line
+from studies.settings import launch
 
 
 @dataclass
@@ -41,8 +40,7 @@ class Settings:
             raise SystemExit(f"samples {self.samples}, seed {self.seed}; allowed: at least 20, at least 0")
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, (__doc__ or "").partition("\n\n")[0])
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 from rich.text import Text
@@ -179,7 +177,3 @@ def main(settings: Settings) -> int:
     write_page(page, "What holds", about, sections, asdict(settings))
     console.print(f"written to {page} and checks.json", highlight=False, soft_wrap=True)
     return int(any(result.verdict == FAILS for result in results))
-
-
-if __name__ == "__main__":
-    sys.exit(main(Settings(**given)))

@@ -9,9 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from studies.settings import EncoderStudy, OneCollection, at_least, different, lengths_of
-
-from paradigms.io.command_line import command_line
+from studies.settings import EncoderStudy, OneCollection, at_least, different, launch, lengths_of
 
 
 @dataclass
@@ -51,8 +49,7 @@ class Settings(EncoderStudy, OneCollection):
         return [Model(*kind, seed) for seed in self.seeds for kind in kinds]
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import torch
 from accelerate import Accelerator
@@ -117,7 +114,3 @@ def job(model: Model, bench: Bench, settings: Settings, accelerator: Accelerator
 
     how = (bench, settings, accelerator)
     return encoder_job(str(model), folder, model.seed, make, measured, *how, batch_size=model.batch_size)
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

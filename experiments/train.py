@@ -10,9 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import OneCollection, Results, training_fields
-
-from paradigms.io.command_line import command_line
+from studies.settings import OneCollection, Results, launch, training_fields
 
 
 @dataclass
@@ -103,8 +101,7 @@ class Settings(OneCollection, Results):
         super().__post_init__()
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import torch
 from accelerate import Accelerator
@@ -218,7 +215,3 @@ def mined_run(run: str, collection: Collection, split: Split, folder: Path, acce
 
     by_main(search, accelerator)
     return read_run(file)
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

@@ -1,17 +1,32 @@
 """Settings that the studies share, and what they refuse: nothing here takes time to import."""
 
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal
 
-from paradigms.io.command_line import folder_name
+from paradigms.io.command_line import command_line, folder_name
 from paradigms.io.terminal import shown
 from paradigms.io.typed import check_known, check_type, check_types
 
 Tracker = Literal["none", "wandb"]
 TAKEN = {"bm25", "runs", "pictures", "wandb", "small-t5"}  # in the results folder of a comparison
 DIVISIONS = {"within": "within documents", "unseen": "unseen documents"}  # of queries, as tables name them
+
+
+def launch(module: str, settings: type, description: str | None) -> None:
+    """Run the `main` of the script that was launched, with the settings of its command line.
+
+    A script calls this before the imports that take seconds: help and mistakes are told at once. Where
+    another module imports the script nothing happens.
+    """
+    if module == "__main__":
+        given = command_line(settings, description or "")
+        script = import_module(Path(sys.argv[0]).stem)
+        raise SystemExit(script.main(script.Settings(**given)))
 
 
 def at_least(settings: Any, **least: int) -> None:
