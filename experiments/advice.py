@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from studies.settings import launch
+from studies.settings import launch, refusing
 
 from paradigms.io.command_line import folder_name
 
@@ -38,7 +38,7 @@ import numpy as np
 from paradigms.cli.advise import MEASURE, SYSTEMS, Measured, chance_of_each, drawn, measure
 from paradigms.data import load_collection
 from paradigms.io.files import write_json, write_text
-from paradigms.io.terminal import Terminal, shown
+from paradigms.io.terminal import Terminal
 
 KINDS = ("known-item", "judged")
 
@@ -49,10 +49,8 @@ def main(settings: Settings) -> None:
     for name in settings.collections:
         file = folder / f"{folder_name(name)}-{settings.split}-{settings.documents}-{settings.queries}.json"
         if not file.is_file():
-            try:
+            with refusing():
                 write_json(file, measured(name, settings))
-            except (ValueError, OSError) as error:
-                raise SystemExit(shown(error)) from error
         found[folder_name(name)] = json.loads(file.read_text(encoding="utf-8"))
     page = table(found)
     write_text(folder / "table.md", page)

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from studies.settings import EncoderStudy, at_least, different, known, launch, lengths_of
+from studies.settings import EncoderStudy, at_least, different, known, launch, lengths_of, refusing
 
 from paradigms.io.command_line import folder_name
 
@@ -65,7 +65,6 @@ from paradigms.encoder.text import TextEncoder
 from paradigms.evaluate import per_query
 from paradigms.index import ExactIndex
 from paradigms.index.strategies import MEASURED, Strategies, rerank_strategies
-from paradigms.io.terminal import shown
 from paradigms.train.job import begin, keep_settings
 from paradigms.train.state import by_main
 
@@ -104,10 +103,8 @@ def main(settings: Settings) -> None:
 
 def alignment_of(checkpoint: str) -> str:
     """The name in MEASURED of the alignment that a saved ALIGNER was trained with."""
-    try:
+    with refusing("--checkpoint: "):
         recipe = Paradigm.from_pretrained(checkpoint).recipe
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"--checkpoint: {shown(error)}") from error
     for name, strategy in MEASURED.items():
         if strategy == (recipe.align, recipe.align_knobs):
             return name

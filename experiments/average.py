@@ -14,7 +14,7 @@ Intervals and tests resample the queries within each collection. The output fold
 from dataclasses import dataclass
 from pathlib import Path
 
-from studies.settings import launch
+from studies.settings import launch, refusing
 
 
 @dataclass
@@ -49,15 +49,13 @@ import numpy as np
 
 from paradigms.evaluate import PerQuery, csv_table, markdown_table, result_table, rich_table
 from paradigms.io.files import held, write_text
-from paradigms.io.terminal import Terminal, shown
+from paradigms.io.terminal import Terminal
 
 
 def main(settings: Settings) -> None:
-    try:
+    with refusing():
         parts = {folder: read_per_query(Path(folder, FILE)) for folder in settings.folders}
         stages = joined(parts)
-    except ValueError as error:
-        raise SystemExit(shown(error)) from error
     tables = []
     for stage, systems in stages.items():
         if settings.baseline not in systems:

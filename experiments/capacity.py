@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import OneCollection, Results, at_least, different, launch, training_fields
+from studies.settings import OneCollection, Results, at_least, different, launch, refusing, training_fields
 
 from paradigms.io.command_line import folder_name
 
@@ -112,7 +112,6 @@ from paradigms.encoder.backbone import load_tokenizer, packaged
 from paradigms.evaluate.hybrid import System, candidate_scores, combine, tune
 from paradigms.index import ExactIndex
 from paradigms.io.files import write_json
-from paradigms.io.terminal import shown
 from paradigms.io.typed import json_or_empty
 from paradigms.train.job import begin, fit, open_collection
 from paradigms.train.loop import TrainingSettings
@@ -127,10 +126,8 @@ def main(settings: Settings) -> None:
     collection = open_collection(settings.collection, settings.documents or None, console)
     bound = {"fingerprint": collection.fingerprint, "pooling": POOLING}
     bind(settings, accelerator, ("systems", "seeds", "keep_models"), **bound)
-    try:
+    with refusing():
         benches = open_benches(settings, collection)
-    except (ValueError, OSError) as error:
-        raise SystemExit(shown(error)) from error
     jobs = [
         job(bench, seed, name, settings, accelerator)
         for bench in benches

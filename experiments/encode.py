@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from studies.settings import OneCollection, at_least, launch
+from studies.settings import OneCollection, at_least, launch, refusing
 
 from paradigms.io.command_line import folder_name
 
@@ -59,17 +59,15 @@ from paradigms.index import INDEXES, open_index
 from paradigms.index.base import TokenIndex
 from paradigms.index.checksum import weights_checksum
 from paradigms.io.files import write_json
-from paradigms.io.terminal import Terminal, shown
+from paradigms.io.terminal import Terminal
 from paradigms.train import tracking
 from paradigms.train.job import environment, keep_settings, open_collection
 from paradigms.train.state import by_main
 
 
 def main(settings: Settings) -> None:
-    try:
+    with refusing():
         paradigm = load(settings.checkpoint)
-    except (ValueError, OSError) as error:
-        raise SystemExit(shown(error)) from error
     if not isinstance(paradigm, Paradigm):
         raise SystemExit(f"{settings.checkpoint} holds {paradigm.name}, which encodes no documents")
     named = f"results/encode-{paradigm.name}-{folder_name(settings.collection)}"
@@ -86,10 +84,8 @@ def main(settings: Settings) -> None:
         keep_settings(kept, folder, free={"output", "checkpoint"})
 
     by_main(keep, accelerator)
-    try:
+    with refusing():
         encode(paradigm, collection, settings, folder, accelerator, console)
-    except (ValueError, TypeError, OSError) as error:
-        raise SystemExit(f"{type(error).__name__}: {shown(error)}") from error
     accelerator.end_training()
 
 

@@ -17,7 +17,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from studies.settings import OneCollection, at_least, launch
+from studies.settings import OneCollection, at_least, launch, refusing
 
 from paradigms.io.command_line import folder_name
 
@@ -68,7 +68,7 @@ from paradigms.data import Corpus, Split, write_folder
 from paradigms.encoder.backbone import load_model, load_tokenizer
 from paradigms.io.files import held, write_text
 from paradigms.io.progress import progress_bar
-from paradigms.io.terminal import Terminal, shown
+from paradigms.io.terminal import Terminal
 from paradigms.train.job import keep_settings, open_collection
 from paradigms.train.mining import mine
 
@@ -83,11 +83,9 @@ def main(settings: Settings) -> None:
         if name != "train" and split.answers:
             raise SystemExit(f"{collection.name}: its split {name} has answers, which no BEIR folder holds")
     keep_settings(kept, held(folder), {"output", "rank", "retriever"})
-    try:
+    with refusing():
         pairs = written(collection.corpus, settings, folder / "written.jsonl")
         good = found_again(collection.corpus, pairs, settings)
-    except (OSError, ValueError) as error:
-        raise SystemExit(shown(error)) from error
     if not good:
         raise SystemExit(f"none of {len(pairs):,} queries finds its document among the first {settings.rank}")
     rows = [json.dumps({"document": document, "query": query}) for document, query in good]

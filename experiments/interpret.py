@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
 
-from studies.settings import OneCollection, at_least, different, launch
+from studies.settings import OneCollection, at_least, different, launch, refusing
 
 
 @dataclass(kw_only=True)
@@ -41,7 +41,7 @@ from paradigms.cli.show import alignment
 from paradigms.encoder.text import Side
 from paradigms.evaluate import AlignmentExample, Report, write_report
 from paradigms.evaluate.explain import explain
-from paradigms.io.terminal import Terminal, shown
+from paradigms.io.terminal import Terminal
 from paradigms.train.job import open_collection
 
 QUERIES = 4
@@ -50,10 +50,8 @@ SHARES: dict[Side, float] = {"query": 0.5, "document": 0.2}  # of the words, tha
 
 def main(settings: Settings) -> None:
     console = Terminal()
-    try:
+    with refusing("--checkpoint: "):
         paradigm = Paradigm.from_pretrained(settings.checkpoint)
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"--checkpoint: {shown(error)}") from error
     paradigm.to("cuda" if torch.cuda.is_available() else "cpu")
     subset = settings.documents or None if settings.collection == "pydocs" else None
     collection = open_collection(settings.collection, subset, console)

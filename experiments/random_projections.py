@@ -13,7 +13,7 @@ Intervals of k resample the queries. The answer alone, in seconds: python -m par
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from studies.settings import Results, Tracker, at_least, different, launch
+from studies.settings import Results, Tracker, at_least, different, launch, refusing
 
 
 @dataclass
@@ -65,7 +65,6 @@ from paradigms.baselines.lexical_vectors import PLACEMENTS, Counts, count_terms,
 from paradigms.data import Collection
 from paradigms.evaluate import Interval
 from paradigms.evaluate.claims import Claim
-from paradigms.io.terminal import shown
 from paradigms.train.job import begin, open_collection
 from theory.collection import Dimension, Problem, exact_thresholds, length_groups, required_dimension
 from theory.recall import required_dimension_recall, required_dimension_recall_exact
@@ -126,11 +125,9 @@ def main(settings: Settings) -> None:
 def open_counts(settings: Settings, console: Console) -> tuple[Collection, Counts]:
     """The collection and its counts."""
     collection = open_collection(settings.collection, None, console)
-    try:
+    with refusing():
         queries = collection.split(settings.split).queries
         return collection, count_terms(collection.corpus, queries, settings.queries, settings.seed)
-    except (KeyError, ValueError) as error:
-        raise SystemExit(shown(error)) from error
 
 
 def smallest_margins(problem: Problem) -> np.ndarray:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import OneCollection, at_least, launch
+from studies.settings import OneCollection, at_least, launch, refusing
 
 from paradigms.io.command_line import folder_name
 
@@ -81,7 +81,7 @@ from paradigms.evaluate.fusion import fuse, tune_weights
 from paradigms.evaluate.reranking import rerank as rerank_texts
 from paradigms.index import ExactIndex
 from paradigms.io.files import held, write_json, write_text
-from paradigms.io.terminal import Terminal, shown
+from paradigms.io.terminal import Terminal
 from paradigms.train.job import open_collection
 from paradigms.train.tracking import PATIENCE
 
@@ -89,10 +89,8 @@ from paradigms.train.tracking import PATIENCE
 def main(settings: Settings) -> None:
     state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"), timeout=PATIENCE)
     console = Terminal(quiet=not state.is_main_process)
-    try:
+    with refusing():
         rerank(settings, state, console)
-    except (ValueError, OSError, KeyError) as error:
-        raise SystemExit(shown(error)) from error
     state.destroy_process_group()
 
 

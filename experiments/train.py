@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import OneCollection, Results, launch, training_fields
+from studies.settings import OneCollection, Results, launch, refusing, training_fields
 
 
 @dataclass
@@ -111,7 +111,6 @@ from paradigms import GENERATIVE, PARADIGMS, RERANKERS, CrossAttention, Generati
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Run, Split, read_run, write_run
 from paradigms.io.files import write_json
-from paradigms.io.terminal import shown
 from paradigms.train import job
 from paradigms.train.generative import fit_generative, t5_folder
 from paradigms.train.job import DEV_DEPTH, NEGATIVES_DEPTH
@@ -131,10 +130,8 @@ def main(settings: Settings) -> None:
     console.print(f"{accelerator.num_processes} process(es) on {accelerator.device}")
     collection = job.open_collection(settings.collection, settings.documents or None, console)
     by_main(lambda: job.keep_settings(bound(settings, collection), folder, FREE), accelerator)
-    try:
+    with refusing():
         paradigm = trained(settings, collection, folder / "training", accelerator, console)
-    except (ValueError, TypeError, OSError, FloatingPointError, KeyError) as error:
-        raise SystemExit(f"{type(error).__name__}: {shown(error)}") from error
     if accelerator.is_main_process:
         paradigm.save_pretrained(folder / "checkpoint")
         write_json(folder / "environment.json", job.environment(accelerator))

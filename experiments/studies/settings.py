@@ -2,7 +2,8 @@
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
@@ -27,6 +28,16 @@ def launch(module: str, settings: type, description: str | None) -> None:
         given = command_line(settings, description or "")
         script = import_module(Path(sys.argv[0]).stem)
         raise SystemExit(script.main(script.Settings(**given)))
+
+
+@contextmanager
+def refusing(before: str = "", after: str = "") -> Iterator[None]:
+    """SystemExit in a line for an error in what was given: settings, files, data, or a loss that diverged."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError, KeyError, ImportError, FloatingPointError) as error:
+        kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
+        raise SystemExit(f"{before}{kind}{shown(error)}{after}") from error
 
 
 def at_least(settings: Any, **least: int) -> None:
@@ -231,7 +242,7 @@ def read_systems(given: list[str] | dict[str, Any]) -> dict[str, System]:
     for name, told in named.items():
         if not re.fullmatch(r"[\w+-][\w.+-]*", name) or name in TAKEN:
             raise SystemExit(f"system {name!r}: its name is that of a folder: letters, digits, . + - and _")
-        try:
+        with refusing(f"system {name}: "):
             check_type("its settings", told, dict)
             check_known(System, told)
             unnamed = "checkpoint" in told or "fuse" in told
@@ -239,8 +250,6 @@ def read_systems(given: list[str] | dict[str, Any]) -> dict[str, System]:
             check_types(systems[name])
             fused = {of for of, fields in named.items() if isinstance(fields, dict) and fields.get("fuse")}
             _check(systems[name], told, ["bm25", *(of for of in named if of not in fused | {name})])
-        except ValueError as error:
-            raise SystemExit(f"system {name}: {shown(error)}") from error
     return systems
 
 
