@@ -11,6 +11,7 @@ of the document, a sequence much longer than those of the training.
 
 import tempfile
 from dataclasses import dataclass
+from math import comb
 from typing import Any, get_args
 
 from studies.settings import PairSettings, launch
@@ -94,11 +95,9 @@ def by_chance(pool: Run, judgements: Judgements, queries: list[str]) -> dict[str
     found: dict[str, list[float]] = {measure: [] for measure in MEASURES}
     for query in queries:
         n, relevant = len(pool[query]), sum(grade > 0 for grade in judgements[query].values())
-        none, reciprocal = 1.0, 0.0  # none: P(no relevant document before this rank)
-        for rank in range(1, min(10, n - relevant + 1) + 1):
-            first = none * relevant / (n - rank + 1)
-            reciprocal += first / rank
-            none -= first
+        # C(n − r, relevant − 1) of the C(n, relevant) orders have the first relevant document at rank r.
+        ranks = range(1, min(10, n) + 1)
+        reciprocal = sum(comb(n - r, relevant - 1) / r for r in ranks) / comb(n, relevant)
         for measure, value in zip(MEASURES, (1 / n, min(10, n) / n, reciprocal), strict=True):
             found[measure].append(value)
     return found

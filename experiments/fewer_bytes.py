@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from studies.settings import at_least, known, launch
+from studies.settings import at_least, launch
 
 from paradigms.io.command_line import folder_name
 
@@ -23,9 +23,6 @@ class Settings:
 
     collections: list[str] = field(default_factory=lambda: ["pydocs"])
     """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or folders of collections"""
-    parts: list[str] = field(default_factory=lambda: ["fewer", "fixed", "law"])
-    """what is measured now, beside what the results folder has: fewer tokens, dimensions and bits; fixed
-    encodings; the law of their recall"""
     documents: int = 600
     """documents of each collection, drawn at random, those relevant to the queries among them; 0: all"""
     queries: int = 60
@@ -36,11 +33,9 @@ class Settings:
     law_documents: int = 200
     """documents for which recall is predicted: the first of the sample"""
     law_queries: int = 6
-    seed: int = 0
     output: str = "results/fewer_bytes"
 
     def __post_init__(self) -> None:
-        known(self, "parts", ("fewer", "fixed", "law"))
         at_least(self, documents=0, queries=1)
 
 
@@ -64,7 +59,7 @@ from paradigms.evaluate import bootstrap_interval, per_query
 from paradigms.index import CompressedIndex, ExactIndex, FixedIndex, TokenIndex
 from paradigms.io.files import write_json
 from paradigms.io.terminal import Terminal
-from paradigms.io.typed import json_or_empty
+from paradigms.io.typed import read_json
 from paradigms.recipe import Recipe
 from paradigms.train.job import open_collection
 
@@ -89,11 +84,11 @@ def main(settings: Settings) -> None:
         }
         for part, measure in parts.items():
             file = own / f"{part}.json"
-            if part in settings.parts and not file.is_file():
+            if not file.is_file():
                 console.print(f"{folder_name(name)}: {part}")
                 write_json(file, {"rows": measure()})
-            rows = json_or_empty(file).get("rows", [])
-            results.setdefault(part, []).extend({"collection": folder_name(name)} | row for row in rows)
+            rows = ({"collection": folder_name(name)} | row for row in read_json(file)["rows"])
+            results.setdefault(part, []).extend(rows)
     summary = f"{settings.documents} documents and up to {settings.queries} queries of each collection."
     publish(settings, "Fewer bytes", summary, described(results))
 
@@ -103,7 +98,7 @@ def sampled(collection: Collection, settings: Settings) -> tuple[list[int], Spli
 
     Queries are drawn first, as long as their relevant documents fill at most half of the sample.
     """
-    draw, test = np.random.default_rng(settings.seed), collection.split("test")
+    draw, test = np.random.default_rng(0), collection.split("test")
     wanted = min(settings.documents or len(collection.corpus), len(collection.corpus))
     chosen: list[str] = []
     rows: set[int] = set()
@@ -125,7 +120,7 @@ def opened(settings: Settings) -> Paradigm:
         if not isinstance(found, Paradigm) or not found.recipe.is_maxsim():
             raise SystemExit(f"{settings.model} is no ColBERT: errors of sums of maxima are bounded here")
         return found.eval()
-    torch.manual_seed(settings.seed)  # of the projection
+    torch.manual_seed(0)  # of the projection
     return PARADIGMS["colbert"]("offline", document_length=settings.document_length).eval()
 
 
@@ -241,11 +236,11 @@ def described(results: Mapping[str, Rows]) -> dict[str, Section]:
     )
     rows = {part: [*map(told, of)] for part, of in results.items()}
     drawn = {"fewer": draw_fewer, "law": draw_law}
-    figures = {part: draw(results[part]) for part, draw in drawn.items() if rows[part]}
+    figures = {part: draw(results[part]) for part, draw in drawn.items()}
     return {
-        "fewer": Section("Fewer bytes", errors, rows["fewer"], figures.get("fewer")),
+        "fewer": Section("Fewer bytes", errors, rows["fewer"], figures["fewer"]),
         "fixed": Section("Fixed-dimensional encodings", alone, rows["fixed"]),
-        "law": Section("Predicted recall", shares, rows["law"], figures.get("law")),
+        "law": Section("Predicted recall", shares, rows["law"], figures["law"]),
     }
 
 

@@ -28,8 +28,6 @@ class Settings(Results):
     """how many of them, drawn at random"""
     samples: int = 64
     """Gaussian vectors per query for the exact law"""
-    seed: int = 0
-    """of everything random"""
     precision: str = "no"
     tracker: Tracker = "none"
 
@@ -86,8 +84,8 @@ def main(settings: Settings) -> None:
         raise SystemExit(f"rank must be at most {most}, the documents below a query's best; got {rank}")
     smallest = {weighting: smallest_margins(of) for weighting, of in problems.items()}
     ranked = ranked_margins(problem)
-    (thresholds,) = exact_thresholds(problem, [rank], settings.samples, settings.seed)
-    ks = [required_dimension(of, settings.beta, settings.seed) for of in thresholds]
+    (thresholds,) = exact_thresholds(problem, [rank], settings.samples, 0)
+    ks = [required_dimension(of, settings.beta) for of in thresholds]
     claims = stated(smallest, ranked, thresholds, lengths, settings.beta)
     rows, placed = length_rows(ranked, ks, lengths), placement_rows(counts, groups[-1], settings)
     panels: dict[str, Any] = {
@@ -127,7 +125,7 @@ def open_counts(settings: Settings, console: Console) -> tuple[Collection, Count
     collection = open_collection(settings.collection, None, console)
     with refusing():
         queries = collection.split(settings.split).queries
-        return collection, count_terms(collection.corpus, queries, settings.queries, settings.seed)
+        return collection, count_terms(collection.corpus, queries, settings.queries, 0)
 
 
 def smallest_margins(problem: Problem) -> np.ndarray:
@@ -178,8 +176,8 @@ def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings) -
     for weighting in settings.weightings:
         for place in PLACEMENTS if weighting != "boolean" else ("query",):
             problem = Problem.of(*weigh(counts, weighting, place), [everything])
-            found = exact_thresholds(problem, [settings.rank], settings.samples, settings.seed)
-            k = required_dimension(found[0, 0], settings.beta, settings.seed)
+            found = exact_thresholds(problem, [settings.rank], settings.samples, 0)
+            k = required_dimension(found[0, 0], settings.beta)
             rows.append({"vectors": weighting, "idf in": "–" if weighting == "boolean" else place} | named(k))
     return rows
 

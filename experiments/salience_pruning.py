@@ -22,10 +22,6 @@ class Settings(EncoderStudy, OneCollection):
 
     methods: list[str] = field(default_factory=lambda: ["entropic", "relu", "hard", "l1", "none"])
     """which of entropic, relu, hard, l1, eq5, and none: no salience, the paper's full model"""
-    query_ratio: float = 0.5
-    """α^q of the training; also β^q where β^d varies"""
-    document_ratio: float = 0.4
-    """α^d of the training; also β^d where β^q varies"""
     eps: float | None = None
     """ε of the entropic gate; by default ALIGNER's own (EPS in paradigms/aligner.py; the paper's is .002)"""
     l1: float = 1.0
@@ -41,17 +37,6 @@ class Settings(EncoderStudy, OneCollection):
         known(self, "methods", METHODS)
         if self.eps is not None and self.eps <= 0:
             raise SystemExit(f"eps must be above 0, got {self.eps:g}")
-
-    @property
-    def figure_7(self) -> tuple[float, float]:
-        """Its (β^q, β^d) of which the text speaks, with β^q as trained."""
-        return self.query_ratio, 0.2
-
-    def pairs(self) -> list[tuple[float, float]]:
-        """The (β^q, β^d) that are measured: none pruned, each ratio with the other as trained, Figure 7."""
-        documents = [(self.query_ratio, d) for d in (1.0, 0.6, 0.4, 0.2, 0.1, 0.05)]
-        queries = [(q, self.document_ratio) for q in (1.0, 0.5, 0.3, 0.1)]
-        return list(dict.fromkeys([(1.0, 1.0), *documents, *queries, (0.3, 0.2)]))
 
 
 launch(__name__, Settings, __doc__)  # before the imports that take seconds
@@ -83,6 +68,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "none": {"salience": "none"},  # pruned, texts are cut off: the control
     "eq5": {"salience": "entropic", "iterations": 5},  # "only a few iterations" of Eq. 5, not the solution
 }
+RATIOS = {"query_ratio": 0.5, "document_ratio": 0.4}  # α^q and α^d of the training
+FIGURE_7 = (0.5, 0.2)  # the (β^q, β^d) of which its text speaks, with β^q as trained
+# The (β^q, β^d) that are measured: none pruned, each ratio with the other as trained, Figure 7.
+PAIRS = [(1.0, 1.0), *((0.5, d) for d in (1.0, 0.6, 0.4, 0.2, 0.1, 0.05))]
+PAIRS += [*((q, 0.4) for q in (1.0, 0.3, 0.1)), (0.3, 0.2)]
 MEASURES = ("RR@10", "nDCG@10")
 FUNCTION_WORDS = frozenset(STOPWORDS_EN_PLUS)  # articles, pronouns, prepositions, conjunctions, auxiliaries
 RETRIEVED = 10  # tokens for each query token
@@ -92,7 +82,7 @@ MOST = 2000  # documents that are retrieved most, as in the paper
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
     bench, eps = open_bench(settings, console), settings.eps or EPS
-    bound = {"fingerprint": bench.collection.fingerprint, "eps": eps}
+    bound = RATIOS | {"fingerprint": bench.collection.fingerprint, "eps": eps}
     bind(settings, accelerator, ("methods", "seeds"), ("backbone",), **bound)
     jobs = [
         job(method, seed, bench, settings, accelerator)
@@ -101,8 +91,8 @@ def main(settings: Settings) -> None:
     ]
     results = run_jobs(jobs, accelerator, console)
     if accelerator.is_main_process:
-        trained_with = (settings.query_ratio, settings.document_ratio)
-        found = Found(results, trained_with, bench.lexical(MEASURES))
+        query, document = RATIOS.values()
+        found = Found(results, (query, document), bench.lexical(MEASURES))
         summary = (
             f"Seeds {settings.seeds}, {settings.steps} steps of {settings.batch_size} queries from "
             f"{settings.backbone}, ε = {eps:g} (the paper: .002); 95% intervals resample "
@@ -117,8 +107,7 @@ def job(method: str, seed: int, bench: Bench, settings: Settings, accelerator: A
     """How ALIGNER with one of METHODS is trained and measured."""
 
     def make() -> Paradigm:
-        ratios = {"query_ratio": settings.query_ratio, "document_ratio": settings.document_ratio}
-        how = lengths_of(settings) | ratios | METHODS[method]
+        how = lengths_of(settings) | RATIOS | METHODS[method]
         l1 = settings.l1 if method == "l1" else 0.0
         return aligner(settings.backbone, eps=settings.eps or EPS, salience_l1=l1, **how)
 
@@ -142,11 +131,8 @@ def content_words(
     rank by salience than those of function words, as a share of the text's tokens; 0 where one is missing."""
     assert queries.salience is not None
     found: dict[str, list[float]] = {side: [] for side in SALIENT_IN}
-    places, test, corpus = (
-        {q: n for n, q in enumerate(bench.test.queries)},
-        bench.test,
-        bench.collection.corpus,
-    )
+    test, corpus = bench.test, bench.collection.corpus
+    places = {query: n for n, query in enumerate(test.queries)}
     for name, judged in test.judgements.items():
         relevant = [d for d, grade in judged.items() if grade > 0]
         if not relevant:
@@ -203,13 +189,13 @@ def measure(
 
     queries: the encoded ones. strategies: whether Figure 7's pair is also refined with every alignment.
     """
-    pairs, asked, dim = settings.pairs(), max(1, len(test.queries)), paradigm.encoder.dim
-    pruned = {d: ExactIndex.of(index, folder / str(d), keep=d) for d in {d for _, d in pairs} - {1.0}}
+    asked, dim = max(1, len(test.queries)), paradigm.encoder.dim
+    pruned = {d: ExactIndex.of(index, folder / str(d), keep=d) for d in {d for _, d in PAIRS} - {1.0}}
     pruned[1.0] = index
-    searching = {q: most_salient(queries, q) for q in {q for q, _ in pairs}}
+    searching = {q: most_salient(queries, q) for q in {q for q, _ in PAIRS}}
     points: list[Measured] = []
     runs: list[Run] = []
-    for q, d in pairs:
+    for q, d in PAIRS:
         began = time.perf_counter()
         found = pruned[d].search_tokens(paradigm.recipe, searching[q], settings.depth)
         seconds, tokens = time.perf_counter() - began, int(searching[q].mask.sum())
@@ -230,6 +216,6 @@ def measure(
         point |= {"pruned": values_of(run, test, MEASURES), "refined": values_of(refined, test, MEASURES)}
     adapted = {}
     if strategies:
-        found = rerank_strategies(index, paradigm, test.queries, runs[pairs.index(settings.figure_7)])
+        found = rerank_strategies(index, paradigm, test.queries, runs[PAIRS.index(FIGURE_7)])
         adapted = {name: values_of(run, test, MEASURES[1:])["nDCG@10"] for name, run in found.items()}
     return {"strategies": adapted, "points": points}
