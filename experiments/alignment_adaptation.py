@@ -1,10 +1,9 @@
 """nDCG@10 by alignment strategy, and what a few judged queries gain by choosing it: ALIGNER's adaptation.
 
-Qian et al. 2022, §3.1 and §4.2: Tables 2, 3, 7 and 11 to 13, Figures 4 and 5, on your collections. For each
-collection, training alignment and seed an ALIGNER without salience is trained. Its search with k = 1 gives
-every query's candidates, which one pass reranks under every strategy: as in the paper, an alignment refines
-what a search for tokens finds. Folds of the queries then choose among k in {1, 2, 4, 6, 8} and p in {.5, 1,
-1.5, 2}%. Finished models are not trained again, and the report covers all of the results folder: collections,
+Qian et al. 2022, §3.1 and §4.2: Tables 2, 3, 7 and 11 to 13, Figures 4 and 5. For each collection, training
+alignment and seed an ALIGNER without salience is trained. Its search with k = 1 gives every query's
+candidates, which are reranked under every strategy, as in the paper. Folds of the queries then choose among k
+in {1, 2, 4, 6, 8} and p in {.5, 1, 1.5, 2}%. The report covers all of the results folder: collections,
 alignments and seeds may be added.
 """
 

@@ -1,12 +1,10 @@
 """Does it matter which side chooses? MVDR q→d, MVDR q←d and GR rerank the same candidates (Table 5).
 
-Wu et al. 2024 (arXiv:2404.00684), §6.3 and §7.1: a T5-ColBERT with its own alignment, the same vectors with
-each document token aligned to its best query token, and a T5-SEAL, trained from the same T5 on the same
-queries. The paper states no Z for q←d, and no rule by which spans score a document: both Zs are measured. GR
-reads a document as windows of `span` tokens, the same for every query, which begin where training spans may
-begin. The document has the rel of the best one: the paper's raw logit, the log probability that GR is trained
-for, or the centred logit. Beside them stands the paper's formula as printed, Σ_i e_{d_i}ᵀh_i over all tokens
-of the document, a sequence much longer than those of the training.
+Wu et al. 2024 (arXiv:2404.00684), §6.3 and §7.1: a T5-ColBERT, the same vectors with each document token
+aligned to its best query token, with both Zs, as the paper states none, and a T5-SEAL. GR reads a document as
+windows of `span` tokens, which begin where training spans may; the best one's rel is the document's: the
+paper's raw logit, the log probability that GR is trained for, or the centred logit. Beside them the formula
+as printed, Σ_i e_{d_i}ᵀh_i over all tokens of the document, much longer than those of the training.
 """
 
 import tempfile

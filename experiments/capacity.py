@@ -1,14 +1,11 @@
 """What do fixed-length encodings lose as passages get longer? Luan et al. 2021: Figures 1, 4, 5, Table A.1.
 
-Trains DE-BERT-k, ME-BERT(-k) and cross-attention once for each passage length and seed, and measures them,
-the untrained encoder (BERT-INIT), BM25, and hybrids with BM25 on the same queries: reranking 200 candidates,
-and searching all passages. Beside them: what theory expects of a random projection of BM25's vectors to as
-many numbers.
+DE-BERT-k, ME-BERT(-k) and cross-attention, trained for each passage length and seed, the untrained encoder
+(BERT-INIT), BM25, and hybrids with BM25, on the same queries: reranking 200 candidates, and searching all
+passages; beside them what theory expects of a random projection of BM25's vectors to as many numbers. Systems
+and seeds may be added to a results folder.
 
-    python experiments/capacity.py --collection path/to/wikipedia_106
     python experiments/capacity.py --collection path/to/squad_v1_dev --task answers
-
-Finished systems are not trained or measured again: systems and seeds may be added to a results folder.
 """
 
 import re

@@ -1,15 +1,13 @@
 """Do better document encodings bring generative retrieval up to ColBERT? PAWA, NP-decoding (Tables 6 to 8).
 
 Wu et al. 2024 (arXiv:2404.00684), §7.3 and appendix D: DSI, GENRE and SEAL with and without PAWA and
-NP-decoding, beside DPR, S-T5, ColBERT and BM25, end to end. All learn from the same
-queries and documents. Neural systems come from one backbone, a T5 in the paper, after which they are named
-here; DPR and the further ColBERT of Table 7 come from another.
+NP-decoding, beside DPR, S-T5, ColBERT and BM25, end to end, from the same queries and documents. Neural
+systems are named after the paper's backbone, T5; DPR and the further ColBERT of Table 7 come from another.
 
-NCI's decoder has place-specific digits and a softmax over each place's digits beside PAWA: DSI-place has
-these alone, so DSI-PAWA is compared with it too. T5-SEAL ranks as its authors' code does, by SEAL's keys
-with 5 beams and without titles; "SEAL without a model" has the query's own n-grams alone, each of probability
-½. A generative search decodes token by token (Eq. 22): what that costs is measured against scoring all
-documents.
+DSI-place has what NCI's decoder has beside PAWA: place-specific digits and a softmax over each place's.
+T5-SEAL ranks as its authors' code does, by SEAL's keys with 5 beams and without titles; "SEAL without a
+model" has the query's own n-grams, each of probability ½. Decoding token by token (Eq. 22) is compared with
+scoring all documents.
 """
 
 import tempfile

@@ -3,8 +3,8 @@
 One ColBERT encodes a sample of each collection once; other indexes are made of those vectors. Each way to
 replace a document's tokens D by D′ has a certificate: the Hausdorff distance of D and D′ bounds the error of
 a score, and the first ten documents of a query are certified where no sum of errors could exchange them.
-Fixed-dimensional encodings (MUVERA) find candidates for exact reranking; their recall stands beside what
-`theory.buckets` predicts from the angles of token vectors alone, raw and with the mean subtracted.
+Fixed-dimensional encodings (MUVERA) find candidates for exact reranking; beside their recall stands what
+`theory.buckets` predicts from the angles of token vectors, raw and with the mean subtracted.
 """
 
 from __future__ import annotations

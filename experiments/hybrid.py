@@ -2,8 +2,7 @@
 
 Luan et al. 2021 (TACL), §7: DE-BERT and ME-BERT before and after a round of hard-negative mining, BM25, their
 hybrids, and cross-attention over the first candidates of each (Tables 1 and 2, Figure 6). Dev queries choose
-the round of training, BM25's terms and λ. A model that stands in the results folder is not trained again, a
-seed not measured again.
+the round of training, BM25's terms and λ. Seeds may be added to a results folder.
 """
 
 import tempfile

@@ -1,15 +1,11 @@
 """LIMIT: a query for every set of k documents. Which paradigm answers them, and is dimension the barrier?
 
-Weller et al. 2025, "On the Theoretical Limitations of Embedding-Based Retrieval". Two measurements, beside
-the laws of `theory/capacity.py`:
+Weller et al. 2025, "On the Theoretical Limitations of Embedding-Based Retrieval", beside the laws of
+`theory/capacity.py`:
 - paradigms: "Who likes WORD?" over documents that list what somebody likes, each word liked by its own set of
-  k documents, so that every set occurs. The collection is written in BEIR layout, and compare.py measures all
-  systems on it, untrained and trained on the queries of other words.
+  k documents. compare.py measures all systems on it, untrained and trained on the queries of other words.
 - free: vectors without text, trained on the relevance itself, for one vector and for each alignment A; the
   critical n is the largest number of documents all of whose sets are answered.
-
-    python experiments/limit.py
-    python experiments/limit.py --parts '[free]' --dimensions '[2,3,4]'
 """
 
 import re

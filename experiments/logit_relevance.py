@@ -2,9 +2,8 @@
 
 Wu et al. 2024 (arXiv:2404.00684) take rel = Σ_i e_{d_i}ᵀh_i, as log p = Σ_i (e_{d_i}ᵀh_i − log(exp
 e_{d_i}ᵀh_i + C)), and C ≫ exp e_{d_i}ᵀh_i "at the early stage of the training" makes the logarithm a
-constant. C is another number for every query and prefix, so this is measured: at several states of one
-training, how small p is, how each query's candidates are ordered by the logit, by the logit less its mean
-over the vocabulary, and by log p, and which order finds the relevant document.
+constant. But C differs by query and prefix. Measured at several states of one training: how small p is, how
+the logit, the logit less its mean over the vocabulary, and log p order each query's candidates, and how well.
 """
 
 import os

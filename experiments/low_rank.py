@@ -1,10 +1,10 @@
 """How near the alignment of generative retrieval is to rank one, and what of rel its cross-attention makes.
 
-Wu et al. 2024 (arXiv:2404.00684), Lemmas 5.1 and 5.2 and Figure 4. For each test query, the best name of its
-most relevant document and each head of each layer: the error of the best rank-one matrix and of
-1·softmax(r)ᵀ, beside those of rows without anything in common; the bound of the lemma as printed, with
-W = W_QᵀW_K of the head; and the error of rel with elu's kernel in place of exp. And the share of rel that the
-last layer's cross-attention makes, or all layers' by the residual stream alone.
+Wu et al. 2024 (arXiv:2404.00684), Lemmas 5.1 and 5.2 and Figure 4. For the best name of each test query's
+most relevant document and every head: the error of the best rank-one matrix and of 1·softmax(r)ᵀ, beside
+those of rows without anything in common; the bound of the lemma as printed, with the head's W = W_QᵀW_K; the
+error of rel with elu's kernel in place of exp; and the share of rel that the last layer's cross-attention
+makes, or all layers' by the residual stream alone.
 """
 
 from dataclasses import dataclass

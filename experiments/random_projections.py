@@ -1,13 +1,9 @@
 """How many dimensions does a single vector need on a real collection before BM25's ranking survives?
 
-Figure 3 of Luan et al., TACL 2021, on any collection, beside the exact laws of `theory`:
-- Figure 3a: the 10th, 100th and 1000th smallest margins by document length.
-- Figure 3b: the k for recall@r by document length, by the exact law.
-- how far published bounds overshoot, and what the place of the idf (query, both, document) does.
-Intervals of k resample the queries. The answer alone, in seconds: python -m paradigms dimensions SOURCE.
-
-    python experiments/random_projections.py --collection pydocs
-    python experiments/random_projections.py --collection path/to/scifact
+Figure 3 of Luan et al., TACL 2021, on any collection, beside the exact laws of `theory`: the 10th, 100th and
+1000th smallest margins (3a) and the k for recall@r (3b) by document length; how far published bounds
+overshoot; what the place of the idf (query, both, document) does. Intervals of k resample the queries. The
+answer alone, in seconds: python -m paradigms dimensions SOURCE.
 """
 
 from dataclasses import dataclass, field

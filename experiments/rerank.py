@@ -1,8 +1,7 @@
 """A saved paradigm reranks a TREC run; its measures beside the run's own, with intervals and significance.
 
-The output folder gets reranked.run, with --fuse fused.run too, table.md, table.csv,
-per_query.csv and config.json.
-Several processes or GPUs share the encoding:
+The output folder gets reranked.run, with --fuse fused.run too, table.md, table.csv, per_query.csv and
+config.json. Several processes or GPUs share the encoding:
 accelerate launch --config_file experiments/configs/gpus.yaml experiments/rerank.py
 """
 

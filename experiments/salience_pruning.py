@@ -1,11 +1,10 @@
 """nDCG@10 of ALIGNER against the share of tokens that its salience keeps: Qian et al. 2022, Figures 6 and 7.
 
-Trains ALIGNER once for each way to make salience sparse and each seed, then stores β^d of every document's
-tokens, searches with β^q of every query's, and refines what was found with all vectors. Bytes, milliseconds
-and multiply-adds stand beside every pair of ratios. The full model that pruned ones are compared with has no
-salience. Which words are salient, how many tokens are ever retrieved (§3, §4.4), and an alignment adapted
-after pruning are measured too. Finished models are not trained again: more methods and seeds may be added to
-a results folder.
+Trains ALIGNER once for each way to make salience sparse and each seed, stores β^d of every document's tokens,
+searches with β^q of every query's, and refines what was found with all vectors, beside bytes, milliseconds
+and multiply-adds. The full model has no salience. Which words are salient, how many tokens are ever retrieved
+(§3, §4.4), and an alignment adapted after pruning are measured too. Methods and seeds may be added to a
+results folder.
 """
 
 import time

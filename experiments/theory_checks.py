@@ -1,13 +1,11 @@
 """Is what the papers prove, derive or assert true? Checks every statement of `theory/`, prints verdicts.
 
-    python experiments/theory_checks.py
     python experiments/theory_checks.py --only 'lemma_*,few_iterations' --samples 10000
 
-Prints how many claims of each paper hold, and those that do not simply hold; checks.json and
-theory_checks.html in the output folder have all of them with the sentence as printed. The exit code is 1 if a
-statement of ours (exact law, corrected form, stated counterexample) fails, 0 otherwise, whatever becomes of
-the printed forms. Monte-Carlo theorems are allowed 4 standard errors: with a new seed one of them fails by
-chance in about 1,500 runs.
+checks.json and theory_checks.html in the output folder have every claim with the sentence as printed. The
+exit code is 1 if a statement of ours (exact law, corrected form, stated counterexample) fails, 0 otherwise,
+whatever becomes of the printed forms. Monte-Carlo theorems are allowed 4 standard errors: with a new seed one
+of them fails by chance in about 1,500 runs.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Does in-batch token retrieval retrieve better tokens, and can they alone rank? XTR beside ColBERT.
 
 Lee et al. 2023 (arXiv:2304.01982), §3 and §5: both objectives train the same encoder on the same batches, XTR
-with several k_train and batch sizes; the token retrieval and the scores of every model are measured alike. A
-model that stands in the results folder is not trained again: seeds, k_train and batch sizes may be added.
+with several k_train and batch sizes, and all are measured alike. Seeds, k_train and batch sizes may be added
+to a results folder.
 """
 
 from dataclasses import asdict, dataclass, field
