@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 Measured = dict[str, Any]  # of one seed or model, as JSON holds it
 Rows = list[dict[str, Any]]
-Undecided = tuple[str, str, str]  # of a claim that nothing here can test: place, sentence, what it would take
 PRINTED = yaml.safe_load(Path(__file__).with_name("printed.yaml").read_text(encoding="utf-8"))
 
 
@@ -97,35 +96,26 @@ def write_sections(folder: Path, sections: Mapping[str, Section]) -> None:
             os.replace(temporary, folder / f"{name}.png")
 
 
-def row_without_test(
-    place: str,
-    sentence: str,
-    verdict: str,
-    quantity: str = "–",
-    printed: str = "–",
-    measured: str = "–",
-    sample: str = "–",
-) -> dict[str, str]:
-    """As of a `Verdict`: what was counted, or cannot be measured here."""
-    row = {"claim": f"“{sentence}” ({place})", "quantity": quantity, "printed": printed}
-    return row | {"measured": measured, "p (Holm)": "–", "sample": sample, "verdict": verdict}
-
-
-def undecided(study: str) -> list[Undecided]:
-    """What printed.yaml lists."""
-    return [(of["place"], of["sentence"], of["takes"]) for of in PRINTED[f"undecided {study}"]]
+def row_without_test(place: str, sentence: str, verdict: str, **cells: str) -> dict[str, str]:
+    """As of a `Verdict`: what was counted, or cannot be measured here. cells: any of the others."""
+    blank = dict.fromkeys(("quantity", "printed", "measured", "p (Holm)", "sample"), "–")
+    return {"claim": f"“{sentence}” ({place})"} | blank | cells | {"verdict": verdict}
 
 
 def verdicts(
     claims: Sequence[Claim],
     text: str = "",
-    undecided: Sequence[Undecided] = (),
+    study: str = "",
     more: Sequence[Mapping[str, Any]] = (),
     heading: str = "What the paper says, and what we measured",
 ) -> Section:
-    """A row for each claim, which are one family of tests, and for each one that no run here can decide; and
-    `more` rows."""
-    open_ones = [row_without_test(*of, f"{UNDECIDED}: it takes {needs}") for *of, needs in undecided]
+    """A row for each claim, which are one family of tests, for each one of the `study` that no run here can
+    decide (printed.yaml), and `more` rows."""
+    undecided = PRINTED.get(f"undecided {study}", ())
+    open_ones = [
+        row_without_test(of["place"], of["sentence"], f"{UNDECIDED}: it takes {of['takes']}")
+        for of in undecided
+    ]
     return Section(heading, text, [*(verdict.row for verdict in judge(claims)), *open_ones, *more])
 
 
