@@ -11,7 +11,9 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paradigms.io.command_line import command_line, folder_name
+from studies.settings import launch, refusing
+
+from paradigms.io.command_line import folder_name
 
 
 @dataclass
@@ -29,15 +31,14 @@ class Settings:
     output: str = "results/advice"
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 
 from paradigms.cli.advise import MEASURE, SYSTEMS, Measured, chance_of_each, drawn, measure
 from paradigms.data import load_collection
 from paradigms.io.files import write_json, write_text
-from paradigms.io.terminal import Terminal, shown
+from paradigms.io.terminal import Terminal
 
 KINDS = ("known-item", "judged")
 
@@ -48,10 +49,8 @@ def main(settings: Settings) -> None:
     for name in settings.collections:
         file = folder / f"{folder_name(name)}-{settings.split}-{settings.documents}-{settings.queries}.json"
         if not file.is_file():
-            try:
+            with refusing():
                 write_json(file, measured(name, settings))
-            except (ValueError, OSError) as error:
-                raise SystemExit(shown(error)) from error
         found[folder_name(name)] = json.loads(file.read_text(encoding="utf-8"))
     page = table(found)
     write_text(folder / "table.md", page)
@@ -89,7 +88,3 @@ def table(found: dict[str, dict[str, dict[str, list[float]]]]) -> str:
     lines += ["|---|---:|---:|"]
     lines += [f"| {choice} | {np.mean(of):.3f} | {max(of):.3f} |" for choice, of in regrets.items()]
     return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

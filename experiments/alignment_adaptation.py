@@ -1,10 +1,9 @@
 """nDCG@10 by alignment strategy, and what a few judged queries gain by choosing it: ALIGNER's adaptation.
 
-Qian et al. 2022, §3.1 and §4.2: Tables 2, 3, 7 and 11 to 13, Figures 4 and 5, on your collections. For each
-collection, training alignment and seed an ALIGNER without salience is trained. Its search with k = 1 gives
-every query's candidates, which one pass reranks under every strategy: as in the paper, an alignment refines
-what a search for tokens finds. Folds of the queries then choose among k in {1, 2, 4, 6, 8} and p in {.5, 1,
-1.5, 2}%. Finished models are not trained again, and the report covers all of the results folder: collections,
+Qian et al. 2022, §3.1 and §4.2: Tables 2, 3, 7 and 11 to 13, Figures 4 and 5. For each collection, training
+alignment and seed an ALIGNER without salience is trained. Its search with k = 1 gives every query's
+candidates, which are reranked under every strategy, as in the paper. Folds of the queries then choose among k
+in {1, 2, 4, 6, 8} and p in {.5, 1, 1.5, 2}%. The report covers all of the results folder: collections,
 alignments and seeds may be added.
 """
 
@@ -13,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from studies.settings import EncoderStudy, at_least, different, known, lengths_of
+from studies.settings import EncoderStudy, at_least, different, known, launch, lengths_of, refusing
 
-from paradigms.io.command_line import command_line, folder_name
+from paradigms.io.command_line import folder_name
 
 
 @dataclass
@@ -49,8 +48,7 @@ class Settings(EncoderStudy):
         at_least(self, depth=1, shots=1)
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 import torch
@@ -66,7 +64,6 @@ from paradigms.encoder.text import TextEncoder
 from paradigms.evaluate import per_query
 from paradigms.index import ExactIndex
 from paradigms.index.strategies import MEASURED, Strategies, rerank_strategies
-from paradigms.io.terminal import shown
 from paradigms.train.job import begin, keep_settings
 from paradigms.train.state import by_main
 
@@ -105,10 +102,8 @@ def main(settings: Settings) -> None:
 
 def alignment_of(checkpoint: str) -> str:
     """The name in MEASURED of the alignment that a saved ALIGNER was trained with."""
-    try:
+    with refusing("--checkpoint: "):
         recipe = Paradigm.from_pretrained(checkpoint).recipe
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"--checkpoint: {shown(error)}") from error
     for name, strategy in MEASURED.items():
         if strategy == (recipe.align, recipe.align_knobs):
             return name
@@ -184,7 +179,3 @@ def open_tasks(folder: Path, settings: Settings) -> list[Task]:
         if (count := len(models[0]["queries"])) <= min(settings.shots):
             raise SystemExit(f"{name}: {count} queries are too few for shots {settings.shots}")
     return [Task(models, settings.shots) for models in groups.values()]
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

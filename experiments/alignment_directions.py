@@ -1,21 +1,18 @@
 """Does it matter which side chooses? MVDR q→d, MVDR q←d and GR rerank the same candidates (Table 5).
 
-Wu et al. 2024 (arXiv:2404.00684), §6.3 and §7.1: a T5-ColBERT with its own alignment, the same vectors with
-each document token aligned to its best query token, and a T5-SEAL, trained from the same T5 on the same
-queries. The paper states no Z for q←d, and no rule by which spans score a document: both Zs are measured. GR
-reads a document as windows of `span` tokens, the same for every query, which begin where training spans may
-begin. The document has the rel of the best one: the paper's raw logit, the log probability that GR is trained
-for, or the centred logit. Beside them stands the paper's formula as printed, Σ_i e_{d_i}ᵀh_i over all tokens
-of the document, a sequence much longer than those of the training.
+Wu et al. 2024 (arXiv:2404.00684), §6.3 and §7.1: a T5-ColBERT, the same vectors with each document token
+aligned to its best query token, with both Zs, as the paper states none, and a T5-SEAL. GR reads a document as
+windows of `span` tokens, which begin where training spans may; the best one's rel is the document's: the
+paper's raw logit, the log probability that GR is trained for, or the centred logit. Beside them the formula
+as printed, Σ_i e_{d_i}ᵀh_i over all tokens of the document, much longer than those of the training.
 """
 
 import tempfile
 from dataclasses import dataclass
+from math import comb
 from typing import Any, get_args
 
-from studies.settings import PairSettings
-
-from paradigms.io.command_line import command_line
+from studies.settings import PairSettings, launch
 
 
 @dataclass
@@ -25,8 +22,7 @@ class Settings(PairSettings):
     experiment = "alignment-directions"
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 from studies.curves import at_path
@@ -97,11 +93,9 @@ def by_chance(pool: Run, judgements: Judgements, queries: list[str]) -> dict[str
     found: dict[str, list[float]] = {measure: [] for measure in MEASURES}
     for query in queries:
         n, relevant = len(pool[query]), sum(grade > 0 for grade in judgements[query].values())
-        none, reciprocal = 1.0, 0.0  # none: P(no relevant document before this rank)
-        for rank in range(1, min(10, n - relevant + 1) + 1):
-            first = none * relevant / (n - rank + 1)
-            reciprocal += first / rank
-            none -= first
+        # C(n − r, relevant − 1) of the C(n, relevant) orders have the first relevant document at rank r.
+        ranks = range(1, min(10, n) + 1)
+        reciprocal = sum(comb(n - r, relevant - 1) / r for r in ranks) / comb(n, relevant)
         for measure, value in zip(MEASURES, (1 / n, min(10, n) / n, reciprocal), strict=True):
             found[measure].append(value)
     return found
@@ -163,7 +157,3 @@ def report(settings: Settings, bench: Bench, found: Found) -> tuple[str, dict[st
             table,
         ),
     }
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

@@ -14,7 +14,7 @@ Intervals and tests resample the queries within each collection. The output fold
 from dataclasses import dataclass
 from pathlib import Path
 
-from paradigms.io.command_line import command_line
+from studies.settings import launch, refusing
 
 
 @dataclass
@@ -41,8 +41,7 @@ class Settings:
 
 FILE = "per_query.csv"
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import csv
 
@@ -50,15 +49,13 @@ import numpy as np
 
 from paradigms.evaluate import PerQuery, csv_table, markdown_table, result_table, rich_table
 from paradigms.io.files import held, write_text
-from paradigms.io.terminal import Terminal, shown
+from paradigms.io.terminal import Terminal
 
 
 def main(settings: Settings) -> None:
-    try:
+    with refusing():
         parts = {folder: read_per_query(Path(folder, FILE)) for folder in settings.folders}
         stages = joined(parts)
-    except ValueError as error:
-        raise SystemExit(shown(error)) from error
     tables = []
     for stage, systems in stages.items():
         if settings.baseline not in systems:
@@ -100,7 +97,3 @@ def joined(parts: dict[str, dict]) -> dict[str, dict[str, PerQuery]]:
         names, groups = [" ".join(row) for row in rows], [folder for folder, _ in rows]
         stages.setdefault(stage, {})[system] = PerQuery(queries=names, values=values, groups=groups)
     return stages
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

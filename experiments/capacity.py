@@ -1,14 +1,11 @@
 """What do fixed-length encodings lose as passages get longer? Luan et al. 2021: Figures 1, 4, 5, Table A.1.
 
-Trains DE-BERT-k, ME-BERT(-k) and cross-attention once for each passage length and seed, and measures them,
-the untrained encoder (BERT-INIT), BM25, and hybrids with BM25 on the same queries: reranking 200 candidates,
-and searching all passages. Beside them: what theory expects of a random projection of BM25's vectors to as
-many numbers.
+DE-BERT-k, ME-BERT(-k) and cross-attention, trained for each passage length and seed, the untrained encoder
+(BERT-INIT), BM25, and hybrids with BM25, on the same queries: reranking 200 candidates, and searching all
+passages; beside them what theory expects of a random projection of BM25's vectors to as many numbers. Systems
+and seeds may be added to a results folder.
 
-    python experiments/capacity.py --collection path/to/wikipedia_106
     python experiments/capacity.py --collection path/to/squad_v1_dev --task answers
-
-Finished systems are not trained or measured again: systems and seeds may be added to a results folder.
 """
 
 import re
@@ -19,29 +16,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import Results, at_least, different
+from studies.settings import OneCollection, Results, at_least, different, launch, refusing, training_fields
 
-from paradigms.io.command_line import command_line, folder_name
+from paradigms.io.command_line import folder_name
 
 SYSTEM = re.compile(r"(DE|ME)-BERT(?:-([1-9]\d*))?")
 CROSS, INIT = "CROSS-ATTENTION", "BERT-INIT"  # INIT: the backbone as it comes, mean of its tokens
 
 
 @dataclass
-class Settings(Results):
+class Settings(OneCollection, Results):
     """Which systems are trained and measured on which passages."""
 
-    collection: str = "pydocs"
-    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER; for the task answers a
-    folder with answers.jsonl besides"""
     task: Literal["containing", "answers"] = "containing"
-    """containing: find the passage that contains the query; answers: find passages that contain an answer"""
-    documents: int = 0
-    """size of a fixed subset, of pydocs alone; 0: all documents"""
+    """containing: find the passage that contains the query; answers: find passages that contain an answer,
+    in a folder with answers.jsonl besides"""
     backbone: str = "offline"
     """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
-    pooling: Literal["mean", "cls"] = "mean"
-    """what a pooled vector is made of; the paper's is cls, all-MiniLM-L6-v2 has learned mean"""
     lengths: list[int] = field(default_factory=lambda: [50, 100, 200, 400])
     """tokens of the passages at most, of the backbone's tokenizer: multiples of the smallest"""
     systems: list[str] = field(
@@ -100,8 +91,7 @@ class Settings(Results):
         self.output = self.output or f"results/capacity-{self.task}-{folder_name(self.collection)}"
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 from accelerate import Accelerator
@@ -119,23 +109,22 @@ from paradigms.encoder.backbone import load_tokenizer, packaged
 from paradigms.evaluate.hybrid import System, candidate_scores, combine, tune
 from paradigms.index import ExactIndex
 from paradigms.io.files import write_json
-from paradigms.io.terminal import shown
 from paradigms.io.typed import json_or_empty
 from paradigms.train.job import begin, fit, open_collection
 from paradigms.train.loop import TrainingSettings
 
 SPREAD = 64  # training queries, and passages throughout the corpus, on which the spread of scores is measured
+POOLING = "mean"  # into one vector, as all-MiniLM-L6-v2 has learned; the paper's is cls
 TITLES = {"containing": "the passage that contains the query", "answers": "question answering"}
 
 
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
     collection = open_collection(settings.collection, settings.documents or None, console)
-    bind(settings, accelerator, ("systems", "seeds", "keep_models"), fingerprint=collection.fingerprint)
-    try:
+    bound = {"fingerprint": collection.fingerprint, "pooling": POOLING}
+    bind(settings, accelerator, ("systems", "seeds", "keep_models"), **bound)
+    with refusing():
         benches = open_benches(settings, collection)
-    except (ValueError, OSError) as error:
-        raise SystemExit(shown(error)) from error
     jobs = [
         job(bench, seed, name, settings, accelerator)
         for bench in benches
@@ -194,9 +183,7 @@ def job(bench: Bench, seed: int, name: str, settings: Settings, accelerator: Acc
     folder = Path(settings.output) / f"length-{bench.length}" / f"seed-{seed}" / name
 
     def train(model: Any, training: Path) -> Any:
-        names = ("steps", "batch_size", "learning_rate")
-        given = {name: getattr(settings, name) for name in names} | {"save_every": 200, "seed": seed}
-        given["head_learning_rate"] = 1e-3
+        given = training_fields(settings) | {"head_learning_rate": 1e-3, "save_every": 200, "seed": seed}
         how = TrainingSettings(**given, temperature=temperature(model, bench))
         splits, runs = (bench.collection.split("train"), Split({}, {})), (bench.mined, Run())
         return fit(model, bench.collection, splits, runs, settings.negatives, 0, how, training, accelerator)
@@ -223,7 +210,7 @@ def build(name: str, length: int, settings: Settings) -> Paradigm | CrossAttenti
     backbone = packaged(settings.backbone)
     special = load_tokenizer(backbone).num_special_tokens_to_add()
     common: dict[str, Any] = {"query_length": settings.query_length, "document_length": length + special}
-    common["pooling"] = "mean" if name == INIT else settings.pooling
+    common["pooling"] = POOLING
     if name == CROSS:
         return RERANKERS["cross_attention"](settings.backbone, **common)
     common["normalize"] = False
@@ -307,7 +294,3 @@ def predicted(bench: Bench, sizes: dict[str, int], settings: Settings) -> dict[s
         found = predict(bench, dimensions, settings.theory_queries, settings.samples)
         write_json(file, found)
     return found
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

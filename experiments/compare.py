@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import EncoderTraining, System, at_least, read_systems
+from studies.settings import EncoderTraining, System, at_least, launch, read_systems, refusing
 
-from paradigms.io.command_line import command_line, folder_name
+from paradigms.io.command_line import folder_name
 
 
 @dataclass
@@ -80,10 +80,8 @@ class Settings(EncoderTraining):
     def __post_init__(self) -> None:
         self.chosen = read_systems(self.systems)
         for name, system in self.chosen.items():
-            try:
+            with refusing(f"system {name}, training: "):
                 systems.training_settings(system, self)
-            except (TypeError, ValueError) as error:
-                raise SystemExit(f"system {name}, training: {shown(error)}") from error
         if self.size not in ("small", "full"):
             raise SystemExit(f"size must be small or full, got {self.size!r}")
         at_least(self, passages=0, depth=1, seeds=1, best_passages=1)
@@ -97,8 +95,7 @@ class Settings(EncoderTraining):
         self.output = self.output or f"results/compare-{folder_name(self.collection)}{split}"
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 from accelerate import Accelerator
 from encode import open_encoded
@@ -116,7 +113,6 @@ from paradigms.evaluate.reranking import candidates
 from paradigms.index import INDEXES
 from paradigms.io.files import write_json
 from paradigms.io.plugins import LOADED, plugin_of
-from paradigms.io.terminal import shown
 from paradigms.train.job import (
     STATES,
     begin,
@@ -156,12 +152,10 @@ def main(settings: Settings) -> None:
     systems.divided(collection, settings)
     for name, system in settings.chosen.items():
         if name not in finished:
-            try:
+            with refusing(f"system {name}: "):
                 found = systems.check(system, settings)
                 if found is not None and system.index:
                     open_encoded(system.index, found, collection, settings.passages)
-            except (ValueError, TypeError, OSError, ImportError) as error:
-                raise SystemExit(f"system {name}: {shown(error)}") from error
     free = {"systems", "seeds", "tracker", "baseline", "output"}
     by_main(lambda: keep_settings(kept, folder, free), accelerator)
     resumed = any((folder / run).exists() for run in systems.training_runs(settings))
@@ -184,13 +178,11 @@ def main(settings: Settings) -> None:
                 console.print(f"{run}: finished before, its runs are taken from {folder / 'runs'}")
                 continue
             console.print(f"{run}, {number} of {len(systems.training_runs(settings))}")
-            try:
+            with refusing(f"{run}: "):
                 if (system := settings.chosen[name]).fuse:
                     by_main(partial(systems.run_fused, name, system, data, settings), accelerator)
                 else:
                     run_system(run, system, data, replace(settings, seed=seed), accelerator, console)
-            except (ValueError, TypeError, OSError, FloatingPointError) as error:
-                raise SystemExit(f"{run}: {shown(error)}") from error
     if accelerator.is_main_process:
         seconds = time.perf_counter() - began
         report = make_report(data, settings, environment(accelerator), seconds, resumed)
@@ -301,7 +293,3 @@ def run_system(
         write_json(own / "costs.json", cost)
     accelerator.wait_for_everyone()
     accelerator.free_memory()
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

@@ -1,15 +1,13 @@
 """Do better document encodings bring generative retrieval up to ColBERT? PAWA, NP-decoding (Tables 6 to 8).
 
 Wu et al. 2024 (arXiv:2404.00684), §7.3 and appendix D: DSI, GENRE and SEAL with and without PAWA and
-NP-decoding, beside DPR, S-T5, ColBERT and BM25, end to end. All learn from the same
-queries and documents. Neural systems come from one backbone, a T5 in the paper, after which they are named
-here; DPR and the further ColBERT of Table 7 come from another.
+NP-decoding, beside DPR, S-T5, ColBERT and BM25, end to end, from the same queries and documents. Neural
+systems are named after the paper's backbone, T5; DPR and the further ColBERT of Table 7 come from another.
 
-NCI's decoder has place-specific digits and a softmax over each place's digits beside PAWA: DSI-place has
-these alone, so DSI-PAWA is compared with it too. T5-SEAL ranks as its authors' code does, by SEAL's keys
-with 5 beams and without titles; "SEAL without a model" has the query's own n-grams alone, each of probability
-½. A generative search decodes token by token (Eq. 22): what that costs is measured against scoring all
-documents.
+DSI-place has what NCI's decoder has beside PAWA: place-specific digits and a softmax over each place's.
+T5-SEAL ranks as its authors' code does, by SEAL's keys with 5 beams and without titles; "SEAL without a
+model" has the query's own n-grams, each of probability ½. Decoding token by token (Eq. 22) is compared with
+scoring all documents.
 """
 
 import tempfile
@@ -18,9 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, permutations
 from typing import Any
 
-from studies.settings import PairSettings, known
-
-from paradigms.io.command_line import command_line
+from studies.settings import PairSettings, known, launch, quoted
 
 SYSTEMS = {  # system -> its trained model
     "DPR": "dpr-second",
@@ -68,8 +64,7 @@ class Settings(PairSettings):
             )
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 from studies.curves import at_path
@@ -180,7 +175,7 @@ def claims(values: Values) -> dict[str, list[Claim]]:
             printed = how.get("printed", ("", ""))[RECALLS.index(measure)]
             contrast, quantity = values[a][measure] - values[b][measure], f"{measure}, {a} − {b}"
             more = {"margin": how.get("margin", 0.0), "unlearned": unlearned_of(values, (a, b))}
-            where = f"Wu et al. 2024, {place}" if place else "a control, not the paper's"
+            where = place and f"Wu et al. 2024, {place}"
             found[table].append(Claim(where, sentence, quantity, contrast, printed=printed, **more))
 
     improve = "both PAWA and NP-decoding can greatly improve the performance"
@@ -240,7 +235,7 @@ def report(settings: Settings, bench: Bench, found: Found) -> tuple[str, dict[st
         }
         for stage in SEARCHES
     }
-    left = ", ".join(name for name in SYSTEMS if name not in settings.systems)
+    left = quoted(name for name in SYSTEMS if name not in settings.systems)
     summary = sample(bench, settings) + (f" Not compared: {left}." if left else "")
     of_tables = claims(values["retrieve"])
     how = (
@@ -288,7 +283,3 @@ def report(settings: Settings, bench: Bench, found: Found) -> tuple[str, dict[st
             ],
         ),
     }
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

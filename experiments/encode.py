@@ -13,22 +13,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from studies.settings import at_least
+from studies.settings import OneCollection, at_least, launch, refusing
 
-from paradigms.io.command_line import command_line, folder_name
+from paradigms.io.command_line import folder_name
 
 
-@dataclass
-class Settings:
+@dataclass(kw_only=True)
+class Settings(OneCollection):
     """What is encoded with what, and into what."""
 
     checkpoint: str
     """folder of a saved paradigm, such as experiments/train.py writes"""
-    collection: str = "pydocs"
-    """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or a folder in the layout of BEIR, MIRACL, LoTTE or
-    DPR's and EntityQuestions' question answering"""
-    documents: int = 0
-    """size of a fixed subset, of pydocs alone; 0: all documents"""
     output: str = ""
     """results folder; empty: results/encode-PARADIGM-COLLECTION"""
     passages: int = 0
@@ -52,8 +47,7 @@ class Settings:
         at_least(self, passages=0, batch_size=1)
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 from accelerate import Accelerator
 
@@ -65,17 +59,15 @@ from paradigms.index import INDEXES, open_index
 from paradigms.index.base import TokenIndex
 from paradigms.index.checksum import weights_checksum
 from paradigms.io.files import write_json
-from paradigms.io.terminal import Terminal, shown
+from paradigms.io.terminal import Terminal
 from paradigms.train import tracking
 from paradigms.train.job import environment, keep_settings, open_collection
 from paradigms.train.state import by_main
 
 
 def main(settings: Settings) -> None:
-    try:
+    with refusing():
         paradigm = load(settings.checkpoint)
-    except (ValueError, OSError) as error:
-        raise SystemExit(shown(error)) from error
     if not isinstance(paradigm, Paradigm):
         raise SystemExit(f"{settings.checkpoint} holds {paradigm.name}, which encodes no documents")
     named = f"results/encode-{paradigm.name}-{folder_name(settings.collection)}"
@@ -92,10 +84,8 @@ def main(settings: Settings) -> None:
         keep_settings(kept, folder, free={"output", "checkpoint"})
 
     by_main(keep, accelerator)
-    try:
+    with refusing():
         encode(paradigm, collection, settings, folder, accelerator, console)
-    except (ValueError, TypeError, OSError) as error:
-        raise SystemExit(f"{type(error).__name__}: {shown(error)}") from error
     accelerator.end_training()
 
 
@@ -152,7 +142,3 @@ def open_encoded(
             f"{folder} holds another collection than {collection.name} as it is now: encode that"
         )
     return index
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

@@ -3,18 +3,18 @@
 One ColBERT encodes a sample of each collection once; other indexes are made of those vectors. Each way to
 replace a document's tokens D by D′ has a certificate: the Hausdorff distance of D and D′ bounds the error of
 a score, and the first ten documents of a query are certified where no sum of errors could exchange them.
-Fixed-dimensional encodings (MUVERA) find candidates for exact reranking; their recall stands beside what
-`theory.buckets` predicts from the angles of token vectors alone, raw and with the mean subtracted.
+Fixed-dimensional encodings (MUVERA) find candidates for exact reranking; beside their recall stands what
+`theory.buckets` predicts from the angles of token vectors, raw and with the mean subtracted.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from studies.settings import at_least, known
+from studies.settings import at_least, launch
 
-from paradigms.io.command_line import command_line, folder_name
+from paradigms.io.command_line import folder_name
 
 
 @dataclass
@@ -23,9 +23,6 @@ class Settings:
 
     collections: list[str] = field(default_factory=lambda: ["pydocs"])
     """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or folders of collections"""
-    parts: list[str] = field(default_factory=lambda: ["fewer", "fixed", "law"])
-    """what is measured now, beside what the results folder has: fewer tokens, dimensions and bits; fixed
-    encodings; the law of their recall"""
     documents: int = 600
     """documents of each collection, drawn at random, those relevant to the queries among them; 0: all"""
     queries: int = 60
@@ -36,18 +33,14 @@ class Settings:
     law_documents: int = 200
     """documents for which recall is predicted: the first of the sample"""
     law_queries: int = 6
-    seed: int = 0
     output: str = "results/fewer_bytes"
 
     def __post_init__(self) -> None:
-        known(self, "parts", ("fewer", "fixed", "law"))
         at_least(self, documents=0, queries=1)
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -55,8 +48,9 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from serving_costs import timed
 from studies.bucket_recall import CANDIDATES, FIRST, draw_law, law
-from studies.pages import Rows, Section, print_sections, shown, write_page, write_sections
+from studies.pages import Rows, Section, publish, shown
 
 from paradigms import PARADIGMS, Paradigm, load
 from paradigms.core import Tokens
@@ -65,7 +59,7 @@ from paradigms.evaluate import bootstrap_interval, per_query
 from paradigms.index import CompressedIndex, ExactIndex, FixedIndex, TokenIndex
 from paradigms.io.files import write_json
 from paradigms.io.terminal import Terminal
-from paradigms.io.typed import json_or_empty
+from paradigms.io.typed import read_json
 from paradigms.recipe import Recipe
 from paradigms.train.job import open_collection
 
@@ -90,12 +84,13 @@ def main(settings: Settings) -> None:
         }
         for part, measure in parts.items():
             file = own / f"{part}.json"
-            if part in settings.parts and not file.is_file():
+            if not file.is_file():
                 console.print(f"{folder_name(name)}: {part}")
                 write_json(file, {"rows": measure()})
-            rows = json_or_empty(file).get("rows", [])
-            results.setdefault(part, []).extend({"collection": folder_name(name)} | row for row in rows)
-    publish(results, settings, folder)
+            rows = ({"collection": folder_name(name)} | row for row in read_json(file)["rows"])
+            results.setdefault(part, []).extend(rows)
+    summary = f"{settings.documents} documents and up to {settings.queries} queries of each collection."
+    publish(settings, "Fewer bytes", summary, described(results))
 
 
 def sampled(collection: Collection, settings: Settings) -> tuple[list[int], Split]:
@@ -103,7 +98,7 @@ def sampled(collection: Collection, settings: Settings) -> tuple[list[int], Spli
 
     Queries are drawn first, as long as their relevant documents fill at most half of the sample.
     """
-    draw, test = np.random.default_rng(settings.seed), collection.split("test")
+    draw, test = np.random.default_rng(0), collection.split("test")
     wanted = min(settings.documents or len(collection.corpus), len(collection.corpus))
     chosen: list[str] = []
     rows: set[int] = set()
@@ -125,7 +120,7 @@ def opened(settings: Settings) -> Paradigm:
         if not isinstance(found, Paradigm) or not found.recipe.is_maxsim():
             raise SystemExit(f"{settings.model} is no ColBERT: errors of sums of maxima are bounded here")
         return found.eval()
-    torch.manual_seed(settings.seed)  # of the projection
+    torch.manual_seed(0)  # of the projection
     return PARADIGMS["colbert"]("offline", document_length=settings.document_length).eval()
 
 
@@ -134,12 +129,13 @@ def encoded(model: Paradigm, name: str, settings: Settings, console: Terminal) -
     collection = open_collection(name, None, console)
     rows, split = sampled(collection, settings)
     folder = Path(settings.output) / folder_name(name) / "exact"
-    if folder.is_dir():
-        index = ExactIndex.open(folder)
-        index.check(model)
-    else:
-        ids, texts = [collection.corpus.ids[n] for n in rows], [collection.corpus[n] for n in rows]
-        index = ExactIndex.build(model, ids, texts, folder, progress=True)
+    ids, texts = [collection.corpus.ids[n] for n in rows], [collection.corpus[n] for n in rows]
+    if not folder.is_dir():
+        return ExactIndex.build(model, ids, texts, folder, progress=True), split
+    index = ExactIndex.open(folder)
+    index.check(model)
+    if index.ids != ids:
+        raise SystemExit(f"{folder} holds another sample of {name}: choose another --output")
     return index, split
 
 
@@ -199,13 +195,14 @@ def fixed(exact: ExactIndex, recipe: Recipe, queries: Tokens, folder: Path) -> R
     wanted = exact.search_tokens(recipe, queries, FIRST)
     rows: Rows = []
 
-    def add(name: str, size: float, search: Callable[[Tokens], set[str]]) -> None:
-        shares, seconds = timed(search, queries, wanted)
-        values = {"bytes/document": size, f"recall@{FIRST}": shares, "ms": 1000 * seconds}
+    def add(name: str, size: float, search: Callable[[Tokens], dict[str, float]]) -> None:
+        milliseconds, found = timed(lambda n: search(queries[n : n + 1]), len(wanted), ROUNDS)
+        shares = [len(f.keys() & w.keys()) / max(1, len(w)) for f, w in zip(found, wanted, strict=True)]
+        values = {"bytes/document": size, f"recall@{FIRST}": shares, "ms": float(np.median(milliseconds))}
         rows.append({"index": name, "documents": len(exact), "queries": len(wanted)} | values)
 
-    def first(index: TokenIndex) -> Callable[[Tokens], set[str]]:
-        return lambda query: set(index.search_tokens(recipe, query, FIRST)[0])
+    def first(index: TokenIndex) -> Callable[[Tokens], dict[str, float]]:
+        return lambda query: index.search_tokens(recipe, query, FIRST)[0]
 
     add("exact", exact.bytes_per_document, first(exact))
     for bits in (4, 2, 1):
@@ -218,49 +215,33 @@ def fixed(exact: ExactIndex, recipe: Recipe, queries: Tokens, folder: Path) -> R
             own = index.manifest["files"]["tokens.faiss"]["bytes"] / len(index)
             name = f"fixed, {size} numbers{'' if centre else ', not centred'}"
 
-            def alone(query: Tokens, index: FixedIndex = index) -> set[str]:
-                return set(index.names(index.nearest(query, FIRST)[1][0]))
+            def alone(query: Tokens, index: FixedIndex = index) -> dict[str, float]:
+                return dict.fromkeys(index.names(index.nearest(query, FIRST)[1][0]), 0.0)
 
             add(f"{name}, alone", own, alone)
             add(f"{name}, 64 reranked", index.bytes_per_document, first(index))
     return rows
 
 
-def timed(
-    search: Callable[[Tokens], set[str]], queries: Tokens, wanted: list[dict[str, float]]
-) -> tuple[list[float], float]:
-    """The share of the wanted documents that each query finds, and the median over queries of its seconds."""
-    seconds = np.full(len(wanted), np.inf)
-    for _ in range(ROUNDS + 1):  # the first one warms up
-        shares = []
-        for n, best in enumerate(wanted):
-            began = time.perf_counter()
-            found = search(queries[n : n + 1])
-            seconds[n] = min(seconds[n], time.perf_counter() - began)
-            shares.append(len(found & best.keys()) / max(1, len(best)))
-    return shares, float(np.median(seconds))
-
-
-def publish(results: Mapping[str, Rows], settings: Settings, folder: Path) -> None:
-    """Tables as csv, json and md, the plots, and the page."""
-    texts = {
-        "fewer": "error: distance of a document's worst token to the nearest stored one, mean over "
-        "documents. violations: certificates of first tens that are others.",
-        "fixed": f"recall of the exact first {FIRST}. alone: the bytes of the encodings, nothing reranked.",
-        "law": f"Share of the exact first {FIRST} among the first {CANDIDATES} by encodings; predicted from "
-        "angles alone, by the law for independent tokens.",
+def described(results: Mapping[str, Rows]) -> dict[str, Section]:
+    """Sections of the page, by the name of their files."""
+    errors = (
+        "error: distance of a document's worst token to the nearest stored one, mean over documents. "
+        "violations: certificates of first tens that are others."
+    )
+    alone = f"recall of the exact first {FIRST}. alone: the bytes of the encodings, nothing reranked."
+    shares = (
+        f"Share of the exact first {FIRST} among the first {CANDIDATES} by encodings; predicted from angles "
+        "alone, by the law for independent tokens."
+    )
+    rows = {part: [*map(told, of)] for part, of in results.items()}
+    drawn = {"fewer": draw_fewer, "law": draw_law}
+    figures = {part: draw(results[part]) for part, draw in drawn.items()}
+    return {
+        "fewer": Section("Fewer bytes", errors, rows["fewer"], figures["fewer"]),
+        "fixed": Section("Fixed-dimensional encodings", alone, rows["fixed"]),
+        "law": Section("Predicted recall", shares, rows["law"], figures["law"]),
     }
-    headings = "Fewer bytes", "Fixed-dimensional encodings", "Predicted recall"
-    figures, sections = {"fewer": draw_fewer, "law": draw_law}, {}
-    for heading, (part, text) in zip(headings, texts.items(), strict=True):
-        if rows := results.get(part):
-            figure = figures[part](rows) if part in figures else None
-            sections[part] = Section(heading, text, [*map(told, rows)], figure)
-    write_sections(folder, sections)
-    print_sections(sections.values())
-    summary = f"{settings.documents} documents and up to {settings.queries} queries of each collection."
-    write_page(folder / "report.html", "Fewer bytes", summary, sections.values(), asdict(settings))
-    print(folder / "report.html")
 
 
 def told(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -287,7 +268,3 @@ def draw_fewer(rows: Rows) -> Figure:
     panels[0].set_ylabel("nDCG@10")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=7)
     return figure
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

@@ -17,19 +17,17 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from studies.settings import at_least
+from studies.settings import OneCollection, at_least, launch, refusing
 
-from paradigms.io.command_line import command_line, folder_name
+from paradigms.io.command_line import folder_name
 
 
-@dataclass
-class Settings:
+@dataclass(kw_only=True)
+class Settings(OneCollection):
     """Who writes what for which documents."""
 
     model: str
     """sequence-to-sequence model by hub name or folder, such as google/flan-t5-small or a doc2query model"""
-    collection: str = "pydocs"
-    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
     documents: int = 0
     """for which queries are written, drawn at random; 0: all"""
     queries: int = 3
@@ -56,8 +54,7 @@ class Settings:
         self.output = self.output or f"results/queries-{folder_name(self.collection)}"
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import random
 from dataclasses import replace
@@ -71,7 +68,7 @@ from paradigms.data import Corpus, Split, write_folder
 from paradigms.encoder.backbone import load_model, load_tokenizer
 from paradigms.io.files import held, write_text
 from paradigms.io.progress import progress_bar
-from paradigms.io.terminal import Terminal, shown
+from paradigms.io.terminal import Terminal
 from paradigms.train.job import keep_settings, open_collection
 from paradigms.train.mining import mine
 
@@ -86,11 +83,9 @@ def main(settings: Settings) -> None:
         if name != "train" and split.answers:
             raise SystemExit(f"{collection.name}: its split {name} has answers, which no BEIR folder holds")
     keep_settings(kept, held(folder), {"output", "rank", "retriever"})
-    try:
+    with refusing():
         pairs = written(collection.corpus, settings, folder / "written.jsonl")
         good = found_again(collection.corpus, pairs, settings)
-    except (OSError, ValueError) as error:
-        raise SystemExit(shown(error)) from error
     if not good:
         raise SystemExit(f"none of {len(pairs):,} queries finds its document among the first {settings.rank}")
     rows = [json.dumps({"document": document, "query": query}) for document, query in good]
@@ -154,7 +149,3 @@ def found_again(corpus: Corpus, pairs: list[tuple[str, str]], settings: Settings
     else:
         run = mine(load(settings.retriever), corpus, split, settings.rank, progress=True)
     return [pair for name, pair in zip(split.queries, pairs, strict=True) if pair[0] in run.get(name, {})]
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

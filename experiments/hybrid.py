@@ -2,8 +2,7 @@
 
 Luan et al. 2021 (TACL), §7: DE-BERT and ME-BERT before and after a round of hard-negative mining, BM25, their
 hybrids, and cross-attention over the first candidates of each (Tables 1 and 2, Figure 6). Dev queries choose
-the round of training, BM25's terms and λ. A model that stands in the results folder is not trained again, a
-seed not measured again.
+the round of training, BM25's terms and λ. Seeds may be added to a results folder.
 """
 
 import tempfile
@@ -13,27 +12,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import Results, at_least, different
-
-from paradigms.io.command_line import command_line
+from studies.settings import OneCollection, Results, at_least, different, launch, lengths_of, training_fields
 
 
 @dataclass
-class Settings(Results):
+class Settings(OneCollection, Results):
     """What is trained on what, retrieved and reranked."""
 
-    collection: str = "pydocs"
-    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
     documents: int = 2000
-    """size of a fixed subset, of pydocs alone; 0: all documents"""
     backbone: str = "offline"
     """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     vectors: int = 3
     """m: of each document of ME-BERT; 3 for passages and 4 for documents in the paper"""
-    pooling: Literal["mean", "cls"] = "mean"
-    """of DE-BERT's vectors and ME-BERT's query. The paper's is cls, and DE-BERT then ME-BERT with m = 1;
-    all-MiniLM-L6-v2 has learned mean, and with cls its first vector wins every maximum of ME-BERT"""
     normalize: bool = False
     """cosines in place of the paper's inner products"""
     rounds: list[Literal["again", "mined"]] = field(default_factory=lambda: ["again", "mined"])
@@ -75,18 +66,17 @@ class Settings(Results):
             )
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 from accelerate import Accelerator
 from studies.hybrid_claims import DENSE, MEASURES, RR, SPARSE, Found, describe, hybrid_name
-from studies.model_runs import Bench, Job, bind, open_bench, run_jobs, some_queries, trained_once
+from studies.model_runs import Bench, Job, bind, open_bench, run_jobs, some_queries, trained_once, values_of
 from studies.pages import Measured, publish
 
 from paradigms import PARADIGMS, CrossAttention, load
 from paradigms.baselines.bm25 import BM25
 from paradigms.baselines.cross_attention import cross_attention
-from paradigms.data import Run, Split
+from paradigms.data import Run, Split, best_first
 from paradigms.evaluate import per_query
 from paradigms.evaluate.hybrid import System, candidate_scores, combine, tune, union
 from paradigms.index import ExactIndex
@@ -94,6 +84,9 @@ from paradigms.train.job import NEGATIVES_DEPTH, begin, fit
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.mining import mine
 
+# Of DE-BERT's vectors and ME-BERT's query. The paper's is cls; all-MiniLM-L6-v2 has learned mean, and with
+# cls its first vector wins every maximum of ME-BERT.
+POOLING = "mean"
 RERANKER, RERANK_BATCH = "cross_attention", 8
 FIRST = "first"  # the round that starts from the backbone
 
@@ -101,12 +94,16 @@ FIRST = "first"  # the round that starts from the backbone
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
     bench = open_bench(settings, console, ("training", "dev", "test"))
-    bind(settings, accelerator, ["seeds"], fingerprint=bench.collection.fingerprint)
-    jobs = []
-    for seed in settings.seeds:
-        name, file = f"{bench.collection.name}, seed {seed}", folder_of(seed, settings) / "measured.json"
-        prepare, of = (partial(do, seed, bench, settings, accelerator) for do in (trained, measure))
-        jobs.append(Job(name, file, prepare, of))
+    bind(settings, accelerator, ["seeds"], fingerprint=bench.collection.fingerprint, pooling=POOLING)
+    jobs = [
+        Job(
+            f"{bench.collection.name}, seed {seed}",
+            folder_of(seed, settings) / "measured.json",
+            partial(trained, seed, bench, settings, accelerator),
+            partial(measure, seed, bench, settings, accelerator),
+        )
+        for seed in settings.seeds
+    ]
     results = run_jobs(jobs, accelerator, console)
     if accelerator.is_main_process:
         summary = (
@@ -143,12 +140,11 @@ def start(name: str, round: str, folder: Path, settings: Settings) -> Any:
     """The model before a round: new, or as the first round left it."""
     if round != FIRST:
         return load(folder / f"{name}-{FIRST}" / "checkpoint")
-    lengths: Any = {"query_length": settings.query_length, "document_length": settings.document_length}
+    same: dict[str, Any] = lengths_of(settings) | {"pooling": POOLING}
     if name == RERANKER:
-        return cross_attention(settings.backbone, pooling=settings.pooling, **lengths)
+        return cross_attention(settings.backbone, **same)
     first = {"first": settings.vectors} if name == "me_bert" else {}
-    same = {"pooling": settings.pooling, "normalize": settings.normalize}
-    return PARADIGMS[name](settings.backbone, **lengths, **same, **first)
+    return PARADIGMS[name](settings.backbone, normalize=settings.normalize, **same, **first)
 
 
 def train(
@@ -162,17 +158,17 @@ def train(
     folder: Path,
 ) -> Any:
     """The model after a round."""
-    corpus, mined, reranker = bench.collection.corpus, bench.mined, name == RERANKER
+    corpus, mined, count = bench.collection.corpus, bench.mined, settings.negatives
     if round == "mined":
         mined = mine(model, corpus, bench.train, NEGATIVES_DEPTH, precision=accelerator.mixed_precision)
-    steps, batch, count = settings.steps, settings.batch_size, settings.negatives
-    if reranker:
-        steps, batch, count = settings.rerank_steps, RERANK_BATCH, settings.rerank_negatives
-    same = {"steps": steps, "batch_size": batch, "learning_rate": settings.learning_rate, "save_every": 100}
+    given = training_fields(settings) | {"save_every": 100}
+    if name == RERANKER:
+        given |= {"steps": settings.rerank_steps, "batch_size": RERANK_BATCH}
+        count = settings.rerank_negatives
     # Another order of the queries than in the round before.
-    given = TrainingSettings(**same, seed=seed if round == FIRST else seed + 1_000)
+    how = TrainingSettings(**given, seed=seed if round == FIRST else seed + 1_000)
     splits, runs = (bench.train, bench.dev), (mined, {})
-    return fit(model, bench.collection, splits, runs, count, 0, given, folder, accelerator)
+    return fit(model, bench.collection, splits, runs, count, 0, how, folder, accelerator)
 
 
 def measure(
@@ -205,12 +201,14 @@ def measure(
                 λ = tune(*candidate_scores(*both, dev.queries, depth), dev, measure=RR).weight
                 runs[hybrid] = combine(*candidate_scores(*both, test.queries, depth), λ)
                 weights[hybrid] = {"round": round, "λ": λ}
-    queries = per_query(runs[SPARSE[0]], test.judgements, (RR,)).queries
-    told = {"seed": seed, "queries": queries, "dev": on_dev, "weights": weights}
-    rounds = {of: {round: values(run, test) for round, run in each.items()} for of, each in found.items()}
-    retrieved = {system: values(run, test) for system, run in runs.items()}
+    told: Measured = {"seed": seed, "queries": bench.measured, "dev": on_dev, "weights": weights}
+    told["retrieve"] = {system: values_of(run, test, MEASURES) for system, run in runs.items()}
+    told["rounds"] = {
+        of: {round: values_of(run, test, MEASURES) for round, run in each.items()}
+        for of, each in found.items()
+    }
     of = models[RERANKER, FIRST], runs, settings.rerank_depths, bench, accelerator.mixed_precision
-    return told | {"retrieve": retrieved, "rounds": rounds, "rerank": rerank(*of)}
+    return told | {"rerank": rerank(*of)}
 
 
 def rerank(
@@ -219,34 +217,20 @@ def rerank(
     """system → depth → RR@10 of each query: its first documents in their new order, the others left out."""
     queries, corpus = bench.test.queries, bench.collection.corpus
     heads = {
-        system: {q: {d: of[d] for d in best(of, max(depths))} for q, of in run.items()}
-        for system, run in runs.items()
+        system: {q: best_first(of, max(depths)) for q, of in run.items()} for system, run in runs.items()
     }
     # A score depends on its pair alone: one pass over all systems' candidates serves each of them.
     scores = reranker.rerank(queries, corpus, union(*heads.values()), precision=precision, progress=True)
-    found: Measured = {}
-    for system, run in heads.items():
-        found[system] = {}
-        for depth in depths:
-            anew = {q: {d: scores[q][d] for d in best(of, depth)} for q, of in run.items()}
-            found[system][str(depth)] = values(anew, bench.test)[RR]
-    return found
 
+    def anew(run: Run, depth: int) -> Run:
+        return {q: {d: scores[q][d] for d in best_first(of, depth)} for q, of in run.items()}
 
-def best(scores: Mapping[str, float], count: int) -> list[str]:
-    """The documents with the largest scores; of equal ones the smaller ids."""
-    return sorted(scores, key=lambda document: (-scores[document], document))[:count]
-
-
-def values(run: Run, split: Split) -> dict[str, list[float]]:
-    """Each measure, one value per query."""
-    return {name: of.tolist() for name, of in per_query(run, split.judgements, MEASURES).values.items()}
+    return {
+        system: {str(n): values_of(anew(run, n), bench.test, (RR,))[RR] for n in depths}
+        for system, run in heads.items()
+    }
 
 
 def rr(run: Run, split: Split) -> float:
     """What dev queries choose by."""
     return per_query(run, split.judgements, (RR,)).mean(RR)
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

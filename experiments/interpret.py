@@ -9,42 +9,29 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
 
-from studies.settings import at_least, different
-
-from paradigms.io.command_line import command_line
+from studies.settings import OneCollection, at_least, different, launch, refusing
 
 
-@dataclass
-class Settings:
+@dataclass(kw_only=True)
+class Settings(OneCollection):
     """Which model reads what."""
 
     checkpoint: str
     """folder of a saved ALIGNER, such as experiments/train.py writes"""
-    collection: str = "pydocs"
-    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
     documents: int = 2000
-    """size of a fixed subset, of pydocs alone; 0: all documents"""
     split: str = "test"
     queries: list[str] = field(default_factory=list)
-    """ids of queries; empty: `count` of them, evenly spaced in the order of their ids"""
-    count: int = 4
+    """ids of queries; empty: 4 of them, evenly spaced in the order of their ids"""
     k: list[int] = field(default_factory=lambda: [1, 2, 4])
     """numbers of document tokens that a query token aligns with"""
-    query_share: float = 0.5
-    """share of the query's words that are called salient"""
-    document_share: float = 0.2
-    """share of the document's words that are called salient"""
     output: str = "results/interpret.html"
 
     def __post_init__(self) -> None:
         different(self, "k")
-        at_least(self, k=1, count=1)
-        if not (0 < self.query_share <= 1 and 0 < self.document_share <= 1):
-            raise SystemExit("query_share and document_share must lie in (0, 1]")
+        at_least(self, k=1)
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import torch
 from studies.alignment_view import chosen_queries, words
@@ -54,16 +41,17 @@ from paradigms.cli.show import alignment
 from paradigms.encoder.text import Side
 from paradigms.evaluate import AlignmentExample, Report, write_report
 from paradigms.evaluate.explain import explain
-from paradigms.io.terminal import Terminal, shown
+from paradigms.io.terminal import Terminal
 from paradigms.train.job import open_collection
+
+QUERIES = 4
+SHARES: dict[Side, float] = {"query": 0.5, "document": 0.2}  # of the words, that are called salient
 
 
 def main(settings: Settings) -> None:
     console = Terminal()
-    try:
+    with refusing("--checkpoint: "):
         paradigm = Paradigm.from_pretrained(settings.checkpoint)
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"--checkpoint: {shown(error)}") from error
     paradigm.to("cuda" if torch.cuda.is_available() else "cpu")
     subset = settings.documents or None if settings.collection == "pydocs" else None
     collection = open_collection(settings.collection, subset, console)
@@ -71,7 +59,7 @@ def main(settings: Settings) -> None:
     if unknown := [query for query in settings.queries if query not in split.queries]:
         raise SystemExit(f"--queries: {', '.join(unknown)} not in split {settings.split}")
     examples, notes = [], []
-    for query in settings.queries or chosen_queries(split, settings.count):
+    for query in settings.queries or chosen_queries(split, QUERIES):
         judged, asked = split.judgements[query], split.queries[query]
         document = min(judged, key=lambda d: (-judged[d], d))
         text = collection.corpus[collection.corpus.position(document)]
@@ -82,9 +70,8 @@ def main(settings: Settings) -> None:
         for view in found:
             alignment(view, f"query {query}, {view.system}", f"document {document}", console)
         notes += [
-            f"Most salient in query {query}: {salient(paradigm, asked, 'query', settings.query_share)}",
-            f"Most salient in document {document}: "
-            + salient(paradigm, text, "document", settings.document_share),
+            f"Most salient in query {query}: {salient(paradigm, asked, 'query')}",
+            f"Most salient in document {document}: {salient(paradigm, text, 'document')}",
         ]
         console.print("\n".join(notes[-2:]), markup=False)
         examples.append(AlignmentExample(query, document, asked, text, judged[document] > 0, found))
@@ -95,17 +82,13 @@ def main(settings: Settings) -> None:
     console.print(f"Page: {settings.output}")
 
 
-def salient(paradigm: Paradigm, text: str, side: Side, share: float) -> str:
-    """The ⌈share · number⌉ words of the largest salience above 0, each with that of its heaviest piece."""
+def salient(paradigm: Paradigm, text: str, side: Side) -> str:
+    """The share of the words with the largest salience above 0, each with that of its heaviest piece."""
     encode = paradigm.encode_queries if side == "query" else paradigm.encode_documents
     tokens = encode([text])
     if tokens.salience is None:
         return f"nothing: this model has no salience for {'queries' if side == 'query' else 'documents'}"
     found = words(paradigm, text, side, tokens.mask[0, 0])
     weights = [max(float(tokens.salience[0, 0, place]) for place in places) for _, places in found]
-    order = sorted(range(len(found)), key=lambda n: -weights[n])[: ceil(share * len(found))]
+    order = sorted(range(len(found)), key=lambda n: -weights[n])[: ceil(SHARES[side] * len(found))]
     return ", ".join(f"{found[n][0]} {weights[n]:.3f}" for n in order if weights[n] > 0) or "nothing"
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

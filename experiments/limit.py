@@ -1,15 +1,11 @@
 """LIMIT: a query for every set of k documents. Which paradigm answers them, and is dimension the barrier?
 
-Weller et al. 2025, "On the Theoretical Limitations of Embedding-Based Retrieval". Two measurements, beside
-the laws of `theory/capacity.py`:
+Weller et al. 2025, "On the Theoretical Limitations of Embedding-Based Retrieval", beside the laws of
+`theory/capacity.py`:
 - paradigms: "Who likes WORD?" over documents that list what somebody likes, each word liked by its own set of
-  k documents, so that every set occurs. The collection is written in BEIR layout, and compare.py measures all
-  systems on it, untrained and trained on the queries of other words.
+  k documents. compare.py measures all systems on it, untrained and trained on the queries of other words.
 - free: vectors without text, trained on the relevance itself, for one vector and for each alignment A; the
   critical n is the largest number of documents all of whose sets are answered.
-
-    python experiments/limit.py
-    python experiments/limit.py --parts '[free]' --dimensions '[2,3,4]'
 """
 
 import re
@@ -19,9 +15,7 @@ from math import comb
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import Results, Tracker, at_least, different
-
-from paradigms.io.command_line import command_line
+from studies.settings import Results, Tracker, at_least, different, launch
 
 
 @dataclass
@@ -75,8 +69,7 @@ class Settings(Results):
             raise SystemExit(f"relevant must be at most documents / 2, got {self.relevant}")
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import compare
 import numpy as np
@@ -325,7 +318,3 @@ def drawn(rows: Rows, settings: Settings) -> Figure:
     return Curves(
         "dimension h of a vector", settings.dimensions, {panel: series}, "log", dotted, [panel]
     ).draw()
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

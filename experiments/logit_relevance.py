@@ -2,9 +2,8 @@
 
 Wu et al. 2024 (arXiv:2404.00684) take rel = Σ_i e_{d_i}ᵀh_i, as log p = Σ_i (e_{d_i}ᵀh_i − log(exp
 e_{d_i}ᵀh_i + C)), and C ≫ exp e_{d_i}ᵀh_i "at the early stage of the training" makes the logarithm a
-constant. C is another number for every query and prefix, so this is measured: at several states of one
-training, how small p is, how each query's candidates are ordered by the logit, by the logit less its mean
-over the vocabulary, and by log p, and which order finds the relevant document.
+constant. But C differs by query and prefix. Measured at several states of one training: how small p is, how
+the logit, the logit less its mean over the vocabulary, and log p order each query's candidates, and how well.
 """
 
 import os
@@ -12,9 +11,7 @@ import shutil
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from studies.settings import PairSettings, at_least
-
-from paradigms.io.command_line import command_line
+from studies.settings import PairSettings, at_least, launch
 
 
 @dataclass
@@ -34,8 +31,7 @@ class Settings(PairSettings):
         at_least(self, states=2)
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 from pathlib import Path
 
@@ -171,7 +167,3 @@ def report(settings: Settings, bench: Bench, found: Found) -> tuple[str, dict[st
             f"the logit and of the logit less its mean over the vocabulary; {MEASURE} of each order.",
         ),
     }
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

@@ -1,18 +1,16 @@
 """How near the alignment of generative retrieval is to rank one, and what of rel its cross-attention makes.
 
-Wu et al. 2024 (arXiv:2404.00684), Lemmas 5.1 and 5.2 and Figure 4. For each test query, the best name of its
-most relevant document and each head of each layer: the error of the best rank-one matrix and of
-1·softmax(r)ᵀ, beside those of rows without anything in common; the bound of the lemma as printed, with
-W = W_QᵀW_K of the head; and the error of rel with elu's kernel in place of exp. And the share of rel that the
-last layer's cross-attention makes, or all layers' by the residual stream alone.
+Wu et al. 2024 (arXiv:2404.00684), Lemmas 5.1 and 5.2 and Figure 4. For the best name of each test query's
+most relevant document and every head: the error of the best rank-one matrix and of 1·softmax(r)ᵀ, beside
+those of rows without anything in common; the bound of the lemma as printed, with the head's W = W_QᵀW_K; the
+error of rel with elu's kernel in place of exp; and the share of rel that the last layer's cross-attention
+makes, or all layers' by the residual stream alone.
 """
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from studies.settings import PairSettings
-
-from paradigms.io.command_line import command_line
+from studies.settings import PairSettings, launch
 
 
 @dataclass
@@ -25,8 +23,7 @@ class Settings(PairSettings):
     experiment = "low-rank"
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 from studies.attention import Array, Seen, best_name, seen
@@ -179,7 +176,7 @@ def claims(heads: Heads, unlearned: str = "") -> list[Claim]:
     """Means over layers and heads. Lemma 5.2 is refuted exactly by theory_checks.py; here by how much."""
     h = heads
     lower = "‖A − R‖ is much lower than ‖W‖"
-    control = "the low error is evidence of low rank (our control)"
+    control = "the low error is evidence of low rank"
     bound = "‖A − R‖ ≤ 4γ‖W‖ (γ, which is free, is 1)"
     more = "the bound says more than ‖A − R‖_∞ ≤ 2, which holds of any two alignments"
     low = "The error is relatively low on average, which indicates the low-rank nature"
@@ -187,7 +184,7 @@ def claims(heads: Heads, unlearned: str = "") -> list[Claim]:
     kernel = "rel = Σ_ij (1/p_ij) tr(F(d_i)ᵀF(q_j)) with φ = elu"
     small = f"share with a relative error of rel of at most {SMALL} − {NEARLY_ALL}"
     share = f"share of (query, head) with an error of at most {LOW} − {NEARLY_ALL}"
-    evidence = "the bound is evidence of low rank (our control)"
+    evidence = "the bound is evidence of low rank"
     apart = f"‖A′ − R‖₂/‖W‖₂ − {MUCH_LOWER}, A′ with shuffled rows"
     random = "error of random rows of its entropies − that of A"
     within = h["printed_row_error"] <= 4 * h["weight_rows"]
@@ -198,10 +195,10 @@ def claims(heads: Heads, unlearned: str = "") -> list[Claim]:
     found: list[tuple[str, str, str, Array]] = [
         ("§7.4", lower, f"{MUCH_LOWER} − ‖A − R‖₂/‖W‖₂", MUCH_LOWER - h["second"] / h["weight"]),
         ("§7.4", lower, f"{MUCH_LOWER} − ‖A − R‖_∞/‖W‖_∞", MUCH_LOWER - h["row_error"] / h["weight_rows"]),
-        ("§7.4", evidence, apart, h["shuffled_second"] / h["weight"] - MUCH_LOWER),
+        ("", evidence, apart, h["shuffled_second"] / h["weight"] - MUCH_LOWER),
         ("§7.4", low, f"{LOW} − ‖A − R‖_F/‖A‖_F, best R", LOW - h["best_error"]),
-        ("§7.4", control, "error of its rows shuffled − that of A", h["shuffled_error"] - h["best_error"]),
-        ("§7.4", control, random, h["unrelated_error"] - h["best_error"]),
+        ("", control, "error of its rows shuffled − that of A", h["shuffled_error"] - h["best_error"]),
+        ("", control, random, h["unrelated_error"] - h["best_error"]),
         ("§5.2.4", inherent, share, (h["best_error"] <= LOW) - NEARLY_ALL),
         ("appendix B", "R = 1rᵀ, r = d̄ᵀWQ", f"{LOW} − ‖A − 1rᵀ‖_F/‖A‖_F", LOW - h["printed_error"]),
         ("Lemma 5.1", bound, holds, within - NEARLY_ALL),
@@ -209,7 +206,7 @@ def claims(heads: Heads, unlearned: str = "") -> list[Claim]:
         ("Lemma 5.2", kernel, small, (h["elu_error"] <= SMALL) - NEARLY_ALL),
     ]
     return [
-        Claim(f"{PAPER}, {place}", sentence, quantity, of.mean((2, 3)), unlearned=unlearned)
+        Claim(place and f"{PAPER}, {place}", sentence, quantity, of.mean((2, 3)), unlearned=unlearned)
         for place, sentence, quantity, of in found
     ]
 
@@ -275,7 +272,3 @@ def draw(heads: Heads) -> "Figure":
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     return figure
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

@@ -1,21 +1,15 @@
 """How many dimensions does a single vector need on a real collection before BM25's ranking survives?
 
-Figure 3 of Luan et al., TACL 2021, on any collection, beside the exact laws of `theory`:
-- Figure 3a: the 10th, 100th and 1000th smallest margins by document length.
-- Figure 3b: the k for recall@r by document length, by the exact law.
-- how far published bounds overshoot, and what the place of the idf (query, both, document) does.
-Intervals of k resample the queries. The answer alone, in seconds: python -m paradigms dimensions SOURCE.
-
-    python experiments/random_projections.py --collection pydocs
-    python experiments/random_projections.py --collection path/to/scifact
+Figure 3 of Luan et al., TACL 2021, on any collection, beside the exact laws of `theory`: the 10th, 100th and
+1000th smallest margins (3a) and the k for recall@r (3b) by document length; how far published bounds
+overshoot; what the place of the idf (query, both, document) does. Intervals of k resample the queries. The
+answer alone, in seconds: python -m paradigms dimensions SOURCE.
 """
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from studies.settings import Results, Tracker, at_least, different
-
-from paradigms.io.command_line import command_line
+from studies.settings import Results, Tracker, at_least, different, launch, refusing
 
 
 @dataclass
@@ -30,8 +24,6 @@ class Settings(Results):
     """how many of them, drawn at random"""
     samples: int = 64
     """Gaussian vectors per query for the exact law"""
-    seed: int = 0
-    """of everything random"""
     precision: str = "no"
     tracker: Tracker = "none"
 
@@ -56,8 +48,7 @@ class Settings(Results):
             raise SystemExit(f"beta must lie in (0, 0.5), got {self.beta}")
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, (__doc__ or "").partition("\n\n")[0])
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 from rich.console import Console
@@ -68,7 +59,6 @@ from paradigms.baselines.lexical_vectors import PLACEMENTS, Counts, count_terms,
 from paradigms.data import Collection
 from paradigms.evaluate import Interval
 from paradigms.evaluate.claims import Claim
-from paradigms.io.terminal import shown
 from paradigms.train.job import begin, open_collection
 from theory.collection import Dimension, Problem, exact_thresholds, length_groups, required_dimension
 from theory.recall import required_dimension_recall, required_dimension_recall_exact
@@ -90,8 +80,8 @@ def main(settings: Settings) -> None:
         raise SystemExit(f"rank must be at most {most}, the documents below a query's best; got {rank}")
     smallest = {weighting: smallest_margins(of) for weighting, of in problems.items()}
     ranked = ranked_margins(problem)
-    (thresholds,) = exact_thresholds(problem, [rank], settings.samples, settings.seed)
-    ks = [required_dimension(of, settings.beta, settings.seed) for of in thresholds]
+    (thresholds,) = exact_thresholds(problem, [rank], settings.samples, 0)
+    ks = [required_dimension(of, settings.beta) for of in thresholds]
     claims = stated(smallest, ranked, thresholds, lengths, settings.beta)
     rows, placed = length_rows(ranked, ks, lengths), placement_rows(counts, groups[-1], settings)
     panels: dict[str, Any] = {
@@ -129,11 +119,9 @@ def main(settings: Settings) -> None:
 def open_counts(settings: Settings, console: Console) -> tuple[Collection, Counts]:
     """The collection and its counts."""
     collection = open_collection(settings.collection, None, console)
-    try:
+    with refusing():
         queries = collection.split(settings.split).queries
-        return collection, count_terms(collection.corpus, queries, settings.queries, settings.seed)
-    except (KeyError, ValueError) as error:
-        raise SystemExit(shown(error)) from error
+        return collection, count_terms(collection.corpus, queries, settings.queries, 0)
 
 
 def smallest_margins(problem: Problem) -> np.ndarray:
@@ -184,8 +172,8 @@ def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings) -
     for weighting in settings.weightings:
         for place in PLACEMENTS if weighting != "boolean" else ("query",):
             problem = Problem.of(*weigh(counts, weighting, place), [everything])
-            found = exact_thresholds(problem, [settings.rank], settings.samples, settings.seed)
-            k = required_dimension(found[0, 0], settings.beta, settings.seed)
+            found = exact_thresholds(problem, [settings.rank], settings.samples, 0)
+            k = required_dimension(found[0, 0], settings.beta)
             rows.append({"vectors": weighting, "idf in": "–" if weighting == "boolean" else place} | named(k))
     return rows
 
@@ -233,7 +221,3 @@ def stated(
         quantity = f"log10 of a query's minimum, Boolean / BM25; of all queries here {least}"
         claims.append(Claim(LUAN, sentence, quantity, found, printed="log10(.0169 / 6.8e-06) = 3.4, of all"))
     return claims
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

@@ -1,8 +1,7 @@
 """A saved paradigm reranks a TREC run; its measures beside the run's own, with intervals and significance.
 
-The output folder gets reranked.run, with --fuse fused.run too, table.md, table.csv,
-per_query.csv and config.json.
-Several processes or GPUs share the encoding:
+The output folder gets reranked.run, with --fuse fused.run too, table.md, table.csv, per_query.csv and
+config.json. Several processes or GPUs share the encoding:
 accelerate launch --config_file experiments/configs/gpus.yaml experiments/rerank.py
 """
 
@@ -11,24 +10,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import at_least
+from studies.settings import OneCollection, at_least, launch, refusing
 
-from paradigms.io.command_line import command_line, folder_name
+from paradigms.io.command_line import folder_name
 
 
-@dataclass
-class Settings:
+@dataclass(kw_only=True)
+class Settings(OneCollection):
     """Which paradigm reranks which run."""
 
     checkpoint: str
     """folder of a saved paradigm, such as experiments/train.py writes"""
     run: str
     """TREC run to rerank"""
-    collection: str = "pydocs"
-    """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or a folder in the layout of BEIR, MIRACL, LoTTE or
-    DPR's and EntityQuestions' question answering"""
-    documents: int = 0
-    """size of a fixed subset, of pydocs alone; 0: all documents"""
     split: str = "test"
     passages: int = 0
     """split documents into passages of at most so many words, with their titles; 0: what is longer than the
@@ -61,8 +55,7 @@ class Settings:
             raise SystemExit("fuse sum chooses its weights on dev: give both --fuse sum and --dev_run FILE")
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, parse_flag_from_env
@@ -87,7 +80,7 @@ from paradigms.evaluate.fusion import fuse, tune_weights
 from paradigms.evaluate.reranking import rerank as rerank_texts
 from paradigms.index import ExactIndex
 from paradigms.io.files import held, write_json, write_text
-from paradigms.io.terminal import Terminal, shown
+from paradigms.io.terminal import Terminal
 from paradigms.train.job import open_collection
 from paradigms.train.tracking import PATIENCE
 
@@ -95,10 +88,8 @@ from paradigms.train.tracking import PATIENCE
 def main(settings: Settings) -> None:
     state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"), timeout=PATIENCE)
     console = Terminal(quiet=not state.is_main_process)
-    try:
+    with refusing():
         rerank(settings, state, console)
-    except (ValueError, OSError, KeyError) as error:
-        raise SystemExit(shown(error)) from error
     state.destroy_process_group()
 
 
@@ -210,7 +201,3 @@ def candidates_of(run: Run, collection: Collection, settings: Settings, console:
                 raise ValueError(f"{settings.run}, query {query!r}: {error.args[0]}") from error
         pool[query] = {document: scores[document] for document in best}
     return pool
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

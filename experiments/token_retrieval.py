@@ -1,25 +1,21 @@
 """Does in-batch token retrieval retrieve better tokens, and can they alone rank? XTR beside ColBERT.
 
 Lee et al. 2023 (arXiv:2304.01982), §3 and §5: both objectives train the same encoder on the same batches, XTR
-with several k_train and batch sizes; the token retrieval and the scores of every model are measured alike. A
-model that stands in the results folder is not trained again: seeds, k_train and batch sizes may be added.
+with several k_train and batch sizes, and all are measured alike. Seeds, k_train and batch sizes may be added
+to a results folder.
 """
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from studies.settings import EncoderStudy, at_least, different, lengths_of
-
-from paradigms.io.command_line import command_line
+from studies.settings import EncoderStudy, OneCollection, at_least, different, launch, lengths_of
 
 
 @dataclass
-class Settings(EncoderStudy):
+class Settings(EncoderStudy, OneCollection):
     """What is trained on what, and how far its tokens are searched."""
 
-    collection: str = "pydocs"
-    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
     backbone: str = "offline"
     """an encoder, or a T5, by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package; small:
     a T5 with random weights and the collection's vocabulary, all of it trained"""
@@ -53,8 +49,7 @@ class Settings(EncoderStudy):
         return [Model(*kind, seed) for seed in self.seeds for kind in kinds]
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import torch
 from accelerate import Accelerator
@@ -119,7 +114,3 @@ def job(model: Model, bench: Bench, settings: Settings, accelerator: Accelerator
 
     how = (bench, settings, accelerator)
     return encoder_job(str(model), folder, model.seed, make, measured, *how, batch_size=model.batch_size)
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

@@ -10,22 +10,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import Results
-
-from paradigms.io.command_line import command_line
+from studies.settings import OneCollection, Results, launch, refusing, training_fields
 
 
 @dataclass
-class Settings(Results):
+class Settings(OneCollection, Results):
     """What is trained on what, and how."""
 
     paradigm: str = "colbert"
     """dpr, me_bert, colbert, coil, aligner, xtr or splade; generative: dsi, genre or seal; a reranker:
     cross_attention"""
-    collection: str = "pydocs"
-    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
-    documents: int = 0
-    """size of a fixed subset, of pydocs alone; 0: all documents"""
     backbone: str = ""
     """a Hugging Face encoder by hub name or folder, offline: all-MiniLM-L6-v2 from the Python package; a
     generative paradigm's is a T5, small: one with random weights and few layers. Empty: offline, or small"""
@@ -107,8 +101,7 @@ class Settings(Results):
         super().__post_init__()
 
 
-if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import torch
 from accelerate import Accelerator
@@ -118,7 +111,6 @@ from paradigms import GENERATIVE, PARADIGMS, RERANKERS, CrossAttention, Generati
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Run, Split, read_run, write_run
 from paradigms.io.files import write_json
-from paradigms.io.terminal import shown
 from paradigms.train import job
 from paradigms.train.generative import fit_generative, t5_folder
 from paradigms.train.job import DEV_DEPTH, NEGATIVES_DEPTH
@@ -138,10 +130,8 @@ def main(settings: Settings) -> None:
     console.print(f"{accelerator.num_processes} process(es) on {accelerator.device}")
     collection = job.open_collection(settings.collection, settings.documents or None, console)
     by_main(lambda: job.keep_settings(bound(settings, collection), folder, FREE), accelerator)
-    try:
+    with refusing():
         paradigm = trained(settings, collection, folder / "training", accelerator, console)
-    except (ValueError, TypeError, OSError, FloatingPointError, KeyError) as error:
-        raise SystemExit(f"{type(error).__name__}: {shown(error)}") from error
     if accelerator.is_main_process:
         paradigm.save_pretrained(folder / "checkpoint")
         write_json(folder / "environment.json", job.environment(accelerator))
@@ -171,8 +161,7 @@ def trained(
         mined = bm25.search(splits[0].queries, NEGATIVES_DEPTH)
     dev_run = bm25.search(splits[1].queries, DEV_DEPTH)
     torch.manual_seed(settings.seed)
-    names = TrainingSettings.__dataclass_fields__.keys() & asdict(settings).keys()
-    given: dict[str, Any] = {name: getattr(settings, name) for name in names}
+    given = training_fields(settings)
     if settings.distil != "none":
         how = settings.distil, settings.distil_weight, settings.distil_temperature
         given["distillation"] = Distillation(*how)
@@ -223,7 +212,3 @@ def mined_run(run: str, collection: Collection, split: Split, folder: Path, acce
 
     by_main(search, accelerator)
     return read_run(file)
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ SCRIPTS = [
     str(file.relative_to(ROOT))
     for folder in LAUNCHED
     for file in sorted((ROOT / "experiments").glob(folder))
-    if '\nif __name__ == "__main__"' in file.read_text(encoding="utf-8")
+    if re.search(r'^(if __name__ == "__main__"|launch\(__name__)', file.read_text(encoding="utf-8"), re.M)
 ]
 COMMANDS = ["index", "search", "rerank", "explain", "export", "compare", "advise"]
 

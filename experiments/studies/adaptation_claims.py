@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from studies.curves import Curves, Values
 from studies.model_runs import unlearned
-from studies.pages import PRINTED, Measured, Rows, Section, shown, undecided, verdicts
+from studies.pages import PRINTED, Measured, Rows, Section, shown, verdicts
 
 from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.adaptation import LEVEL, Adaptation, Rule, adapt, best, best_if_significant
@@ -20,17 +20,7 @@ from paradigms.scoring.machine import shared
 
 PAPER, TABLES, BM25 = "Qian et al. 2022", PRINTED["alignments"], PRINTED["bm25"]
 SOFT = [name for name in MEASURED if name.startswith("eps=")]
-BEST = "top-1 and top-0.5% work the best, and increasing k or p hurts performance"
-HURTS = (
-    "when the default alignment is already optimal (top-k=1 is optimal for QA tasks), few-shot alignment "
-    "adaptation hurts performance"
-)
-SOFTLY = "alignment adaptation is still necessary to achieve good performance on target tasks"
-SPARSE = "In general, keeping the sparsity low enough is preferable"
-MORE = (
-    "some other queries (such as fact checking) require more alignments for a broader understanding of the "
-    "document"
-)
+SAID = PRINTED["adaptation"]  # name -> place, sentence
 POINT = 0.01  # of nDCG@10: smaller printed differences are no claims
 CAREFUL = f"p ≤ {LEVEL:g}"
 RULES: dict[str, Rule] = {"best": best, CAREFUL: best_if_significant}
@@ -112,8 +102,7 @@ def claims(tasks: Sequence[Task]) -> list[Claim]:
         gains = {task: task.gain(max(task.shots)) for task in trained if task.own == own}
         if found := {task: gain for task, gain in gains.items() if gain is not None}:
             what = f"trained with {own}, adapted with {max(next(iter(found)).shots)} examples − default"
-            all_models = ("§4.2, Figure 4", "Alignment adaptation improves all models")
-            said = ("§3.1, footnote 3", SOFTLY) if own in SOFT else all_models
+            said = SAID["softly" if own in SOFT else "all models"]
             made.append(_claim([*found], *said, what, [*found.values()]))
     return [*made, *(claim for task in trained if task.own != "k=1" for claim in _of_table(task))]
 
@@ -149,7 +138,7 @@ def _between(best_of: str, own: str, pairs: Sequence[tuple[Task, Task]]) -> Clai
     better, worse = pairs[0]
     said = difference(better, better.printed(best_of), worse.printed(own)) if len(pairs) == 1 else ""
     what = f"trained and tested with {best_of} − with {own}"
-    return _claim([task for pair in pairs for task in pair], "§4.2, Figure 4", BEST, what, contrasts, said)
+    return _claim([task for pair in pairs for task in pair], *SAID["best"], what, contrasts, said)
 
 
 def _of_top_1(task: Task) -> list[Claim]:
@@ -167,11 +156,11 @@ def _of_top_1(task: Task) -> list[Claim]:
 
     for dense in ("k=8", "k=16", "p=2%", "p=5%"):
         if task.several.get(dense, 1.0) > 0:
-            strategies("§4.2, Table 3", SPARSE, "k=1", dense)
+            strategies(*SAID["sparse"], "k=1", dense)
     if task.paper == "squad":
-        strategies("§4.2", "top-k=1 is optimal for QA tasks", "k=1", "k=2")
+        strategies(*SAID["questions"], "k=1", "k=2")
     if task.paper == "scifact":
-        strategies("§3", MORE, "k=2", "k=1")
+        strategies(*SAID["more"], "k=2", "k=1")
     if task.zero_shot and task.paper:
         ours, theirs = TABLES["k=1"][task.paper][0], BM25[task.paper]
         sentence, contrast = f"BM25 {theirs}, ALIGNER base {ours}", task.of("k=1") - task.bm25
@@ -179,10 +168,9 @@ def _of_top_1(task: Task) -> list[Claim]:
     eight, sixteen = task.gain(8), task.gain(16)
     if task.paper == "squad" and eight is not None:  # whichever strategy is best on these queries
         printed = task.printed("k=1"), PRINTED["adapted"] / 100
-        claim("§4.2, Figure 5", HURTS, "k=1 − adapted with 8 examples", -eight, *printed)
+        claim(*SAID["hurts"], "k=1 − adapted with 8 examples", -eight, *printed)
     if eight is not None and sixteen is not None:
-        sentence = "Using 16 examples further improves the average score"
-        claim("§4.2, Figure 5", sentence, "16 examples − 8", sixteen - eight)
+        claim(*SAID["sixteen"], "16 examples − 8", sixteen - eight)
     return made
 
 
@@ -245,7 +233,7 @@ def describe(tasks: Sequence[Task]) -> dict[str, Section]:
             claims(tasks),
             "The paper's differences are of its base model, trained on MS MARCO; ours are trained on the "
             "collection itself, but for zero-shot ones.",
-            undecided("alignments"),
+            "alignments",
         ),
         "figure4": Section(
             "nDCG@10 by alignment strategy (Figure 4, Tables 3, 7, 11 and 12)",

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from studies.capacity_tasks import BI, UNI
 from studies.curves import Curves
-from studies.pages import Rows, Section, cell, verdicts
+from studies.pages import PRINTED, Rows, Section, cell, verdicts
 
 from paradigms.evaluate.claims import Claim
 from theory.collection import Dimension
@@ -20,35 +20,7 @@ MARGIN = 0.02  # of the measure: "does not degrade"
 # does, has not learned the task and says nothing of its capacity. The smallest share in the paper is 0.34.
 LEARNED = 0.3
 PAPER_LENGTHS = (50, 100, 200, 400)
-# Table A.1 in percent at these lengths: reranking | retrieval. The paper's -768 have no suffix here.
-TABLE_A1 = {
-    "containing": {
-        CROSS: "99.9 99.9 99.8 99.6 |",
-        "ME-BERT": "98.0 96.7 92.4 89.8 | 96.8 96.1 91.1 85.2",
-        "ME-BERT-64": "96.3 94.2 89.0 83.7 | 92.9 91.7 84.6 72.8",
-        "DE-BERT": "91.7 87.8 79.7 74.1 | 90.2 85.6 72.9 63.0",
-        "DE-BERT-512": "91.4 87.2 78.9 73.1 | 89.4 81.5 66.8 55.8",
-        "DE-BERT-128": "90.5 85.0 75.0 68.1 | 85.7 75.4 58.0 47.3",
-        "DE-BERT-64": "88.8 82.0 70.7 63.8 | 82.8 68.9 48.5 38.3",
-        "DE-BERT-32": "83.6 74.9 62.6 55.9 | 70.1 53.2 34.0 27.6",
-        UNI: "92.1 88.6 84.6 81.8 | 92.1 88.6 84.6 81.8",
-        BI: "98.0 97.1 95.9 94.5 | 98.0 97.1 95.9 94.5",
-        "HYBRID-ME-BERT-uni": "| 98.2 97.0 94.4 91.9",
-        "HYBRID-ME-BERT-bi": "| 99.3 99.0 97.3 96.1",
-    },
-    "answers": {
-        CROSS: "48.9 55.5 54.2 47.6 |",
-        "ME-BERT": "43.6 49.6 46.5 38.7 | 42.0 43.3 40.4 34.4",
-        "ME-BERT-64": "44.4 48.7 44.5 38.2 | 42.2 43.4 38.9 33.0",
-        "DE-BERT": "42.9 47.7 44.4 36.6 | 44.2 44.0 40.1 32.2",
-        "DE-BERT-512": "43.8 48.5 44.1 36.5 | 43.3 43.2 38.8 32.7",
-        "DE-BERT-128": "42.8 45.7 41.2 35.7 | 38.0 36.7 32.8 27.0",
-        "DE-BERT-64": "42.6 45.7 42.5 35.4 | 37.4 35.1 32.6 26.6",
-        "DE-BERT-32": "42.4 45.8 42.1 34.0 | 36.3 34.7 31.0 24.9",
-        UNI: "30.1 35.7 34.1 30.1 | 30.1 35.7 34.1 30.1",
-        "HYBRID-ME-BERT-uni": "| 45.7 49.5 48.5 42.9",
-    },
-}
+TABLE_A1, SAID = PRINTED["table a1"], PRINTED["capacity"]
 
 Terms = list[tuple[float, str, int]]  # weight, system, length
 
@@ -109,9 +81,9 @@ class Found:
 
     def claims(self) -> list[Claim]:
         """What the paper says of systems that were measured, at several lengths where it compares them."""
-        found = []
-        section = {"containing": "§5", "answers": "§6"}[self.task]
-        for stage, sentence, contrasts in self._statements():
+        found, section = [], {"containing": "§5", "answers": "§6"}[self.task]
+        for name, contrasts in self._contrasts().items():
+            [(stage, sentence)] = SAID[self.task][name].items()
             of, paper = self.values[stage], self.paper(stage)
             place = f"Luan et al. 2021, {'§1, Figure 1' if stage == FIRST else section}"
             measure = FIRST if stage == FIRST else f"{MEASURES[self.task]}, {STAGES[stage]}"
@@ -123,15 +95,16 @@ class Found:
                 printed = f"{sum(w * paper[s][n] for w, s, n in terms):+.3f}" if known else ""
                 unlearned = ", ".join(s for s in sorted(systems) if not self.learned(s))
                 contrast, more = sum(w * of[s][n] for w, s, n in terms), {"unlearned": unlearned}
-                name = f"{measure}: {quantity}"
-                found.append(Claim(place, sentence, name, contrast, margin, printed=printed, **more))
+                told = f"{measure}: {quantity}"
+                found.append(Claim(place, sentence, told, contrast, margin, printed=printed, **more))
         return found
 
-    def _statements(self) -> list[tuple[str, str, list[tuple[str, Terms, float]]]]:
-        """(stage, sentence, [(quantity, Σ weight · measure(system, length), margin)]) of the task."""
+    def _contrasts(self) -> dict[str, list[tuple[str, Terms, float]]]:
+        """Name in SAID -> [(quantity, Σ weight · measure(system, length), margin)]."""
         order = sorted(self.sizes, key=lambda name: (self.sizes[name], not name[-1].isdigit()))
         single, multiple = ([name for name in order if name.startswith(kind)] for kind in ("DE-", "ME-"))
         wide, lengths, longest = single[-1:], self.lengths, self.lengths[-1:]
+        numbered = [m for m in multiple if m[-1].isdigit()]
         hybrids = [name for name in self.values["retrieve"] if name.startswith("HYBRID-")]
         pairs = [(m, m.replace("ME-BERT-64", "DE-BERT-512").replace("ME-BERT", "DE-BERT")) for m in multiple]
 
@@ -148,90 +121,29 @@ class Found:
         of_hybrids = [over(h, part) for h in hybrids for part in parts(h)]
         gains = [gain(h, parts(h)[0]) for h in hybrids]
         if self.task == "answers":
-            best = [*wide, *multiple][-1:]
-            return [
-                (
-                    "rerank",
-                    "higher-dimensional DE-BERT models generally perform better",
-                    [over(w, n) for w in wide for n in single[:1] if w != n],
-                ),
-                (
-                    "rerank",
-                    "ME-BERT-768 outperforms DE-BERT-768 and ME-BERT-64 outperforms DE-BERT-512",
-                    [over(*pair) for pair in pairs],
-                ),
-                (
-                    "rerank",
-                    "multi-vector models provide further benefits, especially for longer-document "
-                    "collections",
-                    [gain(*pair) for pair in pairs],
-                ),
-                ("rerank", "CROSS-ATTENTION is still substantially stronger", [over(CROSS, n) for n in best]),
-                (
-                    "retrieve",
-                    "only higher-dimensional DE-BERT models outperform BM25 for passages longer than 50",
-                    [over(w, UNI, longest) for w in wide],
-                ),
-                ("retrieve", "The hybrid models offer large improvements over their components", of_hybrids),
-                (
-                    "retrieve",
-                    "The gain from adding BM25 to ME-BERT and DE-BERT increases as the length of the "
-                    "documents in the collection grows",
-                    gains,
-                ),
-            ]
+            return {
+                "more dimensions": [over(w, n) for w in wide for n in single[:1] if w != n],
+                "more vectors": [over(*pair) for pair in pairs],
+                "more vectors for longer documents": [gain(*pair) for pair in pairs],
+                "cross-attention": [over(CROSS, n) for n in [*wide, *multiple][-1:]],
+                "BM25": [over(w, UNI, longest) for w in wide],
+                "hybrids": of_hybrids,
+                "hybrids for longer documents": gains,
+            }
         rise = [(-w, s, n) for w, s, n in fall(CROSS)]
-        numbered = [m for m in multiple if m[-1].isdigit()]
-        return [
-            (
-                FIRST,
-                "the BM25 model […] can outperform a dual encoder based on BERT, particularly on longer "
-                "documents and on a task that requires precise detection of word overlap",
-                [contrast(UNI, w) for w in wide for contrast in (over, gain)],
-            ),
-            (
-                "rerank",
-                "the performance of both the sparse and dense dual encoders worsens",
-                [(f"{name}: loss with length", fall(name), 0.0) for name in (UNI, *single)],
-            ),
-            (
-                "rerank",
-                "the accuracy of the DE-BERT models falls most rapidly, widening the gap to BM25",
-                [gain(UNI, name) for name in single],
-            ),
-            (
-                "rerank",
-                "Full cross-attention is nearly perfect and does not degrade with document length",
-                [(f"{CROSS}: gain with length", rise, MARGIN)],
-            ),
-            (
-                "rerank",
-                "DE-BERT-768 [it means ME-BERT-768], which uses 8 vectors of dimension 768 to represent "
-                "documents, strongly outperforms the best DE-BERT model",
-                [over(m, w) for m in multiple if m not in numbered for w in wide],
-            ),
-            (
-                "rerank",
-                "Even DE-BERT-64 [it means ME-BERT-64], which uses 8 vectors of size only 64 instead […], "
-                "outperforms the DE-BERT models by a large margin",
-                [over(m, w) for m in numbered for w in wide],
-            ),
-            (
-                "retrieve",
-                "the multi-vector methods exceeding BM25-uni performance for all lengths [Table A.1: "
-                "ME-BERT-64 72.8, BM25-uni 81.8 with 400 tokens]",
-                [over(m, UNI, [n]) for m in multiple for n in lengths],
-            ),
-            ("retrieve", "DE-BERT models under-performing BM25-uni", [over(UNI, name) for name in single]),
-            ("retrieve", "The hybrid model outperforms both components in the combination", of_hybrids),
-            ("retrieve", "with largest improvements over ME-BERT for the longest-document collection", gains),
-            (
-                "retrieve",
-                "BM25-bi achieves over 95 MRR@10 across collections for this task [Table A.1: 94.5 with 400 "
-                "tokens]",
-                [(f"{BI}, {n} tokens", [(1.0, BI, n)], -0.95) for n in longest],
-            ),
-        ]
+        return {
+            "BM25 first": [contrast(UNI, w) for w in wide for contrast in (over, gain)],
+            "length": [(f"{name}: loss with length", fall(name), 0.0) for name in (UNI, *single)],
+            "the gap to BM25": [gain(UNI, name) for name in single],
+            "cross-attention": [(f"{CROSS}: gain with length", rise, MARGIN)],
+            "eight vectors": [over(m, w) for m in multiple if m not in numbered for w in wide],
+            "eight small vectors": [over(m, w) for m in numbered for w in wide],
+            "several vectors": [over(m, UNI, [n]) for m in multiple for n in lengths],
+            "one vector": [over(UNI, name) for name in single],
+            "hybrids": of_hybrids,
+            "hybrids for longer documents": gains,
+            "BM25-bi": [(f"{BI}, {n} tokens", [(1.0, BI, n)], -0.95) for n in longest],
+        }
 
 
 def parts(hybrid: str) -> tuple[str, str]:

@@ -2,16 +2,14 @@
 
 Luan et al., "Sparse, Dense, and Attentional Representations for Text Retrieval", TACL 2021, §5, after the
 inverse cloze task of Lee et al., "Latent Retrieval for Weakly Supervised Open Domain Question Answering", ACL
-2019. Only exact words count, so a model's errors come from its compression of passages, and longer passages
-have more to lose.
+2019. Only exact words count: errors come from a model's compression of passages, and grow with these.
 
-Every length has its own collection over the same queries: passages nest, a query lies in a passage of the
-smallest length, and differences between lengths are paired. Where the paper leaves a choice:
+Every length has its own collection over the same queries: passages nest, and a query lies in a passage of the
+smallest length. Where the paper leaves a choice:
 
 - A query occurs once in the whole source, and one passage is relevant to it.
 - A distractor is another passage into which the query is written with one or two words replaced. Passages for
-  distractors are kept apart from those for queries: a distractor made from a passage with a query in it would
-  contain that query.
+  distractors hold no query, which a distractor would contain too.
 - Words are compared in lower case, without the punctuation between them.
 
 Every draw is a hash of the seed and of what is drawn: the same in any process and on any machine, and for one

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 from studies.curves import Curves, at_path
 from studies.model_runs import LEARNED, same_queries
-from studies.pages import Measured, Rows, Section, Undecided, shown, verdicts
+from studies.pages import PRINTED, Measured, Rows, Section, shown, verdicts
 
 from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.claims import Claim
@@ -18,29 +18,8 @@ DE, ME = "DE-BERT", "ME-BERT"
 DENSE = {"dpr": DE, "me_bert": ME}
 SPARSE = ("BM25-uni", "BM25-bi")  # over words; over words and pairs of words
 CROSS = "cross-attention"
-# MRR@10 of Table 1, on MS MARCO's passages and documents.
 BM25, DE_HYBRID, ME_HYBRID = "BM25", "DE-HYBRID", "ME-HYBRID"
-TABLE_1 = {
-    BM25: (0.167, 0.249),
-    DE: (0.302, 0.288),
-    ME: (0.334, 0.333),
-    DE_HYBRID: (0.304, 0.313),
-    ME_HYBRID: (0.338, 0.346),
-}
-UNDECIDED: list[Undecided] = [
-    (
-        "Luan et al. 2021, §7, Figure 7",
-        "In the higher quality range of the curves, ME-BERT achieves substantially higher MRR than DE-BERT "
-        "for the same inference time per query",
-        "millions of documents, where approximate search is much faster than exact search; serving_costs.py "
-        "measures time",
-    ),
-    (
-        "Luan et al. 2021, §7, Table 1",
-        "The multi-vector model brings larger improvement on the dataset containing longer documents",
-        "two collections, of passages and of documents",
-    ),
-]
+TABLE_1, SAID = PRINTED["table 1"], PRINTED["hybrids"]
 
 
 def hybrid_name(dense: str, sparse: str) -> str:
@@ -81,39 +60,24 @@ def claims(found: Found) -> list[Claim]:
         place = f"Luan et al. 2021, §7, {place}"
         made.append(Claim(place, sentence, quantity, contrast, printed=printed, unlearned=unlearned))
 
-    def ordered(sentence: str, pairs: Sequence[tuple[str, str]]) -> None:
+    def ordered(said: str, pairs: Sequence[tuple[str, str]]) -> None:
         for a, b in pairs:
             one, other = (found.values("retrieve", ours[name], RR) for name in (a, b))
             printed = "/".join(f"{x - y:+.3f}" for x, y in zip(TABLE_1[a], TABLE_1[b], strict=True))
-            add("Table 1", sentence, f"{RR}, {ours[a]} − {ours[b]}", one - other, printed)
+            add("Table 1", SAID[said], f"{RR}, {ours[a]} − {ours[b]}", one - other, printed)
 
     def lead(name: str, depth: int) -> Any:
         return found.reranked(ours[name], depth) - found.reranked(found.sparse, depth)
 
-    ordered("our DE-BERT model already outperforms or is competitive with prior systems", [(DE, BM25)])
-    ordered(
-        "the sparse-dense hybrid models bring improvements over dense-only models on both datasets",
-        [(DE_HYBRID, DE), (ME_HYBRID, ME)],
-    )
-    ordered(
-        "all differences between DE-BERT, ME-BERT, DE-HYBRID-E, and ME-HYBRID-E are statistically "
-        "significant on both development sets",
-        [(ME, DE), (ME, DE_HYBRID), (ME_HYBRID, DE), (ME_HYBRID, DE_HYBRID)],
-    )
+    ordered("DE-BERT", [(DE, BM25)])
+    ordered("hybrids", [(DE_HYBRID, DE), (ME_HYBRID, ME)])
+    ordered("differences", [(ME, DE), (ME, DE_HYBRID), (ME_HYBRID, DE), (ME_HYBRID, DE_HYBRID)])
     for name in (ME, ME_HYBRID):
-        sentence = (
-            "when a very small number of candidates can be scored with expensive cross-attention models, the "
-            "multi-vector ME-BERT and hybrid models achieve large improvements compared to prior systems"
-        )
         quantity = f"{RR}, {few} reranked, {ours[name]} − {found.sparse}"
-        add("Figure 6", sentence, quantity, lead(name, few))
+        add("Figure 6", SAID["few reranked"], quantity, lead(name, few))
         if few < many:
-            sentence = (
-                "When a large number of candidates can be reranked, the impact of the first-stage system "
-                "decreases"
-            )
             quantity = f"{RR}, lead of {ours[name]} over {found.sparse}, {few} − {many} reranked"
-            add("Figure 6", sentence, quantity, lead(name, few) - lead(name, many))
+            add("Figure 6", SAID["many reranked"], quantity, lead(name, few) - lead(name, many))
     return made
 
 
@@ -135,7 +99,7 @@ def describe(found: Found, vectors: int) -> dict[str, Section]:
             claims(found),
             f"A dense model has learned with {LEARNED:.0%} of BM25's RR@10, cross-attention where it orders "
             "what BM25 has found no worse than BM25.",
-            UNDECIDED,
+            "hybrids",
         ),
         "retrieve": Section(
             "First stages (Tables 1 and 2)",

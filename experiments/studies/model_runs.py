@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 from studies.pages import Measured
-from studies.settings import EncoderStudy, PairSettings
+from studies.settings import EncoderStudy, PairSettings, refusing, training_fields
 
 from paradigms import Paradigm, load
 from paradigms.baselines.bm25 import BM25
@@ -25,7 +25,6 @@ from paradigms.evaluate import PerQuery, per_query
 from paradigms.evaluate.reranking import candidates
 from paradigms.index import ExactIndex
 from paradigms.io.files import write_json
-from paradigms.io.terminal import shown
 from paradigms.train.job import (
     DEV_DEPTH,
     NEGATIVES_DEPTH,
@@ -91,15 +90,11 @@ def open_bench(
     opened = open_collection(name, settings.documents or None if name == "pydocs" else None, console)
     cut = isinstance(settings, PairSettings) and 0 < settings.documents < len(opened.corpus)
     if cut:
-        try:
+        with refusing("", ": choose --documents 0"):
             opened = most_asked(opened, settings.documents)
-        except ValueError as error:
-            raise SystemExit(f"{shown(error)}: choose --documents 0") from error
     if getattr(settings, "division", "") == "within":
-        try:
+        with refusing("", ": choose --division unseen"):
             opened = within_documents(opened)
-        except ValueError as error:
-            raise SystemExit(f"{shown(error)}: choose --division unseen") from error
         sizes = ", ".join(f"{len(split.queries):,} {name}" for name, split in opened.splits.items())
         console.print(f"Queries divided within documents: {sizes}")
     train, dev = training_splits(opened, seed=0)
@@ -187,11 +182,9 @@ def run_jobs(jobs: Sequence[Job], accelerator: Accelerator, console: Console) ->
             stack.enter_context(deleted_after(states, accelerator))
         for n, job in enumerate(missing, 1):
             console.print(f"{job.name} ({n} of {len(missing)})")
-            try:
+            with refusing(f"{job.name}: "):
                 prepared = job.prepare()
                 by_main(lambda job=job, of=prepared: write_json(job.file, job.measure(of)), accelerator)
-            except (ValueError, OSError, KeyError, FloatingPointError) as error:
-                raise SystemExit(f"{job.name}: {shown(error)}") from error
             accelerator.free_memory()
     return [read_json(job.file) for job in jobs]
 
@@ -221,7 +214,7 @@ def encoder_job(
     def train(paradigm: Paradigm, training: Path) -> Paradigm:
         runs = bench.mined if settings.negatives else {}, bench.dev_run
         splits, counts = (bench.train, bench.dev), (settings.negatives, settings.dev_queries)
-        how = TrainingSettings(**settings.training() | {"seed": seed} | changes, save_every=100)
+        how = TrainingSettings(**training_fields(settings) | {"seed": seed} | changes, save_every=100)
         given = paradigm, bench.collection, splits, runs, *counts, how, training, accelerator
         return fit(*given, states=states)
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 Measured = dict[str, Any]  # of one seed or model, as JSON holds it
 Rows = list[dict[str, Any]]
-Undecided = tuple[str, str, str]  # of a claim that nothing here can test: place, sentence, what it would take
 PRINTED = yaml.safe_load(Path(__file__).with_name("printed.yaml").read_text(encoding="utf-8"))
 
 
@@ -97,35 +96,26 @@ def write_sections(folder: Path, sections: Mapping[str, Section]) -> None:
             os.replace(temporary, folder / f"{name}.png")
 
 
-def row_without_test(
-    place: str,
-    sentence: str,
-    verdict: str,
-    quantity: str = "–",
-    printed: str = "–",
-    measured: str = "–",
-    sample: str = "–",
-) -> dict[str, str]:
-    """As of a `Verdict`: what was counted, or cannot be measured here."""
-    row = {"claim": f"“{sentence}” ({place})", "quantity": quantity, "printed": printed}
-    return row | {"measured": measured, "p (Holm)": "–", "sample": sample, "verdict": verdict}
-
-
-def undecided(study: str) -> list[Undecided]:
-    """What printed.yaml lists."""
-    return [(of["place"], of["sentence"], of["takes"]) for of in PRINTED[f"undecided {study}"]]
+def row_without_test(place: str, sentence: str, verdict: str, **cells: str) -> dict[str, str]:
+    """As of a `Verdict`: what was counted, or cannot be measured here. cells: any of the others."""
+    blank = dict.fromkeys(("quantity", "printed", "measured", "p (Holm)", "sample"), "–")
+    return {"claim": f"“{sentence}” ({place})"} | blank | cells | {"verdict": verdict}
 
 
 def verdicts(
     claims: Sequence[Claim],
     text: str = "",
-    undecided: Sequence[Undecided] = (),
+    study: str = "",
     more: Sequence[Mapping[str, Any]] = (),
     heading: str = "What the paper says, and what we measured",
 ) -> Section:
-    """A row for each claim, which are one family of tests, and for each one that no run here can decide; and
-    `more` rows."""
-    open_ones = [row_without_test(*of, f"{UNDECIDED}: it takes {needs}") for *of, needs in undecided]
+    """A row for each claim, which are one family of tests, for each one of the `study` that no run here can
+    decide (printed.yaml), and `more` rows."""
+    undecided = PRINTED.get(f"undecided {study}", ())
+    open_ones = [
+        row_without_test(of["place"], of["sentence"], f"{UNDECIDED}: it takes {of['takes']}")
+        for of in undecided
+    ]
     return Section(heading, text, [*(verdict.row for verdict in judge(claims)), *open_ones, *more])
 
 
@@ -146,7 +136,7 @@ def publish(
     title: str,
     summary: str,
     sections: Mapping[str, Section],
-    accelerator: "Accelerator",
+    accelerator: "Accelerator | None" = None,
     told: int | None = None,
 ) -> None:
     """The files of `write_sections`, all on one page, and the verdicts of claims in verdicts.md, one a line.
@@ -157,7 +147,7 @@ def publish(
     """
     from paradigms.train.job import environment
 
-    folder, where = Path(settings.output), environment(accelerator)
+    folder, where = Path(settings.output), environment(accelerator) if accelerator else {}
     sections = {name: section for name, section in sections.items() if section.rows}
     if division := DIVISIONS.get(getattr(settings, "division", "")):
         sections = {
@@ -168,12 +158,13 @@ def publish(
     judged = [row for section in sections.values() for row in section.rows if "verdict" in row]
     if judged:
         write_text(folder / "verdicts.md", "".join(map(_verdict_line, judged)))
-    write_json(folder / "environment.json", where)
+    if where:
+        write_json(folder / "environment.json", where)
     page = folder / "report.html"
     write_page(page, title, summary, sections.values(), asdict(settings) | where)
     print_sections(list(sections.values())[:told])
     Terminal().print(f"{summary}\nReport: {page}", soft_wrap=True)
-    if accelerator.trackers:
+    if accelerator and accelerator.trackers:
         import wandb
 
         run = accelerator.get_tracker("wandb").tracker

@@ -7,13 +7,13 @@ import numpy as np
 from studies.adaptation_claims import SHARE
 from studies.curves import Curves, Values, at_path
 from studies.model_runs import unlearned
-from studies.pages import Measured, Rows, Section, row_without_test, undecided, verdicts
+from studies.pages import PRINTED, Measured, Rows, Section, row_without_test, verdicts
 
 from paradigms.evaluate import PerQuery
 from paradigms.evaluate.adaptation import adapt
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, Claim
 
-PAPER = "Qian et al. 2022"
+PAPER, SAID = "Qian et al. 2022", PRINTED["pruning"]  # name -> place, sentence
 MARGIN = 0.02  # of a measure: "similarly", "accurate", "comparably"
 Pair = tuple[float, float]  # β^q, β^d
 Side = tuple[str, list[Pair]]  # a method and the pairs that it is averaged over
@@ -60,41 +60,29 @@ def claims(found: Found) -> list[Claim]:
     def at(document: float, query: float = q, method: str = "entropic") -> tuple[str, list[Pair]]:
         return method, [(query, document)]
 
-    def claim(place: str, sentence: str, more: Side, less: Side, measure: str = "RR@10", **how: Any) -> None:
+    def claim(said: str, more: Side, less: Side, measure: str = "RR@10", **how: Any) -> None:
         """The difference between two methods' means, each over its pairs."""
         chosen, methods = {*more[1], *less[1]}, (more[0], less[0])
         if not set(methods) <= found.models.keys() or not more[1] or not chosen <= set(found.pairs):
             return
         a, b = (np.mean([found.values(m, p, measure) for p in pairs], 0) for m, pairs in (more, less))
         quantity = f"{measure}, " + " − ".join(f"{label(m)} at {_shares(pairs)}" for m, pairs in (more, less))
-        poor = found.poor(*dict.fromkeys(methods))
+        poor, (place, sentence) = found.poor(*dict.fromkeys(methods)), SAID[said]
         made.append(Claim(f"{PAPER}, {place}", sentence, quantity, a - b, unlearned=poor, **how))
 
     near: dict[str, Any] = {"margin": MARGIN}
-    sentence = "When pruned at the same ratio as training [...], the model performs similarly to a full model"
-    claim("§4.3, Figure 6", sentence, at(d), none, **near, printed="−0.007")
-    sentence = "it remains accurate with only 10% of the original index size"
-    claim("§4.3, Figure 6", sentence, at(0.1), none, **near, printed="−0.015")
-    sentence = (
-        "80% of document tokens for better storage footprint, with less than 1 point decrease of nDCG@10"
-    )
-    claim("§1", sentence, at(0.2, 0.5), none, "nDCG@10", margin=0.01)
-    sentence = "pruning with β^d = 20% with β^q = 30% causes minimal performance decrease"
-    claim("§4.3, Figure 7", sentence, at(0.2, 0.3), none, "nDCG@10", **near)
-    sentence = "Decreasing the query pruning ratio β^q to 30% does not sacrifice performance too much"
-    claim("§4.3, Figure 6", sentence, at(d, 0.3), at(d), **near)
-    claim("§4.3, Figure 6", "decreasing β^q to 10% leads to worse performance", at(d), at(d, 0.1))
-    sentence = "With just a ReLU gate [...], the model retains a good performance when β^d = 40%"
-    claim("§4.3, Figure 6", sentence, at(0.4, q, "relu"), none, **near)
-    sentence = "but degrades for smaller β^d"
-    claim("§4.3, Figure 6", sentence, at(0.4, q, "relu"), at(0.1, q, "relu"))
-    sentence = "The hard top-k solution performs worse for all β^d"
-    claim("§4.3, Figure 6", sentence, ("entropic", pruned), ("hard", pruned))
-    sentence = "With a proper coefficient, it performs comparably to our method"
-    claim("§4.3, Figure 6", sentence, ("l1", pruned), ("entropic", pruned), **near, equal=True)
-    claim("§4.3, Figure 6", "and slightly better when β^d = 5%", at(0.05, q, "l1"), at(0.05))
-    sentence = "our model will be encouraged to identify more important tokens"
-    claim("§3.2", sentence, ("entropic", few), ("none", few))
+    claim("same ratio", at(d), none, **near, printed="−0.007")
+    claim("a tenth", at(0.1), none, **near, printed="−0.015")
+    claim("a fifth", at(0.2, 0.5), none, "nDCG@10", margin=0.01)
+    claim("both", at(0.2, 0.3), none, "nDCG@10", **near)
+    claim("30% of queries", at(d, 0.3), at(d), **near)
+    claim("10% of queries", at(d), at(d, 0.1))
+    claim("ReLU", at(0.4, q, "relu"), none, **near)
+    claim("ReLU degrades", at(0.4, q, "relu"), at(0.1, q, "relu"))
+    claim("hard", ("entropic", pruned), ("hard", pruned))
+    claim("L1", ("l1", pruned), ("entropic", pruned), **near, equal=True)
+    claim("L1 better", at(0.05, q, "l1"), at(0.05))
+    claim("important", ("entropic", few), ("none", few))
     return [*made, *_of_tokens(found)]
 
 
@@ -103,18 +91,18 @@ def _of_tokens(found: Found) -> list[Claim]:
     gated, made = found.models.get("entropic", []), list[Claim]()
     if gated:
         poor = found.poor("entropic")
-        sentence = "important noun phrases and verbs have higher salience"
+        place, sentence = SAID["content words"]
         for side in SALIENT_IN:
             quantity = f"rank by salience in {side}, content words − function words, as a share of the tokens"
             contrast = at_path(gated, "content words", side)
-            made.append(Claim(f"{PAPER}, §4.4", sentence, quantity, contrast, unlearned=poor))
+            made.append(Claim(f"{PAPER}, {place}", sentence, quantity, contrast, unlearned=poor))
         values = np.array([list(model["strategies"].values()) for model in gated])
         if values.shape[-1] >= SHARE * JUDGED:
-            sentence = "alignment adaptation can be combined with pruning"
+            place, sentence = SAID["adaptation"]
             quantity = f"nDCG@10 at β^d = 20%, alignment adapted with {JUDGED} examples − k = 1"
             contrast = np.stack([adapt(of_seed, JUDGED).gain for of_seed in values])
-            place = f"{PAPER}, §4.3, Figure 7"
-            made.append(Claim(place, sentence, quantity, contrast, margin=MARGIN, unlearned=poor))
+            where = f"{PAPER}, {place}"
+            made.append(Claim(where, sentence, quantity, contrast, margin=MARGIN, unlearned=poor))
     return made
 
 
@@ -122,24 +110,20 @@ def _counted(found: Found) -> Rows:
     """What is counted rather than tested: savings, which follow from the ratios, and retrieved tokens."""
     rows: Rows = []
 
-    def tell(place: str, sentence: str, quantity: str, printed: float, share: float, verdict: str) -> None:
-        numbers = (verdict, quantity, f"{100 * printed:g}%", f"{share:.1%}", "counted")
-        rows.append(row_without_test(f"{PAPER}, {place}", sentence, *numbers))
+    def tell(said: str, quantity: str, printed: float, share: float, verdict: str) -> None:
+        place, sentence = SAID[said]
+        cells = {"quantity": quantity, "printed": f"{100 * printed:g}%", "measured": f"{share:.1%}"}
+        rows.append(row_without_test(f"{PAPER}, {place}", sentence, verdict, **cells, sample="counted"))
 
     if (0.3, 0.2) in found.pairs:
         saved = found.saved[found.pairs.index((0.3, 0.2))]
-        for what, sentence, least, share in (
-            ("bytes of the index", "80% reduction in the search index size", 0.8, saved[0]),
-            ("multiply-adds", "up to 94% reduction in the computation cost", 0.94, saved[2]),
-        ):
-            quantity = f"{what} saved at β^q = 30%, β^d = 20%"
+        for what, least, share in (("bytes of the index", 0.8, saved[0]), ("multiply-adds", 0.94, saved[2])):
             verdict = REPRODUCED if share > least - 0.02 else CONTRADICTED
-            tell("§4.3, Figure 7", sentence, quantity, least, share, verdict)
+            tell(what, f"{what} saved at β^q = 30%, β^d = 20%", least, share, verdict)
     if retrieved := [result["retrieved"] for result in found.results if "retrieved" in result]:
-        sentence = "only 12.8% document tokens are retrieved by at least one query"
         quantity = f"tokens that {len(found.bm25.queries)} queries retrieve, of the most retrieved documents"
         verdict = "not decided here: depends on the number of queries and documents"
-        tell("§3", sentence, quantity, 0.128, float(np.mean(retrieved)), verdict)
+        tell("retrieved", quantity, 0.128, float(np.mean(retrieved)), verdict)
     return rows
 
 
@@ -183,7 +167,7 @@ def describe(found: Found) -> dict[str, Section]:
             "On candidates of the pruned index, refined with all vectors. The paper measures MRR@10 on MS "
             "MARCO (Figure 6) and nDCG@10 on BEIR (Figure 7). Content words are those that are not in a "
             "list of function words.",
-            undecided("pruning"),
+            "pruning",
             _counted(found),
         ),
         "document_tokens": curves(1, "β^d", f"document tokens kept, β^q = {q:.0%}"),

@@ -1,16 +1,43 @@
 """Settings that the studies share, and what they refuse: nothing here takes time to import."""
 
 import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal
 
-from paradigms.io.command_line import folder_name
+from paradigms.io.command_line import command_line, folder_name
 from paradigms.io.terminal import shown
 from paradigms.io.typed import check_known, check_type, check_types
 
 Tracker = Literal["none", "wandb"]
 TAKEN = {"bm25", "runs", "pictures", "wandb", "small-t5"}  # in the results folder of a comparison
 DIVISIONS = {"within": "within documents", "unseen": "unseen documents"}  # of queries, as tables name them
+
+
+def launch(module: str, settings: type, description: str | None) -> None:
+    """Run the `main` of the script that was launched, with the settings of its command line.
+
+    A script calls this before the imports that take seconds: help and mistakes are told at once. Where
+    another module imports the script nothing happens.
+    """
+    if module == "__main__":
+        given = command_line(settings, description or "")
+        script = import_module(Path(sys.argv[0]).stem)
+        raise SystemExit(script.main(script.Settings(**given)))
+
+
+@contextmanager
+def refusing(before: str = "", after: str = "") -> Iterator[None]:
+    """SystemExit in a line for an error in what was given: settings, files, data, or a loss that diverged."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError, KeyError, ImportError, FloatingPointError) as error:
+        kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
+        raise SystemExit(f"{before}{kind}{shown(error)}{after}") from error
 
 
 def at_least(settings: Any, **least: int) -> None:
@@ -33,7 +60,23 @@ def known(settings: Any, name: str, names: Any) -> None:
     """SystemExit for a value of the list that is none of the names."""
     different(settings, name)
     if unknown := [value for value in getattr(settings, name) if value not in names]:
-        raise SystemExit(f"{name}: unknown {', '.join(unknown)}; there are {', '.join(names)}")
+        raise SystemExit(f"{name}: unknown {quoted(unknown)}; there are {quoted(names)}")
+
+
+def quoted(names: Iterable[str]) -> str:
+    """Names that may hold commas, as they are given in a list."""
+    return ", ".join(f'"{name}"' for name in names)
+
+
+@dataclass(kw_only=True)
+class OneCollection:
+    """What is read. Scripts add fields of their own."""
+
+    collection: str = "pydocs"
+    """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or a folder in the layout of BEIR, MIRACL, LoTTE or
+    DPR's and EntityQuestions' question answering"""
+    documents: int = 0
+    """size of a fixed subset, of pydocs alone; 0: all documents"""
 
 
 @dataclass
@@ -60,6 +103,15 @@ def lengths_of(settings: Any) -> dict[str, int]:
     return {name: getattr(settings, name) for name in ("query_length", "document_length")}
 
 
+def training_fields(settings: Any) -> dict[str, Any]:
+    """The settings that `TrainingSettings` has too."""
+    from paradigms.train.loop import TrainingSettings
+
+    return {
+        of.name: getattr(settings, of.name) for of in fields(TrainingSettings) if hasattr(settings, of.name)
+    }
+
+
 @dataclass
 class EncoderTraining:
     """How an encoder is trained: the recipe of the main job. Experiments add fields of their own."""
@@ -82,12 +134,6 @@ class EncoderTraining:
     dev_queries: int = 100
     """dev queries of that measure, drawn by a hash where there are more: nDCG@10 of reranking BM25's first 10
     documents and the relevant ones; 0: the last state is kept"""
-
-    def training(self) -> dict[str, Any]:
-        """The fields that `TrainingSettings` has too."""
-        from paradigms.train.loop import TrainingSettings
-
-        return {of.name: getattr(self, of.name) for of in fields(TrainingSettings) if hasattr(self, of.name)}
 
 
 @dataclass
@@ -196,7 +242,7 @@ def read_systems(given: list[str] | dict[str, Any]) -> dict[str, System]:
     for name, told in named.items():
         if not re.fullmatch(r"[\w+-][\w.+-]*", name) or name in TAKEN:
             raise SystemExit(f"system {name!r}: its name is that of a folder: letters, digits, . + - and _")
-        try:
+        with refusing(f"system {name}: "):
             check_type("its settings", told, dict)
             check_known(System, told)
             unnamed = "checkpoint" in told or "fuse" in told
@@ -204,8 +250,6 @@ def read_systems(given: list[str] | dict[str, Any]) -> dict[str, System]:
             check_types(systems[name])
             fused = {of for of, fields in named.items() if isinstance(fields, dict) and fields.get("fuse")}
             _check(systems[name], told, ["bm25", *(of for of in named if of not in fused | {name})])
-        except ValueError as error:
-            raise SystemExit(f"system {name}: {shown(error)}") from error
     return systems
 
 

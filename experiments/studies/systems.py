@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 from studies.model_runs import Bench, read_json
-from studies.settings import System
+from studies.settings import System, training_fields
 
 from paradigms import GENERATIVE, PARADIGMS, CrossAttention, Generative, Paradigm, load
 from paradigms.baselines.bm25 import BM25
@@ -64,7 +64,7 @@ def training_settings(system: System, settings: Any) -> TrainingSettings | None:
         chosen = TRAINING | {"seed": settings.seed} | system.training
         chosen = {"evaluate_every": max(1, chosen["steps"] // 2)} | chosen
     else:
-        chosen = settings.training() | system.training
+        chosen = training_fields(settings) | system.training
     return TrainingSettings(**chosen) if chosen["steps"] else None
 
 

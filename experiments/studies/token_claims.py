@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from studies.curves import Curves, Values, at_path
 from studies.model_runs import same_queries, unlearned
-from studies.pages import Rows, Section, row_without_test, undecided, verdicts
+from studies.pages import PRINTED, Rows, Section, row_without_test, verdicts
 from studies.token_measures import MEASURES, TOP
 
 from paradigms.evaluate import PerQuery
@@ -16,23 +16,9 @@ from paradigms.impute import IMPUTATIONS
 
 PAPER = "Lee et al. 2023"
 MARGIN = 0.02  # of RR@10 and nDCG@10: "competitive", "maintains"; "much worse" is more
-HIGH = (
-    "Training with f_ColBERT (T5-ColBERT; §4) causes many document tokens to have extremely high scores "
-    "regardless of their actual relevance"
-)
-WORSE = (
-    "With T5-ColBERT, even if we use the top-k′ score for the imputation, the performance is much worse than "
-    "the original sum-of-max scoring"
-)
-BETTER = "With XTR, the performance greatly improves as it has better token retrieval"
-SMALL = "ones trained with smaller k_train show higher performances than others under small k′ settings"
-LARGE = (
-    "XTR with larger k_train exhibits better performances than ones with smaller k_train as k′ becomes larger"
-)
+WAYS = {"impute": "imputing", "gather": "gathering"}
+SAID = PRINTED["token retrieval"]  # name -> place, sentence
 ARGUMENTS = "scifact"  # whose queries are claims: of the collections here the most like ArguAna
-EXAMPLE = (
-    "72% of T5-ColBERT tokens are lexically identical as the query token later while only 33% of XTR tokens"
-)
 
 
 @dataclass(frozen=True)
@@ -93,107 +79,92 @@ class Found:
         return at_path(self.models[kind], *map(str, path))
 
 
+Side = tuple[Kind, str, int]  # a model, how it scores (WAYS), k'
+
+
 def claims(found: Found) -> list[Claim]:
     """Every claim for which there are models."""
     (colbert, xtr), made = found.pair, list[Claim]()
     few, many, k = found.search_tokens[0], found.search_tokens[-1], found.table_tokens
-    lexical = found.bm25.mean("RR@10")
 
     def heard(*kinds: Kind) -> str:
         means = {label(kind): found.values(kind, "gather", many, "RR@10").mean() for kind in kinds}
-        return unlearned(means, lexical, [model for kind in kinds for model in found.models[kind]])
+        models = [model for kind in kinds for model in found.models[kind]]
+        return unlearned(means, found.bm25.mean("RR@10"), models)
 
-    poor = heard(*found.pair)
+    def claim(said: str, quantity: str, contrast: Values, **more: Any) -> None:
+        own = {"unlearned": heard(*found.pair)} | more
+        place, sentence = SAID[said]
+        made.append(Claim(f"{PAPER}, {place}", sentence, quantity, contrast, **own))
 
-    def claim(place: str, sentence: str, quantity: str, contrast: Values, **more: Any) -> None:
-        made.append(Claim(f"{PAPER}, {place}", sentence, quantity, contrast, **{"unlearned": poor} | more))
-
-    def imputed(kind: Kind, k: int, measure: str = "RR@10") -> Values:
-        return found.values(kind, "impute", k, measure)
-
-    def gathered(kind: Kind, measure: str = "RR@10", k: int = k) -> Values:
-        return found.values(kind, "gather", k, measure)
-
-    def tokens(place: str, sentence: str, name: str, what: str, sign: int = 1, times: int = 1) -> None:
+    def tokens(said: str, name: str, what: str, sign: int = 1, times: int = 1) -> None:
         """Of a share of the tokens: XTR less so many times ColBERT, or the other way round."""
         contrast = found.values(xtr, "tokens", name) - times * found.values(colbert, "tokens", name)
         names = ["XTR", f"{times} · ColBERT" if times > 1 else "ColBERT"]
-        claim(place, sentence, f"{what}, {' − '.join(names[::sign])}", sign * contrast)
+        claim(said, f"{what}, {' − '.join(names[::sign])}", sign * contrast)
+
+    def ranked(said: str, measure: str, more: Side, less: Side, **how: Any) -> None:
+        """Of documents in the order of their scores."""
+        one, other = (found.values(kind, way, k, measure) for kind, way, k in (more, less))
+        sides = [f"{label(kind)}, {WAYS[way]} with k' = {k}" for kind, way, k in (more, less)]
+        claim(said, f"{measure}: {' − '.join(sides)}", one - other, **how)
 
     gold, equal = f"P(gold) in the first {TOP}", f"P(lexically equal) in the first {TOP}"
     others = f"mean cosine of the first {TOP} tokens from other documents"
     share = f"share of gold tokens that are in the first {TOP} of a query token"
-    tokens("Figure 2", HIGH, "score of others", others, -1)
-    tokens("§5.1, Figure 4", "XTR retrieves gold tokens with higher probability", "gold", gold)
-    sentence = "doubling the chances of a gold token being retrieved in the top-k results"
-    tokens("§1", sentence, "gold", gold, times=2)
-    tokens("§5.1", "a similar trend for the recall of gold tokens", "gold recall", share)
-    sentence = "XTR effectively lowers the reliance on the lexical matching"
-    tokens("§5.1, Figure 4", sentence, "lexical", equal, -1)
+    tokens("high", "score of others", others, -1)
+    tokens("gold", "gold", gold)
+    tokens("doubling", "gold", gold, times=2)
+    tokens("recall of gold", "gold recall", share)
+    tokens("lexical", "lexical", equal, -1)
 
-    contrast = imputed(xtr, k, "nDCG@10") - gathered(colbert, "nDCG@10")
-    quantity = f"nDCG@10, XTR imputing − ColBERT gathering, k' = {k}"
-    claim("§4.1", "remains competitive with T5-ColBERT", quantity, contrast, margin=MARGIN)
-    quantity = f"RR@10, ColBERT gathering − imputing, above {MARGIN}, k' = {k}"
-    claim("§5.2, Table 5", WORSE, quantity, gathered(colbert) - imputed(colbert, k), margin=-MARGIN)
-    quantity = f"RR@10 imputing, XTR − ColBERT, k' = {k}"
-    claim("§5.2, Table 5", BETTER, quantity, imputed(xtr, k) - imputed(colbert, k))
-    quantity = f"R@100 imputing, XTR − ColBERT, k' = {k}"
-    sentence = "XTR demonstrates much better recall of the token retrieval stage compared to ColBERT"
-    contrast = imputed(xtr, k, "R@100") - imputed(colbert, k, "R@100")
-    claim("abstract, Figure 5", sentence, quantity, contrast)
-    quantity = f"R@100, XTR imputing − ColBERT gathering, k' = {many}"
-    contrast = imputed(xtr, many, "R@100") - gathered(colbert, "R@100", many)
-    claim("Table D.1", "On the other hand, XTR greatly improves the recall", quantity, contrast)
+    imputing, gathering = (xtr, "impute", k), (colbert, "gather", k)
+    of_colbert, all_tokens = (colbert, "impute", k), (xtr, "impute", many)
+    ranked("competitive", "nDCG@10", imputing, gathering, margin=MARGIN)
+    ranked("worse", "RR@10", gathering, of_colbert, margin=-MARGIN)
+    ranked("better", "RR@10", imputing, of_colbert)
+    ranked("recall", "R@100", imputing, of_colbert)
+    ranked("greatly", "R@100", all_tokens, (colbert, "gather", many))
     if found.models[xtr][0]["R@1000"]:
         quantity = f"R@1000 imputing, XTR − ColBERT, k' = {k}"
-        contrast = found.values(xtr, "R@1000", "kth") - found.values(colbert, "R@1000", "kth")
-        claim("§5.2, Table 5", BETTER, quantity, contrast)
+        one, other = (found.values(kind, "R@1000", "kth") for kind in (xtr, colbert))
+        claim("better", quantity, one - other)
     quantity = f"RR@10 imputing − gathering, of XTR less that of ColBERT, k' = {k}"
-    contrast = imputed(xtr, k) - gathered(xtr) - imputed(colbert, k) + gathered(colbert)
-    claim("§3.2", "works well especially when a model is trained with f_XTR", quantity, contrast)
+    ways = [[found.values(of, way, k, "RR@10") for way in WAYS] for of in found.pair]
+    theirs, ours = (impute - gather for impute, gather in ways)
+    claim("well", quantity, ours - theirs)
     quantity = f"RR@10 of XTR, k'-th score − power law, k' = {k}"
     kth, law = (found.values(xtr, "imputations", name, "RR@10") for name in ("kth", "power_law"))
-    sentence = "more complicated imputation methods based on regression, our method was competitive enough"
-    claim("§3.2", sentence, quantity, kth - law, margin=MARGIN)
+    claim("regression", quantity, kth - law, margin=MARGIN)
 
-    quantity = f"R@100 of XTR imputing, k' = {many} − k' = {few}"
-    contrast = imputed(xtr, many, "R@100") - imputed(xtr, few, "R@100")
-    claim("§5.2, Figure 5", "Recall@100 improves with larger k′", quantity, contrast)
-    quantity = f"nDCG@10 of XTR imputing, k' = {k} − k' = {many}"
-    contrast = imputed(xtr, k, "nDCG@10") - imputed(xtr, many, "nDCG@10")
-    sentence = "even if we use smaller k′, XTR still maintains high performances"
-    claim("§5.2, Table D.2", sentence, quantity, contrast, margin=MARGIN)
-    for kind in found.xtrs:
-        quantity = f"RR@10 of {label(kind)}, k' = {many} − k' = {few}"
-        contrast, own = imputed(kind, many) - imputed(kind, few), {"unlearned": heard(kind)}
-        claim("§5.3, Figure 6", "all variants of XTR prefer larger k′", quantity, contrast, **own)
+    ranked("larger", "R@100", all_tokens, (xtr, "impute", few))
+    ranked("maintains", "nDCG@10", imputing, all_tokens, margin=MARGIN)
+    for of in found.xtrs:
+        how = {"unlearned": heard(of)}
+        ranked("all variants", "RR@10", (of, "impute", many), (of, "impute", few), **how)
     small, large = found.xtrs[0], found.xtrs[-1]
     if small != large:
         both = {"unlearned": heard(small, large)}
-        for sentence, at, better, worse in ((SMALL, few, small, large), (LARGE, many, large, small)):
-            quantity = f"RR@10 at k' = {at}, k_train = {better[0]} − {worse[0]}"
-            claim("§5.3, Figure 6", sentence, quantity, imputed(better, at) - imputed(worse, at), **both)
+        few_small, few_large = (small, "impute", few), (large, "impute", few)
+        many_small, many_large = (small, "impute", many), (large, "impute", many)
+        ranked("small", "RR@10", few_small, few_large, **both)
+        ranked("large", "RR@10", many_large, many_small, **both)
         if ARGUMENTS in found.name.lower():
-            quantity = f"nDCG@10 on {found.name}, k' = {many}, k_train = {small[0]} − {large[0]}"
-            contrast = imputed(small, many, "nDCG@10") - imputed(large, many, "nDCG@10")
-            claim("§5.3, Figure 7", "ArguAna prefers smaller k_train", quantity, contrast, **both)
+            ranked("ArguAna", "nDCG@10", many_small, many_large, **both)
     if len(found.sizes) > 1:
         least, most = (
-            np.mean([imputed((kind[0], size), many, "nDCG@10") for kind in found.xtrs], 0)
+            np.mean([found.values((of[0], size), "impute", many, "nDCG@10") for of in found.xtrs], 0)
             for size in (found.sizes[0], found.sizes[-1])
         )
         quantity = f"nDCG@10, k' = {many}, batches of {found.sizes[-1]} − {found.sizes[0]}, mean over k_train"
-        kinds = [(k_train, size) for k_train, _ in found.xtrs for size in found.sizes]
-        sentence = "XTR mostly favors large training batch sizes"
-        claim("§5.3, Figure 7", sentence, quantity, most - least, unlearned=heard(*kinds))
+        poor = heard(*((k_train, size) for k_train, _ in found.xtrs for size in found.sizes))
+        claim("batches", quantity, most - least, unlearned=poor)
     if found.models[xtr][0]["costs"]:
-        sentence = "making the scoring stage two-to-three orders of magnitude cheaper"
         for unit, printed in (("FLOPs", "log₁₀ 4000 = 3.6"), ("ms", "")):
             gather, impute = (found.values(xtr, "costs", f"{way} {unit}") for way in ("gather", "impute"))
             quantity = f"log₁₀ of gathering's {unit} / imputing's, above 2, k' = {k}"
             more = {"margin": -2.0, "printed": printed, "unlearned": ""}
-            claim("§1, Table 1", sentence, quantity, np.log10(gather / impute), **more)
+            claim("cheaper", quantity, np.log10(gather / impute), **more)
     return made
 
 
@@ -221,7 +192,7 @@ def describe(found: Found) -> dict[str, Section]:
     said = f"XTR is {label(found.xtr)}, chosen by RR@10 of the dev queries."
     figure_7 = f"Batch size and k_train, imputing with k' = {many} (Figure 7)"
     return {
-        "claims": verdicts(claims(found), said, undecided("token retrieval"), _example(found)),
+        "claims": verdicts(claims(found), said, "token retrieval", _example(found)),
         "figure4": Curves("r", ranks, by_rank).section("Gold and lexical token retrieval (Figure 4)"),
         "figure5": Curves("k'", xs, {"R@100": recall}).section("f_XTR' and f_ColBERT against k' (Figure 5)"),
         "figure6": Curves("k'", xs, {"RR@10": by_k}).section("k_train and k', imputing (Figure 6)"),
@@ -247,9 +218,10 @@ def _example(found: Found) -> Rows:
     if None in shares[0]:
         return []
     colbert, xtr = np.array(shares, dtype=float).mean(1)
-    quantity, printed = f"lexically equal in the first {TOP}, ColBERT and XTR", "72%, 33%"
-    counted = (f"{UNDECIDED}: one token of one query", quantity, printed, f"{colbert:.0%}, {xtr:.0%}")
-    return [row_without_test(f"{PAPER}, Table E.4", EXAMPLE, *counted, "counted")]
+    cells = {"quantity": f"lexically equal in the first {TOP}, ColBERT and XTR", "printed": "72%, 33%"}
+    cells |= {"measured": f"{colbert:.0%}, {xtr:.0%}", "sample": "counted"}
+    place, sentence = SAID["example"]
+    return [row_without_test(f"{PAPER}, {place}", sentence, f"{UNDECIDED}: one token of one query", **cells)]
 
 
 def _imputations(found: Found) -> Rows:

@@ -7,6 +7,9 @@ equality, within ±margin. Its verdict is
   with Holm's correction for all claims of a study;
 - contradicted, where both say the opposite;
 - not decided here otherwise: the sample is too small, or a system has not learned what the claim is about.
+
+A claim without a place is a control, which checks our own measurement and no paper's sentence: its verdict is
+yes, no, or not decided here.
 """
 
 from collections.abc import Sequence
@@ -21,14 +24,15 @@ from paradigms.evaluate.significance import holm, paired_test
 
 ALPHA = 0.05
 REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "not decided here"
+YES, NO = "yes", "no"  # of controls
 
 
 @dataclass(frozen=True)
 class Claim:
     """mean(contrast) > −margin, or |mean(contrast)| ≤ margin where `equal`."""
 
-    place: str  # the paper and the place in it: "Lee et al. 2023, §5.2"
-    sentence: str  # as printed
+    place: str  # the paper and the place in it: "Lee et al. 2023, §5.2"; "" of a control
+    sentence: str  # as printed, or what a control asks
     quantity: str  # what `contrast` is, with its measure: "nDCG@10, XTR − ColBERT"
     contrast: Float[np.ndarray, "seeds queries"]
     margin: float = 0.0  # how much less still counts, chosen before measuring
@@ -51,9 +55,10 @@ class Verdict:
     def row(self) -> dict[str, str]:
         """As a row of a study's table."""
         seeds, queries = self.claim.contrast.shape
+        place, sentence = self.claim.place, self.claim.sentence
         mean, low, high = self.interval
         return {
-            "claim": f"“{self.claim.sentence}” ({self.claim.place})",
+            "claim": f"“{sentence}” ({place})" if place else f"Control: {sentence}",
             "quantity": self.claim.quantity,
             "printed": self.claim.printed,
             "measured": f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]",
@@ -84,7 +89,8 @@ def _verdict(claim: Claim, p: float) -> Verdict:
     if claim.unlearned:
         word, reason = UNDECIDED, f"{claim.unlearned} has not learned enough"
     elif p < ALPHA and (inside or outside):
-        word = REPRODUCED if inside else CONTRADICTED
+        words = (REPRODUCED, CONTRADICTED) if claim.place else (YES, NO)
+        word = words[0] if inside else words[1]
         reason = "" if claim.contrast.shape[0] > 1 else "of one seed, the interval is over queries alone"
     elif inside or outside:
         word, reason = UNDECIDED, f"the interval decides, but p is {p:.2f} after Holm's correction"

@@ -1,9 +1,11 @@
 """Verdicts on claims: what a sample shows, refutes or leaves open."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, Claim, judge
+from paradigms.evaluate.claims import CONTRADICTED, NO, REPRODUCED, UNDECIDED, YES, Claim, judge
 
 
 def claim(mean, spread=0.1, seeds=2, queries=200, **settings):
@@ -28,6 +30,13 @@ def claim(mean, spread=0.1, seeds=2, queries=200, **settings):
 )
 def test_verdict(made, word):
     assert judge([made])[0].word == word
+
+
+@pytest.mark.parametrize(("mean", "word"), [(0.1, YES), (-0.1, NO), (0.001, UNDECIDED)])
+def test_a_control_is_no_claim_of_a_paper(mean, word):
+    verdict = judge([replace(claim(mean), place="")])[0]
+    assert verdict.word == word
+    assert verdict.row["claim"] == "Control: it is better"
 
 
 def test_claims_of_a_study_are_one_family():

@@ -46,11 +46,11 @@ def test_the_most_salient_words_are_those_of_the_heaviest_pieces(tiny_bert: Path
     found = words(paradigm, DOCUMENT, "document", tokens.mask[0, 0])
     weights = [max(float(tokens.salience[0, 0, place]) for place in places) for _, places in found]
     best = sorted(weights, reverse=True)[: -(-len(found) // 5)]
-    told = salient(paradigm, DOCUMENT, "document", 0.2).split(", ")
+    told = salient(paradigm, DOCUMENT, "document").split(", ")
     assert [word.split()[-1] for word in told] == [f"{weight:.3f}" for weight in best if weight > 0]
     assert {word.split()[0] for word in told} <= {word for word, _ in found}
     plain = build(tiny_bert, salience="none")
-    assert salient(plain, QUERY, "query", 0.5) == "nothing: this model has no salience for queries"
+    assert salient(plain, QUERY, "query") == "nothing: this model has no salience for queries"
 
 
 def test_the_alignments_are_the_best_of_each_column(tiny_bert: Path) -> None:
@@ -107,5 +107,3 @@ def test_the_script_reads_a_collection_and_writes_the_page(
         main(queries='["q9"]')
     with pytest.raises(SystemExit, match="--checkpoint: "):
         main(checkpoint=tmp_path)
-    with pytest.raises(SystemExit, match="must lie in"):
-        main(query_share=0)

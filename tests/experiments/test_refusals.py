@@ -12,7 +12,7 @@ HERE = Path(__file__).parent  # a folder without a checkpoint
 # script -> flags, what the line says
 REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
     "alignment_adaptation": [
-        ({"trained_with": '["k=3"]'}, "trained_with: unknown k=3; there are k=1, k=2"),
+        ({"trained_with": '["k=3"]'}, 'trained_with: unknown "k=3"; there are "k=1", "k=2"'),
         ({"collections": "[]"}, "collections must be different, and at least one"),
         ({"seeds": "[1, 1]"}, "seeds must be different"),
         ({"checkpoint": HERE}, "--checkpoint: "),
@@ -36,7 +36,9 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
         ({"stepz": 3}, "stepz"),
         ({"collection": "nowhere"}, "no collection 'nowhere'"),
     ],
-    "document_encoding": [({"systems": '["DSI","NCI"]'}, r"systems: unknown NCI; there are DPR")],
+    "document_encoding": [
+        ({"systems": '["DSI","NCI"]'}, 'systems: unknown "NCI"; there are "DPR", .*, "T5-ColBERT, pairs", ')
+    ],
     "generate_queries": [
         ({"model": "x", "prompt": "no place"}, "prompt must hold one"),
         ({"model": "x", "queries": 0}, "queries must be at least 1, got 0"),

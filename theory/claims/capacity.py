@@ -53,10 +53,8 @@ def packing(rng: np.random.Generator, samples: int) -> Evidence:
             ((np.eye(n)[sets].sum(1) - k / n) / np.sqrt(k * (1 - k / n)), np.eye(n)),
         )
         for queries, documents in pairs:
-            gap, bound = (
-                capacity.gaps(queries, documents, sets).min(),
-                capacity.packing_gap(n, k, documents.shape[1]),
-            )
+            gap = capacity.gaps(queries, documents, sets).min()
+            bound = capacity.packing_gap(n, k, documents.shape[1])
             worst = max(worst, excess(gap, bound))
             ratios.append(gap / bound)
     return Evidence(worst, len(ratios), tightness=float(np.median(ratios)))
@@ -75,10 +73,8 @@ def random_projection_answers(rng: np.random.Generator, samples: int) -> Evidenc
         lost += bool(capacity.gaps(documents[sets].sum(1), documents, sets).min() <= 0)
     found = lost / draws
     needed = [f"{capacity.random_dimension(n):.0f}" for n in (46, 1000, 50_000)]
-    detail = (
-        f"h = {h} for 12 documents: {found:.3f} of the draws fail; some projection answers all pairs of 46, "
-    )
-    detail += f"1,000, 50,000 documents in {', '.join(needed)} dimensions"
+    detail = f"h = {h} for 12 documents: {found:.3f} of the draws fail; some projection answers all pairs of "
+    detail += f"46, 1,000, 50,000 documents in {', '.join(needed)} dimensions"
     e = np.eye(3)
     off = abs(projections.normalized_margin(e[0] + e[1], e[0], e[2]) - 0.5)
     return Evidence(max(excess(found, 0.05 + 4 * np.sqrt(0.05 / draws)), off), draws, detail=detail)

@@ -249,8 +249,6 @@ def separable_bound(rng: np.random.Generator, samples: int) -> Evidence:
     d, q = np.array([[0.01]]), np.array([[1.0]])
     least = kernels.separable_factor(d, kernels.elu) * kernels.separable_factor(q, kernels.elu)
     above = kernels.relevance(d, q)
-    detail = (
-        f"d = .01, q = 1: rel {above:g} above the bound {least:g}; one order of 20 documents for all of 20 "
-    )
-    detail += f"queries, mean rank correlation with rel {correlation:.2f}"
+    detail = f"d = .01, q = 1: rel {above:g} above the bound {least:g}; one order of 20 documents for all of "
+    detail += f"20 queries, mean rank correlation with rel {correlation:.2f}"
     return Evidence(same, 20, printed=excess(above, least), detail=detail)

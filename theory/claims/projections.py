@@ -43,10 +43,8 @@ def lemma_1(rng: np.random.Generator, samples: int) -> Evidence:
 def beyond_bound(rng: np.random.Generator, samples: int, constant: float) -> Evidence:
     """Exact errors of both ensembles against c · exp(−(k/2) h(ε))."""
     margin, k = margins_and_dimensions(rng, samples)
-    bound, exact = (
-        projections.pairwise_error_bound(k, margin, constant),
-        projections.pairwise_error(k, margin),
-    )
+    bound = projections.pairwise_error_bound(k, margin, constant)
+    exact = projections.pairwise_error(k, margin)
     worst = max(excess(exact, bound), excess(projections.rademacher_error_two_sparse(k, margin), bound))
     pairs = min(samples, 80)
     for count, epsilon, error in whole_number_errors(rng, pairs):
@@ -133,11 +131,9 @@ def exact_required_dimension(rng: np.random.Generator, samples: int) -> Evidence
     "k* ≈ z²(1−ε²)/ε² + (z²+1)/2 within .01 for ε ≤ .1, .06 at ε = .4", "exact law", "Gaussian A, β = .05"
 )
 def approximate_required_dimension(rng: np.random.Generator, samples: int) -> Evidence:
-    margin, methods = (
-        np.append(rng.uniform(0.01, 0.1, min(samples, 500)), 0.4),
-        ("approximation", "exact_real"),
-    )
-    found, exact = (projections.required_dimension(margin, 0.05, method) for method in methods)
+    margin = np.append(rng.uniform(0.01, 0.1, min(samples, 500)), 0.4)
+    found = projections.required_dimension(margin, 0.05, "approximation")
+    exact = projections.required_dimension(margin, 0.05, "exact_real")
     error = np.abs(found - exact)
     allowed = np.append(np.full(len(margin) - 1, 0.01), 0.065)
     return Evidence(excess(error, allowed), len(margin), detail=f"{error[-1]:.3f} at ε = .4")

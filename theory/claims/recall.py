@@ -223,9 +223,7 @@ def distortion_is_not_ranking(rng: np.random.Generator, samples: int) -> Evidenc
     distortion = np.abs(scores - np.eye(n)).max()
     margin = projections.normalized_margin(np.eye(3)[0], np.eye(3)[0], np.eye(3)[1])
     needed = recall.required_dimension_recall(np.full(n - 1, margin), 1, method="t_union")
-    detail = (
-        f"n = {n} points on a circle: each first for itself, inner products off by up to {distortion:.2f}; "
-    )
+    detail = f"n = {n} points on a circle: each first for itself, inner products off by ≤ {distortion:.2f}; "
     detail += f"a random projection has enough with k = {needed:.0f}"
     return Evidence(lost, n, detail=detail)
 

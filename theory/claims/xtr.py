@@ -137,15 +137,9 @@ def temperature(rng: np.random.Generator, samples: int) -> Evidence:
     cold = token_retrieval.level_loss(128, temperature=0.02)
     needed = token_retrieval.largest_temperature(128, 0.9)
     detail = f"loss {loss:.4f}; at τ = .02 {cold:.1e}; P⁺ = .9 needs τ ≤ {needed:.3f}"
-    told: dict[str, Any] = {
-        "printed": loss,
-        "unit": "nats",
-        "allowed": 0.1,
-        "because": "“close to”",
-        "detail": detail,
-    }
+    told: dict[str, Any] = {"unit": "nats", "allowed": 0.1, "because": "“close to”", "detail": detail}
     worst, tight = max(golden, excess(reached, limit)), median_ratio(reached, limit)
-    return Evidence(worst, len(reached), tolerance=1e-6, tightness=tight, **told)
+    return Evidence(worst, len(reached), tolerance=1e-6, tightness=tight, printed=loss, **told)
 
 
 @theorem(
@@ -164,9 +158,5 @@ def scoring_cost(rng: np.random.Generator, samples: int) -> Evidence:
     balance = apart(ours["candidates"] * 2.5, 16 * 1000)
     costs = (f"{c['colbert']:.0f} / {c['xtr']:.0f} = {c['ratio']:.2f}" for c in (paper, ours))
     detail = "paper {}; consistent {}".format(*costs)
-    told: dict[str, Any] = {
-        "printed": apart(ours["ratio"], 4000),
-        "allowed": 0.05,
-        "because": "4000 is rounded",
-    }
-    return Evidence(max(golden, balance), 1, tolerance=1e-7, detail=detail, **told)
+    told: dict[str, Any] = {"allowed": 0.05, "because": "4000 is rounded", "detail": detail}
+    return Evidence(max(golden, balance), 1, tolerance=1e-7, printed=apart(ours["ratio"], 4000), **told)
