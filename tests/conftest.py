@@ -6,6 +6,7 @@ from collections import Counter
 import hypothesis
 import jaxtyping
 import pytest
+import torch
 from accelerate.state import AcceleratorState
 
 from tests.tiny import FAMILIES, SEQ2SEQ, write_checkpoint, write_seq2seq
@@ -57,6 +58,15 @@ def tiny_bert(checkpoints):
 def shapes(request: pytest.FixtureRequest) -> None:
     """Shapes are checked but in rooms of whole jobs."""
     jaxtyping.config.update("jaxtyping_disable", request.path.parent.name in JOBS)
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    """torch has as many threads after a test as before it."""
+    before = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != before:
+        torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True, scope="session")

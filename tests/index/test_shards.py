@@ -43,10 +43,7 @@ Encode = Callable[[Sequence[str]], Tokens]
 def alike(monkeypatch):
     """Small shards, and as many threads as processes that are started have."""
     monkeypatch.setattr(shards, "SHARD", SHARD)
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
