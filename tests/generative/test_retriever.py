@@ -50,11 +50,12 @@ def two_names() -> Identifiers:
     return Identifiers("title", ["d0", "d1", "d2"], tokens, offsets, owners, 310, END, Problems(), starts)
 
 
-@pytest.mark.parametrize("settings", [{}, {"tokens": "own", "softmax": "place"}, {"pawa_rank": 4}])
+@pytest.mark.parametrize("own", [{}, {"tokens": "own"}, {"pawa_rank": 4}], ids=str)
+@pytest.mark.parametrize("softmax", ["vocabulary", "place"])
 def test_with_beams_for_all_names_search_ranks_all_documents_by_log_probability(
-    seq2seq, monkeypatch, settings
+    seq2seq, monkeypatch, own, softmax
 ):
-    model = generative(seq2seq["t5"], named(NAMES), beams=10, **settings)
+    model = generative(seq2seq["t5"], named(NAMES), beams=10, softmax=softmax, **own)
     expected = {
         q: ranked({f"d{n}": log_p(model, text, [*name, END]) for n, name in enumerate(NAMES)})
         for q, text in QUERIES.items()
