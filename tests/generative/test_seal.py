@@ -88,7 +88,7 @@ def slow_seal(
 
 
 def test_document_scores_by_hand():
-    """The prior of an n-gram is (F + 5)/20, as N + 5 = 20: w(1, 2) = log² ((0.9/0.1)/(0.3/0.7)) = 9.269117."""
+    """The prior of an n-gram is (F + 5)/20, N + 5 = 20: w(1, 2) = log² ((0.9/0.1)/(0.3/0.7)) = 9.269117."""
     index = index_of([A, B, C])
     scores = seal_scores(index, *arrays(index, log(GENERATED)))
     # A: (1, 2) takes places 0 and 1; (2, 3) overlaps with it; (2) is free at place 4, but covered: a fifth.
