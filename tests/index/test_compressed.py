@@ -25,7 +25,7 @@ from paradigms.recipe import Recipe
 from paradigms.scoring import machine
 from tests.forks import fork
 from tests.index import test_storage
-from tests.index.test_storage import contents, cut, flip, names, other, remove
+from tests.index.test_storage import contents, names, other
 from tests.near import same_scores
 
 DIM, FIELDS = 24, ["vectors", "ids", "salience"]
@@ -316,15 +316,6 @@ FILES = ["codec.safetensors", "entries.bin", "begins.bin", "codes.bin", "scales.
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
     return build(tmp_path_factory.mktemp("sound") / "index").folder
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_a_damaged_file_is_named(sound, tmp_path, file):
-    for damage in (remove, cut, flip):
-        folder = shutil.copytree(sound, tmp_path / "index", dirs_exist_ok=True)
-        damage(file)(folder)
-        with pytest.raises(ValueError, match=rf"{file} is damaged .*build the index again"):
-            CompressedIndex.open(folder)
 
 
 def test_files_that_do_not_fit_each_other_are_refused(sound, tmp_path):

@@ -303,9 +303,7 @@ def test_a_checkpoint_of_other_settings_or_data_is_refused(tiny_bert: Path, tmp_
     fit(tiny_bert, tmp_path, replace(SETTINGS, steps=2, log_every=7, workers=0, save_every=1, recompute=True))
 
 
-def test_impossible_settings_are_refused(tiny_bert: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"batch of 17 .* larger than the 16 training examples"):
-        fit(tiny_bert, tmp_path, replace(SETTINGS, batch_size=17))
+def test_impossible_settings_are_refused() -> None:
     wrong = {"steps": 0, "warmup": 1.5, "temperature": 0.0, "max_grad_norm": 0.0, "keep": 0}
     wrong |= {"head_learning_rate": -1e-3, "weight_decay": -0.1, "workers": -1}
     for name, value in wrong.items():

@@ -1,6 +1,5 @@
 """Hard negatives of another round: from a model's ranking, from its first ranks, never judged relevant."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -85,9 +84,3 @@ def test_the_script_trains_a_second_round(collection: Path, tiny_bert: Path, tmp
     mined = (tmp_path / "second" / "training" / "mined.run").stat().st_mtime_ns
     run_script("train", **second)  # what was mined is not searched for again
     assert (tmp_path / "second" / "training" / "mined.run").stat().st_mtime_ns == mined
-    shutil.rmtree(tmp_path / "first")
-    (tmp_path / "first" / "checkpoint").mkdir(parents=True)
-    with pytest.raises(SystemExit, match=r"other settings \(content of run"):
-        run_script("train", **second)
-    with pytest.raises(SystemExit, match="is no checkpoint of"):
-        run_script("train", **(second | {"output": tmp_path / "third"}))
