@@ -67,23 +67,6 @@ def test_token_vectors_are_the_backbones_whatever_the_padding(checkpoints, famil
     assert torch.isfinite(tokens.vectors).all()  # padding too: 0 · NaN would reach the gradients
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_pooling(checkpoints, family, pooling):
-    settings = {"query_vectors": "pooled", "document_vectors": "pooled", "pooling": pooling, "dim": None}
-    model = encoder(checkpoints[family], **settings, normalize=False)
-    documents, queries = encode(model, TEXTS), encode(model, TEXTS[1:], "query")
-    assert documents.vectors.shape == (1, 3, 1, WIDTH)
-    assert queries.vectors.shape == (2, 1, 1, WIDTH)
-    assert documents.ids is None
-    for x, text in enumerate(TEXTS):
-        states = hidden(checkpoints[family], text)
-        expected = states[0] if pooling == "cls" else states.mean(0)
-        close(documents.vectors[0, x, 0], expected)
-        if x:
-            close(queries.vectors[x - 1, 0, 0], expected)
-
-
 def test_first_vectors_and_their_mask(tiny_bert):
     tokens = encode(encoder(tiny_bert, document_vectors="first", first=4, dim=None, normalize=False), TEXTS)
     assert tokens.mask[0].tolist() == [[True] * 4, [True] * 3 + [False], [True] * 4]
@@ -215,29 +198,6 @@ def test_labels_name_the_tokens(tiny_bert):
     assert first.labels("A zebra", "document") == ["[CLS]", "a"]
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_coil_is_pooled_product_plus_token_matches(tiny_bert, pooling):
-    torch.manual_seed(0)
-    coil: Any = PARADIGMS["coil"](tiny_bert, dim=8, pooled_dim=24, pooling=pooling)
-    model: Any = coil.encoder
-    query, document = "the quick fox and the dog", "a fox, the fox; dog and stone"
-
-    def parts(text):
-        ids = model.tokenizer(text)["input_ids"]
-        states = hidden(tiny_bert, text)
-        pooled = states[0] if pooling == "cls" else states.mean(0)
-        return ids[1:-1], states[1:-1] @ model.projection.weight.T, pooled @ model.pooled_projection.weight.T
-
-    q_ids, q_tokens, q_pooled = parts(query)
-    d_ids, d_tokens, d_pooled = parts(document)
-    expected = (q_pooled @ d_pooled).item()
-    for i, q in zip(q_ids, q_tokens, strict=True):
-        matches = [(q @ d).item() for j, d in zip(d_ids, d_tokens, strict=True) if i == j]
-        expected += max(matches, default=0.0)
-    score = coil.score(coil.encode_documents(["stone", document]), coil.encode_queries([query]))
-    assert score[0, 1].item() == pytest.approx(expected, rel=1e-4)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_lora_trains_adapters_and_heads_only(checkpoints, family):
     torch.manual_seed(0)
@@ -250,16 +210,6 @@ def test_lora_trains_adapters_and_heads_only(checkpoints, family):
     heads |= {f"encoder.salience_heads.{s}.{p}" for s in ("query", "document") for p in ("weight", "bias")}
     assert heads < trained
     assert all(".lora_" in name for name in trained - heads)
-    before = {n: p.detach().clone() for n, p in aligner.named_parameters()}
-    optimizer = torch.optim.SGD([p for p in aligner.parameters() if p.requires_grad], lr=0.1)
-    tokenize = aligner.encoder.tokenize
-    for _ in range(2):
-        queries, documents = aligner(tokenize(["the fox"], "query"), tokenize(TEXTS, "document"))
-        aligner.score(documents, queries)[0, 0].backward()
-        optimizer.step()
-    changed = {n for n, p in aligner.named_parameters() if not torch.equal(p, before[n])}
-    assert changed <= trained
-    assert any(".lora_" in name for name in changed)
 
 
 REFUSED = [
