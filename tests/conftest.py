@@ -9,6 +9,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 
+from tests.experiments.scripts import write_words
 from tests.tiny import FAMILIES, SEQ2SEQ, write_checkpoint, write_seq2seq
 
 # Tests compute on CPUs, also where GPUs are; `make test-gpu` names one.
@@ -46,6 +47,12 @@ def seq2seq(tmp_path_factory):
     """family -> folder of a tiny encoder-decoder, for every family of `tiny.SEQ2SEQ`."""
     root = tmp_path_factory.mktemp("seq2seq")
     return {family: write_seq2seq(family, root / family) for family in SEQ2SEQ}
+
+
+@pytest.fixture(scope="session")
+def words(tmp_path_factory):
+    """Folder of a collection of forty documents; queries q0 to q29 train, q30 to q39 test."""
+    return write_words(tmp_path_factory.mktemp("words"))
 
 
 @pytest.fixture(scope="session")
