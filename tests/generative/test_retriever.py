@@ -26,16 +26,10 @@ from paradigms.generative.seal import query_grams
 from tests.generative.test_beam import slow_search, text_next
 from tests.generative.test_seal import occurrences, slow_seal
 from tests.near import same_run
-from tests.tiny_generative import Sequences, generative, named, texts
+from tests.tiny_generative import Sequences, generative, log_p, named, texts
 
 QUERIES = {"q1": "the lazy dog", "q2": "a king lived near that river, so they say", "q0": "", "q3": "corn"}
 NAMES = [[5, 6], [7], [5, 6], [5, 6, 8, 9], [300], [7, 7]]  # d0 and d2 have one name
-
-
-def log_p(model: Generative, query: str, sequence: list[int], scorer: ScoreName = "log_probability") -> float:
-    with torch.inference_mode():
-        targets = Targets.pad([[sequence]])
-        return float(model.token_scores(model.tokenize([query]), targets, scorer).sum())
 
 
 def ranked(scores: dict[str, float]) -> dict[str, float]:
