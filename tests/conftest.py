@@ -6,8 +6,10 @@ from collections import Counter
 import hypothesis
 import jaxtyping
 import pytest
+import torch
 from accelerate.state import AcceleratorState
 
+from tests.experiments.scripts import write_words
 from tests.tiny import FAMILIES, SEQ2SEQ, write_checkpoint, write_seq2seq
 
 # Tests compute on CPUs, also where GPUs are; `make test-gpu` names one.
@@ -48,6 +50,12 @@ def seq2seq(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def words(tmp_path_factory):
+    """Folder of a collection of forty documents; queries q0 to q29 train, q30 to q39 test."""
+    return write_words(tmp_path_factory.mktemp("words"))
+
+
+@pytest.fixture(scope="session")
 def tiny_bert(checkpoints):
     """Folder of a tiny BERT: the backbone to take where the family does not matter."""
     return checkpoints["bert"]
@@ -57,6 +65,15 @@ def tiny_bert(checkpoints):
 def shapes(request: pytest.FixtureRequest) -> None:
     """Shapes are checked but in rooms of whole jobs."""
     jaxtyping.config.update("jaxtyping_disable", request.path.parent.name in JOBS)
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    """torch has as many threads after a test as before it."""
+    before = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != before:
+        torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True, scope="session")

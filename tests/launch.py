@@ -25,22 +25,11 @@ def on_two_machines(*command: str) -> list[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    launch = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--config_file",
-        str(CONFIGS / "nodes_2.yaml"),
-    ]
-    launch += ["--num_processes", "2", "--main_process_port", port, "--machine_rank"]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2"]
+    launch += ["--config_file", str(CONFIGS / "nodes_2.yaml"), "--main_process_port", port, "--machine_rank"]
     environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    how: dict = {
-        "env": environment,
-        "cwd": ROOT,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "text": True,
-    }
+    how: dict = {"env": environment, "cwd": ROOT, "text": True}
+    how |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     machines = [subprocess.Popen([*launch, rank, *command], **how) for rank in "01"]
     try:
         said = [machine.communicate(timeout=300) for machine in machines]
@@ -53,15 +42,8 @@ def on_two_machines(*command: str) -> list[str]:
 
 def environment(config: str) -> dict[str, str]:
     """What accelerate gives the processes of a configuration in experiments/configs."""
-    given = [
-        "--config_file",
-        str(CONFIGS / config),
-        "--num_processes",
-        "2",
-        "--main_process_port",
-        "0",
-        "x.py",
-    ]
+    given = ["--config_file", str(CONFIGS / config), "--num_processes", "2"]
+    given += ["--main_process_port", "0", "x.py"]
     arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(given))
     found = prepare_multi_gpu_env(arguments)
     return {name: value for name, value in found.items() if os.environ.get(name) != value}

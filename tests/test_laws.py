@@ -368,26 +368,20 @@ def test_ids_are_asked_for():
         CASES["coil"].rel(documents, replace(queries, ids=None))
 
 
-def test_me_bert_with_one_vector_is_dpr():
-    documents, queries = make(CASES["dpr"], 1, N, 1, 0), make(CASES["dpr"], B, 1, 1, 1)
-    close(CASES["me_bert"].rel(documents, queries), CASES["dpr"].rel(documents, queries))
-
-
-def test_coil_with_equal_ids_is_colbert():
-    documents, queries = (replace(t, ids=t.ids * 0, salience=None) for t in texts(CASES["aligner"]))
-    colbert = rel(documents, queries, CASES["colbert"].A, one)
-    close(CASES["coil"].rel(documents, queries), colbert)
-
-
-def test_xtr_with_a_large_k_is_colbert_over_n():
-    documents, queries = (replace(t, salience=None) for t in texts(CASES["aligner"]))
-    close(CASES["xtr, pool smaller than k"].rel(documents, queries), CASES["colbert"].rel(documents, queries))
-
-
-def test_aligner_top_1_with_salience_1_is_colbert():
-    """Z = Σ A is then N, the number of query tokens."""
-    documents, queries = (replace(t, salience=torch.ones_like(t.salience)) for t in texts(CASES["aligner"]))
-    close(CASES["aligner"].rel(documents, queries), CASES["colbert"].rel(documents, queries))
+@pytest.mark.parametrize(
+    ("special", "general", "of"),
+    [
+        ("me_bert", "dpr", "dpr"),  # with one vector
+        ("coil", "me_bert", "colbert"),  # equal ids: ColBERT with Z = 1
+        ("xtr, pool smaller than k", "colbert", "colbert"),  # ColBERT/N
+        ("aligner", "colbert", "colbert"),  # top-1 with salience 1: Z = Σ A is then N
+    ],
+)
+def test_one_paradigm_is_another_with_equal_ids_and_saliences(special, general, of):
+    documents, queries = (
+        replace(t, ids=t.ids * 0, salience=torch.ones_like(t.vectors[..., 0])) for t in texts(CASES[of])
+    )
+    close(CASES[special].rel(documents, queries), CASES[general].rel(documents, queries))
 
 
 def test_mvdr_directions_are_each_other_transposed():

@@ -5,62 +5,32 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 from paradigms.relax import entropic_topk, hard_topk, token_budget
+from tests.theory.test_entropic import problems
 from theory import entropic
+
+PROBLEMS = problems().map(lambda problem: (torch.tensor(problem[0]), *problem[1:]))
 
 
 def double(values) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-@st.composite
-def problems(draw):
-    """Scores, a budget strictly between 0 and the length, ε."""
-    m = draw(st.integers(1, 12))
-    scores = draw(arrays(np.float64, m, elements=st.floats(-3, 3, width=32)))
-    return (
-        torch.tensor(scores),
-        draw(st.floats(0.01, 0.99)) * m,
-        draw(st.sampled_from([0.002, 0.05, 0.5, 5.0])),
-    )
-
-
-def test_golden():
-    """Printed to nine digits; tests/theory holds more of them against the reference."""
-    expected = double([1, 0.721399184, 0.265387929, 0.013212887])
-    torch.testing.assert_close(
-        entropic_topk(double([0.9, 0.5, 0.4, 0.1]), 2, 0.1), expected, rtol=1e-7, atol=0
-    )
-
-
-@given(problems())
+@given(PROBLEMS)
 def test_equals_the_reference(problem):
     scores, k, eps = problem
     expected = torch.tensor(entropic.solve(scores.numpy(), k, eps).gates)
     torch.testing.assert_close(entropic_topk(scores, k, eps), expected, rtol=1e-9, atol=1e-9)
 
 
-@given(problems(), st.sampled_from([1, 2, 5, 30]))
+@given(PROBLEMS, st.sampled_from([1, 2, 5, 30]))
 def test_iterations_are_those_of_equation_5(problem, iterations):
     scores, k, eps = problem
     expected = torch.tensor(entropic.iterate(scores.numpy(), k, eps, iterations).gates[-1])
     torch.testing.assert_close(
         entropic_topk(scores, k, eps, iterations=iterations), expected, rtol=1e-9, atol=1e-9
     )
-
-
-@given(problems(), st.randoms(use_true_random=False))
-def test_properties(problem, random):
-    """Σλ = k, λ ∈ [0, 1], larger scores get no smaller λ, and the order of the entries plays no part."""
-    scores, k, eps = problem
-    gates = entropic_topk(scores, k, eps)
-    assert gates.sum().item() == pytest.approx(k, abs=1e-9)
-    assert ((gates >= 0) & (gates <= 1 + 1e-9)).all()
-    assert (gates[scores.argsort()].diff() >= -1e-9).all()
-    order = torch.tensor(random.sample(range(len(scores)), len(scores)))
-    torch.testing.assert_close(entropic_topk(scores[order], k, eps), gates[order], rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("iterations", [None, 4])
@@ -124,7 +94,7 @@ def test_float32_is_exact_to_a_millionth(spread):
     torch.testing.assert_close(found, torch.tensor(exact), rtol=0, atol=1e-6)
 
 
-@given(problems())
+@given(PROBLEMS)
 def test_the_hard_gate_is_the_reference_limit(problem):
     scores, k, _ = problem
     scores = (2 * scores).round()  # with ties

@@ -1,27 +1,21 @@
 """ALIGNER in training and at test time: every alignment, and every gate of salience, on either side."""
 
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
 
 from paradigms import Paradigm
 from paradigms.aligner import aligner
 from paradigms.core import Tokens
-from paradigms.data import Corpus
 from paradigms.encoder.text import SIDES
 from paradigms.index import ExactIndex
 from paradigms.relax import entropic_topk, hard_topk, token_budget
 from paradigms.train.contrastive import Contrastive, mean_salience
-from paradigms.train.examples import Example
-from paradigms.train.loop import TrainingSettings, train
+from tests.train.test_loop import CORPUS, EXAMPLES, SETTINGS, fit, history
 
-WORDS = "sea bird fire wood queen letter corn field snow mountain boat river ship iron moon star".split()  # noqa: SIM905
-CORPUS = Corpus([f"d{n}" for n in range(16)], [f"the {word} and a {word} on the hill" for word in WORDS])
-EXAMPLES = [Example(f"the {word}", n, (), (n,)) for n, word in enumerate(WORDS)]
 VARIANTS: dict[str, dict[str, Any]] = {
     "entropic": {"salience": "entropic"},
     "Eq. 5": {"salience": "entropic", "iterations": 5},
@@ -36,15 +30,6 @@ def build(backbone: Path, align: str = "top_k", knobs: dict | None = None, **set
     torch.manual_seed(0)
     defaults = {"query_length": 12, "document_length": 16, "dim": 16}
     return aligner(backbone, align, knobs, **defaults | settings)
-
-
-def fit(paradigm: Paradigm, folder: Path, steps: int = 24) -> tuple[Paradigm, list[float]]:
-    """Trained, and the losses on the way."""
-    settings = TrainingSettings(steps=steps, batch_size=16, learning_rate=5e-3, temperature=0.05, log_every=1)
-    objective = Contrastive(paradigm, CORPUS, EXAMPLES, settings.temperature)
-    trained = train(paradigm, objective, settings, folder, accelerator=Accelerator(cpu=True), progress=False)
-    lines = (folder / "history.jsonl").read_text().splitlines()
-    return trained, [json.loads(line)["loss"] for line in lines]
 
 
 def scatter_heads(paradigm: Paradigm, bias: float = 0.5) -> None:
@@ -67,16 +52,17 @@ def batch_gradients(paradigm: Paradigm) -> tuple[float, dict[str, torch.Tensor |
 # test_loop trains with top_k
 @pytest.mark.parametrize(("align", "knobs"), [("top_p", {"p": 0.4}), ("entropic", {"k": 2, "eps": 0.05})])
 def test_it_learns_with_an_alignment_and_keeps_it(tiny_bert, tmp_path, align, knobs):
-    trained, losses = fit(build(tiny_bert, align, knobs, eps=0.05), tmp_path / "training")
+    settings = replace(SETTINGS, steps=24, batch_size=16, learning_rate=5e-3, save_every=0)
+    paradigm = build(tiny_bert, align, knobs, eps=0.05)
+    trained = fit(tiny_bert, tmp_path / "training", settings, paradigm=paradigm)
+    losses = [line["loss"] for line in history(tmp_path / "training")]
     assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
     trained.save_pretrained(tmp_path / "checkpoint")
     saved = Paradigm.from_pretrained(tmp_path / "checkpoint")
     assert (saved.recipe.align, saved.recipe.align_knobs) == (align, knobs)
-    settings = {"salience": "relu", "salience_sides": "document", "salience_l1": 0.25}
-    build(tiny_bert, **settings).save_pretrained(tmp_path / "checkpoint")
-    assert (
-        settings.items() <= vars(Paradigm.from_pretrained(tmp_path / "checkpoint").encoder.settings).items()
-    )
+    own = {"salience": "relu", "salience_sides": "document", "salience_l1": 0.25}
+    build(tiny_bert, **own).save_pretrained(tmp_path / "checkpoint")
+    assert own.items() <= vars(Paradigm.from_pretrained(tmp_path / "checkpoint").encoder.settings).items()
 
 
 @EVERY

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from paradigms.data import Problems
-from paradigms.generative.identifiers import END, Identifiers, make
+from paradigms.generative.identifiers import END, Identifiers, Targets, make
 from paradigms.generative.model import Generative
+from paradigms.generative.outputs import ScoreName
 from paradigms.generative.settings import GenerativeSettings
 
 Sequences = list[list[int]]
@@ -34,3 +35,10 @@ def generative(folder: Path, identifiers: Identifiers, *more: Any, **settings: A
     torch.manual_seed(0)
     model = Generative(GenerativeSettings("test", **settings), folder, identifiers, *more)
     return model.double().eval()
+
+
+def log_p(model: Generative, query: str, sequence: list[int], scorer: ScoreName = "log_probability") -> float:
+    """rel of one pair: the sum of the scores of the sequence's tokens."""
+    with torch.inference_mode():
+        targets = Targets.pad([[sequence]])
+        return float(model.token_scores(model.tokenize([query]), targets, scorer).sum())

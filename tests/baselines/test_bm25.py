@@ -65,22 +65,6 @@ def test_words_of_scripts_with_and_without_spaces(text, words):
     assert tokenize(text) == words
 
 
-@pytest.mark.parametrize("ngrams", [1, 3])
-def test_scores_are_the_matrix_times_term_counts(ngrams):
-    index = BM25.build(TEXTS, IDS, ngrams=ngrams)
-    matrix = index.matrix()
-    assert matrix.shape == (len(TEXTS), len(index.vocabulary))
-    queries = {"1": "dog bird bird", "2": "cat fish zebra cat", "3": "bird bird bird fish"}
-    run = index.search(queries, 100)
-    for query, text in queries.items():
-        counts = np.zeros(len(index.vocabulary))
-        for term in index.terms(text):
-            if term in index.vocabulary:
-                counts[index.vocabulary[term]] += 1
-        scores = matrix @ counts
-        assert run[query] == pytest.approx({IDS[i]: scores[i] for i in np.flatnonzero(scores)}, rel=1e-6)
-
-
 def test_ties_rank_by_id_also_at_the_cut(bm25):
     everything = bm25.search({"q": "dog bird"}, 100)["q"]
     assert everything["a"] > everything["D"] == everything["d"] > everything["e"]

@@ -24,7 +24,7 @@ from paradigms.train.job import DevMeasure
 from paradigms.train.loop import TrainingSettings, train
 from tests.experiments.scripts import run as run_script
 from tests.experiments.scripts import training
-from tests.tiny import FAMILIES, WORDS, write_collection
+from tests.tiny import FAMILIES
 
 module = import_module("paradigms.baselines.cross_attention")  # a name that its builder has, too
 
@@ -242,30 +242,20 @@ def test_it_learns_and_is_chosen_by_the_dev_measure(tiny_bert, tmp_path):
     assert dev(best)[0] == max(line["dev"] for line in lines if "dev" in line) == pytest.approx(1.0)
 
 
-@pytest.fixture
-def collection(tmp_path):
-    """Twelve documents of five words, of which the first three are the document's query."""
-    folder, words = tmp_path / "collection", WORDS.split()
-    folder.mkdir()
-    texts = [" ".join(words[(11 * n + 5 * w) % len(words)] for w in range(5)) for n in range(12)]
-    queries = [" ".join(text.split()[:3]) for text in texts]
-    return write_collection(folder, texts, queries, {"train": range(9), "test": range(9, 12)})
-
-
-def test_the_scripts_train_it_and_rerank_with_it(collection, tiny_bert, tmp_path):
+def test_the_scripts_train_it_and_rerank_with_it(words, tiny_bert, tmp_path):
     output = tmp_path / "out"
     options = '{"query_length": 8, "document_length": 12}'
-    flags = training(collection, tiny_bert, output, paradigm="cross_attention", options=options, negatives=2)
+    flags = training(words, tiny_bert, output, paradigm="cross_attention", options=options, negatives=2)
     with pytest.raises(SystemExit, match="cross_attention learns from hard negatives"):
         run_script("train", **(flags | {"negatives": 0}))
     run_script("train", **flags)
     model = load(output / "checkpoint")
     assert isinstance(model, CrossAttention)
     assert model.encoder.settings.query_length == 8
-    lines = [f"q9 Q0 d{n} {n + 1} {-n} bm25\n" for n in range(12)]
+    lines = [f"q30 Q0 d{n} {n + 1} {-n} bm25\n" for n in range(12)]
     (tmp_path / "first.run").write_text("".join(lines))
     reranked = tmp_path / "reranked"
-    flags = {"checkpoint": output / "checkpoint", "run": tmp_path / "first.run", "collection": collection}
+    flags = {"checkpoint": output / "checkpoint", "run": tmp_path / "first.run", "collection": words}
     run_script("rerank", **flags, depth=5, output=reranked)
     assert "| cross\\_attention |" in (reranked / "table.md").read_text()
     found = (reranked / "reranked.run").read_text().splitlines()

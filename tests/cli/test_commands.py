@@ -20,7 +20,6 @@ from paradigms.data import Corpus, read_run
 from paradigms.evaluate.fusion import fuse
 from paradigms.generative.dsi import dsi
 from paradigms.index.exact import ExactIndex
-from paradigms.io.command_line import folder_name
 from tests.formats.test_read import dpr_towers, write_like_xtr
 from tests.tiny import write_checkpoint, write_collection
 
@@ -479,13 +478,6 @@ def test_folders_of_other_passages_are_not_compared(source, models):
     assert "2 has passages of 2 words and 3 of 3: index both with the same --words" in refused(
         "compare", "2", "3", "-q", "snow"
     )
-
-
-def test_names_that_differ_after_a_dot_make_two_indexes(tmp_path):
-    for name in ("v1.2", "v1.3"):
-        (tmp_path / name).mkdir()
-        assert folder_name(str(tmp_path / name)) == name
-    assert folder_name("irds:beir/scifact/test") == "irds-beir-scifact-test"
 
 
 def test_a_score_of_minus_infinity_is_null_in_json(capsys):

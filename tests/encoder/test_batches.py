@@ -23,20 +23,9 @@ from paradigms.train.examples import Example
 from paradigms.train.job import _objective
 from paradigms.train.loop import TrainingSettings, train
 from tests.tiny import built
+from tests.train.test_distributed import CORPUS, EXAMPLES
+from tests.train.test_loop import WORDS
 
-WORDS = "sea bird fire wood queen letter corn field snow mountain boat river ship iron moon star".split()  # noqa: SIM905
-CORPUS = Corpus(
-    [f"d{n}" for n in range(len(WORDS))],
-    [" ".join([word, *WORDS[: n * 7 % 16]]) for n, word in enumerate(WORDS)],
-)
-# Document 3 is relevant to two queries.
-EXAMPLES = [
-    Example("the sea", 0, (5, 15), (0,)),
-    Example("a queen of fire and wood", 3, (7, 1), (3, 2)),
-    Example("snow on the mountain in the winter", 9, (4, 6), (9,)),
-    Example("corn", 6, (8, 11), (6, 3)),
-    Example("ship of iron", 13, (12, 10), (13,)),
-]
 OPTIONS: dict[str, dict[str, Any]] = {
     "xtr": {"k_train": 30},
     "aligner": {"salience": "relu", "salience_l1": 0.1},

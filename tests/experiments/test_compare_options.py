@@ -54,6 +54,8 @@ def test_a_query_never_finds_itself_and_all_find_as_many(results: Path, arguana:
         assert all(query not in scores for query, scores in found.items())
         assert "retrieve" not in name or {len(scores) for scores in found.values()} == {6}
     assert "4 queries have a document" in (results / "report.html").read_text()
+    assert len(read_run(results / "runs" / "bm25.retrieve.run")) == 4
+    assert json.loads((results / "dpr" / "costs.json").read_text())["documents cut"] == 0
 
 
 def test_fused_systems_are_fusions_of_the_runs(results: Path):
@@ -79,12 +81,6 @@ def test_fused_systems_are_fusions_of_the_runs(results: Path):
 def test_what_cannot_be_fused_is_told(system: dict, message: str):
     with pytest.raises(SystemExit, match=message):
         compare.Settings(systems={"colbert": {}, "mixed": system})
-
-
-def test_costs_tell_what_is_cut(results: Path):
-    cost = json.loads((results / "dpr" / "costs.json").read_text())
-    assert cost["documents cut"] == 0
-    assert len(read_run(results / "runs" / "bm25.retrieve.run")) == 4
 
 
 def test_an_index_of_passages_reranks_as_the_comparison_does(results: Path, arguana: Path, tmp_path: Path):

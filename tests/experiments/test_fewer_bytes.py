@@ -27,7 +27,6 @@ def test_every_way_is_measured_certified_and_drawn(
     settings: fewer_bytes.Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fewer_bytes, "ROUNDS", 1)
-    threads = torch.get_num_threads()
     fewer_bytes.main(settings)
     out = Path(settings.output)
     own = out / folder_name(settings.collections[0])
@@ -49,4 +48,3 @@ def test_every_way_is_measured_certified_and_drawn(
     assert before == {file: file.stat().st_mtime_ns for file in own.rglob("*.json")}
     assert {file.name for file in out.glob("*.png")} == {"fewer.png", "law.png"}
     assert {"fewer.csv", "fewer.md", "fixed.csv", "law.csv", "report.html"} <= {f.name for f in out.iterdir()}
-    torch.set_num_threads(threads)

@@ -7,15 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from logit_relevance import LOGITS, MEASURE, SCORERS, claims, state
 from scipy.stats import spearmanr
 
 from paradigms.data import Split
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
-from paradigms.generative.identifiers import Targets
 from tests.experiments.scripts import pair_flags, run
-from tests.tiny_generative import generative, named
+from tests.tiny_generative import generative, log_p, named
 
 
 def test_it_measures_states_of_one_training(
@@ -43,14 +41,7 @@ def test_a_state_against_a_loop(seq2seq: dict[str, Path]) -> None:
     split = Split({"q": "the lazy dog"}, {"q": {"d1": 1}})
     bench: Any = SimpleNamespace(pool=lambda depth: pool, test=split)
     found = state(model, bench, 3)
-    of = {}
-    with torch.inference_mode():
-        for scorer in SCORERS:
-            parts = [
-                model.token_scores(model.tokenize(["the lazy dog"]), Targets.pad([[[*row, 1]]]), scorer)
-                for row in rows
-            ]
-            of[scorer] = np.array([float(part.sum()) for part in parts])
+    of = {s: np.array([log_p(model, "the lazy dog", [*row, 1], s) for row in rows]) for s in SCORERS}
     p = np.exp(of["log_probability"] / [3, 2, 4]).mean()
     assert found["p"] == pytest.approx([p])
     for scorer in LOGITS:

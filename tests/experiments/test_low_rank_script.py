@@ -16,7 +16,7 @@ from paradigms.generative.identifiers import Targets
 from paradigms.generative.interaction import decompose
 from paradigms.generative.model import Generative
 from tests.experiments.scripts import pair_flags, published, run, settings
-from tests.tiny_generative import generative, named, texts
+from tests.tiny_generative import generative, log_p, named, texts
 from theory import kernels
 from theory import low_rank as lemma
 
@@ -112,8 +112,7 @@ def test_parts_of_rel(seq2seq: dict[str, Path]) -> None:
     assert len(found) == 9
     for n, query in enumerate(queries):
         sources, targets = model.tokenize([query]), Targets.pad([[names[n]]])
-        with torch.no_grad():
-            rel = float(model.token_scores(sources, targets, "centred_logit").sum())
+        rel = log_p(model, query, names[n], "centred_logit")
         D, Q, interaction = decompose(model, sources, targets, "centred_logit", "direct")
         part = ((D.vectors[0, 0] @ Q.vectors[0, 0].T) * interaction.alignment[0, 0]).sum()
         assert [row[n] for row in found["centred_logit, direct"]] == pytest.approx(

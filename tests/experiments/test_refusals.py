@@ -74,6 +74,7 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
         ({"paradigm": "bert"}, "unknown paradigm bert; there are dpr"),
         ({"run": "some.run", "negatives": 0}, "how many with --negatives"),
         ({"run": "nowhere.run", "negatives": 1}, "nowhere.run: no such file"),
+        ({"run": HERE, "negatives": 1}, "is no checkpoint of"),
         ({"batch_size": 64}, "batch of 64 .* larger than the 27 training examples"),
         ({"options": '{"dims": 3}'}, "dims"),
         ({"learning_rate": -1.0}, "learning_rate must be positive"),

@@ -1,24 +1,15 @@
 """The serving costs script end to end on a tiny collection, and what it counts."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import serving_costs
-import torch
 
 from paradigms import PARADIGMS
 from tests.tiny import built
 
 LENGTHS = {"query_length": 8, "document_length": 16}
-
-
-@pytest.fixture(autouse=True)
-def own_threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_every_paradigm_is_measured_on_every_index(words: Path, tiny_bert: Path, tmp_path: Path) -> None:

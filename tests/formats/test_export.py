@@ -15,9 +15,8 @@ import torch
 import paradigms
 from paradigms.cli.arguments import main
 from paradigms.formats.card import model_card, results_of
+from tests.formats.test_read import scores_of
 
-QUERIES = ["the fish in the sea", "fire, and warm wood?"]
-DOCUMENTS = ["the fish, is (in) the sea. and more words", "cold snow", "fire in a house! a fox"]
 LENGTHS = {"query_length": 12, "document_length": 16}
 LAYOUT = "sentence-transformers"
 EXPORTED = {
@@ -30,11 +29,6 @@ EXPORTED = {
         {"dim": None, "query_marker": "fish", "query_augmentation": True, "attend_augmentation": True},
     ),
 }
-
-
-def scores_of(model):
-    with torch.inference_mode():
-        return model.score(model.encode_documents(DOCUMENTS), model.encode_queries(QUERIES))
 
 
 @pytest.mark.parametrize("what", EXPORTED)

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import (
-    AutoModelForMaskedLM,
-    AutoTokenizer,
     BertForMaskedLM,
     BertForSequenceClassification,
     BertForTokenClassification,
@@ -23,10 +21,9 @@ from paradigms import CrossAttention, Paradigm
 from paradigms.baselines.cross_attention import SequenceClassifier
 from paradigms.data import Corpus
 from paradigms.evaluate.reranking import rerank
+from tests.formats.test_read import DOCUMENTS, QUERIES, scores_of
+from tests.test_splade import by_transformers
 from tests.tiny import write_checkpoint, write_headed
-
-QUERIES = ["the fish in the sea", "fire, and warm wood?"]
-DOCUMENTS = ["the fish, is (in) the sea. and more words", "cold snow", "fire in a house! a home; fox"]
 
 
 def test_a_masked_language_model_is_splade_unless_it_is_to_be_plain(
@@ -37,15 +34,8 @@ def test_a_masked_language_model_is_splade_unless_it_is_to_be_plain(
     assert isinstance(model, Paradigm)
     assert model.name == "splade"
     assert "read as SPLADE" in caplog.text
-    tokenizer, reference = AutoTokenizer.from_pretrained(folder), AutoModelForMaskedLM.from_pretrained(folder)
-    weights = []
-    for texts in (DOCUMENTS, QUERIES):
-        rows = tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
-        with torch.inference_mode():
-            logits = reference(**rows).logits.relu().log1p() * rows["attention_mask"][..., None]
-        weights.append(logits.amax(1))
-    found = model.score(model.encode_documents(DOCUMENTS), model.encode_queries(QUERIES))
-    torch.testing.assert_close(found, weights[1] @ weights[0].T, atol=1e-4, rtol=1e-5)
+    wanted = by_transformers(folder, QUERIES) @ by_transformers(folder, DOCUMENTS).T
+    torch.testing.assert_close(scores_of(model), wanted, atol=1e-4, rtol=1e-5)
     assert paradigms.load(folder, layout="plain").name == "dpr"
 
 
@@ -55,13 +45,7 @@ def test_a_sequence_classifier_is_a_reranker(tmp_path: Path) -> None:
     assert isinstance(model, CrossAttention)
     queries, corpus = {"q": QUERIES[0]}, Corpus(list("abc"), DOCUMENTS)
     run = rerank(model, queries, corpus, {"q": dict.fromkeys("abc", 0.0)})
-    reference = BertForSequenceClassification.from_pretrained(tmp_path / "bert").eval()
-    rows = AutoTokenizer.from_pretrained(tmp_path / "bert")(
-        [QUERIES[0]] * 3, DOCUMENTS, padding=True, return_tensors="pt"
-    )
-    with torch.inference_mode():
-        wanted = dict(zip("abc", reference(**rows).logits[:, 0].tolist(), strict=True))
-    assert run["q"] == pytest.approx(wanted, abs=1e-5)
+    assert run["q"] == pytest.approx(SequenceClassifier(tmp_path / "bert").rerank(queries, corpus, run)["q"])
     model.save_pretrained(tmp_path / "saved")
     again = paradigms.load(tmp_path / "saved")
     assert again.rerank(queries, corpus, run) == {"q": pytest.approx(run["q"], abs=1e-6)}

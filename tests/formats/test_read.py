@@ -66,8 +66,8 @@ def hidden(folder: Path, texts: list[str], **settings: Any) -> tuple[Tensor, Ten
     """ids, attention and hidden states, by transformers alone."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rows = tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False, **settings)
-    loader = AutoModelForTextEncoding if "t5" in folder.name else AutoModel
-    with torch.inference_mode():
+    loader = AutoModelForTextEncoding if folder.name.endswith("t5") else AutoModel
+    with torch.no_grad():
         out = loader.from_pretrained(folder).eval()(**rows).last_hidden_state
     return rows["input_ids"], rows["attention_mask"], out
 

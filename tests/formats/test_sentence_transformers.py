@@ -11,6 +11,7 @@ import paradigms
 from paradigms.data import Corpus
 from paradigms.formats.card import model_card
 from paradigms.scoring.scorer import Scorer
+from tests.formats.test_read import DOCUMENTS, QUERIES, scores_of
 from tests.tiny import WIDTH, write_checkpoint, write_headed
 
 pytest.importorskip("sentence_transformers", "6.0", reason="needs sentence-transformers 6: make extras")
@@ -23,14 +24,7 @@ from sentence_transformers.multi_vector_encoder.scoring import colbert_scores
 from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import BertForMaskedLM, BertForSequenceClassification
 
-QUERIES = ["the fish in the sea", "fire, and warm wood?", "a"]
-DOCUMENTS = ["the fish, is (in) the sea. and more words that are long", "cold snow", "fire in a house! a fox"]
 LINEAR = torch.nn.Identity()
-
-
-def scores_of(ours: Any) -> torch.Tensor:
-    with torch.inference_mode():
-        return ours.score(ours.encode_documents(DOCUMENTS), ours.encode_queries(QUERIES))
 
 
 def assert_same_scores(theirs: Any, folder: Path) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from paradigms.generative.beam import Hypotheses, beam_search
 from paradigms.generative.constraints import Constraint, Trie
 from paradigms.generative.decoder import Memory, decode
-from paradigms.generative.identifiers import END, FIRST, START, Targets
+from paradigms.generative.identifiers import END, FIRST, START
 from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import NGramIndex
 from tests.near import TOLERANCE
@@ -107,34 +107,6 @@ def assert_same(found: Found, expected: Found) -> None:
     np.testing.assert_allclose(
         [s for _, s in found], [s for _, s in expected], rtol=TOLERANCE, atol=TOLERANCE
     )
-
-
-@pytest.mark.parametrize("family", SEQ2SEQ)
-@pytest.mark.parametrize(
-    "settings",
-    [
-        pytest.param({}, id="backbone"),
-        pytest.param({"tokens": "own"}, id="own tokens"),
-        pytest.param({"tokens": "own", "softmax": "place"}, id="softmax of the place"),
-        pytest.param({"pawa_rank": 4}, id="PAWA"),
-    ],
-)
-def test_a_search_that_leaves_nothing_out_finds_every_identifier_with_its_token_scores(
-    seq2seq, family, settings
-):
-    model = generative(seq2seq[family], named(random_rows(0)), **settings)
-    sources = model.tokenize(QUERIES)
-    found = beam_search(model, sources, trie(model), beams=20, length=5)
-    expected = sorted({model.identifiers.target(n) for n in range(len(model.identifiers))})
-    with torch.inference_mode():
-        targets = Targets.pad([[list(t) for t in expected]] * len(QUERIES))
-        scores = model.token_scores(sources, targets, "log_probability").sum(-1).numpy()
-    for query in range(len(QUERIES)):
-        order = np.argsort(-scores[query])
-        assert_same(as_lists(found.of(query)), [(list(expected[n]), scores[query, n]) for n in order])
-    assert (np.diff(trie(model).branches(found.states).offsets) == 0).all(), "states are those of leaves"
-    if "softmax" not in settings:  # renormalised over the valid tokens they would add up to 1
-        assert (np.exp(scores).sum(1) < 0.9).all()
 
 
 @pytest.mark.parametrize("keep", [False, True])

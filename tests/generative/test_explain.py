@@ -14,7 +14,7 @@ from paradigms.generative.identifiers import END, Identifiers, Targets
 from paradigms.generative.interaction import decompose
 from paradigms.generative.outputs import ScoreName
 from paradigms.generative.seal import seal
-from tests.tiny_generative import VOCABULARY, generative, named, texts
+from tests.tiny_generative import VOCABULARY, generative, log_p, named, texts
 
 QUERY = "the quick red fox did run over the stone bridge"
 NAMES = [[20, 21, 22], [20, 23], [24, 25, 26, 27]]
@@ -45,10 +45,7 @@ def test_products_and_rest_are_rel(seq2seq: dict[str, Path], family: str, score:
     for position, name in enumerate(NAMES):
         (shown,) = explain_generative(model, QUERY, position)
         adds_up(shown)
-        targets = Targets.pad([[[*name, END]]])
-        with torch.no_grad():
-            rel = model.token_scores(model.tokenize([QUERY]), targets, score).sum()
-        assert shown.rel == pytest.approx(float(rel), abs=1e-9)
+        assert shown.rel == pytest.approx(log_p(model, QUERY, [*name, END], score), abs=1e-9)
         assert len(shown.document_tokens) == len(name) + 1
 
 
@@ -72,14 +69,7 @@ def test_names_of_another_length_beside_it_change_nothing(seq2seq: dict[str, Pat
     three = Identifiers("title", ["a"], tokens, offsets, owners, VOCABULARY, END, Problems(), starts)
     model = generative(seq2seq["t5-v1.1"], three)
     (shown,) = explain_generative(model, QUERY, 0)
-    alone = [
-        float(
-            model.token_scores(
-                model.tokenize([QUERY]), Targets.pad([[[*name, END]]]), "log_probability"
-            ).sum()
-        )
-        for name in NAMES
-    ]
+    alone = [log_p(model, QUERY, [*name, END]) for name in NAMES]
     best = int(np.argmax(alone))
     assert shown.rel == pytest.approx(alone[best], abs=1e-9)
     assert len(shown.document_tokens) == len(NAMES[best]) + 1

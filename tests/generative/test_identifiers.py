@@ -1,6 +1,5 @@
 """Identifiers: what names a document, what is odd about names, and that nothing is left out."""
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,15 +41,6 @@ def example(**changes: Any) -> Identifiers:
 
 def words(tokenizer: Any, identifiers: Identifiers) -> list[list[str]]:
     return [tokenizer.convert_ids_to_tokens(identifiers[n].tolist()) for n in range(len(identifiers))]
-
-
-def test_one_name_for_several_documents_and_several_names_for_one() -> None:
-    found = example()
-    assert len(found) == 4
-    assert [list(found.of(document)) for document in range(3)] == [[0], [1], [2, 3]]
-    assert [found[n].tolist() for n in range(4)] == [[5, 6], [7], [5, 6], [8]]
-    assert found.target(2) == (5, 6, 1)
-    assert replace(found, end=None).target(2) == (5, 6)
 
 
 @pytest.mark.parametrize(

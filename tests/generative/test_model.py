@@ -285,28 +285,6 @@ def alphabets() -> list[set[int]]:
     return [{row[i] for row in rows if i < len(row)} for i in range(max(map(len, rows)))]
 
 
-@pytest.mark.parametrize("kind", ["backbone", "pawa", "clusters", "place", "pawa place"])
-def test_next_log_probabilities_are_those_of_the_targets(kind: str, seq2seq: dict[str, Path]) -> None:
-    model = make_model(kind, seq2seq["mt5"])
-    sources, wanted = model.tokenize(QUERIES), written(model)
-    scores = model(sources, wanted).detach()
-    with torch.no_grad():
-        _, memory = model.begin(sources)
-        for place in range(wanted.ids.shape[-1]):
-            inputs = model.embed(wanted.inputs[..., place : place + 1])
-            states = decode(model.backbone.decoder, inputs, memory)
-            found = model.next_log_probabilities(states, wanted.inputs[..., : place + 1])
-            torch.testing.assert_close(found.logsumexp(-1), torch.zeros(found.shape[:2]).double())
-            at = found.gather(-1, wanted.ids[..., place, None])[..., 0]
-            real = wanted.mask[..., place]
-            torch.testing.assert_close(at[real], scores[..., place][real], atol=1e-9, rtol=0)
-            allowed = found.isfinite().flatten(0, 1)
-            if model.settings.softmax == "place":
-                assert all(set(row.nonzero()[:, 0].tolist()) == alphabets()[place] for row in allowed)
-            else:
-                assert allowed.all()
-
-
 def test_what_stands_at_no_place_has_no_probability(seq2seq: dict[str, Path]) -> None:
     """As in a search, where such a token is never written."""
     model = generative(seq2seq["t5"], named([[3, 5], [4, 6]]), softmax="place")

@@ -26,16 +26,10 @@ from paradigms.generative.seal import query_grams
 from tests.generative.test_beam import slow_search, text_next
 from tests.generative.test_seal import occurrences, slow_seal
 from tests.near import same_run
-from tests.tiny_generative import Sequences, generative, named, texts
+from tests.tiny_generative import Sequences, generative, log_p, named, texts
 
 QUERIES = {"q1": "the lazy dog", "q2": "a king lived near that river, so they say", "q0": "", "q3": "corn"}
 NAMES = [[5, 6], [7], [5, 6], [5, 6, 8, 9], [300], [7, 7]]  # d0 and d2 have one name
-
-
-def log_p(model: Generative, query: str, sequence: list[int], scorer: ScoreName = "log_probability") -> float:
-    with torch.inference_mode():
-        targets = Targets.pad([[sequence]])
-        return float(model.token_scores(model.tokenize([query]), targets, scorer).sum())
 
 
 def ranked(scores: dict[str, float]) -> dict[str, float]:
@@ -50,11 +44,12 @@ def two_names() -> Identifiers:
     return Identifiers("title", ["d0", "d1", "d2"], tokens, offsets, owners, 310, END, Problems(), starts)
 
 
-@pytest.mark.parametrize("settings", [{}, {"tokens": "own", "softmax": "place"}, {"pawa_rank": 4}])
+@pytest.mark.parametrize("own", [{}, {"tokens": "own"}, {"pawa_rank": 4}], ids=str)
+@pytest.mark.parametrize("softmax", ["vocabulary", "place"])
 def test_with_beams_for_all_names_search_ranks_all_documents_by_log_probability(
-    seq2seq, monkeypatch, settings
+    seq2seq, monkeypatch, own, softmax
 ):
-    model = generative(seq2seq["t5"], named(NAMES), beams=10, **settings)
+    model = generative(seq2seq["t5"], named(NAMES), beams=10, softmax=softmax, **own)
     expected = {
         q: ranked({f"d{n}": log_p(model, text, [*name, END]) for n, name in enumerate(NAMES)})
         for q, text in QUERIES.items()

@@ -87,21 +87,8 @@ def slow_seal(
     return scores
 
 
-def test_weights_by_hand():
-    """The prior of an n-gram is (F + 5)/20, as N + 5 = 20."""
-    index = index_of([A, B, C])
-    found = gram_weights(index, *arrays(index, log(GENERATED)))
-    expected = [
-        math.log((0.9 / 0.1) / (0.3 / 0.7)) ** 2,  # (1, 2) occurs once
-        math.log((0.65 / 0.35) / (0.35 / 0.65)) ** 2,  # (2, 3) twice
-        math.log((0.6 / 0.4) / (0.4 / 0.6)) ** 2,  # (2) three times
-        0.0,  # (9) five times: as likely with the query as without
-    ]
-    np.testing.assert_allclose(found, expected, atol=1e-12)
-    np.testing.assert_allclose(expected, [9.269117, 1.532838, 0.657608, 0], atol=1e-6)
-
-
 def test_document_scores_by_hand():
+    """The prior of an n-gram is (F + 5)/20, N + 5 = 20: w(1, 2) = log² ((0.9/0.1)/(0.3/0.7)) = 9.269117."""
     index = index_of([A, B, C])
     scores = seal_scores(index, *arrays(index, log(GENERATED)))
     # A: (1, 2) takes places 0 and 1; (2, 3) overlaps with it; (2) is free at place 4, but covered: a fifth.

@@ -1,7 +1,5 @@
 """Semantic ids: unique for whatever vectors, the same on any number of threads, near for near documents."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -88,14 +86,7 @@ def test_one_vector_among_many_equal_ones_stands_alone() -> None:
     assert [row[0] for row in rows].count(alone) == 1
 
 
-@pytest.fixture
-def threads() -> Iterator[int]:
-    before = torch.get_num_threads()
-    yield before
-    torch.set_num_threads(before)
-
-
-def test_threads_change_no_id_and_are_left_as_they_were(threads: int) -> None:
+def test_threads_change_no_id_and_are_left_as_they_were() -> None:
     vectors = np.random.default_rng(0).normal(size=(1000, 96)).astype(np.float32)  # no clusters: many ties
     found = []
     for count in (1, 2, 4):

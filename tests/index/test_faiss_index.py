@@ -23,10 +23,7 @@ Parts = list[tuple[list[str], Tokens]]
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def unit(*shape: int, seed: int) -> torch.Tensor:

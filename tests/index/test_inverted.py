@@ -10,13 +10,11 @@ import pytest
 import torch
 
 from paradigms import PARADIGMS
-from paradigms.baselines.bm25 import BM25
 from paradigms.core import Tokens
-from paradigms.index import ExactIndex, InvertedIndex, open_index, shards
+from paradigms.index import ExactIndex, InvertedIndex, open_index
 from paradigms.index.postings import BLOCK
 from paradigms.recipe import Recipe
 from paradigms.scoring.stored import score
-from paradigms.splade import as_terms
 
 RECIPE = Recipe("splade", "equal_ids", "one")
 TERMS = 60
@@ -114,42 +112,6 @@ def test_8_bits_are_near_and_small(tmp_path: Path) -> None:
     assert 50 * (exact.bytes_per_document - index.bytes_per_document) == pytest.approx(
         exact.manifest["tokens"]
     )
-
-
-def test_bm25s_weights_find_what_bm25_finds(tmp_path: Path) -> None:
-    texts = [f"the bird {'sea ' * (n % 5)}flew over the old {n} river {n % 7}" for n in range(40)]
-    ids = [f"d{n:02}" for n in range(40)]
-    bm25 = BM25.build(texts, ids)
-    weights = torch.from_numpy(bm25.matrix().toarray())
-    index = build(tmp_path / "bm25", [(ids, as_terms(weights))], bits=16)
-    asked = {"a": "sea river 3", "b": "bird over 5"}
-    counts = torch.zeros(2, weights.shape[1])
-    for row, text in zip(counts, asked.values(), strict=True):
-        row[[bm25.vocabulary[term] for term in bm25.terms(text)]] = 1
-    found = index.search_tokens(RECIPE, as_terms(counts).map(lambda t: t.transpose(0, 1)), 5)
-    for row, wanted in zip(found, bm25.search(asked, 5).values(), strict=True):
-        assert list(row.values()) == pytest.approx(list(wanted.values()), rel=2e-3)
-
-
-def test_an_interrupted_build_goes_on_and_a_damaged_file_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shards, "SHARD", 30)
-    given = parts(terms(100, 0), size=10)
-
-    def stopping():
-        yield from given[:7]
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        build(tmp_path / "index", stopping())
-    index, whole = build(tmp_path / "index", given), build(tmp_path / "whole", given)
-    for file in whole.folder.iterdir():
-        assert file.read_bytes() == (index.folder / file.name).read_bytes()
-    file = index.folder / "weights.bin"
-    file.write_bytes(bytes(255 - b for b in file.read_bytes()))
-    with pytest.raises(ValueError, match=r"weights\.bin is damaged"):
-        open_index(index.folder)
 
 
 def test_a_splade_is_built_searched_and_reranked(tiny_bert: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from paradigms.index import INDEXES, ExactIndex, building, open_index, shards
 from paradigms.index.checksum import weights_checksum
 from tests.experiments.scripts import run as run_script
 from tests.forks import fork_group
-from tests.index.test_storage import contents, names
+from tests.index.test_storage import contents, names, stopping
 from tests.tiny import WORDS as TEXT
 from tests.tiny import write_collection
 
@@ -43,10 +43,7 @@ Encode = Callable[[Sequence[str]], Tokens]
 def alike(monkeypatch):
     """Small shards, and as many threads as processes that are started have."""
     monkeypatch.setattr(shards, "SHARD", SHARD)
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -192,11 +189,6 @@ def together(world: int, build: Callable[..., object]) -> list[BaseException]:
     return [error for error in failed if not isinstance(error, threading.BrokenBarrierError)]
 
 
-def stopping(texts: list[str]) -> Iterator[str]:
-    yield from texts
-    raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize(("kind", "worlds"), [("exact", (1, 3)), *((kind, (3, 2)) for kind in KINDS)])
 def test_any_number_of_processes_goes_on_with_what_others_stored(model, tmp_path, kind, worlds):
     paradigm = Paradigm.from_pretrained(model)
@@ -205,9 +197,9 @@ def test_any_number_of_processes_goes_on_with_what_others_stored(model, tmp_path
     options = {"batch_size": 3} | KINDS[kind]
     make, folder = INDEXES[kind].build, tmp_path / "index"
     for world, after in zip(worlds, (30, 50), strict=True):
-        texts = TEXTS[:after]
         errors = together(
-            world, lambda texts=texts, **of: make(paradigm, IDS, stopping(texts), folder, **options, **of)
+            world,
+            lambda after=after, **of: make(paradigm, IDS, stopping(TEXTS, after), folder, **options, **of),
         )
         assert errors
         assert {type(error) for error in errors} == {KeyboardInterrupt}

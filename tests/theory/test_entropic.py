@@ -20,6 +20,7 @@ GOLDEN = [
 
 @st.composite
 def problems(draw):
+    """Scores, a budget strictly between 0 and the length, ε."""
     m = draw(st.integers(1, 12))
     scores = draw(arrays(np.float64, m, elements=st.floats(-3, 3, width=32)))
     return scores, draw(st.floats(0.01, 0.99)) * m, draw(st.sampled_from([0.002, 0.05, 0.5, 5.0]))

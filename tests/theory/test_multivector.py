@@ -27,14 +27,6 @@ def test_error_bound_takes_the_best_fixed_segment():
     assert M.maxscore_error_bound(16, query, better, worse) == pytest.approx(by_segment[1], rel=1e-14)
 
 
-@pytest.mark.parametrize("k", [1, 3, 10])
-def test_one_segment_is_the_pairwise_law(k):
-    query, better, worse = [2.0, 1, 0], [[3.0, 1, 1]], [[1.0, 2, 3]]
-    single = pairwise_error(k, M.cross_margins(query, better, worse)[0, 0])
-    estimate, error = M.simulated_maxscore_error(k, query, better, worse, samples=400_000, seed=k)
-    assert abs(estimate - single) < 4 * error
-
-
 def test_conditions_are_named():
     q, better, worse = (M.COUNTEREXAMPLE[x] for x in ("query", "better", "worse"))
     slanted = better + np.array([[0, 0, 1], [0, 0, 0]])

@@ -127,14 +127,6 @@ def test_pairs_leave_the_documents_of_other_queries_out(tiny_bert: Path) -> None
         Contrastive(paradigm, CORPUS, [replace(EXAMPLES[0], negatives=())], in_batch=False)
 
 
-def test_cached_gradients_are_those_of_the_whole_batch(tiny_bert: Path) -> None:
-    paradigm, distillation = build("colbert", tiny_bert), Distillation("margin_mse", 1.0)
-    whole, cached = (Contrastive(paradigm, CORPUS, EXAMPLES, 0.1, distillation, chunk) for chunk in (0, 3))
-    losses = [objective.loss(paradigm, objective.collate(EXAMPLES)) for objective in (whole, cached)]
-    assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
-    equal_gradients(*losses, paradigm)
-
-
 def test_a_reranker_learns_from_a_teacher_too(tiny_bert: Path) -> None:
     torch.manual_seed(0)
     model = cross_attention(tiny_bert).eval()

@@ -151,16 +151,12 @@ def test_accumulation_is_the_mean_of_its_batches(tiny_bert: Path, tmp_path: Path
 
 
 def test_the_rate_rises_then_falls_to_nothing(tiny_bert: Path, tmp_path: Path) -> None:
-    settings = replace(SETTINGS, steps=10, warmup=0.2)
-    rates = [loop._schedule(step, settings) for step in range(11)]
-    assert rates == pytest.approx([0.5, 1, 1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0])
+    fit(tiny_bert, tmp_path, replace(SETTINGS, steps=10, warmup=0.2))
+    logged = [line["learning_rate"] / SETTINGS.learning_rate for line in history(tmp_path)]
+    assert logged == pytest.approx([0.5, 1, 1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125])
+    settings = replace(SETTINGS, steps=10)
     assert loop._schedule(0, replace(settings, warmup=0.0)) == 1
-    assert [loop._schedule(s, replace(settings, warmup=1.0)) for s in (0, 4, 9)] == pytest.approx(
-        [0.1, 0.5, 1]
-    )
-    fit(tiny_bert, tmp_path)
-    logged = [line["learning_rate"] for line in history(tmp_path)]
-    assert logged == pytest.approx([2e-3 * loop._schedule(step, SETTINGS) for step in range(6)])
+    assert [loop._schedule(s, replace(settings, warmup=1.0)) for s in (0, 9)] == pytest.approx([0.1, 1])
 
 
 def test_heads_have_their_own_rate(tiny_bert: Path, tmp_path: Path) -> None:
@@ -190,28 +186,20 @@ def products(paradigm: Paradigm) -> list[torch.dtype]:
     return kinds
 
 
-def test_bfloat16_trains_on_the_processor(tiny_bert: Path, tmp_path: Path, bfloat16: Accelerator) -> None:
-    paradigm = build(tiny_bert)
-    kinds = products(paradigm)
-    trained = fit(tiny_bert, tmp_path / "bf16", paradigm=paradigm, accelerator=bfloat16)
-    assert set(kinds) == {torch.bfloat16}
-    kinds.clear()
-    batch = Contrastive(paradigm, CORPUS, EXAMPLES).collate(EXAMPLES)
-    trained(batch.queries, batch.documents)
-    assert set(kinds) == {torch.float32}  # the precision was the training's
-    AcceleratorState._reset_state()
-    fit(tiny_bert, tmp_path / "no")
-    low, full = history(tmp_path / "bf16"), history(tmp_path / "no")
-    assert low[0]["loss"] == pytest.approx(full[0]["loss"], rel=0.1)
-    assert low[0]["loss"] != full[0]["loss"]
-
-
-def test_training_inside_another_autocast_learns_the_same(tiny_bert, tmp_path, bfloat16):
+def test_bfloat16_trains_on_the_processor_also_inside_another_autocast(tiny_bert, tmp_path, bfloat16):
     """Such a context keeps the weights as they were cast first: every step would see those."""
-    for name, around in (("alone", nullcontext()), ("inside", torch.autocast("cpu", torch.bfloat16))):
+    losses = []
+    for around in (nullcontext(), torch.autocast("cpu", torch.bfloat16)):
+        paradigm, folder = without_dropout(build(tiny_bert)), tmp_path / str(len(losses))
+        kinds = products(paradigm)
         with around:
-            fit(tiny_bert, tmp_path / name, paradigm=without_dropout(build(tiny_bert)), accelerator=bfloat16)
-    alone, inside = ([line["loss"] for line in history(tmp_path / name)] for name in ("alone", "inside"))
+            trained = fit(tiny_bert, folder, paradigm=paradigm, accelerator=bfloat16)
+        assert set(kinds) == {torch.bfloat16}
+        kinds.clear()
+        trained.encode_queries(["the sea"])
+        assert set(kinds) == {torch.float32}  # the precision was the training's
+        losses.append([line["loss"] for line in history(folder)])
+    alone, inside = losses
     assert inside == pytest.approx(alone, rel=0.02)
     assert alone[-1] < 0.9 * alone[0]  # or keeping the weights would show nothing
 
@@ -303,9 +291,7 @@ def test_a_checkpoint_of_other_settings_or_data_is_refused(tiny_bert: Path, tmp_
     fit(tiny_bert, tmp_path, replace(SETTINGS, steps=2, log_every=7, workers=0, save_every=1, recompute=True))
 
 
-def test_impossible_settings_are_refused(tiny_bert: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"batch of 17 .* larger than the 16 training examples"):
-        fit(tiny_bert, tmp_path, replace(SETTINGS, batch_size=17))
+def test_impossible_settings_are_refused() -> None:
     wrong = {"steps": 0, "warmup": 1.5, "temperature": 0.0, "max_grad_norm": 0.0, "keep": 0}
     wrong |= {"head_learning_rate": -1e-3, "weight_decay": -0.1, "workers": -1}
     for name, value in wrong.items():

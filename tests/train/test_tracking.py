@@ -69,6 +69,7 @@ def test_processes_wait_while_one_searches_a_corpus(given: dict[str, Any]) -> No
 
 def test_results_are_named_after_the_collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    names = ("pydocs", "data/scifact/", ".", "hf:BeIR/scifact", "irds:beir/scifact/test")
-    expected = ["pydocs", "scifact", tmp_path.name, "hf-BeIR-scifact", "irds-beir-scifact-test"]
+    (tmp_path / "v1.2").mkdir()  # what differs after a dot makes two folders
+    names = ("pydocs", "data/scifact/", ".", "v1.2", "hf:BeIR/scifact", "irds:beir/scifact/test")
+    expected = ["pydocs", "scifact", tmp_path.name, "v1.2", "hf-BeIR-scifact", "irds-beir-scifact-test"]
     assert [folder_name(name) for name in names] == expected
