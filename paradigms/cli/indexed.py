@@ -25,7 +25,6 @@ from paradigms.data import Corpus, Problems, Run
 from paradigms.data.beir import read_corpus, write_corpus
 from paradigms.data.by_document import Passages
 from paradigms.data.collection import Digest
-from paradigms.data.lines import Document
 from paradigms.data.texts import CORPUS, INDEX, MARKER, WORDS, visible
 from paradigms.generative.model import Generative
 from paradigms.index import INDEXES, open_index
@@ -141,7 +140,7 @@ def make(settings: argparse.Namespace, folder: Path, precision: str) -> tuple[In
             raise ValueError(f"{checkpoint.model} holds {paradigm.name}, {why}")
         passages = settings.passages and not is_text(source)
         words = words_of(source, settings.words, words_that_fit(paradigm), passages)
-        found = _digested(documents(source, problems, words), digest)
+        found = digest.passing(documents(source, problems, words))
 
         def made() -> dict[str, Any]:
             own = {"source": whole(source), "kind": settings.kind, "words": words, "passages": passages}
@@ -214,9 +213,3 @@ def _check_made(folder: Path, kept: Mapping[str, Any], made: Mapping[str, Any]) 
         raise FileExistsError(
             f"{folder} was made with other {', '.join(changed)}: delete it, or choose another output"
         )
-
-
-def _digested(stream: Iterable[Document], digest: Digest) -> Iterator[Document]:
-    for id, title, text in stream:
-        digest.add(id, title, text)
-        yield id, title, text
