@@ -61,7 +61,7 @@ from studies.pages import Rows, Section, print_sections, shown, write_page, writ
 from paradigms import PARADIGMS, Paradigm, load
 from paradigms.core import Tokens
 from paradigms.data import Collection, Run, Split
-from paradigms.evaluate import bootstrap_interval, per_query
+from paradigms.evaluate import per_query, seeds_interval
 from paradigms.index import CompressedIndex, ExactIndex, FixedIndex, TokenIndex
 from paradigms.io.files import write_json
 from paradigms.io.terminal import Terminal
@@ -265,7 +265,7 @@ def publish(results: Mapping[str, Rows], settings: Settings, folder: Path) -> No
 
 def told(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row with 95% intervals over queries in place of their values."""
-    return {k: shown(bootstrap_interval(np.array(v))) if isinstance(v, list) else v for k, v in row.items()}
+    return {k: shown(seeds_interval(np.array([v]))) if isinstance(v, list) else v for k, v in row.items()}
 
 
 def draw_fewer(rows: Rows) -> Figure:

@@ -297,7 +297,7 @@ def assemble(
 def checked(
     kind: str, rows: Iterable[tuple[str, ...]], problems: Problems
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """(place among `rows`, row) of those with a new id: (id, title, text) of documents, (id, text) of queries.
+    """(place among `rows`, row) of those with a new id; rows are (id, title, text) or (id, text).
 
     Lone surrogates are replaced; this, repeated ids and empty texts are counted.
     """

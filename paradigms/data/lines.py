@@ -54,7 +54,8 @@ class Lines(Sequence[str]):
 def read_documents(paths: Sequence[Path], parse: Parse) -> tuple[Iterator[Document], Stored | None]:
     """The documents of the files' lines in a stream, and, once it is read, how to read them again.
 
-    The second is None where a file is a .gz. `parse` raises ValueError for a bad line; FileNotFoundError names a missing file.
+    The second is None where a file is a .gz. `parse` raises ValueError for a bad line; FileNotFoundError
+    names a missing file.
     """
     offsets = array("q")
 
