@@ -91,11 +91,11 @@ class Split:
             return self.backbone(**batch.inputs())[0]
 
     def fingerprint(self, weights: dict[str, Tensor]) -> str:
-        """sha256 of those of the backbone's weights that the lower layers use, and of their precision."""
+        """Name for the states: it follows those weights that the lower layers use, and their precision."""
         found = hashlib.sha256(f"{self.trained} {precision(self.backbone.device)}".encode())
         for name in sorted(self._used & weights.keys()):
             found.update(name.encode() + weights[name].detach().cpu().contiguous().numpy().tobytes())
-        return found.hexdigest()
+        return found.hexdigest()[:16]
 
     def _run_lower(self, batch: Batch) -> Tensor:
         with self._layers(self._lower):
@@ -117,11 +117,6 @@ class Split:
 
 class LowerStates:
     """Hidden states by token ids, in memory-mapped files of `folder` that processes and trainings share."""
-
-    @staticmethod
-    def place(folder: Path, fingerprint: str) -> Path:
-        """Where the states of a `Split` with this fingerprint lie."""
-        return folder / fingerprint[:16]
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from paradigms.core import Tokens
 from paradigms.encoder.backbone import (
-    adapted_weights,
     add_adapters,
     load_backbone,
     load_heads,
@@ -25,6 +24,7 @@ from paradigms.encoder.backbone import (
     packaged,
     quiet,
     salience_head,
+    without_adapters,
 )
 from paradigms.encoder.batches import Batch, in_parts, insert, keep_freed_memory
 from paradigms.encoder.frozen import LowerStates, Split
@@ -203,8 +203,8 @@ class TextEncoder(nn.Module):
         """Take what the frozen layers give from `folder`, as far as `LowerStates.add` has put it there."""
         assert self.split is not None, "freeze comes first"
         adapted = self.settings.lora_rank > 0
-        weights = adapted_weights(self.backbone, merged=True) if adapted else self.backbone.state_dict()
-        kept = LowerStates.place(folder, self.split.fingerprint(weights))
+        weights = without_adapters(self.backbone.get_base_model()) if adapted else self.backbone.state_dict()
+        kept = folder / self.split.fingerprint(weights)
         if self.split.store is None or self.split.store.folder != kept:
             self.split.store = LowerStates(kept)
         return self.split.store
@@ -295,8 +295,8 @@ class TextEncoder(nn.Module):
             )
         backbone, weights, settings, heads = self.backbone, None, self.settings, self._heads()
         if settings.lora_rank:
-            weights = adapted_weights(backbone, merged=merged)
             backbone = backbone.get_base_model()
+            weights = without_adapters(backbone, merged=merged)
         if merged:
             settings = replace(settings, lora_rank=0, lora_targets="all-linear", dora=False)
             heads = {name: weight for name, weight in heads.items() if ".lora_" not in name}
