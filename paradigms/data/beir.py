@@ -14,6 +14,7 @@ from paradigms.data.collection import (
     Digest,
     Document,
     Problems,
+    all_queries,
     assemble,
     body,
     gathered,
@@ -63,14 +64,8 @@ def write_folder(collection: Collection, path: str | Path) -> None:
     with atomic_folder(path, ["corpus.jsonl"]) as folder:
         corpus = collection.corpus
         write_corpus(zip(corpus.ids, corpus.titles, corpus, strict=True), folder / "corpus.jsonl")
-        queries: dict[str, str] = {}
-        for split in collection.splits.values():
-            other = next((id for id, text in split.queries.items() if queries.get(id, text) != text), None)
-            if other is not None:
-                raise ValueError(f"{collection.name}: the id {other!r} is of different queries in two splits")
-            queries |= split.queries
         with atomic_text(folder / "queries.jsonl") as stream:
-            for id, text in queries.items():
+            for id, text in all_queries(collection)[0].items():
                 stream.write(json.dumps({"_id": id, "text": text}) + "\n")
         for name, split in collection.splits.items():
             with atomic_text(folder / "qrels" / f"{name}.tsv") as stream:

@@ -5,8 +5,8 @@ collection from these and counts what is wrong with them.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 import numpy as np
@@ -138,6 +138,18 @@ class Collection:
         if name not in self.splits:
             raise ValueError(f"{self.name} has no split {name!r}; it has {', '.join(self.splits)}")
         return self.splits[name]
+
+
+def all_queries(collection: Collection) -> tuple[dict[str, str], Judgements]:
+    """Queries and judgements of all splits. ValueError where two splits have different queries of one id."""
+    queries: dict[str, str] = {}
+    judged: Judgements = {}
+    for split in collection.splits.values():
+        for query, text in split.queries.items():
+            if queries.setdefault(query, text) != text:
+                raise ValueError(f"{collection.name}: the id {query!r} is of different queries in two splits")
+            judged[query] = {**judged.get(query, {}), **split.judgements[query]}
+    return queries, judged
 
 
 def best_first(scores: Mapping[str, float], count: int | None = None) -> dict[str, float]:
@@ -292,6 +304,17 @@ def assemble(
     if not any(split.queries for split in splits.values()):
         raise ValueError(f"{name}: no split holds a judged query" + (f"\n{problems}" if problems else ""))
     return Collection(name, corpus, splits, problems, digest.hexdigest(), measures)
+
+
+def some_documents(
+    collection: Collection, name: str, kept: Set[str], judgements: dict[str, Iterable[tuple[str, str, int]]]
+) -> Collection:
+    """The collection of the documents `kept` and the queries of these judgements, as in `assemble`."""
+    corpus = collection.corpus
+    rows = ((id, corpus.titles[i], corpus[i]) for i, id in enumerate(corpus.ids) if id in kept)
+    queries = all_queries(collection)[0].items()
+    found = assemble(name, rows, queries, judgements, measures=collection.measures)
+    return replace(found, built_in=collection.built_in)
 
 
 def checked(
