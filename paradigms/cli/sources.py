@@ -5,9 +5,9 @@ from pathlib import Path
 
 from paradigms.data import LAYOUTS, Corpus, Problems, load_collection
 from paradigms.data.collection import Document, gathered, mended
-from paradigms.data.texts import CORPUS, WORDS, is_json_lines, json_lines, text_passages
+from paradigms.data.texts import CORPUS, WORDS, json_lines, text_passages
 
-ROWS = (CORPUS, f"{CORPUS}.gz")  # the documents of a folder in BEIR layout
+JSON_LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 NAMES = ("hf:", "irds:")  # of collections that are no folder
 
 
@@ -71,4 +71,5 @@ def words_of(source: str, asked: int | None, fit: int = WORDS, passages: bool = 
 def _rows(source: str) -> Path | None:
     """The file of JSON lines that a source is, or has."""
     path = Path(source)
-    return next((file for file in (path, *(path / name for name in ROWS)) if is_json_lines(file)), None)
+    files = (path, *(path / name for name in (CORPUS, f"{CORPUS}.gz")))  # of a folder in BEIR layout
+    return next((file for file in files if file.is_file() and file.name.endswith(JSON_LINES)), None)

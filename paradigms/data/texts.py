@@ -102,11 +102,6 @@ def read_text(file: Path, name: str, problems: Problems) -> str:
     return text
 
 
-def is_json_lines(file: Path) -> bool:
-    """Whether a file of that name is there."""
-    return file.is_file() and file.name.removesuffix(".gz").endswith((".jsonl", ".ndjson"))
-
-
 def json_lines(file: Path, problems: Problems) -> Iterator[Document]:
     """One document of each line {"_id", "title", "text"}, plain or .gz; the text begins with its title.
 

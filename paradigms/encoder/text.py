@@ -64,10 +64,7 @@ class TextEncoder(nn.Module):
             {side: salience_head(settings.dim or width) for side in SIDES if settings.weighs(side)}
         )
         self._skip = torch.tensor(self._ids_of(settings.skip), dtype=torch.long)
-        self._layouts: dict[Side, Layout] = {
-            "query": self._layout("query", settings.query_length, settings.query_marker),
-            "document": self._layout("document", settings.document_length, settings.document_marker),
-        }
+        self._layouts = {side: self._layout(side) for side in SIDES}
         if settings.query_augmentation and self.tokenizer.mask_token_id is None:
             raise ValueError(f"query_augmentation needs a mask token; the tokenizer of {backbone} has none")
         if settings.lora_rank:
@@ -123,7 +120,8 @@ class TextEncoder(nn.Module):
         """The tokens of documents that do not count."""
         return list(self.tokenizer.convert_ids_to_tokens(self._skip.tolist()))
 
-    def _layout(self, side: Side, length: int, marker: str) -> Layout:
+    def _layout(self, side: Side) -> Layout:
+        length, marker = (getattr(self.settings, f"{side}_{name}") for name in ("length", "marker"))
         ids = [i for token, i in self.tokenizer.get_vocab().items() if token == marker and marker]
         prefix = "" if ids else marker
         around = self.tokenizer(prefix)["input_ids"]

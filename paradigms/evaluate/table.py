@@ -6,14 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
 
 from paradigms.evaluate.measures import PerQuery
 from paradigms.evaluate.significance import ALPHA, BETTER, WORSE, Comparison, compare
 from paradigms.io.files import write_text
-
-if TYPE_CHECKING:
-    import rich.table
 
 ZERO = re.compile(r"(?<!\d)0\.")  # before the point of a number below 1
 
@@ -109,11 +108,8 @@ def result_table(
     return ResultTable(title, measures, rows, comparisons, note, pairs)
 
 
-def rich_table(table: ResultTable) -> "rich.table.Table":
+def rich_table(table: ResultTable) -> Table:
     """The table for a terminal, to be printed with rich's `print` or `Console`."""
-    from rich.table import Table
-    from rich.text import Text
-
     shown = Table(
         title=Text(table.title), caption=Text(table.note), caption_justify="left", title_justify="left"
     )
@@ -132,11 +128,8 @@ def rich_table(table: ResultTable) -> "rich.table.Table":
     return shown
 
 
-def rich_matrix(table: ResultTable) -> "rich.table.Table":
+def rich_matrix(table: ResultTable) -> Table:
     """`ResultTable.matrix` for a terminal."""
-    from rich.table import Table
-    from rich.text import Text
-
     shown = Table(caption=Text(table.matrix_note), caption_justify="left")
     shown.add_column("", no_wrap=True)
     for system in [*table.rows][:-1]:
