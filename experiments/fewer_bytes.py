@@ -55,7 +55,7 @@ from studies.pages import Rows, Section, publish, shown
 from paradigms import PARADIGMS, Paradigm, load
 from paradigms.core import Tokens
 from paradigms.data import Collection, Run, Split
-from paradigms.evaluate import bootstrap_interval, per_query
+from paradigms.evaluate import per_query, seeds_interval
 from paradigms.index import CompressedIndex, ExactIndex, FixedIndex, TokenIndex
 from paradigms.io.files import write_json
 from paradigms.io.terminal import Terminal
@@ -246,7 +246,7 @@ def described(results: Mapping[str, Rows]) -> dict[str, Section]:
 
 def told(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row with 95% intervals over queries in place of their values."""
-    return {k: shown(bootstrap_interval(np.array(v))) if isinstance(v, list) else v for k, v in row.items()}
+    return {k: shown(seeds_interval(np.array([v]))) if isinstance(v, list) else v for k, v in row.items()}
 
 
 def draw_fewer(rows: Rows) -> Figure:

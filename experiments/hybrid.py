@@ -198,7 +198,7 @@ def measure(
         for system, round in chosen.items():
             for name, lexical in sparse.items():
                 both, hybrid = (dense[system][round], lexical), hybrid_name(system, name)
-                λ = tune(*candidate_scores(*both, dev.queries, depth), dev, measure=RR).weight
+                λ = tune(*candidate_scores(*both, dev.queries, depth), dev, measure=RR)
                 runs[hybrid] = combine(*candidate_scores(*both, test.queries, depth), λ)
                 weights[hybrid] = {"round": round, "λ": λ}
     told: Measured = {"seed": seed, "queries": bench.measured, "dev": on_dev, "weights": weights}

@@ -17,9 +17,9 @@ from paradigms.align import ALIGNMENTS, NORMALISERS
 from paradigms.core import Interaction, Tokens, interact, rel
 from paradigms.encoder.batches import Batch
 from paradigms.encoder.published import as_published
-from paradigms.encoder.settings import Side
+from paradigms.encoder.settings import SIDES, Side
 from paradigms.encoder.text import ENCODERS, TextEncoder, encoder_class
-from paradigms.encoder.towers import TOWERS, Encoder, TwoTowers, described
+from paradigms.encoder.towers import Encoder, TwoTowers, described
 from paradigms.impute import IMPUTATIONS
 from paradigms.io.files import atomic_folder, settle, write_json, write_text
 from paradigms.io.plugins import plugin_of
@@ -34,7 +34,7 @@ SETTINGS_AND_WEIGHTS = ("*.json", "*.safetensors", "*.model", "*vocab.txt", "*me
 PICKLED = ("*.bin", "*.pt")
 # What a saved model is made of, in whichever layout.
 FILES = (*SETTINGS_AND_WEIGHTS, "*.jinja", "README.md")
-FOLDERS = ("backbone", *TOWERS.values(), "[0-9]_*")
+FOLDERS = ("backbone", *SIDES, "[0-9]_*")
 
 
 class Trainable(nn.Module, ABC):
@@ -259,7 +259,7 @@ class Paradigm(Trainable):
                     f"in Python load(..., plugin={file!r})"
                 )
         recipe = read_settings(Recipe, folder / "paradigm.json")
-        kind = TwoTowers if (folder / TOWERS["query"]).is_dir() else TextEncoder
+        kind = TwoTowers if (folder / "query").is_dir() else TextEncoder
         return cls(recipe, kind.load(folder))
 
     def _plugins(self) -> dict[str, str]:

@@ -191,6 +191,6 @@ def show(
 
         run = accelerator.get_tracker("wandb").tracker
         for stage, table in tables.items():
-            rows = [[row.system, *(row.cells[m].mean for m in table.measures)] for row in table.rows]
+            rows = [[name, *(cell.mean for cell in row.values())] for name, row in table.rows.items()]
             run.log({f"table/{stage}": wandb.Table(columns=["system", *table.measures], data=rows)})
         run.log({picture.stem: wandb.Image(str(picture)) for picture in pictures})

@@ -42,7 +42,7 @@ def run_advise(settings: argparse.Namespace) -> None:
     """Print every system with its interval and costs, and the recommendation."""
     from rich.table import Table
 
-    from paradigms.evaluate import bootstrap_interval
+    from paradigms.evaluate import seeds_interval
     from paradigms.io.terminal import Terminal
 
     corpus = corpus_of(settings.source, words_of(settings.source, settings.words))
@@ -58,7 +58,7 @@ def run_advise(settings: argparse.Namespace) -> None:
     chances = chance_of_each(found)
     table = Table("system", MEASURE, "95% interval", "bytes/document", "ms/query", "chance of being best")
     for name, of in found.items():
-        mean, low, high = bootstrap_interval(of.values)
+        mean, low, high = seeds_interval(of.values[None])
         costs = f"{of.bytes:,.0f}", f"{of.milliseconds:.1f}", f"{chances[name]:.0%}"
         table.add_row(name, f"{mean:.3f}", f"{low:.3f}–{high:.3f}", *costs)
     best = max(chances, key=chances.__getitem__)

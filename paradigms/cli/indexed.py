@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
@@ -25,7 +24,6 @@ from paradigms.data import Corpus, Problems, Run
 from paradigms.data.beir import read_corpus, write_corpus
 from paradigms.data.by_document import Passages
 from paradigms.data.collection import Digest
-from paradigms.data.lines import Document
 from paradigms.data.texts import CORPUS, INDEX, MARKER, WORDS, visible
 from paradigms.generative.model import Generative
 from paradigms.index import INDEXES, open_index
@@ -133,28 +131,28 @@ def make(settings: argparse.Namespace, folder: Path, precision: str) -> tuple[In
     ours = file.is_file() or begun.is_file()
     if not ours and folder.exists() and (not folder.is_dir() or visible(folder)):
         raise FileExistsError(f"{folder} exists and is no index: choose another output")
-    with _own(folder):
-        check_source(source)
-        paradigm = checkpoint.open(pickled=settings.pickled)
-        if not isinstance(paradigm, Paradigm):
-            why = next(why for kind, why in NO_INDEX.items() if isinstance(paradigm, kind))
-            raise ValueError(f"{checkpoint.model} holds {paradigm.name}, {why}")
-        passages = settings.passages and not is_text(source)
-        words = words_of(source, settings.words, words_that_fit(paradigm), passages)
-        found = _digested(documents(source, problems, words), digest)
+    check_source(source)
+    paradigm = checkpoint.open(pickled=settings.pickled)
+    if not isinstance(paradigm, Paradigm):
+        why = next(why for kind, why in NO_INDEX.items() if isinstance(paradigm, kind))
+        raise ValueError(f"{checkpoint.model} holds {paradigm.name}, {why}")
+    passages = settings.passages and not is_text(source)
+    words = words_of(source, settings.words, words_that_fit(paradigm), passages)
+    found = digest.passing(documents(source, problems, words))
+    first = next(found, None)
+    if first is None:
+        raise ValueError("; ".join([f"{source} holds no document", *problems.lines()]))
 
-        def made() -> dict[str, Any]:
-            own = {"source": whole(source), "kind": settings.kind, "words": words, "passages": passages}
-            return asdict(Made(**asdict(checkpoint) | own, fingerprint=digest.hexdigest()))
+    def made() -> dict[str, Any]:
+        own = {"source": whole(source), "kind": settings.kind, "words": words, "passages": passages}
+        return asdict(Made(**asdict(checkpoint) | own, fingerprint=digest.hexdigest()))
 
+    with locked(folder, make=True):
         if file.is_file():
             for _ in found:
                 pass
             _check_made(folder, asdict(read_settings(Made, file)), made())
             return open_folder(folder, paradigm), problems
-        first = next(found, None)
-        if first is None:
-            raise ValueError("; ".join([f"{source} holds no document", *problems.lines()]))
         write_text(begun, "")
         write_corpus(chain([first], found), folder / CORPUS)
         corpus = read_corpus(folder / CORPUS)
@@ -165,17 +163,6 @@ def make(settings: argparse.Namespace, folder: Path, precision: str) -> tuple[In
         write_json(file, made())
         begun.unlink()
         return open_folder(folder, paradigm), problems
-
-
-@contextmanager
-def _own(folder: Path) -> Iterator[None]:
-    """Keep other writers away from the folder, which is made if it is missing, and not left empty."""
-    with locked(folder, make=True):
-        try:
-            yield
-        finally:
-            with suppress(OSError):  # it holds something
-                folder.rmdir()
 
 
 def open_folder(
@@ -214,9 +201,3 @@ def _check_made(folder: Path, kept: Mapping[str, Any], made: Mapping[str, Any]) 
         raise FileExistsError(
             f"{folder} was made with other {', '.join(changed)}: delete it, or choose another output"
         )
-
-
-def _digested(stream: Iterable[Document], digest: Digest) -> Iterator[Document]:
-    for id, title, text in stream:
-        digest.add(id, title, text)
-        yield id, title, text

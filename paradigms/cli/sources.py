@@ -4,11 +4,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from paradigms.data import LAYOUTS, Corpus, Problems, load_collection
-from paradigms.data.collection import mended
-from paradigms.data.lines import Document
-from paradigms.data.texts import CORPUS, WORDS, is_json_lines, json_lines, text_passages
+from paradigms.data.collection import Document, gathered, mended
+from paradigms.data.texts import CORPUS, WORDS, json_lines, text_passages
 
-ROWS = (CORPUS, f"{CORPUS}.gz")  # the documents of a folder in BEIR layout
+JSON_LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 NAMES = ("hf:", "irds:")  # of collections that are no folder
 
 
@@ -29,11 +28,8 @@ def documents(source: str, problems: Problems, words: int) -> Iterator[Document]
 
 def corpus_of(source: str, words: int, problems: Problems | None = None) -> Corpus:
     """All documents of a source. ValueError where it is empty; arguments as in `documents`."""
-    rows = list(documents(source, Problems() if problems is None else problems, words))
-    if not rows:
-        raise ValueError(f"{source} holds no document")
-    ids, titles, texts = map(list, zip(*rows, strict=True))
-    return Corpus(ids, texts, titles)
+    rows = documents(source, Problems() if problems is None else problems, words)
+    return gathered(source, ((n, *row) for n, row in enumerate(rows)))
 
 
 def _readable(rows: Iterable[Document]) -> Iterator[Document]:
@@ -75,4 +71,5 @@ def words_of(source: str, asked: int | None, fit: int = WORDS, passages: bool = 
 def _rows(source: str) -> Path | None:
     """The file of JSON lines that a source is, or has."""
     path = Path(source)
-    return next((file for file in (path, *(path / name for name in ROWS)) if is_json_lines(file)), None)
+    files = (path, *(path / name for name in (CORPUS, f"{CORPUS}.gz")))  # of a folder in BEIR layout
+    return next((file for file in files if file.is_file() and file.name.endswith(JSON_LINES)), None)

@@ -8,10 +8,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from paradigms.data.collection import Collection, Corpus, Digest, Problems, assemble, body, grade
-from paradigms.data.lines import Document, json_document, json_row, read_documents
+from paradigms.data.collection import (
+    Collection,
+    Corpus,
+    Digest,
+    Document,
+    Problems,
+    all_queries,
+    assemble,
+    body,
+    gathered,
+    grade,
+)
+from paradigms.data.lines import json_document, json_row, read_documents
 from paradigms.io.files import atomic_folder, atomic_text
 from paradigms.io.gzipped import byte_lines, numbered_lines
 
@@ -55,14 +64,8 @@ def write_folder(collection: Collection, path: str | Path) -> None:
     with atomic_folder(path, ["corpus.jsonl"]) as folder:
         corpus = collection.corpus
         write_corpus(zip(corpus.ids, corpus.titles, corpus, strict=True), folder / "corpus.jsonl")
-        queries: dict[str, str] = {}
-        for split in collection.splits.values():
-            other = next((id for id, text in split.queries.items() if queries.get(id, text) != text), None)
-            if other is not None:
-                raise ValueError(f"{collection.name}: the id {other!r} is of different queries in two splits")
-            queries |= split.queries
         with atomic_text(folder / "queries.jsonl") as stream:
-            for id, text in queries.items():
+            for id, text in all_queries(collection)[0].items():
                 stream.write(json.dumps({"_id": id, "text": text}) + "\n")
         for name, split in collection.splits.items():
             with atomic_text(folder / "qrels" / f"{name}.tsv") as stream:
@@ -84,17 +87,8 @@ def read_corpus(file: Path, digest: Digest | None = None) -> Corpus:
     digest: gets the id, title and text of each.
     """
     documents, stored = read_documents([file], json_document)
-    ids, titles, texts = [], [], []
-    for id, title, text in documents:
-        ids.append(id)
-        if digest is not None:
-            digest.add(id, title, text)
-        if stored is None:
-            titles.append(title)
-            texts.append(text)
-    if not ids:
-        raise ValueError(f"{file} holds no document")
-    return Corpus(ids, texts, titles) if stored is None else Corpus(ids, *stored(np.arange(len(ids)))[::-1])
+    rows = documents if digest is None else digest.passing(documents)
+    return gathered(str(file), ((n, *row) for n, row in enumerate(rows)), stored)
 
 
 def _existing(folder: Path, name: str) -> Path:

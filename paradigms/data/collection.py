@@ -5,8 +5,8 @@ collection from these and counts what is wrong with them.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 import numpy as np
@@ -18,6 +18,12 @@ Run = dict[str, dict[str, float]]
 
 EXAMPLES = 3
 LONE = "with lone surrogates (each replaced by U+FFFD)"
+
+
+Document = tuple[str, str, str]
+"""(id, title, text), the title joined to the text."""
+Stored = Callable[[np.ndarray], tuple[Sequence[str], Sequence[str]]]
+"""Positions in a stream of documents -> sequences of their titles and texts that read on demand."""
 
 
 class Corpus(Sequence[str]):
@@ -134,6 +140,18 @@ class Collection:
         return self.splits[name]
 
 
+def all_queries(collection: Collection) -> tuple[dict[str, str], Judgements]:
+    """Queries and judgements of all splits. ValueError where two splits have different queries of one id."""
+    queries: dict[str, str] = {}
+    judged: Judgements = {}
+    for split in collection.splits.values():
+        for query, text in split.queries.items():
+            if queries.setdefault(query, text) != text:
+                raise ValueError(f"{collection.name}: the id {query!r} is of different queries in two splits")
+            judged[query] = {**judged.get(query, {}), **split.judgements[query]}
+    return queries, judged
+
+
 def best_first(scores: Mapping[str, float], count: int | None = None) -> dict[str, float]:
     """Documents by falling score, equal scores by document id: the first `count`, or all.
 
@@ -208,6 +226,12 @@ class Digest:
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
 
+    def passing(self, rows: Iterable[Document]) -> Iterator[Document]:
+        """The documents, each added as it passes."""
+        for row in rows:
+            self.add(*row)
+            yield row
+
     def add(self, *parts: str) -> None:
         for part in parts:
             data = part.encode("utf-8", "surrogatepass")
@@ -230,52 +254,32 @@ def assemble(
     groups: dict[str, str] | None = None,
     measures: tuple[str, ...] = (),
     problems: Problems | None = None,
-    stored: Callable[[np.ndarray], tuple[Sequence[str], Sequence[str]]] | None = None,
+    stored: Stored | None = None,
 ) -> Collection:
     """Collection from streams of (id, title, text), (id, text) and per split (query id, document id, grade).
 
     queries: of all splits, or split -> stream where an id may stand for another text in another split.
     answers: split -> query id -> answers; a query with answers needs no judgement. groups: query id -> group.
     Of equal ids the first counts; judgements for absent documents or queries are left out; empty texts stay,
-    and lone surrogates are replaced. Each of these is counted in `problems`. stored: maps the positions of
-    the kept documents in the stream to sequences of their titles and texts that read on demand; without it
-    both are kept in memory.
+    and lone surrogates are replaced. Each of these is counted in `problems`. stored: how kept documents are
+    read on demand; without it titles and texts are kept in memory.
     """
     problems = Problems() if problems is None else problems
     digest = Digest()
-    kept: list[int] = []
-    ids: dict[str, None] = {}
-    titles: list[str] = []
-    texts: list[str] = []
-    for position, (id, *found) in enumerate(documents):
-        if id in ids:
-            problems.add("duplicate document id (first one kept)", id)
-            continue
-        title, text = map(mended, found)
-        if [title, text] != found:
-            problems.add(f"document {LONE}", id)
-        if not text.strip():
-            problems.add("document with empty text (kept)", id)
-        ids[id] = None
-        digest.add(id, text)
-        if stored is None:
-            titles.append(title)
-            texts.append(text)
-        else:
-            kept.append(position)
-    if not ids:
-        raise ValueError(f"{name}: the corpus holds no document")
-    read: tuple[Sequence[str], Sequence[str]] = (
-        (titles, texts) if stored is None else stored(np.array(kept, dtype=np.int64))
-    )
-    corpus = Corpus(list(ids), titles=read[0], texts=read[1])
 
+    def digested() -> Iterator[tuple[int, str, str, str]]:
+        for place, (id, title, text) in checked("document", documents, problems):
+            digest.add(id, text)
+            yield place, id, title, text
+
+    corpus = gathered(name, digested(), stored)
+    ids = set(corpus.ids)
     own = queries if isinstance(queries, Mapping) else None
-    shared = {} if isinstance(queries, Mapping) else _query_texts(queries, problems)
+    shared = {} if isinstance(queries, Mapping) else _texts(queries, problems)
     splits: dict[str, Split] = {}
     answers, groups = answers or {}, groups or {}
     for split in dict.fromkeys([*judgements, *answers]):
-        every = shared if own is None else _query_texts(own[split], problems)
+        every = shared if own is None else _texts(own[split], problems)
         judged: Judgements = {query: {} for query in answers.get(split, {})}
         for query, document, value in judgements.get(split, ()):
             if query not in every:
@@ -302,15 +306,53 @@ def assemble(
     return Collection(name, corpus, splits, problems, digest.hexdigest(), measures)
 
 
-def _query_texts(queries: Iterable[tuple[str, str]], problems: Problems) -> dict[str, str]:
-    texts: dict[str, str] = {}
-    for id, text in queries:
-        if id in texts:
-            problems.add("duplicate query id (first one kept)", id)
+def some_documents(
+    collection: Collection, name: str, kept: Set[str], judgements: dict[str, Iterable[tuple[str, str, int]]]
+) -> Collection:
+    """The collection of the documents `kept` and the queries of these judgements, as in `assemble`."""
+    corpus = collection.corpus
+    rows = ((id, corpus.titles[i], corpus[i]) for i, id in enumerate(corpus.ids) if id in kept)
+    queries = all_queries(collection)[0].items()
+    found = assemble(name, rows, queries, judgements, measures=collection.measures)
+    return replace(found, built_in=collection.built_in)
+
+
+def checked(
+    kind: str, rows: Iterable[tuple[str, ...]], problems: Problems
+) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """(place among `rows`, row) of those with a new id; rows are (id, title, text) or (id, text).
+
+    Lone surrogates are replaced; this, repeated ids and empty texts are counted.
+    """
+    seen: set[str] = set()
+    for place, (id, *found) in enumerate(rows):
+        if id in seen:
+            problems.add(f"duplicate {kind} id (first one kept)", id)
             continue
-        texts[id] = mended(text)
-        if texts[id] != text:
-            problems.add(f"query {LONE}", id)
-        if not text.strip():
-            problems.add("query with empty text (kept)", id)
-    return texts
+        seen.add(id)
+        texts = list(map(mended, found))
+        if texts != found:
+            problems.add(f"{kind} {LONE}", id)
+        if not texts[-1].strip():
+            problems.add(f"{kind} with empty text (kept)", id)
+        yield place, (id, *texts)
+
+
+def gathered(name: str, rows: Iterable[tuple[int, str, str, str]], stored: Stored | None = None) -> Corpus:
+    """The corpus of (place, id, title, text); stored: as in `assemble`. ValueError for no document."""
+    ids, titles, texts, places = [], [], [], []
+    for place, id, title, text in rows:
+        ids.append(id)
+        if stored is None:
+            titles.append(title)
+            texts.append(text)
+        else:
+            places.append(place)
+    if not ids:
+        raise ValueError(f"{name} holds no document")
+    read = (titles, texts) if stored is None else stored(np.array(places, dtype=np.int64))
+    return Corpus(ids, titles=read[0], texts=read[1])
+
+
+def _texts(queries: Iterable[tuple[str, str]], problems: Problems) -> dict[str, str]:
+    return {id: text for _, (id, text) in checked("query", queries, problems)}

@@ -62,11 +62,12 @@ def read_hub(path: str, prefix: str | None = None) -> Collection:
         )
     if split or (list(judged) == ["train"] and path.rstrip("/").rsplit("/", 1)[-1].startswith("Nano")):
         judged = {"test": judged[split or "train"]}
+    names = {} if "dev" in judged else {"validation": "dev"}  # as folders and papers of BEIR say
     return assemble(
         name,
         ((json_id(row, f"{name}, row {n}"), title_of(row), text_of(row)) for n, row in enumerate(corpus)),
         ((json_id(row, f"{name}, query {n}"), row.get("text") or "") for n, row in enumerate(queries)),
-        {_split(split, judged): _judgements(rows, split, problems) for split, rows in judged.items()},
+        {names.get(part, part): _judgements(rows, part, problems) for part, rows in judged.items()},
         problems=problems,
         stored=lambda kept: (Rows(corpus, kept, title_of), Rows(corpus, kept, text_of)),
     )
@@ -103,10 +104,6 @@ def read_irds(identifier: str) -> Collection:
         if not parts:
             raise ValueError(f"irds:{identifier} has no judgements, nor {identifier}/train, /dev or /test")
     queries = {split: list(part.queries_iter()) for split, part in parts.items()}
-    answers = {
-        split: {query.query_id: list(query.answers) for query in of if getattr(query, "answers", None)}
-        for split, of in queries.items()
-    }
     return assemble(
         f"irds:{identifier}",
         (
@@ -118,7 +115,10 @@ def read_irds(identifier: str) -> Collection:
             split: ((row.query_id, row.doc_id, int(row.relevance)) for row in part.qrels_iter())
             for split, part in parts.items()
         },
-        answers={split: of for split, of in answers.items() if of},
+        answers={
+            split: {query.query_id: list(query.answers) for query in of if getattr(query, "answers", None)}
+            for split, of in queries.items()
+        },
         measures=REPORTED.get(identifier.split("/")[0], ()),
     )
 
@@ -153,11 +153,6 @@ def _rows(datasets: Any, path: str, configuration: str | None, split: str | None
         raise ValueError(f"hf:{path} has no {split!r} in {configuration}; it has {', '.join(found)}")
     parts = [found[split]] if split is not None else list(found.values())
     return parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
-
-
-def _split(name: str, splits: Iterable[str]) -> str:
-    """The hub often says "validation" where BEIR's folders and papers say "dev"."""
-    return "dev" if name == "validation" and "dev" not in splits else name
 
 
 def _judgements(rows: Iterable[dict], split: str, problems: Problems) -> Iterator[tuple[str, str, int]]:

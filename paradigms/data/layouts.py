@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from paradigms.data.collection import Collection, assemble, grade, joined
-from paradigms.data.lines import Document, columns, json_document, json_object, read_documents
+from paradigms.data.collection import Collection, Document, assemble, grade, joined
+from paradigms.data.lines import columns, json_document, json_object, read_documents
 from paradigms.data.trec import read_judgements
 from paradigms.io.gzipped import decoded, numbered_lines
 

@@ -13,12 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from paradigms.data.collection import mended, text_of, title_of
+from paradigms.data.collection import Document, Stored, mended, text_of, title_of
 from paradigms.io.gzipped import byte_lines
 from paradigms.io.typed import parse_json
 
-Document = tuple[str, str, str]
-"""(id, title, text), the title joined to the text."""
 Parse = Callable[[bytes, str], Document | None]
 """(line, its place in words) -> its document, or None for a line that holds none, such as a header."""
 TITLE, TEXT = 1, 2
@@ -53,14 +51,11 @@ class Lines(Sequence[str]):
         return Lines, (self._paths, self._offsets, self._parse, self._column)
 
 
-Stored = Callable[[np.ndarray], tuple[Lines, Lines]]
-
-
 def read_documents(paths: Sequence[Path], parse: Parse) -> tuple[Iterator[Document], Stored | None]:
     """The documents of the files' lines in a stream, and, once it is read, how to read them again.
 
-    The second maps positions in the stream to titles and texts on disk (see `assemble`); None where a file is
-    a .gz. `parse` raises ValueError for a bad line; FileNotFoundError names a missing file.
+    The second is None where a file is a .gz. `parse` raises ValueError for a bad line; FileNotFoundError
+    names a missing file.
     """
     offsets = array("q")
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paradigms.data.collection import Collection, Problems, assemble, joined
-from paradigms.data.lines import Document, json_object, read_documents
+from paradigms.data.collection import Collection, Document, Problems, assemble, joined
+from paradigms.data.lines import json_object, read_documents
 from paradigms.io.gzipped import decoded, numbered_lines
 from paradigms.io.typed import parse_json
 

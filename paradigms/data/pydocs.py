@@ -37,7 +37,7 @@ from pathlib import Path
 
 from paradigms.data import near
 from paradigms.data.beir import read_folder, write_folder
-from paradigms.data.collection import Collection, Digest, assemble
+from paradigms.data.collection import Collection, Digest, assemble, some_documents
 from paradigms.io.files import atomic_text
 from paradigms.io.progress import progress_bar
 
@@ -240,17 +240,8 @@ def subset(collection: Collection, documents: int) -> Collection:
     chosen = {name: sorted(rows[: sizes[name]]) for name, rows in pairs.items()}
     kept = {document for rows in chosen.values() for _, document in rows}
     chosen[PARAMETERS] = sorted(pair for pair in described if pair[0][2:] in kept and pair[1] in kept)
-    corpus = collection.corpus
-    return assemble(
-        collection.name,
-        (
-            (id, corpus.titles[position], corpus[position])
-            for position, id in enumerate(corpus.ids)
-            if id in kept
-        ),
-        (item for split in collection.splits.values() for item in split.queries.items()),
-        {name: ((query, document, 1) for query, document in rows) for name, rows in chosen.items()},
-    )
+    judgements = {name: ((q, document, 1) for q, document in rows) for name, rows in chosen.items()}
+    return some_documents(collection, collection.name, kept, judgements)
 
 
 def _assembled(items: list[Docstring]) -> Collection:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from paradigms.data.collection import Problems, joined
-from paradigms.data.lines import Document, json_id, json_object
+from paradigms.data.collection import Document, Problems, checked, joined
+from paradigms.data.lines import json_id, json_object
 from paradigms.io.gzipped import numbered_lines
 
 WORDS = 85  # of a passage at most: about what 128 tokens hold
@@ -102,11 +102,6 @@ def read_text(file: Path, name: str, problems: Problems) -> str:
     return text
 
 
-def is_json_lines(file: Path) -> bool:
-    """Whether a file of that name is there."""
-    return file.is_file() and file.name.removesuffix(".gz").endswith((".jsonl", ".ndjson"))
-
-
 def json_lines(file: Path, problems: Problems) -> Iterator[Document]:
     """One document of each line {"_id", "title", "text"}, plain or .gz; the text begins with its title.
 
@@ -114,19 +109,17 @@ def json_lines(file: Path, problems: Problems) -> Iterator[Document]:
     body. Of equal ids the first counts. ValueError names the line of bad JSON, or without a usable id or
     text.
     """
-    seen: set[str] = set()
-    for number, line in numbered_lines(file):
-        where = f"{file}, line {number}"
-        row = json_object(line, where)
-        text = next((row[key] for key in TEXTS if key in row), None)
-        if not isinstance(text, str):
-            raise ValueError(f"{where}: none of {', '.join(TEXTS)} is a string; keys are {', '.join(row)}")
-        id = json_id(row, where, number)
-        if id in seen:
-            problems.add("duplicate document id (first one kept)", id)
-            continue
-        if not text.strip():
-            problems.add("document with empty text (kept)", id)
-        seen.add(id)
-        title = row["title"].strip() if isinstance(row.get("title"), str) else ""
-        yield id, title, joined(title, text)
+
+    def rows() -> Iterator[Document]:
+        for number, line in numbered_lines(file):
+            where = f"{file}, line {number}"
+            row = json_object(line, where)
+            text = next((row[key] for key in TEXTS if key in row), None)
+            if not isinstance(text, str):
+                raise ValueError(
+                    f"{where}: none of {', '.join(TEXTS)} is a string; keys are {', '.join(row)}"
+                )
+            title = row["title"].strip() if isinstance(row.get("title"), str) else ""
+            yield json_id(row, where, number), title, joined(title, text)
+
+    return ((id, title, text) for _, (id, title, text) in checked("document", rows(), problems))

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from paradigms.data import near
-from paradigms.data.collection import Collection, Digest, Split, assemble
+from paradigms.data.collection import Collection, Digest, Split, all_queries, some_documents
 from paradigms.data.pydocs import MOST, parameters, uniform
 
 WITHIN = "within documents"
@@ -27,7 +27,7 @@ def within_documents(collection: Collection) -> Collection:
     pydocs gets a query in train for each parameter that a document describes. ValueError where two splits
     have different queries of one id, or no document has two queries.
     """
-    queries, judged = _all_queries(collection)
+    queries, judged = all_queries(collection)
     if collection.built_in:
         _add_parameters(collection, queries, judged)
     relevant = {q: [d for d, grade in grades.items() if grade > 0] for q, grades in judged.items()}
@@ -77,11 +77,9 @@ def most_asked(collection: Collection, documents: int) -> Collection:
     """
     if documents < 1:
         raise ValueError(f"documents must be at least 1, got {documents}")
-    queries, judged = _all_queries(collection)
-    asked = Counter(d for grades in judged.values() for d, grade in grades.items() if grade > 0)
-    corpus = collection.corpus
-    kept = set(sorted(corpus.ids, key=lambda id: (-asked[id], uniform(id)))[:documents])
-    rows = zip(corpus.ids, corpus.titles, corpus, strict=True)
+    judged = all_queries(collection)[1].values()
+    asked = Counter(d for grades in judged for d, grade in grades.items() if grade > 0)
+    kept = set(sorted(collection.corpus.ids, key=lambda id: (-asked[id], uniform(id)))[:documents])
     judgements: dict[str, Iterable[tuple[str, str, int]]] = {
         name: (
             (query, id, grade)
@@ -91,14 +89,8 @@ def most_asked(collection: Collection, documents: int) -> Collection:
         )
         for name, split in collection.splits.items()
     }
-    found = assemble(
-        f"{collection.name}, {len(kept):,} documents with the most queries",
-        (row for row in rows if row[0] in kept),
-        queries.items(),
-        judgements,
-        measures=collection.measures,
-    )
-    return replace(found, built_in=collection.built_in)
+    name = f"{collection.name}, {len(kept):,} documents with the most queries"
+    return some_documents(collection, name, kept, judgements)
 
 
 def learned_share(train: Split, test: Split) -> float:
@@ -106,17 +98,6 @@ def learned_share(train: Split, test: Split) -> float:
     learned = {d for judged in train.judgements.values() for d, grade in judged.items() if grade > 0}
     wanted = [{d for d, grade in judged.items() if grade > 0} for judged in test.judgements.values()]
     return sum(documents <= learned for documents in wanted) / max(1, len(wanted))
-
-
-def _all_queries(collection: Collection) -> tuple[dict[str, str], dict[str, dict[str, int]]]:
-    queries: dict[str, str] = {}
-    judged: dict[str, dict[str, int]] = {}
-    for split in collection.splits.values():
-        for query, text in split.queries.items():
-            if queries.setdefault(query, text) != text:
-                raise ValueError(f"{collection.name}: the id {query!r} is of different queries in two splits")
-            judged[query] = {**judged.get(query, {}), **split.judgements[query]}
-    return queries, judged
 
 
 def _add_parameters(

@@ -204,16 +204,11 @@ def _matched(backbone: Any, targets: str) -> list[str]:
     return found
 
 
-def adapted_weights(backbone: Any, *, merged: bool) -> dict[str, Tensor]:
-    """The weights of the encoder under adapters, by its own names: W, or `merged` what takes its place."""
-    return without_adapters(backbone.get_base_model(), merged=merged)
-
-
 def without_adapters(module: nn.Module, *, merged: bool = True) -> dict[str, Tensor]:
     """The weights of a module, by the names and in the order that they have without its adapters.
 
-    Layers are merged in copies on the CPU, one at a time: the same adapters always give the same bits, and
-    nothing is rounded in place.
+    merged: W + what an adapter adds, else W. Layers are merged in copies on the CPU, one at a time: the same
+    adapters always give the same bits, and nothing is rounded in place.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 

@@ -145,7 +145,8 @@ def attention(
         given = query, key, value, attention_mask, dropout, scaling, is_causal
         return sdpa_attention_forward(module, *given, **more)
     factor = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return _Attention.apply(query, key, value, attention_mask, dropout, factor), None
+    mask = None if attention_mask is None else attention_mask.expand(len(query), -1, -1, -1)
+    return _Attention.apply(query, key, value, mask, dropout, factor), None
 
 
 class _Attention(torch.autograd.Function):
@@ -158,14 +159,14 @@ class _Attention(torch.autograd.Function):
         query: Float[Tensor, "x n l h"],
         key: Float[Tensor, "x n k h"],
         value: Float[Tensor, "x n k v"],
-        mask: Bool[Tensor, "#x #n #l k"] | None,
+        mask: Bool[Tensor, "x #n #l k"] | None,
         p: float,
         factor: float,
     ) -> Float[Tensor, "x l n v"]:
         out, bits = value.new_empty(*query.transpose(1, 2).shape[:3], value.shape[-1]), []
         for texts in _tiles(query, key):
             q, k, v = _heads(texts, query, key, value)
-            weights = _weights(q, k, _some(mask, texts), query.shape[1], factor)
+            weights = _weights(q, k, mask, texts, query.shape[1], factor)
             kept = draw(weights.shape, p)
             bits.append(pack(kept))
             whole = out[texts].transpose(1, 2)
@@ -185,7 +186,7 @@ class _Attention(torch.autograd.Function):
         found = [t.new_empty(t.transpose(1, 2).shape).transpose(1, 2) for t in (query, key, value)]
         for texts, packed in zip(_tiles(query, key), bits, strict=True):
             q, k, v, given = _heads(texts, query, key, value, gradient.transpose(1, 2))
-            weights = _weights(q, k, _some(mask, texts), query.shape[1], ctx.factor)
+            weights = _weights(q, k, mask, texts, query.shape[1], ctx.factor)
             kept = unpack(packed, weights.shape)
             given = given * scale(ctx.p)
             to_weights = torch.bmm(given, v.mT).mul_(kept)
@@ -205,14 +206,11 @@ def _heads(texts: slice, *whole: Float[Tensor, "x n _ _"]) -> list[Float[Tensor,
     return [t[texts].flatten(0, 1).float() for t in whole]
 
 
-def _some(mask: Tensor | None, texts: slice) -> Tensor | None:
-    return mask if mask is None or len(mask) == 1 else mask[texts]
-
-
 def _weights(
     query: Float[Tensor, "tn l h"],
     key: Float[Tensor, "tn k h"],
-    mask: Bool[Tensor, "#t #n #l k"] | None,
+    mask: Bool[Tensor, "x #n #l k"] | None,
+    texts: slice,
     heads: int,
     factor: float,
 ) -> Float[Tensor, "tn l k"]:
@@ -220,7 +218,7 @@ def _weights(
     scores = torch.bmm(query * factor, key.mT)
     if mask is not None:
         lowest = torch.finfo(scores.dtype).min  # not −∞, of which a text that attends to nothing makes NaN
-        scores.unflatten(0, (-1, heads)).masked_fill_(~mask, lowest)
+        scores.unflatten(0, (-1, heads)).masked_fill_(~mask[texts], lowest)
     return torch.softmax(scores, -1)
 
 
@@ -266,9 +264,6 @@ def _product(x: Float[Tensor, "... w"], weight: Float[Tensor, "v w"], bias: Tens
 
 def _onednn_is_faster() -> bool:
     there = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
-    return there and torch.backends.cpu.get_cpu_capability() == "AVX512" and "AuthenticAMD" in _processor()
-
-
-def _processor() -> str:
     linux = Path("/proc/cpuinfo")
-    return linux.read_text() if linux.is_file() else platform.processor()
+    processor = linux.read_text() if linux.is_file() else platform.processor()
+    return there and torch.backends.cpu.get_cpu_capability() == "AVX512" and "AuthenticAMD" in processor

@@ -43,8 +43,7 @@ class Split:
                 f"trained_layers={trained}: the backbone has {len(layers)} layers; 0 trains all of them and "
                 "the embeddings"
             )
-        first = len(layers) - trained
-        self._lower, self._upper = [*layers[:first], _Stop()], list(layers[first:])
+        self._upper = list(layers[len(layers) - trained :])
         self._given = _Given(layers[0], self._upper[0])
         parameters = dict(backbone.named_parameters())
         asked = {name: p.requires_grad for name, p in parameters.items()}
@@ -87,41 +86,33 @@ class Split:
     def upper(self, states: Float[Tensor, "x l w"], batch: Batch) -> Float[Tensor, "x l w"]:
         """The backbone's first output, of what `lower` gave: the last hidden states, or an MLM's logits."""
         self._given.states = states
-        with self._layers([self._given, *self._upper]):
+        whole = self.place._modules[self.name]
+        self.place._modules[self.name] = nn.ModuleList([self._given, *self._upper])
+        try:
             return self.backbone(**batch.inputs())[0]
+        finally:
+            self.place._modules[self.name] = whole
 
     def fingerprint(self, weights: dict[str, Tensor]) -> str:
-        """sha256 of those of the backbone's weights that the lower layers use, and of their precision."""
+        """Name for the states: it follows those weights that the lower layers use, and their precision."""
         found = hashlib.sha256(f"{self.trained} {precision(self.backbone.device)}".encode())
         for name in sorted(self._used & weights.keys()):
             found.update(name.encode() + weights[name].detach().cpu().contiguous().numpy().tobytes())
-        return found.hexdigest()
+        return found.hexdigest()[:16]
 
     def _run_lower(self, batch: Batch) -> Tensor:
-        with self._layers(self._lower):
-            try:
-                self.backbone(**batch.inputs())
-            except _Reached as reached:
-                return reached.states
-        raise ValueError(f"{type(self.backbone).__name__} does not call its layers: set trained_layers to 0")
-
-    @contextmanager
-    def _layers(self, layers: list[nn.Module]) -> Iterator[None]:
-        whole = self.place._modules[self.name]
-        self.place._modules[self.name] = nn.ModuleList(layers)
+        stop = self._upper[0].register_forward_pre_hook(_stop, with_kwargs=True)
         try:
-            yield
+            self.backbone(**batch.inputs())
+        except _Reached as reached:
+            return reached.states
         finally:
-            self.place._modules[self.name] = whole
+            stop.remove()
+        raise ValueError(f"{type(self.backbone).__name__} does not call its layers: set trained_layers to 0")
 
 
 class LowerStates:
     """Hidden states by token ids, in memory-mapped files of `folder` that processes and trainings share."""
-
-    @staticmethod
-    def place(folder: Path, fingerprint: str) -> Path:
-        """Where the states of a `Split` with this fingerprint lie."""
-        return folder / fingerprint[:16]
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -284,13 +275,9 @@ class _Reached(Exception):
         self.states = states
 
 
-class _Stop(nn.Module):
-    """In place of a backbone's upper layers: ends its pass with the states that would enter them."""
-
-    attention_type = "full_attention"  # ModernBERT asks each layer
-
-    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> None:
-        raise _Reached(hidden_states)
+def _stop(layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Before the first upper layer: ends the backbone's pass with the states that would enter it."""
+    raise _Reached(given[0] if given else named["hidden_states"])
 
 
 class _Given(nn.Module):

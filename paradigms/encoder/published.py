@@ -5,6 +5,7 @@ config_sentence_transformers.json.
 """
 
 import logging
+import re
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
@@ -17,6 +18,7 @@ from paradigms.io.typed import json_or_empty, parse_json, read_json
 
 MODULES, MODEL, LENGTH = "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"
 POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
+OLD = re.compile(r"pooling_mode_(?P<mode>\w+?)(_tokens?)?")  # a key of the older form
 DOCUMENTS = ("document", "passage", "corpus")  # names of the prompt of documents, the first one counts
 
 logger = logging.getLogger(__name__)
@@ -75,17 +77,12 @@ def pooling(folder: Path) -> str:
         raise ValueError("pooling leaves the prompt out")
     modes = config.get("pooling_mode")
     if modes is None:
-        named = {name.removeprefix("pooling_mode_") for name, on in config.items() if on is True}
-        modes = [mode for mode in (*POOLING, "mean_sqrt_len", "weightedmean") if named & spelled(mode)]
+        named = [OLD.fullmatch(name) for name, on in config.items() if on is True]
+        modes = [match["mode"] for match in named if match]
     modes = [modes] if isinstance(modes, str) else modes
     if len(modes) != 1 or modes[0] not in POOLING:
         raise ValueError(f"pooling is {' and '.join(modes) or 'none'}")
     return POOLING[modes[0]]
-
-
-def spelled(mode: str) -> set[str]:
-    """The older names of a pooling mode."""
-    return {mode, f"{mode}_token", f"{mode}_tokens"}
 
 
 def prompts(config: dict[str, Any]) -> dict[str, str]:

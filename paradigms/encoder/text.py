@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from paradigms.core import Tokens
 from paradigms.encoder.backbone import (
-    adapted_weights,
     add_adapters,
     load_backbone,
     load_heads,
@@ -25,6 +24,7 @@ from paradigms.encoder.backbone import (
     packaged,
     quiet,
     salience_head,
+    without_adapters,
 )
 from paradigms.encoder.batches import Batch, in_parts, insert, keep_freed_memory
 from paradigms.encoder.frozen import LowerStates, Split
@@ -64,10 +64,7 @@ class TextEncoder(nn.Module):
             {side: salience_head(settings.dim or width) for side in SIDES if settings.weighs(side)}
         )
         self._skip = torch.tensor(self._ids_of(settings.skip), dtype=torch.long)
-        self._layouts: dict[Side, Layout] = {
-            "query": self._layout("query", settings.query_length, settings.query_marker),
-            "document": self._layout("document", settings.document_length, settings.document_marker),
-        }
+        self._layouts = {side: self._layout(side) for side in SIDES}
         if settings.query_augmentation and self.tokenizer.mask_token_id is None:
             raise ValueError(f"query_augmentation needs a mask token; the tokenizer of {backbone} has none")
         if settings.lora_rank:
@@ -123,7 +120,8 @@ class TextEncoder(nn.Module):
         """The tokens of documents that do not count."""
         return list(self.tokenizer.convert_ids_to_tokens(self._skip.tolist()))
 
-    def _layout(self, side: Side, length: int, marker: str) -> Layout:
+    def _layout(self, side: Side) -> Layout:
+        length, marker = (getattr(self.settings, f"{side}_{name}") for name in ("length", "marker"))
         ids = [i for token, i in self.tokenizer.get_vocab().items() if token == marker and marker]
         prefix = "" if ids else marker
         around = self.tokenizer(prefix)["input_ids"]
@@ -203,8 +201,8 @@ class TextEncoder(nn.Module):
         """Take what the frozen layers give from `folder`, as far as `LowerStates.add` has put it there."""
         assert self.split is not None, "freeze comes first"
         adapted = self.settings.lora_rank > 0
-        weights = adapted_weights(self.backbone, merged=True) if adapted else self.backbone.state_dict()
-        kept = LowerStates.place(folder, self.split.fingerprint(weights))
+        weights = without_adapters(self.backbone.get_base_model()) if adapted else self.backbone.state_dict()
+        kept = folder / self.split.fingerprint(weights)
         if self.split.store is None or self.split.store.folder != kept:
             self.split.store = LowerStates(kept)
         return self.split.store
@@ -295,8 +293,8 @@ class TextEncoder(nn.Module):
             )
         backbone, weights, settings, heads = self.backbone, None, self.settings, self._heads()
         if settings.lora_rank:
-            weights = adapted_weights(backbone, merged=merged)
             backbone = backbone.get_base_model()
+            weights = without_adapters(backbone, merged=merged)
         if merged:
             settings = replace(settings, lora_rank=0, lora_targets="all-linear", dora=False)
             heads = {name: weight for name, weight in heads.items() if ".lora_" not in name}

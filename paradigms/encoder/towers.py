@@ -13,13 +13,12 @@ from paradigms.encoder.batches import Batch
 from paradigms.encoder.settings import SIDES, Side
 from paradigms.encoder.text import TextEncoder
 
-TOWERS: dict[Side, str] = {"query": "query", "document": "document"}  # folders of a saved pair
-
 
 class TwoTowers(nn.Module):
     """Queries and documents by an encoder each, trained and searched as one: DPR (Karpukhin et al. 2020).
 
-    `settings` are those of documents: see `described`. ValueError for vectors of other widths.
+    A saved pair has a folder for each side. `settings` are those of documents: see `described`. ValueError
+    for vectors of other widths.
     """
 
     def __init__(self, query: TextEncoder, document: TextEncoder) -> None:
@@ -48,11 +47,11 @@ class TwoTowers(nn.Module):
 
     def save(self, folder: Path, *, merged: bool) -> None:
         for side in SIDES:
-            self.of(side).save(folder / TOWERS[side], merged=merged)
+            self.of(side).save(folder / side, merged=merged)
 
     @classmethod
     def load(cls, folder: Path) -> "TwoTowers":
-        return cls(*(TextEncoder.load(folder / TOWERS[side]) for side in SIDES))
+        return cls(*(TextEncoder.load(folder / side) for side in SIDES))
 
     def of(self, side: Side) -> TextEncoder:
         """The side's encoder."""

@@ -4,7 +4,6 @@ from paradigms.evaluate.measures import (
     MEASURES,
     Interval,
     PerQuery,
-    bootstrap_interval,
     cutoff_curve,
     has_answer,
     on_split,

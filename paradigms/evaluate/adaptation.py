@@ -2,7 +2,7 @@
 
 Few-shot alignment adaptation (Qian et al. 2022, ALIGNER, §3.1 and §4.1): on each fold of judged queries the
 strategy with the highest measure is chosen, and measured on the queries outside the fold. `values`
-[strategies, queries] holds one measure; a strategy is a row number, and earlier rows win ties.
+[strategies, queries] holds one measure; a strategy is a row number, 0 the default, and earlier rows win ties.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ TOGETHER = 256  # folds whose sign patterns are in memory at once
 
 Values = Float[np.ndarray, "strategies ... shots"]  # of the judged queries of one fold, or of many
 Chosen = Int[np.ndarray, "..."]
-Rule = Callable[[Values, int], Chosen]  # the judged queries' values, the default -> strategies
+Rule = Callable[[Values], Chosen]  # the judged queries' values -> strategies
 
 
 @dataclass(frozen=True)
@@ -42,35 +42,34 @@ def folds(queries: int, shots: int, seed: int | list[int] = 0) -> Int[np.ndarray
     return order[: queries // shots * shots].reshape(-1, shots)
 
 
-def best(values: Values, default: int = 0) -> Chosen:
-    """argmax_s mean_q values[s, q], the paper's rule; of equal means the default wins, then the first."""
+def best(values: Values) -> Chosen:
+    """argmax_s mean_q values[s, q], the paper's rule; of equal means the first wins."""
     means = values.mean(axis=-1)
-    winners = means >= means.max(axis=0) - TIE
-    return np.where(winners[default], default, winners.argmax(axis=0))
+    return np.asarray((means >= means.max(axis=0) - TIE).argmax(axis=0))
 
 
-def best_if_significant(values: Values, default: int = 0, *, level: float = LEVEL) -> Chosen:
-    """`best` where its advantage over the default is significant (`evidence`, p <= level), else the default.
+def best_if_significant(values: Values) -> Chosen:
+    """`best` where its advantage over the default is significant (`evidence`, p <= LEVEL), else the default.
 
-    Where no strategy is better, at most a share `level` of the folds changes. At .05 five judged queries are
+    Where no strategy is better, at most a share LEVEL of the folds changes. At .05 five judged queries are
     the fewest that can justify a change (2⁻⁵ ≤ .05).
     """
-    choice = best(values, default)
-    if 0.5 ** values.shape[-1] > level:
-        return np.full_like(choice, default)
-    p = np.take_along_axis(evidence(values, default), choice[None], axis=0)[0]
-    return np.where(p <= level, choice, default)
+    choice = best(values)
+    if 0.5 ** values.shape[-1] > LEVEL:
+        return np.zeros_like(choice)
+    p = np.take_along_axis(evidence(values), choice[None], axis=0)[0]
+    return np.where(p <= LEVEL, choice, 0)
 
 
-def evidence(values: Values, default: int = 0) -> Float[np.ndarray, "strategies ..."]:
+def evidence(values: Values) -> Float[np.ndarray, "strategies ..."]:
     """One-sided p of "strategy s is no better than the default", corrected for having tried all of them.
 
     The paired sign-flip test with the maximal statistic (Westfall & Young 1993): t_s = Σ_q d_sq / ‖d_s‖, d_sq
-    = values[s, q] − values[default, q]; a query's sign is flipped for all strategies together, and p_s is the
+    = values[s, q] − values[0, q]; a query's sign is flipped for all strategies together, and p_s is the
     share of sign patterns whose largest t reaches t_s. Up to EXACT_SHOTS queries p is exact; beyond, p = (1 +
     as extreme)/(1 + random patterns). The default itself has p = 1.
     """
-    d = values - values[default]
+    d = values - values[0]
     length = np.sqrt((d**2).sum(axis=-1, keepdims=True))  # no flip of signs changes it
     t = np.divide(d, length, out=np.zeros_like(d), where=length > 0)
     signs, extra = _signs(t.shape[-1], t.shape[-1] <= EXACT_SHOTS)
@@ -88,11 +87,7 @@ def _signs(shots: int, exact: bool) -> tuple[Float[np.ndarray, "patterns shots"]
 
 
 def adapt(
-    values: Float[np.ndarray, "strategies queries"],
-    shots: int,
-    rule: Rule = best,
-    default: int = 0,
-    seed: int = 0,
+    values: Float[np.ndarray, "strategies queries"], shots: int, rule: Rule = best, seed: int = 0
 ) -> Adaptation:
     """`rule` on folds of `shots` queries, each choice measured on the queries outside its fold.
 
@@ -101,22 +96,19 @@ def adapt(
     U-statistic, and gain_q its jackknife pseudo-value (Efron & Stein 1981): θ plus (n − 1)/(n − k) times what
     q contributes, as the query that is searched, E[h | Q₀ = q] − θ, and as one of the k that choose, k · (E[h
     | Q₁ = q] − θ), both over PARTITIONS · shots random partitions. Where strategies are equal, 95% intervals
-    cover 92 to 95% from k = n/10 on, and 82% at k = n/3. Same seed, same folds. ValueError for a default that
-    is no row, or a NaN.
+    cover 92 to 95% from k = n/10 on, and 82% at k = n/3. Same seed, same folds. ValueError for a NaN.
     """
-    if not 0 <= default < len(values):
-        raise ValueError(f"the default strategy {default} is none of the {len(values)} strategies")
     if np.isnan(values).any():
         raise ValueError("a measure is NaN: no strategy can be chosen by it")
     strategies, queries = values.shape
     seeds = [[seed, n] for n in range(PARTITIONS * shots)]
     parts = np.concatenate([folds(queries, shots, own) for own in seeds])  # [folds, shots]
     some = np.array_split(parts, -(-len(parts) // TOGETHER))
-    chosen = np.concatenate([rule(values[:, part], default) for part in some])
+    chosen = np.concatenate([rule(values[:, part]) for part in some])
     rows = np.arange(len(parts))
     inside = values[:, parts].sum(axis=2)  # [strategies, folds]
     outside = (values.sum(axis=1, keepdims=True) - inside) / (queries - shots)
-    adapted, plain = outside[chosen, rows], outside[default]
+    adapted, plain = outside[chosen, rows], outside[0]
     # Of each query and strategy the folds that chose it, and those of them that hold the query.
     holding, summed = np.zeros((strategies, queries)), np.zeros(queries)
     np.add.at(holding, (chosen[:, None], parts), 1)
@@ -124,7 +116,7 @@ def adapt(
     outside_of = np.bincount(chosen, minlength=strategies)[:, None] - holding
     mean = (adapted - plain).mean()  # for a query that all folds hold, or none
     choosing = _quotient(summed, holding.sum(axis=0), mean)
-    searched = _quotient((outside_of * (values - values[default])).sum(axis=0), outside_of.sum(axis=0), mean)
+    searched = _quotient((outside_of * (values - values[0])).sum(axis=0), outside_of.sum(axis=0), mean)
     contributed = searched - searched.mean() + shots * (choosing - choosing.mean())
     gain = searched.mean() + (queries - 1) / (queries - shots) * contributed
     return Adaptation(chosen, adapted, plain, gain)

@@ -5,12 +5,11 @@ on dev queries, and retrieval reranks the n best candidates of each system. Both
 sum of weights), so λ belongs to these two systems on this collection. A document that one system did not
 retrieve gets that system's score from its `rerank`, never 0.
 
-    tuning = tune(*candidate_scores(dense, sparse, dev.queries), dev)
-    run = combine(*candidate_scores(dense, sparse, queries), tuning.weight)
+    weight = tune(*candidate_scores(dense, sparse, dev.queries), dev)
+    run = combine(*candidate_scores(dense, sparse, queries), weight)
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import isfinite, isnan
 from typing import NamedTuple
 
@@ -27,15 +26,6 @@ class System(NamedTuple):
 
     search: Callable[[dict[str, str], int], Run]
     rerank: Callable[[dict[str, str], Run], Run]
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """λ and how it was chosen: the mean of `measure` on the dev queries for each λ that was tried."""
-
-    weight: float
-    measure: str
-    curve: dict[float, float]
 
 
 def union(*runs: Run) -> Run:
@@ -90,18 +80,20 @@ def scale(dense: Run, sparse: Run) -> float:
     return spread["dense"] / spread["sparse"]
 
 
-def tune(dense: Run, sparse: Run, dev: Split, *, measure: str = "nDCG@10") -> Tuning:
-    """λ with the highest mean of `measure` on the dev queries; of several such the middle one.
+def tune(dense: Run, sparse: Run, dev: Split, *, measure: str = "nDCG@10") -> float:
+    """λ with the highest mean of `measure` on the dev queries (`curve`); of several such the middle one."""
+    means = curve(dense, sparse, dev, measure)
+    best = [weight for weight, value in means.items() if value == max(means.values())]
+    return best[len(best) // 2]
 
-    Tried are 0 (dense alone) and the `scale` of these runs times 2^(n/2) for n = −12 … 12.
-    """
+
+def curve(dense: Run, sparse: Run, dev: Split, measure: str = "nDCG@10") -> dict[float, float]:
+    """λ -> mean of `measure`, for 0 (dense alone) and the runs' `scale` times 2^(n/2), n = −12 … 12."""
     middle = scale(dense, sparse)
-    curve = {
+    return {
         weight: on_split(combine(dense, sparse, weight), dev, [measure]).mean(measure)
         for weight in (0.0, *(middle * 2 ** (step / 2) for step in STEPS))
     }
-    best = [weight for weight, value in curve.items() if value == max(curve.values())]
-    return Tuning(best[len(best) // 2], measure, curve)
 
 
 def _check_same(dense: Run, sparse: Run) -> None:

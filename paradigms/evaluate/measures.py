@@ -21,6 +21,7 @@ from paradigms.data.collection import body
 MEASURES = ("nDCG@10", "RR@10", "R@1", "R@10", "R@100")
 TAILS = (0.025, 0.975)  # of 95% intervals
 CUTOFFS = (1, 2, 5, 10, 20, 50, 100)
+RESAMPLES = 10_000
 
 
 @dataclass(frozen=True)
@@ -136,30 +137,15 @@ def cutoff_curve(
     return {k: results.mean(f"{measure}@{k}") for k in cutoffs}
 
 
-def bootstrap_interval(
-    values: Float[np.ndarray, " queries"],
-    *,
-    groups: Sequence[str] | None = None,
-    resamples: int = 10_000,
-    seed: int = 0,
-) -> Interval:
-    """95% percentile bootstrap interval of mean(values), with queries drawn with replacement.
-
-    groups: of each query; resamples draw within groups, and `values` are those of `PerQuery.weighted`.
-    ValueError without values or with NaN.
-    """
-    return bootstrap_intervals(values[None], groups=groups, resamples=resamples, seed=seed)[0]
-
-
 def bootstrap_intervals(
-    values: Float[np.ndarray, "rows queries"],
-    *,
-    groups: Sequence[str] | None = None,
-    resamples: int = 10_000,
-    seed: int = 0,
+    values: Float[np.ndarray, "rows queries"], *, groups: Sequence[str] | None = None, seed: int = 0
 ) -> list[Interval]:
-    """`bootstrap_interval` of each row. All rows (such as measures) share the same resampled queries."""
-    means = _resampled_means(values, resamples, seed, groups)
+    """95% percentile bootstrap interval of the mean of each row, with queries drawn with replacement.
+
+    All rows (such as measures) share the same resampled queries. groups: of each query; resamples draw within
+    groups, and `values` are those of `PerQuery.weighted`. ValueError without values or with NaN.
+    """
+    means = _resampled_means(values, RESAMPLES, seed, groups)
     low, high = np.quantile(means, TAILS, axis=0)
     return [Interval(*map(float, row)) for row in zip(values.mean(axis=1), low, high, strict=True)]
 
@@ -168,11 +154,10 @@ def seeds_interval(
     values: Float[np.ndarray, "seeds queries"],
     *,
     groups: Sequence[str] | None = None,
-    resamples: int = 10_000,
+    resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """95% percentile bootstrap interval of the mean over training seeds and queries, both drawn with
-    replacement.
+    """As `bootstrap_intervals`, of the mean over training seeds and queries, both drawn with replacement.
 
     All drawn seeds are measured on the same drawn queries. S seeds show (S − 1)/S of the variance between
     seeds: for very few, the interval is too narrow.

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paradigms.evaluate.report import AlignmentExample, Report, recall_picture, shortened
+from paradigms.evaluate.report import AlignmentExample, Report, SystemAlignment, recall_picture, shortened
 from paradigms.io.files import atomic_folder
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ def write_pictures(report: Report, folder: Path) -> list[Path]:
     for number, example in enumerate([e for e in report.alignments if e.relevant][:PICTURED]):
         for system in example.systems:
             name = f"alignment_{number}_{system.system}"
-            figures[name] = alignment_picture(example, system.system)
+            figures[name] = alignment_picture(example, system)
             if any(a not in (0, 1) for *_, a in system.links):
-                figures[f"{name}_weights"] = alignment_picture(example, system.system, weights=True)
+                figures[f"{name}_weights"] = alignment_picture(example, system, weights=True)
     with atomic_folder(folder, ["recall.png"]) as fresh:
         for name, figure in figures.items():
             figure.savefig(fresh / f"{name}.png", dpi=120)
@@ -35,18 +35,13 @@ def write_pictures(report: Report, folder: Path) -> list[Path]:
 
 
 def alignment_picture(
-    example: AlignmentExample, system: str, *, weights: bool = False
+    example: AlignmentExample, alignment: SystemAlignment, *, weights: bool = False
 ) -> "matplotlib.figure.Figure":
     """Heat map of A ⊙ S (query tokens down, document tokens across) of one system of an example.
 
     weights: draw A alone, as in Figure 5 of Wu et al. 2024 (arXiv:2404.00684). Of more than 60 document or 32
     query tokens only those used most are shown, and the title says so.
     """
-    found = [alignment for alignment in example.systems if alignment.system == system]
-    if not found:
-        names = ", ".join(alignment.system for alignment in example.systems)
-        raise ValueError(f"no system {system!r} in this example; it holds: {names}")
-    alignment = found[0]
     entries = np.zeros((len(alignment.query_tokens), len(alignment.document_tokens)))
     for i, j, s, a in alignment.links:
         entries[j, i] = a if weights else s * a
@@ -60,7 +55,7 @@ def alignment_picture(
     figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
     axes = figure.add_subplot(anchor="W")
     relevant = "relevant" if example.relevant else "not relevant"
-    heading = f"{system}: {example.query_id} → {example.document_id} ({relevant})"
+    heading = f"{alignment.system}: {example.query_id} → {example.document_id} ({relevant})"
     links = len(alignment.links)
     facts = [f"rel = {alignment.rel:.4g}", f"Z = {alignment.Z:.4g}"]
     facts += [f"rest = {alignment.rest:.4g}"] if alignment.rest else []

@@ -79,8 +79,7 @@ class Report:
 def write_report(path: str | Path, report: Report) -> None:
     """Render the report to one self-contained HTML file, atomically.
 
-    ValueError for a link to a token that does not exist, a salience of the wrong length or a number that is
-    not finite; it names query, document and system.
+    ValueError for a number that is not finite; it names query, document and system.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -161,10 +160,6 @@ def shortened(text: str, most: int) -> str:
 def _system_data(example: AlignmentExample, system: SystemAlignment) -> dict:
     """A system as the page's JSON block holds it; links flattened, numbers to 4 digits."""
     where = f"query {example.query_id!r}, document {example.document_id!r}, system {system.system!r}"
-    document, query = len(system.document_tokens), len(system.query_tokens)
-    for i, j, _, _ in system.links:
-        if not (0 <= i < document and 0 <= j < query):
-            raise ValueError(f"{where}: link ({i}, {j}) outside {document} document and {query} query tokens")
 
     def rounded(values: Iterable[float]) -> list[float]:
         digits = [float(f"{value:.4g}") for value in values]
@@ -172,14 +167,11 @@ def _system_data(example: AlignmentExample, system: SystemAlignment) -> dict:
             raise ValueError(f"{where}: a number is not finite")
         return digits
 
-    saliences = {}
-    for name, length in (("query_salience", query), ("document_salience", document)):
-        salience = getattr(system, name)
-        if salience is not None and len(salience) != length:
-            raise ValueError(f"{where}: {name} has {len(salience)} values for {length} tokens")
-        saliences[name] = None if salience is None else rounded(salience)
     z, rel, rest = rounded([system.Z, system.rel, system.rest])
-    return saliences | {
+    query, document = system.query_salience, system.document_salience
+    return {
+        "query_salience": None if query is None else rounded(query),
+        "document_salience": None if document is None else rounded(document),
         "system": system.system,
         "reads": system.reads,
         "query": system.query_tokens,

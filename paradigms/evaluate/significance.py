@@ -82,30 +82,25 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def compare(
-    systems: Mapping[str, PerQuery], baseline: str, measures: Sequence[str] = ("nDCG@10",), *, seed: int = 0
+    systems: Mapping[str, PerQuery],
+    baseline: str | None,
+    measures: Sequence[str] = ("nDCG@10",),
+    *,
+    seed: int = 0,
 ) -> list[Comparison]:
     """Compare each system with the baseline on each of `measures`: one family of Holm's correction.
 
-    So choose few measures beforehand. The mark is † for better and ‡ for worse at an adjusted p below
-    `ALPHA`. With groups, differences and tests are those of the macro-averages. ValueError for an unknown
-    baseline or measure, or systems that were not measured on the same queries.
+    So choose few measures beforehand. baseline: None = every system before it. The mark is † for better and ‡
+    for worse at an adjusted p below `ALPHA`. With groups, differences and tests are those of the
+    macro-averages. ValueError for an unknown baseline or measure, or systems that were not measured on the
+    same queries.
     """
-    if baseline not in systems:
+    if baseline is not None and baseline not in systems:
         raise ValueError(f"the baseline {baseline!r} is not among the systems: {', '.join(systems)}")
-    return _compare(systems, [(name, baseline) for name in systems if name != baseline], measures, seed)
-
-
-def compare_all(
-    systems: Mapping[str, PerQuery], measure: str = "nDCG@10", *, seed: int = 0
-) -> list[Comparison]:
-    """Every system against every one before it, on one measure: one family. Errors as in `compare`."""
-    pairs = [(system, before) for n, system in enumerate(systems) for before in list(systems)[:n]]
-    return _compare(systems, pairs, [measure], seed)
-
-
-def _compare(
-    systems: Mapping[str, PerQuery], pairs: Sequence[tuple[str, str]], measures: Sequence[str], seed: int
-) -> list[Comparison]:
+    if baseline is None:
+        pairs = [(name, before) for n, name in enumerate(systems) for before in list(systems)[:n]]
+    else:
+        pairs = [(name, baseline) for name in systems if name != baseline]
     first, reference = next(iter(systems.items()))
     if lost := [measure for measure in measures if measure not in reference.values]:
         raise ValueError(f"{lost[0]!r} was not measured; there are: {', '.join(reference.values)}")

@@ -6,14 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
 
 from paradigms.evaluate.measures import PerQuery
-from paradigms.evaluate.significance import ALPHA, BETTER, WORSE, Comparison, compare, compare_all
+from paradigms.evaluate.significance import ALPHA, BETTER, WORSE, Comparison, compare
 from paradigms.io.files import write_text
-
-if TYPE_CHECKING:
-    import rich.table
 
 ZERO = re.compile(r"(?<!\d)0\.")  # before the point of a number below 1
 
@@ -29,26 +28,18 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class ResultRow:
-    """One system's cells by measure."""
-
-    system: str
-    cells: dict[str, Cell]
-
-
-@dataclass(frozen=True)
 class ResultTable:
     """Systems × measures of one stage ("retrieve", "rerank"). `note` explains the intervals and marks."""
 
     title: str
     measures: list[str]
-    rows: list[ResultRow]
+    rows: dict[str, dict[str, Cell]]  # system -> measure -> cell
     comparisons: list[Comparison]
     note: str
     pairs: list[Comparison] = field(default_factory=list)  # of all systems, where there are more than two
 
     def best(self, measure: str) -> float:
-        return max(row.cells[measure].mean for row in self.rows)
+        return max(cells[measure].mean for cells in self.rows.values())
 
     @property
     def matrix(self) -> list[tuple[str, list[str]]]:
@@ -68,7 +59,7 @@ class ResultTable:
 
     def limits(self, measure: str) -> tuple[float, float]:
         """The lowest and highest limit of a measure's intervals, as the scale of a drawing."""
-        cells = [row.cells[measure] for row in self.rows]
+        cells = [cells[measure] for cells in self.rows.values()]
         return min(cell.low for cell in cells), max(cell.high for cell in cells)
 
 
@@ -91,11 +82,10 @@ def result_table(
     measures = list(first.values)
     comparisons = [] if baseline is None else compare(systems, baseline, primary, seed=seed)
     marks = {(row.system, row.measure): row.mark for row in comparisons}
-    rows = []
+    rows = {}
     for system, results in systems.items():
         intervals = results.intervals(seed)
-        cells = {name: Cell(*intervals[name], marks.get((system, name), "")) for name in measures}
-        rows.append(ResultRow(system, cells))
+        rows[system] = {name: Cell(*intervals[name], marks.get((system, name), "")) for name in measures}
     over = f"Mean over {len(first.queries):,} queries"
     if first.groups is not None:
         over = f"Mean over {len(set(first.groups)):,} groups of the means over their queries"
@@ -114,43 +104,36 @@ def result_table(
     for system, results in systems.items():
         if results.missing:
             note += f" {system} returned nothing for {results.missing:,} queries, scored 0."
-    pairs = compare_all(systems, primary[0], seed=seed) if comparisons and len(systems) > 2 else []
+    pairs = compare(systems, None, primary[:1], seed=seed) if comparisons and len(systems) > 2 else []
     return ResultTable(title, measures, rows, comparisons, note, pairs)
 
 
-def rich_table(table: ResultTable) -> "rich.table.Table":
+def rich_table(table: ResultTable) -> Table:
     """The table for a terminal, to be printed with rich's `print` or `Console`."""
-    from rich.table import Table
-    from rich.text import Text
-
     shown = Table(
         title=Text(table.title), caption=Text(table.note), caption_justify="left", title_justify="left"
     )
     shown.add_column("system", no_wrap=True)
     for measure in table.measures:
         shown.add_column(Text(measure), justify="right")
-    for row in table.rows:
+    for system, row in table.rows.items():
         cells = []
-        for measure in table.measures:
-            cell = row.cells[measure]
+        for measure, cell in row.items():
             text = Text(
                 f"{cell.mean:.3f}{cell.mark or ' '}", "bold" if cell.mean == table.best(measure) else ""
             )
             interval = ZERO.sub(".", f"{cell.low:.3f}–{cell.high:.3f} ")  # five measures in 80 columns
             cells.append(text.append(f"\n{interval}", "dim not bold"))
-        shown.add_row(Text(row.system), *cells)
+        shown.add_row(Text(system), *cells)
     return shown
 
 
-def rich_matrix(table: ResultTable) -> "rich.table.Table":
+def rich_matrix(table: ResultTable) -> Table:
     """`ResultTable.matrix` for a terminal."""
-    from rich.table import Table
-    from rich.text import Text
-
     shown = Table(caption=Text(table.matrix_note), caption_justify="left")
     shown.add_column("", no_wrap=True)
-    for row in table.rows[:-1]:
-        shown.add_column(Text(row.system), justify="right", no_wrap=True)
+    for system in [*table.rows][:-1]:
+        shown.add_column(Text(system), justify="right", no_wrap=True)
     for system, cells in table.matrix:
         shown.add_row(Text(system), *cells)
     return shown
@@ -164,16 +147,15 @@ def markdown_table(table: ResultTable) -> str:
         "| system | " + " | ".join(map(_escape, table.measures)) + " |",
         "|---|" + "---:|" * len(table.measures),
     ]
-    for row in table.rows:
+    for system, row in table.rows.items():
         cells = []
-        for measure in table.measures:
-            cell = row.cells[measure]
+        for measure, cell in row.items():
             mean = f"**{cell.mean:.3f}**" if cell.mean == table.best(measure) else f"{cell.mean:.3f}"
             cells.append(f"{mean}{cell.mark} [{cell.low:.3f}, {cell.high:.3f}]")
-        lines.append(f"| {_escape(row.system)} | " + " | ".join(cells) + " |")
+        lines.append(f"| {_escape(system)} | " + " | ".join(cells) + " |")
     lines += ["", _escape(table.note), ""]
     if table.pairs:
-        before = [_escape(row.system) for row in table.rows[:-1]]
+        before = list(map(_escape, [*table.rows][:-1]))
         lines += ["| − | " + " | ".join(before) + " |", "|---|" + "---:|" * len(before)]
         for system, cells in table.matrix:
             padded = cells + [""] * (len(before) - len(cells))
@@ -186,13 +168,11 @@ def csv_table(table: ResultTable) -> str:
     """The table in CSV, one line per system and measure, with unrounded values. p is empty if not tested."""
     tests = {(row.system, row.measure): row for row in table.comparisons}
     lines: list[list[object]] = []
-    for row in table.rows:
-        for measure, cell in row.cells.items():
-            test = tests.get((row.system, measure))
+    for system, row in table.rows.items():
+        for measure, cell in row.items():
+            test = tests.get((system, measure))
             tested = [test.difference, test.p, test.p_adjusted] if test else ["", "", ""]
-            lines.append(
-                [table.title, row.system, measure, cell.mean, cell.low, cell.high, cell.mark, *tested]
-            )
+            lines.append([table.title, system, measure, cell.mean, cell.low, cell.high, cell.mark, *tested])
     header = ["stage", "system", "measure", "mean", "low", "high", "mark", "difference", "p", "p_adjusted"]
     return _csv(header, lines)
 

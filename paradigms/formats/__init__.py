@@ -11,20 +11,9 @@ from typing import NamedTuple
 
 from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.encoder.published import MODULES
-from paradigms.formats.authors import (
-    is_coil,
-    is_dpr,
-    is_stanford,
-    is_xtr,
-    may_be_xtr,
-    read_coil,
-    read_dpr,
-    read_stanford,
-    read_xtr,
-)
+from paradigms.formats import authors, plain
 from paradigms.formats.card import model_card
 from paradigms.formats.export import write_sentence_transformers
-from paradigms.formats.plain import is_masked, is_plain, is_reranker, read_masked, read_plain, read_reranker
 from paradigms.formats.sentence_transformers import is_sentence_transformers, read_sentence_transformers
 from paradigms.formats.weights import described, safe_weights
 from paradigms.model import SAVE_LAYOUTS, Layout, Paradigm
@@ -42,18 +31,20 @@ class Format(NamedTuple):
 
 # Name -> format. The first that recognises a folder reads it.
 FORMATS: dict[str, Format] = {
-    "xtr": Format("XTR (a T5 with 2_Dense and no modules.json)", is_xtr, read_xtr),
-    "classifier": Format("a reranker (…ForSequenceClassification)", is_reranker, read_reranker),
+    "xtr": Format("XTR (a T5 with 2_Dense and no modules.json)", authors.is_xtr, authors.read_xtr),
+    "classifier": Format("a reranker (…ForSequenceClassification)", plain.is_reranker, plain.read_reranker),
     "sentence-transformers": Format(
         f"sentence-transformers or PyLate ({MODULES})", is_sentence_transformers, read_sentence_transformers
     ),
     "stanford": Format(
-        "Stanford ColBERT (artifact.metadata, or HF_ColBERT in config.json)", is_stanford, read_stanford
+        "Stanford ColBERT (artifact.metadata, or HF_ColBERT in config.json)",
+        authors.is_stanford,
+        authors.read_stanford,
     ),
-    "dpr": Format("DPR (model_type dpr)", is_dpr, read_dpr),
-    "coil": Format("COIL (model.pt)", is_coil, read_coil),
-    "splade": Format("SPLADE (…ForMaskedLM)", is_masked, read_masked),
-    "plain": Format("a plain encoder (config.json)", is_plain, read_plain),
+    "dpr": Format("DPR (model_type dpr)", authors.is_dpr, authors.read_dpr),
+    "coil": Format("COIL (model.pt)", authors.is_coil, authors.read_coil),
+    "splade": Format("SPLADE (…ForMaskedLM)", plain.is_masked, plain.read_masked),
+    "plain": Format("a plain encoder (config.json)", plain.is_plain, plain.read_plain),
 }
 
 
@@ -66,7 +57,7 @@ def read_checkpoint(
     """
     if layout is not None and layout not in FORMATS:
         raise ValueError(f"unknown layout {layout!r}; there are {', '.join(FORMATS)}")
-    if layout is None and may_be_xtr(folder):
+    if layout is None and authors.may_be_xtr(folder):
         raise ValueError(
             f"{folder} may be XTR, whose vectors are those of tokens, or a model of one vector a text: say "
             "which with layout='xtr' or layout='sentence-transformers' (at the terminal --model-layout)"

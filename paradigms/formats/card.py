@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paradigms.io.typed import json_or_empty
+from paradigms.io.typed import json_or_empty, read_json
 from paradigms.model import Trainable
 
 UNTOLD = {"output", "tracker", "load", "fingerprint"}  # settings that say nothing of the model
@@ -19,10 +19,14 @@ def model_card(
 
     layout: in which the model is saved. FileNotFoundError where the results have no config.json.
     """
-    folder = None if results is None else Path(results)
-    if folder is not None and not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"{folder} holds no config.json: it is no folder of results")
-    settings, described = _json(folder, "config.json"), model.description()
+    settings, environment, measured = {}, {}, "None recorded.\n"
+    if results is not None:
+        config, table = Path(results, "config.json"), Path(results, "table.md")
+        if not config.is_file():
+            raise FileNotFoundError(f"{results} holds no config.json: it is no folder of results")
+        settings, environment = read_json(config), json_or_empty(Path(results, "environment.json"))
+        measured = table.read_text(encoding="utf-8") if table.is_file() else measured
+    described = model.description()
     data, formula = settings.get("collection"), ""
     tags = [layout, "retrieval", model.name]
     if "align" in described:
@@ -48,13 +52,9 @@ def model_card(
     if settings:
         told = {name: value for name, value in settings.items() if name not in UNTOLD}
         lines += _table("Settings of the training script", told)
-    environment = _json(folder, "environment.json")
     if environment:
         lines += _table("Where it was trained", environment)
-    lines += ["## Measures", ""]
-    if folder is not None and (folder / "table.md").is_file():
-        return "\n".join([*lines, (folder / "table.md").read_text(encoding="utf-8")])
-    return "\n".join([*lines, "None recorded.", ""])
+    return "\n".join([*lines, "## Measures", "", measured])
 
 
 def results_of(checkpoint: str | Path) -> Path | None:
@@ -62,12 +62,7 @@ def results_of(checkpoint: str | Path) -> Path | None:
     if not Path(checkpoint).is_dir():
         return None
     above = Path(checkpoint).resolve().parents[:2]
-    return next((folder for folder in above if "collection" in _json(folder, "config.json")), None)
-
-
-def _json(folder: Path | None, name: str) -> dict[str, Any]:
-    file = None if folder is None else folder / name
-    return {} if file is None else json_or_empty(file)
+    return next((folder for folder in above if "collection" in json_or_empty(folder / "config.json")), None)
 
 
 def _table(title: str, values: dict[str, Any]) -> list[str]:

@@ -198,7 +198,7 @@ class Generative(Trainable):
         found = hashlib.sha256(precision(self.device).encode())
         for name, weight in sorted(self.encoder.state_dict().items()):
             found.update(name.encode() + weight.cpu().contiguous().numpy().tobytes())
-        self.states = LowerStates(LowerStates.place(folder, found.hexdigest()))
+        self.states = LowerStates(folder / found.hexdigest()[:16])
         return self.states
 
     def embed(self, ids: Int[Tensor, "*x"]) -> Float[Tensor, "*x h"]:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from paradigms.data import Corpus, Split
 from paradigms.evaluate import (
     PerQuery,
-    bootstrap_interval,
     compare,
     cutoff_curve,
     has_answer,
@@ -18,6 +17,7 @@ from paradigms.evaluate import (
     on_split,
     per_query,
     result_table,
+    seeds_interval,
     with_judgements,
 )
 
@@ -136,12 +136,12 @@ def test_the_interval_of_a_macro_average_draws_within_groups():
     """Groups in which all queries score alike leave nothing to chance, however different the groups are."""
     groups = ["x"] * 30 + ["y"] * 10
     alike = PerQuery([str(i) for i in range(40)], {"m": np.array([1.0] * 30 + [0.0] * 10)}, groups=groups)
-    assert bootstrap_interval(alike.weighted("m"), groups=groups) == pytest.approx((0.5, 0.5, 0.5))
-    low, high = bootstrap_interval(alike.weighted("m"))[1:]
+    assert seeds_interval(alike.weighted("m")[None], groups=groups) == pytest.approx((0.5, 0.5, 0.5))
+    low, high = seeds_interval(alike.weighted("m")[None])[1:]
     assert high - low > 0.1
     values = np.concatenate([np.tile([0.0, 1.0], 15), np.tile([0.0, 0.0, 0.0, 0.0, 1.0], 2)])
     mixed = PerQuery(alike.queries, {"m": values}, groups=groups)
-    mean, low, high = bootstrap_interval(mixed.weighted("m"), groups=groups, resamples=40_000)
+    mean, low, high = seeds_interval(mixed.weighted("m")[None], groups=groups, resamples=40_000)
     error = np.sqrt((0.25 / 30 + 0.16 / 10) / 4)  # of the mean of two independent means
     assert mean == pytest.approx(0.35)
     assert (high - low) / (2 * 1.96 * error) == pytest.approx(1, abs=0.08)
@@ -160,5 +160,5 @@ def test_a_comparison_of_macro_averages_is_of_their_difference():
     (row,) = compare({"b": b, "a": a}, "b", ["m"])
     assert row.difference == pytest.approx(0)  # 1/2 − 1/2, where the plain mean would say .8
     table = result_table("t", {"b": b, "a": a}, baseline="b", primary=("m",))
-    assert [cells.cells["m"].mean for cells in table.rows] == pytest.approx([0.5, 0.5])
+    assert [cells["m"].mean for cells in table.rows.values()] == pytest.approx([0.5, 0.5])
     assert "Mean over 2 groups of the means over their queries (10 in all)" in markdown_table(table)
