@@ -17,6 +17,7 @@ from torch import Tensor
 
 from paradigms.core import Tokens
 from paradigms.fixed import FixedEncoding
+from paradigms.index.base import Advance, Found
 from paradigms.index.columns import Column, Writer
 from paradigms.index.exact import ExactIndex
 from paradigms.index.faiss_index import Entries, FaissIndex, FaissSettings
@@ -87,18 +88,15 @@ class FixedIndex(FaissIndex, ExactIndex):
         encoded = self.settings.queries(queries.map(lambda t: t.cpu()), self._centre).numpy()
         return self._nearest(encoded, min(k, len(there)), hidden if hidden.any() else None)
 
-    def _gather(self, recipe: Recipe, parts: list[Tokens], k: int, bar: Any) -> list[list[Tensor]]:
-        """For each part and query the keys of its k best documents among the nearest."""
-        task = bar.add_task(f"search {recipe.name}", total=sum(len(q.mask) for q in parts))
-        found: list[list[Tensor]] = []
+    def _gather(self, recipe: Recipe, parts: list[Tokens], k: int, advance: Advance) -> Found:
+        """As of `TokenIndex`, of the documents among the nearest."""
+        found = []
         for queries in parts:
-            found.append([])
             _, near = self.nearest(queries, max(k, self.candidates or max(64, 4 * k)))
             for n, rows in enumerate(near):
                 rows = np.sort(rows[rows >= 0])
-                scores = self._score_rows(recipe, queries[n : n + 1], rows) if len(rows) else torch.zeros(0)
-                found[-1].append(self._best(scores, rows, k))
-                bar.advance(task)
+                found.append(self._best(self._scores([recipe], queries[n : n + 1], rows)[0], rows, k))
+                advance()
         return found
 
     _impute = _gather
