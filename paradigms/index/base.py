@@ -30,7 +30,6 @@ from paradigms.encoder.batches import by_length
 from paradigms.impute import retrieved_rel
 from paradigms.index.grow import GrowingStore
 from paradigms.index.pruning import most_salient
-from paradigms.index.store import on_snapshot
 from paradigms.io.progress import progress_bar
 from paradigms.model import Paradigm
 from paradigms.recipe import Recipe
@@ -53,7 +52,6 @@ Advance = Callable[..., None]  # called with the number of queries that are done
 class TokenIndex(GrowingStore, ABC):
     """A store that can be searched: `token_search` is what a kind of index has to bring."""
 
-    @on_snapshot
     def search(
         self,
         paradigm: Paradigm,
@@ -67,18 +65,18 @@ class TokenIndex(GrowingStore, ABC):
 
         keep: β^q, the share of each query's tokens that search, the most salient ones (`pruning`).
         """
-        self.check(paradigm)
+        state = copy.copy(self)
+        state.check(paradigm)
         with progress_bar(progress) as bar:
             encoded = list(_encode_queries(paradigm, queries, keep))
-            ranked = self._search(paradigm.recipe, [part for _, part in encoded], k, bar)
+            ranked = state._search(paradigm.recipe, [part for _, part in encoded], k, bar)
         found = dict(zip((name for names, _ in encoded for name in names), ranked, strict=True))
         return {name: found[name] for name in queries}
 
-    @on_snapshot
     def search_tokens(self, recipe: Recipe, queries: Tokens, k: int = 100) -> Found:
         """As `search`, of queries that come encoded, axes [b, 1, j, h]: of each its documents and scores."""
         with progress_bar(False) as bar:
-            return self._search(recipe, [queries], k, bar)
+            return copy.copy(self)._search(recipe, [queries], k, bar)
 
     def rerank(
         self, paradigm: Paradigm, queries: Mapping[str, str], run: Run, *, progress: bool = False
@@ -90,7 +88,6 @@ class TokenIndex(GrowingStore, ABC):
         """
         return self.rerank_recipes(paradigm, [paradigm.recipe], queries, run, progress=progress)[0]
 
-    @on_snapshot
     def rerank_recipes(
         self,
         paradigm: Paradigm,
@@ -101,27 +98,26 @@ class TokenIndex(GrowingStore, ABC):
         progress: bool = False,
     ) -> list[Run]:
         """`rerank` with each of several recipes for one encoder: queries are encoded, S computed, once."""
-        self.check(paradigm)
+        state = copy.copy(self)
+        state.check(paradigm)
         check_queries(run, queries)
         for candidates in run.values():
-            self.positions(candidates)
+            state.positions(candidates)
         texts = {query: queries[query] for query in run if run[query]}
         found: list[Run] = [{} for _ in recipes]
         with progress_bar(progress) as bar:
             task = bar.add_task(f"rerank {paradigm.recipe.name}", total=len(texts))
             for names, encoded in _encode_queries(paradigm, texts):
-                scored = self._rerank(recipes, encoded, [list(run[query]) for query in names])
+                scored = state._rerank(recipes, encoded, [list(run[query]) for query in names])
                 for new, scores in zip(found, scored, strict=True):
                     new |= dict(zip(names, scores, strict=True))
                 bar.advance(task, len(names))
         return [{query: new.get(query, {}) for query in run} for new in found]
 
-    @on_snapshot
     def rerank_tokens(self, recipe: Recipe, queries: Tokens, candidates: Sequence[Sequence[str]]) -> Found:
         """As `rerank`, of queries that come encoded, axes [b, 1, j, h], and the candidates of each."""
-        return self._rerank([recipe], queries, candidates)[0]
+        return copy.copy(self)._rerank([recipe], queries, candidates)[0]
 
-    @on_snapshot
     def certified(self, recipe: Recipe, queries: Tokens, k: int = 10) -> list[tuple[dict[str, float], bool]]:
         """For each query [b, 1, j, h] its k best of all documents here, and whether these are certainly the k
         best of these documents in the index that `certify` was given: no other reaches one within the errors.
@@ -129,6 +125,7 @@ class TokenIndex(GrowingStore, ABC):
         A score errs by at most Σⱼ ‖qⱼ‖ / Z times the document's distance. ValueError for an index without
         errors, or a recipe whose rel is no sum of maxima with a Z that the query sets.
         """
+        self = copy.copy(self)
         fits = recipe.is_maxsim(self.longest) and recipe.normalise in ("one", "query_tokens")
         if not fits or recipe.search == "impute" or "salience" in self.fields or queries.salience is not None:
             raise ValueError(f"the scores of {recipe.name} are no sums of maxima, whose errors are bounded")

@@ -5,11 +5,10 @@ row, changes only in `compact`; its id never does.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import wraps
 from pathlib import Path
-from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -28,20 +27,7 @@ ERRORS = "errors.bin"  # of each document, how far its tokens are from those of 
 LIKE = 4096  # documents that are read in the order of their lengths, so that blocks hold little padding
 Rows = slice | np.ndarray
 Store = TypeVar("Store", bound="TokenStore")
-Given, Result = ParamSpec("Given"), TypeVar("Result")
 WIDEST = 1 << 16  # dimensions of a vector
-
-
-def on_snapshot(
-    method: Callable[Concatenate[Store, Given], Result],
-) -> Callable[Concatenate[Store, Given], Result]:
-    """The method of a store as it is now: what another thread adds or compacts meanwhile is not seen."""
-
-    @wraps(method)
-    def on_copy(store: Store, *given: Given.args, **named: Given.kwargs) -> Result:
-        return method(copy.copy(store), *given, **named)
-
-    return on_copy
 
 
 @dataclass(frozen=True)
@@ -53,9 +39,9 @@ class TokenStore:
     """The tokens of a corpus under one paradigm, on disk: what `grow` wrote.
 
     ids and offsets run over all rows, deleted documents included until `compact`; `living` says which count,
-    and len() how many. All that is read is replaced in one assignment: a method `on_snapshot` works on one
-    state. A kind of index names itself, its Settings, and may override `_columns`, `_encode`, `_decode`,
-    `_derive`.
+    and len() how many. All that is read is replaced in one assignment: a method that reads twice works on a
+    copy, so that what another thread adds or compacts meanwhile is not seen. A kind of index names itself,
+    its Settings, and may override `_columns`, `_encode`, `_decode`, `_derive`.
     """
 
     kind: ClassVar[str] = "tokens"
@@ -115,10 +101,10 @@ class TokenStore:
             padded[name] = full[None]
         return Tokens(padded["vectors"], there[None], padded.get("ids"), padded.get("salience"))
 
-    @on_snapshot
     def tokens_of(self, ids: Sequence[str], device: torch.device | str = "cpu") -> Tokens:
         """The stored tokens of documents, by id, in the order of `ids`."""
-        return self.tokens(self.positions(ids), device)
+        state = copy.copy(self)
+        return state.tokens(state.positions(ids), device)
 
     def position(self, id: str) -> int:
         """The row of a document. KeyError names an unknown or deleted one."""
@@ -129,10 +115,7 @@ class TokenStore:
     def positions(self, ids: Iterable[str]) -> np.ndarray:
         """The rows of documents, int64, as `position` has them."""
         check_several(ids, "document ids")
-        try:
-            return np.array([self._positions[id] for id in ids], dtype=np.int64)
-        except KeyError as error:
-            return np.array([self.position(error.args[0])])
+        return np.array([self.position(id) for id in ids], dtype=np.int64)
 
     def names(self, positions: np.ndarray) -> list[str]:
         """The ids of documents, by row."""
