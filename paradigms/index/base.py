@@ -28,7 +28,7 @@ from paradigms.core import Tokens
 from paradigms.data import Run, check_queries
 from paradigms.encoder.batches import by_length
 from paradigms.impute import retrieved_rel
-from paradigms.index.grow import GrowingStore
+from paradigms.index.grow import Advance, GrowingStore
 from paradigms.index.pruning import most_salient
 from paradigms.io.progress import progress_bar
 from paradigms.model import Paradigm
@@ -46,7 +46,6 @@ LARGE_SIZES = (1 << 17, 1 << 26)
 Index = TypeVar("Index", bound="TokenIndex")
 Made = TypeVar("Made")
 Found = list[dict[str, float]]  # of each query its documents and scores, best first
-Advance = Callable[..., None]  # called with the number of queries that are done; without one, 1 is
 
 
 class TokenIndex(GrowingStore, ABC):
@@ -210,7 +209,7 @@ class TokenIndex(GrowingStore, ABC):
         for query, _, tokens in self._retrieved(parts, recipe.search_tokens):
             rows = np.unique(self._owners(tokens[tokens >= 0]))
             found.append(self._best(self._scores([recipe], query, rows)[0], rows, k))
-            advance()
+            advance(1)
         return found
 
     def _impute(self, recipe: Recipe, parts: list[Tokens], k: int, advance: Advance) -> Found:
@@ -220,14 +219,14 @@ class TokenIndex(GrowingStore, ABC):
             owners = torch.from_numpy(self._owners(tokens)).to(tokens.device)
             rows, filled = retrieved_rel(scores, owners, self.living_tokens, recipe.imputation)
             found.append(self._best(filled, rows.cpu().numpy(), k))
-            advance()
+            advance(1)
         return found
 
     def _retrieved(self, parts: list[Tokens], k: int) -> Iterator[tuple[Tokens, Tensor, Tensor]]:
         """Each query and the `token_search` of its real tokens; some queries at a time."""
         most = RETRIEVED // min(k, self.living_tokens)
         for queries in parts:
-            step = max(1, most // queries.mask.shape[-1])
+            step = max(1, most // max(1, queries.mask.shape[-1]))
             for start in range(0, len(queries.mask), step):
                 some = queries[start : start + step]
                 lengths = some.mask[:, 0].sum(-1).tolist()
@@ -242,16 +241,16 @@ class TokenIndex(GrowingStore, ABC):
         one read of the tokens. packed: the query as the kernels read it, where that is known."""
         scores = torch.empty((len(recipes), len(rows)), device=query.mask.device)
         scanned = [n for n, recipe in enumerate(recipes) if self._scanned(recipe, query.mask.device)]
-        gathered = [n for n in scanned if recipes[n].search == "gather"]
         others = [n for n in range(len(recipes)) if n not in scanned]
-        if scanned and packed is None:
-            packed = self._packed(query)
-        if gathered:
-            read = self._scannable.relevances([recipes[n] for n in gathered], packed, rows)
-            scores[gathered] = read[:, 0]
-        for n in set(scanned) - set(gathered):
-            tokens = int((self.offsets[rows + 1] - self.offsets[rows]).sum())
-            scores[n] = self._scannable.imputed(recipes[n], packed, rows, tokens)[0]
+        if scanned:
+            packed = self._packed(query) if packed is None else packed
+            gathered = [n for n in scanned if recipes[n].search == "gather"]
+            if gathered:
+                read = self._scannable.relevances([recipes[n] for n in gathered], packed, rows)
+                scores[gathered] = read[:, 0]
+            for n in set(scanned) - set(gathered):
+                tokens = int((self.offsets[rows + 1] - self.offsets[rows]).sum())
+                scores[n] = self._scannable.imputed(recipes[n], packed, rows, tokens)[0]
         if others:
             whole, query = any(recipes[n].reads_pool for n in others) or not len(rows), _trimmed(query)
             found = []

@@ -24,10 +24,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from torch import Tensor
 
 from paradigms.core import Tokens
-from paradigms.index.base import Advance, Found, TokenIndex
+from paradigms.index.base import Found, TokenIndex
 from paradigms.index.codes import padded
 from paradigms.index.coding import (
     BEGINS,
@@ -42,7 +43,8 @@ from paradigms.index.coding import (
     write_lists,
     wrong_lists,
 )
-from paradigms.index.columns import Column, Writer
+from paradigms.index.columns import Writer
+from paradigms.index.grow import Advance
 from paradigms.index.store import Rows
 from paradigms.recipe import Recipe
 from paradigms.scoring.machine import shared, worth
@@ -66,7 +68,7 @@ class CompressedIndex(TokenIndex):
     def _building(self) -> bool:
         return "building" in self.manifest
 
-    def _columns(self) -> dict[str, Column]:
+    def _columns(self) -> dict[str, DTypeLike]:
         columns = super()._columns()
         if self._building:
             return columns
@@ -100,13 +102,11 @@ class CompressedIndex(TokenIndex):
         try:
             self._codec = read_codec(self._table, bits)
             self._codec.check(manifest["dim"])
-        except FileNotFoundError:  # another build has just taken its place
-            raise
         except Exception as error:
-            raise self._table.damaged(path.name if path else CODEC, str(error)) from error
-        self._begins = self._array(BEGINS, Column("int64"))
+            raise self._table.damaged(path.name if path else CODEC, error) from error
+        self._begins = self._table.array(BEGINS, "int64")
         total, lists = int(self.offsets[-1]), len(self._codec.packed)
-        entries = self._array(ENTRIES, Column("uint8", number_bytes(total)))
+        entries = self._table.array(ENTRIES, ("uint8", (number_bytes(total),)))
         for file, wrong in wrong_lists(self._begins, entries, lists, total).items():
             raise self._table.damaged(file, wrong)
         if self.fields["centroids"].max(initial=0) >= lists:
@@ -200,10 +200,11 @@ class CompressedIndex(TokenIndex):
         def one(query: Tokens) -> dict[str, float]:
             there = query.mask[0, 0]
             found = find(query.map(lambda t: t[:, :, there].cpu())) if there.any() else {}
-            advance()
+            advance(1)
             return found
 
-        threads, found = torch.get_num_threads(), []
+        threads = torch.get_num_threads()
+        found: Found = []
         for queries in parts:
             each = [queries[n : n + 1] for n in range(len(queries.mask))]
             found += [one(q) for q in each] if len(each) < threads else shared(one, each, threads)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from paradigms.core import Tokens
 from paradigms.index import base
-from paradigms.index.base import LARGE_SIZES, Advance, Found, TokenIndex
+from paradigms.index.base import LARGE_SIZES, Found, TokenIndex
+from paradigms.index.grow import Advance
 from paradigms.recipe import Recipe
 from paradigms.scoring.stored import Packed, score, slices
 

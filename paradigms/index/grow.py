@@ -42,7 +42,7 @@ from paradigms.model import Paradigm
 ROUNDING = 1e-5  # of a similarity, at most, of the longer vector's norm
 BLOCK = 1 << 16  # padded tokens that go from one index to another at once
 Grown = TypeVar("Grown", bound="GrowingStore")
-Advance = Callable[[int], object]  # called with the number of documents just done
+Advance = Callable[[float], object]  # told how many documents of a build, or queries, are just done
 
 
 class GrowingStore(TokenStore):
@@ -204,7 +204,7 @@ class GrowingStore(TokenStore):
             kept = np.repeat(self.living, np.diff(self.offsets))
             for name, column in self._columns().items():
                 writer.restart(f"{name}.bin")
-                step = max(1, CHUNK // max(1, column.nbytes))
+                step = max(1, CHUNK // np.dtype(column).itemsize)
                 for part in (slice(first, first + step) for first in range(0, len(kept), step)):
                     writer.append(f"{name}.bin", self.fields[name][part][kept[part]])
             rows = np.flatnonzero(self.living)

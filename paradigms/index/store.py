@@ -12,11 +12,12 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from torch import Tensor
 
 from paradigms.core import Tokens
 from paradigms.index.checksum import weights_checksum
-from paradigms.index.columns import DEFECTS, MANIFEST, Column, ColumnFolder, Writer
+from paradigms.index.columns import DEFECTS, MANIFEST, ColumnFolder, Writer
 from paradigms.index.pruning import Fewer
 from paradigms.io.typed import check_several, check_types, naming, parse_json
 from paradigms.model import Paradigm
@@ -166,10 +167,10 @@ class TokenStore:
     def _check_settings(cls, settings: Any, dim: int) -> None:
         """ValueError, before anything is encoded, for settings that no build could be ended with."""
 
-    def _columns(self) -> dict[str, Column]:
+    def _columns(self) -> dict[str, DTypeLike]:
         """What is stored of every token: a column of `fields`, and a file, of each name."""
-        wide = {"vectors": self.manifest["dim"]}
-        return {name: Column(DTYPES[name], wide.get(name)) for name in self.manifest["fields"]}
+        wide = {"vectors": (self.manifest["dim"],)}
+        return {name: (DTYPES[name], wide.get(name, ())) for name in self.manifest["fields"]}
 
     def _encode(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Columns from the fields of some tokens, in DTYPES: vectors [t, h], ids [t], salience [t]."""
@@ -217,15 +218,16 @@ class TokenStore:
         fresh = copy.copy(self)
         table = fresh._table = ColumnFolder(self.folder, self.kind)
         while True:
-            fresh.manifest = table.read()
+            before = table.standing()
             try:
+                fresh.manifest = table.read()
                 with naming(self.folder):
                     fresh._map(fresh.manifest)
                 if verify:
                     table.verify()
                 break
-            except FileNotFoundError:  # a compaction has just removed what it replaced
-                if fresh.manifest == table.read():
+            except (FileNotFoundError, ValueError):
+                if before == table.standing():  # else a writer has just removed what it replaced
                     raise
         self.__dict__ = fresh.__dict__
 
@@ -239,9 +241,9 @@ class TokenStore:
             self._check_settings(self.settings, manifest["dim"])
             count, total, columns = manifest["documents"], manifest["tokens"], self._columns()
         except DEFECTS as error:
-            raise table.damaged(MANIFEST, str(error)) from error
+            raise table.damaged(MANIFEST, error) from error
         self.ids = self._read_ids()
-        lengths, deleted = self._array(LENGTHS, Column("int32")), self._array(DELETED, Column("int64"))
+        lengths, deleted = table.array(LENGTHS, "int32"), table.array(DELETED, "int64")
         self.offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         if len(lengths) != count or self.offsets[-1] != total or (lengths < 0).any():
             raise table.damaged(LENGTHS, f"not {count!r:.40} lengths of {total!r:.40} tokens")
@@ -253,10 +255,10 @@ class TokenStore:
         self._live(np.bincount(deleted, minlength=count) == 0)
         if len(self._positions) != self.living.sum():
             raise table.damaged(DOCUMENTS, f"{len(set(self.ids))} different ids")
-        self.errors = self._array(ERRORS, Column("float32", 2))
+        self.errors = table.array(ERRORS, ("float32", (2,)))
         if len(self.errors) not in (0, count) or not (self.errors >= 0).all():
             raise table.damaged(ERRORS, f"not two distances of each of {count} documents")
-        self.fields = {name: self._array(f"{name}.bin", column) for name, column in columns.items()}
+        self.fields = {name: table.array(f"{name}.bin", column) for name, column in columns.items()}
         for name, values in self.fields.items():
             if len(values) != total:
                 raise table.damaged(f"{name}.bin", f"{len(values)} rows where {total} belong")
@@ -273,12 +275,6 @@ class TokenStore:
         """Rows of the documents that a search may find: not deleted, and with a token."""
         return np.flatnonzero(self.living & (np.diff(self.offsets) > 0))
 
-    def _array(self, name: str, column: Column) -> np.ndarray:
-        try:
-            return self._table.array(name, column)
-        except ValueError as error:
-            raise self._table.damaged(name, str(error)) from error
-
     def _read_ids(self) -> list[str]:
         file = self._table.path(DOCUMENTS)
         if file is None:
@@ -288,7 +284,7 @@ class TokenStore:
         try:
             ids = parse_json(b"[" + lines.rstrip(b"\n").replace(b"\n", b",") + b"]", DOCUMENTS)
         except ValueError as error:
-            raise self._table.damaged(file.name, str(error)) from error
+            raise self._table.damaged(file.name, error) from error
         if not all(isinstance(id, str) for id in ids):
             raise self._table.damaged(file.name, "an id is no string")
         return ids
