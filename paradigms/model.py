@@ -63,7 +63,9 @@ class Trainable(nn.Module, ABC):
         where anything but a model of this layout would be replaced; ValueError for what the layout cannot
         hold.
         """
-        chosen = layout_of(layout)
+        if layout not in SAVE_LAYOUTS:
+            raise ValueError(f"unknown layout {layout!r}; there are {', '.join(SAVE_LAYOUTS)}")
+        chosen = SAVE_LAYOUTS[layout]
         with atomic_folder(folder, chosen.marks) as temporary:
             check_model(Path(folder))
             chosen.write(self, temporary)
@@ -131,13 +133,6 @@ KINDS: dict[str, type[Trainable]] = {}
 SAVE_LAYOUTS: dict[str, Layout] = {
     "paradigms": Layout(lambda model, folder: model.write(folder, merged=True), KINDS)
 }
-
-
-def layout_of(name: str) -> Layout:
-    """ValueError names a layout that there is not."""
-    if name not in SAVE_LAYOUTS:
-        raise ValueError(f"unknown layout {name!r}; there are {', '.join(SAVE_LAYOUTS)}")
-    return SAVE_LAYOUTS[name]
 
 
 def check_model(folder: Path) -> None:

@@ -77,9 +77,6 @@ class BM25:
         self.vocabulary: dict[str, int] = index.vocab_dict
         self._index = index
         self._positions = {id: i for i, id in enumerate(ids)}
-        # Of equal scores the smaller id ranks first, wherever its document stands in the corpus.
-        self._order = np.empty(len(ids), dtype=np.int64)
-        self._order[sorted(range(len(ids)), key=ids.__getitem__)] = np.arange(len(ids))
 
     @classmethod
     def build(
@@ -149,9 +146,8 @@ class BM25:
                 found = np.flatnonzero(scores > 0)
                 if len(found) > k:  # all that tie with the k-th stay in until the ids decide
                     found = found[scores[found] >= np.partition(scores[found], -k)[-k]]
-                best = found[np.lexsort((self._order[found], -scores[found]))[:k]]
-                scored = zip(best, scores[best].tolist(), strict=True)
-                run[query] = {self.ids[i]: score for i, score in scored}
+                scored = zip(found, scores[found].tolist(), strict=True)
+                run[query] = best_first({self.ids[i]: score for i, score in scored}, k)
         return run
 
     def rerank(self, queries: dict[str, str], run: Run) -> Run:

@@ -15,13 +15,12 @@ tokens and looks into a few lists of them; `inverted` keeps one weight for each 
 from pathlib import Path
 
 from paradigms.index.base import TokenIndex
-from paradigms.index.columns import MANIFEST
+from paradigms.index.columns import ColumnFolder
 from paradigms.index.compressed import CompressedIndex
 from paradigms.index.exact import ExactIndex
 from paradigms.index.faiss_index import FaissIndex
 from paradigms.index.fixed_index import FixedIndex
 from paradigms.index.inverted import InvertedIndex
-from paradigms.io.typed import parse_json
 
 __all__ = [
     "INDEXES",
@@ -41,8 +40,5 @@ INDEXES: dict[str, type[TokenIndex]] = {
 
 def open_index(folder: str | Path, *, verify: bool = True) -> TokenIndex:
     """The index in a folder, of whichever kind it says it is. Errors as of `TokenIndex.open`."""
-    try:
-        kind = parse_json((Path(folder) / MANIFEST).read_text(encoding="utf-8"), MANIFEST).get("kind")
-    except (OSError, ValueError, AttributeError):
-        kind = None
-    return INDEXES.get(str(kind), ExactIndex).open(folder, verify=verify)
+    kind = str(ColumnFolder(Path(folder), "any").standing().get("kind"))
+    return INDEXES.get(kind, ExactIndex).open(folder, verify=verify)

@@ -11,22 +11,25 @@ tokens: their rel of 0 would lie above negative cosines, and a rerank gives them
 find nothing. Threads are those that the caller set (`torch.set_num_threads`).
 """
 
+import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
+from rich.progress import Progress
 from torch import Tensor
 
 from paradigms.core import Tokens
 from paradigms.data import Run, check_queries
 from paradigms.encoder.batches import by_length
 from paradigms.impute import retrieved_rel
+from paradigms.index.grow import Advance, GrowingStore
 from paradigms.index.pruning import most_salient
-from paradigms.index.ranked import RankedStore
-from paradigms.index.store import on_snapshot
 from paradigms.io.progress import progress_bar
 from paradigms.model import Paradigm
 from paradigms.recipe import Recipe
@@ -40,11 +43,14 @@ CANDIDATES = 1 << 17  # padded tokens of one query's candidates that are scored 
 SIZES = {"cpu": (1 << 12, 1 << 20)}
 LARGE_SIZES = (1 << 17, 1 << 26)
 
+Index = TypeVar("Index", bound="TokenIndex")
+Made = TypeVar("Made")
+Found = list[dict[str, float]]  # of each query its documents and scores, best first
 
-class TokenIndex(RankedStore, ABC):
+
+class TokenIndex(GrowingStore, ABC):
     """A store that can be searched: `token_search` is what a kind of index has to bring."""
 
-    @on_snapshot
     def search(
         self,
         paradigm: Paradigm,
@@ -58,21 +64,18 @@ class TokenIndex(RankedStore, ABC):
 
         keep: β^q, the share of each query's tokens that search, the most salient ones (`pruning`).
         """
-        self.check(paradigm)
-        names = list(queries)
-        found: dict[str, dict[str, float]] = {}
-        with torch.inference_mode(), progress_bar(progress) as bar:
-            encoded = list(_encode_queries(paradigm, list(queries.values()), keep))
-            ranked = self._search(paradigm.recipe, [q for _, q in encoded], k, bar)
-            for (places, _), rows in zip(encoded, ranked, strict=True):
-                found |= {names[place]: row for place, row in zip(places, rows, strict=True)}
-        return {name: found[name] for name in names}
+        state = copy.copy(self)
+        state.check(paradigm)
+        with progress_bar(progress) as bar:
+            encoded = list(_encode_queries(paradigm, queries, keep))
+            ranked = state._search(paradigm.recipe, [part for _, part in encoded], k, bar)
+        found = dict(zip((name for names, _ in encoded for name in names), ranked, strict=True))
+        return {name: found[name] for name in queries}
 
-    @on_snapshot
-    def search_tokens(self, recipe: Recipe, queries: Tokens, k: int = 100) -> list[dict[str, float]]:
+    def search_tokens(self, recipe: Recipe, queries: Tokens, k: int = 100) -> Found:
         """As `search`, of queries that come encoded, axes [b, 1, j, h]: of each its documents and scores."""
-        with torch.inference_mode(), progress_bar(False) as bar:
-            return self._search(recipe, [queries], k, bar)[0]
+        with progress_bar(False) as bar:
+            return copy.copy(self)._search(recipe, [queries], k, bar)
 
     def rerank(
         self, paradigm: Paradigm, queries: Mapping[str, str], run: Run, *, progress: bool = False
@@ -84,7 +87,6 @@ class TokenIndex(RankedStore, ABC):
         """
         return self.rerank_recipes(paradigm, [paradigm.recipe], queries, run, progress=progress)[0]
 
-    @on_snapshot
     def rerank_recipes(
         self,
         paradigm: Paradigm,
@@ -95,30 +97,26 @@ class TokenIndex(RankedStore, ABC):
         progress: bool = False,
     ) -> list[Run]:
         """`rerank` with each of several recipes for one encoder: queries are encoded, S computed, once."""
-        self.check(paradigm)
+        state = copy.copy(self)
+        state.check(paradigm)
         check_queries(run, queries)
         for candidates in run.values():
-            self.positions(candidates)
-        names = [query for query in run if run[query]]
+            state.positions(candidates)
+        texts = {query: queries[query] for query in run if run[query]}
         found: list[Run] = [{} for _ in recipes]
-        with torch.inference_mode(), progress_bar(progress) as bar:
-            task = bar.add_task(f"rerank {paradigm.recipe.name}", total=len(names))
-            for places, encoded in _encode_queries(paradigm, [queries[query] for query in names]):
-                part = [names[place] for place in places]
-                scored = self._rerank(recipes, encoded, [list(run[query]) for query in part])
+        with progress_bar(progress) as bar:
+            task = bar.add_task(f"rerank {paradigm.recipe.name}", total=len(texts))
+            for names, encoded in _encode_queries(paradigm, texts):
+                scored = state._rerank(recipes, encoded, [list(run[query]) for query in names])
                 for new, scores in zip(found, scored, strict=True):
-                    new |= dict(zip(part, scores, strict=True))
-                bar.advance(task, len(part))
+                    new |= dict(zip(names, scores, strict=True))
+                bar.advance(task, len(names))
         return [{query: new.get(query, {}) for query in run} for new in found]
 
-    @on_snapshot
-    def rerank_tokens(
-        self, recipe: Recipe, queries: Tokens, candidates: Sequence[Sequence[str]]
-    ) -> list[dict[str, float]]:
+    def rerank_tokens(self, recipe: Recipe, queries: Tokens, candidates: Sequence[Sequence[str]]) -> Found:
         """As `rerank`, of queries that come encoded, axes [b, 1, j, h], and the candidates of each."""
-        return self._rerank([recipe], queries, candidates)[0]
+        return copy.copy(self)._rerank([recipe], queries, candidates)[0]
 
-    @on_snapshot
     def certified(self, recipe: Recipe, queries: Tokens, k: int = 10) -> list[tuple[dict[str, float], bool]]:
         """For each query [b, 1, j, h] its k best of all documents here, and whether these are certainly the k
         best of these documents in the index that `certify` was given: no other reaches one within the errors.
@@ -126,6 +124,7 @@ class TokenIndex(RankedStore, ABC):
         A score errs by at most Σⱼ ‖qⱼ‖ / Z times the document's distance. ValueError for an index without
         errors, or a recipe whose rel is no sum of maxima with a Z that the query sets.
         """
+        self = copy.copy(self)
         fits = recipe.is_maxsim(self.longest) and recipe.normalise in ("one", "query_tokens")
         if not fits or recipe.search == "impute" or "salience" in self.fields or queries.salience is not None:
             raise ValueError(f"the scores of {recipe.name} are no sums of maxima, whose errors are bounded")
@@ -138,14 +137,26 @@ class TokenIndex(RankedStore, ABC):
             query = queries[n : n + 1]
             lengths = query.vectors[query.mask].norm(dim=-1)
             reach = float(lengths.sum() / recipe.normalise_function(one, query, query))
-            scores = self._score_rows(recipe, query, rows)
+            scores = self._scores([recipe], query, rows)[0]
             above, below = self.errors[rows].T * reach
-            top = np.argsort(-(values := scores[0].cpu().numpy()), kind="stable")[:k]
+            top = np.argsort(-(values := scores.cpu().numpy()), kind="stable")[:k]
             rest = np.delete(np.arange(len(rows)), top)
             sure = (values - below)[top].min(initial=np.inf) > (values + above)[rest].max(initial=-np.inf)
-            best = self._decode_keys(self._best(scores, rows, min(k, len(rows))))
-            found.append((best if len(lengths) else {}, bool(sure)))
+            found.append((self._best(scores, rows, k) if len(lengths) else {}, bool(sure)))
         return found
+
+    def only(self: Index, ids: Iterable[str]) -> Index:
+        """The index as if it held these documents alone: searches equal those of an index that was built of
+        them, where they are exact. Nothing is written, and what is changed later is not seen.
+
+        KeyError names an unknown document.
+        """
+        living = np.zeros(len(self.living), dtype=bool)
+        living[self.positions(ids)] = True
+        part = copy.copy(self)
+        part._live(living)
+        part._made = {name: made for name, made in self._made.items() if name in ("order", "scannable")}
+        return part
 
     @abstractmethod
     def token_search(self, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -154,6 +165,7 @@ class TokenIndex(RankedStore, ABC):
         Tokens of deleted documents are left out; [t, k'], k' ≤ k. Missing ones are −∞ and row −1.
         """
 
+    @torch.inference_mode()
     def _rerank(
         self, recipes: Sequence[Recipe], queries: Tokens, candidates: Sequence[Sequence[str]]
     ) -> list[list[dict[str, float]]]:
@@ -163,19 +175,17 @@ class TokenIndex(RankedStore, ABC):
         if len(candidates) != len(queries.mask):
             raise ValueError(f"{len(queries.mask)} queries need as many candidates, not {len(candidates)}")
         ranked: list[list[dict[str, float]]] = [[] for _ in recipes]
-        with torch.inference_mode():
-            for row, ids in enumerate(candidates):
-                rows = np.sort(self.positions(ids))
-                query = queries if len(candidates) == 1 else queries[row : row + 1]
-                empty = self.offsets[rows] == self.offsets[rows + 1]
-                for new, scores in zip(ranked, self._score_all(recipes, query, rows), strict=True):
-                    scores[empty] = -np.inf
-                    order = np.lexsort((self._order[1][rows], -scores))
-                    new.append(dict(zip(self.names(rows[order]), scores[order].tolist(), strict=True)))
+        for n, ids in enumerate(candidates):
+            rows = np.sort(self.positions(ids))
+            scores = self._scores(recipes, queries[n : n + 1], rows)
+            scores[:, torch.from_numpy(self.offsets[rows] == self.offsets[rows + 1])] = -torch.inf
+            for new, own in zip(ranked, scores, strict=True):
+                new.append(self._best(own, rows, len(rows)))
         return ranked
 
-    def _search(self, recipe: Recipe, parts: list[Tokens], k: int, bar: Any) -> list[list[dict[str, float]]]:
-        """Of each part and query its k best documents with their scores, best first."""
+    @torch.inference_mode()
+    def _search(self, recipe: Recipe, parts: list[Tokens], k: int, bar: Progress) -> Found:
+        """Of each query of all parts its k best documents with their scores, best first."""
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         if recipe.search != "impute" and recipe.reads_pool:
@@ -184,96 +194,71 @@ class TokenIndex(RankedStore, ABC):
                 "which a search in blocks never sees: set the recipe's search to 'impute', or rerank"
             )
         parts = [self._checked(recipe, queries) for queries in parts]
-        if not len(self) or not any(len(queries.mask) for queries in parts):
-            return [[{} for _ in queries.mask] for queries in parts]
+        there = [some for queries in parts for some in queries.mask.flatten(1).any(1).tolist()]
+        if not self.living_tokens or not any(there):
+            return [{} for _ in there]
         how = self._impute if recipe.search == "impute" else self._gather
-        ranked = how(recipe, parts, min(k, len(self)), bar)
-        return [
-            [
-                self._decode_keys(keys) if there else {}
-                for keys, there in zip(of, q.mask.flatten(1).any(1), strict=True)
-            ]
-            for of, q in zip(ranked, parts, strict=True)
-        ]
+        task = bar.add_task(f"search {recipe.name}", total=len(there))
+        found = how(recipe, parts, min(k, len(self)), partial(bar.advance, task))
+        return [best if some else {} for best, some in zip(found, there, strict=True)]
 
-    def _gather(self, recipe: Recipe, parts: list[Tokens], k: int, bar: Any) -> list[list[Tensor]]:
-        """For each part and query the `_best` keys: `core.rel` of the documents that own one of the
-        `search_tokens` tokens retrieved for each query token."""
-        task = bar.add_task(f"search {recipe.name}", total=sum(len(q.mask) for q in parts))
-        found: list[list[Tensor]] = []
-        for queries in parts:
-            found.append([])
-            for row, _, tokens in self._retrieved(queries, recipe.search_tokens):
-                rows = np.unique(self._owners(tokens[tokens >= 0]))
-                scores = self._score_rows(recipe, queries[row : row + 1], rows)
-                found[-1].append(self._best(scores, rows, k))
-                bar.advance(task)
-        return found
-
-    def _impute(self, recipe: Recipe, parts: list[Tokens], k: int, bar: Any) -> list[list[Tensor]]:
-        """As `_gather`, from retrieved tokens alone: Eq. 4."""
-        task = bar.add_task(f"search {recipe.name}", total=sum(len(q.mask) for q in parts))
-        found: list[list[Tensor]] = []
-        for queries in parts:
-            found.append([])
-            for _, scores, tokens in self._retrieved(queries, recipe.search_tokens):
-                bar.advance(task)
-                if not tokens.numel():
-                    found[-1].append(tokens.new_zeros(0))
-                    continue
-                owners = torch.from_numpy(self._owners(tokens)).to(tokens.device)
-                rows, filled = retrieved_rel(scores, owners, self.living_tokens, recipe.imputation)
-                found[-1].append(self._best(filled, rows.cpu().numpy(), k))
-        return found
-
-    def _retrieved(self, queries: Tokens, k: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Of each query its place and `token_search` of its real tokens; some queries at a time."""
-        lengths = queries.mask[:, 0].sum(-1).tolist()
-        most = max(1, RETRIEVED // max(1, min(k, int(self.offsets[-1]))))
-        start = 0
-        while start < len(lengths):
-            stop, count = start + 1, lengths[start]
-            while stop < len(lengths) and count + lengths[stop] <= most:
-                count, stop = count + lengths[stop], stop + 1
-            vectors = queries.vectors[start:stop, 0][queries.mask[start:stop, 0]]
-            scores, tokens = self.token_search(vectors, k)
-            per_query = lengths[start:stop]
-            rows = zip(scores.split(per_query), tokens.split(per_query), strict=True)
-            yield from ((start + n, *row) for n, row in enumerate(rows))
-            start = stop
-
-    def _score_all(self, recipes: Sequence[Recipe], query: Tokens, rows: np.ndarray) -> np.ndarray:
-        """`_score_rows` with each recipe, [s, n]: from one S in the kernels, or one read of the tokens."""
-        if len(recipes) == 1:
-            return self._score_rows(recipes[0], query, rows).cpu().numpy()
-        known = [
-            n for n, r in enumerate(recipes) if r.search == "gather" and self._scanned(r, query.mask.device)
-        ]
-        others = [n for n in range(len(recipes)) if n not in known]
-        scores = np.empty((len(recipes), len(rows)), np.float32)
-        if known:
-            read = self._scannable.relevances([recipes[n] for n in known], self._packed(query), rows)
-            scores[known] = read[:, 0].numpy()
-        if others:
-            scores[others] = self._score_tensors([recipes[n] for n in others], query, rows).cpu().numpy()
-        return scores
-
-    def _score_rows(self, recipe: Recipe, query: Tokens, rows: np.ndarray) -> Tensor:
-        """`stored.score` of one query and documents by row: [1, n]."""
-        scanned = self._scanned(recipe, query.mask.device)
-        if scanned and recipe.search == "impute":
-            return scanned.imputed(recipe, self._packed(query), rows, self._tokens_in(rows))[0]
-        if scanned:
-            return scanned.relevance(recipe, self._packed(query), rows)
-        return self._score_tensors([recipe], query, rows)
-
-    def _score_tensors(self, recipes: Sequence[Recipe], query: Tokens, rows: np.ndarray) -> Tensor:
-        query, whole = _trimmed(query), any(recipe.reads_pool for recipe in recipes) or not len(rows)
+    def _gather(self, recipe: Recipe, parts: list[Tokens], k: int, advance: Advance) -> Found:
+        """As `_search`: `core.rel` of the documents that own one of the `search_tokens` tokens retrieved for
+        each query token."""
         found = []
-        for block in [rows] if whole else self.blocks(CANDIDATES, rows):
-            documents = self.tokens(block, query.mask.device)
-            found.append(torch.cat([score(recipe, documents, query) for recipe in recipes]))
-        return torch.cat(found, 1)
+        for query, _, tokens in self._retrieved(parts, recipe.search_tokens):
+            rows = np.unique(self._owners(tokens[tokens >= 0]))
+            found.append(self._best(self._scores([recipe], query, rows)[0], rows, k))
+            advance(1)
+        return found
+
+    def _impute(self, recipe: Recipe, parts: list[Tokens], k: int, advance: Advance) -> Found:
+        """As `_gather`, from retrieved tokens alone: Eq. 4."""
+        found = []
+        for _, scores, tokens in self._retrieved(parts, recipe.search_tokens):
+            owners = torch.from_numpy(self._owners(tokens)).to(tokens.device)
+            rows, filled = retrieved_rel(scores, owners, self.living_tokens, recipe.imputation)
+            found.append(self._best(filled, rows.cpu().numpy(), k))
+            advance(1)
+        return found
+
+    def _retrieved(self, parts: list[Tokens], k: int) -> Iterator[tuple[Tokens, Tensor, Tensor]]:
+        """Each query and the `token_search` of its real tokens; some queries at a time."""
+        most = RETRIEVED // min(k, self.living_tokens)
+        for queries in parts:
+            step = max(1, most // max(1, queries.mask.shape[-1]))
+            for start in range(0, len(queries.mask), step):
+                some = queries[start : start + step]
+                lengths = some.mask[:, 0].sum(-1).tolist()
+                found = self.token_search(some.vectors[:, 0][some.mask[:, 0]], k)
+                scores, tokens = (t.split(lengths) for t in found)
+                yield from zip((some[n : n + 1] for n in range(len(lengths))), scores, tokens, strict=True)
+
+    def _scores(
+        self, recipes: Sequence[Recipe], query: Tokens, rows: np.ndarray, packed: Packed | None = None
+    ) -> Float[Tensor, "s n"]:
+        """`stored.score` with each recipe, of one query and documents by row: from one S in the kernels, or
+        one read of the tokens. packed: the query as the kernels read it, where that is known."""
+        scores = torch.empty((len(recipes), len(rows)), device=query.mask.device)
+        scanned = [n for n, recipe in enumerate(recipes) if self._scanned(recipe, query.mask.device)]
+        others = [n for n in range(len(recipes)) if n not in scanned]
+        if scanned:
+            packed = self._packed(query) if packed is None else packed
+            gathered = [n for n in scanned if recipes[n].search == "gather"]
+            if gathered:
+                read = self._scannable.relevances([recipes[n] for n in gathered], packed, rows)
+                scores[gathered] = read[:, 0]
+            for n in set(scanned) - set(gathered):
+                tokens = int((self.offsets[rows + 1] - self.offsets[rows]).sum())
+                scores[n] = self._scannable.imputed(recipes[n], packed, rows, tokens)[0]
+        if others:
+            whole, query = any(recipes[n].reads_pool for n in others) or not len(rows), _trimmed(query)
+            found = []
+            for block in [rows] if whole else self.blocks(CANDIDATES, rows):
+                documents = self.tokens(block, query.mask.device)
+                found.append(torch.cat([score(recipes[n], documents, query) for n in others]))
+            scores[others] = torch.cat(found, 1)
+        return scores
 
     def _scanned(self, recipe: Recipe, device: torch.device) -> Scanned | None:
         """What the kernels read, where they know the recipe and the tokens lie in their reach."""
@@ -298,12 +283,56 @@ class TokenIndex(RankedStore, ABC):
     def _width(self) -> int:
         return self.manifest["dim"]
 
-    def _tokens_in(self, rows: np.ndarray) -> int:
-        return int((self.offsets[rows + 1] - self.offsets[rows]).sum())
-
     def _owners(self, tokens: Tensor) -> np.ndarray:
         """The rows of the documents that hold tokens; −1 of −1."""
         return np.searchsorted(self.offsets, tokens.cpu().numpy(), side="right") - 1
+
+    # One integer for score and id, so that the largest keys are the best documents whatever ties: above the
+    # score's bits, in an order that integers share with floats, below the place of the id among all ids.
+
+    def _keys(self, scores: Float[Tensor, "b n"], rows: np.ndarray) -> Int[Tensor, "b n"]:
+        """The keys of the documents at `rows`."""
+        bits = (scores.float() + 0.0).view(torch.int32).long()  # + 0 makes −0 into 0
+        rank = torch.from_numpy(self._order[1][rows]).to(scores.device)
+        return (bits.where(bits >= 0, bits ^ 0x7FFFFFFF) << 32) | (0xFFFFFFFF - rank)
+
+    def _decoded(self, keys: Int[Tensor, " k"]) -> dict[str, float]:
+        """Document id → score, in the order of the keys."""
+        high, rank = keys >> 32, 0xFFFFFFFF - (keys & 0xFFFFFFFF)
+        scores = high.where(high >= 0, high ^ 0x7FFFFFFF).int().view(torch.float32)
+        rows = self._order[0][rank.cpu().numpy()]
+        return dict(zip(self.names(rows), scores.tolist(), strict=True))
+
+    def _best(self, scores: Float[Tensor, " n"], rows: np.ndarray, k: int) -> dict[str, float]:
+        """The k best of the documents at `rows`, at most, best first."""
+        return self._decoded(self._keys(scores[None], rows)[0].topk(min(k, len(rows))).values)
+
+    @property
+    def _order(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows in the order of their ids, and of every row its place in that order."""
+
+        def order() -> tuple[np.ndarray, np.ndarray]:
+            by_id = np.array(sorted(range(len(self.ids)), key=self.ids.__getitem__), dtype=np.int64)
+            return by_id, np.argsort(by_id)
+
+        return self._kept_once("order", order)
+
+    def _kept_once(self, name: str, make: Callable[[], Made]) -> Made:
+        """What `make` gives, made once for this state of the folder."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+    def _map(self, manifest: Mapping[str, Any]) -> None:
+        super()._map(manifest)
+        self._made: dict[str, Any] = {}  # of this state, when first needed: copies share it
+
+    def _live(self, living: np.ndarray) -> None:
+        super()._live(living)
+        lengths = np.diff(self.offsets)
+        self.living_tokens = int(lengths[living].sum())
+        # Which tokens belong to deleted documents; None where no document is deleted.
+        self.dead = None if living.all() else np.repeat(~living, lengths)
 
     def _checked(self, recipe: Recipe, queries: Tokens) -> Tokens:
         """Queries as documents are scored, in float32. ValueError where these are none for this index."""
@@ -332,11 +361,13 @@ class TokenIndex(RankedStore, ABC):
 
 
 def _encode_queries(
-    paradigm: Paradigm, texts: list[str], keep: float = 1.0
-) -> Iterator[tuple[list[int], Tokens]]:
-    """Q of QUERIES texts of like length at a time, with the places of the texts; of each, the kept tokens."""
-    for places in by_length([len(text) for text in texts], rows=QUERIES):
-        yield places, most_salient(paradigm.encode_queries([texts[n] for n in places]), keep)
+    paradigm: Paradigm, queries: Mapping[str, str], keep: float = 1.0
+) -> Iterator[tuple[list[str], Tokens]]:
+    """The names and Q of QUERIES queries of like length at a time; of each, the kept tokens."""
+    names = list(queries)
+    for places in by_length([len(text) for text in queries.values()], rows=QUERIES):
+        some = [names[n] for n in places]
+        yield some, most_salient(paradigm.encode_queries([queries[name] for name in some]), keep)
 
 
 def _trimmed(tokens: Tokens) -> Tokens:

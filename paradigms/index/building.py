@@ -16,13 +16,13 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from paradigms.index.columns import DEFECTS, Column, ColumnFolder, Writer
+from paradigms.index.columns import DEFECTS, ColumnFolder, Writer
 from paradigms.index.store import DOCUMENTS, DTYPES, LENGTHS, grown
 from paradigms.io.files import flush
 
 FOLDER, STORED = "shards", ".safetensors"
 SOURCES = "sources.bin"  # for every shard in the columns, the checksum of what it was made from
-SOURCE = Column("uint8", 32)
+SOURCE = ("uint8", (32,))
 ENCODED = {SOURCES, LENGTHS, DOCUMENTS, *(f"{name}.bin" for name in DTYPES)}  # files that no setting changes
 
 
@@ -67,7 +67,7 @@ class Building:
 
     def put(self, n: int, source: bytes, columns: Mapping[str, np.ndarray]) -> None:
         """Store shard n: what it appends to every file of the folder."""
-        whole = {**columns, SOURCES: np.frombuffer(source, SOURCE.dtype)}
+        whole = {**columns, SOURCES: np.frombuffer(source, np.uint8)}
         if self._writer is not None and n == self._appended:
             self._append(self._writer, whole)
             return

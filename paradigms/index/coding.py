@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from paradigms.index.codes import PER_CENTROID, STEPS, Codec, centroids_for, padded_width
-from paradigms.index.columns import Column, ColumnFolder, Writer
+from paradigms.index.columns import ColumnFolder, Writer
 from paradigms.index.store import DTYPES, LENGTHS, Rows
 from paradigms.io.typed import naming
 
@@ -41,15 +42,15 @@ class CompressedSettings:
             raise ValueError(f"rounds and seed must be at least 0, got {self.rounds} and {self.seed}")
 
 
-def code_columns(dim: int, bits: int) -> dict[str, Column]:
+def code_columns(dim: int, bits: int) -> dict[str, DTypeLike]:
     """What is stored of every token in place of its vector."""
     width = padded_width(dim, bits) * bits // 8
-    return {"codes": Column("uint8", width), "scales": Column("uint8"), "centroids": Column("uint16")}
+    return {"codes": ("uint8", (width,)), "scales": "uint8", "centroids": "uint16"}
 
 
 def code(writer: Writer, dim: int, settings: CompressedSettings) -> None:
     """Codes of all tokens in place of their float16, from where a killed build stopped."""
-    lengths = writer.array(LENGTHS, Column("int32"))
+    lengths = writer.array(LENGTHS, "int32")
     state = {"documents": len(lengths), "tokens": int(lengths.sum(dtype=np.int64))}
     if writer.path(CODEC) is None:
         codec = _fit(writer, dim, state["tokens"], settings)
@@ -71,7 +72,7 @@ def code(writer: Writer, dim: int, settings: CompressedSettings) -> None:
 
 def write_lists(writer: Writer, bits: int) -> None:
     """Of every centroid the numbers of its tokens, ascending, one list after the other."""
-    centroids = writer.array("centroids.bin", Column("uint16"))
+    centroids = writer.array("centroids.bin", "uint16")
     sizes = np.zeros(len(read_codec(writer, bits).packed), np.int64)
     for first in range(0, len(centroids), SORTED):
         sizes += np.bincount(centroids[first : first + SORTED], minlength=len(sizes))
@@ -143,5 +144,5 @@ def _fit(writer: Writer, dim: int, tokens: int, settings: CompressedSettings) ->
 
 def _stored(writer: Writer, dim: int, rows: Rows) -> Tensor:
     """Vectors of a build, float32; what is mapped to read them is let go of at once."""
-    vectors = writer.array("vectors.bin", Column(DTYPES["vectors"], dim))
+    vectors = writer.array("vectors.bin", (DTYPES["vectors"], (dim,)))
     return torch.from_numpy(np.array(vectors[rows])).float()

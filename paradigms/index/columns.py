@@ -1,5 +1,7 @@
 """A folder of files that change by whole commits: readers see the old state or the new one, never a mix.
 
+A column is a file of rows of one numpy dtype, a subarray where a row is several numbers.
+
 Columns are only appended to, and `manifest.json` records how many bytes of each file count and their crc32. A
 commit writes beyond these lengths, flushes, then replaces the manifest at once. What lies beyond, and files
 that it does not name, were left by a writer that was stopped; the next one removes them. Files that cannot
@@ -12,9 +14,10 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from paradigms.io.files import locked, settle, write_json
 from paradigms.io.typed import parse_json
@@ -25,22 +28,6 @@ MANIFEST = "manifest.json"
 GENERATION = re.compile(r"\.\d+(?=\.\w+$)")  # of "vectors.3.bin"
 # Of a file that is not what it should be.
 DEFECTS = (OSError, ValueError, KeyError, TypeError, AttributeError)
-
-
-class Column(NamedTuple):
-    """What a row of a column is: `width` values of a numpy dtype; None = one value, and no second axis."""
-
-    dtype: str
-    width: int | None = None
-
-    def rows(self, count: int) -> tuple[int, ...]:
-        """The shape of `count` rows."""
-        return (count,) if self.width is None else (count, self.width)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of a row."""
-        return np.dtype(self.dtype).itemsize * (1 if self.width is None else self.width)
 
 
 class ColumnFolder:
@@ -56,17 +43,14 @@ class ColumnFolder:
         FileNotFoundError where there is none; ValueError names a damaged file, or the index's kind or format.
         """
         settle(self.folder)
-        while True:
-            manifest = self._manifest()
-            try:
-                for entry in manifest["files"].values():
-                    self._check_size(entry)
-            except (FileNotFoundError, ValueError):
-                if manifest == self._manifest():  # else a writer has just removed what it replaced
-                    raise
-                continue
-            self.manifest = manifest
-            return manifest
+        manifest = self._manifest()
+        for entry in manifest["files"].values():
+            file = self.folder / entry["file"]
+            size = file.stat().st_size if file.is_file() else 0
+            if size < entry["bytes"] or not file.is_file():
+                raise self.damaged(file.name, f"{size or 'no'} bytes where {entry['bytes']} belong")
+        self.manifest = manifest
+        return manifest
 
     def verify(self) -> None:
         """Compare the checksum of every file, in small pieces. ValueError names the one that is damaged."""
@@ -74,7 +58,7 @@ class ColumnFolder:
             if _checksum(self.folder / entry["file"], entry["bytes"]) != entry["crc32"]:
                 raise self.damaged(entry["file"], "its checksum differs")
 
-    def array(self, name: str, column: Column) -> np.ndarray:
+    def array(self, name: str, column: DTypeLike) -> np.ndarray:
         """A column, mapped into memory for reading."""
         return _mapped(self.folder, self.manifest["files"].get(name), column)
 
@@ -83,9 +67,9 @@ class ColumnFolder:
         entry = self.manifest["files"].get(name)
         return None if entry is None else self.folder / entry["file"]
 
-    def damaged(self, file: str, what: str) -> ValueError:
+    def damaged(self, file: str, what: object) -> ValueError:
         """The error that names a damaged file."""
-        return ValueError(f"{self.folder / file} is damaged ({what}): build the index again")
+        return _damaged(self.folder / file, what)
 
     def standing(self) -> dict[str, Any]:
         """The manifest, unchecked; empty if none can be read."""
@@ -153,18 +137,12 @@ class ColumnFolder:
                     if Path(name).name != name or any(type(n) is not int or n < 0 for n in counts):
                         raise ValueError(f"an entry that names {name!r:.200}, {counts!r:.200}")
         except DEFECTS as error:
-            raise self.damaged(MANIFEST, str(error)) from error
+            raise self.damaged(MANIFEST, error) from error
         if format != FORMAT:
             raise ValueError(f"{file} is of format {format}, not {FORMAT}: build the index again")
         if kind != self.kind:
             raise ValueError(f"{self.folder} is an index of the kind {kind}, not {self.kind}")
         return manifest
-
-    def _check_size(self, entry: Mapping[str, Any]) -> None:
-        file = self.folder / entry["file"]
-        size = file.stat().st_size if file.is_file() else 0
-        if size < entry["bytes"] or not file.is_file():
-            raise self.damaged(file.name, f"{size or 'no'} bytes where {entry['bytes']} belong")
 
 
 class Writer:
@@ -211,7 +189,7 @@ class Writer:
         size = file.stat().st_size
         entry |= {"bytes": size, "crc32": _checksum(file, size)}
 
-    def array(self, name: str, column: Column) -> np.ndarray:
+    def array(self, name: str, column: DTypeLike) -> np.ndarray:
         """A column with the rows that are not committed yet, mapped into memory for reading."""
         if name in self._streams:
             self._streams[name].flush()
@@ -257,11 +235,15 @@ def _checksum(file: Path, size: int) -> int:
     return checksum
 
 
-def _mapped(folder: Path, entry: Mapping[str, Any] | None, column: Column) -> np.ndarray:
+def _mapped(folder: Path, entry: Mapping[str, Any] | None, column: DTypeLike) -> np.ndarray:
     """The rows of a column; ValueError where its bytes are not whole rows."""
-    size = entry["bytes"] if entry else 0
-    if size % max(1, column.nbytes):
-        raise ValueError(f"{size} bytes are not rows of {column.nbytes}")
-    if not entry or not size:
-        return np.zeros(column.rows(0), column.dtype)
-    return np.memmap(folder / entry["file"], column.dtype, "r", shape=column.rows(size // column.nbytes))
+    if not entry or not entry["bytes"]:
+        return np.zeros(0, column)
+    count, left = divmod(entry["bytes"], size := np.dtype(column).itemsize)
+    if left:
+        raise _damaged(folder / entry["file"], f"{entry['bytes']} bytes are not rows of {size}")
+    return np.memmap(folder / entry["file"], column, "r", shape=(count,))
+
+
+def _damaged(file: Path, what: object) -> ValueError:
+    return ValueError(f"{file} is damaged ({what}): build the index again")

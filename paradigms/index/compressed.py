@@ -24,10 +24,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from torch import Tensor
 
 from paradigms.core import Tokens
-from paradigms.index.base import TokenIndex
+from paradigms.index.base import Found, TokenIndex
 from paradigms.index.codes import padded
 from paradigms.index.coding import (
     BEGINS,
@@ -42,7 +43,8 @@ from paradigms.index.coding import (
     write_lists,
     wrong_lists,
 )
-from paradigms.index.columns import Column, Writer
+from paradigms.index.columns import Writer
+from paradigms.index.grow import Advance
 from paradigms.index.store import Rows
 from paradigms.recipe import Recipe
 from paradigms.scoring.machine import shared, worth
@@ -66,7 +68,7 @@ class CompressedIndex(TokenIndex):
     def _building(self) -> bool:
         return "building" in self.manifest
 
-    def _columns(self) -> dict[str, Column]:
+    def _columns(self) -> dict[str, DTypeLike]:
         columns = super()._columns()
         if self._building:
             return columns
@@ -100,13 +102,11 @@ class CompressedIndex(TokenIndex):
         try:
             self._codec = read_codec(self._table, bits)
             self._codec.check(manifest["dim"])
-        except FileNotFoundError:  # another build has just taken its place
-            raise
         except Exception as error:
-            raise self._table.damaged(path.name if path else CODEC, str(error)) from error
-        self._begins = self._array(BEGINS, Column("int64"))
+            raise self._table.damaged(path.name if path else CODEC, error) from error
+        self._begins = self._table.array(BEGINS, "int64")
         total, lists = int(self.offsets[-1]), len(self._codec.packed)
-        entries = self._array(ENTRIES, Column("uint8", number_bytes(total)))
+        entries = self._table.array(ENTRIES, ("uint8", (number_bytes(total),)))
         for file, wrong in wrong_lists(self._begins, entries, lists, total).items():
             raise self._table.damaged(file, wrong)
         if self.fields["centroids"].max(initial=0) >= lists:
@@ -163,57 +163,52 @@ class CompressedIndex(TokenIndex):
             tokens[n, : len(best.values)] = torch.from_numpy(rows).to(tokens.device)[best.indices]
         return scores, tokens
 
-    def _gather(self, recipe: Recipe, parts: list[Tokens], k: int, bar: Any) -> list[list[Tensor]]:
-        """For each part and query the `_best` keys: `core.rel` on x̂ of the documents with the largest f."""
+    def _gather(self, recipe: Recipe, parts: list[Tokens], k: int, advance: Advance) -> Found:
+        """As of `TokenIndex`: `core.rel` on x̂ of the documents with the largest f."""
         wanted = max(k, self.candidates or max(64, 4 * k))
 
-        def find(query: Tokens) -> Tensor:
+        def find(query: Tokens) -> dict[str, float]:
             packed = self._packed(query)
             rows = _largest(*self._near(packed, recipe.search_tokens), wanted)
-            scanned = self._scanned(recipe, query.mask.device)
-            if scanned:
-                return self._best(scanned.relevance(recipe, packed, rows), rows, k)
-            return self._best(self._score_rows(recipe, query, rows), rows, k)
+            return self._best(self._scores([recipe], query, rows, packed)[0], rows, k)
 
-        return self._each(recipe, parts, bar, find)
+        return self._each(parts, advance, find)
 
-    def _impute(self, recipe: Recipe, parts: list[Tokens], k: int, bar: Any) -> list[list[Tensor]]:
+    def _impute(self, recipe: Recipe, parts: list[Tokens], k: int, advance: Advance) -> Found:
         """As `_gather`: the documents with the largest f; with a small k' those of the retrieved tokens."""
         if recipe.search_tokens <= SMALL:
-            return super()._impute(recipe, parts, k, bar)
+            return super()._impute(recipe, parts, k, advance)
         if recipe.imputation != "kth":
             raise ValueError(
                 f"{self.folder} is compressed and estimates the k'-th similarity where search_tokens is "
                 f"above {SMALL}: the imputation {recipe.imputation} needs an exact index, or one of FAISS"
             )
 
-        def find(query: Tokens) -> Tensor:
+        def find(query: Tokens) -> dict[str, float]:
             query = Tokens(query.vectors, query.mask)  # Eq. 4 knows no salience
             near, f = self._near(self._packed(query), recipe.search_tokens)
             return self._best(torch.from_numpy(f / query.mask.shape[-1]), near, k)
 
-        return self._each(recipe, parts, bar, find)
+        return self._each(parts, advance, find)
 
     def _each(
-        self, recipe: Recipe, parts: list[Tokens], bar: Any, find: Callable[[Tokens], Tensor]
-    ) -> list[list[Tensor]]:
+        self, parts: list[Tokens], advance: Advance, find: Callable[[Tokens], dict[str, float]]
+    ) -> Found:
         """`find` of every query, without its padding: one after the other in all threads, or side by side."""
         self._check_probes()
-        task = bar.add_task(f"search {recipe.name}", total=sum(len(q.mask) for q in parts))
-        threads = torch.get_num_threads()
 
-        def one(query: Tokens) -> Tensor:
+        def one(query: Tokens) -> dict[str, float]:
             there = query.mask[0, 0]
-            real = query.map(lambda t: t[:, :, there].cpu())
-            found = find(real) if there.any() else torch.zeros(0, dtype=torch.long)
-            bar.advance(task)
+            found = find(query.map(lambda t: t[:, :, there].cpu())) if there.any() else {}
+            advance(1)
             return found
 
-        keys = []
+        threads = torch.get_num_threads()
+        found: Found = []
         for queries in parts:
             each = [queries[n : n + 1] for n in range(len(queries.mask))]
-            keys.append([one(q) for q in each] if len(each) < threads else shared(one, each, threads))
-        return keys
+            found += [one(q) for q in each] if len(each) < threads else shared(one, each, threads)
+        return found
 
     def _check_probes(self) -> None:
         if self.probes < 1:

@@ -3,15 +3,14 @@
 gather equals `core.rel` and impute `impute.imputed_rel`, both on the stored vectors, in bounded memory.
 """
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from paradigms.core import Tokens
 from paradigms.index import base
-from paradigms.index.base import LARGE_SIZES, TokenIndex
+from paradigms.index.base import LARGE_SIZES, Found, TokenIndex
+from paradigms.index.grow import Advance
 from paradigms.recipe import Recipe
 from paradigms.scoring.stored import Packed, score, slices
 
@@ -46,42 +45,36 @@ class ExactIndex(TokenIndex):
                 best[n] = scores, tokens.gather(1, kept)
         return torch.cat([s for s, _ in best]), torch.cat([t for _, t in best])
 
-    def _gather(self, recipe: Recipe, parts: list[Tokens], k: int, bar: Any) -> list[list[Tensor]]:
-        """For each part and query the keys of its k best documents, of all."""
-        task = bar.add_task(f"search {recipe.name}", total=len(self))
-        best = [torch.zeros((len(q.mask), 0), dtype=torch.long, device=q.mask.device) for q in parts]
-        device = parts[0].mask.device
+    def _gather(self, recipe: Recipe, parts: list[Tokens], k: int, advance: Advance) -> Found:
+        """As of `TokenIndex`, of all documents."""
+        device, total = parts[0].mask.device, sum(len(queries.mask) for queries in parts)
         scanned = self._scanned(recipe, device)
-        packed = [[Packed(q) for q in slices(queries)] for queries in parts] if scanned else []
+        packed = [Packed(some) for queries in parts for some in slices(queries)] if scanned else []
         limit, _ = base.SIZES.get(device.type, LARGE_SIZES)
+        best: list[Tensor] = []
         for block in self._in_place() if scanned else self.blocks(limit):
-            documents = None if scanned else self.tokens(block, device)
-            for n, queries in enumerate(parts):
-                if scanned:
-                    scores = torch.cat([scanned.relevance(recipe, q, block) for q in packed[n]])
-                else:
-                    assert documents is not None
-                    scores = score(recipe, documents, queries)
-                keys = torch.cat([best[n], self._keys(scores, block)], 1)
-                best[n] = keys.topk(min(k, keys.shape[1])).values
-                bar.advance(task, len(block) / len(parts))
-        return [list(keys) for keys in best]
+            if scanned:
+                scores = [scanned.relevance(recipe, some, block) for some in packed]
+            else:
+                documents = self.tokens(block, device)
+                scores = [score(recipe, documents, queries) for queries in parts]
+            keys = [self._keys(some, block) for some in scores]
+            both = [torch.cat(of, 1) for of in zip(best, keys, strict=True)] if best else keys
+            best = [some.topk(min(k, some.shape[1])).values for some in both]
+            advance(total * len(block) / len(self))
+        return [self._decoded(own) for some in best for own in some]
 
-    def _impute(self, recipe: Recipe, parts: list[Tokens], k: int, bar: Any) -> list[list[Tensor]]:
-        """As `TokenIndex` has it, in one pass over the stored vectors for a slice of the queries."""
+    def _impute(self, recipe: Recipe, parts: list[Tokens], k: int, advance: Advance) -> Found:
+        """As of `TokenIndex`, in one pass over the stored vectors for a slice of the queries."""
         scanned = self._scanned(recipe, parts[0].mask.device)
         if not scanned:
-            return super()._impute(recipe, parts, k, bar)
-        task = bar.add_task(f"search {recipe.name}", total=sum(len(q.mask) for q in parts))
-        rows = np.flatnonzero(self.living)
-        found: list[list[Tensor]] = []
-        for queries in parts:
-            found.append([])
-            for some in slices(queries):
-                scores, owns = scanned.imputed(recipe, Packed(some), rows, self.living_tokens)
-                for row, own in zip(scores, owns, strict=True):
-                    found[-1].append(self._best(row[torch.from_numpy(own)], rows[own], k))
-                    bar.advance(task)
+            return super()._impute(recipe, parts, k, advance)
+        rows, found = np.flatnonzero(self.living), []
+        for some in (some for queries in parts for some in slices(queries)):
+            scores, owns = scanned.imputed(recipe, Packed(some), rows, self.living_tokens)
+            for row, own in zip(scores, owns, strict=True):
+                found.append(self._best(row[torch.from_numpy(own)], rows[own], k))
+            advance(len(owns))
         return found
 
     def _in_place(self) -> list[np.ndarray]:

@@ -7,7 +7,6 @@ retrieved similarities (Lee et al. 2023, Eq. 4). Both are exact for "Flat" and k
 its file in native code: open only files that you trust.
 """
 
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from paradigms.index.base import TokenIndex
+from paradigms.index.codes import centroids_for
 from paradigms.index.columns import Writer
 
 FILE = "tokens.faiss"
@@ -187,8 +187,7 @@ def default_factory(tokens: int, sample: int = SAMPLE) -> str:
     if tokens <= SMALL:
         return "SQfp16"
     trained = 1 << max(0, (sample // 39).bit_length() - 1)
-    lists = min(MOST_LISTS, trained, 1 << round(math.log2(4 * math.sqrt(tokens))))
-    return f"IVF{lists},SQfp16"
+    return f"IVF{min(MOST_LISTS, trained, centroids_for(tokens))},SQfp16"
 
 
 def _nested(faiss: Any, index: Any) -> Iterator[Any]:

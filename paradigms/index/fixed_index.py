@@ -17,9 +17,11 @@ from torch import Tensor
 
 from paradigms.core import Tokens
 from paradigms.fixed import FixedEncoding
-from paradigms.index.columns import Column, Writer
+from paradigms.index.base import Found
+from paradigms.index.columns import Writer
 from paradigms.index.exact import ExactIndex
 from paradigms.index.faiss_index import Entries, FaissIndex, FaissSettings
+from paradigms.index.grow import Advance
 from paradigms.index.store import LENGTHS
 from paradigms.recipe import Recipe
 
@@ -62,10 +64,10 @@ class FixedIndex(FaissIndex, ExactIndex):
 
     def _entries(self, writer: Writer) -> tuple[int, Entries]:
         state = copy.copy(self)  # with the rows that are not committed yet
-        lengths = writer.array(LENGTHS, Column("int32"))
+        lengths = writer.array(LENGTHS, "int32")
         state.offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         state.fields = {name: writer.array(f"{name}.bin", of) for name, of in self._columns().items()}
-        centre = _first(writer.array(CENTRE, Column("float32", self.manifest["dim"])))
+        centre = _first(writer.array(CENTRE, ("float32", (self.manifest["dim"],))))
 
         def encode(rows: np.ndarray) -> np.ndarray:
             blocks = [self.settings.documents(state.tokens(b), centre) for b in state.blocks(READ, rows)]
@@ -87,25 +89,22 @@ class FixedIndex(FaissIndex, ExactIndex):
         encoded = self.settings.queries(queries.map(lambda t: t.cpu()), self._centre).numpy()
         return self._nearest(encoded, min(k, len(there)), hidden if hidden.any() else None)
 
-    def _gather(self, recipe: Recipe, parts: list[Tokens], k: int, bar: Any) -> list[list[Tensor]]:
-        """For each part and query the keys of its k best documents among the nearest."""
-        task = bar.add_task(f"search {recipe.name}", total=sum(len(q.mask) for q in parts))
-        found: list[list[Tensor]] = []
+    def _gather(self, recipe: Recipe, parts: list[Tokens], k: int, advance: Advance) -> Found:
+        """As of `TokenIndex`, of the documents among the nearest."""
+        found = []
         for queries in parts:
-            found.append([])
             _, near = self.nearest(queries, max(k, self.candidates or max(64, 4 * k)))
             for n, rows in enumerate(near):
                 rows = np.sort(rows[rows >= 0])
-                scores = self._score_rows(recipe, queries[n : n + 1], rows) if len(rows) else torch.zeros(0)
-                found[-1].append(self._best(scores, rows, k))
-                bar.advance(task)
+                found.append(self._best(self._scores([recipe], queries[n : n + 1], rows)[0], rows, k))
+                advance(1)
         return found
 
     _impute = _gather
 
     def _map(self, manifest: Mapping[str, Any]) -> None:
         super()._map(manifest)
-        centre = self._array(CENTRE, Column("float32", manifest["dim"]))
+        centre = self._table.array(CENTRE, ("float32", (manifest["dim"],)))
         if len(centre) > 1 or not np.isfinite(centre).all():
             raise self._table.damaged(CENTRE, "not one finite vector")
         self._centre = _first(centre)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -36,13 +37,12 @@ from paradigms.index.store import (
 )
 from paradigms.io.files import atomic_folder, check_marked, locked
 from paradigms.io.progress import progress_bar
-from paradigms.io.typed import check_several
 from paradigms.model import Paradigm
 
 ROUNDING = 1e-5  # of a similarity, at most, of the longer vector's norm
 BLOCK = 1 << 16  # padded tokens that go from one index to another at once
 Grown = TypeVar("Grown", bound="GrowingStore")
-Advance = Callable[[int], object]  # called with the number of documents just done
+Advance = Callable[[float], object]  # told how many documents of a build, or queries, are just done
 
 
 class GrowingStore(TokenStore):
@@ -88,15 +88,15 @@ class GrowingStore(TokenStore):
             return cls._build(
                 shards,
                 folder,
-                {"batch": batch_size, "precision": precision} | paradigm.description(),
+                fewer,
+                settings,
+                source={"batch": batch_size, "precision": precision} | paradigm.description(),
                 launch=launch,
                 advance=lambda n: bar.advance(task, n),
                 paradigm=paradigm.recipe.name,
                 weights=weights_checksum(paradigm),
                 dim=paradigm.encoder.dim,
                 fields=fields_of(paradigm),
-                settings=asdict(cls.Settings(**settings)),
-                **asdict(fewer),
             )
 
     @classmethod
@@ -118,16 +118,8 @@ class GrowingStore(TokenStore):
         paradigm: its name. fields: what is stored of Tokens, of vectors, ids and salience.
         """
         fewer = Fewer(keep, pool, pooling)
-        return cls._build(
-            token_shards(parts, fewer),
-            folder,
-            {},
-            paradigm=paradigm,
-            dim=dim,
-            fields=list(fields),
-            settings=asdict(cls.Settings(**settings)),
-            **asdict(fewer),
-        )
+        own: dict[str, Any] = {"paradigm": paradigm, "dim": dim, "fields": list(fields)}
+        return cls._build(token_shards(parts, fewer), folder, fewer, settings, **own)
 
     @classmethod
     def of(
@@ -150,8 +142,7 @@ class GrowingStore(TokenStore):
         same = {name: index.manifest[name] for name in names if name in index.manifest}
         before = fewer_of(index.manifest)
         both = Fewer(before.keep * keep, before.pool * pool, pooling if pool > 1 else before.pooling)
-        own = asdict(cls.Settings(**settings))
-        return cls._build(token_shards(parts, fewer), folder, {}, settings=own, **asdict(both), **same)
+        return cls._build(token_shards(parts, fewer), folder, both, settings, **same)
 
     def certify(self, whole: TokenStore) -> None:
         """Store of each document how far its tokens are from those in `whole`: `errors`, [documents, 2].
@@ -201,10 +192,8 @@ class GrowingStore(TokenStore):
 
         KeyError names an unknown document.
         """
-        check_several(ids, "document ids")
         with self._writing() as writer:
-            rows = sorted({self.position(id) for id in ids})
-            writer.append(DELETED, np.array(rows, dtype=np.int64))
+            writer.append(DELETED, np.unique(self.positions(ids)))
             writer.commit()
 
     def compact(self) -> None:
@@ -212,13 +201,12 @@ class GrowingStore(TokenStore):
         with self._writing() as writer:
             if self.living.all():
                 return
-            kept = _runs(np.repeat(self.living, np.diff(self.offsets)))
+            kept = np.repeat(self.living, np.diff(self.offsets))
             for name, column in self._columns().items():
                 writer.restart(f"{name}.bin")
-                step = max(1, CHUNK // max(1, column.nbytes))
-                for start, stop in kept:
-                    for first in range(start, stop, step):
-                        writer.append(f"{name}.bin", self.fields[name][first : min(stop, first + step)])
+                step = max(1, CHUNK // np.dtype(column).itemsize)
+                for part in (slice(first, first + step) for first in range(0, len(kept), step)):
+                    writer.append(f"{name}.bin", self.fields[name][part][kept[part]])
             rows = np.flatnonzero(self.living)
             writer.restart(LENGTHS)
             writer.append(LENGTHS, np.diff(self.offsets)[rows].astype(np.int32))
@@ -227,15 +215,17 @@ class GrowingStore(TokenStore):
             writer.remove(DELETED)
             writer.remove(ERRORS)
             self._derive(writer, 0)
-            writer.commit(documents=len(rows), tokens=sum(stop - start for start, stop in kept))
+            writer.commit(documents=len(rows), tokens=int(kept.sum()))
 
     @classmethod
     def _build(
         cls: type[Grown],
         shards: Iterator[Shard],
         folder: str | Path,
-        source: Mapping[str, Any],
+        fewer: Fewer,
+        settings: Mapping[str, Any],
         *,
+        source: Mapping[str, Any] = MappingProxyType({}),
         launch: Launch | None = None,
         advance: Advance = lambda n: None,
         **manifest: Any,
@@ -244,8 +234,10 @@ class GrowingStore(TokenStore):
 
         source: what tokens depend on besides the manifest's entries and what shards are made from.
         """
+        chosen = cls.Settings(**settings)
+        manifest |= {"settings": asdict(chosen), **asdict(fewer)}
         check_entries(manifest)
-        cls._check_settings(cls.Settings(**manifest["settings"]), manifest["dim"])
+        cls._check_settings(chosen, manifest["dim"])
         launch = launch or Alone()
         target = Path(os.path.realpath(folder))
         check_marked(target, [MANIFEST])
@@ -321,9 +313,3 @@ def _blocks(store: TokenStore) -> Iterator[np.ndarray]:
 
 def _lines(ids: Iterable[str]) -> bytes:
     return "".join(json.dumps(id) + "\n" for id in ids).encode()
-
-
-def _runs(kept: np.ndarray) -> list[tuple[int, int]]:
-    """Where runs of True begin and end."""
-    edges = np.flatnonzero(np.diff(kept.astype(np.int8), prepend=0, append=0))
-    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from torch import Tensor
 
 from paradigms.core import Tokens
-from paradigms.index.base import TokenIndex
-from paradigms.index.columns import Column
+from paradigms.index.base import Found, TokenIndex
+from paradigms.index.grow import Advance
 from paradigms.index.store import Rows
 from paradigms.recipe import Recipe
 from paradigms.scoring.machine import shared
@@ -50,9 +51,9 @@ class InvertedIndex(TokenIndex):
         if dim != 1:
             raise ValueError(f"an inverted index holds one number for each token, not vectors of {dim}")
 
-    def _columns(self) -> dict[str, Column]:
-        weights = Column("uint8") if self.settings.bits == 8 else Column("uint16")
-        return {"weights": weights, "ids": Column("int32")}
+    def _columns(self) -> dict[str, DTypeLike]:
+        weights = "uint8" if self.settings.bits == 8 else "uint16"
+        return {"weights": weights, "ids": "int32"}
 
     def _encode(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if "ids" not in rows:
@@ -106,14 +107,13 @@ class InvertedIndex(TokenIndex):
             )
         return queries
 
-    def _gather(self, recipe: Recipe, parts: list[Tokens], k: int, bar: Any) -> list[list[Tensor]]:
+    def _gather(self, recipe: Recipe, parts: list[Tokens], k: int, advance: Advance) -> Found:
         from paradigms.index.postings import best, inverted
 
         ids, codes, table = self.fields["ids"], self.fields["weights"], self._weights
         postings = self._kept_once("postings", lambda: inverted(ids, codes, table, self.offsets, self.living))
-        task = bar.add_task(f"search {recipe.name}", total=sum(len(q.mask) for q in parts))
 
-        def found(query: Tokens) -> Tensor:
+        def found(query: Tokens) -> dict[str, float]:
             assert query.ids is not None
             mask = (
                 query.mask
@@ -126,8 +126,8 @@ class InvertedIndex(TokenIndex):
             np.add.at(weights, places, query.vectors[..., 0][mask].cpu().numpy())
             rows, scores = np.empty(len(self.ids), np.int64), np.empty(len(self.ids), np.float32)
             count = best(postings, table, terms, weights, k, rows, scores)
-            bar.advance(task)
+            advance(1)
             return self._best(torch.from_numpy(scores[:count]), rows[:count], k)
 
-        threads = torch.get_num_threads()
-        return [shared(found, [q[n : n + 1] for n in range(len(q.mask))], threads) for q in parts]
+        each = [queries[n : n + 1] for queries in parts for n in range(len(queries.mask))]
+        return shared(found, each, torch.get_num_threads())

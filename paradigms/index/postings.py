@@ -42,17 +42,17 @@ def inverted(
     terms = int(ids.max(initial=-1)) + 1
     starts = np.zeros(terms + 1, np.int64)
     by_term, weights = _by_term(ids, codes, offsets, living, starts)
-    cells = np.zeros(terms + 1, np.int64)
-    _count_cells(by_term, starts, cells)
-    np.cumsum(cells, out=cells)
     frequent = np.diff(starts) > max(BLOCK, FREQUENT * len(living))
     rows = np.where(frequent, np.cumsum(frequent) - 1, -1)
     number = -(-len(living) // BLOCK)
     dense = np.zeros((int(frequent.sum()), number * BLOCK), np.float32)
-    blocks, largest = np.empty(cells[-1], np.int32), np.zeros(cells[-1], codes.dtype)
-    first = np.empty(cells[-1] + 1, np.int64)
-    packed = np.empty(len(by_term) - int(np.diff(starts)[frequent].sum()), np.uint32)
-    used = _fill(by_term, weights, starts, table, blocks, largest, first, packed, rows, dense)
+    cells, count = np.zeros(terms + 1, np.int64), len(by_term)
+    # What is not written takes no memory.
+    blocks, largest = np.empty(count, np.int32), np.zeros(count, codes.dtype)
+    first = np.empty(count + 1, np.int64)
+    packed = np.empty(count - int(np.diff(starts)[frequent].sum()), np.uint32)
+    used = _fill(by_term, weights, starts, table, rows, cells, blocks, largest, first, packed, dense)
+    blocks, largest, first = blocks[: cells[-1]], largest[: cells[-1]], first[: cells[-1] + 1]
     return Postings(cells, blocks, largest, first, packed[:used], rows, dense, number)
 
 
@@ -81,18 +81,7 @@ def _by_term(ids, codes, offsets, living, starts):
 
 @no_type_check
 @njit(nogil=True, cache=True)
-def _count_cells(documents, starts, cells):
-    for v in range(starts.shape[0] - 1):
-        last = -1
-        for p in range(starts[v], starts[v + 1]):
-            if documents[p] // BLOCK != last:
-                last = documents[p] // BLOCK
-                cells[v + 1] += 1
-
-
-@no_type_check
-@njit(nogil=True, cache=True)
-def _fill(documents, weights, starts, table, blocks, largest, first, packed, rows, dense):
+def _fill(documents, weights, starts, table, rows, cells, blocks, largest, first, packed, dense):
     """The cells, and postings: how many there are, those of a document that had a term twice joined."""
     cell, used = -1, 0
     for v in range(starts.shape[0] - 1):
@@ -113,6 +102,7 @@ def _fill(documents, weights, starts, table, blocks, largest, first, packed, row
                 used += 1
             largest[cell] = max(largest[cell], weight)
             before = document
+        cells[v + 1] = cell + 1
     first[cell + 1] = used
     return used
 

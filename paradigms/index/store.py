@@ -5,19 +5,19 @@ row, changes only in `compact`; its id never does.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import wraps
 from pathlib import Path
-from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from torch import Tensor
 
 from paradigms.core import Tokens
 from paradigms.index.checksum import weights_checksum
-from paradigms.index.columns import DEFECTS, MANIFEST, Column, ColumnFolder, Writer
+from paradigms.index.columns import DEFECTS, MANIFEST, ColumnFolder, Writer
 from paradigms.index.pruning import Fewer
 from paradigms.io.typed import check_several, check_types, naming, parse_json
 from paradigms.model import Paradigm
@@ -28,20 +28,7 @@ ERRORS = "errors.bin"  # of each document, how far its tokens are from those of 
 LIKE = 4096  # documents that are read in the order of their lengths, so that blocks hold little padding
 Rows = slice | np.ndarray
 Store = TypeVar("Store", bound="TokenStore")
-Given, Result = ParamSpec("Given"), TypeVar("Result")
 WIDEST = 1 << 16  # dimensions of a vector
-
-
-def on_snapshot(
-    method: Callable[Concatenate[Store, Given], Result],
-) -> Callable[Concatenate[Store, Given], Result]:
-    """The method of a store as it is now: what another thread adds or compacts meanwhile is not seen."""
-
-    @wraps(method)
-    def on_copy(store: Store, *given: Given.args, **named: Given.kwargs) -> Result:
-        return method(copy.copy(store), *given, **named)
-
-    return on_copy
 
 
 @dataclass(frozen=True)
@@ -53,9 +40,9 @@ class TokenStore:
     """The tokens of a corpus under one paradigm, on disk: what `grow` wrote.
 
     ids and offsets run over all rows, deleted documents included until `compact`; `living` says which count,
-    and len() how many. All that is read is replaced in one assignment: a method `on_snapshot` works on one
-    state. A kind of index names itself, its Settings, and may override `_columns`, `_encode`, `_decode`,
-    `_derive`.
+    and len() how many. All that is read is replaced in one assignment: a method that reads twice works on a
+    copy, so that what another thread adds or compacts meanwhile is not seen. A kind of index names itself,
+    its Settings, and may override `_columns`, `_encode`, `_decode`, `_derive`.
     """
 
     kind: ClassVar[str] = "tokens"
@@ -115,10 +102,10 @@ class TokenStore:
             padded[name] = full[None]
         return Tokens(padded["vectors"], there[None], padded.get("ids"), padded.get("salience"))
 
-    @on_snapshot
     def tokens_of(self, ids: Sequence[str], device: torch.device | str = "cpu") -> Tokens:
         """The stored tokens of documents, by id, in the order of `ids`."""
-        return self.tokens(self.positions(ids), device)
+        state = copy.copy(self)
+        return state.tokens(state.positions(ids), device)
 
     def position(self, id: str) -> int:
         """The row of a document. KeyError names an unknown or deleted one."""
@@ -129,10 +116,7 @@ class TokenStore:
     def positions(self, ids: Iterable[str]) -> np.ndarray:
         """The rows of documents, int64, as `position` has them."""
         check_several(ids, "document ids")
-        try:
-            return np.array([self._positions[id] for id in ids], dtype=np.int64)
-        except KeyError as error:
-            return np.array([self.position(error.args[0])])
+        return np.array([self.position(id) for id in ids], dtype=np.int64)
 
     def names(self, positions: np.ndarray) -> list[str]:
         """The ids of documents, by row."""
@@ -183,10 +167,10 @@ class TokenStore:
     def _check_settings(cls, settings: Any, dim: int) -> None:
         """ValueError, before anything is encoded, for settings that no build could be ended with."""
 
-    def _columns(self) -> dict[str, Column]:
+    def _columns(self) -> dict[str, DTypeLike]:
         """What is stored of every token: a column of `fields`, and a file, of each name."""
-        wide = {"vectors": self.manifest["dim"]}
-        return {name: Column(DTYPES[name], wide.get(name)) for name in self.manifest["fields"]}
+        wide = {"vectors": (self.manifest["dim"],)}
+        return {name: (DTYPES[name], wide.get(name, ())) for name in self.manifest["fields"]}
 
     def _encode(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Columns from the fields of some tokens, in DTYPES: vectors [t, h], ids [t], salience [t]."""
@@ -234,15 +218,16 @@ class TokenStore:
         fresh = copy.copy(self)
         table = fresh._table = ColumnFolder(self.folder, self.kind)
         while True:
-            fresh.manifest = table.read()
+            before = table.standing()
             try:
+                fresh.manifest = table.read()
                 with naming(self.folder):
                     fresh._map(fresh.manifest)
                 if verify:
                     table.verify()
                 break
-            except FileNotFoundError:  # a compaction has just removed what it replaced
-                if fresh.manifest == table.read():
+            except (FileNotFoundError, ValueError):
+                if before == table.standing():  # else a writer has just removed what it replaced
                     raise
         self.__dict__ = fresh.__dict__
 
@@ -256,9 +241,9 @@ class TokenStore:
             self._check_settings(self.settings, manifest["dim"])
             count, total, columns = manifest["documents"], manifest["tokens"], self._columns()
         except DEFECTS as error:
-            raise table.damaged(MANIFEST, str(error)) from error
+            raise table.damaged(MANIFEST, error) from error
         self.ids = self._read_ids()
-        lengths, deleted = self._array(LENGTHS, Column("int32")), self._array(DELETED, Column("int64"))
+        lengths, deleted = table.array(LENGTHS, "int32"), table.array(DELETED, "int64")
         self.offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         if len(lengths) != count or self.offsets[-1] != total or (lengths < 0).any():
             raise table.damaged(LENGTHS, f"not {count!r:.40} lengths of {total!r:.40} tokens")
@@ -270,10 +255,10 @@ class TokenStore:
         self._live(np.bincount(deleted, minlength=count) == 0)
         if len(self._positions) != self.living.sum():
             raise table.damaged(DOCUMENTS, f"{len(set(self.ids))} different ids")
-        self.errors = self._array(ERRORS, Column("float32", 2))
+        self.errors = table.array(ERRORS, ("float32", (2,)))
         if len(self.errors) not in (0, count) or not (self.errors >= 0).all():
             raise table.damaged(ERRORS, f"not two distances of each of {count} documents")
-        self.fields = {name: self._array(f"{name}.bin", column) for name, column in columns.items()}
+        self.fields = {name: table.array(f"{name}.bin", column) for name, column in columns.items()}
         for name, values in self.fields.items():
             if len(values) != total:
                 raise table.damaged(f"{name}.bin", f"{len(values)} rows where {total} belong")
@@ -290,12 +275,6 @@ class TokenStore:
         """Rows of the documents that a search may find: not deleted, and with a token."""
         return np.flatnonzero(self.living & (np.diff(self.offsets) > 0))
 
-    def _array(self, name: str, column: Column) -> np.ndarray:
-        try:
-            return self._table.array(name, column)
-        except ValueError as error:
-            raise self._table.damaged(name, str(error)) from error
-
     def _read_ids(self) -> list[str]:
         file = self._table.path(DOCUMENTS)
         if file is None:
@@ -305,7 +284,7 @@ class TokenStore:
         try:
             ids = parse_json(b"[" + lines.rstrip(b"\n").replace(b"\n", b",") + b"]", DOCUMENTS)
         except ValueError as error:
-            raise self._table.damaged(file.name, str(error)) from error
+            raise self._table.damaged(file.name, error) from error
         if not all(isinstance(id, str) for id in ids):
             raise self._table.damaged(file.name, "an id is no string")
         return ids

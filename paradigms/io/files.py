@@ -135,27 +135,26 @@ def locked(folder: Path, make: bool = False) -> Iterator[None]:
             os.close(lock)
 
 
-_HELD: dict[Path, tuple[int, os.stat_result]] = {}  # folder -> the process that holds it, and which folder
-_KEPT = ExitStack()  # its locks
-
-
-def hold(folder: Path) -> None:
-    """`locked` until this process ends, which may ask again; the folder is made if it is missing."""
-    place = Path(os.path.realpath(folder))
-    process, held = _HELD.get(place, (0, None))
-    there = place.stat() if held is not None and place.exists() else None
-    if process != os.getpid() or there is None or held is None or not os.path.samestat(held, there):
-        _KEPT.enter_context(locked(place, make=True))
-        _HELD[place] = (os.getpid(), place.stat())
+_HELD: set[tuple[int, int, int]] = set()  # process, and device and number of a folder that it has locked
+_KEPT = ExitStack()  # the locks
 
 
 def held(folder: str | Path) -> Path:
-    """A script's results folder, once it is its own: `hold`, and SystemExit while another process writes."""
+    """A script's results folder, `locked` until this process ends, which may ask again; made if missing.
+
+    SystemExit while another process writes there.
+    """
+    place = Path(folder)
     try:
-        hold(Path(folder))
+        place.mkdir(parents=True, exist_ok=True)
+        there = place.stat()
+        own = os.getpid(), there.st_dev, there.st_ino
+        if own not in _HELD:
+            _KEPT.enter_context(locked(place))
+            _HELD.add(own)
     except OSError as error:
         raise SystemExit(str(error)) from error
-    return Path(folder)
+    return place
 
 
 @contextmanager

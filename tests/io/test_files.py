@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from paradigms.io import files
-from paradigms.io.files import atomic_folder, atomic_text, hold, locked, settle, sweep, write_json, write_text
+from paradigms.io.files import atomic_folder, atomic_text, held, locked, settle, sweep, write_json, write_text
 
 
 def names(folder: Path) -> list[str]:
@@ -233,8 +233,7 @@ def test_a_killed_writer_of_a_file_leaves_nothing_that_the_next_one_keeps(tmp_pa
 
 def test_a_folder_has_one_writer(tmp_path):
     """Who holds it may ask again; another process may not."""
-    hold(tmp_path / "results")
-    hold(tmp_path / "results")
+    assert held(tmp_path / "results") == held(tmp_path / "results") == tmp_path / "results"
     with (
         pytest.raises(BlockingIOError, match="results is being written by another process"),
         locked(tmp_path / "results"),
