@@ -248,7 +248,7 @@ def assemble(
     name: str,
     documents: Iterable[tuple[str, str, str]],
     queries: Iterable[tuple[str, str]] | Mapping[str, Iterable[tuple[str, str]]],
-    judgements: dict[str, Iterable[tuple[str, str, int]]],
+    judgements: Mapping[str, Iterable[tuple[str, str, int]]],
     *,
     answers: dict[str, dict[str, list[str]]] | None = None,
     groups: dict[str, str] | None = None,
@@ -307,7 +307,10 @@ def assemble(
 
 
 def some_documents(
-    collection: Collection, name: str, kept: Set[str], judgements: dict[str, Iterable[tuple[str, str, int]]]
+    collection: Collection,
+    name: str,
+    kept: Set[str],
+    judgements: Mapping[str, Iterable[tuple[str, str, int]]],
 ) -> Collection:
     """The collection of the documents `kept` and the queries of these judgements, as in `assemble`."""
     corpus = collection.corpus
