@@ -273,7 +273,6 @@ def assemble(
             yield place, id, title, text
 
     corpus = gathered(name, digested(), stored)
-    ids = set(corpus.ids)
     own = queries if isinstance(queries, Mapping) else None
     shared = {} if isinstance(queries, Mapping) else _texts(queries, problems)
     splits: dict[str, Split] = {}
@@ -284,7 +283,7 @@ def assemble(
         for query, document, value in judgements.get(split, ()):
             if query not in every:
                 problems.add("judgement for an absent query (left out)", f"{split}: {query}")
-            elif document not in ids:
+            elif document not in corpus._positions:
                 problems.add("judgement for an absent document (left out)", f"{split}: {query} -> {document}")
             elif document in judged.get(query, {}):
                 problems.add("repeated judgement (first one kept)", f"{split}: {query} -> {document}")
