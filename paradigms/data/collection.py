@@ -248,7 +248,7 @@ def assemble(
     name: str,
     documents: Iterable[tuple[str, str, str]],
     queries: Iterable[tuple[str, str]] | Mapping[str, Iterable[tuple[str, str]]],
-    judgements: dict[str, Iterable[tuple[str, str, int]]],
+    judgements: Mapping[str, Iterable[tuple[str, str, int]]],
     *,
     answers: dict[str, dict[str, list[str]]] | None = None,
     groups: dict[str, str] | None = None,
@@ -273,7 +273,6 @@ def assemble(
             yield place, id, title, text
 
     corpus = gathered(name, digested(), stored)
-    ids = set(corpus.ids)
     own = queries if isinstance(queries, Mapping) else None
     shared = {} if isinstance(queries, Mapping) else _texts(queries, problems)
     splits: dict[str, Split] = {}
@@ -284,7 +283,7 @@ def assemble(
         for query, document, value in judgements.get(split, ()):
             if query not in every:
                 problems.add("judgement for an absent query (left out)", f"{split}: {query}")
-            elif document not in ids:
+            elif document not in corpus._positions:
                 problems.add("judgement for an absent document (left out)", f"{split}: {query} -> {document}")
             elif document in judged.get(query, {}):
                 problems.add("repeated judgement (first one kept)", f"{split}: {query} -> {document}")
@@ -307,7 +306,10 @@ def assemble(
 
 
 def some_documents(
-    collection: Collection, name: str, kept: Set[str], judgements: dict[str, Iterable[tuple[str, str, int]]]
+    collection: Collection,
+    name: str,
+    kept: Set[str],
+    judgements: Mapping[str, Iterable[tuple[str, str, int]]],
 ) -> Collection:
     """The collection of the documents `kept` and the queries of these judgements, as in `assemble`."""
     corpus = collection.corpus

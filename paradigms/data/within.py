@@ -7,7 +7,6 @@ ask for these documents (Wu et al. 2024, §6.1); other collections divide by art
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import replace
 
 from paradigms.data import near
@@ -80,7 +79,7 @@ def most_asked(collection: Collection, documents: int) -> Collection:
     judged = all_queries(collection)[1].values()
     asked = Counter(d for grades in judged for d, grade in grades.items() if grade > 0)
     kept = set(sorted(collection.corpus.ids, key=lambda id: (-asked[id], uniform(id)))[:documents])
-    judgements: dict[str, Iterable[tuple[str, str, int]]] = {
+    judgements = {
         name: (
             (query, id, grade)
             for query, grades in split.judgements.items()

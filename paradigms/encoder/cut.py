@@ -19,7 +19,6 @@ class Cut(NamedTuple):
 
 
 def count_cut(encoder: Encoder, texts: Sequence[str]) -> Cut:
-    """What the encoder cuts of the documents."""
     encoder = encoder.of("document") if isinstance(encoder, TwoTowers) else encoder
     layout, around = encoder._layouts["document"], len(encoder.tokenizer("")["input_ids"])
     room = layout.length - len(layout.marker) - around

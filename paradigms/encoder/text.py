@@ -74,7 +74,6 @@ class TextEncoder(nn.Module):
 
     @property
     def dim(self) -> int:
-        """h."""
         return self.settings.dim or self.backbone.config.hidden_size
 
     @property
@@ -159,7 +158,6 @@ class TextEncoder(nn.Module):
         return in_parts(partial(self._together, side=side), batch, axis, tokens=tokens, rows=chunk or None)
 
     def _load_backbone(self, name: str | Path) -> Any:
-        """The model of transformers whose first output `_hidden` takes."""
         return load_backbone(name)
 
     def _hidden(self, batch: Batch) -> Float[Tensor, "x l w"]:

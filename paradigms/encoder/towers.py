@@ -54,7 +54,6 @@ class TwoTowers(nn.Module):
         return cls(*(TextEncoder.load(folder / side) for side in SIDES))
 
     def of(self, side: Side) -> TextEncoder:
-        """The side's encoder."""
         tower: Any = self.towers[side]
         return tower
 

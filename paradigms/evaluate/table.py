@@ -199,5 +199,4 @@ def _csv(header: list[str], lines: list[list[object]]) -> str:
 
 
 def _escape(text: str) -> str:
-    """Escape text for one cell of a Markdown table."""
     return re.sub(r"([\\|*_`\[\]]|<(?=[a-zA-Z/!?]))", r"\\\1", " ".join(text.split()))

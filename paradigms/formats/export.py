@@ -112,7 +112,6 @@ def refuse(model: Paradigm, multi: bool, sparse: bool) -> None:
 
 
 def dense_config(encoder: TextEncoder) -> dict[str, Any]:
-    """The configuration of the Dense module."""
     assert encoder.projection is not None
     activation = {name: path for path, name in ACTIVATIONS.items()}[encoder.settings.activation]
     return {

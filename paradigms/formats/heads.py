@@ -48,7 +48,6 @@ class Head:
         }
 
     def put_into(self, projection: nn.Linear | None) -> None:
-        """Replace the weights of an encoder's projection."""
         assert projection is not None
         with torch.no_grad():
             projection.weight.copy_(self.weight)

@@ -62,7 +62,6 @@ def check_encoder(folder: Path) -> None:
 
 
 def is_masked(folder: Path, head: str = "ForMaskedLM") -> bool:
-    """Whether the model has this head."""
     names = json_or_empty(folder / "config.json").get("architectures") or [] if is_plain(folder) else []
     return any(name.endswith(head) for name in names)
 

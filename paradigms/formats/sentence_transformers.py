@@ -34,7 +34,6 @@ class Chain:
     sparse: bool = False  # SpladePooling of the logits
 
     def add(self, kind: str, folder: Path) -> None:
-        """The next module of a kind, in its folder."""
         if kind == "Pooling":
             self.pooling = pooling(folder)
             if self.head is not None and (self.head.activation != "identity" or self.pooling not in COMMUTES):
@@ -103,7 +102,6 @@ def read_sparse(found: Chain, config: dict[str, Any], settings: dict[str, Any]) 
 
 
 def chain(folder: Path) -> Chain:
-    """The modules of modules.json in their order."""
     steps = modules(folder)
     if not steps or steps[0][0] not in ("Transformer", "MLMTransformer"):
         raise ValueError(f"the first module is {steps[0][0] if steps else 'missing'}, not Transformer")
@@ -127,7 +125,6 @@ def both_lengths(settings: dict[str, Any], backbone: Path) -> dict[str, Any]:
 
 
 def lengths_of(settings: dict[str, Any], backbone: Path, pylate: bool) -> dict[str, Any]:
-    """Lengths and augmentation of a multi-vector folder."""
     whole = text_length({}, backbone)
     if pylate:
         length = settings.get("query_length") or AUGMENTED
