@@ -139,7 +139,7 @@ def temperature(rng: np.random.Generator, samples: int) -> Evidence:
     detail = f"loss {loss:.4f}; at τ = .02 {cold:.1e}; P⁺ = .9 needs τ ≤ {needed:.3f}"
     told: dict[str, Any] = {"unit": "nats", "allowed": 0.1, "because": "“close to”", "detail": detail}
     worst, tight = max(golden, excess(reached, limit)), median_ratio(reached, limit)
-    return Evidence(worst, len(reached), tolerance=1e-6, tightness=tight, printed=loss, **told)
+    return Evidence(worst, len(reached), tolerance=1e-6, tightness=tight, printed=float(loss), **told)
 
 
 @theorem(
