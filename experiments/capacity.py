@@ -266,10 +266,9 @@ def measure(
         for sparse, bm25 in bench.bm25.items() if name in settings.hybrids else ():
             hybrid = f"HYBRID-{name}-{sparse.removeprefix('BM25-')}"
             scores = candidate_scores(dense, bm25, bench.collection.split("dev").queries, settings.depth)
-            weight = tune(*scores, bench.judged(scores[0], "dev"), measure=bench.measure)
+            weights[hybrid] = tune(*scores, bench.judged(scores[0], "dev"), measure=bench.measure)
             found = candidate_scores(dense, bm25, queries, settings.depth)
-            stages[hybrid] = {"retrieve": bench.values(combine(*found, weight))}
-            weights[hybrid] = tuning.weight
+            stages[hybrid] = {"retrieve": bench.values(combine(*found, weights[hybrid]))}
     return {"stages": stages, "weights": weights}
 
 

@@ -36,16 +36,15 @@ class Passages:
                 raise ValueError(f"{name} of passages must be at least 1, got {value}")
         self.best = best
         self._documents = corpus
+        ids: list[str] = []
         rows: list[tuple[int, int, int]] = []
-        counts: list[int] = []
-        for title, text in zip(corpus.titles, corpus, strict=True):
+        for of, (id, title, text) in enumerate(zip(corpus.ids, corpus.titles, corpus, strict=True)):
             rest = body(title, text)
             taken = len(WORD.findall(title)) if len(rest) < len(text) else 0
             found = list(passages(rest, max(words - taken, (words + 1) // 2))) or [(0, len(rest))]
-            rows += [(len(counts), start, end) for start, end in found]
-            counts.append(len(found))
-        self._ends = np.cumsum(counts, dtype=np.int64)
-        ids = [f"{id}:{n}" for id, count in zip(corpus.ids, counts, strict=True) for n in range(count)]
+            rows += [(of, start, end) for start, end in found]
+            ids += [f"{id}:{n}" for n in range(len(found))]
+        self._owners = np.array([of for of, _, _ in rows], dtype=np.int64)
         texts = _Texts(corpus, np.array(rows, dtype=np.int64))
         self.corpus = Corpus(ids, texts, [corpus.titles[of] for of, _, _ in rows])
 
@@ -56,8 +55,8 @@ class Passages:
         ['a:0', 'a:1']
         """
         place = self._documents.position(document)
-        start = int(self._ends[place - 1]) if place else 0
-        return self.corpus.ids[start : int(self._ends[place])]
+        start, end = np.searchsorted(self._owners, [place, place + 1])
+        return self.corpus.ids[start:end]
 
     def documents(self, run: Run) -> Run:
         """The documents of a run of passages with their scores, best first."""
@@ -103,8 +102,7 @@ class Passages:
     def _scores(self, scores: Mapping[str, float], best: int) -> dict[str, float]:
         places = [self.corpus.position(passage) for passage in scores]
         found: dict[int, list[float]] = {}
-        owners = np.searchsorted(self._ends, places, side="right").tolist()
-        for owner, score in zip(owners, scores.values(), strict=True):
+        for owner, score in zip(self._owners[places].tolist(), scores.values(), strict=True):
             found.setdefault(owner, []).append(score)
         summed = ((owner, sum(sorted(own, reverse=True)[:best])) for owner, own in found.items())
         return {self._documents.ids[owner]: score for owner, score in summed}

@@ -27,8 +27,7 @@ def near_copies(texts: list[str], threshold: float, originals: int | None = None
     triples_of = _word_triples(texts)
     every = np.concatenate([*triples_of, np.empty(0, np.int64)])
     _, numbered, counts = np.unique(every, return_inverse=True, return_counts=True)
-    rank = np.empty(len(counts), dtype=np.int64)
-    rank[np.lexsort((np.arange(len(counts)), counts))] = np.arange(len(counts))
+    rank = np.argsort(np.argsort(counts, kind="stable"))
     ends = np.cumsum([len(triples) for triples in triples_of])
     by_rarity = [np.sort(rank[part]) for part in np.split(numbered, ends[:-1])] if texts else []
 
@@ -37,18 +36,18 @@ def near_copies(texts: list[str], threshold: float, originals: int | None = None
     for text, triples in enumerate(by_rarity):
         size = len(triples)
         prefix = triples[: size - int(np.ceil(threshold * size)) + 1].tolist()
-        copy = False
         earlier = {holder for triple in prefix for holder in holders.get(triple, ())}
-        for other in earlier if originals is None or text >= originals else ():
-            shared = len(np.intersect1d(triples, by_rarity[other], assume_unique=True))
-            if shared >= threshold * (size + len(by_rarity[other]) - shared):
-                copy = True
-                break
-        copies.append(copy)
-        if not copy and (originals is None or text < originals):
+        own = originals is not None and text < originals
+        copies.append(not own and any(jaccard(triples, by_rarity[n]) >= threshold for n in earlier))
+        if own or (originals is None and not copies[-1]):
             for triple in prefix:
                 holders.setdefault(triple, []).append(text)
     return copies
+
+
+def jaccard(x: np.ndarray, y: np.ndarray) -> float:
+    shared = len(np.intersect1d(x, y, assume_unique=True))
+    return shared / (len(x) + len(y) - shared)
 
 
 def _word_triples(texts: list[str]) -> list[np.ndarray]:

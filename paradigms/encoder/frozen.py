@@ -6,7 +6,7 @@
 import hashlib
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,19 +46,12 @@ class Split:
         self._upper = list(layers[len(layers) - trained :])
         self._given = _Given(layers[0], self._upper[0])
         parameters = dict(backbone.named_parameters())
-        asked = {name: p.requires_grad for name, p in parameters.items()}
+        leaves = {name: p.detach().requires_grad_() for name, p in parameters.items()}
         with _evaluating(backbone), torch.enable_grad():
-            try:
-                for p in parameters.values():
-                    p.requires_grad_(True)
-                gradients = torch.autograd.grad(
-                    self._run_lower(probe).sum(), list(parameters.values()), allow_unused=True
-                )
-            finally:
-                for name, p in parameters.items():
-                    p.requires_grad_(asked[name])
+            states = self._run_lower(probe, leaves)
+            gradients = torch.autograd.grad(states.sum(), list(leaves.values()), allow_unused=True)
         used = [name for name, g in zip(parameters, gradients, strict=True) if g is not None]
-        self.frozen = [parameters[name] for name in used if asked[name]]
+        self.frozen = [parameters[name] for name in used if parameters[name].requires_grad]
         self._used = {name.removeprefix("base_model.model.").replace(".base_layer.", ".") for name in used}
         with _evaluating(backbone), torch.no_grad():
             whole, cut = backbone(**probe.inputs())[0], self.upper(self.lower(probe), probe)
@@ -100,10 +93,11 @@ class Split:
             found.update(name.encode() + weights[name].detach().cpu().contiguous().numpy().tobytes())
         return found.hexdigest()[:16]
 
-    def _run_lower(self, batch: Batch) -> Tensor:
+    def _run_lower(self, batch: Batch, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
+        """The states of a batch. parameters: by name, in place of the backbone's own."""
         stop = self._upper[0].register_forward_pre_hook(_stop, with_kwargs=True)
         try:
-            self.backbone(**batch.inputs())
+            torch.func.functional_call(self.backbone, dict(parameters or {}), (), batch.inputs())
         except _Reached as reached:
             return reached.states
         finally:

@@ -33,29 +33,6 @@ class Chain:
     mask: dict[str, Any] = field(default_factory=dict)  # of MultiVectorMask
     sparse: bool = False  # SpladePooling of the logits
 
-    def add(self, kind: str, folder: Path) -> None:
-        if kind == "Pooling":
-            self.pooling = pooling(folder)
-            if self.head is not None and (self.head.activation != "identity" or self.pooling not in COMMUTES):
-                raise ValueError(f"{self.pooling} pooling of projected tokens")
-        elif kind == "Dense":
-            if self.normalize:
-                raise ValueError("a Dense after Normalize")
-            head = dense(folder)
-            self.head = head if self.head is None else self.head.then(head)
-        elif kind == "Normalize":
-            self.normalize = True
-        elif kind == "MultiVectorMask":
-            self.mask = read_json(folder / "config.json")
-        elif kind == "SpladePooling":
-            config = read_json(folder / "config.json")
-            ways = [config.get("pooling_strategy", "max"), config.get("activation_function", "relu")]
-            if ways != ["max", "relu"]:
-                raise ValueError(f"SpladePooling by {' and '.join(ways)}, not by max and relu")
-            self.sparse = True
-        elif kind != "Dropout":
-            raise ValueError(f"{kind} is a module that no paradigm here has")
-
 
 def is_sentence_transformers(folder: Path) -> bool:
     return (folder / MODULES).is_file()
@@ -107,7 +84,27 @@ def chain(folder: Path) -> Chain:
         raise ValueError(f"the first module is {steps[0][0] if steps else 'missing'}, not Transformer")
     found = Chain(steps[0][1])
     for kind, place in steps[1:]:
-        found.add(kind, place)
+        if kind == "Pooling":
+            found.pooling = pooling(place)
+            head = found.head
+            if head is not None and (head.activation != "identity" or found.pooling not in COMMUTES):
+                raise ValueError(f"{found.pooling} pooling of projected tokens")
+        elif kind == "Dense":
+            if found.normalize:
+                raise ValueError("a Dense after Normalize")
+            found.head = dense(place) if found.head is None else found.head.then(dense(place))
+        elif kind == "Normalize":
+            found.normalize = True
+        elif kind == "MultiVectorMask":
+            found.mask = read_json(place / "config.json")
+        elif kind == "SpladePooling":
+            config = read_json(place / "config.json")
+            ways = [config.get("pooling_strategy", "max"), config.get("activation_function", "relu")]
+            if ways != ["max", "relu"]:
+                raise ValueError(f"SpladePooling by {' and '.join(ways)}, not by max and relu")
+            found.sparse = True
+        elif kind != "Dropout":
+            raise ValueError(f"{kind} is a module that no paradigm here has")
     return found
 
 
@@ -126,19 +123,19 @@ def both_lengths(settings: dict[str, Any], backbone: Path) -> dict[str, Any]:
 
 def lengths_of(settings: dict[str, Any], backbone: Path, pylate: bool) -> dict[str, Any]:
     whole = text_length({}, backbone)
+    length = settings.get("query_length") or (AUGMENTED if pylate else whole)
     if pylate:
-        length = settings.get("query_length") or AUGMENTED
         augments = settings.get("do_query_expansion", True)
         attends = bool(settings.get("attend_to_expansion_tokens"))
     else:
         expansion = settings.get("query_expansion")
         augments, attends = expansion is not None, bool(expansion and expansion.get("attend"))
-        length = expansion["length"] if expansion else settings.get("query_length") or whole
-        if expansion and expansion.get("strategy") != "fixed":
-            raise ValueError(f"query expansion by the strategy {expansion.get('strategy')}")
-        token = expansion.get("token") if expansion else None
-        if token is not None and token != load_tokenizer(backbone).mask_token:
-            raise ValueError(f"query expansion with the token {token}")
+        if expansion:
+            length, token = expansion["length"], expansion.get("token")
+            if expansion.get("strategy") != "fixed":
+                raise ValueError(f"query expansion by the strategy {expansion.get('strategy')}")
+            if token is not None and token != load_tokenizer(backbone).mask_token:
+                raise ValueError(f"query expansion with the token {token}")
     return {
         "query_length": min(length, whole),
         "document_length": min(settings.get("document_length") or whole, whole),
