@@ -107,7 +107,8 @@ def claims(found: Found) -> list[Claim]:
         """Of documents in the order of their scores."""
         one, other = (found.values(kind, way, k, measure) for kind, way, k in (more, less))
         sides = [f"{label(kind)}, {WAYS[way]} with k' = {k}" for kind, way, k in (more, less)]
-        claim(said, f"{measure}: {' − '.join(sides)}", one - other, **how)
+        bar = f", above {-how['margin']:g}" if how.get("margin", 0) < 0 else ""
+        claim(said, f"{measure}: {' − '.join(sides)}{bar}", one - other, **how)
 
     gold, equal = f"P(gold) in the first {TOP}", f"P(lexically equal) in the first {TOP}"
     others = f"mean cosine of the first {TOP} tokens from other documents"
