@@ -10,13 +10,14 @@ retrieve gets that system's score from its `rerank`, never 0.
 """
 
 from collections.abc import Callable
-from math import isfinite, isnan
+from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
 
-from paradigms.data import Run, Split, best_first
+from paradigms.data import Run, Split
 from paradigms.evaluate import on_split
+from paradigms.evaluate.measures import ranked
 
 STEPS = range(-12, 13)  # λ = scale · 2^(step / 2): from 1/64 of the scale to 64 times it
 
@@ -58,9 +59,7 @@ def combine(dense: Run, sparse: Run, weight: float) -> Run:
     for query, scores in dense.items():
         other = sparse[query] if weight else dict.fromkeys(scores, 0.0)  # 0 · −inf would be NaN
         summed = {document: score + weight * other[document] for document, score in scores.items()}
-        if lost := next((document for document, score in summed.items() if isnan(score)), None):
-            raise ValueError(f"the score of document {lost!r} for query {query!r} is NaN: it has no rank")
-        combined[query] = best_first(summed)
+        combined[query] = ranked(query, summed)
     return combined
 
 

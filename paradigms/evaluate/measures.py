@@ -179,11 +179,17 @@ def _parse(name: str) -> ir_measures.Measure:
         ) from None
 
 
+def ranked(query: str, scores: dict[str, float]) -> dict[str, float]:
+    """The documents of a query, best first. ValueError names one whose score is NaN."""
+    lost = [document for document, score in scores.items() if isnan(score)]
+    if lost:
+        raise ValueError(f"the score of document {lost[0]!r} for query {query!r} is NaN: it has no rank")
+    return best_first(scores)
+
+
 def _ranks(query: str, scores: dict[str, float]) -> dict[str, float]:
     """document -> a score that falls by 1 with each rank, which single precision represents exactly."""
-    if lost := next((document for document, score in scores.items() if isnan(score)), None):
-        raise ValueError(f"the score of document {lost!r} for query {query!r} is NaN: it has no rank")
-    return {document: float(len(scores) - rank) for rank, document in enumerate(best_first(scores))}
+    return {document: float(len(scores) - rank) for rank, document in enumerate(ranked(query, scores))}
 
 
 def _resampled_means(

@@ -72,8 +72,9 @@ def test_measure_names_are_kept_and_bad_ones_named():
 
 
 def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="document 'a' for query 'q' is NaN"):
-        per_query({"q": {"a": float("nan")}}, {"q": {"a": 1}})
+    for id in ("a", ""):
+        with pytest.raises(ValueError, match=f"document '{id}' for query 'q' is NaN"):
+            per_query({"q": {id: float("nan")}}, {"q": {id: 1}})
     with pytest.raises(ValueError, match="none of the 1 judged queries"):
         per_query({}, {"q": {"a": 0}})
     with pytest.raises(ValueError, match="no values"):
