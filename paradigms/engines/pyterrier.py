@@ -95,11 +95,13 @@ class Indexer(pt.Indexer):
         file = self.folder / "corpus.jsonl"
         if file.exists() and not any(self.folder.glob("*index*")):  # hidden while it is made
             raise FileExistsError(f"{file} would be replaced, and is no index's: choose another folder")
-        write_corpus(((str(row["docno"]), "", row["text"]) for row in iter), file)
-        corpus = read_corpus(file)
+        new = file.with_name(f".{file.name}")  # until the index has accepted it
+        write_corpus(((str(row["docno"]), "", row["text"]) for row in iter), new)
+        corpus = read_corpus(new)
         index = INDEXES[self.kind].build(
             self.model, corpus.ids, corpus, self.folder / "index", progress=True, **self.settings
         )
+        new.replace(file)
         return Retriever(index, self.model, self.k)
 
 

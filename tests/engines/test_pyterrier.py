@@ -49,6 +49,10 @@ def test_a_collection_is_not_replaced_by_its_index(tiny_bert, tmp_path):
     (tmp_path / ".index.building").mkdir()  # one that was interrupted
     for _ in range(2):
         assert len(indexer.index(rows()).found) == len(TEXTS)
+    kept = (tmp_path / "corpus.jsonl").read_text()
+    with pytest.raises(ValueError, match="ids of a corpus must differ"):
+        indexer.index(rows() + rows())
+    assert (tmp_path / "corpus.jsonl").read_text() == kept
 
 
 def measured(*systems):
