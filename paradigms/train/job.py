@@ -36,7 +36,7 @@ from paradigms.model import Paradigm, autocast
 from paradigms.train import tracking
 from paradigms.train.checkpoint import sha256
 from paradigms.train.contrastive import Contrastive, Listwise
-from paradigms.train.examples import Example, StepSampler, build_examples
+from paradigms.train.examples import Example, build_examples, step_batches
 from paradigms.train.loop import TrainingSettings, freeze, train
 from paradigms.train.losses import Objective
 from paradigms.train.parallel import sharded
@@ -260,8 +260,8 @@ def _texts(
     """What a training encodes: of examples those that its steps draw."""
     together = training.batch_size * accelerator.num_processes
     count = training.steps * training.accumulation
-    sampler = StepSampler(len(examples), together, count, start=0, rank=0, world=1, seed=training.seed)
-    drawn = [examples[n] for n in sorted({n for batch in sampler for n in batch})]
+    batches = step_batches(len(examples), together, count, seed=training.seed)
+    drawn = [examples[n] for n in sorted({n for batch in batches for n in batch})]
     documents = {position for example in drawn for position in (example.positive, *example.negatives)}
     queries = {example.query: None for example in drawn}
     if dev is not None:

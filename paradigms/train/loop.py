@@ -21,7 +21,7 @@ from paradigms.io.files import locked
 from paradigms.io.progress import progress_bar
 from paradigms.model import Trainable
 from paradigms.train.checkpoint import append_history, place, read_progress
-from paradigms.train.examples import StepSampler
+from paradigms.train.examples import step_batches
 from paradigms.train.losses import Distillation, Objective
 from paradigms.train.parallel import gathered, prepare, sharded
 from paradigms.train.state import RunState, agree, by_main, ending_all, signature
@@ -116,7 +116,7 @@ def train(
         run = _Run(paradigm, objective, settings, folder, accelerator)
         start = run.state.resume()
         micro = settings.accumulation
-        sampler = StepSampler(
+        drawn = step_batches(
             len(objective.examples),
             settings.batch_size,
             settings.steps * micro,
@@ -127,7 +127,7 @@ def train(
         )
         loader: DataLoader[Any] = DataLoader(
             objective.examples,  # type: ignore[arg-type]  # a sequence is a dataset
-            batch_sampler=sampler,
+            batch_sampler=drawn,  # type: ignore[arg-type]
             collate_fn=objective.collate,
             num_workers=settings.workers,
             generator=torch.Generator(),  # opening a loader must not draw from the generator of the dropout
