@@ -9,7 +9,7 @@ import hashlib
 import json
 import shutil
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,10 +47,11 @@ def newest(run: Path) -> int | None:
     return None
 
 
-def remove(run: Path, but: Collection[int]) -> None:
-    """Every checkpoint but those after the steps `but`, the oldest first."""
+def remove(run: Path, keep: int, last: int) -> None:
+    """Every checkpoint but the newest `keep` of those up to step `last`, the oldest first."""
+    kept = [step for step in steps(run) if step <= last][-keep:]
     for step in steps(run):
-        if step not in but:
+        if step not in kept:
             shutil.rmtree(place(run, step))
 
 

@@ -24,7 +24,7 @@ from paradigms.train.checkpoint import append_history, place, read_progress
 from paradigms.train.examples import step_batches
 from paradigms.train.losses import Distillation, Objective
 from paradigms.train.parallel import gathered, prepare, sharded
-from paradigms.train.state import RunState, agree, by_main, ending_all, signature
+from paradigms.train.state import RunState, by_main, ending_all, signature
 
 Trained = TypeVar("Trained", bound=Trainable)
 # Settings that may change when a run is gone on with.
@@ -197,7 +197,6 @@ class _Run:
         self.objective = objective
         bound = {name: value for name, value in asdict(s).items() if name not in FREE}
         signed = signature(paradigm, bound, objective.examples, accelerator)
-        agree(signed, paradigm.name, accelerator)
         accelerator.gradient_accumulation_steps = s.accumulation
         if accelerator.scaler is not None:  # nor may this run depend on the scale that another one ended with
             accelerator.scaler.load_state_dict(torch.amp.GradScaler(accelerator.device.type).state_dict())
